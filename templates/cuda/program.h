@@ -77,6 +77,25 @@ template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix 
   }
 }
 
+/* N elements at each of TIMES columns `step` apart, all under way together. */
+template <class T, int N, int TIMES>
+GRADC_FN void gradc_get_all(gradc_vector<T, N> (&to)[TIMES], const T *from, ix col, ix step, ix col_step, ix end_col, bool vectorized) {
+  typedef typename gradc_vector<T, N>::word word;
+  if (vectorized) {
+#pragma unroll
+    for (int t = 0; t < TIMES; t++)
+#pragma unroll
+      for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++)
+        if (col + t * step < end_col) to[t].words[i] = ((const word *)(from + col + t * step))[i];
+  } else {
+#pragma unroll
+    for (int t = 0; t < TIMES; t++)
+#pragma unroll
+      for (int j = 0; j < N; j++)
+        if (col + t * step + j * col_step < end_col) to[t].items[j] = from[col + t * step + j * col_step];
+  }
+}
+
 template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix col, ix col_step, ix end_col, bool vectorized) {
   if (vectorized) {
     if (col >= end_col) return;

@@ -9,7 +9,7 @@ allow, which is known at the launch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ...ir.dims import Size, product
@@ -93,29 +93,58 @@ def access(kernel: Kernel, types: Mapping[str, Type], s: Stmt, masked: bool = Fa
     return None if base is None else Access(s.buffer, stored(dtype), dtype.itemsize, base)
 
 
-def _weight(s: Stmt) -> int:
+def weight(s: Stmt) -> int:
     """Of a statement beside an addition's: a function has a polynomial, or steps of integers."""
     lower = getattr(REGISTRY.get(s.op), "lower", None)
     return 16 if isinstance(lower, Expr) and re.search(r"\b(?!m[ai][xn]imum|abs|fma)[a-z]\w+\(", lower.text) else 1
 
 
-def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int) -> int:
+def _bodies(kernel: Kernel) -> list[list[Stmt]]:
+    """The statements of each phase's columns, with those that store."""
+    return [[*p.body, *(s for s in p.roots if s.op == "store")] for p in kernel.passes]
+
+
+def _accesses(kernel: Kernel, types: Mapping[str, Type]) -> dict[tuple[str, Index], Access]:
+    """The linear accesses of all phases."""
+    found = (access(kernel, types, s) for body in _bodies(kernel) for s in body)
+    return {(a.buffer, a.base): a for a in found if a is not None}
+
+
+def _widest(accesses: Collection[Access]) -> int:
+    """Columns in 16 bytes of the narrowest access."""
+    return min(MAX_COLUMNS, max(ACCESS_BYTES // a.item for a in accesses)) if accesses else 1
+
+
+def vector_length(kernel: Kernel, types: Mapping[str, Type]) -> int:
+    """Columns of a known number that a thread takes at once where registers are counted for a whole row: a power of
+    two, 16 bytes of the narrowest linear access where columns can be shared out so.
+    """
+    accesses = _accesses(kernel, types).values()
+    vec, count = _widest(accesses), kernel.col_count
+    while vec > 1 and (not any(a.fits(vec) for a in accesses) or (isinstance(count, int) and count % vec)):
+        vec //= 2
+    return vec
+
+
+def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int, reduces: bool = False) -> int:
     """A power of two: 16 bytes of the narrowest linear access, as far as columns of a known number can be shared out
     and registers are enough.
 
     :param sums: accums: what a thread has of each for each of its columns is in registers, too.
+    :param reduces: whether a row is reduced: fewer columns would leave more to the reduction over threads.
     """
-    bodies = [[*p.body, *(s for s in p.roots if s.op == "store")] for p in kernel.passes]
-    accesses = {(a.buffer, a.base): a for body in bodies for s in body if (a := access(kernel, types, s)) is not None}
-    vec = min(MAX_COLUMNS, max(ACCESS_BYTES // a.item for a in accesses.values())) if accesses else 1
-    weight = max(sum(map(_weight, body)) for body in bodies) + PASS_WEIGHT * (len(bodies) - 1)
+    bodies = _bodies(kernel)
+    accesses = _accesses(kernel, types)
+    vec = _widest(accesses.values())
+    total = max(sum(map(weight, body)) for body in bodies) + PASS_WEIGHT * (len(bodies) - 1)
+    total = total // 4 if reduces else total
     vec = (
         1
-        if weight > 4 * LONG_BODY
+        if total > 4 * LONG_BODY
         else min(vec, MAX_COLUMNS // 4)
-        if weight > 2 * LONG_BODY
+        if total > 2 * LONG_BODY
         else min(vec, MAX_COLUMNS // 2)
-        if weight > LONG_BODY
+        if total > LONG_BODY
         else vec
     )
     count: Size = product(n for _, n in kernel.cols)

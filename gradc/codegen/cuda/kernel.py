@@ -54,6 +54,7 @@ class CudaKernel:
     :param turned: where tiles are turned: planes, and elements of both axes.
     :param checks: whether it looks for bad indices.
     :param shared: bytes of the partial results that a block of the rows keeps in shared memory; 0: they lie in memory.
+    :param exp_sums: whether it needs ``cuda/exp_sums.h``.
     :param index_bounds: sizes that bound what its text computes for offsets, but for what a launch adds.
     :param sites: the op and the index of each check.
     """
@@ -84,6 +85,7 @@ class CudaKernel:
     turned: tuple[Size, ...]
     checks: bool
     shared: int
+    exp_sums: bool
     index_bounds: tuple[Size, ...]
     sites: tuple[tuple[str, str], ...]
 

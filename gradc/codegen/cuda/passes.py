@@ -15,6 +15,7 @@ from ..phases import phase_comment
 from ..text import CODES
 from .accums import AccumWriter
 from .columns import OFFSETS, Access, access, linear
+from .exp_sums import ExpSum, with_exp_sums
 from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
 
@@ -56,6 +57,8 @@ class PassWriter(AccumWriter):
 
     :ivar scanning: whether nothing is written, and only the largest |value| of what will be added is looked for.
     :ivar moved: what moves through arrays of a thread's columns, by the array's name.
+    :ivar phases: the kernel's, or those where sums of exponentials stand beside their maximum: ``exp_sums``.
+    :ivar loaded_first: the arrays whose loads begin before a row's first phase.
     :ivar views: what templates are given of each accum, by its buffer.
     """
 
@@ -64,6 +67,10 @@ class PassWriter(AccumWriter):
         self.scanning = False
         self.accesses: dict[tuple[str, Index, str], str] = {}
         self.moved: dict[str, Access] = {}
+        self.loaded_first: set[str] = set()
+        self.phases, self.exp_sums = kernel.passes, dict[str, ExpSum]()
+        if self.unroll and self.row_task is None:
+            self.phases, self.exp_sums = with_exp_sums(kernel)
         self.views = {s.buffer: self.accum(s) for s in kernel.accums}
         self.stored_casts = stored_casts(kernel)
 
@@ -72,11 +79,13 @@ class PassWriter(AccumWriter):
     def one_pass(self, p: Phase, number: int, scan: bool = False) -> PassView:
         """:param scan: nothing is written; only the largest of what will be added is found."""
         self.scanning = scan
+        if number == 0:
+            self.loaded_first.clear()
         walk = _Walk()
         for s in self.reloaded(p, 0 if scan else number):
             if s.name in self.stored_casts:
                 continue
-            walk.body.append(self.scanned(s, walk, number) if s.op == "scan" else self.taken(s, walk))
+            walk.body += [self.scanned(s, walk, number)] if s.op == "scan" else self.kept(s, walk, number)
         for s in p.roots:
             self.root(s, walk)
         values = [self.scribe.value(s) for s in p.row if s.name]
@@ -108,7 +117,12 @@ class PassWriter(AccumWriter):
 
     def root(self, s: Stmt, walk: _Walk) -> None:
         """What a walk over the columns is for: a reduction or an effect."""
-        if s.op in REDUCTIONS:
+        together = {} if self.scanning else self.exp_sums
+        if any(s is e.stmt for e in together.values()):
+            return
+        if s.name in together:
+            reduction = self.with_exp_sum(s, together[s.name])
+        elif s.op in REDUCTIONS:
             reduction = self.reduction(REDUCTIONS[s.op], s.args[0], variable(s.name), s.dtype)
         elif s.op == "accum" and not self.in_columns(s) and self.width > 1 and not self.warp_scan:
             reduction = self.added_up(s)
@@ -172,7 +186,7 @@ class PassWriter(AccumWriter):
 
     def vector(self, s: Stmt) -> tuple[str, Access] | None:
         """The array that a linear access moves a thread's columns through, if they move together."""
-        if self.vec == 1 and self.prefetch == 1:
+        if self.vec == 1 and self.prefetch == 1 and (self.unroll < 2 or s.op != "load"):
             return None
         row = access(self.k, self.types, s, masked=not self.tiled)
         if row is None or not row.fits(self.vec):
@@ -214,6 +228,33 @@ class PassWriter(AccumWriter):
         }
         return not any(buffer in pair for pair in pairs)
 
+    @property
+    def prefetched(self) -> bool:
+        """Whether loads of several rows are under way."""
+        return self.tiled and not self.scanning
+
+    def loads_first(self, s: Stmt, row: Access) -> bool:
+        """Whether a load is one of the row's, and its place known before the first phase."""
+        places, rows = [v for v, _ in row.base.terms], {a for a, _ in self.k.rows}
+        known = not s.where and not any(v.startswith("%") for v in places)
+        return self.row_task is not None and self.row_task.loads_first and known and bool(rows & set(places))
+
+    # -- values that stay in registers ---------------------------------------------------------------------------------
+
+    def cached(self, s: Stmt, number: int) -> Stmt | None:
+        if self.row_task is None or self.scanning or self.row_task.kept.get(s.name, number) >= number:
+            return None
+        return replace(s, op="cached", args=(), where="", attrs=())
+
+    def kept(self, s: Stmt, walk: _Walk, number: int) -> list[str]:
+        """A value's line; behind it what keeps it for later phases."""
+        assert s.dtype is not None
+        if s.op == "cached":
+            return [f"const {carrier(s.dtype)} {variable(s.name)} = kept_{variable(s.name)}[t][j];"]
+        first = {} if self.row_task is None or self.scanning else self.row_task.kept
+        store = [f"kept_{variable(s.name)}[t][j] = {variable(s.name)};"] if first.get(s.name) == number else []
+        return [self.taken(s, walk), *store]
+
     def taken(self, s: Stmt, walk: _Walk) -> str:
         """A value's line; a linear load reads what has been fetched.
 
@@ -228,8 +269,12 @@ class PassWriter(AccumWriter):
         if moved is None or s.dtype is None:
             return self.scribe.value(s)
         name, row = moved
-        walk.gets[name] = VectorAccess(name, row.ctype, row.at, f"if ({variable(s.where)}) " if s.where else "")
-        element = f"{name}[u][j]" if self.tiled and not self.scanning else f"{name}[j]"
+        if name not in self.loaded_first:
+            guard, first = f"if ({variable(s.where)}) " if s.where else "", self.loads_first(s, row)
+            walk.gets[name] = VectorAccess(name, row.ctype, row.at, guard, first=first)
+            self.loaded_first |= {name} if first else set()
+        together = name in self.loaded_first or (self.unroll and (self.row_task is None or self.row_task.together))
+        element = f"{name}[t].items[j]" if together else f"{name}[u][j]" if self.prefetched else f"{name}[j]"
         read = loaded(s.dtype, element)
         read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
         return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"
@@ -243,6 +288,31 @@ class PassWriter(AccumWriter):
         reduction = self.reduction(s.combine, s.args[0], name, self.types[s.buffer].dtype, s.where, f"t_a{number}")
         effect = self.effect(replace(s, where=""), name, once=True)
         return replace(reduction, result="\n".join([reduction.result, *effect]))
+
+    def with_exp_sum(self, s: Stmt, e: ExpSum) -> Reduction:
+        """A maximum with the sum of exponentials beside it."""
+        top, part, total = variable(s.name), f"total_{variable(s.name)}", variable(e.stmt.name)
+        values, count = f"values_{top}", f"{self.unroll} * VEC"
+        shared = "shared" if self.width > 32 else "0"
+        found = f"gradc_exp_sum({part}, {str(e.finite_shift).lower()})"
+        return Reduction(
+            start=f"gradc_exp_total {part} = gradc_exp_nothing();",
+            lines=(f"{values}[t * VEC + j] = {variable(s.args[0])};",),
+            result=f"{part} = gradc_reduce<gradc_exp_join, WIDTH>({part}, {shared});\n"
+            f"const f32 {top} = gradc_exp_top({part});\n"
+            f"const f32 {total} = cols > 0 ? {found} : 0.0f;",
+            part=part,
+            ctype="gradc_exp_total",
+            join="gradc_exp_join",
+            strips=f"strip_{top}",
+            shared=shared,
+            before=(
+                f"f32 {values}[{count}];",
+                "#pragma unroll",
+                f"for (int i = 0; i < {count}; i++) {values}[i] = -GRADC_INFINITY_F32;",
+            ),
+            after=(f"gradc_exp_add({part}, {values});",),
+        )
 
     def reduction(
         self, kind: str, value: str, name: str, dtype: DType | None, where: str = "", part: str = ""

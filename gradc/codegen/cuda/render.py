@@ -37,7 +37,10 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
                 kernels[item.name] = cuda_kernel(item, types)
     sorts = [standalone("cuda/sort.cu")] if any(k.keys is not None for k in kernels.values()) else []
     scans = [standalone("cuda/scans.h")] if any(k.scans for k in program.kernels) else []
-    return "\n".join([prelude(), *sorts, *scans, *(k.text for k in kernels.values()), support(program)]), kernels
+    exp_sums = [standalone("cuda/exp_sums.h")] if any(k.exp_sums for k in kernels.values()) else []
+    return "\n".join(
+        [prelude(), *sorts, *scans, *exp_sums, *(k.text for k in kernels.values()), support(program)]
+    ), kernels
 
 
 def prelude() -> str:

@@ -80,7 +80,7 @@ class Writer(PassWriter):
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
         super().__init__(kernel, types)
         self.dims = kernel.dims(types)
-        self.passes = tuple(self.one_pass(p, i) for i, p in enumerate(kernel.passes))
+        self.passes = tuple(self.one_pass(p, i) for i, p in enumerate(self.phases))
         self.fixed = [a for a in self.views.values() if a.strategy.atomics == "fixed point"]
         self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(kernel.passes)) if self.fixed else ()
         self.part = self.parts[kernel.order] if self.order == "by key" else None
@@ -122,6 +122,7 @@ class Writer(PassWriter):
             turned=self.turn.extents if self.turn is not None else (),
             checks=any(s.op == "check" for s in k.body),
             shared=self.table_bytes(),
+            exp_sums=bool(self.exp_sums),
             index_bounds=index_bounds(k, self.types),
             sites=(),
         )
@@ -300,15 +301,21 @@ class Writer(PassWriter):
     def view(self) -> KernelView:
         """The row program, for its templates."""
         folder = f"{FOLDER}/{'registers' if self.register_accumulators else 'memory'}"
-        sorts, fixed_loop = self.order == "by key", self.register_accumulators or self.tiled
+        sorts = self.order == "by key"
         text = "\n".join([p.text for p in self.passes] + [a.kept_text for a in self.views.values()])
         kept = used(axis_declarations(self.kept_axes, "q"), text)
-        loop = "scanned" if self.k.scans else "iterations" if fixed_loop else "across" if self.across else "columns"
+        loop = (
+            "scanned" if self.k.scans else "iterations" if self.iterations else "across" if self.across else "columns"
+        )
         return KernelView(
             threads=self.threads,
             vec=self.vec,
             even_cols=self.even_cols,
-            iterations=self.iterations if fixed_loop else 0,
+            iterations=self.iterations,
+            unroll=self.unroll,
+            whole=self.row_task is not None,
+            together=self.row_task is None or self.row_task.together,
+            kept=self.values_between_phases(),
             column_loop=f"{FOLDER}/loop_{loop}.cu.j2",
             sums="registers" if self.register_accumulators else "memory",
             order_template=f"{FOLDER}/order_{self.order_name}.cu.j2",
@@ -326,6 +333,12 @@ class Writer(PassWriter):
             rest_count=size(product(n for _, n in self.rest_axes)),
             group=self.group() if self.tiled else None,
         )
+
+    def values_between_phases(self) -> tuple[Value, ...]:
+        """The values that stay in registers from one phase to the next."""
+        names = self.row_task.kept if self.row_task is not None else ()
+        dtypes = {name: self.k.stmts[name].dtype for name in names}
+        return tuple(Value(variable(name), carrier(d)) for name, d in dtypes.items() if d is not None)
 
     @property
     def keys(self) -> Size | None:

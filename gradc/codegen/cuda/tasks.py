@@ -19,7 +19,8 @@ up in which order is decided by shapes alone.  Eight mappings:
   from the strips by those after it.
 - *across*: neighbouring rows lie side by side in memory, as where an axis is reduced that is not the last.
   Neighbouring threads have neighbouring rows; the threads of a row are as far apart as a block has rows.
-- else a task goes through *whole rows*; sums are in registers where the columns are few enough, else in memory.
+- else a task goes through *whole rows*; the row and the sums are in registers where the columns are few enough
+  (:mod:`gradc.codegen.cuda.row_registers`); else sums are in memory, and each phase reads the row again.
 
 Of a scatter of bf16 rows of 4096 (16384 into 128256) the tiled kernel moves each element of dy once in 16-byte loads
 and writes each element of the result once in 16-byte stores, 0.13 + 1.05 GB beside 12 bytes per position for its index,
@@ -40,6 +41,7 @@ from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
 from .columns import OFFSETS, Access, access, columns_at_once, linear
+from .row_registers import RowTask, row_task
 from .turned import turned
 
 STRIP = 2048
@@ -49,8 +51,6 @@ WIDEST = 512
 """Threads of a task that keeps sums of whole rows."""
 WARPS, STAGED_ROWS = 16, OWN_STAGED
 """Of a block whose partial results are in shared memory: warps, and rows that they stage at once."""
-ACCUMULATOR_REGISTERS = 64
-"""Registers for the sums of a thread."""
 NOMINAL = 1024
 """Columns of a size that is not known when the text is made."""
 FEW_ROWS = 256
@@ -59,6 +59,8 @@ FEWEST_ACROSS = 16
 """Fewest rows that lie side by side where neighbouring threads have neighbouring rows."""
 MOST_ACROSS = 16
 """Threads of such a row."""
+UNROLLED = 2
+"""Times round the columns of a row that is not kept in registers, with all their loads under way."""
 LONG_ROW = 16384
 """Columns of a row that may be cut up."""
 
@@ -74,9 +76,11 @@ class TaskWriter(RowWriter):
     :ivar turn: how a map goes through tiles of two axes, if its loads and stores lie together along different ones.
     :ivar across: whether neighbouring threads have neighbouring rows.
     :ivar register_accumulators: whether sums are in registers.
-    :ivar iterations: of a task's threads over the columns of a row, if sums are in registers.
+    :ivar row_task: how a row is shared out that is kept in registers, if it is.
     :ivar sharing: tasks of a block that share a chunk of rows.
+    :ivar iterations: of a task's threads over the columns of a row, if that is kept in registers; 1 if tiled.
     :ivar prefetch: rows of a tiled kernel whose loads are under way together.
+    :ivar unroll: times round the columns of a whole row whose loads are under way together.
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
@@ -93,7 +97,8 @@ class TaskWriter(RowWriter):
             and not kernel.scans
             and all(s.op != "accum" or self.in_columns(s) for s in kernel.body)
         )
-        alone = alone and not any(s.op in REDUCTIONS for s in kernel.body)
+        reduces = any(s.op in REDUCTIONS for s in kernel.body)
+        alone = alone and not reduces
         self.tiled = (
             alone
             and bool(self.ordered)
@@ -104,20 +109,25 @@ class TaskWriter(RowWriter):
             kernel, next(iter(self.parts.values())), types
         )
         self.tiled &= not self.shared
-        self.vec = 1 if self.shared or kernel.scans else columns_at_once(kernel, types, len(kernel.accums))
-        self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
-        self.across = self.rows_across()
-        if self.across:
-            self.vec = 1
-        self.width = OWN_COLUMNS if self.shared else 32 if self.warp_scan else self.threads_per_task()
-        self.tiled &= self.width > 1 or self.alone_with_rows()
-        self.iterations = 1 if self.tiled else 0 if self.shared else self.row_iterations()
-        self.register_accumulators = self.iterations > 0 and all(map(self.lasting, self.ordered)) and bool(self.ordered)
-        if not self.register_accumulators and not self.tiled and self.width > THREADS:
-            self.width = THREADS
-        self.prefetch = self.prefetched_rows() if self.tiled else 1
         unordered = all(strategy.atomics == "values" for strategy in self.strategy_of.values())
-        self.strips = alone and not self.shared and unordered and self.width > 1
+        self.strips = alone and not self.shared and unordered
+        self.across = self.rows_across()
+        single = self.shared or bool(kernel.scans) or self.across
+        self.vec = 1 if single else columns_at_once(kernel, types, len(kernel.accums), reduces)
+        self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
+        lasting = bool(self.ordered) and all(map(self.lasting, self.ordered))
+        whole = not alone and not self.across
+        self.row_task = self.row_in_registers(len(self.ordered) if lasting else 0) if whole else None
+        if self.row_task is not None:
+            self.vec, self.width = self.row_task.vec, self.row_task.width
+        else:
+            self.width = OWN_COLUMNS if self.shared else 32 if self.warp_scan else self.threads_per_task()
+        self.tiled &= self.width > 1 or self.alone_with_rows()
+        self.strips &= self.width > 1
+        self.iterations = self.row_task.iterations if self.row_task is not None else int(self.tiled)
+        self.register_accumulators = self.iterations > 0 and lasting
+        self.prefetch = self.prefetched_rows() if self.tiled else 1
+        self.unroll = self.unrolled()
         self.turn = turned(kernel, types) if self.strips else None
         if self.turn is not None:
             self.strips, self.vec, self.width = False, 1, THREADS
@@ -157,19 +167,38 @@ class TaskWriter(RowWriter):
             return self.threads_of_scan()
         if self.across:
             return self.threads_per_row_across()
-        if (
-            not self.k.cols
-            or not any(p.roots for p in self.k.passes)
-            or any(not self.side_by_side(s) for s in self.ordered)
-        ):
+        if not self.shares_columns:
             return 1
         count = self.k.col_count
         columns = count if isinstance(count, int) else NOMINAL
-        most = WIDEST if self.ordered and not self.tiled else THREADS
         width = 1
-        while width < most and width * self.vec < columns:
+        while width < THREADS and width * self.vec < columns:
             width *= 2
         return width
+
+    @property
+    def shares_columns(self) -> bool:
+        """Whether there are columns that threads can go through side by side."""
+        walked = bool(self.k.cols) and any(p.roots for p in self.k.passes)
+        return walked and all(map(self.side_by_side, self.ordered))
+
+    def row_in_registers(self, sums: int) -> RowTask | None:
+        """How a whole row is shared out, if its threads can keep it.
+
+        :param sums: accums whose sums they keep as well.
+        """
+        if self.shared or self.k.scans or not self.shares_columns:
+            return None
+        return row_task(self.k, self.types, sums, WIDEST if sums else THREADS)
+
+    def unrolled(self) -> int:
+        """How often the threads of a task go round the columns of a row with all their loads under way; 0 for once,
+        each with its loads.
+        """
+        if self.row_task is not None:
+            return self.row_task.iterations
+        once = self.tiled or self.strips or self.shared or self.across or self.k.scans or self.width == 1
+        return 0 if once else UNROLLED
 
     def threads_of_scan(self) -> int:
         """One where neighbouring rows lie together, or sums belong to threads by their columns; else whole warps."""
@@ -198,16 +227,6 @@ class TaskWriter(RowWriter):
         while width < MOST_ACROSS and 4 * width < (count if isinstance(count, int) else NOMINAL):
             width *= 2
         return width
-
-    def row_iterations(self) -> int:
-        """How often the threads of a task go round the columns of a whole row, if they can keep a sum for each;
-        else 0.
-        """
-        count = self.k.col_count
-        if not isinstance(count, int) or not self.ordered or self.width == 1:
-            return 0
-        iterations = -(-count // (self.width * self.vec))
-        return iterations if 2 * iterations * self.vec * len(self.ordered) <= ACCUMULATOR_REGISTERS else 0
 
     @property
     def threads(self) -> int:

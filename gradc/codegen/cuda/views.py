@@ -30,6 +30,7 @@ class VectorAccess:
     :param address: of the row's first column.
     :param guard: ``if (v3) ``, or nothing.
     :param function: what moves them.
+    :param first: whether the load begins before the row's first phase.
     """
 
     name: str
@@ -37,6 +38,7 @@ class VectorAccess:
     address: str
     guard: str = ""
     function: str = "gradc_get"
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Reduction:
     :param strips: the array of the strips' partial results, where rows are split.
     :param shared: the shared memory that warps combine through; 0: a task is no more than a warp.
     :param terms: the array of a thread's VEC columns, where they are added up before they meet the partial result.
+    :param before: statements before those of the columns whose loads are under way together; ``after``: behind them.
     """
 
     start: str
@@ -63,6 +66,8 @@ class Reduction:
     strips: str
     shared: str
     terms: str = ""
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     @property
     def declared_terms(self) -> str:
@@ -99,6 +104,16 @@ class PassView:
     reductions: tuple[Reduction, ...]
     gets: tuple[VectorAccess, ...]
     puts: tuple[VectorAccess, ...]
+
+    @property
+    def loads_first(self) -> tuple[VectorAccess, ...]:
+        """Its loads that begin before the row's first phase."""
+        return tuple(a for a in self.gets if a.first)
+
+    @property
+    def loads(self) -> tuple[VectorAccess, ...]:
+        """Its other loads."""
+        return tuple(a for a in self.gets if not a.first)
 
     @property
     def text(self) -> str:
@@ -374,6 +389,10 @@ class KernelView:
     :param vec: neighbouring columns of a thread.
     :param even_cols: whether a thread's columns are all there or none, whatever the sizes.
     :param iterations: of the threads of a task over the columns of a row, where a thread has a sum for each; else 0.
+    :param unroll: times round the columns of a whole row whose loads are under way together; 0: each has its own.
+    :param whole: whether those are all of the row.
+    :param together: whether that is so of all loads of a phase.
+    :param kept: values of the row that stay in registers between its phases.
     :param column_loop: the template that opens a loop over columns.
     :param sums: where sums are on their way: ``registers`` or ``memory``.
     :param order_template: the template that goes through a chunk in the kernel's order.
@@ -396,6 +415,10 @@ class KernelView:
     vec: int
     even_cols: bool
     iterations: int
+    unroll: int
+    whole: bool
+    together: bool
+    kept: tuple[Value, ...]
     column_loop: str
     sums: str
     order_template: str

@@ -43,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
   u16 *const y,
   const i64 dim0, char *const workspace, u64 *const flag, const i64 site, const i64 chunk_length, const i64 aux, const i64 first_block) {
   if (aux <= 0 && gradc_stopped(flag, site)) return;
-  enum { WIDTH = 256 }; /* threads of a task */
-  enum { VEC = 4 }; /* neighbouring columns of a thread */
+  enum { WIDTH = 32 }; /* threads of a task */
+  enum { VEC = 8 }; /* neighbouring columns of a thread */
   const ix N = (ix)dim0;
   const ix chunk = (ix)chunk_length;
   const ix rows = N;
@@ -56,8 +56,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
   const bool even_cols = true;
   const ix col_step = even_cols ? 1 : WIDTH;
   const ix lane_col = even_cols ? lane * VEC : lane;
-  const bool vectorized = even_cols && gradc_aligned(x, 8) && gradc_aligned(gamma, 8) && gradc_aligned(beta, 8) && gradc_aligned(y, 8);
-  __shared__ __align__(16) char shared[32 * 16];
+  const bool vectorized = even_cols && gradc_aligned(x, 16) && gradc_aligned(gamma, 16) && gradc_aligned(beta, 16) && gradc_aligned(y, 16);
   const ix chunk_index = task;
   const ix first_col = 0;
   const ix end_col = cols;
@@ -66,95 +65,105 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
   for (ix p = from; p < until; p++) {
     const ix r = p;
     const ix i0 = r;
+    f32 kept_v1[4][VEC];
+    f32 kept_v5[4][VEC];
+    f32 kept_v8[4][VEC];
+    gradc_vector<u16, VEC> loaded0[4];
+    gradc_get_all(loaded0, x + i0 * 1024, first_col + lane_col, WIDTH * VEC, col_step, end_col, vectorized);
     /* phase 1: v2 = sum of x over the columns */
     const f32 v3 = 1024.0f;
     const f32 v12 = 1e-05f;
     sum_f32 total_v2; gradc_clear(total_v2);
-    #pragma unroll 1
-    for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
-      if (col >= end_col) continue;
-      u16 loaded0[VEC];
-      gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
-      f32 terms_v2[VEC] = {};
+    {
+      const ix begin_col = first_col + lane_col;
       #pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        const f32 v0 = bf16_load(loaded0[j]);
-        const f32 v1 = (f32)v0;
-        terms_v2[j] = v1;
+      for (int t = 0; t < 4; t++) {
+        const ix col = begin_col + t * (WIDTH * VEC);
+        if (col >= end_col) continue;
+        f32 terms_v2[VEC] = {};
+        #pragma unroll
+        for (int j = 0; j < VEC; j++) {
+          const f32 v0 = bf16_load(loaded0[t].items[j]);
+          const f32 v1 = (f32)v0;
+          kept_v1[t][j] = v1;
+          terms_v2[j] = v1;
+        }
+        gradc_add_all(total_v2, terms_v2);
       }
-      gradc_add_all(total_v2, terms_v2);
     }
-    const f32 v2 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v2, shared));
+    const f32 v2 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v2, 0));
     /* phase 2: v6 = sum of sub over the columns */
     const f32 v4 = v2 / v3;
     sum_f32 total_v6; gradc_clear(total_v6);
-    #pragma unroll 1
-    for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
-      if (col >= end_col) continue;
-      u16 loaded0[VEC];
-      gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
-      f32 terms_v6[VEC] = {};
+    {
+      const ix begin_col = first_col + lane_col;
       #pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        const f32 v0 = bf16_load(loaded0[j]);
-        const f32 v1 = (f32)v0;
-        const f32 v5 = v1 - v4;
-        terms_v6[j] = v5;
+      for (int t = 0; t < 4; t++) {
+        const ix col = begin_col + t * (WIDTH * VEC);
+        if (col >= end_col) continue;
+        f32 terms_v6[VEC] = {};
+        #pragma unroll
+        for (int j = 0; j < VEC; j++) {
+          const f32 v1 = kept_v1[t][j];
+          const f32 v5 = v1 - v4;
+          kept_v5[t][j] = v5;
+          terms_v6[j] = v5;
+        }
+        gradc_add_all(total_v6, terms_v6);
       }
-      gradc_add_all(total_v6, terms_v6);
     }
-    const f32 v6 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v6, shared));
+    const f32 v6 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v6, 0));
     /* phase 3: v10 = sum of squares over the columns */
     const f32 v7 = v6 / v3;
     sum_f32 total_v10; gradc_clear(total_v10);
-    #pragma unroll 1
-    for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
-      if (col >= end_col) continue;
-      u16 loaded0[VEC];
-      gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
-      f32 terms_v10[VEC] = {};
+    {
+      const ix begin_col = first_col + lane_col;
       #pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        const f32 v0 = bf16_load(loaded0[j]);
-        const f32 v1 = (f32)v0;
-        const f32 v5 = v1 - v4;
-        const f32 v8 = v5 - v7;
-        const f32 v9 = v8 * v8;
-        terms_v10[j] = v9;
+      for (int t = 0; t < 4; t++) {
+        const ix col = begin_col + t * (WIDTH * VEC);
+        if (col >= end_col) continue;
+        f32 terms_v10[VEC] = {};
+        #pragma unroll
+        for (int j = 0; j < VEC; j++) {
+          const f32 v5 = kept_v5[t][j];
+          const f32 v8 = v5 - v7;
+          kept_v8[t][j] = v8;
+          const f32 v9 = v8 * v8;
+          terms_v10[j] = v9;
+        }
+        gradc_add_all(total_v10, terms_v10);
       }
-      gradc_add_all(total_v10, terms_v10);
     }
-    const f32 v10 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v10, shared));
+    const f32 v10 = (f32)gradc_value(gradc_reduce<gradc_sum<sum_f32>, WIDTH>(total_v10, 0));
     /* phase 4: store y */
     const f32 v11 = v10 / v3;
     const f32 v13 = v11 + v12;
     const f32 v14 = rsqrt_f32(v13);
-    #pragma unroll 1
-    for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
-      if (col >= end_col) continue;
-      u16 loaded0[VEC];
-      gradc_get(loaded0, x + i0 * 1024, col, col_step, end_col, vectorized);
-      u16 loaded1[VEC];
-      gradc_get(loaded1, gamma, col, col_step, end_col, vectorized);
-      u16 loaded2[VEC];
-      gradc_get(loaded2, beta, col, col_step, end_col, vectorized);
-      u16 stored3[VEC];
+    {
+      const ix begin_col = first_col + lane_col;
       #pragma unroll
-      for (int j = 0; j < VEC; j++) {
-        const f32 v0 = bf16_load(loaded0[j]);
-        const f32 v1 = (f32)v0;
-        const f32 v5 = v1 - v4;
-        const f32 v8 = v5 - v7;
-        const f32 v15 = v8 * v14;
-        const f32 v16 = bf16_load(loaded1[j]);
-        const f32 v17 = (f32)v16;
-        const f32 v18 = v15 * v17;
-        const f32 v19 = bf16_load(loaded2[j]);
-        const f32 v20 = (f32)v19;
-        const f32 v21 = v18 + v20;
-        stored3[j] = bf16_store((f32)v21);
+      for (int t = 0; t < 4; t++) {
+        const ix col = begin_col + t * (WIDTH * VEC);
+        if (col >= end_col) continue;
+        u16 loaded1[VEC];
+        gradc_get(loaded1, gamma, col, col_step, end_col, vectorized);
+        u16 loaded2[VEC];
+        gradc_get(loaded2, beta, col, col_step, end_col, vectorized);
+        u16 stored3[VEC];
+        #pragma unroll
+        for (int j = 0; j < VEC; j++) {
+          const f32 v8 = kept_v8[t][j];
+          const f32 v15 = v8 * v14;
+          const f32 v16 = bf16_load(loaded1[j]);
+          const f32 v17 = (f32)v16;
+          const f32 v18 = v15 * v17;
+          const f32 v19 = bf16_load(loaded2[j]);
+          const f32 v20 = (f32)v19;
+          const f32 v21 = v18 + v20;
+          stored3[j] = bf16_store((f32)v21);
+        }
+        gradc_put(y + i0 * 1024, stored3, col, col_step, end_col, vectorized);
       }
-      gradc_put(y + i0 * 1024, stored3, col, col_step, end_col, vectorized);
     }
   }
 }

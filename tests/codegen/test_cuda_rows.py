@@ -1,0 +1,84 @@
+"""Rows of the CUDA target: what stays in registers between phases, and sums of exponentials in one pass."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import ops
+
+torch = pytest.importorskip("torch")
+
+SIZES = (1, 7, 100, 4099)
+
+
+def rows(count: int) -> np.ndarray:
+    """Rows whose maxima and sums of exponentials are hard: infinities, NaN, growing and huge values."""
+    normal, place = np.random.default_rng(count).normal(size=count), np.arange(count)
+    special = [np.where(place == count // 2, x, normal) for x in (np.inf, np.nan, -np.inf)]
+    both = np.where(place == 0, np.inf, special[1])
+    last = np.where(place == count - 1, 3.0, -np.inf)
+    ramps = [np.linspace(-300, 300, count), np.linspace(300, -300, count), place * 1e-3, np.linspace(-1e5, 1e5, count)]
+    flat = [np.full(count, x) for x in (-np.inf, -3.4e38, 3.4e38, 0.0)]
+    return np.stack([normal, 50 * normal, 1e30 * normal, *special, both, last, *ramps, *flat]).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def long_rows() -> gradc.Module:
+    """Functions with a sum of exponentials, each over rows of a length of its own, and over a row in registers."""
+
+    def every(u, v, w, x, y, t):
+        loss = ops.cross_entropy(x, t, reduction="none")
+        return ops.softmax(u), ops.logsumexp(v, -1), ops.log_softmax(w), loss, ops.softmax(y)
+
+    names = {"u": "f32[N,A]", "v": "f32[N,B]", "w": "f32[N,C]", "x": "f32[N,D]", "y": "f32[N,1000]"}
+    return gradc.compile(gradc.trace(every, **names, t="i64[N]"), target="cuda-sim")
+
+
+def test_phases_of_a_maximum_and_a_sum_are_one(long_rows: gradc.Module) -> None:
+    assert long_rows.source().count("= gradc_exp_nothing();") == 4
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_sums_of_exponentials_in_one_pass(long_rows: gradc.Module, count: int) -> None:
+    """The values of torch in f64, and its infinities and NaN."""
+    x, short = rows(count), rows(1000)
+    t = np.full(len(x), count // 2)
+    got = long_rows(u=x, v=x, w=x, x=x, y=short, t=t)
+    wide = torch.tensor(x, dtype=torch.float64)
+    loss = torch.nn.functional.cross_entropy(wide, torch.tensor(t), reduction="none")
+    exact = torch.tensor(short, dtype=torch.float64).softmax(-1)
+    want = (wide.softmax(-1), wide.logsumexp(-1), wide.log_softmax(-1), loss, exact)
+    for name, ours, theirs in zip(
+        ("softmax", "logsumexp", "log_softmax", "loss", "short"), got.values(), want, strict=True
+    ):
+        absolute = 1e-37 if name in ("softmax", "short") else 1e-6  # a logarithm may be near 0
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=3e-6, atol=absolute, err_msg=name)
+
+
+def test_a_row_in_registers_is_read_and_exponentiated_once() -> None:
+    graph = gradc.trace(lambda x: ops.softmax(x), x="bf16[N,4096]")
+    text = gradc.compile(graph, target="cuda", arch="sm_90", wrt=["x"]).source()
+    body = re.search(r"extern \"C\" __global__ void __launch_bounds__\(\d+, \d+\) softmax_\w+_rows\(.*?\n}", text, re.S)
+    assert body is not None
+    assert body[0].count("exp_f32(") == 1 and body[0].count("gradc_get_all(") == 1
+
+
+@pytest.mark.parametrize("columns", [130, 1000])
+def test_a_row_that_its_threads_do_not_divide(columns: int) -> None:
+    """Gradients of layer_norm, sums of columns beside a row in registers, against torch in f64."""
+    norm = gradc.trace(lambda x, g: ops.layer_norm(x, (columns,), g, g), x=f"f32[N,{columns}]", g=f"f32[{columns}]")
+    module = gradc.compile(norm, target="cuda-sim", wrt=["x", "g"])
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=(37, columns)).astype(np.float32) for _ in range(2))
+    g = rng.normal(size=columns).astype(np.float32)
+    y, residuals = module.forward(x=x, g=g)
+    grads = module.backward(residuals, dy)
+    wide = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in (x, g)]
+    exact = torch.nn.functional.layer_norm(wide[0], (columns,), wide[1], wide[1])
+    dx, dg = torch.autograd.grad(exact, wide, torch.tensor(dy, dtype=torch.float64))
+    for ours, theirs in ((y, exact.detach()), (grads["x"], dx), (grads["g"], dg)):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
