@@ -17,8 +17,8 @@ LONGEST = 4
 """Taps on an axis at most."""
 MOST = 16
 """Taps of a value at most."""
-LARGEST = 768
-"""Statements of an unrolled kernel at most."""
+LARGEST = 512
+"""Statements of an unrolled kernel at most, each distinct one once."""
 
 
 def unroll_scatters(program: Program) -> Program:
@@ -41,10 +41,11 @@ def unrollable(sizes: Sequence[Size]) -> int:
 def _unrolled(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     taps = _taps(kernel, types)
     count = prod(n for _, n in taps if isinstance(n, int))
-    if not taps or count > MOST or count * len(kernel.body) > LARGEST:
+    if not taps or count > MOST:
         return kernel
     rows = tuple(axis for axis in kernel.rows if axis not in taps)
-    return Unrolled(kernel, taps).kernel(rows, kernel.cols, types)
+    made = Unrolled(kernel, taps).kernel(rows, kernel.cols, types)
+    return made if len(made.body) <= LARGEST else kernel
 
 
 def _taps(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Axis, ...]:
