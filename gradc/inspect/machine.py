@@ -310,13 +310,14 @@ class Machine:
         del seen[:-3]
         if len(seen) < 3 or (step := _step(*seen)) is None:
             return
-        count, growing = 1, True
+        count, growing, start = 1, True, self._state()
         while count:
             before, history = self._state(), {at: list(states) for at, states in self.history.items()}
             self._skip(step, count)
             middle = self._state()
             same = self._follow(header, header, self.loops.get(header)) and _same(step, middle, self._state())
             if same and count >= MOST_PASSES:  # no condition ends it that could be followed
+                self._restore(start)
                 self.walked = MOST_BLOCKS
                 return
             if same:

@@ -319,8 +319,10 @@ def _prmt(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str
 
     def values(r: Registers) -> list[Value]:
         x, s, y = a(r), selector(r), b(r)
-        if None in (x, s, y):
+        if s is None or any((y if s >> 4 * i & 4 else x) is None for i in range(2)):
             return [None]
+        # Of a half word that is kept in a register the upper half means nothing, and may never have been written.
+        x, y = x or 0, y or 0
         both, result = y << 32 | x, 0
         for i in range(4):
             nibble = s >> 4 * i & 15
