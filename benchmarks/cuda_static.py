@@ -284,8 +284,8 @@ Where the review and the model disagree, the reasons are these. The review left 
 flags of earlier checks, and weighed instructions, bytes and launches only. The model counts that loop, transfers
 between L2 and the multiprocessors in sectors of 32 bytes, atomics by the rates of the device's record, the fewer issue
 slots of a grid with fewer blocks than multiprocessors, and a warp's chain of dependent instructions. Indices are taken
-to be spread over the whole table whatever the case draws, and a loop whose end depends on data is followed once. *us*
-with a `>` is of a thread that was not followed to its end.
+to be spread over the whole table whatever the case draws, and a loop whose end depends on data is followed once. `?`
+is a direction of which a thread could not be followed to its end; its instructions mean nothing.
 """
 
 
@@ -305,7 +305,7 @@ def page(rows: Mapping[str, Mapping[str, Row]], before: Mapping[str, Any]) -> st
 def _line(name: str, what: str, direction: str, row: Row, before: Mapping[str, Any] | None) -> str:
     changed = f"{before['share']:g} %" if before is not None and before["share"] != row.share else ""
     launches = f"{row.launches}+{row.products}" if row.products else f"{row.launches}"
-    seconds = f"{row.microseconds:g}" if row.finished else f"> {row.microseconds:g}"
+    seconds, share = (f"{row.microseconds:g}", f"{row.share:g} %") if row.finished else ("?", "?")
     cells = (
         *(name, what, direction, f"{row.instructions:g}", f"{row.kernel_bytes:g}x", row.loads, row.stores),
         *(
@@ -317,7 +317,7 @@ def _line(name: str, what: str, direction: str, row: Row, before: Mapping[str, A
             seconds,
             row.bound,
         ),
-        *(f"{row.share:g} %", changed, "" if row.review is None else f"{row.review} %"),
+        *(share, changed, "" if row.review is None else f"{row.review} %"),
     )
     return f"| {' | '.join(map(str, cells))} |"
 
