@@ -134,9 +134,11 @@ class RowWriter:
         k = self.k
         if not k.rows or not k.cols or k.row_order or k.accums:
             return False
-        along = {axis: 0 for axis in (k.rows[-1][0], k.cols[-1][0])}
+        along, cols = {axis: 0 for axis in (k.rows[-1][0], k.cols[-1][0])}, {a for a, _ in k.cols}
         for s in k.body:
             steps = dict(flatten(s.index, self.types[s.buffer].shape).terms) if s.op in ("load", "store") else {}
+            if not cols & steps.keys():  # what a row has once says nothing of its columns
+                continue
             for axis in along:
                 along[axis] += steps.get(axis) == 1
         return along[k.rows[-1][0]] > along[k.cols[-1][0]]

@@ -5,10 +5,11 @@ Text in, frozen records out: nothing here runs a tool.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import networkx as nx
@@ -57,6 +58,7 @@ class Instruction:
 
     :param address: in bytes from its function's start.  :param predicate: ``P0``, ``!P0``, or "" if it always runs.
     :param opcode: without modifiers.  :param modifiers: ``.E.128``.  :param label: the one it names, or "".
+    :param operands: as they are printed.
     """
 
     address: int
@@ -64,13 +66,14 @@ class Instruction:
     opcode: str
     modifiers: str
     label: str = ""
+    operands: str = ""
 
-    @property
+    @functools.cached_property
     def kind(self) -> str:
         """Its class, a key of the table above, or ``other``."""
         return CLASS_OF.get(self.opcode, OTHER)
 
-    @property
+    @functools.cached_property
     def width(self) -> int:
         """Bytes per thread of an access to global memory; 0 if it is none."""
         if self.opcode not in _GLOBAL:
@@ -103,12 +106,22 @@ class Loop:
 class Function:
     """A kernel's machine code.
 
-    :param loops: in order of address.
+    :param labels: their addresses.
     """
 
     name: str
     instructions: tuple[Instruction, ...]
-    loops: tuple[Loop, ...]
+    labels: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+    @functools.cached_property
+    def blocks(self) -> Mapping[int, list[Instruction]]:
+        """Basic blocks by the address of their first instruction."""
+        return _blocks(self.instructions, self.labels)
+
+    @functools.cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """Natural loops, in order of address."""
+        return tuple(_loops(self.instructions, self.labels))
 
 
 def classes(instructions: Iterable[Instruction]) -> dict[str, int]:
@@ -130,7 +143,7 @@ def parse(text: str) -> tuple[Function, ...]:
 
     def flush() -> None:
         if name and instructions:
-            functions.append(Function(name, tuple(instructions), tuple(_loops(instructions, labels))))
+            functions.append(Function(name, tuple(instructions), labels))
 
     for line in text.splitlines():
         if match := _SECTION.match(line):
@@ -143,7 +156,14 @@ def parse(text: str) -> tuple[Function, ...]:
             target = _TARGET.search(operands)
             if opcode in _ENDS and (condition := _CONDITION.match(operands)):
                 predicate = predicate or condition[0]
-            made = Instruction(int(address, 16), predicate or "", opcode, modifiers, target[1] if target else "")
+            made = Instruction(
+                int(address, 16),
+                predicate or "",
+                opcode,
+                modifiers,
+                target[1] if target else "",
+                operands.partition("(*")[0].strip(),
+            )
             labels |= dict.fromkeys(waiting, made.address)
             waiting = []
             instructions.append(made)
@@ -151,7 +171,7 @@ def parse(text: str) -> tuple[Function, ...]:
     return tuple(functions)
 
 
-def _blocks(instructions: list[Instruction], labels: Mapping[str, int]) -> dict[int, list[Instruction]]:
+def _blocks(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> dict[int, list[Instruction]]:
     """Basic blocks by the address of their first instruction."""
     starts = {instructions[0].address, *labels.values()}
     for before, after in pairwise(instructions):
@@ -185,7 +205,7 @@ def _has_condition(last: Instruction) -> bool:
     return "DIV" in last.modifiers or "CONV" in last.modifiers
 
 
-def _loops(instructions: list[Instruction], labels: Mapping[str, int]) -> Iterator[Loop]:
+def _loops(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> Iterator[Loop]:
     """Natural loops: each back edge leads to a block that dominates its origin; those of one header are one loop."""
     blocks = _blocks(instructions, labels)
     graph = _graph(blocks, labels)

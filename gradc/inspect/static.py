@@ -1,22 +1,25 @@
 """What a module's kernels will execute on a GPU, as far as machine code and shapes say it, without a GPU.
 
-Nothing here is measured.  Counts are of instructions in the text, per loop and per pass through it; they say nothing of
-how long an instruction takes.
+Nothing here is measured.  Counts are of instructions in the text, per loop and per pass through it; times are those of
+the model in :mod:`predicted`, which follows threads through the text.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..codegen.cuda.actions import Launch
 from ..errors import InvalidProblem
 from ..passes.reductions.cost import floor_bytes, kernel_bytes
+from ..passes.reductions.devices import Gpu, gpu_of
 from ..runtime.cuda.nvdisasm import disassemble
 from ..runtime.cuda.nvrtc import KernelResources
 from ..runtime.executable import Executable
 from .occupancy import multiprocessor_of, resident_blocks
+from .predicted import Predicted, predict, setting_of
 from .sass import Function, Loop, classes, parse, widths
 
 MOST_LOOPS = 6
@@ -36,12 +39,55 @@ def static_table(module: Compiled, dims: Mapping[str, int]) -> str:
     """For each direction: bytes as the kernels say against the floor, launches; for each function of the cubin: blocks,
     threads, registers, spills, shared memory, resident blocks per multiprocessor; the classes of its instructions, and
     its loops that access global memory, with the bytes per thread of each access: those that compute or store before
-    those that only load (the check of the error flags is one), then the widest first.
+    those that only load (the check of the error flags is one), then the widest first.  Each launch, and each direction,
+    has its predicted time, what bounds it, and the share of it that the floor's bytes take at the peak bandwidth.
 
     :param dims: a size for every symbolic dim.
     :raises InvalidProblem: the target is not ``cuda``, a dim has no size, or the architecture's limits are not known.
     :raises CompilerMissing: there is no NVRTC or no nvdisasm.
     """
+    lines = ["counts of the machine code and of shapes, and times of a model; nothing is measured"]
+    for name, direction in directions(module, dims).items():
+        lines += _lines(name, direction)
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A direction's launches at given sizes, each with its prediction.
+
+    :param floor: bytes that must move.  :param kernel_bytes: those that the kernels say they move.
+    :param other: actions that are no launches (products by a library), which no time is predicted for.
+    """
+
+    executable: Executable
+    gpu: Gpu
+    functions: Mapping[str, Function]
+    launches: tuple[tuple[Launch, Predicted], ...]
+    other: int
+    kernel_bytes: int
+    floor: int
+
+    @property
+    def seconds(self) -> float:
+        """Predicted, of all launches; what was followed of them may be a sample, and the floor's bytes are known."""
+        return max(sum(p.seconds for _, p in self.launches), self.floor / self.gpu.bandwidth)
+
+    def share(self, seconds: float) -> float:
+        """The time of the floor's bytes at the peak bandwidth, as a share of a time."""
+        return self.floor / self.gpu.peak / seconds if seconds else 0.0
+
+    @property
+    def bound(self) -> str:
+        """What bounds the launches that take longest together."""
+        by: Counter[str] = Counter()
+        for _, p in self.launches:
+            by[p.bound] += p.seconds  # type: ignore[assignment]
+        return max(by, key=by.__getitem__, default="")
+
+
+def directions(module: Compiled, dims: Mapping[str, int]) -> dict[str, Direction]:
+    """Each direction's launches with their predicted times; arguments and errors are :func:`static_table`'s."""
     if module.target != "cuda":
         raise InvalidProblem(f"a static table is of the target cuda, and this module is for {module.target}")
     fixed = module.executables["forward"].fixed_dims
@@ -49,53 +95,84 @@ def static_table(module: Compiled, dims: Mapping[str, int]) -> str:
     missing = sorted({d for e in module.executables.values() for d in e.program.dims} - bound.keys())
     if missing:
         raise InvalidProblem(f"a static table needs a size for {', '.join(missing)}: {missing[0]}=4096")
-    lines = ["counts of the machine code and of shapes; nothing is measured"]
-    for direction, executable in module.executables.items():
-        lines += _direction(direction, executable, bound)
-    return "\n".join(lines)
+    return {name: _direction(executable, bound) for name, executable in module.executables.items()}
 
 
-def _direction(direction: str, executable: Executable, dims: Mapping[str, int]) -> list[str]:
+def _direction(executable: Executable, dims: Mapping[str, int]) -> Direction:
     program, binary = executable.program, executable.binary
     multiprocessor_of(binary.arch)
+    gpu = gpu_of(binary.arch)
     plan = executable.native.bind(dims)
     actions = [action for step in plan.actions for action in step]
     launches = [action for action in actions if isinstance(action, Launch)]
     types = {b.name: b.type for b in program.buffers}
-    kernels = [item for item in plan.steps if item in program.kernels]
-    moved = sum(kernel_bytes(kernel, types, dims) for kernel in kernels)
-    floor = floor_bytes(program, dims)
-    share = f", {moved / floor:.2f}x" if floor else ""
-    lines = [
-        f"{direction} for {binary.arch}: {len(launches)} launches of kernels and {len(actions) - len(launches)} other"
-        f" actions; kernels move {moved} bytes, the floor is {floor}{share}"
-    ]
+    moved = sum(kernel_bytes(kernel, types, dims) for kernel in plan.steps if kernel in program.kernels)
     functions = {f.name: f for f in parse(disassemble(binary.cubin))} if binary.cubin else {}
-    for name, resources in binary.kernels.items():
-        used = [launch for launch in launches if launch.function == name]
-        lines += _function(binary.arch, functions[name], resources, used)
+    setting = setting_of(gpu, program, plan)
+    made: dict[Launch, Predicted] = {}
+    for launch in launches:
+        if launch not in made:
+            made[launch] = predict(setting, functions[launch.function], binary.kernels[launch.function], launch)
+    timed = tuple((launch, made[launch]) for launch in launches)
+    return Direction(executable, gpu, functions, timed, len(actions) - len(launches), moved, floor_bytes(program, dims))
+
+
+def _lines(name: str, d: Direction) -> list[str]:
+    binary = d.executable.binary
+    against = f", {d.kernel_bytes / d.floor:.2f}x" if d.floor else ""
+    lines = [
+        f"{name} for {binary.arch}: {len(d.launches)} launches of kernels and {d.other} other"
+        f" actions; kernels move {d.kernel_bytes} bytes, the floor is {d.floor}{against}",
+        f"  predicted for {d.gpu.name}: {d.seconds * 1e6:.1f} us, {d.share(d.seconds):.0%} of the floor"
+        f"{', without the other actions' if d.other else ''}; bound by {d.bound or 'nothing'}",
+    ]
+    for function, resources in binary.kernels.items():
+        used = [(launch, p) for launch, p in d.launches if launch.function == function]
+        lines += _function(binary.arch, d, d.functions[function], resources, used)
     return lines
 
 
-def _function(arch: str, function: Function, resources: KernelResources, used: list[Launch]) -> list[str]:
+def _function(
+    arch: str,
+    direction: Direction,
+    function: Function,
+    resources: KernelResources,
+    used: Sequence[tuple[Launch, Predicted]],
+) -> list[str]:
     spills = resources.spill_stores + resources.spill_loads
     lines = [
         f"  {function.name}: {resources.registers} registers, {resources.shared} B static shared, {spills} B spilled"
     ]
-    alike = Counter((launch.blocks, launch.threads, launch.shared, launch.wide) for launch in used)
+    alike: dict[tuple[int, int, int, bool], list[Predicted]] = {}
+    for launch, p in used:
+        alike.setdefault((launch.blocks, launch.threads, launch.shared, launch.wide), []).append(p)
     for (blocks, threads, shared, wide), times in alike.items():
         resident = resident_blocks(arch, threads, resources.registers, resources.shared + shared)
-        repeated = f"{times} times " if times > 1 else ""
+        repeated = f"{len(times)} times " if len(times) > 1 else ""
         lines.append(
             f"    {repeated}{blocks} blocks of {threads} threads, {shared} B dynamic shared;"
             f" {resident} blocks per multiprocessor{'; counts are of its text with 32-bit offsets' if wide else ''}"
         )
+        lines.append(_time(direction, times))
     lines += [] if used else ["    not launched at these sizes"]
     lines.append(f"    {len(function.instructions)} instructions: {_counts(classes(function.instructions))}")
     accessing = [loop for loop in function.loops if widths(loop.body)]
     lines += [_loop(loop) for loop in sorted(accessing, key=_rank)[:MOST_LOOPS]]
     more = len(accessing) - MOST_LOOPS
     return [*lines, f"    ... and {more} loops more that access global memory"] if more > 0 else lines
+
+
+def _time(direction: Direction, times: Sequence[Predicted]) -> str:
+    """The predicted time of launches that are alike."""
+    seconds, moved = sum(p.seconds for p in times), sum(p.bytes for p in times)
+    longest = max(times, key=lambda p: p.seconds)
+    guessed = f"; {longest.unknown} branches of the followed threads depend on data" if longest.unknown else ""
+    lost = "" if all(p.finished for p in times) else "; a thread was not followed to its end"
+    return (
+        f"    predicted {seconds * 1e6:.1f} us, bound by {longest.bound};"
+        f" {moved:.0f} B of DRAM, {sum(p.instructions for p in times):.3g} instructions of"
+        f" threads; its bytes at the peak are {moved / direction.gpu.peak / seconds:.0%} of it{guessed}{lost}"
+    )
 
 
 def _rank(loop: Loop) -> tuple[bool, int, int]:

@@ -52,17 +52,52 @@ class Cpu(Device):
 
 
 @dataclass(frozen=True)
+class Architecture:
+    """Limits of one multiprocessor (published: CUDA C++ Programming Guide, technical specifications and arithmetic
+    throughput per compute capability); it has 65536 registers and four schedulers.
+
+    :param warps: resident at most.  :param blocks: resident at most.  :param shared: bytes of shared memory.
+    :param block_shared: of which a block may have.  :param f64: f64 operations per clock.
+    """
+
+    warps: int
+    blocks: int
+    shared: int
+    block_shared: int
+    f64: int
+
+
+_KB = 1024
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "sm_70": Architecture(64, 32, 96 * _KB, 96 * _KB, 32),
+    "sm_75": Architecture(32, 16, 64 * _KB, 64 * _KB, 2),
+    "sm_80": Architecture(64, 32, 164 * _KB, 163 * _KB, 32),
+    "sm_86": Architecture(48, 16, 100 * _KB, 99 * _KB, 2),
+    "sm_89": Architecture(48, 24, 100 * _KB, 99 * _KB, 2),
+    "sm_90": Architecture(64, 32, 228 * _KB, 227 * _KB, 64),
+    "sm_100": Architecture(64, 32, 228 * _KB, 227 * _KB, 64),
+    "sm_120": Architecture(48, 24, 100 * _KB, 99 * _KB, 2),
+}
+
+
+@dataclass(frozen=True)
 class Gpu(Device):
     """A GPU; times in seconds, sizes in bytes, rates per second.
 
     :param arch: the architecture to compile for, ``sm_90``.  :param sms: the number of multiprocessors.
     :param l2: size of the L2 cache.  :param shared: maximum shared memory of a block.
+    :param peak: bandwidth of its memory; shares of the floor are of it.
+    :param clock: clocks per second of the multiprocessors.
     :param coalesced: rate of 4-byte atomic adds by adjacent threads to adjacent elements.
     :param scattered: rate of 128-byte lines accessed by atomics.
     :param resident: rate of bytes moved by 16-byte atomics or plain accesses that hit L2.
     :param vector: whether the device has 16-byte atomic adds of f32.
     :param hot: time per add to one contended row of up to 512 bytes; wider rows take twice that.
-    :param launch: fixed time of a kernel launch.
+    :param launch: fixed time of a kernel launch, small and dependent on the one before.
+    :param issue_share: of the schedulers' clocks in which an instruction is issued.
+    :param barrier_share: the same of blocks of 16 warps and more that have barriers.
+    :param latency: of a load from memory.  :param cache_latency: of one from a cache.
+    :param special: operations of MUFU per clock of a multiprocessor.
     :param sort_base: fixed time of a sort.  :param sort_pass: minimum time of a radix pass.
     :param sort_rate: rows per second in a radix pass.
     :param one_block: the most rows that the single-block sort, one launch of ``sort_base``, sorts; 0 if there is none.
@@ -73,17 +108,29 @@ class Gpu(Device):
     sms: int
     l2: int
     shared: int
+    peak: float
+    clock: float
     coalesced: float
     scattered: float
     resident: float
     vector: bool
     hot: float
     launch: float
+    issue_share: float
+    barrier_share: float
+    latency: float
+    cache_latency: float
+    special: int
     sort_base: float
     sort_pass: float
     sort_rate: float
     one_block: int = 16384
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def issue(self) -> float:
+        """Instructions of warps that its schedulers can issue per second."""
+        return self.sms * 4 * self.clock
 
     @property
     def room(self) -> int:
@@ -95,6 +142,11 @@ CPU = Cpu()
 MEASURED, FITTED, PUBLISHED, ESTIMATE = "measured", "fitted", "published", "estimate"
 _COMMON: Mapping[str, tuple[float, str]] = {
     "launch": (2.5e-6, ESTIMATE),
+    "issue_share": (0.8, ESTIMATE),
+    "barrier_share": (0.6, ESTIMATE),
+    "latency": (0.5e-6, ESTIMATE),
+    "cache_latency": (0.15e-6, ESTIMATE),
+    "special": (16, PUBLISHED),
     "sort_base": (12e-6, FITTED),
     "sort_pass": (8e-6, FITTED),
 }
@@ -103,7 +155,7 @@ _MB = 1_000_000
 
 def _gpu(name: str, arch: str, **constants: tuple[float, str]) -> Gpu:
     """A Gpu from (value, source) pairs."""
-    given = {**_COMMON, **constants}
+    given = {**_COMMON, "shared": (ARCHITECTURES[arch].block_shared, PUBLISHED), **constants}
     sources = {key: source for key, (_, source) in given.items()}
     return Gpu(
         name=name,
@@ -120,9 +172,10 @@ GPUS: tuple[Gpu, ...] = (
         "V100",
         "sm_70",
         bandwidth=(0.9e12, PUBLISHED),
+        peak=(0.9e12, PUBLISHED),
         sms=(80, PUBLISHED),
         l2=(6 * _MB, PUBLISHED),
-        shared=(96 * 1024, PUBLISHED),
+        clock=(1.53e9, PUBLISHED),
         coalesced=(319e9, ESTIMATE),
         scattered=(50e9, ESTIMATE),
         resident=(2.2e12, ESTIMATE),
@@ -132,23 +185,25 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "T4",
         "sm_75",
-        bandwidth=(0.32e12, PUBLISHED),
+        bandwidth=(0.3e12, ESTIMATE),
+        peak=(0.32e12, PUBLISHED),
         sms=(40, PUBLISHED),
         l2=(4 * _MB, PUBLISHED),
-        shared=(64 * 1024, PUBLISHED),
-        coalesced=(160e9, ESTIMATE),
+        clock=(1.59e9, PUBLISHED),
+        coalesced=(159e9, ESTIMATE),
         scattered=(25e9, ESTIMATE),
         resident=(1.1e12, ESTIMATE),
         hot=(5e-9, ESTIMATE),
-        sort_rate=(9e9, ESTIMATE),
+        sort_rate=(8e9, ESTIMATE),
     ),
     _gpu(
         "A100",
         "sm_80",
         bandwidth=(1.56e12, PUBLISHED),
+        peak=(1.56e12, PUBLISHED),
         sms=(108, PUBLISHED),
         l2=(40 * _MB, PUBLISHED),
-        shared=(163 * 1024, PUBLISHED),
+        clock=(1.41e9, PUBLISHED),
         coalesced=(430e9, ESTIMATE),
         scattered=(68e9, ESTIMATE),
         resident=(3.0e12, ESTIMATE),
@@ -159,9 +214,10 @@ GPUS: tuple[Gpu, ...] = (
         "A100-80GB",
         "sm_80",
         bandwidth=(2.04e12, PUBLISHED),
+        peak=(2.04e12, PUBLISHED),
         sms=(108, PUBLISHED),
         l2=(40 * _MB, PUBLISHED),
-        shared=(163 * 1024, PUBLISHED),
+        clock=(1.41e9, PUBLISHED),
         coalesced=(430e9, ESTIMATE),
         scattered=(68e9, ESTIMATE),
         resident=(3.0e12, ESTIMATE),
@@ -172,9 +228,10 @@ GPUS: tuple[Gpu, ...] = (
         "L4",
         "sm_89",
         bandwidth=(0.27e12, ESTIMATE),
+        peak=(0.3e12, PUBLISHED),
         sms=(58, PUBLISHED),
         l2=(48 * _MB, PUBLISHED),
-        shared=(99 * 1024, PUBLISHED),
+        clock=(2.04e9, PUBLISHED),
         coalesced=(231e9, ESTIMATE),
         scattered=(36e9, ESTIMATE),
         resident=(1.6e12, ESTIMATE),
@@ -185,9 +242,10 @@ GPUS: tuple[Gpu, ...] = (
         "RTX 4090",
         "sm_89",
         bandwidth=(0.9e12, ESTIMATE),
+        peak=(1.01e12, PUBLISHED),
         sms=(128, PUBLISHED),
         l2=(72 * _MB, PUBLISHED),
-        shared=(99 * 1024, PUBLISHED),
+        clock=(2.52e9, PUBLISHED),
         coalesced=(510e9, ESTIMATE),
         scattered=(80e9, ESTIMATE),
         resident=(3.6e12, ESTIMATE),
@@ -198,9 +256,10 @@ GPUS: tuple[Gpu, ...] = (
         "H100",
         "sm_90",
         bandwidth=(3.0e12, MEASURED),
+        peak=(3.35e12, PUBLISHED),
         sms=(132, PUBLISHED),
         l2=(50 * _MB, PUBLISHED),
-        shared=(227 * 1024, PUBLISHED),
+        clock=(1.8e9, ESTIMATE),
         coalesced=(526e9, MEASURED),
         scattered=(83e9, MEASURED),
         resident=(3.7e12, MEASURED),
@@ -211,9 +270,10 @@ GPUS: tuple[Gpu, ...] = (
         "H200",
         "sm_90",
         bandwidth=(4.3e12, MEASURED),
+        peak=(4.8e12, PUBLISHED),
         sms=(132, PUBLISHED),
         l2=(60 * _MB, PUBLISHED),
-        shared=(227 * 1024, PUBLISHED),
+        clock=(1.8e9, ESTIMATE),
         coalesced=(526e9, ESTIMATE),
         scattered=(83e9, ESTIMATE),
         resident=(3.7e12, ESTIMATE),
@@ -224,9 +284,10 @@ GPUS: tuple[Gpu, ...] = (
         "B200",
         "sm_100",
         bandwidth=(7.0e12, ESTIMATE),
+        peak=(8e12, PUBLISHED),
         sms=(148, PUBLISHED),
         l2=(126 * _MB, PUBLISHED),
-        shared=(227 * 1024, PUBLISHED),
+        clock=(1.85e9, ESTIMATE),
         coalesced=(590e9, ESTIMATE),
         scattered=(93e9, ESTIMATE),
         resident=(4.1e12, ESTIMATE),
@@ -239,9 +300,10 @@ GPUS: tuple[Gpu, ...] = (
         "RTX PRO 6000",
         "sm_120",
         bandwidth=(1.6e12, ESTIMATE),
+        peak=(1.79e12, PUBLISHED),
         sms=(188, PUBLISHED),
         l2=(128 * _MB, PUBLISHED),
-        shared=(99 * 1024, PUBLISHED),
+        clock=(2.6e9, PUBLISHED),
         coalesced=(750e9, ESTIMATE),
         scattered=(118e9, ESTIMATE),
         resident=(5.2e12, ESTIMATE),
@@ -252,9 +314,10 @@ GPUS: tuple[Gpu, ...] = (
         "RTX 5090",
         "sm_120",
         bandwidth=(1.6e12, ESTIMATE),
+        peak=(1.79e12, PUBLISHED),
         sms=(170, PUBLISHED),
         l2=(96 * _MB, PUBLISHED),
-        shared=(99 * 1024, PUBLISHED),
+        clock=(2.41e9, PUBLISHED),
         coalesced=(677e9, ESTIMATE),
         scattered=(107e9, ESTIMATE),
         resident=(4.8e12, ESTIMATE),
@@ -276,11 +339,18 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "sms": (1, 65536),
     "l2": _BYTES,
     "shared": _BYTES,
+    "clock": _RATE,
+    "issue_share": (0.01, 1),
+    "barrier_share": (0.01, 1),
+    "latency": _TIME,
+    "cache_latency": _TIME,
+    "peak": _RATE,
+    "special": (1, 4096),
     "one_block": (0, 2**31),
 }
 CONSTANTS = tuple(_RANGES)
 """The constants that a calibration file may have."""
-_WHOLE = ("sms", "l2", "shared", "one_block")
+_WHOLE = ("sms", "l2", "shared", "special", "one_block")
 
 
 def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Device:

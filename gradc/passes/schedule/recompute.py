@@ -19,23 +19,15 @@ from ...ir.op import Alias, Expr, Lookup, Movement, Scatter
 from ...ir.types import F64
 from ...ir.walk import reachable
 from ..program.unroll_scatters import unrollable
-from ..reductions.devices import Device, Gpu
+from ..reductions.devices import ARCHITECTURES, Device, Gpu
 from .groups import elements, lowering, nbytes
 
 MOST_SEEN = 96
 """Values that a chain is made of at most: longer ones are stored."""
 MOST_COST = 160
 """Of a chain that is computed again, in additions."""
-CLOCK, ISSUED = 1.7e9, 0.8
-"""Cycles of a multiprocessor per second (published for the H100), and the share of them that issue an instruction
-(estimate).
-"""
-LANES = 128
-"""Elements that one cycle of a multiprocessor adds (published)."""
 ACCESS = 6.0
 """Additions that take as long as an access that a cache serves, with its address (estimate)."""
-HALF_F64 = ("sm_70", "sm_80", "sm_90", "sm_100")
-"""Architectures that compute in f64 at half the rate of f32; the others have a 64th (published)."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +55,9 @@ def recompute_cost(device: Device) -> RecomputeCost | None:
     """
     if not isinstance(device, Gpu):
         return None
-    rate = device.sms * LANES * CLOCK * ISSUED
-    return RecomputeCost(rate / device.bandwidth, 2 if device.arch in HALF_F64 else 64)
+    lanes = 32 * device.issue / (device.sms * device.clock)  # elements that a clock of a multiprocessor adds
+    rate = 32 * device.issue * device.issue_share
+    return RecomputeCost(rate / device.bandwidth, lanes / ARCHITECTURES[device.arch].f64)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,358 @@
+"""docs/cuda_static.md: what the machine code of the GPU cases says, and the time that a model predicts; without a GPU.
+
+    python -m benchmarks.cuda_static [--check] [--out FOLDER] [CASE ...]
+
+Nothing is executed: each case is compiled once and read back (needs ``gradc[nvrtc,nvdisasm]``).  Without names it runs
+all cases and writes the page and benchmarks/results/cuda_static.json; ``--check`` writes nothing and says whether these
+are what the code gives; with names it prints the rows of these cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gradc
+from gradc import ops
+from gradc.inspect.static import Direction, directions
+
+from .gpu_cases import all_cases
+
+ARCH = "sm_90"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, RESULTS = "docs/cuda_static.md", "benchmarks/results/cuda_static.json"
+
+
+@dataclass(frozen=True)
+class Static:
+    """A case of the page.
+
+    :param review: the shares of the floor, forward and backward, that a review by hand predicts; None: it has none.
+    """
+
+    id: str
+    what: str
+    function: Callable[..., Any]
+    types: Mapping[str, str]
+    wrt: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    review: tuple[int | None, int | None] = (None, None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A direction of a case.
+
+    :param instructions: of threads, per element of its largest array.  :param kernel_bytes: over the floor.
+    :param loads, stores: bytes per thread of the accesses that move most, in the launch that takes longest.
+    :param registers, resident: of that launch; resident in blocks per multiprocessor.
+    :param microseconds: predicted, of the launches.  :param share: of the peak bandwidth that the floor's bytes are.
+    """
+
+    instructions: float
+    kernel_bytes: float
+    loads: int
+    stores: int
+    registers: int
+    threads: int
+    resident: int
+    spills: int
+    launches: int
+    products: int
+    microseconds: float
+    share: float
+    bound: str
+    finished: bool
+    review: int | None
+
+
+REVIEWED: Mapping[str, tuple[int | None, int | None]] = {
+    "E2": (None, 78),
+    "N1": (34, 28),
+    "S1": (31, 30),
+    "C1": (29, 60),
+    "P1": (68, 80),
+    "B1": (None, 85),
+    "G1": (9, 3),
+    "G3": (75, 40),
+    "G5": (10, 2),
+    "E12": (None, 77),
+    "Q2": (None, 45),
+}
+"""Of the GPU cases; 2.5 % is given as 2."""
+
+
+def _layer_norm(columns: int) -> Callable[..., Any]:
+    return lambda x, g, b: ops.layer_norm(x, (columns,), g, b)
+
+
+def _rms_norm(columns: int) -> Callable[..., Any]:
+    return lambda x, g: ops.rms_norm(x, (columns,), g, eps=1e-6)
+
+
+def _embedding(tokens: Any, weight: Any) -> Any:
+    return ops.embedding(tokens, weight)
+
+
+def _layer_types(dtype: str, rows: int, columns: int) -> dict[str, str]:
+    return {"x": f"{dtype}[{rows},{columns}]", "g": f"{dtype}[{columns}]", "b": f"{dtype}[{columns}]"}
+
+
+def _rms_types(dtype: str, rows: int, columns: int) -> dict[str, str]:
+    return {"x": f"{dtype}[{rows},{columns}]", "g": f"{dtype}[{columns}]"}
+
+
+def _table(dtype: str, rows: int, table: int, columns: int) -> dict[str, str]:
+    return {"tokens": f"i64[{rows}]", "weight": f"{dtype}[{table},{columns}]"}
+
+
+def _forced(strategy: str) -> dict[str, Any]:
+    return {"reductions": {"*": strategy}}
+
+
+NORM = ("x", "g", "b")
+EXTRA = (
+    Static("LN1024", "layer norm, bf16", _layer_norm(1024), _layer_types("bf16", 65536, 1024), NORM, {}, (17, 22)),
+    Static("LN8192", "layer norm, bf16", _layer_norm(8192), _layer_types("bf16", 8192, 8192), NORM, {}, (42, None)),
+    Static("LN4096f", "layer norm, f32", _layer_norm(4096), _layer_types("f32", 16384, 4096), NORM, {}, (70, None)),
+    Static("RMS4096", "rms norm, bf16", _rms_norm(4096), _rms_types("bf16", 16384, 4096), ("x", "g"), {}, (75, 48)),
+    Static("RMS128", "rms norm, bf16", _rms_norm(128), _rms_types("bf16", 524288, 128), ("x", "g"), {}, (None, 27)),
+    Static(
+        "GELUb",
+        "GELU + bias, bf16",
+        lambda x, b: ops.gelu(x + b),
+        {"x": "bf16[16384,16384]", "b": "bf16[16384]"},
+        ("x", "b"),
+        {},
+        (60, 38),
+    ),
+    Static("SUM64", "column sums", lambda x: ops.sum(x, axes=(0,)), {"x": "f32[1048576,64]"}, (), {}, (55, None)),
+    Static("SUM4", "column sums", lambda x: ops.sum(x, axes=(0,)), {"x": "f32[1048576,4]"}, (), {}, (1, None)),
+    Static("SUMall", "a sum over all", lambda x: ops.sum(x), {"x": "f32[4,16777216]"}, (), {}, (1, None)),
+    Static(
+        "SOFT1",
+        "softmax over axis 1",
+        lambda x: ops.softmax(x, axis=1),
+        {"x": "f32[16,1024,4096]"},
+        ("x",),
+        {},
+        (8, None),
+    ),
+    Static("TRANS", "2-D transpose", lambda x: ops.transpose(x, (1, 0)), {"x": "f32[8192,8192]"}, (), {}, (35, None)),
+    Static(
+        "G1h",
+        "grid_sample, bf16, channels last",
+        lambda x, grid: ops.grid_sample(x, grid, mode="bilinear"),
+        {"x": "bf16[42,128,120,160]", "grid": "bf16[42,100,100,2]"},
+        (),
+        {"layout": {"x": "NHWC", "y": "NHWC"}},
+        (25, None),
+    ),
+    Static(
+        "E1M",
+        "embedding, f32, V = N = 1M",
+        _embedding,
+        _table("f32", 1 << 20, 1 << 20, 64),
+        ("weight",),
+        {},
+        (None, 64),
+    ),
+    Static("E16k", "embedding, f32, D = 64", _embedding, _table("f32", 16384, 32000, 64), ("weight",), {}, (None, 15)),
+    Static(
+        "E2a",
+        "embedding, f32, atomic",
+        _embedding,
+        _table("f32", 16384, 128256, 512),
+        ("weight",),
+        _forced("atomic"),
+        (None, 85),
+    ),
+    Static(
+        "E2f",
+        "embedding, f32, atomic_fixed",
+        _embedding,
+        _table("f32", 16384, 128256, 512),
+        ("weight",),
+        _forced("atomic_fixed"),
+        (None, 7),
+    ),
+    Static(
+        "Q2g",
+        "learnable scale per group of 64 of an int8 embedding",
+        lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, 64))),
+        {"tokens": "i64[65536]", "q": "i8[128256,512]", "scale": "f32[128256,8]"},
+        ("scale",),
+        {},
+        (None, 40),
+    ),
+)
+
+
+def cases() -> dict[str, Static]:
+    """The GPU cases at their own sizes, and those that a review by hand has beside them."""
+    found = {}
+    for case in all_cases().values():
+        sizes = case.at(False)
+        found[case.id] = Static(
+            case.id,
+            case.what,
+            lambda case=case, sizes=sizes, **inputs: case.ours(sizes, **inputs),
+            case.concrete(False),
+            case.wrt,
+            case.options,
+            REVIEWED.get(case.id, (None, None)),
+        )
+    return found | {case.id: case for case in EXTRA}
+
+
+# -- one case ----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(case: Static) -> dict[str, Row]:
+    """A row of each direction that launches anything."""
+    graph = gradc.trace(case.function, **case.types)
+    module = gradc.compile(graph, wrt=list(case.wrt), target="cuda", arch=ARCH, **case.options)
+    reviews = dict(zip(("forward", "backward"), case.review, strict=True))
+    return {
+        name: _row(direction, reviews.get(name))
+        for name, direction in directions(module, {}).items()
+        if direction.launches
+    }
+
+
+def _row(d: Direction, review: int | None) -> Row:
+    launch, longest = max(d.launches, key=lambda pair: pair[1].seconds)
+    resources = d.executable.binary.kernels
+    shapes = [b.type.concrete({}) for b in d.executable.program.buffers if b.kind in ("input", "output")]
+    elements = max(prod(shape) for shape in shapes)
+    used = {launch.function for launch, _ in d.launches}
+    return Row(
+        instructions=_digits(sum(p.instructions for _, p in d.launches) / elements),
+        kernel_bytes=_digits(d.kernel_bytes / d.floor if d.floor else 0.0),
+        loads=longest.load_width,
+        stores=longest.store_width,
+        registers=resources[launch.function].registers,
+        threads=launch.threads,
+        resident=longest.resident,
+        spills=sum(resources[name].spill_stores + resources[name].spill_loads for name in used),
+        launches=len(d.launches),
+        products=d.other,
+        microseconds=_digits(d.seconds * 1e6),
+        share=_digits(100 * d.share(d.seconds)),
+        bound=d.bound,
+        finished=all(p.finished for _, p in d.launches),
+        review=review,
+    )
+
+
+def _digits(value: float) -> float:
+    """Three significant digits."""
+    return float(f"{value:.3g}")
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+HEAD = """# CUDA without a GPU: instructions, bytes, and a predicted time
+
+Written by `python -m benchmarks.cuda_static` from the machine code for sm_90; do not edit. **Nothing here is
+measured.** Each kernel is compiled, disassembled and followed thread by thread (`gradc/inspect/machine.py`); the time
+is the model's of `gradc/inspect/predicted.py` with the constants of the H100 in `gradc/passes/reductions/devices.py`.
+
+- *instructions*: of threads, per element of the direction's largest array, in all of its launches;
+- *bytes*: what its kernels say that they move, over what must move (each input once, each output once);
+- *load, store*: bytes per thread of the accesses that move most, in the launch that takes longest, whose registers,
+  threads per block and resident blocks per multiprocessor stand beside them; *spills* are bytes of all its kernels;
+- *us*: predicted, without products by a library (+n), whose time is not predicted; *share*: how much of it the floor's
+  bytes take at 3.35 TB/s;
+- *review*: the share that a review by hand predicted, at a commit before the first of this page;
+- *before*: the share at the last commit of this page, where it is another.
+
+"""
+COLUMNS = tuple(
+    "case what direction instructions bytes load store registers threads blocks spills launches us bound share before"
+    " review".split()
+)
+NOTES = """
+Where the review and the model disagree, the reasons are these. The review left out the loop that looks at the error
+flags of earlier checks, and weighed instructions, bytes and launches only. The model counts that loop, transfers
+between L2 and the multiprocessors in sectors of 32 bytes, atomics by the rates of the device's record, the fewer issue
+slots of a grid with fewer blocks than multiprocessors, and a warp's chain of dependent instructions. Indices are taken
+to be spread over the whole table whatever the case draws, and a loop whose end depends on data is followed once. `?`
+is a direction of which a thread could not be followed to its end; its instructions mean nothing.
+"""
+
+
+def page(rows: Mapping[str, Mapping[str, Row]], before: Mapping[str, Any]) -> str:
+    """The text of docs/cuda_static.md."""
+    titles = {name: case.what for name, case in cases().items()}
+    lines = [
+        _line(name, titles[name], direction, row, before.get(name, {}).get(direction))
+        for name, found in rows.items()
+        for direction, row in found.items()
+    ]
+    rule = "|" + "|".join("---" if c in ("case", "what", "direction", "bound") else "---:" for c in COLUMNS) + "|"
+    lines = [f"| {' | '.join(COLUMNS)} |", rule, *lines]
+    return HEAD + "\n".join(lines) + "\n" + NOTES
+
+
+def _line(name: str, what: str, direction: str, row: Row, before: Mapping[str, Any] | None) -> str:
+    changed = f"{before['share']:g} %" if before is not None and before["share"] != row.share else ""
+    launches = f"{row.launches}+{row.products}" if row.products else f"{row.launches}"
+    seconds, share = (f"{row.microseconds:g}", f"{row.share:g} %") if row.finished else ("?", "?")
+    cells = (
+        *(name, what, direction, f"{row.instructions:g}", f"{row.kernel_bytes:g}x", row.loads, row.stores),
+        *(
+            row.registers,
+            row.threads,
+            row.resident,
+            row.spills,
+            launches,
+            seconds,
+            row.bound,
+        ),
+        *(share, changed, "" if row.review is None else f"{row.review} %"),
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def committed() -> dict[str, Any]:
+    """The results as they were last committed; none outside a repository."""
+    done = subprocess.run(["git", "show", f"HEAD:{RESULTS}"], cwd=ROOT, capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else {}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--check", action="store_true", help="say whether the results are what the code gives")
+    parser.add_argument("--out", type=Path, default=ROOT, metavar="FOLDER")
+    options = parser.parse_args(arguments)
+    known = cases()
+    if unknown := [name for name in options.cases if name not in known]:
+        parser.error(f"no case {unknown[0]!r}; there are {', '.join(known)}")
+    rows = {}
+    for name in options.cases or known:
+        rows[name] = rows_of(known[name])
+        print(*(_line(name, known[name].what, d, row, None) for d, row in rows[name].items()), sep="\n", flush=True)
+    made = {name: {d: asdict(row) for d, row in found.items()} for name, found in rows.items()}
+    before = committed()
+    if options.check:
+        stale = [name for name in made if made[name] != before.get(name)]
+        print(f"other than committed: {', '.join(stale)}" if stale else "as committed")
+        return int(bool(stale))
+    if not options.cases:
+        for place, text in ((PAGE, page(rows, before)), (RESULTS, json.dumps(made, indent=1) + "\n")):
+            (options.out / place).parent.mkdir(parents=True, exist_ok=True)
+            (options.out / place).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,397 @@
+"""One thread of a kernel, followed through its machine code without a GPU: how often each basic block runs, what arrays
+it accesses, how long its chain of dependent instructions is.
+
+Integers that follow from the launch's arguments, from the thread's place and from indices are computed; data are not.
+A branch that depends on data leaves the innermost loop that it can leave, avoids a subroutine (the slow path of a
+division), and else goes on with the next instruction, which is what a condition guards.  A loop whose registers advance
+by constant steps is not followed to its end: the number of its passes is found by bisection.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .operands import MASK, address, following
+from .sass import Function, Instruction
+from .semantics import Decoder, array_of
+
+LATENCY: Mapping[str, int] = {"shared": 30, "shuffle": 25, "special": 25, "convert": 15, "f64": 16, "barrier": 30}
+"""Clocks until a result can be used, by class (published microbenchmarks, rounded); ``ALU`` for the others."""
+ALU = 5
+SECTOR = 32
+"""Bytes of a transfer between the caches."""
+MOST_BLOCKS = 10_000
+"""Basic blocks that are followed before a thread is given up."""
+MOST_PASSES = 1 << 31
+"""Passes of a loop at which a thread is given up."""
+_WORDS = 4
+
+
+@dataclass
+class Access:
+    """An instruction that accesses global memory.
+
+    :param executed: times.  :param array: the last one that it accessed, from 1; 0: not known.
+    :param first: its first address; None: not known.  :param sectors: that differ from the one before.
+    """
+
+    instruction: Instruction
+    executed: float = 0
+    sectors: float = 0
+    array: int = 0
+    first: int | None = None
+    last: int | None = None
+
+
+@dataclass
+class Trace:
+    """What a thread did.
+
+    :param counts: instructions by class.  :param instructions: in all.  :param clocks: of its chain of dependences.
+    :param accesses: that ran.  :param unknown: branches that depended on data.  :param walked: basic blocks that
+        were followed.  :param finished: whether it came to its end.
+    """
+
+    counts: dict[str, float] = field(default_factory=dict)
+    instructions: float = 0
+    clocks: float = 0
+    accesses: list[Access] = field(default_factory=list)
+    unknown: int = 0
+    walked: int = 0
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch, as its threads see it.
+
+    :param words: constant bank 0, by byte.
+    :param load: what an array has: (array, byte, bytes) -> integer, or None if it is data.
+    :param latency: clocks of a load from an array.
+    """
+
+    words: Mapping[int, int]
+    load: Callable[[int, int, int], int | None]
+    latency: Callable[[int], int]
+
+
+_Step = tuple[str, bool, Callable[..., None] | None, tuple[str, ...], tuple[str, ...], int, int]
+
+
+class Machine:
+    """A function, decoded for one launch; :meth:`run` follows a thread."""
+
+    def __init__(self, function: Function, launched: Launched):
+        self.function, self.launched = function, launched
+        self.blocks = function.blocks
+        self.order = list(self.blocks)
+        self.next = dict(zip(self.order, [*self.order[1:], -1], strict=True))
+        decoder = Decoder(lambda at: launched.words.get(at), self._special)
+        self.accesses: list[Access] = []
+        self.steps = {at: [self._decoded(decoder, i) for i in block] for at, block in self.blocks.items()}
+        self.kinds = {at: Counter(i.kind for i in block) for at, block in self.blocks.items()}
+        self._begin(0, 0)
+
+    def _begin(self, block: int, thread: int) -> None:
+        self.block, self.thread = block, thread
+        self.r: dict[str, Any] = {}
+        self.ready: dict[str, int] = {}
+        self.now, self.walked, self.unknown = 0, 0, 0
+        self.visits: dict[int, float] = dict.fromkeys(self.order, 0)
+        self.calls: list[int] = []
+        self.history: dict[int, list[Any]] = {}
+        for access in self.accesses:
+            access.executed, access.sectors, access.array, access.first, access.last = 0, 0, 0, None, None
+
+    def _special(self, name: str) -> int | None:
+        known = {"SR_TID.X": self.thread, "SR_CTAID.X": self.block, "SR_LANEID": 0}
+        return known.get(
+            name, 0 if name in ("SR_CgaCtaId", "SR_CTAID.Y", "SR_CTAID.Z", "SR_TID.Y", "SR_TID.Z") else None
+        )
+
+    def _decoded(self, decoder: Decoder, i: Instruction) -> _Step:
+        step, written, read = decoder.step(i.opcode, i.modifiers, i.operands)
+        if i.opcode in ("LDL", "STL"):
+            step, written = _local(i, written)
+        latency = LATENCY.get(i.kind, ALU)
+        access = -1
+        if i.width:
+            access = len(self.accesses)
+            self.accesses.append(Access(i))
+            step = self._accessing(self.accesses[access], written)
+            latency = -1 if i.opcode in ("LDG", "ATOMG") else ALU
+        name = i.predicate.lstrip("!")
+        return (
+            "" if name in ("PT", "UPT") else name,
+            i.predicate.startswith("!"),
+            step,
+            read,
+            written,
+            latency,
+            access,
+        )
+
+    def _accessing(self, access: Access, written: tuple[str, ...]) -> Callable[..., None]:
+        i = access.instruction
+        where = address(next((part for part in i.operands.split(", ") if "[" in part), ""))
+        loads = i.opcode == "LDG"
+
+        def step(r: dict[str, Any]) -> None:
+            low, high = where(r)
+            array = array_of(high)
+            access.executed += 1
+            access.array = array or access.array
+            at = None if low is None else (high & 0xFF) << 32 | low
+            access.sectors += self._new_sectors(access.array, at)
+            if access.executed == 1:
+                access.first = at
+            access.last = at
+            each = 1 if len(written) == 1 and i.width < _WORDS else _WORDS
+            value = self.launched.load(array, at, i.width) if loads and array and at is not None else None
+            for n, name in enumerate(written):
+                r[name] = None if value is None else (value >> 32 * n) & MASK if each == _WORDS else value & MASK
+
+        return step
+
+    def _new_sectors(self, array: int, at: int | None) -> float:
+        """The part of a sector that an access is away from where the thread has just been in this array."""
+        if at is None:
+            return 1.0
+        distances = [abs(at - a.last) for a in self.accesses if a.array == array and a.last is not None]
+        nearest = min(distances, default=SECTOR)
+        return nearest / SECTOR if nearest < SECTOR else 1.0
+
+    # -- a thread ------------------------------------------------------------------------------------------------------
+
+    def run(self, block: int, thread: int) -> Trace:
+        """Follows a thread to its end."""
+        self._begin(block, thread)
+        finished = self._follow(self.order[0], -1) is False and self.walked < MOST_BLOCKS
+        trace = Trace(unknown=self.unknown, walked=self.walked, finished=finished, clocks=self.now)
+        for at, times in self.visits.items():
+            if times:
+                for kind, count in self.kinds[at].items():
+                    trace.counts[kind] = trace.counts.get(kind, 0) + count * times
+                trace.instructions += times * len(self.blocks[at])
+        trace.accesses = [replace(a) for a in self.accesses if a.executed]
+        return trace
+
+    def _follow(self, at: int, stop: int, members: frozenset[int] | None = None) -> bool:
+        """Follows from a block to the next back edge to ``stop``; False if the thread ends before, or leaves the blocks
+        ``members``.
+        """
+        while self.walked < MOST_BLOCKS:
+            to = self._block(at)
+            if to < 0 or (members is not None and to not in members and not self.calls):
+                return False
+            if to <= at:
+                if to == stop:
+                    return True
+                self._gallop(to)
+            at = to
+        return False
+
+    def _block(self, at: int) -> int:
+        """Runs a block; the next one's address, or -1 at the end."""
+        self.walked += 1
+        self.visits[at] += 1
+        r, ready = self.r, self.ready
+        for i, (name, negated, step, read, written, latency, access) in zip(
+            self.blocks[at], self.steps[at], strict=True
+        ):
+            holds: Any = True
+            issue = self.now + 1
+            if name:
+                holds = r.get(name)
+                issue = max(issue, ready.get(name, 0))
+                holds = holds if holds is None or not negated else not holds
+            for register in read:
+                if (then := ready.get(register, 0)) > issue:
+                    issue = then
+            self.now = issue
+            if i.opcode in _CONTROL:
+                to = self._control(i, holds, at)
+                if to is not None:
+                    return to
+                continue
+            if holds is False or step is None:
+                continue
+            before = [r.get(w) for w in written] if holds is None else ()
+            step(r)
+            if latency < 0:
+                latency = self.launched.latency(self.accesses[access].array)
+            for n, register in enumerate(written):
+                ready[register] = issue + latency
+                if holds is None and r.get(register) != before[n]:
+                    r[register] = None
+        return self.next[at]
+
+    def _control(self, i: Instruction, holds: Any, at: int) -> int | None:
+        """The next block's address, -1 at the end, None to go on with the next instruction."""
+        if i.opcode == "CALL":
+            if holds is False or i.label not in self.function.labels:
+                return None
+            self.calls.append(self.next[at])
+            return self.function.labels[i.label]
+        if i.opcode == "RET":
+            return self.calls.pop() if self.calls else -1
+        if i.opcode in ("EXIT", "KILL"):
+            return -1 if holds else None
+        if i.opcode != "BRA" or i.label not in self.function.labels:
+            return -1 if i.opcode in ("BRX", "JMP", "JMX") else None
+        target = self.function.labels[i.label]
+        if "DIV" in i.modifiers or "CONV" in i.modifiers:
+            return None
+        if holds is None:
+            self.unknown += 1
+            holds = self._taken(at, target, self.next[at])
+        return target if holds else None
+
+    def _taken(self, at: int, target: int, behind: int) -> bool:
+        """Whether a branch that depends on data is taken."""
+        for one, other in ((target, False), (behind, True)):
+            if any(x.opcode == "CALL" for x in self.blocks.get(one, ())):
+                return other
+        around = [members for members in self.loops.values() if at in members]
+        innermost = min(around, key=len, default=frozenset[int]())
+        return target not in innermost and behind in innermost
+
+    @functools.cached_property
+    def loops(self) -> dict[int, frozenset[int]]:
+        """The blocks of each loop by its first: those that reach the origin of a branch back without its target."""
+        before: dict[int, list[int]] = {at: [] for at in self.order}
+        for at, block in self.blocks.items():
+            label = block[-1].label if block[-1].opcode == "BRA" else ""
+            goes_on = block[-1].opcode not in ("BRA", "EXIT", "RET", "JMP") or block[-1].predicate
+            for to in (self.function.labels.get(label, -1), self.next[at] if goes_on else -1):
+                if to >= 0:
+                    before[to].append(at)
+        loops: dict[int, set[int]] = {}
+        for header in self.order:
+            for origin in before[header]:
+                if origin >= header:
+                    members, pending = loops.setdefault(header, {header}), [origin]
+                    while pending:
+                        at = pending.pop()
+                        if at not in members:
+                            members.add(at)
+                            pending += before[at]
+        return {header: frozenset(members) for header, members in loops.items()}
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+
+    def _state(self) -> Any:
+        marks = [(a.executed, a.sectors, a.array, a.first, a.last) for a in self.accesses]
+        return dict(self.r), dict(self.visits), marks, self.now, dict(self.ready), list(self.calls), self.unknown
+
+    def _restore(self, state: Any) -> None:
+        registers, visits, marks, self.now, ready, calls, self.unknown = state
+        self.r.clear()
+        self.r.update(registers)
+        self.visits, self.ready, self.calls = dict(visits), dict(ready), list(calls)
+        for access, (executed, sectors, array, first, last) in zip(self.accesses, marks, strict=True):
+            access.executed, access.sectors, access.array, access.first, access.last = (
+                executed,
+                sectors,
+                array,
+                first,
+                last,
+            )
+
+    def _gallop(self, header: int) -> None:
+        """At a loop's header: skips passes while each does what the last two have done."""
+        seen = self.history.setdefault(header, [])
+        seen.append(self._state())
+        del seen[:-3]
+        if len(seen) < 3 or (step := _step(*seen)) is None:
+            return
+        count, growing, start = 1, True, self._state()
+        while count:
+            before, history = self._state(), {at: list(states) for at, states in self.history.items()}
+            self._skip(step, count)
+            middle = self._state()
+            same = self._follow(header, header, self.loops.get(header)) and _same(step, middle, self._state())
+            if same and count >= MOST_PASSES:  # no condition ends it that could be followed
+                self._restore(start)
+                self.walked = MOST_BLOCKS
+                return
+            if same:
+                count = 2 * count if growing else count // 2
+            else:
+                self._restore(before)
+                self.history = history
+                growing, count = False, count // 2
+        self.history[header] = []
+
+    def _skip(self, step: Any, count: int) -> None:
+        registers, visits, marks, clocks = step
+        for name, by in registers.items():
+            if by:
+                self.r[name] = (self.r[name] + by * count) & MASK
+        for at, by in visits.items():
+            self.visits[at] += by * count
+        for access, (executed, sectors, moved) in zip(self.accesses, marks, strict=True):
+            access.executed += executed * count
+            access.sectors += sectors * count
+            if access.last is not None and moved is not None:
+                access.last += moved * count
+        self.now += clocks * count
+        for register in self.ready:
+            self.ready[register] += clocks * count
+
+
+def _local(i: Instruction, written: tuple[str, ...]) -> tuple[Callable[..., None], tuple[str, ...]]:
+    """A register spilled or loaded again; what is spilled is kept among the registers."""
+    place = ((match := _PLACE.search(i.operands)) and match[1]) or ""
+    count = 4 if "128" in i.modifiers else 2 if "64" in i.modifiers else 1
+    slots = tuple(f"[{place}]{n}" for n in range(count))
+    names = written or tuple(following(i.operands.split(", ")[-1], n) for n in range(count))
+    pairs = list(zip(slots, names, strict=False)) if i.opcode == "STL" else list(zip(names, slots, strict=False))
+
+    def step(r: dict[str, Any]) -> None:
+        for to, source in pairs:
+            r[to] = 0 if source == "RZ" else r.get(source)
+
+    return step, written if i.opcode == "LDL" else slots
+
+
+_PLACE = re.compile(r"\[([^\]]*)\]")
+_CONTROL = ("BRA", "CALL", "RET", "EXIT", "KILL", "BRX", "JMP", "JMX")
+
+
+def _difference(a: Any, b: Any) -> Any:
+    """(registers, visits, accesses, clocks) that a pass adds, or None where its registers do not advance by a step."""
+    registers: dict[str, int] = {}
+    if a[0].keys() != b[0].keys() or a[5] != b[5]:
+        return None
+    for name, value in b[0].items():
+        before = a[0][name]
+        if value is None or before is None or isinstance(value, bool) or isinstance(before, bool):
+            if value is not before:
+                return None
+            continue
+        registers[name] = (value - before) & MASK
+    visits = {at: n - a[1][at] for at, n in b[1].items() if n != a[1][at]}
+    marks = [
+        (y[0] - x[0], y[1] - x[1], None if x[4] is None or y[4] is None else y[4] - x[4])
+        for x, y in zip(a[2], b[2], strict=True)
+    ]
+    return registers, visits, marks, b[3] - a[3]
+
+
+def _step(first: Any, second: Any, third: Any) -> Any:
+    """What each of two passes has added, if it is the same but for clocks; clocks are of the later."""
+    before, after = _difference(first, second), _difference(second, third)
+    if before is None or after is None or before[:2] != after[:2]:
+        return None
+    return after if [m[0] for m in before[2]] == [m[0] for m in after[2]] else None
+
+
+def _same(step: Any, first: Any, second: Any) -> bool:
+    found = _difference(first, second)
+    return found is not None and found[:2] == step[:2]

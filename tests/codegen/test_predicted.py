@@ -1,0 +1,115 @@
+"""The predicted time of kernels: known passes of loops, known bytes, and what a model must not say."""
+
+from __future__ import annotations
+
+import pytest
+
+import gradc
+from benchmarks import cuda_static
+from gradc import ops
+from gradc.errors import GradcError, InvalidProblem
+from gradc.inspect.machine import Launched, Machine
+from gradc.inspect.sass import parse
+from gradc.inspect.static import Direction, directions
+from gradc.passes.reductions.devices import ARCHITECTURES, GPUS
+from gradc.runtime.cuda import nvdisasm
+from gradc.runtime.cuda.nvrtc import find_nvrtc
+
+LISTING = """
+	.section	.text.nested,"ax",@progbits
+.text.nested:
+        /*0000*/                   IMAD.MOV.U32 R0, RZ, RZ, RZ ;
+.L_x_0:
+        /*0010*/                   MOV R2, RZ ;
+.L_x_1:
+        /*0020*/                   VIADD R2, R2, 0x4 ;
+        /*0030*/                   ISETP.GE.AND P1, PT, R2, 0x28, PT ;
+        /*0040*/              @!P1 BRA `(.L_x_1) ;
+        /*0050*/                   IADD3 R0, R0, 0x3, RZ ;
+        /*0060*/                   ISETP.GE.AND P0, PT, R0, c[0x0][0x210], PT ;
+        /*0070*/              @!P0 BRA `(.L_x_0) ;
+        /*0080*/                   FSETP.GT.AND P2, PT, R4, RZ, PT ;
+        /*0090*/               @P2 BRA `(.L_x_0) ;
+        /*00a0*/                   EXIT ;
+"""
+
+
+def test_passes_of_nested_loops() -> None:
+    """A million passes of ten passes each are counted exactly, in a few steps; a loop that depends on data ends."""
+    (function,) = parse(LISTING)
+    launched = Launched({0x210: 3_000_000}, lambda array, at, nbytes: None, lambda array: 500)
+    trace = Machine(function, launched).run(0, 0)
+    assert trace.finished and trace.unknown == 1 and trace.walked < 5000
+    assert trace.instructions == 1 + 1_000_000 * (1 + 10 * 3 + 3) + 3
+    assert trace.counts["f32"] == 1
+
+
+def test_a_loop_without_an_end_is_given_up() -> None:
+    (function,) = parse(LISTING.replace("0x3, RZ", "0x0, RZ"))
+    launched = Launched({0x210: 8}, lambda array, at, nbytes: None, lambda array: 500)
+    assert not Machine(function, launched).run(0, 0).finished
+
+
+def test_every_device_has_an_architecture() -> None:
+    """A block gets no more shared memory than its multiprocessor has, and no copy is faster than the memory."""
+    for gpu in GPUS:
+        limits = ARCHITECTURES[gpu.arch]
+        assert gpu.shared <= limits.block_shared <= limits.shared and gpu.bandwidth <= gpu.peak
+
+
+# -- with NVRTC and nvdisasm -------------------------------------------------------------------------------------------
+
+
+def _ready() -> bool:
+    try:
+        find_nvrtc("sm_90")
+        nvdisasm.find_nvdisasm()
+    except GradcError:
+        return False
+    return True
+
+
+tools = pytest.mark.skipif(not _ready(), reason="needs gradc[nvrtc,nvdisasm]")
+
+
+@tools
+def test_bytes_and_times() -> None:
+    """A copy and the sums of rows move what they must, as the machine code's accesses have it; twice the rows are twice
+    the instructions; nothing is faster than memory; the same numbers come twice.
+    """
+    graph = gradc.trace(lambda x: ops.sum(x, axes=(1,)), x="f32[N,8192]")
+    module = gradc.compile(graph, wrt=["x"], target="cuda", arch="sm_90")
+    one, two, again = (_forward(module, rows) for rows in (4096, 8192, 4096))
+    ((_, sums),), ((_, doubled),) = one.launches, two.launches
+    assert one == again and sums.finished and sums.load_width == 16
+    assert sums.bytes == pytest.approx(4096 * 8192 * 4 + 4096 * 4, rel=0.01)
+    assert doubled.instructions == pytest.approx(2 * sums.instructions, rel=0.01)
+    for direction in directions(module, {"N": 4096}).values():
+        assert 0.3 < direction.share(direction.seconds) <= 1
+    ((_, spread),) = directions(module, {"N": 4096})["backward"].launches
+    assert spread.bytes == pytest.approx(4096 * 8192 * 4 + 4096 * 4, rel=0.01) and spread.store_width == 16
+    with pytest.raises(InvalidProblem, match="size for N: N=4096"):
+        directions(module, {})
+
+
+def _forward(module: gradc.Module, rows: int) -> Direction:
+    return directions(module, {"N": rows})["forward"]
+
+
+@tools
+def test_sorted_rows_are_read_once() -> None:
+    """The kernel behind a sort reads each row of the cotangent once: the model knows where sorted keys lie."""
+    graph = gradc.trace(lambda w, i: ops.embedding(i, w), w="bf16[128256,1024]", i="i64[16384]")
+    module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90", reductions={"*": "segmented"})
+    launches = directions(module, {})["backward"].launches
+    rows = [p for launch, p in launches if launch.function.endswith("_rows") and launch.blocks > 100]
+    assert any(p.finished and p.unknown == 0 and p.bytes > 16384 * 1024 * 2 for p in rows)
+
+
+@tools
+def test_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cuda_static.main(["SUM4"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("| SUM4 | column sums | forward |") and line.endswith("| 1 % |")
+    with pytest.raises(SystemExit):
+        cuda_static.main(["SUM5"])
