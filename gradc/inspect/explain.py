@@ -25,7 +25,7 @@ from ..options import Options
 from ..passes.manager import Pipeline
 from ..passes.reductions.choose_reduction import decisions
 from ..passes.reductions.cost import Estimate, floor_bytes, kernel_bytes, nominal
-from ..passes.reductions.devices import CONSTANTS, CPU, ESTIMATE, Device, Gpu, gpu_of
+from ..passes.reductions.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, Device, Gpu, gpu_of
 from ..passes.schedule.residual import Residual
 from ..passes.schedule.schedule import missed_fusions
 from ..runtime.executable import Executable
@@ -309,7 +309,7 @@ def reduction_table(
     for kernel, buffer, pick, table in decisions(program, dims, device):
         lines.append(f"  combine into {buffer} by {kernel}:")
         if isinstance(device, Gpu) and table:
-            sources = [source for name, source in device.sources.items() if name in CONSTANTS]  # that the choice uses
+            sources = [source for name, source in device.sources.items() if name not in OF_INSTRUCTIONS]
             guessed = sources.count(ESTIMATE)
             known = f" ({guessed} of {len(sources)} constants are estimates)" if guessed else ""
             lines.append(

@@ -350,6 +350,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 }
 CONSTANTS = tuple(_RANGES)
 """The constants that a calibration file may have."""
+OF_INSTRUCTIONS = ("clock", "issue_share", "barrier_share", "latency", "cache_latency", "peak", "special")
+"""Those of machine code's time: no choice of a reduction looks at them."""
 _WHOLE = ("sms", "l2", "shared", "special", "one_block")
 
 
