@@ -270,7 +270,7 @@ is the model's of `gradc/inspect/predicted.py` with the constants of the H100 in
 - *load, store*: bytes per thread of the accesses that move most, in the launch that takes longest, whose registers,
   threads per block and resident blocks per multiprocessor stand beside them; *spills* are bytes of all its kernels;
 - *us*: predicted, without products by a library (+n), whose time is not predicted; *share*: how much of it the floor's
-  bytes take at 3.35 TB/s;
+  bytes take at 3.35 TB/s; with > and <, a loop's end depends on data, and what was followed of it is all that counts;
 - *review*: the share that a review by hand predicted, at a commit before the first of this page;
 - *before*: the share at the last commit of this page, where it is another.
 
@@ -305,7 +305,8 @@ def page(rows: Mapping[str, Mapping[str, Row]], before: Mapping[str, Any]) -> st
 def _line(name: str, what: str, direction: str, row: Row, before: Mapping[str, Any] | None) -> str:
     changed = f"{before['share']:g} %" if before is not None and before["share"] != row.share else ""
     launches = f"{row.launches}+{row.products}" if row.products else f"{row.launches}"
-    seconds, share = (f"{row.microseconds:g}", f"{row.share:g} %") if row.finished else ("?", "?")
+    more, less = ("", "") if row.finished else ("> ", "< ")
+    seconds, share = f"{more}{row.microseconds:g}", f"{less}{row.share:g} %"
     cells = (
         *(name, what, direction, f"{row.instructions:g}", f"{row.kernel_bytes:g}x", row.loads, row.stores),
         *(

@@ -255,11 +255,26 @@ class Machine:
     def _taken(self, at: int, target: int, behind: int) -> bool:
         """Whether a branch that depends on data is taken."""
         for one, other in ((target, False), (behind, True)):
-            if any(x.opcode == "CALL" for x in self.blocks.get(one, ())):
+            if self._is_rare(one):
                 return other
         around = [members for members in self.loops.values() if at in members]
         innermost = min(around, key=len, default=frozenset[int]())
         return target not in innermost and behind in innermost
+
+    def _is_rare(self, at: int) -> bool:
+        """Whether what begins at a block, up to its first branch, is taken to be the exception: it calls a subroutine
+        (of operands out of the fast range) or sets a bit that notes a value that is no number.
+        """
+        while at in self.blocks:
+            for i in self.blocks[at]:
+                if i.opcode == "CALL" or (i.opcode in ("RED", "REDG", "ATOMG") and ".OR" in i.modifiers):
+                    return True
+            last = self.blocks[at][-1]
+            diverges = last.opcode == "BRA" and ("DIV" in last.modifiers or "CONV" in last.modifiers)
+            if last.opcode in ("BRA", "BRX", "JMP", "JMX", "RET", "EXIT", "KILL") and not diverges:
+                return False
+            at = self.next[at]
+        return False
 
     @functools.cached_property
     def loops(self) -> dict[int, frozenset[int]]:
