@@ -9,13 +9,13 @@ by constant steps is not followed to its end: the number of its passes is found 
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..process.forks import cached_property
 from .operands import MASK, address, following
 from .sass import Function, Instruction
 from .semantics import Decoder, array_of
@@ -276,7 +276,7 @@ class Machine:
             at = self.next[at]
         return False
 
-    @functools.cached_property
+    @cached_property
     def loops(self) -> dict[int, frozenset[int]]:
         """The blocks of each loop by its first: those that reach the origin of a branch back without its target."""
         before: dict[int, list[int]] = {at: [] for at in self.order}

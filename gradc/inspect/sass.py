@@ -5,7 +5,6 @@ Text in, frozen records out: nothing here runs a tool.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import networkx as nx
+
+from ..process.forks import cached_property
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([\w$.]+?),")
 _LABEL = re.compile(r"^([.\w$]+):\s*$")
@@ -68,12 +69,12 @@ class Instruction:
     label: str = ""
     operands: str = ""
 
-    @functools.cached_property
+    @cached_property
     def kind(self) -> str:
         """Its class, a key of the table above, or ``other``."""
         return CLASS_OF.get(self.opcode, OTHER)
 
-    @functools.cached_property
+    @cached_property
     def width(self) -> int:
         """Bytes per thread of an access to global memory; 0 if it is none."""
         if self.opcode not in _GLOBAL:
@@ -113,12 +114,12 @@ class Function:
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int] = field(default_factory=dict, compare=False)
 
-    @functools.cached_property
+    @cached_property
     def blocks(self) -> Mapping[int, list[Instruction]]:
         """Basic blocks by the address of their first instruction."""
         return _blocks(self.instructions, self.labels)
 
-    @functools.cached_property
+    @cached_property
     def loops(self) -> tuple[Loop, ...]:
         """Natural loops, in order of address."""
         return tuple(_loops(self.instructions, self.labels))

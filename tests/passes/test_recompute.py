@@ -99,3 +99,13 @@ def test_sums_in_fixed_point_of_several_taps() -> None:
     wanted, kept = exact.forward(x=x.astype(np.float64), grid=grid.astype(np.float64))
     for name, want in {"y": wanted, **exact.backward(kept, dy.astype(np.float64))}.items():
         assert np.abs(got[name] - want).max() <= 8 * 2.0**-24 * np.abs(want).max(), name
+
+
+@pytest.mark.parametrize("rows", [64, 48])
+def test_a_square_is_summed_across_its_rows(rows: int) -> None:
+    """Sizes alone do not say which axis is reduced: the sum of a bias gradient reads what dx reads."""
+    graph = gradc.trace(lambda x, b: ops.gelu(x + b), x=f"bf16[{rows},64]", b="bf16[64]")
+    program = gradc.compile(graph, wrt=("x", "b"), target="cuda", arch="sm_90").backward.program
+    first = program.kernels[0]
+    assert sorted(s.op for s in first.body if s.op in ("accum", "sum_cols", "store")) == ["accum", "store"]
+    assert len({s.index for s in first.body if s.buffer == "x"}) == 1

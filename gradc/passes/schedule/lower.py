@@ -361,6 +361,15 @@ class KernelBuilder:
             same(source.shape[a], self.domain.shape[c]) for a, c in zip(own, columns, strict=True)
         ):
             raise CannotInline(node, "it is reduced across rows, and known only after the last one")
+        dims = [a for a, size in enumerate(source.shape) if size != 1]
+        real = self.domain.real
+        if (
+            len(dims) == len(real)
+            and all(same(source.shape[a], self.domain.shape[d]) for a, d in zip(dims, real, strict=True))
+            and {real[dims.index(a)] for a in own} != set(columns)
+            and not isinstance(getattr(source.op, "lower", None), Movement)
+        ):  # sizes alone would let a square be read with its rows as columns
+            raise CannotInline(node, "it is reduced across rows, and known only after the last one")
         names = {f"i{c}" for c in columns}
         kept = iter(index)
         full = []
