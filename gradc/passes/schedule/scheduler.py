@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...ir.dims import Size
+from ...ir.dims import Size, known_nonnegative, product
 from ...ir.graph import Graph
 from ...ir.node import Node
 from ...ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scan, Scatter
@@ -32,6 +32,8 @@ class Limits:
 
 
 CHEAP = 8
+FEW_BETWEEN = 16
+"""Elements of reduced axes between others that are added by the threads that have their columns."""
 FIRST, MERGED = Limits(24, 300, 400), Limits(64, 600, 1000)
 """Limits of a kernel that grows value by value, and of two merged kernels, on a machine whose registers spill to a near
 cache.
@@ -360,7 +362,8 @@ class Scheduler:
 
     def columns_for(self, node: Node, shape: Sequence[Size]) -> tuple[int, ...]:
         """Scanned and trailing reduced axes are walked along; leading ones are summed across rows, with the last axis
-        as the columns.  A GPU walks along axes between others, too: its neighbouring threads have neighbouring rows.
+        as the columns.  A GPU walks along long axes between others, too: its neighbouring threads have neighbouring
+        rows, one element each, where a few are added faster several columns at a time.
         """
         gone = tuple(a for a in self.reduced(node) if shape[a] != 1)
         if isinstance(lowering(node), Scan):
@@ -371,7 +374,8 @@ class Scheduler:
         if not kept:
             return gone[-1:]
         between = kept[0] < gone[0] and not any(gone[0] < a < gone[-1] for a in kept)
-        if kept[-1] < gone[0] or (between and not self.host):
+        few = known_nonnegative(FEW_BETWEEN - product(shape[a] for a in gone))
+        if kept[-1] < gone[0] or (between and not self.host and not few):
             return gone
         last = kept[-1] if kept[-1] > gone[-1] else gone[-1]
         return (last,)
