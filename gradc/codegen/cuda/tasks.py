@@ -35,7 +35,7 @@ from collections.abc import Mapping
 from ...ir.dims import product
 from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
-from ...ir.types import Type
+from ...ir.types import F64, Type
 from ...passes.reductions.combine import OWN_COLUMNS, OWN_STAGED, own
 from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
@@ -198,7 +198,8 @@ class TaskWriter(RowWriter):
         if self.row_task is not None:
             return self.row_task.iterations
         once = self.tiled or self.strips or self.shared or self.across or self.k.scans or self.width == 1
-        return 0 if once else UNROLLED
+        wide = any(s.dtype is F64 for s in self.k.body)  # two registers a value: NVRTC spills some kernels
+        return 0 if once or wide else UNROLLED
 
     def threads_of_scan(self) -> int:
         """One where neighbouring rows lie together, or sums belong to threads by their columns; else whole warps."""
