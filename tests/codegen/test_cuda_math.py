@@ -438,5 +438,6 @@ def test_the_targets_share_the_text():
         "high_product_u64",
         "bf16_store",
         "bf16_round",
+        "reciprocal_in_range_f32",
     }
     assert TEMPLATES.name == "cpu" and "__builtin" not in read_template("common/math.h")

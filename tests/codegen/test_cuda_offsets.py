@@ -208,6 +208,7 @@ def test_both_widths_give_the_same_bits(case: str, monkeypatch: pytest.MonkeyPat
     narrow = {k: np.asarray(a) for k, a in module.forward.run(**given).items()}
     assert set(module.forward.native.device.libraries) == {False}
     module.forward.native._plans.clear()
+    module.forward._sizes.clear()
     monkeypatch.setattr(launch, "LIMIT", 0)
     wide = {k: np.asarray(a) for k, a in module.forward.run(**given).items()}
     assert set(module.forward.native.device.libraries) == {False, True}
