@@ -22,6 +22,7 @@ from typing import Any
 import gradc
 from gradc import ops
 from gradc.inspect.static import Direction, directions
+from gradc.passes.reductions.strategies import ATOMIC, ATOMIC_FIXED, Strategy
 
 from .gpu_cases import all_cases
 
@@ -113,8 +114,8 @@ def _table(dtype: str, rows: int, table: int, columns: int) -> dict[str, str]:
     return {"tokens": f"i64[{rows}]", "weight": f"{dtype}[{table},{columns}]"}
 
 
-def _forced(strategy: str) -> dict[str, Any]:
-    return {"reductions": {"*": strategy}}
+def _forced(strategy: Strategy) -> dict[str, Any]:
+    return {"reductions": {"*": strategy.name}}
 
 
 NORM = ("x", "g", "b")
@@ -171,7 +172,7 @@ EXTRA = (
         _embedding,
         _table("f32", 16384, 128256, 512),
         ("weight",),
-        _forced("atomic"),
+        _forced(ATOMIC),
         (None, 85),
     ),
     Static(
@@ -180,7 +181,7 @@ EXTRA = (
         _embedding,
         _table("f32", 16384, 128256, 512),
         ("weight",),
-        _forced("atomic_fixed"),
+        _forced(ATOMIC_FIXED),
         (None, 7),
     ),
     Static(
