@@ -454,33 +454,6 @@ def test_what_cublas_is_asked(a: Any, b_transposed: bool, n: int, monkeypatch: p
     assert seen == {"types": (0, 0, 0, 68), "batch": 1}
 
 
-@pytest.mark.parametrize(("dtype", "alpha"), [(np.float32, 4096 + 16), (np.float16, 4096 + 16), (np.float64, 4096)])
-def test_factors_on_the_device(dtype: Any, alpha: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """alpha and beta are addresses then, and the handle, which other products use, is set back, also by an error."""
-    seen: list[Any] = []
-
-    def gemm(*args: Any) -> int:
-        seen.append((args[6], args[15]))
-        return 0 if len(seen) < 3 else 13
-
-    blas = SimpleNamespace(
-        cublasSetStream_v2=lambda *a: 0,
-        cublasSetWorkspace_v2=lambda *a: 0,
-        cublasSetPointerMode_v2=lambda handle, mode: seen.append(mode) or 0,
-        cublasGemmStridedBatchedEx=gemm,
-    )
-    monkeypatch.setattr(cublas, "_library", lambda: blas)
-    monkeypatch.setattr(cublas, "_handle", lambda device: 1)
-    library = library_of(product(((5, 7), (7, 1)), ((7, 2), (2, 1)), dtype))
-    workspace = Span(0, 0, np.dtype(np.uint8))
-    wanted = [1, (alpha, alpha + (8 if dtype is np.float64 else 4)), 0]
-    cublas.multiply(0, library, 0, 1, 2, workspace, 0, 4096)
-    assert seen == wanted
-    with pytest.raises(DeviceError, match="execution failed"):
-        cublas.multiply(0, library, 0, 1, 2, workspace, 0, 4096)
-    assert seen == 2 * wanted
-
-
 def test_what_cublas_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     blas = SimpleNamespace(
         cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmStridedBatchedEx=lambda *a: 15

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from gradc.errors import (
     WorkspaceTooSmall,
 )
 from gradc.runtime.cuda import programs as cuda
+from gradc.runtime.cuda.numbers import CAPTURED
 
 pytestmark = pytest.mark.usefixtures("device")
 rng = np.random.default_rng(0)
@@ -133,6 +135,58 @@ def test_numbers_in_a_capture_of_the_callers(device: type[InMemory]) -> None:
     for work in recorded:
         device.queues[0].append(work)
     agree(y, [4, 4, 4])
+
+
+def test_a_number_whose_launch_failed_is_written_by_the_next_call(
+    device: type[InMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = gradc.compile(gradc.trace(lambda x, a: x * a, x="f32[N]", a="f32[]"), target="cuda")
+    x = to_cupy(np.ones(3, np.float32))
+    module(x=x, a=2)
+    monkeypatch.setattr(InMemory, "fails", "gradc_numbers")
+    with pytest.raises(DeviceError, match="gradc_numbers"):
+        module(x=x, a=3)
+    monkeypatch.undo()
+    agree(module(x=x, a=3), [3] * 3)
+
+
+def test_more_captures_with_numbers_than_there_is_memory_for(device: type[InMemory]) -> None:
+    """A call outside of a capture allocates for the next ones, and what was captured keeps its numbers."""
+    module = gradc.compile(gradc.trace(lambda x, a: x * a, x="f32[N]", a="f32[]"), target="cuda")
+    x, kept = to_cupy(np.ones(3, np.float32)), to_cupy(np.zeros(3, np.float32))
+    recorded = []
+
+    def captured(a: float) -> None:
+        device.captures[50] = []
+        try:
+            module.forward(x=x, a=a, stream=50, out={"y": kept})
+        finally:
+            recorded.append(device.captures.pop(50))
+
+    module(x=x, a=1)
+    for i in range(CAPTURED):
+        captured(i)
+    with pytest.raises(CaptureError, match="call it once more outside of a capture"):
+        captured(7)
+    agree(module(x=x, a=2), [2] * 3)
+    captured(-1)
+    for number, a in ((0, 0), (CAPTURED - 1, CAPTURED - 1), (-1, -1)):
+        device.queues[0].extend(recorded[number])
+        agree(kept, [a] * 3)
+
+
+def test_numbers_on_the_stream_of_each_thread(device: type[InMemory]) -> None:
+    """The handle is one, the streams are not ordered: each has numbers of its own."""
+    module = gradc.compile(gradc.trace(lambda x, a: x * a, x="f32[N]", a="f32[]"), target="cuda")
+    x = to_cupy(np.ones(3, np.float32))
+    module(x=x, a=1)
+    cells = {}
+    with ThreadPoolExecutor(1) as other:
+        for run in (lambda f: f(), lambda f: other.submit(f).result()):
+            run(lambda: [module(x=x, a=a, stream=2) for a in (3, 3)])
+            cells[run] = run(lambda: module.forward.backend.numbers.cells(2))
+    assert len(set(cells.values())) == 2
+    assert sum(name == "gradc_numbers" for name, _ in device.launched) == 3
 
 
 def test_an_error_of_before_is_not_raised_in_a_capture(device: type[InMemory]) -> None:
@@ -578,8 +632,8 @@ def test_products(dtype: str, sizes: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("errors", ["sync", "async"])
 def test_a_product_behind_a_check_is_written_in_place(fuse: bool, errors: str, device: type[InMemory]) -> None:
-    """The library cannot see the flag: a launch turns it into the factors of the product and of the output, which stays
-    as it is when an index is bad, also where the operands that were not written then are NaN.
+    """The library cannot see the flag: launches before and after it keep the output as it is when an index is bad, to
+    its last bit, whatever the operands hold.
     """
     module = gradc.compile(
         gradc.trace(lambda t, w, b: ops.embedding(t, w) @ b, t="i64[N]", w="f32[V,D]", b="f32[D,E]"),
@@ -587,20 +641,21 @@ def test_a_product_behind_a_check_is_written_in_place(fuse: bool, errors: str, d
         fuse=fuse,
         errors=errors,
     )
-    w, b = rng.standard_normal((6, 3)).astype(np.float32), rng.standard_normal((3, 5)).astype(np.float32)
-    t, out = np.array([1, 5, 0, 2]), to_cupy(np.full((4, 5), 7, np.float32))
+    w, b = rng.standard_normal((6, 3)).astype(np.float32), rng.standard_normal((3, 500)).astype(np.float32)
+    t, out = np.array([1, 5, 0, 2]), to_cupy(np.full((4, 500), 7, np.float32))
     arrays = {"w": to_cupy(w), "b": to_cupy(b)}
     module.forward(t=to_cupy(t), **arrays, out={"y": out})
     agree(out, w[t] @ b)
-    assert [name for name, _ in device.launched][-1] == "gradc_gate", "and no copy after the product"
-    out.host[...] = 7
-    out.host[0, 0] = np.nan
+    assert [name for name, _ in device.launched][-2:] == ["gradc_gate"] * 2
+    out.host[...] = before = np.array([[7, -0.0, 0, np.inf, np.nan] * 100] * 4, np.float32)
+    arrays["b"].host[0] = np.nan
+    arrays["b"].host[1] = -np.inf
     bad = to_cupy(np.array([1, 6, 0, 2]))
-    space = to_cupy(np.full(module.forward.workspace_size(N=4, V=6, D=3, E=5) + 256, 255, np.uint8))
+    space = to_cupy(np.full(module.forward.workspace_size(N=4, V=6, D=3, E=500) + 256, 255, np.uint8))
     with pytest.raises(IndexOutOfRange, match="index 6 at position 1"):
         module.forward(t=bad, **arrays, out={"y": out}, workspace=space[-space.data.ptr % 256 :])
         module.synchronize()
-    assert np.isnan(host(out)[0, 0]) and (host(out).ravel()[1:] == 7).all()
+    assert host(out).tobytes() == before.tobytes()
 
 
 def test_an_empty_product_behind_a_check(device: type[InMemory]) -> None:

@@ -20,9 +20,7 @@ FLAG_WORDS = enumerators("cuda/program.h")["GRADC_FLAG_WORDS"]
 """Words of the flag before the first check's: what went wrong, the value, the bound."""
 ALIGN = enumerators("cuda/program.h")["GRADC_ALIGN"]
 """Bytes that the beginnings of a workspace's arrays are multiples of."""
-U8, U32, U64, F64 = (np.dtype(t) for t in (np.uint8, np.uint32, np.uint64, np.float64))
-SCALE_WORDS = 3
-"""Of 8 bytes: alpha and beta in f64, both in f32."""
+U8, U32, U64 = (np.dtype(t) for t in (np.uint8, np.uint32, np.uint64))
 
 
 def align(count: int) -> int:
@@ -116,8 +114,6 @@ class Library:
     """What a library (cuBLAS) is asked: ``batch`` products of m x k and k x n, all row-major for us.
 
     :param product: the same as it stands in the plan.
-    :param scale: where alpha and beta of ``out = alpha a @ b + beta out`` lie on the device, as f64 and then as f32;
-        (0, 1) leaves out as it is.  None: (1, 0).
     """
 
     product: Product
@@ -127,7 +123,6 @@ class Library:
     batch: int
     a: Side
     b: Side
-    scale: Part | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -141,7 +136,7 @@ class Plan(Protocol):
     """What a library call knows of the launch plan that it is part of."""
 
     flag: Part
-    scale: Part
+    scratch_start: int
 
     def part(self, name: str) -> Part: ...
 

@@ -23,10 +23,8 @@ from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..index import flatten
 from ..text import enumerators
 from .actions import (
-    F64,
     FLAG,
     FLAG_WORDS,
-    SCALE_WORDS,
     U8,
     U32,
     U64,
@@ -42,6 +40,7 @@ from .actions import (
 from .calls import CALLS
 from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import CudaKernel, Stage, own_dims
+from .products import gated
 from .render import rebind
 from .row_sort import TREE, RowSort
 from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
@@ -160,7 +159,7 @@ class LaunchPlan:
         ``scratch_start`` on), the flag, the library's own (``library``).
     :ivar checks: the steps that look for bad indices.
     :ivar flag: the words that every kernel looks at: all ones while nothing is wrong; none without checks.
-    :ivar scale: the factors of products behind a check.
+    :ivar kept: outputs that a library writes and that are put back where a check has found something.
 
     :param library: bytes that the library of matrix products works in.
     """
@@ -183,11 +182,11 @@ class LaunchPlan:
         calls = [(n, s) for n, s in enumerate(self.steps) if isinstance(s, Call)]
         self.scratch_size = max([self.scratch_size, *(align(CALLS[s.op].scratch(self, s, n)) for n, s in calls)])
         self.flag = Part(FLAG, 0, FLAG_WORDS + len(self.checks) if self.checks else 0, U64)
-        self.scale = Part(FLAG, self.flag.nbytes, SCALE_WORDS if self.flag.count and calls else 0, F64)
         self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
-        asked = any(isinstance(action, Library) for actions in self.actions for action in actions)
-        start = total + self.scratch_size + align(self.flag.nbytes + self.scale.nbytes)
-        self.library = Part(WORKSPACE, start, library if asked else 0, U8)
+        products = [a.product for actions in self.actions for a in actions if isinstance(a, Library)]
+        self.kept = {product.out.part.root for product in products if gated(product)}
+        start = total + self.scratch_size + align(self.flag.nbytes)
+        self.library = Part(WORKSPACE, start, library if products else 0, U8)
         self.workspace = self.library.start + self.library.nbytes
 
     def kernel(self, item: Kernel) -> CudaKernel:

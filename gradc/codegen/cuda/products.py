@@ -58,9 +58,15 @@ def product_of(plan: Plan, call: Call, number: int) -> Product:
 
 def gated(product: Product) -> bool:
     """Whether the library must leave an output as it is once a check has found something: it cannot read the flag, so
-    that a kernel of ours turns the flag into the factors of its product and of what was there before.
+    that a kernel of ours keeps the output's bytes meanwhile.
     """
     return product.site > 0 and product.out.part.root != WORKSPACE and library_of(product) is not None
+
+
+def scratch_of(plan: Plan, call: Call, number: int) -> int:
+    """Scratch bytes with which the workspace has room for the output of a gated product."""
+    product = product_of(plan, call, number)
+    return max(0, product.out.part.nbytes - plan.scratch_start) if gated(product) else 0
 
 
 def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
@@ -74,20 +80,15 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
         return [*launches_of(product, plan.flag)]
     if not gated(product):
         return [taken_by]
+    whole = replace(out.part, count=out.part.nbytes, dtype=U8)
     if taken_by.k == 0:
-        whole = as_bytes(out.part)
         return [Launch("gradc_gate_zero", GATE_BLOCKS, 256, (whole, whole.count, plan.flag, product.site), (0,))]
-    temps = [
-        as_bytes(side.part if side.part.root == WORKSPACE else replace(plan.scale, count=0))
-        for side in (product.a, product.b)
-    ]
-    operands = tuple(x for part in temps for x in (part, part.count))
-    gate = Launch("gradc_gate", GATE_BLOCKS, 256, (plan.scale, *operands, plan.flag, product.site), (0, 1, 3))
-    return [gate, replace(taken_by, scale=plan.scale)]
-
-
-def as_bytes(part: Part) -> Part:
-    return replace(part, count=part.nbytes, dtype=U8)
+    kept = replace(whole, root=WORKSPACE, start=0)  # over temporaries: after a failed check nothing reads them
+    keep, restore = (
+        Launch("gradc_gate", GATE_BLOCKS, 256, (to, source, whole.count, plan.flag, product.site), (0,))
+        for to, source in ((kept, whole), (whole, kept))
+    )
+    return [keep, taken_by, restore]
 
 
 def _side(operand: Strided, step: int) -> Side | None:
@@ -163,9 +164,10 @@ def _view(operand: Strided, memory: Array) -> Array:
 
 def multiplied(a: Array, b: Array) -> Array:
     """``a @ b`` as the library does it: short floats are added up in f32, and the result is rounded once."""
-    if dtype_of(a.dtype).is_float and a.itemsize < 4:
-        return np.asarray(np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype))
-    return np.asarray(np.matmul(a, b))
+    with np.errstate(all="ignore"):
+        if dtype_of(a.dtype).is_float and a.itemsize < 4:
+            return np.asarray(np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype))
+        return np.asarray(np.matmul(a, b))
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------

@@ -23,8 +23,6 @@ from .device import Span
 
 _OK, _DEFAULT_ALGORITHM = 0, -1
 _NO_TRANSPOSE, _TRANSPOSE = 0, 1
-_HOST, _DEVICE = 0, 1
-"""Where alpha and beta lie."""
 # CUBLAS_DEFAULT_MATH with CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: split-K reductions of 16-bit products are
 # in f32, too.
 _MATH = 16
@@ -46,7 +44,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cublasSetStream_v2": (_pointer, _pointer),
     "cublasSetWorkspace_v2": (_pointer, _pointer, ctypes.c_size_t),
     "cublasSetMathMode": (_pointer, _int),
-    "cublasSetPointerMode_v2": (_pointer, _int),
     # handle, transa, transb, m, n, k, alpha, A, Atype, lda, strideA, B, Btype, ldb, strideB, beta, C, Ctype, ldc,
     # strideC, batchCount, computeType, algo
     "cublasGemmStridedBatchedEx": (
@@ -90,29 +87,21 @@ def workspace_bytes(arch: str) -> int:
     return (32 if int(arch.removeprefix("sm_").rstrip("af")) >= 90 else 4) << 20
 
 
-def multiply(
-    device: int, library: Library, a: int, b: int, out: int, workspace: Span, stream: int, scale: int | None = None
-) -> None:
+def multiply(device: int, library: Library, a: int, b: int, out: int, workspace: Span, stream: int) -> None:
     """Submits a product to a stream, which may be under capture.
 
-    :param scale: where its factors lie on the device, as :class:`gradc.codegen.cuda.actions.Library` says.
     :raises DeviceError: there is no cuBLAS, or it reported an error; the message has the sizes.
     """
     blas, handle = _library(), _handle(device)
     data, compute = _TYPES[dtype_of(library.dtype).name]
     real = ctypes.c_double if library.dtype == np.float64 else ctypes.c_float
-    factors = (real * 2)(1, 0)
-    alpha = ctypes.addressof(factors)
-    if scale is not None:
-        alpha = scale if real is ctypes.c_double else scale + 2 * ctypes.sizeof(ctypes.c_double)
+    one, zero = real(1), real(0)
     # cuBLAS is column-major: it sees row-major matrices as transposes, and out^T = b^T a^T.
     (op_b, op_a), out_step = (_operation(library.b), _operation(library.a)), library.m * library.n
     _check(blas.cublasSetStream_v2(handle, stream), library)
     _check(
         blas.cublasSetWorkspace_v2(handle, workspace.address, workspace.nbytes), library
     )  # set after the stream, because setting the stream resets the workspace
-    if scale is not None:
-        _check(blas.cublasSetPointerMode_v2(handle, _DEVICE), library)
     code = blas.cublasGemmStridedBatchedEx(
         handle,
         op_b,
@@ -120,7 +109,7 @@ def multiply(
         library.n,
         library.m,
         library.k,
-        alpha,
+        ctypes.byref(one),
         b,
         data,
         library.b.leading,
@@ -129,7 +118,7 @@ def multiply(
         data,
         library.a.leading,
         library.a.step,
-        alpha + ctypes.sizeof(real),
+        ctypes.byref(zero),
         out,
         data,
         library.n,
@@ -138,8 +127,6 @@ def multiply(
         compute,
         _DEFAULT_ALGORITHM,
     )
-    if scale is not None:
-        _check(blas.cublasSetPointerMode_v2(handle, _HOST), library)
     _check(code, library)
 
 

@@ -169,13 +169,8 @@ class Device(Protocol):
     def read(self, span: Span, stream: int | None = None) -> Array:
         """Waits for the stream, then copies to the host."""
 
-    def multiply(
-        self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0, scale: int | None = None
-    ) -> None:
-        """Computes a :class:`gradc.codegen.cuda.actions.Library` product on addresses.
-
-        :param scale: the address of its factors on the device.
-        """
+    def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
+        """Computes a :class:`gradc.codegen.cuda.actions.Library` product on addresses."""
 
     def stream(self) -> int:
         """A new stream, which exists as long as this object."""

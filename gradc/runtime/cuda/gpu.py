@@ -411,13 +411,11 @@ class Gpu:
             self.runtime.memcpy(out.ctypes.data, span.address, span.nbytes, self.runtime.memcpyDeviceToHost)
         return out
 
-    def multiply(
-        self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0, scale: int | None = None
-    ) -> None:
+    def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
         with held_off:
             from . import cublas
 
-        cublas.multiply(self.description.number, library, a, b, out, workspace, stream, scale)
+        cublas.multiply(self.description.number, library, a, b, out, workspace, stream)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ as arguments, so that nothing is allocated, copied from the host or waited for o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,9 @@ Array = np.ndarray[Any, Any]
 AT_ONCE = 8
 """Numbers that a launch of ``gradc_numbers`` writes."""
 CAPTURED = 256
-"""Numbers in all captures of a program."""
+"""Numbers that captures find memory for until a call outside of a capture allocates more."""
+PER_THREAD = 2
+"""The handle that means another stream in each thread (cudaStreamPerThread)."""
 _STREAMS = 64
 
 
@@ -35,6 +38,11 @@ class Cells:
         return self.memory.address + 8 * cell
 
 
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.cells: dict[int, Cells] = {}
+
+
 class Numbers:
     """The numbers of a program's calls.
 
@@ -47,41 +55,51 @@ class Numbers:
     def __init__(self, device: Device, support: Device, inputs: Sequence[str]):
         self._device, self._support = device, support
         self._cell = {name: i for i, name in enumerate(inputs)}
-        self._cells: dict[int, Cells] = {}
-        self._captured: Cells | None = None
-        self._captured_count = 0
+        self._shared: dict[int, Cells] = {}
+        self._own = _OfThread()
+        self._captured: list[Cells] = []  # the last one has room; graphs read from all of them
+        self._left = 0
         self.lock = lock(reentrant=True)
 
     def cells(self, stream: int) -> Cells:
         """The cells for calls on a stream; allocated for its first one."""
-        found = self._cells.get(stream)
-        if found is None:
+        known = self._own.cells if stream == PER_THREAD else self._shared
+        found = known.get(stream)
+        if found is None or self._left < len(self._cell):
             with self.lock:
-                if len(self._cells) >= _STREAMS:
-                    self._cells.clear()
-                if self._captured is None:
-                    self._captured = Cells(self._device.memory(8 * CAPTURED, stream), CAPTURED)
-                count = len(self._cell)
-                found = self._cells[stream] = Cells(self._device.memory(8 * count, stream), count)
+                if self._left < len(self._cell):
+                    self._left = max(CAPTURED, len(self._cell))
+                    self._captured.append(self._new(self._left, stream))
+                if stream not in known:
+                    if len(known) >= _STREAMS:
+                        known.clear()
+                    known[stream] = self._new(len(self._cell), stream)
+                found = known[stream]
         return found
+
+    def _new(self, count: int, stream: int) -> Cells:
+        return Cells(self._device.memory(8 * count, stream), count)
 
     def places(self, names: Sequence[str], stream: int, captured: bool) -> tuple[dict[str, int], Cells]:
         """(address of each input's number, their cells).
 
         :param captured: the stream is being captured: the graph gets cells of its own.
-        :raises CaptureError: there are none, because no call was given a number before, or no more of them.
+        :raises CaptureError: there are none, because no call outside of a capture was given a number, or captures have
+            used them all since.
         """
         if not captured:
             cells = self.cells(stream)
             return {name: cells.address(self._cell[name]) for name in names}, cells
         with self.lock:
-            first, found = self._captured_count, self._captured
-            if found is None or first + len(names) > CAPTURED:
+            if self._left < len(names):
+                way = "call it once more outside of a capture" if self._captured else "call it once with numbers before"
                 raise CaptureError(
-                    "there is no memory for the call's numbers, which a capture cannot allocate: call it once with"
-                    " numbers before, or give arrays of one element"
+                    f"there is no memory for the call's numbers, which a capture cannot allocate: {way}, or give arrays"
+                    " of one element"
                 )
-            self._captured_count += len(names)
+            found = self._captured[-1]
+            first = found.count - self._left
+            self._left -= len(names)
             return {name: found.address(first + i) for i, name in enumerate(names)}, found
 
     def write(self, numbers: Mapping[str, int], places: Mapping[str, int], cells: Cells, stream: int) -> None:
@@ -90,16 +108,16 @@ class Numbers:
         :param numbers: 8 bytes by input.
         :param places: their addresses.
         """
-        known: dict[str, int] = {} if cells is self._captured else cells.values
-        changed = [(places[name], bits) for name, bits in numbers.items() if known.get(name) != bits]
-        known.update(numbers)
+        known: dict[str, int] = {} if cells in self._captured else cells.values
+        changed = [(name, bits) for name, bits in numbers.items() if known.get(name) != bits]
         for i in range(0, len(changed), AT_ONCE):
             some = changed[i : i + AT_ONCE]
             pad = [0] * (AT_ONCE - len(some))
-            at = [(address - cells.memory.address) // 8 for address, _ in some]
+            at = [(places[name] - cells.memory.address) // 8 for name, _ in some]
             to = Span(cells.memory.address, cells.count, np.dtype(np.uint64))
             args = [to, len(some), *at, *pad, *(bits for _, bits in some), *pad]
             self._support.launch("gradc_numbers", 1, 32, args, (0,), stream)
+            known.update(some)  # now: a launch that fails has written nothing
 
 
 def bits_of(number: Array) -> int:

@@ -398,6 +398,8 @@ class DeviceArrays(ABC):
 
     def keep_numbers(self, call: BoundCall) -> None:
         """Moves the numbers of a call to memory of their own, which later calls do not write, for replays of it."""
+        if not call.numbers:
+            return
         with self.numbers.lock:
             self.write_numbers(call)
             for name in call.numbers:

@@ -245,12 +245,12 @@ class CudaProgram:
         return prepared
 
     def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
-        """The uninitialised memory: the workspace, and outputs that do not reuse a donated input."""
+        """The uninitialised memory: the workspace, and outputs that do not reuse a donated input and are not put by."""
         inputs = {address_of(a) for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
         outputs = [
             arrays[b]
             for b in (self.program.root(b) for _, b in self.program.outputs)
-            if b in arrays and self.program.buffer[b].kind == "output"
+            if b in arrays and self.program.buffer[b].kind == "output" and b not in plan.kept
         ]
         u8 = np.dtype(np.uint8)
         return [

@@ -51,8 +51,7 @@ def product(device: Device, plan: LaunchPlan, action: Library, roots: Roots) -> 
         return lambda stream: device.fill(out.address, 0, out.nbytes, stream)
     a, b = (span_of(side.part, roots).address + side.skipped for side in (p.a, p.b))
     workspace = span_of(plan.library, roots)
-    scale = span_of(action.scale, roots).address if action.scale is not None else None
-    return lambda stream: device.multiply(action, a, b, out.address, workspace, stream, scale)
+    return lambda stream: device.multiply(action, a, b, out.address, workspace, stream)
 
 
 class StepByStep:
@@ -166,4 +165,4 @@ class PackedPlan:
 
 def _parts(plan: LaunchPlan, action: Library) -> list[Part]:
     sides = (action.product.a, action.product.b, action.product.out)
-    return [*(s.part for s in sides), plan.library, *([action.scale] if action.scale is not None else [])]
+    return [*(s.part for s in sides), plan.library]

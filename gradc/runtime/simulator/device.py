@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.ctypeslib
 
-from ...codegen.cuda.actions import F64, Library
+from ...codegen.cuda.actions import Library
 from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.cuda.products import multiplied, views
 from ...errors import CaptureError, InternalError
@@ -226,12 +226,7 @@ class Simulator:
         self.synchronize(stream)
         return self.seen(span).copy()
 
-    def multiply(
-        self, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0, scale: int | None = None
-    ) -> None:
-        """With the factor 0 a NaN in an operand still makes a NaN of the result: BLAS promises that it does not, cuBLAS
-        does not say.
-        """
+    def multiply(self, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
         p = library.product
 
         def work() -> None:
@@ -240,22 +235,10 @@ class Simulator:
                 for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)
             ]
             x, y, result = views(p, *memory)
-            alpha, beta = self.factors(library, scale)
-            if not beta:
-                result[...] = multiplied(x, y)
-                self.has(memory[2])
-            else:
-                result[...] = (alpha * multiplied(x, y).astype(np.float64) + beta * result).astype(result.dtype)
+            result[...] = multiplied(x, y)
+            self.has(memory[2])
 
         self.ask(stream, work)
-
-    def factors(self, library: Library, scale: int | None) -> tuple[float, float]:
-        """alpha and beta of a product, from where cuBLAS would read them."""
-        if scale is None:
-            return 1.0, 0.0
-        at, dtype = (scale, F64) if library.dtype == F64 else (scale + 2 * F64.itemsize, np.dtype(np.float32))
-        alpha, beta = self.seen(Span(at, 2, dtype)).tolist()
-        return alpha, beta
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
