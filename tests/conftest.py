@@ -21,6 +21,7 @@ sys.path.insert(
 
 OPTIONAL = {
     "torch": "gradients against torch",
+    "torchao": "torchao's quantized weights",
     "onnx": "the ONNX frontend",
     "cupy": "CUDA kernels on a GPU",
     "nvidia.cuda_nvrtc": "compiling CUDA kernels",

@@ -16,7 +16,7 @@ from .coverage import Compiled, listing, record
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
 from .importer import graph_of, name_of, refusal
-from .normal_form import NormalForm, is_batching, normal_form, stop_gradient, tree_leaves
+from .normal_form import NormalForm, inner_tensors, is_batching, normal_form, stop_gradient, tree_leaves
 from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
 from .sizes import size_of, typical
 from .table import is_kept
@@ -51,6 +51,7 @@ def backend(
     name = _graph_name(gm)
     try:
         _refuse_transforms(gm)
+        _refuse_wrapped_gradients(example_inputs)
         form = normal_form(gm, example_inputs, is_kept)
         _refuse_wrong_gradients(form)
     except Exception as error:  # whatever tracing meets: control flow, custom gradients, ops without a functional form
@@ -75,6 +76,13 @@ def _refuse_transforms(gm: torch.fx.GraphModule) -> None:
                 word in where for word in ("functorch", "forward_ad", "autograd.grad")
             ):
                 raise Unsupported(f"torch.func's {getattr(node.target, '__name__', node.target)} inside the graph")
+
+
+def _refuse_wrapped_gradients(arguments: Sequence[Any]) -> None:
+    """:raises Unsupported: an argument of several tensors that requires grad, whose gradient is such a one again."""
+    for x in arguments:
+        if isinstance(x, torch.Tensor) and x.requires_grad and len(inner_tensors(x)) > 1:
+            raise Unsupported(f"the gradient of a {type(x).__name__}")
 
 
 def _refuse_wrong_gradients(form: NormalForm) -> None:
@@ -137,11 +145,10 @@ class _Program:
         graph = form.module.graph
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         self.lifted = [_attribute(gm, path) for path in form.lifted]
-        self.names = _names(gm, placeholders, form.lifted)
+        given = [*self.lifted, *_flat(example_inputs)]
+        self.names = _names(gm, example_inputs, placeholders, form.lifted)
         self.leaves = {
-            node
-            for node, x in zip(placeholders, [*self.lifted, *example_inputs], strict=True)
-            if isinstance(x, torch.Tensor) and x.requires_grad
+            node for node, x in zip(placeholders, given, strict=True) if isinstance(x, torch.Tensor) and x.requires_grad
         }
         found = plan(graph, options.smallest)
         functions, found = self._functions(graph, found)
@@ -193,12 +200,16 @@ class _Program:
         return _Region(function, tuple(inputs), tuple(outputs), _dims(graph, made), frozenset(detached))
 
     def __call__(self, *arguments: Any) -> Any:
-        given = [*self.lifted, *arguments]
+        given = [*self.lifted, *(_flat(arguments) if self.form.wraps else arguments)]
         if self.mutated and _overlap(given, frozenset(self.mutated)):  # which they did not when this was traced
             return self.source(*arguments)
         for i in self.mutated:  # what is kept for backward stays as it was
             given[i] = (given[i], given[i].clone())
         return self.run(given)
+
+
+def _flat(arguments: Sequence[Any]) -> list[Any]:
+    return [x for argument in arguments for _, x in inner_tensors(argument)]
 
 
 def _overlap(given: Sequence[Any], written: Collection[int]) -> bool:
@@ -252,10 +263,18 @@ def _attribute(module: Any, path: str) -> Any:
 
 
 def _names(
-    gm: torch.fx.GraphModule, placeholders: Sequence[torch.fx.Node], lifted: Sequence[str]
+    gm: torch.fx.GraphModule,
+    arguments: Sequence[Any],
+    placeholders: Sequence[torch.fx.Node],
+    lifted: Sequence[str],
 ) -> dict[torch.fx.Node, str]:
     """What the user calls each input: the path of a parameter, or the name of an argument."""
-    theirs = [str(n.target) for n in gm.graph.nodes if n.op == "placeholder"]
+    own = [str(n.target) for n in gm.graph.nodes if n.op == "placeholder"]
+    theirs = [
+        f"{name}.{path}" if path else name
+        for name, x in zip(own, arguments, strict=True)
+        for path, _ in inner_tensors(x)
+    ]
     names = {}
     for node, target in zip(placeholders, [*lifted, *theirs], strict=True):
         path = re.sub(r"_(modules|parameters|buffers)_", ".", re.sub(r"^[lL]_(self|\w{1,3})_(?=modules_)", "_", target))

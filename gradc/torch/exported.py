@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..ir.node import Node
 from ..ir.types import I64
 from .coverage import listing
 from .importer import graph_of, name_of
-from .normal_form import normal_form
+from .normal_form import inner_tensors, normal_form
 from .sizes import called, size_of, type_of
 from .table import is_kept
 
@@ -62,10 +63,11 @@ def from_torch(
         raise Unsupported(f"{title} has no normal form: {type(error).__name__}: {reason}") from error
     graph = form.module.graph
     lifted = [n for n in graph.nodes if n.op == "placeholder"][len(form.lifted) :]
-    inputs, merged, defaults = _inputs(program, lifted)
+    sources = _sources(program, examples)
+    inputs, merged, defaults = _inputs(lifted, sources)
     results = list(graph.output_node().args[0])
     with called(names):
-        outputs = _outputs(program, lifted, form.mutated, results)
+        outputs = _outputs(program, lifted, sources, form.mutated, results)
     constants = [n for n in graph.nodes if n.op == "get_attr" or (n.op == "placeholder" and n not in lifted)]
     for node in constants:
         inputs[node] = name_of(f"constant.{node.name}", lambda n: n in inputs.values())
@@ -147,35 +149,60 @@ def _recorded(program: ExportedProgram, examples: Sequence[Any]) -> list[Any]:
     parameters = program.graph_signature.inputs_to_parameters
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     for node, value in zip(placeholders, examples, strict=True):
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            value.requires_grad_(node.name in parameters or node.name in program.graph_signature.user_inputs)
+        for _, x in inner_tensors(value):
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
+                x.requires_grad_(node.name in parameters or node.name in program.graph_signature.user_inputs)
     return list(examples)
 
 
+@dataclass(frozen=True)
+class _Source:
+    """Where an input of a normal form comes from.
+
+    :param name: of a parameter, buffer, constant or argument, and behind a dot the attribute of a wrapper subclass.
+    :param kind: of ``torch.export``'s input specs.
+    :param tensor: None of an argument.
+    """
+
+    name: str
+    kind: str
+    tensor: torch.Tensor | None
+
+
+def _sources(program: ExportedProgram, examples: Sequence[Any]) -> list[_Source]:
+    """Of each inner tensor of each placeholder."""
+    found = []
+    for example, spec in zip(examples, program.graph_signature.input_specs, strict=True):
+        whole = program.state_dict.get(spec.target) if spec.target is not None else None
+        if whole is None and spec.target is not None:
+            whole = program.constants.get(spec.target)
+        paths = [path for path, _ in inner_tensors(example)]
+        tensors = [x for _, x in inner_tensors(whole)] if isinstance(whole, torch.Tensor) else [None] * len(paths)
+        for path, tensor in zip(paths, tensors, strict=True):
+            found.append(_Source(".".join(filter(None, (spec.target or spec.arg.name, path))), spec.kind.name, tensor))
+    return found
+
+
 def _inputs(
-    program: ExportedProgram, lifted: Sequence[torch.fx.Node]
+    lifted: Sequence[torch.fx.Node], sources: Sequence[_Source]
 ) -> tuple[dict[torch.fx.Node, str], dict[torch.fx.Node, torch.fx.Node], dict[str, np.ndarray[Any, Any]]]:
     """Names of the inputs, which of them are another's memory, and the values of constants."""
     inputs: dict[torch.fx.Node, str] = {}
     merged: dict[torch.fx.Node, torch.fx.Node] = {}
     defaults: dict[str, np.ndarray[Any, Any]] = {}
     owners: dict[Any, torch.fx.Node] = {}
-    for node, spec in zip(lifted, program.graph_signature.input_specs, strict=True):
+    for node, source in zip(lifted, sources, strict=True):
         if not isinstance(node.meta.get("val"), torch.Tensor):
             continue
-        target = spec.target
-        tensor = None
-        if target is not None:
-            tensor = program.state_dict.get(target)
-            tensor = program.constants.get(target) if tensor is None else tensor
-        if isinstance(tensor, torch.Tensor):
+        tensor = source.tensor
+        if tensor is not None:
             memory = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else node
-            if memory in owners and spec.kind.name in ("PARAMETER", "BUFFER"):
+            if memory in owners and source.kind in ("PARAMETER", "BUFFER"):
                 merged[node] = owners[memory]
                 continue
             owners[memory] = node
-        inputs[node] = name_of(target or spec.arg.name, lambda n: n in inputs.values())
-        if spec.kind.name == "CONSTANT_TENSOR" and tensor is not None:
+        inputs[node] = name_of(source.name, lambda n: n in inputs.values())
+        if source.kind == "CONSTANT_TENSOR" and tensor is not None:
             defaults[inputs[node]] = _array(tensor)
     return inputs, merged, defaults
 
@@ -198,14 +225,15 @@ def _constant(module: torch.fx.GraphModule, source: torch.fx.GraphModule, node: 
 
 
 def _outputs(
-    program: ExportedProgram, lifted: Sequence[torch.fx.Node], mutated: Sequence[str], results: Sequence[Any]
+    program: ExportedProgram,
+    lifted: Sequence[torch.fx.Node],
+    sources: Sequence[_Source],
+    mutated: Sequence[str],
+    results: Sequence[Any],
 ) -> dict[str, torch.fx.Node | Node]:
     """Results by name, Python numbers as constants; then the new values of what is changed in place."""
-    names = {node.name: spec for node, spec in zip(lifted, program.graph_signature.input_specs, strict=True)}
-    written = []
-    for name, node in zip(mutated, results, strict=False):
-        spec = names[name]
-        written.append((spec.target or spec.arg.name, node))
+    names = {node.name: source.name for node, source in zip(lifted, sources, strict=True)}
+    written = [(names[name], node) for name, node in zip(mutated, results, strict=False)]
     returned: list[tuple[str, Any]] = []
     specs = program.graph_signature.output_specs
     keys = _keys(program, sum(spec.kind.name not in ("BUFFER_MUTATION", "USER_INPUT_MUTATION") for spec in specs))

@@ -7,7 +7,7 @@ in this file; ``tests/frontend/test_torch_table.py`` fails where a release of to
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,17 @@ from torch.export.exported_program import (
     _split_decomp_table_to_cia_and_python_decomp,
 )
 from torch.fx.traceback import preserve_node_meta
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import Unsupported
 from .custom_gradients import CustomGradient
 
-__all__ = ["NormalForm", "is_batching", "normal_form", "stop_gradient", "transformed", "tree_leaves"]
+__all__ = ["NormalForm", "inner_tensors", "is_batching", "normal_form", "stop_gradient", "transformed", "tree_leaves"]
 
 _LIBRARY = torch.library.Library("gradc", "DEF")  # lives as long as its ops are to exist
 _LIBRARY.define("stop_gradient(Tensor x) -> Tensor")
@@ -58,21 +62,45 @@ def is_batching(target: Any) -> bool:
     return getattr(target, "__module__", "") == "torch._functorch.predispatch" and target.__name__ in _VMAP
 
 
+def inner_tensors(value: Any) -> list[tuple[str, Any]]:
+    """The tensors that a wrapper subclass (a quantized weight, say) is made of, each with the path of its attribute; of
+    any other value, itself with the path "".
+    """
+    if not is_traceable_wrapper_subclass(value):
+        return [("", value)]
+    names, _ = value.__tensor_flatten__()
+    return [
+        (f"{name}.{path}" if path else name, x) for name in names for path, x in inner_tensors(getattr(value, name))
+    ]
+
+
+def _rewrapped(example: Any, tensors: Iterator[Any]) -> Any:
+    """A value like the example of the next tensors, which :func:`inner_tensors` gave of such a value."""
+    if not is_traceable_wrapper_subclass(example):
+        return next(tensors)
+    names, context = example.__tensor_flatten__()
+    inner = {name: _rewrapped(getattr(example, name), tensors) for name in names}
+    return type(example).__tensor_unflatten__(inner, context, example.size(), example.stride())
+
+
 @dataclass(frozen=True)
 class NormalForm:
     """A functional graph of ATen ops.
 
     :param module: its placeholders are the parameters and buffers of the traced module (in the order of ``lifted``),
-        then the arguments; its outputs are the new values of ``mutated``, then what the program returns.
+        then the :func:`inner_tensors` of the arguments; its outputs are the new values of ``mutated``, then what the
+        program returns.
     :param lifted: names of parameters and buffers that the traced module itself held.
     :param mutated: which placeholders are written in place, in the order of the leading outputs.
     :param custom: the calls of ``torch.autograd.Function``, which nodes of ``gradc.custom_gradient`` name by key.
+    :param wraps: whether an argument is a wrapper subclass.
     """
 
     module: torch.fx.GraphModule
     lifted: tuple[str, ...]
     mutated: tuple[str, ...]
     custom: tuple[CustomGradient, ...] = ()
+    wraps: bool = False
 
 
 def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Callable[[Any], bool]) -> NormalForm:
@@ -86,11 +114,12 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
     :raises Unsupported: the program changes a value in place under ``no_grad`` that has a gradient, or holds a
         ``torch.autograd.Function`` that writes to its inputs.
     """
+    flat = [x for argument in arguments for _, x in inner_tensors(argument)]
     composite_implicit, python = _decompositions(kept)
     custom: list[CustomGradient] = []
     with _ignore_backend_decomps(), _override_composite_implicit_decomp(composite_implicit), preserve_node_meta():
         traced, signature = aot_export_module(
-            _Program(module, custom), list(arguments), trace_joint=False, pre_dispatch=False, decompositions=python
+            _Program(module, arguments, custom), flat, trace_joint=False, pre_dispatch=False, decompositions=python
         )
     lifted = (*signature.parameters, *signature.buffers)
     by_target = {
@@ -100,10 +129,13 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
     own = {**signature.parameters_to_mutate, **signature.buffers_to_mutate}
     changed = [*map(by_target.__getitem__, own.values()), *signature.user_inputs_to_mutate.values()]
     _drop_tokens(traced.graph, len(signature.input_tokens))
+    wraps = any(map(is_traceable_wrapper_subclass, arguments))
     for node in list(traced.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:  # the types say so already
             traced.graph.erase_node(node)
-    return NormalForm(traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed), tuple(custom))
+    return NormalForm(
+        traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed), tuple(custom), wraps
+    )
 
 
 @functools.cache
@@ -148,19 +180,23 @@ def _drop_tokens(graph: torch.fx.Graph, count: int) -> None:
 
 
 class _Program(torch.nn.Module):
-    """A graph of torch ops run by a tracer, with gradient modes made explicit.
+    """A graph of torch ops run by a tracer on the inner tensors of its arguments, with gradient modes made explicit.
 
+    :param examples: of its arguments.
     :param custom: filled with the calls of ``torch.autograd.Function``.
     """
 
-    def __init__(self, program: torch.fx.GraphModule, custom: list[CustomGradient]):
+    def __init__(self, program: torch.fx.GraphModule, examples: Sequence[Any], custom: list[CustomGradient]):
         super().__init__()
         self.program, self.custom = program, custom
+        self.examples = tuple(examples)
 
-    def forward(self, *arguments: Any) -> Any:
-        gradients, levels = _ExplicitGradients(arguments), torch._C._functorch.maybe_current_level() or 0
+    def forward(self, *tensors: Any) -> Any:
+        gradients, levels = _ExplicitGradients(tensors), torch._C._functorch.maybe_current_level() or 0
         try:
             with gradients:
+                remaining = iter(tensors)
+                arguments = [_rewrapped(example, remaining) for example in self.examples]
                 return _Interpreter(self.program, gradients, self.custom).run(*arguments)
         finally:  # an error inside of torch.vmap leaves its levels entered
             while (torch._C._functorch.maybe_current_level() or 0) > levels:
@@ -220,6 +256,8 @@ class _ExplicitGradients(TorchDispatchMode):
                 self.constant[id(argument)] = argument
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # the subclass calls ops on its inner tensors
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         constant = all(id(x) in self.constant or not x.is_floating_point() for x in tensors)
         if function is torch.ops.aten.detach.default and not constant:
