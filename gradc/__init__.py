@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from types import ModuleType
@@ -44,27 +43,25 @@ __all__ = sorted([*_PUBLIC, *_MODULES])
 __version__ = VERSION
 
 
-_LATER = ("from_onnx",)
-_WITH_TORCH = ("from_torch", "torch")
+_WITH_OTHERS = {
+    "from_torch": ("torch", "PyTorch 2.6 or later"),
+    "torch": ("torch", "PyTorch 2.6 or later"),
+    "from_onnx": ("onnx", "the package onnx"),
+}
 
 
-def _not_yet(name: str, *_: Any, **__: Any) -> Any:
+def _of_others(name: str) -> Any:
+    """A name in ``gradc.torch`` or ``gradc.onnx``, or the package itself, for which another one must be there."""
     from .errors import Unsupported
 
-    raise Unsupported(f"gradc.{name} is not there yet")
-
-
-def _of_torch(name: str) -> Any:
-    """``gradc.torch`` or a name in it, for which PyTorch must be there."""
-    from .errors import Unsupported
-
+    other, needed = _WITH_OTHERS[name]
     try:
-        package = importlib.import_module(".torch", __name__)
+        package = importlib.import_module(f".{other}", __name__)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name != other:
             raise
-        raise Unsupported(f"gradc.{name} needs PyTorch 2.6 or later: pip install 'gradc[torch]'") from error
-    return package if name == "torch" else getattr(package, name)
+        raise Unsupported(f"gradc.{name} needs {needed}: pip install 'gradc[{other}]'") from error
+    return package if name == other else getattr(package, name)
 
 
 def __getattr__(name: str) -> Any:
@@ -75,10 +72,8 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         with held_off:
             value = importlib.import_module(f".{name}", __name__)
-    elif name in _WITH_TORCH:
-        value = _of_torch(name)
-    elif name in _LATER:
-        return functools.partial(_not_yet, name)
+    elif name in _WITH_OTHERS:
+        value = _of_others(name)
     else:
         raise AttributeError(f"gradc has no {name!r}; it has {', '.join(__all__)}")
     globals()[name] = value

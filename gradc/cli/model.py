@@ -183,7 +183,7 @@ def open_model(text: str, types: Mapping[str, str], native: bool = True) -> Grap
         before, colon, name = text.rpartition(":")
         if not colon:
             raise click.BadParameter(
-                f"there is no file or folder {text!r}; MODEL is model.gir, a saved module or file.py:NAME"
+                f"there is no file or folder {text!r}; MODEL is model.gir, model.onnx, a saved module or file.py:NAME"
             )
         path = Path(before)
         if not path.is_file():
@@ -192,8 +192,16 @@ def open_model(text: str, types: Mapping[str, str], native: bool = True) -> Grap
         if name:
             raise click.BadParameter(f"{path} is not a Python file, so it has no {name!r}")
         _no_types(types, text)
-        return load(path)
+        return _from_onnx(path) if path.suffix == ".onnx" else load(path)
     return _from_python(path, name, types)
+
+
+def _from_onnx(path: Path) -> Graph:
+    try:
+        from ..onnx import from_onnx
+    except ModuleNotFoundError as error:
+        raise click.BadParameter(f"{path} needs the package onnx: pip install 'gradc[onnx]'") from error
+    return from_onnx(path)
 
 
 def _is_module(path: Path) -> bool:

@@ -40,6 +40,20 @@ def check_name(name: str) -> str:
     return name
 
 
+def name_of(path: str, taken: Callable[[str], bool]) -> str:
+    """A path of another program's as a name of an input: words that are no names get a ``_``, ``d`` and ``r`` in
+    front, too, as what begins so belongs to cotangents and residuals.
+    """
+    words = [re.sub(r"\W", "_", word) for word in path.split(".") if word]
+    if words and (words[0] in ("d", "r") or words[0][:1].isdigit()):
+        words[0] = f"_{words[0]}"
+    name = ".".join(words)[-LONGEST_NAME + 8 :].lstrip(".") or "_"
+    number, unique = 2, name
+    while taken(unique):
+        unique, number = f"{name}_{number}", number + 1
+    return unique
+
+
 def input_node(name: str, type: Type) -> Node:
     """The graph input of that name and type."""
     return make(REGISTRY["input"], (), {"name": check_name(name)}, type)

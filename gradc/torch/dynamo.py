@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from ..errors import GradcError, InvalidProblem, Unsupported
-from ..ir.graph import Graph
+from ..ir.graph import Graph, name_of
 from ..options import NAMES as COMPILE_OPTIONS
 from .coverage import Compiled, listing, record
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
-from .importer import graph_of, name_of, refusal
+from .importer import graph_of, refusal
 from .normal_form import NormalForm, inner_tensors, is_batching, normal_form, stop_gradient, tree_leaves
 from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
 from .sizes import size_of, typical

@@ -14,11 +14,11 @@ from torch.export import ExportedProgram
 from .. import ops
 from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.dims import Dim
-from ..ir.graph import Graph
+from ..ir.graph import Graph, name_of
 from ..ir.node import Node
 from ..ir.types import I64
 from .coverage import listing
-from .importer import graph_of, name_of
+from .importer import graph_of
 from .normal_form import inner_tensors, normal_form
 from .sizes import called, size_of, type_of
 from .table import is_kept

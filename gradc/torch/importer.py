@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from ..errors import GradcError, Unsupported
 from ..ir.dims import Assumption, assuming, same
 from ..ir.graph import Graph, check_name, input_node
-from ..ir.lexer import LONGEST_NAME
 from ..ir.node import Node, Note, listening
 from ..ir.operands import CAPTURE
 from ..ir.types import F32, Type, typeof
@@ -299,17 +298,3 @@ def _translate_alone(translation: Translation, node: torch.fx.Node) -> None:
                 translation.refused[node] = refusal(node, "")
                 return
     translation.translate(node)
-
-
-def name_of(path: str, taken: Callable[[str], bool]) -> str:
-    """A path of torch's as a name of an input: words that are no names get a ``_``, ``d`` and ``r`` in front, too, as
-    what begins so belongs to cotangents and residuals.
-    """
-    words = [re.sub(r"\W", "_", word) for word in path.split(".") if word]
-    if words and (words[0] in ("d", "r") or words[0][:1].isdigit()):
-        words[0] = f"_{words[0]}"
-    name = ".".join(words)[-LONGEST_NAME + 8 :].lstrip(".") or "_"
-    number, unique = 2, name
-    while taken(unique):
-        unique, number = f"{name}_{number}", number + 1
-    return unique

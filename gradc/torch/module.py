@@ -13,12 +13,11 @@ import torch
 
 from ..errors import InvalidProblem
 from ..frontend import generalised, serves
-from ..ir.graph import Graph
+from ..ir.graph import Graph, name_of
 from ..ir.types import DType, Type, typeof
 from ..options import check_names
 from ..trace import flatten, trace, unflatten
 from .function import Function
-from .importer import name_of
 from .sizes import TORCH_DTYPES
 
 

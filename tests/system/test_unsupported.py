@@ -24,7 +24,6 @@ NOT_YET: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "the reduction 'atomic'",
     ),
-    "the ONNX frontend": (lambda: gradc.from_onnx("model.onnx"), "gradc.from_onnx is not there yet"),
     "streams on the cpu": (_run_with_stream, "the CPU has no streams"),
 }
 

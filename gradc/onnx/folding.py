@@ -1,0 +1,227 @@
+"""Values that are known when a model is read: shapes and what is computed from them, numbers, small constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from .. import ops
+from ..errors import Unsupported
+from ..ir.dims import Dim, Size, floordiv, maximum, minimum
+from ..ir.node import Node
+from .table import Known
+
+MOST = 1 << 20
+"""Elements of a result that is computed here."""
+FOLDED_ONLY = frozenset({"NonZero", "Unique", "MelWeightMatrix"})
+"""Operators without a line, whose inputs have to be known."""
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+)
+
+
+def is_known(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def as_node(value: Known) -> Node:
+    """Known values as an operand: a constant, or where sizes are among them what computes them."""
+    if value.dtype != object:
+        if value.size > 64 and not np.any(value != value.reshape(-1)[0]):  # zeros, ones
+            return ops.broadcast_to(as_node(value.reshape(-1)[:1].reshape(())), value.shape)
+        return ops.reshape(np.asarray(value).reshape(-1), value.shape) if value.ndim else _scalar(value)
+    items = [
+        ops.dim(x) if isinstance(x, Dim) else ops.constant(value=(int(x),), dtype="i64") for x in value.reshape(-1)
+    ]
+    return ops.reshape(ops.stack(*items), value.shape) if value.ndim else items[0]
+
+
+def _scalar(value: Known) -> Node:
+    from ..ir.types import typeof
+
+    kind = typeof(value).dtype
+    number: Any = value.astype(np.float64).item() if kind.is_float else value.item()
+    return ops.constant(value=(kind.literal(number),), dtype=kind)
+
+
+def shape_of(sizes: Sequence[Size]) -> Known:
+    """Sizes as a vector."""
+    if all(isinstance(n, int) for n in sizes):
+        return np.array(sizes, np.int64)
+    found = np.empty(len(sizes), object)
+    found[:] = list(sizes)
+    return found
+
+
+def folded(
+    node: onnx.NodeProto, operands: Sequence[Any], attributes: Mapping[str, Any], opsets: Mapping[str, int]
+) -> list[Any] | None:
+    """The results of an operator on known values; None where its line is to compute them."""
+    if (
+        node.op_type in _RANDOM
+        or node.domain not in ("", "ai.onnx")
+        or any(hasattr(a, "node") for a in attributes.values())
+    ):
+        return None
+    arrays = [np.asarray(x) if x is not None else None for x in operands]
+    if any(x is not None and x.dtype == object for x in arrays):
+        function = _ON_SIZES.get(node.op_type)
+        return None if function is None else [_tidy(x) for x in function(arrays, attributes)]
+    if not arrays or any(x is not None and x.size > MOST for x in arrays):
+        return None
+    given = [x for x in arrays if x is not None]
+    if node.op_type in ("ConstantOfShape", "Expand", "Tile", "Range") and _result_size(node.op_type, given) > MOST:
+        return None
+    if node.op_type.startswith(("Quantize", "Dequantize", "QLinear", "Dynamic")):
+        return None
+    return _evaluated(node, arrays, opsets)
+
+
+def _result_size(op: str, arrays: Sequence[Known]) -> int:
+    if op == "Range":
+        start, limit, delta = (float(x.reshape(-1)[0]) for x in arrays)
+        return int(abs((limit - start) / delta)) if delta else MOST + 1
+    sizes = [int(n) for n in arrays[0 if op == "ConstantOfShape" else 1].reshape(-1)]
+    return int(np.prod([max(n, 1) for n in sizes], dtype=float)) * (arrays[0].size if op == "Tile" else 1)
+
+
+def _evaluated(node: onnx.NodeProto, arrays: Sequence[Known | None], opsets: Mapping[str, int]) -> list[Any] | None:
+    """By ONNX's own reference implementation."""
+    from onnx.reference import ReferenceEvaluator
+
+    names = [f"i{i}" if x is not None else "" for i, x in enumerate(arrays)]
+    alone = onnx.NodeProto()
+    alone.CopyFrom(node)
+    del alone.input[:]
+    alone.input.extend(names)
+    infos = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in names if n]
+    results = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in node.output if n]
+    if any(a.ref_attr_name for a in node.attribute):
+        return None
+    graph = onnx.helper.make_graph([alone], "known", infos, results)
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    try:
+        model = onnx.helper.make_model(graph, opset_imports=imports)
+        with np.errstate(all="ignore"):
+            found = ReferenceEvaluator(model).run(None, {n: x for n, x in zip(names, arrays, strict=True) if n})
+    except Exception:  # whatever it does not take, the operator's line may
+        return None
+    made = iter(found)
+    values = [next(made) if name else None for name in node.output]
+    if any(v is not None and not isinstance(v, np.ndarray | np.generic) for v in values):
+        return None
+    if any(v is not None and np.asarray(v).dtype.kind in "OSUc" for v in values):
+        return None
+    return [None if v is None else np.asarray(v) for v in values]
+
+
+# -- on sizes ----------------------------------------------------------------------------------------------------------
+
+_Function = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
+
+
+def _tidy(value: Any) -> Known:
+    """As integers where no size varies."""
+    array = np.asarray(value)
+    if array.dtype == object and not any(isinstance(x, Dim) for x in array.reshape(-1)):
+        return (
+            array.astype(np.int64)
+            if all(not isinstance(x, bool | np.bool_) for x in array.reshape(-1))
+            else array.astype(bool)
+        )
+    return array
+
+
+def _pairwise(function: Callable[[Any, Any], Any]) -> _Function:
+    return lambda x, _: [np.frompyfunc(function, 2, 1)(np.asarray(x[0], object), np.asarray(x[1], object))]
+
+
+def _quotient(a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return int(a / b) if b else 0
+    return floordiv(a, b)
+
+
+def _compared(a: Any, b: Any) -> bool:
+    """Whether sizes are equal: one that varies is not negative, and may have any other value."""
+    if isinstance(a, Dim) or isinstance(b, Dim):
+        other = b if isinstance(a, Dim) else a
+        if isinstance(other, int) and other < 0:
+            return False
+        if a == b:
+            return True
+        raise Unsupported(f"whether {a} and {b} are equal decides what is computed; dims= can give sizes")
+    return bool(a == b)
+
+
+def _axes(x: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(a) for a in (x[1] if len(x) > 1 and x[1] is not None else attributes.get("axes", ())))
+
+
+def _gather(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    return [np.take(x[0], np.asarray(x[1], np.int64), axis=attributes.get("axis", 0))]
+
+
+def _slice(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    starts, ends, axes, steps = [*(x[1:] if len(x) > 1 else (attributes["starts"], attributes["ends"])), None, None][:4]
+    if any(v is not None and np.asarray(v).dtype == object for v in (starts, ends)):
+        raise Unsupported("a part of a shape that begins or ends at a size that varies")
+    whole = [slice(None)] * x[0].ndim
+    for i, axis in enumerate(axes if axes is not None else range(len(starts))):
+        whole[int(axis)] = slice(int(starts[i]), int(ends[i]), 1 if steps is None else int(steps[i]))
+    return [x[0][tuple(whole)]]
+
+
+def _reshape(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    return [x[0].reshape([int(n) for n in x[1]])]
+
+
+def _unsqueeze(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    return [np.expand_dims(x[0], _axes(x, attributes))]
+
+
+def _squeeze(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    axes = _axes(x, attributes)
+    return [np.squeeze(x[0], axes if axes else None)]
+
+
+def _concat(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    return [np.concatenate([np.asarray(v, object) for v in x], attributes.get("axis", 0))]
+
+
+def _product(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    axes = _axes(x, attributes)
+    total = np.prod(x[0], axis=axes or None)
+    keep = attributes.get("keepdims", 1)
+    return [np.asarray(total, object).reshape([1] * x[0].ndim) if keep and not axes else np.asarray(total, object)]
+
+
+def _where(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    return [np.where(np.asarray(x[0], bool), np.asarray(x[1], object), np.asarray(x[2], object))]
+
+
+_ON_SIZES: dict[str, _Function] = {
+    "Add": _pairwise(lambda a, b: a + b),
+    "Sub": _pairwise(lambda a, b: a - b),
+    "Mul": _pairwise(lambda a, b: a * b),
+    "Div": _pairwise(_quotient),
+    "Max": _pairwise(maximum),
+    "Min": _pairwise(minimum),
+    "Equal": _pairwise(_compared),
+    "Identity": lambda x, _: [x[0]],
+    "Cast": lambda x, _: [x[0]],
+    "Gather": _gather,
+    "Slice": _slice,
+    "Reshape": _reshape,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Concat": _concat,
+    "ReduceProd": _product,
+    "Where": _where,
+    "Shape": lambda x, _: [np.array(x[0].shape, np.int64)],
+    "Size": lambda x, _: [np.array(x[0].size, np.int64)],
+}
+"""Operators on shapes among whose sizes some vary."""

@@ -1,0 +1,531 @@
+"""``gradc.from_onnx``: an ONNX model as a gradc Graph.
+
+Built on the package ``onnx`` alone (its checker, schemas, function bodies): sizes that vary are gradc's dims, which no
+optimizer of files knows, so that what is known of a model's values is computed here as it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+
+from .. import ops
+from ..errors import GradcError, InvalidProblem, Unsupported
+from ..ir.dims import Dim, Size, symbol
+from ..ir.graph import Graph, input_node, name_of
+from ..ir.node import Node, Note, listening
+from ..ir.operands import CAPTURE
+from ..ir.types import Type, typeof
+from ..trace import implied
+from . import folding, model
+from .folding import as_node, is_known
+from .table import Known, Line, Site, lines
+
+MOST_STEPS = 10_000
+"""Of a loop that is unrolled."""
+
+
+@dataclass(eq=False)
+class Parameter:
+    """An initializer: an input of the graph with a default, once an op computes with it.
+
+    :param name: in the model.
+    """
+
+    name: str
+    value: Known
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is an input wherever it is read: neither a number nor an index."""
+        kind = typeof(self.value).dtype
+        return self.value.size > 1 and kind.kind != "b" and (kind.is_float or kind.bits <= 8)
+
+
+Value = Node | Parameter | Known | None
+
+
+def from_onnx(
+    source: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    *,
+    constants: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+    name: str = "",
+) -> Graph:
+    """An ONNX model as a graph.
+
+    Its inputs are the model's, then the initializers that ops compute with, with their values as defaults: floats of
+    more than one element, and what a quantized value is read with (codes, scale, zero point) whatever its size.  A size
+    with a name is a dim of that name; names of inputs and outputs are the model's, with ``_`` for what is no letter,
+    digit, ``_`` or dot (``/`` becomes a dot).  Functions are expanded, ``If`` with a known condition and ``Loop`` with
+    a known number of steps are written out.
+
+    :param source: a path (external data is looked for beside it), the file's bytes, or an ``onnx.ModelProto``.
+    :param constants: values of inputs that shapes depend on, or that are to be constants.
+    :param dims: sizes for named dims.
+    :param name: of the graph; the model's if not given.
+    :raises InvalidProblem: the file cannot be read or is no valid model, or ``constants`` and ``dims`` do not fit it.
+    :raises Unsupported: what gradc does not take, all operators without a line at once, each with its node.
+    """
+    proto = model.read(source)
+    return _Translation(proto, dict(constants or {}), dict(dims or {})).graph(_title(name or proto.graph.name))
+
+
+def _title(name: str) -> str:
+    plain = re.sub(r"\W", "_", name)
+    return plain if plain.isidentifier() else "graph"
+
+
+@dataclass
+class _Scope:
+    """Names of a graph or a function body.
+
+    :param values: by the name of a value.
+    :param attributes: that a function was called with.
+    :param opsets: versions by domain.
+    :param path: of the calls of functions around it.
+    """
+
+    values: ChainMap[str, Value]
+    attributes: Mapping[str, onnx.AttributeProto]
+    opsets: Mapping[str, int]
+    path: tuple[str, ...] = ()
+
+
+@dataclass
+class _Translation:
+    proto: onnx.ModelProto
+    constants: dict[str, Any]
+    sizes: dict[str, int]
+    inputs: dict[str, Node] = field(default_factory=dict)
+    parameters: dict[int, Node] = field(default_factory=dict)
+    defaults: dict[str, Known] = field(default_factory=dict)
+    notes: dict[Node, Note] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
+    at: tuple[str, str] = ("", "")
+
+    def graph(self, name: str) -> Graph:
+        main = self.proto.graph
+        self.functions = {(f.domain, f.name, f.overload): f for f in self.proto.functions}
+        opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in self.proto.opset_import}
+        self._refuse_missing(main.node, opsets)
+        CAPTURE.append(self._captured)
+        try:
+            with listening(self._heard):
+                scope = _Scope(ChainMap({}), {}, opsets)
+                self._read_inputs(main, scope)
+                self._read_initializers(main, scope)
+                self._run(main.node, scope)
+                results = self._results(main, scope)
+        finally:
+            CAPTURE.pop()
+        given = [n for n in self.inputs.values() if Graph.input_name(n) not in self.defaults]
+        held = [n for n in self.inputs.values() if Graph.input_name(n) in self.defaults]
+        facts = implied([node for _, node in results], ())
+        return Graph(name, (*given, *held), tuple(results), tuple(facts), notes=self.notes, defaults=self.defaults)
+
+    # -- inputs and results --------------------------------------------------------------------------------------------
+
+    def _read_inputs(self, graph: onnx.GraphProto, scope: _Scope) -> None:
+        initial = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+        unknown = self.constants.keys() - {i.name for i in graph.input}
+        if unknown:
+            raise InvalidProblem(f"the model has no input {min(unknown)!r}")
+        for info in graph.input:
+            if info.name in self.constants:
+                scope.values[info.name] = np.asarray(self.constants[info.name])
+            elif info.name not in initial:
+                scope.values[info.name] = self._input(info.name, self._type_of(info))
+        unknown = self.sizes.keys() - self.bound
+        if unknown:
+            raise InvalidProblem(f"the model has no dim {min(unknown)!r}")
+
+    def _type_of(self, info: onnx.ValueInfoProto) -> Type:
+        """:raises Unsupported: it is no tensor, or its rank is not known."""
+        if not info.type.HasField("tensor_type"):
+            raise Unsupported(f"the input {info.name!r} is a {info.type.WhichOneof('value') or 'value without a type'}")
+        tensor = info.type.tensor_type
+        if not tensor.HasField("shape"):
+            raise Unsupported(f"the input {info.name!r} has no shape; write one into the model, or give its value")
+        shape: list[Size] = []
+        for axis, dim in enumerate(tensor.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value >= 0:  # some exporters write -1 for one that varies
+                shape.append(dim.dim_value)
+                continue
+            title = dim.dim_param or f"{info.name}_{axis}"
+            if title in self.sizes:
+                self.bound.add(title)
+                shape.append(self.sizes[title])
+            else:
+                plain = re.sub(r"\W", "_", title)
+                shape.append(symbol(plain if plain.isidentifier() else f"n_{plain}"))
+        return Type(model.element(tensor.elem_type), tuple(shape))
+
+    def _input(self, title: str, type: Type) -> Node:
+        made = input_node(name_of(title.replace("/", "."), lambda n: n in self.inputs), type)
+        self.inputs[Graph.input_name(made)] = made
+        return made
+
+    def _read_initializers(self, graph: onnx.GraphProto, scope: _Scope) -> None:
+        if graph.sparse_initializer:
+            raise Unsupported(f"the sparse initializer {graph.sparse_initializer[0].values.name!r}")
+        for tensor in graph.initializer:
+            if tensor.name not in scope.values:
+                scope.values[tensor.name] = Parameter(tensor.name, model.array(tensor))
+
+    def _results(self, graph: onnx.GraphProto, scope: _Scope) -> list[tuple[str, Node]]:
+        taken: dict[str, Node] = {}
+        for info in graph.output:
+            if info.name not in scope.values:
+                raise InvalidProblem(f"the output {info.name!r} is not computed by the model")
+            value = scope.values[info.name]
+            taken[name_of(info.name.replace("/", "."), taken.__contains__)] = self._node(value)
+        return list(taken.items())
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def _node(self, value: Value) -> Node:
+        """A value as an operand."""
+        if isinstance(value, Node):
+            return value
+        if isinstance(value, Parameter):
+            known = self.parameters.get(id(value))
+            if known is None:
+                known = self.parameters[id(value)] = self._input(value.name, typeof(value.value))
+                self.defaults[Graph.input_name(known)] = value.value
+            return known
+        assert value is not None
+        return as_node(value)
+
+    def _captured(self, array: Known) -> Node:
+        made = self._input(f"constant.{self.at[1] or self.at[0]}", typeof(array))
+        self.defaults[Graph.input_name(made)] = array
+        return made
+
+    def _heard(self, node: Node) -> None:
+        if node not in self.notes and self.at[0]:
+            self.notes[node] = Note("", "", "/".join(w for w in re.split(r"\W+", self.at[1]) if w))
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def _run(self, nodes: Iterable[onnx.NodeProto], scope: _Scope) -> None:
+        for node in nodes:
+            try:
+                results = self._call(node, scope)
+            except _Placed:
+                raise
+            except Exception as error:
+                raise _placed(node, error) from error
+            for output, value in zip(node.output, results, strict=False):
+                if output:
+                    scope.values[output] = value
+            for output in node.output[len(results) :]:
+                if output:
+                    raise Unsupported(f"{_shown(node)}: its result {output!r}")
+
+    def _call(self, node: onnx.NodeProto, scope: _Scope) -> Sequence[Value]:
+        attributes = self._attributes(node, scope)
+        operands = [self._operand(each, scope) for each in node.input]
+        before, self.at = self.at, (node.op_type, "/".join((*scope.path, node.name or node.op_type)))
+        try:
+            if node.op_type in _CONTROL and node.domain in ("", "ai.onnx"):
+                return _CONTROL[node.op_type](self, node, operands, attributes, scope)
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                return [self._constant(node, attributes)]
+            known = [self._value(operand) for operand in operands]
+            if node.op_type == "CastLike" and is_known(known[0]) and known[1] is not None:
+                return [np.asarray(known[0]).astype(self._node(operands[1]).dtype.np)]
+            if all(x is None or is_known(x) for x in known):
+                folded = folding.folded(node, known, attributes, scope.opsets)
+                if folded is not None:
+                    return folded
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            line = lines().get(f"{domain}.{node.op_type}" if domain else node.op_type)
+            function = self.functions.get((node.domain, node.op_type, node.overload))
+            if line is None and function is None:
+                function = self._body(node, operands, scope)
+            if function is not None and (line is None or (node.domain, node.op_type, node.overload) in self.functions):
+                return self._expanded(node, function, operands, scope)
+            assert line is not None
+            return self._translated(node, line, operands, attributes, scope)
+        finally:
+            self.at = before
+
+    def _value(self, operand: Value) -> Value:
+        """An operand, its value where it is a number or an index among the initializers."""
+        return operand.value if isinstance(operand, Parameter) and not operand.is_trained else operand
+
+    def _operand(self, name: str, scope: _Scope) -> Value:
+        if not name:
+            return None
+        if name not in scope.values:
+            raise InvalidProblem(f"the value {name!r} is used before it is computed")
+        return scope.values[name]
+
+    def _attributes(self, node: onnx.NodeProto, scope: _Scope) -> dict[str, Any]:
+        found = {}
+        for attribute in node.attribute:
+            given = attribute
+            if attribute.ref_attr_name:
+                if attribute.ref_attr_name not in scope.attributes:
+                    continue
+                given = scope.attributes[attribute.ref_attr_name]
+            found[attribute.name] = _plain(onnx.helper.get_attribute_value(given))
+        return found
+
+    def _constant(self, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> Value:
+        (key, value), *_ = attributes.items()
+        if key == "sparse_value" or key.startswith("value_string"):
+            raise Unsupported(f"a constant with {key}")
+        if key != "value":
+            return np.asarray(value, np.float32 if "float" in key else np.int64)
+        found = np.asarray(value)
+        return Parameter(node.output[0], found) if found.dtype.kind not in "ib" and found.size > 1 else found
+
+    def _translated(
+        self, node: onnx.NodeProto, line: Line, operands: Sequence[Value], attributes: dict[str, Any], scope: _Scope
+    ) -> Sequence[Value]:
+        if not line.rest and len(operands) > len(line.inputs):
+            if any(operand is not None for operand in operands[len(line.inputs) :]):
+                raise Unsupported(f"{len(operands)} inputs; gradc takes {len(line.inputs)}")
+            operands = operands[: len(line.inputs)]
+        kinds = [*line.inputs, *[line.rest] * len(operands)]
+        given = [self._argument(x, kind, i) for i, (x, kind) in enumerate(zip(operands, kinds, strict=False))]
+        unknown = attributes.keys() - line.attributes
+        if unknown:
+            raise Unsupported(f"the attribute {min(unknown)}")
+        if line.site:
+            count = max((i + 1 for i, name in enumerate(node.output) if name), default=0)
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            given = [Site(node.op_type, scope.opsets.get(domain, 1), count), *given]
+        result = line.function(*given, **attributes)
+        return result if isinstance(result, tuple | list) else [result]
+
+    def _argument(self, operand: Value, kind: str, place: int) -> Any:
+        if operand is None:
+            return None
+        if kind == "Weight" or (kind == "Node" and not isinstance(operand, Parameter)):
+            return self._node(operand)
+        if kind == "Node":
+            assert isinstance(operand, Parameter)
+            return self._node(operand if operand.is_trained else operand.value)
+        value = operand.value if isinstance(operand, Parameter) else operand
+        if not is_known(value):
+            raise Unsupported(f"its input {place} is computed from data; constants= can give an input's value")
+        array = np.asarray(value)
+        if kind == "Known":
+            return array
+        return tuple(x if isinstance(x, Dim) else int(x) for x in array.reshape(-1).tolist())
+
+    # -- functions and control flow ------------------------------------------------------------------------------------
+
+    def _body(self, node: onnx.NodeProto, operands: Sequence[Value], scope: _Scope) -> onnx.FunctionProto:
+        """The body that the operator's schema has.
+
+        :raises Unsupported: it has none.
+        """
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        try:
+            schema = onnx.defs.get_schema(node.op_type, scope.opsets.get(domain, 1), domain)
+        except onnx.defs.SchemaError as error:
+            raise Unsupported("gradc's table has no line for it") from error
+        text = b""
+        if schema.has_function:
+            text = schema.get_function_with_opset_version(max(schema.function_opset_versions))
+        elif schema.has_context_dependent_function:
+            whole = onnx.NodeProto()
+            whole.CopyFrom(node)
+            given = {a.name for a in node.attribute}
+            whole.attribute.extend(
+                a.default_value for a in schema.attributes.values() if a.name not in given and a.default_value.name
+            )
+            types = [_proto_of(self._node(x).type) if x is not None else onnx.TypeProto() for x in operands]
+            text = schema.get_context_dependent_function_with_opset_version(
+                max(schema.context_dependent_function_opset_versions),
+                whole.SerializeToString(),
+                [t.SerializeToString() for t in types],
+            )
+        if not text:
+            raise Unsupported("gradc's table has no line for it")
+        body = onnx.FunctionProto()
+        body.ParseFromString(text)
+        for each in schema.attributes.values():
+            if each.default_value.name and each.name not in {a.name for a in body.attribute_proto}:
+                body.attribute_proto.append(each.default_value)
+        return body
+
+    def _expanded(
+        self, node: onnx.NodeProto, body: onnx.FunctionProto, operands: Sequence[Value], scope: _Scope
+    ) -> Sequence[Value]:
+        if len(scope.path) > 100:
+            raise Unsupported("functions that call each other without end")
+        attributes = {a.name: a for a in body.attribute_proto}
+        for attribute in node.attribute:
+            given = scope.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+            if given is not None:
+                attributes[attribute.name] = given
+        values: dict[str, Value] = dict.fromkeys(body.input)
+        values.update(zip(body.input, operands, strict=False))
+        opsets = {**scope.opsets, **{("" if o.domain == "ai.onnx" else o.domain): o.version for o in body.opset_import}}
+        inner = _Scope(ChainMap(values), attributes, opsets, (*scope.path, node.name or node.op_type))
+        self._run(body.node, inner)
+        return [inner.values.get(name) for name in body.output]
+
+    def _subgraph(self, graph: onnx.GraphProto, operands: Sequence[Value], scope: _Scope) -> list[Value]:
+        inner = _Scope(scope.values.new_child(), scope.attributes, scope.opsets, scope.path)
+        inner.values.update(zip((i.name for i in graph.input), operands, strict=False))
+        self._read_initializers(graph, inner)
+        self._run(graph.node, inner)
+        return [inner.values[o.name] for o in graph.output]
+
+    def _if(
+        self, node: onnx.NodeProto, operands: Sequence[Value], attributes: Mapping[str, Any], scope: _Scope
+    ) -> Sequence[Value]:
+        condition = self._argument(operands[0], "Known", 0)
+        return self._subgraph(attributes["then_branch" if condition.all() else "else_branch"], (), scope)
+
+    def _loop(
+        self, node: onnx.NodeProto, operands: Sequence[Value], attributes: Mapping[str, Any], scope: _Scope
+    ) -> Sequence[Value]:
+        most, going, *carried = operands
+        steps = None if most is None else self._argument(most, "Sizes", 0)[0]
+        if isinstance(steps, Dim):
+            raise Unsupported(f"a loop of {steps} steps; dims= can give sizes")
+        body = attributes["body"]
+        collected: list[list[Value]] = [[] for _ in body.output[1 + len(carried) :]]
+        step, condition = 0, going is None or bool(self._argument(going, "Known", 1).all())
+        while condition and (steps is None or step < steps):
+            if step >= MOST_STEPS:
+                raise Unsupported(f"a loop of more than {MOST_STEPS} steps")
+            again, *results = self._subgraph(body, [np.array(step, np.int64), np.array(True), *carried], scope)
+            carried = results[: len(carried)]
+            for one, value in zip(collected, results[len(carried) :], strict=True):
+                one.append(value)
+            if again is not None and is_known(self._value(again)):
+                condition = bool(np.all(self._argument(again, "Known", 0)))
+            elif again is not None:
+                raise Unsupported("a loop that ends by a condition that is computed from data")
+            step += 1
+        return [*carried, *(self._stacked(values) for values in collected)]
+
+    def _stacked(self, values: Sequence[Value]) -> Value:
+        if not values:
+            raise Unsupported("a loop of no steps that collects results")
+        if all(is_known(self._value(v)) for v in values):
+            return np.stack([np.asarray(self._value(v)) for v in values])
+        return ops.stack(*map(self._node, values))
+
+    def _scan(
+        self, node: onnx.NodeProto, operands: Sequence[Value], attributes: Mapping[str, Any], scope: _Scope
+    ) -> Sequence[Value]:
+        if scope.opsets.get("", 1) < 9:
+            raise Unsupported("a scan over batches, of opset 8")
+        body, count = attributes["body"], attributes["num_scan_inputs"]
+        states = list(operands[: len(operands) - count])
+        scanned = [self._node(x) for x in operands[len(operands) - count :]]
+        axes = [a % x.rank for a, x in zip(attributes.get("scan_input_axes", [0] * count), scanned, strict=True)]
+        backward = attributes.get("scan_input_directions", [0] * count)
+        results = len(body.output) - len(states)
+        steps = scanned[0].shape[axes[0]]
+        if isinstance(steps, Dim) or steps > MOST_STEPS:
+            raise Unsupported(f"a scan of {steps} steps")
+        collected: list[list[Value]] = [[] for _ in range(results)]
+        for step in range(steps):
+            slices = [
+                ops.getitem(x, (*[slice(None)] * a, steps - 1 - step if back else step))
+                for x, a, back in zip(scanned, axes, backward, strict=True)
+            ]
+            made = self._subgraph(body, [*states, *slices], scope)
+            states = made[: len(states)]
+            for one, value in zip(collected, made[len(states) :], strict=True):
+                one.append(value)
+        stacked = []
+        out_axes = attributes.get("scan_output_axes", [0] * results)
+        for values, axis, back in zip(
+            collected, out_axes, attributes.get("scan_output_directions", [0] * results), strict=True
+        ):
+            nodes = [self._node(v) for v in (reversed(values) if back else values)]
+            stacked.append(ops.stack(*nodes, axis=axis % (nodes[0].rank + 1)))
+        return [*states, *stacked]
+
+    # -- all that is missing -------------------------------------------------------------------------------------------
+
+    def _refuse_missing(self, nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int]) -> None:
+        """:raises Unsupported: operators without a line or a body, all of them."""
+        missing: dict[str, tuple[int, str]] = {}
+        pending = [*nodes, *(n for f in self.proto.functions for n in f.node)]
+        while pending:
+            node = pending.pop()
+            pending += [
+                n for a in node.attribute for g in (*([a.g] if a.HasField("g") else []), *a.graphs) for n in g.node
+            ]
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            key = f"{domain}.{node.op_type}" if domain else node.op_type
+            if key in lines() or key == "Constant" or (not domain and key in _CONTROL) or key in folding.FOLDED_ONLY:
+                continue
+            if (node.domain, node.op_type, node.overload) in self.functions:
+                continue
+            try:
+                schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+                if schema.has_function or schema.has_context_dependent_function:
+                    continue
+            except onnx.defs.SchemaError:
+                pass
+            count, first = missing.get(key, (0, _shown(node)))
+            missing[key] = count + 1, first
+        if missing:
+            found = "".join(f"\n  {key} ({n} of it; {at})" for key, (n, at) in sorted(missing.items()))
+            raise Unsupported(f"gradc does not take {len(missing)} of the model's operators:{found}")
+
+
+class _Placed(Exception):
+    """An error that names its node already."""
+
+
+class _Refused(_Placed, Unsupported):
+    pass
+
+
+class _Invalid(_Placed, InvalidProblem):
+    pass
+
+
+def _placed(node: onnx.NodeProto, error: Exception) -> _Placed:
+    text = str(error) if isinstance(error, GradcError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, RecursionError):
+        text = "it is nested too deep"
+    kind = _Invalid if isinstance(error, InvalidProblem) else _Refused
+    return kind(f"{_shown(node)}: {text}")
+
+
+_CONTROL = {"If": _Translation._if, "Loop": _Translation._loop, "Scan": _Translation._scan}
+
+
+def _shown(node: onnx.NodeProto) -> str:
+    return (
+        f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} of {', '.join(map(repr, node.output[:1]))}"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """An attribute's value: text for bytes, arrays for tensors, tuples for lists."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, onnx.TensorProto):
+        return model.array(value)
+    if isinstance(value, list | tuple) or type(value).__name__.startswith("Repeated"):
+        return tuple(_plain(v) for v in value)
+    return value
+
+
+def _proto_of(type: Type) -> onnx.TypeProto:
+    """A type for ONNX's functions of types."""
+    number = next(k for k, v in model._ELEMENTS.items() if v == type.dtype.name)
+    return onnx.helper.make_tensor_type_proto(number, [n if isinstance(n, int) else str(n) for n in type.shape])

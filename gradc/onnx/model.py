@@ -1,0 +1,137 @@
+"""ONNX files: read, their external data looked for in their own folder alone, and checked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import external_data_helper, numpy_helper
+
+from ..errors import InvalidProblem, Unsupported
+from ..ir.types import DType
+from ..ir.types import dtype as dtype_of
+
+OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
+"""Opsets of the default domain."""
+_NAMES = {
+    "FLOAT": "f32",
+    "DOUBLE": "f64",
+    "FLOAT16": "f16",
+    "BFLOAT16": "bf16",
+    "FLOAT8E4M3FN": "f8e4m3",
+    "FLOAT8E5M2": "f8e5m2",
+    "FLOAT4E2M1": "f4e2m1",
+    "FLOAT8E8M0": "e8m0",
+    "BOOL": "bool",
+    **{f"{kind}INT{bits}".upper(): f"{kind or 'i'}{bits}" for kind in ("", "u") for bits in (2, 4, 8, 16, 32, 64)},
+}
+_ELEMENTS: dict[int, str] = {
+    onnx.TensorProto.DataType.Value(k): v for k, v in _NAMES.items() if k in onnx.TensorProto.DataType.keys()
+}
+
+
+def read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelProto:
+    """A model with all its weights in it.
+
+    :param model: a file, its bytes, or what ``onnx.load`` gives.
+    :raises InvalidProblem: it cannot be read, is no valid model, or its external data is missing or outside the model's
+        folder.
+    """
+    if isinstance(model, onnx.ModelProto):
+        proto, folder = model, None
+    elif isinstance(model, bytes):
+        proto, folder = _parsed(model, "the model"), None
+    elif isinstance(model, str | os.PathLike):
+        path = Path(model)
+        try:
+            proto, folder = _parsed(path.read_bytes(), str(path)), path.resolve().parent
+        except OSError as error:
+            raise InvalidProblem(f"{path} cannot be read: {error.strerror or error}") from error
+    else:
+        raise InvalidProblem(f"from_onnx takes a path, bytes or an onnx.ModelProto, not a {type(model).__name__}")
+    _load_external(proto, folder)
+    _checked(proto)
+    return proto
+
+
+def _parsed(data: bytes, name: str) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidProblem(f"{name} is no ONNX model: {error}") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise InvalidProblem(f"{name} is no ONNX model: it has no graph or no opset")
+    return proto
+
+
+def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
+    """:raises InvalidProblem: data is missing, too short, or not under the model's folder."""
+    for tensor in external_data_helper._get_all_tensors(proto):
+        if not external_data_helper.uses_external_data(tensor):
+            continue
+        places = {entry.key: entry.value for entry in tensor.external_data}
+        location = places.get("location", "")
+        if folder is None:
+            raise InvalidProblem(f"the tensor {tensor.name!r} lies in {location!r}: give the model's path")
+        file = (folder / location).resolve()
+        if not location or os.path.isabs(location) or folder not in file.parents:
+            raise InvalidProblem(f"the data of {tensor.name!r} is at {location!r}, outside of the model's folder")
+        try:
+            offset = int(places.get("offset", 0))
+            with file.open("rb") as opened:
+                opened.seek(offset)
+                data = opened.read(int(places["length"])) if "length" in places else opened.read()
+        except (OSError, ValueError) as error:
+            raise InvalidProblem(f"the data of {tensor.name!r} at {location!r} cannot be read: {error}") from error
+        if "length" in places and len(data) != int(places["length"]):
+            raise InvalidProblem(f"the data of {tensor.name!r} at {location!r} ends early: {len(data)} bytes are there")
+        tensor.raw_data = data
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def _checked(proto: onnx.ModelProto) -> None:
+    for opset in proto.opset_import:
+        if opset.domain in ("", "ai.onnx") and not OLDEST <= opset.version <= NEWEST:
+            raise InvalidProblem(f"opset {opset.version} of the model; there are {OLDEST} to {NEWEST}")
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise InvalidProblem(f"no valid ONNX model: {_first_line(error)}") from error
+    except ValueError as error:  # of 2 GiB and more, which protobuf cannot serialize for the checker
+        if "2GB" not in str(error) and "2 GB" not in str(error):
+            raise
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def element(number: int) -> DType:
+    """The dtype of an ONNX element type.
+
+    :raises Unsupported: gradc has none.
+    """
+    if number not in _ELEMENTS or _ELEMENTS[number] in ("u64",):
+        known = {v: k for k, v in onnx.TensorProto.DataType.items()}
+        raise Unsupported(f"the element type {known.get(number, number)}")
+    return dtype_of(_ELEMENTS[number])
+
+
+def array(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+    """A tensor's values.
+
+    :raises Unsupported: gradc has no such dtype.
+    :raises InvalidProblem: its data does not fit its shape.
+    """
+    wanted = element(tensor.data_type)
+    try:
+        found = numpy_helper.to_array(tensor)
+    except Exception as error:  # onnx's own are of many classes
+        raise InvalidProblem(f"the tensor {tensor.name!r} cannot be read: {_first_line(error)}") from error
+    return np.asarray(found) if found.dtype == wanted.np else np.asarray(found).astype(wanted.np)

@@ -1,0 +1,116 @@
+"""Lines of gathers, scatters and sorts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ... import ops
+from ...errors import Unsupported
+from ...ir.dims import Dim, product
+from ...ir.node import Node
+from ...ir.types import I64
+from ...ops.rules import converted
+from ..table import Known, Sizes
+
+
+def _wrapped(indices: Node, size: Any) -> Node:
+    """Indices that count from the end where they are negative."""
+    places = converted(indices, I64)
+    return ops.where(places < 0, places + size, places)
+
+
+def _gather(x: Node, indices: Node, *, axis: int = 0) -> Node:
+    axis %= x.rank
+    return ops.gather(x, _wrapped(indices, x.shape[axis]), axis)
+
+
+def _gather_elements(x: Node, indices: Node, *, axis: int = 0) -> Node:
+    axis %= x.rank
+    part = _cut(x, indices.shape, axis)
+    return ops.take_along_axis(part, _wrapped(indices, x.shape[axis]), axis)
+
+
+def _cut(x: Node, shape: Any, axis: int) -> Node:
+    """Without what lies beyond the shape on the other axes."""
+    limit = tuple(n if i == axis else m for i, (n, m) in enumerate(zip(x.shape, shape, strict=True)))
+    return x if limit == x.shape else ops.slice(x, (0,) * x.rank, limit, (1,) * x.rank)
+
+
+def _flat_places(indices: Node, shape: Any, batch: int) -> Node:
+    """The row of each index tuple, counted over the axes that it indexes and the batch axes before them."""
+    depth = indices.shape[-1]
+    if isinstance(depth, Dim):
+        raise Unsupported(f"index tuples of {depth} elements")
+    lead = indices.shape[:-1]
+    place = ops.broadcast_to(ops.constant(value=(0,), dtype=I64), lead)
+    for axis in range(batch):
+        place = place * shape[axis] + ops.iota(shape=lead, axis=axis)
+    for i in range(depth):
+        one = ops.reshape(ops.slice(indices, (0,) * len(lead) + (i,), (*lead, i + 1), (1,) * indices.rank), lead)
+        place = place * shape[batch + i] + _wrapped(one, shape[batch + i])
+    return place
+
+
+def _gather_nd(x: Node, indices: Node, *, batch_dims: int = 0) -> Node:
+    depth = batch_dims + indices.shape[-1]
+    rows = ops.reshape(x, (product(x.shape[:depth]), *x.shape[depth:]))
+    return ops.gather(rows, _flat_places(indices, x.shape, batch_dims), 0)
+
+
+def _scatter_elements(x: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: str = "none") -> Node:
+    axis %= x.rank
+    places = _wrapped(indices, x.shape[axis])
+    if reduction == "none":
+        return ops.scatter(x, axis, places, updates)
+    how: Any = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[reduction]
+    return ops.scatter_reduce(x, axis, places, updates, how)
+
+
+def _scatter_nd(x: Node, indices: Node, updates: Node, *, reduction: str = "none") -> Node:
+    depth = indices.shape[-1]
+    width = product(x.shape[depth:])
+    rows = ops.reshape(x, (product(x.shape[:depth]), width))
+    count = product(indices.shape[:-1])
+    places = ops.reshape(_flat_places(indices, x.shape, 0), (count, 1))
+    wide = ops.broadcast_to(places, (count, width))
+    flat = ops.reshape(updates, (count, width))
+    return ops.reshape(_scatter_elements(rows, wide, flat, axis=0, reduction=reduction), x.shape)
+
+
+def _top_k(x: Node, k: Sizes | None = None, *, axis: int = -1, largest: int = 1, sorted: int = 1, **rest: Any) -> Any:
+    assert k is not None
+    return ops.topk(x, int(k[0]), axis, bool(largest), bool(sorted))
+
+
+def _argument(function: Callable[..., Node]) -> Callable[..., Node]:
+    def along(x: Node, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Node:
+        axis %= x.rank
+        if not select_last_index:
+            return function(x, axis, keepdims=bool(keepdims))
+        return x.shape[axis] - 1 - function(ops.flip(x, axis), axis, keepdims=bool(keepdims))
+
+    return along
+
+
+def _compress(x: Node, condition: Known, *, axis: int | None = None) -> Node:
+    places = np.flatnonzero(condition)
+    if axis is None:
+        return ops.gather(ops.reshape(x, (product(x.shape),)), places, 0)
+    return ops.gather(x, places, axis % x.rank)
+
+
+LINES: dict[str, Callable[..., Any]] = {
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "ScatterElements": _scatter_elements,
+    "Scatter": lambda x, indices, updates, *, axis=0: _scatter_elements(x, indices, updates, axis=axis),
+    "ScatterND": _scatter_nd,
+    "TopK": _top_k,
+    "ArgMax": _argument(ops.argmax),
+    "ArgMin": _argument(ops.argmin),
+    "Compress": _compress,
+}

@@ -1,0 +1,108 @@
+"""Lines of losses and of transforms between time and frequency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ... import ops
+from ...errors import Unsupported
+from ...ir.dims import Dim
+from ...ir.node import Node
+from ...ir.types import I64
+from ...ops.rules import converted
+from ..table import Site, Sizes
+
+
+def _nll(
+    x: Node, target: Node, weight: Node | None = None, *, ignore_index: int | None = None, reduction: str = "mean"
+) -> Node:
+    ignored = -(2**31) if ignore_index is None else ignore_index
+    return ops.nll_loss(x, converted(target, I64), weight, ignore_index=ignored, reduction=reduction)
+
+
+def _softmax_cross_entropy(
+    site: Site,
+    scores: Node,
+    labels: Node,
+    weights: Node | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Any:
+    logarithms = ops.log_softmax(scores, 1)
+    loss = _nll(logarithms, labels, weights, ignore_index=ignore_index, reduction=reduction)
+    return (loss, logarithms) if site.results > 1 else loss
+
+
+def _waves(count: int, frequencies: int, inverse: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """cos and sin of the transform, [count, frequencies]; the inverse divided by the count."""
+    turns = np.outer(np.arange(count), np.arange(frequencies)) % count * (2 * np.pi / count)
+    scale = 1 / count if inverse else 1.0
+    return np.cos(turns) * scale, np.sin(turns) * (scale if inverse else -scale)
+
+
+def _transformed(x: Node, length: int, frequencies: int, inverse: bool) -> Node:
+    """x [..., n, 1 or 2], real or complex, along n: [..., frequencies, 2]."""
+    size = x.shape[-2]
+    if isinstance(size, Dim):
+        raise Unsupported(f"a Fourier transform of {size} elements")
+    if size < length:
+        x = ops.pad(x, (*((0, 0),) * (x.rank - 2), (0, length - size), (0, 0)))
+    elif size > length:
+        x = x[..., :length, :]
+    cos, sin = (w.astype(x.dtype.np) for w in _waves(length, frequencies, inverse))
+    real = x[..., 0]
+    a, b = ops.matmul(real, cos), ops.matmul(real, sin)
+    if x.shape[-1] == 2:
+        imaginary = x[..., 1]
+        a, b = a - ops.matmul(imaginary, sin), b + ops.matmul(imaginary, cos)
+    return ops.stack(a, b, axis=a.rank)
+
+
+def _dft(
+    site: Site,
+    x: Node,
+    length: Sizes | None = None,
+    place: Sizes | None = None,
+    *,
+    axis: int | None = None,
+    inverse: int = 0,
+    onesided: int = 0,
+) -> Node:
+    default = 1 if site.opset < 20 else -2
+    at = (int(place[0]) if place is not None else default if axis is None else axis) % x.rank
+    count = int(length[0]) if length is not None else x.shape[at]
+    if isinstance(count, Dim):
+        raise Unsupported(f"a Fourier transform of {count} elements")
+    if inverse and onesided:
+        raise Unsupported("a one-sided inverse Fourier transform")
+    moved = ops.movedim(x, at, x.rank - 2)
+    y = _transformed(moved, count, count // 2 + 1 if onesided else count, bool(inverse))
+    return ops.movedim(y, y.rank - 2, at)
+
+
+def _stft(
+    signal: Node, frame_step: Sizes, window: Node | None = None, frame_length: Sizes | None = None, *, onesided: int = 1
+) -> Node:
+    x = signal if signal.rank == 3 else ops.unsqueeze(signal, 2)
+    step, size = int(frame_step[0]), x.shape[1]
+    length = int(frame_length[0]) if frame_length is not None else window.shape[0] if window is not None else None
+    if not isinstance(length, int) or isinstance(size, Dim):
+        raise Unsupported("a short-time Fourier transform whose frames have no known length")
+    count = (size - length) // step + 1
+    places = np.arange(count)[:, None] * step + np.arange(length)
+    frames = ops.gather(x, places, 1)
+    if window is not None:
+        frames = frames * ops.reshape(window, (1, 1, length, 1))
+    return _transformed(frames, length, length // 2 + 1 if onesided else length, False)
+
+
+LINES: dict[str, Callable[..., Any]] = {
+    "NegativeLogLikelihoodLoss": _nll,
+    "SoftmaxCrossEntropyLoss": _softmax_cross_entropy,
+    "DFT": _dft,
+    "STFT": _stft,
+}

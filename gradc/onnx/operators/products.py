@@ -1,0 +1,196 @@
+"""Lines of matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ... import ops
+from ...errors import Unsupported
+from ...ir.dims import Dim
+from ...ir.node import Node
+from ...ir.types import F32, F64, I32
+from ...ops.rules import converted
+from ..table import Weight
+
+
+def _matmul(x: Node, y: Node) -> Node:
+    if x.dtype.is_float:
+        return ops.matmul(x, y)
+    return converted(ops.matmul(converted(x, F64), converted(y, F64)), x.dtype)
+
+
+def _gemm(
+    a: Node,
+    b: Node,
+    c: Node | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    broadcast: int = 0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Node:
+    a, b = (ops.transpose(x, (1, 0)) if flag else x for x, flag in ((a, transA), (b, transB)))
+    y = _matmul(a, b)
+    if alpha != 1.0:
+        y = converted(y * alpha, a.dtype) if y.dtype.is_float else y * int(alpha)
+    if c is None or beta == 0.0:
+        return y
+    return y + (c if beta == 1.0 else c * (beta if c.dtype.is_float else int(beta)))
+
+
+def _einsum(*operands: Node, equation: str) -> Node:
+    return ops.einsum(equation, *operands)
+
+
+def matmul_integer(x: Node, y: Node, zero_x: Node | None = None, zero_y: Node | None = None) -> Node:
+    """The product of 8-bit integers less their zero points, i32."""
+    inner = x.shape[-1]
+    wide = F32 if isinstance(inner, int) and inner <= 256 else F64  # products of at most 2^16 each, exactly
+    a, b = converted(x, wide), converted(y, wide)
+    if zero_x is not None:
+        zero = converted(zero_x, wide)
+        a = a - (ops.reshape(zero, (*zero.shape, 1)) if zero.rank == x.rank - 1 and zero.rank else zero)
+    if zero_y is not None:
+        b = b - converted(zero_y, wide)
+    return converted(ops.matmul(a, b), I32)
+
+
+def spatial(x: Node) -> int:
+    return x.rank - 2
+
+
+def each(values: Any, rank: int, default: int) -> tuple[int, ...]:
+    return tuple(int(v) for v in values) if values is not None and len(values) else (default,) * rank
+
+
+def padding_of(
+    auto_pad: str,
+    pads: Any,
+    sizes: Sequence[Any],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> tuple[tuple[int, int], ...]:
+    """The pair of widths for each axis of a window."""
+    rank = len(kernel)
+    if auto_pad == "NOTSET":
+        both = each(pads, 2 * rank, 0)
+        return tuple(zip(both[:rank], both[rank:], strict=True))
+    if auto_pad == "VALID":
+        return ((0, 0),) * rank
+    pairs = []
+    for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        if isinstance(size, Dim):
+            raise Unsupported(f"auto_pad over an axis of {size} elements")
+        total = max(0, (-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size)
+        small, large = total // 2, total - total // 2
+        pairs.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
+    return tuple(pairs)
+
+
+def convolution(
+    x: Node,
+    w: Weight,
+    b: Node | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Any = None,
+    group: int = 1,
+    kernel_shape: Any = None,
+    pads: Any = None,
+    strides: Any = None,
+) -> Node:
+    """``Conv``: x [N, C, ...] with w [O, C / group, ...]."""
+    rank = spatial(x)
+    kernel = tuple(int(n) for n in w.shape[2:])
+    step, spread = each(strides, rank, 1), each(dilations, rank, 1)
+    padding = padding_of(auto_pad, pads, x.shape[2:], kernel, step, spread)
+    return ops.convolution(x, w, b, stride=step, padding=padding, dilation=spread, groups=group)
+
+
+def _conv_transpose(
+    x: Node,
+    w: Weight,
+    b: Node | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Any = None,
+    group: int = 1,
+    kernel_shape: Any = None,
+    output_padding: Any = None,
+    output_shape: Any = None,
+    pads: Any = None,
+    strides: Any = None,
+) -> Node:
+    rank = spatial(x)
+    kernel = tuple(int(n) for n in w.shape[2:])
+    step, spread, extra = each(strides, rank, 1), each(dilations, rank, 1), each(output_padding, rank, 0)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
+    if output_shape is not None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        sizes = [int(n) for n in x.shape[2:]]
+        wanted = (
+            each(output_shape, rank, 0)[-rank:]
+            if output_shape is not None
+            else [n * s for n, s in zip(sizes, step, strict=True)]
+        )
+        pairs = []
+        for size, s, r, e, want in zip(sizes, step, reach, extra, wanted, strict=True):
+            total = s * (size - 1) + e + r - want
+            if total < 0:  # the image is not reached there
+                pairs.append((0, total))
+                continue
+            small, large = total // 2, total - total // 2
+            pairs.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
+    else:
+        pairs = list(padding_of(auto_pad, pads, x.shape[2:], kernel, step, spread))
+    full = ops.convolution(
+        x,
+        w,
+        None,
+        stride=step,
+        padding=((0, 0),) * rank,
+        dilation=spread,
+        transposed=True,
+        output_padding=(0,) * rank,
+        groups=group,
+    )
+    width = [(0, 0), (0, 0), *((-a, e - c) for (a, c), e in zip(pairs, extra, strict=True))]
+    y = ops.pad(full, tuple(width)) if any(n for pair in width for n in pair) else full
+    return y if b is None else y + ops.reshape(b, (1, b.shape[0], *(1,) * rank))
+
+
+def conv_integer(
+    x: Node,
+    w: Node,
+    zero_x: Node | None = None,
+    zero_w: Node | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Any = None,
+    group: int = 1,
+    kernel_shape: Any = None,
+    pads: Any = None,
+    strides: Any = None,
+) -> Node:
+    """The convolution of 8-bit integers less their zero points, i32."""
+    a, b = converted(x, F64), converted(w, F64)
+    if zero_x is not None:
+        a = a - converted(zero_x, F64)
+    if zero_w is not None:
+        zero = converted(zero_w, F64)
+        b = b - (ops.reshape(zero, (*zero.shape, *(1,) * (w.rank - 1))) if zero.rank else zero)
+    y = convolution(a, b, None, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    return converted(y, I32)
+
+
+LINES: dict[str, Callable[..., Any]] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Einsum": _einsum,
+    "MatMulInteger": matmul_integer,
+    "Conv": convolution,
+    "ConvTranspose": _conv_transpose,
+    "ConvInteger": conv_integer,
+}

@@ -1,0 +1,224 @@
+"""Lines of quantized operators, those of the domain ``com.microsoft`` among them: codes stay codes, and what reads them
+is gradc's ``dequantize``, whose scales the passes move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ... import ops
+from ...errors import Unsupported
+from ...ir.dims import Size
+from ...ir.node import Node
+from ...ir.types import DTYPES
+from ...ops.rules import converted
+from .. import model
+from ..table import Weight
+from .products import convolution
+
+U8, U4 = DTYPES["u8"], DTYPES["u4"]
+
+
+def _blocks(x: Node, scale: Node, axis: int, block_size: int) -> tuple[Any, tuple[Size, ...] | None]:
+    """(the block of a scale, the shape that scales have for it)."""
+    if scale.rank == 0 or (scale.rank == 1 and scale.shape[0] == 1 and not block_size):
+        return None, ()
+    axis %= x.rank
+    if block_size:
+        return tuple(block_size if i == axis else 1 for i in range(x.rank)), None
+    block = tuple(1 if i == axis else n for i, n in enumerate(x.shape))
+    return block, tuple(scale.shape[0] if i == axis else 1 for i in range(x.rank))
+
+
+def _shaped(v: Node | None, shape: Any) -> Node | None:
+    return v if v is None or shape is None or v.shape == shape else ops.reshape(v, shape)
+
+
+def _has_codes(zero: Node | None) -> bool:
+    """Whether a zero point may differ from zero: those of floats cannot."""
+    return zero is not None and not zero.dtype.is_float
+
+
+def quantize_linear(
+    x: Node,
+    scale: Weight,
+    zero: Weight | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: int = 1,
+) -> Node:
+    """``QuantizeLinear``."""
+    wanted = zero.dtype if zero is not None else model.element(output_dtype) if output_dtype else U8
+    if not saturate:
+        raise Unsupported("a quantization that does not saturate")
+    block, shape = _blocks(x, scale, axis, block_size)
+    kept = _shaped(zero, shape) if _has_codes(zero) else None
+    return ops.quantize(x, _shaped(scale, shape), kept, block=block, dtype=wanted)
+
+
+def dequantize_linear(
+    x: Node, scale: Weight, zero: Weight | None = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0
+) -> Node:
+    """``DequantizeLinear``."""
+    wanted = model.element(output_dtype) if output_dtype else scale.dtype
+    block, shape = _blocks(x, scale, axis, block_size)
+    kept = _shaped(zero, shape) if _has_codes(zero) else None
+    return ops.dequantize(x, _shaped(scale, shape), kept, block=block, out_dtype=wanted)
+
+
+def _qlinear(function: Callable[..., Node]) -> Callable[..., Node]:
+    """On what two quantized operands stand for."""
+
+    def both(
+        a: Weight,
+        a_scale: Weight,
+        a_zero: Weight | None,
+        b: Weight,
+        b_scale: Weight,
+        b_zero: Weight | None,
+        y_scale: Weight,
+        y_zero: Weight | None = None,
+    ) -> Node:
+        x, y = dequantize_linear(a, a_scale, a_zero, axis=-2), dequantize_linear(b, b_scale, b_zero, axis=-1)
+        return quantize_linear(function(x, y), y_scale, y_zero if y_zero is not None else None)
+
+    return both
+
+
+def _qlinear_conv(
+    x: Weight,
+    x_scale: Weight,
+    x_zero: Weight,
+    w: Weight,
+    w_scale: Weight,
+    w_zero: Weight,
+    y_scale: Weight,
+    y_zero: Weight,
+    b: Weight | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Any = None,
+    group: int = 1,
+    kernel_shape: Any = None,
+    pads: Any = None,
+    strides: Any = None,
+) -> Node:
+    image, weight = dequantize_linear(x, x_scale, x_zero), dequantize_linear(w, w_scale, w_zero, axis=0)
+    bias = None
+    if b is not None:
+        each = ops.broadcast_to(x_scale * w_scale, b.shape)
+        bias = converted(b, image.dtype) * converted(each, image.dtype)
+    y = convolution(
+        image, weight, bias, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides
+    )
+    return quantize_linear(y, y_scale, y_zero)
+
+
+def _codes(packed: Node, bits: int) -> Node:
+    if bits not in (2, 4, 8):
+        raise Unsupported(f"codes of {bits} bits")
+    return packed if bits == 8 else ops.unpack(packed, f"u{bits}", axis=-1)
+
+
+def _matmul_nbits(
+    a: Node,
+    b: Weight,
+    scales: Weight,
+    zero_points: Weight | None = None,
+    groups: Node | None = None,
+    bias: Node | None = None,
+    *,
+    K: int,
+    N: int,
+    bits: int = 4,
+    block_size: int,
+    accuracy_level: int = 0,
+    weight_prepacked: int = 0,
+) -> Node:
+    """``com.microsoft.MatMulNBits``: a [..., K] with codes [N, blocks, bytes], low bits first."""
+    if groups is not None:
+        raise Unsupported("MatMulNBits with group indices")
+    count = -(-K // block_size)
+    codes = ops.reshape(_codes(ops.reshape(b, (N, count, block_size * bits // 8)), bits), (N, count, block_size))
+    scale = ops.reshape(scales, (N, count, 1))
+    if zero_points is None:
+        zero: Node = ops.broadcast_to(ops.constant(value=(2 ** (bits - 1),), dtype="i32"), (N, count, 1))
+    elif zero_points.dtype.is_float:
+        zero = ops.reshape(zero_points, (N, count, 1))
+    else:
+        wide = (
+            _codes(
+                ops.reshape(
+                    zero_points,
+                    (N, -1 if bits == 8 else zero_points.shape[-1] if zero_points.rank > 1 else -(-count * bits // 8)),
+                ),
+                bits,
+            )
+            if bits != 8
+            else ops.reshape(zero_points, (N, count))
+        )
+        zero = ops.reshape(wide[:, :count], (N, count, 1))
+    weight = ops.dequantize(codes, scale, zero, block=(1, 1, block_size), out_dtype=a.dtype)
+    flat = ops.reshape(weight, (N, count * block_size))
+    flat = flat if count * block_size == K else flat[:, :K]
+    y = ops.matmul(a, ops.transpose(flat, (1, 0)))
+    return y if bias is None else y + bias
+
+
+def _gather_block_quantized(
+    data: Weight,
+    indices: Node,
+    scales: Weight,
+    zero_points: Weight | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Node:
+    """``com.microsoft.GatherBlockQuantized``: rows of codes, read as floats once they are gathered."""
+    if gather_axis != 0 or quantize_axis % data.rank != data.rank - 1 or data.rank != 2:
+        raise Unsupported("GatherBlockQuantized of other than rows with blocks along them")
+    codes = ops.gather(data, indices, 0)
+    if data.dtype is U8 and bits < 8:
+        codes = _codes(codes, bits)
+    scale = ops.gather(scales, indices, 0)
+    zero: Node | None = None
+    if zero_points is not None:
+        zero = ops.gather(zero_points, indices, 0)
+        if zero_points.dtype is U8 and bits < 8:
+            zero = _codes(zero, bits)[..., : scales.shape[-1]]
+    elif data.dtype is U8:
+        zero = ops.broadcast_to(ops.constant(value=(2 ** (bits - 1),), dtype="i32"), scale.shape)
+    block = (*(1,) * (codes.rank - 1), block_size)
+    return ops.dequantize(codes, scale, zero, block=block, out_dtype=scales.dtype)
+
+
+def _qlinear_pointwise(function: Callable[[Node], Node]) -> Callable[..., Node]:
+    def one(x: Weight, x_scale: Weight, x_zero: Weight | None, y_scale: Weight, y_zero: Weight | None = None) -> Node:
+        return quantize_linear(function(dequantize_linear(x, x_scale, x_zero)), y_scale, y_zero)
+
+    return one
+
+
+LINES: dict[str, Callable[..., Any]] = {
+    "QuantizeLinear": quantize_linear,
+    "DequantizeLinear": dequantize_linear,
+    "QLinearMatMul": _qlinear(lambda x, y: ops.matmul(x, y)),
+    "QLinearConv": _qlinear_conv,
+    "com.microsoft.QuantizeLinear": quantize_linear,
+    "com.microsoft.DequantizeLinear": dequantize_linear,
+    "com.microsoft.QLinearAdd": _qlinear(lambda x, y: x + y),
+    "com.microsoft.QLinearMul": _qlinear(lambda x, y: x * y),
+    "com.microsoft.QLinearSigmoid": _qlinear_pointwise(ops.sigmoid),
+    "com.microsoft.MatMulNBits": _matmul_nbits,
+    "com.microsoft.GatherBlockQuantized": _gather_block_quantized,
+    "com.microsoft.Gelu": lambda x: ops.gelu(x),
+    "com.microsoft.FastGelu": lambda x, bias=None: ops.gelu(x if bias is None else x + bias, approximate="tanh"),
+    "com.microsoft.BiasGelu": lambda x, bias: ops.gelu(x + bias),
+    "com.microsoft.QuickGelu": lambda x, *, alpha=1.702: x * ops.sigmoid(x * alpha),
+}

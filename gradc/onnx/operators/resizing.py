@@ -1,0 +1,163 @@
+"""Resize: along each axis, elements at known places with known weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import ops
+from ...errors import Unsupported
+from ...ir.dims import Dim
+from ...ir.node import Node
+from ...ir.types import F32
+from ...ops.rules import converted
+from ..table import Known, Sizes
+
+Array = np.ndarray[Any, Any]
+
+
+def _coordinates(mode: str, out: int, size: int, scale: float, roi: tuple[float, float]) -> Array:
+    """Where in the image each element of the result lies."""
+    x = np.arange(out, dtype=np.float64)
+    if mode == "half_pixel":
+        return (x + 0.5) / scale - 0.5
+    if mode == "half_pixel_symmetric":
+        adjusted = out / (size * scale)
+        center = size / 2
+        return center * (1 - adjusted) + (x + 0.5) / scale - 0.5
+    if mode == "pytorch_half_pixel":
+        return (x + 0.5) / scale - 0.5 if out > 1 else np.zeros(out)
+    if mode == "align_corners":
+        return x * (size - 1) / (size * scale - 1) if size * scale > 1 else np.zeros(out)
+    if mode == "asymmetric":
+        return x / scale
+    if mode == "tf_crop_and_resize":
+        low, high = roi
+        if out > 1:
+            return low * (size - 1) + x * (high - low) * (size - 1) / (size * scale - 1)
+        return np.full(out, 0.5 * (low + high) * (size - 1))
+    raise Unsupported(f"coordinate_transformation_mode {mode}")
+
+
+def _nearest(x: Array, mode: str) -> Array:
+    if mode == "round_prefer_floor":
+        return np.ceil(x - 0.5)
+    if mode == "round_prefer_ceil":
+        return np.floor(x + 0.5)
+    return np.floor(x) if mode == "floor" else np.ceil(x)
+
+
+def _cubic(t: Array, a: float) -> Array:
+    t = np.abs(t)
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+    return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+
+
+def _taps(
+    x: Array, size: int, mode: str, nearest: str, a: float, exclude: bool, scale: float, antialias: bool
+) -> tuple[Array, Array]:
+    """(places, weights), [out, taps] each: of the element at coordinate x."""
+    if mode == "nearest":
+        return np.clip(_nearest(x, nearest), 0, size - 1)[:, None].astype(np.int64), np.ones((len(x), 1))
+    shrink = min(scale, 1.0) if antialias else 1.0
+    reach = (1 if mode == "linear" else 2) / shrink
+    first = np.floor(x - reach).astype(np.int64) + (1 if not antialias else 0)
+    count = int(np.ceil(2 * reach)) + (1 if antialias else 0) + (1 if antialias else 0)
+    places = first[:, None] + np.arange(count)
+    distance = (places - x[:, None]) * shrink
+    weights = np.maximum(0.0, 1 - np.abs(distance)) if mode == "linear" else _cubic(distance, a)
+    if exclude or antialias:
+        inside = (places >= 0) & (places < size) if exclude or antialias else np.ones_like(places, bool)
+        if exclude:
+            weights = np.where(inside, weights, 0.0)
+        weights = weights / weights.sum(1, keepdims=True)
+    return np.clip(places, 0, size - 1), weights
+
+
+def _along(x: Node, axis: int, places: Array, weights: Array | None) -> Node:
+    """Sums of elements along an axis."""
+    shape = [1] * x.rank
+    total: Node | None = None
+    for tap in range(places.shape[1]):
+        if weights is not None and not weights[:, tap].any():
+            continue
+        part = ops.gather(x, places[:, tap], axis)
+        if weights is not None:
+            shape[axis] = len(places)
+            values = ops.reshape(weights[:, tap].astype(x.dtype.np), tuple(shape))
+            part = part * ops.broadcast_to(values, part.shape)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _lengths(
+    lengths: Sequence[Any], scales: Known | None, sizes: Sizes | None, policy: str
+) -> tuple[list[int], list[float]]:
+    """(sizes, scales) of the result along the axes that are resized; those of an axis that stays are not read."""
+    if scales is not None and scales.size:
+        factors = [float(s) for s in scales]
+        return [
+            int(np.floor(n * s)) if isinstance(n, int) else 0 for n, s in zip(lengths, factors, strict=True)
+        ], factors
+    if sizes is None:
+        raise Unsupported("a Resize without scales and sizes")
+    wanted = [n if isinstance(n, int) else 0 for n in sizes]
+    factors = [w / n if isinstance(n, int) else 1.0 for w, n in zip(wanted, lengths, strict=True)]
+    if policy == "stretch":
+        return wanted, factors
+    one = (min if policy == "not_larger" else max)(factors)
+    return [int(np.floor(one * n + 0.5)) for n in lengths], [one] * len(factors)
+
+
+def _resize(
+    x: Node,
+    roi: Known | None = None,
+    scales: Known | None = None,
+    sizes: Sizes | None = None,
+    *,
+    antialias: int = 0,
+    axes: Any = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Node:
+    chosen = [int(a) % x.rank for a in axes] if axes is not None else list(range(x.rank))
+    lengths = [x.shape[a] for a in chosen]
+    by_scale = scales is not None and scales.size > 0
+    wanted, factors = _lengths(lengths, scales, sizes, keep_aspect_ratio_policy)
+    crops, nearest = coordinate_transformation_mode == "tf_crop_and_resize", mode == "nearest"
+    y, outside = x, []
+    for i, (axis, n) in enumerate(zip(chosen, lengths, strict=True)):
+        if not crops and (factors[i] == 1.0 if by_scale else sizes is not None and sizes[i] == n):
+            continue
+        if isinstance(n, Dim):
+            raise Unsupported(f"resizing an axis of {n} elements")
+        ends = (float(roi[i]), float(roi[i + len(chosen)])) if roi is not None and roi.size else (0.0, 1.0)
+        at = _coordinates(coordinate_transformation_mode, wanted[i], n, factors[i], ends)
+        smooth = bool(antialias) and not nearest
+        places, weights = _taps(at, n, mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), factors[i], smooth)
+        wide = y if y.dtype.is_float or nearest else converted(y, F32)
+        y = _along(wide, axis, places, None if nearest else weights)
+        if crops:
+            outside.append((axis, (at < 0) | (at > n - 1)))
+    value: Any = extrapolation_value if y.dtype.is_float else int(extrapolation_value)
+    for axis, beyond in outside:
+        if beyond.any():
+            shape = tuple(len(beyond) if i == axis else 1 for i in range(y.rank))
+            y = ops.where(ops.broadcast_to(ops.reshape(beyond, shape), y.shape), value, y)
+    return converted(y, x.dtype)
+
+
+def _upsample(x: Node, scales: Known | None = None, *, mode: str = "nearest", **attributes: Any) -> Node:
+    return _resize(x, None, scales, None, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+
+
+LINES: dict[str, Callable[..., Any]] = {"Resize": _resize, "Upsample": _upsample}

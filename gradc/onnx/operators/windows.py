@@ -1,0 +1,217 @@
+"""Lines of pooling and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, prod
+from typing import Any
+
+from ... import ops
+from ...errors import Unsupported
+from ...ir.dims import Dim
+from ...ir.node import Node
+from ...ir.types import I64
+from ...ops.rules import converted
+from ..table import Site, Sizes
+from .products import each, padding_of
+
+
+def _extended(
+    x: Node, auto_pad: str, pads: Any, kernel: Any, strides: Any, dilations: Any, ceil_mode: int
+) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """Widths of padding, grown to what ``ceil_mode`` adds behind, and what it added."""
+    rank = len(kernel)
+    pairs = padding_of(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
+    if not ceil_mode or auto_pad != "NOTSET":
+        return pairs, (0,) * rank
+    grown, extra = [], []
+    for size, k, s, d, (a, b) in zip(x.shape[2:], kernel, strides, dilations, pairs, strict=True):
+        if isinstance(size, Dim):
+            raise Unsupported(f"ceil_mode over an axis of {size} elements")
+        reach = (k - 1) * d + 1
+        count = -(-(size + a + b - reach) // s) + 1
+        if (count - 1) * s >= size + a:
+            count -= 1
+        more = max(0, (count - 1) * s + reach - (size + a + b))
+        grown.append((a, b + more))
+        extra.append(more)
+    return tuple(grown), tuple(extra)
+
+
+def _padded(x: Node, pairs: tuple[tuple[int, int], ...], value: Any) -> Node:
+    return ops.pad(x, ((0, 0), (0, 0), *pairs), value=value) if any(n for p in pairs for n in p) else x
+
+
+def _max_pool(
+    site: Site,
+    x: Node,
+    *,
+    kernel_shape: Any,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Any = None,
+    pads: Any = None,
+    storage_order: int = 0,
+    strides: Any = None,
+) -> Any:
+    rank = x.rank - 2
+    kernel, step, spread = each(kernel_shape, rank, 1), each(strides, rank, 1), each(dilations, rank, 1)
+    pairs, _ = _extended(x, auto_pad, pads, kernel, step, spread, ceil_mode)
+    lowest: Any = -inf if x.dtype.is_float else x.dtype.range[0]
+    wide = _padded(x, pairs, lowest)
+    y = ops.max_pool(wide, kernel, step, (0,) * rank, spread)
+    if site.results < 2:
+        return y
+    return y, _indices(x, wide, pairs, kernel, step, spread, storage_order)
+
+
+def _indices(x: Node, wide: Node, pairs: Any, kernel: Any, step: Any, spread: Any, storage_order: int) -> Node:
+    """Where in the flat image, counted over batch and channels, the largest element stands."""
+    rank = len(kernel)
+    places = ops.max_pool_indices(wide, kernel, step, (0,) * rank, spread)
+    sizes, own = wide.shape[2:], x.shape[2:]
+    coordinates: list[Node] = []
+    for axis in reversed(range(rank)):
+        coordinates.insert(0, ops.mod(places, sizes[axis]) - pairs[axis][0])
+        places = ops.floordiv(places, sizes[axis])
+    order = list(range(rank)) if not storage_order else list(reversed(range(rank)))
+    flat = None
+    for axis in order:
+        flat = coordinates[axis] if flat is None else flat * own[axis] + coordinates[axis]
+    assert flat is not None
+    image = ops.iota(shape=flat.shape, axis=0) * x.shape[1] + ops.iota(shape=flat.shape, axis=1)
+    whole = image
+    for size in own:
+        whole = whole * size
+    return converted(whole + flat, I64)
+
+
+def _average_pool(
+    x: Node,
+    *,
+    kernel_shape: Any,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Any = None,
+    pads: Any = None,
+    strides: Any = None,
+) -> Node:
+    rank = x.rank - 2
+    kernel, step, spread = each(kernel_shape, rank, 1), each(strides, rank, 1), each(dilations, rank, 1)
+    pairs, extra = _extended(x, auto_pad, pads, kernel, step, spread, ceil_mode)
+    around = ((0, 0), (0, 0), *pairs)
+
+    def summed(values: Node) -> Node:
+        return ops.reduce_window(values, "sum", (1, 1, *kernel), (1, 1, *step), (1, 1, *spread))
+
+    total = summed(ops.pad(x, around))
+    if count_include_pad and not any(extra):
+        return total / float(prod(kernel))
+    ones = ops.broadcast_to(converted(ops.constant(value=(1.0,), dtype="f32"), x.dtype), (1, 1, *x.shape[2:]))
+    if count_include_pad:
+        inner = tuple((a, b - more) for (a, b), more in zip(pairs, extra, strict=True))
+        ones = ops.pad(ones, ((0, 0), (0, 0), *inner), value=1.0)
+        counted = ops.pad(ones, ((0, 0), (0, 0), *((0, more) for more in extra)))
+    else:
+        counted = ops.pad(ones, around)
+    return total / summed(counted)
+
+
+def _lp_pool(
+    x: Node,
+    *,
+    kernel_shape: Any,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Any = None,
+    p: int = 2,
+    pads: Any = None,
+    strides: Any = None,
+) -> Node:
+    rank = x.rank - 2
+    kernel, step, spread = each(kernel_shape, rank, 1), each(strides, rank, 1), each(dilations, rank, 1)
+    pairs, _ = _extended(x, auto_pad, pads, kernel, step, spread, ceil_mode)
+    powers = ops.pow(ops.abs(_padded(x, pairs, 0.0)), float(p))
+    return ops.pow(ops.reduce_window(powers, "sum", (1, 1, *kernel), (1, 1, *step), (1, 1, *spread)), 1.0 / p)
+
+
+def _all_axes(x: Node) -> tuple[int, ...]:
+    return tuple(range(2, x.rank))
+
+
+def _global_lp_pool(x: Node, *, p: int = 2) -> Node:
+    return ops.pow(ops.sum(ops.pow(ops.abs(x), float(p)), _all_axes(x), keepdims=True), 1.0 / p)
+
+
+def _max_unpool(
+    x: Node,
+    indices: Node,
+    shape: Sizes | None = None,
+    *,
+    kernel_shape: Any,
+    pads: Any = None,
+    strides: Any = None,
+) -> Node:
+    rank = x.rank - 2
+    kernel, step, around = each(kernel_shape, rank, 1), each(strides, rank, 1), each(pads, 2 * rank, 0)
+    sizes = [
+        (n - 1) * s + k - around[i] - around[i + rank]
+        for i, (n, s, k) in enumerate(zip(x.shape[2:], step, kernel, strict=True))
+    ]
+    final = tuple(shape) if shape is not None else (*x.shape[:2], *sizes)
+    count = prod(int(n) for n in final)
+    if shape is not None:  # places count over the image that the window leaves
+        rest = indices
+        places: list[Node] = []
+        for size in reversed(sizes):
+            places.insert(0, ops.mod(rest, size))
+            rest = ops.floordiv(rest, size)
+        for size, place in zip(final[2:], places, strict=True):
+            rest = rest * size + place
+        indices = rest
+    flat = ops.scatter(
+        ops.broadcast_to(converted(ops.constant(value=(0.0,), dtype="f32"), x.dtype), (count,)),
+        0,
+        ops.reshape(indices, (prod(int(n) for n in x.shape),)),
+        ops.reshape(x, (prod(int(n) for n in x.shape),)),
+    )
+    return ops.reshape(flat, final)
+
+
+def _grid_sample(
+    x: Node, grid: Node, *, mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0
+) -> Node:
+    kind: Any = {
+        "linear": "bilinear",
+        "bilinear": "bilinear",
+        "nearest": "nearest",
+        "cubic": "bicubic",
+        "bicubic": "bicubic",
+    }[mode]
+    return ops.grid_sample(x, grid, mode=kind, padding_mode=padding_mode, align_corners=bool(align_corners))
+
+
+def _col2im(
+    x: Node, image: Sizes, block: Sizes, *, dilations: Any = None, pads: Any = None, strides: Any = None
+) -> Node:
+    rank = len(image)
+    around = each(pads, 2 * rank, 0)
+    if rank != 2 or around[:rank] != around[rank:]:
+        raise Unsupported("Col2Im of other than two axes with equal padding on both sides")
+    return ops.fold(
+        x, tuple(image), tuple(int(n) for n in block), each(dilations, rank, 1), around[:rank], each(strides, rank, 1)
+    )
+
+
+LINES: dict[str, Callable[..., Any]] = {
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "LpPool": _lp_pool,
+    "GlobalAveragePool": lambda x: ops.mean(x, _all_axes(x), keepdims=True),
+    "GlobalMaxPool": lambda x: ops.amax(x, _all_axes(x), keepdims=True),
+    "GlobalLpPool": _global_lp_pool,
+    "MaxUnpool": _max_unpool,
+    "GridSample": _grid_sample,
+    "Col2Im": _col2im,
+}
