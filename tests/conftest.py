@@ -23,6 +23,7 @@ OPTIONAL = {
     "torch": "gradients against torch",
     "torchao": "torchao's quantized weights",
     "onnx": "the ONNX frontend",
+    "swift_f0": "real ONNX models",
     "cupy": "CUDA kernels on a GPU",
     "nvidia.cuda_nvrtc": "compiling CUDA kernels",
     "ziglang": "the zig compiler",

@@ -12,6 +12,7 @@ from .. import ops
 from ..errors import Unsupported
 from ..ir.dims import Dim, Size, floordiv, maximum, minimum
 from ..ir.node import Node
+from ..ir.operands import CAPTURE
 from .table import Known
 
 MOST = 1 << 20
@@ -32,6 +33,8 @@ def as_node(value: Known) -> Node:
     if value.dtype != object:
         if value.size > 64 and not np.any(value != value.reshape(-1)[0]):  # zeros, ones
             return ops.broadcast_to(as_node(value.reshape(-1)[:1].reshape(())), value.shape)
+        if value.size > 64:
+            return CAPTURE[-1](np.ascontiguousarray(value))
         return ops.reshape(np.asarray(value).reshape(-1), value.shape) if value.ndim else _scalar(value)
     items = [
         ops.dim(x) if isinstance(x, Dim) else ops.constant(value=(int(x),), dtype="i64") for x in value.reshape(-1)

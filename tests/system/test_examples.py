@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -60,14 +61,22 @@ LINES = {
         r"2 graphs, 11 ops: 100% in 2 regions of gradc",
         r"the same losses, the same table",
     ],
+    "08_onnx_finetune": [
+        r"18 convolutions in four bits, 182 scales",
+        r"epoch 0: mean squared distance from the float model 1\.[45]\d+e-04",
+        r"epoch 5: mean squared distance from the float model 5\.[345]\d+e-05",
+    ],
 }
-WITH_TORCH = {"04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding"}
+NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding"), "torch") | {
+    "08_onnx_finetune": "swift_f0"
+}
+"""What an example asks for beside gradc."""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(path: Path, tmp_path: Path):
-    if path.stem in WITH_TORCH:
-        pytest.importorskip("torch", reason="the example needs PyTorch")
+    if path.stem in NEEDS and importlib.util.find_spec(NEEDS[path.stem]) is None:
+        pytest.skip(f"the example needs {NEEDS[path.stem]}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     done = subprocess.run(
         [sys.executable, str(path)],
