@@ -68,7 +68,7 @@ class Row:
     launches: int
     products: int
     microseconds: float
-    share: float
+    share: float | None
     bound: str
     finished: bool
     review: int | None
@@ -246,7 +246,7 @@ def _row(d: Direction, review: int | None) -> Row:
         launches=len(d.launches),
         products=d.other,
         microseconds=_digits(d.seconds * 1e6),
-        share=_digits(100 * d.share(d.seconds)),
+        share=None if d.share is None else _digits(100 * d.share),
         bound=d.bound,
         finished=all(p.finished for _, p in d.launches),
         review=review,
@@ -271,7 +271,7 @@ is the model's of `gradc/inspect/predicted.py` with the constants of the H100 in
 - *load, store*: bytes per thread of the accesses that move most, in the launch that takes longest, whose registers,
   threads per block and resident blocks per multiprocessor stand beside them; *spills* are bytes of all its kernels;
 - *us*: predicted, without products by a library (+n), whose time is not predicted; *share*: how much of it the floor's
-  bytes take at 3.35 TB/s; with > and <, a loop's end depends on data, and what was followed of it is all that counts;
+  bytes take at 3.35 TB/s, where no library takes some of it; with > and <, a loop's end depends on data, and what was followed of it is all that counts;
 - *review*: the share that a review by hand predicted, at a commit before the first of this page;
 - *before*: the share at the last commit of this page, where it is another.
 
@@ -304,10 +304,12 @@ def page(rows: Mapping[str, Mapping[str, Row]], before: Mapping[str, Any]) -> st
 
 
 def _line(name: str, what: str, direction: str, row: Row, before: Mapping[str, Any] | None) -> str:
-    changed = f"{before['share']:g} %" if before is not None and before["share"] != row.share else ""
+    changed = ""
+    if before is not None and None not in (row.share, before["share"]) and before["share"] != row.share:
+        changed = f"{before['share']:g} %"
     launches = f"{row.launches}+{row.products}" if row.products else f"{row.launches}"
     more, less = ("", "") if row.finished else ("> ", "< ")
-    seconds, share = f"{more}{row.microseconds:g}", f"{less}{row.share:g} %"
+    seconds, share = f"{more}{row.microseconds:g}", "" if row.share is None else f"{less}{row.share:g} %"
     cells = (
         *(name, what, direction, f"{row.instructions:g}", f"{row.kernel_bytes:g}x", row.loads, row.stores),
         *(

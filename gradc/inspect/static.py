@@ -70,12 +70,18 @@ class Direction:
 
     @property
     def seconds(self) -> float:
-        """Predicted, of all launches; what was followed of them may be a sample, and the floor's bytes are known."""
-        return max(sum(p.seconds for _, p in self.launches), self.floor / self.gpu.bandwidth)
+        """Predicted, of all launches; what was followed of them may be a sample, and the floor's bytes are known, if
+        nothing but launches moves them.
+        """
+        followed = sum(p.seconds for _, p in self.launches)
+        return followed if self.other or not self.launches else max(followed, self.floor / self.gpu.bandwidth)
 
-    def share(self, seconds: float) -> float:
-        """The time of the floor's bytes at the peak bandwidth, as a share of a time."""
-        return self.floor / self.gpu.peak / seconds if seconds else 0.0
+    @property
+    def share(self) -> float | None:
+        """The time of the floor's bytes at the peak bandwidth, as a share of the predicted time; None where a library
+        takes some of the time, or there is none.
+        """
+        return None if self.other or not self.seconds else self.floor / self.gpu.peak / self.seconds
 
     @property
     def bound(self) -> str:
@@ -123,13 +129,19 @@ def _lines(name: str, d: Direction) -> list[str]:
     lines = [
         f"{name} for {binary.arch}: {len(d.launches)} launches of kernels and {d.other} other"
         f" actions; kernels move {d.kernel_bytes} bytes, the floor is {d.floor}{against}",
-        f"  predicted for {d.gpu.name}: {d.seconds * 1e6:.1f} us, {d.share(d.seconds):.0%} of the floor"
-        f"{', without the other actions' if d.other else ''}; bound by {d.bound or 'nothing'}",
+        _predicted(d),
     ]
     for function, resources in binary.kernels.items():
         used = [(launch, p) for launch, p in d.launches if launch.function == function]
         lines += _function(binary.arch, d, d.functions[function], resources, used)
     return lines
+
+
+def _predicted(d: Direction) -> str:
+    if not d.launches:
+        return f"  nothing is predicted for {d.gpu.name}: it has no launches of ours"
+    share = ", without the other actions" if d.share is None else f", {d.share:.0%} of the floor"
+    return f"  predicted for {d.gpu.name}: {d.seconds * 1e6:.1f} us{share}; bound by {d.bound}"
 
 
 def _function(

@@ -85,7 +85,7 @@ def test_bytes_and_times() -> None:
     assert sums.bytes == pytest.approx(4096 * 8192 * 4 + 4096 * 4, rel=0.01)
     assert doubled.instructions == pytest.approx(2 * sums.instructions, rel=0.01)
     for direction in directions(module, {"N": 4096}).values():
-        assert 0.3 < direction.share(direction.seconds) <= 1
+        assert direction.share is not None and 0.3 < direction.share <= 1
     ((_, spread),) = directions(module, {"N": 4096})["backward"].launches
     assert spread.bytes == pytest.approx(4096 * 8192 * 4 + 4096 * 4, rel=0.01) and spread.store_width == 16
     with pytest.raises(InvalidProblem, match="size for N: N=4096"):
@@ -94,6 +94,16 @@ def test_bytes_and_times() -> None:
 
 def _forward(module: gradc.Module, rows: int) -> Direction:
     return directions(module, {"N": rows})["forward"]
+
+
+@tools
+def test_a_product_by_a_library_has_no_predicted_time() -> None:
+    graph = gradc.trace(lambda x, w: ops.relu(x @ w), x="f32[64,64]", w="f32[64,64]")
+    module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90")
+    forward = directions(module, {})["forward"]
+    assert forward.share is None and forward.other == 1 and 0 < forward.seconds == forward.launches[0][1].seconds
+    text = gradc.compile(gradc.trace(lambda x: x @ x, x="f32[64,64]"), target="cuda", arch="sm_90").explain_static()
+    assert "it has no launches of ours" in text and "bound by" not in text
 
 
 @tools
