@@ -59,8 +59,13 @@ template <> struct gradc_word<1> { typedef u8 type; };
 template <class T, int N> struct gradc_vector { /* N elements as the words that they are moved in */
   enum { BYTES = N * (int)sizeof(T), STEP = BYTES < 16 ? BYTES : 16, COUNT = BYTES / STEP };
   typedef typename gradc_word<STEP>::type word;
-  union { word words[COUNT]; T items[N]; };
+  union { word words[COUNT]; T items[N]; u32 pairs[(BYTES + 3) / 4]; };
 };
+
+/* Element j: the upper half of a word is a mask away from an f32, where an extracted element is shifted. */
+template <int N> GRADC_FN f32 gradc_bf16_at(const gradc_vector<u16, N> &v, int j) {
+  return N == 1 ? bf16_load(v.items[0]) : f32_of_bits(j % 2 ? v.pairs[j / 2] & 0xffff0000u : v.pairs[j / 2] << 16);
+}
 
 template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix col, ix col_step, ix end_col, bool vectorized) {
   if (vectorized) {

@@ -275,7 +275,8 @@ class PassWriter(AccumWriter):
             self.loaded_first |= {name} if first else set()
         together = name in self.loaded_first or (self.unroll and (self.row_task is None or self.row_task.together))
         element = f"{name}[t].items[j]" if together else f"{name}[u][j]" if self.prefetched else f"{name}[j]"
-        read = loaded(s.dtype, element)
+        wide = together and s.dtype.name == "bf16"
+        read = f"gradc_bf16_at({name}[t], j)" if wide else loaded(s.dtype, element)
         read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
         return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"
 
@@ -292,13 +293,13 @@ class PassWriter(AccumWriter):
     def with_exp_sum(self, s: Stmt, e: ExpSum) -> Reduction:
         """A maximum with the sum of exponentials beside it."""
         top, part, total = variable(s.name), f"total_{variable(s.name)}", variable(e.stmt.name)
-        values, count = f"values_{top}", f"{self.unroll} * VEC"
+        partial, values, count = f"partial_{top}", f"values_{top}", f"{self.unroll} * VEC"
         shared = "shared" if self.width > 32 else "0"
         found = f"gradc_exp_sum({part}, {str(e.finite_shift).lower()})"
         return Reduction(
             start=f"gradc_exp_total {part} = gradc_exp_nothing();",
             lines=(f"{values}[t * VEC + j] = {variable(s.args[0])};",),
-            result=f"{part} = gradc_reduce<gradc_exp_join, WIDTH>({part}, {shared});\n"
+            result=f"{part} = gradc_exp_reduce<WIDTH>({part}, {shared});\n"
             f"const f32 {top} = gradc_exp_top({part});\n"
             f"const f32 {total} = cols > 0 ? {found} : 0.0f;",
             part=part,
@@ -306,12 +307,13 @@ class PassWriter(AccumWriter):
             join="gradc_exp_join",
             strips=f"strip_{top}",
             shared=shared,
-            before=(
-                f"f32 {values}[{count}];",
-                "#pragma unroll",
-                f"for (int i = 0; i < {count}; i++) {values}[i] = -GRADC_INFINITY_F32;",
+            around=(
+                f"gradc_exp_partial {partial} = gradc_exp_first();\nfor (int far = 0;; far = 1) {{",
+                f"if (!gradc_exp_again({partial}, far)) break;\n}}\n{part} = gradc_exp_settled({partial});",
             ),
-            after=(f"gradc_exp_add({part}, {values});",),
+            before=f"f32 {values}[{count}];",
+            absent=("#pragma unroll", f"for (int i = 0; i < {count}; i++) {values}[i] = -GRADC_INFINITY_F32;"),
+            after=f"gradc_exp_add({partial}, {values}, far);",
         )
 
     def reduction(
