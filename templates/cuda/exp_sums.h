@@ -5,8 +5,10 @@
  * the `first` largest value.  An infinite value does nothing to the total, NaN makes it NaN.
  *
  * A term is scale + scale r Q(r): a power of two, and e^r - 1 = r Q(r).  It is not rounded: its two parts are added up on their own.
- * With what r and Q are rounded by it is 0.45 units in the last place of the exponential from it, for every value whose term is
- * not below 2^-118; such a value is taken to be there, where it adds nothing that is seen beside 1. */
+ * r is x - k ln2 with ln2 rounded: one multiply-add for two, and at most 0.45 units in the last place, and 0.033 for each power of two
+ * that a term is below the largest, from the exponential beside that of the largest value: 0.8 down to 2^-10 of it, and below, where
+ * 2^n terms weigh as much as the largest, (0.45 + 0.033 n) / 2 of the sum's.  The difference of value and largest, where that is
+ * rounded, costs ten times as much.  A term below 2^-118 is taken to be there, where it adds nothing that is seen beside 1. */
 struct gradc_exp_partial { f32 top, base, first; sum_f32 total; };
 struct gradc_exp_total { f32 top; sum_f32 total; }; /* of exp(value - top) */
 struct gradc_exp_term { f32 scale, r, q; };
@@ -15,14 +17,16 @@ struct gradc_exp_term { f32 scale, r, q; };
 #define GRADC_EXP_FAR 0x1p15f
 #define GRADC_EXP_SHIFT 12583039.0f /* 1.5 * 2^23 + 127: the last bits of k + this are those of 2^k */
 
+#define GRADC_LN2 0x1.62e43p-1f
+
 /* x = k ln2 + r; least: the value whose scale is 2^-118 */
 GRADC_FN gradc_exp_term gradc_exp_of(f32 value, f32 least, f32 shift) {
   const f32 x = at_least_f32(value, least), place = mad_f32(x, 0x1.715476p+0f, shift), k = place - shift;
-  const f32 r = mad_f32(k, -GRADC_LN2_LOW, mad_f32(k, -GRADC_LN2_HIGH, x));
+  const f32 r = mad_f32(k, -GRADC_LN2, x);
   gradc_exp_term term = {f32_of_bits(bits_of_f32(place) << 23), r, mad_f32(exp_polynomial_f32(r), r, 1.0f)};
   return term;
 }
-GRADC_FN f32 gradc_exp_least(f32 base) { return mad_f32(8.0f, base, -118.0f) * 0x1.62e43p-1f; }
+GRADC_FN f32 gradc_exp_least(f32 base) { return mad_f32(8.0f, base, -118.0f) * GRADC_LN2; }
 GRADC_FN f32 gradc_exp_shift(f32 base) { return mad_f32(-8.0f, base, GRADC_EXP_SHIFT); }
 
 GRADC_FN gradc_exp_partial gradc_exp_first(void) {

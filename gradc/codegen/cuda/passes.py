@@ -20,6 +20,10 @@ from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
 
 
+EXP_SUMS_UNROLLED = 4
+"""Times round the columns with all loads under way where exponentials are added up: what the base takes is for all."""
+
+
 @dataclass
 class _Walk:
     """What a walk over the columns is made of while its statements are written.
@@ -71,6 +75,7 @@ class PassWriter(AccumWriter):
         self.phases, self.exp_sums = kernel.passes, dict[str, ExpSum]()
         if self.unroll and self.row_task is None:
             self.phases, self.exp_sums = with_exp_sums(kernel)
+            self.unroll = EXP_SUMS_UNROLLED if self.exp_sums else self.unroll
         self.views = {s.buffer: self.accum(s) for s in kernel.accums}
         self.stored_casts = stored_casts(kernel)
 
