@@ -329,6 +329,27 @@ template <class F, int W, class T> GRADC_FN T gradc_reduce(T v, char *shared) {
   return v;
 }
 
+/* Two sums at once: half of the lanes go on with either, so that both cost little more than one, and wait once.
+   W > 1; shared: room for 4 sums for each 32 threads. */
+template <int W> GRADC_FN void gradc_reduce_both(sum_f32 &a, sum_f32 &b, char *shared) {
+  enum { LANES = W < 32 ? W : 32, HALF = LANES / 2, WARPS = W > 32 ? W / 32 : 1 };
+  const u32 mask = gradc_mask(W);
+  const int second = threadIdx.x / HALF % 2;
+  sum_f32 own = second ? b : a, other = second ? a : b;
+  gradc_add(own, gradc_shuffle_xor(other, mask, HALF));
+  own = gradc_reduce_lanes<gradc_sum<sum_f32>, HALF>(own, mask);
+  if (W > 32) {
+    sum_f32 *const each = (sum_f32 *)shared;
+    if (threadIdx.x % HALF == 0) each[threadIdx.x / HALF] = own;
+    __syncthreads();
+    own = each[2 * (threadIdx.x % WARPS) + second];
+    __syncthreads();
+    own = gradc_reduce_lanes<gradc_sum<sum_f32>, WARPS>(own, mask);
+  }
+  other = gradc_shuffle_xor(own, mask, HALF);
+  a = second ? other : own, b = second ? own : other;
+}
+
 /* The same where a task's threads are blockDim.x / W apart.  shared: room for a T of each thread of the block. */
 template <class F, int W, class T> GRADC_FN T gradc_reduce_across(T v, char *shared) {
   if (W == 1) return v;

@@ -104,7 +104,7 @@ class PassWriter(AccumWriter):
             body=tuple(self.column(walk.body)),
             columns=bool(p.roots),
             scans=tuple(walk.scans),
-            reductions=tuple(walk.reductions),
+            reductions=tuple(self.in_pairs(walk.reductions)),
             gets=tuple(walk.gets.values()),
             puts=tuple(walk.puts.values()),
         )
@@ -350,6 +350,19 @@ class PassWriter(AccumWriter):
             line = f"{guard}{join}::join({part}, {v});"
             result = f"const {ctype} {name} = {reduce}<{join}, WIDTH>({part}, {shared});"
         return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared, terms=terms)
+
+    def in_pairs(self, reductions: Sequence[Reduction]) -> list[Reduction]:
+        """Sums of f32 of one walk are combined by the threads two at a time."""
+        sums = [r for r in reductions if r.ctype == "sum_f32"]
+        if self.across or not 1 < self.width <= 512 or self.can_split_rows():
+            return [*reductions]
+        paired: dict[Reduction, Reduction] = {}
+        for a, b in zip(sums[::2], sums[1::2], strict=False):
+            call = f"gradc_reduce<gradc_sum<sum_f32>, WIDTH>({{}}, {a.shared})"
+            both = f"gradc_reduce_both<WIDTH>({a.part}, {b.part}, {a.shared});\n"
+            paired[a] = replace(a, result=both + a.result.replace(call.format(a.part), a.part))
+            paired[b] = replace(b, result=b.result.replace(call.format(b.part), b.part))
+        return [paired.get(r, r) for r in reductions]
 
     @staticmethod
     def place(axes: Iterable[Axis], level: frozenset[str] | None = None) -> str:
