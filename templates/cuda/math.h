@@ -39,7 +39,6 @@ GRADC_FN f64 f64_of_bits(u64 b) { f64 x; __builtin_memcpy(&x, &b, sizeof x); ret
 GRADC_FN i32 leading_zeros_u64(u64 x) { return __builtin_clzll(x); }
 GRADC_FN u64 high_product_u64(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
 GRADC_FN f32 reciprocal_in_range_f32(f32 x) { return 1.0f / x; }
-GRADC_FN f32 at_least_f32(f32 x, f32 low) { return x < low ? low : x; }
 
 #else
 
@@ -65,13 +64,6 @@ GRADC_FN f32 reciprocal_in_range_f32(f32 x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
   return __fmaf_rn(near, __fmaf_rn(-x, near, 1.0f), near);
 }
-
-/* The larger of the two; NaN stays NaN. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-GRADC_FN f32 at_least_f32(f32 x, f32 low) { f32 y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(low)); return y; }
-#else
-GRADC_FN f32 at_least_f32(f32 x, f32 low) { return x < low ? low : x; }
-#endif
 
 /* The device's conversions: one instruction each where our own take 11 (f16_load), 25 (f16_store) and 8 (bf16_store),
    for which a kernel as fast as memory has no time.  They round alike; NaN becomes 0x7fff. */

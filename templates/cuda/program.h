@@ -82,6 +82,12 @@ template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix 
   }
 }
 
+/* Element j, of elements that are set in order: of two bytes as a part of a word, which is one register whatever sets it. */
+template <class T, int N> GRADC_FN void gradc_set(gradc_vector<T, N> &v, int j, T value) { v.items[j] = value; }
+template <int N> GRADC_FN void gradc_set(gradc_vector<u16, N> &v, int j, u16 value) {
+  v.pairs[j / 2] = j % 2 ? v.pairs[j / 2] | (u32)value << 16 : value;
+}
+
 /* N elements at each of TIMES columns `step` apart, all under way together. */
 template <class T, int N, int TIMES>
 GRADC_FN void gradc_get_all(gradc_vector<T, N> (&to)[TIMES], const T *from, ix col, ix step, ix col_step, ix end_col, bool vectorized) {
@@ -97,7 +103,7 @@ GRADC_FN void gradc_get_all(gradc_vector<T, N> (&to)[TIMES], const T *from, ix c
     for (int t = 0; t < TIMES; t++)
 #pragma unroll
       for (int j = 0; j < N; j++)
-        if (col + t * step + j * col_step < end_col) to[t].items[j] = from[col + t * step + j * col_step];
+        gradc_set(to[t], j, col + t * step + j * col_step < end_col ? from[col + t * step + j * col_step] : T(0));
   }
 }
 
@@ -114,6 +120,41 @@ template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix 
     for (int j = 0; j < N; j++)
       if (col + j * col_step < end_col) to[col + j * col_step] = from[j];
   }
+}
+
+#if GRADC_BF16_NATIVE
+GRADC_FN u32 gradc_bf16_pair(f32 low, f32 high) { u32 w; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low)); return w; }
+#else
+GRADC_FN u32 gradc_bf16_pair(f32 low, f32 high) { return bf16_store(low) | (u32)bf16_store(high) << 16; }
+#endif
+
+/* Elements of bf16, which are rounded here: two at once. */
+template <int N> GRADC_FN void gradc_put_bf16(u16 *to, const f32 (&from)[N], ix col, ix col_step, ix end_col, bool vectorized) {
+  if (vectorized && N > 1) {
+    if (col >= end_col) return;
+    gradc_vector<u16, N> all;
+#pragma unroll
+    for (int j = 0; j + 1 < N; j += 2) all.pairs[j / 2] = gradc_bf16_pair(from[j], from[j + 1]);
+#pragma unroll
+    for (int i = 0; i < (int)gradc_vector<u16, N>::COUNT; i++) ((typename gradc_vector<u16, N>::word *)(to + col))[i] = all.words[i];
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (col + j * col_step < end_col) to[col + j * col_step] = bf16_store(from[j]);
+  }
+}
+
+/* The larger of the two; NaN stays NaN. */
+#if !defined(GRADC_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+GRADC_FN f32 gradc_at_least(f32 x, f32 low) { f32 y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(low)); return y; }
+#else
+GRADC_FN f32 gradc_at_least(f32 x, f32 low) { return x < low ? low : x; }
+#endif
+
+/* exp_f32 of what is not above 0, or NaN: the same bits without the selects for infinity and for what is subnormal. */
+GRADC_FN f32 gradc_exp_f32(f32 x) {
+  const f32 t = gradc_at_least(x, -104.5f);
+  return exp_mantissa_f32(t) * f32_of_bits((u32)(exp_quotient_f32(t) + 191) << 23) * 0x1p-64f;
 }
 
 /* ---- Sums ---------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ..phases import phase_comment
 from ..text import CODES
 from .accums import AccumWriter
 from .columns import OFFSETS, Access, access, linear
-from .exp_sums import ExpSum, with_exp_sums
+from .exp_sums import ExpSum, is_exp_beside_maximum, with_exp_sums
 from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
 
@@ -147,6 +147,11 @@ class PassWriter(AccumWriter):
             walk.body.append(f"{name}[j] = {variable(s.args[0])};")
         elif not self.scanning and s.dtype is not None and (moved := self.vector(s)) is not None:
             name, row = moved
+            if s.dtype.name == "bf16" and (cast := self.stored_casts.get(s.args[0])) is not None:
+                value = unrounded(variable(cast.args[0]), self.scribe.values[cast.args[0]])
+                walk.puts[name] = VectorAccess(name, "f32", row.at, function="gradc_put_bf16")
+                walk.body.append(f"{name}[j] = {value};")
+                return
             walk.puts[name] = VectorAccess(name, row.ctype, row.at, function="gradc_put")
             walk.body.append(f"{name}[j] = {self.in_memory(s)};")
         else:
@@ -271,6 +276,8 @@ class PassWriter(AccumWriter):
             value = self.scribe.expression(s)
             return f"const {carrier(s.dtype)} {variable(s.name)} = live ? {f'({value})' if s.where else value} : 0;"
         moved = self.vector(s) if s.op == "load" else None
+        if is_exp_beside_maximum(self.k.stmts, s):
+            return f"const f32 {variable(s.name)} = gradc_exp_f32({variable(s.args[0])});"
         if moved is None or s.dtype is None:
             return self.scribe.value(s)
         name, row = moved
@@ -279,9 +286,10 @@ class PassWriter(AccumWriter):
             walk.gets[name] = VectorAccess(name, row.ctype, row.at, guard, first=first)
             self.loaded_first |= {name} if first else set()
         together = name in self.loaded_first or (self.unroll and (self.row_task is None or self.row_task.together))
-        element = f"{name}[t].items[j]" if together else f"{name}[u][j]" if self.prefetched else f"{name}[j]"
-        wide = together and s.dtype.name == "bf16"
-        read = f"gradc_bf16_at({name}[t], j)" if wide else loaded(s.dtype, element)
+        array = f"{name}[{'t' if together else 'u' if self.prefetched else 0}]"
+        narrow = s.dtype.name == "bf16" and not self.prefetched
+        element = f"{array}[j]" if self.prefetched else f"{array}.items[j]"
+        read = f"gradc_bf16_at({array}, j)" if narrow else loaded(s.dtype, element)
         read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
         return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"
 
