@@ -113,13 +113,13 @@ GRADC_FN f32 exp_polynomial_f32(f32 r) {
 }
 GRADC_FN f32 expm1_near_zero_f32(f32 r) { return mad_f32(r * r, exp_polynomial_f32(r), r); }
 
-/* (1 + r)'s rounding and the remainder's are added up beside it; x as above */
+/* What 1 + high rounds off and the low part of k ln2 are added up beside it; x as above */
 GRADC_FN f32 exp_mantissa_f32(f32 x) {
     f32 kf = exp_quotient_as_f32(x);
     f32 high = mad_f32(kf, -GRADC_LN2_HIGH, x);
-    f32 r = exp_remainder_f32(x);
-    f32 sum = 1.0f + r;
-    f32 lost = (r - (sum - 1.0f)) + mad_f32(kf, -GRADC_LN2_LOW, high - r); /* by 1 + r, and by the remainder */
+    f32 r = mad_f32(kf, -GRADC_LN2_LOW, high);
+    f32 sum = 1.0f + high;
+    f32 lost = mad_f32(kf, -GRADC_LN2_LOW, high - (sum - 1.0f));
     return sum + mad_f32(r * r, exp_polynomial_f32(r), lost);
 }
 

@@ -59,8 +59,13 @@ template <> struct gradc_word<1> { typedef u8 type; };
 template <class T, int N> struct gradc_vector { /* N elements as the words that they are moved in */
   enum { BYTES = N * (int)sizeof(T), STEP = BYTES < 16 ? BYTES : 16, COUNT = BYTES / STEP };
   typedef typename gradc_word<STEP>::type word;
-  union { word words[COUNT]; T items[N]; };
+  union { word words[COUNT]; T items[N]; u32 pairs[(BYTES + 3) / 4]; };
 };
+
+/* Element j: the upper half of a word is a mask away from an f32, where an extracted element is shifted. */
+template <int N> GRADC_FN f32 gradc_bf16_at(const gradc_vector<u16, N> &v, int j) {
+  return N == 1 ? bf16_load(v.items[0]) : f32_of_bits(j % 2 ? v.pairs[j / 2] & 0xffff0000u : v.pairs[j / 2] << 16);
+}
 
 template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix col, ix col_step, ix end_col, bool vectorized) {
   if (vectorized) {
@@ -75,6 +80,12 @@ template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix 
     for (int j = 0; j < N; j++)
       if (col + j * col_step < end_col) to[j] = from[col + j * col_step];
   }
+}
+
+/* Element j, of elements that are set in order: of two bytes as a part of a word, which is one register whatever sets it. */
+template <class T, int N> GRADC_FN void gradc_set(gradc_vector<T, N> &v, int j, T value) { v.items[j] = value; }
+template <int N> GRADC_FN void gradc_set(gradc_vector<u16, N> &v, int j, u16 value) {
+  v.pairs[j / 2] = j % 2 ? v.pairs[j / 2] | (u32)value << 16 : value;
 }
 
 /* N elements at each of TIMES columns `step` apart, all under way together. */
@@ -92,7 +103,7 @@ GRADC_FN void gradc_get_all(gradc_vector<T, N> (&to)[TIMES], const T *from, ix c
     for (int t = 0; t < TIMES; t++)
 #pragma unroll
       for (int j = 0; j < N; j++)
-        if (col + t * step + j * col_step < end_col) to[t].items[j] = from[col + t * step + j * col_step];
+        gradc_set(to[t], j, col + t * step + j * col_step < end_col ? from[col + t * step + j * col_step] : T(0));
   }
 }
 
@@ -109,6 +120,41 @@ template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix 
     for (int j = 0; j < N; j++)
       if (col + j * col_step < end_col) to[col + j * col_step] = from[j];
   }
+}
+
+#if GRADC_BF16_NATIVE
+GRADC_FN u32 gradc_bf16_pair(f32 low, f32 high) { u32 w; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low)); return w; }
+#else
+GRADC_FN u32 gradc_bf16_pair(f32 low, f32 high) { return bf16_store(low) | (u32)bf16_store(high) << 16; }
+#endif
+
+/* Elements of bf16, which are rounded here: two at once. */
+template <int N> GRADC_FN void gradc_put_bf16(u16 *to, const f32 (&from)[N], ix col, ix col_step, ix end_col, bool vectorized) {
+  if (vectorized && N > 1) {
+    if (col >= end_col) return;
+    gradc_vector<u16, N> all;
+#pragma unroll
+    for (int j = 0; j + 1 < N; j += 2) all.pairs[j / 2] = gradc_bf16_pair(from[j], from[j + 1]);
+#pragma unroll
+    for (int i = 0; i < (int)gradc_vector<u16, N>::COUNT; i++) ((typename gradc_vector<u16, N>::word *)(to + col))[i] = all.words[i];
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (col + j * col_step < end_col) to[col + j * col_step] = bf16_store(from[j]);
+  }
+}
+
+/* The larger of the two; NaN stays NaN. */
+#if !defined(GRADC_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+GRADC_FN f32 gradc_at_least(f32 x, f32 low) { f32 y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(low)); return y; }
+#else
+GRADC_FN f32 gradc_at_least(f32 x, f32 low) { return x < low ? low : x; }
+#endif
+
+/* exp_f32 of what is not above 0, or NaN: the same bits without the selects for infinity and for what is subnormal. */
+GRADC_FN f32 gradc_exp_f32(f32 x) {
+  const f32 t = gradc_at_least(x, -104.5f);
+  return exp_mantissa_f32(t) * f32_of_bits((u32)(exp_quotient_f32(t) + 191) << 23) * 0x1p-64f;
 }
 
 /* ---- Sums ---------------------------------------------------------------------------------------------------------------
@@ -322,6 +368,27 @@ template <class F, int W, class T> GRADC_FN T gradc_reduce(T v, char *shared) {
     v = gradc_reduce_lanes<F, WARPS>(v, 0xffffffffu);
   }
   return v;
+}
+
+/* Two sums at once: half of the lanes go on with either, so that both cost little more than one, and wait once.
+   W > 1; shared: room for 4 sums for each 32 threads. */
+template <int W> GRADC_FN void gradc_reduce_both(sum_f32 &a, sum_f32 &b, char *shared) {
+  enum { LANES = W < 32 ? W : 32, HALF = LANES / 2, WARPS = W > 32 ? W / 32 : 1 };
+  const u32 mask = gradc_mask(W);
+  const int second = threadIdx.x / HALF % 2;
+  sum_f32 own = second ? b : a, other = second ? a : b;
+  gradc_add(own, gradc_shuffle_xor(other, mask, HALF));
+  own = gradc_reduce_lanes<gradc_sum<sum_f32>, HALF>(own, mask);
+  if (W > 32) {
+    sum_f32 *const each = (sum_f32 *)shared;
+    if (threadIdx.x % HALF == 0) each[threadIdx.x / HALF] = own;
+    __syncthreads();
+    own = each[2 * (threadIdx.x % WARPS) + second];
+    __syncthreads();
+    own = gradc_reduce_lanes<gradc_sum<sum_f32>, WARPS>(own, mask);
+  }
+  other = gradc_shuffle_xor(own, mask, HALF);
+  a = second ? other : own, b = second ? own : other;
 }
 
 /* The same where a task's threads are blockDim.x / W apart.  shared: room for a T of each thread of the block. */

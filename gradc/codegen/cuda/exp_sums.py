@@ -46,6 +46,15 @@ def with_exp_sums(kernel: Kernel) -> tuple[tuple[Phase, ...], dict[str, ExpSum]]
     return (*phases, *([Phase(waiting, (), ())] if waiting else [])), sums
 
 
+def is_exp_beside_maximum(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
+    """Whether a value is ``exp(x - max_cols x)`` in f32, of which the argument is not above 0."""
+    if s.op != "exp" or s.dtype is not F32:
+        return False
+    difference = stmts[s.args[0]]
+    top = stmts[difference.args[1]] if difference.op == "sub" else None
+    return top is not None and top.op == "max_cols" and top.args[0] == difference.args[0]
+
+
 def _exp_sum(kernel: Kernel, p: Phase, q: Phase) -> ExpSum | None:
     """The sum of the second phase, if the two are of this form."""
     if [s.op for s in p.roots] != ["max_cols"] or [s.op for s in q.roots] != ["sum_cols"]:

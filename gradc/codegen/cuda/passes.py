@@ -15,9 +15,13 @@ from ..phases import phase_comment
 from ..text import CODES
 from .accums import AccumWriter
 from .columns import OFFSETS, Access, access, linear
-from .exp_sums import ExpSum, with_exp_sums
+from .exp_sums import ExpSum, is_exp_beside_maximum, with_exp_sums
 from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
+
+
+EXP_SUMS_UNROLLED = 4
+"""Times round the columns with all loads under way where exponentials are added up: what the base takes is for all."""
 
 
 @dataclass
@@ -71,6 +75,7 @@ class PassWriter(AccumWriter):
         self.phases, self.exp_sums = kernel.passes, dict[str, ExpSum]()
         if self.unroll and self.row_task is None:
             self.phases, self.exp_sums = with_exp_sums(kernel)
+            self.unroll = EXP_SUMS_UNROLLED if self.exp_sums else self.unroll
         self.views = {s.buffer: self.accum(s) for s in kernel.accums}
         self.stored_casts = stored_casts(kernel)
 
@@ -99,7 +104,7 @@ class PassWriter(AccumWriter):
             body=tuple(self.column(walk.body)),
             columns=bool(p.roots),
             scans=tuple(walk.scans),
-            reductions=tuple(walk.reductions),
+            reductions=tuple(self.in_pairs(walk.reductions)),
             gets=tuple(walk.gets.values()),
             puts=tuple(walk.puts.values()),
         )
@@ -142,6 +147,11 @@ class PassWriter(AccumWriter):
             walk.body.append(f"{name}[j] = {variable(s.args[0])};")
         elif not self.scanning and s.dtype is not None and (moved := self.vector(s)) is not None:
             name, row = moved
+            if s.dtype.name == "bf16" and (cast := self.stored_casts.get(s.args[0])) is not None:
+                value = unrounded(variable(cast.args[0]), self.scribe.values[cast.args[0]])
+                walk.puts[name] = VectorAccess(name, "f32", row.at, function="gradc_put_bf16")
+                walk.body.append(f"{name}[j] = {value};")
+                return
             walk.puts[name] = VectorAccess(name, row.ctype, row.at, function="gradc_put")
             walk.body.append(f"{name}[j] = {self.in_memory(s)};")
         else:
@@ -266,6 +276,8 @@ class PassWriter(AccumWriter):
             value = self.scribe.expression(s)
             return f"const {carrier(s.dtype)} {variable(s.name)} = live ? {f'({value})' if s.where else value} : 0;"
         moved = self.vector(s) if s.op == "load" else None
+        if is_exp_beside_maximum(self.k.stmts, s):
+            return f"const f32 {variable(s.name)} = gradc_exp_f32({variable(s.args[0])});"
         if moved is None or s.dtype is None:
             return self.scribe.value(s)
         name, row = moved
@@ -274,8 +286,10 @@ class PassWriter(AccumWriter):
             walk.gets[name] = VectorAccess(name, row.ctype, row.at, guard, first=first)
             self.loaded_first |= {name} if first else set()
         together = name in self.loaded_first or (self.unroll and (self.row_task is None or self.row_task.together))
-        element = f"{name}[t].items[j]" if together else f"{name}[u][j]" if self.prefetched else f"{name}[j]"
-        read = loaded(s.dtype, element)
+        array = f"{name}[{'t' if together else 'u' if self.prefetched else 0}]"
+        narrow = s.dtype.name == "bf16" and not self.prefetched
+        element = f"{array}[j]" if self.prefetched else f"{array}.items[j]"
+        read = f"gradc_bf16_at({array}, j)" if narrow else loaded(s.dtype, element)
         read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
         return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"
 
@@ -292,13 +306,13 @@ class PassWriter(AccumWriter):
     def with_exp_sum(self, s: Stmt, e: ExpSum) -> Reduction:
         """A maximum with the sum of exponentials beside it."""
         top, part, total = variable(s.name), f"total_{variable(s.name)}", variable(e.stmt.name)
-        values, count = f"values_{top}", f"{self.unroll} * VEC"
+        partial, values, count = f"partial_{top}", f"values_{top}", f"{self.unroll} * VEC"
         shared = "shared" if self.width > 32 else "0"
         found = f"gradc_exp_sum({part}, {str(e.finite_shift).lower()})"
         return Reduction(
             start=f"gradc_exp_total {part} = gradc_exp_nothing();",
             lines=(f"{values}[t * VEC + j] = {variable(s.args[0])};",),
-            result=f"{part} = gradc_reduce<gradc_exp_join, WIDTH>({part}, {shared});\n"
+            result=f"{part} = gradc_exp_reduce<WIDTH>({part}, {shared});\n"
             f"const f32 {top} = gradc_exp_top({part});\n"
             f"const f32 {total} = cols > 0 ? {found} : 0.0f;",
             part=part,
@@ -306,12 +320,13 @@ class PassWriter(AccumWriter):
             join="gradc_exp_join",
             strips=f"strip_{top}",
             shared=shared,
-            before=(
-                f"f32 {values}[{count}];",
-                "#pragma unroll",
-                f"for (int i = 0; i < {count}; i++) {values}[i] = -GRADC_INFINITY_F32;",
+            around=(
+                f"gradc_exp_partial {partial} = gradc_exp_first();\nfor (int far = 0;; far = 1) {{",
+                f"if (!gradc_exp_again({partial}, far)) break;\n}}\n{part} = gradc_exp_settled({partial});",
             ),
-            after=(f"gradc_exp_add({part}, {values});",),
+            before=f"f32 {values}[{count}];",
+            absent=("#pragma unroll", f"for (int i = 0; i < {count}; i++) {values}[i] = -GRADC_INFINITY_F32;"),
+            after=f"gradc_exp_add({partial}, {values}, far);",
         )
 
     def reduction(
@@ -343,6 +358,19 @@ class PassWriter(AccumWriter):
             line = f"{guard}{join}::join({part}, {v});"
             result = f"const {ctype} {name} = {reduce}<{join}, WIDTH>({part}, {shared});"
         return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared, terms=terms)
+
+    def in_pairs(self, reductions: Sequence[Reduction]) -> list[Reduction]:
+        """Sums of f32 of one walk are combined by the threads two at a time."""
+        sums = [r for r in reductions if r.ctype == "sum_f32"]
+        if self.across or not 1 < self.width <= 512 or self.can_split_rows():
+            return [*reductions]
+        paired: dict[Reduction, Reduction] = {}
+        for a, b in zip(sums[::2], sums[1::2], strict=False):
+            call = f"gradc_reduce<gradc_sum<sum_f32>, WIDTH>({{}}, {a.shared})"
+            both = f"gradc_reduce_both<WIDTH>({a.part}, {b.part}, {a.shared});\n"
+            paired[a] = replace(a, result=both + a.result.replace(call.format(a.part), a.part))
+            paired[b] = replace(b, result=b.result.replace(call.format(b.part), b.part))
+        return [paired.get(r, r) for r in reductions]
 
     @staticmethod
     def place(axes: Iterable[Axis], level: frozenset[str] | None = None) -> str:

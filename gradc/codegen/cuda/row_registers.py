@@ -87,7 +87,7 @@ class _Need:
 
     def loads_first(self, elements: int) -> bool:
         """Whether all loads of the row may be under way before its first phase."""
-        return not self.sums and self.fits(elements, self.held + self.row_loads)
+        return not self.crowded(elements) and self.fits(elements, self.held + self.row_loads)
 
     def keep_less(self) -> None:
         """The value that costs least is computed again."""
@@ -117,6 +117,8 @@ def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int) 
         else:
             return None
     while elements >= max(2 * least, 2 * vec) and elements * text > UNROLLED_TEXT:
+        elements //= 2
+    while need.crowded(elements) and elements >= max(2 * least, 2 * vec):
         elements //= 2
     vec, width = min(vec, elements, CROWDED_VECTOR if need.crowded(elements) else elements), 1
     while (width < 32 and width * max(vec, FEWEST_ELEMENTS) < count) or width * elements < count:

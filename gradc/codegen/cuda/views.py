@@ -54,7 +54,9 @@ class Reduction:
     :param strips: the array of the strips' partial results, where rows are split.
     :param shared: the shared memory that warps combine through; 0: a task is no more than a warp.
     :param terms: the array of a thread's VEC columns, where they are added up before they meet the partial result.
-    :param before: statements before those of the columns whose loads are under way together; ``after``: behind them.
+    :param before: a declaration before the columns whose loads are under way together; ``after``: a statement behind them.
+    :param absent: what stands for columns that are not there.
+    :param around: what opens a walk over the columns, and closes it.
     """
 
     start: str
@@ -66,8 +68,10 @@ class Reduction:
     strips: str
     shared: str
     terms: str = ""
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
+    before: str = ""
+    after: str = ""
+    absent: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
 
     @property
     def declared_terms(self) -> str:
