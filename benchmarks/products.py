@@ -88,7 +88,7 @@ def contestants(a: Array, b: Array, peers: list[str]) -> dict[str, Callable[[], 
 
     shape = (a.shape[0], a.shape[1], b.shape[2])
     ours, theirs = np.empty(shape, a.dtype), np.empty(shape, a.dtype)
-    found: dict[str, Callable[[], Any]] = {"ours": lambda: pool.matmul(a, b, ours)}
+    found: dict[str, Callable[[], Any]] = {"ours": pool.prepared_matmul(a, b, ours)}
     if "torch" in peers:
         import torch
 

@@ -1,71 +1,91 @@
-/* One tile of a matrix product on one thread, for operands with any strides.  Included once per type: T is the element,
+/* Blocks of a matrix product on one thread, for operands with any strides.  Included once per type: T is the element,
  * GEMM_SIZE its bytes, GEMM(name) makes the names.  The layout is Goto's: B is packed into panels of NR columns, A into panels
  * of MR rows, and a kernel keeps MR x NR sums in registers.  (Goto and van de Geijn, Anatomy of High-Performance Matrix
  * Multiplication.)
  *
- * An element's bits depend on its row of A, its column of B and the tile's k alone: RUN steps are added up in a register, from
- * the first on, and the sums of the runs in memory, from the first on.  So it matters neither how an operand lies, nor what is
- * packed, nor where in the tile the element is. */
+ * An element's bits depend on its row of A, its column of B and its k alone: RUN steps are added up in a register, from the
+ * first on, and the sums of the runs in a second accumulator, from the first on.  So it matters neither how an operand lies,
+ * nor what is packed, nor how the result is cut, nor where in it the element is. */
 
 typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))));
 
 enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES) };
 
-/* c[rows,wide] (+)= a[rows,kc] b[kc,wide] for kc > 0 and `wide` one or two vectors; a's element (i, p) is a[i * a_row + p * a_col],
- * b and c have rows b_row and c_row apart. */
-static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, const int vectors, int64_t kc, const T *restrict a, int64_t a_row, int64_t a_col,
-                                                               const T *restrict b, int64_t b_row, T *restrict c, int64_t c_row, int add) {
-  for (int64_t p = 0, end; p < kc; add = 1) {
-    end = kc - p < GEMM_RUN ? kc : p + GEMM_RUN;
+/* c[rows,wide] (+)= a[rows,kc] b[kc,wide] for kc > 0 and `wide` one or two vectors; a's element (i, p) is a[i * a_row + p * a_step],
+ * b and c have rows b_step and c_row apart.  The second accumulators are c's own when the first run begins and the last one
+ * ends, and between them contiguous memory that stays in the first cache. */
+static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, const int vectors, int64_t kc, const T *restrict a, int64_t a_row, int64_t a_step,
+                                                               const T *restrict b, int64_t b_step, T *restrict c, int64_t c_row, int add) {
+  GEMM(vec) totals[GEMM_MR][2];
+  for (int64_t p = 0;;) {
+    const int64_t begin = p, end = kc - p < GEMM_RUN ? kc : p + GEMM_RUN;
     GEMM(vec) sums[GEMM_MR][2];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
       sums[i][0] = sums[i][1] = (GEMM(vec)){0};
     }
     for (; p < end; p++) {
-      const GEMM(vec) b0 = *(const GEMM(vec) *)(b + p * b_row);
-      const GEMM(vec) b1 = vectors > 1 ? *(const GEMM(vec) *)(b + p * b_row + GEMM(LANES)) : b0;
+      const GEMM(vec) b0 = *(const GEMM(vec) *)(b + p * b_step);
+      const GEMM(vec) b1 = vectors > 1 ? *(const GEMM(vec) *)(b + p * b_step + GEMM(LANES)) : b0;
 #pragma GCC unroll 16
       for (int i = 0; i < rows; i++) {
-        const T ai = a[i * a_row + p * a_col];
+        const T ai = a[i * a_row + p * a_step];
         sums[i][0] += ai * b0;
         if (vectors > 1) {
           sums[i][1] += ai * b1;
         }
       }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++) {
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; v++) {
-        GEMM(vec) *to = (GEMM(vec) *)(c + i * c_row + v * GEMM(LANES));
-        *to = add ? *to + sums[i][v] : sums[i][v];
-      }
-    }
+#define GEMM_EACH(statement)                    \
+  _Pragma("GCC unroll 16")                      \
+  for (int i = 0; i < rows; i++) {              \
+    _Pragma("GCC unroll 2")                     \
+    for (int v = 0; v < vectors; v++) {         \
+      statement;                                \
+    }                                           \
   }
+#define GEMM_TO(i, v) (*(GEMM(vec) *)(c + i * c_row + v * GEMM(LANES)))
+    if (begin > 0) {
+      GEMM_EACH(sums[i][v] = totals[i][v] + sums[i][v])
+    } else if (add) {
+      GEMM_EACH(sums[i][v] = GEMM_TO(i, v) + sums[i][v])
+    }
+    if (end == kc) {
+      GEMM_EACH(GEMM_TO(i, v) = sums[i][v])
+      return;
+    }
+    GEMM_EACH(totals[i][v] = sums[i][v])
+  }
+#undef GEMM_EACH
+#undef GEMM_TO
 }
 
 #define GEMM_CASE(rows)                                                           \
   case rows:                                                                      \
-    GEMM(steps)(rows, 1, kc, a, a_row, a_col, b, b_row, c, c_row, add);           \
+    GEMM(steps)(rows, 1, kc, a, a_row, a_step, b, b_step, c, c_row, add);         \
     break;                                                                        \
   case rows + 16:                                                                 \
-    GEMM(steps)(rows, 2, kc, a, a_row, a_col, b, b_row, c, c_row, add);           \
+    GEMM(steps)(rows, 2, kc, a, a_row, a_step, b, b_step, c, c_row, add);         \
     break;
-
-static void GEMM(kernel)(int rows, int vectors, int64_t kc, const T *a, int64_t a_row, int64_t a_col, const T *b, int64_t b_row, T *c, int64_t c_row, int add) {
-  if (rows == GEMM_MR && vectors == 2 && a_col == GEMM_MR) { /* most of the work: addresses that are constants */
-    GEMM(steps)(GEMM_MR, 2, kc, a, 1, GEMM_MR, b, b_row, c, c_row, add);
-    return;
-  }
-  switch (rows + 16 * (vectors - 1)) {
-    GEMM_CASE(1) GEMM_CASE(2) GEMM_CASE(3) GEMM_CASE(4) GEMM_CASE(5) GEMM_CASE(6)
 #if GEMM_MR > 6
-    GEMM_CASE(7) GEMM_CASE(8) GEMM_CASE(9) GEMM_CASE(10) GEMM_CASE(11) GEMM_CASE(12)
+#define GEMM_CASES GEMM_CASE(1) GEMM_CASE(2) GEMM_CASE(3) GEMM_CASE(4) GEMM_CASE(5) GEMM_CASE(6) GEMM_CASE(7) GEMM_CASE(8) GEMM_CASE(9) GEMM_CASE(10) GEMM_CASE(11) GEMM_CASE(12)
+#else
+#define GEMM_CASES GEMM_CASE(1) GEMM_CASE(2) GEMM_CASE(3) GEMM_CASE(4) GEMM_CASE(5) GEMM_CASE(6)
 #endif
-  }
+
+/* For a panel of a as it is packed, whose addresses are constants. */
+static void GEMM(kernel_packed)(int rows, int vectors, int64_t kc, const T *a, const T *b, int64_t b_step, T *c, int64_t c_row, int add) {
+  enum { a_row = 1, a_step = GEMM_MR };
+  switch (rows + 16 * (vectors - 1)) { GEMM_CASES }
+}
+
+/* For rows of a where they are. */
+static void GEMM(kernel_in_place)(int rows, int vectors, int64_t kc, const T *a, int64_t a_row, const T *b, int64_t b_step, T *c, int64_t c_row, int add) {
+  enum { a_step = 1 };
+  switch (rows + 16 * (vectors - 1)) { GEMM_CASES }
 }
 #undef GEMM_CASE
+#undef GEMM_CASES
 
 #if GEMM_BYTES / GEMM_SIZE == 16
 #define GEMM_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -331,58 +351,76 @@ static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_
   }
 }
 
-/* c[m,n] (+)= a[m,k] b[k,n], from row i0, step p0 and column j0 of the whole on; m <= GEMM_MC, n <= GEMM_NC; c's element (i, j) is
- * c[i * c_row + j * c_col]. */
-static void GEMM(tile)(int64_t m, int64_t n, int64_t k, int64_t i0, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, T *c,
-                       int64_t c_row, int64_t c_col, int add, void *workspace) {
-  const GEMM(part) left = {a, i0, p0, 0}, right = {b, p0, j0, 1};
-  T *pa = workspace, *pb = pa + (GEMM_MC + GEMM_MR) * GEMM_KC;
-  T edge[GEMM_MR * GEMM(NR)];
-  /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */
-  const int plain_a = !a->read && !a->scale && a->col == 1 && n <= 4 * GEMM(NR);
-  const int few = m <= GEMM_MR, plain_b = !b->read && !b->scale && b->col == 1 && (few || b->row <= 4 * GEMM(NR));
-  const int64_t block = few && plain_b ? GEMM_RUN : GEMM_KC; /* few rows of b at a time, all of them whole */
-  for (int64_t p = 0; p < k; p += block) {
-    const int64_t kc = k - p < block ? k - p : block;
-    const int more = add || p > 0;
-    if (!plain_a) {
-      GEMM(panels)(pa, left, 0, p, m, kc, GEMM_MR);
+/* Panels of a from row i of a slab on, all its steps, and of b from column j on.  a and b begin where the slab does: at row i0,
+ * step p0, column j0 of the whole. */
+static void GEMM(pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps) {
+  GEMM(panels)((T *)to + i * steps, (GEMM(part)){a, i0, p0, 0}, i, 0, rows, steps, GEMM_MR);
+}
+static void GEMM(pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps) {
+  GEMM(panels)((T *)to + j * steps, (GEMM(part)){b, p0, j0, 1}, j, 0, cols, steps, GEMM(NR));
+}
+
+/* to[i] = from[i] for i < count < 2 LANES. */
+static inline __attribute__((always_inline)) void GEMM(copy)(T *restrict to, const T *restrict from, int count) {
+#pragma GCC unroll 8
+  for (int some = GEMM(LANES); some > 0; some /= 2) {
+    if (count & some) {
+      __builtin_memcpy(to, from, (size_t)some * sizeof(T));
+      to += some, from += some;
     }
-    for (int64_t j = 0; j < n; j += GEMM(NR)) {
-      const int64_t cols = n - j < GEMM(NR) ? n - j : GEMM(NR);
-      const int vectors = cols <= GEMM(LANES) ? 1 : 2;
-      const int whole = cols == vectors * GEMM(LANES), in_place = plain_b && whole;
-      const T *from_b = in_place ? (const T *)b->data + p * b->row + j : pb;
-      const int64_t b_row = in_place ? b->row : GEMM(NR);
-      if (!in_place) {
-        GEMM(panels)(pb, right, j, p, cols, kc, GEMM(NR));
-      }
-      for (int64_t i = 0; i < m; i += GEMM_MR) {
-        const int rows = m - i < GEMM_MR ? (int)(m - i) : GEMM_MR;
-        const T *from_a = plain_a ? (const T *)a->data + i * a->row + p : pa + i * kc;
-        const int64_t a_row = plain_a ? a->row : 1, a_col = plain_a ? 1 : GEMM_MR;
+  }
+}
+
+/* What lies at an edge of the result, or in columns that are not contiguous: the sums are in memory of their own. */
+static __attribute__((noinline)) void GEMM(at_edge)(int rows, int cols, int64_t kc, gemm_panels a, const T *from_a, const T *b, int64_t b_step, T *c, int64_t c_row,
+                                                    int64_t c_col, int add) {
+  T sums[GEMM_MR * GEMM(NR)] __attribute__((aligned(64))) = {0};
+  const int vectors = cols <= GEMM(LANES) ? 1 : 2;
+  for (int r = 0; add && r < rows; r++) {
+    for (int s = 0; c_col != 1 && s < cols; s++) {
+      sums[r * GEMM(NR) + s] = c[r * c_row + s * c_col];
+    }
+    GEMM(copy)(sums + r * GEMM(NR), c + r * c_row, c_col == 1 ? cols : 0);
+  }
+  if (a.across == 1) {
+    GEMM(kernel_packed)(rows, vectors, kc, from_a, b, b_step, sums, GEMM(NR), add);
+  } else {
+    GEMM(kernel_in_place)(rows, vectors, kc, from_a, a.across, b, b_step, sums, GEMM(NR), add);
+  }
+  for (int r = 0; r < rows; r++) {
+    for (int s = 0; c_col != 1 && s < cols; s++) {
+      c[r * c_row + s * c_col] = sums[r * GEMM(NR) + s];
+    }
+    GEMM(copy)(c + r * c_row, sums + r * GEMM(NR), c_col == 1 ? cols : 0);
+  }
+}
+
+/* c[m,n] (+)= a[m,k] b[k,n], both in panels; c's element (i, j) is c[i * c_row + j * c_col].  kc steps at a time: a panel of a
+ * stays in the first cache while those of b, which stay in the second, pass by. */
+static void GEMM(block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c_, int64_t c_row, int64_t c_col, int add) {
+  T *c = (T *)c_;
+  for (int64_t p = 0; p < k; p += kc, add = 1) {
+    const int64_t steps = k - p < kc ? k - p : kc;
+    for (int64_t i = 0; i < m; i += GEMM_MR) {
+      const int rows = m - i < GEMM_MR ? (int)(m - i) : GEMM_MR;
+      const T *from_a = (const T *)a.data + i / GEMM_MR * a.panel + p * a.step;
+      for (int64_t j = 0; j < n; j += GEMM(NR)) {
+        const int cols = n - j < GEMM(NR) ? (int)(n - j) : GEMM(NR);
+        const T *from_b = (const T *)b.data + j / GEMM(NR) * b.panel + p * b.step;
         T *to = c + i * c_row + j * c_col;
-        if (whole && c_col == 1) {
-          GEMM(kernel)(rows, vectors, kc, from_a, a_row, a_col, from_b, b_row, to, c_row, more);
-          continue;
-        }
-        if (more) {
-          for (int64_t r = 0; r < rows; r++) {
-            for (int64_t s = 0; s < vectors * GEMM(LANES); s++) {
-              edge[r * GEMM(NR) + s] = s < cols ? to[r * c_row + s * c_col] : 0;
-            }
-          }
-        }
-        GEMM(kernel)(rows, vectors, kc, from_a, a_row, a_col, from_b, b_row, edge, GEMM(NR), more);
-        for (int64_t r = 0; r < rows; r++) {
-          for (int64_t s = 0; s < cols; s++) {
-            to[r * c_row + s * c_col] = edge[r * GEMM(NR) + s];
-          }
+        if (c_col != 1 || cols % GEMM(LANES)) {
+          GEMM(at_edge)(rows, cols, steps, a, from_a, from_b, b.step, to, c_row, c_col, add);
+        } else if (a.across == 1) {
+          GEMM(kernel_packed)(rows, cols / GEMM(LANES), steps, from_a, from_b, b.step, to, c_row, add);
+        } else {
+          GEMM(kernel_in_place)(rows, cols / GEMM(LANES), steps, from_a, a.across, from_b, b.step, to, c_row, add);
         }
       }
     }
   }
 }
+
+static const gemm_type GEMM(type) = {GEMM_SIZE, GEMM(NR), GEMM(LANES), GEMM(pack_rows), GEMM(pack_columns), GEMM(block)};
 
 #undef T
 #undef GEMM
