@@ -11,12 +11,33 @@ typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))))
 
 enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES) };
 
+/* A step of all sums. */
+static inline __attribute__((always_inline)) void GEMM(step)(const int rows, const int vectors, GEMM(vec) (*sums)[2], const T *restrict a, int64_t a_row, const T *restrict b) {
+  const GEMM(vec) b0 = *(const GEMM(vec) *)b, b1 = vectors > 1 ? *(const GEMM(vec) *)(b + GEMM(LANES)) : b0;
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; i++) {
+    const T ai = a[i * a_row];
+    sums[i][0] += ai * b0;
+    if (vectors > 1) {
+      sums[i][1] += ai * b1;
+    }
+  }
+}
+
 /* c[rows,wide] (+)= a[rows,kc] b[kc,wide] for kc > 0 and `wide` one or two vectors; a's element (i, p) is a[i * a_row + p * a_step],
  * b and c have rows b_step and c_row apart.  The second accumulators are c's own when the first run begins and the last one
  * ends, and between them contiguous memory that stays in the first cache. */
 static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, const int vectors, int64_t kc, const T *restrict a, int64_t a_row, int64_t a_step,
                                                                const T *restrict b, int64_t b_step, T *restrict c, int64_t c_row, int add) {
+  const int unroll = rows == GEMM_MR ? GEMM_UNROLL : 1; /* a loop of few rounds, whose end is predicted */
   GEMM(vec) totals[GEMM_MR][2];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; i++) { /* c may be far away: its lines come while the sums grow */
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; v++) {
+      __builtin_prefetch(c + i * c_row + v * GEMM(LANES), 1);
+    }
+  }
   for (int64_t p = 0;;) {
     const int64_t begin = p, end = kc - p < GEMM_RUN ? kc : p + GEMM_RUN;
     GEMM(vec) sums[GEMM_MR][2];
@@ -24,17 +45,14 @@ static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, co
     for (int i = 0; i < rows; i++) {
       sums[i][0] = sums[i][1] = (GEMM(vec)){0};
     }
-    for (; p < end; p++) {
-      const GEMM(vec) b0 = *(const GEMM(vec) *)(b + p * b_step);
-      const GEMM(vec) b1 = vectors > 1 ? *(const GEMM(vec) *)(b + p * b_step + GEMM(LANES)) : b0;
-#pragma GCC unroll 16
-      for (int i = 0; i < rows; i++) {
-        const T ai = a[i * a_row + p * a_step];
-        sums[i][0] += ai * b0;
-        if (vectors > 1) {
-          sums[i][1] += ai * b1;
-        }
+    for (; p + unroll <= end; p += unroll) {
+#pragma GCC unroll 8
+      for (int u = 0; u < unroll; u++) {
+        GEMM(step)(rows, vectors, sums, a + (p + u) * a_step, a_row, b + (p + u) * b_step);
       }
+    }
+    for (; unroll > 1 && p < end; p++) {
+      GEMM(step)(rows, vectors, sums, a + p * a_step, a_row, b + p * b_step);
     }
 #define GEMM_EACH(statement)                    \
   _Pragma("GCC unroll 16")                      \
@@ -134,6 +152,9 @@ static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict 
 #pragma GCC unroll 16
   for (int i = 0; i < GEMM(LANES); i++) {
     v[i] = i < rows ? *(const GEMM(vec) *)(from + i * across) : (GEMM(vec)){0};
+    if (i < rows) {
+      __builtin_prefetch(from + (width + i) * across);
+    }
   }
   GEMM(turn)(v);
 #pragma GCC unroll 16
@@ -151,6 +172,17 @@ static inline __attribute__((always_inline)) void GEMM(pack)(T *restrict to, con
     const int w = count - i0 < width ? (int)(count - i0) : width;
     const T *panel = from + i0 * across;
     if (across == 1) {
+      if (count - i0 >= GEMM_SIDE_BY_SIDE * width) { /* panels side by side, so that reads are long */
+        for (int64_t p = 0; p < steps; p++) {
+#pragma GCC unroll 8
+          for (int x = 0; x < GEMM_SIDE_BY_SIDE; x++) {
+            memcpy(to + x * steps * width + p * width, panel + p * along + x * width, (size_t)width * sizeof(T));
+            __builtin_prefetch(panel + (p + 8) * along + x * width);
+          }
+        }
+        i0 += (GEMM_SIDE_BY_SIDE - 1) * width, to += (GEMM_SIDE_BY_SIDE - 1) * steps * width;
+        continue;
+      }
       for (int64_t p = 0; p < steps; p++) {
         if (w == width) {
           memcpy(to + p * width, panel + p * along, (size_t)width * sizeof(T));

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "runtime.h"
@@ -16,6 +17,7 @@
 
 /* ---- Memory of a thread ---------------------------------------------------------------------------------------------- */
 
+enum { HUGE_PAGE = 2 << 20 };
 enum { PACKS = 0, PARTIALS = 1, ROWS = 2, KINDS = 3 };
 typedef struct {
   void *memory[KINDS];
@@ -44,9 +46,15 @@ static void *scratch(int which, size_t bytes) {
   if (w->bytes[which] < bytes) {
     free(w->memory[which]);
     void *memory = NULL;
-    if (posix_memalign(&memory, 4096, bytes)) {
+    const int large = which == PACKS && bytes >= HUGE_PAGE / 2;
+    if (posix_memalign(&memory, large ? HUGE_PAGE : 4096, bytes)) {
       memory = NULL;
     }
+#ifdef MADV_HUGEPAGE
+    if (memory && large) {
+      madvise(memory, bytes, MADV_HUGEPAGE); /* a product reads it in strides: addresses are to be found quickly */
+    }
+#endif
     w->memory[which] = memory;
     w->bytes[which] = memory ? bytes : 0;
   }
@@ -450,7 +458,7 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_KC = 256, GEMM_RUN = 32, GEMM_STRETCH = 64 * GEMM_KC };
+enum { GEMM_UNROLL = 8, GEMM_SIDE_BY_SIDE = 4, GEMM_KC = 256, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC };
 /* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
  * STRETCH: steps between two looks for signals. */
 
@@ -513,7 +521,6 @@ typedef struct {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t whole(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 /* Product `number` of a call: its operands and result from step `from` on. */
@@ -701,7 +708,7 @@ static gradc_matrix transpose(const gradc_matrix *in) {
 
 EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
 
-enum { GEMM_PACKED = 4 << 20, GEMM_FEW = 2 * GEMM_MR, GEMM_TILES = 16 };
+enum { GEMM_PACKED = 2 << 20, GEMM_FEW = 2 * GEMM_MR, GEMM_TILES = 16 };
 
 /* How slabs and tiles are cut, which the bits do not depend on: both are whole panels, a slab's steps whole blocks. */
 static void cut(product *p) {
