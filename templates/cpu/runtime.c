@@ -458,9 +458,12 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_UNROLL = 8, GEMM_SIDE_BY_SIDE = 4, GEMM_KC = 256, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC };
+enum { GEMM_UNROLL = 8, GEMM_AHEAD = 8, GEMM_SIDE_BY_SIDE = 4, GEMM_KC = 256, GEMM_WIDE = 512, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC };
 /* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
  * STRETCH: steps between two looks for signals. */
+
+/* An address that stays in one register, rather than many that are computed ahead. */
+#define GEMM_KEEP(pointer) __asm__("" : "+r"(pointer))
 
 /* Rows of a, or columns of b, in panels: elements from a panel to the next, in it from a row (column) to the next, and from a
  * step to the next. */
@@ -541,7 +544,7 @@ static char *one_product(const product *p, int64_t number, gradc_matrix *a, grad
 }
 
 static void *packs_or_report(const product *p, int64_t bytes) {
-  void *packs = scratch(PACKS, (size_t)bytes);
+  void *packs = scratch(PACKS, bytes > 0 ? (size_t)bytes : 1);
   if (!packs) {
     gradc_report(p->ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
   }
@@ -550,7 +553,7 @@ static void *packs_or_report(const product *p, int64_t bytes) {
 
 /* ---- One row */
 
-static int64_t row_bytes(int64_t size) { return GEMM_KC * (2 * size + 2 * GEMM_BYTES); } /* a's block, the sums, b's panel */
+static int64_t row_bytes(int64_t size) { return GEMM_KC * (2 * size + GEMM_BYTES) + GEMM_WIDE * GEMM_BYTES; } /* a's block, the sums, b's panel */
 
 static void row_task(const void *args, int64_t task) {
   const product *p = args;
@@ -724,7 +727,7 @@ static void cut(product *p) {
   if (p->slab_k == 0) {
     p->slab_k = steps;
   }
-  p->block_k = GEMM_KC;
+  p->block_k = p->columns_in_place && p->b.row > 4 * nr ? GEMM_RUN : GEMM_KC; /* rows that lie far apart displace each other from the caches */
   p->tile_m = GEMM_PACK_ROWS;
   p->tile_n = 16 * nr;
   while (p->tile_n > 4 * nr && ceil_div(p->slab_m, p->tile_m) * ceil_div(p->slab_n, p->tile_n) < GEMM_TILES) {
@@ -787,7 +790,7 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
   const double flops = 2.0 * (double)m * (double)n * (double)p.step;
   p.group = flops >= 5e5 ? 1 : at_most(products, (int64_t)(5e5 / flops) + 1);
   if (m == 1) {
-    p.tile_n = large ? 512 : 256;
+    p.tile_n = GEMM_WIDE;
     leave_if(run_tasks(ctx, ceil_div(products, p.group) * ceil_div(n, p.tile_n), row_task, &p), ctx);
   } else {
     /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */
