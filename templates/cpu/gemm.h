@@ -1,71 +1,143 @@
-/* One tile of a matrix product on one thread, for operands with any strides.  Included once per type: T is the element,
+/* Blocks of a matrix product on one thread, for operands with any strides.  Included once per type: T is the element,
  * GEMM_SIZE its bytes, GEMM(name) makes the names.  The layout is Goto's: B is packed into panels of NR columns, A into panels
  * of MR rows, and a kernel keeps MR x NR sums in registers.  (Goto and van de Geijn, Anatomy of High-Performance Matrix
  * Multiplication.)
  *
- * An element's bits depend on its row of A, its column of B and the tile's k alone: RUN steps are added up in a register, from
- * the first on, and the sums of the runs in memory, from the first on.  So it matters neither how an operand lies, nor what is
- * packed, nor where in the tile the element is. */
+ * An element's bits depend on its row of A, its column of B and its k alone: RUN steps are added up in a register, from the
+ * first on, and the sums of the runs in a second accumulator, from the first on.  So it matters neither how an operand lies,
+ * nor what is packed, nor how the result is cut, nor where in it the element is. */
 
 typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))));
 
 enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES) };
 
-/* c[rows,wide] (+)= a[rows,kc] b[kc,wide] for kc > 0 and `wide` one or two vectors; a's element (i, p) is a[i * a_row + p * a_col],
- * b and c have rows b_row and c_row apart. */
-static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, const int vectors, int64_t kc, const T *restrict a, int64_t a_row, int64_t a_col,
-                                                               const T *restrict b, int64_t b_row, T *restrict c, int64_t c_row, int add) {
-  for (int64_t p = 0, end; p < kc; add = 1) {
-    end = kc - p < GEMM_RUN ? kc : p + GEMM_RUN;
+/* `unroll` steps of all sums; from[i / 3] is row i - i % 3 of a; b is fetched `ahead` steps before it is read, if not 0. */
+static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows, const int vectors, const int unroll, const int ahead, GEMM(vec) (*sums)[2], const T **from, int64_t a_row,
+                                                                  int64_t a_step, const T **from_b, int64_t b_step) {
+#pragma GCC unroll 8
+  for (int u = 0; u < unroll; u++) {
+    const T *b = *from_b;
+    const GEMM(vec) b0 = *(const GEMM(vec) *)b, b1 = vectors > 1 ? *(const GEMM(vec) *)(b + GEMM(LANES)) : b0;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) {
+      const T ai = from[i / 3][i % 3 * a_row + u * a_step];
+      sums[i][0] += ai * b0;
+      if (vectors > 1) {
+        sums[i][1] += ai * b1;
+      }
+    }
+    if (ahead > 0) {
+      __builtin_prefetch(b + ahead * b_step);
+      if (vectors > 1) {
+        __builtin_prefetch(b + ahead * b_step + GEMM(LANES));
+      }
+    }
+    *from_b += b_step;
+    GEMM_KEEP(*from_b);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < rows; i += 3) {
+    from[i / 3] += unroll * a_step;
+    GEMM_KEEP(from[i / 3]);
+  }
+}
+
+/* c[rows,wide] (+)= a[rows,kc] b[kc,wide] for kc > 0 and `wide` one or two vectors; a's element (i, p) is a[i * a_row + p * a_step],
+ * b and c have rows b_step and c_row apart.  The second accumulators are c's own when the first run begins and the last one
+ * ends, and between them contiguous memory that stays in the first cache. */
+static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, const int vectors, const int ahead, int64_t kc, const T *restrict a, int64_t a_row, int64_t a_step,
+                                                               const T *restrict b, int64_t b_step, T *restrict c, int64_t c_row, int add) {
+  const int unroll = rows == GEMM_MR ? GEMM_UNROLL : 1; /* a loop of few rounds, whose end is predicted */
+  const T *from[4];
+  T *to[4];
+  GEMM(vec) totals[GEMM_MR][2];
+#pragma GCC unroll 4
+  for (int i = 0; i < rows; i += 3) {
+    from[i / 3] = a + i * a_row;
+    to[i / 3] = c + i * c_row;
+    GEMM_KEEP(from[i / 3]);
+    GEMM_KEEP(to[i / 3]);
+  }
+  if (kc > GEMM_UNROLL) { /* c may be far away: its lines come while the sums grow */
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; v++) {
+        __builtin_prefetch(to[i / 3] + i % 3 * c_row + v * GEMM(LANES), 1);
+      }
+    }
+  }
+  for (int64_t p = 0;;) {
+    const int64_t begin = p, end = kc - p < GEMM_RUN ? kc : p + GEMM_RUN;
     GEMM(vec) sums[GEMM_MR][2];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
       sums[i][0] = sums[i][1] = (GEMM(vec)){0};
     }
-    for (; p < end; p++) {
-      const GEMM(vec) b0 = *(const GEMM(vec) *)(b + p * b_row);
-      const GEMM(vec) b1 = vectors > 1 ? *(const GEMM(vec) *)(b + p * b_row + GEMM(LANES)) : b0;
-#pragma GCC unroll 16
-      for (int i = 0; i < rows; i++) {
-        const T ai = a[i * a_row + p * a_col];
-        sums[i][0] += ai * b0;
-        if (vectors > 1) {
-          sums[i][1] += ai * b1;
-        }
-      }
+    for (; p + unroll <= end; p += unroll) {
+      GEMM(add_steps)(rows, vectors, unroll, ahead, sums, from, a_row, a_step, &b, b_step);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++) {
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; v++) {
-        GEMM(vec) *to = (GEMM(vec) *)(c + i * c_row + v * GEMM(LANES));
-        *to = add ? *to + sums[i][v] : sums[i][v];
-      }
+    for (; unroll > 1 && p < end; p++) {
+      GEMM(add_steps)(rows, vectors, 1, ahead, sums, from, a_row, a_step, &b, b_step);
     }
+#define GEMM_EACH(statement)                    \
+  _Pragma("GCC unroll 16")                      \
+  for (int i = 0; i < rows; i++) {              \
+    _Pragma("GCC unroll 2")                     \
+    for (int v = 0; v < vectors; v++) {         \
+      statement;                                \
+    }                                           \
   }
+#define GEMM_TO(i, v) (*(GEMM(vec) *)(to[i / 3] + i % 3 * c_row + v * GEMM(LANES)))
+    if (begin > 0) {
+      GEMM_EACH(sums[i][v] = totals[i][v] + sums[i][v])
+    } else if (add) {
+      GEMM_EACH(sums[i][v] = GEMM_TO(i, v) + sums[i][v])
+    }
+    if (end == kc) {
+      GEMM_EACH(GEMM_TO(i, v) = sums[i][v])
+      return;
+    }
+    GEMM_EACH(totals[i][v] = sums[i][v])
+  }
+#undef GEMM_EACH
+#undef GEMM_TO
 }
 
-#define GEMM_CASE(rows)                                                           \
-  case rows:                                                                      \
-    GEMM(steps)(rows, 1, kc, a, a_row, a_col, b, b_row, c, c_row, add);           \
-    break;                                                                        \
-  case rows + 16:                                                                 \
-    GEMM(steps)(rows, 2, kc, a, a_row, a_col, b, b_row, c, c_row, add);           \
-    break;
-
-static void GEMM(kernel)(int rows, int vectors, int64_t kc, const T *a, int64_t a_row, int64_t a_col, const T *b, int64_t b_row, T *c, int64_t c_row, int add) {
-  if (rows == GEMM_MR && vectors == 2 && a_col == GEMM_MR) { /* most of the work: addresses that are constants */
-    GEMM(steps)(GEMM_MR, 2, kc, a, 1, GEMM_MR, b, b_row, c, c_row, add);
-    return;
+/* A kernel for each number of rows and vectors: of a as it is packed, whose addresses are constants, of a where it is, and of a
+ * packed, b from far away. */
+enum { GEMM(PACKED) = 0, GEMM(IN_PLACE) = 1, GEMM(STREAMED) = 2 };
+typedef void (*GEMM(kernel))(int64_t kc, const T *a, int64_t a_row, const T *b, int64_t b_step, T *c, int64_t c_row, int add);
+#define GEMM_KERNEL(name, rows, vectors, ahead, row, step)                                                                              \
+  static __attribute__((noinline)) void GEMM(name##_##rows##_##vectors)(int64_t kc, const T *a, int64_t a_row, const T *b, int64_t b_step, \
+                                                                        T *c, int64_t c_row, int add) {                                 \
+    (void)a_row;                                                                                                                        \
+    GEMM(steps)(rows, vectors, ahead, kc, a, row, step, b, b_step, c, c_row, add);                                                      \
   }
-  switch (rows + 16 * (vectors - 1)) {
-    GEMM_CASE(1) GEMM_CASE(2) GEMM_CASE(3) GEMM_CASE(4) GEMM_CASE(5) GEMM_CASE(6)
+#define GEMM_DEFINE(rows)                                   \
+  GEMM_KERNEL(packed, rows, 1, 0, 1, GEMM_MR)               \
+  GEMM_KERNEL(packed, rows, 2, 0, 1, GEMM_MR)               \
+  GEMM_KERNEL(in_place, rows, 1, 0, a_row, 1)               \
+  GEMM_KERNEL(in_place, rows, 2, 0, a_row, 1)               \
+  GEMM_KERNEL(streamed, rows, 1, GEMM_AHEAD, 1, GEMM_MR)    \
+  GEMM_KERNEL(streamed, rows, 2, GEMM_AHEAD, 1, GEMM_MR)
+#define GEMM_NAMES(rows)                                    \
+  {{GEMM(packed_##rows##_1), GEMM(packed_##rows##_2)},      \
+   {GEMM(in_place_##rows##_1), GEMM(in_place_##rows##_2)},  \
+   {GEMM(streamed_##rows##_1), GEMM(streamed_##rows##_2)}},
+#define GEMM_SIX(x) x(1) x(2) x(3) x(4) x(5) x(6)
 #if GEMM_MR > 6
-    GEMM_CASE(7) GEMM_CASE(8) GEMM_CASE(9) GEMM_CASE(10) GEMM_CASE(11) GEMM_CASE(12)
+#define GEMM_ROWS(x) GEMM_SIX(x) x(7) x(8) x(9) x(10) x(11) x(12)
+#else
+#define GEMM_ROWS(x) GEMM_SIX(x)
 #endif
-  }
-}
-#undef GEMM_CASE
+GEMM_ROWS(GEMM_DEFINE)
+static const GEMM(kernel) GEMM(kernels)[GEMM_MR][3][2] = {GEMM_ROWS(GEMM_NAMES)}; /* [rows - 1][how][vectors - 1] */
+#undef GEMM_KERNEL
+#undef GEMM_DEFINE
+#undef GEMM_NAMES
+#undef GEMM_SIX
+#undef GEMM_ROWS
 
 #if GEMM_BYTES / GEMM_SIZE == 16
 #define GEMM_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -114,6 +186,9 @@ static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict 
 #pragma GCC unroll 16
   for (int i = 0; i < GEMM(LANES); i++) {
     v[i] = i < rows ? *(const GEMM(vec) *)(from + i * across) : (GEMM(vec)){0};
+    if (i < rows) {
+      __builtin_prefetch(from + (width + i) * across);
+    }
   }
   GEMM(turn)(v);
 #pragma GCC unroll 16
@@ -131,6 +206,17 @@ static inline __attribute__((always_inline)) void GEMM(pack)(T *restrict to, con
     const int w = count - i0 < width ? (int)(count - i0) : width;
     const T *panel = from + i0 * across;
     if (across == 1) {
+      if (count - i0 >= GEMM_SIDE_BY_SIDE * width) { /* panels side by side, so that reads are long */
+        for (int64_t p = 0; p < steps; p++) {
+#pragma GCC unroll 8
+          for (int x = 0; x < GEMM_SIDE_BY_SIDE; x++) {
+            memcpy(to + x * steps * width + p * width, panel + p * along + x * width, (size_t)width * sizeof(T));
+            __builtin_prefetch(panel + (p + 8) * along + x * width);
+          }
+        }
+        i0 += (GEMM_SIDE_BY_SIDE - 1) * width, to += (GEMM_SIDE_BY_SIDE - 1) * steps * width;
+        continue;
+      }
       for (int64_t p = 0; p < steps; p++) {
         if (w == width) {
           memcpy(to + p * width, panel + p * along, (size_t)width * sizeof(T));
@@ -267,16 +353,19 @@ static inline __attribute__((always_inline)) void GEMM(columns)(GEMM(vec) *v, in
   }
 }
 
-/* The sums of a[kc] b[kc,cols] in the first row of sums[LANES,KC], b's rows contiguous and `apart` from one another. */
+/* The sums of a[kc] b[kc,cols] in the first row of sums[LANES,WIDE], b's rows contiguous and `apart` from one another. */
 static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *restrict a, const T *restrict b, int64_t apart) {
-  memset(sums, 0, GEMM_KC * sizeof(GEMM(vec)));
-  const int64_t full = (kc + GEMM(LANES) - 1) / GEMM(LANES) * GEMM(LANES);
+  memset(sums, 0, GEMM_WIDE * sizeof(GEMM(vec)));
+  const int64_t full = (kc + GEMM(LANES) - 1) / GEMM(LANES) * GEMM(LANES), whole = cols / GEMM(LANES) * GEMM(LANES);
   for (int64_t p = 0; p < full; p++) {
-    T *restrict to = sums + p % GEMM(LANES) * GEMM_KC;
+    T *restrict to = sums + p % GEMM(LANES) * GEMM_WIDE;
     const T *restrict from = b + p * apart, x = a[p];
     if (p < kc) {
-#pragma omp simd
-      for (int64_t j = 0; j < cols; j++) {
+      for (int64_t j = 0; j < whole; j += GEMM(LANES)) {
+        __builtin_prefetch(from + 2 * apart + j);
+        *(GEMM(vec) *)(to + j) += x * *(const GEMM(vec) *)(from + j);
+      }
+      for (int64_t j = whole; j < cols; j++) {
         to[j] += x * from[j];
       }
     } else { /* what a product of zeros does to a sum */
@@ -288,8 +377,8 @@ static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *rest
   }
   for (int half = GEMM(LANES) / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; i++) {
-      T *restrict to = sums + i * GEMM_KC;
-      const T *restrict from = to + half * GEMM_KC;
+      T *restrict to = sums + i * GEMM_WIDE;
+      const T *restrict from = to + half * GEMM_WIDE;
 #pragma omp simd
       for (int64_t j = 0; j < cols; j++) {
         to[j] += from[j];
@@ -304,8 +393,8 @@ static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *rest
 static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, T *c, int64_t c_col, int add, void *workspace) {
   const GEMM(part) left = {a, 0, p0, 0}, right = {b, p0, j0, 1};
   const int plain = !b->read && !b->scale, in_columns = plain && b->row == 1, in_rows = plain && b->col == 1 && !in_columns;
-  const int64_t width = in_rows ? GEMM_KC : GEMM(LANES);
-  T *pa = workspace, *sums = pa + 2 * GEMM_KC, *pb = sums + GEMM_KC * GEMM(LANES);
+  const int64_t width = in_rows ? GEMM_WIDE : GEMM(LANES);
+  T *pa = workspace, *sums = pa + 2 * GEMM_KC, *pb = sums + GEMM_WIDE * GEMM(LANES);
   for (int64_t p = 0; p < k; p += GEMM_KC) {
     const int64_t kc = k - p < GEMM_KC ? k - p : GEMM_KC;
     memset(pa + kc, 0, sizeof(GEMM(vec)));
@@ -331,58 +420,71 @@ static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_
   }
 }
 
-/* c[m,n] (+)= a[m,k] b[k,n], from row i0, step p0 and column j0 of the whole on; m <= GEMM_MC, n <= GEMM_NC; c's element (i, j) is
- * c[i * c_row + j * c_col]. */
-static void GEMM(tile)(int64_t m, int64_t n, int64_t k, int64_t i0, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, T *c,
-                       int64_t c_row, int64_t c_col, int add, void *workspace) {
-  const GEMM(part) left = {a, i0, p0, 0}, right = {b, p0, j0, 1};
-  T *pa = workspace, *pb = pa + (GEMM_MC + GEMM_MR) * GEMM_KC;
-  T edge[GEMM_MR * GEMM(NR)];
-  /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */
-  const int plain_a = !a->read && !a->scale && a->col == 1 && n <= 4 * GEMM(NR);
-  const int few = m <= GEMM_MR, plain_b = !b->read && !b->scale && b->col == 1 && (few || b->row <= 4 * GEMM(NR));
-  const int64_t block = few && plain_b ? GEMM_RUN : GEMM_KC; /* few rows of b at a time, all of them whole */
-  for (int64_t p = 0; p < k; p += block) {
-    const int64_t kc = k - p < block ? k - p : block;
-    const int more = add || p > 0;
-    if (!plain_a) {
-      GEMM(panels)(pa, left, 0, p, m, kc, GEMM_MR);
+/* Panels of a from row i of a slab on, all its steps, and of b from column j on.  a and b begin where the slab does: at row i0,
+ * step p0, column j0 of the whole. */
+static void GEMM(pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps) {
+  GEMM(panels)((T *)to + i * steps, (GEMM(part)){a, i0, p0, 0}, i, 0, rows, steps, GEMM_MR);
+}
+static void GEMM(pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps) {
+  GEMM(panels)((T *)to + j * steps, (GEMM(part)){b, p0, j0, 1}, j, 0, cols, steps, GEMM(NR));
+}
+
+/* to[i] = from[i] for i < count < 2 LANES. */
+static inline __attribute__((always_inline)) void GEMM(copy)(T *restrict to, const T *restrict from, int count) {
+#pragma GCC unroll 8
+  for (int some = GEMM(LANES); some > 0; some /= 2) {
+    if (count & some) {
+      __builtin_memcpy(to, from, (size_t)some * sizeof(T));
+      to += some, from += some;
     }
-    for (int64_t j = 0; j < n; j += GEMM(NR)) {
-      const int64_t cols = n - j < GEMM(NR) ? n - j : GEMM(NR);
-      const int vectors = cols <= GEMM(LANES) ? 1 : 2;
-      const int whole = cols == vectors * GEMM(LANES), in_place = plain_b && whole;
-      const T *from_b = in_place ? (const T *)b->data + p * b->row + j : pb;
-      const int64_t b_row = in_place ? b->row : GEMM(NR);
-      if (!in_place) {
-        GEMM(panels)(pb, right, j, p, cols, kc, GEMM(NR));
-      }
-      for (int64_t i = 0; i < m; i += GEMM_MR) {
-        const int rows = m - i < GEMM_MR ? (int)(m - i) : GEMM_MR;
-        const T *from_a = plain_a ? (const T *)a->data + i * a->row + p : pa + i * kc;
-        const int64_t a_row = plain_a ? a->row : 1, a_col = plain_a ? 1 : GEMM_MR;
+  }
+}
+
+/* What lies at an edge of the result, or in columns that are not contiguous: the sums are in memory of their own. */
+static __attribute__((noinline)) void GEMM(at_edge)(int rows, int cols, int how, int64_t kc, gemm_panels a, const T *from_a, const T *b, int64_t b_step, T *c, int64_t c_row,
+                                                    int64_t c_col, int add) {
+  T sums[GEMM_MR * GEMM(NR)] __attribute__((aligned(64))) = {0};
+  const int vectors = cols <= GEMM(LANES) ? 1 : 2;
+  for (int r = 0; add && r < rows; r++) {
+    for (int s = 0; c_col != 1 && s < cols; s++) {
+      sums[r * GEMM(NR) + s] = c[r * c_row + s * c_col];
+    }
+    GEMM(copy)(sums + r * GEMM(NR), c + r * c_row, c_col == 1 ? cols : 0);
+  }
+  GEMM(kernels)[rows - 1][how][vectors - 1](kc, from_a, a.across, b, b_step, sums, GEMM(NR), add);
+  for (int r = 0; r < rows; r++) {
+    for (int s = 0; c_col != 1 && s < cols; s++) {
+      c[r * c_row + s * c_col] = sums[r * GEMM(NR) + s];
+    }
+    GEMM(copy)(c + r * c_row, sums + r * GEMM(NR), c_col == 1 ? cols : 0);
+  }
+}
+
+/* c[m,n] (+)= a[m,k] b[k,n], both in panels; c's element (i, j) is c[i * c_row + j * c_col].  kc steps at a time: a panel of a
+ * stays in the first cache while those of b, which stay in the second, pass by. */
+static void GEMM(block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c_, int64_t c_row, int64_t c_col, int add) {
+  T *c = (T *)c_;
+  const int how = a.across != 1 ? GEMM(IN_PLACE) : b.step > 4 * GEMM(NR) ? GEMM(STREAMED) : GEMM(PACKED);
+  for (int64_t p = 0; p < k; p += kc, add = 1) {
+    const int64_t steps = k - p < kc ? k - p : kc;
+    for (int64_t i = 0; i < m; i += GEMM_MR) {
+      const int rows = m - i < GEMM_MR ? (int)(m - i) : GEMM_MR;
+      const T *from_a = (const T *)a.data + i / GEMM_MR * a.panel + p * a.step;
+      for (int64_t j = 0; j < n; j += GEMM(NR)) {
+        const int cols = n - j < GEMM(NR) ? (int)(n - j) : GEMM(NR);
+        const T *from_b = (const T *)b.data + j / GEMM(NR) * b.panel + p * b.step;
         T *to = c + i * c_row + j * c_col;
-        if (whole && c_col == 1) {
-          GEMM(kernel)(rows, vectors, kc, from_a, a_row, a_col, from_b, b_row, to, c_row, more);
-          continue;
-        }
-        if (more) {
-          for (int64_t r = 0; r < rows; r++) {
-            for (int64_t s = 0; s < vectors * GEMM(LANES); s++) {
-              edge[r * GEMM(NR) + s] = s < cols ? to[r * c_row + s * c_col] : 0;
-            }
-          }
-        }
-        GEMM(kernel)(rows, vectors, kc, from_a, a_row, a_col, from_b, b_row, edge, GEMM(NR), more);
-        for (int64_t r = 0; r < rows; r++) {
-          for (int64_t s = 0; s < cols; s++) {
-            to[r * c_row + s * c_col] = edge[r * GEMM(NR) + s];
-          }
+        if (c_col != 1 || cols % GEMM(LANES)) {
+          GEMM(at_edge)(rows, cols, how, steps, a, from_a, from_b, b.step, to, c_row, c_col, add);
+        } else {
+          GEMM(kernels)[rows - 1][how][cols / GEMM(LANES) - 1](steps, from_a, a.across, from_b, b.step, to, c_row, add);
         }
       }
     }
   }
 }
+
+static const gemm_type GEMM(type) = {GEMM_SIZE, GEMM(NR), GEMM(LANES), GEMM(pack_rows), GEMM(pack_columns), GEMM(block)};
 
 #undef T
 #undef GEMM

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "runtime.h"
@@ -16,6 +17,7 @@
 
 /* ---- Memory of a thread ---------------------------------------------------------------------------------------------- */
 
+enum { HUGE_PAGE = 2 << 20 };
 enum { PACKS = 0, PARTIALS = 1, ROWS = 2, KINDS = 3 };
 typedef struct {
   void *memory[KINDS];
@@ -44,9 +46,15 @@ static void *scratch(int which, size_t bytes) {
   if (w->bytes[which] < bytes) {
     free(w->memory[which]);
     void *memory = NULL;
-    if (posix_memalign(&memory, 4096, bytes)) {
+    const int large = which == PACKS && bytes >= HUGE_PAGE / 2;
+    if (posix_memalign(&memory, large ? HUGE_PAGE : 4096, bytes)) {
       memory = NULL;
     }
+#ifdef MADV_HUGEPAGE
+    if (memory && large) {
+      madvise(memory, bytes, MADV_HUGEPAGE); /* a product reads it in strides: addresses are to be found quickly */
+    }
+#endif
     w->memory[which] = memory;
     w->bytes[which] = memory ? bytes : 0;
   }
@@ -450,9 +458,27 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_MC = 256, GEMM_NC = 512, GEMM_KC = 256, GEMM_RUN = 32, GEMM_STRETCH = 64 * GEMM_KC };
+enum { GEMM_UNROLL = 8, GEMM_AHEAD = 8, GEMM_SIDE_BY_SIDE = 4, GEMM_KC = 256, GEMM_WIDE = 512, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC };
 /* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
  * STRETCH: steps between two looks for signals. */
+
+/* An address that stays in one register, rather than many that are computed ahead. */
+#define GEMM_KEEP(pointer) __asm__("" : "+r"(pointer))
+
+/* Rows of a, or columns of b, in panels: elements from a panel to the next, in it from a row (column) to the next, and from a
+ * step to the next. */
+typedef struct {
+  const char *data;
+  int64_t panel, across, step;
+} gemm_panels;
+
+/* What gemm.h has for a type: see there. */
+typedef struct {
+  int64_t size, nr, lanes;
+  void (*pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps);
+  void (*pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps);
+  void (*block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c, int64_t c_row, int64_t c_col, int add);
+} gemm_type;
 
 #define T float
 #define GEMM_SIZE 4
@@ -481,67 +507,175 @@ __attribute__((constructor)) static void set_up(void) {
   pthread_atfork(NULL, NULL, after_fork);
 }
 
-/* The products of one call: batch x splits x tiles_m x tiles_n, `group` batches to a task. */
+/* The products of one call, batch x splits of them, and how each is cut: slabs of both operands are packed one after the
+ * other, each operand once for all the tiles of the result that it serves. */
 typedef struct {
   const gradc_ctx *ctx;
+  const gemm_type *type;
   gradc_matrix a, b;
   char *c;
   int64_t batch, m, n, k, c_row, c_col;
-  int64_t tile_m, tile_n, tiles_m, tiles_n, splits, step, group;
-  char *partials; /* [splits][batch], each as c */
-  int dtype, size, accumulate;
+  int64_t splits, step, group; /* `group` products to a task */
+  int64_t slab_m, slab_n, slab_k, tile_m, tile_n, block_k;
+  int rows_in_place, columns_in_place; /* a, b are read where they are */
+  char *partials;                      /* [splits][batch], each as c */
+  int accumulate;
 } product;
 
-static int64_t pack_bytes(int size) { return (GEMM_MC + GEMM_MR) * GEMM_KC * size + GEMM_KC * 2 * GEMM_BYTES; }
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t whole(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-static void one_tile(const product *p, int64_t batch, int64_t split, int64_t i, int64_t j) {
-  const int64_t rows = p->m - i < p->tile_m ? p->m - i : p->tile_m, cols = p->n - j < p->tile_n ? p->n - j : p->tile_n;
-  const int64_t from = split * p->step, steps = p->k - from < p->step ? p->k - from : p->step;
-  gradc_matrix a = p->a, b = p->b;
-  a.data += (batch * a.batch + i * a.row + from * a.col) * a.bytes;
-  b.data += (batch * b.batch + from * b.row + j * b.col) * b.bytes;
-  if (a.scale) {
-    a.scale += batch * a.scale_batch * p->size;
+/* Product `number` of a call: its operands and result from step `from` on. */
+static char *one_product(const product *p, int64_t number, gradc_matrix *a, gradc_matrix *b, int64_t *from, int *add) {
+  const int64_t batch = number / p->splits, split = number % p->splits, size = p->type->size;
+  *from = split * p->step;
+  *a = p->a, *b = p->b;
+  a->data += (batch * a->batch + *from * a->col) * a->bytes;
+  b->data += (batch * b->batch + *from * b->row) * b->bytes;
+  if (a->scale) {
+    a->scale += batch * a->scale_batch * size;
   }
-  if (b.scale) {
-    b.scale += batch * b.scale_batch * p->size;
+  if (b->scale) {
+    b->scale += batch * b->scale_batch * size;
   }
-  char *c = p->splits > 1 ? p->partials + split * p->batch * p->m * p->n * p->size : p->c;
-  c += (batch * p->m * p->n + i * p->c_row + j * p->c_col) * p->size;
-  int add = p->accumulate && p->splits == 1;
-  const int64_t bytes = pack_bytes(p->size);
-  void *packs = scratch(PACKS, (size_t)bytes);
+  *add = p->accumulate && p->splits == 1;
+  return (p->splits > 1 ? p->partials + split * p->batch * p->m * p->n * size : p->c) + batch * p->m * p->n * size;
+}
+
+static void *packs_or_report(const product *p, int64_t bytes) {
+  void *packs = scratch(PACKS, bytes > 0 ? (size_t)bytes : 1);
   if (!packs) {
     gradc_report(p->ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
-    return;
   }
-  for (int64_t at = from; at < from + steps; at += GEMM_STRETCH) {
-    const int64_t some = from + steps - at < GEMM_STRETCH ? from + steps - at : GEMM_STRETCH;
-    if (at > from && gradc_stopped(p->ctx)) {
-      return;
+  return packs;
+}
+
+/* ---- One row */
+
+static int64_t row_bytes(int64_t size) { return GEMM_KC * (2 * size + GEMM_BYTES) + GEMM_WIDE * GEMM_BYTES; } /* a's block, the sums, b's panel */
+
+static void row_task(const void *args, int64_t task) {
+  const product *p = args;
+  const int64_t tiles = ceil_div(p->n, p->tile_n), last = at_most((task / tiles + 1) * p->group, p->batch * p->splits);
+  const int64_t j = task % tiles * p->tile_n, cols = at_most(p->tile_n, p->n - j);
+  void *packs = packs_or_report(p, row_bytes(p->type->size));
+  for (int64_t number = task / tiles * p->group; packs && number < last; number++) {
+    gradc_matrix a, b;
+    int64_t from;
+    int add;
+    char *c = one_product(p, number, &a, &b, &from, &add) + j * p->c_col * p->type->size;
+    b.data += j * b.col * b.bytes;
+    for (int64_t at = from, end = at_most(from + p->step, p->k); at < end; at += GEMM_STRETCH, add = 1) {
+      const int64_t some = at_most(end - at, GEMM_STRETCH);
+      if (at > from && gradc_stopped(p->ctx)) {
+        return;
+      }
+      if (p->type->size == 4) {
+        sgemm_row(cols, some, at, j, &a, &b, (float *)c, p->c_col, add, packs);
+      } else {
+        dgemm_row(cols, some, at, j, &a, &b, (double *)c, p->c_col, add, packs);
+      }
+      a.data += some * a.col * a.bytes;
+      b.data += some * b.row * b.bytes;
     }
-    if (p->dtype == 32 && p->m == 1) {
-      sgemm_row(cols, some, at, j, &a, &b, (float *)c, p->c_col, add, packs);
-    } else if (p->m == 1) {
-      dgemm_row(cols, some, at, j, &a, &b, (double *)c, p->c_col, add, packs);
-    } else if (p->dtype == 32) {
-      sgemm_tile(rows, cols, some, i, at, j, &a, &b, (float *)c, p->c_row, p->c_col, add, packs);
-    } else {
-      dgemm_tile(rows, cols, some, i, at, j, &a, &b, (double *)c, p->c_row, p->c_col, add, packs);
-    }
-    add = 1;
-    a.data += some * a.col * a.bytes;
-    b.data += some * b.row * b.bytes;
+  }
+}
+
+/* ---- Several rows */
+
+/* Row i0, step p0 and column j0 on of a product: both operands where they are, and in panels. */
+typedef struct {
+  const product *p;
+  gradc_matrix a, b;
+  char *c, *packed_a, *packed_b;
+  int64_t i0, p0, j0, rows, cols, steps, groups_a;
+  gemm_panels left, right;
+  int add;
+} slab;
+
+enum { GEMM_PACK_ROWS = 8 * GEMM_MR, GEMM_PACK_PANELS = 4 };
+
+static void pack_task(const void *args, int64_t task) {
+  const slab *s = args;
+  const gemm_type *type = s->p->type;
+  if (task < s->groups_a) {
+    const int64_t i = task * GEMM_PACK_ROWS;
+    type->pack_rows(s->packed_a, &s->a, s->i0, s->p0, i, at_most(GEMM_PACK_ROWS, s->rows - i), s->steps);
+  } else {
+    const int64_t wide = GEMM_PACK_PANELS * type->nr, j = (task - s->groups_a) * wide;
+    type->pack_columns(s->packed_b, &s->b, s->p0, s->j0, j, at_most(wide, s->cols - j), s->steps);
   }
 }
 
 static void tile_task(const void *args, int64_t task) {
+  const slab *s = args;
+  const product *p = s->p;
+  const int64_t tiles_m = ceil_div(s->rows, p->tile_m), size = p->type->size;
+  const int64_t i = task % tiles_m * p->tile_m, j = task / tiles_m * p->tile_n; /* neighbours share columns of b */
+  gemm_panels left = s->left, right = s->right;
+  left.data += i / GEMM_MR * left.panel * size;
+  right.data += j / p->type->nr * right.panel * size;
+  p->type->block(at_most(p->tile_m, s->rows - i), at_most(p->tile_n, s->cols - j), s->steps, p->block_k, left, right,
+                 s->c + (i * p->c_row + j * p->c_col) * size, p->c_row, p->c_col, s->add);
+}
+
+/* Pack a slab, but what is read in place or has been packed before, and multiply; whether the call goes on. */
+static int multiply_slab(slab *s, int has_b) {
+  const product *p = s->p;
+  const gemm_type *type = p->type;
+  const int64_t nr = type->nr;
+  const int rows_in_place = p->rows_in_place, columns_in_place = p->columns_in_place && s->cols % type->lanes == 0;
+  s->left = rows_in_place ? (gemm_panels){s->a.data, GEMM_MR * s->a.row, s->a.row, 1} : (gemm_panels){s->packed_a, s->steps * GEMM_MR, 1, GEMM_MR};
+  s->right = columns_in_place ? (gemm_panels){s->b.data, nr, 1, s->b.row} : (gemm_panels){s->packed_b, s->steps * nr, 1, nr};
+  s->groups_a = rows_in_place ? 0 : ceil_div(s->rows, GEMM_PACK_ROWS);
+  const int64_t groups_b = columns_in_place || has_b ? 0 : ceil_div(s->cols, GEMM_PACK_PANELS * nr);
+  int how = run_tasks(p->ctx, s->groups_a + groups_b, pack_task, s);
+  if (how == GO_ON) {
+    how = run_tasks(p->ctx, ceil_div(s->rows, p->tile_m) * ceil_div(s->cols, p->tile_n), tile_task, s);
+  }
+  return how;
+}
+
+/* Rows and columns that a slab has in panels; where columns are read in place, the last may fill no vector. */
+static int64_t packed_rows(const product *p) { return p->rows_in_place ? 0 : p->slab_m; }
+static int64_t packed_columns(const product *p) { return !p->columns_in_place ? p->slab_n : p->n % p->type->lanes ? p->type->nr : 0; }
+
+/* Product `number`, by all threads or, inside a task, by this one. */
+static int multiply(const product *p, int64_t number) {
+  const int64_t size = p->type->size, bytes_b = packed_columns(p) * p->slab_k * size;
+  char *packs = packs_or_report(p, bytes_b + packed_rows(p) * p->slab_k * size);
+  if (!packs) {
+    return GO_ON;
+  }
+  gradc_matrix a, b;
+  int64_t from;
+  int accumulate, how = GO_ON;
+  char *c = one_product(p, number, &a, &b, &from, &accumulate);
+  const int64_t end = at_most(from + p->step, p->k);
+  for (int64_t j = 0; j < p->n; j += p->slab_n) {
+    for (int64_t at = from; at < end; at += p->slab_k) {
+      for (int64_t i = 0; i < p->m; i += p->slab_m) {
+        slab s = {.p = p, .a = a, .b = b, .packed_b = packs, .packed_a = packs + bytes_b, .i0 = i, .p0 = at, .j0 = j};
+        s.rows = at_most(p->slab_m, p->m - i), s.cols = at_most(p->slab_n, p->n - j), s.steps = at_most(p->slab_k, end - at);
+        s.a.data += (i * a.row + (at - from) * a.col) * a.bytes;
+        s.b.data += ((at - from) * b.row + j * b.col) * b.bytes;
+        s.c = c + (i * p->c_row + j * p->c_col) * size;
+        s.add = accumulate || at > from;
+        how = multiply_slab(&s, i > 0);
+        if (how != GO_ON || (inside && gradc_stopped(p->ctx))) {
+          return how;
+        }
+      }
+    }
+  }
+  return how;
+}
+
+static void product_task(const void *args, int64_t task) {
   const product *p = args;
-  const int64_t tile_n = task % p->tiles_n, tile_m = task / p->tiles_n % p->tiles_m;
-  const int64_t split = task / (p->tiles_n * p->tiles_m) % p->splits, group = task / (p->tiles_n * p->tiles_m * p->splits);
-  const int64_t first = group * p->group, last = first + p->group < p->batch ? first + p->group : p->batch;
-  for (int64_t batch = first; batch < last; batch++) {
-    one_tile(p, batch, split, tile_m * p->tile_m, tile_n * p->tile_n);
+  for (int64_t number = task * p->group, last = at_most(number + p->group, p->batch * p->splits); number < last; number++) {
+    multiply(p, number);
   }
 }
 
@@ -560,15 +694,12 @@ enum { ADD_CHUNK = 8192 };
 static void add_task(const void *args, int64_t task) {
   const product *p = args;
   const int64_t all = p->batch * p->m * p->n, first = task * ADD_CHUNK, last = first + ADD_CHUNK < all ? first + ADD_CHUNK : all;
-  if (p->dtype == 32) {
+  if (p->type->size == 4) {
     ADD_PARTIALS(float)
   } else {
     ADD_PARTIALS(double)
   }
 }
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static gradc_matrix transpose(const gradc_matrix *in) {
   gradc_matrix t = *in;
@@ -580,55 +711,100 @@ static gradc_matrix transpose(const gradc_matrix *in) {
 
 EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
 
-/* Bytes that each thread keeps for products of f32 or f64. */
-EXPORT int64_t gradc_pack_bytes(int dtype) { return pack_bytes(dtype / 8); }
+enum { GEMM_PACKED = 2 << 20, GEMM_FEW = 2 * GEMM_MR, GEMM_TILES = 16 };
+
+/* How slabs and tiles are cut, which the bits do not depend on: both are whole panels, a slab's steps whole blocks. */
+static void cut(product *p) {
+  const int64_t nr = p->type->nr, elements = GEMM_PACKED / p->type->size, steps = at_most(p->step, p->k);
+  const int64_t most = elements / at_most(steps, GEMM_KC); /* rows and columns in panels */
+  p->slab_n = at_most(whole(p->n, nr), (p->rows_in_place ? most : most / 2) / nr * nr);
+  if (p->columns_in_place) {
+    p->slab_n = p->n < p->type->lanes ? p->n : p->n / p->type->lanes * p->type->lanes;
+  }
+  p->slab_m = p->rows_in_place ? p->m : at_most(whole(p->m, GEMM_MR), (most - packed_columns(p)) / GEMM_MR * GEMM_MR);
+  const int64_t packed = packed_rows(p) + packed_columns(p);
+  p->slab_k = at_most(steps, packed ? elements / packed / GEMM_KC * GEMM_KC : GEMM_STRETCH);
+  if (p->slab_k == 0) {
+    p->slab_k = steps;
+  }
+  p->block_k = p->columns_in_place && p->b.row > 4 * nr ? GEMM_RUN : GEMM_KC; /* rows that lie far apart displace each other from the caches */
+  p->tile_m = GEMM_PACK_ROWS;
+  p->tile_n = 16 * nr;
+  while (p->tile_n > 4 * nr && ceil_div(p->slab_m, p->tile_m) * ceil_div(p->slab_n, p->tile_n) < GEMM_TILES) {
+    p->tile_n /= 2;
+  }
+  while (p->tile_m < p->slab_m && 2.0 * (double)p->tile_m * (double)at_most(p->n, p->tile_n) * (double)p->slab_k < 1e6) {
+    p->tile_m *= 2;
+  }
+}
+
+/* The most bytes that a thread keeps for a product of f32 or f64. */
+EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
+  const gemm_type *type = dtype == 32 ? &sgemm_type : &dgemm_type;
+  if (m <= 0 || n <= 0 || k <= 0) {
+    return 0;
+  }
+  if (m == 1 || n == 1) {
+    return row_bytes(type->size);
+  }
+  const double needed = (double)(whole(m, GEMM_MR) + whole(n, type->nr)) * (double)k * (double)type->size;
+  return needed < GEMM_PACKED ? (int64_t)needed : GEMM_PACKED;
+}
 
 EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
                          const gradc_matrix *b, void *c, int accumulate) {
   if (batch <= 0 || m <= 0 || n <= 0) {
     return;
   }
-  const int size = dtype == 32 ? 4 : 8;
+  const gemm_type *type = dtype == 32 ? &sgemm_type : &dgemm_type;
+  const int64_t size = type->size;
   if (k <= 0) { /* a sum of nothing */
     if (!accumulate) {
       memset(c, 0, (size_t)(batch * m * n * size));
     }
     return;
   }
-  product p = {.ctx = ctx, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_row = n, .c_col = 1, .dtype = dtype, .size = size, .accumulate = accumulate};
+  product p = {.ctx = ctx, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_row = n, .c_col = 1, .accumulate = accumulate};
   if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES)) { /* the long side belongs into the vectors: the product of the transposes */
     p.a = transpose(b), p.b = transpose(a);
     p.m = n, p.n = m;
     p.c_row = 1, p.c_col = n;
     m = p.m, n = p.n;
   }
-
-  /* Large tiles pack less (256 x 256 is 5 to 15 % faster than 128 x 128); small ones leave something for more threads. */
-  const int64_t large = batch * ceil_div(m, GEMM_MC) * ceil_div(n, GEMM_NC) >= 64;
-  p.tile_m = at_most(m, large ? GEMM_MC : GEMM_MC / 2);
-  p.tile_n = at_most(n, large ? GEMM_NC : GEMM_NC / 2);
-  p.tiles_m = ceil_div(m, p.tile_m);
-  p.tiles_n = ceil_div(n, p.tile_n);
+  /* Where few tiles have long sums, these are cut, too; what decides that is part of the order of additions. */
+  const int64_t large = batch * ceil_div(m, 256) * ceil_div(n, 512) >= 64;
+  const int64_t tiles = batch * ceil_div(m, large ? 256 : 128) * ceil_div(n, large ? 512 : 256);
   p.splits = 1;
   p.step = k;
-  p.group = 1;
-  const int64_t tiles = batch * p.tiles_m * p.tiles_n;
-  if (tiles < 16 && k >= 4096) {
-    p.step = ceil_div(ceil_div(k, at_most(16 / tiles, k / 2048)), 64) * 64;
+  if (tiles < GEMM_TILES && k >= 4096) {
+    p.step = whole(ceil_div(k, at_most(GEMM_TILES / tiles, k / 2048)), 64);
     p.splits = ceil_div(k, p.step);
-  } else if (p.tiles_m * p.tiles_n == 1) {
-    const double flops = 2.0 * (double)m * (double)n * (double)k;
-    p.group = flops >= 5e5 ? 1 : at_most(batch, (int64_t)(5e5 / flops) + 1);
-  }
-  if (p.splits > 1) {
     const int64_t bytes = p.splits * batch * m * n * size;
-    p.partials = scratch(PARTIALS, (size_t)bytes);
-    if (!p.partials) {
+    p.partials = p.splits > 1 ? scratch(PARTIALS, (size_t)bytes) : NULL;
+    if (p.splits > 1 && !p.partials) {
       gradc_report(ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
       return;
     }
   }
-  leave_if(run_tasks(ctx, ceil_div(batch, p.group) * p.splits * p.tiles_m * p.tiles_n, tile_task, &p), ctx);
+  const int64_t products = batch * p.splits;
+  const double flops = 2.0 * (double)m * (double)n * (double)p.step;
+  p.group = flops >= 5e5 ? 1 : at_most(products, (int64_t)(5e5 / flops) + 1);
+  if (m == 1) {
+    p.tile_n = GEMM_WIDE;
+    leave_if(run_tasks(ctx, ceil_div(products, p.group) * ceil_div(n, p.tile_n), row_task, &p), ctx);
+  } else {
+    /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */
+    p.rows_in_place = !p.a.read && !p.a.scale && p.a.col == 1 && p.a.row != 1 && n <= 4 * type->nr;
+    p.columns_in_place = !p.b.read && !p.b.scale && p.b.col == 1 && (m <= GEMM_FEW || p.b.row <= 4 * type->nr);
+    cut(&p);
+    if (flops < 4e6 || (products >= GEMM_TILES / 4 && flops < 3e8)) {
+      leave_if(run_tasks(ctx, ceil_div(products, p.group), product_task, &p), ctx);
+    } else {
+      for (int64_t number = 0; number < products; number++) {
+        leave_if(multiply(&p, number), ctx);
+      }
+    }
+  }
   if (p.splits > 1) {
     gradc_parallel_for(ctx, ceil_div(batch * m * n, ADD_CHUNK), add_task, &p);
   }

@@ -105,18 +105,23 @@ class CpuProgram:
             largest = max(
                 (evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0
             )
-            products = [
-                self.program.buffer[step.out.buffer].type.dtype
-                for step in self.program.steps
-                if isinstance(step, Call) and REGISTRY[step.op].contraction
-            ]
-            packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
-            local = int(self.library.gradc_local_bytes(values)) + packs
+            local = int(self.library.gradc_local_bytes(values)) + self._packed(dims)
             binding = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_streamed())
             if len(self._bindings) > 256:
                 self._bindings.clear()
             self._bindings[key] = binding
         return binding
+
+    def _packed(self, dims: Mapping[str, int]) -> int:
+        """The bytes that each thread keeps for matrix products."""
+        most = 0
+        for step in self.program.steps:
+            if isinstance(step, Call) and REGISTRY[step.op].contraction:
+                sizes = dict(step.axes)
+                m, n, k = (evaluate(sizes[a], dims) for a in (step.views[0][-2], step.result_axes[-1], step.views[0][-1]))
+                bits = self.program.buffer[step.out.buffer].type.dtype.bits
+                most = max(most, pool.pack_bytes(bits, m, n, k))
+        return most
 
     def run(
         self, arrays: Mapping[str, Array], binding: Binding, workspace: Array | None = None, only: int = -1

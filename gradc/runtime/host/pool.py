@@ -245,11 +245,13 @@ def num_threads() -> int:
     return int(_library().gradc_threads())
 
 
-def pack_bytes(bits: int) -> int:
-    """Bytes of thread-local memory per thread for matrix products of f32 (32 bits) or f64 (64)."""
+def pack_bytes(bits: int, m: int, n: int, k: int) -> int:
+    """The most bytes of thread-local memory per thread for the matrix product of [m, k] and [k, n] in f32 (32 bits) or
+    f64 (64).
+    """
     library = _library()
     library.gradc_pack_bytes.restype = ctypes.c_int64
-    return int(library.gradc_pack_bytes(bits))
+    return int(library.gradc_pack_bytes(bits, *map(ctypes.c_int64, (m, n, k))))
 
 
 def vector_bytes() -> int:
@@ -298,6 +300,11 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
     :raises ValueError: ranks, sizes, dtypes or layouts are not as described.
     :raises OutOfMemory: not enough memory for packed operands or partial sums.
     """
+    prepared_matmul(a, b, out, accumulate)()
+
+
+def prepared_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> Callable[[], None]:
+    """:func:`matmul` as a function that is called later, any number of times; the arrays stay alive with it."""
     batch, m, n = out.shape
     k = a.shape[2]
     if (
@@ -311,13 +318,13 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
     context = new_context()
     operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize) for x in (a, b)]
     buffers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, operands), out.ctypes.data)
-    call_entry()(
-        _address(_library().gradc_run_matmul),
-        context.pointer,
-        buffers,
-        (ctypes.c_int64 * 6)(out.itemsize * 8, batch, m, n, k, accumulate),
-        None,
-        -1,
-    )
-    if context.code:
-        raise OutOfMemory(f"matmul needs {context.error[3]} bytes more in a thread")
+    sizes = (ctypes.c_int64 * 6)(out.itemsize * 8, batch, m, n, k, accumulate)
+    call, entry = call_entry(), _address(_library().gradc_run_matmul)
+
+    def run() -> None:
+        _ = a, b, out, operands
+        call(entry, context.pointer, buffers, sizes, None, -1)
+        if context.code:
+            raise OutOfMemory(f"matmul needs {context.error[3]} bytes more in a thread")
+
+    return run
