@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import gradc  # noqa: E402
 from gradc import interp, ops  # noqa: E402
 from gradc.autodiff import differentiate  # noqa: E402
-from gradc.errors import IndexOutOfRange, TypeRuleError  # noqa: E402
+from gradc.errors import IndexOutOfRange, InvalidProblem, TypeRuleError  # noqa: E402
 
 X = np.arange(6.0)
 ONE = np.ones(1)
@@ -61,6 +61,35 @@ def test_a_mask_of_a_call_takes_no_more_than_source_has() -> None:
     np.testing.assert_array_equal(got, [0, 7, 2, 3, 8, 5])
     with pytest.raises(IndexOutOfRange, match=r"^masked_scatter: index 2 .* \[0, 2\)"):
         interp.run(graph, {**given, "mask": X > 2})
+
+
+@pytest.mark.parametrize("source", ["f64[0]", "f64[K]"])
+def test_a_mask_that_takes_none_needs_no_source(source: str) -> None:
+    graph = gradc.trace(ops.masked_scatter, input="f64[6]", mask="bool[6]", source=source)
+    module = gradc.compile(graph, wrt=["input", "source"])
+    none = {"input": X, "mask": np.zeros(6, bool), "source": np.zeros(0)}
+    y, residuals = module.forward(**none)
+    np.testing.assert_array_equal(y, X)
+    grads = module.backward(residuals, X)
+    np.testing.assert_array_equal(grads["input"], X)
+    assert grads["source"].shape == (0,)
+    with pytest.raises(IndexOutOfRange, match=r"^masked_scatter: index 1 "):
+        module.forward(**{**none, "mask": X == 2})
+    if source == "f64[K]":
+        some = torch.from_numpy(X).masked_scatter(torch.from_numpy(X % 3 == 1), torch.tensor([7.0, 8.0]).double())
+        got = module.forward(**{**none, "mask": X % 3 == 1, "source": np.array([7.0, 8.0])})[0]
+        np.testing.assert_array_equal(got, some.numpy())
+
+
+@pytest.mark.parametrize("edge_order", (1, 2))
+def test_a_derivative_along_a_symbol_needs_neighbours(edge_order: int) -> None:
+    graph = gradc.trace(lambda x: ops.gradient(x, 0.5, 0, edge_order)[0], x="f64[N,2]")
+    module = gradc.compile(graph, wrt=["x"])
+    x = np.arange(10.0).reshape(5, 2) ** 2
+    np.testing.assert_allclose(module.forward(x=x)[0], np.gradient(x, 0.5, axis=0, edge_order=edge_order))
+    for size in range(edge_order + 1):
+        with pytest.raises(InvalidProblem, match=rf"assume\(N >= {edge_order + 1}\), and here N={size}"):
+            module.forward(x=x[:size])
 
 
 def test_rows_that_are_searched_and_counted() -> None:

@@ -65,6 +65,22 @@ def _copy(x: Node, source: Node) -> Node:
     return ops.broadcast_to(converted(source, x.dtype), x.shape)
 
 
+def _shift(op: Any) -> Any:
+    """A shift, whose numbers wrap around as torch casts them to the tensor's dtype."""
+
+    def wrapped(number: Any, dtype: DType) -> Any:
+        if not dtype.is_integer or not isinstance(number, int):
+            return number
+        low = dtype.range[0]
+        return (number - low) % 2**dtype.bits + low
+
+    def shifted(x: Any, y: Any) -> Node:
+        dtype = (x if isinstance(x, Node) else y).dtype
+        return op(*(v if isinstance(v, Node) else wrapped(v, dtype) for v in (x, y)))
+
+    return to_result(shifted)
+
+
 LINES: dict[str, Any] = {
     # one operand
     "aten.abs.default": to_result(lambda x: ops.abs(x)),
@@ -196,6 +212,16 @@ LINES: dict[str, Any] = {
     "aten.bitwise_and.Scalar": to_result(lambda x, y: x & y),
     "aten.bitwise_or.Scalar": to_result(lambda x, y: x | y),
     "aten.bitwise_xor.Scalar": to_result(lambda x, y: x ^ y),
+    "aten.bitwise_left_shift.Tensor": _shift(ops.left_shift),
+    "aten.bitwise_left_shift.Tensor_Scalar": _shift(ops.left_shift),
+    "aten.bitwise_left_shift.Scalar_Tensor": _shift(ops.left_shift),
+    "aten.bitwise_right_shift.Tensor": _shift(ops.right_shift),
+    "aten.bitwise_right_shift.Tensor_Scalar": _shift(ops.right_shift),
+    "aten.bitwise_right_shift.Scalar_Tensor": _shift(ops.right_shift),
+    "aten.__lshift__.Tensor": _shift(ops.left_shift),
+    "aten.__lshift__.Scalar": _shift(ops.left_shift),
+    "aten.__rshift__.Tensor": _shift(ops.right_shift),
+    "aten.__rshift__.Scalar": _shift(ops.right_shift),
     "aten.logical_and.default": lambda x, y: _logical(x) & _logical(y),
     "aten.logical_or.default": lambda x, y: _logical(x) | _logical(y),
     "aten.logical_xor.default": lambda x, y: _logical(x) ^ _logical(y),
