@@ -315,6 +315,21 @@ def test_shifts(dtype: Any) -> None:
     check(cases)
 
 
+class Sums(torch.nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return x.add(y, alpha=0.3), x.sub(y, alpha=0.3), torch.rsub(x, y, alpha=0.7), torch.add(x, 0.37, alpha=0.3)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_sums_with_a_factor_are_rounded_once(dtype: Any) -> None:
+    """The bits of eager's vector loops, under numerics that keep every rounding of the graph."""
+    torch.manual_seed(0)
+    x, y = torch.rand(4096).to(dtype) + 0.1, torch.randn(4096).to(dtype)
+    module = gradc.compile(gradc.from_torch(Sums(), (x, y)), target="cpu", numerics="strict")
+    for found, wanted in zip(module(x=x, y=y).values(), Sums()(x, y), strict=True):
+        assert torch.equal(found, wanted)
+
+
 def test_index_of_uint8_is_no_position() -> None:
     """torch reads it as a mask."""
     mask = torch.tensor([1, 0, 1], dtype=torch.uint8)
