@@ -8,7 +8,8 @@
 #   make gpu                          tests, constants and benchmark on a GPU, in eight minutes; JSON and a table in benchmarks/results or $OUT
 #   make fuzz [MINUTES=10]            the fuzzers of tests/fuzz; CAMPAIGN=text names one, ARGS="--seed 7" goes to the command
 #   make mutants                      one hundred seeded faults, each of which the tests must see; ARGS="--stop-at likely vjp." for a part
-#   make lint | bench | clean         (python -m benchmarks.scaling draws time against sizes)
+#   make bench [CASE="ID ..."]        the CPU cases against PyTorch, on all cores; docs/performance.md; ARGS="--threads 1 --strict"
+#   make lint | clean                 (python -m benchmarks.scaling draws time against sizes)
 #
 # Variables: PYTHON (the interpreter .venv is made from), EXTRAS, WORKERS (test processes), ARGS (handed to the command).
 

@@ -7,70 +7,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One benchmark.
-
-    :param ours: the forward in gradc's ops.  :param theirs: the same in torch, called with ``(torch, **tensors)``.
-    :param types: of the inputs.
-    :param wrt: whose gradients are timed; none: the forward is.
-    :param draw: integer inputs.
-    :param forward: time forward and backward, else backward alone.
-    """
-
-    id: str
-    ours: Callable[..., Any]
-    theirs: Callable[..., Any]
-    types: Mapping[str, str]
-    wrt: Sequence[str]
-    draw: Mapping[str, Callable[[np.random.Generator], Array]] = field(default_factory=dict)
-    forward: bool = False
-    scale: float = 1.0
-
-    def arrays(self) -> dict[str, Array]:
-        """The inputs, the same in every process."""
-        import gradc
-
-        random = np.random.default_rng(0)
-        out: dict[str, Array] = {}
-        for name, text in self.types.items():
-            if name in self.draw:
-                out[name] = self.draw[name](random)
-            else:
-                type_ = _type(text)
-                values = random.standard_normal(type_.concrete({})) * self.scale
-                out[name] = (
-                    values.astype(type_.dtype.np)
-                    if type_.dtype.is_float
-                    else random.integers(-127, 128, type_.concrete({})).astype(type_.dtype.np)
-                )
-        assert gradc
-        return out
-
-    def upstream(self, shape: Sequence[int]) -> Array:
-        return np.random.default_rng(1).standard_normal(tuple(shape)).astype(np.float32)
-
-
-def _type(text: str) -> Any:
-    from gradc.ir.types import parse_type
-
-    return parse_type(text)
-
-
-def _uniform(size: int, *shape: int) -> Callable[[np.random.Generator], Array]:
-    return lambda random: random.integers(0, size, shape)
-
-
-def _zipf(size: int, *shape: int) -> Callable[[np.random.Generator], Array]:
-    return lambda random: np.minimum(random.zipf(1.1, shape), size) - 1
+from .case import Array, Case, type_of, uniform, zipf
+from .network_cases import network_cases
 
 
 def _embedding(name: str, rows: int, table: int, width: int, draw: Any) -> Case:
@@ -176,7 +118,7 @@ def _smooth_grid(random: np.random.Generator, shape: Sequence[int]) -> Array:
 def _grid_case(name: str, image: str, grid: str, draw: Callable[[np.random.Generator, Sequence[int]], Array]) -> Case:
     from gradc import ops
 
-    shape = _type(grid).concrete({})
+    shape = type_of(grid).concrete({})
     return Case(
         name,
         lambda x, grid: ops.grid_sample(x, grid, padding_mode="zeros", align_corners=False),
@@ -277,7 +219,7 @@ def _recommender_case() -> Case:
         for i, (inner, outer) in enumerate(itertools.pairwise(sizes)):
             types |= {f"{part}_w{i}": f"f32[{outer},{inner}]", f"{part}_b{i}": f"f32[{outer}]"}
             wrt += [f"{part}_w{i}", f"{part}_b{i}"]
-    draw = {f"bag{i}": _uniform(n, _BATCH, hot) for i, (n, hot) in enumerate(zip(rows, _HOTS, strict=True))}
+    draw = {f"bag{i}": uniform(n, _BATCH, hot) for i, (n, hot) in enumerate(zip(rows, _HOTS, strict=True))}
     return Case(
         "c-dlrm",
         _recommender,
@@ -306,7 +248,7 @@ def _dequantized_rows(name: str, dtype: str) -> Case:
         lambda torch, index, dy, scale: torch.zeros(table, width, dtype=scale.dtype).index_add_(0, index, dy * scale),
         {"index": f"i64[{rows}]", "dy": f"{dtype}[{rows},{width}]", "scale": f"f32[{rows},1]"},
         [],
-        {"index": _uniform(table, rows)},
+        {"index": uniform(table, rows)},
         forward=True,
     )
 
@@ -333,21 +275,21 @@ def all_cases() -> dict[str, Case]:
                 "b2": "f32[6697]",
             },
             ["table", "w1", "b1", "gamma", "beta", "w2", "b2"],
-            {"tokens": _uniform(6697, 512, 6), "target": _uniform(6697, 512)},
+            {"tokens": uniform(6697, 512, 6), "target": uniform(6697, 512)},
             forward=True,
             scale=0.1,
         ),
-        _embedding("c-emb-uniform", 8192, 32000, 512, _uniform),
-        _embedding("c-emb-zipf", 8192, 32000, 512, _zipf),
-        _embedding("c-emb-wide-uniform", 65536, 1000000, 64, _uniform),
-        _embedding("c-emb-wide-zipf", 65536, 1000000, 64, _zipf),
+        _embedding("c-emb-uniform", 8192, 32000, 512, uniform),
+        _embedding("c-emb-zipf", 8192, 32000, 512, zipf),
+        _embedding("c-emb-wide-uniform", 65536, 1000000, 64, uniform),
+        _embedding("c-emb-wide-zipf", 65536, 1000000, 64, zipf),
         Case(
             "c-dequant-scale",
             lambda tokens, table, scale: ops.embedding(tokens, ops.dequantize(table, scale, block=(1, 512))),
             lambda torch, tokens, table, scale: torch.nn.functional.embedding(tokens, table.float() * scale),
             {"tokens": "i64[8192]", "table": "i8[32000,512]", "scale": "f32[32000,1]"},
             ["scale"],
-            {"tokens": _uniform(32000, 8192)},
+            {"tokens": uniform(32000, 8192)},
         ),
         _dequantized_rows("c-dequant-emb", "i8"),
         _dequantized_rows("c-dequant-emb-f32", "f32"),
@@ -377,7 +319,7 @@ def all_cases() -> dict[str, Case]:
             lambda torch, x, t: torch.nn.functional.cross_entropy(x, t),
             {"x": "f32[4096,32000]", "t": "i64[4096]"},
             ["x"],
-            {"t": _uniform(32000, 4096)},
+            {"t": uniform(32000, 4096)},
         ),
         Case(
             "c-gelu-bias",
@@ -426,5 +368,6 @@ def all_cases() -> dict[str, Case]:
             forward=True,
             scale=0.1,
         ),
+        *network_cases(),
     ]
     return {case.id: case for case in cases}

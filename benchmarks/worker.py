@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .cases import Case, all_cases
+from .case import Array, Case
+from .cases import all_cases
 
 
 def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]:
@@ -38,7 +40,7 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
             },
         )
     y, residuals = module.forward(**arrays)
-    dy = case.upstream(np.shape(y))
+    dy = case.upstream(np.shape(y), np.asarray(y).dtype)
 
     def backward() -> Any:
         return module.backward(residuals, dy)
@@ -55,7 +57,7 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
     ]
     return (
         (both if case.forward else backward),
-        lambda: dict(backward()),
+        lambda: {"y": module.forward(**arrays)[0], **backward()},
         {"kernels": names, "floor_bytes": floor, "compile_s": built, "before_MB": before},
     )
 
@@ -63,8 +65,8 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
 def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]:
     import torch
 
-    torch.set_num_threads(2)
-    tensors = {n: torch.from_numpy(a).requires_grad_(n in case.wrt) for n, a in case.arrays().items()}
+    set_threads(torch)
+    tensors = {n: as_tensor(a).requires_grad_(n in case.wrt) for n, a in case.arrays().items()}
 
     def forward() -> Any:
         return case.theirs(torch, **tensors)
@@ -74,8 +76,8 @@ def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[
     run = torch.compile(forward) if compiled else forward
     y = run()
     if not case.wrt:
-        return run, lambda: {"y": run().numpy()}, {"compile_s": time.perf_counter() - began, "before_MB": before}
-    dy = torch.tensor(case.upstream(y.shape))
+        return run, dict, {"compile_s": time.perf_counter() - began, "before_MB": before}
+    dy = torch.from_numpy(case.upstream(y.shape)).to(y.dtype)
     wanted = [tensors[n] for n in case.wrt]
 
     def backward() -> Any:
@@ -88,24 +90,64 @@ def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[
     built = time.perf_counter() - began
     return (
         (both if case.forward else backward),
-        lambda: {n: g.numpy() for n, g in zip(case.wrt, backward(), strict=True)},
+        dict,
         {"compile_s": built, "before_MB": before},
     )
 
 
-def exact(case: Case) -> dict[str, Any]:
-    """The gradients in float64, by torch."""
+def reference(case: Case, exact: bool) -> dict[str, Array]:
+    """The value ``y`` and the gradients by torch, as f64: computed in f64, or in the case's own dtypes."""
     import torch
 
-    tensors = {
-        n: torch.tensor(a.astype(np.float64) if a.dtype.kind == "f" else a, requires_grad=n in case.wrt)
-        for n, a in case.arrays().items()
-    }
-    y = case.theirs(torch, **{n: t.double() if t.dtype == torch.int8 else t for n, t in tensors.items()})
-    if not case.wrt:
-        return {"y": y.numpy()}
-    grads = torch.autograd.grad(y, [tensors[n] for n in case.wrt], torch.tensor(case.upstream(y.shape)).double())
-    return {n: g.numpy() for n, g in zip(case.wrt, grads, strict=True)}
+    set_threads(torch)
+    wide = (lambda t: t.double() if t.is_floating_point() or t.dtype is torch.int8 else t) if exact else lambda t: t
+    tensors = {n: wide(as_tensor(a)).requires_grad_(n in case.wrt) for n, a in case.arrays().items()}
+    y = case.theirs(torch, **tensors)
+    found = {"y": y}
+    if case.wrt:
+        narrow = torch.bfloat16 if case.is_bf16 else torch.float32
+        dy = wide(torch.from_numpy(case.upstream(y.shape)).to(narrow))
+        found |= zip(case.wrt, torch.autograd.grad(y, [tensors[n] for n in case.wrt], dy), strict=True)
+    return {n: t.detach().double().numpy() for n, t in found.items()}
+
+
+def errors(case: Case) -> dict[str, dict[str, float]]:
+    """Of the value and each gradient the largest distance from torch in f64, as a share of the largest element: ours,
+    torch's in the case's dtypes, and what is allowed: 64 units in the last place of f32, four of bf16, or four times
+    torch's.  Of a gradient that is next to none beside the others (a key's bias changes no softmax) it is a share of a
+    thousandth of theirs.
+    """
+    want, theirs, got = reference(case, exact=True), reference(case, exact=False), ours(case)[1]()
+    slack = 4 * 2.0**-8 if case.is_bf16 else 64 * 2.0**-24
+
+    sizes = {name: float(np.abs(exact).max(initial=0.0)) for name, exact in want.items()}
+    least = max((size for name, size in sizes.items() if name != "y"), default=0.0) / 1000
+
+    def distance(name: str, x: Array) -> float:
+        if x.shape != want[name].shape or not np.isfinite(x).all():
+            return float("inf")
+        size = sizes[name] if name == "y" else max(sizes[name], least)
+        return float(np.abs(x - want[name]).max(initial=0.0) / max(size, 1e-30))
+
+    found = {}
+    for name in want:
+        torchs = distance(name, theirs[name])
+        mine = distance(name, np.asarray(got[name]).astype(np.float64))
+        found[name] = {"ours": mine, "torch": torchs, "allowed": max(slack, 4 * torchs)}
+    return found
+
+
+def as_tensor(array: Array) -> Any:
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def set_threads(torch: Any) -> None:
+    """As many as gradc takes, which the environment names."""
+    torch.set_num_threads(int(os.environ.get("GRADC_NUM_THREADS", os.cpu_count() or 1)))
 
 
 def stream_copy() -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]:
@@ -167,8 +209,8 @@ def graph_to_callable(who: str, name: str) -> None:
     else:
         import torch
 
-        torch.set_num_threads(2)
-        tensors = {n: torch.tensor(a, requires_grad=n in case.wrt) for n, a in arrays.items()}
+        set_threads(torch)
+        tensors = {n: as_tensor(a).requires_grad_(n in case.wrt) for n, a in arrays.items()}
         began = time.perf_counter()
         y = torch.compile(lambda: case.theirs(torch, **tensors))()
         torch.autograd.grad(y, [tensors[n] for n in case.wrt], torch.ones_like(y))
@@ -178,6 +220,9 @@ def graph_to_callable(who: str, name: str) -> None:
 def main() -> None:
     if sys.argv[1] == "compile-time":
         graph_to_callable(*sys.argv[2:4])
+        return
+    if sys.argv[1] == "check":
+        print(json.dumps(errors(all_cases()[sys.argv[2]])))
         return
     who, name = sys.argv[1:3]
     if who == "stream":
@@ -203,13 +248,6 @@ def main() -> None:
             print(json.dumps(times), flush=True)
         elif word.strip() == "bits":
             print(json.dumps({"same": same_bits(results)}), flush=True)
-        elif word.strip() == "check":
-            want, got = exact(all_cases()[name]), results()
-            worst = {
-                n: float(np.abs(got[n].astype(np.float64) - want[n]).max() / max(np.abs(want[n]).max(), 1e-30))
-                for n in want
-            }
-            print(json.dumps(worst), flush=True)
         else:
             return
 

@@ -40,7 +40,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
     if len(set(wrt)) != len(wrt):
         raise InvalidProblem(f"wrt names an input twice: {', '.join(wrt)}")
     with assuming(graph.assumptions):
-        opened = open_composites(graph, lambda op: op.vjp is None)
+        opened = open_composites(graph, lambda op: op.vjp is None and op.differentiable)
         notes = dict(opened.notes)
         outputs = [(name, node) for name, node in opened.outputs if node.dtype.is_float]
         cotangent_names, gradient_names = joint_names(graph, wrt)

@@ -18,7 +18,7 @@ import numpy as np
 
 from . import ops, pickles
 from .errors import TypeRuleError
-from .ir.dims import Assumption, assuming, known_nonnegative
+from .ir.dims import STATED, Assumption, assuming, known_nonnegative
 from .ir.graph import Graph, check_name, input_node
 from .ir.node import Node, Note, listening
 from .ir.operands import CAPTURE
@@ -35,7 +35,6 @@ _DEMO = os.path.join(_PACKAGE, "demo", "")
 _DEEPEST = 100  # levels of nested parameters: a name has at most 200 characters
 
 _scopes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("scopes", default=())
-_facts: contextvars.ContextVar[list[Assumption] | None] = contextvars.ContextVar("facts", default=None)
 
 
 @contextlib.contextmanager
@@ -52,7 +51,7 @@ def assume(fact: str | Assumption) -> None:
     """In a traced function, states a fact about dims: ``"N >= 1"`` or ``"N == 4*M"``.  It becomes an assumption of the
     graph and is checked at each call.
     """
-    facts = _facts.get()
+    facts = STATED.get()
     if facts is None:
         raise TypeRuleError(
             "assume() stands inside a traced function; gradc.trace(..., assume=[...]) states it from outside"
@@ -171,7 +170,7 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
         bound = signature.bind(**arguments)
     except TypeError as error:
         raise TypeRuleError(f"{getattr(fn, '__name__', 'the function')}{signature}: {error}") from None
-    tokens = _facts.set(facts)
+    tokens = STATED.set(facts)
     try:
         with recorder, _assuming_growing(facts):
             result = fn(*bound.args, **bound.kwargs)
@@ -184,7 +183,7 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
     else:
         facts += implied(outputs.values(), facts)
     finally:
-        _facts.reset(tokens)
+        STATED.reset(tokens)
     title = name or getattr(fn, "__name__", "graph")
     return Graph(
         name=title if title.isidentifier() else "graph",

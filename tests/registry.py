@@ -23,7 +23,7 @@ from gradc.errors import GradcError
 from gradc.ir.dims import Dim, evaluate, symbol, symbols
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.node import REGISTRY, Node, make
-from gradc.ir.op import Function, Op, Sample
+from gradc.ir.op import Composite, Function, Op, Sample
 from gradc.ir.size_text import parse_size
 from gradc.ir.types import DTYPES, DType, Type, parse_type, typeof
 from gradc.ops.pointwise import convert
@@ -85,7 +85,8 @@ class Case:
     @property
     def differentiable(self) -> bool:
         """Whether a gradient can be asked for at all."""
-        return bool(self.floats) and all(n.dtype.has_tangent for _, n in self.smooth.outputs)
+        opaque = isinstance(self.op, Composite) and not self.op.differentiable
+        return not opaque and bool(self.floats) and all(n.dtype.has_tangent for _, n in self.smooth.outputs)
 
     @property
     def coarsest(self) -> str:

@@ -625,6 +625,9 @@ TORCH: dict[str, Callable[..., Any]] = {
     "digamma": lambda x: torch.digamma(x + 20) - sum(1 / (x + k) for k in range(20)),
     "polygamma": _polygamma,
     "fmod": _divided(torch.fmod),
+    "exponent": lambda x: torch.frexp(x).exponent.to(x.dtype),
+    "mantissa": lambda x: torch.frexp(x).mantissa,
+    "nextafter": torch.nextafter,
     "clamp_tensor": torch.clamp,
     "invert": torch.bitwise_not,
     "stop_gradient": lambda x: x.detach(),
@@ -860,6 +863,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isin": torch.isin,
     "sort": lambda x, axis=-1, descending=False: tuple(torch.sort(x, dim=axis, descending=descending, stable=True)),
     "msort": torch.msort,
+    "frexp": lambda x: tuple(torch.frexp(x)),
     "mode": lambda x, axis=-1, keepdims=False: tuple(torch.mode(x, axis, keepdims)),
     "gradient": lambda x, spacing=1.0, axis=None, edge_order=1: torch.gradient(
         x,

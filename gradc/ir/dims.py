@@ -329,6 +329,17 @@ def assuming(assumptions: Iterable[Assumption]) -> Iterator[None]:
         _facts.reset(token)
 
 
+STATED: contextvars.ContextVar[list[Assumption] | None] = contextvars.ContextVar("stated", default=None)
+"""The assumptions of the graph that is being traced; None where none is."""
+
+
+def require(fact: Assumption) -> None:
+    """Makes a fact that an op needs an assumption of the graph that is being traced, where it is not known to hold."""
+    facts = STATED.get()
+    if facts is not None and fact not in facts and not known_nonnegative(fact.left - fact.right):
+        facts.append(fact)
+
+
 def _positive_terms(size: Size) -> bool:
     """Whether no term can be negative (symbols are >= 0, and so are quotients of and maxima with such sizes)."""
 

@@ -471,9 +471,13 @@ class Primitive(Op):
 
 @dataclass(frozen=True, eq=False)
 class Composite(Op):
-    """An op defined by other ops: ``decompose(*nodes, **attrs) -> node``."""
+    """An op defined by other ops: ``decompose(*nodes, **attrs) -> node``.
+
+    :param differentiable: without a vjp its decomposition is differentiated; False: nothing is, as in a primitive.
+    """
 
     decompose: Any = field(default=None, kw_only=True)
+    differentiable: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import same
+from ..ir.dims import Assumption, require, same
 from ..ir.node import Node
 from ..ir.op import BadSample, Function, Sample
 from ..ir.operands import adopt
@@ -96,6 +96,7 @@ def _slope(x: Node, axis: int, step: Any, edge_order: int) -> Node:
     n = x.shape[axis]
     if isinstance(n, int) and n <= edge_order:
         raise TypeRuleError(f"axis {axis} of {x.type} has {n} elements: {edge_order + 1} at least")
+    require(Assumption(n, ">=", edge_order + 1))
     after, before = _neighbours(x, axis)
     if isinstance(step, int | float):
         rates = (after - before) / float(step)

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.node import Node
-from ..ir.op import DISCRETE, ZERO, BadSample, Composite, Expr, Primitive, Sample
-from ..ir.types import DType, Type
+from ..ir.node import Node, call
+from ..ir.op import DISCRETE, ZERO, BadSample, Composite, Expr, Function, Primitive, Sample
+from ..ir.types import I32, DType, Type
 from .elementary import FEW, exp2
 from .pointwise import (
     MISMATCH,
@@ -164,6 +164,84 @@ ldexp: Composite = Composite(
     ),
     bad=(BadSample(("f32[3]", "bool[3]"), match="the exponent is bool"),),
     doc="x * 2 ** exponent",
+)
+
+# -- parts of a float --------------------------------------------------------------------------------------------------
+
+
+def _exponent_reference(x: Any) -> Any:
+    return np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(x.dtype)
+
+
+exponent = Primitive(
+    "exponent",
+    infer=unary_float,
+    reference=_exponent_reference,
+    lower=Expr("exponent({0})", cost=4),
+    vjp=lambda g, y, x: (ZERO,),
+    samples=cases(*FEW),
+    bad=NOT_FLOAT,
+    doc="e, as a float, of |x| = m 2**e with 1/2 <= m < 1; 0 of zeros, infinities and NaN",
+    source="numpy.frexp",
+)
+
+
+def _over_power_of_two(x: Node, exponent: Node) -> Node:
+    """x / 2**exponent by two powers, one of which alone might not be a number of the dtype."""
+    half = call("floor", exponent * 0.5)
+    return x / exp2(half) / exp2(exponent - half)
+
+
+mantissa = Composite(
+    "mantissa",
+    infer=unary_float,
+    decompose=lambda x: _over_power_of_two(x, exponent(x)),
+    samples=cases(*FEW),
+    bad=NOT_FLOAT,
+    doc="m of x = m 2**e with 1/2 <= abs(m) < 1; zeros, infinities and NaN are themselves; the gradient is g / 2**e",
+    source="numpy.frexp",
+)
+
+
+def _frexp(x: Node) -> tuple[Node, Node]:
+    return mantissa(x), converted(exponent(x), I32)
+
+
+frexp = Function(
+    "frexp",
+    write=_frexp,
+    samples=(Sample(("F[N]",)), Sample(("F[2,3]",))),
+    bad=NOT_FLOAT,
+    doc="(m, e) of x = m 2**e with 1/2 <= abs(m) < 1; e is i32; zeros, infinities and NaN are themselves, with e = 0",
+    source="torch.frexp; numpy.frexp",
+)
+
+
+def _nextafter_value(x: Node, y: Node) -> Node:
+    info = ml_dtypes.finfo(x.dtype.np)  # type: ignore[no-untyped-call]
+    zero, infinity, least = zeros_like(x), full(math.inf, x), full(float(info.smallest_subnormal), x)
+    up = lt(x, y)
+    inward = eq(up, lt(x, zero))
+    # below a power of two numbers lie twice as close as above it
+    halved = bitwise_and(inward, eq(abs(mantissa(x)), full(0.5, x)))
+    place = exponent(x) - full(info.nmant + 1, x) - where(halved, full(1, x), zero)
+    step = where(eq(x, zero), least, maximum(exp2(place), least))
+    moved = copysign(where(up, x + step, x - step), where(eq(x, zero), y, x))  # -least is followed by -0
+    moved = where(eq(abs(x), infinity), copysign(full(largest(x.dtype), x), x), moved)
+    moved = where(eq(x, y), y, moved)
+    return where(bitwise_or(ne(x, x), ne(y, y)), x + y, moved)
+
+
+nextafter = Composite(
+    "nextafter",
+    infer=binary_float,
+    decompose=_nextafter_value,
+    differentiable=False,
+    broadcast=True,
+    samples=cases(*FEW, arity=2),
+    bad=MISMATCH,
+    doc="the number of the dtype that follows x towards y; y where they are equal; no gradient",
+    source="torch.nextafter; numpy.nextafter",
 )
 
 # -- special numbers ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ..ir.op import BadSample, Function, Sample
 from ..ir.operands import adopt, broadcast_shapes
 from ..ir.types import I64
 from .indexing import gather, index_add, take_along_axis
-from .movement import iota, pad, slice, transpose
+from .movement import concat, iota, pad, slice, transpose
 from .pointwise import bitwise_and, eq, ge, lt, where
 from .positions import along_axes, arrays_of, checked, constant_array, counted_from_end
 from .rules import along, canonical_axis, converted, full, reshaped, spread, zeros_like
@@ -341,12 +341,14 @@ def _masked_scatter(input: Node, mask: Node, source: Node) -> Node:
     hit = _line(spread(mask, shape))
     if same(size, 0):
         return x
-    if same(count, 0):
-        raise TypeRuleError(f"source {source.type} has no elements for a mask {mask.type}")
-    number = cumsum(converted(hit, I64), 0) - 1
+    number, enough = cumsum(converted(hit, I64), 0), known_nonnegative(count - size)
+    if enough or known_nonnegative(count - 1):
+        number = number - 1
+    else:  # a source that may be empty has no element 0 for the places that take none: a zero stands before it
+        line = concat(full(0, line.type.with_shape(1)), line, axis=0)
     number = where(hit, number, zeros_like(number))
-    if not known_nonnegative(count - size):
-        number = checked(number, count, "masked_scatter")
+    if not enough:
+        number = checked(number, line.shape[0], "masked_scatter")
     taken = gather.plain(line, number, axis=0, oob="clamp")
     return where(reshaped(hit, shape), reshaped(taken, shape), x)
 
@@ -359,11 +361,11 @@ masked_scatter = Function(
         Sample(("F[2,3]", _MASK, "F[4]")),
         Sample(("F[2,3]", "bool[2,3]", "F[2,3]"), draw=("normal", "bool", "normal")),
         Sample(("F[3]", "bool[N,3]", "F[6,N]"), draw=("normal", "bool", "normal")),
+        Sample(("F[2,3]", np.zeros((2, 3), bool), "F[0]")),
     ),
     bad=(
         BadSample(("f32[2]", "bool[2]", "f64[2]"), match="source is f64[2] and input f32[2]; write a cast"),
         BadSample(("f32[2]", "f32[2]", "f32[2]"), match="mask is f32[2]; bool is needed"),
-        BadSample(("f32[2]", "bool[2]", "f32[0]"), match="source f32[0] has no elements"),
     ),
     doc=(
         "input with the elements where mask is True replaced by those of source, in row-major order; of a mask that is"

@@ -46,6 +46,20 @@ GRADC_FN i64 sort_key_f64(f64 x) {
     return x != x ? 0x7fffffffffffffff : x == 0 ? 0 : bits ^ (bits >> 63 & 0x7fffffffffffffff);
 }
 
+/* e with |x| = m 2^e and 1/2 <= m < 1; 0 for zeros, infinities and NaN.  Subnormals are scaled into the normal range. */
+GRADC_FN f32 exponent_f32(f32 x) {
+    f32 least = 0x1p-126f;
+    f32 size = f32_of_bits(bits_of_f32(x) & 0x7fffffffu);
+    i32 field = (i32)(bits_of_f32(size < least ? size * 0x1p24f : size) >> 23) - (size < least ? 24 : 0);
+    return size - size != 0 || size == 0 ? 0.0f : (f32)(field - 126);
+}
+GRADC_FN f64 exponent_f64(f64 x) {
+    f64 least = 0x1p-1022;
+    f64 size = f64_of_bits(bits_of_f64(x) & 0x7fffffffffffffffull);
+    i32 field = (i32)(bits_of_f64(size < least ? size * 0x1p53 : size) >> 52) - (size < least ? 53 : 0);
+    return size - size != 0 || size == 0 ? 0.0 : (f64)(field - 1022);
+}
+
 /* ---- functions with one definition for f32 and f64 ---------------------------------------------------------- */
 
 #define GRADC_FLOAT(F, S)                                                                                            \

@@ -85,6 +85,7 @@ EXACT = {
     "trunc": np.trunc,
     "round": np.rint,
     "relu": lambda x: np.where(x < 0, np.zeros_like(x), x),
+    "exponent": lambda x: np.where(np.isfinite(x), np.frexp(x)[1], 0).astype(x.dtype),
     "isnan": np.isnan,
     "isfinite": np.isfinite,
 }

@@ -24,6 +24,7 @@ from torch_samples import TAKEN  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import interp, ops  # noqa: E402
+from gradc.errors import Unsupported  # noqa: E402
 from gradc.torch import normal_form, table  # noqa: E402
 from gradc.torch.importer import graph_of  # noqa: E402
 
@@ -290,6 +291,43 @@ def test_counts_and_searches() -> None:
         made("i32 of all", torch.sum, whole, dtype=torch.int32),
     ]
     check(cases)
+
+
+def test_histc_over_what_no_float_holds() -> None:
+    """An infinite length, and one beyond the dtype, are left to torch."""
+    line = table.lines()["aten.histc.default"].function
+    for low, high in ((0.0, np.inf), (-np.inf, np.inf), (-3e38, 3e38), (np.nan, 1.0)):
+        with pytest.raises(Unsupported, match="histc"):
+            gradc.trace(lambda x, low=low, high=high: line(x, 4, low, high), x="f32[3]")
+
+
+@pytest.mark.parametrize("dtype", (torch.int8, torch.uint8, torch.int32, torch.int64))
+def test_shifts(dtype: Any) -> None:
+    """By arrays and numbers, also negative ones and those from the width on, which torch wraps to the dtype."""
+    x = torch.tensor([[100, 5, 3], [77, 0, 1]]).to(dtype) * (1 if dtype is torch.uint8 else -1)
+    by = torch.tensor([1, 7, 0]).to(dtype)
+    left, right = torch.bitwise_left_shift, torch.bitwise_right_shift
+    cases = [made("arrays", f, x, by) for f in (left, right, torch.Tensor.__lshift__, torch.Tensor.__rshift__)]
+    for number in (0, 3, 7, 8, 31, 64, -1, 256 + 2):
+        cases += [made(f"by {number}", f, x, number) for f in (left, right, torch.Tensor.__lshift__)]
+    cases += [made("of a number", lambda by, f=f: f(77, by), by) for f in (left, right)]
+    cases.append(made("a float, which a graph's gradient needs", torch.neg, real(2)))
+    check(cases)
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return x.add(y, alpha=0.3), x.sub(y, alpha=0.3), torch.rsub(x, y, alpha=0.7), torch.add(x, 0.37, alpha=0.3)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_sums_with_a_factor_are_rounded_once(dtype: Any) -> None:
+    """The bits of eager's vector loops, under numerics that keep every rounding of the graph."""
+    torch.manual_seed(0)
+    x, y = torch.rand(4096).to(dtype) + 0.1, torch.randn(4096).to(dtype)
+    module = gradc.compile(gradc.from_torch(Sums(), (x, y)), target="cpu", numerics="strict")
+    for found, wanted in zip(module(x=x, y=y).values(), Sums()(x, y), strict=True):
+        assert torch.equal(found, wanted)
 
 
 def test_index_of_uint8_is_no_position() -> None:

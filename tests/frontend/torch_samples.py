@@ -4,7 +4,7 @@ TAKEN = """
 special.ndtri masked_scatter _upsample_bilinear2d_aa
 nn.functional.max_unpool1d nn.functional.max_unpool2d nn.functional.max_unpool3d i0 special.erfcx
 special.i0e special.i1 special.i1e special.log_ndtr
-argsort kthvalue median msort nanmedian nanquantile quantile sort topk
+argsort frexp kthvalue median mode msort nanmedian nanquantile quantile sort topk
 H T __getitem__ __radd__ __rdiv__ __rmatmul__ __rmod__ __rmul__ __rpow__ __rsub__ _native_batch_norm_legit
 _softmax_backward_data _unsafe_masked_index _unsafe_masked_index_put_accumulate abs acos acosh add addbmm addcdiv
 addcmul addmm addmm.decomposed addmv addr alias_copy amax amin aminmax asin asinh atan atan2 atanh atleast_1d atleast_2d

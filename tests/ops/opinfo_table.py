@@ -521,6 +521,8 @@ TABLE: dict[str, Call] = {
     },
     **{f"__r{n}__": binary(getattr(ops, n), reverse=True) for n in ("div", "mod", "pow", "sub")},
     "ldexp": ops.ldexp,
+    "frexp": ops.frexp,
+    "nextafter": ops.nextafter,
     "add": binary(ops.add),
     "sub": binary(ops.sub),
     "rsub": binary(ops.sub, reverse=True),
@@ -906,6 +908,7 @@ LOOSE: dict[str, tuple[float, str]] = {
 VALUES_ONLY: dict[str, str] = {
     "nn.functional.ctc_loss": "torch's gradient has exp(log_probs) more than the derivative (test_functions.py)",
     "as_strided_scatter": "torch's gradient of input is that of the elements which are replaced",
+    "nextafter": "torch's has no derivative either",
     "masked.amax": "torch's gradient of a row without an element is NaN, not 0",
     "masked.amin": "torch's gradient of a row without an element is NaN, not 0",
 }
@@ -940,6 +943,5 @@ ABSENT: dict[str, str] = {
         "no public function of torch: embedding_bag, scatter_reduce and index_reduce combine segments",
         "_segment_reduce.lengths _segment_reduce.offsets",
     ),
-    **_because("a function of a float's bits", "frexp nextafter"),
 }
 """Why an entry has no line in the table."""

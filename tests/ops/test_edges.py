@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import gradc  # noqa: E402
 from gradc import interp, ops  # noqa: E402
 from gradc.autodiff import differentiate  # noqa: E402
-from gradc.errors import IndexOutOfRange, TypeRuleError  # noqa: E402
+from gradc.errors import IndexOutOfRange, InvalidProblem, NotDifferentiable, TypeRuleError  # noqa: E402
 
 X = np.arange(6.0)
 ONE = np.ones(1)
@@ -61,6 +61,77 @@ def test_a_mask_of_a_call_takes_no_more_than_source_has() -> None:
     np.testing.assert_array_equal(got, [0, 7, 2, 3, 8, 5])
     with pytest.raises(IndexOutOfRange, match=r"^masked_scatter: index 2 .* \[0, 2\)"):
         interp.run(graph, {**given, "mask": X > 2})
+
+
+@pytest.mark.parametrize("source", ["f64[0]", "f64[K]"])
+def test_a_mask_that_takes_none_needs_no_source(source: str) -> None:
+    graph = gradc.trace(ops.masked_scatter, input="f64[6]", mask="bool[6]", source=source)
+    module = gradc.compile(graph, wrt=["input", "source"])
+    none = {"input": X, "mask": np.zeros(6, bool), "source": np.zeros(0)}
+    y, residuals = module.forward(**none)
+    np.testing.assert_array_equal(y, X)
+    grads = module.backward(residuals, X)
+    np.testing.assert_array_equal(grads["input"], X)
+    assert grads["source"].shape == (0,)
+    with pytest.raises(IndexOutOfRange, match=r"^masked_scatter: index 1 "):
+        module.forward(**{**none, "mask": X == 2})
+    if source == "f64[K]":
+        some = torch.from_numpy(X).masked_scatter(torch.from_numpy(X % 3 == 1), torch.tensor([7.0, 8.0]).double())
+        got = module.forward(**{**none, "mask": X % 3 == 1, "source": np.array([7.0, 8.0])})[0]
+        np.testing.assert_array_equal(got, some.numpy())
+
+
+def _floats(dtype: str) -> Any:
+    """Every number of 16 bits, or bit patterns of the others beside powers of two and the ends of the range."""
+    if dtype in ("f16", "bf16"):
+        return torch.arange(65536).to(torch.uint16).view(torch.float16 if dtype == "f16" else torch.bfloat16)
+    kind, bits = (np.float32, np.uint32) if dtype == "f32" else (np.float64, np.uint64)
+    info = np.finfo(kind)
+    least = info.smallest_subnormal
+    ends = np.array([0.0, np.inf, 0.5, 1.0, info.tiny, least, 3 * least, info.max], kind)
+    patterns = np.random.default_rng(0).integers(0, np.iinfo(bits).max, 5000, dtype=bits).view(kind)
+    return torch.from_numpy(np.concatenate([ends, -ends, patterns, np.exp2(np.arange(-120, 120)).astype(kind)]))
+
+
+@pytest.mark.parametrize("dtype", ("f16", "bf16", "f32", "f64"))
+@pytest.mark.parametrize("target", ("cpu", "numpy"))
+def test_the_parts_and_the_neighbours_of_a_float(dtype: str, target: str) -> None:
+    """frexp and nextafter have torch's bits, of subnormals, infinities and NaN too."""
+    x = _floats(dtype)
+    torch.manual_seed(0)
+    y = torch.where(torch.rand(len(x)) < 0.2, -x, x[torch.randperm(len(x))])
+    graph = gradc.trace(lambda x, y: (ops.nextafter(x, y), *ops.frexp(x)), x=f"{dtype}[N]", y=f"{dtype}[N]")
+    with np.errstate(all="ignore"):
+        got = gradc.compile(graph, target=target)(x=x, y=y)
+    for found, wanted in zip(got.values(), (torch.nextafter(x, y), *torch.frexp(x)), strict=True):
+        torch.testing.assert_close(torch.as_tensor(found), wanted, rtol=0, atol=0, equal_nan=True)
+        if wanted.is_floating_point():
+            assert (torch.signbit(torch.as_tensor(found)) == torch.signbit(wanted))[~wanted.isnan()].all()
+
+
+def test_the_gradient_of_a_mantissa() -> None:
+    """Torch's, but at the ends of the range, where torch's 2**e is none of the dtype."""
+    graph = gradc.trace(lambda x: ops.frexp(x)[0], x="f32[N]")
+    x = torch.tensor([1.5, -0.3, 1e-30, 3e37, 0.0], requires_grad=True)
+    dy = torch.tensor([0.1, 0.7, -3.0, 0.3, 2.0])
+    torch.frexp(x).mantissa.backward(dy)
+    given = {"x": np.append(x.detach().numpy(), np.float32(2.0**127)), "d.y": np.append(dy.numpy(), np.float32(8.0))}
+    found = interp.run(differentiate(graph, ["x"]), given)["d.x"]
+    np.testing.assert_array_equal(found, np.append(x.grad.numpy(), np.float32(2.0**-125)))
+    blocked = gradc.trace(lambda x: ops.nextafter(x, x * 2) + x, x="f32[N]")
+    with pytest.raises(NotDifferentiable, match="'nextafter'"):
+        differentiate(blocked, ["x"])
+
+
+@pytest.mark.parametrize("edge_order", (1, 2))
+def test_a_derivative_along_a_symbol_needs_neighbours(edge_order: int) -> None:
+    graph = gradc.trace(lambda x: ops.gradient(x, 0.5, 0, edge_order)[0], x="f64[N,2]")
+    module = gradc.compile(graph, wrt=["x"])
+    x = np.arange(10.0).reshape(5, 2) ** 2
+    np.testing.assert_allclose(module.forward(x=x)[0], np.gradient(x, 0.5, axis=0, edge_order=edge_order))
+    for size in range(edge_order + 1):
+        with pytest.raises(InvalidProblem, match=rf"assume\(N >= {edge_order + 1}\), and here N={size}"):
+            module.forward(x=x[:size])
 
 
 def test_rows_that_are_searched_and_counted() -> None:

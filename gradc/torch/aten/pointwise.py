@@ -7,7 +7,7 @@ from typing import Any
 
 from ... import ops
 from ...ir.node import Node
-from ...ir.types import DType
+from ...ir.types import F32, DType
 from ...ops.rules import converted
 from ..table import in_opmath, to_common, to_result
 
@@ -25,7 +25,22 @@ def _product(x: Any, y: Any) -> Any:
 
 def _sum(x: Any, y: Any, alpha: Any = 1) -> Any:
     both_masks = all(isinstance(v, Node) and v.dtype.kind == "b" for v in (x, y))
-    return x | y if both_masks and alpha == 1 else x + _times(y, alpha)
+    return x | y if both_masks and alpha == 1 else _plus(x, y, alpha)
+
+
+def _plus(x: Any, y: Any, alpha: Any) -> Node:
+    """x + alpha*y.  Of 16 bits as torch rounds it: all three to 16 bits first, the result once."""
+    dtype = next(v.dtype for v in (x, y) if isinstance(v, Node))
+    if alpha in (1, -1) or not dtype.is_float or dtype.itemsize != 2:
+        return x - y if alpha == -1 else x + _times(y, alpha)
+    x, y, alpha = (converted(_of_dtype(v, dtype), F32) for v in (x, y, alpha))
+    return converted(x + y * alpha, dtype)
+
+
+def _of_dtype(value: Any, dtype: DType) -> Node:
+    if isinstance(value, Node):
+        return value
+    return ops.reshape(ops.constant(value=(dtype.literal(value),), dtype=dtype), ())
 
 
 def _clamp(x: Node, min: Any = None, max: Any = None) -> Node:
@@ -63,6 +78,22 @@ def _elu(x: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
 
 def _copy(x: Node, source: Node) -> Node:
     return ops.broadcast_to(converted(source, x.dtype), x.shape)
+
+
+def _shift(op: Any) -> Any:
+    """A shift, whose numbers wrap around as torch casts them to the tensor's dtype."""
+
+    def wrapped(number: Any, dtype: DType) -> Any:
+        if not dtype.is_integer or not isinstance(number, int):
+            return number
+        low = dtype.range[0]
+        return (number - low) % 2**dtype.bits + low
+
+    def shifted(x: Any, y: Any) -> Node:
+        dtype = (x if isinstance(x, Node) else y).dtype
+        return op(*(v if isinstance(v, Node) else wrapped(v, dtype) for v in (x, y)))
+
+    return to_result(shifted)
 
 
 LINES: dict[str, Any] = {
@@ -124,6 +155,8 @@ LINES: dict[str, Any] = {
     ),
     "aten.sgn.default": to_result(lambda x: ops.sign(x)),
     "aten.round.decimals": to_result(lambda x, *, decimals: ops.round(x, decimals)),
+    "aten.frexp.Tensor": lambda x: ops.frexp(x),
+    "aten.frexp.default": lambda x: ops.frexp(x),
     "aten.isinf.default": lambda x: ops.isinf(x),
     "aten.isfinite.default": lambda x: ops.isfinite(x),
     "aten.isposinf.default": lambda x: ops.isposinf(x),
@@ -155,11 +188,11 @@ LINES: dict[str, Any] = {
     "aten.glu.default": lambda x, axis=-1: ops.glu(x, axis),
     # two operands
     "aten.add.Tensor": to_result(_sum),
-    "aten.add.Scalar": to_result(lambda x, y, alpha=1: x + _times(y, alpha)),
-    "aten.sub.Tensor": to_result(lambda x, y, *, alpha=1: x - _times(y, alpha)),
-    "aten.sub.Scalar": to_result(lambda x, y, alpha=1: x - _times(y, alpha)),
-    "aten.rsub.Tensor": to_result(lambda x, y, *, alpha=1: y - _times(x, alpha)),
-    "aten.rsub.Scalar": to_result(lambda x, y, alpha=1: y - _times(x, alpha)),
+    "aten.add.Scalar": to_result(lambda x, y, alpha=1: _plus(x, y, alpha)),
+    "aten.sub.Tensor": to_result(lambda x, y, *, alpha=1: _plus(x, y, -alpha)),
+    "aten.sub.Scalar": to_result(lambda x, y, alpha=1: _plus(x, y, -alpha)),
+    "aten.rsub.Tensor": to_result(lambda x, y, *, alpha=1: _plus(y, x, -alpha)),
+    "aten.rsub.Scalar": to_result(lambda x, y, alpha=1: _plus(y, x, -alpha)),
     "aten.mul.Tensor": in_opmath(_product),
     "aten.mul.Scalar": in_opmath(_product),
     "aten.div.Tensor": in_opmath(lambda x, y: ops.div(x, y)),
@@ -188,6 +221,7 @@ LINES: dict[str, Any] = {
     "aten.logaddexp.default": to_result(lambda x, y: ops.logaddexp(x, y)),
     "aten.logaddexp2.default": to_result(lambda x, y: ops.logaddexp2(x, y)),
     "aten.ldexp.Tensor": to_result(lambda x, y: ops.ldexp(x, y)),
+    "aten.nextafter.default": to_result(lambda x, y: ops.nextafter(x, y)),
     "aten.maximum.default": to_result(lambda x, y: ops.maximum(x, y)),
     "aten.minimum.default": to_result(lambda x, y: ops.minimum(x, y)),
     "aten.bitwise_and.Tensor": to_result(lambda x, y: x & y),
@@ -196,6 +230,16 @@ LINES: dict[str, Any] = {
     "aten.bitwise_and.Scalar": to_result(lambda x, y: x & y),
     "aten.bitwise_or.Scalar": to_result(lambda x, y: x | y),
     "aten.bitwise_xor.Scalar": to_result(lambda x, y: x ^ y),
+    "aten.bitwise_left_shift.Tensor": _shift(ops.left_shift),
+    "aten.bitwise_left_shift.Tensor_Scalar": _shift(ops.left_shift),
+    "aten.bitwise_left_shift.Scalar_Tensor": _shift(ops.left_shift),
+    "aten.bitwise_right_shift.Tensor": _shift(ops.right_shift),
+    "aten.bitwise_right_shift.Tensor_Scalar": _shift(ops.right_shift),
+    "aten.bitwise_right_shift.Scalar_Tensor": _shift(ops.right_shift),
+    "aten.__lshift__.Tensor": _shift(ops.left_shift),
+    "aten.__lshift__.Scalar": _shift(ops.left_shift),
+    "aten.__rshift__.Tensor": _shift(ops.right_shift),
+    "aten.__rshift__.Scalar": _shift(ops.right_shift),
     "aten.logical_and.default": lambda x, y: _logical(x) & _logical(y),
     "aten.logical_or.default": lambda x, y: _logical(x) | _logical(y),
     "aten.logical_xor.default": lambda x, y: _logical(x) ^ _logical(y),

@@ -8,6 +8,7 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
 from ...ir.types import I64, DType
+from ...ops.rounding import largest
 from ...ops.rules import converted
 from ..table import to_result
 
@@ -132,6 +133,8 @@ def _histc(x: Node, bins: int = 100, min: Any = 0, max: Any = 0) -> Node:
     """How many elements lie in each of equal parts of [min, max], as many as ``bins``; max belongs to the last."""
     if not min < max or not x.dtype.is_float:
         raise Unsupported("histc without a range of its own: give min < max")
+    if not max - min <= largest(x.dtype):
+        raise Unsupported(f"histc over [{min}, {max}], whose length {x.dtype} does not hold")
     low, high = (ops.constant(value=(x.dtype.literal(v),), dtype=x.dtype) for v in (min, max))
     x = ops.stop_gradient(ops.reshape(x, (-1,)))
     within = (x >= low) & (x <= high)

@@ -83,6 +83,7 @@ LINES: dict[str, Any] = {
     "aten.median.dim": lambda x, axis, keepdim=False: ops.median(x, axis, keepdim),
     "aten.nanmedian.default": lambda x: _spread_evenly(x, ops.nanmedian(x)),
     "aten.nanmedian.dim": lambda x, axis, keepdim=False: ops.nanmedian(x, axis, keepdim),
+    "aten.mode.default": lambda x, axis=-1, keepdim=False: ops.mode(x, axis, keepdim),
     "aten.quantile.default": _quantile(ops.quantile),
     "aten.quantile.scalar": _quantile(ops.quantile),
     "aten.nanquantile.default": _quantile(ops.nanquantile),

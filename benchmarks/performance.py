@@ -1,0 +1,134 @@
+"""docs/performance.md: the tables of every processor whose results lie in ``benchmarks/results/cpu-*.json``.
+
+python -m benchmarks.performance [--check]     writes the page; with --check says whether it is stale
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from .__main__ import RESULTS, disturbed, geometric_mean
+from .cases import all_cases
+
+PAGE = Path("docs/performance.md")
+HEAD = """# Performance on CPUs
+
+Written by `python -m benchmarks.performance` from `benchmarks/results/cpu-*.json`; do not edit (a test fails when it
+is stale).
+
+## How to measure
+
+    make bench                                    # every case, on the cores that this process may use
+    make bench ARGS=--threads=1                   # one thread, a file of its own
+    make bench CASE="c-softmax n-attention"       # these, in the place of their rows in the file
+    python -m benchmarks.performance              # this page, from all files
+
+`make bench` installs PyTorch into `.venv`. It says on stderr which case of how many it is at and what it does, and
+prints a row when a case is done. Each case is first compared with torch in f64, the value and every gradient: an
+error, as a share of the result's largest element, may be 64 units in the last place of f32, four of bf16, or four
+times torch's own in the same dtype; where it is more, the case is not timed and the exit status is 1. Then gradc,
+torch eager, torch.compile and a copy run in processes of their own, in turn, 0.4 s each, `--rounds` times (7): what
+is told is the median of the blocks' medians. All have `--threads` threads (the cores that this process may use) and
+keep freed pages (glibc's `MALLOC_TRIM_THRESHOLD_`; `--default-allocator` measures without, too).
+
+Results go to `benchmarks/results/cpu-PROCESSOR-THREADS.json`, so that files of several machines lie side by side, and
+into a picture beside it. On a busy machine a peer is not as fast beside us as it was alone: such cases are named at
+the end and marked `*` here, their ratios mean little, and the exit status stays 0 (`--strict` makes it 1). Measure on
+a machine that does nothing else.
+
+## How to read
+
+A ratio is gradc's time over the peer's: below 1 gradc is faster. *x floor* is gradc's time over that of a copy of the
+bytes that inputs and outputs have, at the bandwidth measured in the same rotation. Cases named `c-` are a kernel or
+two, backward alone where no forward is meant; `n-` are parts of networks with forward and backward
+(`n-int8-linear-ROWS` forward alone). Their sizes stand in `benchmarks/cases.py` and `benchmarks/network_cases.py`.
+"""
+
+
+def results(folder: Path = RESULTS) -> dict[str, Any]:
+    """What each file holds, by its name."""
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("cpu-*.json"))}
+
+
+def ratio(row: dict[str, Any] | None, peer: str) -> str:
+    if row is None or f"ratio_{peer}" not in row:
+        return "-"
+    return f"{row[f'ratio_{peer}']:.2f}{'*' if disturbed(row) else ''}"
+
+
+def side_by_side(found: dict[str, Any]) -> list[str]:
+    """One table: the ratios of each processor, a row a case."""
+    titles = [f"{data['machine']['cpu']}, {threads_of(data)}" for data in found.values()]
+    rows = [{row["id"]: row for row in data["cases"]} for data in found.values()]
+    names = dict.fromkeys([*all_cases(), *(name for each in rows for name in each)])
+    lines = [
+        "| case | " + " | ".join(f"{t}: eager | compile" for t in titles) + " |",
+        "|---" * (1 + 2 * len(rows)) + "|",
+    ]
+    for name in names:
+        if any(name in each for each in rows):
+            cells = [ratio(each.get(name), peer) for each in rows for peer in ("eager", "compile")]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    means = [f"{geometric_mean(data['cases'], p):.2f}" for data in found.values() for p in ("eager", "compile")]
+    return [*lines, f"| geometric mean | {' | '.join(means)} |"]
+
+
+def threads_of(data: dict[str, Any]) -> str:
+    count = data["machine"].get("threads", data["machine"]["cores"])
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def times(data: dict[str, Any]) -> list[str]:
+    """One processor's table: milliseconds, and what else is known of a case."""
+    lines = ["| case | gradc ms | eager ms | compile ms | x floor | peak MB | error | on |", "|---" * 8 + "|"]
+    for row in data["cases"]:
+        if "ours_ms" not in row:
+            lines.append(f"| {row['id']} | {row.get('stopped', 'wrong results')} | | | | | | {row['date']} |")
+            continue
+        cells = [_cell(row, key, ".2f") for key in ("ours_ms", "eager_ms", "compile_ms", "floor_share")]
+        cells += [
+            _cell(row, "peak_MB", ".0f"),
+            _cell(row, "max_error", ".1e"),
+            row.get("date", data["machine"]["date"]),
+        ]
+        lines.append(f"| {row['id']} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(row: dict[str, Any], key: str, form: str) -> str:
+    return format(row[key], form) if key in row else "-"
+
+
+def page(found: dict[str, Any]) -> str:
+    parts = [HEAD]
+    if found:
+        parts += ["## Ratios\n", "\n".join(side_by_side(found)) + "\n"]
+    for name, data in found.items():
+        machine = data["machine"]
+        known = (f"{word} {machine[word]}" for word in ("python", "numpy", "torch") if word in machine)
+        parts += [
+            f"## {machine['cpu']}, {threads_of(data)}\n",
+            f"`benchmarks/results/{name}`: {machine['cores']} cores, {', '.join(known)}.\n",
+            "\n".join(times(data)) + "\n",
+        ]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    text = page(results())
+    if parser.parse_args().check:
+        stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
+        print(f"{PAGE} is stale: python -m benchmarks.performance" if stale else f"{PAGE} is as the results are")
+        return int(stale)
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"written: {PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

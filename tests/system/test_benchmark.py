@@ -1,0 +1,148 @@
+"""The runner of ``make bench``, without timing anything: what it checks, says, writes and exits with; its cases."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the benchmark compares with PyTorch")
+
+import gradc
+from benchmarks import __main__ as bench
+from benchmarks import network_cases, performance, worker
+from benchmarks.cases import all_cases
+
+CASES = all_cases()
+ROOT = Path(bench.__file__).resolve().parents[1]
+RIGHT = {"y": {"ours": 1e-7, "torch": 1e-7, "allowed": 4e-6}}
+TIMES = {
+    "ours_ms": 1.0,
+    "eager_ms": 2.0,
+    "ratio_eager": 0.5,
+    "floor_share": 1.5,
+    "spread": 1.0,
+    "peak_MB": 3.0,
+    "kernels": ["a", "b"],
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("n-")])
+def test_a_case_is_a_graph(name: str) -> None:
+    case = CASES[name]
+    graph = gradc.trace(case.ours, **case.types)
+    assert set(case.wrt) <= set(graph.input_names) == set(case.types)
+
+
+SMALL = {
+    "f32": network_cases.block_case("small", "f32", 2, 5, width=24),
+    "bf16": network_cases.block_case("small-bf16", "bf16", 2, 5, width=24),
+}
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+def test_results_are_compared_with_torchs(dtype: str) -> None:
+    """The value and each gradient; one that is off by a fifth is seen, and so is NaN."""
+    case = SMALL[dtype]
+    errors = worker.errors(case)
+    assert set(errors) == {"y", *case.wrt} and not bench.wrong(errors)
+    off = dataclasses.replace(case, ours=lambda **x: case.ours(**x) * 1.2)
+    assert set(bench.wrong(worker.errors(off))) >= {"y", "x", "up"}
+    nan = dataclasses.replace(case, ours=lambda **x: case.ours(**x) * float("nan"))
+    assert set(bench.wrong(worker.errors(nan))) == {"y", *case.wrt}
+
+
+def test_files_are_named_by_the_processor() -> None:
+    for processor, name in (
+        ("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "cpu-intel-xeon-platinum-8481c-2.json"),
+        ("AMD EPYC 7B13 64-Core Processor", "cpu-amd-epyc-7b13-64-core-2.json"),
+        ("Neoverse-N1", "cpu-neoverse-n1-2.json"),
+        ("", "cpu-unknown-2.json"),
+    ):
+        assert bench.file_name(processor, 2) == name
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, out: Path, found: dict[str, Any], *arguments: str, row: dict[str, Any] = TIMES
+) -> int:
+    def checked(case: str, threads: int) -> Any:
+        if isinstance(found[case], str):
+            raise bench.Stopped(found[case])
+        return found[case]
+
+    monkeypatch.setattr(bench, "checked", checked)
+    monkeypatch.setattr(bench, "measure", lambda case, options, say: say("timing") or dict(row))
+    return bench.main([*found, "--peers", "eager", "--threads", "2", "--out", str(out), *arguments])
+
+
+def test_it_says_where_it_is_and_writes_after_each_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "cpu-one-2.json"
+    assert run(monkeypatch, out, {"c-softmax": RIGHT, "n-attention": RIGHT}) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "[1/2] c-softmax: comparing values and gradients with torch",
+        "[1/2] c-softmax: timing",
+        "[2/2] n-attention: comparing values and gradients with torch",
+        "[2/2] n-attention: timing",
+    ]
+    assert "geometric means: 0.50 of eager" in said.out
+    data = json.loads(out.read_text())
+    assert data["machine"]["threads"] == 2 and [row["id"] for row in data["cases"]] == ["c-softmax", "n-attention"]
+    # a part that is run again stands in its place, and the others stay
+    assert run(monkeypatch, out, {"c-softmax": RIGHT}, row={**TIMES, "ours_ms": 7.0}) == 0
+    assert [row["ours_ms"] for row in json.loads(out.read_text())["cases"]] == [7.0, 1.0]
+
+
+def test_what_is_wrong_is_not_timed_and_what_stops_stops_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {"x": {"ours": 0.5, "torch": 1e-7, "allowed": 4e-6}, **RIGHT}
+    found = {"c-softmax": bad, "n-attention": "the process of ours stopped", "c-xent": RIGHT}
+    assert run(monkeypatch, tmp_path / "a.json", found) == 1
+    said = capsys.readouterr()
+    assert "WRONG: x 5.0e-01 where 4.0e-06 is allowed" in said.out and "the process of ours stopped" in said.out
+    assert "wrong results, not timed: c-softmax" in said.err and "[1/3] c-softmax: timing" not in said.err
+    rows = {row["id"]: row for row in json.loads((tmp_path / "a.json").read_text())["cases"]}
+    assert "ours_ms" not in rows["c-softmax"] and "stopped" in rows["n-attention"] and rows["c-xent"]["ours_ms"] == 1
+
+
+def test_a_noisy_neighbour_is_told_and_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy = {**TIMES, "peer_beside_over_alone": 1.2}
+    for arguments, status in (((), 0), (("--strict",), 1)):
+        assert run(monkeypatch, tmp_path / "a.json", {"c-softmax": RIGHT}, *arguments, row=noisy) == status
+        said = capsys.readouterr()
+        assert "not as fast beside us as alone" in said.err and "DISTURBED" in said.out
+    different = {**TIMES, "same_bits": False}
+    assert run(monkeypatch, tmp_path / "a.json", {"c-softmax": RIGHT}, row=different) == 1
+
+
+def test_a_worker_that_stops_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.sys, "executable", "/bin/false")
+    with pytest.raises(bench.Stopped, match="the process of eager stopped"):
+        bench.Contestant("eager", "c-softmax", 1)
+    with pytest.raises(bench.Stopped, match="checks"):
+        bench.checked("c-softmax", 1)
+
+
+def test_the_page_has_every_file_side_by_side(tmp_path: Path) -> None:
+    for name, cpu in (("cpu-a-2.json", "A"), ("cpu-b-1.json", "B")):
+        bench.written(tmp_path / name, [{"id": "c-softmax", "date": "2026-01-02", **TIMES}], ["eager"], 2, list(CASES))
+        data = json.loads((tmp_path / name).read_text())
+        data["machine"]["cpu"] = cpu
+        (tmp_path / name).write_text(json.dumps(data))
+    text = performance.page(performance.results(tmp_path))
+    assert "| case | A, 2 threads: eager | compile | B, 2 threads: eager | compile |" in text
+    assert "| c-softmax | 0.50 | - | 0.50 | - |" in text
+    assert text.count("| c-softmax | 1.00 | 2.00 | - | 1.50 | 3 | - | 2026-01-02 |") == 2
+
+
+def test_the_page_is_what_the_results_say() -> None:
+    found = performance.results(ROOT / bench.RESULTS)
+    assert (ROOT / performance.PAGE).read_text(encoding="utf-8") == performance.page(found)
