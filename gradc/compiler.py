@@ -134,6 +134,7 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipel
         save=options.save,
         budget=options.memory_budget,
         dims={**(options.hints or {}), **(options.dims or {})},
+        borrow=options.residuals == "borrow",
         fuse=options.fuse,
         device=_device(options, target),
     )

@@ -20,7 +20,7 @@ from ...ir.dims import evaluate, symbols
 from ...ir.graph import Graph, input_node, rebuild
 from ...ir.lexer import LONGEST_NAME, suffixed
 from ...ir.node import Node, Note
-from ...ir.op import Library, Movement, Reduction, Scan, Scatter
+from ...ir.op import Alias, Library, Movement, Reduction, Scan, Scatter
 from ...ir.walk import depends_on_inputs, reachable, topological
 from ..graph.replace_axis import moves
 from ..reductions.cost import nominal
@@ -47,6 +47,7 @@ def partition(
     save: str | Sequence[str] = "min-cut",
     budget: int | float | None = None,
     dims: Mapping[str, int] | None = None,
+    borrow: bool = False,
     fuse: bool = True,
     device: Device = CPU,
 ) -> Partition:
@@ -58,6 +59,7 @@ def partition(
     :param budget: bytes that residuals may have beyond the inputs; or, a float, a place between the fewest possible
         (0.0) and what ``save`` keeps (1.0).
     :param dims: sizes at which bytes are counted; 1024 stands for the others, which a budget in bytes does not allow.
+    :param borrow: an output may be kept itself; else what is kept of it is a copy.
     :param fuse, device: as :func:`.schedule` takes them, which decides what the forward writes.
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
         there are not.
@@ -82,10 +84,14 @@ def partition(
         inputs=tuple(n for n in joint.inputs if n not in cotangents),
         outputs=tuple((name, joint.output(name)) for name in values),
     )
-    traffic = Traffic(written(forward, fuse=fuse, device=device), {n for _, n in forward.outputs}, dims)
+    borrowed = {node: name for name, node in reversed(forward.outputs)} if borrow else {}
+    given = set(reachable((n for _, n in forward.outputs), lambda n: n.operands if _is_alias(n) else ()))
+    traffic = Traffic(
+        written(forward, fuse=fuse, device=device), given - borrowed.keys(), borrowed.keys() - set(joint.inputs), dims
+    )
     saved = _cut(joint, boundary, save, traffic)
     if budget is not None:
-        saved = _within(joint, boundary, saved, budget, dims or {})
+        saved = _within(joint, boundary, saved, budget, traffic)
     residuals: dict[Node, Residual] = {}
     used = {*joint.input_names, *joint.output_names}
     for node in joint.nodes:
@@ -104,10 +110,10 @@ def partition(
             k += 1
             name = suffixed(name_hint, str(k))
         used.add(name)
-        residuals[node] = Residual(name, node, _why(node, traffic.written))
-    forward = replace(
-        forward, outputs=(*forward.outputs, *((r.name, r.node) for r in residuals.values() if r.why != "input"))
-    )
+        output = borrowed.get(node, "")
+        residuals[node] = Residual(name, node, "output" if output else _why(node, traffic.written), output)
+    own = [(r.name, r.node) for r in residuals.values() if not r.borrowed]
+    forward = replace(forward, outputs=(*forward.outputs, *own))
     return Partition(forward, _backward(joint, gradients, residuals, cotangents), tuple(residuals.values()))
 
 
@@ -116,13 +122,19 @@ class Traffic:
     """What it costs to keep a value, in bytes written and read.
 
     :param written: what the forward writes anyway.
-    :param outputs: of it those that the caller is given, who may change them: what is kept is a copy.
+    :param given: of it what the caller is given, who may change it: what is kept is a copy.
+    :param borrowed: of it what the caller is given, and does not change before the backward.
     :param dims: sizes at which bytes are counted.
     """
 
     written: Collection[Node]
-    outputs: Collection[Node]
+    given: Collection[Node]
+    borrowed: Collection[Node]
     dims: Mapping[str, int] | None
+
+    def size(self, node: Node) -> int:
+        """Bytes of memory to keep a value that is no input."""
+        return 0 if node in self.borrowed else bytes_of(node, self.dims)
 
     def cost(self, node: Node, readers: Collection[Node]) -> int:
         """:param readers: the nodes that read it."""
@@ -132,7 +144,7 @@ class Traffic:
         read = min(size, sum(parts) * node.dtype.itemsize) if len(parts) == len(readers) > 0 else size
         if node.op.name == "input":
             return read
-        if node in self.outputs:
+        if node in self.given:
             return read + 2 * size
         return read if node in self.written else read + size
 
@@ -163,6 +175,10 @@ def _always_kept(node: Node) -> bool:
 
 def bytes_of(node: Node, dims: Mapping[str, int] | None) -> int:
     return evaluate(node.type.nbytes, nominal(node.shape, dims))
+
+
+def _is_alias(node: Node) -> bool:
+    return isinstance(getattr(node.op, "lower", None), Alias)
 
 
 def _elements(node: Node, dims: Mapping[str, int] | None) -> int:
@@ -196,7 +212,7 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], traffic: 
                 return None
         return traffic.cost(node, readers.get(node, ()) if node not in boundary else ())
 
-    return _minimum(joint, boundary, cost, _never_twice, lambda node: bytes_of(node, traffic.dims))
+    return _minimum(joint, boundary, cost, _never_twice, traffic.size)
 
 
 def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
@@ -240,14 +256,14 @@ def _minimum(
     nodes = [n for n in joint.nodes if n in behind and depends_on_inputs(n)]
     network: nx.DiGraph[object] = nx.DiGraph()
     network.add_node("T")
-    # in lexicographic order: cost, bytes, and few nodes, moved ones (nothing moves them again) and early ones, so that
-    # the cut can be repeated
-    byte = 1 + 3 * len(nodes) ** 2
+    # in lexicographic order: cost, bytes, and few nodes, no inputs (where an output is borrowed), moved ones (nothing
+    # moves them again) and early ones, so that the cut can be repeated
+    byte = 1 + 4 * len(nodes) ** 2
     unit = byte * (1 + sum(map(size, nodes)))
     for order, node in enumerate(nodes):
         inside, outside = ("in", node), ("out", node)
         is_input = node.op.name == "input"
-        price, rank = cost(node), order + len(nodes) * (1 if moves(node) else 2)
+        price, rank = cost(node), order + len(nodes) * (3 if is_input else 1 if moves(node) else 2)
         if price is None:
             network.add_edge(inside, outside)  # no capacity: infinite
         else:
@@ -282,19 +298,18 @@ class _Again:
     kept: frozenset[Node]
 
 
-def _within(
-    joint: Graph, boundary: set[Node], saved: set[Node], budget: int | float, dims: Mapping[str, int]
-) -> set[Node]:
+def _within(joint: Graph, boundary: set[Node], saved: set[Node], budget: int | float, traffic: Traffic) -> set[Node]:
     """What is saved of ``saved``, and what is saved instead, so that the bytes are within the budget."""
     behind = set(topological(boundary))
-    size = {node: bytes_of(node, dims) for node in behind}
+    size = {node: traffic.size(node) for node in behind}
     fewest = None
     if isinstance(budget, float):
         fewest = _fewest(joint, boundary, size)
         budget = _total(fewest, size) + int(budget * max(_total(saved, size) - _total(fewest, size), 0))
     else:
         held = [n for n in behind if (n in saved or _always_kept(n)) and n.op.name != "input"]
-        unknown = sorted({s for n in held for d in n.shape for s in symbols(d)} - dims.keys())
+        held = [n for n in held if n not in traffic.borrowed]
+        unknown = sorted({s for n in held for d in n.shape for s in symbols(d)} - (traffic.dims or {}).keys())
         if unknown:
             raise InvalidProblem(
                 f"memory_budget={budget} bytes: how many there are depends on {', '.join(unknown)};"
