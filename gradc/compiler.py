@@ -85,7 +85,7 @@ def run_passes(
 ) -> tuple[Pipeline, Partition, dict[str, Program]]:
     """Every pass, in order."""
     pipeline = Pipeline()
-    parts = lower(graph, wrt, options, pipeline)
+    parts = lower(graph, wrt, options, target, pipeline)
     pipeline.start("forward.partition", parts.forward)
     programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
     if wrt:
@@ -120,7 +120,7 @@ def joint_program(graph: Graph, wrt: Sequence[str], options: Options, target: st
     )
 
 
-def lower(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipeline) -> Partition:
+def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipeline: Pipeline) -> Partition:
     """Forward graph -> optimised forward with residuals and backward: the middle of the picture in the design."""
     graph = name_readers(pipeline.start("forward", graph))
     graph = pipeline.run(push_gathers, graph, numerics=options.numerics)
@@ -134,7 +134,15 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipeline
         save=options.save,
         budget=options.memory_budget,
         dims={**(options.hints or {}), **(options.dims or {})},
+        borrow=options.residuals == "borrow",
+        fuse=options.fuse,
+        device=_device(options, target),
     )
+
+
+def _device(options: Options, target: str) -> Device:
+    """The device that a program is scheduled for."""
+    return gpu_of(options.device or options.arch, options.calibration) if target.startswith("cuda") else CPU
 
 
 def _joint(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipeline) -> Graph:
@@ -163,10 +171,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
 
     :param name: of the program, before those of its stages: ``forward``, ``backward``, ``joint``.
     """
-    device: Device = CPU
-    strategies = ON_HOST
-    if target.startswith("cuda"):
-        device, strategies = gpu_of(options.device or options.arch, options.calibration), ON_GPU
+    device = _device(options, target)
+    strategies = ON_GPU if target.startswith("cuda") else ON_HOST
     program = pipeline.keep(f"{name}.schedule", graph, lambda: schedule(graph, fuse=options.fuse, device=device))
     if target.startswith("cuda"):
         program = pipeline.keep(f"{name}.coalesce", program, lambda: coalesce(program))

@@ -204,6 +204,13 @@ class Options:
         flag="Limit of the residuals at --dims: 4096, 64MB, or a fraction of what --save keeps, 0.5.",
         metavar="BYTES",
     )
+    residuals: Literal["own", "borrow"] = option(
+        "own",
+        one_of("own", "borrow"),
+        '``"borrow"`` lets backward read outputs of forward, as it reads inputs: an output must not be changed before'
+        " backward.  A torch tensor that was raises InvalidProblem, another array where GRADC_CHECK_RESIDUALS is set;"
+        ' ``"own"`` keeps values of its own.',
+    )
     hints: Mapping[str, int] | None = option(
         None,
         sizes,

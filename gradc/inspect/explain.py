@@ -161,7 +161,7 @@ def explain(module: Explained, dims: Mapping[str, int], device: Device | None = 
     )
     lines += ["", f"residuals{within}:"]
     for r in module.residuals:
-        size = 0 if r.why == "input" else evaluate(r.node.type.nbytes, {**nominal(r.node.shape), **bound})
+        size = 0 if r.borrowed else evaluate(r.node.type.nbytes, {**nominal(r.node.shape), **bound})
         lines.append(f"  {r.name:<24} {r.node.type!s:<20} {_human(size):>9}  {r.why}")
     lines += memory_lines(module, dims)
     lines += ["", "passes:"]

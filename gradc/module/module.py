@@ -74,7 +74,9 @@ class Forward(Executable):
     def kept(self, inputs: Arguments, results: Arguments, dims: Mapping[str, int]) -> Residuals:
         """The residuals of a call, from its inputs and results."""
         given = {**self.defaults, **inputs}
-        kept = {r.name: given[r.name] if r.why == "input" else results[r.name] for r in self.module.residuals}
+        kept = {
+            r.name: given[r.name] if r.why == "input" else results[r.output or r.name] for r in self.module.residuals
+        }
         return Residuals(self.module, kept, given, dims, self._cotangent_types, self.donated.values())
 
     @cached_property
@@ -619,7 +621,7 @@ class Module(Shared):
     def memory(self, **dims: int) -> Memory:
         """The predicted memory for these dims, in bytes: outputs, residuals, gradients, workspace, and the peak."""
         return predicted(
-            self.executables, frozenset(r.name for r in self.residuals if r.why != "input"), self.sizes(dims)
+            self.executables, frozenset(r.name for r in self.residuals if not r.borrowed), self.sizes(dims)
         )
 
     def can_implement(self, inputs: Arguments | None = None, /, **more: Any) -> Exception | None:

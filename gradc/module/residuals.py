@@ -11,6 +11,7 @@ from .. import knobs
 from ..errors import InvalidProblem
 from ..ir.types import Type
 from ..options import Options
+from ..passes.schedule.residual import Residual
 from ..runtime.cuda.on_device import to_host
 from ..runtime.host.arrays import Arguments
 from ..runtime.host.tensors import borrowed
@@ -24,6 +25,7 @@ class Compiled(Protocol):
     """The part of :class:`gradc.Module` that residuals use."""
 
     options: Options
+    residuals: tuple[Residual, ...]
 
     @property
     def described(self) -> str: ...
@@ -103,8 +105,9 @@ class Residuals:
 
     @property
     def nbytes(self) -> int:
-        """The size of the residuals that are not inputs, in bytes."""
-        return sum(located(a).nbytes for n, a in self.arrays.items() if n not in self.inputs)
+        """The size of the residuals that are neither inputs nor outputs, in bytes."""
+        own = {r.name for r in self.module.residuals if not r.borrowed}
+        return sum(located(a).nbytes for n, a in self.arrays.items() if n in own)
 
     def unchanged(self) -> None:
         """InvalidProblem if an array was changed in place since forward."""
@@ -113,16 +116,23 @@ class Residuals:
             if now != before:
                 raise InvalidProblem(
                     f"{self._called(name)} was changed in place between forward and backward, which reads it as it was"
-                    f" (torch's count of changes was {before} and is {now}): give forward a clone, or change it after"
-                    " backward"
+                    f" (torch's count of changes was {before} and is {now}):"
+                    f" {'change' if self._output(name) else 'give forward'} a clone, or change it after backward"
                 )
         for name, sum_before in self._sums.items():
             if _checksum(self.arrays[name]) != sum_before:
                 raise InvalidProblem(
-                    f"{self._called(name)} was changed between forward and backward; residuals borrow inputs"
+                    f"{self._called(name)} was changed between forward and backward; residuals borrow"
+                    f" {'outputs' if self._output(name) else 'inputs'}"
                 )
 
+    def _output(self, name: str) -> str:
+        """The name of the output that a residual is, or ""."""
+        return next((r.output for r in self.module.residuals if r.name == name), "")
+
     def _called(self, name: str) -> str:
+        if output := self._output(name):
+            return f"the output {output!r}"
         return f"the input {name!r}" if name in self.inputs else f"the residual {name!r}"
 
     def __repr__(self) -> str:

@@ -101,7 +101,8 @@ def parts_of(module: Module, portable: bool = False) -> dict[str, bytes]:
 
     :param portable: include what another machine needs: the cubin, if there is an NVRTC.
     """
-    parts = {"residuals": json.dumps([[r.name, str(r.node.type), r.why] for r in module.residuals]).encode()}
+    residuals = [[r.name, str(r.node.type), r.why, *([r.output] if r.output else [])] for r in module.residuals]
+    parts = {"residuals": json.dumps(residuals).encode()}
     parts |= {name: str(e.program).encode() for name, e in module.executables.items()}
     if module.target not in ("cpu", "cuda"):
         return parts
@@ -221,13 +222,13 @@ def _json(parts: Mapping[str, bytes], name: str) -> Any:
 
 
 def read_residuals(parts: Mapping[str, bytes]) -> list[Residual]:
-    """The residuals, stored as ``[[name, type, why], ...]``."""
+    """The residuals, stored as ``[[name, type, why], ...]``; of an output as ``[name, type, why, output]``."""
     entries = _json(parts, "residuals")
     if not isinstance(entries, list) or not all(
-        isinstance(r, list) and len(r) == 3 and all(isinstance(word, str) for word in r) for r in entries
+        isinstance(r, list) and len(r) in (3, 4) and all(isinstance(word, str) for word in r) for r in entries
     ):
         raise IRFormatError("the part 'residuals' is no list of name, type and reason")
-    return [Residual(name, input_node(name, parse_type(type_)), why) for name, type_, why in entries]
+    return [Residual(name, input_node(name, parse_type(type_)), *said) for name, type_, *said in entries]
 
 
 def read_sites(parts: Mapping[str, bytes], name: str) -> dict[int, tuple[str, str]]:
@@ -264,9 +265,9 @@ def check_module(module: Module) -> None:
     verify_program(forward.program)
     _same("forward reads", forward.inputs, inputs)
     _same("forward borrows", {r.name: r.node.type for r in module.residuals if r.why == "input"}, inputs)
-    results = {name: node.type for name, node in graph.outputs} | {
-        r.name: r.node.type for r in module.residuals if r.why != "input"
-    }
+    results = {name: node.type for name, node in graph.outputs}
+    _same("backward borrows", {r.output: r.node.type for r in module.residuals if r.output}, results)
+    results |= {r.name: r.node.type for r in module.residuals if not r.borrowed}
     _same("forward gives", forward.outputs, results, all_of_them=True)
     if not module.wrt:
         return

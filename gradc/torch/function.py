@@ -197,6 +197,9 @@ class _Recorded(torch.autograd.Function):
         ctx.residuals = residuals.carrying({})
         borrowed = {} if residuals.orders else {r.name for r in residuals.module.residuals if r.why == "input"}
         own = {n: given[n] if n in borrowed and n in given else a for n, a in residuals.arrays.items()}
+        # saved as the very tensor that is returned, a change of it before backward is an error of autograd's
+        returned = dict(zip(function.graph.output_names, outputs, strict=True))
+        own |= {r.name: returned[r.output] for r in residuals.module.residuals if r.output}
         ctx.own_names = tuple(own)
         ctx.save_for_backward(*(given[n] for n in differentiated.read), *map(_tensor, own.values()))
         names = function.graph.output_names

@@ -11,7 +11,9 @@ import gradc
 from gradc import interp, ops
 from gradc.errors import InvalidProblem
 from gradc.passes.graph.replace_axis import moves
+from gradc.passes.reductions.devices import CPU, Device, gpu_of
 from gradc.passes.schedule.partition import Partition, _drop, bytes_of, partition
+from gradc.passes.schedule.schedule import schedule, written
 
 f32 = np.float32
 SIZES = {"N": 64}
@@ -195,3 +197,74 @@ def test_saving_all_keeps_nothing_twice(name: str) -> None:
                 assert node.op.name != "broadcast_to"
     for key, value in found["min-cut"].items():
         np.testing.assert_allclose(found["all"][key], value, rtol=1e-12, atol=1e-13)
+
+
+# -- what is kept: the fewest bytes moved -----------------------------------------------------------------------------
+
+
+def large(module: gradc.Module, at_least: int) -> dict[str, str]:
+    """The residuals of so many elements, and why."""
+    return {r.name: r.why for r in module.residuals if np.prod(r.node.type.concrete({})) >= at_least}
+
+
+def test_the_logits_are_kept_as_the_product_that_lies_in_memory() -> None:
+    graph = gradc.trace(
+        lambda h, w, b, t: ops.cross_entropy(ops.linear(h, w, b), t),
+        h="f32[64,16]",
+        w="f32[500,16]",
+        b="f32[500]",
+        t="i64[64]",
+    )
+    module = gradc.compile(graph, wrt=["h", "w", "b"], target="numpy")
+    assert large(module, 64 * 500) == {"r.matmul": "matmul: a matrix product"}
+    others = [r for r in module.residuals if r.name != "r.matmul" and r.why != "input"]
+    assert others and all(r.node.shape in ((64,), ()) for r in others)  # row statistics
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_new_value_is_worth_it_where_more_than_two_others_would_be_read(count: int) -> None:
+    """It is written once and read once."""
+
+    def model(**x: Any) -> Any:
+        return ops.sum(ops.sin(sum(x.values())))  # type: ignore[arg-type]
+
+    names = [f"x{i}" for i in range(count)]
+    module = gradc.compile(gradc.trace(model, **dict.fromkeys(names, "f32[1000]")), wrt=names, target="numpy")
+    kept = {r.name: r.why for r in module.residuals}
+    new = {"r.add": "add: fewer bytes than what it is made from"}
+    assert kept == (new if count == 3 else dict.fromkeys(names, "input"))
+
+
+def test_of_a_gathered_input_only_the_rows_are_read() -> None:
+    def model(table: Any, rows: Any, w: Any) -> Any:
+        return ops.sum(ops.embedding(rows, table) * w)
+
+    graph = gradc.trace(model, table="f32[100000,8]", rows="i64[50]", w="f32[50,8]")
+    module = gradc.compile(graph, wrt=["w"], target="numpy")
+    assert {r.name for r in module.residuals} == {"table", "rows"}
+
+
+def test_an_operand_of_a_product_is_kept_as_the_product_read_it() -> None:
+    """Softmax of scores: not the scores and their statistics, of which backward would write the weights again."""
+    graph = gradc.trace(
+        lambda q, k, v: ops.softmax(q @ ops.transpose(k)) @ v, q="f32[256,8]", k="f32[256,8]", v="f32[256,8]"
+    )
+    module = gradc.compile(graph, wrt=["q", "k", "v"], target="numpy")
+    kept = large(module, 256 * 256)
+    assert len(kept) == 1 and next(iter(kept.values())).endswith(": written anyway")
+    values = {n: np.random.default_rng(i).standard_normal((256, 8)).astype(f32) for i, n in enumerate("qkv")}
+    y, residuals = module.forward(values)
+    want = interp.run(gradc.differentiate(graph, ["q", "k", "v"]), {**values, "d.y": y}, precision="f64")
+    for name, gradient in module.backward(residuals, y).items():
+        np.testing.assert_allclose(gradient, want[f"d.{name}"], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("device", [CPU, gpu_of("sm_90")], ids=["cpu", "sm_90"])
+@pytest.mark.parametrize("fuse", [True, False])
+def test_what_is_written_is_what_the_schedule_gives_memory(graph: gradc.Graph, device: Device, fuse: bool) -> None:
+    tidy = gradc.compile(graph, target="numpy").stages["tidy"].result
+    assert isinstance(tidy, gradc.Graph)
+    program = schedule(tidy, fuse=fuse, device=device)
+    buffers = [b.type for b in program.buffers if b.kind in ("temp", "output") and not b.alias]
+    found = written(tidy, fuse=fuse, device=device)
+    assert sorted(map(str, buffers)) == sorted(str(node.type) for node in found)

@@ -65,7 +65,7 @@ def test_a_module_keeps_them_and_its_file_says_them_in_words(tmp_path: Path) -> 
     stored = json.loads(load(tmp_path / "m.gradc", "module", MODULE_FORMAT).parts["module"])["options"]
     assert stored == {**Options().as_json(), "numerics": "strict", "donate": ["x"], "hints": {"N": 8}, "errors": "sync"}
     assert gradc.load_module(tmp_path / "m.gradc").options == module.options
-    assert set(TEXTS) == {"arch", "calibration", "determinism", "device", "errors", "numerics", "unused"}
+    assert set(TEXTS) == {"arch", "calibration", "determinism", "device", "errors", "numerics", "residuals", "unused"}
 
 
 def test_they_cannot_be_changed() -> None:

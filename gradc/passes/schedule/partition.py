@@ -1,7 +1,8 @@
-"""partition: the joint graph -> a forward with residuals and a backward, by a minimum cut over bytes.
+"""partition: the joint graph -> a forward with residuals and a backward, by a minimum cut over the bytes moved.
 
-A value that only the inputs decide may be saved (its bytes) or computed again in the backward (free, but matrix
-products, scatters and reductions are never computed twice).  The cut of fewest bytes is what is saved.
+A value that only the inputs decide may be saved or computed again in the backward (free, but matrix products, scatters
+and reductions are never computed twice).  What the forward writes anyway, and an input, costs a read; another value
+costs a write and a read.  The cut that moves the fewest bytes is what is saved.
 
 A memory budget bounds these bytes.  Where they exceed it, saved values are computed again after all, reductions among
 them, those first that give most bytes back for what has to be computed; products and scatters never are, and a budget
@@ -19,14 +20,15 @@ from ...ir.dims import evaluate, symbols
 from ...ir.graph import Graph, input_node, rebuild
 from ...ir.lexer import LONGEST_NAME, suffixed
 from ...ir.node import Node, Note
-from ...ir.op import Library, Reduction, Scan, Scatter
+from ...ir.op import Alias, Library, Movement, Reduction, Scan, Scatter
 from ...ir.walk import depends_on_inputs, reachable, topological
 from ..graph.replace_axis import moves
 from ..reductions.cost import nominal
+from ..reductions.devices import CPU, Device
 from .residual import Residual
+from .schedule import written
 
 _FREE = 0
-_NEVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ def partition(
     save: str | Sequence[str] = "min-cut",
     budget: int | float | None = None,
     dims: Mapping[str, int] | None = None,
+    borrow: bool = False,
+    fuse: bool = True,
+    device: Device = CPU,
 ) -> Partition:
     """joint  ->  forward + residuals and backward
 
@@ -54,6 +59,8 @@ def partition(
     :param budget: bytes that residuals may have beyond the inputs; or, a float, a place between the fewest possible
         (0.0) and what ``save`` keeps (1.0).
     :param dims: sizes at which bytes are counted; 1024 stands for the others, which a budget in bytes does not allow.
+    :param borrow: an output may be kept itself; else what is kept of it is a copy.
+    :param fuse, device: as :func:`.schedule` takes them, which decides what the forward writes.
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
         there are not.
     """
@@ -71,9 +78,20 @@ def partition(
     needed = set(topological(node for _, node in gradients))
     boundary = {o for n in needed if n in late for o in n.operands if o not in late and o in needed}
     boundary |= {n for _, n in gradients if n not in late}
-    saved = _cut(joint, boundary, save, dims)
+    forward = replace(
+        joint,
+        name=joint.name.removesuffix("_joint"),
+        inputs=tuple(n for n in joint.inputs if n not in cotangents),
+        outputs=tuple((name, joint.output(name)) for name in values),
+    )
+    borrowed = {node: name for name, node in reversed(forward.outputs)} if borrow else {}
+    given = set(reachable((n for _, n in forward.outputs), lambda n: n.operands if _is_alias(n) else ()))
+    traffic = Traffic(
+        written(forward, fuse=fuse, device=device), given - borrowed.keys(), borrowed.keys() - set(joint.inputs), dims
+    )
+    saved = _cut(joint, boundary, save, traffic)
     if budget is not None:
-        saved = _within(joint, boundary, saved, budget, dims or {})
+        saved = _within(joint, boundary, saved, budget, traffic)
     residuals: dict[Node, Residual] = {}
     used = {*joint.input_names, *joint.output_names}
     for node in joint.nodes:
@@ -92,20 +110,46 @@ def partition(
             k += 1
             name = suffixed(name_hint, str(k))
         used.add(name)
-        residuals[node] = Residual(name, node, _why(node))
-    forward = replace(
-        joint,
-        name=joint.name.removesuffix("_joint"),
-        inputs=tuple(n for n in joint.inputs if n not in cotangents),
-        outputs=(
-            *((name, joint.output(name)) for name in values),
-            *((r.name, r.node) for r in residuals.values() if r.why != "input"),
-        ),
-    )
+        output = borrowed.get(node, "")
+        residuals[node] = Residual(name, node, "output" if output else _why(node, traffic.written), output)
+    own = [(r.name, r.node) for r in residuals.values() if not r.borrowed]
+    forward = replace(forward, outputs=(*forward.outputs, *own))
     return Partition(forward, _backward(joint, gradients, residuals, cotangents), tuple(residuals.values()))
 
 
-def _why(node: Node) -> str:
+@dataclass(frozen=True)
+class Traffic:
+    """What it costs to keep a value, in bytes written and read.
+
+    :param written: what the forward writes anyway.
+    :param given: of it what the caller is given, who may change it: what is kept is a copy.
+    :param borrowed: of it what the caller is given, and does not change before the backward.
+    :param dims: sizes at which bytes are counted.
+    """
+
+    written: Collection[Node]
+    given: Collection[Node]
+    borrowed: Collection[Node]
+    dims: Mapping[str, int] | None
+
+    def size(self, node: Node) -> int:
+        """Bytes of memory to keep a value that is no input."""
+        return 0 if node in self.borrowed else bytes_of(node, self.dims)
+
+    def cost(self, node: Node, readers: Collection[Node]) -> int:
+        """:param readers: the nodes that read it."""
+        size = bytes_of(node, self.dims)
+        parts = [_elements(r, self.dims) for r in readers if isinstance(getattr(r.op, "lower", None), Movement)]
+        # through a slice or a gather only what it gives is read
+        read = min(size, sum(parts) * node.dtype.itemsize) if len(parts) == len(readers) > 0 else size
+        if node.op.name == "input":
+            return read
+        if node in self.given:
+            return read + 2 * size
+        return read if node in self.written else read + size
+
+
+def _why(node: Node, written: Collection[Node]) -> str:
     kind = (
         "a library call"
         if isinstance(node.op, Library) and not node.op.contraction
@@ -113,6 +157,8 @@ def _why(node: Node) -> str:
         if isinstance(node.op, Library)
         else "a reduction"
         if _never_twice(node)
+        else "written anyway"
+        if node in written
         else "fewer bytes than what it is made from"
     )
     return f"{node.op.name}: {kind}"
@@ -131,9 +177,17 @@ def bytes_of(node: Node, dims: Mapping[str, int] | None) -> int:
     return evaluate(node.type.nbytes, nominal(node.shape, dims))
 
 
-def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Mapping[str, int] | None) -> set[Node]:
+def _is_alias(node: Node) -> bool:
+    return isinstance(getattr(node.op, "lower", None), Alias)
+
+
+def _elements(node: Node, dims: Mapping[str, int] | None) -> int:
+    return bytes_of(node, dims) // node.dtype.itemsize
+
+
+def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], traffic: Traffic) -> set[Node]:
     if save == "all":
-        return _unmoved({n for n in boundary if depends_on_inputs(n)}, dims)
+        return _unmoved({n for n in boundary if depends_on_inputs(n)}, traffic.dims)
     names = set() if isinstance(save, str) else set(save)
     if isinstance(save, str) and save not in ("min-cut", "none"):
         raise InvalidProblem(f"save={save!r}; there are 'min-cut', 'all', 'none' and a list of names")
@@ -141,13 +195,24 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], dims: Map
     if names - known:
         raise InvalidProblem(f"save names {min(names - known)!r}, which no value of the forward is called")
 
-    def cost(node: Node) -> float:
+    readers: dict[Node, set[Node]] = {}
+    for node in topological(boundary):
+        for operand in node.operands:
+            readers.setdefault(operand, set()).add(node)
+
+    def cost(node: Node) -> int | None:
         name = joint.notes[node].name if node in joint.notes else ""
         if name and name in names:
             return _FREE
-        return _NEVER if save == "none" and not _never_twice(node) else bytes_of(node, dims)
+        if save == "none" and node.op.name != "input" and not _never_twice(node):
+            return None
+        if moves(node) and node not in traffic.written and depends_on_inputs(node.operands[0]):
+            (source,) = node.operands  # kept as it is, it joins no other kernel than now
+            if bytes_of(source, traffic.dims) <= bytes_of(node, traffic.dims):
+                return None
+        return traffic.cost(node, readers.get(node, ()) if node not in boundary else ())
 
-    return _minimum(joint, boundary, cost, _never_twice)
+    return _minimum(joint, boundary, cost, _never_twice, traffic.size)
 
 
 def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
@@ -173,25 +238,38 @@ def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
 
 
 def _minimum(
-    joint: Graph, boundary: set[Node], cost: Callable[[Node], float], once: Callable[[Node], bool]
+    joint: Graph,
+    boundary: set[Node],
+    cost: Callable[[Node], int | None],
+    once: Callable[[Node], bool],
+    size: Callable[[Node], int],
 ) -> set[Node]:
     """The cheapest values from which, with inputs, the boundary can be computed; what is computed ``once`` is not
     computed from others.
+
+    :param cost: of keeping a node; None: it is not kept.
+    :param size: the bytes of a node; of cuts of one cost, that of fewest bytes beyond the inputs.
     """
     import networkx as nx  # a tenth of a second, and nothing that comes from the cache is cut
 
     behind = set(topological(boundary))
+    nodes = [n for n in joint.nodes if n in behind and depends_on_inputs(n)]
     network: nx.DiGraph[object] = nx.DiGraph()
     network.add_node("T")
-    for order, node in enumerate(joint.nodes):
-        if node not in behind or not depends_on_inputs(node):
-            continue
+    # in lexicographic order: cost, bytes, and few nodes, no inputs (where an output is borrowed), moved ones (nothing
+    # moves them again) and early ones, so that the cut can be repeated
+    byte = 1 + 4 * len(nodes) ** 2
+    unit = byte * (1 + sum(map(size, nodes)))
+    for order, node in enumerate(nodes):
         inside, outside = ("in", node), ("out", node)
         is_input = node.op.name == "input"
-        # a tie goes to the earlier node, so that the cut can be repeated
-        network.add_edge(inside, outside, capacity=(_FREE if is_input else cost(node)) * 4096 + order % 4096 / 4096 + 1)
+        price, rank = cost(node), order + len(nodes) * (3 if is_input else 1 if moves(node) else 2)
+        if price is None:
+            network.add_edge(inside, outside)  # no capacity: infinite
+        else:
+            network.add_edge(inside, outside, capacity=price * unit + (0 if is_input else size(node)) * byte + rank)
         if is_input or once(node):
-            network.add_edge("S", inside)  # no capacity: infinite
+            network.add_edge("S", inside)
         for operand in node.operands:
             if depends_on_inputs(operand):
                 network.add_edge(("out", operand), inside)
@@ -220,19 +298,18 @@ class _Again:
     kept: frozenset[Node]
 
 
-def _within(
-    joint: Graph, boundary: set[Node], saved: set[Node], budget: int | float, dims: Mapping[str, int]
-) -> set[Node]:
+def _within(joint: Graph, boundary: set[Node], saved: set[Node], budget: int | float, traffic: Traffic) -> set[Node]:
     """What is saved of ``saved``, and what is saved instead, so that the bytes are within the budget."""
     behind = set(topological(boundary))
-    size = {node: bytes_of(node, dims) for node in behind}
+    size = {node: traffic.size(node) for node in behind}
     fewest = None
     if isinstance(budget, float):
-        fewest = _minimum(joint, boundary, size.__getitem__, _always_kept)
+        fewest = _fewest(joint, boundary, size)
         budget = _total(fewest, size) + int(budget * max(_total(saved, size) - _total(fewest, size), 0))
     else:
         held = [n for n in behind if (n in saved or _always_kept(n)) and n.op.name != "input"]
-        unknown = sorted({s for n in held for d in n.shape for s in symbols(d)} - dims.keys())
+        held = [n for n in held if n not in traffic.borrowed]
+        unknown = sorted({s for n in held for d in n.shape for s in symbols(d)} - (traffic.dims or {}).keys())
         if unknown:
             raise InvalidProblem(
                 f"memory_budget={budget} bytes: how many there are depends on {', '.join(unknown)};"
@@ -241,7 +318,7 @@ def _within(
     left = _drop(joint, saved, budget, size)
     if _total(left, size) <= budget:
         return _reached(boundary, left)
-    fewest = _minimum(joint, boundary, size.__getitem__, _always_kept) if fewest is None else fewest
+    fewest = _fewest(joint, boundary, size) if fewest is None else fewest
     if _total(fewest, size) > budget:
         products = ", ".join(sorted({n.op.name for n in fewest if n.op.name != "input" and size[n]}))
         raise InvalidProblem(
@@ -249,6 +326,12 @@ def _within(
             f" backward: results of {products}"
         )
     return fewest
+
+
+def _fewest(joint: Graph, boundary: set[Node], size: Mapping[Node, int]) -> set[Node]:
+    """What has the fewest bytes beyond the inputs."""
+    cost = lambda node: _FREE if node.op.name == "input" else size[node]
+    return _minimum(joint, boundary, cost, _always_kept, size.__getitem__)
 
 
 def _total(saved: Collection[Node], size: Mapping[Node, int]) -> int:

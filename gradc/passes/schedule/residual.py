@@ -11,9 +11,17 @@ from ...ir.node import Node
 class Residual:
     """One value kept between forward and backward.
 
-    :param why: ``input`` (borrowed, 0 bytes), or the op whose result it is and why it is not computed again.
+    :param why: ``input`` or ``output`` (borrowed, 0 bytes), or the op whose result it is and why it is not computed
+        again.
+    :param output: the name of the borrowed output, else "".
     """
 
     name: str
     node: Node
     why: str
+    output: str = ""
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether the caller holds it: an input, or an output."""
+        return self.why == "input" or bool(self.output)

@@ -8,11 +8,16 @@ needs, where one iteration space serves both, the kernel can be written, and no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from ...errors import InternalError
 from ...ir.dims import Size, assuming, evaluate
 from ...ir.graph import Graph
 from ...ir.kernel import Program
-from ...ir.op import Checked
+from ...ir.node import Node
+from ...ir.op import Alias, Checked
+from ...ir.walk import reachable
 from ..graph.check_indices import check_indices
 from ..reductions.cost import nominal
 from ..reductions.devices import CPU, Device
@@ -22,6 +27,8 @@ from .merge import MissedFusion, merge
 from .program_builder import ProgramBuilder
 from .scheduler import FIRST, MERGED, Scheduler
 
+R = TypeVar("R")
+
 
 def schedule(graph: Graph, *, fuse: bool = True, device: Device = CPU) -> Program:
     """mul, sum, mul  ->  one kernel with two passes over its columns
@@ -30,6 +37,19 @@ def schedule(graph: Graph, *, fuse: bool = True, device: Device = CPU) -> Progra
         GPU, more is computed again rather than stored (:mod:`recompute`).
     """
     return _scheduled(graph, fuse, device)[0]
+
+
+def written(graph: Graph, *, fuse: bool = True, device: Device = CPU) -> set[Node]:
+    """The values of a graph, other than its inputs, that its kernels and library calls write to memory."""
+    return _placed(graph, set(), fuse, device, _stored)
+
+
+def _stored(scheduler: Scheduler) -> set[Node]:
+    def behind(node: Node) -> tuple[Node, ...]:
+        return node.operands if isinstance(lowering(node), Alias) and node not in scheduler.group_of else ()
+
+    read = set().union(*scheduler.loads.values(), (node for _, node in scheduler.graph.outputs))
+    return {node for node in reachable(read, behind) if node in scheduler.group_of}
 
 
 def missed_fusions(graph: Graph, *, device: Device = CPU) -> list[MissedFusion]:
@@ -50,6 +70,15 @@ def missed_fusions(graph: Graph, *, device: Device = CPU) -> list[MissedFusion]:
 def _scheduled(graph: Graph, fuse: bool, device: Device) -> tuple[Program, Scheduler]:
     graph = check_indices(graph)
     forced = {n.operands[0] for n in graph.nodes if isinstance(lowering(n), Checked)} - set(graph.inputs)
+    return _placed(graph, forced, fuse, device, lambda scheduler: (ProgramBuilder(scheduler).program(), scheduler))
+
+
+def _placed(graph: Graph, forced: set[Node], fuse: bool, device: Device, result: Callable[[Scheduler], R]) -> R:
+    """The result for a scheduler that has placed every node.
+
+    :param forced: nodes that need memory.
+    :param result: may raise CannotInline, where a node needs memory after all.
+    """
     scheduler = Scheduler(graph, fuse, forced, device)
     with assuming(graph.assumptions):
         while True:
@@ -57,7 +86,7 @@ def _scheduled(graph: Graph, fuse: bool, device: Device) -> tuple[Program, Sched
                 scheduler.run()
                 if fuse:
                     merge(scheduler, MERGED if scheduler.host else FIRST)
-                return ProgramBuilder(scheduler).program(), scheduler
+                return result(scheduler)
             except CannotInline as reason:
                 if reason.node in scheduler.forced:
                     raise InternalError(f"no kernel can be written for {reason.node!r}: {reason.why}") from reason
