@@ -271,7 +271,8 @@ is the model's of `gradc/inspect/predicted.py` with the constants of the H100 in
 - *load, store*: bytes per thread of the accesses that move most, in the launch that takes longest, whose registers,
   threads per block and resident blocks per multiprocessor stand beside them; *spills* are bytes of all its kernels;
 - *us*: predicted, without products by a library (+n), whose time is not predicted; *share*: how much of it the floor's
-  bytes take at 3.35 TB/s, where no library takes some of it; with > and <, a loop's end depends on data, and what was followed of it is all that counts;
+  bytes take at 3.35 TB/s, where no library takes some of it; with > and <, a loop's end depends on data, and what was
+  followed of it is all that counts;
 - *review*: the share that a review by hand predicted, at a commit before the first of this page;
 - *before*: the share at the last commit of this page, where it is another.
 

@@ -125,11 +125,11 @@ typedef void (*GEMM(kernel))(int64_t kc, const T *a, int64_t a_row, const T *b, 
   {{GEMM(packed_##rows##_1), GEMM(packed_##rows##_2)},      \
    {GEMM(in_place_##rows##_1), GEMM(in_place_##rows##_2)},  \
    {GEMM(streamed_##rows##_1), GEMM(streamed_##rows##_2)}},
-#define GEMM_SIX(x) x(1) x(2) x(3) x(4) x(5) x(6)
+#define GEMM_SIX(EACH) EACH(1) EACH(2) EACH(3) EACH(4) EACH(5) EACH(6)
 #if GEMM_MR > 6
-#define GEMM_ROWS(x) GEMM_SIX(x) x(7) x(8) x(9) x(10) x(11) x(12)
+#define GEMM_ROWS(EACH) GEMM_SIX(EACH) EACH(7) EACH(8) EACH(9) EACH(10) EACH(11) EACH(12)
 #else
-#define GEMM_ROWS(x) GEMM_SIX(x)
+#define GEMM_ROWS(EACH) GEMM_SIX(EACH)
 #endif
 GEMM_ROWS(GEMM_DEFINE)
 static const GEMM(kernel) GEMM(kernels)[GEMM_MR][3][2] = {GEMM_ROWS(GEMM_NAMES)}; /* [rows - 1][how][vectors - 1] */
