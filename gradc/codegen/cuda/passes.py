@@ -19,7 +19,6 @@ from .exp_sums import ExpSum, is_exp_beside_maximum, with_exp_sums
 from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
 
-
 EXP_SUMS_UNROLLED = 4
 """Times round the columns with all loads under way where exponentials are added up: what the base takes is for all."""
 

@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
         f32 terms_v2[VEC] = {};
         #pragma unroll
         for (int j = 0; j < VEC; j++) {
-          const f32 v0 = bf16_load(loaded0[t].items[j]);
+          const f32 v0 = gradc_bf16_at(loaded0[t], j);
           const f32 v1 = (f32)v0;
           kept_v1[t][j] = v1;
           terms_v2[j] = v1;
@@ -143,26 +143,27 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
       const ix begin_col = first_col + lane_col;
       #pragma unroll
       for (int t = 0; t < 4; t++) {
+        if (t > 0) __syncwarp(gradc_mask(WIDTH)); /* no loads begin before it: there are no registers for them */
         const ix col = begin_col + t * (WIDTH * VEC);
         if (col >= end_col) continue;
-        u16 loaded1[VEC];
-        gradc_get(loaded1, gamma, col, col_step, end_col, vectorized);
-        u16 loaded2[VEC];
-        gradc_get(loaded2, beta, col, col_step, end_col, vectorized);
-        u16 stored3[VEC];
+        gradc_vector<u16, VEC> loaded1[1];
+        gradc_get_all(loaded1, gamma, col, 0, col_step, end_col, vectorized);
+        gradc_vector<u16, VEC> loaded2[1];
+        gradc_get_all(loaded2, beta, col, 0, col_step, end_col, vectorized);
+        f32 stored3[VEC];
         #pragma unroll
         for (int j = 0; j < VEC; j++) {
           const f32 v8 = kept_v8[t][j];
           const f32 v15 = v8 * v14;
-          const f32 v16 = bf16_load(loaded1[j]);
+          const f32 v16 = gradc_bf16_at(loaded1[0], j);
           const f32 v17 = (f32)v16;
           const f32 v18 = v15 * v17;
-          const f32 v19 = bf16_load(loaded2[j]);
+          const f32 v19 = gradc_bf16_at(loaded2[0], j);
           const f32 v20 = (f32)v19;
           const f32 v21 = v18 + v20;
-          stored3[j] = bf16_store((f32)v21);
+          stored3[j] = (f32)v21;
         }
-        gradc_put(y + i0 * 1024, stored3, col, col_step, end_col, vectorized);
+        gradc_put_bf16(y + i0 * 1024, stored3, col, col_step, end_col, vectorized);
       }
     }
   }

@@ -50,17 +50,17 @@ extern "C" __global__ void __launch_bounds__(256, 2) gelu_c984ac_rows(
   const f32 v8 = 0.5f;
   #pragma unroll 1
   for (ix col = first_col + lane_col; col - lane_col < end_col; col += WIDTH * VEC) {
-    f32 loaded0[VEC];
-    gradc_get(loaded0, x + i0 * D, col, col_step, end_col, vectorized);
-    f32 loaded1[VEC];
-    gradc_get(loaded1, bias, col, col_step, end_col, vectorized);
+    gradc_vector<f32, VEC> loaded0[1];
+    gradc_get_all(loaded0, x + i0 * D, col, 0, col_step, end_col, vectorized);
+    gradc_vector<f32, VEC> loaded1[1];
+    gradc_get_all(loaded1, bias, col, 0, col_step, end_col, vectorized);
     f32 stored2[VEC];
     #pragma unroll
     for (int j = 0; j < VEC; j++) {
       const ix c = col + j * col_step;
       if (c >= end_col) continue;
-      const f32 v0 = loaded0[j];
-      const f32 v1 = loaded1[j];
+      const f32 v0 = loaded0[0].items[j];
+      const f32 v1 = loaded1[0].items[j];
       const f32 v2 = v0 + v1;
       const f32 v4 = v2 * v3;
       const f32 v5 = erf_f32(v4);
