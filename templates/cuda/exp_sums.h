@@ -5,12 +5,13 @@
  * the `first` largest value.  An infinite value does nothing to the total, NaN makes it NaN.
  *
  * A term is scale + scale r Q(r): a power of two, and e^r - 1 = r Q(r).  It is not rounded: its two parts are added up on their own.
- * r is x - k ln2 with ln2 rounded: one multiply-add for two, and at most 0.45 units in the last place, and 0.033 for each power of two
- * that a term is below the largest, from the exponential beside that of the largest value: 0.8 down to 2^-10 of it, and below, where
- * 2^n terms weigh as much as the largest, (0.45 + 0.033 n) / 2 of the sum's.  The difference of value and largest, where that is
- * rounded, costs ten times as much.  A term below 2^-118 is taken to be there, where it adds nothing that is seen beside 1. */
+ * r is x - k ln2 with ln2 rounded, one multiply-add for two: a term is at most 0.45 units in the last place from the exponential, and
+ * 0.033 for each power of two that it is below the term of the largest value, whose quotient is taken: 0.8 down to 2^-10 of it.  2^n
+ * terms that weigh as much as the largest are 2^-n of it, so that a sum of 2^17 terms is off by less than 1.1 units for this.
+ * The terms of a chunk are rounded when they are added up, by at most 1.5 units, and the quotient by 1.  A term below 2^-118 is taken
+ * to be there, where it adds nothing that is seen beside 1. */
 struct gradc_exp_partial { f32 top, base, first; sum_f32 total; };
-struct gradc_exp_total { f32 top; sum_f32 total; }; /* of exp(value - top) */
+struct gradc_exp_total { f32 top, base; sum_f32 total; }; /* where the base is GRADC_EXP_FAR, of exp(value - top) */
 struct gradc_exp_term { f32 scale, r, q; };
 
 #define GRADC_LARGEST_F32 f32_of_bits(0x7f7fffffu)
@@ -25,6 +26,11 @@ GRADC_FN gradc_exp_term gradc_exp_of(f32 value, f32 least, f32 shift) {
   const f32 r = mad_f32(k, -GRADC_LN2, x);
   gradc_exp_term term = {f32_of_bits(bits_of_f32(place) << 23), r, mad_f32(exp_polynomial_f32(r), r, 1.0f)};
   return term;
+}
+GRADC_FN f32 gradc_exp_base(f32 top) { return GRADC_LIBM(floorf)(0x1.715476p-3f * top); }
+/* What a sum counts for beside another base that is not smaller: a power of two. */
+GRADC_FN f32 gradc_exp_less(f32 before, f32 base) {
+  return f32_of_bits(bits_of_f32(GRADC_LIBM(fmaxf)(8.0f * (before - base), -126.0f) + GRADC_EXP_SHIFT) << 23);
 }
 GRADC_FN f32 gradc_exp_least(f32 base) { return mad_f32(8.0f, base, -118.0f) * GRADC_LN2; }
 GRADC_FN f32 gradc_exp_shift(f32 base) { return mad_f32(-8.0f, base, GRADC_EXP_SHIFT); }
@@ -50,7 +56,7 @@ template <int N> GRADC_FN void gradc_exp_add(gradc_exp_partial &s, f32 (&values)
   for (int i = 0; i < N; i++) tops[i % SUMS] = i < SUMS ? values[i] : GRADC_LIBM(fmaxf)(tops[i % SUMS], values[i]);
 #pragma unroll
   for (int i = 0; i < SUMS; i++) s.top = GRADC_LIBM(fmaxf)(s.top, tops[i]); /* of NaN and a number the number */
-  const f32 base = GRADC_LIBM(floorf)(0x1.715476p-3f * GRADC_LIBM(fmaxf)(s.top, -GRADC_EXP_FAR));
+  const f32 base = gradc_exp_base(GRADC_LIBM(fmaxf)(s.top, -GRADC_EXP_FAR));
   const f32 least = gradc_exp_least(base), shift = gradc_exp_shift(base);
 #pragma unroll
   for (int i = 0; i < N; i++) {
@@ -63,7 +69,7 @@ template <int N> GRADC_FN void gradc_exp_add(gradc_exp_partial &s, f32 (&values)
   for (int n = SUMS / 2; n > 0; n /= 2)
 #pragma unroll
     for (int i = 0; i < n; i++) high[i] += high[i + n], low[i] += low[i + n];
-  const f32 less = GRADC_LIBM(fmaxf)(8.0f * (s.base - base), -126.0f), factor = f32_of_bits(bits_of_f32(less + GRADC_EXP_SHIFT) << 23);
+  const f32 factor = gradc_exp_less(s.base, base);
   s.base = base, s.total.high *= factor, s.total.low *= factor;
   gradc_add(s.total, high[0] + low[0]);
 }
@@ -78,21 +84,43 @@ GRADC_FN bool gradc_exp_again(gradc_exp_partial &s, int far) {
 }
 
 GRADC_FN gradc_exp_total gradc_exp_nothing(void) {
-  gradc_exp_total s = {-GRADC_INFINITY_F32, {0, 0}};
+  gradc_exp_total s = {-GRADC_INFINITY_F32, GRADC_EXP_FAR, {0, 0}};
   return s;
 }
 
-GRADC_FN gradc_exp_total gradc_exp_settled(const gradc_exp_partial &s) {
-  const gradc_exp_term term = gradc_exp_of(s.top, gradc_exp_least(s.base), gradc_exp_shift(s.base));
-  const f32 largest = mad_f32(term.scale * term.r, term.q, term.scale); /* the term of the largest value */
-  gradc_exp_total total = {s.first != 0 ? s.first : s.top, {s.total.high / largest, s.total.low / largest}};
+/* exp(top) 2^(-8 base), rounded */
+GRADC_FN f32 gradc_exp_largest(f32 top, f32 base) {
+  const gradc_exp_term term = gradc_exp_of(top, gradc_exp_least(base), gradc_exp_shift(base));
+  return mad_f32(term.scale * term.r, term.q, term.scale);
+}
+
+/* The sum of exp(value - top) */
+GRADC_FN sum_f32 gradc_exp_beside(sum_f32 total, f32 top, f32 base) {
+  const f32 largest = gradc_exp_largest(top, base);
+  total.high /= largest, total.low /= largest;
   return total;
 }
 
-/* The same sum beside a larger value. */
+GRADC_FN gradc_exp_total gradc_exp_settled(const gradc_exp_partial &s) {
+  gradc_exp_total near = {s.top, s.base, s.total};
+  if (s.first == 0) return near;
+  gradc_exp_total far = {s.first, GRADC_EXP_FAR, gradc_exp_beside(s.total, s.top, s.base)};
+  return far;
+}
+
+/* The same sum beside a value that is not smaller: exact where both are less than GRADC_EXP_FAR in size. */
 GRADC_FN void gradc_exp_raise(gradc_exp_total &s, f32 top) {
-  const f32 factor = s.top == top ? 1.0f : exp_f32(s.top - top);
-  s.top = top, s.total.high *= factor, s.total.low *= factor;
+  const bool far = GRADC_LIBM(fabsf)(top) >= GRADC_EXP_FAR;
+  const f32 base = far ? GRADC_EXP_FAR : gradc_exp_base(top);
+  f32 factor;
+  if (!far && s.base != GRADC_EXP_FAR) {
+    factor = gradc_exp_less(s.base, base);
+  } else {
+    if (s.base != GRADC_EXP_FAR) s.total = gradc_exp_beside(s.total, s.top, s.base);
+    factor = s.top == top ? 1.0f : exp_f32(s.top - top);
+    if (!far) factor *= gradc_exp_largest(top, base);
+  }
+  s.top = top, s.base = base, s.total.high *= factor, s.total.low *= factor;
 }
 
 struct gradc_exp_larger {
@@ -123,5 +151,5 @@ GRADC_FN f32 gradc_exp_top(const gradc_exp_total &s) {
 GRADC_FN f32 gradc_exp_sum(const gradc_exp_total &s, bool finite_shift) {
   const f32 top = gradc_exp_top(s), none = top - top;
   if (none != 0) return finite_shift ? exp_f32(top) : none;
-  return gradc_value(s.total);
+  return gradc_value(s.base == GRADC_EXP_FAR ? s.total : gradc_exp_beside(s.total, s.top, s.base));
 }

@@ -82,3 +82,38 @@ def test_a_row_that_its_threads_do_not_divide(columns: int) -> None:
     dx, dg = torch.autograd.grad(exact, wide, torch.tensor(dy, dtype=torch.float64))
     for ours, theirs in ((y, exact.detach()), (grads["x"], dx), (grads["g"], dg)):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [0.0, 7.75, -300.5, 30000.25, 65536.0])
+def test_a_sum_of_exponentials_is_within_three_units(offset: float) -> None:
+    """Rows of one 0 and 4500 of the same difference to it, which make up the most of the sum: against f64."""
+
+    def total(x):
+        return ops.sum(ops.exp(x - ops.amax(x, axes=(1,), keepdims=True)), axes=(1,))
+
+    module = gradc.compile(gradc.trace(total, x="f32[N,C]"), target="cuda-sim")
+    assert "gradc_exp_first" in module.source()
+    differences = -np.arange(0, 256) * (8 / 256)  # each is exact beside the offset
+    x = np.repeat(differences[:, None], 4501, axis=1) + offset
+    x[:, 2000] = offset
+    assert (x == x.astype(np.float32)).all()
+    want = 1 + 4500 * np.exp(differences)
+    got = np.asarray(module(x=x.astype(np.float32)))
+    assert (np.abs(got - want) / np.spacing(want.astype(np.float32))).max() < 3
+
+
+def test_exponentials_beside_a_maximum_have_the_bits_of_exp() -> None:
+    """Whatever is below the largest of a row, subnormal results and NaN too."""
+
+    def both(x):
+        return ops.exp(x - ops.amax(x, axes=(1,), keepdims=True)), ops.exp(x)
+
+    graph = gradc.trace(both, x="f32[N,1000]")
+    module = gradc.compile(graph, target="cuda-sim")
+    assert "= gradc_exp_f32(" in module.source()
+    x = -np.random.default_rng(0).uniform(0, 1, (60, 1000)).astype(np.float32) * np.float32(110)
+    x[:, 0], x[7, 5], x[8, 6] = 0, np.nan, -np.inf
+    beside, plain = module(x=x).values()
+    rows = [n for n in range(60) if n != 7]
+    np.testing.assert_array_equal(beside[rows].view(np.int32), plain[rows].view(np.int32))
+    assert np.isnan(beside[7]).all()

@@ -2,9 +2,9 @@
 
 Two phases of a row program, ``m = max_cols x`` and ``sum_cols exp(x - m)``, read a row twice.  Where it is not kept in
 registers they become one phase (M. Milakov, N. Gimelshein: Online normalizer calculation for softmax, 2018): a thread
-keeps the largest value so far and the sum of exp(x - base), where base is a multiple of 8 near the largest; it changes
-seldom, and what a change rounds off weighs little beside the sum.  The order in which values are added stays one that
-shapes alone decide, and rows with infinities and NaN give what the two phases give (``templates/cuda/exp_sums.h``).
+keeps the largest value so far and the sum of exp(x) 2^(-8 base), with an integer base that follows it.
+The order in which values are added stays one that shapes alone decide, and rows with infinities and NaN give what the
+two phases give (``templates/cuda/exp_sums.h``).
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class Reduction:
     :param strips: the array of the strips' partial results, where rows are split.
     :param shared: the shared memory that warps combine through; 0: a task is no more than a warp.
     :param terms: the array of a thread's VEC columns, where they are added up before they meet the partial result.
-    :param before: a declaration before the columns whose loads are under way together; ``after``: a statement behind
-        them.
+    :param before: a declaration before the columns whose loads are under way together.
+    :param after: a statement behind them.
     :param absent: what stands for columns that are not there.
     :param around: what opens a walk over the columns, and closes it.
     """

@@ -143,6 +143,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
       const ix begin_col = first_col + lane_col;
       #pragma unroll
       for (int t = 0; t < 4; t++) {
+        if (t > 0) __syncwarp(gradc_mask(WIDTH)); /* no loads begin before it: there are no registers for them */
         const ix col = begin_col + t * (WIDTH * VEC);
         if (col >= end_col) continue;
         gradc_vector<u16, VEC> loaded1[1];
