@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from registry import cases as every
 
+import gradc
 from benchmarks.compile_time import transformer
+from gradc import ops
 from gradc.compiler import lower
 from gradc.ir.graph import Graph
 from gradc.options import Options
@@ -135,3 +137,15 @@ def test_contraction(pairs: list[tuple[int, int]], a: int, b: int) -> None:
         agree(order, nx.relabel_nodes(one, {a: 12}))
         undo()
     agree(order, graph)
+
+
+def test_few_elements_between_others_are_walked_along_where_they_are_computed() -> None:
+    """Channels of grid_sample's backward are added where their terms are; rows of a bag, which are only read, by the
+    threads of their columns.
+    """
+    sampled = gradc.trace(lambda x, g: ops.grid_sample(x, g), x="f32[2,3,8,8]", g="f32[2,5,6,2]")
+    backward = gradc.compile(sampled, wrt=["x", "g"], target="cuda", arch="sm_90").backward.program
+    assert not [b.name for b in backward.buffers if b.kind == "temp" and b.type.concrete({})[1:] == (3, 5, 6)]
+    assert "sum_cols" in str(backward)
+    bags = gradc.trace(lambda i, t: ops.embedding_bag(i, t, mode="sum"), i="i64[B,5]", t="f32[V,8]")
+    assert "sum_cols" not in str(gradc.compile(bags, target="cuda", arch="sm_90").forward.program)

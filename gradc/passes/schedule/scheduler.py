@@ -33,13 +33,18 @@ class Limits:
 
 CHEAP = 8
 FEW_BETWEEN = 16
-"""Elements of reduced axes between others that are added by the threads that have their columns."""
+"""Elements of reduced axes between others that are added by the threads that have their columns, if they are read."""
 FIRST, MERGED = Limits(24, 300, 400), Limits(64, 600, 1000)
 """Limits of a kernel that grows value by value, and of two merged kernels, on a machine whose registers spill to a near
 cache.
 """
 LONGEST = 48
 """Values that are computed in one expression."""
+
+
+def moves(lower: object) -> bool:
+    """Whether an op only says where an element lies, or in which dtype."""
+    return isinstance(lower, Movement | Alias) or (isinstance(lower, Expr) and lower.conversion)
 
 
 class Scheduler:
@@ -362,8 +367,9 @@ class Scheduler:
 
     def columns_for(self, node: Node, shape: Sequence[Size]) -> tuple[int, ...]:
         """Scanned and trailing reduced axes are walked along; leading ones are summed across rows, with the last axis
-        as the columns.  A GPU walks along long axes between others, too: its neighbouring threads have neighbouring
-        rows, one element each, where a few are added faster several columns at a time.
+        as the columns.  A GPU walks along axes between others, too: its neighbouring threads have neighbouring rows,
+        one element each.  Only a few that are read and not computed are added several columns at a time: with other
+        columns, the sum of what is computed is kept out of kernels that compute it.
         """
         gone = tuple(a for a in self.reduced(node) if shape[a] != 1)
         if isinstance(lowering(node), Scan):
@@ -374,11 +380,16 @@ class Scheduler:
         if not kept:
             return gone[-1:]
         between = kept[0] < gone[0] and not any(gone[0] < a < gone[-1] for a in kept)
-        few = known_nonnegative(FEW_BETWEEN - product(shape[a] for a in gone))
+        few = known_nonnegative(FEW_BETWEEN - product(shape[a] for a in gone)) and self.only_read(node.operands[0])
         if kept[-1] < gone[0] or (between and not self.host and not few):
             return gone
         last = kept[-1] if kept[-1] > gone[-1] else gone[-1]
         return (last,)
+
+    def only_read(self, node: Node) -> bool:
+        """Whether a value is elements of what lies in memory, at most converted; their indices may be computed."""
+        behind = reachable([node], lambda at: () if at in self.in_memory or at.dtype.kind in "biu" else at.operands)
+        return all(at in self.in_memory or at.dtype.kind in "biu" or moves(lowering(at)) for at in behind)
 
     def join(self, node: Node, group: Group) -> CannotInline | None:
         """The node in a group with the columns that it needs; None if it stands, else why not."""
