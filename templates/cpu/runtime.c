@@ -458,7 +458,7 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_UNROLL = 8, GEMM_AHEAD = 8, GEMM_SIDE_BY_SIDE = 4, GEMM_KC = 256, GEMM_WIDE = 512, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC };
+enum { GEMM_UNROLL = 8, GEMM_AHEAD = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = 512, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC };
 /* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
  * STRETCH: steps between two looks for signals. */
 
@@ -594,7 +594,7 @@ typedef struct {
   int add;
 } slab;
 
-enum { GEMM_PACK_ROWS = 8 * GEMM_MR, GEMM_PACK_PANELS = 4 };
+enum { GEMM_PACK_ROWS = 8 * GEMM_MR, GEMM_PACK_PANELS = 8 };
 
 static void pack_task(const void *args, int64_t task) {
   const slab *s = args;
@@ -727,7 +727,8 @@ static void cut(product *p) {
   if (p->slab_k == 0) {
     p->slab_k = steps;
   }
-  p->block_k = p->columns_in_place && p->b.row > 4 * nr ? GEMM_RUN : GEMM_KC; /* rows that lie far apart displace each other from the caches */
+  /* Rows that lie far apart displace each other from the caches; columns of a result that do are to be written rarely. */
+  p->block_k = p->columns_in_place && p->b.row > 4 * nr ? GEMM_RUN : p->c_col != 1 ? 2 * GEMM_KC : GEMM_KC;
   p->tile_m = GEMM_PACK_ROWS;
   p->tile_n = 16 * nr;
   while (p->tile_n > 4 * nr && ceil_div(p->slab_m, p->tile_m) * ceil_div(p->slab_n, p->tile_n) < GEMM_TILES) {
@@ -765,7 +766,9 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
     return;
   }
   product p = {.ctx = ctx, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_row = n, .c_col = 1, .accumulate = accumulate};
-  if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES)) { /* the long side belongs into the vectors: the product of the transposes */
+  /* The long side belongs into the vectors, and what is read where it is into a kernel's columns: the product of the transposes. */
+  const int tall = n <= GEMM_FEW && k >= 4 * n && m <= 4 * type->nr && a->row == 1 && a->col <= 4 * type->nr && !a->read && !a->scale;
+  if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES || tall)) {
     p.a = transpose(b), p.b = transpose(a);
     p.m = n, p.n = m;
     p.c_row = 1, p.c_col = n;
