@@ -45,6 +45,10 @@ class Gradients(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._arrays)
 
+    def as_dict(self) -> dict[str, Any]:
+        """The gradients by name, in a dict of its own."""
+        return dict(self._arrays)
+
     def replace(self, name: str, gradient: Any) -> None:
         """Overwrites the gradient of ``name``, or inserts it."""
         self._arrays[name] = gradient

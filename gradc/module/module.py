@@ -26,7 +26,7 @@ from ..runtime.executable import Executable, Precision
 from ..runtime.host.arrays import AnyArray, Arguments, Results
 from ..runtime.host.tensors import detached
 from ..runtime.kernel import Kernels
-from ..runtime.located import unordered
+from ..runtime.located import all_ordered
 from ..runtime.shared import Shared
 from .gradients import Gradients
 from .residuals import Residuals
@@ -393,7 +393,7 @@ class Module(Shared):
         None if all inputs are in row-major order, the call is invalid, there are too many variants, or the module
         cannot be compiled for this order.
         """
-        if all(unordered(value) is None for value in inputs.values()):
+        if all_ordered(inputs.values()):
             return None, {}
         sizes = dims if isinstance(dims, Mapping) else {}
         orders = orders_of(
@@ -432,11 +432,15 @@ class Module(Shared):
         """:func:`gradc.autodiff.joint_names` of this graph: cotangents by output, gradients by input."""
         return joint_names(self.graph, self.wrt)
 
+    @cached_property
+    def _input_names(self) -> frozenset[str]:
+        return frozenset(self.graph.input_names)
+
     def flat(self, inputs: Arguments | None, more: Arguments | None = None, extra: Sequence[Any] = ()) -> Results:
         """The inputs with nested parameters flattened to dotted names."""
         inputs = by_name(self.graph.name, self.graph.input_names, inputs, extra, more or {})
-        known = self.graph.input_names
-        if all(name in known for name in inputs):
+        known = self._input_names
+        if inputs.keys() <= known:
             return inputs
         from ..trace import flatten
 

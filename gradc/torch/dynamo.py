@@ -403,12 +403,15 @@ def _constant(node: torch.fx.Node, value: Any) -> _Step:
 def _calling(region: _Region, number: int, part: int) -> _Step:
     function, inputs, outputs, dims = region.function, region.inputs, region.outputs, region.dims
     orders = {node: _memory_order(node.meta["val"]) for node in outputs}
+    detached = [i for i, node in enumerate(inputs) if node in region.detached]
 
     def call(values: Values) -> None:
         sizes = {
             name: int(values[node]) if axis is None else values[node].shape[axis] for name, (node, axis) in dims.items()
         }
-        given = (values[n].detach() if n in region.detached else values[n] for n in inputs)
+        given = [values[n] for n in inputs]
+        for i in detached:
+            given[i] = given[i].detach()
         for node, value in zip(outputs, function(sizes, *given), strict=True):
             values[node] = value if orders[node] is None else _laid_out(value, orders[node])
 

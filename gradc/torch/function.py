@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ class Function:
         """What a module's forward gave, as tensors in order."""
         names = self.graph.output_names
         each = [values[name] for name in names] if len(names) > 1 else [values]
-        return tuple(x if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in each)
+        return tuple(_tensors(each))
 
 
 class Differentiated:
@@ -183,7 +184,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     @storages_stay_resizable()
     def forward(ctx: Any, function: Function, dims: Mapping[str, int], *inputs: torch.Tensor) -> Any:  # type: ignore[override]
-        wanted = tuple(n for n, needed in zip(function.names, ctx.needs_input_grad[2:], strict=True) if needed)
+        wanted = tuple(itertools.compress(function.names, ctx.needs_input_grad[2:]))
         ctx.differentiated = differentiated = function.wrt(wanted, inputs)
         ctx.dims = dims
         given = dict(zip(function.names, inputs, strict=True))
@@ -201,7 +202,7 @@ class _Recorded(torch.autograd.Function):
         returned = dict(zip(function.graph.output_names, outputs, strict=True))
         own |= {r.name: returned[r.output] for r in residuals.module.residuals if r.output}
         ctx.own_names = tuple(own)
-        ctx.save_for_backward(*(given[n] for n in differentiated.read), *map(_tensor, own.values()))
+        ctx.save_for_backward(*[given[n] for n in differentiated.read], *_tensors(own.values()))
         names = function.graph.output_names
         ctx.mark_non_differentiable(
             *(y for n, y in zip(names, outputs, strict=True) if n not in differentiated.differentiable)
@@ -226,21 +227,24 @@ class _Recorded(torch.autograd.Function):
         else:
             residuals = ctx.residuals.carrying(dict(zip(ctx.own_names, own, strict=True)))
             with storages_stay_resizable():
-                gradients = differentiated.module.backward(residuals, **_all_cotangents(differentiated, given))
+                gradients = differentiated.module.backward(
+                    residuals, **_all_cotangents(differentiated, given)
+                ).as_dict()
         # where no cotangent comes from, there is no gradient: None, which an optimizer skips, not zeros
-        return None, None, *(_gradient(gradients[n]) if n in reached else None for n in function.names)
+        made = {n: g for n, g in gradients.items() if n in reached}
+        made |= {n: _sparse(g) for n, g in made.items() if isinstance(g, SparseRows)}
+        return None, None, *_tensors([made.get(n) for n in function.names])
 
 
-def _gradient(value: Any) -> torch.Tensor:
-    """A gradient as autograd takes it."""
-    if not isinstance(value, SparseRows):
-        return _tensor(value)
-    rows, values = _tensor(value.rows), _tensor(value.values)
-    return torch.sparse_coo_tensor(rows[None], values, value.shape, is_coalesced=True, check_invariants=False)
+def _sparse(rows: SparseRows) -> torch.Tensor:
+    """A gradient of some rows as autograd takes it."""
+    at, values = _tensors((rows.rows, rows.values))
+    return torch.sparse_coo_tensor(at[None], values, rows.shape, is_coalesced=True, check_invariants=False)
 
 
-def _tensor(array: Any) -> torch.Tensor:
-    return array if isinstance(array, torch.Tensor) else torch.as_tensor(array)
+def _tensors(arrays: Iterable[Any]) -> list[Any]:
+    """Arrays as tensors; tensors and None as they are."""
+    return [x if x is None or isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in arrays]
 
 
 def _all_cotangents(differentiated: Differentiated, given: Mapping[str, Any]) -> dict[str, Any]:

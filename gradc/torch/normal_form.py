@@ -43,8 +43,9 @@ stop_gradient = torch.ops.gradc.stop_gradient.default
 def transformed(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether one of these is a value inside torch.func's vmap, grad or jvp, or of forward-mode autograd."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    dual = torch.autograd.forward_ad._current_level >= 0
-    return any(wrapped(x) or (dual and torch.autograd.forward_ad.unpack_dual(x).tangent is not None) for x in tensors)
+    if torch.autograd.forward_ad._current_level < 0:
+        return any(map(wrapped, tensors))
+    return any(wrapped(x) or torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 _CUSTOM_GRADIENT = "autograd_function_apply"

@@ -162,7 +162,7 @@ class OutputPool:
         :raises OutOfMemory: the system does not provide the memory.
         """
         wanted = np.dtype(dtype)
-        size = nbytes(shape, wanted)
+        size = math.prod(shape) * wanted.itemsize
         if size < SMALL:
             return np.empty(tuple(shape), wanted)
         rounded = _size_class(size)

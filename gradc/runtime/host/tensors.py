@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -57,14 +58,26 @@ class _Memory:
 
     def __init__(self, tensor: Any):
         self.tensor = tensor
-        size, dtype = tensor.element_size(), np.dtype(str(tensor.dtype).removeprefix("torch."))
+        size = tensor.element_size()
         self.__array_interface__ = {
             "version": 3,
             "data": (tensor.data_ptr(), False),
-            "typestr": dtype.str,
+            "typestr": _typestr(tensor.dtype),
             "shape": tuple(tensor.shape),
-            "strides": tuple(size * stride for stride in tensor.stride()),
+            "strides": None if tensor.is_contiguous() else tuple([size * stride for stride in tensor.stride()]),
         }
+
+
+@functools.cache
+def _typestr(dtype: Any) -> str:
+    """The array interface's name of a torch dtype that NumPy has."""
+    return np.dtype(str(dtype).removeprefix("torch.")).str
+
+
+@functools.cache
+def _bits_of(dtype: Any) -> tuple[str | None, Any]:
+    """The entry of a torch dtype in :data:`BITS`."""
+    return BITS.get(str(dtype), (None, None))
 
 
 def is_tensor(x: Any) -> bool:
@@ -90,8 +103,7 @@ def from_tensor(torch: Any, x: Any) -> Array:
         dense = x.detach() if x.requires_grad else x
         if dense.is_neg() or dense.is_conj():  # lazily negated or conjugated: the memory differs
             dense = dense.resolve_conj().resolve_neg()
-        name = str(x.dtype)
-        bits, meaning = BITS.get(name, (None, None))
+        bits, meaning = _bits_of(x.dtype)
         address = dense.data_ptr()
         same_bits = dense if bits is None else dense.view(getattr(torch, bits))
         array: Array = np.asarray(_Memory(same_bits)) if _resizable.get() else same_bits.numpy()
@@ -115,7 +127,7 @@ def to_tensor(array: Array) -> Any:
     torch = sys.modules["torch"]
     if array.dtype in NARROW:
         array = array.astype(NARROW[array.dtype])
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
         array = array.copy()  # torch supports neither read-only memory nor negative strides
     if array.dtype in STORED:
         bits, name = STORED[array.dtype]
