@@ -376,7 +376,7 @@ class Buffer:
     :param kind: ``input``, ``output``, ``temp`` or ``const``.
     :param alias: the buffer whose bytes it shares (reshape).
     :param value: the elements of a const, in row-major order.
-    :param slot: the part of the workspace that a temp is allocated in; set by plan_buffers.
+    :param slot: temps of one slot are never alive together; set by plan_buffers, which places them for given sizes.
     """
 
     name: str

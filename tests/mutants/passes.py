@@ -228,9 +228,9 @@ MUTANTS = (
     Mutant(
         "plan-buffers.overlap",
         "gradc/passes/program/plan_buffers.py",
-        "busy < first and holds(size, need)",
-        "busy <= first and holds(size, need)",
-        "off by one: a slot is given out in the step that still reads it",
+        "if first <= span[n][1] and span[n][0] <= last",
+        "if first < span[n][1] and span[n][0] < last",
+        "off by one: memory is given out in the step that still reads it",
         ("test_memory", "test_cpu", "test_fusions", "test_fuzz -k graphs"),
     ),
     Mutant(

@@ -37,6 +37,7 @@ CASES = {
     "block": (BLOCK, ["x", "w1", "w2", "g"], {"N": 300}, {}),
     "block, all saved": (BLOCK, ["w1", "w2", "g"], {"N": 300}, {"save": "all"}),
     "block, a budget": (BLOCK, ["w1", "w2", "g"], {"N": 300}, {"memory_budget": 0.0}),
+    "block, outputs borrowed": (BLOCK, ["w1", "w2", "g"], {"N": 300}, {"residuals": "borrow"}),
     "bag": (BAG, ["t", "w"], {"N": 500, "V": 1000}, {}),
     "bag, sparse": (BAG, ["t"], {"N": 500, "V": 1000}, {"sparse": ["t"]}),
     "donated": (gradc.trace(lambda a, b: ops.exp(a) * b, a="f32[N]", b="f32[N]"), [], {"N": 999}, {"donate": ["a"]}),

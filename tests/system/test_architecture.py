@@ -198,6 +198,13 @@ def test_functions_are_short():
     assert not long, long
 
 
+def test_a_module_from_the_cache_needs_no_writer_of_cuda():
+    """What reads modules of any target, in a process that has no GPU."""
+    script = "import sys, gradc.api; print(*(m for m in sys.modules if m.startswith('gradc.codegen.c')))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= {"gradc.codegen.cuda", "gradc.codegen.cuda.support"}
+
+
 def test_importing_gradc_is_cheap():
     script = f"import sys, gradc; print(*(m for m in {NOT_AT_IMPORT} if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -17,12 +17,13 @@ import numpy as np
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Kernel, Program, alternatives, taken
 from ...ir.statement import Operand
-from ...passes.program.plan_buffers import slot_sizes
+from ...passes.program.plan_buffers import offsets
 from ...passes.reductions.chunks import GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
 from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
 from ..index import flatten
 from ..text import enumerators
 from .actions import (
+    ALIGN,
     FLAG,
     FLAG_WORDS,
     U8,
@@ -155,7 +156,7 @@ def index_bound_of(kernel: CudaKernel, dims: Mapping[str, int]) -> int:
 class LaunchPlan:
     """A Program's steps for one set of dims.
 
-    :ivar workspace: bytes: the slots of temps, the widest kernel's scratch (``scratch_size`` bytes from
+    :ivar workspace: bytes: temps, the widest kernel's scratch (``scratch_size`` bytes from
         ``scratch_start`` on), the flag, the library's own (``library``).
     :ivar checks: the steps that look for bad indices.
     :ivar flag: the words that every kernel looks at: all ones while nothing is wrong; none without checks.
@@ -170,11 +171,7 @@ class LaunchPlan:
         self.kernels = kernels
         self.steps = [taken(step, dims) for step in program.steps]
         self.checks = checks_of(program, kernels)
-        starts, total = [], 0
-        for bytes_ in slot_sizes(program):
-            starts.append(total)
-            total += align(evaluate(bytes_, dims))
-        self.offsets = {b.name: starts[b.slot] for b in program.buffers if not b.alias and b.slot >= 0}
+        self.offsets, total = offsets(program, dims, ALIGN)
         self.scratch_start = total
         self.scratch_size = max(
             (self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0

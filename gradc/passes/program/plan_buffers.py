@@ -1,4 +1,7 @@
-"""plan_buffers: temps that are never alive together share a slot of the one workspace."""
+"""plan_buffers: temps that are never alive together share memory of the one workspace.
+
+A program says so by slots, which hold for all sizes; for given sizes, :func:`offsets` packs temps closer than that.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ir.dims import Size, assuming, known_nonnegative
+from ...ir.dims import Size, assuming, evaluate, known_nonnegative
 from ...ir.kernel import Kernel, Program, alternatives
 
 
@@ -41,20 +44,27 @@ def plan_buffers(program: Program) -> Program:
     return replace(program, buffers=tuple(replace(b, slot=placed.get(b.name, -1)) for b in program.buffers))
 
 
-def slot_sizes(program: Program) -> list[Size]:
-    """Bytes of each slot: those of its first, and so largest, buffer."""
-    sizes: dict[int, list[Size]] = {}
-    for b in program.buffers:
-        if b.slot >= 0:
-            sizes.setdefault(b.slot, []).append(b.type.nbytes)
-    out = []
-    with assuming(program.assumptions):
-        for slot in sorted(sizes):
-            largest = sizes[slot][0]
-            for size in sizes[slot][1:]:
-                largest = size if known_nonnegative(size - largest) else largest
-            out.append(largest)
-    return out
+def offsets(program: Program, dims: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:
+    """Where each temp lies in the workspace for these dims, and the bytes of all: the largest temp first, each in the
+    smallest gap that holds it between those that are alive with it.
+
+    :param alignment: of every temp, in bytes.
+    """
+    span = lifetimes(program)
+    sizes = {name: -(-evaluate(program.buffer[name].type.nbytes, dims) // alignment) * alignment for name in span}
+    placed: dict[str, int] = {}
+    total = 0
+    for name in sorted(span, key=lambda n: (-sizes[n], span[n], n)):
+        first, last = span[name]
+        taken = sorted((at, at + sizes[n]) for n, at in placed.items() if first <= span[n][1] and span[n][0] <= last)
+        gaps, end = [], 0
+        for start, stop in taken:
+            if start - end >= sizes[name]:
+                gaps.append((start - end, end))
+            end = max(end, stop)
+        placed[name] = min(gaps)[1] if gaps else end
+        total = max(total, placed[name] + sizes[name])
+    return placed, total
 
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:

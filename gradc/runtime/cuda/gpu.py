@@ -22,16 +22,18 @@ import re
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.text import widened
 from ...errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory, Unsupported
 from ...process.forks import held_off, lock
 from .device import Description, Span
-from .steps import PackedPlan
+
+if TYPE_CHECKING:
+    from ...codegen.cuda.launch import LaunchPlan
+    from .steps import PackedPlan
 
 Array = np.ndarray[Any, Any]
 _FUNCTION = re.compile(
@@ -351,6 +353,8 @@ class Gpu:
         return failure(error, f"{function} ({blocks} blocks of {threads} threads)", at_fault=self.sync)
 
     def prepare(self, plan: LaunchPlan) -> PackedPlan:
+        with held_off:
+            from .steps import PackedPlan  # with it come the writers of CUDA, which a process without a GPU never needs
         return PackedPlan(self, plan)
 
     # -- memory --------------------------------------------------------------------------------------------------------

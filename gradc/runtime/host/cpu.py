@@ -15,7 +15,7 @@ from ...errors import DeviceError, IndexOutOfRange, InternalError, NotAscending,
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
-from ...passes.program.plan_buffers import slot_sizes
+from ...passes.program.plan_buffers import offsets
 from ...process.forks import held_off
 from . import pool
 from .arrays import empty
@@ -32,7 +32,7 @@ ALIGN = enumerators("cpu/program.h")["GRADC_ALIGN"]
 class Binding:
     """The memory plan of a call for given sizes.
 
-    :param workspace: bytes of the workspace: the slots of temps, then the scratch memory of the kernel that needs most.
+    :param workspace: bytes of the workspace: temps, then the scratch memory of the kernel that needs most.
     :param local: bytes of thread-local memory per thread: rows cached between passes, packed panels of matrix products.
     :param large: whether an array is written that may exceed the caches.
     """
@@ -96,17 +96,25 @@ class CpuProgram:
         binding = self._bindings.get(key)
         if binding is None:
             values = (ctypes.c_int64 * max(len(key), 1))(*key)
-            starts, total = [], 0
-            for size in slot_sizes(self.program):
-                starts.append(total)
-                total += -(-evaluate(size, dims) // ALIGN) * ALIGN
-            offsets = tuple((self.place[b.name], starts[b.slot]) for b in self.roots if b.slot >= 0)
+            temps, total = offsets(self.program, dims, ALIGN)
+            places = tuple((self.place[name], at) for name, at in temps.items())
             scratch = int(self.library.gradc_scratch(values))
             largest = max(
                 (evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0
             )
+<<<<<<< HEAD
             local = int(self.library.gradc_local_bytes(values)) + self._packed(dims)
             binding = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_streamed())
+=======
+            products = [
+                self.program.buffer[step.out.buffer].type.dtype
+                for step in self.program.steps
+                if isinstance(step, Call) and REGISTRY[step.op].contraction
+            ]
+            packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
+            local = int(self.library.gradc_local_bytes(values)) + packs
+            binding = Binding(values, places, total, total + scratch, local, largest >= pool.least_streamed())
+>>>>>>> h_traffic
             if len(self._bindings) > 256:
                 self._bindings.clear()
             self._bindings[key] = binding
