@@ -1,14 +1,8 @@
 """Random graphs against torch autograd in f64, and every pass validated on them.
 
-<<<<<<< HEAD
-**What is tried.**  A graph of :mod:`.drawing` is compiled with random options (numerics, fuse, save, residuals,
-memory_budget, reductions, sparse, donate, layout, or its gradients differentiated again) for numpy, cpu or cuda-sim;
-one module runs at several sizes, 0 and 1 among them; outputs and gradients are held against
-=======
 **What is tried.**  A graph of :mod:`.drawing` is compiled with random options (numerics, fuse, save, memory_budget,
 residuals, reductions, sparse, donate, layout, or its gradients differentiated again) for numpy, cpu or cuda-sim; one
 module runs at several sizes, 0 and 1 among them; outputs and gradients are held against
->>>>>>> h_traffic
 :mod:`.meaning`, torch in f64.  A wrong meaning and a wrong vjp show although all our targets share them.  Every pass is
     validated by :mod:`.validation`.
 

@@ -102,19 +102,8 @@ class CpuProgram:
             largest = max(
                 (evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0
             )
-<<<<<<< HEAD
             local = int(self.library.gradc_local_bytes(values)) + self._packed(dims)
-            binding = Binding(values, offsets, total, total + scratch, local, largest >= pool.least_streamed())
-=======
-            products = [
-                self.program.buffer[step.out.buffer].type.dtype
-                for step in self.program.steps
-                if isinstance(step, Call) and REGISTRY[step.op].contraction
-            ]
-            packs = max((pool.pack_bytes(dtype.bits) for dtype in products), default=0)
-            local = int(self.library.gradc_local_bytes(values)) + packs
             binding = Binding(values, places, total, total + scratch, local, largest >= pool.least_streamed())
->>>>>>> h_traffic
             if len(self._bindings) > 256:
                 self._bindings.clear()
             self._bindings[key] = binding
