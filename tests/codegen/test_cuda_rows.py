@@ -117,3 +117,24 @@ def test_exponentials_beside_a_maximum_have_the_bits_of_exp() -> None:
     rows = [n for n in range(60) if n != 7]
     np.testing.assert_array_equal(beside[rows].view(np.int32), plain[rows].view(np.int32))
     assert np.isnan(beside[7]).all()
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(2, "f32"), (100, "f64"), (64, "bf16"), (520, "f32"), (1024, "f32")])
+def test_rows_side_by_side_stay_in_registers(count: int, dtype: str) -> None:
+    """A reduced axis between others, of known length: what is read of it is read once, where there is room for it."""
+    columns = 16 if count > 100 else 48
+    graph = gradc.trace(lambda x: ops.softmax(x, axis=1), x=f"{dtype}[3,{count},{columns}]")
+    sim, wanted = (gradc.compile(graph, wrt=["x"], target=target) for target in ("cuda-sim", "numpy"))
+    random = np.random.default_rng(count)
+    x, dy = (random.standard_normal((3, count, columns)).astype(graph.inputs[0].dtype.np) for _ in "xy")
+    (y, kept), (y_wanted, kept_wanted) = sim.forward(x=x), wanted.forward(x=x)
+    dx, dx_wanted = sim.backward(kept, dy)["x"], wanted.backward(kept_wanted, dy)["x"]
+    for found, want in ((y, y_wanted), (dx, dx_wanted)):
+        scale = np.abs(want.astype(np.float64)).max()
+        assert (
+            np.abs(found.astype(np.float64) - want.astype(np.float64)).max()
+            <= (1e-2 if dtype == "bf16" else 1e-5) * scale
+        )
+    text = sim.forward.source
+    rows = text[text.index("_rows(") :]
+    assert "neighbouring threads have neighbouring rows" in text and len(re.findall(r"\bx\[", rows)) == 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Stmt
-from ...ir.types import Type
+from ...ir.types import F64, Type
 from ...ir.walk import backward_slice, reachable
 from .columns import Access, access, vector_length, weight
 
@@ -128,6 +128,29 @@ def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int) 
     return RowTask(vec, width, each // vec, need.together(each), need.loads_first(each), kept)
 
 
+def row_task_across(kernel: Kernel, types: Mapping[str, Type], width: int, widest: int) -> RowTask | None:
+    """The same where neighbouring threads have neighbouring rows, each one column at a time; None also where nothing
+    would stay.
+
+    :param width: threads of a row at least, ``widest`` at most.
+    """
+    count = kernel.col_count
+    if not isinstance(count, int) or not 1 < count <= LONGEST_ROW:
+        return None
+    need = _Need(kernel, types, 0)
+    text = sum(weight(s) for s in {s: None for p in kernel.passes for s in (*p.body, *p.roots)})
+    room = ROW_REGISTERS // (2 if any(s.dtype is F64 for s in kernel.body) else 1)  # beside what is computed in f64
+    while need.kept:
+        threads, held = width, _most_held(kernel, need.kept, least=1)  # one column at a time: short ones are not packed
+        while threads <= widest:
+            each = -(-count // threads)
+            if each * held <= room and each * text <= UNROLLED_TEXT:
+                return RowTask(1, threads, each, False, False, need.kept)
+            threads *= 2
+        need.keep_less()
+    return None
+
+
 def kept_values(kernel: Kernel) -> dict[str, int]:
     """The values that stay in registers for later phases, and the first phase that computes each."""
     rows = {a for a, _ in kernel.rows}
@@ -158,15 +181,15 @@ def kept_values(kernel: Kernel) -> dict[str, int]:
     return kept
 
 
-def _most_held(kernel: Kernel, kept: Mapping[str, int]) -> float:
-    """The most registers per element that kept values take between two phases."""
+def _most_held(kernel: Kernel, kept: Mapping[str, int], least: float = 0) -> float:
+    """The most registers per element that kept values take between two phases, each at least so many."""
     last: dict[str, int] = {}
     for number, p in enumerate(kernel.passes):
         sources = {s.name: s.uses for s in p.body if kept.get(s.name, number) >= number}
         roots = [u for s in p.roots for u in s.uses]
         last |= dict.fromkeys(reachable(roots, functools.partial(_sources, sources)), number)
     phases = range(1, len(kernel.passes))
-    live = [sum(_words(kernel, v) for v, begin in kept.items() if begin < n <= last[v]) for n in phases]
+    live = [sum(max(_words(kernel, v), least) for v, begin in kept.items() if begin < n <= last[v]) for n in phases]
     return max(live, default=0)
 
 

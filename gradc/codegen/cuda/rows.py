@@ -314,6 +314,7 @@ class Writer(PassWriter):
             iterations=self.iterations,
             unroll=self.unroll,
             whole=self.row_task is not None,
+            full=self.row_task is not None and self.row_task.iterations * self.width * self.vec == self.k.col_count,
             together=self.row_task is None or self.row_task.together,
             kept=self.values_between_phases(),
             column_loop=f"{FOLDER}/loop_{loop}.cu.j2",

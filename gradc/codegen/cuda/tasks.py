@@ -41,7 +41,7 @@ from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
 from .columns import OFFSETS, Access, access, columns_at_once, linear
-from .row_registers import RowTask, row_task
+from .row_registers import RowTask, row_task, row_task_across
 from .turned import turned
 
 STRIP = 2048
@@ -58,7 +58,7 @@ FEW_ROWS = 256
 FEWEST_ACROSS = 16
 """Fewest rows that lie side by side where neighbouring threads have neighbouring rows."""
 MOST_ACROSS = 16
-"""Threads of such a row."""
+"""Threads of such a row; twice as many where the row stays in their registers."""
 UNROLLED = 2
 """Times round the columns of a row that is not kept in registers, with all their loads under way."""
 LONG_ROW = 16384
@@ -116,8 +116,7 @@ class TaskWriter(RowWriter):
         self.vec = 1 if single else columns_at_once(kernel, types, len(kernel.accums), reduces)
         self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
         lasting = bool(self.ordered) and all(map(self.lasting, self.ordered))
-        whole = not alone and not self.across
-        self.row_task = self.row_in_registers(len(self.ordered) if lasting else 0) if whole else None
+        self.row_task = self.row_in_registers(len(self.ordered) if lasting else 0) if not alone else None
         if self.row_task is not None:
             self.vec, self.width = self.row_task.vec, self.row_task.width
         else:
@@ -189,6 +188,8 @@ class TaskWriter(RowWriter):
         """
         if self.shared or self.k.scans or not self.shares_columns:
             return None
+        if self.across:
+            return row_task_across(self.k, self.types, self.threads_per_row_across(), 2 * MOST_ACROSS)
         return row_task(self.k, self.types, sums, WIDEST if sums else THREADS)
 
     def unrolled(self) -> int:
@@ -235,7 +236,7 @@ class TaskWriter(RowWriter):
         if self.shared:
             return 32 * WARPS
         if self.across:
-            return max(THREADS, 32 * self.width)
+            return max(THREADS, min(32 * self.width, 2 * THREADS))
         return THREADS if self.width <= 32 or self.tiled or self.strips else self.width
 
     def side_by_side(self, s: Stmt) -> bool:

@@ -396,6 +396,7 @@ class KernelView:
     :param iterations: of the threads of a task over the columns of a row, where a thread has a sum for each; else 0.
     :param unroll: times round the columns of a whole row whose loads are under way together; 0: each has its own.
     :param whole: whether those are all of the row.
+    :param full: whether each thread has all of its columns of such a row.
     :param together: whether that is so of all loads of a phase.
     :param kept: values of the row that stay in registers between its phases.
     :param column_loop: the template that opens a loop over columns.
@@ -422,6 +423,7 @@ class KernelView:
     iterations: int
     unroll: int
     whole: bool
+    full: bool
     together: bool
     kept: tuple[Value, ...]
     column_loop: str
