@@ -46,7 +46,7 @@ static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows
  * b and c have rows b_step and c_row apart.  The second accumulators are c's own when the first run begins and the last one
  * ends, and between them contiguous memory that stays in the first cache. */
 static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, const int vectors, const int ahead, int64_t kc, const T *restrict a, int64_t a_row, int64_t a_step,
-                                                               const T *restrict b, int64_t b_step, T *restrict c, int64_t c_row, int add) {
+                                                               const T *b, int64_t b_step, T *restrict c, int64_t c_row, int add) {
   const int unroll = rows == GEMM_MR ? GEMM_UNROLL : 1; /* a loop of few rounds, whose end is predicted */
   const T *from[4];
   T *to[4];
@@ -125,11 +125,11 @@ typedef void (*GEMM(kernel))(int64_t kc, const T *a, int64_t a_row, const T *b, 
   {{GEMM(packed_##rows##_1), GEMM(packed_##rows##_2)},      \
    {GEMM(in_place_##rows##_1), GEMM(in_place_##rows##_2)},  \
    {GEMM(streamed_##rows##_1), GEMM(streamed_##rows##_2)}},
-#define GEMM_SIX(EACH) EACH(1) EACH(2) EACH(3) EACH(4) EACH(5) EACH(6)
+#define GEMM_SIX(make) make(1) make(2) make(3) make(4) make(5) make(6)
 #if GEMM_MR > 6
-#define GEMM_ROWS(EACH) GEMM_SIX(EACH) EACH(7) EACH(8) EACH(9) EACH(10) EACH(11) EACH(12)
+#define GEMM_ROWS(make) GEMM_SIX(make) make(7) make(8) make(9) make(10) make(11) make(12)
 #else
-#define GEMM_ROWS(EACH) GEMM_SIX(EACH)
+#define GEMM_ROWS(make) GEMM_SIX(make)
 #endif
 GEMM_ROWS(GEMM_DEFINE)
 static const GEMM(kernel) GEMM(kernels)[GEMM_MR][3][2] = {GEMM_ROWS(GEMM_NAMES)}; /* [rows - 1][how][vectors - 1] */

@@ -730,7 +730,7 @@ static void cut(product *p) {
   /* Rows that lie far apart displace each other from the caches; columns of a result that do are to be written rarely. */
   p->block_k = p->columns_in_place && p->b.row > 4 * nr ? GEMM_RUN : p->c_col != 1 ? 2 * GEMM_KC : GEMM_KC;
   p->tile_m = GEMM_PACK_ROWS;
-  p->tile_n = 16 * nr;
+  p->tile_n = 8 * nr;
   while (p->tile_n > 4 * nr && ceil_div(p->slab_m, p->tile_m) * ceil_div(p->slab_n, p->tile_n) < GEMM_TILES) {
     p->tile_n /= 2;
   }

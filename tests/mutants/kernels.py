@@ -118,6 +118,22 @@ MUTANTS = (
         ("test_products", "test_runtime_cpu -k 'matmul or product'"),
     ),
     Mutant(
+        "gemm-h.runs",
+        "templates/cpu/gemm.h",
+        "GEMM_EACH(sums[i][v] = totals[i][v] + sums[i][v])",
+        "(void)begin;",
+        "of a sum the last run alone",
+        ("test_runtime_cpu -k 'matmul or product'",),
+    ),
+    Mutant(
+        "runtime-c.slabs",
+        "templates/cpu/runtime.c",
+        "s.add = accumulate || at > from;",
+        "s.add = accumulate;",
+        "of steps packed one after the other the last alone",
+        ("test_runtime_cpu -k 'matmul or product'",),
+    ),
+    Mutant(
         "gemm-h.scale-group",
         "templates/cpu/gemm.h",
         "(p + q) / along_per * along];",

@@ -702,6 +702,9 @@ SHAPES = [
     (1, 129, 257, 64),
     (1, 20, 3, 8200),
     (1, 3, 300, 4200),
+    (1, 20, 200, 130),
+    (1, 90, 20, 130),
+    (2, 130, 140, 150),
     (2, 1, 300, 300),
     (3, 37, 41, 29),
     (200, 5, 6, 7),
@@ -771,6 +774,7 @@ def test_matmul_has_the_same_bits_however_operands_lie(columns: int, dtype: str)
         *itertools.product((1,), (1, 2, 5, 12, 13, 40), (1, 7, 15, 16, 65, 300)),
         (3, 20, 30),
         (1, 5, 540),
+        (1, 90, 700),
         (1, 290, 130),
         (1, 1, 4200),
         (1, 3, 4200),
@@ -800,6 +804,43 @@ def test_an_element_does_not_depend_on_its_neighbours() -> None:
         part = np.empty(whole[:, rows, columns].shape, "f4")
         pool.matmul(a[:, rows], b[:, :, columns], part)
         np.testing.assert_array_equal(part, whole[:, rows, columns])
+
+
+def test_matmul_of_several_slabs() -> None:
+    """More rows, columns and steps than are packed at a time, none of them whole panels."""
+    a, b = operands(1, 1031, 1101, 521, "f4")
+    exact, results = np.matmul(a.astype("f8"), b.astype("f8")), set()
+    for threads in THREADS:
+        pool.set_num_threads(threads)
+        for layout in ("nn", "tt"):
+            out = np.full(exact.shape, np.nan, "f4")
+            pool.matmul(lying(a, layout[0]), lying(b, layout[1]), out)
+            results.add(out.tobytes())
+    assert len(results) == 1
+    assert (abs(out - exact) <= 75 * np.finfo("f4").eps * np.matmul(abs(a).astype("f8"), abs(b).astype("f8"))).all()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("rows", [1, 2, 15, 40])
+@pytest.mark.parametrize("k", [200, 4095, 65536])
+def test_long_sums_round_as_short_ones(k: int, rows: int, dtype: str) -> None:
+    """Runs of 64 steps, the sums of runs, and at most 16 stretches of them: no element is rounded more often."""
+    a, b = (abs(x) for x in operands(1, rows, 17, k, dtype))
+    out = np.empty((1, rows, 17), dtype)
+    pool.matmul(a, b, out)
+    exact = np.matmul(a.astype(np.longdouble), b.astype(np.longdouble))
+    roundings = 64 + k / 64 + 17
+    assert (abs(out - exact) <= roundings * np.finfo(dtype).eps / 2 * exact).all()
+
+
+def test_a_new_thread_multiplies_what_it_need_not_pack() -> None:
+    a, b = operands(1, 64, 64, 64, "f4")
+    expected, out = np.empty((2, 1, 64, 64), "f4")
+    pool.matmul(a, b, expected)
+    thread = threading.Thread(target=pool.matmul, args=(a, b, out))
+    thread.start()
+    thread.join()
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_matmul_keeps_nan_and_inf() -> None:

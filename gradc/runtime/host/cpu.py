@@ -115,8 +115,9 @@ class CpuProgram:
         for step in self.program.steps:
             if isinstance(step, Call) and REGISTRY[step.op].contraction:
                 sizes = dict(step.axes)
-                axes = step.views[0][-2], step.result_axes[-1], step.views[0][-1]
-                m, n, k = (evaluate(sizes[a], dims) for a in axes)
+                m, n, k = (
+                    evaluate(sizes[a], dims) for a in (step.views[0][-2], step.result_axes[-1], step.views[0][-1])
+                )
                 bits = self.program.buffer[step.out.buffer].type.dtype.bits
                 most = max(most, pool.pack_bytes(bits, m, n, k))
         return most
