@@ -79,7 +79,6 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
       #pragma unroll
       for (int t = 0; t < 4; t++) {
         const ix col = begin_col + t * (WIDTH * VEC);
-        if (col >= end_col) continue;
         f32 terms_v2[VEC] = {};
         #pragma unroll
         for (int j = 0; j < VEC; j++) {
@@ -100,7 +99,6 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
       #pragma unroll
       for (int t = 0; t < 4; t++) {
         const ix col = begin_col + t * (WIDTH * VEC);
-        if (col >= end_col) continue;
         f32 terms_v6[VEC] = {};
         #pragma unroll
         for (int j = 0; j < VEC; j++) {
@@ -121,7 +119,6 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
       #pragma unroll
       for (int t = 0; t < 4; t++) {
         const ix col = begin_col + t * (WIDTH * VEC);
-        if (col >= end_col) continue;
         f32 terms_v10[VEC] = {};
         #pragma unroll
         for (int j = 0; j < VEC; j++) {
@@ -145,7 +142,6 @@ extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_211e48_rows(
       for (int t = 0; t < 4; t++) {
         if (t > 0) __syncwarp(gradc_mask(WIDTH)); /* no loads begin before it: there are no registers for them */
         const ix col = begin_col + t * (WIDTH * VEC);
-        if (col >= end_col) continue;
         gradc_vector<u16, VEC> loaded1[1];
         gradc_get_all(loaded1, gamma, col, 0, col_step, end_col, vectorized);
         gradc_vector<u16, VEC> loaded2[1];
