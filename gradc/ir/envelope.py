@@ -27,6 +27,7 @@ import numpy as np
 
 from .. import files
 from ..errors import IRFormatError, OutOfMemory
+from ..json_text import read_json
 from .types import DTYPES, dtype
 
 Array = np.ndarray[Any, Any]
@@ -156,8 +157,8 @@ def _contents(table: memoryview, body: memoryview, size: int, source: str) -> En
 
 def _entries(table: memoryview, source: str) -> Iterator[list[Any]]:
     try:
-        entries = json.loads(bytes(table).decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        entries = read_json(bytes(table).decode("utf-8"))
+    except ValueError as error:
         raise IRFormatError(f"{source}: its table is no JSON: {error}") from None
     if not isinstance(entries, list):
         raise IRFormatError(f"{source}: its table is no list")

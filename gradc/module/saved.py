@@ -26,6 +26,7 @@ from ..ir.program_text import parse_program
 from ..ir.text import graph_of_file
 from ..ir.types import Type, parse_type
 from ..ir.verify import verify_program
+from ..json_text import read_json
 from ..knobs import TARGETS
 from ..options import TEXTS, Options
 from ..passes.graph.sparse_rows import PARTS as SPARSE_PARTS
@@ -214,10 +215,10 @@ def part_text(parts: Mapping[str, bytes], name: str) -> str:
 
 def _json(parts: Mapping[str, bytes], name: str) -> Any:
     try:
-        return json.loads(part_text(parts, name))
+        return read_json(part_text(parts, name))
     except IRFormatError:
         raise
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise IRFormatError(f"the part {name!r} is no JSON: {error}") from None
 
 

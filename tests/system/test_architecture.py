@@ -22,7 +22,7 @@ PACKAGE = ROOT / "gradc"
 LAYERS = [
     ("errors", "version"),
     ("process",),
-    ("files", "knobs"),
+    ("files", "json_text", "knobs"),
     ("npz",),
     ("ir",),
     ("ops",),

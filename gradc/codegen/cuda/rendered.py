@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import IRFormatError
 from ...ir.dims import Dim
 from ...ir.size_text import parse_size
+from ...json_text import read_json
 from .kernel import CudaKernel, Stage
 
 
@@ -23,7 +24,7 @@ def unpacked(data: bytes) -> tuple[str, dict[str, CudaKernel]]:
     :raises IRFormatError: these are no such bytes.
     """
     try:
-        content = json.loads(data)
+        content = read_json(data.decode())
         text, kernels = (
             content["text"],
             {
@@ -31,7 +32,7 @@ def unpacked(data: bytes) -> tuple[str, dict[str, CudaKernel]]:
                 for name, record in content["kernels"].items()
             },
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IRFormatError(f"this is no record of CUDA kernels: {type(error).__name__}: {error}") from error
     if not isinstance(text, str) or not all(
         isinstance(k.text, str) and isinstance(k.name, str) for k in kernels.values()

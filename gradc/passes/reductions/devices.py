@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidProblem, Unsupported
+from ...json_text import read_json
 
 FORMAT = "gradc-device 1"
 _LONGEST_FILE = 65536
@@ -442,8 +443,8 @@ def read_calibration(path: str | Path) -> str:
 def calibrated_by(device: Gpu, text: str, where: str | Path = "calibration") -> Gpu:
     """:func:`calibrated` with the text of a file; ``where`` is its name in errors."""
     try:
-        calibration = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
+        calibration = read_json(text, _once)
+    except ValueError as error:
         raise InvalidProblem(f"{where}: this is not the JSON of a calibration: {error}") from error
     try:
         return _replaced(device, calibration)

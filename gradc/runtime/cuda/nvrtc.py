@@ -21,6 +21,7 @@ from typing import Any, Literal
 from gradc import knobs
 from gradc.codegen.cuda.cached_text import anonymous
 from gradc.errors import CompilerError, CompilerMissing, GradcError, InvalidProblem, RegistersSpilled
+from gradc.json_text import read_json
 from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
 from gradc.runtime.host.toolchain import LOG_LIMIT, TIMEOUT
@@ -545,7 +546,7 @@ def _unpack(payload: bytes, arch: str) -> CudaBinary | None:
     """The inverse of :func:`_pack`; None if the payload is malformed (written by a broken build)."""
     head, nul, cubin = payload.partition(b"\0")
     try:
-        texts = json.loads(head)
+        texts = read_json(head.decode())
         return CudaBinary(arch, cubin, texts["ptx"], texts["log"], _resources(texts["log"])) if nul else None
     except (ValueError, KeyError, TypeError):
         return None
