@@ -11,9 +11,10 @@ import pytest
 import gradc
 from gradc import knobs, ops
 from gradc.errors import InvalidProblem
-from gradc.torch.function import Function
 
 torch = pytest.importorskip("torch")
+
+from gradc.torch.function import Function  # noqa: E402
 
 GRAPH = gradc.trace(lambda x: ops.softmax(x * 2), x="f32[N,64]")
 

@@ -56,6 +56,9 @@ ONLY_IN = {
     "onnx": ("onnx",),
     "torch": ("torch",),
 }
+# What an extra installs, and the parts of gradc that import it at once.
+EXTRAS = ("cupy", "gradc.jax", "gradc.onnx", "gradc.torch", "jax", "magika", "onnx", "onnxruntime", "swift_f0")
+EXTRAS += ("torch", "torchao")
 # Costs a second or is not there at all: `import gradc` does without.
 NOT_AT_IMPORT = ("click", "cupy", "jinja2", "networkx", "onnx", "torch")
 
@@ -142,6 +145,28 @@ def test_imports_point_one_way():
     refused = ((found, _forbidden(found)) for found in _all_imports())
     wrong = [f"{found.where}: {found.source} imports {found.target}: {why}" for found, why in refused if why]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+def _before_its_skip(source: str) -> list[str]:
+    """The imports of extras that a test file makes before it asks whether anything is there."""
+    wrong = []
+    for statement in ast.parse(source).body:
+        if "importorskip" in ast.unparse(statement):
+            break
+        for found in _imports(ast.unparse(statement), "tests.file", False, ""):
+            if not found.lazy and any(f"{found.target}.".startswith(f"{extra}.") for extra in EXTRAS):
+                wrong.append(found.target)
+    return wrong
+
+
+def test_tests_can_be_collected_without_extras():
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    found = {str(path.relative_to(ROOT)): _before_its_skip(path.read_text()) for path in files}
+    wrong = {path: imports for path, imports in found.items() if imports}
+    assert not wrong
+    skip = 'torch = pytest.importorskip("torch")\n'
+    assert _before_its_skip("import gradc.torch.function\n" + skip) == ["gradc.torch.function"]
+    assert not _before_its_skip(skip + "from gradc.torch import wrap\n")
 
 
 @pytest.mark.parametrize(
