@@ -7,13 +7,14 @@ again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .errors import InternalError, InvalidProblem, NotDifferentiable, TypeRuleError
 from .ir.dims import assuming
 from .ir.graph import Graph, input_node, open_composites, parts_of
 from .ir.lexer import suffixed
-from .ir.node import Node, Note
+from .ir.node import Node, Note, made_by
 from .ir.op import DISCRETE, ZERO, Composite
 from .ir.types import F32, F64, DType
 from .ir.walk import positions, reachable, topological
@@ -115,8 +116,10 @@ def _sweep(
             raise NotDifferentiable(
                 f"'{node.op.name}' ({node.type}) lies between a wanted input and the output and has no vjp"
             )
-        composite = node.op.name if isinstance(node.op, Composite) else notes.get(node, Note()).composite
-        with parts_of(f"{composite.removesuffix('_grad')}_grad" if composite else "", notes):
+        note = notes.get(node, Note())
+        composite = node.op.name if isinstance(node.op, Composite) else note.composite
+        gradient = f"{composite.removesuffix('_grad')}_grad" if composite else ""
+        with parts_of(replace(note, composite=gradient), notes), made_by(f"differentiate: {node.op.name}"):
             entries = _vjp(node, total)
         if len(entries) != len(node.operands):
             raise InternalError(

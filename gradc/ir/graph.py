@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ..process.forks import cached_property, held_off
 from .dims import Assumption, assuming, symbols
 from .graph_file import save_graph
 from .lexer import LONGEST_NAME, format_attributes, format_note, is_long
-from .node import REGISTRY, Node, Note, identical, listening, make
+from .node import REGISTRY, Node, Note, identical, listening, make, maker
 from .op import Composite
 from .types import Type
 from .walk import operands, postorder, topological
@@ -23,6 +23,7 @@ from .walk import operands, postorder, topological
 if TYPE_CHECKING:
     import networkx as nx
 
+NO_NOTE = Note()
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 
 
@@ -79,19 +80,32 @@ def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
     return new
 
 
-def parts_of(composite: str, notes: dict[Node, Note]) -> AbstractContextManager[None]:
-    """A context manager that notes every node made in it as a part of ``composite``, unless it is part of another one;
-    a node that a composite and its gradient share belongs to the composite.
+def parts_of(source: Note, notes: dict[Node, Note]) -> AbstractContextManager[None]:
+    """A context manager that notes every node made in it as made of what has the note ``source``: its line, its scope,
+    and its composite unless the node is part of another one; a node that a composite and its gradient share belongs to
+    the composite.
     """
-    if not composite:
-        return nullcontext()
+    composite = source.composite
+    new = Note(where=source.where, scope=source.scope, composite=composite)
 
     def noted(node: Node) -> None:
-        note = notes.get(node, Note())
-        if not note.composite or (note.composite.endswith("_grad") and not composite.endswith("_grad")):
+        note = notes.get(node)
+        if note is None:
+            if node.op.name != "input":
+                notes[node] = replace(new, by=maker())
+        elif composite and (
+            not note.composite or (note.composite.endswith("_grad") and not composite.endswith("_grad"))
+        ):
             notes[node] = replace(note, composite=composite)
 
     return listening(noted)
+
+
+def _carry(note: Note, node: Node, notes: dict[Node, Note]) -> None:
+    """Gives a node the note of one that it replaces, unless it has a stronger one, or one as strong and a pass's."""
+    old = notes.get(node)
+    if old is None or note.strength > old.strength or (note.strength == old.strength and not note.by):
+        notes[node] = note
 
 
 def format_op(node: Node, names: Mapping[Node, str]) -> str:
@@ -219,23 +233,31 @@ class Graph:
         """The graph with every node replaced by ``rule(node, new operands)`` (None: the same op on the new operands),
         bottom up.
 
-        Notes are carried over.
+        Notes are carried over; a value that the rule has made anew is the rule's.
 
         :param new: filled with the replacement of each node, for rules that inspect more than their operands.
         """
-        notes = dict(self.notes)
+        notes, carried = dict(self.notes), dict[Node, Note]()
         new = {} if new is None else new
         with assuming(self.assumptions):
             for node in self.nodes:
                 operands = tuple(new[o] for o in node.operands)
-                with parts_of(self.composite(node), notes):
+                with parts_of(self.notes.get(node, NO_NOTE), notes):
                     result = rule(node, operands)
+                same = again(node, operands) if result is not node else node
                 if result is None:
-                    result = again(node, operands)
+                    result = same
                 if not isinstance(result, Node):
                     raise TypeError(f"a rewrite of {node!r} gave {result!r}")
                 new[node] = result
-        return replace(self, notes=notes).renamed(new)
+                if (note := notes.get(node)) is not None:
+                    if result is not same and result not in self.notes and result in notes:
+                        note = replace(note, by=notes[result].by)
+                    _carry(note, result, carried)
+        outputs = tuple((name, new[node]) for name, node in self.outputs)
+        return replace(
+            self, outputs=outputs, notes={**{n: note for n, note in notes.items() if n not in new}, **carried}
+        )
 
     def composite(self, node: Node) -> str:
         """The name of the composite that a node is part of, or ""."""
@@ -245,8 +267,7 @@ class Graph:
         """The graph with its outputs replaced by the map ``old -> new``; notes are carried over."""
         notes: dict[Node, Note] = {}
         for n, note in self.notes.items():
-            if new.get(n, n) not in notes or str(note):  # a note with the user's names takes precedence
-                notes[new.get(n, n)] = note
+            _carry(note, new.get(n, n), notes)
         return replace(self, outputs=tuple((name, new.get(n, n)) for name, n in self.outputs), notes=notes)
 
     def with_outputs(self, outputs: Iterable[tuple[str, Node]], name: str | None = None) -> Graph:
@@ -303,7 +324,7 @@ def open_composites(graph: Graph, opens: Callable[[Composite], bool] = lambda op
             new.update((o, o) for o in inner if o not in new)  # these are decomposed already
             note = notes.get(node, Note())
             notes[node] = note = replace(note, composite=note.composite or node.op.name)
-            with parts_of(note.composite, notes):
+            with parts_of(note, notes):
                 meant[node] = node.op.decompose(*inner, **node.attrs)
         return (meant[node],) if node in meant else node.operands
 

@@ -33,9 +33,11 @@ _interned: weakref.WeakValueDictionary[Any, Node] = weakref.WeakValueDictionary(
 class Note:
     """Provenance of a value; not part of a node's identity.
 
-    :param name: the user's name of it.  :param where: ``file:line``.  :param scope: the enclosing ops.scope(...).
+    :param name: the user's name of it.  :param scope: the enclosing gradc.scope(...).
+    :param where: ``file:line`` of the user's call, also for what passes made of it: a gradient has its primal's.
     :param reader: for indices: the op that the user passed them to.
     :param composite: the composite whose decomposition it belongs to, or ``NAME_grad`` if it belongs to its gradient.
+    :param by: who made it, "" for the user: a pass, and the rule where there are several: ``simplify: x * 1 -> x``.
     """
 
     name: str = ""
@@ -43,11 +45,36 @@ class Note:
     scope: str = ""
     reader: str = ""
     composite: str = ""
+    by: str = ""
+
+    @property
+    def strength(self) -> int:
+        """Of two notes of one value, the stronger one stays: a name before a line, the user's line before a pass's."""
+        return 3 if self.name else bool(str(self)) * (1 if self.by else 2)
 
     def __str__(self) -> str:
         return "  ".join(
             part for part in (f"{self.scope}/{self.name}" if self.scope else self.name, self.where) if part
         )
+
+
+_maker: contextvars.ContextVar[str] = contextvars.ContextVar("maker", default="")
+
+
+@contextlib.contextmanager
+def made_by(name: str) -> Iterator[None]:
+    """A context manager in which what is made is ``name``'s (:attr:`Note.by`); inside another one, ``outer: name``."""
+    outer = _maker.get()
+    token = _maker.set(f"{outer}: {name}" if outer else name)
+    try:
+        yield
+    finally:
+        _maker.reset(token)
+
+
+def maker() -> str:
+    """Who makes nodes now; "" is the user."""
+    return _maker.get()
 
 
 _listener: contextvars.ContextVar[Callable[[Node], None] | None] = contextvars.ContextVar("listener", default=None)

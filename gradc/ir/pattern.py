@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .node import Node, call
+from .node import Node, call, made_by
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 class Pattern:
@@ -49,12 +51,18 @@ class Var(Pattern):
     name: str
     when: Callable[[Node], bool] | None = None
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True)
 class Number(Pattern):
     """Matches a constant with this value at every element; ``-0.0`` and ``0.0`` are different."""
 
     value: float
+
+    def __str__(self) -> str:
+        return f"{self.value:g}"
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,11 @@ class Apply(Pattern):
     op: str
     operands: tuple[Pattern, ...]
     bind: str = ""
+
+    def __str__(self) -> str:
+        if self.op in _INFIX:
+            return f"({f' {_INFIX[self.op]} '.join(map(str, self.operands))})"
+        return f"{self.op}({', '.join(map(str, self.operands))})"
 
 
 def as_pattern(value: Any) -> Pattern:
@@ -87,7 +100,12 @@ class Rule:
         bound: dict[str, Node] = {}
         if not match(self.left, node, bound) or (self.when is not None and not self.when(bound)):
             return None
-        return build(self.right, bound) if isinstance(self.right, Pattern) else self.right(bound)
+        with made_by(str(self)):
+            return build(self.right, bound) if isinstance(self.right, Pattern) else self.right(bound)
+
+    def __str__(self) -> str:
+        result = str(self.right) if isinstance(self.right, Pattern) else self.right.__name__.strip("_<>")
+        return f"{self.left} -> {result}"
 
 
 def splat(node: Node) -> Any:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .. import files, knobs
 from ..ir.dims import assuming
 from ..ir.graph import Graph
 from ..ir.kernel import Program
+from ..ir.node import Note, made_by
+from ..ir.walk import operands
 from ..process.forks import held_off
 
 Licence = Literal["BITS", "REAL", "FAST"]
@@ -103,14 +105,33 @@ class Pipeline:
         return [s.name for s in self.stages]
 
 
+def credited(graph: Graph, name: str) -> Graph:
+    """The graph in which every node has a note: one that nobody noted was made by the pass ``name``, for the first of
+    its users that has a line, else of the last of its operands that has one.
+    """
+    if all(node in graph.notes or node.op.name == "input" for node in graph.nodes):
+        return graph
+    notes = dict(graph.notes)
+    for order, beside in ((reversed(graph.nodes), graph.users.__getitem__), (graph.nodes, operands)):
+        for node in order:
+            if node not in notes and node.op.name != "input":
+                source = next((notes[n] for n in beside(node) if n in notes and notes[n].where), None)
+                if source is not None:
+                    notes[node] = Note(where=source.where, scope=source.scope, by=name)
+    for node in graph.nodes:
+        if node.op.name != "input":
+            notes.setdefault(node, Note(by=name))
+    return replace(graph, notes=notes)
+
+
 def graph_pass(licence: Licence = "BITS") -> Callable[[GraphPass], GraphPass]:
     """Marks a Graph -> Graph pass with what it may lose (contracts 1)."""
 
     def mark(function: GraphPass) -> GraphPass:
         @functools.wraps(function)
         def run(graph: Graph, **options: Any) -> Graph:
-            with assuming(graph.assumptions):
-                return function(graph, **options)
+            with assuming(graph.assumptions), made_by(function.__name__):
+                return credited(function(graph, **options), function.__name__)
 
         run.licence = licence  # type: ignore[attr-defined]
         PASSES[function.__name__] = run

@@ -49,6 +49,18 @@ def _keeps_values(bound: Mapping[str, Node]) -> bool:
     )
 
 
+def _masked_once(bound: Mapping[str, Node]) -> Node:
+    return call("where", bound["z"], bound["x"], bound["w"])
+
+
+def _quotient(bound: Mapping[str, Node]) -> Node:
+    return bound["y"] / bound["x"]
+
+
+def _same(bound: Mapping[str, Node]) -> Node:
+    return bound["x"]
+
+
 def _rounds_only(bound: Mapping[str, Node]) -> bool:
     source, middle, outer = bound["x"].dtype, bound["inner"].dtype, bound["outer"].dtype
     return source is outer and source.is_float and middle.is_float and not holds(source, middle) and middle.bits >= 16
@@ -67,10 +79,9 @@ BITS = [
     Rule(op("where", z, x, x), x),
     Rule(op("where", Var("c", lambda c: splat(c) is True), x, y), x),
     Rule(op("where", Var("c", lambda c: splat(c) is False), x, y), y),
-    # where under the same mask twice
-    Rule(op("where", z, op("where", z, x, y), Var("w")), lambda m: call("where", m["z"], m["x"], m["w"])),
+    Rule(op("where", z, op("where", z, x, y), Var("w")), _masked_once),
     Rule(_cast_twice, _through, _keeps_values),
-    Rule(op("cast", x, bind="outer"), lambda m: m["x"], lambda m: m["x"].dtype is m["outer"].dtype),
+    Rule(op("cast", x, bind="outer"), _same, lambda m: m["x"].dtype is m["outer"].dtype),
 ]
 
 REAL = [
@@ -78,7 +89,7 @@ REAL = [
     Rule(0.0 + x, x),
     Rule(x - -0.0, x),
     Rule(_cast_twice, _through, _rounds_only),
-    Rule(op("reciprocal", x) * y, lambda m: m["y"] / m["x"]),
+    Rule(op("reciprocal", x) * y, _quotient),
 ]
 """Equal over the reals: a dropped f32 -> bf16 -> f32, a zero added."""
 

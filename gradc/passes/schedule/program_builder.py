@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from ...ir.graph import Graph
 from ...ir.kernel import Buffer, Call, Kernel, Program, Step
@@ -194,7 +195,8 @@ class ProgramBuilder:
             self.s.constant_buffer,
         )
         builder.check(index, node.attrs["bound"], node.attrs["op"], self.source(index), node.attrs["ascending"])
-        return self.named(builder.kernel("check"), "check")
+        note = self.graph.notes.get(node, Note())
+        return self.named(replace(builder.kernel("check"), note=replace(note, name="")), "check")
 
     def source(self, index: Node) -> str:
         """What the user calls positions: the value's own name, else the input that they are computed from."""

@@ -1,0 +1,92 @@
+"""Every value of every stage, and every kernel, knows the user's line that it is for, and who made it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gradc
+from gradc import ops
+from gradc.ir.graph import Graph
+from gradc.ir.kernel import Program
+from gradc.ir.node import Node
+from gradc.ir.pattern import Var
+from gradc.passes.graph.simplify import BITS, simplify
+
+
+def loss(x: Any, w: Any, b: Any, q: Any, s: Any, t: Any) -> Any:
+    with gradc.scope("mlp"):
+        hidden = ops.gelu(ops.linear(x, w, b))
+    logits = ops.linear(hidden, ops.dequantize(q, s, block=(1, 32)))
+    picked = ops.gather(logits, t, axis=0)
+    return ops.cross_entropy(picked, t)
+
+
+FIRST = loss.__code__.co_firstlineno
+TYPES = {"x": "f32[N,8]", "w": "f32[32,8]", "b": "f32[32]", "q": "i8[10,32]", "s": "f32[10,1]", "t": "i64[M]"}
+
+
+def line(after: int) -> str:
+    return f"test_provenance.py:{FIRST + after}"
+
+
+@pytest.fixture(scope="module")
+def module() -> gradc.Module:
+    return gradc.compile(gradc.trace(loss, **TYPES), wrt=["w", "b", "s"], target="numpy")
+
+
+def test_every_value_and_every_step_has_a_line(module: gradc.Module) -> None:
+    seen = set()
+    for stage in module.stages:
+        if isinstance(stage.result, Graph):
+            nodes = [n for n in stage.result.nodes if n.op.name != "input"]
+            assert not [n for n in nodes if n not in stage.result.notes or not stage.result.notes[n].where], stage.name
+            seen |= {stage.result.notes[n].where for n in nodes}
+        else:
+            assert isinstance(stage.result, Program)
+            without = [step for step in stage.result.steps if not step.note.where]  # type: ignore[union-attr]
+            assert not without, stage.name
+    assert {line(2), line(3), line(4), line(5)} <= seen
+
+
+def _of(graph: Graph, op: str) -> list[Node]:
+    return [n for n in graph.nodes if n.op.name == op]
+
+
+def test_a_gradient_has_its_primals_line_and_scope(module: gradc.Module) -> None:
+    joint = module.stages["joint"].result
+    (erf,) = _of(joint, "erf")  # the derivative of gelu
+    note = joint.notes[erf]
+    assert (note.where, note.scope, note.composite, note.by) == (line(2), "mlp", "gelu_grad", "differentiate: gelu")
+    softmax = joint.notes[_of(joint, "softmax")[0]]
+    assert (softmax.where, softmax.scope, softmax.by) == (line(5), "", "differentiate: cross_entropy")
+    assert all(joint.notes[n].by == "" for n in _of(joint, "gelu"))  # the user's own
+
+
+def test_what_a_rule_makes_is_the_rules() -> None:
+    graph = gradc.trace(lambda x, y: ops.reciprocal(x) * y + ops.neg(ops.neg(y)), x="f32[N]", y="f32[N]")
+    result = simplify(graph)
+    (quotient,) = _of(result, "div")
+    assert result.notes[quotient].by == "simplify: (reciprocal(x) * y) -> quotient"
+    (total,) = _of(result, "add")
+    assert result.notes[total].by == "", "the same op on other operands is still the user's"
+    assert result.notes[quotient].where == result.notes[total].where != ""
+
+
+def test_rules_print_as_algebra() -> None:
+    printed = [str(rule) for rule in BITS]
+    assert printed[:3] == ["(x * 1) -> x", "(1 * x) -> x", "(x / 1) -> x"] and len(set(printed)) == len(printed)
+    assert "neg(neg(x)) -> x" in printed and not [text for text in printed if "lambda" in text or "object" in text]
+    assert str(Var("x") + 2.5) == "(x + 2.5)"
+
+
+def test_a_name_stays_where_values_become_one() -> None:
+    def named(x: Any) -> Any:
+        kept = ops.exp(x)
+        return kept + ops.exp(ops.stop_gradient(x))
+
+    graph = gradc.trace(named, x="f32[N]")
+    result = simplify(graph)
+    (exp,) = _of(result, "exp")
+    assert result.notes[exp].name == "kept"
