@@ -14,7 +14,7 @@ from .errors import InternalError, InvalidProblem, NotDifferentiable, TypeRuleEr
 from .ir.dims import assuming
 from .ir.graph import Graph, input_node, open_composites, parts_of
 from .ir.lexer import suffixed
-from .ir.node import Node, Note, made_by
+from .ir.node import Node, Note, made_by, maker
 from .ir.op import DISCRETE, ZERO, Composite
 from .ir.types import F32, F64, DType
 from .ir.walk import positions, reachable, topological
@@ -40,9 +40,12 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
             raise InvalidProblem(f"wrt names {name!r}; the inputs of {graph.name} are {', '.join(graph.input_names)}")
     if len(set(wrt)) != len(wrt):
         raise InvalidProblem(f"wrt names an input twice: {', '.join(wrt)}")
-    with assuming(graph.assumptions):
+    graph = graph.numbered()
+    with assuming(graph.assumptions), made_by("differentiate"):
         opened = open_composites(graph, lambda op: op.vjp is None and op.differentiable)
-        notes = dict(opened.notes)
+        # what is opened stands beside the user's values until decompose makes them one
+        own = set(graph.nodes)
+        notes = {n: note if note.by or n in own else replace(note, by=maker()) for n, note in opened.notes.items()}
         outputs = [(name, node) for name, node in opened.outputs if node.dtype.is_float]
         cotangent_names, gradient_names = joint_names(graph, wrt)
         cotangents = {name: input_node(cotangent_names[name], node.type) for name, node in outputs}
@@ -64,7 +67,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
         assumptions=graph.assumptions,
         notes={**notes, **graph.notes},
         defaults=graph.defaults,
-    )
+    ).numbered()
 
 
 def joint_names(graph: Graph, wrt: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -119,7 +122,7 @@ def _sweep(
         note = notes.get(node, Note())
         composite = node.op.name if isinstance(node.op, Composite) else note.composite
         gradient = f"{composite.removesuffix('_grad')}_grad" if composite else ""
-        with parts_of(replace(note, composite=gradient), notes), made_by(f"differentiate: {node.op.name}"):
+        with parts_of(replace(note, composite=gradient), notes), made_by(node.op.name):
             entries = _vjp(node, total)
         if len(entries) != len(node.operands):
             raise InternalError(

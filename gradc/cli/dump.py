@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import click
 
 from ..ir.graph import Graph, format_op
 from ..ir.kernel import Program
 from ..ir.lexer import format_note
-from ..ir.node import Node, Note
+from ..ir.node import Note
 from ..module.module import Module
 from ..passes.manager import Stage
 from .model import Settings, compiled, with_model
@@ -88,66 +88,14 @@ def listing(stages: list[Stage]) -> str:
 
 
 def difference(stages: list[Stage], number: int) -> str:
-    """A unified diff in which a value has the same number in both graphs, so that only actual changes are shown."""
+    """A unified diff; a value has the same number in both graphs, so that only actual changes are shown."""
     stage, last = stages[number], _before(stages, number)
     if last is None:
         return f"# {stage.name} starts anew, so all of it is new\n{stage}"
     if last.result == stage.result:
         return f"# {stage.name} changed nothing"
-    if isinstance(last.result, Graph) and isinstance(stage.result, Graph):
-        before = last.result.value_names
-        old, new = _lines(last.result, before), _lines(stage.result, shared_names(last.result, stage.result, before))
-    else:
-        old, new = str(last).splitlines(), str(stage).splitlines()
+    old, new = str(last).splitlines(), str(stage).splitlines()
     return "\n".join(difflib.unified_diff(old, new, f"before {stage.name}", f"after {stage.name}", lineterm="", n=2))
-
-
-def _lines(graph: Graph, names: Mapping[Node, str]) -> list[str]:
-    head, *_ = str(graph).splitlines()
-    ops = [f"  {format_op(n, names)}{format_note(graph.notes.get(n))}" for n in graph.nodes[len(graph.inputs) :]]
-    return [
-        head,
-        *(f"  {fact}" for fact in graph.assumptions),
-        *ops,
-        f"  return {', '.join(f'{name}={names[n]}' for name, n in graph.outputs)}",
-    ]
-
-
-def shared_names(old: Graph, new: Graph, names: Mapping[Node, str]) -> dict[Node, str]:
-    """Names for ``new``: a node of ``old`` keeps its name, as does a node whose line is equal to an old one, or which
-    replaced a node with the same note.
-    """
-    result = {node: name for node, name in names.items() if node in set(new.nodes)}
-    gone = [node for node in old.nodes if node not in result]
-    by_text = {_text(node, names): node for node in gone}
-    taken, fresh = set(result.values()), len(old.nodes)
-    for node in new.nodes:
-        if node in result:
-            continue
-        if node.op.name == "input":
-            result[node] = f"%{new.input_name(node)}"
-            continue
-        twin = by_text.get(_text(node, result))
-        if twin is None or names[twin] in taken:
-            note = new.notes.get(node)
-            twin = next(
-                (
-                    n
-                    for n in gone
-                    if note and note.name and old.notes.get(n) == note and n.type == node.type and names[n] not in taken
-                ),
-                None,
-            )
-        if twin is not None:
-            result[node] = names[twin]
-        else:
-            result[node], fresh = f"%{fresh}", fresh + 1
-        taken.add(result[node])
-    return result
-
-
-def _text(node: Node, names: Mapping[Node, str]) -> str:
-    return format_op(node, {**{o: names[o] for o in node.operands}, node: ""})
 
 
 # -- one value through the stages --------------------------------------------------------------------------------------

@@ -193,12 +193,33 @@ class Graph:
 
     @cached_property
     def value_names(self) -> Mapping[Node, str]:
-        """The name each node has in the text."""
-        names = {node: f"%{self.input_name(node)}" for node in self.inputs}
-        for node in self.nodes:
-            if node not in names:
-                names[node] = f"%{len(names) - len(self.inputs)}"
-        return names
+        """The name each node has in the text: an input's own, else its number."""
+        return {
+            node: f"%{self.input_name(node) if node.op.name == 'input' else self.numbers[node]}" for node in self.nodes
+        }
+
+    @cached_property
+    def numbers(self) -> Mapping[Node, int]:
+        """The number of each node but inputs: that of its note if no node before it has the same, else a new one."""
+        numbers: dict[Node, int] = {}
+        taken: set[int] = set()
+        rest = self.nodes[len(self.inputs) :]
+        for node in rest:
+            number = self.notes[node].id if node in self.notes else None
+            if number is not None and number not in taken:
+                numbers[node] = number
+                taken.add(number)
+        free = 1 + max((note.id for note in self.notes.values() if note.id is not None), default=-1)
+        for node in rest:
+            if node not in numbers:
+                numbers[node], free = free, free + 1
+        return numbers
+
+    def numbered(self) -> Graph:
+        """The graph with every node's number in its note, so that it keeps it through passes."""
+        found = {node: (number, self.notes.get(node, NO_NOTE)) for node, number in self.numbers.items()}
+        new = {node: replace(note, id=number) for node, (number, note) in found.items() if note.id != number}
+        return replace(self, notes={**self.notes, **new}) if new else self
 
     @property
     def bound_arrays(self) -> dict[str, np.ndarray[Any, Any]]:

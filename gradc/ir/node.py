@@ -38,6 +38,7 @@ class Note:
     :param reader: for indices: the op that the user passed them to.
     :param composite: the composite whose decomposition it belongs to, or ``NAME_grad`` if it belongs to its gradient.
     :param by: who made it, "" for the user: a pass, and the rule where there are several: ``simplify: x * 1 -> x``.
+    :param id: its number in the text, ``%7``, the same after every pass.
     """
 
     name: str = ""
@@ -46,6 +47,7 @@ class Note:
     reader: str = ""
     composite: str = ""
     by: str = ""
+    id: int | None = None
 
     @property
     def strength(self) -> int:

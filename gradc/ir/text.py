@@ -36,7 +36,9 @@ from __future__ import annotations
 import difflib
 import errno
 import inspect
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,8 @@ from .graph_file import GRAPH_FORMAT, NO_ARRAYS
 from .lexer import LONGEST_NAME, LONGEST_TEXT, VALUE, WORD, Reader, is_long
 from .node import REGISTRY, Node, Note, identity, make
 from .types import Type
+
+_NUMBER = re.compile(r"%(0|[1-9]\d{0,8})")
 
 
 def parse(text: str) -> Graph:
@@ -85,6 +89,9 @@ def parse(text: str) -> Graph:
     reader.finish()
     if reader.advance():
         raise reader.fail(f"unexpected {reader.found()} after the end of the graph")
+    for value, node in values.items():
+        if _NUMBER.fullmatch(value) and notes.get(node, Note()).id is None:
+            notes[node] = replace(notes.get(node, Note()), id=int(value[1:]))
     graph = Graph(name, inputs, outputs, assumptions, notes)
     undeclared = [d for d in graph.dims if d not in declared] if declared is not None else []
     if undeclared:

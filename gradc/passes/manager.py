@@ -110,7 +110,7 @@ def credited(graph: Graph, name: str) -> Graph:
     its users that has a line, else of the last of its operands that has one.
     """
     if all(node in graph.notes or node.op.name == "input" for node in graph.nodes):
-        return graph
+        return graph.numbered()
     notes = dict(graph.notes)
     for order, beside in ((reversed(graph.nodes), graph.users.__getitem__), (graph.nodes, operands)):
         for node in order:
@@ -121,7 +121,7 @@ def credited(graph: Graph, name: str) -> Graph:
     for node in graph.nodes:
         if node.op.name != "input":
             notes.setdefault(node, Note(by=name))
-    return replace(graph, notes=notes)
+    return replace(graph, notes=notes).numbered()
 
 
 def graph_pass(licence: Licence = "BITS") -> Callable[[GraphPass], GraphPass]:
@@ -131,7 +131,9 @@ def graph_pass(licence: Licence = "BITS") -> Callable[[GraphPass], GraphPass]:
         @functools.wraps(function)
         def run(graph: Graph, **options: Any) -> Graph:
             with assuming(graph.assumptions), made_by(function.__name__):
-                return credited(function(graph, **options), function.__name__)
+                before = graph.numbered()
+                after = function(before, **options)
+                return graph if after is before else credited(after, function.__name__)
 
         run.licence = licence  # type: ignore[attr-defined]
         PASSES[function.__name__] = run

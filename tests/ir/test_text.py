@@ -117,7 +117,7 @@ def test_the_text_of_a_graph() -> None:
         "  %1: f32[N,D] = exp %0",
     ]
     check_round_trip(example())
-    assert next(iter(parse(str(example())).notes.values())) == Note("rows", "model.py:12", "embed")
+    assert next(iter(parse(str(example())).notes.values())) == Note("rows", "model.py:12", "embed", id=0)
 
 
 def test_by_hand() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import gradc
 from gradc import ops
 from gradc.ir.graph import Graph
 from gradc.ir.kernel import Program
-from gradc.ir.node import Node
+from gradc.ir.node import Node, Note
 from gradc.ir.pattern import Var
+from gradc.ir.text import parse
 from gradc.passes.graph.simplify import BITS, simplify
 
 
@@ -61,7 +63,8 @@ def test_a_gradient_has_its_primals_line_and_scope(module: gradc.Module) -> None
     assert (note.where, note.scope, note.composite, note.by) == (line(2), "mlp", "gelu_grad", "differentiate: gelu")
     softmax = joint.notes[_of(joint, "softmax")[0]]
     assert (softmax.where, softmax.scope, softmax.by) == (line(5), "", "differentiate: cross_entropy")
-    assert all(joint.notes[n].by == "" for n in _of(joint, "gelu"))  # the user's own
+    # the user's own, and its twin of the opened linear, which decompose makes one with it
+    assert sorted(joint.notes[n].by for n in _of(joint, "gelu")) == ["", "differentiate"]
 
 
 def test_what_a_rule_makes_is_the_rules() -> None:
@@ -90,3 +93,58 @@ def test_a_name_stays_where_values_become_one() -> None:
     result = simplify(graph)
     (exp,) = _of(result, "exp")
     assert result.notes[exp].name == "kept"
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_value_keeps_its_number(module: gradc.Module) -> None:
+    last: Graph | None = None
+    new, kept = 0, 0
+    for stage in module.stages:
+        if not isinstance(stage.result, Graph):
+            continue
+        if last is not None:
+            for node in set(stage.result.nodes) & set(last.nodes):
+                name = stage.result.value_names[node]
+                if name != last.value_names[node]:  # two values became one, and the other one was the user's
+                    (other,) = (n for n, old in last.value_names.items() if old == name)
+                    assert other not in set(stage.result.nodes)
+                    assert last.notes[other].by == "" and last.notes[node].by != ""
+                kept += 1
+            names = set(last.value_names.values())
+            known = set(last.nodes)
+            for node, name in stage.result.value_names.items():
+                if node in known or node.op.name == "input":
+                    continue
+                if name in names:  # the same value, of other operands or otherwise
+                    (old,) = (n for n, other in last.value_names.items() if other == name)
+                    assert old.type == node.type
+                else:
+                    assert stage.result.notes[node].by, "what has a new number was made by a pass"
+                    new += 1
+        assert len(set(stage.result.value_names.values())) == len(stage.result.nodes)
+        last = stage.result
+    assert new > 20 and kept > 100
+
+
+def test_numbers_are_read_back() -> None:
+    text = """graph @g(%x: f32[4]) {
+  %7: f32[4] = exp %x
+  %3: f32[4] = neg %7
+  %sum: f32[4] = add %7, %3
+  return y=%sum
+}"""
+    graph = parse(text)
+    assert str(graph) == text.replace("%sum", "%8")
+    assert str(parse(str(graph))) == str(graph)
+    assert str(graph.with_outputs([("y", graph.nodes[1])])).splitlines()[1] == "  %7: f32[4] = exp %x"
+
+
+def test_two_values_never_share_a_number() -> None:
+    graph = parse("graph @g(%x: f32[4]) {\n%0: f32[4] = exp %x\n%1: f32[4] = neg %0\nreturn y=%1\n}")
+    (exp, neg) = graph.nodes[1:]
+    twice = dataclasses.replace(graph, notes={exp: Note(id=5), neg: Note(id=5)})
+    assert list(twice.value_names.values()) == ["%x", "%5", "%6"]
+    assert twice.numbered().notes[neg].id == 6 and twice.numbered().numbered() is not twice
+    assert (ready := twice.numbered()).numbered() is ready
