@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .dims import Size
@@ -104,6 +104,7 @@ class Stmt:
     ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <= value < bound).
 
     :param name: of the value, ``%3``; empty for statements without a value.
+    :param of: the number of the value of the graph that it computes or moves, if it is one's; not compared.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Stmt:
     index: tuple[Index, ...] = ()
     where: str = ""
     attrs: tuple[tuple[str, Any], ...] = ()
+    of: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def uses(self) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ and the scheduler gives that node a kernel of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...ir.dims import Size, known_nonnegative, same
@@ -70,6 +70,7 @@ class KernelBuilder:
     """The statements of one kernel, in order, each computed once per place.
 
     :param buffers: the nodes that are in memory, by buffer name; a callable so that the scheduler can decide late.
+    :param numbers: of the graph's values, for :attr:`Stmt.of`.
     """
 
     def __init__(
@@ -77,10 +78,12 @@ class KernelBuilder:
         domain: IterationSpace,
         buffer_of: Callable[[Node], str | None],
         constants: Callable[[Node], str] | None = None,
+        numbers: Mapping[Node, int] | None = None,
     ):
         self.domain = domain
         self.buffer_of = buffer_of
         self.constants = constants
+        self.numbers = numbers or {}
         self.body: list[Stmt] = []
         self.memo: dict[Any, str] = {}
         self.homes: dict[Node, tuple[Index, ...]] = {}
@@ -316,13 +319,17 @@ class KernelBuilder:
     def _value(self, node: Node, index: tuple[Index, ...], other: Any) -> str:
         buffer = self.buffer_of(node)
         if buffer is not None:
-            return self._load(buffer, node, index, other)
+            first = len(self.body)
+            value = self._load(buffer, node, index, other)
+            self._credit(node, first)
+            return value
         home = self.homes.get(node)
         if home is not None and home != index:
             raise CannotInline(node, "it is read at another place than it is computed at")
         key = (node, index, self.guard, other)
         if key in self.memo:
             return self.memo[key]
+        first = len(self.body)
         lower = getattr(node.op, "lower", None)
         if isinstance(lower, Expr):
             args = [self._value(o, index, 0) for o in node.operands]
@@ -342,6 +349,7 @@ class KernelBuilder:
             raise CannotInline(node, "a scatter ends its kernel")
         else:
             raise CannotInline(node, f"{node.op.name} is computed by a step of its own")
+        self._credit(node, first)
         self.memo[key] = value
         return value
 
@@ -427,6 +435,14 @@ class KernelBuilder:
     def store(self, buffer: str, node: Node, index: tuple[Index, ...]) -> None:
         value = self._value(node, index, 0)
         self.body.append(Stmt("", "store", (value,), node.dtype, buffer=buffer, index=_unit(index, node)))
+        self._credit(node, len(self.body) - 1)
+
+    def _credit(self, node: Node, first: int) -> None:
+        """What was written since the ``first`` statement, and is no operand's, is for ``node``."""
+        if node in self.numbers:
+            for at in range(first, len(self.body)):
+                if self.body[at].of is None:
+                    self.body[at] = replace(self.body[at], of=self.numbers[node])
 
     def accumulate(self, buffer: str, node: Node, index: tuple[Index, ...], value: str, where: str | None) -> None:
         lower: Any = getattr(node.op, "lower", None)
@@ -443,6 +459,7 @@ class KernelBuilder:
                 attrs=attrs,
             )
         )
+        self._credit(node, len(self.body) - 1)
 
     def axes_of(self, statement: Stmt) -> frozenset[str]:
         """The axes that a statement runs over."""
@@ -485,6 +502,7 @@ class KernelBuilder:
                     tuple(i.renamed(names) for i in s.index),
                     names.get(s.where, ""),
                     s.attrs,
+                    s.of,
                 )
             )
         return Kernel(name, rows, cols, tuple(body))

@@ -154,6 +154,7 @@ class ProgramBuilder:
             group.domain,
             lambda n: self.names.get(n) if n in self.s.in_memory and n not in group.placed else None,
             self.s.constant_buffer,
+            self.graph.numbers,
         )
         for node, level in group.placed.items():
             if level != "accum":
