@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import dataclasses
 import inspect
+import linecache
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -267,12 +268,12 @@ class _Recorder:
             and not frame.f_code.co_filename.startswith(_DEMO)
         ):
             frame = frame.f_back
-        where = (
-            f"{frame.f_code.co_filename.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frame.f_lineno}"
-            if frame is not None
-            else ""
-        )
-        self.notes[node] = Note("", where, "/".join(_scopes.get()))
+        where = code = ""
+        if frame is not None:
+            path = frame.f_code.co_filename
+            where = f"{path.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frame.f_lineno}"
+            code = linecache.getline(path, frame.f_lineno).strip()
+        self.notes[node] = Note("", where, "/".join(_scopes.get()), code=code)
 
     def profile(self, frame: Any, event: str, _: Any) -> None:
         """A profile hook: when the traced function returns, values are named after its local variables."""

@@ -86,13 +86,12 @@ def parts_of(source: Note, notes: dict[Node, Note]) -> AbstractContextManager[No
     the composite.
     """
     composite = source.composite
-    new = Note(where=source.where, scope=source.scope, composite=composite)
 
     def noted(node: Node) -> None:
         note = notes.get(node)
         if note is None:
             if node.op.name != "input":
-                notes[node] = replace(new, by=maker())
+                notes[node] = source.derived(maker(), composite)
         elif composite and (
             not note.composite or (note.composite.endswith("_grad") and not composite.endswith("_grad"))
         ):

@@ -38,6 +38,7 @@ class Note:
     :param reader: for indices: the op that the user passed them to.
     :param composite: the composite whose decomposition it belongs to, or ``NAME_grad`` if it belongs to its gradient.
     :param by: who made it, "" for the user: a pass, and the rule where there are several: ``simplify: x * 1 -> x``.
+    :param code: the text of that line.
     :param id: its number in the text, ``%7``, the same after every pass.
     """
 
@@ -47,7 +48,12 @@ class Note:
     reader: str = ""
     composite: str = ""
     by: str = ""
+    code: str = ""
     id: int | None = None
+
+    def derived(self, by: str, composite: str = "") -> Note:
+        """The note of what ``by`` makes of the value."""
+        return Note(where=self.where, scope=self.scope, composite=composite, by=by, code=self.code)
 
     @property
     def strength(self) -> int:

@@ -117,7 +117,7 @@ def credited(graph: Graph, name: str) -> Graph:
             if node not in notes and node.op.name != "input":
                 source = next((notes[n] for n in beside(node) if n in notes and notes[n].where), None)
                 if source is not None:
-                    notes[node] = Note(where=source.where, scope=source.scope, by=name)
+                    notes[node] = source.derived(name)
     for node in graph.nodes:
         if node.op.name != "input":
             notes.setdefault(node, Note(by=name))

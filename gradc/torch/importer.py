@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import operator
 import os
 import re
@@ -163,7 +164,8 @@ class Translation:
 
     def _heard(self, node: Node) -> None:
         if node not in self.notes and self._at is not None:
-            self.notes[node] = Note("", _source(self._at), "/".join(scope_of(self._at)))
+            where, code = _source(self._at)
+            self.notes[node] = Note("", where, "/".join(scope_of(self._at)), code=code)
 
     def _capture(self, array: np.ndarray[Any, Any]) -> Node:
         made = input_node(f"captured{len(self.captured)}", typeof(array))
@@ -233,11 +235,14 @@ def scope_of(node: torch.fx.Node) -> tuple[str, ...]:
     return tuple(word for word in path.split(".") if word.isidentifier() or word.isdigit())
 
 
-def _source(node: torch.fx.Node) -> str:
-    """``model.py:12``, the innermost line of the user's program."""
+def _source(node: torch.fx.Node) -> tuple[str, str]:
+    """``model.py:12``, the innermost line of the user's program, and its text."""
     places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     theirs = [(path, line) for path, line in places if not path.startswith(_NOT_THE_USERS)]
-    return f"{os.path.basename(theirs[-1][0])}:{theirs[-1][1]}" if theirs else ""
+    if not theirs:
+        return "", ""
+    path, line = theirs[-1]
+    return f"{os.path.basename(path)}:{line}", linecache.getline(path, int(line)).strip()
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------

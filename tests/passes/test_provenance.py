@@ -50,6 +50,8 @@ def test_every_value_and_every_step_has_a_line(module: gradc.Module) -> None:
             without = [step for step in stage.result.steps if not step.note.where]  # type: ignore[union-attr]
             assert not without, stage.name
     assert {line(2), line(3), line(4), line(5)} <= seen
+    backward = module.stages["backward.partition"].result
+    assert {n.code for n in backward.notes.values() if n.where == line(2)} == {"hidden = ops.gelu(ops.linear(x, w, b))"}
 
 
 def _of(graph: Graph, op: str) -> list[Node]:
@@ -139,6 +141,16 @@ def test_numbers_are_read_back() -> None:
     assert str(graph) == text.replace("%sum", "%8")
     assert str(parse(str(graph))) == str(graph)
     assert str(graph.with_outputs([("y", graph.nodes[1])])).splitlines()[1] == "  %7: f32[4] = exp %x"
+
+
+def test_statements_know_their_values(module: gradc.Module) -> None:
+    for direction, executable in module.executables.items():
+        graph = module.stages[f"{direction}.partition"].result
+        known = {number: node for node, number in graph.numbers.items()}
+        of = [s.of for kernel in executable.program.kernels for s in kernel.body if s.of is not None]
+        assert of and set(of) <= set(known)
+        (erf,) = (s for kernel in executable.program.kernels for s in kernel.body if s.op == "erf")
+        assert known[erf.of].op.name == "erf"
 
 
 def test_two_values_never_share_a_number() -> None:

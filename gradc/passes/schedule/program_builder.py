@@ -31,6 +31,8 @@ class ProgramBuilder:
         self.buffer: dict[str, Buffer] = {}
         for n in self.graph.inputs:
             self.add(Buffer(self.graph.input_name(n), n.type, "input"))
+        # only those that the graph came with: what scheduling itself makes has none
+        self.numbers = {n: note.id for n, note in self.graph.notes.items() if note.id is not None}
         self.used = scheduler.names
         scheduler.kernel_names.clear()
         self.outputs: list[tuple[str, str]] = []
@@ -154,7 +156,7 @@ class ProgramBuilder:
             group.domain,
             lambda n: self.names.get(n) if n in self.s.in_memory and n not in group.placed else None,
             self.s.constant_buffer,
-            self.graph.numbers,
+            self.numbers,
         )
         for node, level in group.placed.items():
             if level != "accum":
