@@ -110,16 +110,20 @@ def compiled(graph: Graph, wrt: Sequence[str], target: str, options: Options) ->
     looked_at = knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get()
     key = None if looked_at or target not in ("cpu", "cuda") else cache_key(graph, wrt, target, options)
     module = _from_cache(key, graph, wrt, target, options, recipe) if key is not None else None
-    if module is None:
-        _import_compiler()
-        from .compiler import compile_graph
+    if module is not None:
+        return module
+    _import_compiler()
+    from .compiler import compile_graph
 
+    if not knobs.DUMP.get():
+        return compile_graph(graph, wrt, target, options, recipe, key)
+    with held_off:
+        from .inspect.dump import dump_module, folder_of
+
+    folder = folder_of(graph.name, Path(knobs.DUMP.get()))
+    with knobs.DUMP.set(str(folder)):
         module = compile_graph(graph, wrt, target, options, recipe, key)
-    if knobs.DUMP.get():
-        with held_off:
-            from .inspect.explain import dump_module
-
-        dump_module(module, Path(knobs.DUMP.get()))
+    dump_module(module, folder)
     return module
 
 

@@ -12,7 +12,7 @@ import click
 from ..api import VERSION
 from ..errors import GradcError
 from .calibrate import calibrate
-from .commands import check, compile, demo, explain, run
+from .commands import check, compile, demo, explain, report, run
 from .doctor import doctor
 from .dump import dump
 from .extract import extract
@@ -38,7 +38,7 @@ def cli() -> None:
     """
 
 
-for command in (compile, dump, run, explain, check, opt, extract, demo, doctor, calibrate):
+for command in (compile, dump, run, explain, report, check, opt, extract, demo, doctor, calibrate):
     cli.add_command(command)
 
 

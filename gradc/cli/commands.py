@@ -213,6 +213,23 @@ def explain(model: str, settings: Settings, timed: int, static: bool) -> None:
     click.echo(module.explain_static(**settings.dims) if static else module.explain(timed=timed, **settings.dims))
 
 
+@click.command(short_help="One HTML file: graphs, passes, kernels, reductions, memory.")
+@with_model
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file; NAME.html by default.")
+@click.option("--timed", type=click.IntRange(0), default=0, help="Run each kernel this many times; show the median.")
+def report(model: str, settings: Settings, output: Path | None, timed: int) -> None:
+    """Write one HTML file about MODEL to explore offline, for --dims or nominal sizes.
+
+    \b
+    gradc report model.py:loss --wrt table --dims N=4096,V=50000 -o loss.html
+    """
+    module = compiled(model, settings)
+    path = output or Path(f"{module.graph.name}.html")
+    with settings.waiting(f"describing {module.graph.name}"):
+        module.report(path, timed=timed, **settings.dims)
+    click.echo(f"wrote {path}, {path.stat().st_size / 1e6:.1f} MB")
+
+
 @click.command(short_help="Each gradient against numbers that no vjp made.")
 @with_model
 @click.option(

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from .. import files
 from ..api import compile
 from ..autodiff import differentiate
-from ..inspect.explain import dump_module, reduction_table
+from ..inspect.dump import dump_module
+from ..inspect.explain import reduction_table
 from ..ir.dims import assuming
 from ..ir.graph import Graph
 from ..ir.node import Node

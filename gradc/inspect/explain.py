@@ -1,14 +1,12 @@
-"""Explanations of a module as text and tables, and its dump as files."""
+"""Explanations of a module as text and tables."""
 
 from __future__ import annotations
 
-import html
+import difflib
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
-from .. import files
 from ..errors import (
     CompilerMissing,
     GradcError,
@@ -74,6 +72,14 @@ def _fixed_dims(module: Explained) -> dict[str, int]:
 
 
 def _bindings(module: Explained, dims: Mapping[str, int]) -> dict[str, int]:
+    known = list(dict.fromkeys(d for e in module.executables.values() for d in (*e.program.dims, *e.fixed_dims)))
+    for name in dims:
+        if name not in known:
+            close = difflib.get_close_matches(name.upper(), known, 1)
+            raise InvalidProblem(
+                f"{module.graph.name} has no dim {name!r}{f'; did you mean {close[0]}?' if close else ''}; it has"
+                f" {', '.join(known) or 'none'}"
+            )
     sizes = [s for e in module.executables.values() for b in e.program.buffers for s in b.type.shape]
     return {**nominal(sizes, {**_fixed_dims(module), **dims})}
 
@@ -343,31 +349,4 @@ def _verdict(pick: str, table: list[Estimate]) -> str:
     return (
         f"{pick} was forced, is what there are kernels for, or holds for a range of sizes; {best.strategy} would save"
         f" {loss} at these"
-    )
-
-
-def dump_module(module: Explained, folder: Path) -> None:
-    """Writes ``kernels/*.c``, ``explain.txt`` and ``index.html`` next to the stages written by the pass manager."""
-    kernels = files.make_folder(folder / "kernels")
-    for name, kernel in module.kernels.items():
-        files.write(kernels / f"{name}.c", kernel.source)
-    text = explain(module, {})
-    files.write(folder / "explain.txt", text, "\n")
-    stages = sorted(p.name for p in folder.glob("*.gir"))
-    parts = [f"<h1>{html.escape(module.graph.name)}</h1>", f"<pre>{html.escape(text)}</pre>"]
-    for name in stages:
-        stage = html.escape((folder / name).read_text("utf-8"))
-        parts.append(f"<details><summary>{html.escape(name)}</summary><pre>{stage}</pre></details>")
-    for name, kernel in module.kernels.items():
-        parts.append(
-            f"<details><summary>{html.escape(name)}.c</summary><pre>{html.escape(kernel.source)}</pre></details>"
-        )
-    style = (
-        "body{font:15px system-ui;margin:2em;max-width:120em}pre{font:12px"
-        " ui-monospace,monospace;overflow-x:auto}summary{cursor:pointer}"
-    )
-    files.write(
-        folder / "index.html",
-        "<!doctype html><meta"
-        f" charset=utf-8><title>{html.escape(module.graph.name)}</title><style>{style}</style>{''.join(parts)}\n",
     )

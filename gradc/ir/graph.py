@@ -100,11 +100,17 @@ def parts_of(source: Note, notes: dict[Node, Note]) -> AbstractContextManager[No
     return listening(noted)
 
 
-def _carry(note: Note, node: Node, notes: dict[Node, Note]) -> None:
-    """Gives a node the note of one that it replaces, unless it has a stronger one, or one as strong and a pass's."""
-    old = notes.get(node)
-    if old is None or note.strength > old.strength or (note.strength == old.strength and not note.by):
-        notes[node] = note
+class _Carried(dict[Node, Note]):
+    """Notes of nodes from those of the nodes that they replace."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[Node, tuple[int, bool]] = {}
+
+    def carry(self, note: Note, old: Node, new: Node) -> None:
+        """Of several notes the strongest stays; of equals the node's own, else the user's last, or a pass's first."""
+        rank = note.strength, old is new
+        if new not in self or rank > self.ranks[new] or (rank == self.ranks[new] and not note.by):
+            self[new], self.ranks[new] = note, rank
 
 
 def format_op(node: Node, names: Mapping[Node, str]) -> str:
@@ -257,7 +263,7 @@ class Graph:
 
         :param new: filled with the replacement of each node, for rules that inspect more than their operands.
         """
-        notes, carried = dict(self.notes), dict[Node, Note]()
+        notes, carried = dict(self.notes), _Carried()
         new = {} if new is None else new
         with assuming(self.assumptions):
             for node in self.nodes:
@@ -273,7 +279,7 @@ class Graph:
                 if (note := notes.get(node)) is not None:
                     if result is not same and result not in self.notes and result in notes:
                         note = replace(note, by=notes[result].by)
-                    _carry(note, result, carried)
+                    carried.carry(note, node, result)
         outputs = tuple((name, new[node]) for name, node in self.outputs)
         return replace(
             self, outputs=outputs, notes={**{n: note for n, note in notes.items() if n not in new}, **carried}
@@ -285,9 +291,9 @@ class Graph:
 
     def renamed(self, new: Mapping[Node, Node]) -> Graph:
         """The graph with its outputs replaced by the map ``old -> new``; notes are carried over."""
-        notes: dict[Node, Note] = {}
+        notes = _Carried()
         for n, note in self.notes.items():
-            _carry(note, new.get(n, n), notes)
+            notes.carry(note, n, new.get(n, n))
         return replace(self, outputs=tuple((name, new.get(n, n)) for name, n in self.outputs), notes=notes)
 
     def with_outputs(self, outputs: Iterable[tuple[str, Node]], name: str | None = None) -> Graph:

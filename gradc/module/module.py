@@ -652,8 +652,7 @@ class Module(Shared):
         with held_off:
             from ..inspect.explain import explain
 
-        if timed < 0 or not isinstance(timed, int):
-            raise InvalidProblem(f"timed={timed!r}: how often each kernel is run, an integer from 0")
+        _check_timed(timed)
         return explain(self, dims, timed=timed)
 
     def explain_static(self, **dims: int) -> str:
@@ -666,6 +665,20 @@ class Module(Shared):
             from ..inspect.static import static_table
 
         return static_table(self, dims)
+
+    def report(self, path: Any, *, timed: int = 0, **dims: int) -> None:
+        """Writes one HTML file to explore offline: the graph of every stage and what each pass changed, kernels beside
+        their generated text and the lines they are for, choices of reduction, memory.
+
+        :param timed: run each kernel this many times on random data, and show the median.
+        :param dims: sizes; 1024 stands for what is not given.
+        :raises FileError: it cannot be written; an old file is unchanged.
+        """
+        with held_off:
+            from ..inspect.report import write_report
+
+        _check_timed(timed)
+        write_report(self, path, dims, timed)
 
     def save(self, path: Any) -> None:
         """Writes one file with everything needed to run without compiling: graph, arrays, programs, machine code.
@@ -681,6 +694,11 @@ class Module(Shared):
             from ..inspect.explain import summary
 
         return summary(self)
+
+
+def _check_timed(timed: Any) -> None:
+    if not isinstance(timed, int) or timed < 0:
+        raise InvalidProblem(f"timed={timed!r}: how often each kernel is run, an integer from 0")
 
 
 def _single(values: Results) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .. import files, knobs
 from ..ir.dims import assuming
-from ..ir.graph import Graph
+from ..ir.graph import Graph, format_op
 from ..ir.kernel import Program
 from ..ir.node import Note, made_by
 from ..ir.walk import operands
@@ -39,6 +39,45 @@ class Stage:
 
     def __str__(self) -> str:
         return str(self.result)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How many values of a graph, or steps of a program, one stage has that the other has not, and how many both have
+    that are computed otherwise.
+    """
+
+    added: int
+    removed: int
+    rewritten: int
+
+
+def changes(before: Stage, after: Stage) -> Changes | None:
+    """From one stage to the next; None if the one does not come from the other: of a graph a program, of a forward a
+    backward.
+    """
+    graphs = isinstance(before.result, Graph), isinstance(after.result, Graph)
+    if graphs[0] != graphs[1] or (not graphs[0] and before.name.split(".")[0] != after.name.split(".")[0]):
+        return None
+    old, new = _entries(before.result), _entries(after.result)
+    both = old.keys() & new.keys()
+    return Changes(len(new) - len(both), len(old) - len(both), sum(old[name] != new[name] for name in both))
+
+
+def _entries(result: Graph | Program) -> dict[str, str]:
+    """The text of each value or step by its name, without its note."""
+    if isinstance(result, Graph):
+        names = result.value_names
+        return {
+            name: str(node.type) if node.op.name == "input" else format_op(node, names) for node, name in names.items()
+        }
+    steps: dict[str, str] = {}
+    for step in result.steps:
+        name, again_ = step.name, 2
+        while name in steps:
+            name, again_ = f"{step.name} {again_}", again_ + 1
+        steps[name] = str(step)
+    return steps
 
 
 @dataclass

@@ -107,7 +107,7 @@ def _cache_read(path: Path) -> Any:
 
 
 def _dump(path: Path, which: int) -> None:
-    from gradc.inspect.explain import dump_module
+    from gradc.inspect.dump import dump_module
 
     dump_module(_modules()[which], path / "dump")
 

@@ -48,8 +48,8 @@ MUTANTS = (
     Mutant(
         "simplify.where-operand",
         "gradc/passes/graph/simplify.py",
-        'call("where", m["z"], m["x"], m["w"])',
-        'call("where", m["z"], m["x"], m["y"])',
+        'call("where", bound["z"], bound["x"], bound["w"])',
+        'call("where", bound["z"], bound["x"], bound["y"])',
         "the wrong operand of a nested where",
         ("test_special_values -k 'strict_rewrites or dropped'", "test_exact -k identity", "test_fuzz -k graphs"),
     ),

@@ -1,0 +1,357 @@
+"""A module as one HTML file to explore offline: graphs of every stage, what each pass changed, kernels beside their C
+and the user's lines, choices of reduction, memory.
+
+The page holds the texts that ``gradc dump`` prints and nothing is drawn from anything else; its script reads them as
+:mod:`gradc.ir.text` does.  What no text says (who made a value, bytes, estimates) lies beside them as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..codegen.text import read_template
+from ..errors import GradcError
+from ..ir.dims import evaluate
+from ..ir.graph import Graph
+from ..ir.kernel import Kernel, Program, Select, alternatives, taken
+from ..passes.manager import Stage, changes
+from ..passes.program.plan_buffers import lifetimes
+from ..passes.reductions.choose_reduction import decisions
+from ..passes.reductions.cost import floor_bytes
+from ..passes.reductions.devices import Device
+from ..runtime.executable import Executable
+from ..runtime.kernel import KernelHandle
+from ..version import VERSION
+from .explain import Explained, _bindings, _compiled_for, _step_bytes, explain, missed_fusions_table
+
+SCRIPTS = ("text.js", "layout.js", "view.js", "parts.js", "page.js")
+MOST_CURVES = 60
+"""Combines whose estimates are drawn over every size; of more, only the table is there."""
+POINTS = 25
+
+
+@dataclass(frozen=True)
+class StageEntry:
+    """A stage; ``made``: number of a value -> index into ``makers``, for those that this stage added or rewrote."""
+
+    name: str
+    kind: str
+    size: int
+    ms: float
+    changes: tuple[int, int, int] | None  # added, removed, rewritten
+    made: dict[int, int]
+
+
+@dataclass(frozen=True)
+class KernelEntry:
+    """A kernel, or library call, of a step; ``of``: for each statement the number of its value, or None."""
+
+    name: str
+    direction: str
+    step: int
+    call: bool
+    bytes: int
+    predicted: float  # seconds; 0 where a library computes
+    measured: float | None
+    strategy: str
+    when: str
+    where: str
+    ir: str
+    source: str
+    of: list[int | None]
+
+
+@dataclass(frozen=True)
+class EstimateEntry:
+    strategy: str
+    bytes: int
+    seconds: float
+    why: str
+
+
+@dataclass(frozen=True)
+class CombineEntry:
+    """A choice of reduction: estimates at the report's sizes, over each symbol, and the predicates of the program."""
+
+    direction: str
+    kernel: str
+    buffer: str
+    pick: str
+    estimates: list[EstimateEntry]
+    cases: list[tuple[str, str]]  # predicate ("" holds always), strategy
+    curves: dict[str, dict[str, Any]]  # symbol -> {"at": sizes, "seconds": {strategy: [...]}}
+
+
+@dataclass(frozen=True)
+class BufferEntry:
+    """A buffer that a program allocates, alive from step ``first`` to step ``last``."""
+
+    name: str
+    kind: str
+    type: str
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class ProgramEntry:
+    direction: str
+    steps: list[str]
+    moved: int
+    floor: int
+    buffers: list[BufferEntry]
+    missed: list[str]
+
+
+@dataclass(frozen=True)
+class ResidualEntry:
+    name: str
+    type: str
+    bytes: int
+    why: str
+    id: int | None
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the page says beside the texts."""
+
+    name: str
+    target: str
+    device: str
+    version: str
+    wrt: tuple[str, ...]
+    dims: dict[str, int]
+    given: tuple[str, ...]
+    makers: list[str]
+    composites: dict[int, str]
+    code: dict[str, str]
+    stages: list[StageEntry]
+    kernels: list[KernelEntry]
+    combines: list[CombineEntry]
+    programs: list[ProgramEntry]
+    residuals: list[ResidualEntry]
+
+
+def content(module: Explained, dims: Mapping[str, int], timed: int = 0) -> Content:
+    """Everything but the texts.
+
+    :param dims: sizes; 1024 stands for what is not given.
+    :param timed: runs by which each kernel is timed; 0 for none.
+    """
+    bound = _bindings(module, dims)
+    device = _compiled_for(module)
+    graphs = [stage.result for stage in module.stages if isinstance(stage.result, Graph)]
+    notes = [
+        (number, graph.notes[node]) for graph in graphs for node, number in graph.numbers.items() if node in graph.notes
+    ]
+    makers = list(dict.fromkeys(["", *(note.by for _, note in notes)]))
+    kernels = [entry for d, e in module.executables.items() for entry in _kernels(d, e, bound, device, timed)]
+    return Content(
+        module.graph.name,
+        module.target,
+        device.name,
+        VERSION,
+        tuple(module.wrt),
+        bound,
+        tuple(name for name in bound if name in {**module.executables["forward"].fixed_dims, **dims}),
+        makers,
+        {number: note.composite for number, note in notes if note.composite},
+        {note.where: note.code for _, note in notes if note.code},
+        list(_stages(list(module.stages), {name: at for at, name in enumerate(makers)})),
+        kernels,
+        list(_combines(module, bound, device)),
+        [_program(module, direction, bound) for direction in module.executables],
+        [
+            ResidualEntry(
+                r.name,
+                str(r.node.type),
+                0 if r.borrowed else evaluate(r.node.type.nbytes, bound),
+                r.why,
+                _number(graphs, r.node),
+            )
+            for r in module.residuals
+        ],
+    )
+
+
+def _number(graphs: Sequence[Graph], node: Any) -> int | None:
+    return next((graph.numbers[node] for graph in reversed(graphs) if node in graph.numbers), None)
+
+
+def _stages(stages: Sequence[Stage], makers: Mapping[str, int]) -> Iterator[StageEntry]:
+    known: dict[int, int] = {}
+    for before, stage in zip([None, *stages], stages, strict=False):
+        result = stage.result
+        made: dict[int, int] = {}
+        if isinstance(result, Graph):
+            by = {n: makers[result.notes[node].by] for node, n in result.numbers.items() if node in result.notes}
+            made = {number: maker for number, maker in by.items() if known.get(number, 0) != maker}
+            known.update(made)
+        found = changes(before, stage) if before is not None else None
+        yield StageEntry(
+            stage.name,
+            "graph" if isinstance(result, Graph) else "program",
+            stage.size,
+            stage.seconds * 1e3,
+            dataclasses.astuple(found) if found is not None else None,  # type: ignore[arg-type]
+            made,
+        )
+
+
+def _kernels(
+    direction: str, executable: Executable, bound: Mapping[str, int], device: Device, timed: int
+) -> Iterator[KernelEntry]:
+    program = executable.program
+    for number, step in enumerate(program.steps):
+        cases = step.cases if isinstance(step, Select) else ((None, step),)
+        chosen = taken(step, bound)
+        for when, item in cases:
+            moved = _step_bytes(item, program, bound)
+            kernel = isinstance(item, Kernel)
+            handle = KernelHandle(item, executable) if isinstance(item, Kernel) else None
+            yield KernelEntry(
+                item.name,
+                direction,
+                number,
+                not kernel,
+                moved,
+                moved / device.bandwidth if kernel else 0.0,
+                _measured(handle, timed, bound) if handle is not None and timed and item is chosen else None,
+                ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}",
+                _plain(when) if len(cases) > 1 else "",
+                item.note.where,
+                str(item),
+                _source(handle) if executable.target != "numpy" else "",  # which interprets the statements
+                [s.of for s in item.body] if isinstance(item, Kernel) else [],
+            )
+
+
+def _plain(fact: object) -> str:
+    return "" if fact is None else str(fact).removeprefix("assume(").removesuffix(")")
+
+
+def _source(handle: KernelHandle | None) -> str:
+    try:
+        return handle.source if handle is not None else ""
+    except GradcError as error:  # a target that generates none
+        return f"/* {error} */"
+
+
+def _measured(handle: KernelHandle, repeat: int, bound: Mapping[str, int]) -> float | None:
+    try:
+        return handle.time(repeat, None, **bound)
+    except GradcError:  # random inputs may be invalid for the kernel
+        return None
+
+
+def _combines(module: Explained, bound: Mapping[str, int], device: Device) -> Iterator[CombineEntry]:
+    drawn = 0
+    for direction, executable in module.executables.items():
+        program = executable.program
+        steps = {k.name: step for step in program.steps for k in alternatives(step)}
+        own = [d for d in program.dims if d in bound]
+        found = decisions(program, bound, device)
+        curves = {d: _curve(program, bound, d, device) for d in own} if 0 < len(found) <= MOST_CURVES - drawn else {}
+        drawn += len(found)
+        for kernel, buffer, pick, table in found:
+            step = steps[kernel]
+            cases = step.cases if isinstance(step, Select) else ((None, step),)
+            yield CombineEntry(
+                direction,
+                kernel,
+                buffer,
+                pick,
+                [EstimateEntry(e.strategy, e.bytes, e.seconds, e.why) for e in table],
+                [(_plain(when), k.strategies.get(buffer, "")) for when, k in cases if isinstance(k, Kernel)],
+                {d: {"at": at, "seconds": by[buffer]} for d, (at, by) in curves.items() if buffer in by},
+            )
+
+
+def _curve(
+    program: Program, bound: Mapping[str, int], name: str, device: Device
+) -> tuple[list[int], dict[str, dict[str, list[float]]]]:
+    """Sizes of one symbol, and for each buffer and strategy the estimated seconds at them."""
+    low, high = 4, max(1 << 22, 8 * bound[name])
+    sizes = sorted({round(math.exp(math.log(low) + k * math.log(high / low) / (POINTS - 1))) for k in range(POINTS)})
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for at, size in enumerate(sizes):
+        for _, buffer, _, table in decisions(program, {**bound, name: size}, device):
+            for e in table:
+                line = seconds.setdefault(buffer, {}).setdefault(e.strategy, [])
+                line += [math.nan] * (at - len(line)) + [e.seconds]
+    return sizes, seconds
+
+
+def _program(module: Explained, direction: str, bound: Mapping[str, int]) -> ProgramEntry:
+    program = module.executables[direction].program
+    names = [taken(step, bound).name for step in program.steps]
+    last = len(names) - 1
+    first = {program.root(b): at for at, step in reversed(list(enumerate(program.steps))) for b in step.writes}
+    spans = {
+        **{b.name: (first.get(b.name, 0), last) for b in program.of_kind("output") if not b.alias},
+        **lifetimes(program),
+    }
+    buffers = [
+        BufferEntry(b.name, b.kind, str(b.type), evaluate(b.type.nbytes, bound), *spans[b.name])
+        for b in program.buffers
+        if b.name in spans
+    ]
+    return ProgramEntry(
+        direction,
+        names,
+        sum(_step_bytes(taken(s, bound), program, bound) for s in program.steps),
+        floor_bytes(program, bound),
+        sorted(buffers, key=lambda b: -b.bytes),
+        [line.strip() for line in missed_fusions_table(module, direction, bound)],
+    )
+
+
+def page(module: Explained, dims: Mapping[str, int], timed: int = 0) -> str:
+    """The HTML text."""
+    found = content(module, dims, timed)
+    data = json.dumps(_finite(dataclasses.asdict(found)), separators=(",", ":"))
+    texts = [("explain", "", explain(module, dims)), *((s.name, s.name, str(s)) for s in module.stages)]
+    texts += [(f"{k.direction} {k.name}.c", "", k.source) for k in found.kernels if k.source]
+    sections = "".join(
+        f'<details class="text"><summary>{html.escape(title)}</summary>'
+        f'<pre data-stage="{html.escape(stage)}">{html.escape(text)}</pre></details>\n'
+        for title, stage, text in texts
+    )
+    text = read_template("report/page.html")
+    parts = {
+        "TITLE": html.escape(f"{found.name} on {found.target}"),
+        "STYLE": read_template("report/page.css"),
+        "TEXTS": sections,
+        # no text of a user's can end the element
+        "DATA": data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"),
+        "SCRIPT": "\n".join(read_template(f"report/{name}") for name in SCRIPTS),
+    }
+    pieces = text.split("@@")
+    return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for them."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def write_report(module: Explained, path: str | Path, dims: Mapping[str, int], timed: int = 0) -> None:
+    """Writes the page to the file ``path``, whole or not at all.
+
+    :raises FileError: it cannot be written.
+    """
+    files.write(path, page(module, dims, timed))
