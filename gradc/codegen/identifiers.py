@@ -26,7 +26,7 @@ _KEYWORDS = """
     blockDim blockIdx gridDim threadIdx warpSize i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 ix
 """
 WRITTEN = """
-    affordable balanced collapsed_keys collapsed_rows collapsed_start combined even_cols group_keys group_rows one
+    affordable balanced collapsed_keys collapsed_rows collapsed_start combined even_cols far group_keys group_rows one
     shared shared_gather sorted_rows strip strips worthwhile
 """
 """Local variables that writers declare and no template names; a test holds every text against them."""
