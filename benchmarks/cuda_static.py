@@ -234,6 +234,7 @@ def _row(d: Direction, review: int | None) -> Row:
     shapes = [b.type.concrete({}) for b in d.executable.program.buffers if b.kind in ("input", "output")]
     elements = max(prod(shape) for shape in shapes)
     used = {launch.function for launch, _ in d.launches}
+    assert d.seconds is not None and d.bound is not None
     return Row(
         instructions=_digits(sum(p.instructions for _, p in d.launches) / elements),
         kernel_bytes=_digits(d.kernel_bytes / d.floor if d.floor else 0.0),

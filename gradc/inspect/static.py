@@ -69,12 +69,14 @@ class Direction:
     floor: int
 
     @property
-    def seconds(self) -> float:
+    def seconds(self) -> float | None:
         """Predicted, of all launches; what was followed of them may be a sample, and the floor's bytes are known, if
-        nothing but launches moves them.
+        nothing but launches moves them.  None without launches: nothing is predicted of a library.
         """
+        if not self.launches:
+            return None
         followed = sum(p.seconds for _, p in self.launches)
-        return followed if self.other or not self.launches else max(followed, self.floor / self.gpu.bandwidth)
+        return followed if self.other else max(followed, self.floor / self.gpu.bandwidth)
 
     @property
     def share(self) -> float | None:
@@ -84,12 +86,12 @@ class Direction:
         return None if self.other or not self.seconds else self.floor / self.gpu.peak / self.seconds
 
     @property
-    def bound(self) -> str:
-        """What bounds the launches that take longest together."""
+    def bound(self) -> str | None:
+        """What bounds the launches that take longest together; None without launches."""
         by: Counter[str] = Counter()
         for _, p in self.launches:
             by[p.bound] += p.seconds  # type: ignore[assignment]
-        return max(by, key=by.__getitem__, default="")
+        return max(by, key=by.__getitem__, default=None)
 
 
 def directions(module: Compiled, dims: Mapping[str, int]) -> dict[str, Direction]:
@@ -138,9 +140,13 @@ def _lines(name: str, d: Direction) -> list[str]:
 
 
 def _predicted(d: Direction) -> str:
-    if not d.launches:
+    if d.seconds is None:
         return f"  nothing is predicted for {d.gpu.name}: it has no launches of ours"
-    share = ", without the other actions" if d.share is None else f", {d.share:.0%} of the floor"
+    share = (
+        f" + {d.other} by a library, whose time is not predicted"
+        if d.share is None
+        else f", {d.share:.0%} of the floor"
+    )
     return f"  predicted for {d.gpu.name}: {d.seconds * 1e6:.1f} us{share}; bound by {d.bound}"
 
 

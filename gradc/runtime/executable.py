@@ -154,7 +154,8 @@ class Executable(Shared):
     def binary(self) -> CudaBinary:
         """NVRTC's output for the target's architecture: cubin, PTX and the resources of each kernel.  No GPU is needed.
 
-        :raises Unsupported: the target is not cuda.
+        :raises Unsupported: the target is not cuda, or a block takes more shared memory or registers than the
+            architecture gives one.
         :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.cuda.nvrtc.compile_cuda`.
         """
         return self.backend.binary

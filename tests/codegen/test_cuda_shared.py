@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,13 @@ import gradc
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
 from gradc.codegen.cuda.launch import Launch
-from gradc.passes.reductions.combine import OWN_BYTES
+from gradc.codegen.text import widened
+from gradc.errors import GradcError, Unsupported
+from gradc.inspect.occupancy import resident_blocks
+from gradc.passes.reductions.combine import OWN_BYTES, combines, shared_bytes
+from gradc.passes.reductions.devices import ARCHITECTURES
+from gradc.runtime.cuda import limits
+from gradc.runtime.cuda.nvrtc import compile_cuda, find_nvrtc
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 
@@ -109,3 +116,36 @@ def test_they_fit_beside_what_a_block_stages() -> None:
             ]
             assert rows.shared + OWN_BYTES <= 96 * 1024
             assert not any(k.spill_stores or k.spill_loads for k in module.forward.binary.kernels.values())
+
+
+@pytest.mark.parametrize(("arch", "rows"), [("sm_75", 188), ("sm_90", 240)])
+def test_the_largest_table_fits_as_compiled(arch: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Static and dynamic shared memory as NVRTC counts it is what the choice reckoned with, and a block that has less
+    is said when the kernel is compiled, with both numbers.
+    """
+    try:
+        find_nvrtc(arch)
+    except GradcError as error:
+        pytest.skip(str(error))
+    graph = table_gradient("f32", rows, 512)
+    module = gradc.compile(graph, target="cuda", arch=arch, reductions={"*": "privatized"})
+    launch = rows_launch(module, {"N": 4096})
+    static, limit = module.forward.binary.kernels[launch.function].shared, ARCHITECTURES[arch].block_shared
+    wide = compile_cuda(widened(module.forward.source), arch=arch).kernels[launch.function].shared
+    assert static + launch.shared < wide + launch.shared == combine_bytes(module) <= limit
+    assert launch.shared > limit // 4 and resident_blocks(arch, launch.threads, 64, static + launch.shared) > 0
+    (kernel,) = [k for k in module.forward.native.kernels.values() if k.shared]
+    short = replace(ARCHITECTURES[arch], block_shared=static + launch.shared - 1)
+    monkeypatch.setattr(limits, "ARCHITECTURES", {arch: short})
+    with pytest.raises(
+        Unsupported, match=rf"{static} \+ {launch.shared} bytes of shared memory.*has {short.block_shared}"
+    ):
+        limits.refuse_large_blocks(module.forward.binary, [kernel])
+
+
+def combine_bytes(module: gradc.Module) -> int:
+    """What the choice of a reduction takes for a block's shared memory."""
+    types = {b.name: b.type for b in module.forward.program.buffers}
+    (kernel,) = [k for k in module.forward.program.kernels if k.accums]
+    (combine,) = combines(kernel, types)
+    return shared_bytes(combine, types)

@@ -102,7 +102,11 @@ def test_a_product_by_a_library_has_no_predicted_time() -> None:
     module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90")
     forward = directions(module, {})["forward"]
     assert forward.share is None and forward.other == 1 and 0 < forward.seconds == forward.launches[0][1].seconds
-    text = gradc.compile(gradc.trace(lambda x: x @ x, x="f32[64,64]"), target="cuda", arch="sm_90").explain_static()
+    assert "us + 1 by a library" in module.explain_static()
+    alone = gradc.compile(gradc.trace(lambda x: x @ x, x="f32[64,64]"), target="cuda", arch="sm_90")
+    only = directions(alone, {})["forward"]
+    assert (only.seconds, only.share, only.bound, only.other) == (None, None, None, 1)
+    text = alone.explain_static()
     assert "it has no launches of ours" in text and "bound by" not in text
 
 

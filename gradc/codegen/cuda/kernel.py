@@ -89,6 +89,10 @@ class CudaKernel:
     index_bounds: tuple[Size, ...]
     sites: tuple[tuple[str, str], ...]
 
+    def dynamic_shared(self, stage: Stage) -> int:
+        """Bytes of dynamic shared memory of a block of one of its functions."""
+        return self.shared if stage.kind == "rows" else 0
+
 
 def own_dims(kernel: CudaKernel) -> list[str]:
     """The names that a kernel's sizes have for its dims."""

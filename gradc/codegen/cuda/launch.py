@@ -273,7 +273,7 @@ class LaunchPlan:
                 (*shared, at),
                 (*written, scratch, flag),
                 wide,
-                kernel.shared if stage.kind == "rows" else 0,
+                kernel.dynamic_shared(stage),
             )
             for at in range(0, blocks, MOST_BLOCKS)
         ]

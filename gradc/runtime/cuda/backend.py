@@ -234,9 +234,12 @@ class GpuBackend(DeviceArrays, CudaBackend):
     @cached_property
     def binary(self) -> CudaBinary:
         with held_off:
+            from .limits import refuse_large_blocks
             from .nvrtc import compile_cuda
 
-        return compile_cuda(self.source, arch=self.arch)
+        made = compile_cuda(self.source, arch=self.arch)
+        refuse_large_blocks(made, self.native.kernels.values())
+        return made
 
     def portable(self, dims: Mapping[str, int]) -> bytes:
         """The machine code; only the source if there is no NVRTC."""
