@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gradc.passes.reductions.devices import Gpu, gpu_of
+
 from .gpu_cases import GpuCase, all_cases
 from .gpu_contest import Round, judged, widest_combine
 
@@ -114,7 +116,6 @@ class Benchmark:
             from .gpu_clock import Clock, kernels
 
             self.clock = Clock(Gpu(kernels()), int(torch.cuda.current_stream().cuda_stream))
-        self.model = _model(target)
         self._kept: tuple[Round, Any, Any, Any] | None = (
             None  # of the case at hand: its module, what is exact, what torch gives
         )
@@ -164,6 +165,7 @@ class Benchmark:
         round_ = Round(case, self.torch, self.device, self.target, self.tiny)
         module, results, timed = round_.ours()
         row["floor_MB"] = case.floor(round_.sizes) / 1e6
+        self.report.content["constants"] = calibrated(modelled(module))
         row["kernels"] = [step.name for e in module.executables.values() for step in e.program.kernels]
         exact = round_.exact()
         theirs = _attempt(row, "torch eager", round_.theirs)
@@ -200,15 +202,16 @@ class Benchmark:
         from gradc.codegen.cuda.launch import MOST_PARTIALS
         from gradc.passes.reductions.strategies import STRATEGIES
 
-        buffer, pick, predicted = widest_combine(module, vars(round_.sizes), self.model)
+        model = modelled(module)
+        buffer, pick, predicted = widest_combine(module, vars(round_.sizes), model)
         row["choice"] = {
             "run": pick,
-            "none": widest_combine(round_.ours(determinism="none")[0], vars(round_.sizes), self.model)[1],
+            "none": widest_combine(round_.ours(determinism="none")[0], vars(round_.sizes), model)[1],
         }
         open_ = gradc.compile(
             case.graph(self.tiny, ("N", "V", "B")), wrt=case.wrt, target=self.target, **case.options
         )  # what one module for every size takes here
-        row["choice"]["symbols"] = widest_combine(open_, vars(round_.sizes), self.model)[1]
+        row["choice"]["symbols"] = widest_combine(open_, vars(round_.sizes), model)[1]
         timings: dict[str, Any] = {}
         row["strategies"] = timings
         elements = math.prod(
@@ -303,16 +306,14 @@ def _attempt(row: dict[str, Any], name: str, work: Callable[[], Any]) -> Any:
         return None
 
 
-def _model(target: str) -> Any:
-    """The device of the cost model that compile uses here."""
-    from gradc.passes.reductions.devices import gpu_of, listed_device
+def modelled(module: Any) -> Gpu:
+    """The device of the cost model that a module was compiled with, its constants as they were then."""
+    return gpu_of(module.options.device or module.options.arch, module.options.calibration)
 
-    if target != "cuda":
-        return gpu_of("sm_90")
-    from gradc.runtime.cuda.gpu import current_device
 
-    device = current_device()
-    return listed_device(device.name, device.arch)
+def calibrated(device: Gpu) -> dict[str, float]:
+    """Those of its constants that were measured by ``gradc calibrate``; the listed ones hold for the others."""
+    return {name: getattr(device, name) for name, source in device.sources.items() if source == "calibrated"}
 
 
 def _said(case: GpuCase, row: Mapping[str, Any], name: str) -> str:

@@ -261,7 +261,8 @@ class Run:
     def constants(self) -> Path | None:
         """The device's, measured; the file, with which the benchmark's modules are compiled."""
         path, log = self.path.with_name(f"calibration-{self.path.stem}.json"), self.logs / "calibrate.log"
-        arguments = ["-m", "gradc", "calibrate", "-v", "--no-progress", "--out", str(path)]
+        command = ("benchmarks.gpu_dry",) if self.dry else ("gradc", "calibrate", "-v", "--no-progress")
+        arguments = ["-m", *command, "--out", str(path)]
         code = finish(start(arguments, log), self.box(CONSTANTS))
         right = code == 0
         said = json.loads(path.read_text())["constants"] if right else {"failed": log.read_text()[-2000:]}

@@ -30,14 +30,14 @@ def calibration_text_for(device: Gpu, given: Any, own: bool) -> str | None:
     """The text of the file that holds for a compilation, or None.
 
     :param given: ``calibration=`` of compile: a path, ``"none"``, or None.
-    :param own: whether the user's own file counts.
+    :param own: whether the file in the user's configuration directory counts, where none is named.
     :raises InvalidProblem: a file that was named is not there; a file is of another device, or holds what no
         calibration does.
     """
     if given is not None and not isinstance(given, str | Path):
         raise InvalidProblem(f"calibration={given!r}: a path of a file that gradc calibrate wrote, or {NONE!r}")
     named = str(given) if given is not None else knobs.CALIBRATION.get()
-    if named == NONE or (given is None and not own):
+    if named == NONE or not (named or own):
         return None
     path = Path(named).expanduser() if named else calibration_file(device)
     if not named and not path.is_file():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gradc
+from benchmarks import gpu_dry
 from gradc import cli, knobs, ops
 from gradc.calibration import choose as calibration
 from gradc.calibration import measure as calibrate
@@ -235,60 +235,11 @@ def test_calibrated_constants_are_said_to_be() -> None:
 
 # -- the kernels, on the simulator -------------------------------------------------------------------------------------
 
-TINY = calibrate.Scale(
-    launches=(2, 4, 8),
-    copied=(2, 3, 4),
-    adds=(512, 1024, 2048),
-    lines=(256, 512, 1024),
-    moved=(1 << 13, 1 << 14, 1 << 15),
-    hits=(8, 16, 32),
-    rows=(16_385, 30_000, 40_000),
-)
-SMALL = replace(H100, sms=2, l2=1 << 13, sort_pass=5e-7)
-QUICK = {**GIVEN, "sort_pass": 5e-7}
-"""A pass over that many rows takes longer than its least."""
-
-
-class Timed(calibrate.Bench):
-    """Runs everything on the simulator in its checking mode; the clock is the model's."""
-
-    def __init__(self):
-        super().__init__(Simulator(calibrate.text(), check=True))
-        self.launched: list[tuple[str, list]] = []
-
-    def launch(self, function, blocks, threads, args, written):
-        self.launched.append((function, list(args)))
-        super().launch(function, blocks, threads, args, written)
-
-    def seconds(self, work, before=None):
-        if before is not None:
-            before()
-        self.launched.clear()
-        work()
-        return 3e-6 + sum(self.cost(*each) for each in self.launched)
-
-    def cost(self, function: str, args: list) -> float:
-        name = function.removeprefix("gradc_calibrate_")
-        if name == "copy":  # of 16 bytes each
-            return 32 * args[2] * args[3] / GIVEN["bandwidth" if 16 * args[2] > SMALL.l2 else "resident"]
-        rates = {
-            "coalesced": args[-1] / GIVEN["coalesced"],
-            "scattered": args[-1] / GIVEN["scattered"],
-            "vectors": args[-1] * 16 / GIVEN["resident"],
-            "hot": args[-1] * GIVEN["hot"],
-            "nothing": GIVEN["launch"],
-        }
-        if name in rates:
-            return rates[name]
-        if name == "gradc_sort_move":  # a pass; base is the rest
-            return max(QUICK["sort_pass"], args[5] / QUICK["sort_rate"])
-        return 0.0
-
 
 def test_every_kernel_runs_clean_and_the_whole_way_gives_the_constants() -> None:
-    bench = Timed()
-    found = fitted(list(calibrate.measure(bench, SMALL, TINY)), SMALL)
-    assert found == pytest.approx({**QUICK, "sort_base": 3e-6}, rel=1e-5)
+    bench = gpu_dry.ReckonedBench(check=True)
+    found = fitted(list(calibrate.measure(bench, gpu_dry.SMALL, gpu_dry.SCALE)), gpu_dry.SMALL)
+    assert found == pytest.approx(gpu_dry.CONSTANTS, rel=1e-5)
 
 
 def test_kernels_do_what_they_are_timed_for() -> None:
