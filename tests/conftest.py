@@ -22,6 +22,7 @@ sys.path.insert(
 OPTIONAL = {
     "torch": "gradients against torch",
     "torchao": "torchao's quantized weights",
+    "jax": "gradc beside JAX",
     "onnx": "the ONNX frontend",
     "swift_f0": "real ONNX models",
     "cupy": "CUDA kernels on a GPU",

@@ -41,7 +41,7 @@ LAYERS = [
     ("compiler",),
     ("api",),
     ("calibration.measure", "verify.check", "frontend", "plans"),
-    ("onnx", "torch"),
+    ("jax", "onnx", "torch"),
     ("demo",),
     ("cli",),
     ("__main__",),
@@ -52,6 +52,7 @@ RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ONLY_IN = {
     "cupy": ("runtime",),
     "cupy_backends": ("runtime",),
+    "jax": ("jax",),
     "jinja2": ("codegen",),
     "onnx": ("onnx",),
     "torch": ("torch",),
@@ -60,7 +61,7 @@ ONLY_IN = {
 EXTRAS = ("cupy", "gradc.jax", "gradc.onnx", "gradc.torch", "jax", "magika", "onnx", "onnxruntime", "swift_f0")
 EXTRAS += ("torch", "torchao")
 # Costs a second or is not there at all: `import gradc` does without.
-NOT_AT_IMPORT = ("click", "cupy", "jinja2", "networkx", "onnx", "torch")
+NOT_AT_IMPORT = ("click", "cupy", "jax", "jinja2", "networkx", "onnx", "torch")
 
 
 @dataclass(frozen=True)

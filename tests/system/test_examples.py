@@ -66,9 +66,14 @@ LINES = {
         r"epoch 0: mean squared distance from the float model 1\.[45]\d+e-04",
         r"epoch 5: mean squared distance from the float model 5\.[345]\d+e-05",
     ],
+    "09_jax_training": [
+        r"step   0  loss 3\.0688\d+ with gradc, 3\.0688\d+ in JAX alone",
+        r"step 299  loss 1\.880\d+ with gradc, 1\.880\d+ in JAX alone",
+    ],
 }
 NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding"), "torch") | {
-    "08_onnx_finetune": "swift_f0"
+    "08_onnx_finetune": "swift_f0",
+    "09_jax_training": "jax",
 }
 """What an example asks for beside gradc."""
 
