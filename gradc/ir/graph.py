@@ -106,9 +106,11 @@ class _Carried(dict[Node, Note]):
     def __init__(self) -> None:
         self.ranks: dict[Node, tuple[int, bool]] = {}
 
-    def carry(self, note: Note, old: Node, new: Node) -> None:
-        """Of several notes the strongest stays; of equals the node's own, else the user's last, or a pass's first."""
-        rank = note.strength, old is new
+    def carry(self, note: Note, new: Node, own: bool) -> None:
+        """Of several notes the strongest stays; of equals the one that the node had before (``own``), else the user's
+        last, or a pass's first.
+        """
+        rank = note.strength, own
         if new not in self or rank > self.ranks[new] or (rank == self.ranks[new] and not note.by):
             self[new], self.ranks[new] = note, rank
 
@@ -279,7 +281,7 @@ class Graph:
                 if (note := notes.get(node)) is not None:
                     if result is not same and result not in self.notes and result in notes:
                         note = replace(note, by=notes[result].by)
-                    carried.carry(note, node, result)
+                    carried.carry(note, result, result is node)
         outputs = tuple((name, new[node]) for name, node in self.outputs)
         return replace(
             self, outputs=outputs, notes={**{n: note for n, note in notes.items() if n not in new}, **carried}
@@ -291,9 +293,9 @@ class Graph:
 
     def renamed(self, new: Mapping[Node, Node]) -> Graph:
         """The graph with its outputs replaced by the map ``old -> new``; notes are carried over."""
-        notes = _Carried()
+        notes, before = _Carried(), set(self.nodes)
         for n, note in self.notes.items():
-            notes.carry(note, n, new.get(n, n))
+            notes.carry(note, new.get(n, n), new.get(n) is n and n in before)
         return replace(self, outputs=tuple((name, new.get(n, n)) for name, n in self.outputs), notes=notes)
 
     def with_outputs(self, outputs: Iterable[tuple[str, Node]], name: str | None = None) -> Graph:

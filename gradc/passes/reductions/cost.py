@@ -198,17 +198,16 @@ def floor_bytes(program: Program, dims: Mapping[str, int]) -> int:
     every output written once.
     """
     types = {b.name: b.type for b in program.buffers}
-    total = 0
-    for b in program.buffers:
-        if b.alias or b.kind not in ("input", "output"):
-            continue
-        uses = [0]
-        for step in program.steps:
-            for item in alternatives(step):
-                touched = {n for n in (*item.reads, *item.writes) if program.root(n) == b.name}
-                uses += [
-                    _buffer_bytes(item, n, types, dims) if isinstance(item, Kernel) else evaluate(b.type.nbytes, dims)
-                    for n in touched
-                ]
-        total += max(uses)
-    return total
+    most = {b.name: 0 for b in program.buffers if not b.alias and b.kind in ("input", "output")}
+    for step in program.steps:
+        for item in alternatives(step):
+            for name in {*item.reads, *item.writes}:
+                root = program.root(name)
+                if root in most:
+                    moved = (
+                        _buffer_bytes(item, name, types, dims)
+                        if isinstance(item, Kernel)
+                        else evaluate(types[root].nbytes, dims)
+                    )
+                    most[root] = max(most[root], moved)
+    return sum(most.values())

@@ -8,7 +8,8 @@ needs, where one iteration space serves both, the kernel can be written, and no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ...errors import InternalError
@@ -52,7 +53,8 @@ def _stored(scheduler: Scheduler) -> set[Node]:
     return {node for node in reachable(read, behind) if node in scheduler.group_of}
 
 
-def missed_fusions(graph: Graph, *, device: Device = CPU) -> list[MissedFusion]:
+@functools.lru_cache(maxsize=4)  # explain() and the report ask for the same
+def missed_fusions(graph: Graph, *, device: Device = CPU) -> Sequence[MissedFusion]:
     """The pairs of kernels that move the same bytes and yet are two, most bytes first, and why."""
     program, scheduler = _scheduled(graph, True, device)
     names = {k.name for k in program.kernels}
