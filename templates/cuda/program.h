@@ -67,8 +67,9 @@ template <int N> GRADC_FN f32 gradc_bf16_at(const gradc_vector<u16, N> &v, int j
   return N == 1 ? bf16_load(v.items[0]) : f32_of_bits(j % 2 ? v.pairs[j / 2] & 0xffff0000u : v.pairs[j / 2] << 16);
 }
 
-/* Neighbours that are not aligned move one at a time, in a loop that stays one: written out, its accesses would be issued for
- * aligned rows too, under a predicate that is false.  In each pass all elements of a vector move down by one. */
+/* Many neighbours that are not aligned are loaded one at a time, in a loop that stays one: written out, its loads would be issued
+ * for aligned rows too, under a predicate that is false.  In each pass all elements of a vector move down by one. */
+template <class T, int N> GRADC_FN constexpr bool gradc_one_by_one() { return N >= 8 && sizeof(T) < 4; }
 template <class T, int N> GRADC_FN void gradc_shift(gradc_vector<T, N> &v, T last) {
   if constexpr (sizeof(T) < 4) {
     enum { BITS = 8 * (int)sizeof(T), WORDS = ((int)gradc_vector<T, N>::BYTES + 3) / 4, USED = 8 * (int)gradc_vector<T, N>::BYTES - 32 * (WORDS - 1) };
@@ -87,7 +88,7 @@ template <class T, int N> GRADC_FN void gradc_get_each(gradc_vector<T, N> &to, c
 }
 
 template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix col, ix col_step, ix end_col, bool vectorized) {
-  if (col_step == 1) {
+  if (vectorized || (gradc_one_by_one<T, N>() && col_step == 1)) {
     if (col >= end_col) return;
     gradc_vector<T, N> all;
     if (vectorized) {
@@ -121,7 +122,7 @@ GRADC_FN void gradc_get_all(gradc_vector<T, N> (&to)[TIMES], const T *from, ix c
 #pragma unroll
       for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++)
         if (col + t * step < end_col) to[t].words[i] = ((const word *)(from + col + t * step))[i];
-  } else if (N >= 8 && sizeof(T) == 2 && col_step == 1) {
+  } else if (gradc_one_by_one<T, N>() && col_step == 1) {
 #pragma unroll
     for (int t = 0; t < TIMES; t++) gradc_get_each(to[t], from, col + t * step, end_col);
   } else {
@@ -218,6 +219,8 @@ GRADC_FN void gradc_add_next(sum_f32 &s, f32 v) {
   s.low += v - (high - s.high);
   s.high = high;
 }
+/* Rows whose terms are added up in plain f32 before they meet a sum in shared memory: each is rounded with three times, as above. */
+enum { GRADC_PLAIN_ROWS = 4 };
 GRADC_FN f32 gradc_value(sum_f32 s) { return s.low - s.low == 0 ? s.high + s.low : s.high; } /* an infinite sum loses inf - inf */
 GRADC_FN void gradc_clear(sum_f32 &s) { s.high = 0, s.low = 0; }
 
@@ -310,11 +313,13 @@ GRADC_FN void gradc_fixed_add(u64 *sums, u32 *odd, ix at, f32 v, int scale) {
   }
 }
 
+/* Of a sum, whether NaN, infinity and -infinity have been added to it. */
+GRADC_FN u32 gradc_odd_flags(const u32 *odd, ix at) { return odd[1 + at / GRADC_ODD_SUMS] >> at % GRADC_ODD_SUMS * 4 & 7u; }
+
 /* The integer as f32, half to even, times 2^-scale. */
-GRADC_FN f32 gradc_fixed_value(const u64 *sums, const u32 *odd, ix at, int scale) {
-  const u32 flags = odd[0] ? odd[1 + at / GRADC_ODD_SUMS] >> at % GRADC_ODD_SUMS * 4 & 7u : 0;
+GRADC_FN f32 gradc_fixed_value(u64 sum, u32 flags, int scale) {
   if (flags) return f32_of_bits((flags & 1u) || (flags & 6u) == 6u ? 0x7fc00000u : flags & 2u ? 0x7f800000u : 0xff800000u);
-  return gradc_scaled((f32)(i64)sums[at], -scale);
+  return gradc_scaled((f32)(i64)sum, -scale);
 }
 
 /* ---- Over the threads of a task -------------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.codegen.cuda import launch
 
 torch = pytest.importorskip("torch")
 
@@ -82,6 +83,26 @@ def test_a_row_that_its_threads_do_not_divide(columns: int) -> None:
     dx, dg = torch.autograd.grad(exact, wide, torch.tensor(dy, dtype=torch.float64))
     for ours, theirs in ((y, exact.detach()), (grads["x"], dx), (grads["g"], dg)):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_long_rows_are_partly_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of layer_norm whose sums of columns a thread has no registers for, chunks of 6 and of 5 rows: against
+    torch in f64, within a unit of bf16 and what sums of as many terms round.
+    """
+    monkeypatch.setattr(launch, "GPU_WORKERS", 1024)
+    names = {"x": "bf16[N,4096]", "g": "bf16[4096]", "b": "bf16[4096]"}
+    graph = gradc.trace(lambda x, g, b: ops.layer_norm(x, (4096,), g, b), **names)
+    module = gradc.compile(graph, target="cuda-sim", wrt=["x", "g", "b"])
+    assert re.search(r"gradc_add_next\(shared1\[", module.source())
+    rng = np.random.default_rng(0)
+    values = [torch.tensor(rng.normal(size=shape)).bfloat16() for shape in ((11, 4096), 4096, 4096, (11, 4096))]
+    *inputs, dy = values
+    _, residuals = module.forward(**dict(zip("xgb", inputs, strict=True)))
+    grads = module.backward(residuals, dy)
+    wide = [a.double().requires_grad_() for a in inputs]
+    exact = torch.autograd.grad(torch.nn.functional.layer_norm(wide[0], (4096,), *wide[1:]), wide, dy.double())
+    for name, want in zip("xgb", exact, strict=True):
+        np.testing.assert_allclose(grads[name].double().numpy(), want.numpy(), rtol=2**-8, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("offset", [0.0, 7.75, -300.5, 30000.25, 65536.0])

@@ -102,12 +102,12 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         chunk = min(GPU_SORTED, max(GPU_SHORTEST, chunks(rows * tiles * width, 2 * GPU_WORKERS)))
         if kernel.warp_scan:
             chunk = min(GPU_SORTED, max(1, chunks(rows, 2 * GPU_WORKERS))) * WARP
-    elif kernel.shared:
+    elif kernel.shared and kernel.tile:  # a table of partial results, and no sums of whole rows
         chunk = max(OWN_SHORTEST, chunks(chunked, max(OWN_BLOCKS // max(tiles, 1), 1)))
     elif kernel.by_chunk:
         least = GPU_SHORTEST if kernel.tile else min(GPU_SHORTEST, max(1, THREADS // width))
-        workers = chunked * tiles * width * kernel.sharing
-        chunk = max(least * kernel.sharing, chunks(workers, GPU_WORKERS), chunks(chunked, kernel.most_chunks))
+        workers, most = chunked * tiles * width * kernel.sharing, GPU_WORKERS // (2 if kernel.row_sums else 1)
+        chunk = max(least * kernel.sharing, chunks(workers, most), chunks(chunked, kernel.most_chunks))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
     tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles * kernel.sharing
     if kernel.turned:

@@ -422,7 +422,12 @@ class PassWriter(AccumWriter):
             guard = "if (valid) " if self.in_segments(s) else guard
             target = f"a{number}[t][j]"
             if self.views[s.buffer].register == "sum_f32":
-                return f"{guard}gradc_add_next({target}, {value});"
+                add = f"{guard}gradc_add_next({target}, {value});"
+                if not (shared := self.views[s.buffer].shared_sums):
+                    return add
+                plain = f"{guard}plain{number}[t][j] += {value};"
+                all_shared = shared == self.iterations * self.vec
+                return plain if all_shared else f"if (t * VEC + j < {shared}) {{ {plain} }} else {add}"
             return guard + self.joined(s, target, value)
         if self.in_segments(s):
             return self.into_segment(s, value, alone)
