@@ -140,6 +140,30 @@ def test_exponentials_beside_a_maximum_have_the_bits_of_exp() -> None:
     assert np.isnan(beside[7]).all()
 
 
+def test_exponentials_of_negative_squares_have_the_bits_of_exp() -> None:
+    """As GELU's gradient has them: subnormal results, infinities and NaN too."""
+    graph = gradc.trace(lambda x, y: (ops.exp(x * x * -0.5), ops.exp(y)), x="f32[N]", y="f32[N]")
+    module = gradc.compile(graph, target="cuda-sim")
+    assert module.source().count("= gradc_exp_f32(") == 1
+    x = np.append(np.linspace(-15, 15, 4000), [0.0, np.nan, np.inf, -np.inf, 1e19]).astype(np.float32)
+    square, plain = module(x=x, y=x * x * np.float32(-0.5)).values()
+    np.testing.assert_array_equal(square, plain)
+    np.testing.assert_array_equal(square[:4000].view(np.int32), plain[:4000].view(np.int32))
+
+
+def test_strips_of_large_maps_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each column is computed once, whatever the length of a strip, and the last one is shorter."""
+    module = gradc.compile(gradc.trace(lambda x: x * 2.0, x="f32[R,C]"), target="cuda-sim")
+    x = np.arange(2 * 9001, dtype=np.float32).reshape(2, 9001)
+    strips = []
+    for most in (8192, 4, 1):
+        monkeypatch.setattr(launch, "MANY_STRIPS", most)
+        plan = launch.LaunchPlan(module.forward.program, module.forward.native.kernels, {"R": 2, "C": 9001})
+        strips.append(sum(a.blocks for actions in plan.actions for a in actions))
+    assert strips == [10, 6, 4]
+    np.testing.assert_array_equal(module(x=x), 2 * x)
+
+
 @pytest.mark.parametrize(("count", "dtype"), [(2, "f32"), (100, "f64"), (64, "bf16"), (520, "f32"), (1024, "f32")])
 def test_rows_side_by_side_stay_in_registers(count: int, dtype: str) -> None:
     """A reduced axis between others, of known length: what is read of it is read once, where there is room for it."""

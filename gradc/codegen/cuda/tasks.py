@@ -45,7 +45,7 @@ from .row_registers import RowTask, row_task, row_task_across
 from .turned import turned
 
 STRIP = 2048
-"""Columns per task of a map."""
+"""Columns per task of a map at least."""
 THREADS = 256
 WIDEST = 512
 """Threads of a task that keeps sums of whole rows."""
