@@ -289,6 +289,21 @@ between L2 and the multiprocessors in sectors of 32 bytes, atomics by the rates 
 slots of a grid with fewer blocks than multiprocessors, and a warp's chain of dependent instructions. Indices are taken
 to be spread over the whole table whatever the case draws, and a loop whose end depends on data is followed once. `?`
 is a direction of which a thread could not be followed to its end; its instructions mean nothing.
+
+Where they are furthest apart, counted by hand:
+
+- a transpose (TRANS): the review saw loads 4096 elements apart, a sector of 32 bytes for each 4. Tiles are turned in
+  shared memory since: a warp's load and its store are four whole sectors each, and 2 x 268 MB take 179 us at 3 TB/s.
+- atomics (E2a): the review counted the floor's bytes, 296 MB, which take 99 us. Beside them are the 33.5 MB of the sums
+  that the adds go to (11 us) and three launches (9 us), one of which has nothing but the check of the indices.
+- sums in fixed point (E2f): a sum of 8 bytes for each element of the result is cleared, read, and made into 4 bytes:
+  20 bytes where atomics clear 4. Less is to move only where it is known which rows of the table nothing hits.
+- grid_sample of f16 in 3-D (G6): 33.5 million points x 8 taps are 268 million adds of 8 bytes. L2 takes 2.1 GB in
+  580 us, more than four times what the floor's bytes take. Places that follow from data are not known to the model: it
+  takes neighbouring lanes to add to neighbouring sums, as those of a smooth grid do. Where a grid's places are random,
+  each lane has a sector of its own, four times as many.
+- groups of scales (Q2g): the rows kernel moves the floor's bytes in 57 us. The sort of the indices before it and what
+  finishes the result are ten launches one after another, whose own time is 30 us.
 """
 
 

@@ -97,6 +97,7 @@ def setting_of(gpu: Gpu, program: Program, plan: LaunchPlan) -> Setting:
             bounds += [evaluate(dict(s.attrs)["bound"], plan.dims) for s in step.body if s.op == "check"]
     launches = [a for actions in plan.actions for a in actions if isinstance(a, Launch)]
     sorts = [a.args[:4] for a in launches if a.function == "gradc_sort_bounds"]
+    sorts += [(a.args[3], *a.args[5:8]) for a in launches if a.function == "gradc_sort_spread"]
     return Setting(gpu, max(min(bounds), 1), rows, tuple(dict.fromkeys(sorts)))  # type: ignore[arg-type]
 
 

@@ -206,7 +206,8 @@ GRADC_FN f32 sigmoid_f32(f32 x) {
 #endif
 }
 
-/* Near 0: x + x P(x^2).  Else 1 - e^g, g = log(erfc|x|) as a polynomial in |x|; erf(3.93) rounds to 1. */
+/* Near 0: x + x P(x^2).  Else 1 - e^g, g = log(erfc|x|) as a polynomial in |x|; erf(3.93) rounds to 1.  e^g = 2^k e^r >= 2^-26:
+   adding 1.5 * 2^23 + 127 leaves k + 127 in the low bits. */
 GRADC_FN f32 erf_f32(f32 x) {
     f32 a = GRADC_LIBM(fabsf)(x);
     f32 s = a * a;
@@ -219,7 +220,11 @@ GRADC_FN f32 erf_f32(f32 x) {
     p = mad_f32(p, s, 0x1.06eba8p-3f);
     f32 near_zero = mad_f32(a, p, a);
 
+#ifdef GRADC_GPU
+    f32 b = GRADC_LIBM(fminf)(a, 3.95f); /* one instruction; of NaN the last line takes the other branch */
+#else
     f32 b = a > 3.95f ? 3.95f : a;
+#endif
     f32 g = 0x1.93cb14p-13f; /* 0.949 <= |x| <= 3.95, relative error of erf 2^-29 */
     g = mad_f32(g, b, -0x1.8a7c7ap-9f);
     g = mad_f32(g, b, 0x1.69f5c6p-6f);
@@ -227,9 +232,12 @@ GRADC_FN f32 erf_f32(f32 x) {
     g = mad_f32(g, b, -0x1.466722p-1f);
     g = mad_f32(g, b, -0x1.20a2a8p+0f);
     g = mad_f32(g, b, -0x1.fd9398p-13f);
-    f32 scale = power_of_two_f32(exp_quotient_f32(g)); /* e^g >= 2^-26 */
-    f32 tail = (1.0f - scale) - scale * expm1_near_zero_f32(exp_remainder_f32(g));
-    return copysign_f32(a < 0.95f ? near_zero : tail, x);
+    f32 place = mad_f32(g, 0x1.715476p+0f, 12583039.0f);
+    f32 k = place - 12583039.0f;
+    f32 r = mad_f32(k, -GRADC_LN2_LOW, mad_f32(k, -GRADC_LN2_HIGH, g));
+    f32 scale = f32_of_bits(bits_of_f32(place) << 23);
+    f32 tail = mad_f32(-scale, expm1_near_zero_f32(r), 1.0f - scale);
+    return copysign_f32(a >= 0.95f ? tail : near_zero, x);
 }
 
 /* ---- f32: logarithms and powers ------------------------------------------------------------------------------- */

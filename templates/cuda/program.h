@@ -67,12 +67,36 @@ template <int N> GRADC_FN f32 gradc_bf16_at(const gradc_vector<u16, N> &v, int j
   return N == 1 ? bf16_load(v.items[0]) : f32_of_bits(j % 2 ? v.pairs[j / 2] & 0xffff0000u : v.pairs[j / 2] << 16);
 }
 
+/* Many neighbours that are not aligned are loaded one at a time, in a loop that stays one: written out, its loads would be issued
+ * for aligned rows too, under a predicate that is false.  In each pass all elements of a vector move down by one. */
+template <class T, int N> GRADC_FN constexpr bool gradc_one_by_one() { return N >= 8 && sizeof(T) < 4; }
+template <class T, int N> GRADC_FN void gradc_shift(gradc_vector<T, N> &v, T last) {
+  if constexpr (sizeof(T) < 4) {
+    enum { BITS = 8 * (int)sizeof(T), WORDS = ((int)gradc_vector<T, N>::BYTES + 3) / 4, USED = 8 * (int)gradc_vector<T, N>::BYTES - 32 * (WORDS - 1) };
+#pragma unroll
+    for (int i = 0; i < WORDS - 1; i++) v.pairs[i] = v.pairs[i] >> BITS | v.pairs[i + 1] << (32 - BITS);
+    v.pairs[WORDS - 1] = v.pairs[WORDS - 1] >> BITS | ((u32)last & ((1u << BITS) - 1)) << (USED - BITS);
+  } else {
+#pragma unroll
+    for (int j = 0; j < N - 1; j++) v.items[j] = v.items[j + 1];
+    v.items[N - 1] = last;
+  }
+}
+template <class T, int N> GRADC_FN void gradc_get_each(gradc_vector<T, N> &to, const T *from, ix col, ix end_col) {
+#pragma unroll 1
+  for (int j = 0; j < N; j++) gradc_shift(to, col + j < end_col ? from[col + j] : T());
+}
+
 template <class T, int N> GRADC_FN void gradc_get(T (&to)[N], const T *from, ix col, ix col_step, ix end_col, bool vectorized) {
-  if (vectorized) {
+  if (vectorized || (gradc_one_by_one<T, N>() && col_step == 1)) {
     if (col >= end_col) return;
     gradc_vector<T, N> all;
+    if (vectorized) {
 #pragma unroll
-    for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) all.words[i] = ((const typename gradc_vector<T, N>::word *)(from + col))[i];
+      for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++) all.words[i] = ((const typename gradc_vector<T, N>::word *)(from + col))[i];
+    } else {
+      gradc_get_each(all, from, col, end_col);
+    }
 #pragma unroll
     for (int j = 0; j < N; j++) to[j] = all.items[j];
   } else {
@@ -98,6 +122,9 @@ GRADC_FN void gradc_get_all(gradc_vector<T, N> (&to)[TIMES], const T *from, ix c
 #pragma unroll
       for (int i = 0; i < (int)gradc_vector<T, N>::COUNT; i++)
         if (col + t * step < end_col) to[t].words[i] = ((const word *)(from + col + t * step))[i];
+  } else if (gradc_one_by_one<T, N>() && col_step == 1) {
+#pragma unroll
+    for (int t = 0; t < TIMES; t++) gradc_get_each(to[t], from, col + t * step, end_col);
   } else {
 #pragma unroll
     for (int t = 0; t < TIMES; t++)
@@ -146,6 +173,7 @@ template <int N> GRADC_FN void gradc_put_bf16(u16 *to, const f32 (&from)[N], ix 
 
 /* The larger of the two; NaN stays NaN. */
 #if !defined(GRADC_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define GRADC_MAX_NAN
 GRADC_FN f32 gradc_at_least(f32 x, f32 low) { f32 y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(low)); return y; }
 #else
 GRADC_FN f32 gradc_at_least(f32 x, f32 low) { return x < low ? low : x; }
@@ -191,6 +219,8 @@ GRADC_FN void gradc_add_next(sum_f32 &s, f32 v) {
   s.low += v - (high - s.high);
   s.high = high;
 }
+/* Rows whose terms are added up in plain f32 before they meet a sum in shared memory: each is rounded with three times, as above. */
+enum { GRADC_PLAIN_ROWS = 4 };
 GRADC_FN f32 gradc_value(sum_f32 s) { return s.low - s.low == 0 ? s.high + s.low : s.high; } /* an infinite sum loses inf - inf */
 GRADC_FN void gradc_clear(sum_f32 &s) { s.high = 0, s.low = 0; }
 
@@ -283,11 +313,13 @@ GRADC_FN void gradc_fixed_add(u64 *sums, u32 *odd, ix at, f32 v, int scale) {
   }
 }
 
+/* Of a sum, whether NaN, infinity and -infinity have been added to it. */
+GRADC_FN u32 gradc_odd_flags(const u32 *odd, ix at) { return odd[1 + at / GRADC_ODD_SUMS] >> at % GRADC_ODD_SUMS * 4 & 7u; }
+
 /* The integer as f32, half to even, times 2^-scale. */
-GRADC_FN f32 gradc_fixed_value(const u64 *sums, const u32 *odd, ix at, int scale) {
-  const u32 flags = odd[0] ? odd[1 + at / GRADC_ODD_SUMS] >> at % GRADC_ODD_SUMS * 4 & 7u : 0;
+GRADC_FN f32 gradc_fixed_value(u64 sum, u32 flags, int scale) {
   if (flags) return f32_of_bits((flags & 1u) || (flags & 6u) == 6u ? 0x7fc00000u : flags & 2u ? 0x7f800000u : 0xff800000u);
-  return gradc_scaled((f32)(i64)sums[at], -scale);
+  return gradc_scaled((f32)(i64)sum, -scale);
 }
 
 /* ---- Over the threads of a task -------------------------------------------------------------------------------------- */
@@ -301,6 +333,10 @@ template <class T> struct gradc_commutes<gradc_prod<T> > { enum { VALUE = 1 }; }
 /* NaN wins */
 template <class T> struct gradc_maximum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
 template <class T> struct gradc_minimum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
+#ifdef GRADC_MAX_NAN /* one instruction for four; of zeros the positive one is the larger */
+template <> struct gradc_maximum<f32> { static __device__ __forceinline__ void join(f32 &a, const f32 &b) { a = gradc_at_least(a, b); } };
+template <> struct gradc_minimum<f32> { static __device__ __forceinline__ void join(f32 &a, const f32 &b) { asm("min.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b)); } };
+#endif
 
 /* The place of an extremum: NaN wins, of equals the first; index < 0 is none. */
 template <class T> struct gradc_arg_extremum { T value; ix index; };

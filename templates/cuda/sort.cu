@@ -36,12 +36,14 @@ extern "C" __global__ void __launch_bounds__(512) gradc_sort_count(const u32 *ke
   if (gradc_stopped(flag, site)) return;
   __shared__ u32 count[GRADC_DIGITS];
   count[threadIdx.x] = 0;
+  const i64 first = blockIdx.x * (i64)GRADC_TILE + threadIdx.x;
+  u32 keys[GRADC_ITEMS]; /* all loads before the first addition: none moves in front of one */
+#pragma unroll
+  for (int i = 0; i < GRADC_ITEMS; i++) keys[i] = first + i * 512 < rows ? key[first + i * 512] : 0;
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < GRADC_ITEMS; i++) {
-    const i64 r = blockIdx.x * (i64)GRADC_TILE + i * 512 + threadIdx.x;
-    if (r < rows) atomicAdd(&count[gradc_digit(key[r], (int)shift, (int)bits)], 1u);
-  }
+  for (int i = 0; i < GRADC_ITEMS; i++)
+    if (first + i * 512 < rows) atomicAdd(&count[gradc_digit(keys[i], (int)shift, (int)bits)], 1u);
   __syncthreads();
   if (threadIdx.x < 1u << bits) counts[gradc_sort_count_at(threadIdx.x, blockIdx.x, tiles)] = count[threadIdx.x];
 }

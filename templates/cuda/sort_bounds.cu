@@ -62,15 +62,20 @@ extern "C" __global__ void __launch_bounds__(256) gradc_sort_bounds(const u32 *k
 extern "C" __global__ void __launch_bounds__(256) gradc_sort_spread(const u32 *group_key, const u32 *group_row, const u32 *group_start, u32 *key, u32 *row,
                                                                     u32 *start, i64 rows, i64 keys, i64 groups, const u64 *flag, i64 site) {
   if (gradc_stopped(flag, site)) return;
-  const i64 at = blockIdx.x * (i64)256 + threadIdx.x;
-  if (at < rows) {
-    const i64 k = group_key[at / groups], from = group_start[k], count = group_start[k + 1] - from;
-    const i64 within = at - from * groups, g = within / count;
-    key[at] = (u32)(k * groups < keys ? k * groups + g : keys);
-    row[at] = (u32)(group_row[from + within % count] * groups + g);
+  const i64 place = blockIdx.x * (i64)256 + threadIdx.x;
+  const u32 at = (u32)place, each = (u32)groups; /* rows and keys have 32 bits, whose quotients take a few instructions */
+  if (place < rows) {
+    const u32 k = group_key[at / each], from = group_start[k], count = group_start[k + 1] - from;
+    const u32 within = at - from * each, g = within / count;
+    key[at] = (i64)k * each < keys ? k * each + g : (u32)keys;
+    row[at] = group_row[from + within % count] * each + g;
   }
-  if (at <= keys) start[at] = (u32)(group_start[at / groups] * groups + at % groups * (group_start[at / groups + 1] - group_start[at / groups]));
-  else if (at == keys + 1) start[at] = (u32)rows;
+  if (place <= keys) {
+    const u32 k = at / each, from = group_start[k];
+    start[at] = from * each + at % each * (group_start[k + 1] - from);
+  } else if (place == keys + 1) {
+    start[at] = (u32)rows;
+  }
 }
 
 /* How many chunks from c on have their pieces of the segment [from, to) added up already. */

@@ -9,6 +9,7 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.codegen.cuda import launch
 
 torch = pytest.importorskip("torch")
 
@@ -84,6 +85,26 @@ def test_a_row_that_its_threads_do_not_divide(columns: int) -> None:
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
 
 
+def test_sums_of_long_rows_are_partly_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of layer_norm whose sums of columns a thread has no registers for, chunks of 6 and of 5 rows: against
+    torch in f64, within a unit of bf16 and what sums of as many terms round.
+    """
+    monkeypatch.setattr(launch, "GPU_WORKERS", 1024)
+    names = {"x": "bf16[N,4096]", "g": "bf16[4096]", "b": "bf16[4096]"}
+    graph = gradc.trace(lambda x, g, b: ops.layer_norm(x, (4096,), g, b), **names)
+    module = gradc.compile(graph, target="cuda-sim", wrt=["x", "g", "b"])
+    assert re.search(r"gradc_add_next\(shared1\[", module.source())
+    rng = np.random.default_rng(0)
+    values = [torch.tensor(rng.normal(size=shape)).bfloat16() for shape in ((11, 4096), 4096, 4096, (11, 4096))]
+    *inputs, dy = values
+    _, residuals = module.forward(**dict(zip("xgb", inputs, strict=True)))
+    grads = module.backward(residuals, dy)
+    wide = [a.double().requires_grad_() for a in inputs]
+    exact = torch.autograd.grad(torch.nn.functional.layer_norm(wide[0], (4096,), *wide[1:]), wide, dy.double())
+    for name, want in zip("xgb", exact, strict=True):
+        np.testing.assert_allclose(grads[name].double().numpy(), want.numpy(), rtol=2**-8, atol=1e-5, err_msg=name)
+
+
 @pytest.mark.parametrize("offset", [0.0, 7.75, -300.5, 30000.25, 65536.0])
 def test_a_sum_of_exponentials_is_within_three_units(offset: float) -> None:
     """Rows of one 0 and 4500 of the same difference to it, which make up the most of the sum: against f64."""
@@ -117,6 +138,30 @@ def test_exponentials_beside_a_maximum_have_the_bits_of_exp() -> None:
     rows = [n for n in range(60) if n != 7]
     np.testing.assert_array_equal(beside[rows].view(np.int32), plain[rows].view(np.int32))
     assert np.isnan(beside[7]).all()
+
+
+def test_exponentials_of_negative_squares_have_the_bits_of_exp() -> None:
+    """As GELU's gradient has them: subnormal results, infinities and NaN too."""
+    graph = gradc.trace(lambda x, y: (ops.exp(x * x * -0.5), ops.exp(y)), x="f32[N]", y="f32[N]")
+    module = gradc.compile(graph, target="cuda-sim")
+    assert module.source().count("= gradc_exp_f32(") == 1
+    x = np.append(np.linspace(-15, 15, 4000), [0.0, np.nan, np.inf, -np.inf, 1e19]).astype(np.float32)
+    square, plain = module(x=x, y=x * x * np.float32(-0.5)).values()
+    np.testing.assert_array_equal(square, plain)
+    np.testing.assert_array_equal(square[:4000].view(np.int32), plain[:4000].view(np.int32))
+
+
+def test_strips_of_large_maps_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each column is computed once, whatever the length of a strip, and the last one is shorter."""
+    module = gradc.compile(gradc.trace(lambda x: x * 2.0, x="f32[R,C]"), target="cuda-sim")
+    x = np.arange(2 * 9001, dtype=np.float32).reshape(2, 9001)
+    strips = []
+    for most in (8192, 4, 1):
+        monkeypatch.setattr(launch, "MANY_STRIPS", most)
+        plan = launch.LaunchPlan(module.forward.program, module.forward.native.kernels, {"R": 2, "C": 9001})
+        strips.append(sum(a.blocks for actions in plan.actions for a in actions))
+    assert strips == [10, 6, 4]
+    np.testing.assert_array_equal(module(x=x), 2 * x)
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(2, "f32"), (100, "f64"), (64, "bf16"), (520, "f32"), (1024, "f32")])

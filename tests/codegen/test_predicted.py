@@ -121,6 +121,18 @@ def test_sorted_rows_are_read_once() -> None:
 
 
 @tools
+def test_rows_sorted_in_groups_are_read_once() -> None:
+    """Where rows are sorted in groups, whose keys and rows another launch spreads, the model follows all of them."""
+    types = {"tokens": "i64[32768]", "q": "i8[128256,512]", "scale": "f32[128256,8]"}
+    function = lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, 64)))
+    module = gradc.compile(gradc.trace(function, **types), wrt=["scale"], target="cuda", arch="sm_90")
+    launches = directions(module, {})["backward"].launches
+    assert any(launch.function == "gradc_sort_spread" for launch, _ in launches)
+    (rows,) = (p for launch, p in launches if launch.function.endswith("_rows") and "check" not in launch.function)
+    assert rows.finished and 1 < rows.bytes / (32768 * 512 * (4 + 1)) < 1.1
+
+
+@tools
 def test_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert cuda_static.main(["SUM4"]) == 0
     (line,) = capsys.readouterr().out.splitlines()

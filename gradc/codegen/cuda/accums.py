@@ -104,7 +104,16 @@ class AccumWriter(TaskWriter):
             target_bytes=4 if staged else type_.dtype.itemsize,
             kept_row=f"{s.buffer} + ({row}) * ({inner})" if owned else "",
             owned=self.owned(s) if owned else None,
+            **self.shared_sums(s),
         )
+
+    def shared_sums(self, s: Stmt) -> dict[str, int]:
+        """How many of a thread's sums are in shared memory: of this accum, and of those before it."""
+        if self.row_task is None or s not in self.ordered:
+            return {}
+        each = self.row_task.iterations * self.row_task.vec
+        before = min(self.ordered.index(s) * each, self.row_task.shared_sums)
+        return {"shared_sums": min(each, self.row_task.shared_sums - before), "shared_before": before}
 
     def owned(self, s: Stmt) -> OwnedElements:
         """The elements of an owned result that belong to one kept row."""

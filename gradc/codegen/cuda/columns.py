@@ -31,7 +31,7 @@ PACKED_REGISTERS, UNPACKED_REGISTERS = 40, 32
 """Registers for loaded elements: packed, and one each where a row's length may not allow wide accesses."""
 PASS_WEIGHT = 4
 """Of a further pass in a body's length: its first loads overlap the end of the one before."""
-LONG_BODY = 30
+LONG_BODY = 50
 """Instructions, more or less by tens, from which on a thread takes half as many columns: each is written out for every
 one of them.
 """

@@ -46,13 +46,21 @@ def with_exp_sums(kernel: Kernel) -> tuple[tuple[Phase, ...], dict[str, ExpSum]]
     return (*phases, *([Phase(waiting, (), ())] if waiting else [])), sums
 
 
-def is_exp_beside_maximum(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
-    """Whether a value is ``exp(x - max_cols x)`` in f32, of which the argument is not above 0."""
+def is_exp_below_one(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
+    """Whether a value is an exponential in f32 of what is not above 0, or NaN: ``x - max_cols x``, or ``x * x`` times a
+    negative number.
+    """
     if s.op != "exp" or s.dtype is not F32:
         return False
-    difference = stmts[s.args[0]]
-    top = stmts[difference.args[1]] if difference.op == "sub" else None
-    return top is not None and top.op == "max_cols" and top.args[0] == difference.args[0]
+    power = stmts[s.args[0]]
+    if power.op == "sub":
+        top = stmts[power.args[1]]
+        return top.op == "max_cols" and top.args[0] == power.args[0]
+    if power.op != "mul":
+        return False
+    sides = [stmts[name] for name in power.args]
+    square = any(side.op == "mul" and side.args[0] == side.args[1] for side in sides)
+    return square and any(side.op == "const" and side.attr("value") < 0 for side in sides)
 
 
 def _exp_sum(kernel: Kernel, p: Phase, q: Phase) -> ExpSum | None:

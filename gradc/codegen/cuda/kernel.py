@@ -38,6 +38,8 @@ class CudaKernel:
     :param columns: of a row.
     :param chunked: what a chunk is cut from: rows, or the kept rows of a regular order.
     :param by_chunk: whether a task goes through several of them.
+    :param row_sums: whether a whole block keeps sums of the columns of rows: their registers leave room for half of the
+        threads.
     :param sharing: tasks of a block that share a chunk, whose rows they take in turn.
     :param most_chunks: chunks whose partial results its folds go through at most.
     :param tile: columns of a task that does not go through whole rows; 0: it does.
@@ -69,6 +71,7 @@ class CudaKernel:
     columns: Size
     chunked: Size
     by_chunk: bool
+    row_sums: bool
     sharing: int
     most_chunks: int
     tile: int

@@ -47,6 +47,8 @@ from .row_sort import TREE, RowSort
 from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
 from .turned import TURN
 
+MANY_STRIPS, LONGEST_STRIP = 8192, 4
+"""Strips of maps, from twice as many of which on they are longer: that often as long at most."""
 MOST_STRIPS = 1024
 """Strips of all rows that are split."""
 MOST_BLOCKS = 2**31 - 1
@@ -62,7 +64,7 @@ ODD_SUMS = enumerators("cuda/program.h")["GRADC_ODD_SUMS"]
 class Sizes:
     """A kernel's numbers for one set of dims.
 
-    :param chunk: rows (or positions) per task; columns, where rows are cut up.
+    :param chunk: rows (or positions) per task; columns, where rows are cut up or in strips.
     :param scratch: bytes.
     :param strips_per_row: where rows are split; 0: they are not.
     :param index_bound: no offset that its functions compute is larger, whatever the launch.
@@ -102,14 +104,16 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
         chunk = min(GPU_SORTED, max(GPU_SHORTEST, chunks(rows * tiles * width, 2 * GPU_WORKERS)))
         if kernel.warp_scan:
             chunk = min(GPU_SORTED, max(1, chunks(rows, 2 * GPU_WORKERS))) * WARP
-    elif kernel.shared:
+    elif kernel.shared and kernel.tile:  # a table of partial results, and no sums of whole rows
         chunk = max(OWN_SHORTEST, chunks(chunked, max(OWN_BLOCKS // max(tiles, 1), 1)))
     elif kernel.by_chunk:
         least = GPU_SHORTEST if kernel.tile else min(GPU_SHORTEST, max(1, THREADS // width))
-        workers = chunked * tiles * width * kernel.sharing
-        chunk = max(least * kernel.sharing, chunks(workers, GPU_WORKERS), chunks(chunked, kernel.most_chunks))
+        workers, most = chunked * tiles * width * kernel.sharing, GPU_WORKERS // (2 if kernel.row_sums else 1)
+        chunk = max(least * kernel.sharing, chunks(workers, most), chunks(chunked, kernel.most_chunks))
     chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
-    tasks = rows * chunks(columns, STRIP) if kernel.strips else chunks(chunked, chunk) * tiles * kernel.sharing
+    if kernel.strips:
+        chunk = STRIP * min(LONGEST_STRIP, max(1, rows * chunks(columns, STRIP) // MANY_STRIPS))
+    tasks = rows * chunks(columns, chunk) if kernel.strips else chunks(chunked, chunk) * tiles * kernel.sharing
     if kernel.turned:
         planes, other, lane = (evaluate(x, dims) for x in kernel.turned)
         tasks = planes * chunks(other, TURN) * chunks(lane, TURN)

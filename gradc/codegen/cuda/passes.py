@@ -15,7 +15,7 @@ from ..phases import phase_comment
 from ..text import CODES
 from .accums import AccumWriter
 from .columns import OFFSETS, Access, access, linear
-from .exp_sums import ExpSum, is_exp_beside_maximum, with_exp_sums
+from .exp_sums import ExpSum, is_exp_below_one, with_exp_sums
 from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
 
@@ -275,7 +275,7 @@ class PassWriter(AccumWriter):
             value = self.scribe.expression(s)
             return f"const {carrier(s.dtype)} {variable(s.name)} = live ? {f'({value})' if s.where else value} : 0;"
         moved = self.vector(s) if s.op == "load" else None
-        if is_exp_beside_maximum(self.k.stmts, s):
+        if is_exp_below_one(self.k.stmts, s):
             return f"const f32 {variable(s.name)} = gradc_exp_f32({variable(s.args[0])});"
         if moved is None or s.dtype is None:
             return self.scribe.value(s)
@@ -422,7 +422,12 @@ class PassWriter(AccumWriter):
             guard = "if (valid) " if self.in_segments(s) else guard
             target = f"a{number}[t][j]"
             if self.views[s.buffer].register == "sum_f32":
-                return f"{guard}gradc_add_next({target}, {value});"
+                add = f"{guard}gradc_add_next({target}, {value});"
+                if not (shared := self.views[s.buffer].shared_sums):
+                    return add
+                plain = f"{guard}plain{number}[t][j] += {value};"
+                all_shared = shared == self.iterations * self.vec
+                return plain if all_shared else f"if (t * VEC + j < {shared}) {{ {plain} }} else {add}"
             return guard + self.joined(s, target, value)
         if self.in_segments(s):
             return self.into_segment(s, value, alone)

@@ -19,9 +19,8 @@ from ..text import standalone
 from .calls import support
 from .kernel import CudaKernel, Stage, own_dims
 from .rows import Writer
-from .tasks import STRIP
 
-__all__ = ["STRIP", "CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "render_cuda"]
+__all__ = ["CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "render_cuda"]
 
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
 """Canonical names of buffers and dims; no identifier of a user's name is one."""
@@ -45,7 +44,7 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
 
 def prelude() -> str:
     """What stands above every kernel."""
-    return f"{standalone('cuda/math.h')}\n{standalone('cuda/program.h')}\nenum {{ GRADC_STRIP = {STRIP} }};\n"
+    return f"{standalone('cuda/math.h')}\n{standalone('cuda/program.h')}\n"
 
 
 def cuda_kernel(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:

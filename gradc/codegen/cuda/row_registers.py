@@ -27,6 +27,13 @@ ROW_REGISTERS = 64
 """For a thread's elements that are kept or under way, where no sums are."""
 ALL_REGISTERS = 120
 """For them, the loads of a phase and the sums of a thread: what NVRTC fits into 128 registers for sm_80, 90 and 100."""
+SHARED_SUMS = 60 * 1024
+"""Bytes of a block's sums in shared memory, which every device has: those that its threads have no registers for."""
+SHARED_ROOM = 8
+"""Registers in which sums go to and from shared memory."""
+SHARING_TASK = 256
+"""Threads of a task from which on some of its sums are in shared memory, so that it need not have twice as many threads
+of half as many elements: blocks of 16 warps wait for each other longer."""
 CROWDED_SUMS, CROWDED_VECTOR = 48, 4
 """Registers of sums from which on loads come one after another, of so many columns, and nothing of the row is kept."""
 UNROLLED_TEXT = 2048
@@ -43,6 +50,7 @@ class RowTask:
     :param together: whether all loads of a phase are under way together.
     :param loads_first: whether the row's loads begin before its first phase.
     :param kept: the values that stay in registers, and the first phase that computes each.
+    :param shared_sums: of a thread's sums, one an element for each accum, those in shared memory.
     """
 
     vec: int
@@ -51,6 +59,7 @@ class RowTask:
     together: bool
     loads_first: bool
     kept: Mapping[str, int]
+    shared_sums: int = 0
 
 
 class _Need:
@@ -59,11 +68,12 @@ class _Need:
     :param sums: accums of which it has a sum for each element.
     :ivar kept: the values that stay, and the first phase that computes each.
     :ivar held: registers of an element for them between two phases, at most.
+    :ivar shared: sums of a thread that are in shared memory, for which it has one register, not two.
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type], sums: int):
         self.kernel, self.sums, self.kept = kernel, sums, kept_values(kernel)
-        self.held = _most_held(kernel, self.kept)
+        self.held, self.shared = _most_held(kernel, self.kept), 0
         phases = [[a for s in p.body if (a := access(kernel, types, s)) is not None] for p in kernel.passes]
         rows = {a for a, _ in kernel.rows}
         of_the_row = [a for loads in phases for a in loads if any(v in rows for v, _ in a.base.terms)]
@@ -71,7 +81,12 @@ class _Need:
 
     def fits(self, elements: int, words: float) -> bool:
         """Whether there are registers for so many words of each element, beside its sums."""
-        return elements * (2 * self.sums + words) <= (ALL_REGISTERS if self.sums else ROW_REGISTERS)
+        limit = (ALL_REGISTERS - (SHARED_ROOM if self.shared else 0)) if self.sums else ROW_REGISTERS
+        return self.of_sums(elements) + elements * words <= limit
+
+    def of_sums(self, elements: int) -> int:
+        """Registers for the sums of so many elements."""
+        return 2 * self.sums * elements - self.shared
 
     def met(self, elements: int) -> bool:
         """Whether nothing spills."""
@@ -79,7 +94,7 @@ class _Need:
 
     def crowded(self, elements: int) -> bool:
         """Whether sums leave few registers for loads."""
-        return 2 * self.sums * elements > CROWDED_SUMS
+        return self.of_sums(elements) > CROWDED_SUMS
 
     def together(self, elements: int) -> bool:
         """Whether all loads of a phase may be under way together."""
@@ -87,7 +102,7 @@ class _Need:
 
     def loads_first(self, elements: int) -> bool:
         """Whether all loads of the row may be under way before its first phase."""
-        return not self.crowded(elements) and self.fits(elements, self.held + self.row_loads)
+        return not (self.crowded(elements) and not self.shared) and self.fits(elements, self.held + self.row_loads)
 
     def keep_less(self) -> None:
         """The value that costs least is computed again."""
@@ -95,11 +110,12 @@ class _Need:
         self.held = _most_held(self.kernel, self.kept)
 
 
-def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int) -> RowTask | None:
+def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int, shared: bool = False) -> RowTask | None:
     """None where a row is too long, or not of a known length.
 
     :param sums: accums of which a thread has a sum for each of its elements.
     :param widest: threads of a task at most.
+    :param shared: whether these may be in shared memory, where a task has a block to itself.
     """
     count = kernel.col_count
     if not isinstance(count, int) or not 1 < count <= LONGEST_ROW:
@@ -118,14 +134,18 @@ def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int) 
             return None
     while elements >= max(2 * least, 2 * vec) and elements * text > UNROLLED_TEXT:
         elements //= 2
+    if shared and need.kept and need.crowded(elements) and count >= SHARING_TASK * elements:
+        need.shared = min(SHARED_SUMS // (8 * -(-count // elements)), sums * elements)
+        need.shared = need.shared if need.met(elements) else 0
     while need.crowded(elements) and elements >= max(2 * least, 2 * vec):
         elements //= 2
-    vec, width = min(vec, elements, CROWDED_VECTOR if need.crowded(elements) else elements), 1
+    alone = need.crowded(elements) and not need.shared
+    vec, width = min(vec, elements, CROWDED_VECTOR if alone else elements), 1
     while (width < 32 and width * max(vec, FEWEST_ELEMENTS) < count) or width * elements < count:
         width *= 2
     each = -(-count // (width * vec)) * vec
-    kept = {} if need.crowded(each) else need.kept  # to read the row again takes no registers
-    return RowTask(vec, width, each // vec, need.together(each), need.loads_first(each), kept)
+    kept = {} if alone else need.kept  # to read the row again takes no registers
+    return RowTask(vec, width, each // vec, need.together(each), need.loads_first(each), kept, need.shared)
 
 
 def row_task_across(kernel: Kernel, types: Mapping[str, Type], width: int, widest: int) -> RowTask | None:
@@ -174,8 +194,9 @@ def kept_values(kernel: Kernel) -> dict[str, int]:
 
         again = {n for n, s in frontier.items() if weight(s) == 1 and s.args and all(map(at_hand, s.args))}
         again -= {n for n in again if again & set(known[n].args)}  # the arguments of what is computed again stay
-        for name in frontier.keys() - again:
-            kept.setdefault(name, first[name])
+        for name in known:  # an order that is the same in every process
+            if name in frontier and name not in again:
+                kept.setdefault(name, first[name])
         for name in known:
             first.setdefault(name, number)
     return kept

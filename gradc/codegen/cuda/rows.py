@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ...ir.dims import Size, maximum, product
+from ...ir.dims import Size, ceildiv, maximum, product
 from ...ir.kernel import Kernel
 from ...ir.statement import Axis, Stmt
 from ...ir.types import Type
@@ -22,9 +22,10 @@ from .columns import OFFSETS
 from .index_bound import index_bounds
 from .kernel import CudaKernel, Stage
 from .passes import PassWriter
-from .tasks import STAGED_ROWS, WARPS
+from .tasks import STAGED_ROWS, THREADS, WARPS
 from .turned import TURN, Turn
 from .views import (
+    AccumView,
     FunctionView,
     KernelView,
     PassView,
@@ -41,6 +42,8 @@ from .views import (
 from .workspace import axis_declarations, declared, size_declarations, strip_arrays, workspace
 
 FOLDER = "cuda/kernel"
+EACH, TIMES = 4, 4
+"""Neighbouring elements of a result that a thread clears or finishes, and how many such."""
 PURPOSE = {
     "clear": "The neutral element in a result that atomics combine into",
     "clear_fixed": "Zeros in sums in fixed point",
@@ -106,6 +109,7 @@ class Writer(PassWriter):
             columns=k.col_count,
             chunked=product(n for _, n in self.kept_axes) if self.order == "by owner" else k.row_count,
             by_chunk=self.order != "by owner" and bool(self.ordered),
+            row_sums=self.row_task is not None and self.register_accumulators and self.width >= THREADS,
             sharing=self.sharing,
             most_chunks=GPU_FOLDED * self.threads // max((fold_lanes(a.count) for a in folded), default=1),
             tile=self.width * self.vec if self.tiled or self.shared else 0,
@@ -121,7 +125,7 @@ class Writer(PassWriter):
             strips=self.strips,
             turned=self.turn.extents if self.turn is not None else (),
             checks=any(s.op == "check" for s in k.body),
-            shared=self.table_bytes(),
+            shared=self.table_bytes() if self.shared else self.shared_sum_bytes(),
             exp_sums=bool(self.exp_sums),
             index_bounds=index_bounds(k, self.types),
             sites=(),
@@ -166,10 +170,7 @@ class Writer(PassWriter):
     def before_rows(self) -> Iterator[Function]:
         """What is done before rows are visited: results cleared, keys computed, the largest values looked for."""
         for a in reversed([a for a in self.views.values() if not a.ordered]):
-            count = maximum(self.types[a.buffer].count, 1)
-            yield self.function(
-                f"clear{a.number}", "clear", "clear_fixed" if a in self.fixed else "clear", count, 1, a=a
-            )
+            yield self.of_elements("clear", "clear_fixed" if a in self.fixed else "clear", a)
         if self.part is not None:
             count = product(n for _, n in self.sorted_axes)
             yield self.function("key", "key", "key", count, 1, key=self.sort_key("element"))
@@ -205,7 +206,13 @@ class Writer(PassWriter):
             yield from self.split_rows()
         for a in self.views.values():
             if a in self.fixed or a.f32_staged:
-                yield self.function(f"settle{a.number}", "settle", "settle", self.types[a.buffer].count, 1, a=a)
+                yield self.of_elements("settle", "settle", a)
+
+    def of_elements(self, kind: str, template: str, a: AccumView) -> Function:
+        """What is done to each element of a result, whatever it was made from."""
+        each = 2 if template == "clear_fixed" else EACH  # 16 bytes
+        count = ceildiv(maximum(self.types[a.buffer].count, 1), EACH * TIMES)
+        return self.function(f"{kind}{a.number}", kind, template, count, 1, a=a, each=each, times=EACH * TIMES // each)
 
     def split_rows(self) -> Iterator[Function]:
         """A function for each phase of few long rows."""
@@ -472,6 +479,10 @@ class Writer(PassWriter):
         keys = self.key_count(self.parts[s.buffer])
         assert isinstance(keys, int)
         return keys * self.width * (8 if self.accumulator(s) == "sum_f32" else self.sums(s).itemsize)
+
+    def shared_sum_bytes(self) -> int:
+        """A block's sums in shared memory that its threads have no registers for."""
+        return 8 * self.row_task.shared_sums * self.width if self.row_task is not None else 0
 
     def group(self) -> PrefetchedRows:
         """The rows of a tiled kernel whose loads are under way together."""

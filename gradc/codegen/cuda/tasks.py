@@ -45,7 +45,7 @@ from .row_registers import RowTask, row_task, row_task_across
 from .turned import turned
 
 STRIP = 2048
-"""Columns per task of a map."""
+"""Columns per task of a map at least."""
 THREADS = 256
 WIDEST = 512
 """Threads of a task that keeps sums of whole rows."""
@@ -190,7 +190,14 @@ class TaskWriter(RowWriter):
             return None
         if self.across:
             return row_task_across(self.k, self.types, self.threads_per_row_across(), 2 * MOST_ACROSS)
-        return row_task(self.k, self.types, sums, WIDEST if sums else THREADS)
+        return row_task(self.k, self.types, sums, WIDEST if sums else THREADS, self.may_share_sums)
+
+    @property
+    def may_share_sums(self) -> bool:
+        """Whether the sums of rows in registers may be in shared memory: they are f32, and a chunk's."""
+        partial = all(self.strategy_of[s.buffer].partials and s.combine == "sum" for s in self.ordered)
+        dtypes = [self.types[s.buffer].dtype for s in self.ordered]
+        return partial and not self.order and all(d.is_float and d.bits <= 32 for d in dtypes)
 
     def unrolled(self) -> int:
         """How often the threads of a task go round the columns of a row with all their loads under way; 0 for once,

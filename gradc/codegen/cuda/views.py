@@ -169,6 +169,8 @@ class AccumView:
     :param target_bytes: of an element there.
     :param kept_row: address of a kept row in the result, where it is owned.
     :param owned: its elements, likewise.
+    :param shared_sums: of a thread's sums, the first, that are in shared memory.
+    :param shared_before: those of the accums before it.
     """
 
     number: int
@@ -194,6 +196,8 @@ class AccumView:
     target_bytes: int
     kept_row: str = ""
     owned: OwnedElements | None = None
+    shared_sums: int = 0
+    shared_before: int = 0
 
     @property
     def running(self) -> str:
@@ -220,11 +224,14 @@ class AccumView:
 
     @property
     def settled(self) -> str:
-        """An element of the result, of its sum in fixed point or in f32."""
-        n = self.number
-        scale = f"gradc_fixed_scale(largest{n}[0], {self.additions})"
-        fixed = f"gradc_fixed_value(fixed{n}, odd{n}, element, {scale})"
-        return self.final(fixed if self.strategy.atomics == "fixed point" else f"staged{n}[element]", self.sum)
+        """Element ``at + j`` of the result, of its sum in fixed point or in f32."""
+        flags = f"any_odd ? gradc_odd_flags(odd{self.number}, at + j) : 0u"
+        return self.final(f"gradc_fixed_value(sums[j], {flags}, scale)" if self.fixed else "sums[j]", self.sum)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is added up in fixed point."""
+        return self.strategy.atomics == "fixed point"
 
     @property
     def kept_text(self) -> str:
@@ -442,6 +449,11 @@ class KernelView:
     kept_axes: tuple[str, ...]
     rest_count: str
     group: PrefetchedRows | None
+
+    @property
+    def shares_sums(self) -> bool:
+        """Whether some of the sums that a thread keeps are in shared memory."""
+        return any(a.shared_sums for a in self.accums)
 
     @property
     def row_step(self) -> str:

@@ -109,8 +109,11 @@ def cheaper_again(node: Node, machine: RecomputeCost, decided: Decided) -> bool:
         return False
     own = [*reachable([node], lambda at: () if at in decided.recomputed else operands(at))]
     cost = sum(machine.cost(at) for at in own if at not in decided.recomputed and not decided.stored(at))
-    # what others are made from too is read by their kernels anyhow
-    read = sum(nbytes(at) / max(len(decided.users[at]), 1) for at in own if decided.stored(at))
+    # what others are made from too, as it is or as a part of what is computed, is read by their kernels anyhow
+    inside = set(own)
+    parts = {at: sum(user not in inside for user in decided.users[at]) for at in own if at is not node}
+    others = sum(count for at, count in parts.items() if not decided.stored(at))
+    read = sum(nbytes(at) / (1 + parts[at] + others) for at in own if at in parts and decided.stored(at))
     uses, count = decided.uses[node], max(elements(node), 1.0)
     times = max(1.0, uses.space / count)
     loaded = read * max(len(uses.ends) - 1, 0) + sum(nbytes(at) for at in own if decided.at_hand(at, node))

@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gelu_c984ac_rows(
   enum { VEC = 4 }; /* neighbouring columns of a thread */
   const ix N = (ix)dim0;
   const ix D = (ix)dim1;
+  const ix chunk = (ix)chunk_length;
   const ix rows = N;
   const ix cols = D;
   const ix element = ((ix)first_block + (ix)blockIdx.x) * (ix)blockDim.x + (ix)threadIdx.x;
@@ -40,9 +41,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) gelu_c984ac_rows(
   const ix col_step = even_cols ? 1 : WIDTH;
   const ix lane_col = even_cols ? lane * VEC : lane;
   const bool vectorized = even_cols && gradc_aligned(x, 16) && D % 4 == 0 && gradc_aligned(bias, 16) && gradc_aligned(y, 16);
-  const ix strips = gradc_chunks(cols, GRADC_STRIP), r = task / strips;
+  const ix strips = gradc_chunks(cols, chunk), r = task / strips;
   if (r >= rows) return;
-  const ix first_col = task % strips * GRADC_STRIP, end_col = gradc_min(first_col + GRADC_STRIP, cols);
+  const ix first_col = task % strips * chunk, end_col = gradc_min(first_col + chunk, cols);
   const ix i0 = r;
   /* phase 1: store y */
   const f32 v3 = 0.70710677f;
