@@ -112,6 +112,8 @@ static int bf16_pack_columns(void *to, const gradc_matrix *b, int64_t p0, int64_
 }
 
 #define TILE_LOAD(tile, from, apart) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(apart)) : "memory")
+/* What passes by leaves the first cache to the rows that stay. */
+#define TILE_STREAM(tile, from, apart) __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(apart)) : "memory")
 #define TILE_STORE(tile, to, apart) __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(apart)) : "memory")
 #define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile ::)
 #define TILE_ADD(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
@@ -124,11 +126,11 @@ static inline __attribute__((always_inline)) void bf16_steps(const int high, con
   TILE_ZERO(2);
   TILE_ZERO(3);
   for (; blocks > 0; blocks--, a += BF16_BLOCK, b += BF16_BLOCK) {
-    TILE_LOAD(6, b, 4 * BF16_PANEL);
+    TILE_STREAM(6, b, 4 * BF16_PANEL);
     TILE_LOAD(4, a, 2 * BF16_STEPS);
     TILE_ADD(0, 4, 6);
     if (wide > 1) {
-      TILE_LOAD(7, b + HALF_B, 4 * BF16_PANEL);
+      TILE_STREAM(7, b + HALF_B, 4 * BF16_PANEL);
       TILE_ADD(1, 4, 7);
     }
     if (high > 1) {
@@ -208,6 +210,7 @@ static void bf16_block(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels 
   __asm__ volatile("tilerelease");
 }
 #undef TILE_LOAD
+#undef TILE_STREAM
 #undef TILE_STORE
 #undef TILE_ZERO
 #undef TILE_ADD
