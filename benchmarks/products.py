@@ -27,10 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-DTYPES = {"f32": np.float32, "f64": np.float64}
+DTYPES = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16}
 FORMS = ("nn", "nt", "da", "db")
 
 
@@ -87,17 +88,21 @@ def contestants(a: Array, b: Array, peers: list[str]) -> dict[str, Callable[[], 
     from gradc.runtime.host import pool
 
     shape = (a.shape[0], a.shape[1], b.shape[2])
-    ours, theirs = np.empty(shape, a.dtype), np.empty(shape, a.dtype)
+    is_bf16 = a.dtype == DTYPES["bf16"]
+    ours, theirs = np.empty(shape, np.float32 if is_bf16 else a.dtype), np.empty(shape, a.dtype)
     found: dict[str, Callable[[], Any]] = {"ours": pool.prepared_matmul(a, b, ours)}
     if "torch" in peers:
         import torch
 
-        x, y, out = torch.from_numpy(a), torch.from_numpy(b), torch.empty(shape, dtype=torch.from_numpy(a).dtype)
+        x, y = (
+            torch.from_numpy(v.view(np.uint16)).view(torch.bfloat16) if is_bf16 else torch.from_numpy(v) for v in (a, b)
+        )
+        out = torch.empty(shape, dtype=x.dtype)
         multiply: Callable[..., Any] = torch.bmm
         if shape[0] == 1:
             x, y, out, multiply = x[0], y[0], out[0], torch.mm
         found["torch"] = lambda: multiply(x, y, out=out)
-    if "numpy" in peers:
+    if "numpy" in peers and not is_bf16:
         p, q, to = (a[0], b[0], theirs[0]) if shape[0] == 1 else (a, b, theirs)
         found["numpy"] = lambda: np.matmul(p, q, out=to)
     for run in found.values():
@@ -195,7 +200,9 @@ def main() -> int:
                     continue
                 record = measured(shape, form, dtype, peers, given.seconds, clock)
                 records.append(record)
-                speeds = "".join(f"{record['gflops'][who]:>9.1f}" for who in ("ours", *peers))
+                speeds = "".join(
+                    f"{record['gflops'][who]:>9.1f}" for who in ("ours", *peers) if who in record["gflops"]
+                )
                 share = f"{record['share']:>9.2f}" if peers else ""
                 print(f"{record['product']:<24}{dtype:<6}{form:<6}{speeds}{share}", flush=True)
     if given.json:

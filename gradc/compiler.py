@@ -116,7 +116,7 @@ def joint_program(graph: Graph, wrt: Sequence[str], options: Options, target: st
     pipeline = Pipeline()
     ready = pipeline.run(push_gathers, name_readers(pipeline.start("forward", graph)), numerics=options.numerics)
     return kernels(
-        optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, target, pipeline, "joint"
+        optimise(_joint(ready, wrt, options, pipeline), options, target, pipeline), options, target, pipeline, "joint"
     )
 
 
@@ -125,7 +125,7 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipel
     graph = name_readers(pipeline.start("forward", graph))
     graph = pipeline.run(push_gathers, graph, numerics=options.numerics)
     joint = _joint(graph, wrt, options, pipeline) if wrt else graph
-    joint = optimise(joint, options, pipeline)
+    joint = optimise(joint, options, target, pipeline)
     if not wrt:
         return Partition(joint, joint, ())
     return partition(
@@ -153,17 +153,20 @@ def _joint(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipelin
     return pipeline.run(sparse_rows, joint, names=[names[n] for n in options.sparse])  # type: ignore[no-any-return]
 
 
-def optimise(graph: Graph, options: Options, pipeline: Pipeline) -> Graph:
+def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) -> Graph:
     """The Graph -> Graph passes, in order."""
     numerics = options.numerics
+    round_operands = not target.startswith("cuda")  # there a library reads its own dtype
     graph = pipeline.run(decompose, graph)
     graph = pipeline.run(upcast, graph)
-    graph = pipeline.run(simplify, graph, numerics=numerics)
+    graph = pipeline.run(simplify, graph, numerics=numerics, round_operands=round_operands)
     graph = pipeline.run(fold, graph)
     graph = pipeline.run(sink_dequant, graph, numerics=numerics)
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
-    return pipeline.keep("tidy", graph, lambda: fold(simplify(graph, numerics=numerics)), "REAL")
+    return pipeline.keep(
+        "tidy", graph, lambda: fold(simplify(graph, numerics=numerics, round_operands=round_operands)), "REAL"
+    )
 
 
 def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, name: str) -> Program:

@@ -422,11 +422,13 @@ static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_
 
 /* Panels of a from row i of a slab on, all its steps, and of b from column j on.  a and b begin where the slab does: at row i0,
  * step p0, column j0 of the whole. */
-static void GEMM(pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps) {
+static int GEMM(pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps) {
   GEMM(panels)((T *)to + i * steps, (GEMM(part)){a, i0, p0, 0}, i, 0, rows, steps, GEMM_MR);
+  return 0;
 }
-static void GEMM(pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps) {
+static int GEMM(pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps) {
   GEMM(panels)((T *)to + j * steps, (GEMM(part)){b, p0, j0, 1}, j, 0, cols, steps, GEMM(NR));
+  return 0;
 }
 
 /* to[i] = from[i] for i < count < 2 LANES. */
@@ -484,7 +486,10 @@ static void GEMM(block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels
   }
 }
 
-static const gemm_type GEMM(type) = {GEMM_SIZE, GEMM(NR), GEMM(LANES), GEMM(pack_rows), GEMM(pack_columns), GEMM(block)};
+static const gemm_type GEMM(type) = {
+  .size = GEMM_SIZE, .packed = GEMM_SIZE, .mr = GEMM_MR, .nr = GEMM(NR), .lanes = GEMM(LANES), .whole = 1, .kc = GEMM_KC, .packs = GEMM_PACKED, .speed = 1,
+  .pack_rows = GEMM(pack_rows), .pack_columns = GEMM(pack_columns), .block = GEMM(block),
+};
 
 #undef T
 #undef GEMM

@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #include <time.h>
 
 #include "runtime.h"
@@ -458,12 +462,16 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_UNROLL = 8, GEMM_AHEAD = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = 512, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC };
+enum { GEMM_UNROLL = 8, GEMM_AHEAD = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = 512, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC, GEMM_PACKED = 2 << 20 };
 /* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
  * STRETCH: steps between two looks for signals. */
 
 /* An address that stays in one register, rather than many that are computed ahead. */
 #define GEMM_KEEP(pointer) __asm__("" : "+r"(pointer))
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t whole(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 /* Rows of a, or columns of b, in panels: elements from a panel to the next, in it from a row (column) to the next, and from a
  * step to the next. */
@@ -474,9 +482,14 @@ typedef struct {
 
 /* What gemm.h has for a type: see there. */
 typedef struct {
-  int64_t size, nr, lanes;
-  void (*pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps);
-  void (*pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps);
+  int64_t size, packed; /* bytes of an element of the result, and of one in a panel */
+  int64_t mr, nr, lanes;
+  int64_t whole, kc; /* a panel's steps are filled up to a multiple; steps of a block */
+  int64_t packs;     /* bytes of the panels that are in memory at a time */
+  double speed;      /* operations a second, of those of f32 */
+  /* Both say whether there are elements that `block` cannot multiply. */
+  int (*pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps);
+  int (*pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps);
   void (*block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c, int64_t c_row, int64_t c_col, int add);
 } gemm_type;
 
@@ -488,6 +501,10 @@ typedef struct {
 #define GEMM_SIZE 8
 #define GEMM(name) dgemm_##name
 #include "gemm.h"
+#if defined(__AMX_BF16__) && defined(__linux__) && defined(__x86_64__) && GEMM_BYTES == 64
+#define GEMM_BF16_TILES 1
+#include "gemm_bf16.h"
+#endif
 
 EXPORT char *gradc_local(const gradc_ctx *ctx, int64_t bytes) {
   char *memory = scratch(ROWS, bytes > 0 ? (size_t)bytes : 1);
@@ -520,11 +537,8 @@ typedef struct {
   int rows_in_place, columns_in_place; /* a, b are read where they are */
   char *partials;                      /* [splits][batch], each as c */
   int accumulate;
+  atomic_int *unfit; /* set where an operand has elements that the type's kernels cannot multiply */
 } product;
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t whole(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 /* Product `number` of a call: its operands and result from step `from` on. */
 static char *one_product(const product *p, int64_t number, gradc_matrix *a, gradc_matrix *b, int64_t *from, int *add) {
@@ -594,17 +608,22 @@ typedef struct {
   int add;
 } slab;
 
-enum { GEMM_PACK_ROWS = 8 * GEMM_MR, GEMM_PACK_PANELS = 8 };
+enum { GEMM_PACK_PANELS = 8 };
 
 static void pack_task(const void *args, int64_t task) {
   const slab *s = args;
   const gemm_type *type = s->p->type;
+  const int64_t high = GEMM_PACK_PANELS * type->mr;
+  int unfit;
   if (task < s->groups_a) {
-    const int64_t i = task * GEMM_PACK_ROWS;
-    type->pack_rows(s->packed_a, &s->a, s->i0, s->p0, i, at_most(GEMM_PACK_ROWS, s->rows - i), s->steps);
+    const int64_t i = task * high;
+    unfit = type->pack_rows(s->packed_a, &s->a, s->i0, s->p0, i, at_most(high, s->rows - i), s->steps);
   } else {
     const int64_t wide = GEMM_PACK_PANELS * type->nr, j = (task - s->groups_a) * wide;
-    type->pack_columns(s->packed_b, &s->b, s->p0, s->j0, j, at_most(wide, s->cols - j), s->steps);
+    unfit = type->pack_columns(s->packed_b, &s->b, s->p0, s->j0, j, at_most(wide, s->cols - j), s->steps);
+  }
+  if (unfit) {
+    atomic_store_explicit(s->p->unfit, 1, memory_order_relaxed);
   }
 }
 
@@ -614,8 +633,8 @@ static void tile_task(const void *args, int64_t task) {
   const int64_t tiles_m = ceil_div(s->rows, p->tile_m), size = p->type->size;
   const int64_t i = task % tiles_m * p->tile_m, j = task / tiles_m * p->tile_n; /* neighbours share columns of b */
   gemm_panels left = s->left, right = s->right;
-  left.data += i / GEMM_MR * left.panel * size;
-  right.data += j / p->type->nr * right.panel * size;
+  left.data += i / p->type->mr * left.panel * p->type->packed;
+  right.data += j / p->type->nr * right.panel * p->type->packed;
   p->type->block(at_most(p->tile_m, s->rows - i), at_most(p->tile_n, s->cols - j), s->steps, p->block_k, left, right,
                  s->c + (i * p->c_row + j * p->c_col) * size, p->c_row, p->c_col, s->add);
 }
@@ -624,11 +643,11 @@ static void tile_task(const void *args, int64_t task) {
 static int multiply_slab(slab *s, int has_b) {
   const product *p = s->p;
   const gemm_type *type = p->type;
-  const int64_t nr = type->nr;
+  const int64_t mr = type->mr, nr = type->nr, filled = whole(s->steps, type->whole);
   const int rows_in_place = p->rows_in_place, columns_in_place = p->columns_in_place && s->cols % type->lanes == 0;
-  s->left = rows_in_place ? (gemm_panels){s->a.data, GEMM_MR * s->a.row, s->a.row, 1} : (gemm_panels){s->packed_a, s->steps * GEMM_MR, 1, GEMM_MR};
-  s->right = columns_in_place ? (gemm_panels){s->b.data, nr, 1, s->b.row} : (gemm_panels){s->packed_b, s->steps * nr, 1, nr};
-  s->groups_a = rows_in_place ? 0 : ceil_div(s->rows, GEMM_PACK_ROWS);
+  s->left = rows_in_place ? (gemm_panels){s->a.data, mr * s->a.row, s->a.row, 1} : (gemm_panels){s->packed_a, filled * mr, 1, mr};
+  s->right = columns_in_place ? (gemm_panels){s->b.data, nr, 1, s->b.row} : (gemm_panels){s->packed_b, filled * nr, 1, nr};
+  s->groups_a = rows_in_place ? 0 : ceil_div(s->rows, GEMM_PACK_PANELS * mr);
   const int64_t groups_b = columns_in_place || has_b ? 0 : ceil_div(s->cols, GEMM_PACK_PANELS * nr);
   int how = run_tasks(p->ctx, s->groups_a + groups_b, pack_task, s);
   if (how == GO_ON) {
@@ -643,8 +662,8 @@ static int64_t packed_columns(const product *p) { return !p->columns_in_place ? 
 
 /* Product `number`, by all threads or, inside a task, by this one. */
 static int multiply(const product *p, int64_t number) {
-  const int64_t size = p->type->size, bytes_b = packed_columns(p) * p->slab_k * size;
-  char *packs = packs_or_report(p, bytes_b + packed_rows(p) * p->slab_k * size);
+  const int64_t size = p->type->size, step_bytes = whole(p->slab_k, p->type->whole) * p->type->packed, bytes_b = packed_columns(p) * step_bytes;
+  char *packs = packs_or_report(p, bytes_b + packed_rows(p) * step_bytes);
   if (!packs) {
     return GO_ON;
   }
@@ -711,32 +730,60 @@ static gradc_matrix transpose(const gradc_matrix *in) {
 
 EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
 
-enum { GEMM_PACKED = 2 << 20, GEMM_FEW = 2 * GEMM_MR, GEMM_TILES = 16 };
+/* Whether products of bf16 have the bits of the processor's tiles. */
+EXPORT int gradc_bf16_tiles(void) {
+#ifdef GEMM_BF16_TILES
+  return bf16_tiles();
+#else
+  return 0;
+#endif
+}
+
+/* A gradc_read: bf16 as f32. */
+EXPORT void gradc_read_bf16(void *to, const void *from, int64_t count, int64_t to_step, int64_t from_step) {
+  for (int64_t i = 0; i < count; i++) {
+    ((uint32_t *)to)[i * to_step] = (uint32_t)((const uint16_t *)from)[i * from_step] << 16;
+  }
+}
+
+enum { GEMM_FEW = 2 * GEMM_MR, GEMM_TILES = 16 };
 
 /* How slabs and tiles are cut, which the bits do not depend on: both are whole panels, a slab's steps whole blocks. */
 static void cut(product *p) {
-  const int64_t nr = p->type->nr, elements = GEMM_PACKED / p->type->size, steps = at_most(p->step, p->k);
-  const int64_t most = elements / at_most(steps, GEMM_KC); /* rows and columns in panels */
+  const int64_t mr = p->type->mr, nr = p->type->nr, kc = p->type->kc, elements = p->type->packs / p->type->packed, steps = at_most(p->step, p->k);
+  const int64_t most = elements / at_most(steps, kc); /* rows and columns in panels */
   p->slab_n = at_most(whole(p->n, nr), (p->rows_in_place ? most : most / 2) / nr * nr);
   if (p->columns_in_place) {
     p->slab_n = p->n < p->type->lanes ? p->n : p->n / p->type->lanes * p->type->lanes;
   }
-  p->slab_m = p->rows_in_place ? p->m : at_most(whole(p->m, GEMM_MR), (most - packed_columns(p)) / GEMM_MR * GEMM_MR);
+  p->slab_m = p->rows_in_place ? p->m : at_most(whole(p->m, mr), (most - packed_columns(p)) / mr * mr);
   const int64_t packed = packed_rows(p) + packed_columns(p);
-  p->slab_k = at_most(steps, packed ? elements / packed / GEMM_KC * GEMM_KC : GEMM_STRETCH);
+  p->slab_k = at_most(steps, packed ? elements / packed / kc * kc : GEMM_STRETCH);
   if (p->slab_k == 0) {
     p->slab_k = steps;
   }
   /* Rows that lie far apart displace each other from the caches; columns of a result that do are to be written rarely. */
-  p->block_k = p->columns_in_place && p->b.row > 4 * nr ? GEMM_RUN : p->c_col != 1 ? 2 * GEMM_KC : GEMM_KC;
-  p->tile_m = GEMM_PACK_ROWS;
+  p->block_k = p->type->packed < p->type->size ? kc : p->columns_in_place && p->b.row > 4 * nr ? GEMM_RUN : p->c_col != 1 ? 2 * kc : kc;
+  p->tile_m = GEMM_PACK_PANELS * mr;
   p->tile_n = 8 * nr;
   while (p->tile_n > 4 * nr && ceil_div(p->slab_m, p->tile_m) * ceil_div(p->slab_n, p->tile_n) < GEMM_TILES) {
     p->tile_n /= 2;
   }
-  while (p->tile_m < p->slab_m && 2.0 * (double)p->tile_m * (double)at_most(p->n, p->tile_n) * (double)p->slab_k < 1e6) {
+  while (p->tile_m < p->slab_m && 2.0 * (double)p->tile_m * (double)at_most(p->n, p->tile_n) * (double)p->slab_k < 1e6 * p->type->speed) {
     p->tile_m *= 2;
   }
+}
+
+/* The kernels for a product; those of f32 and f64 multiply everything. */
+static const gemm_type *type_of(int dtype, const gradc_matrix *a, const gradc_matrix *b) {
+#ifdef GEMM_BF16_TILES
+  if (a->dtype == GRADC_BF16 && b->dtype == GRADC_BF16 && !a->scale && !b->scale && bf16_tiles()) {
+    return &bf16_type;
+  }
+#else
+  (void)a, (void)b;
+#endif
+  return dtype == 32 ? &sgemm_type : &dgemm_type;
 }
 
 /* The most bytes that a thread keeps for a product of f32 or f64. */
@@ -749,23 +796,22 @@ EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
     return row_bytes(type->size);
   }
   const double needed = (double)(whole(m, GEMM_MR) + whole(n, type->nr)) * (double)k * (double)type->size;
-  return needed < GEMM_PACKED ? (int64_t)needed : GEMM_PACKED;
+  const int64_t least = needed < GEMM_PACKED ? (int64_t)needed : GEMM_PACKED;
+#ifdef GEMM_BF16_TILES
+  const double tiles = (double)(whole(m, BF16_PANEL) + whole(n, BF16_PANEL)) * (double)whole(k, BF16_STEPS) * (double)bf16_type.packed;
+  if (dtype == 32 && tiles > (double)least) {
+    return tiles < (double)bf16_type.packs ? (int64_t)tiles : bf16_type.packs;
+  }
+#endif
+  return least;
 }
 
-EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
-                         const gradc_matrix *b, void *c, int accumulate) {
-  if (batch <= 0 || m <= 0 || n <= 0) {
-    return;
-  }
-  const gemm_type *type = dtype == 32 ? &sgemm_type : &dgemm_type;
+/* A product by the kernels of a type; whether they could multiply all its elements, else the result is undefined. */
+static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
+                       const gradc_matrix *b, void *c, int accumulate) {
   const int64_t size = type->size;
-  if (k <= 0) { /* a sum of nothing */
-    if (!accumulate) {
-      memset(c, 0, (size_t)(batch * m * n * size));
-    }
-    return;
-  }
-  product p = {.ctx = ctx, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_row = n, .c_col = 1, .accumulate = accumulate};
+  atomic_int unfit = 0;
+  product p = {.ctx = ctx, .unfit = &unfit, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_row = n, .c_col = 1, .accumulate = accumulate};
   /* The long side belongs into the vectors, and what is read where it is into a kernel's columns: the product of the transposes. */
   const int tall = n <= GEMM_FEW && k >= 4 * n && m <= 4 * type->nr && a->row == 1 && a->col <= 4 * type->nr && !a->read && !a->scale;
   if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES || tall)) {
@@ -786,11 +832,11 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
     p.partials = p.splits > 1 ? scratch(PARTIALS, (size_t)bytes) : NULL;
     if (p.splits > 1 && !p.partials) {
       gradc_report(ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
-      return;
+      return 1;
     }
   }
   const int64_t products = batch * p.splits;
-  const double flops = 2.0 * (double)m * (double)n * (double)p.step;
+  const double flops = 2.0 * (double)m * (double)n * (double)p.step / type->speed; /* as f32 would take */
   p.group = flops >= 5e5 ? 1 : at_most(products, (int64_t)(5e5 / flops) + 1);
   if (m == 1) {
     p.tile_n = GEMM_WIDE;
@@ -810,6 +856,24 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
   }
   if (p.splits > 1) {
     gradc_parallel_for(ctx, ceil_div(batch * m * n, ADD_CHUNK), add_task, &p);
+  }
+  return !atomic_load(&unfit);
+}
+
+EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
+                         const gradc_matrix *b, void *c, int accumulate) {
+  if (batch <= 0 || m <= 0 || n <= 0) {
+    return;
+  }
+  const gemm_type *every = dtype == 32 ? &sgemm_type : &dgemm_type, *type = m == 1 || n == 1 || accumulate ? every : type_of(dtype, a, b);
+  if (k <= 0) { /* a sum of nothing */
+    if (!accumulate) {
+      memset(c, 0, (size_t)(batch * m * n * every->size));
+    }
+    return;
+  }
+  if (!multiply_as(type, ctx, batch, m, n, k, a, b, c, accumulate)) {
+    multiply_as(every, ctx, batch, m, n, k, a, b, c, accumulate);
   }
 }
 

@@ -12,6 +12,8 @@ typedef void (*gradc_body)(const void *args, int64_t task);
 /* Elements of a narrower type as the product's: to[i * to_step] = from[i * from_step] for i in [0, count). */
 typedef void (*gradc_read)(void *to, const void *from, int64_t count, int64_t to_step, int64_t from_step);
 
+enum { GRADC_BF16 = 1 };
+
 /* An operand of a matrix product.  Strides are in elements, any value that stays inside the array (0 repeats). */
 typedef struct {
   const char *data;
@@ -21,6 +23,7 @@ typedef struct {
   const char *scale; /* elements of the product's type that these are multiplied with, or 0 */
   int64_t scale_batch, scale_row, scale_col;
   int64_t row_per, col_per; /* that many rows, or columns, have one scale */
+  int64_t dtype;            /* GRADC_BF16: of the elements where `read` is there for who has no kernels for them; else 0 */
 } gradc_matrix;
 
 struct gradc_ctx {

@@ -49,7 +49,7 @@ class Source:
             pipeline = Pipeline()
             return str(
                 kernels(
-                    optimise(graph, Options(), pipeline),
+                    optimise(graph, Options(), "cpu", pipeline),
                     Options(),
                     "cuda-sim" if "cuda" in self.form else "cpu",
                     pipeline,

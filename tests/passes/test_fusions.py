@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -220,6 +221,48 @@ def random_of(type_: gradc.Type, sizes: dict[str, int], rng: np.random.Generator
         return rng.standard_normal(shape).astype(dtype.np)
     low, high = dtype.range if dtype.is_integer else (0, 1)
     return rng.integers(low, high, shape, endpoint=True).astype(dtype.np)
+
+
+def mlp(x: Any, up: Any, down: Any) -> Any:
+    return ops.linear(ops.gelu(ops.linear(ops.tanh(x), up), approximate="tanh"), down)
+
+
+MLP = {"x": "[2,20,16]", "up": "[48,16]", "down": "[8,48]"}
+
+
+def test_products_of_bf16_read_bf16() -> None:
+    """Operands are rounded to their type, though the kernels around them compute in f32, and no scale (GELU's 1/2)
+    moves from one to the other; the gradient of a weight is written as it lies.
+    """
+    module = gradc.compile(gradc.trace(mlp, **{n: f"bf16{t}" for n, t in MLP.items()}), wrt=list(MLP), target="cpu")
+    found = [
+        (program.buffer[operand.buffer].type.dtype.name, call.out.buffer)
+        for program in (module.forward.program, module.backward.program)
+        for call in program.steps
+        if isinstance(call, Call)
+        for operand in call.args
+    ]
+    assert len(found) == 2 * (2 + 4)
+    assert {dtype for dtype, _ in found} == {"bf16"}
+    assert not re.search(r"load \w+\[i1, i0\]", str(module.backward.program))  # nothing is transposed by a kernel
+
+
+def test_a_rounded_operand_is_rounded_for_the_product_alone() -> None:
+    """The result is that of operands rounded once; a sum that reads the same value has it in f32."""
+
+    def both(x: Any, w: Any) -> Any:
+        h = ops.tanh(x)
+        return ops.linear(h, w), ops.cast(h, dtype="f32").sum()
+
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((64, 32), (16, 32)))
+    module = gradc.compile(gradc.trace(both, x="bf16[64,32]", w="bf16[16,32]"), target="cpu")
+    y, total = module.forward(x=x, w=w)[0].values()
+    h, wide = np.tanh(x.astype("f8")), w.astype("f8")
+    assert (abs(y.astype("f8") - h @ wide.T) <= 2**-8 * (abs(h) @ abs(wide.T))).all()
+    rounded = h.astype("f4").astype(x.dtype).astype("f8")
+    assert (abs(y.astype("f8") - rounded @ wide.T) <= 2**-8 * abs(rounded @ wide.T) + 1e-5).all()
+    assert abs(total - h.sum()) <= 1e-6 * abs(h).sum() < abs(rounded.sum() - h.sum())
 
 
 def test_a_matrix_product_does_not_read_what_its_type_does_not_hold() -> None:

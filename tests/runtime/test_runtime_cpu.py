@@ -736,36 +736,43 @@ def lying(x: np.ndarray, how: str) -> np.ndarray:
     return memory
 
 
-def operands(batch: int, m: int, n: int, k: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+def operands(batch: int, m: int, n: int, k: int, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(m * 1000 + n * 10 + k)
     return random.standard_normal((batch, m, k)).astype(dtype), random.standard_normal((batch, k, n)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
+BF16 = ml_dtypes.bfloat16
+DTYPES = {"f4": "f4", "f8": "f8", BF16: "f4"}
+"""Of operands -> of their product."""
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+
+
+@every_dtype
 @pytest.mark.parametrize("layout", ["nn", "tn", "nt", "tt", "ss", "wb", "bw"])
-def test_matmul_is_right_and_the_same_for_any_number_of_threads(layout: str, dtype: str) -> None:
+def test_matmul_is_right_and_the_same_for_any_number_of_threads(layout: str, dtype: Any) -> None:
     results: dict[Any, bytes] = {}
+    wide = np.dtype(DTYPES[dtype])
     for threads in THREADS:
         pool.set_num_threads(threads)
         for shape in SHAPES:
             batch, m, n, k = shape
             a, b = (lying(x, how) for x, how in zip(operands(batch, m, n, k, dtype), layout, strict=True))
-            out = np.full((batch, m, n), np.nan, dtype)
+            out = np.full((batch, m, n), np.nan, wide)
             pool.matmul(a, b, out)
             if threads == THREADS[0]:
                 exact = np.matmul(a.astype("f8"), b.astype("f8"))
-                bound = (k + 2) * np.finfo(dtype).eps * np.matmul(abs(a).astype("f8"), abs(b).astype("f8"))
+                bound = (k + 2) * np.finfo(wide).eps * np.matmul(abs(a).astype("f8"), abs(b).astype("f8"))
                 assert (abs(out - exact) <= bound).all(), shape
-                more = exact.astype(dtype)
+                more = exact.astype(wide)
                 pool.matmul(a, b, more, accumulate=True)
-                assert (abs(more - 2 * exact) <= 2 * bound + np.finfo(dtype).eps * abs(exact)).all(), shape
+                assert (abs(more - 2 * exact) <= 2 * bound + np.finfo(wide).eps * abs(exact)).all(), shape
                 results[shape] = out.tobytes()
             assert out.tobytes() == results[shape], (threads, shape)
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@every_dtype
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 70, 300])
-def test_matmul_has_the_same_bits_however_operands_lie(columns: int, dtype: str) -> None:
+def test_matmul_has_the_same_bits_however_operands_lie(columns: int, dtype: Any) -> None:
     """Plain, transposed, strided, in windows, at any alignment, with and without accumulation: one row, one column,
     edges of tiles, long sums.
     """
@@ -780,7 +787,7 @@ def test_matmul_has_the_same_bits_however_operands_lie(columns: int, dtype: str)
         (1, 3, 4200),
     ]:
         a, b = operands(batch, m, columns, k, dtype)
-        before = random.standard_normal((batch, m, columns)).astype(dtype)
+        before = random.standard_normal((batch, m, columns)).astype(DTYPES[dtype])
         seen = set()
         for layout in ("nn", "nt", "tn", "tt", "ss", "wv", "vw", "uu", "ns", "sn"):
             out, more = np.empty_like(before), before.copy()
@@ -806,9 +813,10 @@ def test_an_element_does_not_depend_on_its_neighbours() -> None:
         np.testing.assert_array_equal(part, whole[:, rows, columns])
 
 
-def test_matmul_of_several_slabs() -> None:
+@pytest.mark.parametrize("dtype", ["f4", BF16], ids=["float32", "bfloat16"])
+def test_matmul_of_several_slabs(dtype: Any) -> None:
     """More rows, columns and steps than are packed at a time, none of them whole panels."""
-    a, b = operands(1, 1031, 1101, 521, "f4")
+    a, b = operands(1, 1031, 1101, 521, dtype)
     exact, results = np.matmul(a.astype("f8"), b.astype("f8")), set()
     for threads in THREADS:
         pool.set_num_threads(threads)
@@ -820,17 +828,17 @@ def test_matmul_of_several_slabs() -> None:
     assert (abs(out - exact) <= 75 * np.finfo("f4").eps * np.matmul(abs(a).astype("f8"), abs(b).astype("f8"))).all()
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@every_dtype
 @pytest.mark.parametrize("rows", [1, 2, 15, 40])
 @pytest.mark.parametrize("k", [200, 4095, 65536])
-def test_long_sums_round_as_short_ones(k: int, rows: int, dtype: str) -> None:
+def test_long_sums_round_as_short_ones(k: int, rows: int, dtype: Any) -> None:
     """Runs of 64 steps, the sums of runs, and at most 16 stretches of them: no element is rounded more often."""
     a, b = (abs(x) for x in operands(1, rows, 17, k, dtype))
-    out = np.empty((1, rows, 17), dtype)
+    out = np.empty((1, rows, 17), DTYPES[dtype])
     pool.matmul(a, b, out)
     exact = np.matmul(a.astype(np.longdouble), b.astype(np.longdouble))
     roundings = 64 + k / 64 + 17
-    assert (abs(out - exact) <= roundings * np.finfo(dtype).eps / 2 * exact).all()
+    assert (abs(out - exact) <= roundings * np.finfo(out.dtype).eps / 2 * exact).all()
 
 
 def test_a_new_thread_multiplies_what_it_need_not_pack() -> None:
@@ -843,15 +851,27 @@ def test_a_new_thread_multiplies_what_it_need_not_pack() -> None:
     np.testing.assert_array_equal(out, expected)
 
 
-def test_matmul_keeps_nan_and_inf() -> None:
-    a = np.zeros((1, 20, 30), "f4")
-    b = np.zeros((1, 30, 40), "f4")
+@pytest.mark.parametrize("dtype", ["f4", BF16], ids=["float32", "bfloat16"])
+def test_matmul_keeps_nan_and_inf(dtype: Any) -> None:
+    a = np.zeros((1, 20, 30), dtype)
+    b = np.zeros((1, 30, 40), dtype)
     a[0, 3, 4], b[0, 5, 6] = np.nan, np.inf
     for rows, columns in ((20, 40), (20, 1), (1, 40)):
         out = np.empty((1, rows, columns), "f4")
         pool.matmul(a[:, 3 : 3 + rows] if rows == 1 else a, b[:, :, 6:7] if columns == 1 else b, out)
         assert np.isnan(out).sum() == {800: 40 + 20 - 1, 20: 20, 40: 40}[out.size]
     assert np.isnan(out[0, 0]).all()
+
+
+@pytest.mark.parametrize("where", ["left", "right"])
+def test_a_subnormal_is_not_taken_for_zero(where: str) -> None:
+    """The processor's tiles would; nor is any other element of such a product changed."""
+    a, b = operands(1, 70, 80, 90, BF16)
+    (a if where == "left" else b)[0, 50, 7], (b[0, 7, :] if where == "left" else a[0, :, 50])[...] = 9e-39, 5e37
+    out = np.empty((1, 70, 80), "f4")
+    pool.matmul(a, b, out)
+    exact = np.matmul(a.astype("f8"), b.astype("f8"))
+    assert (abs(out - exact) <= 1e-5 * np.matmul(abs(a).astype("f8"), abs(b).astype("f8"))).all()
 
 
 def test_matmul_from_four_python_threads() -> None:

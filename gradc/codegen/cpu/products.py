@@ -10,7 +10,7 @@ from ...ir.dims import Size, product
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import Operand
-from ...ir.types import F32, F64, DType
+from ...ir.types import BF16, F32, F64, DType
 from ..expr import converted, loaded, stored
 from ..index import flatten
 
@@ -26,6 +26,7 @@ class OperandView:
     :param groups: positions of an axis that share an element, by axis.
     :param item_bytes: of an element.
     :param reader: the function that reads its elements as the product's, or "0".
+    :param dtype: the runtime's name of their dtype where it has kernels for it, else "0".
     """
 
     at: str
@@ -35,6 +36,7 @@ class OperandView:
     groups: Mapping[str, str]
     item_bytes: int
     reader: str
+    dtype: str = "0"
 
     def step(self, axis: str) -> str:
         return self.steps.get(axis, "0")
@@ -158,6 +160,7 @@ def operand_view(
         groups={axis: over_dims(size) for axis, size in operand.per},
         item_bytes=type_.dtype.itemsize,
         reader="0" if type_.dtype is dtype else _reader_name(type_.dtype, dtype),
+        dtype="GRADC_BF16" if (type_.dtype, dtype) == (BF16, F32) else "0",
     )
 
 
@@ -170,7 +173,8 @@ def extent(operand: OperandView, sizes: Mapping[str, str]) -> Extent:
 def _matrix(operand: OperandView, scale: OperandView, row: str, col: str) -> str:
     """The initialiser of a ``gradc_matrix``; its batch steps are the call's."""
     own = f"{operand.at}, 0, {operand.step(row)}, {operand.step(col)}, {operand.item_bytes}, {operand.reader}"
-    return f"{own}, {scale.at}, 0, {scale.step(row)}, {scale.step(col)}, {scale.group(row)}, {scale.group(col)}"
+    scales = f"{scale.at}, 0, {scale.step(row)}, {scale.step(col)}, {scale.group(row)}, {scale.group(col)}"
+    return f"{own}, {scales}, {operand.dtype}"
 
 
 def _reader_name(source: DType, target: DType) -> str:

@@ -19,7 +19,7 @@ from ...ir.graph import Graph, again
 from ...ir.node import Node, Note, call
 from ...ir.op import Expr, Library, Scatter
 from ...ir.pattern import Var, match, op, splat
-from ...ir.types import DType
+from ...ir.types import BF16, DType
 from ...ir.walk import positions
 from ...ops.rules import converted, spread
 from .replace_axis import VaryingAxes, count, elements, moves, nbytes, placed
@@ -196,9 +196,17 @@ def _through(user: Node, operand: int, axes: Mapping[int, int], zero_stays: tupl
     return None if None in moved.values() else {a: at for a, at in moved.items() if at is not None}
 
 
+def _read_as_bf16(node: Node) -> bool:
+    while moves(node):
+        node = node.operands[0]
+    return match(CAST, node, {}) and node.operands[0].dtype is BF16
+
+
 def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
-    """sum_k (x s)[m,k] y[k,n]  =  sum_k x[m,k] (s y)[k,n]"""
+    """sum_k (x s)[m,k] y[k,n]  =  sum_k x[m,k] (s y)[k,n]; not where both are bf16, which y would be no longer"""
     if not isinstance(user.op, Library) or user.op.axes is None or homogeneous(user, operand) is None:
+        return None
+    if all(_read_as_bf16(o) for o in user.operands):
         return None
     _, places, _ = user.op.axes(user)
     names = {a: places[operand][at].variable for a, at in axes.items()}

@@ -9,7 +9,7 @@ from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Alias, Movement
 from ...ir.pattern import Rule, Var, apply_rules, match, op, splat
-from ...ir.types import DType
+from ...ir.types import BF16, DType
 from ...ops.movement import broadcast_axes
 from ...ops.rules import converted, full, reshaped, spread
 from ..manager import graph_pass
@@ -152,30 +152,84 @@ def _unit_sum(node: Node) -> Node | None:
 
 def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
     """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library can write it
-    transposed
+    transposed; what is read may be rounded
     """
-    pattern = op("transpose", op("matmul", x, y, bind="product"), bind="whole")
+    product = op("matmul", x, y)
+    patterns = (op("transpose", product), op("transpose", op("cast", product)))
 
     def rewrite(old: Node, new: Node) -> Node | None:
         bound: dict[str, Node] = {}
-        if not match(pattern, new, bound) or len(graph.users.get(old.operands[0], ())) != 1:
+        found = next((p for p in patterns if match(p, new, bound)), None)
+        if found is None or len(graph.users.get(old.operands[0], ())) != 1:
+            return None
+        if found is not patterns[0] and len(graph.users.get(old.operands[0].operands[0], ())) != 1:
             return None
         rank = new.rank
         if new.attrs["axes"] != (*range(rank - 2), rank - 1, rank - 2):
             return None
-        return call("matmul", bound["y"].T, bound["x"].T)
+        return converted(call("matmul", bound["y"].T, bound["x"].T), new.dtype)
 
     return rewrite
 
 
+def _is_moved(node: Node) -> bool:
+    return isinstance(getattr(node.op, "lower", None), Movement | Alias) and len(node.operands) == 1
+
+
+def _rounded_operands(graph: Graph) -> set[Node]:
+    """The casts f32 -> bf16 -> f32 that contractions read, and what moves them: rounded, an operand lies in half the
+    memory, and processors multiply bf16 several times as fast.
+    """
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if getattr(node.op, "contraction", False):
+            for operand in node.operands:
+                chain = [operand]
+                while _is_moved(chain[-1]):
+                    chain.append(chain[-1].operands[0])
+                bound: dict[str, Node] = {}
+                if match(_cast_twice, chain[-1], bound) and _rounds_only(bound) and bound["inner"].dtype is BF16:
+                    found.update(chain)
+    return found
+
+
+def _widened_last(node: Node) -> Node:
+    """move(cast(x, f32))  ->  cast(move(x), f32), which leaves the narrow value to be moved"""
+    if not _is_moved(node) or node.operands[0].op.name != "cast":
+        return node
+    (wide,) = node.operands
+    return converted(again(node, wide.operands), wide.dtype)
+
+
+def _unrounded(node: Node) -> Node:
+    """A node of :func:`_rounded_operands`, as :func:`_widened_last` left it, for who is no contraction."""
+
+    def below(narrow: Node) -> Node:
+        (x,) = narrow.operands
+        return again(narrow, (below(x),)) if _is_moved(narrow) else x
+
+    return below(node.operands[0])
+
+
 @graph_pass("REAL")
-def simplify(graph: Graph, *, numerics: str = "real") -> Graph:
-    """x * 1 -> x, cast(cast(x)) -> x, ...: the BITS rules, and the REAL ones unless numerics="strict"."""
+def simplify(graph: Graph, *, numerics: str = "real", round_operands: bool = False) -> Graph:
+    """x * 1 -> x, cast(cast(x)) -> x, ...: the BITS rules, and the REAL ones unless numerics="strict".
+
+    :param round_operands: keep what rounds an operand of a contraction to bf16.
+    """
     rules = BITS + (REAL if numerics != "strict" else [])
     transposed = _product_transposed(graph)
     structural = [_moved, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
+    rounded = _rounded_operands(graph) if round_operands and numerics != "strict" else set()
+    new_rounded: set[Node] = set()
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if node in rounded:
+            current = _widened_last(again(node, operands))
+            new_rounded.add(current)
+            return current
+        if not getattr(node.op, "contraction", False):
+            operands = tuple(_unrounded(o) if o in new_rounded else o for o in operands)
         current = again(node, operands)
         for _ in range(20):
             new = apply_rules(rules, current)

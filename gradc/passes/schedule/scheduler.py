@@ -268,21 +268,28 @@ class Scheduler:
         self.load(group, set(node.operands))
 
     def behind(self, node: Node) -> Node:
-        """What needs memory so that a library can read the node: the value behind ops that only move it; if that has
-        some, a reshape of it; if none, the nearest reshape, of which the moves after it are views; if none, the node.
+        """What needs memory so that a library can read the node: the value behind ops that only move it, or widen it
+        as a library does when it reads; if that has some, a reshape of it; if none, the nearest reshape, of which the
+        moves after it are views; if none, the node.
         """
         base, above = node, node
         nearest: Node | None = None
-        while (
-            base.operands
-            and isinstance(lowering(base), Movement | Alias)
-            and not base.op.indices
-            and base not in self.in_memory
-        ):
-            reshapes = isinstance(lowering(base), Alias)
-            nearest = base if reshapes and nearest is None else nearest
-            above, base = (base if reshapes else node if nearest is None else nearest), base.operands[0]
+        while base not in self.in_memory:
+            if self.widens(base):
+                base = base.operands[0]
+            elif base.operands and isinstance(lowering(base), Movement | Alias) and not base.op.indices:
+                reshapes = isinstance(lowering(base), Alias)
+                nearest = base if reshapes and nearest is None else nearest
+                above, base = (base if reshapes else node if nearest is None else nearest), base.operands[0]
+            else:
+                break
         return above if base in self.in_memory else base
+
+    def widens(self, node: Node) -> bool:
+        """Whether a library reads its operand in its place, as it does on the host."""
+        lower = lowering(node)
+        converts = isinstance(lower, Expr) and lower.conversion
+        return self.host and converts and node.dtype.holds(node.operands[0].dtype)
 
     def open(self, shape: Sequence[Size], cols: tuple[int, ...] | None) -> Group:
         group = Group(len(self.groups), shape, cols)

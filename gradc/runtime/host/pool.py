@@ -127,7 +127,8 @@ def _library() -> ctypes.CDLL:
     with _lock:
         if _loaded is None:
             *headers, source = map(
-                read_template, ("common/ieee.h", "cpu/runtime.h", "cpu/streaming.h", "cpu/gemm.h", "cpu/runtime.c")
+                read_template,
+                ("common/ieee.h", "cpu/runtime.h", "cpu/streaming.h", "cpu/gemm.h", "cpu/gemm_bf16.h", "cpu/runtime.c"),
             )
             key = digest("runtime", *headers, source, find_compiler().identity, cpu_identity(), *_EXTRA)
             cache = default_cache()
@@ -255,8 +256,15 @@ def pack_bytes(bits: int, m: int, n: int, k: int) -> int:
 
 
 def vector_bytes() -> int:
-    """The vector width of the matrix product in bytes; a product's bits depend on its values, its shape and this."""
+    """The vector width of the matrix product in bytes; a product's bits depend on its values, its shape and this, and
+    those of a product of bf16 on :func:`bf16_tiles`.
+    """
     return int(_library().gradc_vector_bytes())
+
+
+def bf16_tiles() -> bool:
+    """Whether products of two bf16 operands run on the processor's tiles (AMX)."""
+    return bool(_library().gradc_bf16_tiles())
 
 
 def parallel_for(context: Context, tasks: int, body: Any, args: int | None = None) -> None:
@@ -285,11 +293,12 @@ class _Matrix(ctypes.Structure):
         *((f"scale_{axis}", ctypes.c_int64) for axis in ("batch", "row", "col")),
         ("row_per", ctypes.c_int64),
         ("col_per", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
     ]
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
-    """``out (+)= a @ b`` by the pool's matrix product, f32 or f64.
+    """``out (+)= a @ b`` by the pool's matrix product, f32 or f64, or bf16 into f32.
 
     The bits depend on the values, the shape and :func:`vector_bytes`, not on strides, alignment, or the number of
     threads.
@@ -310,13 +319,22 @@ def prepared_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: b
     if (
         a.shape != (batch, m, k)
         or b.shape != (batch, k, n)
-        or not a.dtype == b.dtype == out.dtype
+        or a.dtype != b.dtype
         or out.dtype.char not in "fd"
+        or (a.dtype != out.dtype and (a.dtype.name, out.dtype.char) != ("bfloat16", "f"))
         or not out.flags.c_contiguous
     ):
         raise ValueError(f"matmul: {a.dtype}{list(a.shape)} @ {b.dtype}{list(b.shape)} -> {out.dtype}{list(out.shape)}")
     context = new_context()
     operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize) for x in (a, b)]
+    if a.dtype != out.dtype:
+        for operand in operands:
+            operand.read, operand.dtype, operand.row_per, operand.col_per = (
+                _address(_library().gradc_read_bf16),
+                1,
+                1,
+                1,
+            )
     buffers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, operands), out.ctypes.data)
     sizes = (ctypes.c_int64 * 6)(out.itemsize * 8, batch, m, n, k, accumulate)
     call, entry = call_entry(), _address(_library().gradc_run_matmul)

@@ -1,0 +1,221 @@
+/* Blocks of a matrix product of bf16 with sums in f32, by the processor's tiles of 16 rows of 64 bytes (AMX).  What gemm.h says of
+ * bits holds here too: they depend on an element's row of A, its column of B and its k alone, KC steps of which are one chain.
+ *
+ * TDPBF16PS adds, in each 32 steps, the products of even and of odd steps in a sum each, rounds these to nearest even, and adds
+ * their sum to the tile's; the product of two bf16 is exact in f32.  It reads subnormals as 0 and writes 0 for them: a product
+ * one of whose operands has any is left to the kernels of f32, so that what is lost lies below 2^-126 in each addition.
+ * (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS.) */
+
+enum { BF16_PANEL = 32, BF16_STEPS = 32, BF16_KC = 1024, BF16_BLOCK = BF16_PANEL * BF16_STEPS };
+
+/* Whether tiles may be used, which a process has to ask for. */
+static int bf16_tiles(void) {
+  enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+  static atomic_int known; /* 1: yes, 2: no */
+  int state = atomic_load_explicit(&known, memory_order_relaxed);
+  if (!state) {
+    state = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 ? 1 : 2;
+    atomic_store_explicit(&known, state, memory_order_relaxed);
+  }
+  return state == 1;
+}
+
+/* to[p][i] = two steps, 2 p and 2 p + 1, of row i, whose rows lie side by side. */
+static inline void bf16_pairs(uint32_t *restrict to, const uint16_t *restrict from, int64_t along) {
+  for (int p = 0; p < BF16_STEPS / 2; p++) {
+    const uint16_t *restrict even = from + 2 * p * along, *restrict odd = even + along;
+#pragma omp simd
+    for (int i = 0; i < BF16_PANEL; i++) {
+      to[p * BF16_PANEL + i] = (uint32_t)even[i] | (uint32_t)odd[i] << 16;
+    }
+  }
+}
+
+/* to[p * to_step + i] = from[i * from_step + p] for i, p < 16: pairs of steps. */
+static inline void bf16_turn(uint32_t *to, int64_t to_step, const uint32_t *from, int64_t from_step) {
+  sgemm_vec v[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++) {
+    memcpy(&v[i], (const char *)from + i * from_step * 4, sizeof v[i]);
+  }
+  sgemm_turn(v);
+#pragma GCC unroll 16
+  for (int p = 0; p < 16; p++) {
+    memcpy(to + p * to_step, &v[p], sizeof v[p]);
+  }
+}
+
+/* A block of 32 rows and 32 steps, filled up with zeros: [row][step] of a, or [step / 2][row][step % 2] of b's transpose. */
+static void bf16_pack_block(uint16_t *to, const uint16_t *from, int64_t across, int64_t along, int64_t rows, int64_t steps, const int paired) {
+  uint16_t whole_block[BF16_BLOCK];
+  uint32_t pairs[BF16_BLOCK / 2];
+  if (rows < BF16_PANEL || steps < BF16_STEPS || (across != 1 && along != 1)) {
+    memset(whole_block, 0, sizeof whole_block);
+    if (across == 1) {
+      for (int64_t p = 0; p < steps; p++) {
+        memcpy(whole_block + p * BF16_PANEL, from + p * along, (size_t)rows * 2);
+      }
+      along = BF16_PANEL;
+    } else {
+      for (int64_t i = 0; i < rows; i++) {
+        for (int64_t p = 0; p < steps; p++) {
+          whole_block[i * BF16_STEPS + p] = from[i * across + p * along];
+        }
+      }
+      across = BF16_STEPS, along = 1;
+    }
+    from = whole_block;
+  }
+  if (along != 1) {
+    uint32_t *const found = paired ? (uint32_t *)to : pairs;
+    bf16_pairs(found, from, along);
+    for (int half = 0; !paired && half < 2; half++) {
+      bf16_turn((uint32_t *)to + half * 256, 16, pairs + half * 16, BF16_PANEL);
+    }
+  } else if (paired) {
+    for (int half = 0; half < 2; half++) {
+      for (int i = 0; i < 16; i++) {
+        memcpy(pairs + i * 16, from + (half * 16 + i) * across, 64);
+      }
+      bf16_turn((uint32_t *)to + half * 16, BF16_PANEL, pairs, 16);
+    }
+  } else {
+    for (int i = 0; i < BF16_PANEL; i++) {
+      memcpy(to + i * BF16_STEPS, from + i * across, 64);
+    }
+  }
+}
+
+/* Panels of rows, [panel][steps / 32] of blocks; whether there is a subnormal among them. */
+static int bf16_pack(uint16_t *to, const uint16_t *from, int64_t count, int64_t steps, int64_t across, int64_t along, const int paired) {
+  uint16_t least = 0xffff;
+  for (int64_t i = 0; i < count; i += BF16_PANEL) {
+    for (int64_t p = 0; p < steps; p += BF16_STEPS, to += BF16_BLOCK) {
+      bf16_pack_block(to, from + i * across + p * along, across, along, at_most(count - i, BF16_PANEL), at_most(steps - p, BF16_STEPS), paired);
+#pragma omp simd reduction(min : least)
+      for (int x = 0; x < BF16_BLOCK; x++) {
+        const uint16_t before = (uint16_t)((to[x] & 0x7fff) - 1); /* 0 is the last */
+        least = before < least ? before : least;
+      }
+    }
+  }
+  return least < 0x7f;
+}
+
+static int bf16_pack_rows(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps) {
+  (void)i0, (void)p0;
+  return bf16_pack((uint16_t *)to + i * whole(steps, BF16_STEPS), (const uint16_t *)a->data + i * a->row, rows, steps, a->row, a->col, 0);
+}
+static int bf16_pack_columns(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps) {
+  (void)p0, (void)j0;
+  return bf16_pack((uint16_t *)to + j * whole(steps, BF16_STEPS), (const uint16_t *)b->data + j * b->col, cols, steps, b->col, b->row, 1);
+}
+
+#define TILE_LOAD(tile, from, apart) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(apart)) : "memory")
+/* What passes by leaves the first cache to the rows that stay. */
+#define TILE_STREAM(tile, from, apart) __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(apart)) : "memory")
+#define TILE_STORE(tile, to, apart) __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(apart)) : "memory")
+#define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile ::)
+#define TILE_ADD(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+/* c[16 high,16 wide] = a b for blocks of 32 steps, c's rows `apart` bytes from one another. */
+static inline __attribute__((always_inline)) void bf16_steps(const int high, const int wide, int64_t blocks, const uint16_t *a, const uint16_t *b, float *c, int64_t apart) {
+  enum { HALF_A = BF16_BLOCK / 2, HALF_B = BF16_PANEL };
+  TILE_ZERO(0);
+  TILE_ZERO(1);
+  TILE_ZERO(2);
+  TILE_ZERO(3);
+  for (; blocks > 0; blocks--, a += BF16_BLOCK, b += BF16_BLOCK) {
+    TILE_STREAM(6, b, 4 * BF16_PANEL);
+    TILE_LOAD(4, a, 2 * BF16_STEPS);
+    TILE_ADD(0, 4, 6);
+    if (wide > 1) {
+      TILE_STREAM(7, b + HALF_B, 4 * BF16_PANEL);
+      TILE_ADD(1, 4, 7);
+    }
+    if (high > 1) {
+      TILE_LOAD(5, a + HALF_A, 2 * BF16_STEPS);
+      TILE_ADD(2, 5, 6);
+      if (wide > 1) {
+        TILE_ADD(3, 5, 7);
+      }
+    }
+  }
+  TILE_STORE(0, c, apart);
+  if (wide > 1) {
+    TILE_STORE(1, c + 16, apart);
+  }
+  if (high > 1) {
+    TILE_STORE(2, (char *)c + 16 * apart, apart);
+    if (wide > 1) {
+      TILE_STORE(3, (char *)(c + 16) + 16 * apart, apart);
+    }
+  }
+}
+
+static void bf16_multiply(int64_t rows, int64_t cols, int64_t blocks, const uint16_t *a, const uint16_t *b, float *c, int64_t apart) {
+  if (rows > 16 && cols > 16) {
+    bf16_steps(2, 2, blocks, a, b, c, apart);
+  } else if (rows > 16) {
+    bf16_steps(2, 1, blocks, a, b, c, apart);
+  } else if (cols > 16) {
+    bf16_steps(1, 2, blocks, a, b, c, apart);
+  } else {
+    bf16_steps(1, 1, blocks, a, b, c, apart);
+  }
+}
+
+/* c[m,n] (+)= a[m,k] b[k,n], both in panels; see gemm.h. */
+static void bf16_block(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c_, int64_t c_row, int64_t c_col, int add) {
+  struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } const tiles = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+  __asm__ volatile("ldtilecfg %0" ::"m"(tiles));
+  float *c = (float *)c_, sums[BF16_PANEL * BF16_PANEL] __attribute__((aligned(64)));
+  for (int64_t p = 0; p < k; p += kc, add = 1) {
+    const int64_t blocks = ceil_div(at_most(kc, k - p), BF16_STEPS);
+    for (int64_t i = 0; i < m; i += BF16_PANEL) {
+      const int64_t rows = at_most(BF16_PANEL, m - i);
+      const uint16_t *from_a = (const uint16_t *)a.data + i / BF16_PANEL * a.panel + p * a.step;
+      for (int64_t j = 0; j < n; j += BF16_PANEL) {
+        const int64_t cols = at_most(BF16_PANEL, n - j);
+        const uint16_t *from_b = (const uint16_t *)b.data + j / BF16_PANEL * b.panel + p * b.step;
+        float *to = c + i * c_row + j * c_col;
+        if (!add && c_col == 1 && rows % 16 == 0 && cols % 16 == 0) {
+          bf16_multiply(rows, cols, blocks, from_a, from_b, to, 4 * c_row);
+          continue;
+        }
+        bf16_multiply(rows, cols, blocks, from_a, from_b, sums, 4 * BF16_PANEL);
+        for (int64_t r = 0; r < rows; r++) {
+          float *restrict line = to + r * c_row;
+          const float *restrict found = sums + r * BF16_PANEL;
+          if (c_col != 1) {
+            for (int64_t s = 0; s < cols; s++) {
+              line[s * c_col] = add ? line[s * c_col] + found[s] : found[s];
+            }
+          } else if (add) {
+#pragma omp simd
+            for (int64_t s = 0; s < cols; s++) {
+              line[s] += found[s];
+            }
+          } else {
+            memcpy(line, found, (size_t)cols * sizeof(float));
+          }
+        }
+      }
+    }
+  }
+  __asm__ volatile("tilerelease");
+}
+#undef TILE_LOAD
+#undef TILE_STREAM
+#undef TILE_STORE
+#undef TILE_ZERO
+#undef TILE_ADD
+
+static const gemm_type bf16_type = {
+  .size = 4, .packed = 2, .mr = BF16_PANEL, .nr = BF16_PANEL, .lanes = 16, .whole = BF16_STEPS, .kc = BF16_KC, .packs = 8 << 20, .speed = 8,
+  .pack_rows = bf16_pack_rows, .pack_columns = bf16_pack_columns, .block = bf16_block,
+};
