@@ -76,7 +76,7 @@ class StepText:
 
 def render_program(program: Program) -> Source:
     """The C of a program: kernels in units of eight, and one entry that runs them."""
-    types = {b.name: b.type for b in program.buffers}
+    types = program.types
     kernels: dict[str, KernelSource] = {}
     costly: set[str] = set()
     sites: dict[int, tuple[str, str]] = {}
