@@ -37,6 +37,7 @@ from .passes.graph.sink_dequant import sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
+from .passes.program.block_rows import block_rows
 from .passes.program.coalesce import coalesce
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
@@ -192,6 +193,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
             available=strategies,
         ),
     )
+    if target == "cpu" and options.fuse and options.numerics != "strict":
+        program = pipeline.keep(f"{name}.block_rows", program, lambda: block_rows(program))
     return pipeline.keep(f"{name}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 
 

@@ -34,7 +34,7 @@ class Elements:
     def memory(self, buffer: str) -> str | int:
         """The identity of a buffer's memory: its workspace slot, or the name of the buffer that owns the bytes."""
         root = self.program.buffer[self.roots[buffer][0]]
-        return root.slot if root.slot >= 0 else root.name
+        return root.slot if root.slot >= 0 and root.kind == "temp" else root.name
 
     def kernel(self, kernel: Kernel) -> KernelRanges:
         changing = {self.memory(b) for b in kernel.writes}

@@ -230,28 +230,28 @@ def _verify_buffers(program: Program) -> None:
                 str(b.type),
             )
         known[b.name] = b
-    _verify_slots(program)
+    _verify_slots(program.buffers, "temp")
 
 
-def _verify_slots(program: Program) -> None:
-    """Slots are numbered from 0 and belong to temps; each slot has a buffer that is provably its largest."""
+def _verify_slots(buffers: Iterable[Buffer], kind: str) -> None:
+    """Slots are numbered from 0 and belong to buffers of one kind; each slot has one that is provably its largest."""
     slots: dict[int, list[Buffer]] = {}
-    for b in program.buffers:
+    for b in buffers:
         if b.slot >= 0:
             _demand(
-                b.kind == "temp" and not b.alias,
-                f"{b.name} has the slot {b.slot}, and only temps of their own have one",
+                b.kind == kind and not b.alias,
+                f"{b.name} has the slot {b.slot}, and only {kind}s of their own have one",
                 str(b),
                 "slot",
             )
             slots.setdefault(b.slot, []).append(b)
-    for number, (slot, buffers) in enumerate(sorted(slots.items())):
-        line = str(buffers[0])
-        _demand(slot == number, f"{buffers[0].name} has the slot {slot}, and there is no slot {number}", line, "slot")
-        held = any(all(known_nonnegative(large.type.nbytes - b.type.nbytes) for b in buffers) for large in buffers)
+    for number, (slot, sharing) in enumerate(sorted(slots.items())):
+        line = str(sharing[0])
+        _demand(slot == number, f"{sharing[0].name} has the slot {slot}, and there is no slot {number}", line, "slot")
+        held = any(all(known_nonnegative(large.type.nbytes - b.type.nbytes) for b in sharing) for large in sharing)
         _demand(
             held,
-            f"none of {', '.join(b.name for b in buffers)} is known to be the largest, and they share the slot {slot}",
+            f"none of {', '.join(b.name for b in sharing)} is known to be the largest, and they share the slot {slot}",
             line,
             "slot",
         )
@@ -322,6 +322,7 @@ def _verify_loop(loop: Loop, program: Program) -> None:
         _demand(b.kind == "block" and not b.alias, f"{b.name} is no block", str(b), b.name)
         taken = [other for other in (*program.buffers, *(x for y in program.loops for x in y.blocks)) if other is not b]
         _demand(all(b.name != other.name for other in taken), f"the buffer {b.name} is defined twice", str(b), b.name)
+    _verify_slots(loop.blocks, "block")
     own = {b.name for b in loop.blocks}
     made: dict[str, set[object]] = {}
     for step in loop.steps:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...errors import Unsupported
-from ...ir.dims import Size, product
+from ...ir.dims import Size, product, symbol
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import Operand
@@ -77,7 +77,8 @@ class ProductCall:
     :param batch: the axes that all operands have.
     :param m, n, k: the axes of the result and the one that is summed over, as C.
     :param matrices: the initialisers of both operands.
-    :param out: the number of the result's memory in the program's table.
+    :param out: the address of the result.
+    :param add: whether it is added to what is there.
     :param extents: what is to be checked with GRADC_BOUNDS.
     """
 
@@ -87,7 +88,8 @@ class ProductCall:
     n: str
     k: str
     matrices: tuple[str, str]
-    out: int
+    out: str
+    add: str
     extents: tuple[Extent, ...]
 
 
@@ -127,8 +129,9 @@ def product_call(
         return operand_view(operand, program, place, over_dims, dtype) if operand else _ABSENT
 
     left, right = call.args
+    out = view(call.out)
     a, b, a_scale, b_scale = (view(o) for o in (left, right, left.scale, right.scale))
-    touched = [(view(call.out), [*batch, m, n])] if checked else []
+    touched = [(out, [*batch, m, n])] if checked else []
     if checked:  # where an axis has no positions, nothing of an operand is read
         touched = [*((o, list(sizes)) for o in (a, a_scale, b, b_scale) if o is not _ABSENT), *touched]
     return ProductCall(
@@ -138,9 +141,16 @@ def product_call(
         n=over_dims(sizes[n]),
         k=over_dims(sizes[k]),
         matrices=(_matrix(a, a_scale, m, k), _matrix(b, b_scale, k, n)),
-        out=place[call.out.buffer],
+        out=f"(char *)buf[{place[call.out.buffer]}]"
+        + (f" + ({out.first}) * {dtype.itemsize}" if out.first != "0" else ""),
+        add=f"{over_dims(symbol(_first(call, program)))} > 0" if call.add else "0",
         extents=tuple(extent(operand, {a: over_dims(sizes[a]) for a in axes}) for operand, axes in touched),
     )
+
+
+def _first(call: Call, program: Program) -> str:
+    """The symbol of the first row of the blocks that a call adds up."""
+    return next(loop.rows[0] for loop in program.loops if call in loop.steps)
 
 
 def operand_view(
@@ -180,7 +190,7 @@ def _reader_name(source: DType, target: DType) -> str:
 def readers(program: Program, calls: list[Call]) -> list[Reader]:
     """The functions that a program's products read narrower operands with."""
     calls = [call for call in calls if REGISTRY[call.op].contraction]
-    dtypes = {b.name: b.type.dtype for b in program.buffers}
+    dtypes = {name: type_.dtype for name, type_ in program.types.items()}
     pairs = {(dtypes[o.buffer], dtypes[call.out.buffer]): None for call in calls for o in call.operands}
     return [
         Reader(

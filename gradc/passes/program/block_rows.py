@@ -1,0 +1,305 @@
+"""block_rows: steps that hand wide rows to one another run for one block of rows at a time.
+
+What lies between a product with wide rows and the steps that read them, [rows, wide], is then never more than a block:
+the logits of a linear layer before a cross entropy, the scores of attention, and their gradients.  A sum over the rows
+is added up block by block.  How rows are cut depends on shapes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ...ir.dims import Size, assuming, evaluate, product, same, symbol
+from ...ir.kernel import Buffer, Call, Kernel, Loop, Program, Step, alternatives
+from ...ir.node import REGISTRY
+from ...ir.statement import Axis, Index, Operand, Stmt
+from ..reductions.cost import nominal
+
+LEAST = 1 << 20
+"""Bytes that a product has at least whose rows are cut."""
+WIDER = 2
+"""A product's rows are wide if they have as many times the elements of what they are products of."""
+
+
+def block_rows(program: Program) -> Program:
+    """matmul, softmax, matmul over rows(n: N)  ->  loop rows(n: N) by(144) { matmul, softmax, matmul }
+
+    Licence REAL: the order in which a product is added up may depend on the number of its rows.
+    """
+    with assuming(program.assumptions):
+        tried: set[str] = set()
+        while (seed := next((b for b in _seeds(program) if b not in tried), None)) is not None:
+            tried.add(seed)
+            group = _Group.around(program, seed)
+            if group is not None:
+                program = group.looped()
+    return program
+
+
+def _seeds(program: Program) -> Iterator[str]:
+    """The temps that are products with wide rows."""
+    for step in program.steps:
+        if not isinstance(step, Call) or not REGISTRY[step.op].contraction:
+            continue
+        buffer, axes = program.buffer[step.out.buffer], dict(step.axes)
+        inner = product(size for axis, size in step.axes if axis not in step.result_axes)
+        dims = nominal([*buffer.type.shape, inner])
+        wide = evaluate(axes[step.result_axes[-1]], dims) >= WIDER * evaluate(inner, dims)
+        if buffer.kind == "temp" and wide and evaluate(buffer.type.nbytes, dims) >= LEAST:
+            yield buffer.name
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a step is cut: the names of its axes that a loop goes over, and of the one whose rows it cuts.
+
+    :param add: the step adds up over the rows.
+    """
+
+    over: tuple[str, ...]
+    row: str
+    add: bool = False
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return (*self.over, self.row)
+
+
+@dataclass
+class _Group:
+    """The steps of a loop, by their numbers, and the buffers that become blocks.
+
+    :param shape: the sizes of the outer axes and of the rows.
+    :param wide: elements of a row of the product that the loop is made for.
+    """
+
+    program: Program
+    shape: tuple[Size, ...]
+    wide: Size
+    steps: dict[int, _Cut] = field(default_factory=dict)
+    blocks: dict[str, None] = field(default_factory=dict)
+
+    @classmethod
+    def around(cls, program: Program, seed: str) -> _Group | None:
+        """The largest group found from a temp; None where its steps cannot be a loop."""
+        shape = program.types[seed].shape
+        group = cls(program, shape[:-1], shape[-1])
+        if not group.take(seed):
+            return None
+        refused: set[str] = set()
+        while True:
+            touched = (b for n in sorted(group.steps) for b in (*program.steps[n].reads, *program.steps[n].writes))
+            name = next((b for b in touched if b not in group.blocks and b not in refused and group.suits(b)), None)
+            if name is None:
+                return group if len(group.steps) > 1 else None
+            if not group.take(name):
+                refused.add(name)
+
+    def suits(self, name: str) -> bool:
+        """Whether a buffer is a temp whose rows are as wide as those that the loop is made for."""
+        buffer, lead = self.program.buffer[name], len(self.shape)
+        if buffer.kind != "temp" or buffer.alias or buffer.type.rank <= lead:
+            return False
+        rest = product(buffer.type.shape[lead:])
+        dims = nominal([rest, self.wide])
+        return 2 * evaluate(rest, dims) >= evaluate(self.wide, dims)
+
+    def take(self, name: str) -> bool:
+        """Makes a temp a block, if every step that touches it can be in the loop."""
+        program, steps = self.program, dict(self.steps)
+        if any(b.alias == name for b in program.buffers):
+            return False
+        for number, step in enumerate(program.steps):
+            if name not in (*step.reads, *step.writes):
+                continue
+            cut = _cut(step, name, self.shape)
+            if cut is None or steps.setdefault(number, cut) != cut:
+                return False
+        before, self.steps = self.steps, steps
+        if self.consistent() and self.order() is not None:
+            self.blocks[name] = None
+            return True
+        self.steps = before
+        return False
+
+    def consistent(self) -> bool:
+        """Whether all that a step of the loop reads of another one is in the same rows."""
+        program = self.program
+        written = {program.root(b) for n in self.steps for b in program.steps[n].writes}
+        for number, cut in self.steps.items():
+            for access in _accesses(program.steps[number]):
+                root = program.root(access.buffer)
+                if root not in written or (isinstance(access, Stmt) and access.op == "store"):
+                    continue
+                adds = cut.add and access.buffer in program.steps[number].writes
+                apart = not adds and [i.variable for i in access.index[: len(cut.axes)]] != [*cut.axes]
+                if apart or access.buffer != root or not program.types[root].dtype.is_float:
+                    return False
+                sums = any(self.steps[n].add and root in program.steps[n].writes for n in self.steps)
+                if sums and not adds:
+                    return False
+        return True
+
+    def order(self) -> tuple[list[int], list[int]] | None:
+        """The steps that run before the loop and after it; None if one has to do both."""
+        program, first, last = self.program, min(self.steps), max(self.steps)
+        early, late = [*range(first)], list[int]()
+        made, read = set[str](), set[str]()  # by the loop's steps so far; what is made from that is made after them
+        late_reads, late_writes = set[str](), set[str]()
+        for number in range(first, last + 1):
+            step = program.steps[number]
+            reads, writes = ({program.root(b) for b in names} for names in (step.reads, step.writes))
+            if number in self.steps:
+                if late_writes & (reads | writes) or late_reads & writes:
+                    return None
+                made |= writes
+                read |= reads
+            elif (made | late_writes) & (reads | writes) or (read | late_reads) & writes:
+                late.append(number)
+                late_reads |= reads
+                late_writes |= writes
+            else:
+                early.append(number)
+        return early, [*late, *range(last + 1, len(program.steps))]
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def looped(self) -> Program:
+        order = self.order()
+        assert order is not None
+        early, late = order
+        program = self.program
+        buffers = tuple(b for b in program.buffers if b.name not in self.blocks)
+        steps = program.steps
+        ordered = (*(steps[n] for n in early), self.loop(), *(steps[n] for n in late))
+        return replace(program, buffers=buffers, steps=ordered)
+
+    def loop(self) -> Loop:
+        program, lead = self.program, len(self.shape) - 1
+        taken = {*program.dims, *(name for loop in program.loops for name in loop.symbols)}
+        *over, row, count = (_fresh(name, taken) for name in (*(f"at{i}" for i in range(lead)), "row", "rows"))
+        blocks = {
+            name: Buffer(
+                name,
+                replace(program.types[name], shape=(symbol(count), *program.types[name].shape[lead + 1 :])),
+                "block",
+            )
+            for name in self.blocks
+        }
+        steps = []
+        for number in sorted(self.steps):
+            writer = _Cutter(self.steps[number], tuple(over), row, count, blocks)
+            steps.append(
+                writer.step(program.steps[number], {**program.types, **{n: b.type for n, b in blocks.items()}})
+            )
+        outer = tuple(zip(over, self.shape[:-1], strict=True))
+        return Loop(outer, (row, self.shape[-1]), _by(self.wide, lead > 0), count, tuple(blocks.values()), tuple(steps))
+
+
+def _by(wide: Size, outer: bool) -> Size:
+    """Rows of a block: of a thread's own, so many that they stay in its cache; else so many that what they are
+    multiplied with, which is read again for each block, is read rarely.
+    """
+    return 48 * (1 + (1 << 13) // (wide + 2048)) if outer else 240 * (1 + 4096 // (wide + 1024))
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    unique, k = name, 1
+    while unique in taken:
+        k += 1
+        unique = f"{name}_{k}"
+    taken.add(unique)
+    return unique
+
+
+def _accesses(step: Step) -> list[Stmt | Operand]:
+    return [
+        access
+        for item in alternatives(step)
+        for access in ([s for s in item.body if s.buffer] if isinstance(item, Kernel) else [*item.operands, item.out])
+    ]
+
+
+def _cut(step: Step, name: str, shape: tuple[Size, ...]) -> _Cut | None:
+    """How a step is cut by the rows of a buffer that it touches; None if it cannot be."""
+    found = {tuple(i.variable for i in a.index[: len(shape)]) for a in _accesses(step) if a.buffer == name}
+    if len(found) != 1 or not isinstance(step, Kernel | Call):
+        return None
+    names = next(iter(found))
+    axes = dict(step.rows if isinstance(step, Kernel) else step.axes)
+    if len(set(names)) < len(names) or not all(
+        v in axes and same(axes[v], n) for v, n in zip(names, shape, strict=True)
+    ):
+        return None
+    cut = _Cut(tuple(map(str, names[:-1])), str(names[-1]))
+    return _of_kernel(step, cut) if isinstance(step, Kernel) else _of_call(step, cut)
+
+
+def _of_kernel(kernel: Kernel, cut: _Cut) -> _Cut | None:
+    """A kernel without effects but stores, each of which is in the rows that it is for."""
+    if kernel.order or any(s.op in ("accum", "check", "search") for s in kernel.body):
+        return None
+    stores = [s for s in kernel.body if s.op == "store"]
+    own = all([i.variable for i in s.index[: len(cut.axes)]] == [*cut.axes] for s in stores)
+    return cut if own else None
+
+
+def _of_call(call: Call, cut: _Cut) -> _Cut | None:
+    """A product with the rows of the loop, or one that adds up over them."""
+    lead = len(cut.over)
+    if not REGISTRY[call.op].contraction or len(call.out.index) != lead + 2:
+        return None
+    batch, row = [i.variable for i in call.out.index[:lead]], call.out.index[lead].variable
+    divided = {axis for o in call.operands for axis, _ in o.per}
+    if batch != [*cut.over] or divided & {*cut.axes} or cut.row == call.result_axes[-1]:
+        return None
+    return cut if cut.row == row else replace(cut, add=True)
+
+
+@dataclass(frozen=True)
+class _Cutter:
+    """Writes a step over the rows of one block."""
+
+    cut: _Cut
+    over: tuple[str, ...]
+    row: str
+    count: str
+    blocks: Mapping[str, Buffer]
+
+    def step(self, step: Step, types: Mapping[str, object]) -> Kernel | Call:
+        if isinstance(step, Call):
+            out = self.operand(step.out)
+            return replace(
+                step, axes=self.axes(step.axes), out=out, args=tuple(map(self.operand, step.args)), add=self.cut.add
+            )
+        assert isinstance(step, Kernel)
+        body = tuple(replace(s, index=self.index(s.buffer, s.index)) for s in step.body)
+        kernel = replace(step, rows=self.axes(step.rows), body=body)
+        return kernel.named_by_structure(step.name.rpartition("_")[0] or step.name, types)  # type: ignore[arg-type]
+
+    def axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        kept = ((name, size) for name, size in axes if name not in self.cut.over)
+        return tuple((name, symbol(self.count) if name == self.cut.row else size) for name, size in kept)
+
+    def operand(self, operand: Operand) -> Operand:
+        scale = self.operand(operand.scale) if operand.scale else None
+        return replace(operand, index=self.index(operand.buffer, operand.index), scale=scale)
+
+    def index(self, buffer: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
+        if buffer in self.blocks:
+            return index[len(self.cut.over) :]
+        return tuple(map(self.placed, index))
+
+    def placed(self, index: Index) -> Index:
+        """The index of a position in all rows, over those of a block."""
+        places = dict(zip(self.cut.over, self.over, strict=True))
+        const, terms = index.const, []
+        for variable, factor in index.terms:
+            if variable == self.cut.row:
+                const = const + factor * symbol(self.row)
+            if variable in places:
+                const = const + factor * symbol(places[variable])
+            else:
+                terms.append((variable, factor))
+        return Index(const, tuple(terms))
