@@ -22,31 +22,38 @@ WIDER = 2
 """A product's rows are wide if they have as many times the elements of what they are products of."""
 
 
-def block_rows(program: Program) -> Program:
+def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Program:
     """matmul, softmax, matmul over rows(n: N)  ->  loop rows(n: N) by(144) { matmul, softmax, matmul }
 
     Licence REAL: the order in which a product is added up may depend on the number of its rows.
+
+    :param dims: sizes at which elements are counted; 1024 stands for the others.
     """
     with assuming(program.assumptions):
         tried: set[str] = set()
-        while (seed := next((b for b in _seeds(program) if b not in tried), None)) is not None:
+        while (seed := next((b for b in _seeds(program, WIDER, dims) if b not in tried), None)) is not None:
             tried.add(seed)
-            group = _Group.around(program, seed)
+            group = _Group.around(program, seed, dims)
             if group is not None:
                 program = group.looped()
     return program
 
 
-def _seeds(program: Program) -> Iterator[str]:
+def uncut(program: Program, wider: int, dims: Mapping[str, int] | None = None) -> bool:
+    """Whether a product with rows of ``wider`` times the elements of what they are products of is in memory whole."""
+    return any(True for _ in _seeds(program, wider, dims))
+
+
+def _seeds(program: Program, wider: int, dims: Mapping[str, int] | None) -> Iterator[str]:
     """The temps that are products with wide rows."""
     for step in program.steps:
         if not isinstance(step, Call) or not REGISTRY[step.op].contraction:
             continue
         buffer, axes = program.buffer[step.out.buffer], dict(step.axes)
         inner = product(size for axis, size in step.axes if axis not in step.result_axes)
-        dims = nominal([*buffer.type.shape, inner])
-        wide = evaluate(axes[step.result_axes[-1]], dims) >= WIDER * evaluate(inner, dims)
-        if buffer.kind == "temp" and wide and evaluate(buffer.type.nbytes, dims) >= LEAST:
+        bound = nominal([*buffer.type.shape, inner], dims)
+        wide = evaluate(axes[step.result_axes[-1]], bound) >= wider * evaluate(inner, bound)
+        if buffer.kind == "temp" and wide and evaluate(buffer.type.nbytes, bound) >= LEAST:
             yield buffer.name
 
 
@@ -77,14 +84,15 @@ class _Group:
     program: Program
     shape: tuple[Size, ...]
     wide: Size
+    hints: Mapping[str, int] | None
     steps: dict[int, _Cut] = field(default_factory=dict)
     blocks: dict[str, None] = field(default_factory=dict)
 
     @classmethod
-    def around(cls, program: Program, seed: str) -> _Group | None:
+    def around(cls, program: Program, seed: str, hints: Mapping[str, int] | None) -> _Group | None:
         """The largest group found from a temp; None where its steps cannot be a loop."""
         shape = program.types[seed].shape
-        group = cls(program, shape[:-1], shape[-1])
+        group = cls(program, shape[:-1], shape[-1], hints)
         if not group.take(seed):
             return None
         refused: set[str] = set()
@@ -102,7 +110,7 @@ class _Group:
         if buffer.kind != "temp" or buffer.alias or buffer.type.rank <= lead:
             return False
         rest = product(buffer.type.shape[lead:])
-        dims = nominal([rest, self.wide])
+        dims = nominal([rest, self.wide], self.hints)
         return 2 * evaluate(rest, dims) >= evaluate(self.wide, dims)
 
     def take(self, name: str) -> bool:
