@@ -1,7 +1,8 @@
 """The compiler on one page: :func:`compile_graph` and its stages, in order, from a graph to a loaded module.
 
 =======================  ==============================================================================
-:func:`run_passes`       Graph -> joint Graph (:func:`lower`) -> forward and backward (:func:`cut`) -> Program (:func:`kernels`)
+:func:`run_passes`       Graph -> joint Graph (:func:`lower`) -> forward and backward Graph (:func:`cut`)
+                         -> Program (:func:`kernels`)
 :class:`.Module`         verifies that no access of a Program leaves its array
 :func:`render`           Program -> C or CUDA
 :func:`compile_sources`  C -> machine code; CUDA is compiled by NVRTC at its first launch

@@ -1,9 +1,11 @@
 """partition: the joint graph -> a forward with residuals and a backward, by a minimum cut over the bytes moved.
 
 A value that only the inputs decide may be saved or computed again in the backward (free, but matrix products, scatters
-and reductions are never computed twice).  Products with rows so wide that a loop computes them again block by block
-(:mod:`gradc.passes.program.block_rows`) are never saved, if the target has such loops.  What the forward writes anyway, and an input, costs a read; another value
+and reductions are never computed twice).  What the forward writes anyway, and an input, costs a read; another value
 costs a write and a read.  The cut that moves the fewest bytes is what is saved.
+
+A product with rows so wide that loops compute them block by block (:mod:`gradc.passes.program.block_rows`) is in memory
+neither in the forward nor in the backward, and never saved.
 
 A memory budget bounds these bytes.  Where they exceed it, saved values are computed again after all, reductions among
 them, those first that give most bytes back for what has to be computed; products and scatters never are, and a budget
@@ -351,7 +353,7 @@ def _within(joint: Graph, boundary: set[Node], saved: set[Node], budget: int | f
                 f"memory_budget={budget} bytes: how many there are depends on {', '.join(unknown)};"
                 f" hints={{{unknown[0]!r}: ...}} says at which sizes, or give a fraction"
             )
-    left = _drop(joint, saved, budget, size, traffic)
+    left = _drop(joint, saved, budget, size, traffic.always_kept)
     if _total(left, size) <= budget:
         return _reached(boundary, left)
     fewest = _fewest(joint, boundary, size, traffic) if fewest is None else fewest
@@ -377,7 +379,13 @@ def _total(saved: Collection[Node], size: Mapping[Node, int]) -> int:
     return sum(size[n] for n in saved if n.op.name != "input")
 
 
-def _drop(joint: Graph, saved: set[Node], budget: int, size: Mapping[Node, int], traffic: Traffic) -> set[Node]:
+def _drop(
+    joint: Graph,
+    saved: set[Node],
+    budget: int,
+    size: Mapping[Node, int],
+    always_kept: Callable[[Node], bool] = _always_kept,
+) -> set[Node]:
     """``saved`` without the values that give most bytes back for what is computed again, one after another until the
     rest fits.
     """
@@ -388,9 +396,9 @@ def _drop(joint: Graph, saved: set[Node], budget: int, size: Mapping[Node, int],
     while total > budget:
         best, most = None, 0.0
         for node in sorted(
-            (n for n in left if size[n] and n.op.name != "input" and not traffic.always_kept(n)), key=order.__getitem__
+            (n for n in left if size[n] and n.op.name != "input" and not always_kept(n)), key=order.__getitem__
         ):
-            again = known[node] = known.get(node) or _again(node, left, traffic.always_kept)
+            again = known[node] = known.get(node) or _again(node, left, always_kept)
             given_back = size[node] - sum(size[n] for n in again.kept)
             worth = given_back / max(sum(_work(n, size) for n in again.computed), 1)
             if worth > most:
