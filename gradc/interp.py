@@ -338,7 +338,7 @@ class _Memory:
         """The memory that the steps of a loop see in one block."""
         block = copy.copy(self)
         block.bindings = {**self.bindings, **position}
-        block.first = position[loop.rows[0]] == 0
+        block.first = loop.is_last(position, evaluate(loop.rows[1], self.bindings))
         block.flat = dict(self.flat)
         for buffer in loop.blocks:
             dtype = np.dtype(np.float64) if self.precise and buffer.type.dtype.has_tangent else buffer.type.dtype.np

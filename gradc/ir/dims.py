@@ -370,6 +370,8 @@ def known_nonnegative(size: Size) -> bool:
         return True
     if _positive_terms(_least(size)):
         return True
+    if any(_positive_terms(size - (fact.left - fact.right)) for fact in _facts.get()):
+        return True
     slack = size
     for fact in _facts.get():
         difference = fact.left - fact.right

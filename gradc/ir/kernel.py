@@ -372,27 +372,31 @@ class Select:
 
 @dataclass(frozen=True)
 class Loop:
-    """Steps that are run for one block of rows after another, for each position along the axes ``over``; without rows,
-    for a block of none.
+    """Steps that are run for one block of rows after another, for each position along the axes ``over``.
 
     ::
 
-        loop over(b: B, h: H) rows(s: S) by(128) count(c) {
-          block t7: f32[c,S]
-          call @matmul axes(m: c, n: S, k: 64) t7[m, n] <- matmul q[(b), (h), m + (s), k], k[(b), (h), n, k]
+        loop over(b: B, h: H) rows(s: S) by(128) count(c) cols(w: S) to(s+c) {
+          block t7: f32[c,w]
+          call @matmul axes(m: c, n: w, k: 64) t7[m, n] <- matmul q[(b), (h), m + (s), k], k[(b), (h), n, k]
           ...
         }
 
     The steps are written over the rows of one block.  The symbols ``b`` and ``h`` are a position along their axes,
     ``s`` is the first row of the block and ``c`` the number of its rows, ``by`` many but in the last block.  Positions
     along ``over`` are independent of each other; along the rows, only a call that adds to its result reads what
-    another block wrote: the first block of a position writes it.
+    another block wrote.  The last block comes first: it writes what others add to; without rows it has none.
+
+    ``w`` are the columns that the steps go over, ``to`` many at most, behind which nothing is that is not 0 (scores
+    above the diagonal): more for later rows, and all of them in the last block.
 
     :param over: the outer axes, by the symbol of a position.
     :param rows: the axis that is cut: the symbol of a block's first row, and the number of all rows.
     :param by: rows of a block, at least 1 wherever there are rows.
     :param count: the symbol of the number of a block's rows.
     :param blocks: buffers that live as long as a block.
+    :param cols: the symbol of a block's columns, and the number of all columns; () where blocks have all.
+    :param to: columns of a block but the last, a size that rises with the first row.
     """
 
     over: tuple[Axis, ...]
@@ -401,6 +405,8 @@ class Loop:
     count: str
     blocks: tuple[Buffer, ...]
     steps: tuple[Kernel | Call, ...]
+    cols: tuple[Axis, ...] = ()
+    to: Size = 0
 
     @property
     def name(self) -> str:
@@ -423,9 +429,14 @@ class Loop:
         return tuple(dict.fromkeys(name for name in names if name not in own))
 
     @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that it stands over."""
+        return (*(size for _, size in (*self.over, self.rows, *self.cols)), self.by, self.to)
+
+    @property
     def symbols(self) -> tuple[str, ...]:
         """What the loop binds."""
-        return (*(name for name, _ in self.over), self.rows[0], self.count)
+        return (*(name for name, _ in self.over), self.rows[0], self.count, *(name for name, _ in self.cols))
 
     @property
     def facts(self) -> tuple[Assumption, ...]:
@@ -433,24 +444,36 @@ class Loop:
         inside = (Assumption(size, ">=", symbol(name) + 1) for name, size in self.over)
         first, size = self.rows
         own = symbol(first) + symbol(self.count)
-        return (*inside, Assumption(size, ">=", own), Assumption(self.by, ">=", symbol(self.count)))
+        columns = (Assumption(size, ">=", symbol(name)) for name, size in self.cols)
+        return (*inside, Assumption(size, ">=", own), Assumption(self.by, ">=", symbol(self.count)), *columns)
 
     def positions(self, dims: Mapping[str, int]) -> Iterator[dict[str, int]]:
         """What the loop binds, for each block in order."""
         outer = [evaluate(size, dims) for _, size in self.over]
         rows, by = evaluate(self.rows[1], dims), evaluate(self.by, dims)
         for place in itertools.product(*map(range, outer)):
-            for first in range(0, max(rows, 1), by):
-                yield dict(zip(self.symbols, (*place, first, min(by, rows - first)), strict=True))
+            for first in reversed(range(0, max(rows, 1), by)):
+                bound = dict(zip(self.symbols, (*place, first, min(by, rows - first)), strict=False))
+                for name, size in self.cols:
+                    every = evaluate(size, dims)
+                    to = evaluate(self.to, {**dims, **bound})
+                    bound[name] = every if self.is_last(bound, rows) else max(0, min(to, every))
+                yield bound
+
+    def is_last(self, position: Mapping[str, int], rows: int) -> bool:
+        """Whether a block has the last rows, which is the first one of its position along ``over``."""
+        return position[self.rows[0]] + position[self.count] >= rows
 
     def largest(self, dims: Mapping[str, int]) -> dict[str, int]:
-        """The dims with what the loop binds in its first block, which is as large as any."""
+        """The dims with what the loop binds in a block that is as large as any."""
         rows, by = evaluate(self.rows[1], dims), evaluate(self.by, dims)
-        return {**dims, **dict.fromkeys(self.symbols, 0), self.count: min(by, rows)}
+        columns = {name: evaluate(size, dims) for name, size in self.cols}
+        return {**dims, **dict.fromkeys(self.symbols, 0), self.count: min(by, rows), **columns}
 
     def __str__(self) -> str:
         over = f" over({format_axes(self.over)})" if self.over else ""
-        lines = [f"loop{over} rows({format_axes((self.rows,))}) by({self.by}) count({self.count}) {{"]
+        cols = f" cols({format_axes(self.cols)}) to({self.to})" if self.cols else ""
+        lines = [f"loop{over} rows({format_axes((self.rows,))}) by({self.by}) count({self.count}){cols} {{"]
         lines += [f"  {b}" for b in self.blocks]
         return "\n".join([*lines, *(_indented(str(step)) for step in self.steps), "}"])
 
@@ -535,7 +558,7 @@ class Program:
                     for _, size in item.axes:
                         names.update(dict.fromkeys(sorted(symbols(size))))
             if isinstance(step, Loop):
-                for size in (*(n for _, n in step.over), step.rows[1], step.by):
+                for size in step.sizes:
                     names.update(dict.fromkeys(sorted(symbols(size))))
         bound = {name for loop in self.loops for name in loop.symbols}
         return tuple(name for name in names if name not in bound)

@@ -51,7 +51,8 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     call      ::= "call" "@" name "axes" axes access ("<-" | "+=") name scaled ("," scaled)* LINE
     scaled    ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
-    loop      ::= "loop" ["over" axes] "rows" axes "by" "(" size ")" "count" "(" NAME ")" "{" LINE
+    loop      ::= "loop" ["over" axes] "rows" axes "by" "(" size ")" "count" "(" NAME ")"
+                  ["cols" axes "to" "(" size ")"] "{" LINE
                   ("block" name ":" type LINE)* (kernel | call)* "}" LINE
     return    ::= "return" [name "=" name ("," name "=" name)*] LINE
 
@@ -225,6 +226,17 @@ def _loop(reader: Reader) -> Loop:
     reader.expect("(")
     count = reader.name("the name of the number of a block's rows")
     reader.expect(")")
+    cols: tuple[Axis, ...] = ()
+    to: Size = 0
+    if reader.maybe("cols"):
+        start = reader.at
+        cols = _read_axes(reader)
+        if len(cols) != 1:
+            raise reader.fail(f"a loop cuts one axis of columns, not {len(cols)}", start, reader.at)
+        reader.expect("to")
+        reader.expect("(")
+        to = reader.size()
+        reader.expect(")")
     reader.expect("{")
     reader.finish()
     blocks: dict[str, Buffer] = {}
@@ -239,7 +251,7 @@ def _loop(reader: Reader) -> Loop:
     reader.finish()
     if not steps:
         raise reader.fail("a loop without steps")
-    return Loop(over, rows[0], by, count, tuple(blocks.values()), tuple(steps))
+    return Loop(over, rows[0], by, count, tuple(blocks.values()), tuple(steps), cols, to)
 
 
 def _read_axes(reader: Reader) -> tuple[Axis, ...]:

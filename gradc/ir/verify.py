@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
-from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same, symbol, symbols
+from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same, substitute, symbol, symbols
 from .graph import Graph, check_name, format_op
 from .kernel import KINDS, ROW_ORDERS, Buffer, Call, Kernel, Loop, Program, Select, alternatives, facts
 from .lexer import excerpt
@@ -309,8 +309,9 @@ def _verify_loop(loop: Loop, program: Program) -> None:
     """A loop binds symbols of its own, its buffers are blocks, and no other block touches what its steps write."""
     line = str(loop).partition("\n")[0]
     outside = replace(program, steps=tuple(step for step in program.steps if not isinstance(step, Loop)))
-    sizes = [size for own in program.loops for size in (*(n for _, n in own.over), own.rows[1], own.by)]
-    outer = set(outside.dims).union(*map(symbols, sizes))
+    outer = set(outside.dims).union(
+        *(symbols(size) for own in program.loops for size in own.sizes if size is not own.to)
+    )
     outer |= {name for other in program.loops if other is not loop for name in other.symbols}
     for name in loop.symbols:
         check_name(name)
@@ -322,6 +323,14 @@ def _verify_loop(loop: Loop, program: Program) -> None:
         _demand(b.kind == "block" and not b.alias, f"{b.name} is no block", str(b), b.name)
         taken = [other for other in (*program.buffers, *(x for y in program.loops for x in y.blocks)) if other is not b]
         _demand(all(b.name != other.name for other in taken), f"the buffer {b.name} is defined twice", str(b), b.name)
+    if loop.cols:
+        rise = loop.to - substitute(loop.to, {loop.rows[0]: 0})
+        _demand(
+            symbols(loop.to) <= outer | {loop.rows[0], loop.count} and known_nonnegative(rise),
+            f"{loop.to} does not rise with {loop.rows[0]}",
+            line,
+            "to(",
+        )
     _verify_slots(loop.blocks, "block")
     own = {b.name for b in loop.blocks}
     made: dict[str, set[object]] = {}
@@ -367,7 +376,7 @@ def _own_part(access: Stmt | Operand, loop: Loop, step: Kernel | Call) -> tuple[
         name = str(index.const)
         row = name == loop.rows[0] and len(index.terms) == 1 and index.terms[0][1] == 1
         row = row and same(axes.get(index.terms[0][0], 0), symbol(loop.count))
-        part.append((at, name) if row or (not index.terms and name in loop.symbols[:-2]) else None)
+        part.append((at, name) if row or (not index.terms and name in dict(loop.over)) else None)
     return tuple(part)
 
 

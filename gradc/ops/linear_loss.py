@@ -93,8 +93,8 @@ linear_cross_entropy = Function(
     ),
     doc=(
         "cross_entropy of input @ linear_weight.T + linear_bias, which a CPU computes for a block of rows at a time,"
-        " forward and backward; with batch_chunk_size so many rows at a time, of which a forward without gradients holds"
-        " one [rows, C] on a GPU, too"
+        " forward and backward; with batch_chunk_size so many rows at a time, of which a forward without gradients"
+        " holds one [rows, C] on a GPU, too"
     ),
     source="torch.nn.functional.linear_cross_entropy",
 )

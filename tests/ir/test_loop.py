@@ -66,6 +66,7 @@ def test_the_interpreter_runs_it_block_by_block(rows, batch):
         ("y[(b), m + (r), n] <-", "y[(b), m + (r), n] +=", "where another block does"),
         ("loop over(b: B) rows(r: N)", "loop over(b: B) rows(M: N)", "binds M, which is taken"),
         ("by(3)", "by(0)", "1 at least"),
+        ("count(c) {", "count(c) cols(w: M) to(M - r) {", "does not rise with r"),
         ("load dy[(b), i + (r), j]", "load dy[(b), i + (2*r), j]", "not known to stay inside"),
         ("matmul q[(b), m + (r), k], k[(b), n, k]", "matmul y[(b), m, k], k[(b), n, k]", "another block writes"),
         ("matmul s[m, k], k[(b), k, n]", "matmul s[m, k], dk[(b), k, n]", "another block writes"),
@@ -89,6 +90,7 @@ def test_what_the_verifier_refuses(old, new, message):
         ("rows(r: N)", "rows(r: N, t: M)", "one axis of rows, not 2"),
         ("count(c) {", "count() {", "number of a block's rows"),
         ("rows(r: N) by(3)", "rows(r: N)", "expected 'by'"),
+        ("count(c) {", "count(c) cols(w: M) {", "expected 'to'"),
         ("+= matmul s", "-= matmul s", "expected '<-'"),
     ),
 )

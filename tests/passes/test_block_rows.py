@@ -91,10 +91,6 @@ def _close(got, wanted, what):
     np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-6 * scale, err_msg=what)
 
 
-def _loops(program):
-    return [loop for loop in program.loops]
-
-
 SIZES = (
     *(("attention", {"B": b, "H": 3, "S": s}) for b, s in ((1, 1), (2, 63), (1, 64), (3, 65), (1, 300), (3, 289))),
     *(("causal", {"B": b, "H": 3, "S": s}) for b, s in ((1, 1), (3, 65), (1, 300))),
@@ -106,7 +102,7 @@ SIZES = (
 @pytest.mark.parametrize(("name", "dims"), SIZES)
 def test_values_and_gradients_are_torchs(module, name, dims):
     made, arrays = module(name), _arrays(name, dims)
-    assert _loops(made.executables["forward"].program)
+    assert made.executables["forward"].program.loops
     y, cotangent, gradients = _wanted(name, arrays)
     got, residuals = made.forward(**arrays)
     _close(got, y, "y")
@@ -117,7 +113,7 @@ def test_values_and_gradients_are_torchs(module, name, dims):
 @pytest.mark.parametrize(("n", "v"), ((1, 1), (65, 200), (1300, 70)))
 def test_value_and_gradients_in_one_program_compute_the_logits_once(module, n, v):
     made, arrays = module("cross_entropy"), _arrays("cross_entropy", {"N": n, "V": v})
-    (loop,) = _loops(made.joint.program)
+    (loop,) = made.joint.program.loops
     assert [step.op for step in loop.steps if hasattr(step, "op")] == ["matmul"] * 3
     y, _, gradients = _wanted("cross_entropy", arrays)
     got, grads = made.value_and_grad(**arrays)
@@ -160,9 +156,76 @@ def test_the_bits_do_not_depend_on_the_threads(module):
 
 def test_strict_numerics_cut_no_rows(module):
     """A product of fewer rows may add up in another order."""
-    assert not _loops(module("attention", numerics="strict").executables["forward"].program)
+    assert not module("attention", numerics="strict").executables["forward"].program.loops
 
 
 def test_few_rows_of_known_size_are_not_cut():
     graph = gradc.trace(_attention, **dict.fromkeys("qkv", "f32[2,2,32,16]"))
-    assert not _loops(gradc.compile(graph, wrt=[], target="cpu").executables["forward"].program)
+    assert not gradc.compile(graph, wrt=[], target="cpu").executables["forward"].program.loops
+
+
+# -- columns that no row of a block needs ------------------------------------------------------------------------------
+
+
+def _masked(mask, fill=-np.inf):
+    def function(x, w, v):
+        scores = x @ ops.swapaxes(w, -1, -2)
+        keep = ops.broadcast_to(mask(ops.iota(scores.shape[-2:], axis=1), ops.iota(scores.shape[-2:])), scores.shape)
+        return ops.softmax(ops.where(keep, scores, fill), -1) @ v
+
+    types = {"x": "f32[H,N,8]", "w": "f32[H,M,8]", "v": "f32[H,M,5]"}
+    return gradc.compile(gradc.trace(function, **types), wrt=["x", "w", "v"], target="cpu")
+
+
+MASKS = {
+    "at most": (lambda column, row: column <= row, "row+rows"),
+    "below": (lambda column, row: column < row + 3, "row+rows+2"),
+    "swapped": (lambda column, row: row + 1 >= column, "row+rows+1"),
+}
+
+
+@pytest.mark.parametrize(("mask", "to"), MASKS.values(), ids=MASKS)
+def test_columns_behind_a_mask_are_not_computed(mask, to):
+    made = _masked(mask)
+    for executable in made.executables.values():
+        (loop,) = executable.program.loops
+        assert str(loop.to) == to and str(loop.cols[0][1]) == "M"
+        assert parse_program(str(executable.program)) == executable.program
+    rng = np.random.default_rng(0)
+    for n, m in ((1, 1), (65, 300), (300, 65), (290, 290), (300, 0)):
+        shapes = {"x": (2, n, 8), "w": (2, m, 8), "v": (2, m, 5)}
+        arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        y, residuals = made.forward(**arrays)
+        x, w, v = (torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in arrays.values())
+        keep = torch.from_numpy(mask(np.arange(m)[None, :], np.arange(n)[:, None]))
+        wanted = torch.where(keep, x @ w.mT, -torch.inf).softmax(-1) @ v
+        _close(y, wanted.detach().numpy(), f"y {n} {m}")
+        cotangent = rng.standard_normal(y.shape).astype(np.float32)
+        gradients = torch.autograd.grad(wanted, (x, w, v), torch.from_numpy(cotangent).double())
+        for got, want in zip(made.backward(residuals, cotangent).values(), gradients, strict=True):
+            _close(got, want.numpy(), f"{n} {m}")
+
+
+@pytest.mark.parametrize(
+    ("mask", "fill"),
+    (
+        (lambda column, row: column >= row, -np.inf),  # what is hidden comes first
+        (lambda column, row: column <= row, -1e9),  # exp(-1e9 - maximum) need not be 0
+        (lambda column, row: column != row, -np.inf),
+    ),
+)
+def test_columns_that_may_count_are_computed(mask, fill):
+    program = _masked(mask, fill).executables["forward"].program
+    assert program.loops and not any(loop.cols for loop in program.loops)
+
+
+def test_columns_that_somebody_is_given_are_computed():
+    def function(x, w, v):
+        scores = x @ ops.swapaxes(w, -1, -2)
+        keep = ops.broadcast_to(ops.iota(scores.shape[-2:], axis=1) <= ops.iota(scores.shape[-2:]), scores.shape)
+        weights = ops.softmax(ops.where(keep, scores, -np.inf), -1)
+        return weights @ v, weights
+
+    types = {"x": "f32[H,N,8]", "w": "f32[H,M,8]", "v": "f32[H,M,5]"}
+    program = gradc.compile(gradc.trace(function, **types), wrt=[], target="cpu").executables["forward"].program
+    assert not any(loop.cols for loop in program.loops)

@@ -143,14 +143,15 @@ def product_call(
         matrices=(_matrix(a, a_scale, m, k), _matrix(b, b_scale, k, n)),
         out=f"(char *)buf[{place[call.out.buffer]}]"
         + (f" + ({out.first}) * {dtype.itemsize}" if out.first != "0" else ""),
-        add=f"{over_dims(symbol(_first(call, program)))} > 0" if call.add else "0",
+        add=_adds(call, program, over_dims) if call.add else "0",
         extents=tuple(extent(operand, {a: over_dims(sizes[a]) for a in axes}) for operand, axes in touched),
     )
 
 
-def _first(call: Call, program: Program) -> str:
-    """The symbol of the first row of the blocks that a call adds up."""
-    return next(loop.rows[0] for loop in program.loops if call in loop.steps)
+def _adds(call: Call, program: Program, over_dims: Callable[[Size], str]) -> str:
+    """Whether a block of a loop is not the first one: that has the last rows."""
+    loop = next(loop for loop in program.loops if call in loop.steps)
+    return f"{over_dims(symbol(loop.rows[0]) + symbol(loop.count))} < {over_dims(loop.rows[1])}"
 
 
 def operand_view(

@@ -98,6 +98,7 @@ class LoopText:
     :param buffers, dims: entries of its tables, of which :param outer_buffers, outer_dims: are the program's.
     :param over: the outer axes.  :param rows, by: all rows, and those of a block.
     :param first, count: the places of a block's first row, and of how many it has.
+    :param cols: the columns of a block; () where it has all.  :param to: how many it has.
     :param tasks: how many there are.  :param each_block: a task has one block, which no other block waits for.
     :param slots: the bytes of each piece of a block's memory, :param blocks: and where each buffer lies.
     :param steps: the functions of its steps.
@@ -115,6 +116,8 @@ class LoopText:
     by: str
     first: int
     count: int
+    cols: tuple[LoopAxisText, ...]
+    to: str
     tasks: str
     each_block: bool
     slots: tuple[str, ...]
@@ -250,6 +253,8 @@ class _Steps:
             by=by,
             first=symbols[loop.rows[0]],
             count=symbols[loop.count],
+            cols=tuple(LoopAxisText(symbols[name], inner.over(size)) for name, size in loop.cols),
+            to=inner.over(loop.to),
             tasks=" * ".join([*(axis.size for axis in over), *blocks]) or "1",
             each_block=each_block,
             slots=tuple(functools.reduce(lambda a, b: f"gradc_max({a}, {b})", each) for each in slots.values()),

@@ -14,7 +14,9 @@ from ...ir.dims import Size, assuming, evaluate, product, same, symbol
 from ...ir.kernel import Buffer, Call, Kernel, Loop, Program, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.statement import Axis, Index, Operand, Stmt
+from ...ir.types import Type
 from ..reductions.cost import nominal
+from .column_bounds import column_bounds
 
 LEAST = 1 << 20
 """Bytes that a product has at least whose rows are cut."""
@@ -186,23 +188,37 @@ class _Group:
     def loop(self) -> Loop:
         program, lead = self.program, len(self.shape) - 1
         taken = {*program.dims, *(name for loop in program.loops for name in loop.symbols)}
-        *over, row, count = (_fresh(name, taken) for name in (*(f"at{i}" for i in range(lead)), "row", "rows"))
-        blocks = {
-            name: Buffer(
-                name,
-                replace(program.types[name], shape=(symbol(count), *program.types[name].shape[lead + 1 :])),
-                "block",
-            )
-            for name in self.blocks
-        }
+        names = (*(f"at{i}" for i in range(lead)), "row", "rows", "cols")
+        *over, row, count, column = (_fresh(name, taken) for name in names)
+        numbers = sorted(self.steps)
+        cuts = [self.steps[n] for n in numbers]
+        whole = [step for n in numbers if isinstance(step := program.steps[n], Kernel | Call)]
+        blocks = dict.fromkeys(self.blocks, lead + 1)
+        columns = column_bounds(whole, [cut.row for cut in cuts], blocks, self.wide)
+        cols = (column, columns.size) if columns else None
+        own = {name: self.block(name, count, cols) for name in self.blocks}
+        types = {**program.types, **{name: b.type for name, b in own.items()}}
         steps = []
-        for number in sorted(self.steps):
-            writer = _Cutter(self.steps[number], tuple(over), row, count, blocks)
-            steps.append(
-                writer.step(program.steps[number], {**program.types, **{n: b.type for n, b in blocks.items()}})
-            )
+        for i, (step, cut) in enumerate(zip(whole, cuts, strict=True)):
+            axis = columns.axes[i] if columns else None
+            steps.append(_Cutter(cut, tuple(over), row, count, own, (axis, column) if axis else None).step(step, types))
         outer = tuple(zip(over, self.shape[:-1], strict=True))
-        return Loop(outer, (row, self.shape[-1]), _by(self.wide, lead > 0), count, tuple(blocks.values()), tuple(steps))
+        to = symbol(row) + symbol(count) + columns.offset - 1 if columns else 0
+        return Loop(
+            outer,
+            (row, self.shape[-1]),
+            _by(self.wide, lead > 0),
+            count,
+            tuple(own.values()),
+            tuple(steps),
+            (cols,) if cols else (),
+            to,
+        )
+
+    def block(self, name: str, count: str, cols: Axis | None) -> Buffer:
+        type_ = self.program.types[name]
+        rest = type_.shape[len(self.shape) :]
+        return Buffer(name, replace(type_, shape=(symbol(count), *((symbol(cols[0]),) if cols else rest))), "block")
 
 
 def _by(wide: Size, outer: bool) -> Size:
@@ -274,21 +290,24 @@ class _Cutter:
     row: str
     count: str
     blocks: Mapping[str, Buffer]
+    column: tuple[str, str] | None
+    """The axis of the columns, and the symbol of how many a block has."""
 
-    def step(self, step: Step, types: Mapping[str, object]) -> Kernel | Call:
+    def step(self, step: Kernel | Call, types: Mapping[str, Type]) -> Kernel | Call:
         if isinstance(step, Call):
             out = self.operand(step.out)
             return replace(
                 step, axes=self.axes(step.axes), out=out, args=tuple(map(self.operand, step.args)), add=self.cut.add
             )
-        assert isinstance(step, Kernel)
         body = tuple(replace(s, index=self.index(s.buffer, s.index)) for s in step.body)
-        kernel = replace(step, rows=self.axes(step.rows), body=body)
-        return kernel.named_by_structure(step.name.rpartition("_")[0] or step.name, types)  # type: ignore[arg-type]
+        kernel = replace(step, rows=self.axes(step.rows), cols=self.axes(step.cols), body=body)
+        return kernel.named_by_structure(step.name.rpartition("_")[0] or step.name, types)
 
     def axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
-        kept = ((name, size) for name, size in axes if name not in self.cut.over)
-        return tuple((name, symbol(self.count) if name == self.cut.row else size) for name, size in kept)
+        sizes = {self.cut.row: symbol(self.count)}
+        if self.column:
+            sizes[self.column[0]] = symbol(self.column[1])
+        return tuple((name, sizes.get(name, size)) for name, size in axes if name not in self.cut.over)
 
     def operand(self, operand: Operand) -> Operand:
         scale = self.operand(operand.scale) if operand.scale else None
