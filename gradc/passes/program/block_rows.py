@@ -207,7 +207,7 @@ class _Group:
         return Loop(
             outer,
             (row, self.shape[-1]),
-            _by(self.wide, lead > 0),
+            _by(self.shape[-1], self.wide, lead > 0),
             count,
             tuple(own.values()),
             tuple(steps),
@@ -221,11 +221,13 @@ class _Group:
         return Buffer(name, replace(type_, shape=(symbol(count), *((symbol(cols[0]),) if cols else rest))), "block")
 
 
-def _by(wide: Size, outer: bool) -> Size:
-    """Rows of a block: of a thread's own, so many that they stay in its cache; else so many that what they are
-    multiplied with, which is read again for each block, is read rarely.
+def _by(rows: Size, wide: Size, outer: bool) -> Size:
+    """Rows of a block, a multiple of 12 (what a product goes over at once), all blocks about as large: of a thread's
+    own, so many that they stay in its cache; else so many that what they are multiplied with, which is read and packed
+    again for each block, is read rarely.
     """
-    return 48 * (1 + (1 << 13) // (wide + 2048)) if outer else 240 * (1 + 4096 // (wide + 1024))
+    most = 48 * (1 + (1 << 13) // (wide + 2048)) if outer else 480 * (1 + (1 << 14) // (wide + 2048))
+    return 12 * (1 + rows // (12 * (1 + rows // most)))
 
 
 def _fresh(name: str, taken: set[str]) -> str:
