@@ -139,10 +139,7 @@ def _check_forced(programs: Collection[Program], reductions: Mapping[str, str]) 
 def joint_program(graph: Graph, wrt: Sequence[str], options: Options, target: str) -> Program:
     """Value and gradients in one program, with nothing kept between."""
     pipeline = Pipeline()
-    ready = pipeline.run(push_gathers, name_readers(pipeline.start("forward", graph)), numerics=options.numerics)
-    return kernels(
-        optimise(_joint(ready, wrt, options, pipeline), options, pipeline), options, target, pipeline, "joint"
-    )
+    return kernels(lower(graph, wrt, options, pipeline), options, target, pipeline, "joint")
 
 
 def lower(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipeline) -> Graph:

@@ -229,3 +229,41 @@ def test_columns_that_somebody_is_given_are_computed():
     types = {"x": "f32[H,N,8]", "w": "f32[H,M,8]", "v": "f32[H,M,5]"}
     program = gradc.compile(gradc.trace(function, **types), wrt=[], target="cpu").executables["forward"].program
     assert not any(loop.cols for loop in program.loops)
+
+
+# -- several layers ----------------------------------------------------------------------------------------------------
+
+
+def _two_layers(x, wq, wk, wv):
+    for _ in range(2):
+        x = x + ops.tanh(ops.scaled_dot_product_attention(x @ wq, x @ wk, x @ wv, is_causal=True))
+    return ops.sum(x * x)
+
+
+def test_two_layers_have_no_scores_in_memory():
+    types = {"x": "f32[B,S,8]", **dict.fromkeys(("wq", "wk", "wv"), "f32[8,8]")}
+    made = gradc.compile(gradc.trace(_two_layers, **types), wrt=[*types], target="cpu")
+    for executable in made.executables.values():
+        loops = executable.program.loops
+        assert len(loops) == 2 and all(loop.cols for loop in loops)
+        assert not any(b.type.rank == 3 and str(b.type.shape[-1]) == "S" for b in executable.program.buffers)
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.standard_normal((2, 200, 8) if name == "x" else (8, 8)).astype(np.float32) * np.float32(0.5)
+        for name in types
+    }
+    given = {name: torch.from_numpy(a.astype(np.float64)).requires_grad_() for name, a in arrays.items()}
+    x, *weights = given.values()
+    for _ in range(2):
+        x = x + torch.tanh(_torch_attention(*(x @ w for w in weights), causal=True))
+    wanted = (x * x).sum()
+    wanted.backward()
+    value, residuals = made.forward(**arrays)
+    _close(value, wanted.detach().numpy(), "value")
+    gradients = {
+        "forward and backward": made.backward(residuals, np.float32(1)),
+        "one": made.value_and_grad(**arrays)[1],
+    }
+    for how, each in gradients.items():
+        for name, got in each.items():
+            _close(got, given[name].grad.numpy(), f"{how}: {name}")

@@ -7,6 +7,7 @@ is added up block by block.  How rows are cut depends on shapes alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -42,8 +43,34 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
 
 
 def uncut(program: Program, wider: int, dims: Mapping[str, int] | None = None) -> bool:
-    """Whether a product with rows of ``wider`` times the elements of what they are products of is in memory whole."""
-    return any(True for _ in _seeds(program, wider, dims))
+    """Whether a product with rows of ``wider`` times the elements of what they are products of, or a value made of it,
+    is in memory whole.
+
+    :param dims: as :func:`block_rows` takes them.
+    """
+    return any(True for _ in _seeds(program, wider, dims)) or any(
+        2 * evaluate(program.types[name].count, bound) >= whole
+        for loop in program.loops
+        for whole, bound in _wide_products(loop, program, wider, dims)
+        for name in (*loop.reads, *loop.writes)
+        if program.buffer[program.root(name)].kind == "temp"
+    )
+
+
+def _wide_products(
+    loop: Loop, program: Program, wider: int, dims: Mapping[str, int] | None
+) -> Iterator[tuple[int, dict[str, int]]]:
+    """For each product in a loop with wide rows: the elements that all blocks have, and the sizes that this is for."""
+    sizes = [size for name in (*loop.reads, *loop.writes) for size in program.types[name].shape]
+    bound = nominal([*sizes, *loop.sizes, *(size for b in loop.blocks for size in b.type.shape)], dims)
+    inside = {**loop.largest(bound), loop.count: 1}
+    for step in loop.steps:
+        if isinstance(step, Call) and step.out.buffer not in loop.writes:
+            axes = {axis: evaluate(size, inside) for axis, size in step.axes}
+            inner = math.prod(n for axis, n in axes.items() if axis not in step.result_axes)
+            if axes[step.result_axes[-1]] >= wider * inner:
+                rows = evaluate(product(size for _, size in (*loop.over, loop.rows)), bound)
+                yield rows * axes[step.result_axes[-1]], bound
 
 
 def _seeds(program: Program, wider: int, dims: Mapping[str, int] | None) -> Iterator[str]:

@@ -40,13 +40,13 @@ WIDE = 8
 @dataclass(frozen=True)
 class Partition:
     """:param forward: outputs, then residuals ``r.NAME``.  :param backward: inputs are residuals and cotangents.
-    :param again: the backward computes matrix products of the forward again.
+    :param again: the matrix products of the forward that the backward computes again.
     """
 
     forward: Graph
     backward: Graph
     residuals: tuple[Residual, ...]
-    again: bool = False
+    again: frozenset[Node] = frozenset()
 
 
 def partition(
@@ -131,8 +131,8 @@ def partition(
     forward = replace(forward, outputs=(*forward.outputs, *own))
     backward = _backward(joint, gradients, residuals, cotangents)
     computed = reachable(boundary, lambda n: () if n in saved else n.operands)
-    again = any(traffic.in_blocks(n) for n in computed if n not in saved)
-    return Partition(forward, backward, tuple(residuals.values()), again)
+    products = frozenset(n for n in computed if n not in saved and traffic.in_blocks(n))
+    return Partition(forward, backward, tuple(residuals.values()), products)
 
 
 @dataclass(frozen=True)
