@@ -1,7 +1,8 @@
 """The compiler on one page: :func:`compile_graph` and its stages, in order, from a graph to a loaded module.
 
 =======================  ==============================================================================
-:func:`run_passes`       Graph -> forward and backward Graph (:func:`lower`) -> Program (:func:`kernels`)
+:func:`run_passes`       Graph -> joint Graph (:func:`lower`) -> forward and backward Graph (:func:`cut`)
+                         -> Program (:func:`kernels`)
 :class:`.Module`         verifies that no access of a Program leaves its array
 :func:`render`           Program -> C or CUDA
 :func:`compile_sources`  C -> machine code; CUDA is compiled by NVRTC at its first launch
@@ -37,6 +38,7 @@ from .passes.graph.sink_dequant import sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
+from .passes.program.block_rows import block_rows, uncut
 from .passes.program.coalesce import coalesce
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
@@ -47,14 +49,14 @@ from .passes.program.unroll_scatters import unroll_scatters
 from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import CPU, Device, gpu_of
 from .passes.reductions.strategies import ON_GPU, ON_HOST
-from .passes.schedule.partition import Partition, partition
+from .passes.schedule.partition import WIDE, Partition, partition
 from .passes.schedule.schedule import schedule
 from .runtime.cache import default_cache, pack
 from .runtime.cuda.programs import CudaSource
 from .runtime.host.toolchain import compile_libraries
 
 # PASSES: every pass is registered by these imports
-__all__ = ["PASSES", "compile_graph", "joint_program", "kernels", "lower", "optimise"]
+__all__ = ["PASSES", "compile_graph", "cut", "joint_program", "kernels", "lower", "optimise"]
 
 
 def compile_graph(
@@ -85,14 +87,37 @@ def run_passes(
 ) -> tuple[Pipeline, Partition, dict[str, Program]]:
     """Every pass, in order."""
     pipeline = Pipeline()
-    parts = lower(graph, wrt, options, target, pipeline)
+    joint = lower(graph, wrt, options, target, pipeline)
+    parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, _cuts_rows(options, target))
+    if any(uncut(program, WIDE, _hints(options)) for program in programs.values()) and parts.again:
+        # what is computed again would be as large as what is kept
+        parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, False)
+    _check_forced(programs.values(), options.reductions or {})
+    return pipeline, parts, programs
+
+
+def _scheduled(
+    graph: Graph,
+    joint: Graph,
+    wrt: Sequence[str],
+    options: Options,
+    target: str,
+    pipeline: Pipeline,
+    blocks: bool,
+) -> tuple[Partition, dict[str, Program]]:
+    """The optimised graph, cut in two, as programs.  :param blocks: what a loop computes block by block is not kept."""
+    parts = cut(graph, joint, wrt, options, target, blocks)
     pipeline.start("forward.partition", parts.forward)
     programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
     if wrt:
         pipeline.start("backward.partition", parts.backward)
         programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
-    _check_forced(programs.values(), options.reductions or {})
-    return pipeline, parts, programs
+    return parts, programs
+
+
+def _cuts_rows(options: Options, target: str) -> bool:
+    """Whether loops over blocks of rows are made."""
+    return target == "cpu" and options.fuse and options.numerics != "strict"
 
 
 def _check_forced(programs: Collection[Program], reductions: Mapping[str, str]) -> None:
@@ -114,18 +139,18 @@ def _check_forced(programs: Collection[Program], reductions: Mapping[str, str]) 
 def joint_program(graph: Graph, wrt: Sequence[str], options: Options, target: str) -> Program:
     """Value and gradients in one program, with nothing kept between."""
     pipeline = Pipeline()
-    ready = pipeline.run(push_gathers, name_readers(pipeline.start("forward", graph)), numerics=options.numerics)
-    return kernels(
-        optimise(_joint(ready, wrt, options, pipeline), options, target, pipeline), options, target, pipeline, "joint"
-    )
+    return kernels(lower(graph, wrt, options, target, pipeline), options, target, pipeline, "joint")
 
 
-def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipeline: Pipeline) -> Partition:
-    """Forward graph -> optimised forward with residuals and backward: the middle of the picture in the design."""
+def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipeline: Pipeline) -> Graph:
+    """Forward graph -> optimised graph of values and gradients: the middle of the picture in the design."""
     graph = name_readers(pipeline.start("forward", graph))
     graph = pipeline.run(push_gathers, graph, numerics=options.numerics)
-    joint = _joint(graph, wrt, options, pipeline) if wrt else graph
-    joint = optimise(joint, options, target, pipeline)
+    return optimise(_joint(graph, wrt, options, pipeline) if wrt else graph, options, target, pipeline)
+
+
+def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target: str, blocks: bool) -> Partition:
+    """Optimised graph -> forward with residuals and backward."""
     if not wrt:
         return Partition(joint, joint, ())
     return partition(
@@ -133,11 +158,17 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipel
         graph.output_names,
         save=options.save,
         budget=options.memory_budget,
-        dims={**(options.hints or {}), **(options.dims or {})},
+        dims=_hints(options),
         borrow=options.residuals == "borrow",
         fuse=options.fuse,
         device=_device(options, target),
+        blocks=blocks,
     )
+
+
+def _hints(options: Options) -> dict[str, int]:
+    """Sizes at which bytes are counted."""
+    return {**(options.hints or {}), **(options.dims or {})}
 
 
 def _device(options: Options, target: str) -> Device:
@@ -195,6 +226,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
             available=strategies,
         ),
     )
+    if _cuts_rows(options, target):
+        program = pipeline.keep(f"{name}.block_rows", program, lambda: block_rows(program, dims=_hints(options)))
     return pipeline.keep(f"{name}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
 
 

@@ -7,6 +7,7 @@ values (floats of at most 8 bits) keep their dtype.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import weakref
@@ -18,7 +19,7 @@ import numpy as np
 from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
-from .ir.kernel import Call, Kernel, Program, Select, taken
+from .ir.kernel import Call, Kernel, Loop, Program, Select, alternatives, taken
 from .ir.node import REGISTRY, Node
 from .ir.op import Composite
 from .ir.statement import REDUCTIONS, Index, Operand, Stmt, neutral
@@ -242,8 +243,8 @@ def run(
 def run_program(
     program: Program, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = ""
 ) -> dict[str, Array]:
-    """The outputs of a program.  Each kernel is evaluated over its whole iteration space at once; strategies make no
-    difference.
+    """The outputs of a program.  Each kernel is evaluated over its whole iteration space at once, in a loop over a
+    block; strategies make no difference.
     """
     types = {b.name: b.type for b in program.of_kind("input") if not b.alias}
     arrays = {name: np.asarray(inputs[name]) for name in types if name in inputs}
@@ -256,10 +257,11 @@ def run_program(
     memory = _Memory(program, arrays, bindings, precise)
     for step in program.steps:
         step = taken(step, bindings)
-        if isinstance(step, Call):
-            _run_call(step, memory)
+        if isinstance(step, Loop):
+            for position in step.positions(bindings):
+                _run_items(step.steps, memory.of_block(step, position))
         else:
-            _KernelRun(step, memory).run()
+            _run_items((step,), memory)
     return {name: memory.read(buffer) for name, buffer in program.outputs}
 
 
@@ -283,22 +285,39 @@ def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
 
 def check_nonempty(program: Program, bindings: Mapping[str, int]) -> None:
     """InvalidProblem if a program computes an extremum over no elements."""
-    for kernel in program.kernels:
-        for s in kernel.body:
-            if (
-                dict(s.attrs).get("empty") == "error"
-                and not evaluate(kernel.col_count, bindings)
-                and evaluate(kernel.row_count, bindings)
-            ):
-                sizes = ", ".join(f"{size}={evaluate(size, bindings)}" for _, size in kernel.cols)
-                raise InvalidProblem(
-                    f"{program.name}: the {REDUCTIONS[s.op]} over no elements ({sizes}) in {kernel.name}"
-                )
+    for step in program.steps:
+        if isinstance(step, Loop) and 0 in [evaluate(size, bindings) for _, size in step.over]:
+            continue
+        sizes = step.largest(bindings) if isinstance(step, Loop) else bindings
+        for item in alternatives(step):
+            if isinstance(item, Kernel):
+                _check_nonempty(item, program.name, sizes)
+
+
+def _check_nonempty(kernel: Kernel, program: str, bindings: Mapping[str, int]) -> None:
+    for s in kernel.body:
+        if (
+            dict(s.attrs).get("empty") == "error"
+            and not evaluate(kernel.col_count, bindings)
+            and evaluate(kernel.row_count, bindings)
+        ):
+            sizes = ", ".join(f"{size}={evaluate(size, bindings)}" for _, size in kernel.cols)
+            raise InvalidProblem(f"{program}: the {REDUCTIONS[s.op]} over no elements ({sizes}) in {kernel.name}")
+
+
+def _run_items(items: Sequence[Kernel | Call], memory: _Memory) -> None:
+    for item in items:
+        if isinstance(item, Call):
+            _run_call(item, memory)
+        else:
+            _KernelRun(item, memory).run()
 
 
 class _Memory:
     def __init__(self, program: Program, arrays: Mapping[str, Array], bindings: Mapping[str, int], precise: bool):
         self.program, self.bindings, self.precise = program, bindings, precise
+        self.first = True
+        """Whether no block before this one has written what calls of a loop add to."""
         self.flat: dict[str, Array] = {}
         for buffer in program.buffers:
             if buffer.alias:
@@ -314,6 +333,17 @@ class _Memory:
                 )
             else:
                 self.flat[buffer.name] = np.empty(int(np.prod(self.shape(buffer.name), dtype=np.int64)), dtype)
+
+    def of_block(self, loop: Loop, position: Mapping[str, int]) -> _Memory:
+        """The memory that the steps of a loop see in one block."""
+        block = copy.copy(self)
+        block.bindings = {**self.bindings, **position}
+        block.first = loop.is_last(position, evaluate(loop.rows[1], self.bindings))
+        block.flat = dict(self.flat)
+        for buffer in loop.blocks:
+            dtype = np.dtype(np.float64) if self.precise and buffer.type.dtype.has_tangent else buffer.type.dtype.np
+            block.flat[buffer.name] = np.empty(math.prod(block.shape(buffer.name)), dtype)
+        return block
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.program.buffer[name].type.concrete(self.bindings)
@@ -358,9 +388,16 @@ def _run_call(step: Call, memory: _Memory) -> None:
         return values
 
     arrays = [seen(operand, own) for operand, own in zip(step.args, step.views, strict=True)]
-    shape = result.concrete(memory.bindings)
+    shape = tuple(sizes[axis] for axis in step.result_axes)
     value = op.reference(*map(_widened, arrays), **op.attributes(shape))
-    memory.read(step.out.buffer)[...] = round_to(value, result.dtype, memory.precise)
+    window = []
+    for index in step.out.index:
+        start = evaluate(index.const, memory.bindings)
+        window.append(slice(start, start + sizes[index.terms[0][0]]) if index.terms else start)
+    target = memory.read(step.out.buffer)
+    if step.add and not memory.first:
+        value = value + target[tuple(window)]
+    target[tuple(window)] = round_to(value, result.dtype, memory.precise)
 
 
 class _KernelRun:

@@ -702,6 +702,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "cdist": lambda x1, x2, p=2.0: torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1),
     "logsumexp": _reduction(torch.logsumexp),
     "softmax": lambda x, axis=-1: torch.softmax(x, axis),
+    "safe_softmax": lambda x, axis=-1: torch._safe_softmax(x, axis),
     "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
     "gather": _gather,
     "embedding": _embedding,

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from ..ir.dims import evaluate
 from ..ir.graph import Graph
-from ..ir.kernel import Call, Kernel, Program, Select, alternatives, taken
+from ..ir.kernel import Call, Kernel, Loop, Program, Select, alternatives, taken
 from ..options import Options
 from ..passes.manager import Pipeline
 from ..passes.reductions.choose_reduction import decisions
@@ -84,11 +84,22 @@ def _bindings(module: Explained, dims: Mapping[str, int]) -> dict[str, int]:
     return {**nominal(sizes, {**_fixed_dims(module), **dims})}
 
 
-def _step_bytes(item: Kernel | Call, program: Program, bound: Mapping[str, int]) -> int:
-    types = {b.name: b.type for b in program.buffers}
+def _step_bytes(item: Kernel | Call | Loop, program: Program, bound: Mapping[str, int]) -> int:
+    """The bytes that a step moves; of a loop those outside of its blocks, each once."""
+    types = program.types
     if isinstance(item, Kernel):
         return kernel_bytes(item, types, bound)
     return sum(evaluate(types[b].nbytes, bound) for b in {*item.reads, *item.writes})
+
+
+def _in_block(item: Kernel | Call, loop: Loop, program: Program, bound: Mapping[str, int]) -> int:
+    """The bytes outside of its blocks that a step of a loop moves, each once."""
+    own = {b.name for b in loop.blocks}
+    return sum(evaluate(program.types[b].nbytes, bound) for b in {*item.reads, *item.writes} - own)
+
+
+def _way(item: Kernel | Call) -> str:
+    return ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
 
 
 def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
@@ -99,7 +110,14 @@ def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
         program = executable.program
         for step in program.steps:
             item = taken(step, bound)
-            way = ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
+            if isinstance(item, Loop):
+                by = f"by {evaluate(item.by, bound)} rows"
+                rows += [
+                    (direction, x.name, _in_block(x, item, program, bound), f"{_way(x)} {by}".lstrip(), str(x.note))
+                    for x in item.steps
+                ]
+                continue
+            way = _way(item)
             if isinstance(step, Select):
                 plain = lambda fact: str(fact).removeprefix("assume(").removesuffix(")")
                 when = next(w for w, k in step.cases if k is item)
@@ -261,6 +279,9 @@ def time_table(executable: Executable, dims: Mapping[str, int], device: Device, 
     ]
     for step in executable.program.steps:
         item = taken(step, dims)
+        if isinstance(item, Loop):
+            lines += [f"     {x.name:<38} {'':>13}  in a loop, which is not timed alone" for x in item.steps]
+            continue
         predicted = (
             f"{_step_bytes(item, executable.program, dims) / device.bandwidth * 1e6:10.1f} us"
             if isinstance(item, Kernel)

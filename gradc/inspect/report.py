@@ -21,7 +21,7 @@ from ..codegen.text import read_template
 from ..errors import GradcError
 from ..ir.dims import evaluate
 from ..ir.graph import Graph
-from ..ir.kernel import Kernel, Program, Select, alternatives, taken
+from ..ir.kernel import Kernel, Loop, Program, Select, alternatives, taken
 from ..passes.manager import Stage, changes
 from ..passes.program.plan_buffers import lifetimes
 from ..passes.reductions.choose_reduction import decisions
@@ -30,7 +30,7 @@ from ..passes.reductions.devices import Device
 from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle
 from ..version import VERSION
-from .explain import Explained, _bindings, _compiled_for, _step_bytes, explain, missed_fusions_table
+from .explain import Explained, _bindings, _compiled_for, _in_block, _step_bytes, _way, explain, missed_fusions_table
 
 SCRIPTS = ("text.js", "layout.js", "view.js", "parts.js", "page.js")
 MOST_CURVES = 60
@@ -213,27 +213,32 @@ def _kernels(
 ) -> Iterator[KernelEntry]:
     program = executable.program
     for number, step in enumerate(program.steps):
-        cases = step.cases if isinstance(step, Select) else ((None, step),)
         chosen = taken(step, bound)
-        for when, item in cases:
-            moved = _step_bytes(item, program, bound)
-            kernel = isinstance(item, Kernel)
-            handle = KernelHandle(item, executable) if isinstance(item, Kernel) else None
-            yield KernelEntry(
-                item.name,
-                direction,
-                number,
-                not kernel,
-                moved,
-                moved / device.bandwidth if kernel else 0.0,
-                _measured(handle, timed, bound) if handle is not None and timed and item is chosen else None,
-                ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}",
-                _plain(when) if len(cases) > 1 else "",
-                item.note.where,
-                str(item),
-                _source(handle) if executable.target != "numpy" else "",  # which interprets the statements
-                [s.of for s in item.body] if isinstance(item, Kernel) else [],
-            )
+        for when, item in step.cases if isinstance(step, Select) else [(None, step)]:
+            if isinstance(item, Loop):
+                by = f"by {evaluate(item.by, bound)} rows"
+                inner = [(x, _in_block(x, item, program, bound), f"{_way(x)} {by}".lstrip()) for x in item.steps]
+            else:
+                inner = [(item, _step_bytes(item, program, bound), _way(item))]
+            for each, moved, way in inner:
+                kernel = isinstance(each, Kernel)
+                handle = KernelHandle(each, executable) if isinstance(each, Kernel) else None
+                timing = handle is not None and timed and each is chosen
+                yield KernelEntry(
+                    each.name,
+                    direction,
+                    number,
+                    not kernel,
+                    moved,
+                    moved / device.bandwidth if kernel else 0.0,
+                    _measured(handle, timed, bound) if timing else None,  # type: ignore[arg-type]
+                    way,
+                    _plain(when) if isinstance(step, Select) else "",
+                    each.note.where,
+                    str(each),
+                    _source(handle) if executable.target != "numpy" else "",  # which interprets the statements
+                    [s.of for s in each.body] if isinstance(each, Kernel) else [],
+                )
 
 
 def _plain(fact: object) -> str:

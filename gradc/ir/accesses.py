@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 
 from .dims import Assumption, Size, assuming, floordiv, known_nonnegative, same
-from .kernel import Call, Kernel, Program, Step, alternatives
+from .kernel import Call, Kernel, Loop, Program, Step, alternatives
 from .node import REGISTRY
 from .ranges import KernelRanges, Range, constant, inside, of_type, sources
 from .statement import REDUCTIONS, Index, Operand, Stmt
@@ -18,9 +18,9 @@ class Elements:
 
     def __init__(self, program: Program):
         self.program = program
-        self.types = {b.name: b.type for b in program.buffers}
+        self.types = program.types
         self.roots = {
-            b.name: (program.root(b.name), b.type.dtype.name) for b in program.buffers
+            name: (program.root(name), b.type.dtype.name) for name, b in program.buffer.items()
         }  # keyed by dtype: the same bytes have other values as another dtype
         self.ranges = {
             self.roots[b.name]: constant(b.value, b.type.dtype)
@@ -34,7 +34,7 @@ class Elements:
     def memory(self, buffer: str) -> str | int:
         """The identity of a buffer's memory: its workspace slot, or the name of the buffer that owns the bytes."""
         root = self.program.buffer[self.roots[buffer][0]]
-        return root.slot if root.slot >= 0 else root.name
+        return root.slot if root.slot >= 0 and root.kind == "temp" else root.name
 
     def kernel(self, kernel: Kernel) -> KernelRanges:
         changing = {self.memory(b) for b in kernel.writes}
@@ -61,6 +61,8 @@ class Elements:
         whole = True
         if isinstance(step, Call):
             yield from self.positions(step)
+            return
+        if isinstance(step, Loop):  # what a block writes says nothing of the rest
             return
         for kernel in alternatives(step):
             writes = (

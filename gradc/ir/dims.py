@@ -24,6 +24,7 @@ Atom = Union[str, "FloorDiv", "Max"]
 Monomial = tuple[tuple[Atom, int], ...]  # (atom, power), sorted; () is the constant term
 LARGEST = 2**63 - 1
 DEEPEST, _MOST_PARTS = 40, 1000
+_MOST_USES = 8
 
 
 @dataclass(frozen=True)
@@ -365,10 +366,12 @@ def _least(size: Size) -> Size:
 
 
 def known_nonnegative(size: Size) -> bool:
-    """Whether ``size >= 0`` follows from symbols being >= 0 and at most one use of each assumption."""
+    """Whether ``size >= 0`` follows from symbols being >= 0 and a few uses of the assumptions."""
     if _positive_terms(size):
         return True
     if _positive_terms(_least(size)):
+        return True
+    if any(_positive_terms(size - (fact.left - fact.right)) for fact in _facts.get()):
         return True
     slack = size
     for fact in _facts.get():
@@ -377,7 +380,37 @@ def known_nonnegative(size: Size) -> bool:
             return True
         if isinstance(difference, Dim) and any(m in dict(_terms(slack)) for m, _ in difference.terms if m):
             slack = slack - difference
-    return _positive_terms(slack)
+    return _positive_terms(slack) or _positive_terms(_without_negative_terms(size))
+
+
+def _without_negative_terms(size: Size) -> Size:
+    """A lower bound of a size, from which multiples of what assumptions say to be >= 0 are taken: of N - i - 1, S times
+    for -S*i.
+    """
+    facts = [fact.left - fact.right for fact in _facts.get()]
+    for _ in range(_MOST_USES):
+        for factor, fact in (
+            (factor, fact)
+            for monomial, coefficient in _terms(size)
+            if coefficient < 0 and monomial
+            for fact in facts
+            if (factor := _multiple(monomial, coefficient, fact)) is not None
+        ):
+            size = size - fact * factor
+            break
+        else:
+            break
+    return size
+
+
+def _multiple(monomial: Monomial, coefficient: int, fact: Size) -> Size | None:
+    """How often a fact has a negative term, where it is a multiple that cannot be negative."""
+    for other, negative in _terms(fact):
+        if other and negative < 0 and coefficient % negative == 0:
+            quotient = _divide(monomial, other)
+            if quotient is not None and all(isinstance(atom, str) for atom, _ in quotient):
+                return _build({quotient: coefficient // negative})
+    return None
 
 
 def same(a: Size, b: Size) -> bool:

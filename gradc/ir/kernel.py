@@ -6,18 +6,20 @@ combines rows; its index decides the form: a scatter of rows ``[%t, d]``, a sum 
 axes ``[b, d]``, a scalar ``[]``.  It adds, unless ``{combine=...}`` is given.  A value's level (the axes it depends on)
 and phase (the number of passes over the columns that must precede it) are derived, never stored.
 
-A :class:`Program` is a sequence of kernels and library calls over buffers.
+A :class:`Program` is a sequence of kernels and library calls over buffers.  A :class:`Loop` runs some of them for a
+block of rows at a time, so that what they hand to one another is never more than a block.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..process.forks import cached_property
-from .dims import Assumption, Dim, Size, product, substitute, symbol, symbols
+from .dims import Assumption, Dim, Size, evaluate, product, substitute, symbol, symbols
 from .lexer import format_note, format_value
 from .node import REGISTRY, Note
 from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
@@ -25,7 +27,7 @@ from .types import Type
 from .walk import backward_slice
 
 KINDS = ("input", "output", "temp", "const")
-"""The kinds of buffers."""
+"""The kinds of a program's buffers; those of a loop are of the kind ``block``."""
 RowOrder = Literal["", "by key", "by owner"]
 """What decides in which order a kernel visits its rows: nothing, a sort by the index of an accum, or which row of a
 result they belong to."""
@@ -282,6 +284,8 @@ class Call:
 
     A contraction converts operands of another dtype to the result's dtype, which holds all their values, when it reads
     them.
+
+    :param add: in a :class:`Loop`, the result is added to what the blocks before it left (``c[m, n] += matmul ...``).
     """
 
     name: str
@@ -290,6 +294,7 @@ class Call:
     out: Operand
     args: tuple[Operand, ...]
     note: Note = field(default=Note(), compare=False)
+    add: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -307,8 +312,8 @@ class Call:
 
     @property
     def result_axes(self) -> list[str]:
-        """The axes of the result, in its order."""
-        return [str(i.variable) for i in self.out.index]
+        """The axes of the result, in its order.  In a loop an index may have a constant, its first row."""
+        return [v for i in self.out.index for v, _ in i.terms]
 
     @property
     def views(self) -> tuple[tuple[str, ...], ...]:
@@ -330,10 +335,9 @@ class Call:
         return replace(self, axes=axes, out=of(self.out), args=tuple(map(of, self.args)))
 
     def __str__(self) -> str:
-        args = ", ".join(map(str, self.args))
-        return (
-            f"call @{self.name} axes({format_axes(self.axes)}) {self.out} <- {self.op} {args}{format_note(self.note)}"
-        )
+        args, arrow = ", ".join(map(str, self.args)), "+=" if self.add else "<-"
+        axes = format_axes(self.axes)
+        return f"call @{self.name} axes({axes}) {self.out} {arrow} {self.op} {args}{format_note(self.note)}"
 
 
 @dataclass(frozen=True)
@@ -366,14 +370,122 @@ class Select:
         return "\n".join([*lines, "}"])
 
 
-Step = Kernel | Call | Select
+@dataclass(frozen=True)
+class Loop:
+    """Steps that are run for one block of rows after another, for each position along the axes ``over``.
+
+    ::
+
+        loop over(b: B, h: H) rows(s: S) by(128) count(c) cols(w: S) to(s+c) {
+          block t7: f32[c,w]
+          call @matmul axes(m: c, n: w, k: 64) t7[m, n] <- matmul q[(b), (h), m + (s), k], k[(b), (h), n, k]
+          ...
+        }
+
+    The steps are written over the rows of one block.  The symbols ``b`` and ``h`` are a position along their axes,
+    ``s`` is the first row of the block and ``c`` the number of its rows, ``by`` many but in the last block.  Positions
+    along ``over`` are independent of each other; along the rows, only a call that adds to its result reads what
+    another block wrote.  The last block comes first: it writes what others add to; without rows it has none.
+
+    ``w`` are the columns that the steps go over, ``to`` many at most, behind which nothing is that is not 0 (scores
+    above the diagonal): more for later rows, and all of them in the last block.
+
+    :param over: the outer axes, by the symbol of a position.
+    :param rows: the axis that is cut: the symbol of a block's first row, and the number of all rows.
+    :param by: rows of a block, at least 1 wherever there are rows.
+    :param count: the symbol of the number of a block's rows.
+    :param blocks: buffers that live as long as a block.
+    :param cols: the symbol of a block's columns, and the number of all columns; () where blocks have all.
+    :param to: columns of a block but the last, a size that rises with the first row.
+    """
+
+    over: tuple[Axis, ...]
+    rows: Axis
+    by: Size
+    count: str
+    blocks: tuple[Buffer, ...]
+    steps: tuple[Kernel | Call, ...]
+    cols: tuple[Axis, ...] = ()
+    to: Size = 0
+
+    @property
+    def name(self) -> str:
+        return f"loop {self.steps[0].name}"
+
+    @property
+    def note(self) -> Note:
+        return self.steps[0].note
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self._outside(b for step in self.steps for b in step.reads)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return self._outside(b for step in self.steps for b in step.writes)
+
+    def _outside(self, names: Iterator[str]) -> tuple[str, ...]:
+        own = {b.name for b in self.blocks}
+        return tuple(dict.fromkeys(name for name in names if name not in own))
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that it stands over."""
+        return (*(size for _, size in (*self.over, self.rows, *self.cols)), self.by, self.to)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """What the loop binds."""
+        return (*(name for name, _ in self.over), self.rows[0], self.count, *(name for name, _ in self.cols))
+
+    @property
+    def facts(self) -> tuple[Assumption, ...]:
+        """What holds of its symbols in each block."""
+        inside = (Assumption(size, ">=", symbol(name) + 1) for name, size in self.over)
+        first, size = self.rows
+        own = symbol(first) + symbol(self.count)
+        columns = (Assumption(size, ">=", symbol(name)) for name, size in self.cols)
+        return (*inside, Assumption(size, ">=", own), Assumption(self.by, ">=", symbol(self.count)), *columns)
+
+    def positions(self, dims: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """What the loop binds, for each block in order."""
+        outer = [evaluate(size, dims) for _, size in self.over]
+        rows, by = evaluate(self.rows[1], dims), evaluate(self.by, dims)
+        for place in itertools.product(*map(range, outer)):
+            for first in reversed(range(0, max(rows, 1), by)):
+                bound = dict(zip(self.symbols, (*place, first, min(by, rows - first)), strict=False))
+                for name, size in self.cols:
+                    every = evaluate(size, dims)
+                    to = evaluate(self.to, {**dims, **bound})
+                    bound[name] = every if self.is_last(bound, rows) else max(0, min(to, every))
+                yield bound
+
+    def is_last(self, position: Mapping[str, int], rows: int) -> bool:
+        """Whether a block has the last rows, which is the first one of its position along ``over``."""
+        return position[self.rows[0]] + position[self.count] >= rows
+
+    def largest(self, dims: Mapping[str, int]) -> dict[str, int]:
+        """The dims with what the loop binds in a block that is as large as any."""
+        rows, by = evaluate(self.rows[1], dims), evaluate(self.by, dims)
+        columns = {name: evaluate(size, dims) for name, size in self.cols}
+        return {**dims, **dict.fromkeys(self.symbols, 0), self.count: min(by, rows), **columns}
+
+    def __str__(self) -> str:
+        over = f" over({format_axes(self.over)})" if self.over else ""
+        cols = f" cols({format_axes(self.cols)}) to({self.to})" if self.cols else ""
+        lines = [f"loop{over} rows({format_axes((self.rows,))}) by({self.by}) count({self.count}){cols} {{"]
+        lines += [f"  {b}" for b in self.blocks]
+        return "\n".join([*lines, *(_indented(str(step)) for step in self.steps), "}"])
+
+
+Step = Kernel | Call | Select | Loop
 
 
 @dataclass(frozen=True)
 class Buffer:
     """A typed memory region.
 
-    :param kind: ``input``, ``output``, ``temp`` or ``const``.
+    :param kind: ``input``, ``output``, ``temp`` or ``const``; in a loop ``block``.
     :param alias: the buffer whose bytes it shares (reshape).
     :param value: the elements of a const, in row-major order.
     :param slot: temps of one slot are never alive together; set by plan_buffers, which places them for given sizes.
@@ -406,7 +518,17 @@ class Program:
 
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:
-        return {b.name: b for b in self.buffers}
+        """Every buffer by its name, those of loops too."""
+        return {b.name: b for b in (*self.buffers, *(b for loop in self.loops for b in loop.blocks))}
+
+    @cached_property
+    def types(self) -> Mapping[str, Type]:
+        """The type of every buffer, those of loops too."""
+        return {name: b.type for name, b in self.buffer.items()}
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Loop))
 
     def root(self, name: str) -> str:
         """The buffer that owns the bytes of ``name``."""
@@ -419,7 +541,7 @@ class Program:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Every kernel, including the alternatives of selects."""
+        """Every kernel, including the alternatives of selects and the steps of loops."""
         return tuple(k for step in self.steps for k in alternatives(step) if isinstance(k, Kernel))
 
     @cached_property
@@ -431,10 +553,15 @@ class Program:
         for k in self.kernels:
             names.update(dict.fromkeys(k.symbols))
         for step in self.steps:
-            if isinstance(step, Call):
-                for _, size in step.axes:
+            for item in alternatives(step):
+                if isinstance(item, Call):
+                    for _, size in item.axes:
+                        names.update(dict.fromkeys(sorted(symbols(size))))
+            if isinstance(step, Loop):
+                for size in step.sizes:
                     names.update(dict.fromkeys(sorted(symbols(size))))
-        return tuple(names)
+        bound = {name for loop in self.loops for name in loop.symbols}
+        return tuple(name for name in names if name not in bound)
 
     def __str__(self) -> str:
         lines = [f"program @{self.name} {{"]
@@ -449,14 +576,21 @@ def _indented(text: str) -> str:
     return "  " + text.replace("\n", "\n  ")
 
 
-def taken(step: Step, dims: Mapping[str, int]) -> Kernel | Call:
-    """The kernel or call that a step executes at these sizes."""
+def taken(step: Step, dims: Mapping[str, int]) -> Kernel | Call | Loop:
+    """The kernel, call or loop that a step executes at these sizes."""
     return next(k for when, k in step.cases if when is None or when.holds(dims)) if isinstance(step, Select) else step
 
 
 def alternatives(step: Step) -> Iterator[Kernel | Call]:
-    """The kernels or calls that a step may execute."""
+    """The kernels or calls that a step may execute; those of a loop, in their order."""
     if isinstance(step, Select):
         yield from (k for _, k in step.cases)
+    elif isinstance(step, Loop):
+        yield from step.steps
     else:
         yield step
+
+
+def facts(step: Step) -> tuple[Assumption, ...]:
+    """What holds of the symbols that a step binds."""
+    return step.facts if isinstance(step, Loop) else ()

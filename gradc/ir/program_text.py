@@ -23,6 +23,11 @@
         else: kernel @... {
         }
       }
+      loop over(b: B) rows(r: N) by(64) count(c) {
+        block t5: f32[c,V]
+        call @matmul_1 axes(m: c, n: V, k: K) t5[m, n] <- matmul x[(b), m + (r), k], w[n, k]
+        call @matmul_2 axes(m: V, n: K, k: c) dw[(b), m, n] += matmul t5[k, m], x[(b), k + (r), n]
+      }
       return d.table=g
     }
 
@@ -32,7 +37,7 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     program   ::= "program" "@" name "{" LINE assume* buffer* step* return "}"
     buffer    ::= ("input" | "output" | "temp") name ":" type ["of" name] ["slot" INT] LINE
                 | "const" name ":" type ["of" name] "=" "[" [attribute ("," attribute)*] "]" LINE
-    step      ::= kernel | call | select
+    step      ::= kernel | call | select | loop
     kernel    ::= "kernel" "@" name "rows" axes "cols" axes ["order" "(" name ")"]
                   ["strategy" "(" [name ":" name ("," name ":" name)*] ")"]
                   "{" LINE (stmt | "phase" LINE)* "}" LINE
@@ -43,13 +48,16 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     index     ::= term ("+" term)*                              # bare only after the ops "index" and "in_bounds"
     term      ::= (AXIS | value) ["*" factor] | factor
     factor    ::= INT | NAME | "(" size ")"
-    call      ::= "call" "@" name "axes" axes access "<-" name scaled ("," scaled)* LINE
+    call      ::= "call" "@" name "axes" axes access ("<-" | "+=") name scaled ("," scaled)* LINE
     scaled    ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
+    loop      ::= "loop" ["over" axes] "rows" axes "by" "(" size ")" "count" "(" NAME ")"
+                  ["cols" axes "to" "(" size ")"] "{" LINE
+                  ("block" name ":" type LINE)* (kernel | call)* "}" LINE
     return    ::= "return" [name "=" name ("," name "=" name)*] LINE
 
 ``<-`` precedes the values of a statement that also has a buffer.  ``phase`` lines are derived, and ignored by the
-parser.  A name in an index is an axis if the kernel has that axis, else a size.
+parser.  A name in an index is an axis if the kernel has that axis, else a size; a loop's NAMEs are sizes in its steps.
 """
 
 from __future__ import annotations
@@ -60,7 +68,7 @@ from dataclasses import replace
 from typing import Any
 
 from .dims import Assumption, Size
-from .kernel import KINDS, Buffer, Call, Kernel, Program, Select, Step
+from .kernel import KINDS, Buffer, Call, Kernel, Loop, Program, Select, Step
 from .lexer import VALUE, WORD, Reader
 from .node import Note
 from .statement import BARE, Axis, Index, Operand, Stmt
@@ -173,8 +181,6 @@ def _buffer(reader: Reader, kind: str, known: dict[str, Buffer]) -> Buffer:
 
 def _step(reader: Reader) -> Step:
     start = reader.at
-    if reader.maybe("call"):
-        return _call(reader)
     if reader.maybe("select"):
         reader.expect("{")
         reader.finish()
@@ -190,10 +196,62 @@ def _step(reader: Reader) -> Step:
         if not cases:
             raise reader.fail("a select without cases", start, reader.at)
         return Select(tuple(cases))
+    if reader.maybe("loop"):
+        return _loop(reader)
+    return _item(reader, "a kernel, a call, a select, a loop or 'return'")
+
+
+def _item(reader: Reader, expected: str) -> Kernel | Call:
+    start = reader.at
+    if reader.maybe("call"):
+        return _call(reader)
     if reader.maybe("kernel"):
         reader.at = start
         return _kernel(reader)
-    raise reader.fail(f"expected a kernel, a call, a select or 'return', found {reader.found()}")
+    raise reader.fail(f"expected {expected}, found {reader.found()}")
+
+
+def _loop(reader: Reader) -> Loop:
+    over = _read_axes(reader) if reader.maybe("over") else ()
+    reader.expect("rows")
+    start = reader.at
+    rows = _read_axes(reader)
+    if len(rows) != 1:
+        raise reader.fail(f"a loop cuts one axis of rows, not {len(rows)}", start, reader.at)
+    reader.expect("by")
+    reader.expect("(")
+    by = reader.size()
+    reader.expect(")")
+    reader.expect("count")
+    reader.expect("(")
+    count = reader.name("the name of the number of a block's rows")
+    reader.expect(")")
+    cols: tuple[Axis, ...] = ()
+    to: Size = 0
+    if reader.maybe("cols"):
+        start = reader.at
+        cols = _read_axes(reader)
+        if len(cols) != 1:
+            raise reader.fail(f"a loop cuts one axis of columns, not {len(cols)}", start, reader.at)
+        reader.expect("to")
+        reader.expect("(")
+        to = reader.size()
+        reader.expect(")")
+    reader.expect("{")
+    reader.finish()
+    blocks: dict[str, Buffer] = {}
+    steps: list[Kernel | Call] = []
+    reader.demand("the closing '}'")
+    while not reader.maybe("}"):
+        if not steps and reader.maybe("block"):
+            _buffer(reader, "block", blocks)
+        else:
+            steps.append(_item(reader, "a kernel, a call or '}'"))
+        reader.demand("the closing '}'")
+    reader.finish()
+    if not steps:
+        raise reader.fail("a loop without steps")
+    return Loop(over, rows[0], by, count, tuple(blocks.values()), tuple(steps), cols, to)
 
 
 def _read_axes(reader: Reader) -> tuple[Axis, ...]:
@@ -219,7 +277,9 @@ def _call(reader: Reader) -> Call:
     axes = _read_axes(reader)
     known = dict(axes)
     out = _access(reader, known)
-    reader.expect("<-")
+    add = reader.maybe("+=")
+    if not add:
+        reader.expect("<-")
     op = reader.name("the name of a library op")
     args: list[Operand] = []
     while not args or reader.maybe(","):
@@ -228,7 +288,7 @@ def _call(reader: Reader) -> Call:
             replace(operand, scale=replace(scale, per=_read_axes(reader)) if scale and reader.maybe("per") else scale)
         )
     reader.finish()
-    return Call(name, op, axes, out, tuple(args), reader.note())
+    return Call(name, op, axes, out, tuple(args), reader.note(), add)
 
 
 def _kernel(reader: Reader) -> Kernel:

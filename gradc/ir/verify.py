@@ -6,14 +6,14 @@ A violation is a :class:`TypeRuleError` whose note shows the line with carets un
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
-from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same
+from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same, substitute, symbol, symbols
 from .graph import Graph, check_name, format_op
-from .kernel import KINDS, ROW_ORDERS, Buffer, Call, Kernel, Program, Select, alternatives
+from .kernel import KINDS, ROW_ORDERS, Buffer, Call, Kernel, Loop, Program, Select, alternatives, facts
 from .lexer import excerpt
 from .node import REGISTRY, Node
 from .op import Library
@@ -112,9 +112,16 @@ def verify_program(program: Program) -> list[Kernel | Call]:
         for step in program.steps:
             if isinstance(step, Select):
                 _verify_select(step, program)
-            for choice in alternatives(step):
-                check = _CallCheck(choice, program) if isinstance(choice, Call) else _KernelCheck(choice, program)
-                check.run(written)
+            if isinstance(step, Loop):
+                _verify_loop(step, program)
+            inside = set(written)
+            with assuming(facts(step)):
+                for choice in alternatives(step):
+                    check = _CallCheck(choice, program) if isinstance(choice, Call) else _KernelCheck(choice, program)
+                    check.loop = step if isinstance(step, Loop) else None
+                    check.run(inside)
+                    if isinstance(step, Loop):
+                        inside |= {program.root(b) for b in choice.writes}
             written |= {program.root(b) for b in step.writes}
         for name, buffer in program.outputs:
             _verify_output(name, buffer, program, written)
@@ -132,26 +139,41 @@ def verify_accesses(program: Program) -> list[Kernel | Call]:
     :raises TypeRuleError: a data-dependent access is not proved.
     """
     undecided: dict[Kernel | Call, None] = {}
-    types = {b.name: b.type for b in program.buffers}
     with assuming(program.assumptions):
         elements = Elements(program)
         for step in program.steps:
-            for kernel in alternatives(step):
-                if isinstance(kernel, Call):
-                    if any(True for _ in unsafe_operands(kernel, types)):
-                        undecided[kernel] = None
-                    continue
-                for s, axis, size in unsafe_accesses(kernel, elements):
-                    index = s.index[axis]
-                    if not by_data(index):
-                        undecided[kernel] = None
-                        continue
-                    named = ", ".join(dict.fromkeys(sources(kernel, index))) or f"what {index} is computed from"
-                    _outside(
-                        kernel, s, axis, size, f"nothing before says that {index} is inside: no step checks {named}"
-                    )
+            if isinstance(step, Loop):
+                elements.after(step)  # what its steps write to one another
+            with assuming(facts(step)):
+                for item in alternatives(step):
+                    if not _proved(item, program, elements):
+                        undecided[item] = None
+                        _demand(
+                            not isinstance(step, Loop),
+                            f"{item.name} is not known to stay inside its buffers for all sizes, and it is in a loop",
+                            str(item).partition("\n")[0],
+                            item.name,
+                        )
             elements.after(step)
     return list(undecided)
+
+
+def _proved(item: Kernel | Call, program: Program, elements: Elements) -> bool:
+    """Whether the data-independent accesses are proved for all sizes.
+
+    :raises TypeRuleError: a data-dependent one is not.
+    """
+    if isinstance(item, Call):
+        return not any(True for _ in unsafe_operands(item, program.types))
+    proved = True
+    for s, axis, size in unsafe_accesses(item, elements):
+        index = s.index[axis]
+        if not by_data(index):
+            proved = False
+            continue
+        named = ", ".join(dict.fromkeys(sources(item, index))) or f"what {index} is computed from"
+        _outside(item, s, axis, size, f"nothing before says that {index} is inside: no step checks {named}")
+    return proved
 
 
 def verify_sizes(kernel: Kernel | Call, program: Program, dims: Mapping[str, int]) -> None:
@@ -208,28 +230,28 @@ def _verify_buffers(program: Program) -> None:
                 str(b.type),
             )
         known[b.name] = b
-    _verify_slots(program)
+    _verify_slots(program.buffers, "temp")
 
 
-def _verify_slots(program: Program) -> None:
-    """Slots are numbered from 0 and belong to temps; each slot has a buffer that is provably its largest."""
+def _verify_slots(buffers: Iterable[Buffer], kind: str) -> None:
+    """Slots are numbered from 0 and belong to buffers of one kind; each slot has one that is provably its largest."""
     slots: dict[int, list[Buffer]] = {}
-    for b in program.buffers:
+    for b in buffers:
         if b.slot >= 0:
             _demand(
-                b.kind == "temp" and not b.alias,
-                f"{b.name} has the slot {b.slot}, and only temps of their own have one",
+                b.kind == kind and not b.alias,
+                f"{b.name} has the slot {b.slot}, and only {kind}s of their own have one",
                 str(b),
                 "slot",
             )
             slots.setdefault(b.slot, []).append(b)
-    for number, (slot, buffers) in enumerate(sorted(slots.items())):
-        line = str(buffers[0])
-        _demand(slot == number, f"{buffers[0].name} has the slot {slot}, and there is no slot {number}", line, "slot")
-        held = any(all(known_nonnegative(large.type.nbytes - b.type.nbytes) for b in buffers) for large in buffers)
+    for number, (slot, sharing) in enumerate(sorted(slots.items())):
+        line = str(sharing[0])
+        _demand(slot == number, f"{sharing[0].name} has the slot {slot}, and there is no slot {number}", line, "slot")
+        held = any(all(known_nonnegative(large.type.nbytes - b.type.nbytes) for b in sharing) for large in sharing)
         _demand(
             held,
-            f"none of {', '.join(b.name for b in buffers)} is known to be the largest, and they share the slot {slot}",
+            f"none of {', '.join(b.name for b in sharing)} is known to be the largest, and they share the slot {slot}",
             line,
             "slot",
         )
@@ -237,7 +259,7 @@ def _verify_slots(program: Program) -> None:
 
 def _verify_names(program: Program) -> None:
     """Kernels with the same name have the same structure, because they share a binary."""
-    types = {b.name: b.type for b in program.buffers}
+    types = program.types
     named: dict[str, Kernel] = {}
     for kernel in program.kernels:
         other = named.setdefault(kernel.name, kernel)
@@ -283,6 +305,81 @@ def _verify_select(step: Select, program: Program) -> None:
         )
 
 
+def _verify_loop(loop: Loop, program: Program) -> None:
+    """A loop binds symbols of its own, its buffers are blocks, and no other block touches what its steps write."""
+    line = str(loop).partition("\n")[0]
+    outside = replace(program, steps=tuple(step for step in program.steps if not isinstance(step, Loop)))
+    outer = set(outside.dims).union(
+        *(symbols(size) for own in program.loops for size in own.sizes if size is not own.to)
+    )
+    outer |= {name for other in program.loops if other is not loop for name in other.symbols}
+    for name in loop.symbols:
+        check_name(name)
+        _demand(
+            name not in outer and loop.symbols.count(name) == 1, f"the loop binds {name}, which is taken", line, name
+        )
+    _demand(known_nonnegative(loop.by - 1), f"blocks of {loop.by} rows: 1 at least", line, "by(")
+    for b in loop.blocks:
+        _demand(b.kind == "block" and not b.alias, f"{b.name} is no block", str(b), b.name)
+        taken = [other for other in (*program.buffers, *(x for y in program.loops for x in y.blocks)) if other is not b]
+        _demand(all(b.name != other.name for other in taken), f"the buffer {b.name} is defined twice", str(b), b.name)
+    if loop.cols:
+        rise = loop.to - substitute(loop.to, {loop.rows[0]: 0})
+        _demand(
+            symbols(loop.to) <= outer | {loop.rows[0], loop.count} and known_nonnegative(rise),
+            f"{loop.to} does not rise with {loop.rows[0]}",
+            line,
+            "to(",
+        )
+    _verify_slots(loop.blocks, "block")
+    own = {b.name for b in loop.blocks}
+    made: dict[str, set[object]] = {}
+    for step in loop.steps:
+        for access in _accesses(step):
+            if access.buffer in own:
+                continue
+            part = _own_part(access, loop, step)
+            writes = access.buffer in step.writes
+            rows = {p for p in part if p is not None and p[1] == loop.rows[0]}
+            over = {p[1] for p in part if p is not None}
+            adds = isinstance(step, Call) and step.add and access is step.out
+            if writes:
+                _demand(
+                    over >= {name for name, _ in loop.over} and (bool(rows) is not adds),
+                    f"{step.name} writes {access.buffer} where another block does",
+                    str(step).partition("\n")[0],
+                    step.name,
+                )
+                made.setdefault(program.root(access.buffer), set()).add((access.buffer, part, adds))
+    for step in loop.steps:
+        for access in _accesses(step):
+            root = program.root(access.buffer)
+            if root in made and access.buffer not in own:
+                part = _own_part(access, loop, step)
+                _demand(
+                    made[root] == {(access.buffer, part, False)} or (isinstance(step, Call) and access is step.out),
+                    f"{step.name} touches {access.buffer}, which another block writes",
+                    str(step).partition("\n")[0],
+                    step.name,
+                )
+
+
+def _accesses(step: Kernel | Call) -> list[Stmt | Operand]:
+    return [s for s in step.body if s.buffer] if isinstance(step, Kernel) else [*step.operands, step.out]
+
+
+def _own_part(access: Stmt | Operand, loop: Loop, step: Kernel | Call) -> tuple[tuple[int, str] | None, ...]:
+    """For each axis of a buffer, what keeps the access in the block's own part of it: (axis, symbol of the loop)."""
+    axes = dict((*step.rows, *step.cols) if isinstance(step, Kernel) else step.axes)
+    part: list[tuple[int, str] | None] = []
+    for at, index in enumerate(access.index):
+        name = str(index.const)
+        row = name == loop.rows[0] and len(index.terms) == 1 and index.terms[0][1] == 1
+        row = row and same(axes.get(index.terms[0][0], 0), symbol(loop.count))
+        part.append((at, name) if row or (not index.terms and name in dict(loop.over)) else None)
+    return tuple(part)
+
+
 _SIZES = {"in_bounds": ("hi", "lo"), "check": ("bound",), "size": ("size",), "clamp_index": ("size",)}
 """The attributes of statements that are sizes."""
 
@@ -299,6 +396,7 @@ class _StepCheck:
     step: Kernel | Call
     program: Program
     line: str = ""
+    loop: Loop | None = None
 
     def wrong(self, message: str, part: str, start: int = 0) -> NoReturn:
         kind = "kernel" if isinstance(self.step, Kernel) else "call"
@@ -372,8 +470,11 @@ class _CallCheck(_StepCheck):
     def typed(self, call: Call, op: Library) -> None:
         """The op's type rule for the operands as the call sees them gives the result's type."""
         axes, out = dict(call.axes), self.program.buffer[call.out.buffer].type
-        if any(i.variable not in axes for i in call.out.index) or len(set(call.result_axes)) < out.rank:
+        whole = self.window(call) if self.loop else len(set(call.result_axes)) == out.rank
+        if not whole or (not self.loop and any(i.variable not in axes for i in call.out.index)):
             self.wrong("the index of the result is one axis at each place", f"{call.out.buffer}[")
+        if call.add and not (self.loop and op.contraction):
+            self.wrong("only a product in a loop adds to its result", "+=")
         shape = tuple(axes[a] for a in call.result_axes)
         types = []
         for operand, own in zip(call.args, call.views, strict=True):
@@ -390,6 +491,20 @@ class _CallCheck(_StepCheck):
             self.wrong(str(error), call.op)
         if given.dtype is not out.dtype or not all(map(same, given.shape, shape)):
             self.wrong(f"the result is {given}, and {call.out.buffer} is {out}", f"{call.out.buffer}[")
+
+    def window(self, call: Call) -> bool:
+        """Whether the result of a call in a loop is contiguous: positions, part of an axis, whole axes."""
+        axes, shape = dict(call.axes), self.program.buffer[call.out.buffer].type.shape
+        begun = False
+        for index, size in zip(call.out.index, shape, strict=True):
+            if len(index.terms) > 1 or any(v not in axes or c != 1 for v, c in index.terms):
+                return False
+            if index.terms and begun and (index.const != 0 or not same(axes[index.terms[0][0]], size)):
+                return False
+            if begun and not index.terms:
+                return False
+            begun = begun or bool(index.terms)
+        return len(set(call.result_axes)) == len(call.result_axes)
 
     def contracted(self, call: Call) -> None:
         """Operands that are converted and scaled as they are read."""

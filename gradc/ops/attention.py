@@ -10,9 +10,9 @@ from ..ir.node import Node, call
 from ..ir.op import BadSample, Function, Sample
 from ..ir.operands import broadcast_shapes
 from .movement import iota
-from .pointwise import eq, le, where
-from .reduce import amax, softmax
-from .rules import along, converted, floating, full, reshaped, spread, zeros_like
+from .pointwise import le, where
+from .reduce import safe_softmax
+from .rules import converted, floating, full, reshaped, spread
 
 
 def _check(query: Node, key: Node, value: Node, dropout_p: float) -> None:
@@ -37,14 +37,6 @@ def _grouped(query: Node, key: Node) -> int:
     if not isinstance(heads, int) or not isinstance(shared, int) or shared == 0 or heads % shared:
         raise TypeRuleError(f"{heads} heads of the query are not a multiple of the key's {shared}")
     return heads // shared
-
-
-def _probabilities(scores: Node) -> Node:
-    """softmax over the last axis; a row of -inf is zeros, and passes no gradient."""
-    last = (scores.rank - 1,)
-    top = amax.plain(scores, axis=last, empty="infinite")
-    hidden = along(eq(top, full(-math.inf, top)), scores.shape, last)
-    return where(hidden, zeros_like(scores), softmax(where(hidden, zeros_like(scores), scores), -1))
 
 
 def _attention(
@@ -86,7 +78,7 @@ def _attention(
         else:
             floating(mask.type)
             scores = scores + converted(mask, compute)
-    weights = _probabilities(scores)
+    weights = safe_softmax(scores, -1)
     if left is not query:
         weights = reshaped(weights, (*weights.shape[:-3], key.shape[-3], weights.shape[-2] * group, keys))
     y = call("matmul", weights, converted(value, compute))

@@ -92,8 +92,9 @@ linear_cross_entropy = Function(
         BadSample(("f32[2,3]", "f32[]", "i64[2]"), match="linear_weight is f32[]: [C, ..., I]"),
     ),
     doc=(
-        "cross_entropy of input @ linear_weight.T + linear_bias; with batch_chunk_size so many rows at a time, of which"
-        " a forward without gradients holds one [rows, C]; for a gradient all are kept, as every matrix product is"
+        "cross_entropy of input @ linear_weight.T + linear_bias, which a CPU computes for a block of rows at a time,"
+        " forward and backward; with batch_chunk_size so many rows at a time, of which a forward without gradients"
+        " holds one [rows, C] on a GPU, too"
     ),
     source="torch.nn.functional.linear_cross_entropy",
 )

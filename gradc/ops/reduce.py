@@ -428,7 +428,11 @@ def _softmax_value(x: Node, *, axis: int) -> Node:
 
 def _softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
     # dx = y (g - sum(g y)), computed on g / 2: the difference of two finite g may overflow where dx does not
-    p = softmax(converted(x, x.dtype.compute), axis)
+    return _softmax_slopes(g, softmax(converted(x, x.dtype.compute), axis), x, axis)
+
+
+def _softmax_slopes(g: Node, p: Node, x: Node, axis: int) -> tuple[Node]:
+    """p (g - sum(g p)) of probabilities p."""
     centred = converted(g, p.dtype) * 0.5
     for _ in range(2):  # where y is nearly 1 the first difference cancels; since sum(y) = 1, the second corrects it
         centred = centred - along(sum.plain(centred * p, axis=(axis,)), x.shape, (axis,))
@@ -450,6 +454,33 @@ softmax = Composite(
     samples=_SOFT,
     bad=BAD_AXIS[:1],
     doc="exp(x) / sum(exp(x)) along an axis; a row of only -inf gives NaN",
+)
+
+
+def _safe_softmax_value(x: Node, *, axis: int) -> Node:
+    wide = converted(x, x.dtype.compute)
+    top = amax.plain(wide, axis=(axis,), empty="infinite")
+    hidden = eq(top, full(-float("inf"), top))
+    # exp(-inf - 0) is 0: in a row of only -inf the sum is 0, too
+    each = exp(wide - along(where(hidden, zeros_like(top), top), x.shape, (axis,)))
+    total = sum.plain(each, axis=(axis,))
+    return converted(each * along(reciprocal(where(hidden, full(1, total), total)), x.shape, (axis,)), x.dtype)
+
+
+def _safe_softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
+    # dx = y (g - sum(g y)), as softmax's: 0 where y is
+    return _softmax_slopes(g, safe_softmax(converted(x, x.dtype.compute), axis), x, axis)
+
+
+safe_softmax = Composite(
+    "safe_softmax",
+    infer=_row_function,
+    decompose=_safe_softmax_value,
+    vjp=_safe_softmax_vjp,
+    samples=_SOFT,
+    bad=BAD_AXIS[:1],
+    doc="softmax, but a row of only -inf gives zeros, and passes no gradient",
+    source="torch._safe_softmax",
 )
 
 

@@ -17,7 +17,8 @@ enum {
   GRADC_KEY_ROWS = 4096,   /* rows per task of sort keys */
   GRADC_FOLD = 512,        /* elements of a result per task that combines partial results */
   GRADC_SEGMENTS = 64,     /* rows of a result per task that finishes segments */
-  GRADC_TOTALS = 64        /* elements that partial results are combined in at a time */
+  GRADC_TOTALS = 64,       /* elements that partial results are combined in at a time */
+  GRADC_LOOP_TASKS = 8     /* tasks of a loop from which each has blocks of its own */
 };
 
 /* GRADC_BOUNDS: the address of an element; of one outside its array, which is reported, a place of the thread's own. */
@@ -62,6 +63,14 @@ static inline __attribute__((unused)) void *gradc_take(char **end, i64 bytes) {
   return array;
 }
 
+/* What the tasks of a loop over blocks of rows share; own: a block's memory, or 0 where each thread has some of its own. */
+typedef struct {
+  const gradc_ctx *ctx;
+  void *const *buf;
+  const i64 *n;
+  char *own;
+} gradc_loop;
+
 static void gradc_nothing(const void *args, i64 task) { (void)args, (void)task; }
 /* Ctrl-C is looked for between two tasks: what runs for long beside them has one of nothing now and then. */
 static inline __attribute__((unused)) void gradc_pause(const gradc_ctx *ctx) { ctx->parallel_for(ctx, 1, gradc_nothing, 0); }
@@ -93,7 +102,7 @@ static __attribute__((unused)) void gradc_sort(const gradc_ctx *ctx, const i32 *
 /* A matrix product over several batch axes: neighbours that step alike are one, the last goes to the library, the rest are loops.
  * steps: of a, b and their scales along each axis. */
 static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtype, int axes, const i64 *size, const i64 (*steps)[4], i64 m, i64 n,
-                                                  i64 k, gradc_matrix a, gradc_matrix b, char *c) {
+                                                  i64 k, gradc_matrix a, gradc_matrix b, char *c, int accumulate) {
   i64 batch = 1, last[4] = {0}, done = axes;
   while (done > 0) {
     const i64 s = size[done - 1], *step = steps[done - 1];
@@ -118,7 +127,7 @@ static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtyp
     a.data = first[0] + at[0] * a.bytes, b.data = first[1] + at[1] * b.bytes;
     if (first[2]) a.scale = first[2] + at[2] * bytes;
     if (first[3]) b.scale = first[3] + at[3] * bytes;
-    ctx->matmul(ctx, dtype, batch, m, n, k, &a, &b, c + o * batch * m * n * bytes, 0);
+    ctx->matmul(ctx, dtype, batch, m, n, k, &a, &b, c + o * batch * m * n * bytes, accumulate);
   }
 }
 

@@ -22,7 +22,7 @@
 /* ---- Memory of a thread ---------------------------------------------------------------------------------------------- */
 
 enum { HUGE_PAGE = 2 << 20 };
-enum { PACKS = 0, PARTIALS = 1, ROWS = 2, KINDS = 3 };
+enum { PACKS = 0, PARTIALS = 1, ROWS = 2, BLOCKS = 3, KINDS = 4 };
 typedef struct {
   void *memory[KINDS];
   size_t bytes[KINDS];
@@ -50,7 +50,7 @@ static void *scratch(int which, size_t bytes) {
   if (w->bytes[which] < bytes) {
     free(w->memory[which]);
     void *memory = NULL;
-    const int large = which == PACKS && bytes >= HUGE_PAGE / 2;
+    const int large = (which == PACKS || which == BLOCKS) && bytes >= HUGE_PAGE / 2;
     if (posix_memalign(&memory, large ? HUGE_PAGE : 4096, bytes)) {
       memory = NULL;
     }
@@ -506,13 +506,17 @@ typedef struct {
 #include "gemm_bf16.h"
 #endif
 
-EXPORT char *gradc_local(const gradc_ctx *ctx, int64_t bytes) {
-  char *memory = scratch(ROWS, bytes > 0 ? (size_t)bytes : 1);
+static char *own_memory(const gradc_ctx *ctx, int which, int64_t bytes) {
+  char *memory = scratch(which, bytes > 0 ? (size_t)bytes : 1);
   if (!memory) {
     gradc_report(ctx, GRADC_OUT_OF_MEMORY, 0, 0, bytes, 0);
   }
   return memory;
 }
+
+EXPORT char *gradc_local(const gradc_ctx *ctx, int64_t bytes) { return own_memory(ctx, ROWS, bytes); }
+
+EXPORT char *gradc_block(const gradc_ctx *ctx, int64_t bytes) { return own_memory(ctx, BLOCKS, bytes); }
 
 EXPORT int gradc_stopped(const gradc_ctx *ctx) {
   (void)ctx;

@@ -35,6 +35,8 @@ struct gradc_ctx {
                  const gradc_matrix *b, void *c, int accumulate);
   /* Memory of the calling thread, at a multiple of 64, until it asks again; 0 if there is none (the error is reported). */
   char *(*local)(const gradc_ctx *ctx, int64_t bytes);
+  /* The same, of other memory: for a block of a loop, whose steps ask for local. */
+  char *(*block)(const gradc_ctx *ctx, int64_t bytes);
   /* Asked now and then by a task that runs for long: whether the call is to end.  Then the task returns, done or not. */
   int (*stopped)(const gradc_ctx *ctx);
   /* Arrays of so many bytes or more are written by streaming stores. */

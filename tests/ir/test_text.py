@@ -509,7 +509,7 @@ def test_a_type_rule_keeps_its_class_and_gains_the_line() -> None:
 
 PROGRAM_MISTAKES = [
     ("program @p", "graph @p", "expected 'program'"),
-    ("input tokens", "inpt tokens", "expected a kernel, a call, a select or 'return'"),
+    ("input tokens", "inpt tokens", "expected a kernel, a call, a select, a loop or 'return'"),
     ("temp flat: f32[D*N] of where", "temp flat: f32[D*N] of where2", "alias of where2, which is not defined above"),
     ("temp flat", "temp tokens", "the buffer tokens is defined twice"),
     ("const c0: f32[2] = [", "const c0: f32[2] = 3 [", "expected ',', found|unexpected|a list of numbers"),

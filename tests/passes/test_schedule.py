@@ -15,7 +15,7 @@ from registry import cases as every
 import gradc
 from benchmarks.compile_time import transformer
 from gradc import ops
-from gradc.compiler import lower
+from gradc.compiler import cut, lower
 from gradc.ir.graph import Graph
 from gradc.options import Options
 from gradc.passes.graph.check_indices import check_indices
@@ -27,7 +27,7 @@ from gradc.passes.schedule.scheduler import Scheduler
 
 
 def halves(graph: Graph, wrt: list[str]) -> list[Graph]:
-    parts = lower(graph, wrt, Options(), "cpu", Pipeline())
+    parts = cut(graph, lower(graph, wrt, Options(), Pipeline()), wrt, Options(), "cpu", False)
     return [parts.forward, parts.backward]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...errors import Unsupported
-from ...ir.dims import Size, product
+from ...ir.dims import Size, product, symbol
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import Operand
@@ -79,7 +79,8 @@ class ProductCall:
     :param batch: the axes that all operands have.
     :param m, n, k: the axes of the result and the one that is summed over, as C.
     :param matrices: the initialisers of both operands.
-    :param out: the number of the result's memory in the program's table.
+    :param out: the address of the result.
+    :param add: whether it is added to what is there.
     :param extents: what is to be checked with GRADC_BOUNDS.
     """
 
@@ -89,7 +90,8 @@ class ProductCall:
     n: str
     k: str
     matrices: tuple[str, str]
-    out: int
+    out: str
+    add: str
     extents: tuple[Extent, ...]
 
 
@@ -129,8 +131,9 @@ def product_call(
         return operand_view(operand, program, place, over_dims, dtype) if operand else _ABSENT
 
     left, right = call.args
+    out = view(call.out)
     a, b, a_scale, b_scale = (view(o) for o in (left, right, left.scale, right.scale))
-    touched = [(view(call.out), [*batch, m, n])] if checked else []
+    touched = [(out, [*batch, m, n])] if checked else []
     if checked:  # where an axis has no positions, nothing of an operand is read
         touched = [*((o, list(sizes)) for o in (a, a_scale, b, b_scale) if o is not _ABSENT), *touched]
     return ProductCall(
@@ -140,9 +143,17 @@ def product_call(
         n=over_dims(sizes[n]),
         k=over_dims(sizes[k]),
         matrices=(_matrix(a, a_scale, m, k), _matrix(b, b_scale, k, n)),
-        out=place[call.out.buffer],
+        out=f"(char *)buf[{place[call.out.buffer]}]"
+        + (f" + ({out.first}) * {dtype.itemsize}" if out.first != "0" else ""),
+        add=_adds(call, program, over_dims) if call.add else "0",
         extents=tuple(extent(operand, {a: over_dims(sizes[a]) for a in axes}) for operand, axes in touched),
     )
+
+
+def _adds(call: Call, program: Program, over_dims: Callable[[Size], str]) -> str:
+    """Whether a block of a loop is not the first one: that has the last rows."""
+    loop = next(loop for loop in program.loops if call in loop.steps)
+    return f"{over_dims(symbol(loop.rows[0]) + symbol(loop.count))} < {over_dims(loop.rows[1])}"
 
 
 def operand_view(
@@ -184,7 +195,7 @@ def _reader_name(source: DType, target: DType) -> str:
 def readers(program: Program, calls: list[Call]) -> list[Reader]:
     """The functions that a program's products read narrower operands with."""
     calls = [call for call in calls if REGISTRY[call.op].contraction]
-    dtypes = {b.name: b.type.dtype for b in program.buffers}
+    dtypes = {name: type_.dtype for name, type_ in program.types.items()}
     pairs = {(dtypes[o.buffer], dtypes[call.out.buffer]): None for call in calls for o in call.operands}
     return [
         Reader(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ... import knobs
 from ...ir.dims import Assumption, Dim, Size, substitute, symbol
-from ...ir.kernel import Call, Kernel, Program, Select, Step, alternatives
-from ...ir.types import Type
+from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
 from ..index import size
 from ..jinja import render
 from .calls import CALLS, CallText
@@ -74,9 +74,62 @@ class StepText:
     call: CallText | None
 
 
+@dataclass(frozen=True)
+class BlockPlace:
+    """:param place: of a block in the loop's table of pointers.  :param slot: its memory."""
+
+    place: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class LoopAxisText:
+    """:param place: of a position in the loop's table of dims.  :param size: of the axis, as C."""
+
+    place: int
+    size: str
+
+
+@dataclass(frozen=True)
+class LoopText:
+    """A loop over blocks of rows; sizes as C, over its table of dims.
+
+    :param name: of its functions, :param function: and of the one that is the step.
+    :param buffers, dims: entries of its tables, of which :param outer_buffers, outer_dims: are the program's.
+    :param over: the outer axes.  :param rows, by: all rows, and those of a block.
+    :param first, count: the places of a block's first row, and of how many it has.
+    :param cols: the columns of a block; () where it has all.  :param to: how many it has.
+    :param tasks: how many there are.  :param each_block: a task has one block, which no other block waits for.
+    :param slots: the bytes of each piece of a block's memory, :param blocks: and where each buffer lies.
+    :param steps: the functions of its steps.
+    :param workspace_sizes, thread_sizes: statements that raise ``most`` to what each step needs.
+    """
+
+    name: str
+    function: str
+    buffers: int
+    dims: int
+    outer_buffers: int
+    outer_dims: int
+    over: tuple[LoopAxisText, ...]
+    rows: str
+    by: str
+    first: int
+    count: int
+    cols: tuple[LoopAxisText, ...]
+    to: str
+    tasks: str
+    each_block: bool
+    slots: tuple[str, ...]
+    blocks: tuple[BlockPlace, ...]
+    steps: tuple[str, ...]
+    workspace_sizes: list[str]
+    thread_sizes: list[str]
+
+
 def render_program(program: Program) -> Source:
     """The C of a program: kernels in units of eight, and one entry that runs them."""
-    types = {b.name: b.type for b in program.buffers}
+    types = program.types
     kernels: dict[str, KernelSource] = {}
     costly: set[str] = set()
     sites: dict[int, tuple[str, str]] = {}
@@ -91,20 +144,19 @@ def render_program(program: Program) -> Source:
                     if s.op == "check":
                         sites[number] = (s.attr("op"), s.attr("source"))
     calls = [item for step in program.steps for item in alternatives(step) if isinstance(item, Call)]
-    numbers = {b.name: i for i, b in enumerate(b for b in program.buffers if not b.alias)}
-    place = {b.name: numbers[program.root(b.name)] for b in program.buffers}
-    dims = {name: f"n[{i}]" for i, name in enumerate(program.dims)}
-    steps = [
-        (number, _step(number, step, program, kernels, types, place, dims)) for number, step in enumerate(program.steps)
-    ]
+    writer = _Steps(program, kernels)
+    for number, step in enumerate(program.steps):
+        writer.add(number, step)
     entry = render(
         "cpu/program.c.j2",
         kernels=kernels,
-        steps=steps,
+        steps=len(program.steps),
+        functions_of_steps=writer.functions,
+        loops=writer.loops,
         readers=readers(program, calls),
         functions=[text for op in CALLS for text in CALLS[op].functions(program, [c for c in calls if c.op == op])],
-        workspace_sizes=_sizes(steps, "workspace_bytes", lambda k: k.has_workspace, lambda call: call.workspace),
-        thread_sizes=_sizes(steps, "local_bytes", lambda k: k.has_thread_memory, lambda call: call.local),
+        workspace_sizes=[*dict.fromkeys(writer.workspace_sizes)],
+        thread_sizes=[*dict.fromkeys(writer.thread_sizes)],
     )
     texts = {name: kernel.text for name, kernel in kernels.items()}
     return Source(_units(texts, costly, entry), texts, sites)
@@ -125,66 +177,148 @@ def _units(texts: Mapping[str, str], costly: set[str], entry: str) -> tuple[str,
     return tuple(units)
 
 
-def _sizes(
-    steps: Sequence[tuple[int, Sequence[StepText]]],
+@dataclass(frozen=True)
+class _Tables:
+    """:param place: the number of each buffer's memory in a table of pointers.  :param dims: each dim as C."""
+
+    place: Mapping[str, int]
+    dims: Mapping[str, str]
+
+    def over(self, value: Size) -> str:
+        """A size as C."""
+        return _over(value, self.dims)
+
+
+class _Steps:
+    """The steps of a program as C.
+
+    :ivar functions: (name, its cases) of each kernel or call.  :ivar loops: the loops, whose steps are among these.
+    :ivar workspace_sizes, thread_sizes: statements that raise ``most`` to what each step needs.
+    """
+
+    def __init__(self, program: Program, kernels: Mapping[str, KernelSource]):
+        self.program, self.kernels = program, kernels
+        numbers = {b.name: i for i, b in enumerate(b for b in program.buffers if not b.alias)}
+        self.memory = len(numbers)
+        self.tables = _Tables(
+            {b.name: numbers[program.root(b.name)] for b in program.buffers},
+            {name: f"n[{i}]" for i, name in enumerate(program.dims)},
+        )
+        self.functions: list[tuple[str, Sequence[StepText]]] = []
+        self.loops: list[LoopText] = []
+        self.workspace_sizes: list[str] = []
+        self.thread_sizes: list[str] = []
+
+    def add(self, number: int, step: Step) -> None:
+        if isinstance(step, Loop):
+            loop = self.loop(number, step)
+            self.loops.append(loop)
+            apart = f"{loop.name}_apart(n)"
+            self.workspace_sizes.append(f"if (!{apart}) most = gradc_max(most, {loop.name}_workspace(n));")
+            local = f"{loop.name}_local(n) + ({apart} ? {loop.name}_workspace(n) : 0)"
+            self.thread_sizes.append(f"most = gradc_max(most, {local});")
+            return
+        cases = self.cases(number, step, self.tables)
+        self.functions.append((f"step_{number}", cases))
+        self.workspace_sizes += _workspace_size(cases)
+        self.thread_sizes += _thread_size(cases)
+
+    def loop(self, number: int, loop: Loop) -> LoopText:
+        outer, memory = len(self.program.dims), self.memory
+        symbols = {name: outer + i for i, name in enumerate(loop.symbols)}
+        inner = _Tables(
+            {**self.tables.place, **{b.name: memory + i for i, b in enumerate(loop.blocks)}},
+            {**self.tables.dims, **{name: f"n[{i}]" for name, i in symbols.items()}},
+        )
+        cases = [self.cases(number, item, inner) for item in loop.steps]
+        names = tuple(f"loop_{number}_{i}" for i in range(len(cases)))
+        self.functions += zip(names, cases, strict=True)
+        over = tuple(LoopAxisText(symbols[name], inner.over(size)) for name, size in loop.over)
+        rows, by = inner.over(loop.rows[1]), inner.over(loop.by)
+        each_block = not any(isinstance(item, Call) and item.add for item in loop.steps) and bool(over)
+        blocks = [f"gradc_max(gradc_chunks({rows}, {by}), 1)"] if each_block else []
+        slots: dict[int, list[str]] = {}
+        for i, b in enumerate(loop.blocks):
+            slots.setdefault(b.slot if b.slot >= 0 else -1 - i, []).append(inner.over(b.type.nbytes))
+        order = {slot: i for i, slot in enumerate(slots)}
+        return LoopText(
+            name=f"loop_{number}",
+            function=f"step_{number}",
+            buffers=memory + len(loop.blocks) or 1,
+            dims=outer + len(symbols),
+            outer_buffers=memory,
+            outer_dims=outer,
+            over=over,
+            rows=rows,
+            by=by,
+            first=symbols[loop.rows[0]],
+            count=symbols[loop.count],
+            cols=tuple(LoopAxisText(symbols[name], inner.over(size)) for name, size in loop.cols),
+            to=inner.over(loop.to),
+            tasks=" * ".join([*(axis.size for axis in over), *blocks]) or "1",
+            each_block=each_block,
+            slots=tuple(functools.reduce(lambda a, b: f"gradc_max({a}, {b})", each) for each in slots.values()),
+            blocks=tuple(
+                BlockPlace(inner.place[b.name], order[b.slot if b.slot >= 0 else -1 - i])
+                for i, b in enumerate(loop.blocks)
+            ),
+            steps=names,
+            workspace_sizes=[line for each in cases for line in _workspace_size(each)],
+            thread_sizes=[line for each in cases for line in _thread_size(each)],
+        )
+
+    def cases(self, number: int, step: Step, tables: _Tables) -> list[StepText]:
+        """A step, or each case of a choice."""
+        cases: list[tuple[Assumption | None, Kernel | Call]] = (
+            [*step.cases] if isinstance(step, Select) else [(None, item) for item in alternatives(step)]
+        )
+        out, before = [], ""
+        for when, item in cases:
+            guard = f"if ({tables.over(when.left)} {when.relation} {tables.over(when.right)})" if when else ""
+            kernel, call = None, None
+            if isinstance(item, Kernel):
+                source = self.kernels[item.name]
+                kernel = KernelCall(
+                    tuple(f"buf[{tables.place[b]}]" for b in item.buffers),
+                    tuple(tables.dims[d] for d in item.dims(self.program.types)),
+                    source.has_workspace,
+                    source.has_thread_memory,
+                )
+            else:
+                write = CALLS[item.op].write
+                call = write(item, self.program, tables.place, tables.over, knobs.BOUNDS.get())
+            chosen = bool(before or guard)
+            opening, closing = (f"{before}{guard} {{", "}") if chosen else ("", "")
+            out.append(StepText(number, item.name, opening, closing, kernel, call))
+            before = "else " if guard else ""
+        return out
+
+
+def _workspace_size(cases: Sequence[StepText]) -> list[str]:
+    return _size(cases, "workspace_bytes", lambda k: k.has_workspace, lambda call: call.workspace)
+
+
+def _thread_size(cases: Sequence[StepText]) -> list[str]:
+    return _size(cases, "local_bytes", lambda k: k.has_thread_memory, lambda call: call.local)
+
+
+def _size(
+    cases: Sequence[StepText],
     function: str,
     asked: Callable[[KernelCall], bool],
     of_call: Callable[[CallText], str],
 ) -> list[str]:
-    """The statements that raise ``most`` to what each step needs, each once."""
-    lines: dict[str, None] = {}
-    for _, cases in steps:
-        line = ""
-        for s in cases:
-            own = ""
-            if s.kernel and asked(s.kernel):
-                dims = ", ".join(s.kernel.dims) or "0"
-                own = f"most = gradc_max(most, {s.name}_{function}((const i64[]){{ {dims} }}));"
-            elif s.call and of_call(s.call):
-                own = f"most = gradc_max(most, {of_call(s.call)});"
-            line += f"{s.opening} {own} {s.closing} " if s.opening else own
-        if "most" in line:
-            lines[line.strip()] = None
-    return [*lines]
-
-
-def _step(
-    number: int,
-    step: Step,
-    program: Program,
-    kernels: Mapping[str, KernelSource],
-    types: Mapping[str, Type],
-    place: Mapping[str, int],
-    dims: Mapping[str, str],
-) -> list[StepText]:
-    """A step, or each case of a choice.
-
-    :param place: the number of each buffer's memory in the program's table, :param dims: and each dim as C.
-    """
-    cases: list[tuple[Assumption | None, Kernel | Call]] = (
-        [*step.cases] if isinstance(step, Select) else [(None, item) for item in alternatives(step)]
-    )
-    out, before = [], ""
-    for when, item in cases:
-        guard = f"if ({_over(when.left, dims)} {when.relation} {_over(when.right, dims)})" if when is not None else ""
-        kernel, call = None, None
-        if isinstance(item, Kernel):
-            source = kernels[item.name]
-            kernel = KernelCall(
-                tuple(f"buf[{place[b]}]" for b in item.buffers),
-                tuple(dims[d] for d in item.dims(types)),
-                source.has_workspace,
-                source.has_thread_memory,
-            )
-        else:
-            write = CALLS[item.op].write
-            call = write(item, program, place, lambda value: _over(value, dims), knobs.BOUNDS.get())
-        chosen = bool(before or guard)
-        out.append(
-            StepText(number, item.name, f"{before}{guard} {{" if chosen else "", "}" if chosen else "", kernel, call)
-        )
-        before = "else " if guard else ""
-    return out
+    """The statement that raises ``most`` to what a step needs, if it needs anything."""
+    line = ""
+    for s in cases:
+        own = ""
+        if s.kernel and asked(s.kernel):
+            dims = ", ".join(s.kernel.dims) or "0"
+            own = f"most = gradc_max(most, {s.name}_{function}((const i64[]){{ {dims} }}));"
+        elif s.call and of_call(s.call):
+            own = f"most = gradc_max(most, {of_call(s.call)});"
+        line += f"{s.opening} {own} {s.closing} " if s.opening else own
+    return [line.strip()] if "most" in line else []
 
 
 def _over(value: Size, dims: Mapping[str, str]) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import InternalError
 from ...ir.dims import evaluate
-from ...ir.kernel import Call, Kernel, Program, alternatives, taken
+from ...ir.kernel import Call, Kernel, Loop, Program, alternatives, taken
 from ...ir.statement import Operand
 from ...passes.program.plan_buffers import offsets
 from ...passes.reductions.chunks import GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
@@ -173,7 +174,7 @@ class LaunchPlan:
         self.program, self.dims = program, dict(dims)
         self.types = {b.name: b.type for b in program.buffers}
         self.kernels = kernels
-        self.steps = [taken(step, dims) for step in program.steps]
+        self.steps = [_launched(taken(step, dims)) for step in program.steps]
         self.checks = checks_of(program, kernels)
         self.offsets, total = offsets(program, dims, ALIGN)
         self.scratch_start = total
@@ -301,6 +302,12 @@ class LaunchPlan:
         sizes = dict(item.axes)
         shape = tuple(evaluate(sizes[a], self.dims) for a in item.result_axes)
         return Strided(self.part(item.out.buffer), shape, tuple(prod(shape[i + 1 :]) for i in range(len(shape))))
+
+
+def _launched(step: Kernel | Call | Loop) -> Kernel | Call:
+    if isinstance(step, Loop):
+        raise InternalError(f"{step.name}: no launches are written for loops over blocks of rows")
+    return step
 
 
 def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:

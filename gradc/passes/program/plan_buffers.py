@@ -6,42 +6,80 @@ A program says so by slots, which hold for all sizes; for given sizes, :func:`of
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...ir.dims import Size, assuming, evaluate, known_nonnegative
-from ...ir.kernel import Kernel, Program, alternatives
+from ...ir.kernel import Call, Kernel, Loop, Program, alternatives
+
+Span = tuple[int, int]
+"""The steps that first write and last use a buffer."""
 
 
-def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
-    """For each temp that owns bytes, the steps that first write and last use it."""
-    span: dict[str, tuple[int, int]] = {}
-    for number, step in enumerate(program.steps):
-        for item in alternatives(step):
+def lifetimes(program: Program) -> dict[str, Span]:
+    """When each temp that owns bytes is alive."""
+    return _lifetimes(program, "temp", [list(alternatives(step)) for step in program.steps])
+
+
+def _lifetimes(program: Program, kind: str, steps: Sequence[Sequence[Kernel | Call]]) -> dict[str, Span]:
+    span: dict[str, Span] = {}
+    for number, items in enumerate(steps):
+        for item in items:
             for name in (*item.reads, *item.writes):
                 root = program.root(name)
-                if program.buffer[root].kind == "temp":
+                if program.buffer[root].kind == kind:
                     span[root] = (span.get(root, (number, number))[0], number)
     return span
 
 
 def plan_buffers(program: Program) -> Program:
     """temp t3: f32[N,D]  ->  temp t3: f32[N,D] slot 0"""
-    span = lifetimes(program)
+    with assuming(program.assumptions):
+        placed = _slots(program, lifetimes(program))
+        steps = tuple(_planned(step, program) if isinstance(step, Loop) else step for step in program.steps)
+    buffers = tuple(replace(b, slot=placed.get(b.name, -1)) for b in program.buffers)
+    return replace(program, buffers=buffers, steps=steps)
+
+
+def _planned(loop: Loop, program: Program) -> Loop:
+    """A block that is stored where another one was read last takes its memory."""
+    span = _lifetimes(program, "block", [[item] for item in loop.steps])
+    instead: dict[str, str] = {}  # block -> the one whose memory it takes
+    for name in sorted(span, key=lambda n: span[n]):
+        first = loop.steps[span[name][0]]
+        for source in first.reads if isinstance(first, Kernel) else ():
+            same = source in span and program.types[source] == program.types[name]
+            if same and span[source][1] == span[name][0] and source not in instead.values():
+                if isinstance(first, Kernel) and _in_place(program, first, source, name):
+                    instead[name] = source
+                    break
+
+    def owner(name: str) -> str:
+        return owner(instead[name]) if name in instead else name
+
+    whole = dict(span)
+    for name in instead:
+        begin, end = whole[owner(name)]
+        whole[owner(name)] = (begin, max(end, span[name][1]))
+    slots = _slots(program, {name: whole[name] for name in span if name not in instead})
+    return replace(loop, blocks=tuple(replace(b, slot=slots.get(owner(b.name), -1)) for b in loop.blocks))
+
+
+def _slots(program: Program, span: Mapping[str, Span]) -> dict[str, int]:
+    """The number of each buffer's memory, which others share that are not alive together with it."""
     slots: list[tuple[Size, int]] = []  # bytes, the last step that uses it
     placed: dict[str, int] = {}
     holds = functools.cache(lambda size, need: known_nonnegative(size - need))  # few sizes differ
-    with assuming(program.assumptions):
-        for name in sorted(span, key=lambda n: span[n]):
-            first, last = span[name]
-            need = program.buffer[name].type.nbytes
-            best = next((i for i, (size, busy) in enumerate(slots) if busy < first and holds(size, need)), len(slots))
-            if best < len(slots):
-                slots[best] = (slots[best][0], last)
-            else:
-                slots.append((need, last))
-            placed[name] = best
-    return replace(program, buffers=tuple(replace(b, slot=placed.get(b.name, -1)) for b in program.buffers))
+    for name in sorted(span, key=lambda n: span[n]):
+        first, last = span[name]
+        need = program.types[name].nbytes
+        best = next((i for i, (size, busy) in enumerate(slots) if busy < first and holds(size, need)), len(slots))
+        if best < len(slots):
+            slots[best] = (slots[best][0], last)
+        else:
+            slots.append((need, last))
+        placed[name] = best
+    return placed
 
 
 def offsets(program: Program, dims: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:

@@ -35,7 +35,7 @@ def precision_of(program: Program, target: str) -> Precision:
     """The precision of a program on a target."""
     math: set[str] = set()
     sums: set[str] = set()
-    types = {b.name: b.type for b in program.buffers}
+    types = program.types
     deterministic, calls = True, False
     for step in program.steps:
         for item in alternatives(step):

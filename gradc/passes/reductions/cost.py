@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...errors import Unsupported
 from ...ir.dims import Size, evaluate, product, symbols
-from ...ir.kernel import Call, Kernel, Program, alternatives, taken
+from ...ir.kernel import Call, Kernel, Loop, Program, alternatives, taken
 from ...ir.node import REGISTRY
 from ...ir.types import Type
 from .combine import (
@@ -157,7 +157,7 @@ def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
     :raises Unsupported: a kernel or call that runs at these sizes would sort more than ``MOST_SORTED`` rows, distinct
         keys or elements of a row.
     """
-    types = {b.name: b.type for b in program.buffers}
+    types = program.types
     for step in program.steps:
         kernel = taken(step, dims)
         if isinstance(kernel, Call):
@@ -197,7 +197,7 @@ def floor_bytes(program: Program, dims: Mapping[str, int]) -> int:
     """A lower bound of the bytes that a program moves: every input read once (only the rows read of gathered ones) and
     every output written once.
     """
-    types = {b.name: b.type for b in program.buffers}
+    types = program.types
     most = {b.name: 0 for b in program.buffers if not b.alias and b.kind in ("input", "output")}
     for step in program.steps:
         for item in alternatives(step):
@@ -206,7 +206,7 @@ def floor_bytes(program: Program, dims: Mapping[str, int]) -> int:
                 if root in most:
                     moved = (
                         _buffer_bytes(item, name, types, dims)
-                        if isinstance(item, Kernel)
+                        if isinstance(item, Kernel) and not isinstance(step, Loop)
                         else evaluate(types[root].nbytes, dims)
                     )
                     most[root] = max(most[root], moved)

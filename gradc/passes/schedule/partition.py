@@ -4,6 +4,9 @@ A value that only the inputs decide may be saved or computed again in the backwa
 and reductions are never computed twice).  What the forward writes anyway, and an input, costs a read; another value
 costs a write and a read.  The cut that moves the fewest bytes is what is saved.
 
+A product with rows so wide that loops compute them block by block (:mod:`gradc.passes.program.block_rows`) is in memory
+neither in the forward nor in the backward, and never saved.
+
 A memory budget bounds these bytes.  Where they exceed it, saved values are computed again after all, reductions among
 them, those first that give most bytes back for what has to be computed; products and scatters never are, and a budget
 below their results is refused.
@@ -23,21 +26,27 @@ from ...ir.node import Node, Note
 from ...ir.op import Alias, Library, Movement, Reduction, Scan, Scatter
 from ...ir.walk import depends_on_inputs, reachable, topological
 from ..graph.replace_axis import moves
+from ..program.block_rows import LEAST
 from ..reductions.cost import nominal
 from ..reductions.devices import CPU, Device
 from .residual import Residual
 from .schedule import written
 
 _FREE = 0
+WIDE = 8
+"""A product's rows have as many times the elements of what they are products of where it is computed again."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """:param forward: outputs, then residuals ``r.NAME``.  :param backward: inputs are residuals and cotangents."""
+    """:param forward: outputs, then residuals ``r.NAME``.  :param backward: inputs are residuals and cotangents.
+    :param again: the matrix products of the forward that the backward computes again.
+    """
 
     forward: Graph
     backward: Graph
     residuals: tuple[Residual, ...]
+    again: frozenset[Node] = frozenset()
 
 
 def partition(
@@ -50,6 +59,7 @@ def partition(
     borrow: bool = False,
     fuse: bool = True,
     device: Device = CPU,
+    blocks: bool = False,
 ) -> Partition:
     """joint  ->  forward + residuals and backward
 
@@ -61,6 +71,7 @@ def partition(
     :param dims: sizes at which bytes are counted; 1024 stands for the others, which a budget in bytes does not allow.
     :param borrow: an output may be kept itself; else what is kept of it is a copy.
     :param fuse, device: as :func:`.schedule` takes them, which decides what the forward writes.
+    :param blocks: products with wide rows are computed again.
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
         there are not.
     """
@@ -87,7 +98,11 @@ def partition(
     borrowed = {node: name for name, node in reversed(forward.outputs)} if borrow else {}
     given = set(reachable((n for _, n in forward.outputs), lambda n: n.operands if _is_alias(n) else ()))
     traffic = Traffic(
-        written(forward, fuse=fuse, device=device), given - borrowed.keys(), borrowed.keys() - set(joint.inputs), dims
+        written(forward, fuse=fuse, device=device),
+        given - borrowed.keys(),
+        borrowed.keys() - set(joint.inputs),
+        dims,
+        blocks,
     )
     saved = _cut(joint, boundary, save, traffic)
     if budget is not None:
@@ -114,7 +129,10 @@ def partition(
         residuals[node] = Residual(name, node, "output" if output else _why(node, traffic.written), output)
     own = [(r.name, r.node) for r in residuals.values() if not r.borrowed]
     forward = replace(forward, outputs=(*forward.outputs, *own))
-    return Partition(forward, _backward(joint, gradients, residuals, cotangents), tuple(residuals.values()))
+    backward = _backward(joint, gradients, residuals, cotangents)
+    computed = reachable(boundary, lambda n: () if n in saved else n.operands)
+    products = frozenset(n for n in computed if n not in saved and traffic.in_blocks(n))
+    return Partition(forward, backward, tuple(residuals.values()), products)
 
 
 @dataclass(frozen=True)
@@ -125,12 +143,31 @@ class Traffic:
     :param given: of it what the caller is given, who may change it: what is kept is a copy.
     :param borrowed: of it what the caller is given, and does not change before the backward.
     :param dims: sizes at which bytes are counted.
+    :param blocks: products with wide rows are never more than a block.
     """
 
     written: Collection[Node]
     given: Collection[Node]
     borrowed: Collection[Node]
     dims: Mapping[str, int] | None
+    blocks: bool = False
+
+    def once(self, node: Node) -> bool:
+        """Whether a value is not computed twice."""
+        return _never_twice(node) and not self.in_blocks(node)
+
+    def always_kept(self, node: Node) -> bool:
+        """Whether not even a budget lets a value be computed twice."""
+        return _always_kept(node) and not self.in_blocks(node)
+
+    def in_blocks(self, node: Node) -> bool:
+        """Whether a value is a product with rows that are wide enough to compute it again, block by block."""
+        if not self.blocks or not isinstance(node.op, Library) or not node.op.contraction:
+            return False
+        inner = node.operands[0].shape[-1]
+        bound = nominal([*node.shape, inner], self.dims)
+        wide = evaluate(node.shape[-1], bound) >= WIDE * evaluate(inner, bound)
+        return wide and bytes_of(node, self.dims) >= LEAST and node not in self.given
 
     def size(self, node: Node) -> int:
         """Bytes of memory to keep a value that is no input."""
@@ -169,7 +206,6 @@ def _never_twice(node: Node) -> bool:
 
 
 def _always_kept(node: Node) -> bool:
-    """What not even a budget lets be computed twice."""
     return isinstance(node.op, Library) or isinstance(getattr(node.op, "lower", None), Scatter)
 
 
@@ -204,7 +240,9 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], traffic: 
         name = joint.notes[node].name if node in joint.notes else ""
         if name and name in names:
             return _FREE
-        if save == "none" and node.op.name != "input" and not _never_twice(node):
+        if traffic.in_blocks(node):
+            return None
+        if save == "none" and node.op.name != "input" and not traffic.once(node):
             return None
         if moves(node) and node not in traffic.written and depends_on_inputs(node.operands[0]):
             (source,) = node.operands  # kept as it is, it joins no other kernel than now
@@ -212,7 +250,7 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], traffic: 
                 return None
         return traffic.cost(node, readers.get(node, ()) if node not in boundary else ())
 
-    return _minimum(joint, boundary, cost, _never_twice, traffic.size)
+    return _minimum(joint, boundary, cost, traffic.once, traffic.size)
 
 
 def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
@@ -304,10 +342,10 @@ def _within(joint: Graph, boundary: set[Node], saved: set[Node], budget: int | f
     size = {node: traffic.size(node) for node in behind}
     fewest = None
     if isinstance(budget, float):
-        fewest = _fewest(joint, boundary, size)
+        fewest = _fewest(joint, boundary, size, traffic)
         budget = _total(fewest, size) + int(budget * max(_total(saved, size) - _total(fewest, size), 0))
     else:
-        held = [n for n in behind if (n in saved or _always_kept(n)) and n.op.name != "input"]
+        held = [n for n in behind if (n in saved or traffic.always_kept(n)) and n.op.name != "input"]
         held = [n for n in held if n not in traffic.borrowed]
         unknown = sorted({s for n in held for d in n.shape for s in symbols(d)} - (traffic.dims or {}).keys())
         if unknown:
@@ -315,10 +353,10 @@ def _within(joint: Graph, boundary: set[Node], saved: set[Node], budget: int | f
                 f"memory_budget={budget} bytes: how many there are depends on {', '.join(unknown)};"
                 f" hints={{{unknown[0]!r}: ...}} says at which sizes, or give a fraction"
             )
-    left = _drop(joint, saved, budget, size)
+    left = _drop(joint, saved, budget, size, traffic.always_kept)
     if _total(left, size) <= budget:
         return _reached(boundary, left)
-    fewest = _fewest(joint, boundary, size) if fewest is None else fewest
+    fewest = _fewest(joint, boundary, size, traffic) if fewest is None else fewest
     if _total(fewest, size) > budget:
         products = ", ".join(sorted({n.op.name for n in fewest if n.op.name != "input" and size[n]}))
         raise InvalidProblem(
@@ -328,17 +366,26 @@ def _within(joint: Graph, boundary: set[Node], saved: set[Node], budget: int | f
     return fewest
 
 
-def _fewest(joint: Graph, boundary: set[Node], size: Mapping[Node, int]) -> set[Node]:
+def _fewest(joint: Graph, boundary: set[Node], size: Mapping[Node, int], traffic: Traffic) -> set[Node]:
     """What has the fewest bytes beyond the inputs."""
-    cost = lambda node: _FREE if node.op.name == "input" else size[node]
-    return _minimum(joint, boundary, cost, _always_kept, size.__getitem__)
+
+    def cost(node: Node) -> int | None:
+        return _FREE if node.op.name == "input" else None if traffic.in_blocks(node) else size[node]
+
+    return _minimum(joint, boundary, cost, traffic.always_kept, size.__getitem__)
 
 
 def _total(saved: Collection[Node], size: Mapping[Node, int]) -> int:
     return sum(size[n] for n in saved if n.op.name != "input")
 
 
-def _drop(joint: Graph, saved: set[Node], budget: int, size: Mapping[Node, int]) -> set[Node]:
+def _drop(
+    joint: Graph,
+    saved: set[Node],
+    budget: int,
+    size: Mapping[Node, int],
+    always_kept: Callable[[Node], bool] = _always_kept,
+) -> set[Node]:
     """``saved`` without the values that give most bytes back for what is computed again, one after another until the
     rest fits.
     """
@@ -349,9 +396,9 @@ def _drop(joint: Graph, saved: set[Node], budget: int, size: Mapping[Node, int])
     while total > budget:
         best, most = None, 0.0
         for node in sorted(
-            (n for n in left if size[n] and n.op.name != "input" and not _always_kept(n)), key=order.__getitem__
+            (n for n in left if size[n] and n.op.name != "input" and not always_kept(n)), key=order.__getitem__
         ):
-            again = known[node] = known.get(node) or _again(node, left)
+            again = known[node] = known.get(node) or _again(node, left, always_kept)
             given_back = size[node] - sum(size[n] for n in again.kept)
             worth = given_back / max(sum(_work(n, size) for n in again.computed), 1)
             if worth > most:
@@ -371,12 +418,12 @@ def _drop(joint: Graph, saved: set[Node], budget: int, size: Mapping[Node, int])
     return left
 
 
-def _again(node: Node, saved: Collection[Node]) -> _Again:
+def _again(node: Node, saved: Collection[Node], always_kept: Callable[[Node], bool]) -> _Again:
     def held(n: Node) -> bool:
         return n in saved or n.op.name == "input"
 
     def computes(n: Node) -> bool:
-        return n is node or not (held(n) or _always_kept(n))
+        return n is node or not (held(n) or always_kept(n))
 
     def sources(n: Node) -> list[Node]:
         return [o for o in n.operands if depends_on_inputs(o)] if computes(n) else []

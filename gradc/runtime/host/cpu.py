@@ -13,7 +13,7 @@ import numpy as np
 from ...codegen.text import CODES, enumerators
 from ...errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory
 from ...ir.dims import evaluate
-from ...ir.kernel import Call, Program
+from ...ir.kernel import Call, Loop, Program, alternatives
 from ...ir.node import REGISTRY
 from ...passes.program.plan_buffers import offsets
 from ...process.forks import held_off
@@ -113,13 +113,15 @@ class CpuProgram:
         """The bytes that each thread keeps for matrix products."""
         most = 0
         for step in self.program.steps:
-            if isinstance(step, Call) and REGISTRY[step.op].contraction:
-                sizes = dict(step.axes)
-                m, n, k = (
-                    evaluate(sizes[a], dims) for a in (step.views[0][-2], step.result_axes[-1], step.views[0][-1])
-                )
-                bits = self.program.buffer[step.out.buffer].type.dtype.bits
-                most = max(most, pool.pack_bytes(bits, m, n, k))
+            bound = step.largest(dims) if isinstance(step, Loop) else dims
+            for item in alternatives(step):
+                if isinstance(item, Call) and REGISTRY[item.op].contraction:
+                    sizes = dict(item.axes)
+                    m, n, k = (
+                        evaluate(sizes[a], bound) for a in (item.views[0][-2], item.result_axes[-1], item.views[0][-1])
+                    )
+                    bits = self.program.buffer[item.out.buffer].type.dtype.bits
+                    most = max(most, pool.pack_bytes(bits, m, n, k))
         return most
 
     def run(

@@ -32,6 +32,7 @@ class _Struct(ctypes.Structure):
         ("parallel_for", ctypes.c_void_p),
         ("matmul", ctypes.c_void_p),
         ("local", ctypes.c_void_p),
+        ("block", ctypes.c_void_p),
         ("stopped", ctypes.c_void_p),
         ("stream_from", ctypes.c_int64),
         ("error", ctypes.c_void_p),
@@ -49,8 +50,8 @@ class Context:
 
     __slots__ = ("_struct", "address", "pointer")
 
-    def __init__(self, parallel_for: int, matmul: int, local: int, stopped: int):
-        self._struct = _Struct(parallel_for, matmul, local, stopped, NEVER, 0, 0)
+    def __init__(self, parallel_for: int, matmul: int, local: int, block: int, stopped: int):
+        self._struct = _Struct(parallel_for, matmul, local, block, stopped, NEVER, 0, 0)
         self.address = ctypes.addressof(self._struct)
         self._struct.error = self.address + _Struct.slots.offset
         self.pointer = ctypes.byref(self._struct)
@@ -89,12 +90,13 @@ def new_context() -> Context:
 
 
 @functools.cache
-def _entries() -> tuple[int, int, int, int]:
+def _entries() -> tuple[int, int, int, int, int]:
     library = _library()
     return (
         _address(library.gradc_parallel_for),
         _address(library.gradc_matmul),
         _address(library.gradc_local),
+        _address(library.gradc_block),
         _address(library.gradc_stopped),
     )
 

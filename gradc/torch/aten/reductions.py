@@ -56,15 +56,6 @@ def _with_mean(function: Any) -> Any:
     return both
 
 
-def _safe_softmax(x: Node, axis: int, dtype: Any = None) -> Node:
-    """A row that is -inf everywhere gives zeros."""
-    if not x.rank:
-        raise Unsupported("softmax of a scalar")
-    dead = ops.all(ops.isneginf(x), axis=axis % x.rank, keepdims=True)
-    dead = ops.broadcast_to(dead, x.shape)
-    return ops.where(dead, 0.0, _softmax(ops.softmax)(ops.where(dead, 0.0, x), axis, dtype))
-
-
 def _any(x: Node, axis: Any = None, keepdim: bool = False) -> Node:
     return _reduced(ops.any, x if x.dtype.kind == "b" else ops.ne(x, 0), axis, keepdim)
 
@@ -177,7 +168,7 @@ LINES: dict[str, Any] = {
     "aten.log_softmax.int": _softmax(ops.log_softmax),
     "aten._softmax.default": _old_softmax(ops.softmax),
     "aten._log_softmax.default": _old_softmax(ops.log_softmax),
-    "aten._safe_softmax.default": _safe_softmax,
+    "aten._safe_softmax.default": _softmax(ops.safe_softmax),
     "aten.var_mean.correction": _with_mean(ops.var),
     "aten.std_mean.correction": _with_mean(ops.std),
     "aten.std.correction": _spread_of(ops.std),

@@ -1,0 +1,361 @@
+"""block_rows: steps that hand wide rows to one another run for one block of rows at a time.
+
+What lies between a product with wide rows and the steps that read them, [rows, wide], is then never more than a block:
+the logits of a linear layer before a cross entropy, the scores of attention, and their gradients.  A sum over the rows
+is added up block by block.  How rows are cut depends on shapes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ...ir.dims import Size, assuming, evaluate, product, same, symbol
+from ...ir.kernel import Buffer, Call, Kernel, Loop, Program, Step, alternatives
+from ...ir.node import REGISTRY
+from ...ir.statement import Axis, Index, Operand, Stmt
+from ...ir.types import Type
+from ..reductions.cost import nominal
+from .column_bounds import column_bounds
+
+LEAST = 1 << 20
+"""Bytes that a product has at least whose rows are cut."""
+WIDER = 2
+"""A product's rows are wide if they have as many times the elements of what they are products of."""
+
+
+def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Program:
+    """matmul, softmax, matmul over rows(n: N)  ->  loop rows(n: N) by(144) { matmul, softmax, matmul }
+
+    Licence REAL: the order in which a product is added up may depend on the number of its rows.
+
+    :param dims: sizes at which elements are counted; 1024 stands for the others.
+    """
+    with assuming(program.assumptions):
+        tried: set[str] = set()
+        while (seed := next((b for b in _seeds(program, WIDER, dims) if b not in tried), None)) is not None:
+            tried.add(seed)
+            group = _Group.around(program, seed, dims)
+            if group is not None:
+                program = group.looped()
+    return program
+
+
+def uncut(program: Program, wider: int, dims: Mapping[str, int] | None = None) -> bool:
+    """Whether a product with rows of ``wider`` times the elements of what they are products of, or a value made of it,
+    is in memory whole.
+
+    :param dims: as :func:`block_rows` takes them.
+    """
+    return any(True for _ in _seeds(program, wider, dims)) or any(
+        2 * evaluate(program.types[name].count, bound) >= whole
+        for loop in program.loops
+        for whole, bound in _wide_products(loop, program, wider, dims)
+        for name in (*loop.reads, *loop.writes)
+        if program.buffer[program.root(name)].kind == "temp"
+    )
+
+
+def _wide_products(
+    loop: Loop, program: Program, wider: int, dims: Mapping[str, int] | None
+) -> Iterator[tuple[int, dict[str, int]]]:
+    """For each product in a loop with wide rows: the elements that all blocks have, and the sizes that this is for."""
+    sizes = [size for name in (*loop.reads, *loop.writes) for size in program.types[name].shape]
+    bound = nominal([*sizes, *loop.sizes, *(size for b in loop.blocks for size in b.type.shape)], dims)
+    inside = {**loop.largest(bound), loop.count: 1}
+    for step in loop.steps:
+        if isinstance(step, Call) and step.out.buffer not in loop.writes:
+            axes = {axis: evaluate(size, inside) for axis, size in step.axes}
+            inner = math.prod(n for axis, n in axes.items() if axis not in step.result_axes)
+            if axes[step.result_axes[-1]] >= wider * inner:
+                rows = evaluate(product(size for _, size in (*loop.over, loop.rows)), bound)
+                yield rows * axes[step.result_axes[-1]], bound
+
+
+def _seeds(program: Program, wider: int, dims: Mapping[str, int] | None) -> Iterator[str]:
+    """The temps that are products with wide rows."""
+    for step in program.steps:
+        if not isinstance(step, Call) or not REGISTRY[step.op].contraction:
+            continue
+        buffer, axes = program.buffer[step.out.buffer], dict(step.axes)
+        inner = product(size for axis, size in step.axes if axis not in step.result_axes)
+        bound = nominal([*buffer.type.shape, inner], dims)
+        wide = evaluate(axes[step.result_axes[-1]], bound) >= wider * evaluate(inner, bound)
+        if buffer.kind == "temp" and wide and evaluate(buffer.type.nbytes, bound) >= LEAST:
+            yield buffer.name
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a step is cut: the names of its axes that a loop goes over, and of the one whose rows it cuts.
+
+    :param add: the step adds up over the rows.
+    """
+
+    over: tuple[str, ...]
+    row: str
+    add: bool = False
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return (*self.over, self.row)
+
+
+@dataclass
+class _Group:
+    """The steps of a loop, by their numbers, and the buffers that become blocks.
+
+    :param shape: the sizes of the outer axes and of the rows.
+    :param wide: elements of a row of the product that the loop is made for.
+    """
+
+    program: Program
+    shape: tuple[Size, ...]
+    wide: Size
+    hints: Mapping[str, int] | None
+    steps: dict[int, _Cut] = field(default_factory=dict)
+    blocks: dict[str, None] = field(default_factory=dict)
+
+    @classmethod
+    def around(cls, program: Program, seed: str, hints: Mapping[str, int] | None) -> _Group | None:
+        """The largest group found from a temp; None where its steps cannot be a loop."""
+        shape = program.types[seed].shape
+        group = cls(program, shape[:-1], shape[-1], hints)
+        if not group.take(seed):
+            return None
+        refused: set[str] = set()
+        while True:
+            touched = (b for n in sorted(group.steps) for b in (*program.steps[n].reads, *program.steps[n].writes))
+            name = next((b for b in touched if b not in group.blocks and b not in refused and group.suits(b)), None)
+            if name is None:
+                return group if len(group.steps) > 1 else None
+            if not group.take(name):
+                refused.add(name)
+
+    def suits(self, name: str) -> bool:
+        """Whether a buffer is a temp whose rows are as wide as those that the loop is made for."""
+        buffer, lead = self.program.buffer[name], len(self.shape)
+        if buffer.kind != "temp" or buffer.alias or buffer.type.rank <= lead:
+            return False
+        rest = product(buffer.type.shape[lead:])
+        dims = nominal([rest, self.wide], self.hints)
+        return 2 * evaluate(rest, dims) >= evaluate(self.wide, dims)
+
+    def take(self, name: str) -> bool:
+        """Makes a temp a block, if every step that touches it can be in the loop."""
+        program, steps = self.program, dict(self.steps)
+        if any(b.alias == name for b in program.buffers):
+            return False
+        for number, step in enumerate(program.steps):
+            if name not in (*step.reads, *step.writes):
+                continue
+            cut = _cut(step, name, self.shape)
+            if cut is None or steps.setdefault(number, cut) != cut:
+                return False
+        before, self.steps = self.steps, steps
+        if self.consistent() and self.order() is not None:
+            self.blocks[name] = None
+            return True
+        self.steps = before
+        return False
+
+    def consistent(self) -> bool:
+        """Whether all that a step of the loop reads of another one is in the same rows."""
+        program = self.program
+        written = {program.root(b) for n in self.steps for b in program.steps[n].writes}
+        for number, cut in self.steps.items():
+            for access in _accesses(program.steps[number]):
+                root = program.root(access.buffer)
+                if root not in written or (isinstance(access, Stmt) and access.op == "store"):
+                    continue
+                adds = cut.add and access.buffer in program.steps[number].writes
+                apart = not adds and [i.variable for i in access.index[: len(cut.axes)]] != [*cut.axes]
+                if apart or access.buffer != root or not program.types[root].dtype.is_float:
+                    return False
+                sums = any(self.steps[n].add and root in program.steps[n].writes for n in self.steps)
+                if sums and not adds:
+                    return False
+        return True
+
+    def order(self) -> tuple[list[int], list[int]] | None:
+        """The steps that run before the loop and after it; None if one has to do both."""
+        program, first, last = self.program, min(self.steps), max(self.steps)
+        early, late = [*range(first)], list[int]()
+        made, read = set[str](), set[str]()  # by the loop's steps so far; what is made from that is made after them
+        late_reads, late_writes = set[str](), set[str]()
+        for number in range(first, last + 1):
+            step = program.steps[number]
+            reads, writes = ({program.root(b) for b in names} for names in (step.reads, step.writes))
+            if number in self.steps:
+                if late_writes & (reads | writes) or late_reads & writes:
+                    return None
+                made |= writes
+                read |= reads
+            elif (made | late_writes) & (reads | writes) or (read | late_reads) & writes:
+                late.append(number)
+                late_reads |= reads
+                late_writes |= writes
+            else:
+                early.append(number)
+        return early, [*late, *range(last + 1, len(program.steps))]
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def looped(self) -> Program:
+        order = self.order()
+        assert order is not None
+        early, late = order
+        program = self.program
+        buffers = tuple(b for b in program.buffers if b.name not in self.blocks)
+        steps = program.steps
+        ordered = (*(steps[n] for n in early), self.loop(), *(steps[n] for n in late))
+        return replace(program, buffers=buffers, steps=ordered)
+
+    def loop(self) -> Loop:
+        program, lead = self.program, len(self.shape) - 1
+        taken = {*program.dims, *(name for loop in program.loops for name in loop.symbols)}
+        names = (*(f"at{i}" for i in range(lead)), "row", "rows", "cols")
+        *over, row, count, column = (_fresh(name, taken) for name in names)
+        numbers = sorted(self.steps)
+        cuts = [self.steps[n] for n in numbers]
+        whole = [step for n in numbers if isinstance(step := program.steps[n], Kernel | Call)]
+        blocks = dict.fromkeys(self.blocks, lead + 1)
+        columns = column_bounds(whole, [cut.row for cut in cuts], blocks, self.wide)
+        cols = (column, columns.size) if columns else None
+        own = {name: self.block(name, count, cols) for name in self.blocks}
+        types = {**program.types, **{name: b.type for name, b in own.items()}}
+        steps = []
+        for i, (step, cut) in enumerate(zip(whole, cuts, strict=True)):
+            axis = columns.axes[i] if columns else None
+            steps.append(_Cutter(cut, tuple(over), row, count, own, (axis, column) if axis else None).step(step, types))
+        outer = tuple(zip(over, self.shape[:-1], strict=True))
+        to = symbol(row) + symbol(count) + columns.offset - 1 if columns else 0
+        return Loop(
+            outer,
+            (row, self.shape[-1]),
+            _by(self.shape[-1], self.wide, lead > 0),
+            count,
+            tuple(own.values()),
+            tuple(steps),
+            (cols,) if cols else (),
+            to,
+        )
+
+    def block(self, name: str, count: str, cols: Axis | None) -> Buffer:
+        type_ = self.program.types[name]
+        rest = type_.shape[len(self.shape) :]
+        return Buffer(name, replace(type_, shape=(symbol(count), *((symbol(cols[0]),) if cols else rest))), "block")
+
+
+def _by(rows: Size, wide: Size, outer: bool) -> Size:
+    """Rows of a block, a multiple of 12 (what a product goes over at once), all blocks about as large: of a thread's
+    own, so many that they stay in its cache; else so many that what they are multiplied with, which is read and packed
+    again for each block, is read rarely.
+    """
+    most = 48 * (1 + (1 << 13) // (wide + 2048)) if outer else 480 * (1 + (1 << 14) // (wide + 2048))
+    return 12 * (1 + rows // (12 * (1 + rows // most)))
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    unique, k = name, 1
+    while unique in taken:
+        k += 1
+        unique = f"{name}_{k}"
+    taken.add(unique)
+    return unique
+
+
+def _accesses(step: Step) -> list[Stmt | Operand]:
+    return [
+        access
+        for item in alternatives(step)
+        for access in ([s for s in item.body if s.buffer] if isinstance(item, Kernel) else [*item.operands, item.out])
+    ]
+
+
+def _cut(step: Step, name: str, shape: tuple[Size, ...]) -> _Cut | None:
+    """How a step is cut by the rows of a buffer that it touches; None if it cannot be."""
+    found = {tuple(i.variable for i in a.index[: len(shape)]) for a in _accesses(step) if a.buffer == name}
+    if len(found) != 1 or not isinstance(step, Kernel | Call):
+        return None
+    names = next(iter(found))
+    axes = dict(step.rows if isinstance(step, Kernel) else step.axes)
+    if len(set(names)) < len(names) or not all(
+        v in axes and same(axes[v], n) for v, n in zip(names, shape, strict=True)
+    ):
+        return None
+    cut = _Cut(tuple(map(str, names[:-1])), str(names[-1]))
+    return _of_kernel(step, cut) if isinstance(step, Kernel) else _of_call(step, cut)
+
+
+def _of_kernel(kernel: Kernel, cut: _Cut) -> _Cut | None:
+    """A kernel without effects but stores, each of which is in the rows that it is for."""
+    if kernel.order or any(s.op in ("accum", "check", "search") for s in kernel.body):
+        return None
+    stores = [s for s in kernel.body if s.op == "store"]
+    own = all([i.variable for i in s.index[: len(cut.axes)]] == [*cut.axes] for s in stores)
+    return cut if own else None
+
+
+def _of_call(call: Call, cut: _Cut) -> _Cut | None:
+    """A product with the rows of the loop, or one that adds up over them."""
+    lead = len(cut.over)
+    if not REGISTRY[call.op].contraction or len(call.out.index) != lead + 2:
+        return None
+    batch, row = [i.variable for i in call.out.index[:lead]], call.out.index[lead].variable
+    divided = {axis for o in call.operands for axis, _ in o.per}
+    if batch != [*cut.over] or divided & {*cut.axes} or cut.row == call.result_axes[-1]:
+        return None
+    return cut if cut.row == row else replace(cut, add=True)
+
+
+@dataclass(frozen=True)
+class _Cutter:
+    """Writes a step over the rows of one block."""
+
+    cut: _Cut
+    over: tuple[str, ...]
+    row: str
+    count: str
+    blocks: Mapping[str, Buffer]
+    column: tuple[str, str] | None
+    """The axis of the columns, and the symbol of how many a block has."""
+
+    def step(self, step: Kernel | Call, types: Mapping[str, Type]) -> Kernel | Call:
+        if isinstance(step, Call):
+            out = self.operand(step.out)
+            return replace(
+                step, axes=self.axes(step.axes), out=out, args=tuple(map(self.operand, step.args)), add=self.cut.add
+            )
+        body = tuple(replace(s, index=self.index(s.buffer, s.index)) for s in step.body)
+        kernel = replace(step, rows=self.axes(step.rows), cols=self.axes(step.cols), body=body)
+        return kernel.named_by_structure(step.name.rpartition("_")[0] or step.name, types)
+
+    def axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        sizes = {self.cut.row: symbol(self.count)}
+        if self.column:
+            sizes[self.column[0]] = symbol(self.column[1])
+        return tuple((name, sizes.get(name, size)) for name, size in axes if name not in self.cut.over)
+
+    def operand(self, operand: Operand) -> Operand:
+        scale = self.operand(operand.scale) if operand.scale else None
+        return replace(operand, index=self.index(operand.buffer, operand.index), scale=scale)
+
+    def index(self, buffer: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
+        if buffer in self.blocks:
+            return index[len(self.cut.over) :]
+        return tuple(map(self.placed, index))
+
+    def placed(self, index: Index) -> Index:
+        """The index of a position in all rows, over those of a block."""
+        places = dict(zip(self.cut.over, self.over, strict=True))
+        const, terms = index.const, []
+        for variable, factor in index.terms:
+            if variable == self.cut.row:
+                const = const + factor * symbol(self.row)
+            if variable in places:
+                const = const + factor * symbol(places[variable])
+            else:
+                terms.append((variable, factor))
+        return Index(const, tuple(terms))
