@@ -27,7 +27,7 @@ from gradc.passes.schedule.scheduler import Scheduler
 
 
 def halves(graph: Graph, wrt: list[str]) -> list[Graph]:
-    parts = cut(graph, lower(graph, wrt, Options(), Pipeline()), wrt, Options(), "cpu", False)
+    parts = cut(graph, lower(graph, wrt, Options(), "cpu", Pipeline()), wrt, Options(), "cpu", False)
     return [parts.forward, parts.backward]
 
 
