@@ -131,7 +131,8 @@ class Benchmark:
                 self._step(case, self._strategies, CASE_BOX, "strategies")
             self._kept = None
         if self.clock is not None:
-            self._step(cases[0], self._fmad, CASE_BOX, "fmad")
+            if strategies:
+                self._step(cases[0], self._fmad, CASE_BOX, "fmad")
             for case in cases if peers else ():
                 self._step(case, self._compiled, COMPILE_BOX, "torch.compile")
 
@@ -355,7 +356,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="small sizes")
     parser.add_argument("--seconds", type=float, default=300.0, help="stop after this long")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
-    parser.add_argument("--no-strategies", action="store_true", help="without forcing each strategy")
+    parser.add_argument("--no-strategies", action="store_true", help="without forcing each strategy, and other flags")
     parser.add_argument("--onto", type=Path, help="a JSON whose content stands first in the one that is written")
     parser.add_argument("--out", type=Path, help="the JSON to write; a table in Markdown is written beside it")
     options = parser.parse_args(arguments)

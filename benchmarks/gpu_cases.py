@@ -11,7 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import SimpleNamespace as Sizes
 from typing import Any
@@ -315,6 +315,11 @@ def _bag_torch(torch: Any, s: Sizes, ids: Any, table: Any) -> Any:
 def all_cases() -> dict[str, GpuCase]:
     cases = [
         embedding("E2", "embedding", "bf16", uniform("V", "N"), 16384, 128256, 4096),
+        replace(
+            embedding("E2f", "embedding, f32, atomic_fixed", "f32", uniform("V", "N"), 16384, 128256, 512),
+            scatter="",
+            options={"reductions": {"*": "atomic_fixed"}},
+        ),
         embedding("E3", "embedding, zipf 1.05", "bf16", zipf("V", "N", power=1.05), 65536, 128256, 4096),
         embedding("E5", "embedding", "f32", uniform("V", "N"), 16384, 131072, 768),
         _norm("N1", "layer", "bf16", 16384, 4096),

@@ -4,6 +4,7 @@ float64.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -122,6 +123,11 @@ def distance(torch: Any, got: Any, exact: Any) -> float:
     return worst / (largest or 1.0)
 
 
+def bits(torch: Any, result: Any) -> int:
+    """A checksum of what a result's bytes are, the same for the same bits."""
+    return zlib.crc32(result.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy())
+
+
 def judged(torch: Any, ours: Results, theirs: Results | None, exact: Results) -> dict[str, dict[str, Any]]:
     """Of each result our error, torch's own, and whether ours is at most the larger of 4 units and torch's."""
     verdicts: dict[str, dict[str, Any]] = {}
@@ -133,6 +139,7 @@ def judged(torch: Any, ours: Results, theirs: Results | None, exact: Results) ->
             "ours": mine,
             "torch": other,
             "units": mine / unit,
+            "bits": bits(torch, ours[name]),
             "right": mine <= max(4 * unit, other or 0.0),
         }
     return verdicts

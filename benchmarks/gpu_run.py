@@ -1,5 +1,5 @@
-"""``make gpu``: the first light, tests on a GPU, the device's constants, the benchmark and the sanitizers, within eight
-minutes and from a bare checkout.
+"""``make gpu``: the first light, tests on a GPU, the device's constants, the benchmark, the sanitizers and, if time is
+left, variants of the kernels (:mod:`.gpu_variants`), within eight minutes and from a bare checkout.
 
     python -m benchmarks.gpu_run [--seconds 460]
     python -m benchmarks.gpu_run --dry   # the parts at small sizes without a GPU: does this script work?
@@ -40,6 +40,9 @@ CACHE = ROOT / "build" / "gpu-cache"
 """Binaries that were compiled elsewhere."""
 DRY = ("-m", "not gpu", "-k", "memory-torch-layer or (accumulate and memory)")
 """Of the tests, where there is no GPU: a few on a device in the host's memory."""
+VARIANTS = 20.0
+"""Seconds without which the variants are not begun."""
+DRY_VARIANTS = ("sort", "--tiny", "--target", "cuda-sim")
 DRY_BENCHMARK = ("E5", "--tiny", "--target", "cuda-sim", "--no-strategies")
 MARGIN = 8.0
 """Seconds to write everything down."""
@@ -242,6 +245,8 @@ class Run:
         constants = self.constants()
         self.benchmark(constants)
         self.tests("sanitizers", SANITIZERS, (SANITIZER_FILE,), 4)
+        if self.box() > VARIANTS:
+            self.variants(constants)
 
     def tests(self, name: str, seconds: float, files: Sequence[str], shards: int) -> None:
         """A part that is tests."""
@@ -286,6 +291,17 @@ class Run:
         self.write()
         table = self.path.with_suffix(".md")
         print((table if table.exists() else log).read_text(), flush=True)
+
+    def variants(self, constants: Path | None) -> None:
+        """What other choices would give, in the time that is left."""
+        out, log, left = self.logs / "variants.json", self.logs / "variants.log", self.box()
+        arguments = ["-m", "benchmarks.gpu_variants", "--seconds", f"{left - 5:.0f}", "--out", str(out)]
+        environment = {"GRADC_CALIBRATION": str(constants)} if constants else {}
+        code = finish(start([*arguments, *(DRY_VARIANTS if self.dry else ())], log, **environment), left)
+        self.content["variants"] = json.loads(out.read_text()) if out.exists() else {"failed": log.read_text()[-2000:]}
+        self.write()
+        self.status |= WRONG * (code not in (0, None))
+        print(log.read_text(), flush=True)
 
 
 if __name__ == "__main__":

@@ -339,8 +339,8 @@ def test_no_nvrtc(tmp_path: Path) -> None:
 def test_user_names_reach_the_text_as_identifiers() -> None:
     """Equal kernels differ in these alone, and a name that means something in CUDA is another word there."""
     plain = gradc.compile(
-        gradc.trace(lambda left, right: ops.softmax(left * right), left="f32[Rows,4]", right="f32[4]"),
-        wrt=["left"],
+        gradc.trace(lambda pear, plum: ops.softmax(pear * plum), pear="f32[Rows,4]", plum="f32[4]"),
+        wrt=["pear"],
         target="cuda",
     )
     other = gradc.compile(
@@ -349,7 +349,7 @@ def test_user_names_reach_the_text_as_identifiers() -> None:
         target="cuda",
     )
     assert list(plain.forward.kernels) == list(other.forward.kernels)
-    words = {"zebra": "left", "d_zebra": "d_left", "float_": "right", "threadIdx_": "Rows"}
+    words = {"zebra": "pear", "d_zebra": "d_pear", "float_": "plum", "threadIdx_": "Rows"}
     source = re.sub(r"\w+", lambda word: words.get(word[0], word[0]), other.source())
     place = re.compile(r"test_cuda\.py:\d+")
     assert place.sub("", source) == place.sub("", plain.source())

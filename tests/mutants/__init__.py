@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.edits import Edit
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -34,14 +36,14 @@ class Mutant:
     breaks: str
     tests: tuple[str, ...]
 
+    @property
+    def edit(self) -> Edit:
+        return Edit(self.file, self.old, self.new)
+
     def problem(self, root: Path = ROOT) -> str:
         """Why it cannot be applied to a tree, or ""."""
-        path = root / self.file
-        if not path.is_file():
-            return f"{self.name}: there is no {self.file}"
-        count = path.read_text(encoding="utf-8").count(self.old)
-        if count != 1 or self.old == self.new:
-            return f"{self.name}: the text {self.old!r} is found {count} times in {self.file}, once is needed"
+        if problem := self.edit.problem(root):
+            return f"{self.name}: {problem}"
         missing = [t.split()[0] for t in self.tests if not path_of_test(root, t.split()[0])]
         return f"{self.name}: there is no tests/*/{missing[0]}.py" if missing else ""
 

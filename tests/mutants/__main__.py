@@ -109,7 +109,7 @@ class Tree:
     def tried(self, mutant: Mutant, clean: Clean, stop_at: str, seconds: float) -> Verdict:
         path, began = self.root / mutant.file, time.monotonic()
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        mutant.edit.apply(self.root)
         try:
             for step in STEPS[: STEPS.index(stop_at) + 1]:
                 for arguments in _selections(mutant, step):

@@ -68,6 +68,7 @@ def test_quick_run_tells_the_whole_story(tmp_path, monkeypatch, capsys):
     assert {p.name for p in folder.iterdir()} == {
         "report.md",
         "report.html",
+        "index.html",
         "losses.svg",
         "backward-before.gir",
         "backward-after.gir",

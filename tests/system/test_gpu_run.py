@@ -98,6 +98,8 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
     assert not any(value == getattr(gpu_dry.LISTED, name) for name, value in found["constants"].items())
     if not gpu_run.devices():
         assert found["sanitizers"]["skipped"] == 4 and found["sanitizers"]["reasons"] == ["needs a GPU"]
+    assert {"default", "digits of 8 bits (are 9)"} <= set(found["variants"]["sort"])
+    assert all(entry["right"] for rows in found["variants"]["sort"].values() for entry in rows.values())
     names = sorted(p.name for p in tmp_path.iterdir())
     assert len(names) <= 4 and f"{path.stem}-logs.tar.gz" in names
     with tarfile.open(tmp_path / f"{path.stem}-logs.tar.gz") as tar:
