@@ -30,7 +30,7 @@ import numpy as np
 from . import sanitize
 from .campaign import Campaign, Options, Outcome
 
-TIMES = re.compile(rb" *[\d.]+ (ms|us|s)\b")
+TIMES = re.compile(rb" *[\d.]+ (ms|us|s)\b|(?<=\"ms\":)[\d.e-]+")
 AGE = 7200.0
 """Seconds by which leftovers are made older before the next write: a young one may be another process's."""
 
