@@ -681,7 +681,9 @@ TORCH: dict[str, Callable[..., Any]] = {
     "amax": _reduction(torch.amax),
     "amin": _reduction(torch.amin),
     "argmax": _arg(torch.argmax),
-    "argsort": lambda x, axis=-1, descending=False: torch.argsort(x, dim=axis, descending=descending, stable=True),
+    "argsort": lambda x, axis=-1, descending=False, stable=True: torch.argsort(
+        x, dim=axis, descending=descending, stable=True
+    ),
     "argsort_rows": lambda keys, count: torch.argsort(keys, dim=-1, stable=True)[..., :count],
     "argmin": _arg(torch.argmin),
     "max": _first(torch.max),
