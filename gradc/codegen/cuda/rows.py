@@ -22,7 +22,7 @@ from .columns import OFFSETS
 from .index_bound import index_bounds
 from .kernel import CudaKernel, Stage
 from .passes import PassWriter
-from .tasks import STAGED_ROWS, THREADS, WARPS
+from .tasks import STAGED_ROWS, STRIP, THREADS, WARPS
 from .turned import TURN, Turn
 from .views import (
     AccumView,
@@ -318,6 +318,7 @@ class Writer(PassWriter):
             threads=self.threads,
             vec=self.vec,
             even_cols=self.even_cols,
+            one_strip=isinstance(self.k.col_count, int) and self.k.col_count <= STRIP,
             iterations=self.iterations,
             unroll=self.unroll,
             whole=self.row_task is not None,

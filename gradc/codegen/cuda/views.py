@@ -400,6 +400,7 @@ class KernelView:
     :param threads: of a block.
     :param vec: neighbouring columns of a thread.
     :param even_cols: whether a thread's columns are all there or none, whatever the sizes.
+    :param one_strip: whether a row of a map is one strip, whatever the sizes.
     :param iterations: of the threads of a task over the columns of a row, where a thread has a sum for each; else 0.
     :param unroll: times round the columns of a whole row whose loads are under way together; 0: each has its own.
     :param whole: whether those are all of the row.
@@ -427,6 +428,7 @@ class KernelView:
     threads: int
     vec: int
     even_cols: bool
+    one_strip: bool
     iterations: int
     unroll: int
     whole: bool
