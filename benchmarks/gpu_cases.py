@@ -313,12 +313,14 @@ def _bag_torch(torch: Any, s: Sizes, ids: Any, table: Any) -> Any:
 
 
 def all_cases() -> dict[str, GpuCase]:
+    from gradc.passes.reductions.strategies import ATOMIC_FIXED
+
     cases = [
         embedding("E2", "embedding", "bf16", uniform("V", "N"), 16384, 128256, 4096),
         replace(
             embedding("E2f", "embedding, f32, atomic_fixed", "f32", uniform("V", "N"), 16384, 128256, 512),
             scatter="",
-            options={"reductions": {"*": "atomic_fixed"}},
+            options={"reductions": {"*": ATOMIC_FIXED.name}},
         ),
         embedding("E3", "embedding, zipf 1.05", "bf16", zipf("V", "N", power=1.05), 65536, 128256, 4096),
         embedding("E5", "embedding", "f32", uniform("V", "N"), 16384, 131072, 768),
