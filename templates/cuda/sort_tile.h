@@ -72,12 +72,12 @@ GRADC_FN void gradc_sort_places(const u32 (&key)[GRADC_ITEMS], gradc_halves &pla
   __syncthreads();
   u32 total = 0, all;
   if (thread < digits)
-#pragma unroll
+#pragma unroll 8
     for (int w = 0; w < WARPS; w++) total += count[w * GRADC_DIGITS + thread];
   u32 before = gradc_sort_before<WARPS>(total, sums, &all); /* a digit per thread: the warps one after another */
   if (thread < digits) {
     first[thread] = before;
-#pragma unroll
+#pragma unroll 8
     for (int w = 0; w < WARPS; w++) {
       const u32 here = count[w * GRADC_DIGITS + thread];
       count[w * GRADC_DIGITS + thread] = (u16)before;
