@@ -24,6 +24,7 @@ from .knobs import TARGETS
 from .module.module import Module, Recipe
 from .module.residuals import Orders
 from .module.saved import (
+    RUNTIME,
     SavedModule,
     check_module,
     file_of_module,
@@ -283,6 +284,10 @@ def _restored(saved: SavedModule, native: bool, name: str) -> Module:
             return compiled(graph, wrt, target, chosen)
         fits = saved.machine == _identity(target)
         parts = {name: data for name, data in saved.parts.items() if fits or not name.endswith((".so", ".sites"))}
+        if RUNTIME in parts:
+            from .runtime.host import pool
+
+            pool.offer(parts[RUNTIME])
         module = module_of_parts(graph, wrt, target, chosen, parts, _recipe(graph, wrt, target, chosen))
         check_module(module)
     return module
@@ -292,11 +297,7 @@ def _identity(target: str) -> str:
     """The machine that a saved module's machine code is valid for: this CPU and the runtime; for a GPU, the version of
     gradc (the binary itself has its architecture).
     """
-    from .codegen.text import read_template
+    from .runtime.host import pool
     from .runtime.host.toolchain import cpu_identity
 
-    return (
-        fingerprint()
-        if target == "cuda"
-        else digest(cpu_identity(), *map(read_template, ("common/ieee.h", "cpu/runtime.h")))
-    )
+    return fingerprint() if target == "cuda" else digest(cpu_identity(), *pool.texts())

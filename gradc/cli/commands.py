@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -11,6 +13,9 @@ import numpy as np
 
 from ..errors import IndexOutOfRange
 from ..files import make_folder, write
+from ..inspect.report import as_json as content_json
+from ..inspect.report import content, finite
+from ..inspect.trace_events import chrome_trace
 from ..module.module import Module
 from ..npz import write_arrays
 from ..runtime.host.arrays import Arguments, Results
@@ -19,6 +24,7 @@ from ..verify.samples import sample
 from .model import Settings, compiled, floats, open_model, read_arrays, with_model
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table, described in docs/report.md.")
 
 
 @click.command(short_help="Compile; write its IR, C, explanation, or the whole module.")
@@ -200,7 +206,13 @@ def _statistics(results: Arguments) -> list[str]:
     is_flag=True,
     help="Instead, what the machine code for a GPU says without one: instructions, loops, widths, resident blocks.",
 )
-def explain(model: str, settings: Settings, timed: int, static: bool) -> None:
+@AS_JSON
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write passes and kernels as a trace for Perfetto (ui.perfetto.dev).",
+)
+def explain(model: str, settings: Settings, timed: int, static: bool, as_json: bool, trace: Path | None) -> None:
     """Explain how MODEL was compiled and why, for --dims or nominal sizes.
 
     \b
@@ -209,7 +221,17 @@ def explain(model: str, settings: Settings, timed: int, static: bool) -> None:
     """
     if static and timed:
         raise click.UsageError("--static runs nothing, and --timed does: give one of them")
+    if static and (as_json or trace):
+        raise click.UsageError("--static is a text of the machine code; --json and --trace have none of it")
     module = compiled(model, settings)
+    if as_json or trace:
+        with settings.waiting(f"describing {module.graph.name}"):
+            found = content(module, settings.dims, timed)
+        if trace:
+            write(trace, json.dumps(chrome_trace(found)))
+        if as_json:
+            click.echo(content_json(found, indent=1))
+            return
     click.echo(module.explain_static(**settings.dims) if static else module.explain(timed=timed, **settings.dims))
 
 
@@ -237,7 +259,8 @@ def report(model: str, settings: Settings, output: Path | None, timed: int) -> N
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--kernels/--no-kernels", default=True, help="Also compare the results of the compiled kernels.")
-def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, kernels: bool) -> int:
+@AS_JSON
+def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, kernels: bool, as_json: bool) -> int:
     """Check the gradients of MODEL against finite differences in f64 and the adjoint identity, and its kernels too.
 
     Without --wrt every float input is checked. Ops whose gradient is intentionally not their derivative (quantize) are
@@ -260,7 +283,7 @@ def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, ke
             inputs=read_arrays(inputs, graph),
             progress=progress.say,
         )
-    click.echo(str(report))
+    click.echo(json.dumps(finite(asdict(report)), indent=1) if as_json else str(report))
     return 0 if report.ok else 1
 
 

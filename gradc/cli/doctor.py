@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -20,30 +21,39 @@ from ..api import VERSION
 from ..errors import CompilerMissing, GradcError
 from .progress import Progress
 
+COMPILERS = ("C compiler", "NVRTC")
+C_HINT = "install gcc or clang (Debian: apt-get install gcc), or: pip install ziglang; and unset CC where it names none"
+NVRTC_HINT = "for the target cuda: pip install 'gradc[nvrtc]' (without a GPU) or 'gradc[cuda12]'; unset GRADC_NVRTC"
+CACHE_HINT = "set GRADC_CACHE_DIR to a folder that can be written"
+
 
 @dataclass(frozen=True)
 class Line:
     """One component.
 
     :param state: ``ok``, ``missing`` (gradc works without it) or ``broken``.
+    :param hint: what to do where it is not ok.
     """
 
     what: str
     text: str
     state: str = "ok"
+    hint: str = ""
 
 
 @click.command(short_help="What was found: compiler, threads, GPU, cache.")
 @click.option(
     "--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."
 )
-def doctor(progress: bool | None) -> int:
+@click.option("--fix-hints", is_flag=True, help="Below each line that is not ok, what to do.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list of {what, text, state, hint}.")
+def doctor(progress: bool | None, fix_hints: bool, as_json: bool) -> int:
     """Look for everything that gradc can use and report what was found.
 
     Exit code 1 if a component is present but does not work; a missing one is no failure.
 
     \b
-    gradc doctor
+    gradc doctor --fix-hints
     """
     lines: list[Line] = []
     with Progress("looking", progress) as shown:
@@ -53,11 +63,20 @@ def doctor(progress: bool | None) -> int:
                 lines += list(look())
             except Exception as error:
                 lines.append(Line(subject, f"{type(error).__name__}: {error}".splitlines()[0], "broken"))
+    broken = [line.what for line in lines if line.state == "broken"]
+    if as_json:
+        click.echo(json.dumps([asdict(line) for line in lines], indent=1))
+        return 1 if broken else 0
     marks = {"ok": "ok", "missing": "--", "broken": "!!"}
     width = max(len(line.what) for line in lines)
     for line in lines:
         click.echo(f"  {marks[line.state]}  {line.what:<{width}}  {line.text}")
-    broken = [line.what for line in lines if line.state == "broken"]
+        if fix_hints and line.state != "ok" and line.hint:
+            click.echo(f"      {'':<{width}}  -> {line.hint}")
+    if not any(line.what in COMPILERS and line.state == "ok" for line in lines):
+        click.echo("nothing here compiles C or CUDA: modules run with target='numpy' alone")
+    if not fix_hints and any(line.hint for line in lines if line.state != "ok"):
+        click.echo("gradc doctor --fix-hints says what to do about what is missing")
     click.echo(f"broken: {', '.join(broken)}" if broken else "nothing is broken")
     return 1 if broken else 0
 
@@ -80,14 +99,20 @@ def _python() -> Iterator[Line]:
 def _packages() -> Iterator[Line]:
     for package in ("numpy", "ml_dtypes", "jinja2", "networkx", "click"):
         version = _version(package)
-        yield Line(package, version or "not installed, and gradc needs it", "ok" if version else "broken")
+        yield Line(
+            package,
+            version or "not installed, and gradc needs it",
+            "ok" if version else "broken",
+            f"pip install {package}",
+        )
     for package, purpose in (
         ("platformdirs", "directories are XDG's"),
         ("torch", "gradc[torch]"),
         ("onnx", "gradc[onnx]"),
     ):
         version = _version(package)
-        yield Line(package, version or f"not installed ({purpose})", "ok" if version else "missing")
+        hint = f"pip install '{purpose if purpose.startswith('gradc[') else package}'"
+        yield Line(package, version or f"not installed ({purpose})", "ok" if version else "missing", hint)
 
 
 def _compiler() -> Iterator[Line]:
@@ -96,10 +121,10 @@ def _compiler() -> Iterator[Line]:
     try:
         compiler = find_compiler()
     except CompilerMissing as error:
-        yield Line("C compiler", str(error), "missing")
+        yield Line("C compiler", str(error), "missing", C_HINT)
         return
     except GradcError as error:
-        yield Line("C compiler", str(error).splitlines()[0], "broken")
+        yield Line("C compiler", str(error).splitlines()[0], "broken", C_HINT)
         return
     try:
         library = load_library(
@@ -107,12 +132,13 @@ def _compiler() -> Iterator[Line]:
         )
         answer = int(library.gradc_answer())
     except (GradcError, OSError, AttributeError) as error:
-        yield Line("C compiler", f"{compiler}; it does not compile: {str(error).splitlines()[0]}", "broken")
+        yield Line("C compiler", f"{compiler}; it does not compile: {str(error).splitlines()[0]}", "broken", C_HINT)
         return
     yield Line(
         "C compiler",
         str(compiler) if answer == 42 else f"{compiler}; what it compiles does not run",
         "ok" if answer == 42 else "broken",
+        C_HINT,
     )
 
 
@@ -137,10 +163,10 @@ def _nvrtc() -> Iterator[Line]:
     try:
         nvrtc = find_nvrtc()
     except CompilerMissing as error:
-        yield Line("NVRTC", str(error), "missing")
+        yield Line("NVRTC", str(error), "missing", NVRTC_HINT)
         return
     except GradcError as error:
-        yield Line("NVRTC", str(error).splitlines()[0], "broken")
+        yield Line("NVRTC", str(error).splitlines()[0], "broken", NVRTC_HINT)
         return
     text = (
         f"{nvrtc.version[0]}.{nvrtc.version[1]} ({nvrtc.path}), for {', '.join(f'sm_{n}' for n in nvrtc.architectures)}"
@@ -152,7 +178,7 @@ def _nvrtc() -> Iterator[Line]:
                 arch=f"sm_{nvrtc.architectures[0]}",
             )
     except GradcError as error:
-        yield Line("NVRTC", f"{text}; it does not compile: {str(error).splitlines()[0]}", "broken")
+        yield Line("NVRTC", f"{text}; it does not compile: {str(error).splitlines()[0]}", "broken", NVRTC_HINT)
         return
     yield Line(
         "NVRTC",
@@ -163,7 +189,9 @@ def _nvrtc() -> Iterator[Line]:
 
 def _gpu() -> Iterator[Line]:
     cupy = next((f"{name} {v}" for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy") if (v := _version(name))), "")
-    yield Line("CuPy", cupy or "not installed (gradc[cuda12])", "ok" if cupy else "missing")
+    yield Line(
+        "CuPy", cupy or "not installed (gradc[cuda12])", "ok" if cupy else "missing", "pip install 'gradc[cuda12]'"
+    )
     tool = shutil.which("nvidia-smi")
     if tool is None:
         driver = Path("/proc/driver/nvidia/version")
@@ -200,7 +228,7 @@ def _cache() -> Iterator[Line]:
     from ..runtime.cache import default_cache, digest
 
     if not knobs.CACHE.get():
-        yield Line("cache", "turned off by GRADC_CACHE", "missing")
+        yield Line("cache", "turned off by GRADC_CACHE", "missing", "unset GRADC_CACHE")
         return
     import warnings
 
@@ -230,19 +258,25 @@ def _cache() -> Iterator[Line]:
         "cache",
         f"{text}, healthy" if healthy else f"{text}; an entry that was written could not be read",
         "ok" if healthy else "broken",
+        CACHE_HINT,
     )
 
 
 def _temporary() -> Iterator[Line]:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    yield Line("temporary files", f"{folder}, {free / 1e9:.1f} GB free", "ok" if free > 1e8 else "broken")
+    yield Line(
+        "temporary files",
+        f"{folder}, {free / 1e9:.1f} GB free",
+        "ok" if free > 1e8 else "broken",
+        "make room, or set TMPDIR to a folder with some",
+    )
     given = {name: knob for name, knob in knobs.ALL.items() if name in os.environ}
     for name, knob in given.items():
         try:
             knob.get()
         except ValueError as error:
-            yield Line(name, str(error), "broken")
+            yield Line(name, str(error), "broken", f"unset {name}")
         else:
             yield Line(name, f"{os.environ[name]!r}: {knob.doc}")
 

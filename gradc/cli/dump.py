@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import click
 
+from ..files import write
+from ..inspect.export import model_explorer, to_dot, to_json
 from ..ir.graph import Graph, format_op
 from ..ir.kernel import Program
 from ..ir.lexer import format_note
@@ -16,14 +20,44 @@ from ..passes.manager import Stage
 from .model import Settings, compiled, with_model
 
 
+def _onnx(graph: Graph) -> bytes:
+    try:
+        from ..onnx.viewer import to_onnx
+    except ImportError:
+        raise click.UsageError("--format onnx needs the package: pip install 'gradc[onnx]'") from None
+    return to_onnx(graph)
+
+
+FORMATS: Mapping[str, Callable[[Graph], bytes]] = {
+    "dot": lambda graph: to_dot(graph).encode(),
+    "json": lambda graph: (json.dumps(to_json(graph), indent=1) + "\n").encode(),
+    "model-explorer": lambda graph: (json.dumps(model_explorer(graph), indent=1) + "\n").encode(),
+    "onnx": _onnx,
+}
+
+
 @click.command(short_help="The IR after any pass, what a pass changed, one value through all.")
 @with_model
 @click.option("--after", metavar="PASS", help="The stage after this pass.")
 @click.option("--all", "everything", is_flag=True, help="Every stage, in order.")
 @click.option("--diff", metavar="PASS", help="What this pass changed, as a unified diff.")
 @click.option("--follow", metavar="VALUE", help="The lines with a value of this name after each pass.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(tuple(FORMATS)),
+    help="The graph, or that of --after, for Graphviz, as data, for Model Explorer, or for Netron.",
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write there, not to the output.")
 def dump(
-    model: str, settings: Settings, after: str | None, everything: bool, diff: str | None, follow: str | None
+    model: str,
+    settings: Settings,
+    after: str | None,
+    everything: bool,
+    diff: str | None,
+    follow: str | None,
+    form: str | None,
+    output: Path | None,
 ) -> None:
     """Print the IR of MODEL; without options, the list of its stages and the input graph.
 
@@ -31,12 +65,20 @@ def dump(
     gradc dump model.py:loss --wrt table --after joint
     gradc dump model.py:loss --wrt table --diff sink_dequant
     gradc dump model.py:loss --wrt table --follow hidden
+    gradc dump model.py:loss --wrt table --after joint --format dot | dot -Tsvg > joint.svg
+    gradc dump model.py:loss --wrt table --after joint --format onnx -o joint.onnx
     """
     if sum((after is not None, everything, diff is not None, follow is not None)) > 1:
         raise click.UsageError("--after, --all, --diff and --follow: one at a time")
+    if output is not None and form is None:
+        raise click.UsageError("-o is for --format; the shell's > writes a text to a file")
+    if form is not None and (everything or diff is not None or follow is not None):
+        raise click.UsageError("--format is of one graph: the model's, or that of --after")
     module = compiled(model, settings)
     stages = list(module.stages)
-    if after is not None:
+    if form is not None:
+        _write(stages[_find(stages, after) if after is not None else 0], form, output)
+    elif after is not None:
         click.echo(str(stages[_find(stages, after)]))
     elif everything:
         for stage in stages:
@@ -48,6 +90,18 @@ def dump(
     else:
         click.echo(listing(stages))
         click.echo(f"\n{stages[0]}")
+
+
+def _write(stage: Stage, form: str, output: Path | None) -> None:
+    """A graph in a format of other tools."""
+    if not isinstance(stage.result, Graph):
+        raise click.BadParameter(f"--format is for graphs, and after {stage.name} there is a program of kernels")
+    data = FORMATS[form](stage.result)
+    if output is None:
+        click.echo(data, nl=False)
+    else:
+        write(output, data)
+        click.echo(f"wrote {output}")
 
 
 def _find(stages: list[Stage], name: str) -> int:

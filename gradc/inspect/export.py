@@ -1,4 +1,4 @@
-"""Export of graphs: DOT, JSON (which can be read back), and Model Explorer.
+"""Export of graphs: DOT, JSON (which can be read back), and Model Explorer; :mod:`gradc.onnx.viewer` has ONNX.
 
 User names are escaped to printable ASCII in quoted strings for DOT; the other two formats are data for a JSON writer.
 """

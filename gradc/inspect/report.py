@@ -321,10 +321,16 @@ def _program(module: Explained, direction: str, bound: Mapping[str, int]) -> Pro
     )
 
 
+def as_json(found: Content, indent: int | None = None) -> str:
+    """Everything but the texts, as docs/report.md describes it."""
+    separators = (",", ":") if indent is None else (",", ": ")
+    return json.dumps(finite(dataclasses.asdict(found)), indent=indent, separators=separators)
+
+
 def page(module: Explained, dims: Mapping[str, int], timed: int = 0) -> str:
     """The HTML text."""
     found = content(module, dims, timed)
-    data = json.dumps(_finite(dataclasses.asdict(found)), separators=(",", ":"))
+    data = as_json(found)
     texts = [("explain", "", explain(module, dims)), *((s.name, s.name, str(s)) for s in module.stages)]
     texts += [(f"{k.direction} {k.name}.c", "", k.source) for k in found.kernels if k.source]
     sections = "".join(
@@ -345,13 +351,13 @@ def page(module: Explained, dims: Mapping[str, int], timed: int = 0) -> str:
     return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no NaN and no infinity: null stands for them."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_report(module: Explained, path: str | Path, dims: Mapping[str, int], timed: int = 0) -> None:

@@ -211,7 +211,17 @@ AxisReplacement = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
 # -- the records -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+class _Documentation:
+    """``__doc__`` of a class of records: the class's own text; of a record what ``help(ops.NAME)`` shall show."""
+
+    def __init__(self, text: str | None):
+        self.text = text
+
+    def __get__(self, op: Op | None, owner: type) -> str | None:
+        return self.text if op is None else op.documentation
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Op:
     """The fields common to all ops.
 
@@ -268,8 +278,24 @@ class Op:
     doc: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True)
 
+    def __init_subclass__(cls) -> None:
+        cls.__doc__ = _Documentation(cls.__doc__)  # type: ignore[assignment]
+
     def __post_init__(self) -> None:
         REGISTRY[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}{signature_text(self.__signature__)}>"
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def documentation(self) -> str:
+        """The call, what it means, where that is from."""
+        parts = (f"{self.name}{signature_text(self.__signature__)}", self.doc and f"{self.doc}.", self.source)
+        return "\n\n".join(filter(None, parts))
 
     def __copy__(self) -> Op:
         return self
@@ -430,6 +456,7 @@ class Op:
         return answer if isinstance(answer, tuple) else (answer, checked)
 
 
+Op.__doc__ = _Documentation(Op.__doc__)  # type: ignore[assignment]
 _MOST = int(np.finfo(np.float64).max)
 
 
@@ -458,7 +485,7 @@ def _located(error: TypeRuleError, name: str, types: Iterable[Type], *, writes: 
     return type(error)(f"{name}({', '.join(map(str, types))}): {said}")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Primitive(Op):
     """An op with a NumPy implementation ``reference(*arrays, **attrs)`` and a lowering to kernel statements."""
 
@@ -469,7 +496,7 @@ class Primitive(Op):
     )  # needs no wider compute dtype, so the pass upcast leaves it alone (cast, where, movement)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Composite(Op):
     """An op defined by other ops: ``decompose(*nodes, **attrs) -> node``.
 
@@ -480,7 +507,7 @@ class Composite(Op):
     differentiable: bool = field(default=True, kw_only=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Library(Op):
     """An op computed by a library call.  What the function is on a target, ``CALLS`` of that target says
     (:mod:`gradc.codegen.cpu.calls`, :mod:`gradc.codegen.cuda.calls`).
@@ -507,7 +534,7 @@ class Library(Op):
             object.__setattr__(self, "below", lambda node: node.operands[operand].shape[-1])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Function(Op):
     """An op that writes others where it is called and leaves no node of its own: ``stack``, ``split``, ``conv2d``.
 

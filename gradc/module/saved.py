@@ -3,7 +3,8 @@
 The file is an envelope (:mod:`gradc.ir.envelope`) of the kind ``module`` with the parts ``module`` (JSON: wrt, target,
 options, the machine that the machine code is for), ``graph`` (text; the arrays bound to its inputs), ``residuals``
 (JSON), the texts of the programs ``forward`` and ``backward``, and for each of them the machine code, ``forward.so``,
-and the sites of its checks, ``forward.sites``.
+and the sites of its checks, ``forward.sites``; for the CPU also the thread pool's, ``runtime.so``, so that the file
+runs on a machine of its kind without a compiler.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from .module import Code, Module, Recipe
 
 MODULE_FORMAT = 3
 """1 was a directory of graph.gir, module.json and module.bin; 2 used the statements ``inside`` and ``bounded``."""
+RUNTIME = "runtime.so"
 _FILE = "module.gradc"
 
 
@@ -100,7 +102,7 @@ def _side_by_side(tasks: Sequence[Callable[[], bytes]]) -> list[bytes]:
 def parts_of(module: Module, portable: bool = False) -> dict[str, bytes]:
     """The parts of a module, with its machine code.
 
-    :param portable: include what another machine needs: the cubin, if there is an NVRTC.
+    :param portable: include what another machine needs: the cubin, if there is an NVRTC; the CPU's thread pool.
     """
     residuals = [[r.name, str(r.node.type), r.why, *([r.output] if r.output else [])] for r in module.residuals]
     parts = {"residuals": json.dumps(residuals).encode()}
@@ -112,6 +114,10 @@ def parts_of(module: Module, portable: bool = False) -> dict[str, bytes]:
     for (name, executable), payload in zip(module.executables.items(), codes, strict=True):
         parts[f"{name}.so"] = payload
         parts[f"{name}.sites"] = executable.native.sites_json().encode()
+    if portable and module.target == "cpu":
+        from ..runtime.host import pool
+
+        parts[RUNTIME] = pool.packed()
     return parts
 
 

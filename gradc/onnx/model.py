@@ -34,6 +34,11 @@ _ELEMENTS: dict[int, str] = {
 }
 
 
+def element_type(name: str) -> int:
+    """ONNX's number of a dtype of gradc; 0, undefined, where it has none."""
+    return next((number for number, known in _ELEMENTS.items() if known == name), 0)
+
+
 def read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelProto:
     """A model with all its weights in it.
 

@@ -14,9 +14,10 @@ onnx = pytest.importorskip("onnx", reason="the ONNX frontend needs onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import gradc  # noqa: E402
-from gradc import interp  # noqa: E402
+from gradc import interp, ops  # noqa: E402
 from gradc.cli import main  # noqa: E402
 from gradc.errors import GradcError, InvalidProblem, Unsupported  # noqa: E402
+from gradc.onnx.viewer import to_onnx  # noqa: E402
 
 rng = np.random.default_rng(0)
 DATA = Path(onnx.__file__).parent / "backend/test/data/light"
@@ -387,3 +388,22 @@ def test_names_are_no_code() -> None:
     )
     graph = gradc.from_onnx(made, name="a b")
     assert gradc.parse(str(graph)) == graph and graph.name == "a_b"
+
+
+@pytest.mark.parametrize("stage", ["forward", "joint"])
+def test_a_graph_is_written_as_a_valid_model(stage: str) -> None:
+    """By the checker of the package onnx, whose format viewers read."""
+
+    def loss(tokens: Any, q: Any, scale: Any) -> Any:
+        rows = ops.embedding(tokens, ops.dequantize(q, scale, block=(1, 8)))
+        return ops.mean(ops.cast(ops.softmax(ops.cast(rows, "bf16")), "f32"))
+
+    traced = gradc.trace(loss, tokens="i64[N]", q="i8[V,8]", scale="f32[V,1]")
+    graph = gradc.compile(traced, wrt=["scale"], target="numpy").stages[stage].result
+    model = onnx.load_model_from_string(to_onnx(graph))
+    onnx.checker.check_model(model)
+    written = [node.op_type for node in model.graph.node]
+    assert written == [n.op.name for n in graph.nodes if n.op.name != "input"] + ["output"] * len(graph.outputs)
+    assert [o.name for o in model.graph.output] == list(graph.output_names)
+    assert [i.type.tensor_type.shape.dim[0].dim_param for i in model.graph.input][:2] == ["N", "V"]
+    assert any("test_onnx.py:" in node.doc_string for node in model.graph.node)

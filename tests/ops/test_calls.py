@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from gradc import interp, ops
 from gradc.errors import TypeRuleError
-from gradc.ir.node import call
+from gradc.ir.node import REGISTRY, call
 from gradc.ir.op import Composite, Expr, Primitive
 from gradc.ops.rules import unary_float
 from gradc.trace import trace
@@ -121,3 +122,14 @@ def test_the_interpreter_sees_an_op_that_is_registered_anew() -> None:
     finally:
         ops.REGISTRY.clear()
         ops.REGISTRY.update(before)
+
+
+def test_help_is_about_the_op() -> None:
+    """What ``help(ops.NAME)`` prints, and what stands at a prompt."""
+    for op in (ops.layer_norm, ops.sum, ops.stack, ops.matmul, ops.exp):
+        text = pydoc.plain(pydoc.render_doc(op))
+        assert f"{op.name}(" in text and op.doc in " ".join(text.split()).replace("\n", " "), text
+        assert "Method resolution order" not in text
+    assert repr(ops.layer_norm) == "<op layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05)>"
+    assert all(repr(op).startswith("<op ") and len(repr(op)) < 400 for op in REGISTRY.values())
+    assert type(ops.exp).__doc__ != ops.exp.__doc__

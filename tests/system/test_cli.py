@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import gradc
 from gradc.cli import main
 from gradc.cli.progress import Progress
+from gradc.inspect.export import from_json
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
@@ -340,6 +342,46 @@ def test_doctor(gradc_command):
     for what in ("Python", "numpy", "C compiler", "threads", "vectors", "NVRTC", "CuPy", "GPU", "cache"):
         assert f"  {what} " in out, out
     assert "healthy" in out and out.rstrip().endswith("nothing is broken")
+
+
+def test_doctor_as_data_and_with_hints(gradc_command, monkeypatch: pytest.MonkeyPatch):
+    lines = json.loads(gradc_command("doctor", "--json")[0])
+    assert {line["state"] for line in lines} <= {"ok", "missing", "broken"}
+    assert {"what", "text", "state", "hint"} == set(lines[0])
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("GRADC_NVRTC", "/no/such.so")
+    plain, hints = gradc_command("doctor")[0], gradc_command("doctor", "--fix-hints")[0]
+    assert "-> " not in plain and "--fix-hints says what to do" in plain
+    assert "-> install gcc or clang" in hints and "unset GRADC_NVRTC" in hints
+    for text in (plain, hints):
+        assert "nothing here compiles C or CUDA: modules run with target='numpy' alone" in text
+
+
+def test_tables_as_data(gradc_command):
+    explained = json.loads(gradc_command("explain", "model.py:bag", "--wrt", "scale", "--dims", "N=7", "--json")[0])
+    assert explained["dims"]["N"] == 7 and explained["combines"][0]["pick"]
+    checked = json.loads(gradc_command("check", "model.py:bag", "--wrt", "scale", "--json")[0])
+    assert {finding["verdict"] for finding in checked["findings"]} == {"ok"}
+    gradc_command("explain", *PLAIN, "--static", "--json", "--target", "cuda", "--arch", "sm_90", code=2)
+
+
+def test_a_graph_for_other_tools(gradc_command, folder: Path):
+    text = gradc_command("dump", "model.py:bag", "--wrt", "scale", "--after", "joint", "--format", "dot")[0]
+    assert text.startswith("digraph ") and "dequantize" in text
+    gradc_command("dump", "model.py:bag", "--format", "model-explorer", "-o", "bag.json")
+    assert json.loads((folder / "bag.json").read_text())["graphs"][0]["nodes"]
+    data = json.loads(gradc_command("dump", "model.py:bag", "--format", "json")[0])
+    assert from_json(data).input_names == ("tokens", "q", "scale", "w")
+    gradc_command("explain", "model.py:bag", "--trace", "bag.trace")
+    assert json.loads((folder / "bag.trace").read_text())["traceEvents"]
+    for arguments in (
+        ("--after", "forward.schedule", "--format", "dot"),
+        ("--all", "--format", "dot"),
+        ("-o", "x"),
+        ("--format", "svg"),
+    ):
+        assert "Traceback" not in gradc_command("dump", "model.py:bag", *arguments, code=2)[1]
+    assert not (folder / "x").exists()
 
 
 def test_doctor_works_without_anything(folder: Path):

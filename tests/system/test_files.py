@@ -28,10 +28,11 @@ import pytest
 import gradc
 from gradc import api, compiler, files, knobs, npz, ops
 from gradc.cli import main
-from gradc.errors import FileError, GradcError, InvalidProblem, IRFormatError
+from gradc.errors import CompilerMissing, FileError, GradcError, InvalidProblem, IRFormatError
 from gradc.ir import envelope
 from gradc.module import saved
 from gradc.runtime.cache import Cache
+from gradc.runtime.host import pool
 
 ROOT = Path(__file__).resolve().parents[2]
 f32 = np.float32
@@ -195,6 +196,7 @@ from pathlib import Path
 import numpy as np, gradc
 from gradc import files, npz, ops
 from gradc.runtime.cache import Cache
+from gradc.runtime.host import pool
 folder = Path(sys.argv[1])
 graphs = [gradc.trace(lambda x, k=k: ops.tanh(x @ np.full((400, 40), k, np.float32)), x="f32[N,400]") for k in (1, 2)]
 modules = [gradc.compile(g, wrt=["x"], target="numpy") for g in graphs]
@@ -601,6 +603,48 @@ def test_a_module_as_bytes_and_compiled_anew(module: gradc.Module, monkeypatch: 
             np.testing.assert_array_equal(back[name], grads[name])
 
 
+def test_a_file_runs_where_there_is_no_compiler(module: gradc.Module, tmp_path: Path) -> None:
+    """The thread pool comes with it; what has to be compiled says what is missing."""
+    module.save(tmp_path / "m")
+    text = f"""
+import sys
+import numpy as np
+import gradc
+from gradc import ops
+from gradc.errors import CompilerMissing
+module = gradc.load_module({str(tmp_path / "m")!r})
+given = np.load({str(tmp_path / "given.npz")!r})
+y, residuals = module.forward(**given)
+grads = module.backward(residuals, np.ones((), "f4"))
+np.savez({str(tmp_path / "found.npz")!r}, y=y, **grads)
+try:
+    gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"))(x=np.ones(3, "f4"))
+except CompilerMissing as error:
+    print(error)
+"""
+    np.savez(tmp_path / "given.npz", **given())
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("GRADC_") and k != "CC"}
+    alone = {**kept, "CC": "no-such-compiler", "GRADC_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", text], env=alone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "no-such-compiler" in done.stdout, done.stderr
+    y, residuals = module.forward(**given())
+    found = dict(np.load(tmp_path / "found.npz"))
+    assert found.pop("y") == y
+    for name, gradient in module.backward(residuals, np.ones((), f32)).items():
+        np.testing.assert_array_equal(found.pop(name), gradient)
+    assert not found
+
+
+def test_a_runtime_that_is_none_is_refused(module: gradc.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_offered", None)
+    monkeypatch.setattr(pool, "find_compiler", lambda: (_ for _ in ()).throw(CompilerMissing("none")))
+    with pytest.raises(CompilerMissing):
+        pool._machine_code()
+    pool.offer(b"no machine code")
+    with pytest.raises(InvalidProblem, match="no machine code of gradc's"):
+        pool._machine_code()
+
+
 def test_native_code_of_a_file_is_never_mapped_where_that_is_not_wanted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -850,11 +894,9 @@ def test_machine_code_for_another_runtime_is_compiled_anew(tmp_path: Path, monke
     """The functions that the runtime gives a kernel are another structure: their header says so, whatever the
     version.
     """
-    from gradc.codegen import text
-
     before = api._identity("cpu")
-    real = text.read_template
+    real = pool.read_template
     monkeypatch.setattr(
-        text, "read_template", lambda name: real(name) + ("\nchanged" if name == "cpu/runtime.h" else "")
+        pool, "read_template", lambda name: real(name) + ("\nchanged" if name == "cpu/runtime.h" else "")
     )
     assert api._identity("cpu") != before

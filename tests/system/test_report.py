@@ -17,7 +17,8 @@ import gradc
 from gradc import knobs, ops
 from gradc.cli import main
 from gradc.errors import FileError, InvalidProblem
-from gradc.inspect.report import SCRIPTS, content, page
+from gradc.inspect.report import SCRIPTS, as_json, content, page
+from gradc.inspect.trace_events import chrome_trace
 from gradc.ir.graph import Graph
 from gradc.ir.kernel import Kernel, taken
 from gradc.passes.manager import changes
@@ -136,6 +137,36 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out = tmp_path / "out.html"
     assert main(["report", str(graph), "--wrt", "scale", "--dims", "N=64,V=100", "-o", str(out)]) == 0
     assert f"wrote {out}, 0." in capsys.readouterr().out and "N=64" in out.read_text()
+
+
+def test_as_data(module: gradc.Module) -> None:
+    """docs/report.md names every key."""
+    data = json.loads(as_json(content(module, {}), indent=1))
+    words = set(re.findall(r"`(\w+)`", (Path(__file__).parents[2] / "docs" / "report.md").read_text()))
+    lists = [entry for value in data.values() if isinstance(value, list) for entry in value if isinstance(entry, dict)]
+    keys = {
+        *data,
+        *(key for entry in lists for key in entry),
+        *(k for c in data["combines"] for k in c["estimates"][0]),
+    }
+    assert keys >= {"kernels", "pick", "why"} and keys <= words, keys - words
+
+
+def test_a_trace_has_the_passes_and_the_kernels(module: gradc.Module) -> None:
+    """By the fields that the format's description requires of complete events and of metadata."""
+    found = content(module, {}, timed=1)
+    trace = json.loads(json.dumps(chrome_trace(found), allow_nan=False))
+    events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    tracks = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert [e["name"] for e in events if tracks[e["tid"]] == "passes"] == [s.name for s in found.stages]
+    for direction in module.executables:
+        kernels = [e for e in events if tracks[e["tid"]].startswith(f"{direction} on ")]
+        assert [e["name"] for e in kernels] == [k.name for k in found.kernels if k.direction == direction]
+    for tid in tracks:
+        times = [(e["ts"], e["dur"]) for e in events if e["tid"] == tid]
+        assert times and all(dur >= 0 for _, dur in times)
+        assert all(a + dur == pytest.approx(b) for (a, dur), (b, _) in itertools.pairwise(times))
+    assert {e["args"]["time"] for e in events if "time" in e["args"]} <= {"measured", "predicted"}
 
 
 def test_each_compilation_is_dumped_into_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from gradc import knobs
 from gradc.codegen.text import read_template
-from gradc.errors import InvalidProblem, OutOfMemory
+from gradc.errors import CompilerMissing, InvalidProblem, OutOfMemory
 from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
 from gradc.runtime.host.toolchain import compile_c, cpu_identity, find_compiler, load_library
@@ -119,6 +120,47 @@ def call_entry() -> Callable[..., int]:
 
 
 _loaded: ctypes.CDLL | None = None
+_offered: bytes | None = None
+
+
+def texts() -> tuple[str, ...]:
+    """All that the pool's library is compiled from."""
+    names = ("common/ieee.h", "cpu/runtime.h", "cpu/streaming.h", "cpu/gemm.h", "cpu/gemm_bf16.h", "cpu/runtime.c")
+    return tuple(map(read_template, names))
+
+
+def packed() -> bytes:
+    """The pool's machine code, compressed, for a file that shall run where there is no compiler.
+
+    :raises CompilerMissing, CompilerError: it is not there yet and cannot be compiled.
+    """
+    return zlib.compress(_machine_code())
+
+
+def offer(code: bytes) -> None:
+    """Takes what :func:`packed` gave on this machine, of these :func:`texts`, for a process without a compiler."""
+    global _offered
+    _offered = code
+
+
+def _machine_code() -> bytes:
+    """From the cache, else compiled; without a compiler what was offered."""
+    try:
+        compiler = find_compiler()
+    except CompilerMissing:
+        if _offered is None:
+            raise
+        try:
+            return zlib.decompress(_offered)
+        except zlib.error as error:
+            raise InvalidProblem(f"the runtime in a module's file is no machine code of gradc's: {error}") from None
+    key = digest("runtime", *texts(), compiler.identity, cpu_identity(), *_EXTRA)
+    cache = default_cache()
+    payload = cache.get(key)
+    if payload is None:
+        payload = compile_c(texts()[-1], extra=_EXTRA)
+        cache.put(key, payload)
+    return payload
 
 
 def _library() -> ctypes.CDLL:
@@ -128,17 +170,7 @@ def _library() -> ctypes.CDLL:
         return _loaded
     with _lock:
         if _loaded is None:
-            *headers, source = map(
-                read_template,
-                ("common/ieee.h", "cpu/runtime.h", "cpu/streaming.h", "cpu/gemm.h", "cpu/gemm_bf16.h", "cpu/runtime.c"),
-            )
-            key = digest("runtime", *headers, source, find_compiler().identity, cpu_identity(), *_EXTRA)
-            cache = default_cache()
-            payload = cache.get(key)
-            if payload is None:
-                payload = compile_c(source, extra=_EXTRA)
-                cache.put(key, payload)
-            library = load_library(payload, "runtime")
+            library = load_library(_machine_code(), "runtime")
             library.gradc_set_threads.argtypes = [ctypes.c_int, ctypes.c_int]
             library.gradc_set_threads.restype = ctypes.c_int
             hooks = (

@@ -124,7 +124,7 @@ def _find(wanted: str, search: str) -> Compiler:
         return _ask((sys.executable, "-m", "ziglang", "cc"))
     raise CompilerMissing(
         "no C compiler: CC is not set, gcc, clang and cc are not on PATH, and the ziglang wheel is not installed; "
-        "install a compiler, or `pip install gradc[cpu]`, which brings one"
+        "install a compiler, or `pip install gradc[cpu]`, which brings one; target='numpy' needs none"
     )
 
 
