@@ -4,6 +4,7 @@
 #   make test [EXTRAS=torch,onnx]     the tests, with these optional packages beside the required ones
 #   make quick                        a part of the tests in a minute, for every save: a few cases of each test, none of the slow ones
 #   make docs                         docs/ops.md, from the records of the ops
+#   make site                         the documentation as a site, in build/site
 #   make conformance                  docs/conformance.md: PyTorch's own samples of the indexing and sampling ops, through gradc
 #   make gpu                          tests, constants and benchmark on a GPU, in eight minutes; JSON and a table in benchmarks/results or $OUT
 #   make fuzz [MINUTES=10]            the fuzzers of tests/fuzz; CAMPAIGN=text names one, ARGS="--seed 7" goes to the command
@@ -42,7 +43,7 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test quick fuzz mutants lint bench conformance gpu docs extras clean
+.PHONY: demo test quick fuzz mutants lint bench conformance gpu docs site extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
@@ -79,6 +80,9 @@ gpu:
 
 docs: $(call with,)
 	$(VENV)/bin/python docs/write.py $(ARGS)
+
+site: $(call with,site)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
 
 # Every extra that goes together, comma-separated: cuda13 cannot stand beside cuda12.
 extras:
