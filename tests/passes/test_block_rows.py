@@ -267,3 +267,49 @@ def test_two_layers_have_no_scores_in_memory():
     for how, each in gradients.items():
         for name, got in each.items():
             _close(got, given[name].grad.numpy(), f"{how}: {name}")
+
+
+def _heads(f, permute, x, w, causal):
+    """Attention as models write it: one product for q, k and v, whose heads are views of its columns."""
+    b, s, width = x.shape
+    q, k, v = (permute((x @ w[i]).reshape((b, s, width // 16, 16)), (0, 2, 1, 3)) for i in range(3))
+    y = f.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return permute(y, (0, 2, 1, 3)).reshape((b, s, width))
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_heads_that_are_views_have_no_scores_in_memory(causal):
+    """A gradient of k lies turned, [head, columns of the block]: the columns of a block are not a part of it."""
+    types = {"x": "f32[2,640,64]", "w": "f32[3,64,64]"}
+    graph = gradc.trace(lambda x, w: _heads(ops, ops.transpose, x, w, causal), **types)
+    made = gradc.compile(graph, wrt=[*types], target="cpu")
+    for executable in made.executables.values():
+        assert len(executable.program.loops) == 1
+        assert not any(list(b.type.shape[-2:]) == [640, 640] for b in executable.program.buffers)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x": rng.standard_normal((2, 640, 64)).astype(np.float32),
+        "w": rng.standard_normal((3, 64, 64)).astype(np.float32) * np.float32(0.1),
+    }
+    given = {name: torch.from_numpy(a.astype(np.float64)).requires_grad_() for name, a in arrays.items()}
+    wanted = _heads(torch.nn.functional, torch.permute, **given, causal=causal)
+    cotangent = rng.standard_normal(wanted.shape).astype(np.float32)
+    wanted.backward(torch.from_numpy(cotangent.astype(np.float64)))
+    value, residuals = made.forward(**arrays)
+    _close(value, wanted.detach().numpy(), "value")
+    for name, got in made.backward(residuals, cotangent).items():
+        _close(got, given[name].grad.numpy(), name)
+
+
+@pytest.mark.parametrize("shape", ("f32[2,3,640,16]", "f32[B,H,S,16]"))
+def test_attention_keeps_no_scores(shape):
+    """What makes factors of narrow rows from statistics of wide ones is a part of the loop, if products wait for it."""
+    graph = gradc.trace(_attention, **dict.fromkeys("qkv", shape))
+    made = gradc.compile(graph, wrt=[*"qkv"], target="cpu")
+    for executable in made.executables.values():
+        (loop,) = executable.program.loops
+        assert sum(hasattr(step, "op") for step in loop.steps) == (
+            2 if executable is made.executables["forward"] else 5
+        )
+        sizes = {str(shape) for b in executable.program.buffers for shape in [b.type.shape[-2:]] if b.type.rank > 3}
+        assert all(size.endswith("16)") for size in sizes), sizes

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from ...ir.dims import Size, assuming, evaluate, product, same, symbol
 from ...ir.kernel import Buffer, Call, Kernel, Loop, Program, Step, alternatives
 from ...ir.node import REGISTRY
-from ...ir.statement import Axis, Index, Operand, Stmt
+from ...ir.statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt
 from ...ir.types import Type
+from ...ir.walk import backward_slice
 from ..reductions.cost import nominal
 from .column_bounds import column_bounds
 
@@ -126,7 +127,8 @@ class _Group:
             return None
         refused: set[str] = set()
         while True:
-            touched = (b for n in sorted(group.steps) for b in (*program.steps[n].reads, *program.steps[n].writes))
+            steps = [group.program.steps[n] for n in sorted(group.steps)]
+            touched = (b for step in steps for b in (*step.reads, *step.writes))
             name = next((b for b in touched if b not in group.blocks and b not in refused and group.suits(b)), None)
             if name is None:
                 return group if len(group.steps) > 1 else None
@@ -153,12 +155,54 @@ class _Group:
             cut = _cut(step, name, self.shape)
             if cut is None or steps.setdefault(number, cut) != cut:
                 return False
-        before, self.steps = self.steps, steps
-        if self.consistent() and self.order() is not None:
-            self.blocks[name] = None
-            return True
-        self.steps = before
+        before = self.program, self.steps
+        self.steps = steps
+        while self.consistent():
+            if self.order() is not None:
+                self.blocks[name] = None
+                return True
+            between = self.between()
+            if not (self.joined(between) or self.hoisted(between)):
+                break
+        self.program, self.steps = before
         return False
+
+    def joined(self, numbers: Iterable[int]) -> bool:
+        """Makes steps a part of the loop, if each of them can be cut as some buffer that it touches has the rows."""
+        steps = dict(self.steps)
+        for number in numbers:
+            step = self.program.steps[number]
+            names = dict.fromkeys((*step.reads, *step.writes))
+            cuts = (_cut(step, name, self.shape) for name in names if self.has_rows(name))
+            cut = next((c for c in cuts if c is not None and not c.add), None)
+            if cut is None:
+                return False
+            steps[number] = cut
+        self.steps = steps
+        return True
+
+    def hoisted(self, numbers: Iterable[int]) -> bool:
+        """Computes before the loop what it writes and steps that it waits for read: values of whole rows that depend on
+        nothing that the loop writes (a statistic's reciprocal beside the exponentials).
+        """
+        program = self.program
+        written = {b: n for n in self.steps for b in self.touched(n)[1]}
+        asked = dict.fromkeys(b for n in numbers for b in sorted(self.touched(n)[0]) if b in written)
+        for name in asked:
+            number = written[name]
+            parts = _apart(program, program.steps[number], name, set(written))
+            if parts is None:
+                return False
+            steps = (*program.steps[:number], *parts, *program.steps[number + 1 :])
+            program = replace(program, steps=steps)
+            self.steps = {n + (n >= number): cut for n, cut in self.steps.items()}
+            written = {b: n + (n >= number) for b, n in written.items()}
+        self.program = program
+        return bool(asked)
+
+    def has_rows(self, name: str) -> bool:
+        shape, lead = self.program.types[name].shape, len(self.shape)
+        return len(shape) >= lead and all(map(same, shape[:lead], self.shape))
 
     def consistent(self) -> bool:
         """Whether all that a step of the loop reads of another one is in the same rows."""
@@ -180,25 +224,36 @@ class _Group:
 
     def order(self) -> tuple[list[int], list[int]] | None:
         """The steps that run before the loop and after it; None if one has to do both."""
-        program, first, last = self.program, min(self.steps), max(self.steps)
+        early, late, between = self._placed()
+        return None if between else (early, late)
+
+    def between(self) -> list[int]:
+        """The steps that read what the loop writes, and are waited for by it."""
+        return self._placed()[2]
+
+    def _placed(self) -> tuple[list[int], list[int], list[int]]:
+        """The steps before the loop, after it, and of the latter those that the loop's own steps depend on."""
+        first, last = min(self.steps), max(self.steps)
         early, late = [*range(first)], list[int]()
         made, read = set[str](), set[str]()  # by the loop's steps so far; what is made from that is made after them
-        late_reads, late_writes = set[str](), set[str]()
+        between: dict[int, None] = {}
         for number in range(first, last + 1):
-            step = program.steps[number]
-            reads, writes = ({program.root(b) for b in names} for names in (step.reads, step.writes))
+            reads, writes = self.touched(number)
+            behind = [n for n in late if self.touched(n)[1] & (reads | writes) or self.touched(n)[0] & writes]
             if number in self.steps:
-                if late_writes & (reads | writes) or late_reads & writes:
-                    return None
+                between |= dict.fromkeys(behind)
                 made |= writes
                 read |= reads
-            elif (made | late_writes) & (reads | writes) or (read | late_reads) & writes:
+            elif behind or made & (reads | writes) or read & writes:
                 late.append(number)
-                late_reads |= reads
-                late_writes |= writes
             else:
                 early.append(number)
-        return early, [*late, *range(last + 1, len(program.steps))]
+        return early, [*late, *range(last + 1, len(self.program.steps))], [*between]
+
+    def touched(self, number: int) -> tuple[set[str], set[str]]:
+        """The buffers that a step reads, and that it writes."""
+        step, root = self.program.steps[number], self.program.root
+        return {root(b) for b in step.reads}, {root(b) for b in step.writes}
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -264,6 +319,29 @@ def _fresh(name: str, taken: set[str]) -> str:
         unique = f"{name}_{k}"
     taken.add(unique)
     return unique
+
+
+def _apart(program: Program, step: Step, name: str, made: set[str]) -> tuple[Kernel, Kernel] | None:
+    """A kernel of what is stored in ``name``, once for each row, and the kernel without that; None if it depends on
+    columns or on ``made``.
+    """
+    if not isinstance(step, Kernel) or not step.cols or not step.rows:
+        return None
+    stores = [s for s in step.body if s.buffer == name]
+    if len(stores) != 1 or stores[0].op != "store" or step.is_column(stores[0]):
+        return None
+    (store,) = stores
+    body = backward_slice(step.body, store.uses)
+    if any(s.op in REDUCTIONS or s.op in EFFECTS or step.is_column(s) for s in body):
+        return None
+    if any(program.root(s.buffer) in made for s in body if s.buffer):
+        return None
+    early = replace(step, rows=step.rows[:-1], cols=step.rows[-1:], body=(*body, store))
+    rest = [s for s in step.body if s is not store]
+    live = backward_slice(rest, (v for s in rest if not s.name for v in s.uses))
+    late = replace(step, body=tuple(s for s in rest if not s.name or s in live))
+    hint = step.name.rpartition("_")[0] or step.name
+    return early.named_by_structure(hint, program.types), late.named_by_structure(hint, program.types)
 
 
 def _accesses(step: Step) -> list[Stmt | Operand]:

@@ -58,7 +58,7 @@ def column_bounds(
                 holds = (
                     _Hidden(step, row, axis, offset, blocks, zero).holds()
                     if isinstance(step, Kernel)
-                    else _adds_nothing(step, axis, zero)
+                    else _adds_nothing(step, axis, blocks, zero)
                 )
                 if not holds:
                     break
@@ -83,10 +83,13 @@ def _axis(step: Kernel | Call, blocks: Mapping[str, int], columns: Size) -> str 
     return name if whole and (isinstance(step, Call) or len(step.cols) == 1) else ""
 
 
-def _adds_nothing(call: Call, axis: str, zero: set[str]) -> bool:
-    """Whether hidden columns add nothing to a product: its result has them, or an operand is 0 there."""
+def _adds_nothing(call: Call, axis: str, blocks: Mapping[str, int], zero: set[str]) -> bool:
+    """Whether hidden columns add nothing to a product: its result has them, or an operand is 0 there.
+
+    Of a result that is no block they would be a part of each of its rows, which a product does not write.
+    """
     if axis == call.result_axes[-1]:
-        return not call.add
+        return call.out.buffer in blocks
     return not any(axis in dict(o.per) for o in call.operands) and any(o.buffer in zero for o in call.operands)
 
 
