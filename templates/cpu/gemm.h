@@ -11,8 +11,8 @@ typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))))
 
 enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES) };
 
-/* `unroll` steps of all sums; from[i / 3] is row i - i % 3 of a; b is fetched `ahead` steps before it is read, if not 0. */
-static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows, const int vectors, const int unroll, const int ahead, GEMM(vec) (*sums)[2], const T **from, int64_t a_row,
+/* `unroll` steps of all sums; from[i / 3] is row i - i % 3 of a. */
+static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows, const int vectors, const int unroll, GEMM(vec) (*sums)[2], const T **from, int64_t a_row,
                                                                   int64_t a_step, const T **from_b, int64_t b_step) {
 #pragma GCC unroll 8
   for (int u = 0; u < unroll; u++) {
@@ -24,12 +24,6 @@ static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows
       sums[i][0] += ai * b0;
       if (vectors > 1) {
         sums[i][1] += ai * b1;
-      }
-    }
-    if (ahead > 0) {
-      __builtin_prefetch(b + ahead * b_step);
-      if (vectors > 1) {
-        __builtin_prefetch(b + ahead * b_step + GEMM(LANES));
       }
     }
     *from_b += b_step;
@@ -45,7 +39,7 @@ static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows
 /* c[rows,wide] (+)= a[rows,kc] b[kc,wide] for kc > 0 and `wide` one or two vectors; a's element (i, p) is a[i * a_row + p * a_step],
  * b and c have rows b_step and c_row apart.  The second accumulators are c's own when the first run begins and the last one
  * ends, and between them contiguous memory that stays in the first cache. */
-static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, const int vectors, const int ahead, int64_t kc, const T *restrict a, int64_t a_row, int64_t a_step,
+static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, const int vectors, const int far, int64_t kc, const T *restrict a, int64_t a_row, int64_t a_step,
                                                                const T *b, int64_t b_step, T *restrict c, int64_t c_row, int add) {
   const int unroll = rows == GEMM_MR ? GEMM_UNROLL : 1; /* a loop of few rounds, whose end is predicted */
   const T *from[4];
@@ -75,10 +69,19 @@ static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, co
       sums[i][0] = sums[i][1] = (GEMM(vec)){0};
     }
     for (; p + unroll <= end; p += unroll) {
-      GEMM(add_steps)(rows, vectors, unroll, ahead, sums, from, a_row, a_step, &b, b_step);
+      if (far) { /* b's lines are fetched before they are read, too */
+#pragma GCC unroll 8
+        for (int u = GEMM_UNROLL; u < GEMM_UNROLL + unroll; u++) {
+          __builtin_prefetch(b + u * b_step);
+          if (vectors > 1) {
+            __builtin_prefetch(b + u * b_step + GEMM(LANES));
+          }
+        }
+      }
+      GEMM(add_steps)(rows, vectors, unroll, sums, from, a_row, a_step, &b, b_step);
     }
     for (; unroll > 1 && p < end; p++) {
-      GEMM(add_steps)(rows, vectors, 1, ahead, sums, from, a_row, a_step, &b, b_step);
+      GEMM(add_steps)(rows, vectors, 1, sums, from, a_row, a_step, &b, b_step);
     }
 #define GEMM_EACH(statement)                    \
   _Pragma("GCC unroll 16")                      \
@@ -104,40 +107,29 @@ static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, co
 #undef GEMM_TO
 }
 
-/* A kernel for each number of rows and vectors: of a as it is packed, whose addresses are constants, of a where it is, and of a
- * packed, b from far away. */
-enum { GEMM(PACKED) = 0, GEMM(IN_PLACE) = 1, GEMM(STREAMED) = 2 };
+/* Kernels of a as it is packed, whose addresses are constants: of a third of a panel's rows, two, all, and all with b from far away; and
+ * of a where it is, all of a panel's rows or a third. */
+enum { GEMM(THIRD) = GEMM_MR / 3, GEMM(PANEL) = 2, GEMM(STREAMED) = 3, GEMM(IN_PLACE) = 4, GEMM(THIRD_IN_PLACE) = 5 };
 typedef void (*GEMM(kernel))(int64_t kc, const T *a, int64_t a_row, const T *b, int64_t b_step, T *c, int64_t c_row, int add);
-#define GEMM_KERNEL(name, rows, vectors, ahead, row, step)                                                                              \
-  static __attribute__((noinline)) void GEMM(name##_##rows##_##vectors)(int64_t kc, const T *a, int64_t a_row, const T *b, int64_t b_step, \
-                                                                        T *c, int64_t c_row, int add) {                                 \
-    (void)a_row;                                                                                                                        \
-    GEMM(steps)(rows, vectors, ahead, kc, a, row, step, b, b_step, c, c_row, add);                                                      \
+#define GEMM_KERNEL(name, rows, vectors, far, row, step)                                                                         \
+  static __attribute__((noinline)) void GEMM(name##_##vectors)(int64_t kc, const T *a, int64_t a_row, const T *b, int64_t b_step, \
+                                                               T *c, int64_t c_row, int add) {                                   \
+    (void)a_row;                                                                                                                 \
+    GEMM(steps)(rows, vectors, far, kc, a, row, step, b, b_step, c, c_row, add);                                                 \
   }
-#define GEMM_DEFINE(rows)                                   \
-  GEMM_KERNEL(packed, rows, 1, 0, 1, GEMM_MR)               \
-  GEMM_KERNEL(packed, rows, 2, 0, 1, GEMM_MR)               \
-  GEMM_KERNEL(in_place, rows, 1, 0, a_row, 1)               \
-  GEMM_KERNEL(in_place, rows, 2, 0, a_row, 1)               \
-  GEMM_KERNEL(streamed, rows, 1, GEMM_AHEAD, 1, GEMM_MR)    \
-  GEMM_KERNEL(streamed, rows, 2, GEMM_AHEAD, 1, GEMM_MR)
-#define GEMM_NAMES(rows)                                    \
-  {{GEMM(packed_##rows##_1), GEMM(packed_##rows##_2)},      \
-   {GEMM(in_place_##rows##_1), GEMM(in_place_##rows##_2)},  \
-   {GEMM(streamed_##rows##_1), GEMM(streamed_##rows##_2)}},
-#define GEMM_SIX(make) make(1) make(2) make(3) make(4) make(5) make(6)
-#if GEMM_MR > 6
-#define GEMM_ROWS(make) GEMM_SIX(make) make(7) make(8) make(9) make(10) make(11) make(12)
-#else
-#define GEMM_ROWS(make) GEMM_SIX(make)
-#endif
-GEMM_ROWS(GEMM_DEFINE)
-static const GEMM(kernel) GEMM(kernels)[GEMM_MR][3][2] = {GEMM_ROWS(GEMM_NAMES)}; /* [rows - 1][how][vectors - 1] */
+#define GEMM_DEFINE(name, rows, far, row, step) GEMM_KERNEL(name, rows, 1, far, row, step) GEMM_KERNEL(name, rows, 2, far, row, step)
+GEMM_DEFINE(third, GEMM(THIRD), b_step > 4 * GEMM(NR), 1, GEMM_MR)
+GEMM_DEFINE(thirds, 2 * GEMM(THIRD), b_step > 4 * GEMM(NR), 1, GEMM_MR)
+GEMM_DEFINE(panel, GEMM_MR, 0, 1, GEMM_MR)
+GEMM_KERNEL(streamed, GEMM_MR, 2, 1, 1, GEMM_MR)
+GEMM_DEFINE(in_place, GEMM_MR, 0, a_row, 1)
+GEMM_DEFINE(third_in_place, GEMM(THIRD), 0, a_row, 1)
+#define GEMM_NAMES(name) {GEMM(name##_1), GEMM(name##_2)}
+static const GEMM(kernel) GEMM(kernels)[6][2] = { /* [thirds - 1, STREAMED, ...][vectors - 1] */
+  GEMM_NAMES(third), GEMM_NAMES(thirds), GEMM_NAMES(panel), {GEMM(panel_1), GEMM(streamed_2)}, GEMM_NAMES(in_place), GEMM_NAMES(third_in_place)};
+#undef GEMM_NAMES
 #undef GEMM_KERNEL
 #undef GEMM_DEFINE
-#undef GEMM_NAMES
-#undef GEMM_SIX
-#undef GEMM_ROWS
 
 #if GEMM_BYTES / GEMM_SIZE == 16
 #define GEMM_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -199,9 +191,10 @@ static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict 
 #undef GEMM_LOW
 #undef GEMM_HIGH
 
-/* Panels of `width` rows (or columns), [panel][step][width], the last one filled up with zeros. */
+/* Panels of `width` rows (or columns), [panel][step][width], the last one filled up with zeros; squares: of steps side by side are
+ * transposed in registers. */
 static inline __attribute__((always_inline)) void GEMM(pack)(T *restrict to, const T *restrict from, int64_t count, int64_t steps, int64_t across,
-                                                              int64_t along, const int width) {
+                                                              int64_t along, const int width, const int squares) {
   for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
     const int w = count - i0 < width ? (int)(count - i0) : width;
     const T *panel = from + i0 * across;
@@ -233,7 +226,7 @@ static inline __attribute__((always_inline)) void GEMM(pack)(T *restrict to, con
       memset(to, 0, (size_t)(steps * width) * sizeof(T));
     }
     int64_t transposed = 0;
-    if (along == 1 && w == width && width > 1) {
+    if (squares && along == 1 && w == width) {
       for (; transposed + GEMM(LANES) <= steps; transposed += GEMM(LANES)) {
 #pragma GCC unroll 4
         for (int i = 0; i < width; i += GEMM(LANES)) {
@@ -303,20 +296,26 @@ typedef struct {
 } GEMM(part);
 
 /* Panels of rows from i and steps from p on, both counted from the tile. */
-static inline __attribute__((always_inline)) void GEMM(panels)(T *to, GEMM(part) t, int64_t i, int64_t p, int64_t count, int64_t steps, const int width) {
+static inline __attribute__((always_inline)) void GEMM(panels)(T *to, GEMM(part) t, int64_t i, int64_t p, int64_t count, int64_t steps, const int width,
+                                                               const int squares) {
   const gradc_matrix *in = t.in;
   const int64_t across = t.transposed ? in->col : in->row, along = t.transposed ? in->row : in->col;
   const int64_t at = i * across + p * along;
   if (in->read) {
     GEMM(pack_read)(to, in, at, count, steps, across, along, width);
   } else {
-    GEMM(pack)(to, (const T *)in->data + at, count, steps, across, along, width);
+    GEMM(pack)(to, (const T *)in->data + at, count, steps, across, along, width, squares);
   }
   if (in->scale && t.transposed) {
     GEMM(pack_scale)(to, (const T *)in->scale, t.col + i, t.row + p, count, steps, in->scale_col, in->scale_row, in->col_per, in->row_per, width);
   } else if (in->scale) {
     GEMM(pack_scale)(to, (const T *)in->scale, t.row + i, t.col + p, count, steps, in->scale_row, in->scale_col, in->row_per, in->col_per, width);
   }
+}
+
+/* The same for the only row of a product and columns beside it, which are seldom packed. */
+static __attribute__((noinline)) void GEMM(row_panels)(T *to, GEMM(part) t, int64_t i, int64_t p, int64_t count, int64_t steps, int width) {
+  GEMM(panels)(to, t, i, p, count, steps, width, 0);
 }
 
 /* The sums of a[kc] b[kc,LANES] in v[0], b's columns contiguous and `apart` from one another; a goes on with zeros to a whole vector. */
@@ -398,7 +397,7 @@ static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_
   for (int64_t p = 0; p < k; p += GEMM_KC) {
     const int64_t kc = k - p < GEMM_KC ? k - p : GEMM_KC;
     memset(pa + kc, 0, sizeof(GEMM(vec)));
-    GEMM(panels)(pa, left, 0, p, 1, kc, 1);
+    GEMM(row_panels)(pa, left, 0, p, 1, kc, 1);
     for (int64_t j = 0; j < n; j += width) {
       const int64_t cols = n - j < width ? n - j : width;
       const T *from = (const T *)b->data + p * b->row + j * b->col, *found = sums;
@@ -409,7 +408,7 @@ static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_
       } else if (in_rows) {
         GEMM(rows)(sums, cols, kc, pa, from, b->row);
       } else {
-        GEMM(panels)(pb, right, j, p, cols, kc, GEMM(LANES));
+        GEMM(row_panels)(pb, right, j, p, cols, kc, GEMM(LANES));
         GEMM(rows)(sums, cols, kc, pa, pb, GEMM(LANES));
       }
       for (int64_t i = 0; i < cols; i++) {
@@ -423,18 +422,18 @@ static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_
 /* Panels of a from row i of a slab on, all its steps, and of b from column j on.  a and b begin where the slab does: at row i0,
  * step p0, column j0 of the whole. */
 static int GEMM(pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps) {
-  GEMM(panels)((T *)to + i * steps, (GEMM(part)){a, i0, p0, 0}, i, 0, rows, steps, GEMM_MR);
+  GEMM(panels)((T *)to + i * steps, (GEMM(part)){a, i0, p0, 0}, i, 0, rows, steps, GEMM_MR, 1);
   return 0;
 }
 static int GEMM(pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps) {
-  GEMM(panels)((T *)to + j * steps, (GEMM(part)){b, p0, j0, 1}, j, 0, cols, steps, GEMM(NR));
+  GEMM(panels)((T *)to + j * steps, (GEMM(part)){b, p0, j0, 1}, j, 0, cols, steps, GEMM(NR), 1);
   return 0;
 }
 
-/* to[i] = from[i] for i < count < 2 LANES. */
+/* to[i] = from[i] for i < count <= 2 LANES. */
 static inline __attribute__((always_inline)) void GEMM(copy)(T *restrict to, const T *restrict from, int count) {
 #pragma GCC unroll 8
-  for (int some = GEMM(LANES); some > 0; some /= 2) {
+  for (int some = GEMM(NR); some > 0; some /= 2) {
     if (count & some) {
       __builtin_memcpy(to, from, (size_t)some * sizeof(T));
       to += some, from += some;
@@ -442,18 +441,28 @@ static inline __attribute__((always_inline)) void GEMM(copy)(T *restrict to, con
   }
 }
 
-/* What lies at an edge of the result, or in columns that are not contiguous: the sums are in memory of their own. */
-static __attribute__((noinline)) void GEMM(at_edge)(int rows, int cols, int how, int64_t kc, gemm_panels a, const T *from_a, const T *b, int64_t b_step, T *c, int64_t c_row,
-                                                    int64_t c_col, int add) {
-  T sums[GEMM_MR * GEMM(NR)] __attribute__((aligned(64))) = {0};
+static inline int GEMM(how)(int rows, int64_t across, int64_t b_step) {
+  const int thirds = (rows - 1) / GEMM(THIRD);
+  return across != 1 ? (rows == GEMM_MR ? GEMM(IN_PLACE) : GEMM(THIRD_IN_PLACE)) : thirds == GEMM(PANEL) && b_step > 4 * GEMM(NR) ? GEMM(STREAMED) : thirds;
+}
+
+/* What lies at an edge of the result, or in columns that are not contiguous: the sums are in memory of their own, of whole thirds
+ * of a panel, which a has if it is packed; else it is here. */
+static __attribute__((noinline)) void GEMM(at_edge)(int rows, int cols, int64_t kc, gemm_panels a, const T *from_a, const T *b, int64_t b_step, T *c, int64_t c_row, int64_t c_col,
+                                                    int add) {
+  T sums[GEMM_MR * GEMM(NR)] __attribute__((aligned(64))) = {0}, packed[2 * GEMM_KC * GEMM_MR];
   const int vectors = cols <= GEMM(LANES) ? 1 : 2;
+  if (a.across != 1 && rows % GEMM(THIRD)) {
+    GEMM(pack)(packed, from_a, rows, kc, a.across, a.step, GEMM_MR, 0);
+    from_a = packed, a.across = 1;
+  }
   for (int r = 0; add && r < rows; r++) {
     for (int s = 0; c_col != 1 && s < cols; s++) {
       sums[r * GEMM(NR) + s] = c[r * c_row + s * c_col];
     }
     GEMM(copy)(sums + r * GEMM(NR), c + r * c_row, c_col == 1 ? cols : 0);
   }
-  GEMM(kernels)[rows - 1][how][vectors - 1](kc, from_a, a.across, b, b_step, sums, GEMM(NR), add);
+  GEMM(kernels)[GEMM(how)(rows, a.across, b_step)][vectors - 1](kc, from_a, a.across, b, b_step, sums, GEMM(NR), add);
   for (int r = 0; r < rows; r++) {
     for (int s = 0; c_col != 1 && s < cols; s++) {
       c[r * c_row + s * c_col] = sums[r * GEMM(NR) + s];
@@ -466,20 +475,20 @@ static __attribute__((noinline)) void GEMM(at_edge)(int rows, int cols, int how,
  * stays in the first cache while those of b, which stay in the second, pass by. */
 static void GEMM(block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c_, int64_t c_row, int64_t c_col, int add) {
   T *c = (T *)c_;
-  const int how = a.across != 1 ? GEMM(IN_PLACE) : b.step > 4 * GEMM(NR) ? GEMM(STREAMED) : GEMM(PACKED);
   for (int64_t p = 0; p < k; p += kc, add = 1) {
     const int64_t steps = k - p < kc ? k - p : kc;
-    for (int64_t i = 0; i < m; i += GEMM_MR) {
-      const int rows = m - i < GEMM_MR ? (int)(m - i) : GEMM_MR;
-      const T *from_a = (const T *)a.data + i / GEMM_MR * a.panel + p * a.step;
+    for (int64_t i = 0, rows; i < m; i += rows) {
+      rows = m - i < GEMM_MR ? m - i : GEMM_MR;
+      rows = rows < GEMM_MR && rows > GEMM(THIRD) && a.across != 1 ? GEMM(THIRD) : rows;
+      const T *from_a = (const T *)a.data + i / GEMM_MR * a.panel + i % GEMM_MR * a.across + p * a.step;
       for (int64_t j = 0; j < n; j += GEMM(NR)) {
         const int cols = n - j < GEMM(NR) ? (int)(n - j) : GEMM(NR);
         const T *from_b = (const T *)b.data + j / GEMM(NR) * b.panel + p * b.step;
         T *to = c + i * c_row + j * c_col;
-        if (c_col != 1 || cols % GEMM(LANES)) {
-          GEMM(at_edge)(rows, cols, how, steps, a, from_a, from_b, b.step, to, c_row, c_col, add);
+        if (c_col != 1 || cols % GEMM(LANES) || rows % GEMM(THIRD)) {
+          GEMM(at_edge)((int)rows, cols, steps, a, from_a, from_b, b.step, to, c_row, c_col, add);
         } else {
-          GEMM(kernels)[rows - 1][how][cols / GEMM(LANES) - 1](steps, from_a, a.across, from_b, b.step, to, c_row, add);
+          GEMM(kernels)[GEMM(how)((int)rows, a.across, b.step)][cols / GEMM(LANES) - 1](steps, from_a, a.across, from_b, b.step, to, c_row, add);
         }
       }
     }

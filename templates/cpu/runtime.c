@@ -462,7 +462,7 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_UNROLL = 8, GEMM_AHEAD = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = 512, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC, GEMM_PACKED = 2 << 20 };
+enum { GEMM_UNROLL = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = 512, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC, GEMM_PACKED = 2 << 20 };
 /* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
  * STRETCH: steps between two looks for signals. */
 
