@@ -407,3 +407,58 @@ def test_a_graph_is_written_as_a_valid_model(stage: str) -> None:
     assert [o.name for o in model.graph.output] == list(graph.output_names)
     assert {"N", "V"} <= {d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim}
     assert any("test_onnx.py:" in node.doc_string for node in model.graph.node)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("code", ["i1", "u1"])
+@pytest.mark.parametrize("per_column", [False, True])
+def test_a_recurrent_layer_of_codes(direction: str, code: str, per_column: bool) -> None:
+    """As onnxruntime rounds what it multiplies with codes; every scale has a gradient."""
+    ort = pytest.importorskip("onnxruntime", reason="the oracle")
+    steps, batch, width, hidden = 5, 1, 6, 4
+    directions = 2 if direction == "bidirectional" else 1
+    draw = np.random.default_rng(len(direction))
+    low, high = (-128, 128) if code == "i1" else (0, 256)
+    columns = (4 * hidden,) if per_column else ()
+    data = {
+        "w": draw.integers(low, high, (directions, width, 4 * hidden)).astype(code),
+        "r": draw.integers(low, high, (directions, hidden, 4 * hidden)).astype(code),
+        "b": draw.normal(0, 0.3, (directions, 8 * hidden)).astype("f4"),
+        "h": draw.normal(0, 0.5, (directions, batch, hidden)).astype("f4"),
+        "c": draw.normal(0, 0.5, (directions, batch, hidden)).astype("f4"),
+        "ws": draw.uniform(0.005, 0.01, (directions, *columns)).astype("f4"),
+        "wz": np.full((directions, *columns), 0 if code == "i1" else 128, code),
+        "rs": draw.uniform(0.005, 0.01, (directions, *columns)).astype("f4"),
+        "rz": np.full((directions, *columns), 0 if code == "i1" else 128, code),
+    }
+    inputs = ["x", "w", "r", "b", "", "h", "c", "", "ws", "wz", "rs", "rz"]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM",
+        inputs,
+        ["y", "yh", "yc"],
+        domain="com.microsoft",
+        direction=direction,
+        hidden_size=hidden,
+    )
+    shapes = {"y": [steps, directions, batch, hidden], **{name: [directions, batch, hidden] for name in ("yh", "yc")}}
+    model = helper.make_model(
+        helper.make_graph(
+            [node],
+            "lstm",
+            [helper.make_tensor_value_info("x", F, [steps, batch, width])],
+            [helper.make_tensor_value_info(name, F, shape) for name, shape in shapes.items()],
+            [numpy_helper.from_array(array, name) for name, array in data.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=8,
+    )
+    x = draw.normal(0, 1, (steps, batch, width)).astype("f4")
+    wanted = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    graph = gradc.from_onnx(model)
+    for got, want in zip(interp.run(graph, {"x": x}).values(), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    module = gradc.compile(graph, wrt=["ws", "rs"], unused="zeros")
+    given, residuals = module.forward(x=x)
+    np.testing.assert_allclose(given["y"], wanted[0], rtol=1e-4, atol=1e-5)
+    gradients = module.backward(residuals, **{name: np.ones_like(value) for name, value in given.items()})
+    assert all(np.any(gradients[name]) and gradients[name].shape == data[name].shape for name in ("ws", "rs"))

@@ -138,8 +138,97 @@ def _lstm(
     input_forget: int = 0,
     layout: int = 0,
 ) -> tuple[Node, ...]:
-    size = int(r.shape[-1])
+    """``LSTM``."""
     kinds = _activations(activations, activation_alpha, activation_beta, ("sigmoid", "tanh", "tanh"), int(w.shape[0]))
+    states = (initial_h, initial_c)
+    return _long_short(x, w, r, b, sequence_lens, states, p, kinds, clip, direction, input_forget, layout, lambda x: x)
+
+
+def dynamic_quantize_lstm(
+    x: Node,
+    w: Weight,
+    r: Weight,
+    b: Weight | None = None,
+    sequence_lens: Node | None = None,
+    initial_h: Node | None = None,
+    initial_c: Node | None = None,
+    p: Weight | None = None,
+    w_scale: Weight | None = None,
+    w_zero: Weight | None = None,
+    r_scale: Weight | None = None,
+    r_zero: Weight | None = None,
+    *,
+    activation_alpha: Any = None,
+    activation_beta: Any = None,
+    activations: Any = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+) -> tuple[Node, ...]:
+    """``com.microsoft.DynamicQuantizeLSTM``: weights are codes, [D, I, 4H], with a scale for a direction or for each of
+    its columns; what they are multiplied with is rounded to u8 over the range that it has, the input as a whole, the
+    state in every step.
+    """
+    if w_scale is None or r_scale is None:
+        raise Unsupported("weights without scales")
+    kinds = _activations(activations, activation_alpha, activation_beta, ("sigmoid", "tanh", "tanh"), int(w.shape[0]))
+    wide, narrow = _dequantized(w, w_scale, w_zero), _dequantized(r, r_scale, r_zero)
+    return _long_short(
+        x,
+        ops.transpose(wide, (0, 2, 1)),
+        ops.transpose(narrow, (0, 2, 1)),
+        b,
+        sequence_lens,
+        (initial_h, initial_c),
+        p,
+        kinds,
+        clip,
+        direction,
+        input_forget,
+        0,
+        rounded_to_u8,
+    )
+
+
+def _dequantized(codes: Node, scale: Node, zero: Node | None) -> Node:
+    """Codes [D, rows, columns] with scales [D] or [D, columns]."""
+    directions, rows, columns = codes.shape
+    each = columns if scale.rank == 2 and scale.shape[1] != 1 else 1
+    shape = (directions, 1, each)
+    zeros = None if zero is None else ops.reshape(zero, shape)
+    return ops.dequantize(codes, ops.reshape(scale, shape), zeros, block=(1, rows, columns if each == 1 else 1))
+
+
+def rounded_to_u8(x: Node) -> Node:
+    """x rounded to 255 steps between its least and its largest value, and 0 (``DynamicQuantizeLinear``), back as a
+    float.
+    """
+    axes = tuple(range(x.rank))
+    zero, one = (converted(ops.constant(value=(v,), dtype="f32"), x.dtype) for v in (0.0, 1.0))
+    low, high = ops.minimum(ops.amin(x, axes), zero), ops.maximum(ops.amax(x, axes), zero)
+    scale = ops.where(high > low, (high - low) / 255.0, one)
+    code = ops.cast(ops.clamp(ops.round(-low / scale), 0.0, 255.0), "u8")
+    return ops.dequantize(ops.quantize(x, scale, code, dtype="u8"), scale, code, out_dtype=x.dtype)
+
+
+def _long_short(
+    x: Node,
+    w: Node,
+    r: Node,
+    b: Node | None,
+    lengths: Node | None,
+    states: tuple[Node | None, Node | None],
+    p: Node | None,
+    kinds: list[list[Activation]],
+    clip: float | None,
+    direction: str,
+    input_forget: int,
+    layout: int,
+    multiplied: Activation,
+) -> tuple[Node, ...]:
+    """:param multiplied: what is multiplied with weights, made of the input or of a state."""
+    size = int(r.shape[-1])
     limit = _clipped(clip)
 
     def cell(d: int, _: Node) -> Callable[[Node, tuple[Node, ...]], tuple[Node, ...]]:
@@ -152,7 +241,7 @@ def _lstm(
 
         def step(gates: Node, state: tuple[Node, ...]) -> tuple[Node, ...]:
             before, c = state
-            whole = gates + ops.matmul(before, recurrent)
+            whole = gates + ops.matmul(multiplied(before), recurrent)
             i, o, forget, new = (_part(whole, 1, k, size) for k in range(4))  # ONNX's order: i, o, f, c
             i = f(limit(i + seen(0, c)))
             forget = 1.0 - i if input_forget else f(limit(forget + seen(2, c)))
@@ -165,7 +254,7 @@ def _lstm(
     def bias(d: int) -> Node | None:
         return None if b is None else _part(b[d], 0, 0, 4 * size) + _part(b[d], 0, 1, 4 * size)
 
-    return _layer(x, w, (initial_h, initial_c), sequence_lens, direction, layout, size, cell, bias)
+    return _layer(multiplied(x), w, states, lengths, direction, layout, size, cell, bias)
 
 
 def _gru(
@@ -248,4 +337,9 @@ def _rnn(
     return _layer(x, w, (initial_h,), sequence_lens, direction, layout, size, cell, bias)
 
 
-LINES: dict[str, Callable[..., Any]] = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
+LINES: dict[str, Callable[..., Any]] = {
+    "LSTM": _lstm,
+    "GRU": _gru,
+    "RNN": _rnn,
+    "com.microsoft.DynamicQuantizeLSTM": dynamic_quantize_lstm,
+}
