@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -260,12 +261,14 @@ class Recipe:
     :param stages: runs every pass again, for a module from the cache.
     :param joint: gives the program that computes value and gradients together.
     :param save: writes the module to a file.
+    :param export: writes the module as a folder of sources.
     :param variant: gives the module for inputs whose axes have another memory order.
     """
 
     stages: Callable[[], Pipeline]
     joint: Callable[[], Program]
     save: Callable[[Module, Any], None]
+    export: Callable[..., Path]
     variant: Callable[[Orders], Module]
 
 
@@ -679,6 +682,20 @@ class Module(Shared):
 
         _check_timed(timed)
         write_report(self, path, dims, timed)
+
+    def export(self, folder: Any, *, lang: str = "c", dims: Mapping[str, int] | None = None, seed: int = 0) -> Path:
+        """Writes a new folder of C sources that need neither Python nor gradc: ``NAME.h`` with the interface, the
+        kernels, the runtime, a Makefile and CMakeLists.txt, and ``main.c``, which checks the bits of every result on
+        the arrays in ``sample/``.
+
+        :param folder: does not exist, or is empty; it is written whole or not at all.
+        :param dims: sizes of the sample arrays; small ones stand for what is not given.
+        :param seed: of the sample arrays.
+        :return: its path.
+        :raises Unsupported: the target is not ``cpu``, or a program can only be checked by gradc.
+        :raises FileError: it cannot be written, or there is something.
+        """
+        return self.recipe.export(self, folder, lang=lang, dims=dims, seed=seed)
 
     def save(self, path: Any) -> None:
         """Writes one file with everything needed to run without compiling: graph, arrays, programs, machine code.

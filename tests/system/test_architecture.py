@@ -37,7 +37,7 @@ LAYERS = [
     ("options",),
     ("inspect",),
     ("module",),
-    ("module.saved",),
+    ("module.saved", "module.export"),
     ("compiler",),
     ("api",),
     ("calibration.measure", "verify.check", "frontend", "plans"),

@@ -21,7 +21,7 @@ from gradc.runtime.host.toolchain import compile_c, cpu_identity, find_compiler,
 
 ERROR_SLOTS = 8
 # The matrix product may use fused multiply-add: only the order of its sums is guaranteed.
-_EXTRA = ("-ffp-contract=fast",)
+MATMUL_FLAGS = ("-ffp-contract=fast",)
 _lock = lock(reentrant=True)
 
 
@@ -132,11 +132,11 @@ def _library() -> ctypes.CDLL:
                 read_template,
                 ("common/ieee.h", "cpu/runtime.h", "cpu/streaming.h", "cpu/gemm.h", "cpu/gemm_bf16.h", "cpu/runtime.c"),
             )
-            key = digest("runtime", *headers, source, find_compiler().identity, cpu_identity(), *_EXTRA)
+            key = digest("runtime", *headers, source, find_compiler().identity, cpu_identity(), *MATMUL_FLAGS)
             cache = default_cache()
             payload = cache.get(key)
             if payload is None:
-                payload = compile_c(source, extra=_EXTRA)
+                payload = compile_c(source, extra=MATMUL_FLAGS)
                 cache.put(key, payload)
             library = load_library(payload, "runtime")
             library.gradc_set_threads.argtypes = [ctypes.c_int, ctypes.c_int]
