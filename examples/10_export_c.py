@@ -1,4 +1,4 @@
-"""The demo's model, its backward and its optimiser as C: ten steps of training in C, and ten in Python, to the same bits.
+"""The demo's model, its backward and its optimiser as C: ten steps of training in C and in Python, to the same bits.
 
 ``module.export`` writes each module as a folder of C with a header; 10_export_c.c calls both.  Needs gcc and make.
 

@@ -25,8 +25,8 @@ typedef struct {
   int64_t bytes;
 } host_array;
 
-/* Where a buffer of a program lies: an array of the module, a temp in the workspace, or a constant. */
-typedef enum { HOST_ARRAY, HOST_RESULT, HOST_TEMP, HOST_CONST } host_kind;
+/* Where a buffer of a program lies: an array of the module, a temp in the workspace, a constant, or nowhere: no step touches it. */
+typedef enum { HOST_ARRAY, HOST_RESULT, HOST_TEMP, HOST_CONST, HOST_UNUSED } host_kind;
 typedef struct {
   host_kind kind;
   int index;
@@ -175,6 +175,8 @@ static int host_run(const host_program *p, const host_plan *plan, void *const *p
       table[i] = workspace + plan->offset[b.index];
     } else if (b.kind == HOST_CONST) {
       memcpy(&table[i], &p->constants[b.index], sizeof table[i]);
+    } else if (b.kind == HOST_UNUSED) {
+      table[i] = NULL;
     } else {
       table[i] = pointer[b.index];
     }

@@ -257,6 +257,21 @@ def test_names_of_users_are_no_c(tmp_path: Path) -> None:
         subprocess.run([*words, name], cwd=folder, check=True)
 
 
+def test_no_inputs_no_sizes_and_a_buffer_that_nothing_touches(tmp_path: Path) -> None:
+    counted = gradc.trace(lambda: ops.iota((4,)) * 2, name="counted")
+    look = lambda q, s: ops.dequantize_nf4(q, s, block=(1, 4))
+    looked_up = gradc.trace(look, name="looked", q="u8[N,4]", s="f32[N,2]")
+    for graph in (counted, looked_up):
+        folder = gradc.compile(graph, target="cpu").export(tmp_path / graph.name)
+        words = ["gcc", "-std=gnu11", "-fopenmp-simd", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+        subprocess.run([*words, f"{graph.name}.c", "main.c"], cwd=folder, check=True)
+    assert (
+        "int counted_forward(counted_module *module, const counted_outputs *outputs);"
+        in (tmp_path / "counted" / "counted.h").read_text()
+    )
+    assert "HOST_UNUSED" in (tmp_path / "looked" / "looked.c").read_text()
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = gradc.trace(lambda x, w: (x @ w).sum(), name="loss", x="f32[N,4]", w="f32[4]")
     graph.save(tmp_path / "loss.gir")

@@ -204,7 +204,6 @@ def standalone(interface: Interface, parts: Sequence[Part], sample: Mapping[str,
             sizes=sizes,
             groups=groups,
             count=len(public),
-            cotangents=interface.group("cotangent"),
         ),
         f"{prefix}.c": _module(interface, parts, programs, fields, dims),
         "main.c": render("export/main.c.j2", name=prefix, arrays=public, sizes=sizes, programs=programs),
@@ -300,6 +299,8 @@ def _tables(
             kind, at = "HOST_CONST", constants.index(b)
         elif b.name in places:
             kind, at = "HOST_TEMP", places[b.name]
+        elif b.kind == "temp":
+            kind, at = "HOST_UNUSED", 0
         else:
             raise InternalError(f"{program.name}: nothing is the memory of {b.name}")
         buffers.append({"kind": kind, "index": at, "comment": _comment(f"{b.name}: {b.type}")})
