@@ -12,6 +12,7 @@ import numpy as np
 
 from ..autodiff import joint_names
 from ..errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
+from ..html_text import Sections
 from ..inspect.memory import Memory, predicted
 from ..interp import by_name, sizes_given
 from ..ir.dims import symbols
@@ -656,7 +657,7 @@ class Module(Shared):
             from ..inspect.explain import explain
 
         _check_timed(timed)
-        return explain(self, dims, timed=timed)
+        return Sections(explain(self, dims, timed=timed))
 
     def explain_static(self, **dims: int) -> str:
         """A text: what the machine code of a module for ``cuda`` says without a GPU; needs ``gradc[nvrtc,nvdisasm]``.
@@ -696,6 +697,26 @@ class Module(Shared):
         :raises FileError: it cannot be written, or there is something.
         """
         return self.recipe.export(self, folder, lang=lang, dims=dims, seed=seed)
+
+    def show(self, *, timed: int = 0, **dims: int) -> Path:
+        """Writes :meth:`report` to a temporary file and opens it in a browser.
+
+        :return: the file, which stays.
+        """
+        with held_off:
+            import tempfile
+            import webbrowser
+
+        path = Path(tempfile.mkdtemp(prefix="gradc-")) / f"{self.graph.name}.html"
+        self.report(path, timed=timed, **dims)
+        webbrowser.open(path.as_uri())
+        return path
+
+    def _repr_html_(self) -> str:
+        with held_off:
+            from ..inspect.notebook import module_html
+
+        return module_html(self)
 
     def save(self, path: Any) -> None:
         """Writes one file with everything needed to run without compiling: graph, arrays, programs, machine code.

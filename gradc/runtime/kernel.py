@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import InvalidProblem
+from ..errors import GradcError, InvalidProblem
+from ..html_text import Html, details, joined, pre, table
 from ..ir.accesses import assumed, check_of, checked_buffers
 from ..ir.dims import Size, evaluate, symbols
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
+from ..ir.statement import format_axes
 from ..ir.types import Type
 from ..passes.reductions.choose_reduction import choose_reduction
 from ..passes.reductions.cost import kernel_bytes
@@ -53,6 +55,13 @@ class Kernels(dict[str, "KernelHandle"]):
     def __init__(self, calls: Iterable[str] = ()):
         super().__init__()
         self.calls = tuple(dict.fromkeys(calls))
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (details(name, *handle.texts()), handle.shape, handle.ways, handle.kernel.note.where)
+            for name, handle in self.items()
+        ]
+        return table(("kernel", "iterates over", "combines rows", "line"), rows)
 
     def __missing__(self, name: str) -> KernelHandle:
         raise KeyError(self.lacking(name))
@@ -208,6 +217,28 @@ class KernelHandle:
             if isinstance(step, Kernel) and step.strategies.get(buffer) == strategy
             else None
         )
+
+    @property
+    def shape(self) -> str:
+        """Its rows and columns."""
+        return f"{format_axes(self.kernel.rows) or '-'} x {format_axes(self.kernel.cols) or '-'}"
+
+    @property
+    def ways(self) -> str:
+        """How it combines rows, into each result."""
+        return ", ".join(f"{buffer}: {strategy}" for buffer, strategy in self.kernel.strategy)
+
+    def texts(self) -> list[Html]:
+        """Its statements and its source as HTML."""
+        try:
+            source = self.source
+        except GradcError as error:  # the target has none
+            source = str(error)
+        return [pre(self.ir), details("source", pre(source))]
+
+    def _repr_html_(self) -> str:
+        about = "; ".join(filter(None, [self.shape, self.ways, self.kernel.note.where]))
+        return joined(Html("<div><b>"), self.name, Html("</b>"), f": {about}", Html("</div>"), *self.texts())
 
     def __str__(self) -> str:
         return self.ir
