@@ -362,6 +362,10 @@ def _conditions(program: Program, dims: Mapping[str, str]) -> Iterator[dict[str,
                 "wrong": f"{c(b.type.nbytes)} > HOST_MOST",
                 "text": _quoted(f"{b.name} would have 2^63 bytes or more"),
             }
+    owned = [b.type.nbytes for b in program.buffers if not b.alias and not isinstance(b.type.nbytes, int)]
+    if owned:
+        text = _quoted(f"the arrays of {program.name} would have 2^62 bytes or more")
+        yield {"wrong": f"{' + '.join(map(c, owned))} > HOST_MOST / 2", "text": text}
     for step in program.steps:
         for when, _ in step.cases if isinstance(step, Select) else ():
             if when is not None:
