@@ -10,6 +10,7 @@
 #   make fuzz [MINUTES=10]            the fuzzers of tests/fuzz; CAMPAIGN=text names one, ARGS="--seed 7" goes to the command
 #   make mutants                      one hundred seeded faults, each of which the tests must see; ARGS="--stop-at likely vjp." for a part
 #   make bench [CASE="ID ..."]        the CPU cases against PyTorch, on all cores; docs/performance.md; ARGS="--threads 1 --strict"
+#   make release                      the sdist and the wheel in dist/, tried in fresh environments of every Python 3.11 to 3.14 that is here
 #   make lint | clean                 (python -m benchmarks.scaling draws time against sizes)
 #
 # Variables: PYTHON (the interpreter .venv is made from), EXTRAS, WORKERS (test processes), ARGS (handed to the command).
@@ -43,7 +44,7 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test quick fuzz mutants lint bench conformance gpu docs site extras clean
+.PHONY: demo test quick fuzz mutants release lint bench conformance gpu docs site extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
@@ -60,6 +61,9 @@ fuzz: $(call with,test torch)
 
 mutants: $(call with,test torch)
 	$(VENV)/bin/python -m tests.mutants $(ARGS)
+
+release: $(call with,)
+	$(VENV)/bin/python -m tests.release $(ARGS)
 
 lint: $(LINT)
 	$(VENV)/bin/ruff check .

@@ -11,11 +11,42 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .process.forks import held_off
 from .runtime.dynamo import keep_out
 from .version import VERSION
+
+if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports each when it is first used
+    from . import errors as errors
+    from . import interp as interp
+    from . import knobs as knobs
+    from . import onnx as onnx
+    from . import ops as ops
+    from . import plans as plans
+    from . import torch as torch
+    from .api import compile as compile
+    from .api import load as load
+    from .api import load_module as load_module
+    from .api import parse as parse
+    from .autodiff import differentiate as differentiate
+    from .frontend import graph as graph
+    from .frontend import value_and_grad as value_and_grad
+    from .ir.graph import Graph as Graph
+    from .ir.node import Node as Node
+    from .ir.types import Type as Type
+    from .ir.types import typeof as typeof
+    from .module.gradients import Gradients as Gradients
+    from .module.module import Module as Module
+    from .module.sparse import SparseRows as SparseRows
+    from .onnx import from_onnx as from_onnx
+    from .ops.bits import pack as pack
+    from .runtime.executable import Executable as Executable
+    from .torch import from_torch as from_torch
+    from .trace import assume as assume
+    from .trace import scope as scope
+    from .trace import trace as trace
+    from .verify.check import check as check
 
 _PUBLIC = {
     "assume": "trace",
@@ -36,6 +67,7 @@ _PUBLIC = {
     "SparseRows": "module.sparse",
     "Graph": "ir.graph",
     "Module": "module.module",
+    "Node": "ir.node",
     "Type": "ir.types",
 }
 _MODULES = ("errors", "interp", "knobs", "ops", "plans")
@@ -64,7 +96,7 @@ def _of_others(name: str) -> Any:
     return package if name == other else getattr(package, name)
 
 
-def __getattr__(name: str) -> Any:
+def _getattr(name: str) -> Any:
     # loaded on first use: importing gradc costs no more than the parts that are used
     if name in _PUBLIC:
         with held_off:
@@ -78,6 +110,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"gradc has no {name!r}; it has {', '.join(__all__)}")
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _getattr
 
 
 def __dir__() -> list[str]:

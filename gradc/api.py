@@ -198,7 +198,7 @@ def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Options) -> 
 
             return compiled(relaid(graph, layout=orders, results=False), wrt, target, options)
 
-    return Recipe(stages, joint, save_module, variant)
+    return Recipe(stages, joint, save_module, export_module, variant)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -240,6 +240,14 @@ def save_module(module: Module, path: Any) -> None:
         file_of_module(path, "written"),
         *sealed_module(module, parts_of(module, portable=True), _identity(module.target)),
     )
+
+
+def export_module(module: Module, folder: Any, **options: Any) -> Path:
+    """:meth:`Module.export`."""
+    with held_off:
+        from .module.export import export
+
+    return export(module, folder, **options)
 
 
 def module_bytes(module: Module) -> bytes:

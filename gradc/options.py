@@ -226,6 +226,8 @@ class Options:
         strategies,
         f'``{{"*" or output: strategy}}`` forces the choice.  On a CPU a strategy is {one_named(ON_HOST)}; in CUDA'
         f" {one_named(ON_GPU)}.",
+        flag="Force how rows are combined into NAME, or * for all; a wrong name or strategy lists the right ones.",
+        metavar="NAME=STRATEGY",
     )
     dims: Mapping[str, int] | None = option(None, sizes, "values of symbols that no argument determines.")
     donate: tuple[str, ...] = option((), names, "inputs whose memory may be reused for outputs.")

@@ -15,6 +15,7 @@ from .calibrate import calibrate
 from .commands import check, compile, demo, explain, report, run
 from .doctor import doctor
 from .dump import dump
+from .export import export
 from .extract import extract
 from .opt import opt
 
@@ -38,7 +39,7 @@ def cli() -> None:
     """
 
 
-for command in (compile, dump, run, explain, report, check, opt, extract, demo, doctor, calibrate):
+for command in (compile, dump, run, explain, report, check, opt, extract, export, demo, doctor, calibrate):
     cli.add_command(command)
 
 

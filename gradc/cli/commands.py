@@ -18,10 +18,12 @@ from ..inspect.report import content, finite
 from ..inspect.trace_events import chrome_trace
 from ..module.module import Module
 from ..npz import write_arrays
-from ..runtime.host.arrays import Arguments, Results
+from ..runtime.host.arrays import Results
 from ..verify.check import check as check_gradients
 from ..verify.samples import sample
-from .model import Settings, compiled, floats, open_model, read_arrays, with_model
+from .model import Settings, compiled, floats, input_types, open_model, open_program, read_arrays, with_model
+from .program import compile_program, emit_program, run_program
+from .results import lines_of
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table, described in docs/report.md.")
@@ -40,7 +42,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of 
 @click.option("-o", "--output", type=FOLDER, help="The folder for --emit.")
 @click.option("--save-module", type=click.Path(path_type=Path), help="Write a file that runs again without compiling.")
 def compile(model: str, settings: Settings, emit: str | None, output: Path | None, save_module: Path | None) -> None:
-    """Compile MODEL and print one line per kernel.
+    """Compile MODEL, or a program as text, and print one line per kernel.
 
     \b
     gradc compile model.gir --wrt w,b
@@ -65,6 +67,14 @@ def compile(model: str, settings: Settings, emit: str | None, output: Path | Non
     if bool(wanted) != (output is not None):
         raise click.UsageError("--emit and -o belong together: --emit ir,c,explain -o FOLDER")
     began = time.perf_counter()
+    if (program := open_program(model)) is not None:
+        if save_module is not None:
+            raise click.UsageError("--save-module is for graphs; a program has neither graph nor residuals")
+        executable = compile_program(program, settings)
+        click.echo(f"{executable}\ncompiled in {time.perf_counter() - began:.2f} s")
+        if output is not None:
+            click.echo(f"wrote {emit_program(executable, wanted, output)} files to {output}")
+        return
     module = compiled(model, settings)
     click.echo(str(module))
     click.echo(f"compiled in {time.perf_counter() - began:.2f} s")
@@ -118,20 +128,27 @@ def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str
 @click.option("--grad", is_flag=True, help="Run backward too; without --wrt, for every float input.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write results to an .npz file.")
 def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad: bool, out: Path | None) -> None:
-    """Run MODEL once; print the shape and statistics of every result.
+    """Run MODEL, or a program as text, once; print the shape and statistics of every result.
 
-    The cotangent of a scalar is 1; those of other outputs are random, from --seed. Dims that neither --dims nor an
-    input determines get small sizes.
+    The text of a program is what gradc dump, or print(module.backward.program), shows, edited or not; - is the standard
+    input. The cotangent of a scalar is 1; those of other outputs are random, from --seed. Dims that neither --dims nor
+    an input determines get small sizes.
 
     \b
     gradc run model.gir --input x=x.npy --out y.npz
     gradc run model.py:loss --dims N=64 --seed 1 --grad --wrt w
+    gradc dump model.py:loss --wrt w --after backward.plan_buffers | gradc run - --dims N=64
     """
+    if (program := open_program(model)) is not None:
+        if grad:
+            raise click.UsageError("--grad is for graphs; a program is run as it is")
+        run_program(program, settings, inputs, seed, out)
+        return
     opened = open_model(model, settings.types, settings.native)
     graph = opened.graph if isinstance(opened, Module) else opened
     wrt = settings.wrt or (opened.wrt if isinstance(opened, Module) else ()) or (floats(graph) if grad else ())
     module = compiled(model, settings, wrt)
-    given = read_arrays(inputs, graph)
+    given = read_arrays(inputs, input_types(graph), graph.name)
     drawn_arrays, dims = sample(graph, settings.dims, seed, given)
     arrays: Results = dict(drawn_arrays)
     drawn = [n for n in graph.input_names if n not in given and n not in graph.defaults]
@@ -165,32 +182,12 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
             )
             results |= {f"d.{name}": gradient for name, gradient in gradients.items()}
     seconds = time.perf_counter() - began
-    for line in _statistics(results):
+    for line in lines_of(results):
         click.echo(line)
     click.echo(f"in {seconds * 1e3:.2f} ms (a first call)")
     if out is not None:
         write_arrays(out, {name: np.asarray(a) for name, a in results.items()})
         click.echo(f"wrote {', '.join(results)} to {out}")
-
-
-def _statistics(results: Arguments) -> list[str]:
-    width = max((len(n) for n in results), default=0)
-    lines = []
-    for name, value in results.items():
-        array = np.asarray(value)
-        text = f"  {name:<{width}}  {array.dtype}[{','.join(map(str, array.shape))}]"
-        numbers = array.astype(np.float64)
-        finite = numbers[np.isfinite(numbers)]
-        if array.size == 1:
-            text += f" = {numbers.reshape(-1)[0]:.9g}"
-        elif finite.size:
-            text += (
-                f"  min {finite.min():.6g}  mean {finite.mean():.6g}  max {finite.max():.6g}  std {finite.std():.6g}"
-            )
-        if finite.size < array.size:
-            text += f"  ({array.size - finite.size} not finite)"
-        lines.append(text)
-    return lines
 
 
 @click.command(short_help="Bytes, floors, the choice of each reduction, residuals, passes.")
@@ -280,7 +277,7 @@ def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, ke
             subject.wrt if isinstance(subject, Module) else wrt,
             settings.dims,
             seed,
-            inputs=read_arrays(inputs, graph),
+            inputs=read_arrays(inputs, input_types(graph), graph.name),
             progress=progress.say,
         )
     click.echo(json.dumps(finite(asdict(report)), indent=1) if as_json else str(report))

@@ -17,13 +17,16 @@ import click
 import numpy as np
 
 from .. import files, npz
-from ..api import compile, load, load_module
+from ..api import compile, load, load_module, parse
 from ..errors import FileError, GradcError, InvalidProblem
 from ..frontend import TracedFunction
 from ..frontend import graph as decorated
 from ..ir.envelope import kind_of
 from ..ir.graph import Graph
-from ..ir.types import parse_type
+from ..ir.kernel import Program
+from ..ir.lexer import LONGEST_TEXT
+from ..ir.program_text import parse_program
+from ..ir.types import Type, parse_type
 from ..knobs import TARGETS
 from ..module.module import Module
 from ..options import FIELDS, OneOf
@@ -94,6 +97,11 @@ def kept(context: click.Context, parameter: click.Parameter, value: str | None) 
     return value if value in (None, "min-cut", "all", "none") else names(context, parameter, [str(value)])
 
 
+def strategies(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str] | None:
+    """Parses several ``NAME=STRATEGY``; None for none."""
+    return pairs(context, parameter, values) or None
+
+
 PARSERS: dict[str, Callable[[click.Context, click.Parameter, Any], Any]] = {"memory_budget": budget, "save": kept}
 """Parsers of the options whose values are not plain text."""
 
@@ -103,6 +111,15 @@ def _flag(each: Field[Any]) -> Decorator:
     about, name = each.metadata, each.name.replace("_", "-")
     if each.type == "bool":
         return click.option(f"--{name}/--no-{name}", default=None, help=about["flag"])
+    if name == "reductions":  # a map, one entry at a time
+        return click.option(
+            "--reduction",
+            "reductions",
+            multiple=True,
+            metavar=about["metavar"],
+            callback=strategies,
+            help=about["flag"],
+        )
     choices = click.Choice(about["check"].known) if isinstance(about["check"], OneOf) else None
     return click.option(
         f"--{name}",
@@ -169,11 +186,50 @@ def with_model(command: Callable[..., Any]) -> Callable[..., Any]:
 
 # -- MODEL -------------------------------------------------------------------------------------------------------------
 
+STDIN = "-"
+
+
+@functools.cache
+def _stdin() -> str:
+    """What the command was given on its standard input, which can be read once."""
+    data = sys.stdin.buffer.read(LONGEST_TEXT + 1)
+    if len(data) > LONGEST_TEXT:
+        raise click.BadParameter(f"more than {LONGEST_TEXT} bytes on the standard input")
+    return data.decode("latin-1")
+
+
+def read_ir(place: str) -> Graph | Program:
+    """The graph or program in a file, or on the standard input if ``place`` is ``-``; only comments and the format's
+    first line may precede it.
+    """
+    if place == STDIN:
+        return parse_program(_stdin()) if _is_program(_stdin()) else parse(_stdin())
+    with files.opened(place) as (stream, _):
+        start = stream.read(1 << 16).decode("latin-1")
+    return parse_program(files.read(place, LONGEST_TEXT).decode("latin-1")) if _is_program(start) else load(place)
+
+
+def _is_program(text: str) -> bool:
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith(("#", "gradc-ir"))), "")
+    return first.split("@")[0].strip() == "program"
+
+
+def open_program(text: str) -> Program | None:
+    """The program that MODEL is the text of, or None if it is something else."""
+    if text != STDIN and not (Path(text).suffix == ".gir" and Path(text).is_file()):
+        return None
+    read = read_ir(text)
+    return read if isinstance(read, Program) else None
+
 
 def open_model(text: str, types: Mapping[str, str], native: bool = True) -> Graph | Module:
     """The graph or module that MODEL names; ``native=False`` recompiles a saved module instead of running the machine
     code in its file.
     """
+    if text == STDIN:
+        _no_types(types, "the standard input")
+        return _graph(read_ir(text), "the standard input")
     path = Path(text)
     if path.is_dir() or _is_module(path):
         _no_types(types, text)
@@ -192,8 +248,14 @@ def open_model(text: str, types: Mapping[str, str], native: bool = True) -> Grap
         if name:
             raise click.BadParameter(f"{path} is not a Python file, so it has no {name!r}")
         _no_types(types, text)
-        return _from_onnx(path) if path.suffix == ".onnx" else load(path)
+        return _from_onnx(path) if path.suffix == ".onnx" else _graph(read_ir(text), text)
     return _from_python(path, name, types)
+
+
+def _graph(read: Graph | Program, place: str) -> Graph:
+    if isinstance(read, Program):
+        raise click.BadParameter(f"{place} holds a program, and this command takes a graph; run and compile take both")
+    return read
 
 
 def _from_onnx(path: Path) -> Graph:
@@ -361,8 +423,15 @@ def floats(graph: Graph) -> tuple[str, ...]:
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def read_arrays(given: Sequence[str], graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
-    """``x=file.npy``, ``x=file.npz:key`` or ``file.npz``; nothing in a file is executed."""
+def input_types(graph: Graph) -> dict[str, Type]:
+    return {name: graph.input(name).type for name in graph.input_names}
+
+
+def read_arrays(given: Sequence[str], types: Mapping[str, Type], owner: str) -> dict[str, np.ndarray[Any, Any]]:
+    """``x=file.npy``, ``x=file.npz:key`` or ``file.npz``; nothing in a file is executed.
+
+    :param types: of the inputs of ``owner``.
+    """
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for text in given:
         name, equals, place = text.partition("=")
@@ -385,9 +454,9 @@ def read_arrays(given: Sequence[str], graph: Graph) -> dict[str, np.ndarray[Any,
                 )
             chosen = {name: loaded[key]} if name else loaded
         for each, array in chosen.items():
-            if each not in graph.input_names:
-                raise click.BadParameter(f"{graph.name} has no input {each!r}; it has {', '.join(graph.input_names)}")
-            dtype = graph.input(each).dtype
+            if each not in types:
+                raise click.BadParameter(f"{owner} has no input {each!r}; it has {', '.join(types)}")
+            dtype = types[each].dtype
             own = dtype.np.num > 255 and array.dtype.kind in "uV" and array.dtype.itemsize == dtype.np.itemsize
             arrays[each] = array.view(dtype.np) if own else array
     return arrays

@@ -11,20 +11,17 @@ from typing import Any
 import click
 
 from .. import files
-from ..api import load
 from ..autodiff import differentiate
 from ..compiler import PASSES
 from ..ir.graph import Graph
 from ..ir.kernel import Program
-from ..ir.lexer import LONGEST_TEXT
 from ..ir.op import Composite
-from ..ir.program_text import parse_program
 from ..ir.verify import verify, verify_program
 from ..passes.program.plan_buffers import plan_buffers
 from ..passes.reductions.choose_reduction import choose_reduction
 from ..passes.schedule.partition import Partition, partition
 from ..passes.schedule.schedule import schedule
-from .model import names
+from .model import names, read_ir
 
 
 def _alone(function: Callable[..., Any]) -> bool:
@@ -89,7 +86,7 @@ def opt(
     name lists all passes. forward.partition and backward.partition each give one of the two graphs that a joint graph
     is partitioned into; schedule turns a graph into a program.
     """
-    subject = read(file)
+    subject = read_ir(str(file))
     texts = []
     for name in passes:
         subject = one(subject, name, wrt, numerics, fuse)
@@ -104,21 +101,6 @@ def opt(
     else:
         files.write(output, text, "\n")
         click.echo(f"wrote {output}")
-
-
-def read(file: Path) -> Graph | Program:
-    """The graph or program in a file; only comments and the format's first line may precede it."""
-    with files.opened(file) as (stream, _):
-        text = stream.read(1 << 16).decode("latin-1")
-    first = next(
-        (
-            line.split("@")[0].strip()
-            for line in text.splitlines()
-            if line.strip() and not line.lstrip().startswith(("#", "gradc-ir"))
-        ),
-        "",
-    )
-    return parse_program(files.read(file, LONGEST_TEXT).decode("latin-1")) if first == "program" else load(file)
 
 
 def one(subject: Graph | Program, name: str, wrt: tuple[str, ...], numerics: str, fuse: bool) -> Graph | Program:

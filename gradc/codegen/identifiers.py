@@ -37,6 +37,7 @@ _MACRO = re.compile(
     r"|NFDBITS|NDEBUG|\w+_ENDIAN|BYTE_ORDER|W[A-Z]{5,8}|math_errhandling|errno|assert|stdin|stdout|stderr"
 )
 """Macros of the C headers that a text may include, and more that look like them."""
+_OF_KERNELS = ("common", "cpu", "cuda")
 _ELSEWHERE = r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|/\*.*?\*/|//[^\n]*|(?<=[\w\])])\.[A-Za-z_]\w*"
 """Parts of a template that are no text of the target, or name a struct's member, which hides nothing."""
 
@@ -45,14 +46,14 @@ _ELSEWHERE = r"\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|/\*.*?\*/|//[^\n]*|(?<=[\w\])])\.
 def reserved(target: str = "") -> frozenset[str]:
     """Every word that means something in a generated text.
 
-    :param target: the folder of templates whose texts count, beside the common ones; all of them if unsaid.
+    :param target: the folder of templates whose texts count, beside the common ones; those of all kernels if unsaid.
     """
     words = {*_KEYWORDS.split(), *WRITTEN.split()}
     for folder in template_dirs():
         for path in folder.rglob("*"):
             if path.suffix not in (".j2", ".h", ".c", ".cu"):
                 continue
-            if target and path.relative_to(folder).parts[0] not in (target, "common"):
+            if path.relative_to(folder).parts[0] not in ((target, "common") if target else _OF_KERNELS):
                 continue
             text = re.sub(_ELSEWHERE, " ", path.read_text(encoding="utf-8"), flags=re.DOTALL)
             if path.suffix == ".j2":
@@ -67,21 +68,39 @@ def reserved(target: str = "") -> frozenset[str]:
 
 def identifier(name: str, target: str = "") -> str:
     """A name as an identifier that means nothing else in a text: ``layers.0.weight`` is ``layers_0_weight``."""
-    word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:LONGEST].rstrip("_")
-    if not word or word[0].isdigit():
-        word = f"at_{word}" if word else "unnamed"
+    word = _word(name)
     taken = (
         word in reserved(target) or _LOCAL.fullmatch(word) or _MACRO.fullmatch(word) or word.lower().startswith("gradc")
     )
     return f"{word}_" if taken else word
 
 
+def _word(name: str) -> str:
+    word = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:LONGEST].rstrip("_")
+    return word if word and not word[0].isdigit() else f"at_{word}" if word else "unnamed"
+
+
+def member(name: str) -> str:
+    """A name as a public one of C and C++: a member of a struct, a part of a longer name."""
+    word = _word(name)
+    return f"{word}_" if word in _KEYWORDS.split() or _MACRO.fullmatch(word) else word
+
+
+def members(names: Iterable[str]) -> dict[str, str]:
+    """Different :func:`member` for different names."""
+    return _distinct({name: member(name) for name in names})
+
+
 def identifiers(names: Iterable[str], target: str = "") -> dict[str, str]:
     """Different identifiers for different names, in their order: what would be the second ``x`` is ``x_2_``."""
+    return _distinct({name: identifier(name, target) for name in names})
+
+
+def _distinct(words: dict[str, str]) -> dict[str, str]:
     given: dict[str, str] = {}
     taken: set[str] = set()
-    for name in names:
-        word, count = identifier(name, target), 1
+    for name, word in words.items():
+        count = 1
         while (word if count == 1 else f"{word.rstrip('_')}_{count}_") in taken:
             count += 1
         given[name] = word if count == 1 else f"{word.rstrip('_')}_{count}_"

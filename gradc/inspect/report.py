@@ -155,7 +155,6 @@ def content(module: Explained, dims: Mapping[str, int], timed: int = 0) -> Conte
         (number, graph.notes[node]) for graph in graphs for node, number in graph.numbers.items() if node in graph.notes
     ]
     makers = list(dict.fromkeys(["", *(note.by for _, note in notes)]))
-    kernels = [entry for d, e in module.executables.items() for entry in _kernels(d, e, bound, device, timed)]
     return Content(
         module.graph.name,
         module.target,
@@ -168,20 +167,32 @@ def content(module: Explained, dims: Mapping[str, int], timed: int = 0) -> Conte
         {number: note.composite for number, note in notes if note.composite},
         {note.where: note.code for _, note in notes if note.code},
         list(_stages(list(module.stages), {name: at for at, name in enumerate(makers)})),
-        kernels,
+        kernel_entries(module, dims, timed),
         list(_combines(module, bound, device)),
         [_program(module, direction, bound) for direction in module.executables],
-        [
-            ResidualEntry(
-                r.name,
-                str(r.node.type),
-                0 if r.borrowed else evaluate(r.node.type.nbytes, bound),
-                r.why,
-                _number(graphs, r.node),
-            )
-            for r in module.residuals
-        ],
+        residual_entries(module, dims, graphs),
     )
+
+
+def kernel_entries(module: Explained, dims: Mapping[str, int], timed: int = 0) -> list[KernelEntry]:
+    """Every kernel and library call, in order."""
+    bound, device = _bindings(module, dims), _compiled_for(module)
+    return [entry for d, e in module.executables.items() for entry in _kernels(d, e, bound, device, timed)]
+
+
+def residual_entries(module: Explained, dims: Mapping[str, int], graphs: Sequence[Graph] = ()) -> list[ResidualEntry]:
+    """What forward keeps.  :param graphs: in which their values have numbers."""
+    bound = _bindings(module, dims)
+    return [
+        ResidualEntry(
+            r.name,
+            str(r.node.type),
+            0 if r.borrowed else evaluate(r.node.type.nbytes, bound),
+            r.why,
+            _number(graphs, r.node),
+        )
+        for r in module.residuals
+    ]
 
 
 def _number(graphs: Sequence[Graph], node: Any) -> int | None:

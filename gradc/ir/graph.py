@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import TypeRuleError
+from ..html_text import Html, joined, pre
 from ..process.forks import cached_property, held_off
 from .dims import Assumption, assuming, symbols
 from .graph_file import save_graph
@@ -311,6 +312,16 @@ class Graph:
         network.add_nodes_from(self.nodes)
         network.add_edges_from((o, n) for n in self.nodes for o in n.operands)
         return network
+
+    def _repr_html_(self) -> str:
+        return joined(
+            Html("<div><b>"),
+            f"graph {self.name}",
+            Html("</b>"),
+            f": {len(self.nodes)} nodes",
+            Html("</div>"),
+            pre(str(self)),
+        )
 
     def __str__(self) -> str:
         dims = f"<{','.join(self.dims)}>" if self.dims else ""

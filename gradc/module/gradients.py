@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidProblem
+from ..html_text import table
 from ..runtime.cuda.on_device import DeviceArray
 from ..runtime.host.arrays import Arguments, empty, from_numpy, to_numpy
 from ..runtime.located import located
@@ -44,6 +45,9 @@ class Gradients(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+    def _repr_html_(self) -> str:
+        return table(("gradient of", "array", "", "largest"), ((name, *_described(self[name])) for name in self))
 
     def as_dict(self) -> dict[str, Any]:
         """The gradients by name, in a dict of its own."""
@@ -96,3 +100,17 @@ class Gradients(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         shown = [f"{n}: {g.dtype}{list(g.shape)}" if hasattr(g, "dtype") else f"{n}: {g!r}" for n, g in self.items()]
         return f"Gradients({', '.join(shown)})"
+
+
+_MOST_READ = 1 << 20
+"""Elements of an array that are read for a notebook."""
+
+
+def _described(value: Any) -> tuple[str, str, str]:
+    """(dtype and shape, the array's library, its largest magnitude if it is a small array of NumPy's)."""
+    kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    shape = ",".join(map(str, getattr(value, "shape", ())))
+    small = isinstance(value, np.ndarray) and 0 < value.size <= _MOST_READ
+    largest = f"{np.max(np.abs(value.astype(np.float64))):.6g}" if small else ""
+    return f"{dtype}[{shape}]", kind, largest

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ..autodiff import joint_names
 from ..errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
+from ..html_text import Sections
 from ..inspect.memory import Memory, predicted
 from ..interp import by_name, sizes_given
 from ..ir.dims import symbols
@@ -260,12 +262,14 @@ class Recipe:
     :param stages: runs every pass again, for a module from the cache.
     :param joint: gives the program that computes value and gradients together.
     :param save: writes the module to a file.
+    :param export: writes the module as a folder of sources.
     :param variant: gives the module for inputs whose axes have another memory order.
     """
 
     stages: Callable[[], Pipeline]
     joint: Callable[[], Program]
     save: Callable[[Module, Any], None]
+    export: Callable[..., Path]
     variant: Callable[[Orders], Module]
 
 
@@ -653,7 +657,7 @@ class Module(Shared):
             from ..inspect.explain import explain
 
         _check_timed(timed)
-        return explain(self, dims, timed=timed)
+        return Sections(explain(self, dims, timed=timed))
 
     def explain_static(self, **dims: int) -> str:
         """A text: what the machine code of a module for ``cuda`` says without a GPU; needs ``gradc[nvrtc,nvdisasm]``.
@@ -679,6 +683,40 @@ class Module(Shared):
 
         _check_timed(timed)
         write_report(self, path, dims, timed)
+
+    def export(self, folder: Any, *, lang: str = "c", dims: Mapping[str, int] | None = None, seed: int = 0) -> Path:
+        """Writes a new folder of C sources that need neither Python nor gradc: ``NAME.h`` with the interface, the
+        kernels, the runtime, a Makefile and CMakeLists.txt, and ``main.c``, which checks the bits of every result on
+        the arrays in ``sample/``.
+
+        :param folder: does not exist, or is empty; it is written whole or not at all.
+        :param dims: sizes of the sample arrays; small ones stand for what is not given.
+        :param seed: of the sample arrays.
+        :return: its path.
+        :raises Unsupported: the target is not ``cpu``, or a program can only be checked by gradc.
+        :raises FileError: it cannot be written, or there is something.
+        """
+        return self.recipe.export(self, folder, lang=lang, dims=dims, seed=seed)
+
+    def show(self, *, timed: int = 0, **dims: int) -> Path:
+        """Writes :meth:`report` to a temporary file and opens it in a browser.
+
+        :return: the file, which stays.
+        """
+        with held_off:
+            import tempfile
+            import webbrowser
+
+        path = Path(tempfile.mkdtemp(prefix="gradc-")) / f"{self.graph.name}.html"
+        self.report(path, timed=timed, **dims)
+        webbrowser.open(path.as_uri())
+        return path
+
+    def _repr_html_(self) -> str:
+        with held_off:
+            from ..inspect.notebook import module_html
+
+        return module_html(self)
 
     def save(self, path: Any) -> None:
         """Writes one file with everything needed to run without compiling: graph, arrays, programs, machine code.

@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import InvalidProblem
+from ..errors import GradcError, InvalidProblem
+from ..html_text import Html, details, joined, pre, table
 from ..ir.accesses import assumed, check_of, checked_buffers
 from ..ir.dims import Size, evaluate, symbols
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
+from ..ir.statement import format_axes
 from ..ir.types import Type
 from ..passes.reductions.choose_reduction import choose_reduction
 from ..passes.reductions.cost import kernel_bytes
@@ -54,6 +56,13 @@ class Kernels(dict[str, "KernelHandle"]):
         super().__init__()
         self.calls = tuple(dict.fromkeys(calls))
 
+    def _repr_html_(self) -> str:
+        rows = [
+            (details(name, *handle.texts()), handle.shape, handle.ways, handle.kernel.note.where)
+            for name, handle in self.items()
+        ]
+        return table(("kernel", "iterates over", "combines rows", "line"), rows)
+
     def __missing__(self, name: str) -> KernelHandle:
         raise KeyError(self.lacking(name))
 
@@ -84,6 +93,40 @@ def kernels_of(executable: Owner) -> Kernels:
         count = sum(name == kernel.name or name.startswith(f"{kernel.name}.") for name in kernels)
         kernels[f"{kernel.name}.{count + 1}" if count else kernel.name] = KernelHandle(kernel, executable)
     return kernels
+
+
+def index_limits(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int]) -> dict[str, int]:
+    """For each buffer whose values a kernel uses as indices, the smallest size that they index."""
+    came_from: dict[str, set[str]] = {}
+    limits: dict[str, int] = {}
+    for s in kernel.body:
+        came_from[s.name] = set().union(*(came_from.get(u, set()) for u in s.uses)) | (
+            {s.buffer} if s.op in ("load", "search") else set()
+        )
+        if s.op == "check":
+            for b in came_from.get(s.args[0], ()):
+                limits[b] = min(limits.get(b, 2**62), evaluate(s.attr("bound"), dims))
+        for i, size in zip(s.index, types[s.buffer].shape if s.buffer else (), strict=False):
+            for v, _ in i.terms:
+                for b in came_from.get(v, ()) if v.startswith("%") else ():
+                    limits[b] = min(limits.get(b, 2**62), evaluate(size, dims))
+    return limits
+
+
+def draw(random: np.random.Generator, name: str, type_: Type, dims: Mapping[str, int], limit: int | None) -> Array:
+    """Random contents of an input: floats in [0.5, 2], whose roots and logarithms are finite; integers from 0.
+
+    :param limit: integers are below it; None where they are no indices.
+    :raises InvalidProblem: there is no index below the limit.
+    """
+    shape = type_.concrete(dims)
+    if type_.dtype.is_float:
+        return random.uniform(0.5, 2.0, shape).astype(type_.dtype.np)
+    high = limit if limit is not None else 2 if type_.dtype.kind == "b" else min(type_.dtype.range[1], 100) + 1
+    drawn = random.integers(0, max(high, 1), shape).astype(type_.dtype.np)
+    if high < 1 and drawn.size:
+        raise InvalidProblem(f"{name} is looked up in something of size {high}: no index is inside")
+    return drawn
 
 
 class KernelHandle:
@@ -141,36 +184,8 @@ class KernelHandle:
         if missing:
             raise InvalidProblem(f"{self.name} needs a value for {', '.join(missing)}")
         random = np.random.default_rng(seed)
-        limits = self._limits(bound)
-        out: dict[str, Array] = {}
-        for name in self.executable.inputs:
-            type_ = self.types[name]
-            shape = type_.concrete(bound)
-            if type_.dtype.is_float:
-                out[name] = random.uniform(0.5, 2.0, shape).astype(type_.dtype.np)
-            else:
-                high = limits.get(name, 2 if type_.dtype.kind == "b" else min(type_.dtype.range[1], 100) + 1)
-                out[name] = random.integers(0, max(high, 1), shape).astype(type_.dtype.np)
-                if high < 1 and out[name].size:
-                    raise InvalidProblem(f"{self.name} looks up {name} in something of size {high}: no index is inside")
-        return out
-
-    def _limits(self, bound: Mapping[str, int]) -> dict[str, int]:
-        """For each buffer whose values are used as indices, the smallest size that they index."""
-        came_from: dict[str, set[str]] = {}
-        limits: dict[str, int] = {}
-        for s in self.kernel.body:
-            came_from[s.name] = set().union(*(came_from.get(u, set()) for u in s.uses)) | (
-                {s.buffer} if s.op in ("load", "search") else set()
-            )
-            if s.op == "check":
-                for b in came_from.get(s.args[0], ()):
-                    limits[b] = min(limits.get(b, 2**62), evaluate(s.attr("bound"), bound))
-            for i, size in zip(s.index, self.types[s.buffer].shape if s.buffer else (), strict=False):
-                for v, _ in i.terms:
-                    for b in came_from.get(v, ()) if v.startswith("%") else ():
-                        limits[b] = min(limits.get(b, 2**62), evaluate(size, bound))
-        return limits
+        limits = index_limits(self.kernel, self.types, bound)
+        return {name: draw(random, name, self.types[name], bound, limits.get(name)) for name in self.executable.inputs}
 
     def time(self, repeat: int = 10, buffers: Arguments | None = None, **dims: int) -> float:
         """The median time of ``repeat`` warm runs in seconds, on random data unless ``buffers`` are given; on a GPU
@@ -202,6 +217,28 @@ class KernelHandle:
             if isinstance(step, Kernel) and step.strategies.get(buffer) == strategy
             else None
         )
+
+    @property
+    def shape(self) -> str:
+        """Its rows and columns."""
+        return f"{format_axes(self.kernel.rows) or '-'} x {format_axes(self.kernel.cols) or '-'}"
+
+    @property
+    def ways(self) -> str:
+        """How it combines rows, into each result."""
+        return ", ".join(f"{buffer}: {strategy}" for buffer, strategy in self.kernel.strategy)
+
+    def texts(self) -> list[Html]:
+        """Its statements and its source as HTML."""
+        try:
+            source = self.source
+        except GradcError as error:  # the target has none
+            source = str(error)
+        return [pre(self.ir), details("source", pre(source))]
+
+    def _repr_html_(self) -> str:
+        about = "; ".join(filter(None, [self.shape, self.ways, self.kernel.note.where]))
+        return joined(Html("<div><b>"), self.name, Html("</b>"), f": {about}", Html("</div>"), *self.texts())
 
     def __str__(self) -> str:
         return self.ir

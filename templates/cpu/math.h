@@ -56,6 +56,10 @@ GRADC_FN u16 f16_store(f32 x) { _Float16 y = (_Float16)x; u16 h; __builtin_memcp
 GRADC_FN f32 f16_round(f32 x) { return (f32)(_Float16)x; }
 #endif
 
+/* Functions of every integer type compare with 0, the unsigned ones too. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtype-limits"
 #include "../common/math.h"
+#pragma GCC diagnostic pop
 
 #endif

@@ -16,7 +16,9 @@
 #include "runtime.h"
 #include "streaming.h"
 
+#ifndef EXPORT /* an exported module is one text with us, and shows nothing of ours */
 #define EXPORT __attribute__((visibility("default")))
+#endif
 #define APART _Alignas(128) /* on a cache line of its own, and its neighbour's prefetch */
 
 /* ---- Memory of a thread ---------------------------------------------------------------------------------------------- */
@@ -29,10 +31,18 @@ typedef struct {
 } workspace;
 static pthread_key_t workspace_key;
 
+#ifndef GRADC_OWN_MEMORY /* else an exported module has these, which ask its user */
+static void *host_allocate(size_t alignment, size_t bytes) {
+  void *memory = NULL;
+  return posix_memalign(&memory, alignment, bytes) ? NULL : memory;
+}
+static void host_free(void *memory) { free(memory); }
+#endif
+
 static void free_workspace(void *mine) {
   workspace *w = mine;
   for (int i = 0; i < KINDS; i++) {
-    free(w->memory[i]);
+    host_free(w->memory[i]);
   }
   free(w);
 }
@@ -48,12 +58,9 @@ static void *scratch(int which, size_t bytes) {
     }
   }
   if (w->bytes[which] < bytes) {
-    free(w->memory[which]);
-    void *memory = NULL;
+    host_free(w->memory[which]);
     const int large = (which == PACKS || which == BLOCKS) && bytes >= HUGE_PAGE / 2;
-    if (posix_memalign(&memory, large ? HUGE_PAGE : 4096, bytes)) {
-      memory = NULL;
-    }
+    void *const memory = host_allocate(large ? HUGE_PAGE : 4096, bytes);
 #ifdef MADV_HUGEPAGE
     if (memory && large) {
       madvise(memory, bytes, MADV_HUGEPAGE); /* a product reads it in strides: addresses are to be found quickly */

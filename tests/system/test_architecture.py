@@ -22,7 +22,7 @@ PACKAGE = ROOT / "gradc"
 LAYERS = [
     ("errors", "version"),
     ("process",),
-    ("files", "json_text", "knobs"),
+    ("files", "html_text", "json_text", "knobs"),
     ("npz",),
     ("ir",),
     ("ops",),
@@ -37,7 +37,7 @@ LAYERS = [
     ("options",),
     ("inspect",),
     ("module",),
-    ("module.saved",),
+    ("module.saved", "module.export"),
     ("compiler",),
     ("api",),
     ("calibration.measure", "verify.check", "frontend", "plans"),

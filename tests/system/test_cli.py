@@ -117,6 +117,92 @@ def test_a_model_is_a_function_a_graph_a_file_or_a_folder(gradc_command, folder:
     assert "d.x" in gradc_command("run", "saved", "--grad")[0]
 
 
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+program @pick {
+  input at: i64[N]
+  input table: f32[V,4]
+  output sum: f32[4]
+  kernel @inside rows() cols(n: N) {
+    %t = load at[n] : i64
+    check %t {bound=V, op="embedding", source="at"}
+  }
+  kernel @look rows(n: N) cols(d: 4) strategy(sum: privatized) {
+    %t = load at[n] : i64
+    %0 = load table[%t, d] : f32
+    accum sum[d] <- %0 : f32
+  }
+  return sum=sum
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["cpu", "numpy"])
+def test_an_edited_program_runs(gradc_command, folder: Path, target: str):
+    """The text of a module's program, changed by hand: what runs is the text."""
+    (folder / "pick.gir").write_text(PROGRAM)
+    np.savez(folder / "in.npz", at=np.array([0, 2, 2]), table=np.arange(12, dtype=np.float32).reshape(3, 4))
+    out, _ = gradc_command("run", "pick.gir", "--input", "in.npz", "--out", "y.npz", "--target", target)
+    assert f"pick on {target} at N=3, V=3" in out and "sum  float32[4] = 16, 19, 22, 25" in out
+    with np.load(folder / "y.npz") as results:
+        assert results["sum"].tolist() == [16, 19, 22, 25]
+    doubled = PROGRAM.replace("accum sum[d] <- %0", "%1 = add %0, %0 : f32\n    accum sum[d] <- %1")
+    (folder / "pick.gir").write_text(doubled)
+    out, _ = gradc_command("run", "pick.gir", "--input", "in.npz", "--target", target)
+    assert "sum  float32[4] = 32, 38, 44, 50" in out
+    out, _ = gradc_command("run", "pick.gir", "--dims", "N=100,V=2", "--seed", "1", "--target", target)
+    assert "random (seed 1): at, table" in out  # indices that fit
+    (folder / "unchecked.gir").write_text(PROGRAM.replace('    check %t {bound=V, op="embedding", source="at"}\n', ""))
+    _, err = gradc_command("run", "unchecked.gir", "--input", "in.npz", "--target", target, code=2)
+    assert "load table[%t, d]" in err
+
+
+def test_a_program_comes_through_a_pipe(gradc_command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    from gradc.cli import model
+
+    text = gradc_command("dump", "model.py:bag", "--wrt", "scale,w", "--after", "backward.plan_buffers")[0]
+    for given, said in ((text, "bag_backward on cpu at "), (PROGRAM, "pick on cpu at N=5, V=4")):
+        model._stdin.cache_clear()
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given.encode())))
+        assert said in gradc_command("run", "-")[0]
+    graph = str(gradc.trace(lambda x: x * x, x="f32[N]", name="square"))
+    model._stdin.cache_clear()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(graph.encode())))
+    assert "square on cpu" in gradc_command("run", "-", "--dims", "N=3", "--grad")[0]
+    model._stdin.cache_clear()
+
+
+def test_a_program_is_compiled_and_written(gradc_command, folder: Path):
+    (folder / "pick.gir").write_text(PROGRAM)
+    out, _ = gradc_command("compile", "pick.gir", "--emit", "ir,c", "-o", "out")
+    assert "look" in out and "sum privatized" in out and "wrote 2 files to out" in out
+    assert (folder / "out" / "pick.gir").read_text().startswith("program @pick {")
+    assert "look_rows(" in (folder / "out" / "pick.c").read_text()
+    for arguments, said in (
+        (["run", "pick.gir", "--wrt", "table"], "is for graphs: what a program's text says is what runs"),
+        (["run", "pick.gir", "--grad"], "--grad is for graphs"),
+        (["run", "pick.gir", "--dims", "Q=3"], "--dims Q: pick has the dims N, V"),
+        (["run", "pick.gir", "--input", "w=in.npy"], "holds no arrays"),
+        (["compile", "pick.gir", "--save-module", "m"], "--save-module is for graphs"),
+        (["explain", "pick.gir"], "pick.gir holds a program, and this command takes a graph"),
+    ):
+        assert said in gradc_command(*arguments, code=2)[1]
+
+
+def test_a_reduction_is_forced(gradc_command, folder: Path):
+    wrt = ("model.py:bag", "--wrt", "scale")
+    assert "d.scale: segmented" in gradc_command("compile", *wrt, "--reduction", "d.scale=segmented")[0]
+    assert "d.scale: privatized" in gradc_command("compile", *wrt, "--reduction", "*=privatized")[0]
+    assert "d.scale  float32[" in gradc_command("run", *wrt, "--grad", "--reduction", "d.scale=segmented")[0]
+    assert "privatized" in gradc_command("explain", *wrt, "--reduction", "d.scale=privatized")[0]
+    _, err = gradc_command("compile", *wrt, "--reduction", "d.scale=quickly", code=2)
+    assert "the reduction 'quickly' for 'd.scale': there are " in err and "segmented" in err and "privatized" in err
+    _, err = gradc_command("compile", *wrt, "--reduction", "d.nothing=segmented", code=2)
+    assert "reductions names 'd.nothing', into which nothing is combined; there are y, d.scale" in err
+    assert "'d.scale' is not NAME=STRATEGY" in gradc_command("compile", *wrt, "--reduction", "d.scale", code=2)[1]
+
+
 MISTAKES = [
     (["dump", "nowhere.gir"], "there is no file or folder 'nowhere.gir'"),
     (["dump", "nowhere.py:f"], "there is no file 'nowhere.py'"),

@@ -70,6 +70,12 @@ LINES = {
         r"step   0  loss 3\.0688\d+ with gradc, 3\.0688\d+ in JAX alone",
         r"step 299  loss 1\.880\d+ with gradc, 1\.880\d+ in JAX alone",
     ],
+    "10_export_c": [
+        r"frozen_codes: CMakeLists\.txt, Makefile, .*, frozen_codes\.h, frozen_codes_main, host\.h, main\.c, sample",
+        r"step 10: loss 3\.646\d+",
+        r"in Python: loss 4\.351\d+ at step 1, 3\.646\d+ at step 10",
+        r"all 7 parameters have the same bits",
+    ],
 }
 NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding"), "torch") | {
     "08_onnx_finetune": "swift_f0",

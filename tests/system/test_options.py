@@ -37,10 +37,11 @@ def test_the_docstring_says_what_each_means() -> None:
 
 def test_the_command_has_a_flag_for_each_that_says_so() -> None:
     text = " ".join(CliRunner().invoke(cli, ["compile", "--help"]).output.split())
-    assert set(FLAGS) == {"arch", "fuse", "memory_budget", "numerics", "save"}
+    assert set(FLAGS) == {"arch", "fuse", "memory_budget", "numerics", "reductions", "save"}
     for each in FIELDS:
         if each.name in FLAGS:
-            assert f"--{each.name.replace('_', '-')} " in text and each.metadata["flag"] in text
+            flag = {"reductions": "reduction"}.get(each.name, each.name.replace("_", "-"))
+            assert f"--{flag} " in text and each.metadata["flag"] in text
 
 
 def test_defaults_pass_their_own_checks() -> None:

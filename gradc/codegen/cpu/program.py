@@ -186,7 +186,7 @@ class _Tables:
 
     def over(self, value: Size) -> str:
         """A size as C."""
-        return _over(value, self.dims)
+        return over(value, self.dims)
 
 
 class _Steps:
@@ -321,7 +321,7 @@ def _size(
     return [line.strip()] if "most" in line else []
 
 
-def _over(value: Size, dims: Mapping[str, str]) -> str:
+def over(value: Size, dims: Mapping[str, str]) -> str:
     """A size over the program's dims as C."""
     names = {name: symbol(f"N{i}") for i, name in enumerate(dims)}
     text = size(substitute(value, names)) if isinstance(value, Dim) else size(value)

@@ -22,7 +22,7 @@ from gradc.runtime.host.toolchain import compile_c, cpu_identity, find_compiler,
 
 ERROR_SLOTS = 8
 # The matrix product may use fused multiply-add: only the order of its sums is guaranteed.
-_EXTRA = ("-ffp-contract=fast",)
+MATMUL_FLAGS = ("-ffp-contract=fast",)
 _lock = lock(reentrant=True)
 
 
@@ -154,11 +154,11 @@ def _machine_code() -> bytes:
             return zlib.decompress(_offered)
         except zlib.error as error:
             raise InvalidProblem(f"the runtime in a module's file is no machine code of gradc's: {error}") from None
-    key = digest("runtime", *texts(), compiler.identity, cpu_identity(), *_EXTRA)
+    key = digest("runtime", *texts(), compiler.identity, cpu_identity(), *MATMUL_FLAGS)
     cache = default_cache()
     payload = cache.get(key)
     if payload is None:
-        payload = compile_c(texts()[-1], extra=_EXTRA)
+        payload = compile_c(texts()[-1], extra=MATMUL_FLAGS)
         cache.put(key, payload)
     return payload
 

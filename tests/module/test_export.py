@@ -1,0 +1,283 @@
+"""module.export: C that needs no Python builds without a warning and gives the bits that Python gives."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import files, ops
+from gradc.cli import main
+from gradc.demo.model import VARIANTS
+from gradc.errors import FileError, IndexOutOfRange, Unsupported
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("gcc") and shutil.which("make")), reason="an export is built by gcc and make"
+)
+ADDRESS = ctypes.c_void_p
+
+
+def build(folder: Path, *more: str) -> None:
+    """Builds an export; no compiler says a word of it."""
+    done = subprocess.run(
+        ["make", "-s", "-j2", "CC=gcc", *more], cwd=folder, capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", done.stderr
+
+
+def bag(tokens: Any, table: Any, scale: Any) -> Any:
+    return ops.embedding(tokens, ops.dequantize(table, scale, block=(1, 8)))
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    scores = ops.softmax(ops.matmul(q, ops.transpose(k, (0, 2, 1))), 2)
+    return {"y": ops.matmul(scores, v), "top": ops.amax(scores, axis=1)}
+
+
+@pytest.fixture(scope="module")
+def bags(tmp_path_factory: pytest.TempPathFactory) -> tuple[gradc.Module, Path]:
+    graph = gradc.trace(bag, tokens="i64[N]", table="i8[V,8]", scale="f32[V,1]")
+    module = gradc.compile(graph, wrt=["scale"], target="cpu")
+    folder = module.export(tmp_path_factory.mktemp("export") / "bag", dims={"N": 40, "V": 11})
+    build(folder, "CFLAGS=-fPIC")
+    return module, folder
+
+
+@pytest.fixture(scope="module")
+def attentions(tmp_path_factory: pytest.TempPathFactory) -> tuple[gradc.Module, Path]:
+    graph = gradc.trace(attention, q="f32[B,S,16]", k="f32[B,T,16]", v="f32[B,T,16]")
+    module = gradc.compile(graph, wrt=["q", "k", "v"], target="cpu")
+    folder = module.export(tmp_path_factory.mktemp("export") / "attention", dims={"B": 3, "S": 70, "T": 33})
+    build(folder, "CFLAGS=-fPIC")
+    return module, folder
+
+
+def checked(folder: Path, program: str) -> tuple[int, str]:
+    done = subprocess.run([f"./{program}_main"], cwd=folder, capture_output=True, text=True)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+class Exported:
+    """An exported module in this process.
+
+    :param sizes, groups: the members of its structs, in order.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        objects = [path.relative_to(folder) for path in folder.rglob("*.o") if path.name != "main.o"]
+        library = folder / f"lib{name}.so"
+        subprocess.run(["gcc", "-shared", "-o", library, *objects, "-pthread", "-lm"], cwd=folder, check=True)
+        self.library, self.name, self.module = ctypes.CDLL(str(library)), name, ADDRESS()
+
+    def call(self, function: str, *arguments: Any, result: Any = ctypes.c_int) -> Any:
+        entry = getattr(self.library, f"{self.name}_{function}")
+        entry.restype = result
+        return entry(*arguments)
+
+    def create(self, *sizes: int) -> int:
+        self.call("destroy", self.module, result=None)
+        self.module = ADDRESS()
+        return int(self.call("create", ctypes.byref(self.module), (ctypes.c_int64 * len(sizes))(*sizes)))
+
+    @property
+    def error(self) -> str:
+        return self.call("error", self.module, result=ctypes.c_char_p).decode()
+
+    @property
+    def workspace(self) -> int:
+        return int(self.call("workspace_bytes", self.module, result=ctypes.c_int64))
+
+    def run(self, function: str, *groups: list[np.ndarray | None]) -> int:
+        tables = [(ADDRESS * len(g))(*(None if a is None else a.ctypes.data for a in g)) for g in groups]
+        return int(self.call(function, self.module, *tables))
+
+
+def test_the_demos_model_gives_the_same_bits(tmp_path: Path) -> None:
+    variant = VARIANTS[-1]
+    graph = variant.graph(300)
+    module = gradc.compile(graph, wrt=variant.learns(graph), target="cpu")
+    folder = module.export(tmp_path / "model", dims={"B": 37})
+    build(folder)
+    code, text = checked(folder, "frozen_codes")
+    assert code == 0 and text.count("the same bits") == len(text.splitlines()) == 8, text
+    wanted = folder / "sample" / "gradient_w2.bin"
+    array = np.fromfile(wanted, np.float32)
+    array[7] += np.float32(0.5) * np.abs(array).max()
+    array.tofile(wanted)
+    code, text = checked(folder, "frozen_codes")
+    assert code == 1 and "1 elements differ, at most " in text and text.count("WRONG") == 1
+
+
+def test_one_build_serves_every_size(attentions: tuple[gradc.Module, Path]) -> None:
+    module, folder = attentions
+    assert checked(folder, "attention")[0] == 0
+    exported, random = Exported(folder, "attention"), np.random.default_rng(0)
+    for b, s, t in ((1, 1, 1), (2, 300, 130), (5, 17, 64)):
+        assert exported.create(b, s, t) == 0
+        assert exported.workspace == module.workspace_size(B=b, S=s, T=t)
+        q, k, v = (random.standard_normal((b, n, 16)).astype(np.float32) for n in (s, t, t))
+        value, residuals = module.forward(q=q, k=k, v=v)
+        out, top = (np.full_like(value[name], np.nan) for name in ("y", "top"))
+        cotangents = {name: random.standard_normal(value[name].shape).astype(np.float32) for name in ("y", "top")}
+        want = module.backward(residuals, **cotangents)
+        for threads in (1, 3):
+            exported.call("set_threads", threads)
+            assert exported.call("threads") == threads
+            assert exported.run("forward", [q, k, v], [out, top]) == 0, exported.error
+            got = [np.full_like(a, np.nan) for a in (q, k, v)]
+            assert exported.run("backward", [cotangents["y"], cotangents["top"]], got) == 0, exported.error
+            assert out.tobytes() == value["y"].tobytes() and top.tobytes() == value["top"].tobytes()
+            assert all(a.tobytes() == want[name].tobytes() for name, a in zip(("q", "k", "v"), got, strict=True))
+
+
+def test_errors_are_codes_and_texts(bags: tuple[gradc.Module, Path]) -> None:
+    module, folder = bags
+    assert checked(folder, "bag")[0] == 0
+    exported = Exported(folder, "bag")
+    assert exported.create(4, -1) == 16
+    assert exported.error == "bag: a size is negative, or larger than 2^40, N=4, V=-1"
+    assert exported.create(2**40, 2**20) == 0  # nothing is allocated yet
+    assert exported.workspace == module.workspace_size(N=2**40, V=2**20)
+    assert exported.create(2**40 + 1, 1) == 16 and "2^40" in exported.error
+    with pytest.raises(Unsupported, match="a segmented sum over 1099511627776 rows"):
+        module.workspace_size(N=4, V=2**40)
+    assert exported.create(4, 2**40) == 16 and "would sort more than 2147483645 rows of its result" in exported.error
+    assert exported.create(4, 3) == 0
+    tokens, table = np.array([0, 1, 5, 2]), np.ones((3, 8), np.int8)
+    scale, y = np.ones((3, 1), np.float32), np.zeros((4, 8), np.float32)
+    d_scale = np.zeros_like(scale)
+    assert exported.run("backward", [y], [d_scale]) == 19 and "no forward has succeeded" in exported.error
+    with pytest.raises(IndexOutOfRange) as raised:
+        module.forward(tokens=tokens, table=table, scale=scale)
+    assert exported.run("forward", [tokens, table, scale], [y]) == 1
+    assert exported.error == str(raised.value) and not y.any()
+    assert exported.run("backward", [y], [d_scale]) == 19
+    tokens[2] = 2
+    assert exported.run("forward", [tokens, None, scale], [y]) == 17 and exported.error == "forward: table is NULL"
+    assert exported.run("forward", [tokens, table, scale], [scale]) == 17
+    assert exported.error == "forward: y shares memory with scale"
+    odd = np.zeros(33 * 4 + 1, np.uint8)[1:]
+    assert exported.run("forward", [tokens, table, scale], [odd]) == 17
+    assert exported.error == "forward: y is not at a multiple of 4 bytes"
+    assert exported.run("forward", [tokens, table, scale], [y]) == 0 and (y == 1).all()
+    assert exported.run("backward", [y], [d_scale]) == 0 and d_scale.ravel().tolist() == [8, 8, 16]
+    assert [exported.call("bytes", exported.module, i, result=ctypes.c_int64) for i in range(-1, 7)] == [
+        -1, 32, 24, 12, 128, 128, 12, -1,
+    ]  # fmt: skip
+
+
+def test_memory_is_the_callers(attentions: tuple[gradc.Module, Path], tmp_path: Path) -> None:
+    _, folder = attentions
+    exported = Exported(folder, "attention")
+    held: dict[int, Any] = {}
+
+    @ctypes.CFUNCTYPE(ADDRESS, ADDRESS, ctypes.c_size_t, ctypes.c_size_t)
+    def allocate(context: Any, alignment: int, count: int) -> int:
+        memory = ctypes.create_string_buffer(count + alignment)
+        address = -(-ctypes.addressof(memory) // alignment) * alignment
+        held[address] = memory
+        return address
+
+    @ctypes.CFUNCTYPE(None, ADDRESS, ADDRESS)
+    def release(context: Any, address: int) -> None:
+        del held[address]
+
+    exported.call("set_allocator", (ADDRESS * 3)(*(ctypes.cast(f, ADDRESS) for f in (allocate, release)), None))
+    exported.call("set_threads", 1)
+    assert exported.create(2, 40, 20) == 0 and held
+    needed = exported.workspace
+    small = np.zeros(needed, np.uint8)
+    assert exported.call("set_workspace", exported.module, ADDRESS(small.ctypes.data), ctypes.c_int64(needed - 1)) == 18
+    assert exported.error == f"workspace needs {needed} bytes, got {needed - 1}"
+    assert exported.call("set_workspace", exported.module, ADDRESS(small.ctypes.data), ctypes.c_int64(needed)) == 0
+    q, k = np.ones((2, 40, 16), np.float32), np.ones((2, 20, 16), np.float32)
+    out, top = np.zeros_like(q), np.zeros((2, 20), np.float32)
+    assert exported.run("forward", [q, k, k], [out, top]) == 0
+    assert np.allclose(out, 1) and small.any()
+    before = len(held)
+    exported.create(1, 1, 1)
+    exported.call("destroy", exported.module, result=None)
+    assert len(held) < before
+
+
+def test_two_modules_are_no_concern_of_each_other(
+    bags: tuple[gradc.Module, Path], attentions: tuple[gradc.Module, Path], tmp_path: Path
+) -> None:
+    """Nothing but names that begin with a module's own is visible to the linker."""
+    for name, (_, folder) in (("bag", bags), ("attention", attentions)):
+        objects = [str(p) for p in folder.rglob("*.o") if p.name != "main.o"]
+        shown = subprocess.run(["nm", "-g", "--defined-only", *objects], capture_output=True, text=True, check=True)
+        symbols = [line.split()[-1] for line in shown.stdout.splitlines() if len(line.split()) == 3]
+        assert f"{name}_forward" in symbols and all(s.startswith(f"{name}_") for s in symbols), symbols
+
+
+def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = gradc.trace(lambda x: ops.exp(x), x="f32[N]")
+    with pytest.raises(Unsupported, match="target 'numpy'"):
+        gradc.compile(graph, target="numpy").export(tmp_path / "out")
+    with pytest.raises(Unsupported, match="language 'rust'"):
+        gradc.compile(graph, target="cpu").export(tmp_path / "out", lang="rust")
+    module = gradc.compile(graph, target="cpu")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.c").write_text("")
+    with pytest.raises(FileError, match="no empty folder"):
+        module.export(tmp_path / "full")
+    write: Callable[..., None] = files.write
+
+    def failing(path: Path, *parts: Any) -> None:
+        if path.name == "runtime.c":
+            raise FileError(path, "written", OSError(28, "No space left on device"))
+        write(path, *parts)
+
+    monkeypatch.setattr(files, "write", failing)
+    with pytest.raises(FileError, match="No space left"):
+        module.export(tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_names_of_users_are_no_c(tmp_path: Path) -> None:
+    """A name may be a keyword, a header, or no identifier; what is written still compiles."""
+    product = lambda **a: {"int": a["default"] * a["short.x"], "double": a["default"] + 1}
+    graph = gradc.trace(product, name="math", **{"default": "f32[N]", "short.x": "f32[N]"})
+    folder = gradc.compile(graph, wrt=["default"], target="cpu").export(tmp_path / "names")
+    header = (folder / "math_.h").read_text()
+    assert "const float *default_;" in header and "float *int_;" in header
+    words = ["gcc", "-std=gnu11", "-fopenmp-simd", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    for name in ("math_.c", "main.c"):
+        subprocess.run([*words, name], cwd=folder, check=True)
+
+
+def test_no_inputs_no_sizes_and_a_buffer_that_nothing_touches(tmp_path: Path) -> None:
+    counted = gradc.trace(lambda: ops.iota((4,)) * 2, name="counted")
+    look = lambda q, s: ops.dequantize_nf4(q, s, block=(1, 4))
+    looked_up = gradc.trace(look, name="looked", q="u8[N,4]", s="f32[N,2]")
+    for graph in (counted, looked_up):
+        folder = gradc.compile(graph, target="cpu").export(tmp_path / graph.name)
+        words = ["gcc", "-std=gnu11", "-fopenmp-simd", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+        subprocess.run([*words, f"{graph.name}.c", "main.c"], cwd=folder, check=True)
+    assert (
+        "int counted_forward(counted_module *module, const counted_outputs *outputs);"
+        in (tmp_path / "counted" / "counted.h").read_text()
+    )
+    assert "HOST_UNUSED" in (tmp_path / "looked" / "looked.c").read_text()
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = gradc.trace(lambda x, w: (x @ w).sum(), name="loss", x="f32[N,4]", w="f32[4]")
+    graph.save(tmp_path / "loss.gir")
+    out = tmp_path / "made" / "loss"
+    assert main(["export", str(tmp_path / "loss.gir"), "--wrt", "w", "--dims", "N=9", "-o", str(out)]) == 0
+    assert "CMakeLists.txt, Makefile, common, cpu, host.h, loss.c, loss.h, main.c, sample" in capsys.readouterr().out
+    assert (out / "sample" / "input_x.bin").stat().st_size == 9 * 4 * 4
+    assert main(["export", str(tmp_path / "loss.gir"), "-o", str(out)]) == 2
+    assert "no empty folder" in capsys.readouterr().err
