@@ -11,9 +11,10 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,6 +84,28 @@ def write(path: Any, *parts: Buffer | str, mode: int = 0o666) -> None:
     with replacing(path, mode=mode) as file:
         for part in parts:
             file.write(part.encode("utf-8") if isinstance(part, str) else part)
+
+
+def write_folder(path: Any, contents: Mapping[str, Buffer]) -> None:
+    """Writes a folder of files, by their paths in it, all or none: they are written into a folder beside it, which is
+    then renamed.
+
+    :raises FileError: it cannot be written, or is there already and not empty.
+    """
+    path = as_path(path, "written")
+    make_folder(path.parent)
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+    try:
+        for name, data in contents.items():
+            file = temporary / name
+            make_folder(file.parent)
+            write(file, data)
+        try:
+            os.replace(temporary, path)  # an empty folder may stand there
+        except OSError as error:
+            raise FileError(path, "written", error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_folder(path: Any) -> Path:

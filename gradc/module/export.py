@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +50,7 @@ def export(
         if a.group != "residual":
             value = np.ascontiguousarray(arrays[a.group, a.key])
             contents[f"sample/{a.file}"] = value.tobytes()
-    _write(path, contents)
+    files.write_folder(path, contents)
     return path
 
 
@@ -191,23 +188,3 @@ def _samples(
     for key in module.backward.outputs:
         arrays[_written(module, "backward", key)] = gradients[key]
     return arrays, sizes
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-def _write(path: Path, contents: Mapping[str, bytes]) -> None:
-    """All files or none: they are written into a folder beside it, which is then renamed."""
-    files.make_folder(path.parent)
-    temporary = path.with_name(f"{files.TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
-    try:
-        for name, data in contents.items():
-            file = temporary / name
-            files.make_folder(file.parent)
-            files.write(file, data)
-        try:
-            os.replace(temporary, path)  # an empty folder may stand there
-        except OSError as error:
-            raise FileError(path, "written", error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
