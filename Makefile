@@ -62,7 +62,7 @@ fuzz: $(call with,test torch)
 mutants: $(call with,test torch)
 	$(VENV)/bin/python -m tests.mutants $(ARGS)
 
-release: $(call with,)
+release: $(VENV)/bin/python
 	$(VENV)/bin/python -m tests.release $(ARGS)
 
 lint: $(LINT)

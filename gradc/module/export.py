@@ -72,7 +72,7 @@ def _exportable(module: Module) -> None:
 
 def _interface(module: Module) -> Interface:
     graph, forward = module.graph, module.forward
-    kept = {r.name for r in module.residuals if r.why == "input"}
+    kept = [r.name for r in module.residuals if r.why == "input"]
     groups: list[tuple[str, dict[str, Type]]] = [
         ("input", {n: graph.input(n).type for n in graph.input_names if n in forward.inputs or n in kept}),
         ("output", {n: forward.outputs[n] for n in graph.output_names}),

@@ -193,7 +193,7 @@ def standalone(interface: Interface, parts: Sequence[Part], sample: Mapping[str,
     public = [a for a in interface.arrays if a.group != "residual"]
     build = {"name": prefix, "units": list(units), "flags": flags.common, "runtime_flags": flags.runtime}
     files = {
-        f"{prefix}.h": render(
+        f"{prefix}.h": _spaced(
             "export/module.h.j2",
             name=prefix,
             guard=f"{prefix.upper()}_H",
@@ -206,7 +206,7 @@ def standalone(interface: Interface, parts: Sequence[Part], sample: Mapping[str,
             count=len(public),
         ),
         f"{prefix}.c": _module(interface, parts, programs, fields, dims),
-        "main.c": render("export/main.c.j2", name=prefix, arrays=public, sizes=sizes, programs=programs),
+        "main.c": _spaced("export/main.c.j2", name=prefix, arrays=public, sizes=sizes, programs=programs),
         "Makefile": render("export/Makefile.j2", **build),
         "CMakeLists.txt": render("export/CMakeLists.txt.j2", **build),
         "host.h": read_template("export/host.h"),
@@ -223,7 +223,7 @@ def _module(
 ) -> str:
     """The module's own C file.  :param fields: the members of its sizes, :param dims: each dim as C."""
     fixed = interface.fixed
-    return render(
+    return _spaced(
         "export/module.c.j2",
         name=interface.prefix,
         programs=programs,
@@ -250,6 +250,18 @@ def _module(
         table=max(len(part.program.buffers) for part in parts) + 1,
         conditions=[c for part in parts for c in _conditions(part.program, dims)],
     )
+
+
+def _spaced(template: str, **context: object) -> str:
+    """A template filled in, with an empty line before each comment and definition at its margin."""
+    lines = render(template, **context).splitlines()
+    spaced: list[str] = []
+    for before, line in zip(["", *lines], lines, strict=False):
+        begins = line.startswith(("/*", "typedef", "static", "struct", "int ", "PUBLIC")) and before.startswith("}")
+        if begins or (line.startswith("/*") and before.endswith(";")):
+            spaced.append("")
+        spaced.append(line)
+    return "\n".join(spaced) + "\n"
 
 
 _GROUPS = {
