@@ -231,6 +231,36 @@ def test_columns_that_somebody_is_given_are_computed():
     assert not any(loop.cols for loop in program.loops)
 
 
+@pytest.mark.parametrize("sizes", ("B,S", "2,300"))
+def test_heads_that_lie_side_by_side_have_no_scores_in_memory(sizes):
+    """The keys' gradient is added up in whole rows, whatever the order of its axes."""
+
+    def apart(f, x):
+        return f(x.reshape((*x.shape[:2], 3, 8)), (0, 2, 1, 3))
+
+    def function(q, k, v):
+        heads = (apart(ops.transpose, x) for x in (q, k, v))
+        return ops.transpose(ops.scaled_dot_product_attention(*heads, is_causal=True), (0, 2, 1, 3))
+
+    types = dict.fromkeys("qkv", f"f32[{sizes},24]")
+    made = gradc.compile(gradc.trace(function, **types), wrt=[*types], target="cpu")
+    for executable in made.executables.values():
+        (loop,) = executable.program.loops
+        assert loop.cols
+        assert not any(b.type.rank == 4 and b.type.shape[2] == b.type.shape[3] for b in executable.program.buffers)
+    rng = np.random.default_rng(0)
+    arrays = {x: rng.standard_normal((2, 300, 24)).astype(np.float32) for x in types}
+    given = {x: torch.from_numpy(a.astype(np.float64)).requires_grad_() for x, a in arrays.items()}
+    heads = (apart(torch.permute, x) for x in given.values())
+    wanted = torch.permute(_torch_attention(*heads, causal=True), (0, 2, 1, 3))
+    cotangent = rng.standard_normal(wanted.shape).astype(np.float32)
+    gradients = torch.autograd.grad(wanted, [*given.values()], torch.from_numpy(cotangent).double())
+    got, residuals = made.forward(**arrays)
+    _close(got, wanted.detach().numpy(), "y")
+    for (x, g), want in zip(made.backward(residuals, cotangent).items(), gradients, strict=True):
+        _close(g, want.numpy(), f"d.{x}")
+
+
 # -- several layers ----------------------------------------------------------------------------------------------------
 
 

@@ -151,8 +151,9 @@ def _unit_sum(node: Node) -> Node | None:
 
 
 def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
-    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), where nothing else reads the product: a library can write it
-    transposed; what is read may be rounded
+    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), or a transpose of that which keeps the last axis, where
+    the product's rows become the last axis and nothing else reads it: a library can write it transposed; what is read
+    may be rounded
     """
     product = op("matmul", x, y)
     patterns = (op("transpose", product), op("transpose", op("cast", product)))
@@ -165,9 +166,13 @@ def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
         if found is not patterns[0] and len(graph.users.get(old.operands[0].operands[0], ())) != 1:
             return None
         rank = new.rank
-        if new.attrs["axes"] != (*range(rank - 2), rank - 1, rank - 2):
+        axes = new.attrs["axes"]
+        if axes[-1] != rank - 2:
             return None
-        return converted(call("matmul", bound["y"].T, bound["x"].T), new.dtype)
+        turned = converted(call("matmul", bound["y"].T, bound["x"].T), new.dtype)
+        swapped = {rank - 2: rank - 1, rank - 1: rank - 2}
+        order = [swapped.get(axis, axis) for axis in axes]
+        return turned if order == [*range(rank)] else turned.transpose(*order)
 
     return rewrite
 
