@@ -214,7 +214,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
         program = pipeline.keep(f"{name}.rows_to_columns", program, lambda: rows_to_columns(program))
         program = pipeline.keep(f"{name}.unroll_scatters", program, lambda: unroll_scatters(program))
     if target == "cpu":
-        program = pipeline.keep(f"{name}.unroll_columns", program, lambda: unroll_columns(program))
+        reorder = options.numerics != "strict"
+        program = pipeline.keep(f"{name}.unroll_columns", program, lambda: unroll_columns(program, reorder=reorder))
     program = pipeline.keep(
         f"{name}.choose_reduction",
         program,

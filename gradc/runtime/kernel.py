@@ -136,6 +136,14 @@ class KernelHandle:
         self.kernel, self.owner = kernel, owner
         self.name = kernel.name
         self.types: dict[str, Type] = {b: owner.program.buffer[b].type for b in kernel.buffers}
+        self.loop = next((loop for loop in owner.program.loops if kernel in loop.steps), None)
+
+    def bound(self, dims: Mapping[str, int]) -> dict[str, int]:
+        """Sizes by name: a kernel of a loop is taken for the largest block, unless ``dims`` says otherwise."""
+        given = {**self.owner.fixed_dims, **dims}
+        if self.loop is None or {s for size in self.loop.sizes for s in symbols(size)} - given.keys():
+            return given
+        return {**self.loop.largest(given), **given}
 
     @property
     def ir(self) -> str:
@@ -149,7 +157,7 @@ class KernelHandle:
 
     def bytes(self, **dims: int) -> int:
         """Bytes it must move for these dims."""
-        return kernel_bytes(self.kernel, self.types, {**self.owner.fixed_dims, **dims})
+        return kernel_bytes(self.kernel, self.types, self.bound(dims))
 
     @cached_property
     def executable(self) -> Owner:
@@ -173,13 +181,18 @@ class KernelHandle:
 
     def run(self, *, dims: Mapping[str, int] | None = None, **buffers: Any) -> Results:
         """Runs the kernel; the buffers it writes, by name."""
-        return self.executable.run(buffers, dims=dims)
+        return self.executable.run(buffers, dims=self._of_program(dims or {}))
+
+    def _of_program(self, dims: Mapping[str, int]) -> dict[str, int]:
+        """``dims``, and what is bound beside them of the kernel's own program."""
+        own = self.executable.program.dims
+        return {name: size for name, size in self.bound(dims).items() if name in dims or name in own}
 
     def sample(self, seed: int = 0, **dims: int) -> dict[str, Array]:
         """Random contents for every buffer it reads: floats in [0.5, 2], whose roots and logarithms are finite; indices
         in range.
         """
-        bound = {**self.owner.fixed_dims, **dims}
+        bound = self.bound(dims)
         missing = sorted({s for t in self.types.values() for size in t.shape for s in symbols(size)} - bound.keys())
         if missing:
             raise InvalidProblem(f"{self.name} needs a value for {', '.join(missing)}")
@@ -192,7 +205,7 @@ class KernelHandle:
         measured between two events.
         """
         inputs = dict(buffers) if buffers is not None else self.sample(**dims)
-        return self.executable.time_last_step(inputs, repeat, dims)
+        return self.executable.time_last_step(inputs, repeat, self._of_program(dims))
 
     def forced(self, buffer: str, strategy: str) -> KernelHandle | None:
         """The kernel with another strategy for its combine into ``buffer``; None if that is incompatible with its other

@@ -109,3 +109,51 @@ def test_zeros_keep_their_signs() -> None:
     (name,) = want
     assert (want[name] == -np.inf).all()
     np.testing.assert_array_equal(got[name], want[name])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"stride": 2}, {"dilation": 2, "padding": 2}, {"stride": (1, 2), "padding": (0, 2)}]
+)
+@pytest.mark.parametrize("shape", ["f32[2,6,20,24]", "f32[B,6,H,W]"])
+def test_a_depthwise_convolution_goes_along_its_rows(shape: str, options: dict[str, Any]) -> None:
+    """Behind an activation, whose factors are read once for a row: values, gradients, and no loop over few columns."""
+    torch = pytest.importorskip("torch")
+
+    def layer(f: Any, x: Any, scale: Any, w: Any) -> Any:
+        return f.conv2d(f.relu(x * scale), w, groups=6, **{"padding": 1, **options})
+
+    types = {"x": shape, "scale": "f32[6,1,1]", "w": "f32[6,1,3,3]"}
+    module = gradc.compile(gradc.trace(lambda **x: layer(ops, **x), **types), wrt=[*types], target="cpu")
+    few = [
+        kernel.name
+        for executable in module.executables.values()
+        for kernel in executable.program.kernels
+        if kernel.cols and all(isinstance(n, int) and n == 3 for _, n in kernel.cols)
+    ]
+    strided = options.get("stride", 1) != 1
+    assert not few or strided, few
+    draw = np.random.default_rng(0)
+    given = {
+        "x": draw.standard_normal((2, 6, 20, 24)).astype("f4"),
+        "scale": draw.standard_normal((6, 1, 1)).astype("f4"),
+        "w": draw.standard_normal((6, 1, 3, 3)).astype("f4"),
+    }
+    exact = {name: torch.from_numpy(a.astype("f8")).requires_grad_() for name, a in given.items()}
+    wanted = layer(torch.nn.functional, **exact)
+    cotangent = draw.standard_normal(tuple(wanted.shape)).astype("f4")
+    wanted.backward(torch.from_numpy(cotangent.astype("f8")))
+    value, residuals = module.forward(**given)
+    np.testing.assert_allclose(value, wanted.detach().numpy(), rtol=1e-5, atol=1e-5)
+    for name, gradient in module.backward(residuals, cotangent).items():
+        known = exact[name].grad.numpy()
+        np.testing.assert_allclose(gradient, known, rtol=1e-5, atol=1e-5 * np.abs(known).max(), err_msg=name)
+
+
+def test_sums_over_windows_keep_their_order_where_that_is_asked() -> None:
+    graph = gradc.trace(lambda x, w: ops.conv2d(x, w, groups=6, padding=1), x="f32[2,6,20,24]", w="f32[6,1,3,3]")
+    columns = {}
+    for numerics in ("real", "strict"):
+        module = gradc.compile(graph, wrt=["w"], target="cpu", numerics=numerics)
+        (kernel,) = [k for k in module.backward.program.kernels if k.accums]
+        columns[numerics] = [n for _, n in kernel.cols]
+    assert columns == {"real": [24], "strict": [3]}

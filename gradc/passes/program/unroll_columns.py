@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from ...ir.kernel import Kernel, Program
+from ...ir.dims import same
+from ...ir.kernel import Kernel, Program, Step
 from ...ir.statement import BARE, EFFECTS, REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import BOOL, DType, Type
 
@@ -23,19 +24,108 @@ EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
 """A reduction and the comparison that finds a better element; of equal ones the first stays, and the first NaN."""
 
 
-def unroll_columns(program: Program) -> Program:
+def unroll_columns(program: Program, *, reorder: bool = True) -> Program:
     """rows(n, w) cols(k: 3) { max_cols x[n, w*2 + k] }  ->  rows(n) cols(w) { maximum x[n, w*2], x[n, w*2 + 1], ... }
+    rows(n, w) cols(k: 3) { accum y[k] <- x[n, w+k] }  ->  rows(n, k: 3) cols(w) { accum y[k] <- sum_cols x[n, w+k] }
 
     As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled.
+
+    :param reorder: sums may be added up in another order, as in the second line.
     """
     types = {b.name: b.type for b in program.buffers}
-    steps = tuple(
-        Unrolled(step, step.cols).kernel(step.rows[:-1], step.rows[-1:], types)
-        if isinstance(step, Kernel) and _over_windows(step)
-        else step
-        for step in program.steps
-    )
+
+    def changed(step: Step) -> Step:
+        if not isinstance(step, Kernel):
+            return step
+        if _over_windows(step):
+            return _loaded_once(Unrolled(step, step.cols).kernel(step.rows[:-1], step.rows[-1:], types), types)
+        lane = _summed_lane(step) if reorder else None
+        return step if lane is None else _loaded_once(_interchanged(step, lane), types)
+
+    steps = tuple(map(changed, program.steps))
     return program if steps == program.steps else replace(program, steps=steps)
+
+
+def _summed_lane(kernel: Kernel) -> Axis | None:
+    """The axis of the rows over which few columns are added up each: all that goes along it goes along the last axis of
+    what it reads.
+    """
+    sizes = [n for _, n in kernel.cols if isinstance(n, int)]
+    effects = [s for s in kernel.body if s.op in EFFECTS]
+    if len(sizes) < len(kernel.cols) or not 2 <= prod(sizes) <= LONGEST or not effects:
+        return None
+    if any(s.op in REDUCTIONS or s.op in ("scan", "search") for s in kernel.body):
+        return None
+    if any(s.op != "accum" or s.combine != "sum" or s.where or not kernel.is_column(s) for s in effects):
+        return None
+    if any(v.startswith("%") for s in kernel.body for entry in s.index for v, _ in entry.terms):
+        return None
+    loads = [s for s in kernel.body if s.op == "load"]
+    for lane in reversed(kernel.rows):
+        along = [s for s in loads if _depends(kernel, s, lane[0])]
+        long = not isinstance(lane[1], int) or lane[1] >= max(FEWEST, 2 * prod(sizes))
+        if long and along and all(_moves_along(kernel, s, lane[0]) for s in along):
+            return None if any(_depends(kernel, s, lane[0]) for s in effects) else lane
+    return None
+
+
+def _interchanged(kernel: Kernel, lane: Axis) -> Kernel:
+    """The columns as rows, and the lane's as columns, summed before they are added."""
+    fresh = _fresh(kernel)
+    body: list[Stmt] = []
+    for s in kernel.body:
+        if s.op == "accum":
+            (value,) = s.args
+            body.append(Stmt(next(fresh), "sum_cols", (value,), kernel.stmts[value].dtype))
+            s = replace(s, args=(body[-1].name,))
+        body.append(s)
+    rows = (*(axis for axis in kernel.rows if axis != lane), *kernel.cols)
+    return replace(kernel, rows=rows, cols=(lane,), body=tuple(body))
+
+
+def _loaded_once(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+    """Masked loads of what is there in any case, one for a whole row, as a choice after a load: under the mask they
+    would be loads of each column.
+    """
+    fresh, once = _fresh(kernel), dict[str, str]()
+    body: list[Stmt] = []
+
+    def value(s: Stmt) -> str:
+        if (text := str(s)) not in once:
+            once[text] = next(fresh)
+            body.append(replace(s, name=once[text]))
+        return once[text]
+
+    for s in kernel.body:
+        if s.op == "load" and s.where and s.dtype is not None and _is_there(kernel, s, types[s.buffer]):
+            other = dict(s.attrs).get("other", 0)
+            other = float(other) if s.dtype.is_float else other
+            loaded = value(Stmt("", "load", (), s.dtype, s.buffer, s.index))
+            zero = value(Stmt("", "const", (), s.dtype, attrs=(("value", other),)))
+            s = Stmt(s.name, "where", (s.where, loaded, zero), s.dtype)
+        body.append(s)
+    new = replace(kernel, body=tuple(body))
+    return new.named_by_structure(kernel.name.rpartition("_")[0] or kernel.name, types)
+
+
+def _is_there(kernel: Kernel, s: Stmt, type_: Type) -> bool:
+    """Whether the place of a load is one for all columns, and in its buffer."""
+    sizes = dict(kernel.rows)
+    for entry, size in zip(s.index, type_.shape, strict=True):
+        if not entry.terms:
+            if not (isinstance(entry.const, int) and isinstance(size, int) and 0 <= entry.const < size):
+                return False
+            continue
+        ((axis, factor), *more) = entry.terms
+        if more or entry.const != 0 or factor != 1 or axis not in sizes or not same(sizes[axis], size):
+            return False
+    return True
+
+
+def _fresh(kernel: Kernel) -> Iterator[str]:
+    """Names that no value of a kernel has."""
+    taken = {s.name for s in kernel.body}
+    return (name for k in itertools.count(len(taken)) if (name := f"%{k}") not in taken)
 
 
 def _over_windows(kernel: Kernel) -> bool:
@@ -53,7 +143,11 @@ def _over_windows(kernel: Kernel) -> bool:
     return (
         bool(reductions)
         and all(kernel.stmts[s.args[0]].dtype is not BOOL for s in reductions)
-        and all(_moves_along(kernel, s, lane) for s in kernel.body if s.op == "load" and kernel.is_column(s))
+        and all(
+            _moves_along(kernel, s, lane) or not _depends(kernel, s, lane)
+            for s in kernel.body
+            if s.op == "load" and kernel.is_column(s)
+        )
         and all(not kernel.is_column(s) and _moves_along(kernel, s, lane) for s in kernel.body if s.op == "store")
     )
 
@@ -64,6 +158,11 @@ def _moves_along(kernel: Kernel, s: Stmt, lane: str) -> bool:
         any(v == lane or (v.startswith("%") and lane in kernel.levels[v]) for v, _ in entry.terms) for entry in s.index
     ]
     return bool(along) and along[-1] and not any(along[:-1])
+
+
+def _depends(kernel: Kernel, s: Stmt, axis: str) -> bool:
+    """Whether the place of an access depends on an axis."""
+    return any(v == axis or axis in kernel.levels.get(v, ()) for entry in s.index for v, _ in entry.terms)
 
 
 class Unrolled:
