@@ -468,7 +468,7 @@ NPZ_SHAPES = (
 def npz(choose: random.Random, folder: Path) -> Outcome:
     """An archive or array file for ``gradc run --input``."""
     import gradc
-    from gradc.cli.model import read_arrays
+    from gradc.cli.model import input_types, read_arrays
 
     own = gradc.trace(lambda x: x * 2.0, x="f32[N]")
     values = np.array([1, 2, 3])
@@ -504,7 +504,7 @@ def npz(choose: random.Random, folder: Path) -> Outcome:
     exact = how.endswith(("plain", "deflated", "npy")) and type_[0] not in "[(|b"
 
     def use() -> str:
-        found = read_arrays([str(path)], own)
+        found = read_arrays([str(path)], input_types(own), own.name)
         if "x" not in found:
             return ""
         got = np.asarray(gradc.compile(own, target="numpy")(x=found["x"]))
