@@ -11,7 +11,7 @@ import dataclasses
 import html
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,17 +167,26 @@ def content(module: Explained, dims: Mapping[str, int], timed: int = 0) -> Conte
         {number: note.composite for number, note in notes if note.composite},
         {note.where: note.code for _, note in notes if note.code},
         list(_stages(list(module.stages), {name: at for at, name in enumerate(makers)})),
-        kernel_entries(module, dims, timed),
+        kernel_entries(module, dims, timed, list(module.stages)),
         list(_combines(module, bound, device)),
         [_program(module, direction, bound) for direction in module.executables],
         residual_entries(module, dims, graphs),
     )
 
 
-def kernel_entries(module: Explained, dims: Mapping[str, int], timed: int = 0) -> list[KernelEntry]:
-    """Every kernel and library call, in order."""
+def kernel_entries(
+    module: Explained, dims: Mapping[str, int], timed: int = 0, stages: Sequence[Stage] = ()
+) -> list[KernelEntry]:
+    """Every kernel and library call, in order.
+
+    :param stages: the module's, in which statements know their values where it comes from the cache.
+    """
     bound, device = _bindings(module, dims), _compiled_for(module)
-    return [entry for d, e in module.executables.items() for entry in _kernels(d, e, bound, device, timed)]
+    return [
+        entry
+        for d, e in module.executables.items()
+        for entry in _kernels(d, e, _with_values(e.program, stages), bound, device, timed)
+    ]
 
 
 def residual_entries(module: Explained, dims: Mapping[str, int], graphs: Sequence[Graph] = ()) -> list[ResidualEntry]:
@@ -219,10 +228,16 @@ def _stages(stages: Sequence[Stage], makers: Mapping[str, int]) -> Iterator[Stag
         )
 
 
+def _with_values(program: Program, stages: Iterable[Stage]) -> Program:
+    """The program as the passes make it: one from the cache is its text, which does not say what values of the graph
+    its statements compute.
+    """
+    return next((s.result for s in stages if isinstance(s.result, Program) and s.result == program), program)
+
+
 def _kernels(
-    direction: str, executable: Executable, bound: Mapping[str, int], device: Device, timed: int
+    direction: str, executable: Executable, program: Program, bound: Mapping[str, int], device: Device, timed: int
 ) -> Iterator[KernelEntry]:
-    program = executable.program
     for number, step in enumerate(program.steps):
         chosen = taken(step, bound)
         for when, item in step.cases if isinstance(step, Select) else [(None, step)]:

@@ -111,6 +111,13 @@ def test_a_module_without_gradients_a_saved_one_and_an_empty_one(tmp_path: Path,
     assert (tmp_path / "a.html").stat().st_size > 0 and (tmp_path / "b.html").stat().st_size > 0
 
 
+def test_a_module_from_the_cache_knows_what_its_kernels_compute(module: gradc.Module) -> None:
+    again = gradc.compile(module.graph, wrt=module.wrt)
+    assert all(s.of is None for k in again.forward.program.kernels for s in k.body), "it comes from the cache, as text"
+    assert [k.of for k in content(again, {}).kernels] == [k.of for k in content(module, {}).kernels]
+    assert any(number is not None for k in content(again, {}).kernels for number in k.of)
+
+
 def test_timed(module: gradc.Module) -> None:
     found = content(module, {"N": 64, "V": 100}, timed=1)
     assert all((k.measured is None) == k.call or k.when or k.name.startswith("check") for k in found.kernels)
