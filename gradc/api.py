@@ -198,7 +198,11 @@ def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Options) -> 
 
             return compiled(relaid(graph, layout=orders, results=False), wrt, target, options)
 
-    return Recipe(stages, joint, save_module, export_module, variant)
+    def value() -> Module:
+        with knobs.DUMP.set(""):
+            return compiled(graph, (), target, options.without_gradients())
+
+    return Recipe(stages, joint, save_module, export_module, variant, value)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ imported before one is compiled.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 
 from .autodiff import differentiate, joint_names
@@ -49,6 +50,7 @@ from .passes.program.unroll_scatters import unroll_scatters
 from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import CPU, Device, gpu_of
 from .passes.reductions.strategies import ON_GPU, ON_HOST
+from .passes.schedule.ahead import PREFIX, gradients_ahead, sums_by_products
 from .passes.schedule.partition import WIDE, Partition, partition
 from .passes.schedule.schedule import schedule
 from .runtime.cache import default_cache, pack
@@ -88,10 +90,11 @@ def run_passes(
     """Every pass, in order."""
     pipeline = Pipeline()
     joint = lower(graph, wrt, options, target, pipeline)
-    parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, _cuts_rows(options, target))
-    if any(uncut(program, WIDE, _hints(options)) for program in programs.values()) and parts.again:
-        # what is computed again would be as large as what is kept
-        parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, False)
+    for wide in ("ahead", "again", "kept") if _cuts_rows(options, target) else ("kept",):
+        parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, wide)
+        whole = any(uncut(program, WIDE, _hints(options)) for program in programs.values())
+        if not (whole and (parts.again or parts.ahead)):
+            break  # else what is computed again, or ahead, would be as large as what is kept
     _check_forced(programs.values(), options.reductions or {})
     return pipeline, parts, programs
 
@@ -103,10 +106,10 @@ def _scheduled(
     options: Options,
     target: str,
     pipeline: Pipeline,
-    blocks: bool,
+    wide: str,
 ) -> tuple[Partition, dict[str, Program]]:
-    """The optimised graph, cut in two, as programs.  :param blocks: what a loop computes block by block is not kept."""
-    parts = cut(graph, joint, wrt, options, target, blocks)
+    """The optimised graph, cut in two, as programs.  :param wide: as :func:`cut` takes it."""
+    parts = cut(graph, joint, wrt, options, target, wide)
     pipeline.start("forward.partition", parts.forward)
     programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
     if wrt:
@@ -149,21 +152,37 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipel
     return optimise(_joint(graph, wrt, options, pipeline) if wrt else graph, options, target, pipeline)
 
 
-def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target: str, blocks: bool) -> Partition:
-    """Optimised graph -> forward with residuals and backward."""
+def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target: str, wide: str) -> Partition:
+    """Optimised graph -> forward with residuals and backward.
+
+    :param wide: products with wide rows, which a loop computes block by block, are ``"kept"`` nevertheless; computed
+        ``"again"`` in the backward; or what is made of them is computed ``"ahead"`` in the forward, where it can be.
+    """
     if not wrt:
         return Partition(joint, joint, ())
-    return partition(
-        joint,
-        graph.output_names,
+    parted = functools.partial(
+        partition,
+        values=graph.output_names,
         save=options.save,
         budget=options.memory_budget,
         dims=_hints(options),
         borrow=options.residuals == "borrow",
         fuse=options.fuse,
         device=_device(options, target),
-        blocks=blocks,
+        blocks=wide != "kept",
     )
+    parts = parted(joint)
+    if parts.again:
+        summed = sums_by_products(joint, parts.again)
+        if summed is not joint:
+            joint, parts = summed, parted(summed)
+    if wide != "ahead" or options.save != "min-cut" or options.memory_budget is not None:
+        return parts
+    made = gradients_ahead(joint, graph.output_names, parts.again, _hints(options))
+    if made is None:
+        return parts
+    made = fold(simplify(made, numerics=options.numerics, round_operands=not target.startswith("cuda")))
+    return parted(made, ahead=[name for name in made.output_names if name.startswith(PREFIX)])
 
 
 def _hints(options: Options) -> dict[str, int]:

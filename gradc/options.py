@@ -267,6 +267,11 @@ class Options:
         """The options as keywords of :func:`gradc.compile`."""
         return dict(vars(self))
 
+    def without_gradients(self) -> Options:
+        """The options that are left for the same graph without ``wrt``."""
+        forced = {name: how for name, how in (self.reductions or {}).items() if not name.startswith("d.")}
+        return replace(self, save="min-cut", memory_budget=None, residuals="own", reductions=forced or None, sparse=())
+
     def as_json(self) -> dict[str, Any]:
         """The options by name, with values that JSON can represent."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}

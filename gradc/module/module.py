@@ -264,6 +264,7 @@ class Recipe:
     :param save: writes the module to a file.
     :param export: writes the module as a folder of sources.
     :param variant: gives the module for inputs whose axes have another memory order.
+    :param value: gives the module of the graph without gradients.
     """
 
     stages: Callable[[], Pipeline]
@@ -271,6 +272,7 @@ class Recipe:
     save: Callable[[Module, Any], None]
     export: Callable[..., Path]
     variant: Callable[[Orders], Module]
+    value: Callable[[], Module]
 
 
 class Module(Shared):
@@ -432,6 +434,20 @@ class Module(Shared):
         return variant if variant is not None and theirs.equals(variant) else None
 
     @cached_property
+    def _value(self) -> Module | None:
+        """The module of the value alone; None if this one's forward makes nothing else, or it cannot be compiled (there
+        is no compiler where the module was loaded).
+        """
+        made: Module | None = None
+        if any(r.ahead for r in self.residuals):
+            with contextlib.suppress(GradcError):
+                made = self.recipe.value()
+        if made is not None:
+            made.structure = self.structure
+            made.share(self.pending)
+        return made
+
+    @cached_property
     def joint_names(self) -> tuple[dict[str, str], dict[str, str]]:
         """:func:`gradc.autodiff.joint_names` of this graph: cotangents by output, gradients by input."""
         return joint_names(self.graph, self.wrt)
@@ -463,8 +479,14 @@ class Module(Shared):
         dims: Mapping[str, int] | None = None,
         **more: Any,
     ) -> Any:
-        """The value, without residuals."""
+        """The value, without residuals.
+
+        Where :attr:`forward` makes gradients ahead, it is computed without them, by a module that is compiled at the
+        first such call.
+        """
         flat = self.flat(inputs, more, extra)
+        if self._value is not None:
+            return self._value(flat, out=out, stream=stream, dims=dims)
         variant, orders = self.variant(flat, dims)
         if variant is not None:
             return variant(apply_layout(flat, orders), out=out, stream=stream, dims=dims)

@@ -162,7 +162,7 @@ class _Group:
                 self.blocks[name] = None
                 return True
             between = self.between()
-            if not (self.joined(between) or self.hoisted(between)):
+            if not (self.joined(between) or self.hoisted(between) or self.parted(between)):
                 break
         self.program, self.steps = before
         return False
@@ -185,20 +185,37 @@ class _Group:
         """Computes before the loop what it writes and steps that it waits for read: values of whole rows that depend on
         nothing that the loop writes (a statistic's reciprocal beside the exponentials).
         """
-        program = self.program
         written = {b: n for n in self.steps for b in self.touched(n)[1]}
         asked = dict.fromkeys(b for n in numbers for b in sorted(self.touched(n)[0]) if b in written)
-        for name in asked:
-            number = written[name]
-            parts = _apart(program, program.steps[number], name, set(written))
+        return self.apart([(written[name], name) for name in asked], set(written))
+
+    def parted(self, numbers: Iterable[int]) -> bool:
+        """Computes before the loop what it reads of steps that also read what it writes, and depends on nothing of that
+        (the sum of the weights of all rows beside that of their losses).
+        """
+        read = {b for n in self.steps for b in self.touched(n)[0]}
+        _, late, _ = self._placed()
+        made = {b for n in (*self.steps, *late) for b in self.touched(n)[1]}
+        return self.apart([(n, b) for n in numbers for b in sorted(self.touched(n)[1] & read)], made)
+
+    def apart(self, asked: Iterable[tuple[int, str]], made: set[str]) -> bool:
+        """Splits steps, each in what one of its buffers is made from and the rest; False if one cannot be.
+
+        :param asked: numbers of steps and buffers.  :param made: the buffers that these may not depend on.
+        """
+        program, cuts, moved = self.program, self.steps, dict[int, int]()
+        done = False
+        for first, name in asked:
+            number = first + sum(by for n, by in moved.items() if n <= first)
+            parts = _apart(program, program.steps[number], name, made)
             if parts is None:
                 return False
-            steps = (*program.steps[:number], *parts, *program.steps[number + 1 :])
-            program = replace(program, steps=steps)
-            self.steps = {n + (n >= number): cut for n, cut in self.steps.items()}
-            written = {b: n + (n >= number) for b, n in written.items()}
-        self.program = program
-        return bool(asked)
+            program = replace(program, steps=(*program.steps[:number], *parts, *program.steps[number + 1 :]))
+            cuts = {n + (n >= number): cut for n, cut in cuts.items()}
+            moved[first] = moved.get(first, 0) + 1
+            done = True
+        self.program, self.steps = program, cuts
+        return done
 
     def has_rows(self, name: str) -> bool:
         shape, lead = self.program.types[name].shape, len(self.shape)
@@ -323,21 +340,29 @@ def _fresh(name: str, taken: set[str]) -> str:
 
 def _apart(program: Program, step: Step, name: str, made: set[str]) -> tuple[Kernel, Kernel] | None:
     """A kernel of what is stored in ``name``, once for each row, and the kernel without that; None if it depends on
-    columns or on ``made``.
+    ``made``, or is a value of the columns.
     """
-    if not isinstance(step, Kernel) or not step.cols or not step.rows:
+    if not isinstance(step, Kernel) or not step.cols:
         return None
     stores = [s for s in step.body if s.buffer == name]
     if len(stores) != 1 or stores[0].op != "store" or step.is_column(stores[0]):
         return None
     (store,) = stores
     body = backward_slice(step.body, store.uses)
-    if any(s.op in REDUCTIONS or s.op in EFFECTS or step.is_column(s) for s in body):
+    if any(s.op in EFFECTS or program.root(s.buffer) in made for s in body if s.buffer):
         return None
-    if any(program.root(s.buffer) in made for s in body if s.buffer):
-        return None
-    early = replace(step, rows=step.rows[:-1], cols=step.rows[-1:], body=(*body, store))
     rest = [s for s in step.body if s is not store]
+    if any(s.op in REDUCTIONS for s in body):  # the other kernel reads the sum
+        (value,) = store.args
+        at = next(n for n, s in enumerate(rest) if s.name == value)
+        if rest[at].dtype is not program.types[name].dtype:
+            return None
+        rest[at] = replace(rest[at], op="load", args=(), buffer=name, index=store.index, where="", attrs=())
+        early = replace(step, body=(*body, store))
+    elif step.rows and not any(map(step.is_column, body)):
+        early = replace(step, rows=step.rows[:-1], cols=step.rows[-1:], body=(*body, store))
+    else:
+        return None
     live = backward_slice(rest, (v for s in rest if not s.name for v in s.uses))
     late = replace(step, body=tuple(s for s in rest if not s.name or s in live))
     hint = step.name.rpartition("_")[0] or step.name

@@ -29,7 +29,7 @@ from ..graph.replace_axis import moves
 from ..program.block_rows import LEAST
 from ..reductions.cost import nominal
 from ..reductions.devices import CPU, Device
-from .residual import Residual
+from .residual import AHEAD, Residual
 from .schedule import written
 
 _FREE = 0
@@ -48,6 +48,11 @@ class Partition:
     residuals: tuple[Residual, ...]
     again: frozenset[Node] = frozenset()
 
+    @property
+    def ahead(self) -> bool:
+        """Whether gradients are made in the forward."""
+        return any(r.ahead for r in self.residuals)
+
 
 def partition(
     joint: Graph,
@@ -60,6 +65,7 @@ def partition(
     fuse: bool = True,
     device: Device = CPU,
     blocks: bool = False,
+    ahead: Sequence[str] = (),
 ) -> Partition:
     """joint  ->  forward + residuals and backward
 
@@ -72,12 +78,14 @@ def partition(
     :param borrow: an output may be kept itself; else what is kept of it is a copy.
     :param fuse, device: as :func:`.schedule` takes them, which decides what the forward writes.
     :param blocks: products with wide rows are computed again.
+    :param ahead: the joint graph's outputs that the forward makes for the backward alone, and keeps.
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
         there are not.
     """
     floats = sum(joint.output(name).dtype.is_float for name in values)
     cotangents = set(joint.inputs[len(joint.inputs) - floats :])  # differentiate puts them last
-    early = set(topological(joint.output(name) for name in values))
+    made_ahead = {joint.output(name) for name in ahead}
+    early = set(topological([*(joint.output(name) for name in values), *made_ahead]))
     # late: depends on a cotangent, or serves the gradients alone (a forward without a backward does not pay for it)
     late: set[Node] = set(cotangents)
     for node in joint.nodes:
@@ -85,7 +93,7 @@ def partition(
             node not in early and node.op.name != "input" and depends_on_inputs(node)
         ):
             late.add(node)
-    gradients = [(name, node) for name, node in joint.outputs if name not in values]
+    gradients = [(name, node) for name, node in joint.outputs if name not in values and name not in ahead]
     needed = set(topological(node for _, node in gradients))
     boundary = {o for n in needed if n in late for o in n.operands if o not in late and o in needed}
     boundary |= {n for _, n in gradients if n not in late}
@@ -97,8 +105,9 @@ def partition(
     )
     borrowed = {node: name for name, node in reversed(forward.outputs)} if borrow else {}
     given = set(reachable((n for _, n in forward.outputs), lambda n: n.operands if _is_alias(n) else ()))
+    computed = replace(forward, outputs=tuple((name, joint.output(name)) for name in (*values, *ahead)))
     traffic = Traffic(
-        written(forward, fuse=fuse, device=device),
+        written(computed, fuse=fuse, device=device),
         given - borrowed.keys(),
         borrowed.keys() - set(joint.inputs),
         dims,
@@ -126,12 +135,13 @@ def partition(
             name = suffixed(name_hint, str(k))
         used.add(name)
         output = borrowed.get(node, "")
-        residuals[node] = Residual(name, node, "output" if output else _why(node, traffic.written), output)
+        why = AHEAD if node in made_ahead else "output" if output else _why(node, traffic.written)
+        residuals[node] = Residual(name, node, why, output)
     own = [(r.name, r.node) for r in residuals.values() if not r.borrowed]
     forward = replace(forward, outputs=(*forward.outputs, *own))
     backward = _backward(joint, gradients, residuals, cotangents)
-    computed = reachable(boundary, lambda n: () if n in saved else n.operands)
-    products = frozenset(n for n in computed if n not in saved and traffic.in_blocks(n))
+    behind = reachable(boundary, lambda n: () if n in saved else n.operands)
+    products = frozenset(n for n in behind if n not in saved and traffic.in_blocks(n))
     return Partition(forward, backward, tuple(residuals.values()), products)
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ...ir.node import Node
 
+AHEAD = "a gradient for a cotangent of 1, made while what it is made of is there"
+"""Why a gradient of a loss is kept: :mod:`gradc.passes.schedule.ahead`."""
+
 
 @dataclass(frozen=True)
 class Residual:
@@ -25,3 +28,8 @@ class Residual:
     def borrowed(self) -> bool:
         """Whether the caller holds it: an input, or an output."""
         return self.why == "input" or bool(self.output)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the forward makes it for the backward alone."""
+        return self.why == AHEAD

@@ -1,0 +1,148 @@
+"""ahead: gradients of a scalar that are made in the forward, while what they are made of is there.
+
+A product with wide rows is in memory neither in the forward nor in the backward, which would compute it again: a third
+more work for the logits before a loss.  But a gradient is linear in its cotangent, and that of a loss is one number.
+What is made of the product for a cotangent of 1 is as good a residual; the backward multiplies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from ...errors import TypeRuleError
+from ...ir.dims import evaluate
+from ...ir.graph import Graph, rebuild
+from ...ir.node import Node, Note, call
+from ...ir.op import Library
+from ...ir.pattern import Var, match, op, splat
+from ...ir.types import BF16, F32, F64
+from ...ir.walk import topological
+from ...ops.rules import full, reshaped
+from ..graph.replace_axis import moves
+from ..graph.scales import Scale
+from ..reductions.cost import nominal
+from .partition import bytes_of
+
+PREFIX = "r.ahead."
+"""Of the names of outputs that are gradients for a cotangent of 1; no name of a user's begins with ``r.``."""
+FLOPS_PER_BYTE = 16
+"""Multiplications and additions that take as long as a byte of traffic to memory (estimate of two cores)."""
+MOVED = 3
+"""How often a gradient made ahead moves more than one that is not: it is written, read and written."""
+SUM = op("sum", Var("x"))
+WIDE_RANGE = (F32, F64, BF16)
+
+
+def sums_by_products(joint: Graph, products: Collection[Node]) -> Graph:
+    """sum(x, axis=0)  ->  ones[1, N] @ x, where x is made of a product that is computed block by block, and has its
+    rows: a product can add up over the rows of each block.  Licence REAL: the order of the sum.
+    """
+    shapes = {n.shape for n in products if n.rank == 2}
+    made = set(products)
+    for node in joint.nodes:
+        if any(o in made for o in node.operands):
+            made.add(node)
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if not match(SUM, node, {}) or node.attrs["axis"] != (0,) or node.dtype not in WIDE_RANGE:
+            return None
+        (value,) = node.operands
+        if value not in made or value.shape not in shapes or value.dtype is not node.dtype:
+            return None
+        ones = full(1, replace(value.type, shape=(1, value.shape[0])))
+        return reshaped(call("matmul", ones, operands[0]), node.shape)
+
+    return joint.rewrite(rule) if shapes else joint
+
+
+def gradients_ahead(
+    joint: Graph, values: Collection[str], products: Collection[Node], dims: Mapping[str, int] | None
+) -> Graph | None:
+    """d.x = f(product, cotangent)  ->  d.x = cotangent * ahead, ahead = f(product, 1)
+
+    :param values: the outputs that belong to the forward; the graph's last inputs are their cotangents.
+    :param products: those that the backward would compute again.
+    :param dims: sizes at which bytes are counted.
+    :return: the graph, with an output :data:`PREFIX` ... for each gradient that is made ahead; None where there is no
+        scalar, or nothing is gained.
+    """
+    floats = [joint.output(name) for name in values if joint.output(name).dtype.is_float]
+    if len(floats) != 1 or floats[0].rank:
+        return None
+    cotangent = joint.inputs[-1]
+    early = set(topological(joint.output(name) for name in values))
+    late = {n for n in joint.nodes if n not in early}
+    found: dict[Node, None] = {}
+    for product in (n for n in joint.nodes if n in products):
+        gradients = _made_of(joint, product, late)
+        inner = product.operands[0].shape[-1]
+        flops = 2 * bytes_of(product, dims) // product.dtype.itemsize * evaluate(inner, nominal([inner], dims))
+        moved = MOVED * sum(bytes_of(n, dims) for n in gradients if n not in found)
+        if gradients and flops >= FLOPS_PER_BYTE * moved and all(_linear(n, cotangent) for n in gradients):
+            found |= dict.fromkeys(gradients)
+    if not found:
+        return None
+    one = rebuild(found, {cotangent: full(1, cotangent)})
+    named: dict[Node, str] = {}
+    for name, node in joint.outputs:
+        while node not in found and moves(node):
+            (node,) = node.operands
+        named.setdefault(node, name)
+    notes = dict(joint.notes)
+    ahead: list[tuple[str, Node]] = []
+    for node in found:
+        note = joint.notes.get(node, Note())
+        notes[one[node]] = replace(note, name=note.name or named.get(node, ""))
+        ahead.append((f"{PREFIX}{len(ahead)}", one[node]))
+
+    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        return Scale("mul", cotangent, (), node).onto(one[node]) if node in found else None
+
+    scaled = replace(joint, notes=notes).rewrite(rule)
+    return replace(scaled, outputs=(*scaled.outputs, *ahead), notes={**scaled.notes, **notes})
+
+
+def _made_of(joint: Graph, product: Node, late: Collection[Node]) -> list[Node]:
+    """The gradients that are made of a product: products among its late users, past what is no product, and outputs.
+
+    None of them where a product's gradient is made with another late product: the whole backward would be made ahead.
+    """
+    made = {product}
+    gradients = []
+    outputs = {node for _, node in joint.outputs}
+    for node in joint.nodes:
+        if not any(o in made for o in node.operands):
+            continue
+        if node in late and isinstance(node.op, Library):
+            gradients.append(node)
+        else:
+            made.add(node)
+            if node in late and node in outputs:
+                gradients.append(node)
+    late_products = {n for n in late if isinstance(n.op, Library)}
+    behind = set(topological(gradients)) - set(gradients)
+    return [] if behind & late_products else gradients
+
+
+def _linear(node: Node, cotangent: Node) -> bool:
+    """Whether a value is linear in the cotangent, and a float of a wide range all along: what is made for a cotangent
+    of 1 is not too small for its dtype, where a loss is scaled up lest it be.
+    """
+    made = {cotangent}
+    for each in topological([node]):
+        scaled = {k for k, o in enumerate(each.operands) if o in made}
+        if not scaled:
+            continue
+        if each.dtype not in WIDE_RANGE or each.op.multilinear is None:
+            return False
+        try:
+            linear = set(each.op.multilinear(each))
+        except TypeRuleError:  # a reshape of no elements has no axes to follow
+            return False
+        others = linear - scaled
+        jointly = each.op.linear and all(splat(each.operands[k]) == 0 for k in others)
+        if not scaled <= linear or not (jointly or (not each.op.linear and len(scaled) == 1)):
+            return False
+        made.add(each)
+    return node in made
