@@ -43,6 +43,7 @@ from .passes.program.block_rows import block_rows, uncut
 from .passes.program.coalesce import coalesce
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
+from .passes.program.order_steps import order_steps
 from .passes.program.plan_buffers import plan_buffers
 from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.unroll_columns import unroll_columns
@@ -248,7 +249,9 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     )
     if _cuts_rows(options, target):
         program = pipeline.keep(f"{name}.block_rows", program, lambda: block_rows(program, dims=_hints(options)))
-    return pipeline.keep(f"{name}.plan_buffers", program, lambda: plan_buffers(program))  # type: ignore[no-any-return]
+    return pipeline.keep(
+        f"{name}.plan_buffers", program, lambda: plan_buffers(order_steps(program, dims=_hints(options)))
+    )  # type: ignore[no-any-return]
 
 
 # -- Program -> text -> machine code -> a process ----------------------------------------------------------------------

@@ -18,7 +18,8 @@ relu = Primitive(
     infer=unary_number,
     reference=lambda x: np.maximum(x, x.dtype.type(0)),
     lower=Expr("relu({0})"),
-    vjp=lambda g, y, x: (where(gt(x, zeros_like(x)), g, zeros_like(g)),),
+    # of y, which what follows reads anyway: x is not kept for it
+    vjp=lambda g, y, x: (where(gt(y, zeros_like(y)), g, zeros_like(g)),),
     samples=UNARY,
     doc="max(x, 0); propagates NaN; the derivative at 0 and at NaN is 0",
 )

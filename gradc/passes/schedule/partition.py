@@ -2,7 +2,8 @@
 
 A value that only the inputs decide may be saved or computed again in the backward (free, but matrix products, scatters
 and reductions are never computed twice).  What the forward writes anyway, and an input, costs a read; another value
-costs a write and a read.  The cut that moves the fewest bytes is what is saved.
+costs a write and a read.  The cut that moves the fewest bytes is what is saved; of several, one from which what the
+products of the backward read, which has to be in memory, is not computed again.
 
 A product with rows so wide that loops compute them block by block (:mod:`gradc.passes.program.block_rows`) is in memory
 neither in the forward nor in the backward, and never saved.
@@ -113,7 +114,7 @@ def partition(
         dims,
         blocks,
     )
-    saved = _cut(joint, boundary, save, traffic)
+    saved = _cut(joint, boundary, save, traffic, _operands_of_products(late))
     if budget is not None:
         saved = _within(joint, boundary, saved, budget, traffic)
     residuals: dict[Node, Residual] = {}
@@ -231,7 +232,21 @@ def _elements(node: Node, dims: Mapping[str, int] | None) -> int:
     return bytes_of(node, dims) // node.dtype.itemsize
 
 
-def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], traffic: Traffic) -> set[Node]:
+def _operands_of_products(late: Collection[Node]) -> set[Node]:
+    """What the library calls of the backward read, before it is moved."""
+    read = {o for n in late if isinstance(n.op, Library) for o in n.operands}
+    found = set[Node]()
+    for node in read:
+        while moves(node):
+            (node,) = node.operands
+        found.add(node)
+    return found - set(late)
+
+
+def _cut(
+    joint: Graph, boundary: set[Node], save: str | Sequence[str], traffic: Traffic, whole: Collection[Node]
+) -> set[Node]:
+    """:param whole: values that the backward has in memory, kept or computed again."""
     if save == "all":
         return _unmoved({n for n in boundary if depends_on_inputs(n)}, traffic.dims)
     names = set() if isinstance(save, str) else set(save)
@@ -260,7 +275,10 @@ def _cut(joint: Graph, boundary: set[Node], save: str | Sequence[str], traffic: 
                 return None
         return traffic.cost(node, readers.get(node, ()) if node not in boundary else ())
 
-    return _minimum(joint, boundary, cost, traffic.once, traffic.size)
+    def again(node: Node) -> int:
+        return 2 * bytes_of(node, traffic.dims) if node in whole else 0
+
+    return _minimum(joint, boundary, cost, traffic.once, traffic.size, again)
 
 
 def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
@@ -291,12 +309,14 @@ def _minimum(
     cost: Callable[[Node], int | None],
     once: Callable[[Node], bool],
     size: Callable[[Node], int],
+    again: Callable[[Node], int] = lambda node: 0,
 ) -> set[Node]:
     """The cheapest values from which, with inputs, the boundary can be computed; what is computed ``once`` is not
     computed from others.
 
     :param cost: of keeping a node; None: it is not kept.
     :param size: the bytes of a node; of cuts of one cost, that of fewest bytes beyond the inputs.
+    :param again: the bytes moved where a node is computed again, which count as much as those.
     """
     import networkx as nx  # a tenth of a second, and nothing that comes from the cache is cut
 
@@ -307,7 +327,7 @@ def _minimum(
     # in lexicographic order: cost, bytes, and few nodes, no inputs (where an output is borrowed), moved ones (nothing
     # moves them again) and early ones, so that the cut can be repeated
     byte = 1 + 4 * len(nodes) ** 2
-    unit = byte * (1 + sum(map(size, nodes)))
+    unit = byte * (1 + sum(map(size, nodes)) + sum(map(again, nodes)))
     for order, node in enumerate(nodes):
         inside, outside = ("in", node), ("out", node)
         is_input = node.op.name == "input"
@@ -318,6 +338,8 @@ def _minimum(
             network.add_edge(inside, outside, capacity=price * unit + (0 if is_input else size(node)) * byte + rank)
         if is_input or once(node):
             network.add_edge("S", inside)
+        elif again(node):
+            network.add_edge("S", inside, capacity=again(node) * byte)
         for operand in node.operands:
             if depends_on_inputs(operand):
                 network.add_edge(("out", operand), inside)

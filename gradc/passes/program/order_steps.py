@@ -1,0 +1,81 @@
+"""order_steps: a step that gives back more memory than it takes runs as soon as it can.
+
+The gradient of a weight is often the last to read the widest values of a backward; where the graph has it at the end,
+all of them would be in memory until then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...ir.dims import evaluate
+from ...ir.kernel import Kernel, Program, Step, alternatives
+from ..reductions.cost import nominal
+
+
+def order_steps(program: Program, *, dims: Mapping[str, int] | None = None) -> Program:
+    """a, b, c  ->  a, c, b where c frees more temps than it writes
+
+    A step that checks data stays before all that follow it: what is refused is refused as early.
+
+    :param dims: sizes at which bytes are counted; 1024 stands for the others.
+    """
+    steps = program.steps
+    temps = {b.name: b.type.nbytes for b in program.buffers if b.kind == "temp" and not b.alias}
+    size = {name: evaluate(count, nominal([count], dims)) for name, count in temps.items()}
+    used = [{root for b in (*step.reads, *step.writes) if (root := program.root(b)) in size} for step in steps]
+    left = Counter(name for names in used for name in names)
+    begun = set[str]()
+    waits = _waits(program)
+    after: list[list[int]] = [[] for _ in steps]
+    for number, earlier in enumerate(waits):
+        for each in earlier:
+            after[each].append(number)
+    lacking = [len(earlier) for earlier in waits]
+    ready = {n for n, count in enumerate(lacking) if not count}
+    order: list[int] = []
+
+    def given_back(number: int) -> int:
+        freed = sum(size[name] for name in used[number] if left[name] == 1 and name in begun)
+        return freed - sum(size[name] for name in used[number] if left[name] > 1 and name not in begun)
+
+    while ready:
+        first = min((n for n in ready if given_back(n) > 0), default=min(ready))
+        ready.remove(first)
+        order.append(first)
+        begun |= used[first]
+        left.subtract(used[first])
+        for number in after[first]:
+            lacking[number] -= 1
+            if not lacking[number]:
+                ready.add(number)
+    return replace(program, steps=tuple(steps[n] for n in order))
+
+
+def _waits(program: Program) -> list[set[int]]:
+    """For each step those that it runs after: what it reads is written by then, and what it writes has been read."""
+    waits: list[set[int]] = []
+    writer: dict[str, int] = {}
+    readers: dict[str, set[int]] = {}
+    checks: int | None = None
+    for number, step in enumerate(program.steps):
+        reads, writes = ({program.root(b) for b in names} for names in (step.reads, step.writes))
+        earlier = {writer[b] for b in reads | writes if b in writer}
+        earlier |= {n for b in writes for n in readers.get(b, ())}
+        if checks is not None:
+            earlier.add(checks)
+        if _checks(step):
+            earlier.update(range(number))
+            checks = number
+        for b in writes:
+            writer[b], readers[b] = number, set()
+        for b in reads - writes:
+            readers.setdefault(b, set()).add(number)
+        waits.append(earlier - {number})
+    return waits
+
+
+def _checks(step: Step) -> bool:
+    return any(s.op == "check" for item in alternatives(step) if isinstance(item, Kernel) for s in item.body)
