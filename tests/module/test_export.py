@@ -242,6 +242,14 @@ def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(Unsupported, match="language 'rust'"):
         gradc.compile(graph, target="cpu").export(tmp_path / "out", lang="rust")
     module = gradc.compile(graph, target="cpu")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for here in ("", "."):  # the current folder cannot be replaced
+        with pytest.raises(FileError, match="cannot be written"):
+            module.export(here)
+    assert not [*(tmp_path / "here").iterdir()]
+    (tmp_path / "here").rmdir()
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.c").write_text("")
     with pytest.raises(FileError, match="no empty folder"):

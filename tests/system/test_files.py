@@ -683,6 +683,15 @@ def test_an_input_may_have_the_name_of_a_part(tmp_path: Path) -> None:
     np.testing.assert_array_equal(gradc.load_module(tmp_path)(), 3)
 
 
+@pytest.mark.parametrize("here", ("", ".", ".."))
+def test_a_folder_is_no_place_for_a_file(here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    with pytest.raises(FileError, match="cannot be written"):
+        files.write(here, "text")
+    assert os.listdir(tmp_path) == ["inside"] and not os.listdir(tmp_path / "inside")
+
+
 def test_a_folder_of_the_first_format(tmp_path: Path) -> None:
     (tmp_path / "module.json").write_text("{}")
     with pytest.raises(
