@@ -60,7 +60,7 @@ def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
             with open(path, "wb") as file:
                 yield file
             return
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+        temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
         try:
             with open(_created(temporary, path, mode), "wb") as file:
                 yield file
@@ -94,7 +94,7 @@ def write_folder(path: Any, contents: Mapping[str, Buffer]) -> None:
     """
     path = as_path(path, "written")
     make_folder(path.parent)
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+    temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
     try:
         for name, data in contents.items():
             file = temporary / name

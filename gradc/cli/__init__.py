@@ -79,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         return USERS_MISTAKE
+    except MemoryError as error:
+        print(f"error: not enough memory: {error}", file=sys.stderr)
+        return USERS_MISTAKE
     except Exception as error:
         traceback.print_exc()
         print(

@@ -180,7 +180,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
             gradients = module.backward(
                 residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **cotangents
             )
-            results |= {f"d.{name}": gradient for name, gradient in gradients.items()}
+            results |= {module.joint_names[1][name]: gradient for name, gradient in gradients.items()}
     seconds = time.perf_counter() - began
     for line in lines_of(results):
         click.echo(line)

@@ -34,7 +34,7 @@ _LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+|\w+_[iuf]\d+")
 """What writers call what they number: values, axes, partial sums; and functions of one type, which macros define."""
 _MACRO = re.compile(
     r"(EXIT|FD|FE|FP|HUGE|M|MATH|MB|PTRDIFF|RAND|SIG|SIZE|U?INT\w*|WCHAR|WINT)_\w+|S?NAN\w*|INFINITY|MAXFLOAT|NULL|EOF"
-    r"|NFDBITS|NDEBUG|\w+_ENDIAN|BYTE_ORDER|W[A-Z]{5,8}|math_errhandling|errno|assert|stdin|stdout|stderr"
+    r"|BUFSIZ|(FILENAME|FOPEN|TMP)_MAX|(SEEK|L)_\w+|P_tmpdir|NFDBITS|NDEBUG|\w+_ENDIAN|BYTE_ORDER|W[A-Z]{5,8}|math_errhandling|errno|assert|stdin|stdout|stderr"
 )
 """Macros of the C headers that a text may include, and more that look like them."""
 _OF_KERNELS = ("common", "cpu", "cuda")

@@ -248,11 +248,13 @@ class Code:
 
     :param payload: its machine code, if it is compiled already.
     :param sites: the checks in the machine code: number -> (op, source).
+    :param undecided: the names of what is checked for the sizes of a call, as :class:`.Executable` takes them.
     """
 
     program: Program
     payload: bytes | None = None
     sites: Mapping[int, tuple[str, str]] | None = None
+    undecided: Collection[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -326,6 +328,7 @@ class Module(Shared):
             donate=donate,
             payload=code.payload,
             sites=code.sites,
+            undecided=code.undecided,
         )
 
     def share(self, pending: AsyncErrors) -> None:

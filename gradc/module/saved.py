@@ -3,7 +3,8 @@
 The file is an envelope (:mod:`gradc.ir.envelope`) of the kind ``module`` with the parts ``module`` (JSON: wrt, target,
 options, the machine that the machine code is for), ``graph`` (text; the arrays bound to its inputs), ``residuals``
 (JSON), the texts of the programs ``forward`` and ``backward``, and for each of them the machine code, ``forward.so``,
-and the sites of its checks, ``forward.sites``; for the CPU also the thread pool's, ``runtime.so``, so that the file
+the sites of its checks, ``forward.sites``, and the names of what is checked for the sizes of a call,
+``forward.undecided``; for the CPU also the thread pool's, ``runtime.so``, so that the file
 runs on a machine of its kind without a compiler.
 """
 
@@ -114,6 +115,7 @@ def parts_of(module: Module, portable: bool = False) -> dict[str, bytes]:
     for (name, executable), payload in zip(module.executables.items(), codes, strict=True):
         parts[f"{name}.so"] = payload
         parts[f"{name}.sites"] = executable.native.sites_json().encode()
+        parts[f"{name}.undecided"] = json.dumps([item.name for item in executable.undecided]).encode()
     if portable and module.target == "cpu":
         from ..runtime.host import pool
 
@@ -131,8 +133,11 @@ def module_of_parts(
     programs: dict[str, Code] = {}
     for name in ("forward", "backward") if wrt else ("forward",):
         program = parse_program(part_text(parts, name))
-        sites = read_sites(parts, f"{name}.sites") if f"{name}.so" in parts else None
-        programs[name] = Code(program, parts.get(f"{name}.so"), sites)
+        if f"{name}.so" not in parts:
+            programs[name] = Code(program)
+            continue
+        sites, undecided = read_sites(parts, f"{name}.sites"), read_undecided(parts, f"{name}.undecided")
+        programs[name] = Code(program, parts[f"{name}.so"], sites, undecided)
     return Module(graph, wrt, target, programs, read_residuals(parts), options, recipe)
 
 
@@ -253,6 +258,16 @@ def read_sites(parts: Mapping[str, bytes], name: str) -> dict[int, tuple[str, st
     if not right:
         raise IRFormatError(f"the part {name!r} does not map numbers to an op and a source")
     return {int(k): (v[0], v[1]) for k, v in sites.items()}
+
+
+def read_undecided(parts: Mapping[str, bytes], name: str) -> frozenset[str] | None:
+    """The names of what is checked for the sizes of a call; None in files that do not have them."""
+    if name not in parts:
+        return None
+    names = _json(parts, name)
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise IRFormatError(f"the part {name!r} is no list of names")
+    return frozenset(names)
 
 
 # -- whether the parts fit together ------------------------------------------------------------------------------------

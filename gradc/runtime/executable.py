@@ -22,9 +22,9 @@ from ..errors import (
     WorkspaceTooSmall,
 )
 from ..interp import bind_dims, by_name, check_nonempty, check_sizes, sizes_given
-from ..ir.kernel import Kernel, Program, alternatives
+from ..ir.kernel import Call, Kernel, Program, alternatives
 from ..ir.types import Type
-from ..ir.verify import verify_program, verify_sizes
+from ..ir.verify import verify_accesses, verify_program, verify_sizes
 from ..knobs import TARGETS
 from ..passes.program.plan_buffers import donations, plan_buffers
 from ..passes.program.precision import Precision, precision_of
@@ -69,6 +69,7 @@ class Executable(Shared):
     :param payload: the machine code of an earlier build; without it the program is verified first, and rejected if it
         could access memory outside its arrays.
     :param sites: the checks in ``payload``: number -> (op, source).
+    :param undecided: with ``payload``, the names of :attr:`undecided`; None where they are not known.
     :param donate: inputs whose memory may be reused for outputs.
     :param arch: the architecture for the target cuda, ``sm_90``.
     :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize`
@@ -87,12 +88,18 @@ class Executable(Shared):
         donate: Collection[str] = (),
         payload: bytes | None = None,
         sites: Mapping[int, tuple[str, str]] | None = None,
+        undecided: Collection[str] | None = None,
         arch: str = "",
         errors: str = "sync",
     ):
         if target not in TARGETS:
             raise Unsupported(f"the target {target!r}; there are {', '.join(TARGETS)}")
-        self._undecided = verify_program(program) if payload is None else []
+        self._undecided: list[Kernel | Call] | None = None
+        if payload is None:
+            self._undecided = verify_program(program)
+        elif undecided is not None:
+            items = [item for step in program.steps for item in alternatives(step)] if undecided else []
+            self._undecided = [item for item in items if item.name in undecided]
         if payload is None:  # slots of a parsed program are not trusted: buffers in use at once might share one
             program = plan_buffers(program)
         self.program, self.target, self.arch, self.errors = program, target, arch, errors
@@ -159,6 +166,13 @@ class Executable(Shared):
         :raises CompilerMissing, CompilerError: see :func:`gradc.runtime.cuda.nvrtc.compile_cuda`.
         """
         return self.backend.binary
+
+    @property
+    def undecided(self) -> list[Kernel | Call]:
+        """What is not known to stay inside its arrays for all sizes, and is checked for those of a call."""
+        if self._undecided is None:
+            self._undecided = verify_accesses(self.program)
+        return self._undecided
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
@@ -336,7 +350,7 @@ class Executable(Shared):
                 raise InvalidProblem(
                     f"{self.program.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bound.items())}"
                 )
-        for kernel in self._undecided:
+        for kernel in self.undecided:
             verify_sizes(kernel, self.program, bound)
         check_sizes(self.program, bound)
         check_nonempty(self.program, bound)

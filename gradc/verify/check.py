@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import interp
-from ..autodiff import differentiate
+from ..autodiff import differentiate, joint_names
 from ..errors import InvalidProblem, TypeRuleError, Unsupported
 from ..ir.dims import assuming
 from ..ir.graph import Graph, input_node
@@ -307,6 +307,8 @@ class _Problem:
             )
         self.cotangents = {n: np.where(self.finite[n], c, 0.0) for n, c in self.cotangents.items()}
         self.magnitude = self.summed(self.cotangents, values, np.abs)
+        self.names = joint_names(held.graph, wanted)[0]
+        """The name of each output's cotangent in the joint graph."""
         arrays = {name: self._input(name) for name in joint.input_names}
         result = interp.run(joint, arrays, dims=held.dims, precision="f64")
         names = [name for name, _ in joint.outputs][-len(wanted) :]
@@ -316,13 +318,14 @@ class _Problem:
         dtype = self.joint.input(name).dtype.np
         if name in self.held.base:
             return self.held.base[name].astype(dtype)
-        return self.cotangents[name.removeprefix("d.")].astype(dtype)
+        (output,) = (n for n, full in self.names.items() if full == name)
+        return self.cotangents[output].astype(dtype)
 
     @cached_property
     def exact_cotangents(self) -> dict[str, Array]:
         """The cotangents as the joint graph gets them: rounded to their dtypes."""
         return {
-            n: self._input(f"d.{n}").astype(np.float64) if f"d.{n}" in self.joint.input_names else c
+            n: self._input(self.names[n]).astype(np.float64) if self.names.get(n) in self.joint.input_names else c
             for n, c in self.cotangents.items()
         }
 
@@ -422,7 +425,7 @@ def _compiled(module: Module, problem: _Problem) -> list[Finding]:
     """
     graph, held = module.graph, problem.held
     arrays: dict[str, Any] = {n: held.base[n].astype(graph.input(n).dtype.np) for n in graph.input_names}
-    needed: dict[str, Any] = {n: problem._input(f"d.{n}") for n, v in graph.outputs if v.dtype.is_float}
+    needed: dict[str, Any] = {n: problem._input(full) for n, full in problem.names.items()}
     free = {d: v for d, v in held.dims.items() if d in module.forward.program.dims}
     _, residuals = module.forward(dims=free, **arrays)
     gradients = module.backward(
@@ -447,7 +450,7 @@ def _compiled(module: Module, problem: _Problem) -> list[Finding]:
 def _worst(got: Array, want: Array) -> tuple[float, str]:
     if not want.size:
         return 0.0, "no elements"
-    difference = np.abs(got - want)
+    difference = np.array(np.abs(got - want))
     difference[~np.isfinite(got)] = np.inf
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(difference)), want.shape))
     return float(difference[place] / max(float(np.max(np.abs(want))), 1e-300)) if difference[place] else 0.0, (

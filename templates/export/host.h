@@ -3,7 +3,7 @@
 #include <limits.h>
 #include <stdio.h>
 
-typedef __int128 host_size; /* sizes before they are known to fit: products of any three symbols */
+typedef __int128 host_size; /* sizes before they are known to fit; larger ones than fit here are first computed as doubles */
 
 static inline __attribute__((unused)) host_size floordiv_i64(host_size a, host_size b) {
   const host_size q = a / b;
@@ -11,6 +11,9 @@ static inline __attribute__((unused)) host_size floordiv_i64(host_size a, host_s
 }
 static inline __attribute__((unused)) host_size maximum_i64(host_size a, host_size b) { return a > b ? a : b; }
 static inline __attribute__((unused)) host_size minimum_i64(host_size a, host_size b) { return a < b ? a : b; }
+static inline __attribute__((unused)) double floordiv_f64(double a, double b) { return a / b; }
+static inline __attribute__((unused)) double maximum_f64(double a, double b) { return a > b ? a : b; }
+static inline __attribute__((unused)) double minimum_f64(double a, double b) { return a < b ? a : b; }
 
 enum { HOST_ALIGN = 64, HOST_TEXT = 320 };
 #define HOST_MOST_SYMBOL ((int64_t)1 << 40) /* more elements than any memory has */

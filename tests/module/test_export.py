@@ -176,6 +176,20 @@ def test_errors_are_codes_and_texts(bags: tuple[gradc.Module, Path]) -> None:
     ]  # fmt: skip
 
 
+def test_no_sizes_are_too_large_to_be_refused(tmp_path: Path) -> None:
+    """Four of 2^40 each are 2^160 elements, more than any integer of C counts."""
+    product = lambda x, y: ops.exp(x) * ops.reshape(y, x.shape)
+    graph = gradc.trace(product, name="product", x="f32[A,B,C,D]", y="f32[A*B,C*D]")
+    module = gradc.compile(graph, wrt=["x"], target="cpu")
+    folder = module.export(tmp_path / "product")
+    build(folder, "CFLAGS=-fPIC")
+    exported = Exported(folder, "product")
+    for bits in (32, 33, 35, 40):
+        assert exported.create(*(1 << bits,) * 4) == 16 and "2^63 bytes or more" in exported.error, bits
+    assert exported.create(1 << 40, 0, 1 << 40, 1 << 40) == 0
+    assert exported.call("create", ctypes.byref(ADDRESS()), None) == 17 and exported.create(2, 3, 5, 7) == 0
+
+
 def test_memory_is_the_callers(attentions: tuple[gradc.Module, Path], tmp_path: Path) -> None:
     _, folder = attentions
     exported = Exported(folder, "attention")
@@ -228,6 +242,14 @@ def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(Unsupported, match="language 'rust'"):
         gradc.compile(graph, target="cpu").export(tmp_path / "out", lang="rust")
     module = gradc.compile(graph, target="cpu")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for here in ("", "."):  # the current folder cannot be replaced
+        with pytest.raises(FileError, match="cannot be written"):
+            module.export(here)
+    assert not [*(tmp_path / "here").iterdir()]
+    (tmp_path / "here").rmdir()
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.c").write_text("")
     with pytest.raises(FileError, match="no empty folder"):
@@ -255,6 +277,29 @@ def test_names_of_users_are_no_c(tmp_path: Path) -> None:
     words = ["gcc", "-std=gnu11", "-fopenmp-simd", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
     for name in ("math_.c", "main.c"):
         subprocess.run([*words, name], cwd=folder, check=True)
+
+
+def test_names_of_users_are_no_macros(tmp_path: Path) -> None:
+    """Neither those of the headers that a user's own file includes, nor those of the runtime."""
+    names = ("BUFSIZ", "SEEK_SET", "EXPORT", "INT_MAX", "SIGINT", "sa_handler", "PUBLIC", "MAP_SHARED", "K")
+    types = {name: f"f32[{name}]" for name in names}
+    graph = gradc.trace(lambda **a: {name: x * x for name, x in a.items()}, name="squares", **types)
+    folder = gradc.compile(graph, wrt=names, target="cpu").export(tmp_path / "names")
+    build(folder)
+    code, text = checked(folder, "squares")
+    assert code == 0 and text.count("the same bits") == 2 * len(names), text
+
+
+def test_the_program_that_checks_reads_truth_values_as_one_byte(tmp_path: Path) -> None:
+    graph = gradc.trace(lambda x: x > 0, name="above", x="f32[N]")
+    folder = gradc.compile(graph, target="cpu").export(tmp_path / "above", dims={"N": 100})
+    wanted = folder / "sample" / "output_y.bin"
+    array = np.fromfile(wanted, np.uint8)
+    array[[7, 11]] ^= 1
+    array.tofile(wanted)
+    build(folder)
+    code, text = checked(folder, "above")
+    assert code == 1 and "2 elements differ, at most 1.00e+00 of the largest" in text, text
 
 
 def test_no_inputs_no_sizes_and_a_buffer_that_nothing_touches(tmp_path: Path) -> None:

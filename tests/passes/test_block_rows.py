@@ -87,7 +87,7 @@ def _wanted(name, arrays):
 
 
 def _close(got, wanted, what):
-    scale = max(float(np.abs(wanted).max(initial=0)), 1e-3)
+    scale = max(float(np.abs(np.nan_to_num(wanted)).max(initial=0)), 1e-3)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-6 * scale, err_msg=what)
 
 
@@ -210,6 +210,7 @@ def test_columns_behind_a_mask_are_not_computed(mask, to):
     ("mask", "fill"),
     (
         (lambda column, row: column >= row, -np.inf),  # what is hidden comes first
+        (lambda column, row: column < row, -np.inf),  # the first row has no column: NaN, as in all of the weights
         (lambda column, row: column <= row, -1e9),  # exp(-1e9 - maximum) need not be 0
         (lambda column, row: column != row, -np.inf),
     ),
@@ -217,6 +218,41 @@ def test_columns_behind_a_mask_are_not_computed(mask, to):
 def test_columns_that_may_count_are_computed(mask, fill):
     program = _masked(mask, fill).executables["forward"].program
     assert program.loops and not any(loop.cols for loop in program.loops)
+
+
+def _last_rows(column, row, n, m):
+    """The mask of the last n of m positions, which see those before them: the first rows see nothing where n > m."""
+    return column - m < row - n + 1
+
+
+@pytest.mark.parametrize("assumed", (False, True))
+def test_rows_without_a_column_are_nan_whatever_their_block(assumed):
+    def function(x, w, v):
+        scores = x @ ops.swapaxes(w, -1, -2)
+        n, m = (ops.dim(size=size) for size in scores.shape[-2:])
+        if assumed:
+            gradc.assume("M >= N")
+        keep = _last_rows(ops.iota(scores.shape[-2:], axis=1), ops.iota(scores.shape[-2:]), n, m)
+        return ops.softmax(ops.where(ops.broadcast_to(keep, scores.shape), scores, -np.inf), -1) @ v
+
+    types = {"x": "f32[H,N,8]", "w": "f32[H,M,8]", "v": "f32[H,M,5]"}
+    made = gradc.compile(gradc.trace(function, **types), wrt=["x", "w", "v"], target="cpu")
+    (loop,) = made.forward.program.loops
+    assert ("max" in str(loop.to)) is not assumed, loop.to
+    rng = np.random.default_rng(0)
+    for n, m in ((290, 400), (300, 300), *(() if assumed else ((900, 500), (300, 10), (3, 0)))):
+        shapes = {"x": (9, n, 8), "w": (9, m, 8), "v": (9, m, 5)}
+        arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        given = [torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in arrays.values()]
+        keep = torch.from_numpy(_last_rows(np.arange(m)[None, :], np.arange(n)[:, None], n, m))
+        x, w, v = given
+        wanted = torch.where(keep, x @ w.mT, -torch.inf).softmax(-1) @ v
+        y, residuals = made.forward(**arrays)
+        _close(y, wanted.detach().numpy(), f"y {n} {m}")
+        cotangent = rng.standard_normal(y.shape).astype(np.float32)
+        gradients = torch.autograd.grad(wanted, given, torch.from_numpy(cotangent).double())
+        for got, want in zip(made.backward(residuals, cotangent).values(), gradients, strict=True):
+            _close(got, want.numpy(), f"{n} {m}")
 
 
 def test_columns_that_somebody_is_given_are_computed():

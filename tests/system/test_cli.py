@@ -173,6 +173,15 @@ def test_a_program_comes_through_a_pipe(gradc_command, folder: Path, monkeypatch
     model._stdin.cache_clear()
 
 
+def test_the_gradient_of_a_gradient_has_a_name_of_its_own(gradc_command, folder: Path):
+    """A graph whose inputs and outputs are called as the cotangents and gradients of another: that of its gradients."""
+    (folder / "joint.gir").write_text(gradc_command("dump", "model.py:bag", "--wrt", "w", "--after", "joint")[0])
+    out, _ = gradc_command("run", "joint.gir", "--grad", "--dims", "N=4,V=3")
+    names = [line.split()[0] for line in out.splitlines() if "float32[" in line]
+    assert {"d.w", "d.d.w"} <= {*names} and len(set(names)) == len(names), out
+    assert "4 of 4 hold" in gradc_command("check", "joint.gir", "--wrt", "w", "--dims", "N=4,V=3")[0]
+
+
 def test_a_program_is_compiled_and_written(gradc_command, folder: Path):
     (folder / "pick.gir").write_text(PROGRAM)
     out, _ = gradc_command("compile", "pick.gir", "--emit", "ir,c", "-o", "out")
@@ -224,6 +233,7 @@ MISTAKES = [
     (["dump", "model.py:bag", "--follow", "hiden"], "no value is called 'hiden'; did you mean hidden?"),
     (["dump", "model.py:bag", "--all", "--after", "joint"], "one at a time"),
     (["run", "model.py:bag", "--dims", "Q=4"], "--dims Q: bag has the dims N, V"),
+    (["run", "model.py:bag", "--dims", f"N={10**15}"], "not enough memory: "),
     (["run", "model.py:bag", "--dims", "N=-4"], "N=-4: a size is an integer, 0 or more"),
     (["run", "model.py:bag", "--dims", "N=4,N=5"], "N is given twice"),
     (["run", "model.py:bag", "--input", "w=model.py"], "'model.py' holds no arrays: neither .npy nor .npz"),

@@ -28,7 +28,7 @@ import pytest
 import gradc
 from gradc import api, compiler, files, knobs, npz, ops
 from gradc.cli import main
-from gradc.errors import CompilerMissing, FileError, GradcError, InvalidProblem, IRFormatError
+from gradc.errors import CompilerMissing, FileError, GradcError, InvalidProblem, IRFormatError, TypeRuleError
 from gradc.ir import envelope
 from gradc.module import saved
 from gradc.runtime.cache import Cache
@@ -683,6 +683,15 @@ def test_an_input_may_have_the_name_of_a_part(tmp_path: Path) -> None:
     np.testing.assert_array_equal(gradc.load_module(tmp_path)(), 3)
 
 
+@pytest.mark.parametrize("here", ("", ".", ".."))
+def test_a_folder_is_no_place_for_a_file(here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    with pytest.raises(FileError, match="cannot be written"):
+        files.write(here, "text")
+    assert os.listdir(tmp_path) == ["inside"] and not os.listdir(tmp_path / "inside")
+
+
 def test_a_folder_of_the_first_format(tmp_path: Path) -> None:
     (tmp_path / "module.json").write_text("{}")
     with pytest.raises(
@@ -810,6 +819,10 @@ FORGERIES = {
             b'{"\\u00b2": ["x", "y"]}',
         )
     },
+    **{
+        f"undecided {value[:16]!r}": part("forward.undecided", value)
+        for value in (b"", b"{}", b"5", b"[5]", b"[[]]", b"\xff")
+    },
     "alias of itself": part("forward", lambda text: text.replace(b"return", b"temp a: f32[4] of a\n  return", 1)),
     "aliases in a circle": part(
         "forward",
@@ -844,6 +857,24 @@ def test_forged_modules_are_refused(
         return
     with pytest.raises(InvalidProblem, match="no module of gradc"):
         api.module_from_bytes(data, native=native)
+
+
+@pytest.mark.parametrize("known", (True, False))
+def test_a_module_whose_code_is_at_hand_checks_sizes_as_a_new_one(known: bool) -> None:
+    """From the cache and from a file, too: what only the sizes of a call say is inside is refused where it is not."""
+    mirror = lambda x: ops.pad(x, ((2, 0), (1, 3)), mode="reflect")
+    graph = gradc.trace(mirror, name=f"mirror_{known}", x="f32[N,5]")
+    made = gradc.compile(graph, wrt=["x"], target="cpu")
+    parts = dict(envelope.unsealed(api.module_bytes(made), "module", saved.MODULE_FORMAT).parts)
+    if not known:  # a file of an earlier version
+        del parts["forward.undecided"], parts["backward.undecided"]
+    read = api.module_from_bytes(envelope.sealed_bytes("module", saved.MODULE_FORMAT, parts))
+    for module in (made, gradc.compile(graph, wrt=["x"], target="cpu"), read):
+        for rows in (0, 2):
+            with pytest.raises(TypeRuleError, match=f"axis 0 of x has {rows}"):
+                module.forward(x=np.ones((rows, 5), np.float32))
+        y, _ = module.forward(x=np.arange(15, dtype=np.float32).reshape(3, 5))
+        assert y[:, 1].tolist() == [10, 5, 0, 5, 10]
 
 
 @pytest.fixture(scope="module")

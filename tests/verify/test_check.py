@@ -10,6 +10,7 @@ import registry
 
 import gradc
 from gradc import ops
+from gradc.autodiff import differentiate
 from gradc.errors import InvalidProblem, NotDifferentiable
 from gradc.ir.graph import Graph
 from gradc.ir.node import REGISTRY, Node
@@ -221,6 +222,13 @@ def test_slope(function: Any, value: float | None, kind: str):
 
 
 # -- what it refuses ---------------------------------------------------------------------------------------------------
+
+
+def test_inputs_without_axes_and_names_of_cotangents_are_checked():
+    """A joint graph reads its cotangent d.y; its own outputs' cotangents are called otherwise."""
+    joint = differentiate(traced(lambda x, s: (ops.tanh(x) * s).sum(), x="f32[N]", s="f32[]"), ["x"])
+    report = check(gradc.compile(joint, wrt=["x", "s", "d.y"], target="cpu"))
+    assert report.ok and {f.gradient for f in report.findings} >= {"x", "s", "d.y"}
 
 
 def test_no_gradient_no_check():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import InternalError
-from ...ir.dims import LARGEST, Assumption, Size, minimum, product
+from ...ir.dims import LARGEST, Assumption, Size, evaluate, minimum, product, symbols
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.types import DType, Type
@@ -47,6 +47,8 @@ _HEADERS = """
     utime utmpx values wait wchar wctype wordexp
 """
 """Headers of C and POSIX, and files of ours, which a module's own must not hide."""
+MOST_OF_SYMBOL = 1 << 40
+"""``HOST_MOST_SYMBOL`` of ``host.h``."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class Array:
     def kind(self) -> str:
         """How ``main.c`` reads an element."""
         dtype = self.type.dtype
-        return {"f16": "h", "bf16": "b"}.get(dtype.name, "f" if _is_c_float(dtype) else dtype.kind.replace("f", "u"))
+        plain = "f" if _is_c_float(dtype) else "i" if dtype.kind == "i" else "u"
+        return {"f16": "h", "bf16": "b"}.get(dtype.name, plain)
 
 
 def _is_c_float(dtype: DType) -> bool:
@@ -240,7 +243,7 @@ def _module(
         symbols=[
             {
                 "name": _comment(n),
-                "value": str(fixed[n]) if n in fixed else f"sizes->{fields[n]}",
+                "value": str(fixed[n]) if n in fixed else f"((const int64_t *)sizes)[{[*fields].index(n)}]",
                 "format": f", {_quoted(n)}=%lld",
             }
             for n in interface.dims
@@ -362,6 +365,11 @@ def _comment(text: str) -> str:
 def _conditions(program: Program, dims: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """What is wrong with sizes, as C, and the text that says so."""
     c = lambda size: over(size, dims)
+    for b in program.buffers:
+        if _overflows(b.type.nbytes):
+            about = over(b.type.nbytes, {name: f"about_{place}" for name, place in dims.items()})
+            about = about.replace("_i64(", "_f64(")
+            yield {"wrong": f"!({about} < 0x1p64)", "text": _quoted(f"{b.name} would have 2^63 bytes or more")}
     for fact in program.assumptions:
         relation = "<" if fact.relation == ">=" else "!="
         yield {"wrong": f"{c(fact.left)} {relation} {c(fact.right)}", "text": _quoted(f"{fact} does not hold")}
@@ -385,6 +393,11 @@ def _conditions(program: Program, dims: Mapping[str, str]) -> Iterator[dict[str,
                 yield {"wrong": wrong, "text": _quoted(f"{when} has a side of 2^63 or more")}
         for guard, item in _guarded(step, dims):
             yield from _of_item(item, program, guard, dims)
+
+
+def _overflows(size: Size) -> bool:
+    """Whether a size may have more bits than host.h computes sizes with."""
+    return evaluate(size, dict.fromkeys(symbols(size), MOST_OF_SYMBOL)) >= 1 << 126
 
 
 def _guarded(step: Step, dims: Mapping[str, str]) -> Iterator[tuple[str, Kernel | Call]]:

@@ -302,7 +302,7 @@ class _Group:
             axis = columns.axes[i] if columns else None
             steps.append(_Cutter(cut, tuple(over), row, count, own, (axis, column) if axis else None).step(step, types))
         outer = tuple(zip(over, self.shape[:-1], strict=True))
-        to = symbol(row) + symbol(count) + columns.offset - 1 if columns else 0
+        to = columns.below(symbol(row) + symbol(count)) if columns else 0
         return Loop(
             outer,
             (row, self.shape[-1]),

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir.dims import Size, same
+from ...ir.dims import Size, known_nonnegative, maximum, same
 from ...ir.kernel import Call, Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import I64
@@ -31,6 +31,11 @@ class Columns:
     size: Size
     offset: Size
     axes: tuple[str | None, ...]
+
+    def below(self, row: Size) -> Size:
+        """How many columns the rows below ``row`` need; all, where the first row has none of its own."""
+        bound = row + self.offset - 1
+        return bound if known_nonnegative(self.offset - 1) else bound + self.size * maximum(0, 1 - self.offset)
 
 
 def column_bounds(
@@ -94,9 +99,12 @@ def _adds_nothing(call: Call, axis: str, blocks: Mapping[str, int], zero: set[st
 
 
 def _offsets(kernel: Kernel, row: str) -> Iterator[Size]:
-    """For each mask ``column < row + offset`` the offset."""
+    """For each mask ``column < row + offset`` the offset, where the first row may have a column: what a row without any
+    comes to, NaN for a softmax, must not depend on how many columns its block goes over.
+    """
     for s in kernel.body:
-        if (offset := _offset(kernel, s, row)) is not None:
+        offset = _offset(kernel, s, row)
+        if offset is not None and not (isinstance(offset, int) and offset < 1):
             yield offset
 
 
