@@ -11,6 +11,7 @@ import click
 
 from ..api import VERSION
 from ..errors import GradcError
+from .bench import bench
 from .calibrate import calibrate
 from .commands import check, compile, demo, explain, report, run
 from .doctor import doctor
@@ -39,7 +40,7 @@ def cli() -> None:
     """
 
 
-for command in (compile, dump, run, explain, report, check, opt, extract, export, demo, doctor, calibrate):
+for command in (compile, dump, run, explain, report, check, bench, opt, extract, export, demo, doctor, calibrate):
     cli.add_command(command)
 
 

@@ -14,19 +14,30 @@ import numpy as np
 from ..errors import IndexOutOfRange
 from ..files import make_folder, write
 from ..inspect.report import as_json as content_json
-from ..inspect.report import content, finite
+from ..inspect.report import content
 from ..inspect.trace_events import chrome_trace
 from ..module.module import Module
 from ..npz import write_arrays
 from ..runtime.host.arrays import Results
 from ..verify.check import check as check_gradients
-from ..verify.samples import sample
-from .model import Settings, compiled, floats, input_types, open_model, open_program, read_arrays, with_model
+from ..verify.samples import cotangents, sample
+from .model import (
+    AS_JSON,
+    INPUTS,
+    SEED,
+    Settings,
+    compiled,
+    floats,
+    input_types,
+    open_model,
+    open_program,
+    read_arrays,
+    with_model,
+)
 from .program import compile_program, emit_program, run_program
-from .results import lines_of
+from .results import lines_of, say_json
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table, described in docs/report.md.")
 
 
 @click.command(short_help="Compile; write its IR, C, explanation, or the whole module.")
@@ -117,14 +128,8 @@ def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str
 
 @click.command(short_help="Run on arrays from files, or on random ones.")
 @with_model
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=FILE",
-    help="x=file.npy, x=file.npz:key, or file.npz with all of them.",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of inputs that are not given.")
+@INPUTS
+@SEED
 @click.option("--grad", is_flag=True, help="Run backward too; without --wrt, for every float input.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write results to an .npz file.")
 def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad: bool, out: Path | None) -> None:
@@ -167,18 +172,9 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
             raise
         results |= value if isinstance(value, dict) else {graph.output_names[0]: value}
         if grad:
-            random = np.random.default_rng([seed, 1])
-            types = residuals.cotangent_types
-            cotangents: Results = {
-                n: (
-                    (np.ones(t.concrete(dims)) if t.count == 1 else random.standard_normal(t.concrete(dims))).astype(
-                        t.dtype.np
-                    )
-                )
-                for n, t in types.items()
-            }
+            upstream: Results = {**cotangents(residuals.cotangent_types, dims, seed)}
             gradients = module.backward(
-                residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **cotangents
+                residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **upstream
             )
             results |= {f"d.{name}": gradient for name, gradient in gradients.items()}
     seconds = time.perf_counter() - began
@@ -251,10 +247,8 @@ def report(model: str, settings: Settings, output: Path | None, timed: int) -> N
 
 @click.command(short_help="Each gradient against numbers that no vjp made.")
 @with_model
-@click.option(
-    "--input", "inputs", multiple=True, metavar="NAME=FILE", help="Arrays at which to check; the others are random."
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@INPUTS
+@SEED
 @click.option("--kernels/--no-kernels", default=True, help="Also compare the results of the compiled kernels.")
 @AS_JSON
 def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, kernels: bool, as_json: bool) -> int:
@@ -280,7 +274,10 @@ def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, ke
             inputs=read_arrays(inputs, input_types(graph), graph.name),
             progress=progress.say,
         )
-    click.echo(json.dumps(finite(asdict(report)), indent=1) if as_json else str(report))
+    if as_json:
+        say_json(asdict(report))
+    else:
+        click.echo(str(report))
     return 0 if report.ok else 1
 
 

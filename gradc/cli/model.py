@@ -158,6 +158,17 @@ MODEL: tuple[Decorator, ...] = (
     ),
 )
 """The arguments of every command that takes a MODEL."""
+INPUTS = click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="x=file.npy, x=file.npz:key, or file.npz with all of them; the others are random.",
+)
+SEED = click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of arrays that are not given."
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table, described in docs/report.md.")
 
 
 def with_model(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,13 +1,23 @@
-"""Arrays as lines of text."""
+"""Results as lines of text, or as JSON."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import click
 import numpy as np
 
+from ..json_text import finite
 from ..runtime.host.arrays import Arguments
 
 FEW = 16
 """Elements that are printed one by one."""
+
+
+def say_json(value: Any) -> None:
+    """Prints a value, instead of a table; null stands for what is not finite."""
+    click.echo(json.dumps(finite(value), indent=1))
 
 
 def lines_of(results: Arguments, values: bool = False) -> list[str]:

@@ -18,7 +18,7 @@ from ..ir.verify import verify_program
 from ..process.ieee import plain
 from ..runtime.host.pool import MATMUL_FLAGS
 from ..runtime.host.toolchain import FLAGS
-from ..verify.samples import sample
+from ..verify.samples import cotangents, sample
 from ..version import VERSION
 from .module import Module
 
@@ -177,13 +177,9 @@ def _samples(
     if not module.wrt:
         return arrays, sizes
     residuals = forward.kept(inputs, results, bound)
-    random = np.random.default_rng([seed, 1])
-    cotangents = {}
-    for a in interface.group("cotangent"):
-        shape = a.type.concrete(sizes)
-        drawn = np.ones(shape) if a.type.count == 1 else random.standard_normal(shape)
-        cotangents[a.key] = arrays["cotangent", a.key] = drawn.astype(a.type.dtype.np)
-    given = module.backward.inputs_of(residuals, (), cotangents)
+    upstream = cotangents({a.key: a.type for a in interface.group("cotangent")}, sizes, seed)
+    arrays |= {("cotangent", key): value for key, value in upstream.items()}
+    given = module.backward.inputs_of(residuals, (), upstream)
     gradients, _ = module.backward.run_bound(given, None, False, None, None, own(module.backward))
     for key in module.backward.outputs:
         arrays[_written(module, "backward", key)] = gradients[key]

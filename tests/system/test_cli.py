@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import itertools
 import json
@@ -449,6 +450,45 @@ def test_tables_as_data(gradc_command):
     checked = json.loads(gradc_command("check", "model.py:bag", "--wrt", "scale", "--json")[0])
     assert {finding["verdict"] for finding in checked["findings"]} == {"ok"}
     gradc_command("explain", *PLAIN, "--static", "--json", "--target", "cuda", "--arch", "sm_90", code=2)
+
+
+def _bench(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """In a process of its own: it forks, and this one may have threads of torch."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "gradc", "bench", "model.py:bag", "--dims", "N=7,V=5", "--rounds", "2", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_bench_times_peers_that_compute_the_same(folder: Path):
+    peers = ["numpy", *(["torch"] if importlib.util.find_spec("torch") else [])]
+    code, out, err = _bench(folder, "--wrt", "scale,w", "--peers", ",".join(peers), "--threads", "1", "--json")
+    assert code == 0 and not err, err
+    found = json.loads(out)
+    assert found["dims"] == {"N": 7, "V": 5} and found["threads"] == 1 and found["wrt"] == ["scale", "w"]
+    assert [row["peer"] for row in found["rows"]] == ["gradc", *peers]
+    for row in found["rows"]:
+        assert not row["why"] and row["difference"] < 1e-5
+        for times in (row["forward"], row["both"]):
+            assert 0 < times["low"] <= times["median"] <= times["high"] and times["rounds"] == 2
+
+
+def test_bench_says_what_it_cannot_measure(folder: Path):
+    hidden = folder / "torch"  # a package of this name that cannot be imported
+    hidden.mkdir()
+    (hidden / "__init__.py").write_text("raise ModuleNotFoundError('there is no torch')")
+    code, out, err = _bench(folder, "--peers", "torch", "--forward")
+    assert code == 0, err
+    heads, ours, why = out.splitlines()[1:]
+    assert heads.split()[0] == "forward" and ours.startswith("gradc") and " ms " in ours
+    assert why == "torch was not measured: it is not installed: pip install 'gradc[torch]'"
+
+
+def test_bench_is_for_graphs_on_the_cpu(gradc_command, folder: Path):
+    assert "there are numpy, torch, torch.compile" in gradc_command("bench", *PLAIN, "--peers", "jax", code=2)[1]
+    assert "on the CPU" in gradc_command("bench", *PLAIN, "--target", "cuda", code=2)[1]
+    (folder / "p.gir").write_text(gradc_command("dump", "model.py:bag", "--after", "forward.plan_buffers")[0])
+    assert "bench is for graphs" in gradc_command("bench", "p.gir", code=2)[1]
 
 
 def test_a_graph_for_other_tools(gradc_command, folder: Path):
