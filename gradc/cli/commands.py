@@ -9,15 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-import numpy as np
 
 from ..errors import IndexOutOfRange
 from ..files import make_folder, write
 from ..inspect.report import as_json as content_json
-from ..inspect.report import content
+from ..inspect.report import content, kernel_entries
 from ..inspect.trace_events import chrome_trace
 from ..module.module import Module
-from ..npz import write_arrays
 from ..runtime.host.arrays import Results
 from ..verify.check import check as check_gradients
 from ..verify.samples import cotangents, sample
@@ -35,7 +33,7 @@ from .model import (
     with_model,
 )
 from .program import compile_program, emit_program, run_program
-from .results import lines_of, say_json
+from .results import Ran, say_json, way_of
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -52,7 +50,10 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 )
 @click.option("-o", "--output", type=FOLDER, help="The folder for --emit.")
 @click.option("--save-module", type=click.Path(path_type=Path), help="Write a file that runs again without compiling.")
-def compile(model: str, settings: Settings, emit: str | None, output: Path | None, save_module: Path | None) -> None:
+@AS_JSON
+def compile(
+    model: str, settings: Settings, emit: str | None, output: Path | None, save_module: Path | None, as_json: bool
+) -> None:
     """Compile MODEL, or a program as text, and print one line per kernel.
 
     \b
@@ -82,20 +83,38 @@ def compile(model: str, settings: Settings, emit: str | None, output: Path | Non
         if save_module is not None:
             raise click.UsageError("--save-module is for graphs; a program has neither graph nor residuals")
         executable = compile_program(program, settings)
-        click.echo(f"{executable}\ncompiled in {time.perf_counter() - began:.2f} s")
+        seconds = time.perf_counter() - began
+        written = emit_program(executable, wanted, output) if output is not None else 0
+        if as_json:
+            steps = [{"name": each.name, "strategy": way_of(each)} for each in executable.program.kernels]
+            say_json({"name": program.name, "target": executable.target, "seconds": seconds, "kernels": steps})
+            return
+        click.echo(f"{executable}\ncompiled in {seconds:.2f} s")
         if output is not None:
-            click.echo(f"wrote {emit_program(executable, wanted, output)} files to {output}")
+            click.echo(f"wrote {written} files to {output}")
         return
     module = compiled(model, settings)
-    click.echo(str(module))
-    click.echo(f"compiled in {time.perf_counter() - began:.2f} s")
+    seconds = time.perf_counter() - began
+    with settings.waiting("writing"):
+        written = _emit(module, wanted, output, settings.dims) if output is not None else 0
+        if save_module is not None:
+            module.save(save_module)
+    if as_json:
+        _say_module(module, settings.dims, seconds)
+        return
+    click.echo(f"{module}\ncompiled in {seconds:.2f} s")
     if output is not None:
-        with settings.waiting("writing"):
-            written = _emit(module, wanted, output, settings.dims)
         click.echo(f"wrote {written} files to {output}")
     if save_module is not None:
-        module.save(save_module)
         click.echo(f"saved to {save_module}; gradc.load_module({str(save_module)!r}) loads it")
+
+
+def _say_module(module: Module, dims: Mapping[str, int], seconds: float) -> None:
+    """A module's table as JSON: the kernels of gradc explain --json without their texts."""
+    kernels = [asdict(entry) for entry in kernel_entries(module, dims)]
+    shown = [{name: value for name, value in each.items() if name not in ("ir", "source", "of")} for each in kernels]
+    facts = {"name": module.graph.name, "target": module.target, "wrt": list(module.wrt), "seconds": seconds}
+    say_json({**facts, "kernels": shown})
 
 
 def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str, int]) -> int:
@@ -132,7 +151,16 @@ def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str
 @SEED
 @click.option("--grad", is_flag=True, help="Run backward too; without --wrt, for every float input.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write results to an .npz file.")
-def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad: bool, out: Path | None) -> None:
+@AS_JSON
+def run(
+    model: str,
+    settings: Settings,
+    inputs: tuple[str, ...],
+    seed: int,
+    grad: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     """Run MODEL, or a program as text, once; print the shape and statistics of every result.
 
     The text of a program is what gradc dump, or print(module.backward.program), shows, edited or not; - is the standard
@@ -147,7 +175,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
     if (program := open_program(model)) is not None:
         if grad:
             raise click.UsageError("--grad is for graphs; a program is run as it is")
-        run_program(program, settings, inputs, seed, out)
+        run_program(program, settings, inputs, seed, out, as_json)
         return
     opened = open_model(model, settings.types, settings.native)
     graph = opened.graph if isinstance(opened, Module) else opened
@@ -157,8 +185,6 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
     drawn_arrays, dims = sample(graph, settings.dims, seed, given)
     arrays: Results = dict(drawn_arrays)
     drawn = [n for n in graph.input_names if n not in given and n not in graph.defaults]
-    at = f" at {', '.join(f'{k}={v}' for k, v in dims.items())}" if dims else ""
-    click.echo(f"{graph.name} on {module.target}{at}{f'; random (seed {seed}): ' + ', '.join(drawn) if drawn else ''}")
     began = time.perf_counter()
     results: Results = {}
     with settings.waiting("running"):
@@ -177,13 +203,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
                 residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **upstream
             )
             results |= {f"d.{name}": gradient for name, gradient in gradients.items()}
-    seconds = time.perf_counter() - began
-    for line in lines_of(results):
-        click.echo(line)
-    click.echo(f"in {seconds * 1e3:.2f} ms (a first call)")
-    if out is not None:
-        write_arrays(out, {name: np.asarray(a) for name, a in results.items()})
-        click.echo(f"wrote {', '.join(results)} to {out}")
+    Ran(graph.name, module.target, dims, seed, drawn, time.perf_counter() - began, results).say(out, as_json)
 
 
 @click.command(short_help="Bytes, floors, the choice of each reduction, residuals, passes.")
@@ -225,7 +245,9 @@ def explain(model: str, settings: Settings, timed: int, static: bool, as_json: b
         if as_json:
             click.echo(content_json(found, indent=1))
             return
-    click.echo(module.explain_static(**settings.dims) if static else module.explain(timed=timed, **settings.dims))
+    with settings.waiting(f"describing {module.graph.name}"):
+        text = module.explain_static(**settings.dims) if static else module.explain(timed=timed, **settings.dims)
+    click.echo(text)
 
 
 @click.command(short_help="One HTML file: graphs, passes, kernels, reductions, memory.")

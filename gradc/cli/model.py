@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import numpy as np
+from click.shell_completion import CompletionItem
 
 from .. import files, npz
 from ..api import compile, load, load_module, parse
@@ -133,7 +134,7 @@ def _flag(each: Field[Any]) -> Decorator:
 FLAGS = {each.name: _flag(each) for each in FIELDS if each.metadata["flag"]}
 """The compilation options that have a flag, by name."""
 MODEL: tuple[Decorator, ...] = (
-    click.argument("model"),
+    click.argument("model", shell_complete=lambda context, parameter, text: [CompletionItem(text, type="file")]),
     click.option(
         "--type",
         "types",
