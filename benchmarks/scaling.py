@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from gradc.inspect.plot import Axis, plot
+
 Array = np.ndarray[Any, Any]
 CLIFF = 1.5
 DRAWS: dict[str, Callable[[np.random.Generator, int, int], Array]] = {
@@ -91,42 +93,6 @@ def cliffs(points: list[tuple[int, float]]) -> list[int]:
     ]
 
 
-def picture(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
-    width, height, left = 760, 420, 60
-    times = [t for points in curves.values() for _, t in points]
-    sizes = [n for points in curves.values() for n, _ in points]
-    (x0, x1), (y0, y1) = ((math.log10(min(v)), math.log10(max(v))) for v in (sizes, times))
-
-    def place(n: int, t: float) -> str:
-        x = left + (math.log10(n) - x0) / (x1 - x0) * (width - left - 160)
-        y = height - 40 - (math.log10(t) - y0) / (y1 - y0) * (height - 70)
-        return f"{x:.1f},{y:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
-        ' font-size="12">'
-    ]
-    for color, (name, points) in zip(
-        ("#2563eb", "#16a34a", "#dc2626", "#9333ea", "#d97706"), curves.items(), strict=False
-    ):
-        parts.append(
-            f'<polyline fill="none" stroke="{color}" stroke-width="1.6"'
-            f' points="{" ".join(place(n, t) for n, t in points)}"/>'
-        )
-        x, y = place(*points[-1]).split(",")
-        parts.append(f'<text x="{float(x) + 6:.1f}" y="{y}" fill="{color}">{name}</text>')
-    for power in range(math.ceil(y0), math.floor(y1) + 1):
-        y = place(sizes[0], 10.0**power).split(",")[1]
-        parts.append(
-            f'<text x="{left - 6}" y="{y}" text-anchor="end">{10.0**power * 1e3:g} ms</text><line x1="{left}"'
-            f' x2="{width - 150}" y1="{y}" y2="{y}" stroke="#ddd"/>'
-        )
-    for power in range(math.ceil(x0), math.floor(x1) + 1):
-        x = place(10**power, times[0]).split(",")[0]
-        parts.append(f'<text x="{x}" y="{height - 18}" text-anchor="middle">{10**power:,}</text>')
-    path.write_text("\n".join([*parts, "</svg>"]) + "\n")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="")
@@ -157,7 +123,7 @@ def main() -> int:
         )
         + "\n"
     )
-    picture(curves, out.with_suffix(".svg"))
+    plot(curves, Axis("size", base=2), Axis("time of a call", base=10, unit="s")).save(out.with_suffix(".svg"))
     print(f"written: {out} and {out.with_suffix('.svg')}")
     return 0
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from .errors import FileError
 
 TEMPORARY = ".tmp-gradc-"
-"""The prefix of the names of unfinished files."""
+"""The prefix of the names of unfinished files and folders."""
 STALE_SECONDS = 3600.0
 _swept: set[str] = set()
 
@@ -104,6 +104,7 @@ def write_folder(path: Any, contents: Mapping[str, Buffer]) -> None:
             os.replace(temporary, path)  # an empty folder may stand there
         except OSError as error:
             raise FileError(path, "written", error) from error
+        sweep(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -122,8 +123,8 @@ def make_folder(path: Any) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Deletes temporary files left by killed processes, once per process and directory; recent ones are kept, because
-    they may be in use.
+    """Deletes temporary files and folders left by killed processes, once per process and directory; recent ones are
+    kept, because they may be in use.
     """
     key = os.path.abspath(folder)
     if key in _swept:
@@ -136,7 +137,10 @@ def sweep(folder: Path) -> None:
                     entry.name.startswith(TEMPORARY)
                     and entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_SECONDS
                 ):
-                    os.unlink(entry.path)
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    else:
+                        os.unlink(entry.path)
 
 
 def _created(temporary: Path, path: Path, mode: int) -> int:

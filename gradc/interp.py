@@ -121,9 +121,10 @@ def bind_dims(
     return bound
 
 
-def _concrete(value: Any, bindings: Mapping[str, int]) -> Any:
+def concrete(value: Any, bindings: Mapping[str, int]) -> Any:
+    """An attribute's value with numbers for its sizes."""
     if isinstance(value, tuple):
-        return tuple(_concrete(v, bindings) for v in value)
+        return tuple(concrete(v, bindings) for v in value)
     return evaluate(value, bindings) if isinstance(value, Dim) else value
 
 
@@ -150,7 +151,7 @@ def _widened(array: Array) -> Array:
 
 def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], precise: bool = False) -> Array:
     """Evaluates one op on arrays: operands widened to the compute dtype, the result rounded to the node's dtype."""
-    attrs = {name: _concrete(value, bindings) for name, value in node.attrs.items()}
+    attrs = {name: concrete(value, bindings) for name, value in node.attrs.items()}
     if precise and "dtype" in attrs and attrs["dtype"].has_tangent:
         attrs["dtype"] = DTYPES["f64"]
     exact = node.op.in_place_of_dtype
@@ -484,7 +485,7 @@ class _KernelRun:
         else:
             assert dtype is not None
             op = REGISTRY[s.op]
-            attrs = {k: _concrete(v, memory.bindings) for k, v in s.attrs}
+            attrs = {k: concrete(v, memory.bindings) for k, v in s.attrs}
             if memory.precise and "dtype" in attrs and attrs["dtype"].has_tangent:
                 attrs["dtype"] = DTYPES["f64"]
             exact = op.in_place_of_dtype

@@ -1,8 +1,9 @@
-"""JSON that somebody else may have written."""
+"""JSON: reading what somebody else may have written, and writing what JSON has no words for."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -28,3 +29,15 @@ def read_json(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = 
         if depth > DEEPEST:
             raise ValueError(f"nested deeper than {DEEPEST}, at character {found.start()}")
     return json.loads(text, object_pairs_hook=pairs)
+
+
+def finite(value: Any, digits: int = 5) -> Any:
+    """JSON has no NaN and no infinity: null stands for them.
+
+    :param digits: significant ones of floats.
+    """
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(each, digits) for key, each in value.items()}
+    return [finite(each, digits) for each in value] if isinstance(value, list | tuple) else value

@@ -11,13 +11,16 @@ import click
 
 from ..api import VERSION
 from ..errors import GradcError
+from .bench import bench
 from .calibrate import calibrate
 from .commands import check, compile, demo, explain, report, run
+from .completion import VARIABLE, completion
 from .doctor import doctor
 from .dump import dump
 from .export import export
 from .extract import extract
 from .opt import opt
+from .results import coloured
 
 FINE, FAILED, USERS_MISTAKE, OUR_BUG, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -39,14 +42,29 @@ def cli() -> None:
     """
 
 
-for command in (compile, dump, run, explain, report, check, opt, extract, export, demo, doctor, calibrate):
+for command in (
+    compile,
+    dump,
+    run,
+    explain,
+    report,
+    check,
+    bench,
+    opt,
+    extract,
+    export,
+    demo,
+    doctor,
+    calibrate,
+    completion,
+):
     cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns the exit code."""
     try:
-        if "_GRADC_COMPLETE" in os.environ:
+        if VARIABLE in os.environ:
             cli.main(prog_name="gradc")
         given = sys.argv[1:] if arguments is None else list(arguments)
         if not given:
@@ -63,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error.message if isinstance(error, click.BadParameter) and error.param is None else error.format_message()
         )
         print(
-            f"error: {text}" + (f"\n  {where.command_path} --help shows how" if where is not None else ""),
+            f"{_error()} {text}" + (f"\n  {where.command_path} --help shows how" if where is not None else ""),
             file=sys.stderr,
         )
         return USERS_MISTAKE
@@ -77,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(describe(error), file=sys.stderr)
         return USERS_MISTAKE
     except OSError as error:
-        print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        print(f"{_error()} {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         return USERS_MISTAKE
     except MemoryError as error:
         print(f"error: not enough memory: {error}", file=sys.stderr)
@@ -97,5 +115,9 @@ def describe(error: BaseException) -> str:
     """An error as one message: its class, its text, its notes."""
     notes = getattr(error, "__notes__", ())
     return "\n".join(
-        [f"error: {type(error).__name__}: {error}", *("  " + line for note in notes for line in note.splitlines())]
+        [f"{_error()} {type(error).__name__}: {error}", *("  " + line for note in notes for line in note.splitlines())]
     )
+
+
+def _error() -> str:
+    return coloured("error:", "red", sys.stderr)

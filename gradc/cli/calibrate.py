@@ -11,7 +11,9 @@ from .. import files
 from ..calibration.choose import calibration_file
 from ..calibration.measure import calibrate as measured
 from ..passes.reductions.devices import calibrated_by
+from .model import AS_JSON
 from .progress import Progress
+from .results import say_json
 
 
 @click.command(short_help="Measure a GPU's constants for choose_reduction.")
@@ -33,7 +35,8 @@ from .progress import Progress
 @click.option(
     "--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."
 )
-def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | None) -> None:
+@AS_JSON
+def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | None, as_json: bool) -> None:
     """Measure a GPU: copy bandwidth, atomics (adjacent elements, scattered lines, one row), L2, the sort, a launch.
 
     The file replaces gradc's built-in constants for this kind of device when target="cuda" compiles for it; it is found
@@ -60,13 +63,17 @@ def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | Non
     path = out or calibration_file(listed)
     files.make_folder(path.parent)
     files.write(path, text)
+    device = calibrated_by(listed, text, path)
+    found = [name for name, source in sorted(device.sources.items()) if source == "calibrated"]
+    if as_json:
+        constants = {name: {"measured": getattr(device, name), "listed": getattr(listed, name)} for name in found}
+        say_json({"device": listed.name, "constants": constants, "times": lines, "file": str(path)})
+        return
     for line in lines if verbose else ():
         click.echo(f"  {line}")
-    device = calibrated_by(listed, text, path)
-    for name, source in sorted(device.sources.items()):
-        if source == "calibrated":
-            click.echo(
-                f"  {name:<10} {getattr(device, name):>12.4g}   listed: {getattr(listed, name):.4g}"
-                f" ({listed.sources.get(name, '')})"
-            )
+    for name in found:
+        click.echo(
+            f"  {name:<10} {getattr(device, name):>12.4g}   listed: {getattr(listed, name):.4g}"
+            f" ({listed.sources.get(name, '')})"
+        )
     click.echo(f"wrote {path}" + ("" if out is None else f"; GRADC_CALIBRATION={path} or calibration= reads it"))

@@ -9,24 +9,33 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-import numpy as np
 
 from ..errors import IndexOutOfRange
 from ..files import make_folder, write
 from ..inspect.report import as_json as content_json
-from ..inspect.report import content, finite
+from ..inspect.report import content, kernel_entries
 from ..inspect.trace_events import chrome_trace
 from ..module.module import Module
-from ..npz import write_arrays
 from ..runtime.host.arrays import Results
 from ..verify.check import check as check_gradients
-from ..verify.samples import sample
-from .model import Settings, compiled, floats, input_types, open_model, open_program, read_arrays, with_model
+from ..verify.samples import cotangents, sample
+from .model import (
+    AS_JSON,
+    INPUTS,
+    SEED,
+    Settings,
+    compiled,
+    floats,
+    input_types,
+    open_model,
+    open_program,
+    read_arrays,
+    with_model,
+)
 from .program import compile_program, emit_program, run_program
-from .results import lines_of
+from .results import Ran, say_json, way_of
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table, described in docs/report.md.")
 
 
 @click.command(short_help="Compile; write its IR, C, explanation, or the whole module.")
@@ -41,7 +50,10 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of 
 )
 @click.option("-o", "--output", type=FOLDER, help="The folder for --emit.")
 @click.option("--save-module", type=click.Path(path_type=Path), help="Write a file that runs again without compiling.")
-def compile(model: str, settings: Settings, emit: str | None, output: Path | None, save_module: Path | None) -> None:
+@AS_JSON
+def compile(
+    model: str, settings: Settings, emit: str | None, output: Path | None, save_module: Path | None, as_json: bool
+) -> None:
     """Compile MODEL, or a program as text, and print one line per kernel.
 
     \b
@@ -71,20 +83,38 @@ def compile(model: str, settings: Settings, emit: str | None, output: Path | Non
         if save_module is not None:
             raise click.UsageError("--save-module is for graphs; a program has neither graph nor residuals")
         executable = compile_program(program, settings)
-        click.echo(f"{executable}\ncompiled in {time.perf_counter() - began:.2f} s")
+        seconds = time.perf_counter() - began
+        written = emit_program(executable, wanted, output) if output is not None else 0
+        if as_json:
+            steps = [{"name": each.name, "strategy": way_of(each)} for each in executable.program.kernels]
+            say_json({"name": program.name, "target": executable.target, "seconds": seconds, "kernels": steps})
+            return
+        click.echo(f"{executable}\ncompiled in {seconds:.2f} s")
         if output is not None:
-            click.echo(f"wrote {emit_program(executable, wanted, output)} files to {output}")
+            click.echo(f"wrote {written} files to {output}")
         return
     module = compiled(model, settings)
-    click.echo(str(module))
-    click.echo(f"compiled in {time.perf_counter() - began:.2f} s")
+    seconds = time.perf_counter() - began
+    with settings.waiting("writing"):
+        written = _emit(module, wanted, output, settings.dims) if output is not None else 0
+        if save_module is not None:
+            module.save(save_module)
+    if as_json:
+        _say_module(module, settings.dims, seconds)
+        return
+    click.echo(f"{module}\ncompiled in {seconds:.2f} s")
     if output is not None:
-        with settings.waiting("writing"):
-            written = _emit(module, wanted, output, settings.dims)
         click.echo(f"wrote {written} files to {output}")
     if save_module is not None:
-        module.save(save_module)
         click.echo(f"saved to {save_module}; gradc.load_module({str(save_module)!r}) loads it")
+
+
+def _say_module(module: Module, dims: Mapping[str, int], seconds: float) -> None:
+    """A module's table as JSON: the kernels of gradc explain --json without their texts."""
+    kernels = [asdict(entry) for entry in kernel_entries(module, dims)]
+    shown = [{name: value for name, value in each.items() if name not in ("ir", "source", "of")} for each in kernels]
+    facts = {"name": module.graph.name, "target": module.target, "wrt": list(module.wrt), "seconds": seconds}
+    say_json({**facts, "kernels": shown})
 
 
 def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str, int]) -> int:
@@ -117,17 +147,20 @@ def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str
 
 @click.command(short_help="Run on arrays from files, or on random ones.")
 @with_model
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=FILE",
-    help="x=file.npy, x=file.npz:key, or file.npz with all of them.",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of inputs that are not given.")
+@INPUTS
+@SEED
 @click.option("--grad", is_flag=True, help="Run backward too; without --wrt, for every float input.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write results to an .npz file.")
-def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad: bool, out: Path | None) -> None:
+@AS_JSON
+def run(
+    model: str,
+    settings: Settings,
+    inputs: tuple[str, ...],
+    seed: int,
+    grad: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     """Run MODEL, or a program as text, once; print the shape and statistics of every result.
 
     The text of a program is what gradc dump, or print(module.backward.program), shows, edited or not; - is the standard
@@ -142,7 +175,7 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
     if (program := open_program(model)) is not None:
         if grad:
             raise click.UsageError("--grad is for graphs; a program is run as it is")
-        run_program(program, settings, inputs, seed, out)
+        run_program(program, settings, inputs, seed, out, as_json)
         return
     opened = open_model(model, settings.types, settings.native)
     graph = opened.graph if isinstance(opened, Module) else opened
@@ -152,8 +185,6 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
     drawn_arrays, dims = sample(graph, settings.dims, seed, given)
     arrays: Results = dict(drawn_arrays)
     drawn = [n for n in graph.input_names if n not in given and n not in graph.defaults]
-    at = f" at {', '.join(f'{k}={v}' for k, v in dims.items())}" if dims else ""
-    click.echo(f"{graph.name} on {module.target}{at}{f'; random (seed {seed}): ' + ', '.join(drawn) if drawn else ''}")
     began = time.perf_counter()
     results: Results = {}
     with settings.waiting("running"):
@@ -167,27 +198,12 @@ def run(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, grad
             raise
         results |= value if isinstance(value, dict) else {graph.output_names[0]: value}
         if grad:
-            random = np.random.default_rng([seed, 1])
-            types = residuals.cotangent_types
-            cotangents: Results = {
-                n: (
-                    (np.ones(t.concrete(dims)) if t.count == 1 else random.standard_normal(t.concrete(dims))).astype(
-                        t.dtype.np
-                    )
-                )
-                for n, t in types.items()
-            }
+            upstream: Results = {**cotangents(residuals.cotangent_types, dims, seed)}
             gradients = module.backward(
-                residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **cotangents
+                residuals, dims={d: n for d, n in dims.items() if d in module.backward.program.dims}, **upstream
             )
             results |= {module.joint_names[1][name]: gradient for name, gradient in gradients.items()}
-    seconds = time.perf_counter() - began
-    for line in lines_of(results):
-        click.echo(line)
-    click.echo(f"in {seconds * 1e3:.2f} ms (a first call)")
-    if out is not None:
-        write_arrays(out, {name: np.asarray(a) for name, a in results.items()})
-        click.echo(f"wrote {', '.join(results)} to {out}")
+    Ran(graph.name, module.target, dims, seed, drawn, time.perf_counter() - began, results).say(out, as_json)
 
 
 @click.command(short_help="Bytes, floors, the choice of each reduction, residuals, passes.")
@@ -229,7 +245,9 @@ def explain(model: str, settings: Settings, timed: int, static: bool, as_json: b
         if as_json:
             click.echo(content_json(found, indent=1))
             return
-    click.echo(module.explain_static(**settings.dims) if static else module.explain(timed=timed, **settings.dims))
+    with settings.waiting(f"describing {module.graph.name}"):
+        text = module.explain_static(**settings.dims) if static else module.explain(timed=timed, **settings.dims)
+    click.echo(text)
 
 
 @click.command(short_help="One HTML file: graphs, passes, kernels, reductions, memory.")
@@ -251,10 +269,8 @@ def report(model: str, settings: Settings, output: Path | None, timed: int) -> N
 
 @click.command(short_help="Each gradient against numbers that no vjp made.")
 @with_model
-@click.option(
-    "--input", "inputs", multiple=True, metavar="NAME=FILE", help="Arrays at which to check; the others are random."
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@INPUTS
+@SEED
 @click.option("--kernels/--no-kernels", default=True, help="Also compare the results of the compiled kernels.")
 @AS_JSON
 def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, kernels: bool, as_json: bool) -> int:
@@ -280,7 +296,10 @@ def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, ke
             inputs=read_arrays(inputs, input_types(graph), graph.name),
             progress=progress.say,
         )
-    click.echo(json.dumps(finite(asdict(report)), indent=1) if as_json else str(report))
+    if as_json:
+        say_json(asdict(report))
+    else:
+        click.echo(str(report))
     return 0 if report.ok else 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -17,7 +18,8 @@ from ..ir.lexer import format_note
 from ..ir.node import Note
 from ..module.module import Module
 from ..passes.manager import Stage
-from .model import Settings, compiled, with_model
+from .model import AS_JSON, Settings, compiled, with_model
+from .results import coloured, say_json
 
 
 def _onnx(graph: Graph) -> bytes:
@@ -28,6 +30,8 @@ def _onnx(graph: Graph) -> bytes:
     return to_onnx(graph)
 
 
+DIFFERENCE = {"+": "green", "-": "red", "@": "cyan"}
+"""The colours of a diff's lines, by their first character."""
 FORMATS: Mapping[str, Callable[[Graph], bytes]] = {
     "dot": lambda graph: to_dot(graph).encode(),
     "json": lambda graph: (json.dumps(to_json(graph), indent=1) + "\n").encode(),
@@ -49,6 +53,7 @@ FORMATS: Mapping[str, Callable[[Graph], bytes]] = {
     help="The graph, or that of --after, for Graphviz, as data, for Model Explorer, or for Netron.",
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write there, not to the output.")
+@AS_JSON
 def dump(
     model: str,
     settings: Settings,
@@ -58,6 +63,7 @@ def dump(
     follow: str | None,
     form: str | None,
     output: Path | None,
+    as_json: bool,
 ) -> None:
     """Print the IR of MODEL; without options, the list of its stages and the input graph.
 
@@ -74,8 +80,11 @@ def dump(
         raise click.UsageError("-o is for --format; the shell's > writes a text to a file")
     if form is not None and (everything or diff is not None or follow is not None):
         raise click.UsageError("--format is of one graph: the model's, or that of --after")
+    if as_json and not (after is None and not everything and diff is None and follow is None and form is None):
+        raise click.UsageError("--json is of the list of stages; --format json is of a graph")
     module = compiled(model, settings)
-    stages = list(module.stages)
+    with settings.waiting(f"running the passes of {module.graph.name}"):
+        stages = list(module.stages)
     if form is not None:
         _write(stages[_find(stages, after) if after is not None else 0], form, output)
     elif after is not None:
@@ -84,9 +93,12 @@ def dump(
         for stage in stages:
             click.echo(f"# ---- {stage.name} ----\n{stage}\n")
     elif diff is not None:
-        click.echo(difference(stages, _find(stages, diff)))
+        for line in difference(stages, _find(stages, diff)).splitlines():
+            click.echo(coloured(line, DIFFERENCE[line[:1]]) if line[:1] in DIFFERENCE else line)
     elif follow is not None:
         click.echo(following(module, stages, follow))
+    elif as_json:
+        say_json([asdict(each) for each in listed(stages)])
     else:
         click.echo(listing(stages))
         click.echo(f"\n{stages[0]}")
@@ -125,16 +137,37 @@ def _before(stages: list[Stage], number: int) -> Stage | None:
     return last if same_kind and same_program else None
 
 
-def listing(stages: list[Stage]) -> str:
-    """The list of stages by name, with sizes, times and changes."""
-    lines = []
+@dataclass(frozen=True)
+class Listed:
+    """A stage in the list.
+
+    :ivar before: the size of what its pass was given, None where it starts anew.
+    """
+
+    name: str
+    kind: str
+    size: int
+    seconds: float
+    before: int | None
+    changed: bool
+
+
+def listed(stages: list[Stage]) -> Iterator[Listed]:
+    """The stages by name, with sizes, times and changes."""
     for number, stage in enumerate(stages):
         last = _before(stages, number)
-        change = "" if last is None else "unchanged" if last.result == stage.result else f"{last.size} -> {stage.size}"
-        lines.append(
-            f"{stage.name:<28} {stage.size:>5} {'nodes' if isinstance(stage.result, Graph) else 'steps'} "
-            f" {stage.seconds * 1e3:8.1f} ms  {change}".rstrip()
-        )
+        kind = "graph" if isinstance(stage.result, Graph) else "program"
+        changed = last is None or last.result != stage.result
+        yield Listed(stage.name, kind, stage.size, stage.seconds, None if last is None else last.size, changed)
+
+
+def listing(stages: list[Stage]) -> str:
+    """The list as text."""
+    lines = []
+    for each in listed(stages):
+        change = "" if each.before is None else f"{each.before} -> {each.size}" if each.changed else "unchanged"
+        unit = "nodes" if each.kind == "graph" else "steps"
+        lines.append(f"{each.name:<28} {each.size:>5} {unit}  {each.seconds * 1e3:8.1f} ms  {change}".rstrip())
     return "\n".join(lines)
 
 

@@ -84,8 +84,9 @@ def extract(model: str, settings: Settings, kernel: str, output: Path, seed: int
 
     program = handle.executable.program
     dims = {d: settings.dims.get(d, 64 * SMALL[i % len(SMALL)]) for i, d in enumerate(program.dims)}
-    inputs = handle.sample(seed, **dims)
-    expected = Executable(program, "numpy", dims=dims).run(inputs)
+    with settings.waiting("computing what is expected"):
+        inputs = handle.sample(seed, **dims)
+        expected = Executable(program, "numpy", dims=dims).run(inputs)
     widest = any(t.dtype.is_float and t.dtype.bits < 32 for t in handle.types.values())
     make_folder(output)
     write(output / "kernel.gir", f"{program}\n")

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import numpy as np
+from click.shell_completion import CompletionItem
 
 from .. import files, npz
 from ..api import compile, load, load_module, parse
@@ -133,7 +134,7 @@ def _flag(each: Field[Any]) -> Decorator:
 FLAGS = {each.name: _flag(each) for each in FIELDS if each.metadata["flag"]}
 """The compilation options that have a flag, by name."""
 MODEL: tuple[Decorator, ...] = (
-    click.argument("model"),
+    click.argument("model", shell_complete=lambda context, parameter, text: [CompletionItem(text, type="file")]),
     click.option(
         "--type",
         "types",
@@ -158,6 +159,17 @@ MODEL: tuple[Decorator, ...] = (
     ),
 )
 """The arguments of every command that takes a MODEL."""
+INPUTS = click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="x=file.npy, x=file.npz:key, or file.npz with all of them; the others are random.",
+)
+SEED = click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of arrays that are not given."
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table, described in docs/report.md.")
 
 
 def with_model(command: Callable[..., Any]) -> Callable[..., Any]:

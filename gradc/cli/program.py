@@ -15,13 +15,12 @@ from ..files import make_folder, write
 from ..interp import bind_dims
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Loop, Program, alternatives
-from ..npz import write_arrays
 from ..runtime.executable import Executable
 from ..runtime.host.arrays import Results
 from ..runtime.kernel import draw, index_limits
 from ..verify.samples import SMALL
 from .model import Settings, read_arrays
-from .results import lines_of
+from .results import Ran
 
 Array = np.ndarray[Any, Any]
 
@@ -64,16 +63,15 @@ def emit_program(executable: Executable, wanted: Sequence[str], folder: Path) ->
     return len(files)
 
 
-def run_program(program: Program, settings: Settings, inputs: Sequence[str], seed: int, out: Path | None) -> None:
+def run_program(
+    program: Program, settings: Settings, inputs: Sequence[str], seed: int, out: Path | None, as_json: bool
+) -> None:
     """Runs a program once on arrays from files, or random ones, and prints every output."""
     executable = compile_program(program, settings)
     given = read_arrays(inputs, executable.inputs, program.name)
     dims = _sizes(executable, given, settings.dims)
     arrays = _arrays(executable, given, dims, seed)
     drawn = [name for name in arrays if name not in given]
-    at = f" at {', '.join(f'{k}={v}' for k, v in dims.items())}" if dims else ""
-    random = f"; random (seed {seed}): {', '.join(drawn)}" if drawn else ""
-    click.echo(f"{program.name} on {executable.target}{at}{random}")
     began = time.perf_counter()
     with settings.waiting("running"):
         try:
@@ -83,12 +81,7 @@ def run_program(program: Program, settings: Settings, inputs: Sequence[str], see
                 error.add_note(f"{', '.join(drawn)} were drawn at random; --input NAME=FILE gives indices that fit")
             raise
     seconds = time.perf_counter() - began
-    for line in lines_of(results, values=True):
-        click.echo(line)
-    click.echo(f"in {seconds * 1e3:.2f} ms (a first call)")
-    if out is not None:
-        write_arrays(out, {name: np.asarray(a) for name, a in results.items()})
-        click.echo(f"wrote {', '.join(results)} to {out}")
+    Ran(program.name, executable.target, dims, seed, drawn, seconds, results, values=True).say(out, as_json)
 
 
 def _sizes(executable: Executable, given: Mapping[str, Array], dims: Mapping[str, int]) -> dict[str, int]:

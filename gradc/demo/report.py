@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import html
-import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import files
 
 TERMINAL = 116
-COLOURS = ("#3366cc", "#dc7a18", "#2a9134", "#9b3fb5")
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0"
     " 1em;color:#222;background:#fff}pre{font:12px/1.4"
@@ -132,65 +130,3 @@ def fold(line: str) -> str:
             initial_indent="",
         )
     )
-
-
-# -- the picture -------------------------------------------------------------------------------------------------------
-
-
-def curves(
-    series: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float], across: str, up: str
-) -> str:
-    """An SVG plot of lines through points (x, y), with x from 0, and of dashed horizontal lines.
-
-    :param across, up: the axes' labels.
-    """
-    width, height, left, right, top, bottom = 780, 420, 48, 150, 40, 44
-    drawn = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in series.items()}
-    points = [point for line in drawn.values() for point in line]
-    ticks_x = ticks(0, max((x for x, _ in points), default=1.0))
-    heights = [*(y for _, y in points), *levels.values()] or [0.0, 1.0]
-    ticks_y = ticks(min(heights), max(heights))
-    across_by, up_by = (
-        (width - left - right) / (ticks_x[-1] - ticks_x[0]),
-        (height - top - bottom) / (ticks_y[-1] - ticks_y[0]),
-    )
-    at_x, at_y = lambda x: left + (x - ticks_x[0]) * across_by, lambda y: height - bottom - (y - ticks_y[0]) * up_by
-    text = lambda x, y, words, anchor="start", colour="#222": (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{html.escape(words)}</text>'
-    )
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
-        ' font-size="12">'
-    ]
-    parts.append(f'<rect width="{width}" height="{height}" fill="#fff"/>')
-    for y in ticks_y:
-        parts += [
-            f'<path d="M{left} {at_y(y):.1f}H{width - right}" stroke="#e4e4e0"/>',
-            text(left - 8, at_y(y) + 4, f"{y:.4g}", "end"),
-        ]
-    parts += [text(at_x(x), height - bottom + 18, f"{x:.4g}", "middle") for x in ticks_x]
-    parts += [text((left + width - right) / 2, height - 8, across, "middle"), text(4, 18, up)]
-    names: list[tuple[float, str, str]] = []
-    for name, level in levels.items():
-        parts.append(f'<path d="M{left} {at_y(level):.1f}H{width - right}" stroke="#777" stroke-dasharray="5 4"/>')
-        names.append((at_y(level), name, "#555"))
-    for (name, line), colour in zip(drawn.items(), COLOURS, strict=False):
-        if line:
-            path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in line)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-            names.append((at_y(line[-1][1]), name, colour))
-    free = 0.0
-    for height_of, name, colour in sorted(names):  # labels must not overlap
-        free = max(height_of + 4, free)
-        parts.append(text(width - right + 6, free, name, colour=colour))
-        free += 14
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers about a fifth of the range apart, from at most ``low`` to at least ``high``."""
-    rough = (high - low or 1.0) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(s * power for s in (1, 2, 5, 10) if s * power >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [k * step for k in range(first, max(last, first + 1) + 1)]

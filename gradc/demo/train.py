@@ -20,6 +20,7 @@ from ..api import compile
 from ..autodiff import differentiate
 from ..inspect.dump import dump_module
 from ..inspect.explain import reduction_table
+from ..inspect.plot import plot
 from ..ir.dims import assuming
 from ..ir.graph import Graph
 from ..ir.node import Node
@@ -31,7 +32,7 @@ from ..passes.graph.simplify import simplify
 from .corpus import Corpus, load
 from .model import BETA1, BETA2, CONTEXT, HIDDEN, VARIANTS, WIDTH, Arrays, Variant, adam_graph, donated, initial_values
 from .ngram import Trigram, Unigram, perplexity
-from .report import Report, curves
+from .report import Report
 
 PEAK_RATE = 0.01
 CLEARLY = 0.7  # the fraction of the unigram's perplexity that every trained model must stay below
@@ -93,7 +94,7 @@ def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
     curve = train(report, trainees, text, plan)
     passed, baselines = measure(report, trainees, text, plan, start)
     levels = {f"{name}, held out": float(np.log(value)) for name, value in baselines.items()}
-    report.picture("losses.svg", curves(curve, levels, "step", "running loss, nats per word"))
+    report.picture("losses.svg", plot(curve, "step", "running loss, nats per word", levels=levels).svg())
     report.say(
         f"Total: {time.perf_counter() - began:.0f} s.  This report: {folder / 'report.html'} and"
         f" {folder / 'report.md'}."

@@ -22,6 +22,7 @@ from ..errors import GradcError
 from ..ir.dims import evaluate
 from ..ir.graph import Graph
 from ..ir.kernel import Kernel, Loop, Program, Select, alternatives, taken
+from ..json_text import finite
 from ..passes.manager import Stage, changes
 from ..passes.program.plan_buffers import lifetimes
 from ..passes.reductions.choose_reduction import decisions
@@ -375,15 +376,6 @@ def page(module: Explained, dims: Mapping[str, int], timed: int = 0) -> str:
     }
     pieces = text.split("@@")
     return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for them."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_report(module: Explained, path: str | Path, dims: Mapping[str, int], timed: int = 0) -> None:

@@ -11,14 +11,17 @@ import numpy as np
 from .. import files
 from ..codegen.cpu.program import render_program
 from ..codegen.cpu.standalone import Array, Flags, Interface, Part, standalone
+from ..codegen.cuda.standalone import CudaPart, standalone_cuda
 from ..codegen.identifiers import members
-from ..errors import FileError, InternalError, Unsupported
+from ..errors import FileError, InternalError, InvalidProblem, Unsupported
 from ..ir.types import Type
 from ..ir.verify import verify_program
 from ..process.ieee import plain
+from ..runtime.cuda.nvrtc import compile_cuda
+from ..runtime.executable import Executable
 from ..runtime.host.pool import MATMUL_FLAGS
 from ..runtime.host.toolchain import FLAGS
-from ..verify.samples import sample
+from ..verify.samples import cotangents, sample
 from ..version import VERSION
 from .module import Module
 
@@ -38,13 +41,7 @@ def export(
     _exportable(module)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileError(path, "written", FileExistsError(17, "it exists and is no empty folder"))
-    interface = _interface(module)
-    parts = [_part(module, interface, name) for name in module.executables]
-    arrays, sizes = _samples(module, interface, module.sizes(dims), seed)
-    flags = Flags(
-        (*(f for f in FLAGS if f not in _BUILD), "-fvisibility=hidden", "-fno-sanitize=undefined"), MATMUL_FLAGS
-    )
-    texts = standalone(interface, parts, sizes, flags)
+    texts, interface, arrays = (_for_cuda if module.target == "cuda" else _for_cpu)(module, module.sizes(dims), seed)
     contents: dict[str, bytes] = {name: text.encode() for name, text in texts.items()}
     for a in interface.arrays:
         if a.group != "residual":
@@ -54,10 +51,54 @@ def export(
     return path
 
 
+Exported = tuple[dict[str, str], Interface, dict[tuple[str, str], Any]]
+"""The texts by path, what callers see, the sample arrays by group and key."""
+
+
+def _for_cpu(module: Module, dims: Mapping[str, int], seed: int) -> Exported:
+    interface = _interface(module, module.options.dims or {})
+    parts = [
+        Part(name, e.program, render_program(e.program), *_places(module, interface, name))
+        for name, e in module.executables.items()
+    ]
+    arrays, sizes = _samples(module, interface, dims, seed)
+    flags = Flags(
+        (*(f for f in FLAGS if f not in _BUILD), "-fvisibility=hidden", "-fno-sanitize=undefined"), MATMUL_FLAGS
+    )
+    return standalone(interface, parts, sizes, flags), interface, arrays
+
+
+def _for_cuda(module: Module, dims: Mapping[str, int], seed: int) -> Exported:
+    """For one set of sizes.  The sample's results are those of the programs' meaning in NumPy: no GPU is needed."""
+    sizes = {**(module.options.dims or {}), **dims}
+    if missing := [name for name in module.graph.dims if name not in sizes]:
+        raise InvalidProblem(f"export for cuda is for one set of sizes: give dims for {', '.join(missing)}")
+    interface = _interface(module, {name: sizes[name] for name in module.graph.dims})
+    parts = []
+    for name, executable in module.executables.items():
+        arrays, donations = _places(module, interface, name)
+        if donations:
+            raise Unsupported("export for cuda of a module with donated inputs")
+        parts.append(CudaPart(name, executable.program, arrays))
+    arch = module.backward.binary.arch if module.wrt else module.forward.binary.arch
+    texts = standalone_cuda(interface, parts, lambda text: compile_cuda(text, arch=arch, emit=("ptx",)).ptx)
+    given, _ = sample(module.graph, sizes, seed)
+    found: dict[tuple[str, str], Any] = {("input", a.key): given[a.key] for a in interface.group("input")}
+    upstream = cotangents({a.key: a.type for a in interface.group("cotangent")}, sizes, seed)
+    found |= {("cotangent", key): value for key, value in upstream.items()}
+    for part in parts:
+        reads = lambda key: ("input", key) if part.name == "forward" else _read_by_backward(module, key)  # noqa: B023
+        own = {name: sizes[name] for name in part.program.dims}
+        meaning = Executable(part.program, "numpy", dims=own)
+        results = meaning.run({key: found[reads(key)] for key in meaning.inputs})
+        found |= {_written(module, part.name, key): np.asarray(value) for key, value in results.items()}
+    return texts, interface, found
+
+
 def _exportable(module: Module) -> None:
     """Unsupported if a module cannot be C alone."""
-    if module.target != "cpu":
-        raise Unsupported(f"export of a module for the target {module.target!r}: C is that of target='cpu'")
+    if module.target not in ("cpu", "cuda"):
+        raise Unsupported(f"export of a module for the target {module.target!r}: there are cpu and cuda")
     for executable in module.executables.values():
         undecided = verify_program(executable.program)
         if undecided:
@@ -70,7 +111,8 @@ def _exportable(module: Module) -> None:
 # -- what callers see --------------------------------------------------------------------------------------------------
 
 
-def _interface(module: Module) -> Interface:
+def _interface(module: Module, fixed: Mapping[str, int]) -> Interface:
+    """:param fixed: dims that have a value."""
     graph, forward = module.graph, module.forward
     kept = [r.name for r in module.residuals if r.why == "input"]
     groups: list[tuple[str, dict[str, Type]]] = [
@@ -87,7 +129,7 @@ def _interface(module: Module) -> Interface:
         graph.name,
         VERSION,
         tuple(graph.dims),
-        dict(module.options.dims or {}),
+        dict(fixed),
         _arrays(groups, graph.defaults),
         tuple(borrowed),
         tuple(str(graph).splitlines()) if len(str(graph).splitlines()) <= 60 else (module.described,),
@@ -120,8 +162,8 @@ def _gradients(module: Module) -> dict[str, Type]:
     return found
 
 
-def _part(module: Module, interface: Interface, name: str) -> Part:
-    """A program, and which array each of its inputs and outputs is."""
+def _places(module: Module, interface: Interface, name: str) -> tuple[dict[str, int], tuple[tuple[int, int], ...]]:
+    """Which array, by number, each input and output of a program is; its donations, (result, input)."""
     executable = module.executables[name]
     numbers = {(a.group, a.key): a.number for a in interface.arrays}
     arrays: dict[str, int] = {}
@@ -134,7 +176,7 @@ def _part(module: Module, interface: Interface, name: str) -> Part:
         arrays[root] = numbers[_written(module, name, key)]
     roots = {b: executable.program.root(b) for b in executable.donated}
     donations = tuple((arrays[roots[b]], arrays[donor]) for b, donor in executable.donated.items())
-    return Part(name, executable.program, render_program(executable.program), arrays, donations)
+    return arrays, donations
 
 
 def _read_by_backward(module: Module, key: str) -> tuple[str, str]:
@@ -177,13 +219,9 @@ def _samples(
     if not module.wrt:
         return arrays, sizes
     residuals = forward.kept(inputs, results, bound)
-    random = np.random.default_rng([seed, 1])
-    cotangents = {}
-    for a in interface.group("cotangent"):
-        shape = a.type.concrete(sizes)
-        drawn = np.ones(shape) if a.type.count == 1 else random.standard_normal(shape)
-        cotangents[a.key] = arrays["cotangent", a.key] = drawn.astype(a.type.dtype.np)
-    given = module.backward.inputs_of(residuals, (), cotangents)
+    upstream = cotangents({a.key: a.type for a in interface.group("cotangent")}, sizes, seed)
+    arrays |= {("cotangent", key): value for key, value in upstream.items()}
+    given = module.backward.inputs_of(residuals, (), upstream)
     gradients, _ = module.backward.run_bound(given, None, False, None, None, own(module.backward))
     for key in module.backward.outputs:
         arrays[_written(module, "backward", key)] = gradients[key]

@@ -15,7 +15,7 @@ from ..ir.dims import Dim, assuming, evaluate, symbols
 from ..ir.graph import Graph
 from ..ir.node import Node
 from ..ir.op import Composite
-from ..ir.types import DType
+from ..ir.types import DType, Type
 from ..ir.walk import topological
 from ..ops.pointwise import convert
 
@@ -99,6 +99,17 @@ def sample(
             else _draw(random, node.dtype, node.type.concrete(bound), words.get(name, ""), limits.get(name))
         )
     return arrays, bound
+
+
+def cotangents(types: Mapping[str, Type], dims: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
+    """Cotangents for outputs: 1 for a scalar, random ones from ``seed`` for the others."""
+    random = np.random.default_rng([seed, 1])
+    return {
+        name: (
+            np.ones(type_.concrete(dims)) if type_.count == 1 else random.standard_normal(type_.concrete(dims))
+        ).astype(type_.dtype.np)
+        for name, type_ in types.items()
+    }
 
 
 def _readers(graph: Graph, dims: Mapping[str, int]) -> tuple[dict[str, str], dict[str, int]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,10 +64,51 @@ def attentions(tmp_path_factory: pytest.TempPathFactory) -> tuple[gradc.Module, 
     return module, folder
 
 
-def checked(folder: Path, program: str) -> tuple[int, str]:
-    done = subprocess.run([f"./{program}_main"], cwd=folder, capture_output=True, text=True)
+def checked(folder: Path, program: str, error: str = "") -> tuple[int, str]:
+    """:param error: that is allowed; without it the bits must be equal."""
+    more = ["sample", error] if error else []
+    done = subprocess.run([f"./{program}_main", *more], cwd=folder, capture_output=True, text=True)
     assert done.stderr == ""
     return done.returncode, done.stdout
+
+
+ZIG = [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else []
+QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+
+
+@pytest.mark.parametrize("compiler", ["clang", "zig"])
+def test_other_compilers_build_it(compiler: str, bags: tuple[gradc.Module, Path], tmp_path: Path) -> None:
+    command = ZIG if compiler == "zig" else [shutil.which("clang") or ""]
+    if not all(command):
+        pytest.skip(f"needs {compiler}")
+    folder = bags[0].export(tmp_path / "bag", dims={"N": 40, "V": 11})
+    build(folder, f"CC={shlex.join(command)}")
+    code, out = checked(folder, "bag", "1e-6")
+    assert code == 0, out
+
+
+def test_it_crosses_to_another_architecture(attentions: tuple[gradc.Module, Path], tmp_path: Path) -> None:
+    if not ZIG:
+        pytest.skip("needs zig: the wheel ziglang")
+    folder = attentions[0].export(tmp_path / "attention", dims={"B": 3, "S": 70, "T": 33})
+    build(folder, f"CC={shlex.join(ZIG)} -target aarch64-linux-musl", "ARCH=")
+    program = (folder / "attention_main").read_bytes()
+    assert program[:4] == b"\x7fELF" and program[18:20] == b"\xb7\0"  # EM_AARCH64
+    if QEMU is None:
+        pytest.skip("it was built; to run it needs qemu-aarch64 (qemu-user)")
+    done = subprocess.run([QEMU, "./attention_main", "sample", "1e-5"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_library_alone(bags: tuple[gradc.Module, Path], tmp_path: Path) -> None:
+    bags[0].graph.save(tmp_path / "bag.gir")
+    arguments = ["--wrt", "scale", "--dims", "N=40,V=11", "-o", str(tmp_path / "out"), "--library"]
+    assert main(["export", str(tmp_path / "bag.gir"), *arguments]) == 0
+    folder = tmp_path / "out"
+    assert not (folder / "bag_main").exists()
+    subprocess.run(["gcc", "-o", "one", "main.c", "libbag.a", "-pthread", "-lm"], cwd=folder, check=True)
+    done = subprocess.run(["./one"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0 and "the same bits" in done.stdout
 
 
 class Exported:

@@ -131,7 +131,7 @@ def test_type_rule_agrees_with_the_reference(case: Case) -> None:
             assert value.dtype == node.dtype.np, f"{node!r}: {value.dtype}"
             if node.op.name in ("input",) or isinstance(node.op, Composite) or node.dtype.compute is not node.dtype:
                 continue
-            attrs = {name: interp._concrete(v, dims) for name, v in node.attrs.items()}
+            attrs = {name: interp.concrete(v, dims) for name, v in node.attrs.items()}
             with np.errstate(all="ignore"):
                 raw = np.asarray(node.op.reference(*(values[o] for o in node.operands), **attrs))
             if all(o.dtype.compute is o.dtype for o in node.operands):

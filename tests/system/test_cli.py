@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ import pytest
 import gradc
 from gradc.cli import main
 from gradc.cli.progress import Progress
+from gradc.cli.results import coloured
 from gradc.inspect.export import from_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -459,6 +462,122 @@ def test_tables_as_data(gradc_command):
     checked = json.loads(gradc_command("check", "model.py:bag", "--wrt", "scale", "--json")[0])
     assert {finding["verdict"] for finding in checked["findings"]} == {"ok"}
     gradc_command("explain", *PLAIN, "--static", "--json", "--target", "cuda", "--arch", "sm_90", code=2)
+    found = json.loads(gradc_command("compile", "model.py:bag", "--wrt", "scale", "--json", "--save-module", "b")[0])
+    assert found["kernels"] == [
+        {name: value for name, value in each.items() if name not in ("ir", "source", "of")}
+        for each in json.loads(gradc_command("explain", "model.py:bag", "--wrt", "scale", "--json")[0])["kernels"]
+    ]
+    stages = json.loads(gradc_command("dump", "model.py:bag", "--wrt", "scale", "--json")[0])
+    assert (stages[0]["name"], stages[0]["kind"], stages[0]["before"]) == ("forward", "graph", None)
+    gradc_command("dump", "model.py:bag", "--json", "--all", code=2)
+
+
+def test_results_as_data(gradc_command, folder: Path):
+    arguments = ("model.py:bag", "--dims", "N=3,V=5", "--grad", "--wrt", "scale", "--out", "y.npz", "--json")
+    found = json.loads(gradc_command("run", *arguments)[0])
+    assert (found["dims"], found["drawn"]) == ({"N": 3, "V": 5}, ["tokens", "q", "scale", "w"])
+    wanted = np.load(folder / "y.npz")
+    for each in found["results"]:
+        array = wanted[each["name"]]
+        assert tuple(each["shape"]) == array.shape and each["dtype"] == str(array.dtype) and not each["not_finite"]
+        assert [each["min"], each["mean"]] == pytest.approx([array.min(), array.mean(dtype=float)], rel=1e-7)
+    program = gradc_command("dump", "model.py:bag", "--after", "forward.plan_buffers")[0]
+    (folder / "p.gir").write_text(program)
+    assert json.loads(gradc_command("run", "p.gir", "--dims", "N=3,V=5", "--json")[0])["results"][0]["name"] == "y"
+    assert json.loads(gradc_command("compile", "p.gir", "--json")[0])["kernels"]
+
+
+def test_colours_are_for_terminals_that_want_them(gradc_command, monkeypatch: pytest.MonkeyPatch):
+    arguments = ("dump", "model.py:bag", "--wrt", "scale", "--diff", "simplify")
+    plain = gradc_command(*arguments)[0]
+    assert "\033" not in plain
+    monkeypatch.setattr("gradc.cli.results._terminal", lambda stream: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert coloured("x", "red") == "\033[31mx\033[0m"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, value)
+            assert coloured("x", "red") == "x"
+
+
+def _completed(folder: Path, *words: str) -> list[str]:
+    """What bash offers for the last word, by the script that gradc prints."""
+    command = folder / "gradc"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gradc "$@"\n')
+    command.chmod(0o755)
+    shell = """
+    source <("$1" completion bash)
+    complete -p gradc > /dev/null || exit 1
+    shift
+    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+    _gradc_completion gradc
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    bash = ["bash", "--norc", "-c", shell, "bash", str(command), *words]
+    done = subprocess.run(bash, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes(folder: Path):
+    assert {"explain", "export", "extract"} == set(_completed(folder, "gradc", "ex"))
+    assert {"--numerics"} == set(_completed(folder, "gradc", "compile", "m.gir", "--num"))
+    assert {"real", "strict"} == set(_completed(folder, "gradc", "compile", "m.gir", "--numerics", ""))
+    assert {"cuda", "cuda-sim"} == set(_completed(folder, "gradc", "run", "--target", "cu"))
+    assert "compopt" in gradc_script(folder)
+
+
+def gradc_script(folder: Path) -> str:
+    scripts = {}
+    for shell in ("bash", "zsh", "fish"):
+        command = [sys.executable, "-m", "gradc", "completion", shell]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        scripts[shell] = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout
+    assert scripts["zsh"].startswith("#compdef gradc") and "complete --no-files --command gradc" in scripts["fish"]
+    return scripts["bash"]
+
+
+def _bench(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """In a process of its own: it forks, and this one may have threads of torch."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "gradc", "bench", "model.py:bag", "--dims", "N=7,V=5", "--rounds", "2", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_bench_times_peers_that_compute_the_same(folder: Path):
+    peers = ["numpy", *(["torch"] if importlib.util.find_spec("torch") else [])]
+    code, out, err = _bench(folder, "--wrt", "scale,w", "--peers", ",".join(peers), "--threads", "1", "--json")
+    assert code == 0 and not err, err
+    found = json.loads(out)
+    assert found["dims"] == {"N": 7, "V": 5} and found["threads"] == 1 and found["wrt"] == ["scale", "w"]
+    assert [row["peer"] for row in found["rows"]] == ["gradc", *peers]
+    for row in found["rows"]:
+        assert not row["why"] and row["difference"] < 1e-5
+        for times in (row["forward"], row["both"]):
+            assert 0 < times["low"] <= times["median"] <= times["high"] and times["rounds"] == 2
+
+
+def test_bench_says_what_it_cannot_measure(folder: Path):
+    hidden = folder / "torch"  # a package of this name that cannot be imported
+    hidden.mkdir()
+    (hidden / "__init__.py").write_text("raise ModuleNotFoundError('there is no torch')")
+    code, out, err = _bench(folder, "--peers", "torch", "--forward")
+    assert code == 0, err
+    heads, ours, why = out.splitlines()[1:]
+    assert heads.split()[0] == "forward" and ours.startswith("gradc") and " ms " in ours
+    assert why == "torch was not measured: it is not installed: pip install 'gradc[torch]'"
+
+
+def test_bench_is_for_graphs_on_the_cpu(gradc_command, folder: Path):
+    assert "there are numpy, torch, torch.compile" in gradc_command("bench", *PLAIN, "--peers", "jax", code=2)[1]
+    assert "on the CPU" in gradc_command("bench", *PLAIN, "--target", "cuda", code=2)[1]
+    (folder / "p.gir").write_text(gradc_command("dump", "model.py:bag", "--after", "forward.plan_buffers")[0])
+    assert "bench is for graphs" in gradc_command("bench", "p.gir", code=2)[1]
 
 
 def test_a_graph_for_other_tools(gradc_command, folder: Path):

@@ -169,6 +169,33 @@ def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:
     assert not old.exists() and young.exists()
 
 
+def test_a_folder_that_a_killed_process_left_goes(tmp_path: Path) -> None:
+    script = """
+    import os, signal, sys
+    from gradc import files
+    write = files.write
+    def killed(path, *parts, **more):
+        write(path, *parts, **more)
+        if path.name == "second":
+            os.kill(os.getpid(), signal.SIGKILL)
+    files.write = killed
+    files.write_folder(sys.argv[1], {"first": b"1", "inner/second": b"2", "third": b"3"})
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "made")]
+    assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
+    (left,) = leftovers(tmp_path)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_bytes(b"")
+    link = tmp_path / f"{files.TEMPORARY}link"
+    link.symlink_to(outside)  # is removed itself, never what it leads to
+    for path in (tmp_path / left, link):
+        os.utime(path, (time.time() - 2 * files.STALE_SECONDS,) * 2, follow_symlinks=False)
+    files.write_folder(tmp_path / "made", {"first": b"1"})
+    assert not leftovers(tmp_path) and (outside / "kept").exists()
+    assert [p.name for p in (tmp_path / "made").iterdir()] == ["first"]
+
+
 def test_threads_that_save_over_each_other(tmp_path: Path) -> None:
     graphs = [gradc.trace(lambda x, k=k: x @ np.full((40, 3), k, f32), x="f32[N,40]") for k in range(8)]
     path, problems = tmp_path / "g.gir", []

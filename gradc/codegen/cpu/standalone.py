@@ -70,7 +70,7 @@ class Array:
     @property
     def name(self) -> str:
         """For errors."""
-        return _quoted(self.key if self.group in ("input", "output") else f"the {self.group} {self.key}")
+        return quoted(self.key if self.group in ("input", "output") else f"the {self.group} {self.key}")
 
     @property
     def file(self) -> str:
@@ -186,17 +186,23 @@ def standalone(interface: Interface, parts: Sequence[Part], sample: Mapping[str,
     sizes = [SizeText(field, sample[n]) for n, field in fields.items()]
     groups = [
         GroupText(name, about, name in ("input", "cotangent"), interface.group(name))
-        for name, about in _GROUPS.items()
+        for name, about in GROUPS.items()
         if interface.group(name)
     ]
     dims = {name: f"n[{i}]" for i, name in enumerate(interface.dims)}
     programs = [
-        _tables(part, interface, dims, [g for g in groups if g.name in _OF_PROGRAM[part.name]]) for part in parts
+        _tables(part, interface, dims, [g for g in groups if g.name in OF_PROGRAM[part.name]]) for part in parts
     ]
     public = [a for a in interface.arrays if a.group != "residual"]
-    build = {"name": prefix, "units": list(units), "flags": flags.common, "runtime_flags": flags.runtime}
+    build = {
+        "name": prefix,
+        "units": list(units),
+        "flags": flags.common,
+        "runtime_flags": flags.runtime,
+        "libraries": "",
+    }
     files = {
-        f"{prefix}.h": _spaced(
+        f"{prefix}.h": spaced(
             "export/module.h.j2",
             name=prefix,
             guard=f"{prefix.upper()}_H",
@@ -209,7 +215,15 @@ def standalone(interface: Interface, parts: Sequence[Part], sample: Mapping[str,
             count=len(public),
         ),
         f"{prefix}.c": _module(interface, parts, programs, fields, dims),
-        "main.c": _spaced("export/main.c.j2", name=prefix, arrays=public, sizes=sizes, programs=programs),
+        "main.c": spaced(
+            "export/main.c.j2",
+            name=prefix,
+            arrays=public,
+            sizes=sizes,
+            programs=programs,
+            device=False,
+            exact=True,
+        ),
         "Makefile": render("export/Makefile.j2", **build),
         "CMakeLists.txt": render("export/CMakeLists.txt.j2", **build),
         "host.h": read_template("export/host.h"),
@@ -226,7 +240,7 @@ def _module(
 ) -> str:
     """The module's own C file.  :param fields: the members of its sizes, :param dims: each dim as C."""
     fixed = interface.fixed
-    return _spaced(
+    return spaced(
         "export/module.c.j2",
         name=interface.prefix,
         programs=programs,
@@ -235,16 +249,16 @@ def _module(
                 "name": a.name,
                 "itemsize": a.itemsize,
                 "number": a.number,
-                "type": _comment(str(a.type)),
+                "type": comment(str(a.type)),
                 "bytes": over(a.type.nbytes, dims),
             }
             for a in interface.arrays
         ],
         symbols=[
             {
-                "name": _comment(n),
+                "name": comment(n),
                 "value": str(fixed[n]) if n in fixed else f"((const int64_t *)sizes)[{[*fields].index(n)}]",
-                "format": f", {_quoted(n)}=%lld",
+                "format": f", {quoted(n)}=%lld",
             }
             for n in interface.dims
         ],
@@ -255,7 +269,7 @@ def _module(
     )
 
 
-def _spaced(template: str, **context: object) -> str:
+def spaced(template: str, **context: object) -> str:
     """A template filled in, with an empty line before each comment and definition at its margin."""
     lines = render(template, **context).splitlines()
     spaced: list[str] = []
@@ -267,13 +281,13 @@ def _spaced(template: str, **context: object) -> str:
     return "\n".join(spaced) + "\n"
 
 
-_GROUPS = {
+GROUPS = {
     "input": "What forward reads.",
     "output": "Where forward writes its results.",
     "cotangent": "What backward reads: the derivatives of a loss by the results.",
     "gradient": "Where backward writes: the derivatives of the loss by inputs.",
 }
-_OF_PROGRAM = {"forward": ("input", "output"), "backward": ("cotangent", "gradient")}
+OF_PROGRAM = {"forward": ("input", "output"), "backward": ("cotangent", "gradient")}
 _ONE_SIGNATURE = """/* Kernels have one signature, and not each needs all of it. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #ifdef __clang__ /* loops are vectorized where they can be */
@@ -318,42 +332,42 @@ def _tables(
             kind, at = "HOST_UNUSED", 0
         else:
             raise InternalError(f"{program.name}: nothing is the memory of {b.name}")
-        buffers.append({"kind": kind, "index": at, "comment": _comment(f"{b.name}: {b.type}")})
+        buffers.append({"kind": kind, "index": at, "comment": comment(f"{b.name}: {b.type}")})
     order = list(interface.dims)
     return {
         "name": part.name,
         "symbol": f"{interface.prefix}_{part.name}",
-        "groups": [g for g in groups if g.name in _OF_PROGRAM[part.name]],
+        "groups": [g for g in groups if g.name in OF_PROGRAM[part.name]],
         "buffers": buffers,
         "temps": [
             {
                 "first": spans[t][0],
                 "last": spans[t][1],
                 "bytes": over(program.buffer[t].type.nbytes, dims),
-                "comment": _comment(f"{t}: {program.buffer[t].type}"),
+                "comment": comment(f"{t}: {program.buffer[t].type}"),
             }
             for t in temps
         ],
         "dims": [order.index(d) for d in program.dims],
-        "sites": [{"step": n, "op": _quoted(op), "source": _quoted(s)} for n, (op, s) in part.source.sites.items()],
+        "sites": [{"step": n, "op": quoted(op), "source": quoted(s)} for n, (op, s) in part.source.sites.items()],
         "donations": [{"result": r, "input": i} for r, i in part.donations],
-        "constants": [_bytes(b.value, b.type.dtype) for b in constants],
+        "constants": [bytes_of(b.value, b.type.dtype) for b in constants],
     }
 
 
-def _bytes(values: Sequence[int | float | bool], dtype: DType) -> str:
+def bytes_of(values: Sequence[int | float | bool], dtype: DType) -> str:
     """The elements of a constant as bytes, little-endian as every processor that is compiled for."""
     array = np.asarray(values, np.float64 if dtype.is_float else None).astype(dtype.np)
     return ", ".join(map(str, array.tobytes())) or "0"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A user's name inside a string literal of C that is, or becomes, a format."""
     kept = "".join(c if c.isascii() and c.isprintable() and c not in '"\\?%' else "_" for c in text)
     return kept[:200]
 
 
-def _comment(text: str) -> str:
+def comment(text: str) -> str:
     return (
         "".join(c if c.isascii() and c.isprintable() else "_" for c in text).replace("*/", "* /").replace("/*", "/ *")
     )
@@ -369,28 +383,28 @@ def _conditions(program: Program, dims: Mapping[str, str]) -> Iterator[dict[str,
         if _overflows(b.type.nbytes):
             about = over(b.type.nbytes, {name: f"about_{place}" for name, place in dims.items()})
             about = about.replace("_i64(", "_f64(")
-            yield {"wrong": f"!({about} < 0x1p64)", "text": _quoted(f"{b.name} would have 2^63 bytes or more")}
+            yield {"wrong": f"!({about} < 0x1p64)", "text": quoted(f"{b.name} would have 2^63 bytes or more")}
     for fact in program.assumptions:
         relation = "<" if fact.relation == ">=" else "!="
-        yield {"wrong": f"{c(fact.left)} {relation} {c(fact.right)}", "text": _quoted(f"{fact} does not hold")}
+        yield {"wrong": f"{c(fact.left)} {relation} {c(fact.right)}", "text": quoted(f"{fact} does not hold")}
     for b in program.buffers:
         for size in dict.fromkeys(s for s in b.type.shape if not isinstance(s, int)):
             if str(size) not in dims:  # symbols are checked themselves
-                yield {"wrong": f"{c(size)} < 0", "text": _quoted(f"{b.name} would have a negative size ({size})")}
+                yield {"wrong": f"{c(size)} < 0", "text": quoted(f"{b.name} would have a negative size ({size})")}
         if not isinstance(b.type.nbytes, int):
             yield {
                 "wrong": f"{c(b.type.nbytes)} > HOST_MOST",
-                "text": _quoted(f"{b.name} would have 2^63 bytes or more"),
+                "text": quoted(f"{b.name} would have 2^63 bytes or more"),
             }
     owned = [b.type.nbytes for b in program.buffers if not b.alias and not isinstance(b.type.nbytes, int)]
     if owned:
-        text = _quoted(f"the arrays of {program.name} would have 2^62 bytes or more")
+        text = quoted(f"the arrays of {program.name} would have 2^62 bytes or more")
         yield {"wrong": f"{' + '.join(map(c, owned))} > HOST_MOST / 2", "text": text}
     for step in program.steps:
         for when, _ in step.cases if isinstance(step, Select) else ():
             if when is not None:
                 wrong = f"maximum_i64({c(when.left)}, {c(when.right)}) > {LARGEST}LL"
-                yield {"wrong": wrong, "text": _quoted(f"{when} has a side of 2^63 or more")}
+                yield {"wrong": wrong, "text": quoted(f"{when} has a side of 2^63 or more")}
         for guard, item in _guarded(step, dims):
             yield from _of_item(item, program, guard, dims)
 
@@ -428,7 +442,7 @@ def _of_item(item: Kernel | Call, program: Program, guard: str, dims: Mapping[st
     else:
         if any(dict(s.attrs).get("empty") == "error" for s in item.body):
             none = f"{over(item.col_count, dims)} == 0 && {over(item.row_count, dims)} != 0"
-            yield {"wrong": guard + none, "text": _quoted(f"an extremum over no elements in {item.name}")}
+            yield {"wrong": guard + none, "text": quoted(f"an extremum over no elements in {item.name}")}
         counts = []
         if item.row_order == "by key":
             part = next(c for c in combines(item, program.types) if c.buffer == item.order)
@@ -439,4 +453,4 @@ def _of_item(item: Kernel | Call, program: Program, guard: str, dims: Mapping[st
     for counted, count in counts:
         if not isinstance(count, int):
             wrong = f"{guard}{over(count, dims)} > {MOST_SORTED}"
-            yield {"wrong": wrong, "text": _quoted(f"{item.name} would sort more than {MOST_SORTED} {counted}")}
+            yield {"wrong": wrong, "text": quoted(f"{item.name} would sort more than {MOST_SORTED} {counted}")}

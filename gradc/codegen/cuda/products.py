@@ -186,6 +186,14 @@ def support(program: Program, calls: Sequence[Call]) -> str:
     )
 
 
+def without_library(program: Program, calls: Sequence[Call]) -> str:
+    """The text beside :func:`support` with which kernels of ours compute every product of a program."""
+    every = {program.buffer[call.out.buffer].type.dtype.name for call in calls}
+    there = {program.buffer[call.out.buffer].type.dtype.name for call in calls if not _library_surely(program, call)}
+    missing = sorted(every - there)
+    return matmul_text(missing) if not there else "\n".join(_entry(DTYPES[name]) for name in missing)
+
+
 def matmul_text(names: Sequence[str]) -> str:
     """``gradc_matmul_NAME`` for each dtype."""
     return "\n".join([standalone("cuda/matmul.cu"), *(_entry(DTYPES[name]) for name in names)])

@@ -175,8 +175,13 @@ def _stamp(argv: tuple[str, ...]) -> str:
 
 
 @functools.cache
-def cpu_identity() -> str:
-    """Model and features of this machine's CPU, to which code compiled with ``-march=native`` is specific."""
+def processor() -> str:
+    """The model of this machine's CPU."""
+    return _cpu().get("model name") or platform.processor() or platform.machine() or "unknown"
+
+
+def _cpu() -> dict[str, str]:
+    """What the system says of its first CPU, by name."""
     wanted = (
         "vendor_id",
         "cpu family",
@@ -196,6 +201,13 @@ def cpu_identity() -> str:
             name, colon, value = line.partition(":")
             if colon and name.strip() in wanted:
                 fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+@functools.cache
+def cpu_identity() -> str:
+    """Model and features of this machine's CPU, to which code compiled with ``-march=native`` is specific."""
+    fields = _cpu()
     features = " ".join(sorted((fields.pop("flags", "") + " " + fields.pop("Features", "")).split()))
     model = fields.pop("model name", "") or platform.processor() or "unknown"
     rest = "/".join(fields.values())

@@ -180,7 +180,7 @@ class _Evaluation:
         """The op's NumPy reference applied to surrogate arrays for floats; indices out of range are skipped."""
         for k in node.op.indices:
             arrays[k] = self.index(node, k)
-        attrs = {n: interp._concrete(v, self.dims) for n, v in node.attrs.items()}
+        attrs = {n: interp.concrete(v, self.dims) for n, v in node.attrs.items()}
         attrs |= {"value": 0} if "value" in attrs else {}
         try:
             return np.asarray(node.op.reference(*arrays, **attrs)), False
@@ -277,7 +277,7 @@ class _Evaluation:
             if self.real
             else max((x.dtype.compute.name for x in operands if x.dtype.is_float), default=node.dtype.name)
         )
-        attrs = "".join(f"{n}={interp._concrete(v, self.dims)} " for n, v in node.attrs.items())
+        attrs = "".join(f"{n}={interp.concrete(v, self.dims)} " for n, v in node.attrs.items())
         parts: list[Any] = [node.op.name, wide, attrs]
         shape = node.type.concrete(self.dims)
         if isinstance(getattr(node.op, "lower", None), Expr):
