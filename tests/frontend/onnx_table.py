@@ -79,6 +79,7 @@ STORED: dict[str, dict[str, str]] = {
     "pytorch-converted": {},
     "pytorch-operator": {},
     "simple": {f"expand_shape_model{i}": "computed from data" for i in range(1, 5)}
+    | {"sequence_model8": "a sequence of the parts of an axis of n elements"}
     | {f"gradient_of_add{and_mul}": "Gradient" for and_mul in ("", "_and_mul")}
     | {f"strnorm_model_{case}": "StringNormalizer" for case in _STRINGS},
 }
