@@ -74,6 +74,8 @@ REFUSED = {case: reason for reason, names in _CASES.items() for case in names.sp
 """A part of the reason by case."""
 COUNTS = (1266, 1333)
 """Right, and all."""
+GRADIENTS = 896
+"""Cases whose gradients are right; none is wrong, and the others have none, or none that differences could see."""
 
 STORED: dict[str, dict[str, str]] = {
     "pytorch-converted": {},

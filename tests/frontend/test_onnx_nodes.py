@@ -4,6 +4,7 @@ outputs that its package carries.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,40 @@ def test_the_list_is_whole() -> None:
     assert set(table.OPERATORS) == cases().keys()
     total = sum(map(len, cases().values()))
     assert (total - len(table.REFUSED), total) == table.COUNTS
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+FOUND = json.loads(nodes.RESULTS.read_text())["operators"]
+OF_EACH = 2
+"""Cases of an operator whose gradients are compared here; ``python -m benchmarks.onnx_nodes`` compares all."""
+
+
+@pytest.mark.parametrize("operator", table.OPERATORS)
+def test_gradients_of_node_tests(operator: str) -> None:
+    """The first and the last case with a gradient: as the file says that all of them were found to be."""
+    known = FOUND[operator]
+    held = [case for case in cases()[operator] if known[name_of(case)].get("gradients") == nodes.HELD]
+    for case in [held[k * (len(held) - 1) // max(1, OF_EACH - 1)] for k in range(min(OF_EACH, len(held)))]:
+        assert nodes.verdict(case) == nodes.HELD, case.name
+
+
+def test_the_file_of_gradients_is_whole() -> None:
+    """Every case that is right has a gradient that is, too, or a reason; none is wrong; the page has the table."""
+    names = {operator: set(map(name_of, found)) for operator, found in cases().items()}
+    assert {operator: set(entries) for operator, entries in FOUND.items()} == names
+    every = {name: entry for entries in FOUND.values() for name, entry in entries.items()}
+    assert {name for name, entry in every.items() if entry["values"] != nodes.HELD} == table.REFUSED.keys()
+    assert not [n for n, e in every.items() if n not in table.REFUSED and e.get("gradients", "FAILED") == "FAILED"]
+    assert sum(entry.get("gradients") == nodes.HELD for entry in every.values()) == table.GRADIENTS
+
+
+def test_the_page_has_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "onnx.md"
+    page.write_text(nodes.PAGE.read_text())
+    monkeypatch.setattr(nodes, "PAGE", page)
+    nodes.write(nodes.RESULTS)
+    assert page.read_text() == (Path(nodes.ROOT) / "docs/onnx.md").read_text()
 
 
 # -- models with stored outputs ----------------------------------------------------------------------------------------
