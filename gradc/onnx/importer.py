@@ -27,10 +27,7 @@ from ..trace import implied
 from . import folding, model, sequences
 from .folding import as_node, is_known
 from .sequences import Items
-from .table import Known, Line, Site, lines
-
-MOST_STEPS = 10_000
-"""Of a loop that is unrolled."""
+from .table import MOST_STEPS, Known, Line, Site, lines
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from .. import ops
 from ..errors import InvalidProblem, Unsupported
 from ..ir.dims import Dim
 from ..ir.node import Node
+from .table import MOST_STEPS
 
 
 class Items(tuple[Any, ...]):
@@ -82,6 +83,8 @@ def _split(reader: Reader, operands: Operands, attributes: Mapping[str, Any]) ->
         raise Unsupported(f"a sequence of the parts of an axis of {size} elements")
     alone = len(operands) < 2 or operands[1] is None
     given = np.array(1) if alone else reader.integers(operands[1], 1)
+    if not given.ndim and size > MOST_STEPS * max(int(given), 1):
+        raise Unsupported(f"a sequence of more than {MOST_STEPS} parts")
     if given.ndim:
         sizes = tuple(given.tolist())
     elif given < 1:

@@ -38,6 +38,8 @@ FAMILIES = (
     "random",
 )
 
+MOST_STEPS = 10_000
+"""Of a loop or a layer that is written out step by step, and parts of a sequence."""
 Known = np.ndarray[Any, Any]
 """Values that are known when a model is read; of dtype object where sizes are among them that vary."""
 Sizes = tuple[Size, ...]
