@@ -84,7 +84,7 @@ MODELS: dict[str, Given] = {
         "swift-f0", {"samples": 4096}, {"fmin": np.float32(60), "fmax": np.float32(1000)}, sound=True
     ),
     "magika/models/standard_v3_3/model.onnx": Given("magika", {"unk__214": 2}, below=257),
-    "basic_pitch/saved_models/icassp_2022/nmp.onnx": Given("basic-pitch", {"unk__749": 1}, sound=True),
+    "basic_pitch/saved_models/icassp_2022/nmp.onnx": Given("basic-pitch", {"unk__749": 1}),
     "ddddocr/common.onnx": Given("ddddocr", {"image_width": 128}),
     "ddddocr/common_det.onnx": Given("ddddocr"),
     "ddddocr/common_old.onnx": Given("ddddocr", {"image_width": 128}),
