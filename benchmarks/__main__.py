@@ -229,10 +229,15 @@ def processor() -> str:
     return name
 
 
+def words_of(processor: str) -> str:
+    """``intel-xeon-gold-6448y``: a kind of processor, for the names of files."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)|\bcpu\b|@.*|processor", " ", processor.lower()))
+    return "-".join(words) or "unknown"
+
+
 def file_name(processor: str, threads: int) -> str:
     """``cpu-intel-xeon-gold-6448y-8.json``: one file for a kind of processor and a number of threads."""
-    words = re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)|\bcpu\b|@.*|processor", " ", processor.lower()))
-    return f"cpu-{'-'.join(words) or 'unknown'}-{threads}.json"
+    return f"cpu-{words_of(processor)}-{threads}.json"
 
 
 def machine(threads: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -283,17 +284,15 @@ def _cell(facts: Mapping[str, Any], name: str, form: str) -> str:
     return format(facts[name], form) if name in facts else "-"
 
 
-def machine() -> dict[str, Any]:
-    """Where the numbers were taken."""
-    import torch
-
+def machine(packages: Sequence[str]) -> dict[str, Any]:
+    """Where the numbers were taken, and with which packages."""
     names = [x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
     return {
         "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "threads": THREADS,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        **{package: metadata.version(package) for package in packages},
         "commit": _commit(),
         "date": f"{datetime.date.today()}",
     }
@@ -356,13 +355,16 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-def save(path: Path, kind: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Write a row into the file, over what it says of that name, and return what it says then."""
+def save(path: Path, kind: str, row: dict[str, Any], packages: Sequence[str] = ("torch",)) -> dict[str, Any]:
+    """Write a row into the file, over what it says of that name, and return what it says then.
+
+    :param packages: whose versions the numbers depend on.
+    """
     facts = json.loads(path.read_text()) if path.exists() else {}
     rows = {each["name"]: each for each in facts.get(kind, [])}
     known = {k: v for k, v in rows.get(row["name"], {}).items() if k != "failed"}
     rows[row["name"]] = known | row
-    facts |= {"machine": machine(), kind: list(rows.values())}
+    facts |= {"machine": machine(packages), kind: list(rows.values())}
     path.write_text(json.dumps(facts, indent=1) + "\n")
     return rows[row["name"]]
 

@@ -17,7 +17,7 @@ from .table import Known
 
 MOST = 1 << 20
 """Elements of a result that is computed here."""
-FOLDED_ONLY = frozenset({"NonZero", "Unique", "MelWeightMatrix"})
+FOLDED_ONLY = frozenset({"MelWeightMatrix", "NonMaxSuppression", "NonZero", "Unique"})
 """Operators without a line, whose inputs have to be known."""
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}

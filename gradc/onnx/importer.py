@@ -22,14 +22,12 @@ from ..ir.dims import Dim, Size, symbol
 from ..ir.graph import Graph, input_node, name_of
 from ..ir.node import Node, Note, listening
 from ..ir.operands import CAPTURE
-from ..ir.types import Type, typeof
+from ..ir.types import I64, Type, typeof
 from ..trace import implied
-from . import folding, model
+from . import folding, model, sequences
 from .folding import as_node, is_known
-from .table import Known, Line, Site, lines
-
-MOST_STEPS = 10_000
-"""Of a loop that is unrolled."""
+from .sequences import Items
+from .table import MOST_STEPS, Known, Line, Site, lines
 
 
 @dataclass(eq=False)
@@ -49,7 +47,7 @@ class Parameter:
         return self.value.size > 1 and kind.kind != "b" and (kind.is_float or kind.bits <= 8)
 
 
-Value = Node | Parameter | Known | None
+Value = Node | Parameter | Known | Items | None
 
 
 def from_onnx(
@@ -91,12 +89,14 @@ class _Scope:
     :param attributes: that a function was called with.
     :param opsets: versions by domain.
     :param path: of the calls of functions around it.
+    :param function: the operator or function whose body it is.
     """
 
     values: ChainMap[str, Value]
     attributes: Mapping[str, onnx.AttributeProto]
     opsets: Mapping[str, int]
     path: tuple[str, ...] = ()
+    function: str = ""
 
 
 @dataclass
@@ -110,6 +110,8 @@ class _Translation:
     notes: dict[Node, Note] = field(default_factory=dict)
     bound: set[str] = field(default_factory=set)
     at: tuple[str, str] = ("", "")
+    key: Node | None = None
+    streams: int = 0
 
     def graph(self, name: str) -> Graph:
         main = self.proto.graph
@@ -159,7 +161,8 @@ class _Translation:
             if dim.HasField("dim_value") and dim.dim_value >= 0:  # some exporters write -1 for one that varies
                 shape.append(dim.dim_value)
                 continue
-            title = dim.dim_param or f"{info.name}_{axis}"
+            named = dim.dim_param not in ("", "?")  # which some exporters write for one without a name
+            title = dim.dim_param if named else f"{info.name}_{axis}"
             if title in self.sizes:
                 self.bound.add(title)
                 shape.append(self.sizes[title])
@@ -201,8 +204,26 @@ class _Translation:
                 known = self.parameters[id(value)] = self._input(value.name, typeof(value.value))
                 self.defaults[Graph.input_name(known)] = value.value
             return known
-        assert value is not None
+        if isinstance(value, Items) or value is None:
+            raise Unsupported(f"{'an optional' if value is None else 'a sequence'} where a tensor is needed")
         return as_node(value)
+
+    node = _node
+
+    def integers(self, value: Value, place: int) -> Known:
+        """Known whole numbers."""
+        found: Known = self._argument(value, "Known", place)
+        if found.dtype == object:
+            raise Unsupported(f"its input {place} is a size that varies; dims= can give sizes")
+        return found
+
+    def draw(self) -> tuple[Node, int]:
+        """The key that random operators read, an input, and the number of this one."""
+        if self.key is None:
+            self.key = self._input("key", Type(I64, ()))
+            self.defaults[Graph.input_name(self.key)] = np.array(0, np.int64)
+        self.streams += 1
+        return self.key, self.streams - 1
 
     def _captured(self, array: Known) -> Node:
         made = self._input(f"constant.{self.at[1] or self.at[0]}", typeof(array))
@@ -237,6 +258,8 @@ class _Translation:
         try:
             if node.op_type in _CONTROL and node.domain in ("", "ai.onnx"):
                 return _CONTROL[node.op_type](self, node, operands, attributes, scope)
+            if node.op_type in sequences.HANDLERS and node.domain in ("", "ai.onnx"):
+                return [sequences.HANDLERS[node.op_type](self, operands, attributes)]
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
                 return [self._constant(node, attributes)]
             known = [self._value(operand) for operand in operands]
@@ -247,7 +270,8 @@ class _Translation:
                 if folded is not None:
                     return folded
             domain = "" if node.domain == "ai.onnx" else node.domain
-            line = lines().get(f"{domain}.{node.op_type}" if domain else node.op_type)
+            key = f"{domain}.{node.op_type}" if domain else node.op_type
+            line = lines().get(f"{scope.function}.{key}") or lines().get(key)
             function = self.functions.get((node.domain, node.op_type, node.overload))
             if line is None and function is None:
                 function = self._body(node, operands, scope)
@@ -304,7 +328,7 @@ class _Translation:
         if line.site:
             count = max((i + 1 for i, name in enumerate(node.output) if name), default=0)
             domain = "" if node.domain == "ai.onnx" else node.domain
-            given = [Site(node.op_type, scope.opsets.get(domain, 1), count), *given]
+            given = [Site(node.op_type, scope.opsets.get(domain, 1), count, self.draw), *given]
         result = line.function(*given, **attributes)
         return result if isinstance(result, tuple | list) else [result]
 
@@ -374,12 +398,12 @@ class _Translation:
         values: dict[str, Value] = dict.fromkeys(body.input)
         values.update(zip(body.input, operands, strict=False))
         opsets = {**scope.opsets, **{("" if o.domain == "ai.onnx" else o.domain): o.version for o in body.opset_import}}
-        inner = _Scope(ChainMap(values), attributes, opsets, (*scope.path, node.name or node.op_type))
+        inner = _Scope(ChainMap(values), attributes, opsets, (*scope.path, node.name or node.op_type), node.op_type)
         self._run(body.node, inner)
         return [inner.values.get(name) for name in body.output]
 
     def _subgraph(self, graph: onnx.GraphProto, operands: Sequence[Value], scope: _Scope) -> list[Value]:
-        inner = _Scope(scope.values.new_child(), scope.attributes, scope.opsets, scope.path)
+        inner = _Scope(scope.values.new_child(), scope.attributes, scope.opsets, scope.path, scope.function)
         inner.values.update(zip((i.name for i in graph.input), operands, strict=False))
         self._read_initializers(graph, inner)
         self._run(graph.node, inner)
@@ -455,6 +479,19 @@ class _Translation:
             stacked.append(ops.stack(*nodes, axis=axis % (nodes[0].rank + 1)))
         return [*states, *stacked]
 
+    def _map(
+        self, node: onnx.NodeProto, operands: Sequence[Value], attributes: Mapping[str, Any], scope: _Scope
+    ) -> Sequence[Value]:
+        items = operands[0]
+        if not isinstance(items, Items):
+            raise InvalidProblem("its first input is no sequence")
+        body = attributes["body"]
+        made = []
+        for at in range(len(items)):
+            given = [x[at] if isinstance(x, Items) else x for x in operands]
+            made.append(self._subgraph(body, given, scope))
+        return [Items(results[k] for results in made) for k in range(len(body.output))]
+
     # -- all that is missing -------------------------------------------------------------------------------------------
 
     def _refuse_missing(self, nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int]) -> None:
@@ -468,7 +505,9 @@ class _Translation:
             ]
             domain = "" if node.domain == "ai.onnx" else node.domain
             key = f"{domain}.{node.op_type}" if domain else node.op_type
-            if key in lines() or key == "Constant" or (not domain and key in _CONTROL) or key in folding.FOLDED_ONLY:
+            if key in lines() or key == "Constant" or key in folding.FOLDED_ONLY:
+                continue
+            if not domain and (key in _CONTROL or key in sequences.HANDLERS):
                 continue
             if (node.domain, node.op_type, node.overload) in self.functions:
                 continue
@@ -505,7 +544,12 @@ def _placed(node: onnx.NodeProto, error: Exception) -> _Placed:
     return kind(f"{_shown(node)}: {text}")
 
 
-_CONTROL = {"If": _Translation._if, "Loop": _Translation._loop, "Scan": _Translation._scan}
+_CONTROL = {
+    "If": _Translation._if,
+    "Loop": _Translation._loop,
+    "Scan": _Translation._scan,
+    "SequenceMap": _Translation._map,
+}
 
 
 def _shown(node: onnx.NodeProto) -> str:

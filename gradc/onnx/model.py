@@ -58,6 +58,7 @@ def read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelP
             raise InvalidProblem(f"{path} cannot be read: {error.strerror or error}") from error
     else:
         raise InvalidProblem(f"from_onnx takes a path, bytes or an onnx.ModelProto, not a {type(model).__name__}")
+    _refuse_other_text(proto)
     _load_external(proto, folder)
     _checked(proto)
     return proto
@@ -74,6 +75,30 @@ def _parsed(data: bytes, name: str) -> onnx.ModelProto:
     return proto
 
 
+def _refuse_other_text(proto: onnx.ModelProto) -> None:
+    """:raises InvalidProblem: a name is no UTF-8: what protobuf gives then is no text."""
+    graphs: list[Any] = [proto.graph, *proto.functions]
+    names: list[Any] = [o.domain for o in proto.opset_import]
+    while graphs:
+        graph = graphs.pop()
+        names.append(graph.name)
+        for node in graph.node:
+            names += (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+            for attribute in node.attribute:
+                names += (attribute.name, attribute.ref_attr_name)
+                graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+        if isinstance(graph, onnx.FunctionProto):
+            names += (graph.domain, graph.overload, *graph.input, *graph.output, *graph.attribute)
+            names += [o.domain for o in graph.opset_import]
+            continue
+        infos = (*graph.input, *graph.output)
+        names += (*(t.name for t in graph.initializer), *(i.name for i in infos))
+        names += [d.dim_param for i in infos for d in i.type.tensor_type.shape.dim]
+    strange = next((name for name in names if not isinstance(name, str)), None)
+    if strange is not None:
+        raise InvalidProblem(f"the name {strange!r} of the model is no UTF-8")
+
+
 def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
     """:raises InvalidProblem: data is missing, too short, or not under the model's folder."""
     for tensor in external_data_helper._get_all_tensors(proto):
@@ -83,18 +108,21 @@ def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
         location = places.get("location", "")
         if folder is None:
             raise InvalidProblem(f"the tensor {tensor.name!r} lies in {location!r}: give the model's path")
-        file = (folder / location).resolve()
-        if not location or os.path.isabs(location) or folder not in file.parents:
-            raise InvalidProblem(f"the data of {tensor.name!r} is at {location!r}, outside of the model's folder")
         try:
-            offset = int(places.get("offset", 0))
+            file = (folder / location).resolve()
+            if not location or os.path.isabs(location) or folder not in file.parents:
+                raise InvalidProblem(f"the data of {tensor.name!r} is at {location!r}, outside of the model's folder")
+            offset, size = int(places.get("offset", 0)), file.stat().st_size
+            length = int(places["length"]) if "length" in places else max(size - offset, 0)
+            if min(offset, length) < 0 or offset + length > size:
+                raise InvalidProblem(f"the data of {tensor.name!r} at {location!r} ends early: {size} bytes are there")
             with file.open("rb") as opened:
                 opened.seek(offset)
-                data = opened.read(int(places["length"])) if "length" in places else opened.read()
+                data = opened.read(length)
+        except InvalidProblem:
+            raise
         except (OSError, ValueError) as error:
             raise InvalidProblem(f"the data of {tensor.name!r} at {location!r} cannot be read: {error}") from error
-        if "length" in places and len(data) != int(places["length"]):
-            raise InvalidProblem(f"the data of {tensor.name!r} at {location!r} ends early: {len(data)} bytes are there")
         tensor.raw_data = data
         tensor.data_location = onnx.TensorProto.DEFAULT
         del tensor.external_data[:]
@@ -108,6 +136,8 @@ def _checked(proto: onnx.ModelProto) -> None:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
         raise InvalidProblem(f"no valid ONNX model: {_first_line(error)}") from error
+    except UnicodeDecodeError as error:  # what it says quotes bytes that are no text
+        raise InvalidProblem("no valid ONNX model, and its text is no UTF-8") from error
     except ValueError as error:  # of 2 GiB and more, which protobuf cannot serialize for the checker
         if "2GB" not in str(error) and "2 GB" not in str(error):
             raise

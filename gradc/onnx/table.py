@@ -34,8 +34,12 @@ FAMILIES = (
     "quantized",
     "recurrent",
     "losses",
+    "regions",
+    "random",
 )
 
+MOST_STEPS = 10_000
+"""Of a loop or a layer that is written out step by step, and parts of a sequence."""
 Known = np.ndarray[Any, Any]
 """Values that are known when a model is read; of dtype object where sizes are among them that vary."""
 Sizes = tuple[Size, ...]
@@ -49,18 +53,21 @@ class Site:
     :param op: the operator's name.
     :param opset: the version of its domain.
     :param results: how many of its results have a name, up to the last that has.
+    :param draw: the key that the model's random operators read, and the stream of this one.
     """
 
     op: str
     opset: int
     results: int
+    draw: Callable[[], tuple[Node, int]]
 
 
 @dataclass(frozen=True)
 class Line:
     """One operator.
 
-    :param key: ``Add``; of another domain than ONNX's own ``com.microsoft.MatMulNBits``.
+    :param key: ``Add``; of another domain than ONNX's own ``com.microsoft.MatMulNBits``; ``Attention.Softmax`` in the
+        body of an operator.
     :param function: gives a node, or a tuple of them.
     :param inputs: what each input is: ``"Node"``, ``"Sizes"``, ``"Known"`` or ``"Weight"``.
     :param rest: the same of all further inputs, "" if there are none.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import TypeRuleError
+from ..errors import InvalidProblem, TypeRuleError
 from ..ir.dims import Dim, Size, SizeLike, ceildiv, floordiv, known_nonnegative, maximum, product, same
 from ..ir.node import Node, call
 from ..ir.op import Alias, BadSample, Movement, Primitive, Sample
@@ -311,6 +311,13 @@ def _slice(x: Type, *, start: tuple[SizeLike, ...], limit: tuple[SizeLike, ...],
     return x.with_shape(*shape)
 
 
+def _slice_reference(x: Any, *, start: Sequence[int], limit: Sequence[int], step: Sequence[int]) -> Any:
+    for size, low, high in zip(x.shape, start, limit, strict=True):
+        if low < 0 or high > size:  # of sizes that vary, which the type rule does not know
+            raise InvalidProblem(f"a slice from {low} to {high} of a size of {size}")
+    return x[tuple(_range(a, max(a, b), c) for a, b, c in zip(start, limit, step, strict=True))]
+
+
 def _slice_vjp(g: Node, y: Node, x: Node, *, start: Any, limit: Any, step: Any) -> tuple[Node]:
     # dx = g at the elements that were read, 0 elsewhere
     if any(s != 1 for s in step):
@@ -342,9 +349,7 @@ slice: Primitive = Primitive(
     "slice",
     infer=_slice,
     in_place_of_dtype=True,
-    reference=lambda x, *, start, limit, step: x[
-        tuple(_range(a, max(a, b), c) for a, b, c in zip(start, limit, step, strict=True))
-    ],
+    reference=_slice_reference,
     lower=Movement(
         lambda index, node, kernel: kernel.read(
             node.operands[0],

@@ -450,8 +450,7 @@ def _compiled(module: Module, problem: _Problem) -> list[Finding]:
 def _worst(got: Array, want: Array) -> tuple[float, str]:
     if not want.size:
         return 0.0, "no elements"
-    difference = np.array(np.abs(got - want))
-    difference[~np.isfinite(got)] = np.inf
+    difference = np.where(np.isfinite(got), np.abs(got - want), np.inf)
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(difference)), want.shape))
     return float(difference[place] / max(float(np.max(np.abs(want))), 1e-300)) if difference[place] else 0.0, (
         f"[{', '.join(map(str, place))}]" if place else ""

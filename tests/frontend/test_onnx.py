@@ -17,6 +17,7 @@ import gradc  # noqa: E402
 from gradc import interp, ops  # noqa: E402
 from gradc.cli import main  # noqa: E402
 from gradc.errors import GradcError, InvalidProblem, Unsupported  # noqa: E402
+from gradc.ir.operands import CAPTURE  # noqa: E402
 from gradc.onnx.viewer import to_onnx  # noqa: E402
 
 rng = np.random.default_rng(0)
@@ -296,13 +297,14 @@ def test_external_data_is_beside_the_model(location: str, tmp_path: Path) -> Non
 def test_all_that_is_missing_is_named_at_once() -> None:
     made = model(
         [
-            helper.make_node("NonMaxSuppression", ["a", "b"], ["c"], name="boxes"),
-            helper.make_node("Det", ["m"], ["d"], name="volume"),
+            helper.make_node("ImageDecoder", ["a"], ["c"], name="picture"),
+            helper.make_node("TreeEnsembleRegressor", ["b"], ["d"], name="forest", domain="ai.onnx.ml"),
         ],
-        {"a": (F, [1, 2, 4]), "b": (F, [1, 1, 2]), "m": (F, [2, 2])},
-        {"c": (TensorProto.INT64, ["k", 3]), "d": (F, [])},
+        {"a": (TensorProto.UINT8, [9]), "b": (F, [2, 2])},
+        {"c": (TensorProto.UINT8, ["h", "w", 3]), "d": (F, [2, 1])},
     )
-    with pytest.raises(Unsupported, match=r"(?s)takes? 2 of.*Det.*'volume'.*NonMaxSuppression.*'boxes'"):
+    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    with pytest.raises(Unsupported, match=r"(?s)take 2 of.*ImageDecoder.*'picture'.*TreeEnsemble.*'forest'"):
         gradc.from_onnx(made)
 
 
@@ -359,23 +361,163 @@ BAD: dict[str, tuple[Any, str]] = {
         ),
         "b",
     ),
-    "dropout in training": (
+    "no opset": (lambda: without_opset(), "no graph or no opset"),
+    "an opset before the first": (lambda: small(opset=0), "opset 0"),
+    "two results of one name": (
         lambda: model(
-            [helper.make_node("Dropout", ["x", "r", "t"], ["y"])],
+            [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["y"])],
             {"x": (F, [2])},
             {"y": (F, [2])},
-            {"r": np.float32(0.5).reshape(()), "t": np.array(True)},
         ),
-        "training mode",
+        "y",
+    ),
+    "two inputs of one name": (lambda: twice("input"), "x"),
+    "two weights of one name": (lambda: twice("initializer"), "w"),
+    "a branch by data": (lambda: branching("If"), "If 'chosen'.*computed from data"),
+    "a loop by data": (lambda: branching("Loop"), "Loop 'chosen'.*computed from data"),
+    "a sequence given": (lambda: given(helper.make_sequence_type_proto), "the input 's' is a sequence_type"),
+    "an optional given": (lambda: given(helper.make_optional_type_proto), "the input 's' is a optional_type"),
+    "a sequence returned": (
+        lambda: model([helper.make_node("SequenceConstruct", ["x"], ["y"])], {"x": (F, [2])}, {"y": (F, [2])}),
+        "a sequence where a tensor is needed",
+    ),
+    "a sequence without end": (
+        lambda: model(
+            [
+                helper.make_node("SplitToSequence", ["x"], ["s"], name="parts"),
+                helper.make_node("SequenceLength", ["s"], ["y"]),
+            ],
+            {"x": (F, [10**12])},
+            {"y": (TensorProto.INT64, [])},
+        ),
+        "SplitToSequence 'parts'.*more than 10000 parts",
+    ),
+    "a recurrent layer without end": (
+        lambda: model(
+            [helper.make_node("RNN", ["x", "w", "r"], ["", "y"], hidden_size=2, name="layer")],
+            {"x": (F, [10**12, 1, 3])},
+            {"y": (F, [1, 1, 2])},
+            {"w": f32(1, 2, 3), "r": f32(1, 2, 2)},
+        ),
+        "RNN 'layer'.*1000000000000 steps",
+    ),
+    "a function that calls itself": (lambda: endless(), "Again.*recursive"),
+    "a tensor larger than its data": (lambda: huge(), "'w'|w"),
+    "a constant of strings": (
+        lambda: model([helper.make_node("Constant", [], ["y"], value_string="a", name="word")], {}, {"y": (F, [])}),
+        "Constant 'word'.*value_string",
     ),
 }
 
 
+def without_opset() -> bytes:
+    made = small()
+    del made.opset_import[:]
+    return made.SerializeToString()
+
+
+def twice(field: str) -> Any:
+    made = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": (F, [2])}, {"y": (F, [2])}, {"w": f32(2)})
+    getattr(made.graph, field).append(getattr(made.graph, field)[0])
+    return made
+
+
+def branching(op: str) -> Any:
+    """Control flow whose condition is an input."""
+    info = helper.make_tensor_value_info
+    if op == "If":
+        branch = helper.make_graph([helper.make_node("Neg", ["x"], ["r"])], "b", [], [info("r", F, [2])])
+        node = helper.make_node("If", ["c"], ["y"], name="chosen", then_branch=branch, else_branch=branch)
+    else:
+        body = helper.make_graph(
+            [helper.make_node("Neg", ["a"], ["b"])],
+            "b",
+            [info("i", TensorProto.INT64, []), info("going", TensorProto.BOOL, []), info("a", F, [2])],
+            [info("going", TensorProto.BOOL, []), info("b", F, [2])],
+        )
+        node = helper.make_node("Loop", ["", "c", "x"], ["y"], name="chosen", body=body)
+    return model([node], {"x": (F, [2]), "c": (TensorProto.BOOL, [])}, {"y": (F, [2])})
+
+
+def given(kind: Any) -> Any:
+    """A model with an input that is no tensor."""
+    made = small()
+    made.graph.input.append(helper.make_value_info("s", kind(helper.make_tensor_type_proto(F, [2]))))
+    return made
+
+
+def endless() -> Any:
+    nodes = [helper.make_node("Again", ["a"], ["b"], domain="own")]
+    body = helper.make_function("own", "Again", ["a"], ["b"], nodes, [helper.make_opsetid("own", 1)])
+    made = model([helper.make_node("Again", ["x"], ["y"], domain="own")], {"x": (F, [2])}, {"y": (F, [2])})
+    made.functions.append(body)
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    return made
+
+
+def huge() -> Any:
+    made = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": (F, [2])}, {"y": (F, [2])}, {"w": f32(2)})
+    made.graph.initializer[0].dims[:] = [2**40, 2**40]
+    return made
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_refused(name: str) -> None:
+    """By one typed error, after which nothing of it is left."""
     made, message = BAD[name]
+    captures = len(CAPTURE)
     with pytest.raises((InvalidProblem, Unsupported), match=f"(?s){message}"):
         gradc.from_onnx(made())
+    assert len(CAPTURE) == captures and gradc.from_onnx(small()).input_names == ("x",)
+
+
+# What mutated files have found (tests/fuzz/onnx_files.py).
+
+
+def test_names_that_are_no_text() -> None:
+    for field in (b"net", b"first", b"Relu"):
+        data = small().SerializeToString().replace(field, b"\xff" * len(field))
+        with pytest.raises(InvalidProblem, match="UTF-8"):
+            gradc.from_onnx(data)
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"location": "a\0b"}, "cannot be read"),
+        ({"location": "a" * 5000}, "cannot be read"),
+        ({"location": "data", "length": str(10**12)}, "ends early: 16 bytes"),
+        ({"location": "data", "offset": "17"}, "ends early"),
+        ({"location": "data", "offset": "-1"}, "ends early"),
+        ({"location": "data", "offset": "x"}, "cannot be read"),
+        ({"location": "link"}, "outside of the model's folder"),
+    ],
+)
+def test_external_data_that_cannot_be_there(places: dict[str, str], message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(b"\0" * 16)
+    (folder / "data").write_bytes(b"\0" * 16)
+    (folder / "link").symlink_to("../secret")
+    made = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": (F, [4])}, {"y": (F, [4])}, {"w": f32(4)})
+    tensor = made.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in places.items():
+        tensor.external_data.add(key=key, value=value)
+    (folder / "model.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(InvalidProblem, match=message):
+        gradc.from_onnx(folder / "model.onnx")
+
+
+def test_a_border_wider_than_the_axis_turns_out_to_be() -> None:
+    node = helper.make_node("Pad", ["x", "pads"], ["y"], mode="reflect")
+    made = model([node], {"x": (F, ["n"])}, {"y": (F, ["m"])}, {"pads": np.array([0, 5])})
+    graph = gradc.from_onnx(made)
+    x = np.arange(7, dtype=np.float32)
+    np.testing.assert_array_equal(interp.run(graph, {"x": x})["y"], np.pad(x, (0, 5), mode="reflect"))
+    with pytest.raises(InvalidProblem, match="a slice from -4 to 1 of a size of 2"):
+        interp.run(graph, {"x": x[:2]})
 
 
 def test_names_are_no_code() -> None:

@@ -1,94 +1,99 @@
-"""Models of other makers, out of packages: values against onnxruntime, gradients against differences."""
+"""Models of other makers, out of packages: values against onnxruntime, gradients against differences; and what measures
+all of them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+import json
+import sys
+import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx", reason="the ONNX frontend needs onnx")
-onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX models need onnxruntime beside them")
+onnx = pytest.importorskip("onnx", reason="the ONNX frontend needs onnx")
+pytest.importorskip("onnxruntime", reason="ONNX models need onnxruntime beside them")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import gradc  # noqa: E402
-from gradc import interp  # noqa: E402
+from benchmarks import onnx_models as bench  # noqa: E402
 
-rng = np.random.default_rng(0)
-
-
-class Given(NamedTuple):
-    """A model's file in its package, what is known when it is read, and its inputs."""
-
-    file: str
-    constants: Mapping[str, Any]
-    dims: Mapping[str, int]
-    inputs: Mapping[str, np.ndarray]
+NAMES = ("swift_f0/model.onnx", "magika/models/standard_v3_3/model.onnx")
 
 
-MODELS = {
-    "swift_f0": Given(
-        "model.onnx",
-        {"fmin": np.float32(60), "fmax": np.float32(1000)},
-        {"samples": 4096},
-        {"audio": np.sin(np.arange(4096) * 0.1).astype(np.float32)[None] + rng.normal(0, 0.05, 4096).astype("f4")},
-    ),
-    "magika": Given(
-        "models/standard_v3_3/model.onnx",
-        {},
-        {"unk__214": 2},
-        {"bytes": rng.integers(0, 257, (2, 2048)).astype(np.int32)},
-    ),
-}
-
-
-def found(name: str) -> tuple[Path, Given]:
-    spec = importlib.util.find_spec(name)
+def found(name: str) -> tuple[Path, bench.Given]:
+    package, _, file = name.partition("/")
+    spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"the model needs {name}")
-    return Path(spec.submodule_search_locations[0]) / MODELS[name].file, MODELS[name]
+        pytest.skip(f"the model needs {package}")
+    return Path(spec.submodule_search_locations[0]) / file, bench.MODELS[name]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_values_are_onnxruntimes(name: str) -> None:
     path, given = found(name)
-    graph = gradc.from_onnx(path, constants=given.constants, dims=given.dims)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    wanted = session.run(None, {**given.inputs, **{n: np.asarray(v) for n, v in given.constants.items()}})
-    got = gradc.compile(graph, target="cpu")(**given.inputs)
-    results = list(got.values()) if isinstance(got, dict) else [got]
-    for each, want in zip(results, wanted, strict=True):
-        np.testing.assert_allclose(np.asarray(each), want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+    graph, peer = bench.read(path, given), bench.session(path)
+    values = bench.inputs_of(graph, given)
+    wanted = peer.run(None, bench.fed(peer, values, given))
+    assert bench.value_error(gradc.compile(graph, target="cpu")(**values), wanted) <= bench.RIGHT
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_all_weights(name: str) -> None:
     """Along the steepest direction through every weight, in f64."""
     path, given = found(name)
-    graph = gradc.from_onnx(path, constants=given.constants, dims=given.dims)
-    output, node = next((o, n) for o, n in reversed(graph.outputs) if str(n.dtype) == "f32")
-    weights = [n for n, v in graph.defaults.items() if v.dtype == np.float32 and not n.startswith("constant.")]
-    cut = gradc.Graph(graph.name, graph.inputs, ((output, node),), graph.assumptions, defaults=graph.defaults)
-    joint = gradc.differentiate(cut, weights, unused="zeros")
-    values = {**graph.defaults, **given.inputs}
-    shape = interp.run(cut, values, precision="f64")[output].shape
-    cotangent = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    grads = interp.run(joint, {**values, f"d.{output}": cotangent}, precision="f64")
-    most = {n: max(np.abs(grads[f"d.{n}"]).max(), 1e-300) for n in weights}
+    graph = bench.read(path, given)
+    error, *_ = bench.gradient_error(graph, bench.inputs_of(graph, given))
+    assert error <= bench.RIGHT_GRADIENT
 
-    def moved(step: float) -> dict[str, np.ndarray]:
-        """The weights, in f32 as the graph takes them."""
-        units = {n: np.abs(values[n]).mean() * grads[f"d.{n}"] / most[n] for n in weights}
-        return {n: (values[n] + step * units[n]).astype(np.float32) for n in weights}
 
-    def at(weights: Mapping[str, np.ndarray]) -> float:
-        return float((interp.run(cut, {**values, **weights}, precision="f64")[output] * cotangent).sum())
+# -- python -m benchmarks.onnx_models ----------------------------------------------------------------------------------
 
-    errors = []
-    for step in (1e-4, 1e-5, 3e-6):  # too large a step meets kinks, too small a one the rounding of f32
-        low, high = moved(-step), moved(step)
-        slope = sum(float((grads[f"d.{n}"] * (high[n].astype(np.float64) - low[n])).sum()) for n in weights)
-        errors.append(abs(at(high) - at(low) - slope) / abs(slope))
-    assert min(errors) <= 1e-3, errors
+
+def folder_of_models(folder: Path) -> Path:
+    """A model in a wheel, one beside it that gradc does not take, and a file that is none."""
+    w = np.linspace(-1, 1, 12).astype(np.float32).reshape(4, 3)
+    made = {
+        op: helper.make_model(
+            helper.make_graph(
+                [helper.make_node(op, ["x", "w"][: 2 if op == "MatMul" else 1], ["y"], name="first")],
+                "net",
+                [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+                [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"])],
+                [numpy_helper.from_array(w, "w")],
+            ),
+            opset_imports=[helper.make_opsetid("", 13)],
+            ir_version=8,
+        )
+        for op in ("MatMul", "NonZero")
+    }
+    made["NonZero"].graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    with zipfile.ZipFile(folder / "product-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("product/data/good.onnx", made["MatMul"].SerializeToString())
+        archive.writestr("product/__init__.py", "")
+    (folder / "refused.onnx").write_bytes(made["NonZero"].SerializeToString())
+    (folder / "none.onnx").write_bytes(b"no model")
+    return folder
+
+
+def test_a_row_for_each_model_and_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In processes of their own, which leave what they knew where they end; known rows are not measured again."""
+    folder, out = folder_of_models(tmp_path), tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["onnx_models", str(folder), "--json", str(out), "--memory", "30"])
+    monkeypatch.chdir(Path(bench.__file__).parents[1])
+    bench.main()
+    rows = {row["name"]: row for row in json.loads(out.read_text())["models"]}
+    assert rows.keys() == {"product/data/good.onnx", "refused.onnx", "none.onnx"}
+    good = rows["product/data/good.onnx"]
+    assert good["nodes"] == 1 and good["weights"] == 12 and bench.is_right(good) and bench.is_checked(good)
+    assert min(good[k] for k in ("load_s", "compile_s", "forward_ms", "onnxruntime_ms", "training_ms")) > 0
+    assert "NonZero" in rows["refused.onnx"]["failed"] and not bench.is_right(rows["refused.onnx"])
+    assert "DecodeError" in rows["none.onnx"]["failed"] or "none.onnx" in rows["none.onnx"]["failed"]
+    monkeypatch.setattr(bench, "run", lambda *_: pytest.fail("measured again"))
+    bench.main()
+    assert "1 of 3 within" in capsys.readouterr().out

@@ -1,12 +1,12 @@
-"""ONNX's own node tests (values that nobody here wrote), and models with stored outputs that its package carries."""
+"""ONNX's own node tests (values that nobody here wrote), their gradients against differences, and models with stored
+outputs that its package carries.
+"""
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,77 +17,19 @@ import onnx_table as table  # noqa: E402
 from onnx import numpy_helper  # noqa: E402
 
 import gradc  # noqa: E402
+from benchmarks import onnx_nodes as nodes  # noqa: E402
+from benchmarks.onnx_nodes import cases, name_of  # noqa: E402
 from gradc import interp  # noqa: E402
-from gradc.errors import GradcError, InvalidProblem, Unsupported  # noqa: E402
+from gradc.errors import GradcError  # noqa: E402
 
-STRINGS_AND_COMPLEX = (onnx.TensorProto.STRING, onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
 DATA = Path(onnx.__file__).parent / "backend/test/data"
-
-
-@functools.cache
-def cases() -> dict[str, list[Any]]:
-    """The node tests on dense tensors of numbers, by operator; those with bodies written out are left out."""
-    import onnx.backend.test.case.node as node
-
-    before, node.function_testcase_helper = node.function_testcase_helper, lambda *_, **__: ([], 0)
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            found = node.collect_testcases(None)
-    finally:
-        node.function_testcase_helper = before
-    by_operator: dict[str, list[Any]] = {}
-    for case in found:
-        infos = [*case.model.graph.input, *case.model.graph.output]
-        dense = all(
-            i.type.HasField("tensor_type") and i.type.tensor_type.elem_type not in STRINGS_AND_COMPLEX for i in infos
-        )
-        if dense and case.model.graph.node[0].domain in ("", "ai.onnx"):
-            by_operator.setdefault(case.model.graph.node[0].op_type, []).append(case)
-    return by_operator
-
-
-def array(value: Any) -> np.ndarray:
-    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
-
-
-def graph_of(model: Any, values: Mapping[str, np.ndarray]) -> tuple[gradc.Graph, list[np.ndarray]]:
-    """The graph, and its inputs' values in order; inputs that shapes depend on are constants."""
-    known = {name: values[name] for name in table.CONSTANTS.get(model.graph.node[0].op_type, ()) if name in values}
-    graph = gradc.from_onnx(model, constants=known)
-    return graph, [value for name, value in values.items() if name not in known]
-
-
-def differs(case: Any) -> str:
-    """What is wrong with a case's results, "" if nothing is."""
-    inputs, wanted = case.data_sets[0]
-    values = dict(zip((i.name for i in case.model.graph.input), map(array, inputs), strict=False))
-    try:
-        graph, given = graph_of(case.model, values)
-    except (Unsupported, InvalidProblem) as error:
-        return str(error)
-    names = [n for n in graph.input_names if n not in graph.defaults]
-    found = interp.run(graph, dict(zip(names, given, strict=True)))
-    results = list(found.values()) if isinstance(found, dict) else list(found) if isinstance(found, tuple) else [found]
-    assert len(results) == len(wanted)
-    for got, want in zip(map(np.asarray, results), map(array, wanted), strict=True):
-        assert (got.shape, got.dtype) == (want.shape, want.dtype), case.name
-        if got.dtype.kind in "biu":
-            if not np.array_equal(got, want):
-                return "other integers"
-            continue
-        short = got.dtype.itemsize < 4
-        got, want = got.astype(np.float64), want.astype(np.float64)
-        if not np.allclose(got, want, rtol=2e-2 if short else 1e-3, atol=1e-3 if short else 1e-5, equal_nan=True):
-            return "other numbers"
-    return ""
 
 
 @pytest.mark.parametrize("operator", table.OPERATORS)
 def test_node_tests(operator: str) -> None:
     """Every case of an operator: right, or on the list of those that are not, with the reason."""
-    refused = {case.name.removeprefix("test_"): reason for case in cases()[operator] if (reason := differs(case))}
-    names = {case.name.removeprefix("test_") for case in cases()[operator]}
+    refused = {name_of(case): reason for case in cases()[operator] if (reason := nodes.differs(case))}
+    names = set(map(name_of, cases()[operator]))
     listed = {name: reason for name, reason in table.REFUSED.items() if name in names}
     assert refused.keys() == listed.keys(), refused
     for name, reason in refused.items():
@@ -99,6 +41,40 @@ def test_the_list_is_whole() -> None:
     assert set(table.OPERATORS) == cases().keys()
     total = sum(map(len, cases().values()))
     assert (total - len(table.REFUSED), total) == table.COUNTS
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+FOUND = json.loads(nodes.RESULTS.read_text())["operators"]
+OF_EACH = 2
+"""Cases of an operator whose gradients are compared here; ``python -m benchmarks.onnx_nodes`` compares all."""
+
+
+@pytest.mark.parametrize("operator", table.OPERATORS)
+def test_gradients_of_node_tests(operator: str) -> None:
+    """The first and the last case with a gradient: as the file says that all of them were found to be."""
+    known = FOUND[operator]
+    held = [case for case in cases()[operator] if known[name_of(case)].get("gradients") == nodes.HELD]
+    for case in [held[k * (len(held) - 1) // max(1, OF_EACH - 1)] for k in range(min(OF_EACH, len(held)))]:
+        assert nodes.verdict(case) == nodes.HELD, case.name
+
+
+def test_the_file_of_gradients_is_whole() -> None:
+    """Every case that is right has a gradient that is, too, or a reason; none is wrong; the page has the table."""
+    names = {operator: set(map(name_of, found)) for operator, found in cases().items()}
+    assert {operator: set(entries) for operator, entries in FOUND.items()} == names
+    every = {name: entry for entries in FOUND.values() for name, entry in entries.items()}
+    assert {name for name, entry in every.items() if entry["values"] != nodes.HELD} == table.REFUSED.keys()
+    assert not [n for n, e in every.items() if n not in table.REFUSED and e.get("gradients", "FAILED") == "FAILED"]
+    assert sum(entry.get("gradients") == nodes.HELD for entry in every.values()) == table.GRADIENTS
+
+
+def test_the_page_has_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "onnx.md"
+    page.write_text(nodes.PAGE.read_text())
+    monkeypatch.setattr(nodes, "PAGE", page)
+    nodes.write(nodes.RESULTS)
+    assert page.read_text() == (Path(nodes.ROOT) / "docs/onnx.md").read_text()
 
 
 # -- models with stored outputs ----------------------------------------------------------------------------------------

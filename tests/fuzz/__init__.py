@@ -17,7 +17,17 @@ for folder in (TESTS, TESTS.parent):  # the campaigns read registry.py and oracl
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-NAMES: tuple[str, ...] = ("text", "graphs", "survivors", "indices", "kills", "containers", "processes")
+NAMES: tuple[str, ...] = (
+    "text",
+    "graphs",
+    "survivors",
+    "indices",
+    "kills",
+    "containers",
+    "processes",
+    "onnx_graphs",
+    "onnx_files",
+)
 """Every campaign: the name of its module."""
 
 

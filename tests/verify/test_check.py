@@ -175,6 +175,12 @@ def test_wrong_kernels_are_found():
     assert [f.oracle for f in report.findings if f.verdict == "FAILED"] == ["cpu kernels, f64"], report
 
 
+def test_the_kernels_gradient_of_a_scalar():
+    module = gradc.compile(traced(lambda x, s: ops.tanh(x * s), x="f32[5]", s="f32[]"), wrt=["s"])
+    report = check(module)
+    assert report.ok and "cpu kernels, f64" in [f.oracle for f in report.findings]
+
+
 # -- points without a gradient -----------------------------------------------------------------------------------------
 
 

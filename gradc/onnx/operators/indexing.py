@@ -11,7 +11,7 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.dims import Dim, product
 from ...ir.node import Node
-from ...ir.types import I64
+from ...ir.types import F32, I64
 from ...ops.rules import converted
 from ..table import Known, Sizes
 
@@ -69,6 +69,21 @@ def _scatter_elements(x: Node, indices: Node, updates: Node, *, axis: int = 0, r
     return ops.scatter_reduce(x, axis, places, updates, how)
 
 
+def _tensor_scatter(
+    past: Node, update: Node, begin: Node | None = None, *, axis: int = -2, mode: str = "linear"
+) -> Node:
+    """``TensorScatter``: rows of a cache written over, from another place in each batch."""
+    axis %= past.rank
+    if axis == 0:
+        raise Unsupported("TensorScatter along the axis of batches")
+    places = ops.iota(shape=update.shape, axis=axis)
+    if begin is not None:
+        places = places + ops.reshape(converted(begin, I64), (begin.shape[0], *(1,) * (update.rank - 1)))
+    if mode == "circular":
+        places = ops.mod(places, past.shape[axis])
+    return ops.scatter(past, axis, places, update)
+
+
 def _scatter_nd(x: Node, indices: Node, updates: Node, *, reduction: str = "none") -> Node:
     depth = indices.shape[-1]
     width = product(x.shape[depth:])
@@ -102,6 +117,50 @@ def _compress(x: Node, condition: Known, *, axis: int | None = None) -> Node:
     return ops.gather(x, places, axis % x.rank)
 
 
+def _tf_idf(
+    x: Node,
+    *,
+    max_gram_length: int,
+    max_skip_count: int,
+    min_gram_length: int,
+    mode: str,
+    ngram_counts: Any,
+    ngram_indexes: Any,
+    pool_int64s: Any = None,
+    pool_strings: Any = None,
+    weights: Any = None,
+) -> Node:
+    """``TfIdfVectorizer`` of integers: how often each n-gram of a pool occurs, its elements up to some apart."""
+    if pool_int64s is None:
+        raise Unsupported("TfIdfVectorizer of strings")
+    tokens = converted(x if x.rank == 2 else ops.reshape(x, (1, x.shape[0])), I64)
+    size, batch = tokens.shape[1], tokens.shape[0]
+    if isinstance(size, Dim):
+        raise Unsupported(f"TfIdfVectorizer of {size} tokens")
+    ends = (*ngram_counts[1:], len(pool_int64s))
+    counts: list[Node] = []  # in the order of the pool
+    for length, (first, last) in enumerate(zip(ngram_counts, ends, strict=True), 1):
+        grams = np.asarray(pool_int64s[first:last], np.int64).reshape(-1, length)
+        total = ops.broadcast_to(ops.constant(value=(0,), dtype=I64), (batch, len(grams)))
+        wanted = min_gram_length <= length <= max_gram_length
+        for skip in range(max_skip_count + 1 if length > 1 else 1):
+            windows = size - (length - 1) * (skip + 1)
+            if wanted and windows > 0 and len(grams):
+                at = np.arange(windows)[:, None] + np.arange(length) * (skip + 1)
+                read = ops.reshape(ops.gather(tokens, at, 1), (batch, windows, 1, length))
+                same = ops.all(ops.eq(read, ops.reshape(grams, (1, 1, *grams.shape))), 3)
+                total = total + ops.sum(converted(same, I64), 1)
+        counts.append(total)
+    every = converted(ops.concat(*counts, axis=1), F32)
+    if mode != "TF":
+        each = np.asarray(weights if weights is not None else np.ones(len(ngram_indexes)), np.float32)
+        every = (converted(every > 0.0, F32) if mode == "IDF" else every) * ops.reshape(each, (1, len(each)))
+    place = {column: row for row, column in enumerate(ngram_indexes)}
+    order = np.array([place.get(column, 0) for column in range(max(ngram_indexes) + 1)])
+    y = ops.gather(every, order, 1)
+    return y if x.rank == 2 else ops.reshape(y, (y.shape[1],))
+
+
 LINES: dict[str, Callable[..., Any]] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
@@ -109,8 +168,10 @@ LINES: dict[str, Callable[..., Any]] = {
     "ScatterElements": _scatter_elements,
     "Scatter": lambda x, indices, updates, *, axis=0: _scatter_elements(x, indices, updates, axis=axis),
     "ScatterND": _scatter_nd,
+    "TensorScatter": _tensor_scatter,
     "TopK": _top_k,
     "ArgMax": _argument(ops.argmax),
     "ArgMin": _argument(ops.argmin),
     "Compress": _compress,
+    "TfIdfVectorizer": _tf_idf,
 }

@@ -62,6 +62,20 @@ def _transformed(x: Node, length: int, frequencies: int, inverse: bool) -> Node:
     return ops.stack(a, b, axis=a.rank)
 
 
+def _real_inverse(x: Node, count: int) -> Node:
+    """Of the first half of a spectrum [..., n, 2], of which the other half is the conjugate: [..., count, 1]."""
+    size, need = x.shape[-2], count // 2 + 1
+    if isinstance(size, Dim):
+        raise Unsupported(f"a Fourier transform of {size} elements")
+    if size < need:
+        x = ops.pad(x, (*((0, 0),) * (x.rank - 2), (0, need - size), (0, 0)))
+    cos, sin = _waves(count, need, inverse=True)
+    twice = np.where((np.arange(need) == 0) | (2 * np.arange(need) == count), 1.0, 2.0)
+    cos, sin = ((w * twice).T.astype(x.dtype.np) for w in (cos, sin))
+    y = ops.matmul(x[..., :need, 0], cos) - ops.matmul(x[..., :need, 1], sin)
+    return ops.unsqueeze(y, y.rank)
+
+
 def _dft(
     site: Site,
     x: Node,
@@ -74,12 +88,13 @@ def _dft(
 ) -> Node:
     default = 1 if site.opset < 20 else -2
     at = (int(place[0]) if place is not None else default if axis is None else axis) % x.rank
-    count = int(length[0]) if length is not None else x.shape[at]
+    half = bool(inverse and onesided)
+    count = int(length[0]) if length is not None else (x.shape[at] - 1) * 2 if half else x.shape[at]
     if isinstance(count, Dim):
         raise Unsupported(f"a Fourier transform of {count} elements")
-    if inverse and onesided:
-        raise Unsupported("a one-sided inverse Fourier transform")
     moved = ops.movedim(x, at, x.rank - 2)
+    if half:
+        return ops.movedim(_real_inverse(moved, count), x.rank - 2, at)
     y = _transformed(moved, count, count // 2 + 1 if onesided else count, bool(inverse))
     return ops.movedim(y, y.rank - 2, at)
 

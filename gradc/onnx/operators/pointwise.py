@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 
 from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
-from ...ir.types import BOOL, F32, F64, DType
+from ...ir.types import DTYPES, F32, F64, I32, DType
 from ...ops.rules import converted
 from .. import model
-from ..table import Known, Site, Sizes
+from ..table import Site, Sizes
 
 
 def _several(function: Callable[[Node, Node], Node]) -> Callable[..., Node]:
@@ -51,12 +53,23 @@ def _to(x: Node, wanted: DType, saturate: int, round_mode: str) -> Node:
     if round_mode != "up":
         raise Unsupported(f"round_mode {round_mode}")
     if wanted.name in ("f8e4m3", "f8e5m2"):
-        if not saturate:
-            raise Unsupported("a cast to an 8-bit float that does not saturate")
         most = float(ml_dtypes.finfo(wanted.np).max)
         x = converted(x, F64 if x.dtype is F64 else F32)
+        if not saturate:
+            return _overflowing(x, wanted, most)
         return converted(ops.clamp(x, -most, most), wanted)  # infinities, too
+    if wanted.is_integer and wanted.bits < 8 and x.dtype.is_float:
+        x = converted(x, I32)  # of which the low bits are kept
     return converted(x, wanted)
+
+
+def _overflowing(x: Node, wanted: DType, most: float) -> Node:
+    """A cast after which what rounds to more than the largest number is an infinity, or NaN where there is none."""
+    step = most - float(np.nextafter(wanted.np.type(most), wanted.np.type(0)))
+    if wanted.name == "f8e4m3":  # 448 is even, so that half a step above it still rounds to it
+        return converted(ops.where(ops.abs(x) > most + step / 2, nan, x), wanted)
+    above = ops.abs(x) >= most + step / 2
+    return converted(ops.where(above, ops.copysign(ops.where(above, inf, x), x), x), wanted)
 
 
 def _div(x: Node, y: Node) -> Node:
@@ -171,22 +184,6 @@ def _swish(x: Node, *, alpha: float = 1.0) -> Node:
     return x * ops.sigmoid(x * alpha)
 
 
-def _dropout(
-    site: Site,
-    x: Node,
-    share: Known | None = None,
-    training: Known | None = None,
-    *,
-    seed: int = 0,
-    is_test: int = 1,
-    ratio: float = 0.5,
-) -> Any:
-    if training is not None and training.any() and (share is None or share.any()):
-        raise Unsupported("dropout in training mode: export the model for evaluation")
-    ones = ops.broadcast_to(ops.constant(value=(True,), dtype=BOOL), x.shape)
-    return (x, ones) if site.results > 1 else x
-
-
 def _where(condition: Node, x: Node, y: Node) -> Node:
     return ops.where(condition, x, y)
 
@@ -196,7 +193,12 @@ def _cast_like(x: Node, y: Node, *, saturate: int = 1, round_mode: str = "up") -
 
 
 def _bitcast(x: Node, *, to: int) -> Node:
-    return ops.bitcast(x, model.element(to))
+    wanted = model.element(to)
+    if x.dtype.kind in "bi" and x.dtype.bits < 64:  # a cast between integers of one width keeps the bits
+        x = converted(x, DTYPES[f"u{max(x.dtype.bits, 8)}"])
+    if x.dtype.kind == "u" and wanted.is_integer and x.dtype.bits == wanted.bits:
+        return converted(x, wanted)
+    return ops.bitcast(x, wanted)
 
 
 def _thresholded(x: Node, *, alpha: float = 1.0) -> Node:
@@ -281,7 +283,6 @@ LINES: dict[str, Callable[..., Any]] = {
     "CumSum": _cumulated(ops.cumsum, 0.0),
     "CumProd": _cumulated(ops.cumprod, 1.0),
     "Div": _binary(_div),
-    "Dropout": _dropout,
     "Elu": _elu,
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
@@ -299,6 +300,7 @@ LINES: dict[str, Callable[..., Any]] = {
     "Selu": _selu,
     "Shrink": _shrink,
     "Softmax": _softmax(ops.softmax),
+    "Attention.Softmax": _softmax(ops.safe_softmax),  # behind it stand zeros where a row is masked whole
     "Sum": _several(ops.add),
     "Swish": _swish,
     "ThresholdedRelu": _thresholded,

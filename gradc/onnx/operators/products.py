@@ -57,6 +57,28 @@ def matmul_integer(x: Node, y: Node, zero_x: Node | None = None, zero_y: Node | 
     return converted(ops.matmul(a, b), I32)
 
 
+LARGEST_DETERMINANT = 16
+"""Rows of a matrix whose determinant is written out."""
+
+
+def _determinant(x: Node) -> Node:
+    """``Det`` without divisions (Bird 2011), so that singular matrices have gradients; in f64: sums cancel."""
+    n = x.shape[-1]
+    if isinstance(n, Dim) or n != x.shape[-2] or n > LARGEST_DETERMINANT:
+        raise Unsupported(
+            f"the determinant of {x.type}: gradc takes square matrices of 1 to {LARGEST_DETERMINANT} rows"
+        )
+    wide = converted(x, F64)
+    power = wide
+    for _ in range(n - 1):
+        # Above the diagonal as it is, on it less the sum of what follows on the diagonal, below it zeros.
+        diagonal = ops.diagonal(power, 0, -2, -1)
+        after = diagonal - ops.cumsum(diagonal, -1, reverse=True)
+        power = ops.matmul(ops.triu(power, 1) + ops.diag_embed(after, 0, -2, -1), wide)
+    found = power[..., 0, 0]
+    return converted(found if n % 2 else -found, x.dtype)
+
+
 def spatial(x: Node) -> int:
     return x.rank - 2
 
@@ -188,6 +210,7 @@ def conv_integer(
 LINES: dict[str, Callable[..., Any]] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
+    "Det": _determinant,
     "Einsum": _einsum,
     "MatMulInteger": matmul_integer,
     "Conv": convolution,

@@ -11,7 +11,7 @@ from ...ir.dims import Dim
 from ...ir.node import Node
 from ...ir.types import I64
 from ...ops.rules import converted
-from ..table import Weight
+from ..table import MOST_STEPS, Weight
 
 Activation = Callable[[Node], Node]
 
@@ -87,6 +87,8 @@ def _layer(
     steps, batch, _ = x.shape
     if isinstance(steps, Dim):
         raise Unsupported(f"a recurrent layer over {steps} steps; dims= can give sizes")
+    if steps > MOST_STEPS:
+        raise Unsupported(f"a recurrent layer over {steps} steps; at most {MOST_STEPS} are written out")
     directions = 2 if direction == "bidirectional" else 1
     every, last = [], []
     for d in range(directions):

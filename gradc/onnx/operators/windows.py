@@ -6,9 +6,11 @@ from collections.abc import Callable
 from math import inf, prod
 from typing import Any
 
+import numpy as np
+
 from ... import ops
 from ...errors import Unsupported
-from ...ir.dims import Dim
+from ...ir.dims import Dim, floordiv
 from ...ir.node import Node
 from ...ir.types import I64
 from ...ops.rules import converted
@@ -196,12 +198,27 @@ def _col2im(
     x: Node, image: Sizes, block: Sizes, *, dilations: Any = None, pads: Any = None, strides: Any = None
 ) -> Node:
     rank = len(image)
-    around = each(pads, 2 * rank, 0)
-    if rank != 2 or around[:rank] != around[rank:]:
-        raise Unsupported("Col2Im of other than two axes with equal padding on both sides")
-    return ops.fold(
-        x, tuple(image), tuple(int(n) for n in block), each(dilations, rank, 1), around[:rank], each(strides, rank, 1)
+    around, step, spread = each(pads, 2 * rank, 0), each(strides, rank, 1), each(dilations, rank, 1)
+    if rank == 2 and around[:rank] == around[rank:]:
+        return ops.fold(x, tuple(image), tuple(int(n) for n in block), spread, around[:rank], step)
+    if any(isinstance(n, Dim) for n in image):
+        raise Unsupported("Col2Im into an image of unknown size")
+    # The place of each element in the padded image, [block, blocks], added up there.
+    sizes = [int(n) + a + b for n, a, b in zip(image, around[:rank], around[rank:], strict=True)]
+    places = np.zeros((1, 1), np.int64)
+    for size, n, s, d in zip(sizes, map(int, block), step, spread, strict=True):
+        blocks = (size - (n - 1) * d - 1) // s + 1
+        own = np.arange(n)[:, None] * d + np.arange(blocks) * s
+        wide = places[:, None, :, None] * size + own[None, :, None, :]
+        places = wide.reshape(places.shape[0] * n, places.shape[1] * blocks)
+    batch, channels = x.shape[0], floordiv(x.shape[1], len(places))
+    zeros = ops.broadcast_to(
+        converted(ops.constant(value=(0.0,), dtype="f32"), x.dtype), (batch, channels, prod(sizes))
     )
+    flat = ops.reshape(x, (batch, channels, places.size))
+    whole = ops.reshape(ops.index_add(zeros, 2, places.reshape(-1), flat), (batch, channels, *sizes))
+    cut = tuple((-a, -b) for a, b in zip(around[:rank], around[rank:], strict=True))
+    return ops.pad(whole, ((0, 0), (0, 0), *cut)) if any(around) else whole
 
 
 LINES: dict[str, Callable[..., Any]] = {

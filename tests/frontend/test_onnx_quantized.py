@@ -1,0 +1,313 @@
+"""Quantized ONNX models: codes stay codes in memory, and every scale and zero point has the gradient of the float
+emulation, written here in NumPy; values are onnxruntime's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="the ONNX frontend needs onnx")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+import gradc  # noqa: E402
+from gradc import interp  # noqa: E402
+from gradc.errors import NotDifferentiable  # noqa: E402
+
+rng = np.random.default_rng(0)
+F, I64 = TensorProto.FLOAT, TensorProto.INT64
+KINDS = {"f": F, "i": I64}
+Values = dict[str, np.ndarray]
+
+
+class Case(NamedTuple):
+    """A model, what it reads, and what its result is in floats.
+
+    :param learned: scales and zero points.
+    """
+
+    nodes: list[Any]
+    inputs: Values
+    weights: Values
+    learned: tuple[str, ...]
+    emulated: Callable[[Values], np.ndarray]
+
+
+def model(case: Case) -> Any:
+    graph = helper.make_graph(
+        case.nodes,
+        "net",
+        [helper.make_tensor_value_info(n, KINDS[v.dtype.kind], v.shape) for n, v in case.inputs.items()],
+        [helper.make_tensor_value_info("y", F, [None] * case.emulated({**case.inputs, **case.weights}).ndim)],
+        [numpy_helper.from_array(v, n) for n, v in case.weights.items()],
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def spread(v: np.ndarray, shape: tuple[int, ...], axis: int | None) -> np.ndarray:
+    """A scale or zero point at each code: of a tensor, of an axis, or of blocks along one."""
+    if v.ndim == 0:
+        return np.broadcast_to(v, shape)
+    if v.ndim == 1:
+        return np.broadcast_to(v.reshape([-1 if i == axis else 1 for i in range(len(shape))]), shape)
+    return np.repeat(v, shape[axis or 0] // v.shape[axis or 0], axis or 0)
+
+
+def scales(*shape: int) -> np.ndarray:
+    return np.asarray(rng.uniform(0.01, 0.02, shape), np.float32)
+
+
+def codes(*shape: int, kind: str = "i1", low: int = -100, high: int = 100) -> np.ndarray:
+    return rng.integers(low, high, shape).astype(kind)
+
+
+def product(axis: int | None, block: int = 0, zeros: bool = True) -> Case:
+    """x @ w, w read by DequantizeLinear."""
+    shape = (24, 20)
+    of = () if axis is None else (shape[axis],)
+    if block:
+        of = tuple(n // block if i == axis else n for i, n in enumerate(shape))
+    weights = {"q": codes(*shape), "s": scales(*of)} | ({"z": codes(*of, low=-9, high=9)} if zeros else {})
+    attributes = {} if axis is None else {"axis": axis} | ({"block_size": block} if block else {})
+
+    def emulated(v: Values) -> np.ndarray:
+        zero = spread(v["z"], shape, axis) if zeros else 0.0
+        return v["x"] @ ((v["q"] - zero) * spread(v["s"], shape, axis))
+
+    nodes = [
+        helper.make_node("DequantizeLinear", list(weights), ["w"], **attributes),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    learned = ("s", "z") if zeros else ("s",)
+    return Case(nodes, {"x": rng.standard_normal((3, 24)).astype("f4")}, weights, learned, emulated)
+
+
+def convolved() -> Case:
+    """A scale and a zero point for each output channel."""
+    weights = {"q": codes(4, 2, 3, 3), "s": scales(4), "z": codes(4, low=-9, high=9)}
+
+    def emulated(v: Values) -> np.ndarray:
+        w = (v["q"] - v["z"].reshape(-1, 1, 1, 1)) * v["s"].reshape(-1, 1, 1, 1)
+        windows = np.lib.stride_tricks.sliding_window_view(v["x"], (3, 3), axis=(2, 3))
+        return np.einsum("nchwij,ocij->nohw", windows, w)
+
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=0),
+        helper.make_node("Conv", ["x", "w"], ["y"]),
+    ]
+    return Case(nodes, {"x": rng.standard_normal((2, 2, 6, 5)).astype("f4")}, weights, ("s", "z"), emulated)
+
+
+def rows() -> Case:
+    """Rows of a table with a scale and a zero point for each."""
+    weights = {"q": codes(50, 16), "s": scales(50), "z": codes(50, low=-9, high=9)}
+
+    def emulated(v: Values) -> np.ndarray:
+        return ((v["q"] - v["z"][:, None]) * v["s"][:, None])[v["i"]]
+
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=0),
+        helper.make_node("Gather", ["w", "i"], ["y"]),
+    ]
+    return Case(nodes, {"i": rng.integers(0, 50, 7)}, weights, ("s", "z"), emulated)
+
+
+def packed(values: np.ndarray) -> np.ndarray:
+    """Two codes of four bits a byte, the low ones first."""
+    return (values[..., 0::2] | values[..., 1::2] << 4).astype(np.uint8)
+
+
+def four_bits(zeros: str) -> Case:
+    """com.microsoft.MatMulNBits; a zero point is 8, packed in bytes, or a float that learns."""
+    K, N, block = 32, 6, 16
+    count = K // block
+    q = codes(N, count, block, kind="u1", low=0, high=16)
+    fixed = codes(N, count, kind="u1", low=0, high=16)
+    weights = {"b": packed(q), "s": scales(N * count)}
+    if zeros:
+        weights["z"] = packed(fixed) if zeros == "packed" else rng.uniform(4, 12, N * count).astype(np.float32)
+
+    def emulated(v: Values) -> np.ndarray:
+        zero = {"": np.full((N, count), 8.0), "packed": fixed}.get(zeros)
+        zero = v["z"].reshape(N, count) if zero is None else zero
+        w = (q - zero[..., None].astype(np.float64)) * v["s"].reshape(N, count, 1)
+        return v["x"] @ w.reshape(N, K).T
+
+    node = helper.make_node(
+        "MatMulNBits", ["x", *weights], ["y"], domain="com.microsoft", K=K, N=N, bits=4, block_size=block
+    )
+    learned = ("s", "z") if zeros == "float" else ("s",)
+    return Case([node], {"x": rng.standard_normal((3, K)).astype("f4")}, weights, learned, emulated)
+
+
+def block_rows(zeros: bool) -> Case:
+    """com.microsoft.GatherBlockQuantized."""
+    V, width, block = 40, 64, 16
+    q, z = (codes(V, n, kind="u1", low=0, high=16) for n in (width, width // block))
+    weights = {"q": packed(q), "s": scales(V, width // block)} | ({"z": packed(z)} if zeros else {})
+
+    def emulated(v: Values) -> np.ndarray:
+        zero = np.repeat(z.astype(np.float64), block, 1) if zeros else 8.0
+        return ((q - zero) * np.repeat(v["s"], block, 1))[v["i"]]
+
+    inputs = ["q", "i", "s", *(["z"] if zeros else [])]
+    node = helper.make_node(
+        "GatherBlockQuantized", inputs, ["y"], domain="com.microsoft", bits=4, block_size=block, quantize_axis=1
+    )
+    return Case([node], {"i": rng.integers(0, V, 7)}, weights, ("s",), emulated)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "a tensor": lambda: product(None),
+    "rows": lambda: product(0),
+    "columns": lambda: product(1),
+    "columns without zero points": lambda: product(1, zeros=False),
+    "blocks of rows": lambda: product(0, 8),
+    "blocks of columns": lambda: product(1, 5),
+    "channels of a convolution": convolved,
+    "rows of a table": rows,
+    "four bits": lambda: four_bits(""),
+    "four bits, packed zero points": lambda: four_bits("packed"),
+    "four bits, float zero points": lambda: four_bits("float"),
+    "blocks of a table": lambda: block_rows(False),
+    "blocks of a table, packed zero points": lambda: block_rows(True),
+}
+TABLES = [name for name in CASES if "table" in name]
+"""Where nothing needs a weight in floats."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_the_float_emulation(name: str) -> None:
+    """Of each scale and zero point, element by element: it is linear in each, so that a difference is exact."""
+    case = CASES[name]()
+    module = gradc.compile(gradc.from_onnx(model(case)), wrt=list(case.learned), target="cpu")
+    y, residuals = module.forward(**case.inputs)
+    values = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in {**case.weights, **case.inputs}.items()}
+    np.testing.assert_allclose(y, case.emulated(values), rtol=1e-4, atol=1e-5)
+    dy = rng.standard_normal(y.shape)
+    grads = module.backward(residuals, dy.astype(np.float32))
+    dy = dy.astype(np.float32).astype(np.float64)
+    for learned in case.learned:
+        base = values[learned].astype(np.float64)
+        wanted = np.empty(base.size)
+        for at in range(base.size):
+            step = np.zeros(base.size)
+            step[at] = 0.5
+            sides = (base + s * step.reshape(base.shape) for s in (1, -1))
+            above, below = (float((case.emulated({**values, learned: side}) * dy).sum()) for side in sides)
+            wanted[at] = above - below
+        most = np.abs(wanted).max()
+        np.testing.assert_allclose(np.ravel(grads[learned]), wanted, rtol=1e-4, atol=1e-5 * most, err_msg=learned)
+
+
+def session(runtime: Any, made: bytes) -> Any:
+    """As the model is written: optimized, onnxruntime rounds what it multiplies with codes, too."""
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return runtime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_onnxruntimes(name: str) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="the oracle")
+    case = CASES[name]()
+    made = model(case).SerializeToString()
+    (wanted,) = session(runtime, made).run(None, case.inputs)
+    found = gradc.compile(gradc.from_onnx(made), target="cpu")(**case.inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+
+
+def floats(program: Any, size: int) -> list[str]:
+    """Buffers of as many floats as a weight has codes."""
+    return [
+        b.name
+        for b in program.buffers
+        if b.type.dtype.is_float
+        and b.kind != "input"
+        and all(isinstance(n, int) for n in b.type.shape)
+        and np.prod(b.type.shape) >= size
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_nowhere_in_floats(name: str) -> None:
+    """Neither forward nor backward, for each scale and zero point: the dump of both programs."""
+    case = CASES[name]()
+    module = gradc.compile(gradc.from_onnx(model(case)), wrt=list(case.learned), target="cpu")
+    size = case.weights["q"].size
+    assert not floats(module.forward.program, size) and not floats(module.backward.program, size)
+
+
+@pytest.mark.parametrize("name", ["rows", "columns", "a tensor", "channels of a convolution", "four bits"])
+def test_a_product_keeps_codes(name: str) -> None:
+    """A product's weight is in floats while it runs, in its workspace alone: what is kept for the backward is codes,
+    and where a scale is that of a column it is read behind the product.
+    """
+    case = CASES[name]()
+    module = gradc.compile(gradc.from_onnx(model(case)), wrt=list(case.learned), target="cpu")
+    size = 192 if name == "four bits" else case.weights["q"].size
+    kinds = {b.name: b.kind for b in module.forward.program.buffers}
+    assert {kinds[name] for name in floats(module.forward.program, size) if name[0] != "y"} <= {"temp"}
+    assert not any(r.node.dtype.is_float and np.prod(r.node.shape) >= size for r in module.residuals if not r.borrowed)
+    if name == "columns":
+        kernel = next(k for k in module.forward.program.kernels if "q" in k.reads)
+        assert "s" not in kernel.reads and any("s" in k.reads for k in module.forward.program.kernels)
+
+
+def test_packed_zero_points_have_no_gradient() -> None:
+    """A byte of two codes is no number that could move."""
+    graph = gradc.from_onnx(model(four_bits("packed")))
+    with pytest.raises(NotDifferentiable, match="unpack"):
+        gradc.differentiate(graph, ["z"])
+
+
+# -- operators that round what they compute ----------------------------------------------------------------------------
+
+
+def rounded(op: str) -> Any:
+    """QLinearMatMul or QLinearConv between DequantizeLinear and QuantizeLinear, every scale and zero point a weight."""
+    shapes = {"MatMul": ((3, 8), (8, 5)), "Conv": ((1, 2, 5, 5), (4, 2, 3, 3))}[op]
+    weights: Values = {"b": codes(*shapes[1])}
+    for name, low, high in (("a", 0.05, 0.06), ("b", 0.01, 0.02), ("y", 0.08, 0.09)):
+        channels = (4,) if name == "b" and op == "Conv" else ()
+        weights[f"{name}s"] = np.asarray(rng.uniform(low, high, channels), np.float32)
+        weights[f"{name}z"] = np.asarray(rng.integers(-3, 4, channels), np.int8)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "as", "az"], ["a"]),
+        helper.make_node(f"QLinear{op}", ["a", "as", "az", "b", "bs", "bz", "ys", "yz"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "ys", "yz"], ["y"]),
+    ]
+    if op == "Conv":
+        weights["bz"][:] = 0  # onnxruntime takes no other of a weight's channels
+    x = 4 * rng.standard_normal(shapes[0]).astype(np.float32)  # some saturate: else a zero point shifts nothing
+    return Case(nodes, {"x": x}, weights, ("as", "az", "bs", "bz", "ys", "yz"), lambda v: np.zeros((1,) * x.ndim))
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Conv"])
+def test_operators_that_round_pass_gradients_to_every_scale(op: str) -> None:
+    """Against differences of the piecewise linear function that rounding stands for, which :func:`gradc.check` holds
+    in its place; values within one step of onnxruntime's.
+    """
+    runtime = pytest.importorskip("onnxruntime", reason="the oracle")
+    case = rounded(op)
+    made = model(case).SerializeToString()
+    (wanted,) = session(runtime, made).run(None, case.inputs)
+    graph = gradc.from_onnx(made)
+    wrt = [*case.learned, "x"]
+    module = gradc.compile(graph, wrt=wrt, target="cpu")
+    y, residuals = module.forward(**case.inputs)
+    assert np.abs(y - wanted).max() <= 1.01 * case.weights["ys"] and (np.abs(y - wanted) < 1e-6).mean() > 0.9
+    report = gradc.check(graph, wrt, inputs={**graph.defaults, **case.inputs})
+    assert {f.verdict for f in report.findings} == {"ok"}, report
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    values = {**graph.defaults, **case.inputs, "d.y": dy}
+    exact = interp.run(gradc.differentiate(graph, wrt), values)
+    found = module.backward(residuals, dy)
+    for name in wrt:
+        assert np.any(exact[f"d.{name}"]), name
+        np.testing.assert_allclose(found[name], exact[f"d.{name}"], rtol=1e-3, atol=1e-3, err_msg=name)
