@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-NEEDS = {"from_torch": "torch"}
+NEEDS = {"from_torch": "torch", "from_onnx": "onnx"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[p.stem for p in PAGES])
