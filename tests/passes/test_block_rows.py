@@ -154,6 +154,19 @@ def test_the_bits_do_not_depend_on_the_threads(module):
         assert len(bits) == 1, name
 
 
+@pytest.mark.parametrize("name", ("attention", "causal"))
+def test_a_kernel_of_a_loop_is_sampled_and_timed_as_its_largest_block(module, name):
+    dims = {"B": 2, "H": 3, "S": 500}
+    kernels = [k for k in module(name).kernels.values() if k.loop is not None]
+    assert kernels
+    for kernel in kernels:
+        rows = kernel.loop.largest(dims)[kernel.loop.count]
+        blocks = {b.name for b in kernel.loop.blocks}
+        shapes = {name: array.shape for name, array in kernel.sample(**dims).items()}
+        assert {shape for name, shape in shapes.items() if name in blocks} <= {(rows, 500)}
+        assert kernel.bytes(**dims) > 0 and kernel.time(1, **dims) > 0
+
+
 def test_strict_numerics_cut_no_rows(module):
     """A product of fewer rows may add up in another order."""
     assert not module("attention", numerics="strict").executables["forward"].program.loops
