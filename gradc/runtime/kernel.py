@@ -141,7 +141,10 @@ class KernelHandle:
     def bound(self, dims: Mapping[str, int]) -> dict[str, int]:
         """Sizes by name: a kernel of a loop is taken for the largest block, unless ``dims`` says otherwise."""
         given = {**self.owner.fixed_dims, **dims}
-        if self.loop is None or {s for size in self.loop.sizes for s in symbols(size)} - given.keys():
+        if self.loop is None:
+            return given
+        around = {s for size in self.loop.sizes for s in symbols(size)} - {*self.loop.symbols}
+        if around - given.keys():
             return given
         return {**self.loop.largest(given), **given}
 

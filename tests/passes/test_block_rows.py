@@ -154,6 +154,19 @@ def test_the_bits_do_not_depend_on_the_threads(module):
         assert len(bits) == 1, name
 
 
+@pytest.mark.parametrize("name", ("attention", "causal"))
+def test_a_kernel_of_a_loop_is_sampled_and_timed_as_its_largest_block(module, name):
+    dims = {"B": 2, "H": 3, "S": 500}
+    kernels = [k for k in module(name).kernels.values() if k.loop is not None]
+    assert kernels
+    for kernel in kernels:
+        rows = kernel.loop.largest(dims)[kernel.loop.count]
+        blocks = {b.name for b in kernel.loop.blocks}
+        shapes = {name: array.shape for name, array in kernel.sample(**dims).items()}
+        assert {shape for name, shape in shapes.items() if name in blocks} <= {(rows, 500)}
+        assert kernel.bytes(**dims) > 0 and kernel.time(1, **dims) > 0
+
+
 def test_strict_numerics_cut_no_rows(module):
     """A product of fewer rows may add up in another order."""
     assert not module("attention", numerics="strict").executables["forward"].program.loops
@@ -267,7 +280,7 @@ def test_columns_that_somebody_is_given_are_computed():
     assert not any(loop.cols for loop in program.loops)
 
 
-@pytest.mark.parametrize("sizes", ("B,S", "2,300"))
+@pytest.mark.parametrize("sizes", ("B,S", "2,300", "1,300"))
 def test_heads_that_lie_side_by_side_have_no_scores_in_memory(sizes):
     """The keys' gradient is added up in whole rows, whatever the order of its axes."""
 
@@ -285,7 +298,7 @@ def test_heads_that_lie_side_by_side_have_no_scores_in_memory(sizes):
         assert loop.cols
         assert not any(b.type.rank == 4 and b.type.shape[2] == b.type.shape[3] for b in executable.program.buffers)
     rng = np.random.default_rng(0)
-    arrays = {x: rng.standard_normal((2, 300, 24)).astype(np.float32) for x in types}
+    arrays = {x: rng.standard_normal((1 if sizes[0] == "1" else 2, 300, 24)).astype(np.float32) for x in types}
     given = {x: torch.from_numpy(a.astype(np.float64)).requires_grad_() for x, a in arrays.items()}
     heads = (apart(torch.permute, x) for x in given.values())
     wanted = torch.permute(_torch_attention(*heads, causal=True), (0, 2, 1, 3))
@@ -367,7 +380,10 @@ def test_heads_that_are_views_have_no_scores_in_memory(causal):
         _close(got, given[name].grad.numpy(), name)
 
 
-@pytest.mark.parametrize("shape", ("f32[2,3,640,16]", "f32[B,H,S,16]"))
+@pytest.mark.parametrize(
+    "shape",
+    ("f32[2,3,640,16]", "f32[B,H,S,16]", "f32[1,3,640,16]", "f32[2,1,640,16]", "f32[1,1,640,16]", "f32[1,H,S,16]"),
+)
 def test_attention_keeps_no_scores(shape):
     """What makes factors of narrow rows from statistics of wide ones is a part of the loop, if products wait for it."""
     graph = gradc.trace(_attention, **dict.fromkeys("qkv", shape))
@@ -379,3 +395,14 @@ def test_attention_keeps_no_scores(shape):
         )
         sizes = {str(shape) for b in executable.program.buffers for shape in [b.type.shape[-2:]] if b.type.rank > 3}
         assert all(size.endswith("16)") for size in sizes), sizes
+    if "640" not in shape:
+        return
+    rng = np.random.default_rng(0)
+    arrays = {x: rng.standard_normal(made.graph.input(x).type.shape).astype(np.float32) for x in "qkv"}
+    given = {x: torch.from_numpy(a.astype(np.float64)).requires_grad_() for x, a in arrays.items()}
+    wanted = _torch_attention(**given)
+    y, residuals = made.forward(**arrays)
+    _close(y, wanted.detach().numpy(), "y")
+    wanted.backward(torch.ones_like(wanted))
+    for x, got in made.backward(residuals, np.ones_like(y)).items():
+        _close(got, given[x].grad.numpy(), x)

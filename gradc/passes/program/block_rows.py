@@ -8,7 +8,7 @@ is added up block by block.  How rows are cut depends on shapes alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir.dims import Size, assuming, evaluate, product, same, symbol
@@ -33,6 +33,8 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
 
     :param dims: sizes at which elements are counted; 1024 stands for the others.
     """
+    calls = {step.out.buffer: step for step in program.steps if isinstance(step, Call)}
+    program = replace(program, steps=tuple(_narrowed(s) if isinstance(s, Call) else s for s in program.steps))
     with assuming(program.assumptions):
         tried: set[str] = set()
         while (seed := next((b for b in _seeds(program, WIDER, dims) if b not in tried), None)) is not None:
@@ -40,7 +42,19 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
             group = _Group.around(program, seed, dims)
             if group is not None:
                 program = group.looped()
-    return program
+    steps = tuple(calls[s.out.buffer] if isinstance(s, Call) else s for s in program.steps)
+    return replace(program, steps=steps)
+
+
+def _narrowed(call: Call) -> Call:
+    """A product without the axes of length 1 that its result begins with, as kernels have none: they are position 0."""
+    if not REGISTRY[call.op].contraction:
+        return call
+    single = {axis for axis in call.result_axes[:-2] if dict(call.axes)[axis] == 1}
+    index = tuple(Index() if i.variable in single else i for i in call.out.index)
+    axes = tuple((axis, size) for axis, size in call.axes if axis not in single)
+    used = {v for o in call.operands for i in o.index for v, _ in i.terms}
+    return call if single & used else replace(call, axes=axes, out=replace(call.out, index=index))
 
 
 def uncut(program: Program, wider: int, dims: Mapping[str, int] | None = None) -> bool:
@@ -231,7 +245,7 @@ class _Group:
                 if root not in written or (isinstance(access, Stmt) and access.op == "store"):
                     continue
                 adds = cut.add and access.buffer in program.steps[number].writes
-                apart = not adds and [i.variable for i in access.index[: len(cut.axes)]] != [*cut.axes]
+                apart = not adds and not _begins(access, cut.axes)
                 if apart or access.buffer != root or not program.types[root].dtype.is_float:
                     return False
                 sums = any(self.steps[n].add and root in program.steps[n].writes for n in self.steps)
@@ -285,14 +299,14 @@ class _Group:
         return replace(program, buffers=buffers, steps=ordered)
 
     def loop(self) -> Loop:
-        program, lead = self.program, len(self.shape) - 1
+        program, sizes = self.program, [size for size in self.shape[:-1] if size != 1]
         taken = {*program.dims, *(name for loop in program.loops for name in loop.symbols)}
-        names = (*(f"at{i}" for i in range(lead)), "row", "rows", "cols")
+        names = (*(f"at{i}" for i in range(len(sizes))), "row", "rows", "cols")
         *over, row, count, column = (_fresh(name, taken) for name in names)
         numbers = sorted(self.steps)
         cuts = [self.steps[n] for n in numbers]
         whole = [step for n in numbers if isinstance(step := program.steps[n], Kernel | Call)]
-        blocks = dict.fromkeys(self.blocks, lead + 1)
+        blocks = dict.fromkeys(self.blocks, len(self.shape))
         columns = column_bounds(whole, [cut.row for cut in cuts], blocks, self.wide)
         cols = (column, columns.size) if columns else None
         own = {name: self.block(name, count, cols) for name in self.blocks}
@@ -300,13 +314,14 @@ class _Group:
         steps = []
         for i, (step, cut) in enumerate(zip(whole, cuts, strict=True)):
             axis = columns.axes[i] if columns else None
-            steps.append(_Cutter(cut, tuple(over), row, count, own, (axis, column) if axis else None).step(step, types))
-        outer = tuple(zip(over, self.shape[:-1], strict=True))
+            cutter = _Cutter(cut, tuple(over), row, count, own, len(self.shape) - 1, (axis, column) if axis else None)
+            steps.append(cutter.step(step, types))
+        outer = tuple(zip(over, sizes, strict=True))
         to = columns.below(symbol(row) + symbol(count)) if columns else 0
         return Loop(
             outer,
             (row, self.shape[-1]),
-            _by(self.shape[-1], self.wide, lead > 0),
+            _by(self.shape[-1], self.wide, bool(sizes)),
             count,
             tuple(own.values()),
             tuple(steps),
@@ -379,14 +394,19 @@ def _accesses(step: Step) -> list[Stmt | Operand]:
 
 def _cut(step: Step, name: str, shape: tuple[Size, ...]) -> _Cut | None:
     """How a step is cut by the rows of a buffer that it touches; None if it cannot be."""
-    found = {tuple(i.variable for i in a.index[: len(shape)]) for a in _accesses(step) if a.buffer == name}
+    found = {
+        tuple(i.variable for i, size in zip(a.index, shape, strict=False) if size != 1 or i.terms or i.const != 0)
+        for a in _accesses(step)
+        if a.buffer == name
+    }
     if len(found) != 1 or not isinstance(step, Kernel | Call):
         return None
     names = next(iter(found))
     axes = dict(step.rows if isinstance(step, Kernel) else step.axes)
-    if len(set(names)) < len(names) or not all(
-        v in axes and same(axes[v], n) for v, n in zip(names, shape, strict=True)
-    ):
+    sizes = [*(size for size in shape[:-1] if size != 1), shape[-1]]
+    if len(names) != len(sizes) or len(set(names)) < len(names):
+        return None
+    if not all(v in axes and same(axes[v], n) for v, n in zip(names, sizes, strict=True)):
         return None
     cut = _Cut(tuple(map(str, names[:-1])), str(names[-1]))
     return _of_kernel(step, cut) if isinstance(step, Kernel) else _of_call(step, cut)
@@ -397,16 +417,20 @@ def _of_kernel(kernel: Kernel, cut: _Cut) -> _Cut | None:
     if kernel.order or any(s.op in ("accum", "check", "search") for s in kernel.body):
         return None
     stores = [s for s in kernel.body if s.op == "store"]
-    own = all([i.variable for i in s.index[: len(cut.axes)]] == [*cut.axes] for s in stores)
-    return cut if own else None
+    return cut if all(_begins(s, cut.axes) for s in stores) else None
+
+
+def _begins(access: Stmt | Operand, axes: Sequence[str]) -> bool:
+    """Whether the index of an access begins with axes, but for positions that are constant."""
+    return [i.variable for i in access.index if i.terms][: len(axes)] == [*axes]
 
 
 def _of_call(call: Call, cut: _Cut) -> _Cut | None:
     """A product with the rows of the loop, or one that adds up over them."""
-    lead = len(cut.over)
-    if not REGISTRY[call.op].contraction or len(call.out.index) != lead + 2:
+    lead, out = len(cut.over), [i.variable for i in call.out.index if i.terms]
+    if not REGISTRY[call.op].contraction or len(out) != lead + 2:
         return None
-    batch, row = [i.variable for i in call.out.index[:lead]], call.out.index[lead].variable
+    batch, row = out[:lead], out[lead]
     divided = {axis for o in call.operands for axis, _ in o.per}
     if batch != [*cut.over] or divided & {*cut.axes} or cut.row == call.result_axes[-1]:
         return None
@@ -422,6 +446,8 @@ class _Cutter:
     row: str
     count: str
     blocks: Mapping[str, Buffer]
+    lead: int
+    """Axes of a buffer that a block of it does not have."""
     column: tuple[str, str] | None
     """The axis of the columns, and the symbol of how many a block has."""
 
@@ -447,7 +473,7 @@ class _Cutter:
 
     def index(self, buffer: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
         if buffer in self.blocks:
-            return index[len(self.cut.over) :]
+            return index[self.lead :]
         return tuple(map(self.placed, index))
 
     def placed(self, index: Index) -> Index:
