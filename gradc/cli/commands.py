@@ -12,6 +12,7 @@ import click
 
 from ..errors import IndexOutOfRange
 from ..files import make_folder, write
+from ..inspect.explain import summary
 from ..inspect.report import as_json as content_json
 from ..inspect.report import content, kernel_entries
 from ..inspect.trace_events import chrome_trace
@@ -102,7 +103,7 @@ def compile(
     if as_json:
         _say_module(module, settings.dims, seconds)
         return
-    click.echo(f"{module}\ncompiled in {seconds:.2f} s")
+    click.echo(f"{summary(module, settings.dims)}\ncompiled in {seconds:.2f} s")
     if output is not None:
         click.echo(f"wrote {written} files to {output}")
     if save_module is not None:

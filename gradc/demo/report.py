@@ -52,6 +52,12 @@ class Report:
         self._markdown.append(text)
         self._html.append(f"<p>{html.escape(text)}</p>")
 
+    def link(self, text: str, folder: Path, file: str) -> None:
+        """A paragraph that ends with a file; in the files it is a link, from beside them in ``folder``."""
+        self._show(textwrap.fill(f"{text} {folder / file}", TERMINAL, break_long_words=False, break_on_hyphens=False))
+        self._markdown.append(f"{text} [{file}]({file})")
+        self._html.append(f'<p>{html.escape(text)} <a href="{html.escape(file)}">{html.escape(file)}</a></p>')
+
     def code(self, text: str) -> None:
         """Verbatim lines; long ones are folded in the terminal."""
         text = text.strip("\n")

@@ -309,11 +309,11 @@ def dump(report: Report, trainees: list[Trainee], folder: Path) -> None:
         for number, stage in enumerate(each.module.stages):
             files.write(own / f"{number:02d}-{stage.name}.gir", f"{stage}\n")
         dump_module(each.module, own)
-    first = folder / trainees[-1].variant.name.replace(" ", "-")
     report.say(
         f"The dump lies in {folder}: a folder per model with the IR after each of its {len(trainees[-1].module.stages)}"
-        f" stages, the C of each kernel and the whole explanation; begin with {first / 'index.html'}."
+        " stages, the C of each kernel and the whole explanation."
     )
+    report.link("Begin with", folder, f"{trainees[-1].variant.name.replace(' ', '-')}/index.html")
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ The page holds the texts that ``gradc dump`` prints and nothing is drawn from an
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import html
 import json
 import math
@@ -37,6 +38,9 @@ SCRIPTS = ("text.js", "layout.js", "view.js", "parts.js", "page.js")
 MOST_CURVES = 60
 """Combines whose estimates are drawn over every size; of more, only the table is there."""
 POINTS = 25
+MOST_TEXT, MOST_DIFFERENT = 4_000_000, 0.3
+"""Characters of all stages' texts up to which each is written whole; the share of lines up to which one is written as
+a difference."""
 
 
 @dataclass(frozen=True)
@@ -357,13 +361,14 @@ def as_json(found: Content, indent: int | None = None) -> str:
 def page(module: Explained, dims: Mapping[str, int], timed: int = 0) -> str:
     """The HTML text."""
     found = content(module, dims, timed)
-    data = as_json(found)
-    texts = [("explain", "", explain(module, dims)), *((s.name, s.name, str(s)) for s in module.stages)]
-    texts += [(f"{k.direction} {k.name}.c", "", k.source) for k in found.kernels if k.source]
+    sources = {f"{k.direction} {k.name}": k.source for k in found.kernels if k.source}
+    data = as_json(dataclasses.replace(found, kernels=[dataclasses.replace(k, source="") for k in found.kernels]))
+    texts = [("explain", "", explain(module, dims)), *stage_texts(list(module.stages))]
+    texts += [(f"{name}.c", f'data-source="{html.escape(name)}"', source) for name, source in sources.items()]
     sections = "".join(
         f'<details class="text"><summary>{html.escape(title)}</summary>'
-        f'<pre data-stage="{html.escape(stage)}">{html.escape(text)}</pre></details>\n'
-        for title, stage, text in texts
+        f"<pre {place}>{html.escape(text)}</pre></details>\n"
+        for title, place, text in texts
     )
     text = read_template("report/page.html")
     parts = {
@@ -376,6 +381,42 @@ def page(module: Explained, dims: Mapping[str, int], timed: int = 0) -> str:
     }
     pieces = text.split("@@")
     return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
+
+
+def stage_texts(stages: Sequence[Stage]) -> Iterator[tuple[str, str, str]]:
+    """(title, attributes of its element, text) of each stage; where all are long, of one that is like an earlier one
+    the difference, which the page's script applies to that.
+    """
+    texts = [str(stage) for stage in stages]
+    long = sum(map(len, texts)) > MOST_TEXT
+    for number, (stage, text) in enumerate(zip(stages, texts, strict=True)):
+        base = _base(stages, number) if long else None
+        difference = None if base is None else _difference(texts[base], text)
+        if difference is None:
+            yield stage.name, f'data-stage="{number}"', text
+        else:
+            place = f'data-stage="{number}" data-base="{base}"'
+            yield f"{stage.name}: what differs from {stages[base or 0].name}", place, difference
+
+
+def _base(stages: Sequence[Stage], number: int) -> int | None:
+    """The stage whose text is likely the nearest: the last of this name, or the one before of this kind."""
+    stage = stages[number]
+    same = [at for at in range(number) if stages[at].name == stage.name]
+    if same or number == 0:
+        return same[-1] if same else None
+    last = stages[number - 1]
+    of_one_kind = isinstance(last.result, Graph) == isinstance(stage.result, Graph)
+    direction = stage.name.rpartition(".")[0]  # "" before the partition
+    return number - 1 if of_one_kind and direction in ("", last.name.rpartition(".")[0]) else None
+
+
+def _difference(old: str, new: str) -> str | None:
+    """A unified diff without context and heads; None where much differs."""
+    before, after = old.splitlines(), new.splitlines()
+    if len(set(after) - set(before)) > len(after) * MOST_DIFFERENT:
+        return None
+    return "\n".join([*difflib.unified_diff(before, after, lineterm="", n=0)][2:])
 
 
 def write_report(module: Explained, path: str | Path, dims: Mapping[str, int], timed: int = 0) -> None:

@@ -715,10 +715,13 @@ class Module(Shared):
         the arrays in ``sample/``.
 
         :param folder: does not exist, or is empty; it is written whole or not at all.
-        :param dims: sizes of the sample arrays; small ones stand for what is not given.
+        A module for ``cuda`` becomes PTX and a launcher that needs the driver alone, for the sizes ``dims``.
+
+        :param dims: sizes of the sample arrays; on the CPU small ones stand for what is not given.
         :param seed: of the sample arrays.
         :return: its path.
-        :raises Unsupported: the target is not ``cpu``, or a program can only be checked by gradc.
+        :raises Unsupported: the target is neither ``cpu`` nor ``cuda``, or a program can only be checked by gradc.
+        :raises InvalidProblem: for ``cuda``, a size is not given.
         :raises FileError: it cannot be written, or there is something.
         """
         return self.recipe.export(self, folder, lang=lang, dims=dims, seed=seed)

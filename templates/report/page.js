@@ -1,15 +1,21 @@
 // -- the page ----------------------------------------------------------------------------------------------------------
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const TEXTS = new Map([...document.querySelectorAll("pre[data-stage]")].map((pre) => [pre.dataset.stage, pre]));
+const TEXTS = [...document.querySelectorAll("pre[data-stage]")];
+const SOURCES = new Map([...document.querySelectorAll("pre[data-source]")].map((pre) => [pre.dataset.source, pre]));
+for (const kernel of DATA.kernels) kernel.source = SOURCES.get(`${kernel.direction} ${kernel.name}`)?.textContent ?? "";
 const main = document.getElementById("view"), texts = document.getElementById("texts"), search = document.getElementById("search");
 
 const parsed = new Map();
 const graphStages = () => DATA.stages.filter((stage) => stage.kind === "graph");
-const textOf = (stage) => TEXTS.get(stage.name).textContent;
+const textAt = (at) => {
+  const { base } = TEXTS[at].dataset, text = TEXTS[at].textContent;
+  return base === undefined ? text : patched(textAt(Number(base)), text);
+};
+const textOf = (stage) => textAt(DATA.stages.indexOf(stage));
 function graphOf(stage) {
-  if (!parsed.has(stage.name)) parsed.set(stage.name, readGraph(textOf(stage)));
-  return parsed.get(stage.name);
+  if (!parsed.has(stage)) parsed.set(stage, readGraph(textOf(stage)));
+  return parsed.get(stage);
 }
 
 const state = { tab: "graph", stage: 0, value: undefined, beside: true };

@@ -125,3 +125,18 @@ function holds(predicate, dims) {
   const [a, b] = [size(left, dims), size(right, dims)];
   return { ">=": a >= b, "<=": a <= b, "==": a === b, ">": a > b, "<": a < b }[relation];
 }
+
+/** A text with a unified diff applied to it that has no context. */
+function patched(text, difference) {
+  const lines = text.split("\n"), made = [];
+  let at = 0;
+  for (const line of difference ? difference.split("\n") : []) {
+    const head = /^@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@/.exec(line);
+    if (head) {
+      const count = Number(head[2] ?? 1), start = count ? head[1] - 1 : Number(head[1]);
+      made.push(...lines.slice(at, start));
+      at = start + count;
+    } else if (line[0] === "+") made.push(line.slice(1));
+  }
+  return made.concat(lines.slice(at)).join("\n");
+}

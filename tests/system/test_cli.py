@@ -308,6 +308,12 @@ def test_compile_writes_what_is_asked(gradc_command, folder: Path):
     assert not list((folder / "only").glob("*.gir"))
 
 
+def test_the_table_is_of_the_sizes_asked_for(gradc_command):
+    text = gradc_command("compile", "model.py:bag", "--wrt", "scale", "--dims", "N=4096,V=50000")[0]
+    assert "(bytes at N=4096, V=50000)" in text
+    assert "1024 standing for" in gradc_command("compile", "model.py:bag", "--wrt", "scale")[0]
+
+
 def test_options_reach_the_compiler(gradc_command):
     fused = gradc_command("compile", *PLAIN, "--wrt", "w")[0]
     alone = gradc_command("compile", *PLAIN, "--wrt", "w", "--no-fuse")[0]

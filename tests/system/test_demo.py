@@ -83,6 +83,8 @@ def test_quick_run_tells_the_whole_story(tmp_path, monkeypatch, capsys):
         text = (folder / name).read_text().strip()
         assert str(parse(text)) == text
     dumped = folder / "frozen-int8"
+    assert '<a href="frozen-int8/index.html">' in (folder / "report.html").read_text()
+    assert "(frozen-int8/index.html)" in (folder / "report.md").read_text()
     assert (
         (dumped / "index.html").exists()
         and (dumped / "explain.txt").exists()

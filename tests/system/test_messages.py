@@ -305,10 +305,18 @@ def test_no_space_left_names_the_path(
     assert "No space left on device" in said and to in said
 
 
+IMPORTING = "import sys, time\nprint('importing', flush=True)\n"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_ctrl_c_while_the_command_is_imported_is_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "waiting",
+    ["time.sleep(60)", "try:\n    time.sleep(60)\nexcept BaseException as e:\n    raise ImportError('failed') from e"],
+    ids=["waits", "turns it into ImportError"],
+)
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(waiting: str, tmp_path: Path) -> None:
     """The import of a package that the command needs waits here until the signal is there."""
-    (tmp_path / "click.py").write_text("import sys, time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "click.py").write_text(f"{IMPORTING}{waiting}\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     with subprocess.Popen(
         [sys.executable, "-m", "gradc", "doctor"],

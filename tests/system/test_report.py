@@ -6,6 +6,8 @@ import html
 import itertools
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,16 @@ def module() -> gradc.Module:
 def file(module: gradc.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "loss.html"
     module.report(path, **SIZES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def short_file(module: gradc.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same page with differences for texts, as of a large graph."""
+    path = tmp_path_factory.mktemp("report") / "short.html"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("gradc.inspect.report.MOST_TEXT", 0)
+        module.report(path, **SIZES)
     return path
 
 
@@ -186,6 +198,34 @@ def test_each_compilation_is_dumped_into_a_folder_of_its_own(tmp_path: Path) -> 
         assert (tmp_path / folder / "00-forward.gir").exists() and (tmp_path / folder / "explain.txt").exists()
         assert folder[4:] in (tmp_path / folder / "index.html").read_text()
         assert f'href="{folder}/index.html"' in (tmp_path / "index.html").read_text()
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
+def test_differences_make_the_texts_of_large_graphs(module: gradc.Module, short_file: Path, tmp_path: Path) -> None:
+    """As patch applies them, which knows nothing of gradc."""
+    found = re.findall(r'<pre data-stage="(\d+)"(?: data-base="(\d+)")?>(.*?)</pre>', short_file.read_text(), re.DOTALL)
+    texts: list[str] = []
+    for _, base, written in found:
+        text = html.unescape(written)
+        if base:
+            file = tmp_path / "text"
+            file.write_text(texts[int(base)] + "\n")
+            given = f"--- a\n+++ b\n{text}\n" if text else ""
+            subprocess.run(["patch", "-s", file], input=given, text=True, check=True)
+            text = file.read_text()[:-1]
+        texts.append(text)
+    assert texts == [str(stage) for stage in module.stages]
+    assert sum(bool(base) for _, base, _ in found) > len(found) / 3
+
+
+@IN_A_BROWSER
+@pytest.mark.parametrize("stage", ["joint", "tidy", "backward.plan_buffers"])
+def test_a_page_with_differences_shows_the_same(file: Path, short_file: Path, stage: str) -> None:
+    shown = [
+        browser.asked(p, "return document.getElementById('view').textContent", f"tab=graph&stage={stage}")
+        for p in (file, short_file)
+    ]
+    assert shown[0] == shown[1] and len(shown[0]) > 1000
 
 
 # -- in a browser ------------------------------------------------------------------------------------------------------
