@@ -26,9 +26,7 @@ def _extended(
     pairs = padding_of(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
     for k, d, pair in zip(kernel, dilations, pairs, strict=True):
         if max(pair) > (k - 1) * d:
-            raise InvalidProblem(
-                f"padding of {max(pair)} for windows of {(k - 1) * d + 1}: some would hold nothing"
-            )
+            raise InvalidProblem(f"padding of {max(pair)} for windows of {(k - 1) * d + 1}: some would hold nothing")
     if not ceil_mode or auto_pad != "NOTSET":
         return pairs, (0,) * rank
     grown, extra = [], []
