@@ -85,9 +85,9 @@ MODELS: dict[str, Given] = {
     ),
     "magika/models/standard_v3_3/model.onnx": Given("magika", {"unk__214": 2}, below=257),
     "basic_pitch/saved_models/icassp_2022/nmp.onnx": Given("basic-pitch", {"unk__749": 1}),
-    "ddddocr/common.onnx": Given("ddddocr", {"image_width": 128}),
+    "ddddocr/common.onnx": Given("ddddocr", {"image_width": 128}, picture=True),
     "ddddocr/common_det.onnx": Given("ddddocr"),
-    "ddddocr/common_old.onnx": Given("ddddocr", {"image_width": 128}),
+    "ddddocr/common_old.onnx": Given("ddddocr", {"image_width": 128}, picture=True),
     "nudenet/320n.onnx": Given("nudenet", {"batch": 1, "height": 320, "width": 320}),
     "rapidocr/models/PP-OCRv6_det_small.onnx": Given(
         "rapidocr", {"DynamicDimension.0": 1, "DynamicDimension.1": 96, "DynamicDimension.2": 160}, picture=True

@@ -510,6 +510,19 @@ def test_external_data_that_cannot_be_there(places: dict[str, str], message: str
         gradc.from_onnx(folder / "model.onnx")
 
 
+def test_no_axes_are_all_of_size_one() -> None:
+    """As onnxruntime takes an empty list, where there is none."""
+    made = model([helper.make_node("Squeeze", ["x"], ["y"])], {"x": (F, [1, 3, 1])}, {"y": (F, [3])}, opset=11)
+    made.graph.node[0].attribute.append(helper.make_attribute("axes", [], attr_type=onnx.AttributeProto.INTS))
+    assert interp.run(gradc.from_onnx(made), {"x": f32(1, 3, 1)})["y"].shape == (3,)
+
+
+def test_windows_that_hold_nothing_are_refused() -> None:
+    node = helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[2], pads=[0, 2])
+    with pytest.raises(InvalidProblem, match="padding of 2 for windows of 2"):
+        gradc.from_onnx(model([node], {"x": (F, [1, 1, 4])}, {"y": (F, [1, 1, 5])}))
+
+
 def test_a_border_wider_than_the_axis_turns_out_to_be() -> None:
     node = helper.make_node("Pad", ["x", "pads"], ["y"], mode="reflect")
     made = model([node], {"x": (F, ["n"])}, {"y": (F, ["m"])}, {"pads": np.array([0, 5])})

@@ -50,11 +50,12 @@ class RowMemory(RowWriter):
         cache: dict[str, int] = {}
         for number, p in enumerate(self.k.passes):
             known = {s.name: s for s in p.body}
-            pending = [u for s in p.roots for u in s.uses]
+            pending, seen = [u for s in p.roots for u in s.uses], set[str]()  # once each: paths between them are many
             while pending:
                 name = pending.pop()
-                if name not in known or name in cache:
+                if name not in known or name in cache or name in seen:
                     continue
+                seen.add(name)
                 if first.get(name, number) < number and self.work(name, known) >= CACHED_COST:
                     cache[name] = first[name]
                 else:

@@ -36,7 +36,7 @@ def _flatten(x: Node, *, axis: int = 1) -> Node:
 
 def _squeeze(x: Node, places: Sizes | None = None, *, axes: Any = None) -> Node:
     chosen = places if places is not None else axes
-    if chosen is None:
+    if chosen is None or not len(chosen):
         chosen = [i for i, n in enumerate(x.shape) if n == 1]
     gone = {int(a) % x.rank for a in chosen}
     return ops.reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import ops
-from ...errors import Unsupported
+from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Dim, floordiv
 from ...ir.node import Node
 from ...ir.types import I64
@@ -24,6 +24,9 @@ def _extended(
     """Widths of padding, grown to what ``ceil_mode`` adds behind, and what it added."""
     rank = len(kernel)
     pairs = padding_of(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
+    for k, d, pair in zip(kernel, dilations, pairs, strict=True):
+        if max(pair) > (k - 1) * d:
+            raise InvalidProblem(f"padding of {max(pair)} for windows of {(k - 1) * d + 1}: some would hold nothing")
     if not ceil_mode or auto_pad != "NOTSET":
         return pairs, (0,) * rank
     grown, extra = [], []
