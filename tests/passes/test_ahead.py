@@ -192,3 +192,14 @@ NOT = {
 @pytest.mark.parametrize(("function", "types", "options"), NOT.values(), ids=NOT)
 def test_not_where(function, types, options, few_flops):
     assert not any(r.ahead for r in _compiled(function, types, **options).residuals)
+
+
+def _two_layers(x, w, b, t):
+    """The first wide product's gradient is made with another product of the backward."""
+    return ops.cross_entropy(ops.linear(ops.relu(ops.linear(x, w, b)), ops.swapaxes(w, 0, 1)), t % 16)
+
+
+def test_a_product_before_another_one_is_computed_again_instead(few_flops):
+    """Else all of a network's backward would be made in its forward."""
+    made = _compiled(_two_layers)
+    assert not any(r.ahead for r in made.residuals)

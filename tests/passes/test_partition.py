@@ -268,3 +268,17 @@ def test_what_is_written_is_what_the_schedule_gives_memory(graph: gradc.Graph, d
     buffers = [b.type for b in program.buffers if b.kind in ("temp", "output") and not b.alias]
     found = written(tidy, fuse=fuse, device=device)
     assert sorted(map(str, buffers)) == sorted(str(node.type) for node in found)
+
+
+def test_what_the_next_layer_reads_is_kept_rather_than_what_it_is_made_of():
+    """A relu's result serves its own gradient and the next weight's: the product before it is not kept, and nothing is
+    computed again.
+    """
+
+    def layers(x, w1, w2):
+        return ops.relu(x @ w1) @ w2
+
+    graph = gradc.trace(layers, x="f32[64,32]", w1="f32[32,128]", w2="f32[128,16]")
+    module = gradc.compile(graph, wrt=["x", "w1", "w2"], target="cpu")
+    assert [r.node.op.name for r in module.residuals if not r.borrowed] == ["relu"]
+    assert not any(s.op == "relu" for k in module.backward.program.kernels for s in k.body)

@@ -120,9 +120,8 @@ def _made_of(joint: Graph, product: Node, late: Collection[Node]) -> list[Node]:
             made.add(node)
             if node in late and node in outputs:
                 gradients.append(node)
-    late_products = {n for n in late if isinstance(n.op, Library)}
-    behind = set(topological(gradients)) - set(gradients)
-    return [] if behind & late_products else gradients
+    behind = topological(o for node in gradients for o in node.operands)
+    return [] if any(node in late and isinstance(node.op, Library) for node in behind) else gradients
 
 
 def _linear(node: Node, cotangent: Node) -> bool:
