@@ -93,6 +93,13 @@ def test_what_frees_more_than_it_takes_runs_first_but_not_before_a_check(check, 
         assert np.array_equal(before, after)
 
 
+def test_what_another_step_still_reads_is_not_given_back():
+    kernel = "  kernel @k4 rows(i: 8) cols(j: 64) {\n    %0 = load a[i, j] : f32\n    store w[i, j] <- %0 : f32\n  }\n"
+    text = TEXT.format(check="").replace("  return", f"{kernel}  return").replace("z=z", "z=z, w=w")
+    text = text.replace("  output y", "  output w: f32[8,64]\n  output y")
+    assert [step.name for step in order_steps(parse_program(text)).steps] == ["k0", "k1", "k2", "k3", "k4"]
+
+
 def test_an_alternating_program_keeps_its_dependences():
     """Every step after those whose results it reads, and before those that overwrite what it reads."""
     module = gradc.compile(gradc.trace(_layers, **TYPES), wrt=[n for n in TYPES], target="numpy")
