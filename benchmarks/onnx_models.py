@@ -88,7 +88,7 @@ MODELS: dict[str, Given] = {
     "ddddocr/common_old.onnx": Given("ddddocr", {"image_width": 128}, picture=True),
     "nudenet/320n.onnx": Given("nudenet", {"batch": 1, "height": 320, "width": 320}),
     "rapidocr/models/PP-OCRv6_det_small.onnx": Given(
-        "rapidocr", {"DynamicDimension.0": 1, "DynamicDimension.1": 96, "DynamicDimension.2": 160}, picture=True
+        "rapidocr", {"DynamicDimension.0": 1, "DynamicDimension.1": 96, "DynamicDimension.2": 160}
     ),
     "rapidocr/models/PP-OCRv6_rec_small.onnx": Given("rapidocr", {"DynamicDimension.0": 1, "DynamicDimension.1": 160}),
     "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx": Given("rapidocr", {"x_0": 1, "x_2": 48, "x_3": 192}),
