@@ -85,7 +85,7 @@ MODELS: dict[str, Given] = {
     "basic_pitch/saved_models/icassp_2022/nmp.onnx": Given("basic-pitch", {"unk__749": 1}),
     "ddddocr/common.onnx": Given("ddddocr", {"image_width": 128}, picture=True),
     "ddddocr/common_det.onnx": Given("ddddocr"),
-    "ddddocr/common_old.onnx": Given("ddddocr", {"image_width": 128}, picture=True),
+    "ddddocr/common_old.onnx": Given("ddddocr", {"image_width": 128}, picture=True, **_ROUNDED),
     "nudenet/320n.onnx": Given("nudenet", {"batch": 1, "height": 320, "width": 320}),
     "rapidocr/models/PP-OCRv6_det_small.onnx": Given(
         "rapidocr", {"DynamicDimension.0": 1, "DynamicDimension.1": 96, "DynamicDimension.2": 160}
@@ -434,7 +434,7 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     if given.packages:
         return print(*sorted({m.package for m in MODELS.values()}))
-    out = given.json or RESULTS / f"onnx-{words_of(processor())}.json"
+    out = given.json or RESULTS / f"onnx-models-{words_of(processor())}.json"
     if given.write:
         return write(out)
     if given.folder is None:
