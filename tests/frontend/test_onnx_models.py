@@ -97,3 +97,14 @@ def test_a_row_for_each_model_and_a_table(
     monkeypatch.setattr(bench, "run", lambda *_: pytest.fail("measured again"))
     bench.main()
     assert "1 of 3 within" in capsys.readouterr().out
+
+
+def test_the_page_has_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the results that are committed."""
+    (results,) = bench.RESULTS.glob("onnx-models-*.json")
+    page = tmp_path / "onnx.md"
+    page.write_text(bench.PAGE.read_text())
+    monkeypatch.setattr(bench, "PAGE", page)
+    before = page.read_text()
+    bench.write(results)
+    assert page.read_text() == before
