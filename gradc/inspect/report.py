@@ -7,11 +7,12 @@ The page holds the texts that ``gradc dump`` prints and nothing is drawn from an
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import difflib
 import html
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -412,11 +413,45 @@ def _base(stages: Sequence[Stage], number: int) -> int | None:
 
 
 def _difference(old: str, new: str) -> str | None:
-    """A unified diff without context and heads; None where much differs."""
+    """A unified diff without context and heads; None where much differs.
+
+    Lines that each text has once are paired where they follow each other in both (the longest such sequence: patience
+    diff), and what lies between is replaced; difflib takes minutes for the texts that this is for.
+    """
     before, after = old.splitlines(), new.splitlines()
     if len(set(after) - set(before)) > len(after) * MOST_DIFFERENT:
         return None
-    return "\n".join([*difflib.unified_diff(before, after, lineterm="", n=0)][2:])
+    hunks, i, j = [], 0, 0
+    for at, to in [*_paired(before, after), (len(before), len(after))]:
+        while i < at and j < to and before[i] == after[j]:
+            i, j = i + 1, j + 1
+        if i < at or j < to:
+            first, second = i + (at > i), j + (to > j)  # a side without lines names the line before
+            hunks.append(f"@@ -{first},{at - i} +{second},{to - j} @@")
+            hunks += [f"-{line}" for line in before[i:at]] + [f"+{line}" for line in after[j:to]]
+        i, j = at + 1, to + 1
+    return "\n".join(hunks)
+
+
+def _paired(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of equal lines, ascending in both."""
+    once = [{line for line, count in Counter(lines).items() if count == 1} for lines in (before, after)]
+    there = {line: at for at, line in enumerate(before) if line in once[0]}
+    pairs = [(there[line], at) for at, line in enumerate(after) if line in once[1] and line in there]
+    ends: list[int] = []  # the least place that ends an ascending sequence of each length
+    last: list[int] = []  # the pair that does so
+    previous: list[int] = []
+    for number, (at, _) in enumerate(pairs):
+        length = bisect.bisect_left(ends, at)
+        previous.append(last[length - 1] if length else -1)
+        ends[length : length + 1] = [at]
+        last[length : length + 1] = [number]
+    found = []
+    number = last[-1] if last else -1
+    while number >= 0:
+        found.append(pairs[number])
+        number = previous[number]
+    return found[::-1]
 
 
 def write_report(module: Explained, path: str | Path, dims: Mapping[str, int], timed: int = 0) -> None:
