@@ -391,25 +391,24 @@ def stage_texts(stages: Sequence[Stage]) -> Iterator[tuple[str, str, str]]:
     texts = [str(stage) for stage in stages]
     long = sum(map(len, texts)) > MOST_TEXT
     for number, (stage, text) in enumerate(zip(stages, texts, strict=True)):
-        base = _base(stages, number) if long else None
-        difference = None if base is None else _difference(texts[base], text)
-        if difference is None:
+        tried = [(base, _difference(texts[base], text)) for base in (_bases(stages, number) if long else ())]
+        found = min(((len(d), base, d) for base, d in tried if d is not None), default=None)
+        if found is None:
             yield stage.name, f'data-stage="{number}"', text
         else:
+            _, base, difference = found
             place = f'data-stage="{number}" data-base="{base}"'
-            yield f"{stage.name}: what differs from {stages[base or 0].name}", place, difference
+            yield f"{stage.name}: what differs from {stages[base].name}", place, difference
 
 
-def _base(stages: Sequence[Stage], number: int) -> int | None:
-    """The stage whose text is likely the nearest: the last of this name, or the one before of this kind."""
+def _bases(stages: Sequence[Stage], number: int) -> Iterator[int]:
+    """The stages whose texts may be like this one's: the last of this name, and the one before of this kind."""
     stage = stages[number]
-    same = [at for at in range(number) if stages[at].name == stage.name]
-    if same or number == 0:
-        return same[-1] if same else None
-    last = stages[number - 1]
-    of_one_kind = isinstance(last.result, Graph) == isinstance(stage.result, Graph)
+    yield from [at for at in range(number) if stages[at].name == stage.name][-1:]
     direction = stage.name.rpartition(".")[0]  # "" before the partition
-    return number - 1 if of_one_kind and direction in ("", last.name.rpartition(".")[0]) else None
+    if number and direction in ("", stages[number - 1].name.rpartition(".")[0]):
+        if isinstance(stages[number - 1].result, Graph) == isinstance(stage.result, Graph):
+            yield number - 1
 
 
 def _difference(old: str, new: str) -> str | None:
