@@ -7,11 +7,12 @@ The page holds the texts that ``gradc dump`` prints and nothing is drawn from an
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import difflib
 import html
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -390,33 +391,66 @@ def stage_texts(stages: Sequence[Stage]) -> Iterator[tuple[str, str, str]]:
     texts = [str(stage) for stage in stages]
     long = sum(map(len, texts)) > MOST_TEXT
     for number, (stage, text) in enumerate(zip(stages, texts, strict=True)):
-        base = _base(stages, number) if long else None
-        difference = None if base is None else _difference(texts[base], text)
-        if difference is None:
+        tried = [(base, _difference(texts[base], text)) for base in (_bases(stages, number) if long else ())]
+        found = min(((len(d), base, d) for base, d in tried if d is not None), default=None)
+        if found is None:
             yield stage.name, f'data-stage="{number}"', text
         else:
+            _, base, difference = found
             place = f'data-stage="{number}" data-base="{base}"'
-            yield f"{stage.name}: what differs from {stages[base or 0].name}", place, difference
+            yield f"{stage.name}: what differs from {stages[base].name}", place, difference
 
 
-def _base(stages: Sequence[Stage], number: int) -> int | None:
-    """The stage whose text is likely the nearest: the last of this name, or the one before of this kind."""
+def _bases(stages: Sequence[Stage], number: int) -> Iterator[int]:
+    """The stages whose texts may be like this one's: the last of this name, and the one before of this kind."""
     stage = stages[number]
-    same = [at for at in range(number) if stages[at].name == stage.name]
-    if same or number == 0:
-        return same[-1] if same else None
-    last = stages[number - 1]
-    of_one_kind = isinstance(last.result, Graph) == isinstance(stage.result, Graph)
+    yield from [at for at in range(number) if stages[at].name == stage.name][-1:]
     direction = stage.name.rpartition(".")[0]  # "" before the partition
-    return number - 1 if of_one_kind and direction in ("", last.name.rpartition(".")[0]) else None
+    if number and direction in ("", stages[number - 1].name.rpartition(".")[0]):
+        if isinstance(stages[number - 1].result, Graph) == isinstance(stage.result, Graph):
+            yield number - 1
 
 
 def _difference(old: str, new: str) -> str | None:
-    """A unified diff without context and heads; None where much differs."""
+    """A unified diff without context and heads; None where much differs.
+
+    Lines that each text has once are paired where they follow each other in both (the longest such sequence: patience
+    diff), and what lies between is replaced; difflib takes minutes for the texts that this is for.
+    """
     before, after = old.splitlines(), new.splitlines()
     if len(set(after) - set(before)) > len(after) * MOST_DIFFERENT:
         return None
-    return "\n".join([*difflib.unified_diff(before, after, lineterm="", n=0)][2:])
+    hunks, i, j = [], 0, 0
+    for at, to in [*_paired(before, after), (len(before), len(after))]:
+        while i < at and j < to and before[i] == after[j]:
+            i, j = i + 1, j + 1
+        if i < at or j < to:
+            first, second = i + (at > i), j + (to > j)  # a side without lines names the line before
+            hunks.append(f"@@ -{first},{at - i} +{second},{to - j} @@")
+            hunks += [f"-{line}" for line in before[i:at]] + [f"+{line}" for line in after[j:to]]
+        i, j = at + 1, to + 1
+    return "\n".join(hunks)
+
+
+def _paired(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of equal lines, ascending in both."""
+    once = [{line for line, count in Counter(lines).items() if count == 1} for lines in (before, after)]
+    there = {line: at for at, line in enumerate(before) if line in once[0]}
+    pairs = [(there[line], at) for at, line in enumerate(after) if line in once[1] and line in there]
+    ends: list[int] = []  # the least place that ends an ascending sequence of each length
+    last: list[int] = []  # the pair that does so
+    previous: list[int] = []
+    for number, (at, _) in enumerate(pairs):
+        length = bisect.bisect_left(ends, at)
+        previous.append(last[length - 1] if length else -1)
+        ends[length : length + 1] = [at]
+        last[length : length + 1] = [number]
+    found = []
+    number = last[-1] if last else -1
+    while number >= 0:
+        found.append(pairs[number])
+        number = previous[number]
+    return found[::-1]
 
 
 def write_report(module: Explained, path: str | Path, dims: Mapping[str, int], timed: int = 0) -> None:
