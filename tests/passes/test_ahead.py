@@ -203,3 +203,14 @@ def test_a_product_before_another_one_is_computed_again_instead(few_flops):
     """Else all of a network's backward would be made in its forward."""
     made = _compiled(_two_layers)
     assert not any(r.ahead for r in made.residuals)
+
+
+@pytest.mark.parametrize("inner", (192, 256))
+def test_not_where_the_gradients_are_larger_than_logits(inner, few_flops):
+    n, v = 128, 2100
+    types = {"x": f"f32[{n},{inner}]", "w": f"f32[{v},{inner}]", "b": f"f32[{v}]", "t": f"i64[{n}]"}
+    made = _compiled(_linear, types)
+    assert not any(r.ahead for r in made.residuals)
+    assert max(np.prod(r.node.shape) for r in made.residuals if not r.borrowed) < n * v  # no logits, nor made of them
+    memory, logits = made.memory(), 4 * n * v
+    assert memory.peak - memory.threads <= memory.gradients + 1.1 * logits

@@ -30,6 +30,11 @@ FLOPS_PER_BYTE = 16
 """Multiplications and additions that take as long as a byte of traffic to memory (estimate of two cores)."""
 MOVED = 3
 """How often a gradient made ahead moves more than one that is not: it is written, read and written."""
+WHOLE = 3
+"""Values of a product's size that a backward without blocks has in memory: the log of a softmax, its cotangent, and the
+product's.  Gradients made ahead are there twice, what is kept and what is given; they take no more.  Larger ones would
+not be kept either, but what they are made of: [rows, wide], whole.
+"""
 SUM = op("sum", Var("x"))
 WIDE_RANGE = (F32, F64, BF16)
 
@@ -78,8 +83,9 @@ def gradients_ahead(
         gradients = _made_of(joint, product, late)
         inner = product.operands[0].shape[-1]
         flops = 2 * bytes_of(product, dims) // product.dtype.itemsize * evaluate(inner, nominal([inner], dims))
-        moved = MOVED * sum(bytes_of(n, dims) for n in gradients if n not in found)
-        if gradients and flops >= FLOPS_PER_BYTE * moved and all(_linear(n, cotangent) for n in gradients):
+        size = sum(bytes_of(n, dims) for n in gradients if n not in found)
+        gained = flops >= FLOPS_PER_BYTE * MOVED * size and 2 * size <= WHOLE * bytes_of(product, dims)
+        if gradients and gained and all(_linear(n, cotangent) for n in gradients):
             found |= dict.fromkeys(gradients)
     if not found:
         return None
