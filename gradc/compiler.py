@@ -91,7 +91,9 @@ def run_passes(
     """Every pass, in order."""
     pipeline = Pipeline()
     joint = lower(graph, wrt, options, target, pipeline)
+    lowered = pipeline.stages
     for wide in ("ahead", "again", "kept") if _cuts_rows(options, target) else ("kept",):
+        pipeline = Pipeline([*lowered])  # stages of an attempt that is given up are no stages of the module
         parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, wide)
         whole = any(uncut(program, WIDE, _hints(options)) for program in programs.values())
         if not (whole and (parts.again or parts.ahead)):

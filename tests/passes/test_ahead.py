@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import ops
+from gradc import compiler, knobs, ops
 from gradc.passes.schedule import ahead
 
 torch = pytest.importorskip("torch")
@@ -214,3 +214,16 @@ def test_not_where_the_gradients_are_larger_than_logits(inner, few_flops):
     assert max(np.prod(r.node.shape) for r in made.residuals if not r.borrowed) < n * v  # no logits, nor made of them
     memory, logits = made.memory(), 4 * n * v
     assert memory.peak - memory.threads <= memory.gradients + 1.1 * logits
+
+
+def test_stages_are_those_of_the_attempt_that_was_taken(few_flops, monkeypatch):
+    """Where no loop comes of what was to be computed ahead or again, all is kept, and the stages say nothing else."""
+    monkeypatch.setattr(compiler, "uncut", lambda *_: True)
+    with knobs.VERIFY.set("1"):  # the cache has the module that was not given up
+        made = _compiled(_linear)
+    names = made.stages.names()
+    assert len(set(names)) == len(names)
+    assert not any(r.ahead for r in made.residuals)
+    assert {name for name in made.stages["forward.partition"].result.output_names if name.startswith("r.")} == {
+        r.name for r in made.residuals if not r.borrowed
+    }
