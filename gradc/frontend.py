@@ -6,7 +6,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from . import knobs
 from .errors import InvalidProblem, TypeRuleError
@@ -23,8 +24,8 @@ from .trace import flatten, said_of_numbers, trace, unflatten
 
 
 class TracedFunction(Shared):
-    """A function that is traced once its types are known, from string annotations (``x: "f32[N,4]"``) or from the
-    arrays of the first call.
+    """A function that is traced once its types are known, from annotations (``x: "f32[N,4]"``, or for type checkers
+    ``x: Annotated[gradc.Node, "f32[N,4]"]``) or from the arrays of the first call.
 
     Calling it runs the compiled forward; ``.graph`` is its graph, ``.compile(wrt=...)`` gives a module.
     """
@@ -33,11 +34,12 @@ class TracedFunction(Shared):
         functools.update_wrapper(self, fn)
         self.fn, self.facts = fn, tuple(assume)
         self.signature = inspect.signature(fn)
-        annotated = {p.name: p.annotation for p in self.signature.parameters.values() if _is_type(p.annotation)}
+        types = {p.name: _annotated_type(p.annotation, fn) for p in self.signature.parameters.values()}
+        annotated: dict[str, Any] = {name: type_ for name, type_ in types.items() if type_ is not None}
         self._graph: Graph | None = None
         self._modules: dict[Any, list[tuple[Mapping[str, Type], Module]]] = {}
         if len(annotated) == len(self.signature.parameters):
-            self._graph = trace(fn, assume=self.facts, **{n: _plain(a) for n, a in annotated.items()})
+            self._graph = trace(fn, assume=self.facts, **annotated)
 
     def __reduce__(self) -> str:
         """Pickled by name, like a function."""
@@ -133,16 +135,23 @@ def generalised(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> dict[s
     return {k: Type(t.dtype, tuple(map(size, types[k].shape, t.shape))) for k, t in leaves.items()}
 
 
-def _plain(annotation: Any) -> Any:
-    """The annotation without quotes: ``from __future__ import annotations`` keeps those of a string annotation."""
-    if isinstance(annotation, str) and annotation[:1] in "\"'":
-        return annotation[1:-1]
-    return annotation
-
-
-def _is_type(annotation: Any) -> bool:
-    text = _plain(annotation)
-    return isinstance(text, Type) or (isinstance(text, str) and text.split("[")[0].strip() in DTYPES)
+def _annotated_type(annotation: Any, fn: Callable[..., Any]) -> Type | str | None:
+    """The type that a parameter is annotated with: ``"f32[N,4]"``, a :class:`Type`, or ``Annotated[Node, "f32[N,4]"]``,
+    which type checkers accept; None for what is no type of gradc's.
+    """
+    if isinstance(annotation, str):
+        text = annotation[1:-1] if annotation[:1] in "\"'" else annotation  # two quotes: from __future__ annotations
+        if text.split("[")[0].strip() in DTYPES:
+            return text
+        named = SimpleNamespace(__annotations__={"type": annotation})
+        try:
+            annotation = get_type_hints(named, getattr(fn, "__globals__", {}), include_extras=True)["type"]
+        except Exception:  # a name that only a type checker knows
+            return None
+    if get_origin(annotation) is Annotated:
+        found = (_annotated_type(each, fn) for each in annotation.__metadata__ if isinstance(each, Type | str))
+        return next((each for each in found if each is not None), None)
+    return annotation if isinstance(annotation, Type) else None
 
 
 def graph(fn: Callable[..., Any] | None = None, *, assume: Sequence[str] = ()) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import pytest
 
 import gradc
 from gradc import ops
 from gradc.errors import TypeRuleError
+from gradc.ir.types import F32, Type
 
 
 def test_sizes_that_change_become_dims_once() -> None:
@@ -101,3 +104,25 @@ def test_a_parameter_that_is_none_is_not_there() -> None:
 def test_inputs_have_names() -> None:
     with pytest.raises(TypeRuleError, match=r"\(\*xs\): inputs have names"):
         gradc.trace(lambda *xs: xs[0], xs="f32[3]")
+
+
+Rows = Annotated[gradc.Node, "rows", "f32[N,4]"]
+
+
+@gradc.graph
+def _scored(x: Rows, w: Annotated[gradc.Node, Type(F32, (4,))], b: "f32[4]"):  # noqa: F821, UP037
+    return ((x * w + b) ** 2.0).sum()
+
+
+def test_types_are_annotated_so_that_type_checkers_accept_them() -> None:
+    assert [str(node.type) for node in _scored.graph.inputs] == ["f32[N,4]", "f32[4]", "f32[4]"]
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    assert _scored(x=x, w=np.ones(4, np.float32), b=np.zeros(4, np.float32)) == np.square(x).sum()
+
+
+def test_annotations_that_are_no_types_wait_for_the_first_call() -> None:
+    @gradc.graph
+    def double(x: Annotated[int, "how many"], y: "NoSuchName" = None):  # noqa: F821, UP037
+        return x * 2
+
+    assert double(x=np.float32(3)) == 6

@@ -4,6 +4,7 @@
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,12 @@ def loss(x: gradc.Node, w: gradc.Node, b: gradc.Node) -> gradc.Node:
     """The mean of softmax squared."""
     soft = ops.softmax(x @ w + b)
     return (soft * soft).sum()
+
+
+@gradc.graph
+def scaled(x: Annotated[gradc.Node, "f32[N,4]"], scale: Annotated[gradc.Node, "f32[4]"]) -> gradc.Node:
+    """Types in annotations that a type checker accepts."""
+    return x * scale
 
 
 def module() -> gradc.Module:
