@@ -203,3 +203,12 @@ def test_not_where_the_gradients_are_larger_than_logits(inner, few_flops):
     assert max(np.prod(r.node.shape) for r in made.residuals if not r.borrowed) < n * v  # no logits, nor made of them
     memory, logits = made.memory(), 4 * n * v
     assert memory.peak - memory.threads <= memory.gradients + 1.1 * logits
+
+
+def test_an_output_may_have_any_name(few_flops):
+    made, arrays = _compiled(lambda **given: {"r.ahead.0": _linear(**given)}), _arrays()
+    plain = _compiled(_linear)
+    (value, residuals), (wanted, theirs) = made.forward(**arrays), plain.forward(**arrays)
+    assert made.graph.output_names == ("r.ahead.0",) and value == wanted
+    gradients, wanted = made.backward(residuals, np.float32(2)), plain.backward(theirs, np.float32(2))
+    assert all(gradients[name].tobytes() == wanted[name].tobytes() for name in plain.wrt)
