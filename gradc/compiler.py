@@ -51,7 +51,7 @@ from .passes.program.unroll_scatters import unroll_scatters
 from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import CPU, Device, gpu_of
 from .passes.reductions.strategies import ON_GPU, ON_HOST
-from .passes.schedule.ahead import PREFIX, gradients_ahead, sums_by_products
+from .passes.schedule.ahead import gradients_ahead, sums_by_products
 from .passes.schedule.partition import WIDE, Partition, partition
 from .passes.schedule.schedule import schedule
 from .runtime.cache import default_cache, pack
@@ -185,7 +185,7 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
     if made is None:
         return parts
     made = fold(simplify(made, numerics=options.numerics, round_operands=not target.startswith("cuda")))
-    return parted(made, ahead=[name for name in made.output_names if name.startswith(PREFIX)])
+    return parted(made, ahead=made.output_names[len(joint.outputs) :])
 
 
 def _hints(options: Options) -> dict[str, int]:

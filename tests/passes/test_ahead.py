@@ -227,3 +227,12 @@ def test_stages_are_those_of_the_attempt_that_was_taken(few_flops, monkeypatch):
     assert {name for name in made.stages["forward.partition"].result.output_names if name.startswith("r.")} == {
         r.name for r in made.residuals if not r.borrowed
     }
+
+
+def test_an_output_may_have_any_name(few_flops):
+    made, arrays = _compiled(lambda **given: {"r.ahead.0": _linear(**given)}), _arrays()
+    plain = _compiled(_linear)
+    (value, residuals), (wanted, theirs) = made.forward(**arrays), plain.forward(**arrays)
+    assert made.graph.output_names == ("r.ahead.0",) and value == wanted
+    gradients, wanted = made.backward(residuals, np.float32(2)), plain.backward(theirs, np.float32(2))
+    assert all(gradients[name].tobytes() == wanted[name].tobytes() for name in plain.wrt)

@@ -6,6 +6,7 @@ all of them would be in memory until then.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,23 +35,35 @@ def order_steps(program: Program, *, dims: Mapping[str, int] | None = None) -> P
         for each in earlier:
             after[each].append(number)
     lacking = [len(earlier) for earlier in waits]
-    ready = {n for n, count in enumerate(lacking) if not count}
-    order: list[int] = []
+    users: dict[str, list[int]] = {}
+    for number, names in enumerate(used):
+        for name in names:
+            users.setdefault(name, []).append(number)
+    ready = [n for n, count in enumerate(lacking) if not count]  # both are heaps; a step may be in either, too
+    gaining: list[int] = []
+    order: dict[int, None] = {}
 
     def given_back(number: int) -> int:
+        """Bytes; they grow while other steps run."""
         freed = sum(size[name] for name in used[number] if left[name] == 1 and name in begun)
         return freed - sum(size[name] for name in used[number] if left[name] > 1 and name not in begun)
 
-    while ready:
-        first = min((n for n in ready if given_back(n) > 0), default=min(ready))
-        ready.remove(first)
-        order.append(first)
+    while ready or gaining:
+        first = heapq.heappop(gaining or ready)
+        if first in order:
+            continue
+        order[first] = None
         begun |= used[first]
         left.subtract(used[first])
+        touched = {n for name in used[first] for n in users[name]}
         for number in after[first]:
             lacking[number] -= 1
             if not lacking[number]:
-                ready.add(number)
+                heapq.heappush(ready, number)
+                touched.add(number)
+        for number in touched:
+            if number not in order and not lacking[number] and given_back(number) > 0:
+                heapq.heappush(gaining, number)
     return replace(program, steps=tuple(steps[n] for n in order))
 
 

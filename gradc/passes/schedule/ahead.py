@@ -7,6 +7,7 @@ What is made of the product for a cotangent of 1 is as good a residual; the back
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -24,8 +25,6 @@ from ..graph.scales import Scale
 from ..reductions.cost import nominal
 from .partition import bytes_of
 
-PREFIX = "r.ahead."
-"""Of the names of outputs that are gradients for a cotangent of 1; no name of a user's begins with ``r.``."""
 FLOPS_PER_BYTE = 16
 """Multiplications and additions that take as long as a byte of traffic to memory (estimate of two cores)."""
 MOVED = 3
@@ -69,7 +68,7 @@ def gradients_ahead(
     :param values: the outputs that belong to the forward; the graph's last inputs are their cotangents.
     :param products: those that the backward would compute again.
     :param dims: sizes at which bytes are counted.
-    :return: the graph, with an output :data:`PREFIX` ... for each gradient that is made ahead; None where there is no
+    :return: the graph, with one more output at the end for each gradient that is made ahead; None where there is no
         scalar, or nothing is gained.
     """
     floats = [joint.output(name) for name in values if joint.output(name).dtype.is_float]
@@ -97,10 +96,11 @@ def gradients_ahead(
         named.setdefault(node, name)
     notes = dict(joint.notes)
     ahead: list[tuple[str, Node]] = []
+    names = (name for k in itertools.count() if (name := f"r.ahead.{k}") not in joint.output_names)
     for node in found:
         note = joint.notes.get(node, Note())
         notes[one[node]] = replace(note, name=note.name or named.get(node, ""))
-        ahead.append((f"{PREFIX}{len(ahead)}", one[node]))
+        ahead.append((next(names), one[node]))
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         return Scale("mul", cotangent, (), node).onto(one[node]) if node in found else None
