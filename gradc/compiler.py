@@ -175,7 +175,7 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
         blocks=wide != "kept",
     )
     parts = parted(joint)
-    if parts.again:
+    if parts.again and (options.reductions or {}).keys() <= {"*"}:  # else one of these sums may be named
         summed = sums_by_products(joint, parts.again)
         if summed is not joint:
             joint, parts = summed, parted(summed)

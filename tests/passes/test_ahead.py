@@ -236,3 +236,9 @@ def test_an_output_may_have_any_name(few_flops):
     assert made.graph.output_names == ("r.ahead.0",) and value == wanted
     gradients, wanted = made.backward(residuals, np.float32(2)), plain.backward(theirs, np.float32(2))
     assert all(gradients[name].tobytes() == wanted[name].tobytes() for name in plain.wrt)
+
+
+def test_a_sum_whose_reduction_is_forced_stays_one(few_flops):
+    """Of the bias's gradient, which would be a product that adds up over blocks of rows."""
+    made = _compiled(_linear, reductions={"d.b": "privatized"})
+    assert "d.b" in {s.buffer for e in made.executables.values() for k in e.program.kernels for s in k.accums}
