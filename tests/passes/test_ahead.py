@@ -64,6 +64,15 @@ def _arrays(n=N, v=V, seed=0, dtype=np.float32):
     return {"x": x.astype(dtype), "w": w.astype(dtype), "b": b.astype(dtype), "t": rng.integers(0, v, n)}
 
 
+def _wanted(function, made, arrays, cotangent=1.0):
+    """torch's loss and gradients in f64."""
+    given = {n: torch.from_numpy(a.astype(np.float64) if a.dtype.kind == "f" else a) for n, a in arrays.items()}
+    for name in made.wrt:
+        given[name].requires_grad_()
+    loss = THEIRS[function](**given)
+    return loss, torch.autograd.grad(loss, [given[n] for n in made.wrt], torch.tensor(cotangent, dtype=torch.float64))
+
+
 def _products(executable):
     return [step for loop in executable.program.loops for step in loop.steps if hasattr(step, "op")]
 
@@ -79,11 +88,7 @@ def test_values_and_gradients_are_torchs(function, few_flops):
     made, arrays = _compiled(function), _arrays()
     assert any(r.ahead for r in made.residuals), made.residuals
     assert not made.backward.program.loops and len(made.forward.program.loops) == 1
-    given = {n: torch.from_numpy(a.astype(np.float64) if a.dtype == np.float32 else a) for n, a in arrays.items()}
-    for name in made.wrt:
-        given[name].requires_grad_()
-    loss = THEIRS[function](**given)
-    wanted = torch.autograd.grad(loss, [given[n] for n in made.wrt])
+    loss, wanted = _wanted(function, made, arrays)
     y, residuals = made.forward(**arrays)
     np.testing.assert_allclose(y, loss.item(), rtol=2e-6)
     np.testing.assert_allclose(made(**arrays), loss.item(), rtol=2e-6)
@@ -97,11 +102,7 @@ def test_values_and_gradients_are_torchs(function, few_flops):
 @pytest.mark.parametrize(("n", "v"), ((1, 1), (0, 7), (3, 1100), (1300, 70)))
 def test_other_sizes_of_the_same_module(n, v, few_flops):
     made, arrays = _compiled(_linear), _arrays(n, v)
-    given = {k: torch.from_numpy(a.astype(np.float64) if a.dtype == np.float32 else a) for k, a in arrays.items()}
-    for name in made.wrt:
-        given[name].requires_grad_()
-    loss = THEIRS[_linear](**given)
-    wanted = torch.autograd.grad(loss, [given[name] for name in made.wrt])
+    loss, wanted = _wanted(_linear, made, arrays)
     y, residuals = made.forward(**arrays)
     np.testing.assert_allclose(y, loss.item(), rtol=2e-6)
     for name, want in zip(made.wrt, wanted, strict=True):
@@ -159,10 +160,7 @@ def test_a_saved_module_keeps_them(few_flops, tmp_path):
 def test_a_loss_in_f16_that_is_scaled_keeps_small_gradients(few_flops):
     half = {name: type_.replace("f32", "f16") for name, type_ in SYMBOLIC.items()}
     made, arrays = _compiled(_linear, half), _arrays(dtype=np.float16)
-    given = {n: torch.from_numpy(a.astype(np.float64) if a.dtype == np.float16 else a) for n, a in arrays.items()}
-    for name in made.wrt:
-        given[name].requires_grad_()
-    wanted = torch.autograd.grad(THEIRS[_linear](**given), [given[n] for n in made.wrt], torch.tensor(16384.0))
+    _, wanted = _wanted(_linear, made, arrays, 16384.0)
     _, residuals = made.forward(**arrays)
     for name, want in zip(made.wrt, wanted, strict=True):
         got = made.backward(residuals, np.float16(16384))[name].astype(np.float64)

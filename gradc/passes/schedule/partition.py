@@ -118,32 +118,34 @@ def partition(
     if budget is not None:
         saved = _within(joint, boundary, saved, budget, traffic)
     residuals: dict[Node, Residual] = {}
-    used = {*joint.input_names, *joint.output_names}
-    for node in joint.nodes:
-        if node not in saved:
-            continue
+    names = {*joint.input_names, *joint.output_names}
+    for node in (n for n in joint.nodes if n in saved):
         if node.op.name == "input":
             residuals[node] = Residual(joint.input_name(node), node, "input")
             continue
-        note = joint.notes.get(node, Note())
-        called = f"{note.scope.replace('/', '.') + '.' if note.scope else ''}{note.name or node.op.name}"
-        name_hint = (  # Python's names may have other letters
-            f"r.{re.sub('[^A-Za-z0-9_.]', '_', called)[:LONGEST_NAME].rstrip('.')}"
-        )
-        name, k = name_hint, 1
-        while name in used:
-            k += 1
-            name = suffixed(name_hint, str(k))
-        used.add(name)
         output = borrowed.get(node, "")
         why = AHEAD if node in made_ahead else "output" if output else _why(node, traffic.written)
-        residuals[node] = Residual(name, node, why, output)
+        residuals[node] = Residual(_name(node, joint, names), node, why, output)
     own = [(r.name, r.node) for r in residuals.values() if not r.borrowed]
     forward = replace(forward, outputs=(*forward.outputs, *own))
     backward = _backward(joint, gradients, residuals, cotangents)
     behind = reachable(boundary, lambda n: () if n in saved else n.operands)
     products = frozenset(n for n in behind if n not in saved and traffic.in_blocks(n))
     return Partition(forward, backward, tuple(residuals.values()), products)
+
+
+def _name(node: Node, joint: Graph, taken: set[str]) -> str:
+    """``r.`` and the user's name of a value, or its op's; a number where that is taken.  It is added to ``taken``."""
+    note = joint.notes.get(node, Note())
+    called = f"{note.scope.replace('/', '.') + '.' if note.scope else ''}{note.name or node.op.name}"
+    # Python's names may have other letters
+    hint = f"r.{re.sub('[^A-Za-z0-9_.]', '_', called)[:LONGEST_NAME].rstrip('.')}"
+    name, k = hint, 1
+    while name in taken:
+        k += 1
+        name = suffixed(hint, str(k))
+    taken.add(name)
+    return name
 
 
 @dataclass(frozen=True)
