@@ -13,12 +13,15 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import FileError
+from .process.interrupts import interrupts_wait
 
 TEMPORARY = ".tmp-gradc-"
 """The prefix of the names of unfinished files and folders."""
@@ -107,6 +110,38 @@ def write_folder(path: Any, contents: Mapping[str, Buffer]) -> None:
         sweep(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+class scratch:
+    """``with scratch() as folder:`` a private folder for temporary files, deleted however the block ends.
+
+    :raises OSError: it cannot be created.
+
+    ``tempfile.TemporaryDirectory`` leaves its folder behind where Ctrl-C comes while it is created or deleted, or where
+    a process that was killed writes a last file meanwhile.
+    """
+
+    def __enter__(self) -> Path:
+        self._folder = Path(tempfile.gettempdir()) / f"gradc-{os.getpid()}-{secrets.token_hex(8)}"
+        # Before there is anything to delete, and until it is: who is interrupted in between drops this object.
+        self._undone = weakref.finalize(self, _delete, self._folder, os.getpid())
+        self._folder.mkdir(0o700)
+        return self._folder
+
+    def __exit__(self, *error: object) -> None:
+        with interrupts_wait():  # shutil.rmtree, interrupted, may close a descriptor twice
+            _delete(self._folder, os.getpid())
+            self._undone.detach()
+
+
+def _delete(folder: Path, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a child that was forked meanwhile ends
+    for pause in (0.001, 0.01, 0.1, 0.5):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.lexists(folder):
+            return
+        time.sleep(pause)  # a process that is about to die wrote into it
 
 
 def make_folder(path: Any) -> Path:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import stat
 import struct
@@ -958,3 +959,53 @@ def test_machine_code_for_another_runtime_is_compiled_anew(tmp_path: Path, monke
         pool, "read_template", lambda name: real(name) + ("\nchanged" if name == "cpu/runtime.h" else "")
     )
     assert api._identity("cpu") != before
+
+
+def test_a_scratch_folder_is_gone_wherever_ctrl_c_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def interrupted_at(moment: int) -> bool:
+        """Whether there is such a moment: an event of the interpreter's trace, in our functions and those they call."""
+        passed = 0
+
+        def trace(frame: Any, event: str, arg: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed == moment:
+                signal.raise_signal(signal.SIGINT)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with files.scratch() as folder:
+                (folder / "unit0.c").write_text("int x;")
+                (folder / "made").mkdir()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    moment = 1
+    while interrupted_at(moment):
+        assert not list(tmp_path.iterdir()), moment
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        moment += 1
+    assert moment > 100 and not list(tmp_path.iterdir())
+
+
+def test_a_scratch_folder_into_which_a_dying_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    real = shutil.rmtree
+
+    def late(path: Path, **options: Any) -> None:
+        monkeypatch.setattr(shutil, "rmtree", real)
+        real(path, **options)
+        path.mkdir()
+        (path / "unit0.s").write_text("late")
+
+    monkeypatch.setattr(shutil, "rmtree", late)
+    with files.scratch() as folder:
+        (folder / "unit0.c").write_text("int x;")
+    assert shutil.rmtree is real and not list(tmp_path.iterdir())

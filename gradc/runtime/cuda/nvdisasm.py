@@ -7,11 +7,10 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import tempfile
-from pathlib import Path
 
 from gradc import knobs
 from gradc.errors import CompilerError, CompilerMissing
+from gradc.files import scratch
 from gradc.runtime.host.toolchain import TIMEOUT
 
 
@@ -42,8 +41,8 @@ def disassemble(cubin: bytes) -> str:
     :raises CompilerMissing: there is no nvdisasm.  :raises CompilerError: it fails, or takes too long.
     """
     tool = find_nvdisasm()
-    with tempfile.TemporaryDirectory(prefix="gradc-") as folder:
-        path = Path(folder) / "kernels.cubin"
+    with scratch() as folder:
+        path = folder / "kernels.cubin"
         path.write_bytes(cubin)
         try:
             done = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True, timeout=TIMEOUT)

@@ -20,19 +20,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 from gradc import knobs
 from gradc.codegen.text import template_dirs
 from gradc.errors import CompilerError, CompilerMissing
+from gradc.files import scratch
 from gradc.process.forks import held_off
+from gradc.process.interrupts import interrupts_wait
 from gradc.runtime.cache import default_cache, digest
 
 FLAGS = (
@@ -137,8 +136,8 @@ def _ask(argv: tuple[str, ...]) -> Compiler:
     if known is not None:
         version, _, target = known.decode("utf-8", "replace").partition("\n")
         return Compiler(argv, version, target)
-    with tempfile.TemporaryDirectory(prefix="gradc-") as name:
-        jobs = _run_all([[*argv, "-v"]], Path(name), 60.0)
+    with scratch() as folder:
+        jobs = _run_all([[*argv, "-v"]], folder, 60.0)
     code, log = jobs[0]
     if code != 0:
         raise CompilerError(f"{shlex.join(argv)} -v {_ending(code)}: not a C compiler that works", log)
@@ -234,8 +233,7 @@ def compile_libraries(
 ) -> list[bytes]:
     """:func:`compile_c` of several libraries of one or more units: all units are compiled in parallel, then linked."""
     compiler = find_compiler()
-    with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
+    with scratch() as directory:
         jobs: list[tuple[list[str], Sequence[str]]] = []
         links: list[tuple[list[str], Sequence[str]]] = []
         texts = [text for units in libraries for text in units]
@@ -273,8 +271,7 @@ def compile_object(
     """
     compiler = find_compiler()
     suffix = _LANGUAGES[language][0]
-    with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
+    with scratch() as directory:
         (directory / f"unit0{suffix}").write_text(source, encoding="utf-8")
         _compile(compiler, [(["-c", "-o", "unit0.o", f"unit0{suffix}"], extra)], directory, [source], timeout, language)
         return (directory / "unit0.o").read_bytes()
@@ -283,8 +280,7 @@ def compile_object(
 def link_objects(objects: Sequence[bytes], *, timeout: float = TIMEOUT) -> bytes:
     """Links objects from :func:`compile_object` to a shared object, without repeating compilation flags."""
     compiler = find_compiler()
-    with tempfile.TemporaryDirectory(prefix="gradc-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
+    with scratch() as directory:
         for i, payload in enumerate(objects):
             (directory / f"unit{i}.o").write_bytes(payload)
         names = [f"unit{i}.o" for i in range(len(objects))]
@@ -372,8 +368,8 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                 with (
                     open(directory / f"log{i}", "wb") as log,
                     held_off,
-                    _interrupts_wait(),
-                ):  # a concurrently forked child would keep the pipe open
+                    interrupts_wait(),
+                ):  # a concurrently forked child would keep the pipe open, an interrupt would lose the process
                     process = subprocess.Popen(
                         command,
                         stdin=subprocess.DEVNULL,
@@ -393,7 +389,7 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
     except OSError as error:
         raise CompilerError(f"{shlex.join(command)} cannot be run: {error}") from error
     finally:
-        with _interrupts_wait():
+        with interrupts_wait():
             for _, process, _ in running:
                 _kill(process)
     logs = [(directory / f"log{i}").read_bytes().decode("utf-8", "replace") for i in range(len(commands))]
@@ -421,23 +417,6 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return process.returncode is not None
 
 
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """A context manager that defers Ctrl-C: during the start of a process it would lose track of the process."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if caught:
-            before(*caught[0])
-
-
 def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is not None:
         return  # the id may be reused already
@@ -460,8 +439,8 @@ def load_library(payload: bytes, name: str) -> ctypes.CDLL:
             with contextlib.suppress(OSError), _memory_file(payload, shown) as path, held_off:
                 return ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         # Without memfd (or /proc): a private file, deleted as soon as it is loaded.
-        with tempfile.TemporaryDirectory(prefix="gradc-") as directory:
-            file = Path(directory) / f"{shown}.so"
+        with scratch() as directory:
+            file = directory / f"{shown}.so"
             file.write_bytes(payload)
             with held_off:
                 return ctypes.CDLL(str(file), mode=os.RTLD_NOW | os.RTLD_LOCAL)
