@@ -573,7 +573,9 @@ def test_a_recurrent_layer_of_codes(direction: str, code: str, per_column: bool)
     steps, batch, width, hidden = 5, 1, 6, 4
     directions = 2 if direction == "bidirectional" else 1
     draw = np.random.default_rng(len(direction))
-    low, high = (-128, 128) if code == "i1" else (0, 256)
+    # Without VNNI onnxruntime adds two products of a byte and a signed code in 16 bits, which saturate beyond codes of
+    # 7 bits (its own advice for such processors is reduce_range).
+    low, high = (-64, 64) if code == "i1" else (0, 256)
     columns = (4 * hidden,) if per_column else ()
     data = {
         "w": draw.integers(low, high, (directions, width, 4 * hidden)).astype(code),
