@@ -172,6 +172,19 @@ static inline __attribute__((always_inline)) void GEMM(turn)(GEMM(vec) *v) {
 #endif
 }
 
+/* to[p * width + i] = from[at[i] + p] for i < rows <= LANES and p < steps <= LANES; LANES steps are read. */
+static inline __attribute__((always_inline)) void GEMM(pack_lines)(T *restrict to, const T *restrict from, const int64_t *at, int rows, int steps, int width) {
+  GEMM(vec) v[GEMM(LANES)];
+#pragma GCC unroll 16
+  for (int i = 0; i < GEMM(LANES); i++) {
+    v[i] = i < rows ? *(const GEMM(vec) *)(from + at[i]) : (GEMM(vec)){0};
+  }
+  GEMM(turn)(v);
+  for (int p = 0; p < steps; p++) {
+    memcpy(to + p * width, &v[p], (size_t)rows * sizeof(T));
+  }
+}
+
 /* to[p * width + i] = from[i * across + p] for i < rows <= LANES and p < LANES. */
 static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict to, const T *restrict from, int64_t across, const int rows, int width) {
   GEMM(vec) v[GEMM(LANES)];
@@ -288,6 +301,74 @@ static void GEMM(pack_scale)(T *restrict to, const T *restrict scale, int64_t i,
   }
 }
 
+/* One panel of w rows from places, `at`, whose steps begin at p of `along`; rows from begin[s] on lie side by side, if `sides` are few. */
+static void GEMM(pack_place)(T *restrict to, const gradc_matrix *in, const int64_t *at, int w, const int *begin, int sides, const gradc_axis *along, int64_t p,
+                             int64_t steps, const int width) {
+  const T *restrict from = (const T *)in->data;
+  const int64_t apart = along->step[along->count - 1];
+  int64_t last = at[0];
+  for (int i = 1; i < w; i++) {
+    last = at[i] > last ? at[i] : last;
+  }
+  const int64_t readable = (in->places->end - in->data) / (int64_t)sizeof(T) - last; /* a place from which whole vectors are read ends before it */
+  gemm_stretch s = gemm_stretch_at(along, p);
+  for (int64_t q = 0, run; q < steps; q += run, gemm_next_stretch(along, &s)) {
+    run = at_most(s.count, steps - q);
+    int64_t done = 0;
+    if (sides > GEMM_FEW_SIDES && apart == 1 && run > 2) {
+      for (; done < run && s.place + done + GEMM(LANES) <= readable; done += GEMM(LANES)) {
+        for (int i = 0; i < w; i += GEMM(LANES)) {
+          GEMM(pack_lines)(to + (q + done) * width + i, from + s.place + done, at + i, (int)at_most(w - i, GEMM(LANES)), (int)at_most(run - done, GEMM(LANES)), width);
+        }
+      }
+    }
+    for (; done < run; done++) {
+      const T *own = from + s.place + done * apart;
+      T *line = to + (q + done) * width;
+      if (sides <= GEMM_FEW_SIDES && q + done + 1 < steps && s.place + done * apart + width <= readable) {
+        for (int x = 0; x < sides; x++) { /* whole vectors: what is too much is written over by what follows */
+          memcpy(line + begin[x], own + at[begin[x]], (size_t)width * sizeof(T));
+        }
+      } else {
+        for (int i = 0; i < w; i++) {
+          line[i] = own[at[i]];
+        }
+      }
+    }
+    for (int64_t step = q; w < width && step < q + run; step++) {
+      memset(to + step * width + w, 0, (size_t)(width - w) * sizeof(T));
+    }
+  }
+}
+
+/* The same panels as `pack`, from places: rows from i, steps from p on. */
+static __attribute__((noinline)) void GEMM(pack_places)(T *restrict to, const gradc_matrix *in, int transposed, int64_t i, int64_t p, int64_t count, int64_t steps,
+                                                        const int width) {
+  const gradc_axis *across = transposed ? &in->places->col : &in->places->row, *along = transposed ? &in->places->row : &in->places->col;
+  const int64_t apart = across->step[across->count - 1];
+  gemm_stretch s = gemm_stretch_at(across, i);
+  int64_t used = 0;
+  for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
+    const int w = count - i0 < width ? (int)(count - i0) : width;
+    int64_t at[GEMM_MR > GEMM(NR) ? GEMM_MR : GEMM(NR)];
+    int begin[GEMM_FEW_SIDES], sides = 0;
+    for (int x = 0; x < w;) {
+      if (used == s.count) {
+        gemm_next_stretch(across, &s);
+        used = 0;
+      }
+      if (sides < GEMM_FEW_SIDES) {
+        begin[sides] = x;
+      }
+      sides = apart == 1 && sides < GEMM_FEW_SIDES ? sides + 1 : GEMM_FEW_SIDES + 1;
+      for (; x < w && used < s.count; x++, used++) {
+        at[x] = s.place + used * apart;
+      }
+    }
+    GEMM(pack_place)(to, in, at, w, begin, sides, along, p, steps, width);
+  }
+}
+
 /* Where a tile of an operand begins in the whole of it, which decides what groups it lies in; columns of b are the rows of its transpose. */
 typedef struct {
   const gradc_matrix *in;
@@ -301,7 +382,9 @@ static inline __attribute__((always_inline)) void GEMM(panels)(T *to, GEMM(part)
   const gradc_matrix *in = t.in;
   const int64_t across = t.transposed ? in->col : in->row, along = t.transposed ? in->row : in->col;
   const int64_t at = i * across + p * along;
-  if (in->read) {
+  if (in->places) {
+    GEMM(pack_places)(to, in, t.transposed, (t.transposed ? t.col : t.row) + i, (t.transposed ? t.row : t.col) + p, count, steps, width);
+  } else if (in->read) {
     GEMM(pack_read)(to, in, at, count, steps, across, along, width);
   } else {
     GEMM(pack)(to, (const T *)in->data + at, count, steps, across, along, width, squares);

@@ -480,6 +480,41 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t whole(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
+enum { GEMM_FEW_SIDES = 4 }; /* stretches of a panel's rows that are copied side by side, rather than transposed */
+
+/* A stretch of an axis that is evenly spaced: where it is, its place in elements, and how many positions it has. */
+typedef struct {
+  int64_t index[GRADC_PARTS], place, count;
+} gemm_stretch;
+
+/* From position `at` on. */
+static gemm_stretch gemm_stretch_at(const gradc_axis *axis, int64_t at) {
+  gemm_stretch s = {.count = 0};
+  for (int64_t i = axis->count - 1; i >= 0; i--) {
+    s.index[i] = at % axis->size[i];
+    s.place += s.index[i] * axis->step[i];
+    at /= axis->size[i];
+  }
+  s.count = axis->size[axis->count - 1] - s.index[axis->count - 1];
+  return s;
+}
+
+/* The one behind it. */
+static inline void gemm_next_stretch(const gradc_axis *axis, gemm_stretch *s) {
+  int64_t i = axis->count - 1;
+  s->place -= s->index[i] * axis->step[i];
+  s->index[i] = 0;
+  s->count = axis->size[i];
+  while (--i >= 0) {
+    s->place += axis->step[i];
+    if (++s->index[i] < axis->size[i]) {
+      return;
+    }
+    s->place -= axis->size[i] * axis->step[i];
+    s->index[i] = 0;
+  }
+}
+
 /* Rows of a, or columns of b, in panels: elements from a panel to the next, in it from a row (column) to the next, and from a
  * step to the next. */
 typedef struct {
@@ -739,6 +774,10 @@ static gradc_matrix transpose(const gradc_matrix *in) {
   return t;
 }
 
+static gradc_places transposed_places(const gradc_matrix *in) {
+  return in->places ? (gradc_places){in->places->col, in->places->row, in->places->end} : (gradc_places){0};
+}
+
 EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
 
 /* Whether products of bf16 have the bits of the processor's tiles. */
@@ -825,8 +864,10 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   product p = {.ctx = ctx, .unfit = &unfit, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_row = n, .c_col = 1, .accumulate = accumulate};
   /* The long side belongs into the vectors, and what is read where it is into a kernel's columns: the product of the transposes. */
   const int tall = n <= GEMM_FEW && k >= 4 * n && m <= 4 * type->nr && a->row == 1 && a->col <= 4 * type->nr && !a->read && !a->scale;
+  const gradc_places turned[2] = {transposed_places(a), transposed_places(b)};
   if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES || tall)) {
     p.a = transpose(b), p.b = transpose(a);
+    p.a.places = b->places ? &turned[1] : 0, p.b.places = a->places ? &turned[0] : 0;
     p.m = n, p.n = m;
     p.c_row = 1, p.c_col = n;
     m = p.m, n = p.n;
