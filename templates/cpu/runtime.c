@@ -522,6 +522,16 @@ typedef struct {
   int64_t panel, across, step;
 } gemm_panels;
 
+/* Rows and columns of a result from row 0 of a block and column 0 of the whole on: elements from a row (column) to the next, and
+ * what is between two columns more after every `each`. */
+typedef struct {
+  char *data;
+  int64_t row, col, each, apart;
+} gemm_result;
+
+/* Elements from column 0 to column j. */
+static inline int64_t gemm_column(const gemm_result *c, int64_t j) { return j * c->col + (c->apart ? j / c->each * c->apart : 0); }
+
 /* What gemm.h has for a type: see there. */
 typedef struct {
   int64_t size, packed; /* bytes of an element of the result, and of one in a panel */
@@ -532,7 +542,7 @@ typedef struct {
   /* Both say whether there are elements that `block` cannot multiply. */
   int (*pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps);
   int (*pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps);
-  void (*block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c, int64_t c_row, int64_t c_col, int add);
+  void (*block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, gemm_result c, int64_t j0, int add);
 } gemm_type;
 
 #define T float
@@ -578,6 +588,7 @@ typedef struct {
   gradc_matrix a, b;
   char *c;
   int64_t batch, m, n, k, c_row, c_col;
+  int64_t each, apart; /* see gemm_result */
   int64_t splits, step, group; /* `group` products to a task */
   int64_t slab_m, slab_n, slab_k, tile_m, tile_n, block_k;
   int rows_in_place, columns_in_place; /* a, b are read where they are */
@@ -681,8 +692,8 @@ static void tile_task(const void *args, int64_t task) {
   gemm_panels left = s->left, right = s->right;
   left.data += i / p->type->mr * left.panel * p->type->packed;
   right.data += j / p->type->nr * right.panel * p->type->packed;
-  p->type->block(at_most(p->tile_m, s->rows - i), at_most(p->tile_n, s->cols - j), s->steps, p->block_k, left, right,
-                 s->c + (i * p->c_row + j * p->c_col) * size, p->c_row, p->c_col, s->add);
+  const gemm_result c = {s->c + i * p->c_row * size, p->c_row, p->c_col, p->each, p->apart};
+  p->type->block(at_most(p->tile_m, s->rows - i), at_most(p->tile_n, s->cols - j), s->steps, p->block_k, left, right, c, s->j0 + j, s->add);
 }
 
 /* Pack a slab, but what is read in place or has been packed before, and multiply; whether the call goes on. */
@@ -725,7 +736,7 @@ static int multiply(const product *p, int64_t number) {
         s.rows = at_most(p->slab_m, p->m - i), s.cols = at_most(p->slab_n, p->n - j), s.steps = at_most(p->slab_k, end - at);
         s.a.data += (i * a.row + (at - from) * a.col) * a.bytes;
         s.b.data += ((at - from) * b.row + j * b.col) * b.bytes;
-        s.c = c + (i * p->c_row + j * p->c_col) * size;
+        s.c = c + i * p->c_row * size;
         s.add = accumulate || at > from;
         how = multiply_slab(&s, i > 0);
         if (how != GO_ON || (inside && gradc_stopped(p->ctx))) {
@@ -886,6 +897,17 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
       gradc_report(ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
       return 1;
     }
+  }
+  /* Windows of several arrays are the columns of one product, so that what they are multiplied with is packed once. */
+  gradc_places joined;
+  if (batch > 1 && m > 1 && n >= type->nr && p.b.places && p.a.batch == 0 && !p.a.scale && p.c_col == 1 && p.b.places->col.count < GRADC_PARTS) {
+    joined = *p.b.places;
+    memmove(joined.col.size + 1, joined.col.size, sizeof joined.col.size - sizeof *joined.col.size);
+    memmove(joined.col.step + 1, joined.col.step, sizeof joined.col.step - sizeof *joined.col.step);
+    joined.col.count++, joined.col.size[0] = batch, joined.col.step[0] = p.b.batch;
+    p.b.places = &joined;
+    p.each = n, p.apart = (m - 1) * n;
+    p.n = n *= batch, p.batch = batch = 1;
   }
   const int64_t products = batch * p.splits;
   const double flops = 2.0 * (double)m * (double)n * (double)p.step / type->speed; /* as f32 would take */
