@@ -250,10 +250,10 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
             available=strategies,
         ),
     )
-    if _cuts_rows(options, target):
-        program = pipeline.keep(f"{name}.block_rows", program, lambda: block_rows(program, dims=_hints(options)))
     if target == "cpu" and options.fuse:
         program = pipeline.keep(f"{name}.read_in_place", program, lambda: read_in_place(program))
+    if _cuts_rows(options, target):
+        program = pipeline.keep(f"{name}.block_rows", program, lambda: block_rows(program, dims=_hints(options)))
     return pipeline.keep(
         f"{name}.plan_buffers", program, lambda: plan_buffers(order_steps(program, dims=_hints(options)))
     )  # type: ignore[no-any-return]

@@ -34,7 +34,7 @@ class Geometry:
     filter: tuple[Size, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
-    before: tuple[int, ...]
+    before: tuple[Size, ...]
     groups: int
 
     @property

@@ -52,7 +52,8 @@ def _moved(kernel: Kernel, program: Program) -> _Moved | None:
         return None
     (load,), (store,) = loads, stores
     source, target = program.buffer[load.buffer], program.buffer[store.buffer]
-    if target.kind != "temp" or target.alias or target.type.dtype not in (F32, F64) or source.type.dtype is not target.type.dtype:
+    dtype = target.type.dtype
+    if target.kind != "temp" or target.alias or dtype not in (F32, F64) or source.type.dtype is not dtype:
         return None
     if dict(load.attrs).get("other", 0) != 0 or any(v.startswith("%") for i in load.index for v, _ in i.terms):
         return None
