@@ -9,7 +9,7 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.errors import TypeRuleError
+from gradc.errors import GradcError
 from gradc.interp import run_program
 from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
@@ -138,7 +138,8 @@ def test_what_else_reads_the_windows_keeps_them():
     module = gradc.compile(graph, wrt=[], target="cpu")
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((2, 4, 9, 9), np.float32), rng.standard_normal((2, 5, 36), np.float32)
-    y, columns = module(x=x, w=w)
+    results = module(x=x, w=w)
+    y, columns = results["y0"], results["y1"]
     exact = torch.nn.functional.unfold(torch.from_numpy(x), 3, padding=1).numpy()
     np.testing.assert_array_equal(columns, exact * 2)
     np.testing.assert_allclose(y, w.astype(np.float64) @ exact, atol=1e-5)
@@ -172,14 +173,12 @@ def test_the_text_parses_back_and_means_a_convolution():
         ("parts(k: (k0: 2, k1: 3))", "parts(k: (k0: 6))", "no axis k1|1 parts do not make up"),
         ("parts(k: (", "parts(j: (", "j is no axis of a product that has parts"),
         ("k1: 3", "n: 3", "the axis n is named twice"),
-        ("input x: f32[3,7]", "input x: f32[3,6]", "outside|may leave|not known"),
         ("input x: f32[3,7]", "input x: bf16[3,7]", "is converted or scaled, and goes along parts"),
-        ("w[m, k]", "w[k1, k]", "matmul|outside|not known"),
     ],
 )
 def test_what_the_verifier_refuses(before, after, match):
     assert before in TEXT
-    with pytest.raises((TypeRuleError, gradc.GradcError), match=match):
+    with pytest.raises(GradcError, match=match):
         verify_program(parse_program(TEXT.replace(before, after)))
 
 

@@ -120,15 +120,17 @@ def _through(call: Call, view: Buffer, axes: Sequence[Axis], buffer: str, index:
             axis = entry.variable
             if axis is None and (entry.terms or entry.const != 0):
                 return None
-            if axis is None or len(own) == 1:
-                names |= {name: entry if axis else Index() for name, _ in own}
+            if axis is None or not own:
                 continue
-            if axis in call.result_axes[:-2] or len(own) > MOST_PARTS:
+            made: tuple[Axis, ...] = ((axis, own[0].size),)
+            if len(own) > 1:
+                if axis in call.result_axes[:-2] or len(own) > MOST_PARTS:
+                    return None
+                made = parts.setdefault(axis, tuple((f"{axis}{i}", part.size) for i, part in enumerate(own)))
+            if len(made) != len(own) or not all(same(a[1], b.size) for a, b in zip(made, own, strict=True)):
                 return None
-            made = parts.setdefault(axis, tuple((f"{axis}{i}", size) for i, (_, size) in enumerate(own)))
-            if len(made) != len(own) or not all(same(a[1], b[1]) for a, b in zip(made, own, strict=True)):
-                return None
-            names |= {name: Index.of(part) for (name, _), (part, _) in zip(own, made, strict=True)}
+            for (name, _), part in zip(made, own, strict=True):
+                names[part.axis] = names.get(part.axis, Index()) + Index.of(name) * part.step
         args.append(Operand(buffer, tuple(_substituted(i, names) for i in index)))
     taken = {name for name, _ in call.axes} & {part for own in parts.values() for part, _ in own}
     return None if taken else replace(call, args=tuple(args), parts=tuple(parts.items()))
@@ -141,16 +143,31 @@ def _substituted(index: Index, names: Mapping[str, Index]) -> Index:
     return total
 
 
-def _groups(shape: Sequence[Size], axes: Sequence[Axis]) -> list[list[Axis]] | None:
-    """For each axis of a reshaped array the axes that it is made of, those of one element left out."""
-    left = [axis for axis in axes if axis[1] != 1]
-    groups: list[list[Axis]] = []
+@dataclass(frozen=True)
+class _Part:
+    """Positions of an axis, ``step`` apart."""
+
+    axis: str
+    size: Size
+    step: Size = 1
+
+
+def _groups(shape: Sequence[Size], axes: Sequence[Axis]) -> list[list[_Part]] | None:
+    """For each axis of a reshaped array what it is made of: axes, but for those of one element, and parts of axes."""
+    left = [_Part(*axis) for axis in axes if axis[1] != 1]
+    groups: list[list[_Part]] = []
     for size in shape:
-        own: list[Axis] = []
-        while not same(product(n for _, n in own), size):
+        own: list[_Part] = []
+        while not same(inside := product(part.size for part in own), size):
             if not left:
                 return None
-            own.append(left.pop(0))
+            part = left.pop(0)
+            rest = size // inside if isinstance(size, int) and isinstance(inside, int) and inside > 0 else 0
+            if isinstance(part.size, int) and 0 < rest < part.size and part.size % rest == 0:
+                inner = part.size // rest
+                left.insert(0, replace(part, size=inner))
+                part = replace(part, size=rest, step=part.step * inner)
+            own.append(part)
         groups.append(own)
     return None if left else groups
 
