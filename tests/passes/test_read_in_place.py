@@ -9,7 +9,7 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.errors import GradcError
+from gradc.errors import GradcError, TypeRuleError
 from gradc.interp import run_program
 from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
@@ -180,6 +180,21 @@ def test_what_the_verifier_refuses(before, after, match):
     assert before in TEXT
     with pytest.raises(GradcError, match=match):
         verify_program(parse_program(TEXT.replace(before, after)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "match"),
+    [
+        ("input x: f32[3,7]", "input x: f32[3,6]", "axis 1 of x has 6"),
+        ("w[m, k]", "w[k1, k]", "axis 0 of w has 2"),
+        ("n + k1", "n + k1 + (-1)", "axis 1 of x has 7"),
+    ],
+)
+def test_what_would_read_outside(before, after, match):
+    program = parse_program(TEXT.replace(before, after))
+    arrays = {name: np.ones(program.types[name].concrete({}), np.float32) for name in "wx"}
+    with pytest.raises(TypeRuleError, match=match):
+        gradc.Executable(program, "cpu").run(**arrays)
 
 
 def test_checked_accesses(monkeypatch):
