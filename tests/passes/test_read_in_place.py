@@ -145,17 +145,6 @@ def test_what_else_reads_the_windows_keeps_them():
     np.testing.assert_allclose(y, w.astype(np.float64) @ exact, atol=1e-5)
 
 
-def test_a_pointwise_value_that_many_windows_read_is_stored_once():
-    """In its windows it would be computed nine times."""
-    graph = gradc.trace(
-        lambda x, s, b, w: ops.conv2d(ops.relu6(x * s + b), w, padding=1, groups=8),
-        x="f32[2,8,16,16]", s="f32[8,1,1]", b="f32[8,1,1]", w="f32[8,1,3,3]",
-    )  # fmt: skip
-    program = gradc.compile(graph, wrt=[], target="cpu").forward.program
-    assert len(program.steps) == 2
-    assert [b.type.shape for b in program.of_kind("temp")] == [(2, 8, 16, 16)]
-
-
 def test_the_text_parses_back_and_means_a_convolution():
     program = parse_program(TEXT)
     assert str(program) == TEXT and parse_program(str(program)) == program
