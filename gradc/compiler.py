@@ -45,6 +45,7 @@ from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
 from .passes.program.order_steps import order_steps
 from .passes.program.plan_buffers import plan_buffers
+from .passes.program.read_in_place import read_in_place
 from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.unroll_columns import unroll_columns
 from .passes.program.unroll_scatters import unroll_scatters
@@ -249,6 +250,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
             available=strategies,
         ),
     )
+    if target == "cpu" and options.fuse:
+        program = pipeline.keep(f"{name}.read_in_place", program, lambda: read_in_place(program))
     if _cuts_rows(options, target):
         program = pipeline.keep(f"{name}.block_rows", program, lambda: block_rows(program, dims=_hints(options)))
     return pipeline.keep(

@@ -359,6 +359,10 @@ def _run_call(step: Call, memory: _Memory) -> None:
         zip(sizes, np.meshgrid(*(np.arange(n) for n in sizes.values()), indexing="ij", sparse=True), strict=True)
     )
 
+    for axis, own in step.parts:
+        places = np.unravel_index(grids[axis], [evaluate(size, memory.bindings) for _, size in own])
+        grids |= zip((part for part, _ in own), places, strict=True)
+
     def place(index: Index, per: Mapping[str, Size]) -> Any:
         total: Any = evaluate(index.const, memory.bindings)
         for variable, coefficient in index.terms:

@@ -140,7 +140,7 @@ def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Ope
     """The operands of a library call that are not known to stay in their buffer: (operand, axis of the buffer, size of
     the axis).
     """
-    sizes = dict(call.axes)
+    sizes = dict((*call.axes, *(part for _, own in call.parts for part in own)))
     for operand in (*call.operands, call.out):
         run = {v for i in operand.index for v, _ in i.terms} if operand is call.out else set(sizes)
         with assuming(

@@ -28,6 +28,8 @@ from .walk import backward_slice
 
 KINDS = ("input", "output", "temp", "const")
 """The kinds of a program's buffers; those of a loop are of the kind ``block``."""
+MOST_PARTS = 4
+"""Parts of an axis of a call."""
 RowOrder = Literal["", "by key", "by owner"]
 """What decides in which order a kernel visits its rows: nothing, a sort by the index of an accum, or which row of a
 result they belong to."""
@@ -282,6 +284,9 @@ class Phase:
 class Call:
     """A library call with named axes: ``matmul c[m, n] <- a[m, k], b[k, n]``.
 
+    An axis may have ``parts``, of which it is the row-major numbering, in the indices of its operands:
+    ``axes(m: 8, n: 5, k: 6) parts(k: (k0: 2, k1: 3)) c[m, n] <- matmul a[m, k], x[k0, n + k1]``.
+
     A contraction converts operands of another dtype to the result's dtype, which holds all their values, when it reads
     them.
 
@@ -295,10 +300,17 @@ class Call:
     args: tuple[Operand, ...]
     note: Note = field(default=Note(), compare=False)
     add: bool = False
+    parts: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(o.buffer for o in self.operands))
+
+    @property
+    def finest(self) -> dict[str, tuple[Axis, ...]]:
+        """For each axis its parts; an axis without any is its only one."""
+        parts = dict(self.parts)
+        return {axis: parts.get(axis, ((axis, size),)) for axis, size in self.axes}
 
     @property
     def operands(self) -> Iterator[Operand]:
@@ -331,13 +343,18 @@ class Call:
             per = tuple((axis, substitute(size, values)) for axis, size in operand.per)
             return replace(operand, index=index, scale=of(operand.scale) if operand.scale else None, per=per)
 
-        axes = tuple((axis, substitute(size, values)) for axis, size in self.axes)
-        return replace(self, axes=axes, out=of(self.out), args=tuple(map(of, self.args)))
+        def of_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+            return tuple((axis, substitute(size, values)) for axis, size in axes)
+
+        parts = tuple((axis, of_axes(own)) for axis, own in self.parts)
+        return replace(self, axes=of_axes(self.axes), out=of(self.out), args=tuple(map(of, self.args)), parts=parts)
 
     def __str__(self) -> str:
         args, arrow = ", ".join(map(str, self.args)), "+=" if self.add else "<-"
-        axes = format_axes(self.axes)
-        return f"call @{self.name} axes({axes}) {self.out} {arrow} {self.op} {args}{format_note(self.note)}"
+        axes = f"axes({format_axes(self.axes)})"
+        if self.parts:
+            axes += f" parts({', '.join(f'{axis}: ({format_axes(own)})' for axis, own in self.parts)})"
+        return f"call @{self.name} {axes} {self.out} {arrow} {self.op} {args}{format_note(self.note)}"
 
 
 @dataclass(frozen=True)

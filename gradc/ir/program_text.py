@@ -48,7 +48,8 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     index     ::= term ("+" term)*                              # bare only after the ops "index" and "in_bounds"
     term      ::= (AXIS | value) ["*" factor] | factor
     factor    ::= INT | NAME | "(" size ")"
-    call      ::= "call" "@" name "axes" axes access ("<-" | "+=") name scaled ("," scaled)* LINE
+    call      ::= "call" "@" name "axes" axes ["parts" "(" NAME ":" axes ("," NAME ":" axes)* ")"]
+                  access ("<-" | "+=") name scaled ("," scaled)* LINE
     scaled    ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
     loop      ::= "loop" ["over" axes] "rows" axes "by" "(" size ")" "count" "(" NAME ")"
@@ -275,7 +276,8 @@ def _call(reader: Reader) -> Call:
     name = reader.name("the call's name")
     reader.expect("axes")
     axes = _read_axes(reader)
-    known = dict(axes)
+    parts = _parts(reader) if reader.maybe("parts") else ()
+    known = dict((*axes, *(part for _, own in parts for part in own)))
     out = _access(reader, known)
     add = reader.maybe("+=")
     if not add:
@@ -288,7 +290,21 @@ def _call(reader: Reader) -> Call:
             replace(operand, scale=replace(scale, per=_read_axes(reader)) if scale and reader.maybe("per") else scale)
         )
     reader.finish()
-    return Call(name, op, axes, out, tuple(args), reader.note(), add)
+    return Call(name, op, axes, out, tuple(args), reader.note(), add, parts)
+
+
+def _parts(reader: Reader) -> tuple[tuple[str, tuple[Axis, ...]], ...]:
+    reader.expect("(")
+    parts: dict[str, tuple[Axis, ...]] = {}
+    while not reader.maybe(")"):
+        if parts:
+            reader.expect(",")
+        axis = reader.name("an axis")
+        reader.expect(":")
+        if axis in parts:
+            raise reader.fail(f"the parts of the axis {axis} stand twice")
+        parts[axis] = _read_axes(reader)
+    return tuple(parts.items())
 
 
 def _kernel(reader: Reader) -> Kernel:

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
-from .dims import Dim, Size, assuming, evaluate, known_nonnegative, same, substitute, symbol, symbols
+from .dims import Dim, Size, assuming, evaluate, known_nonnegative, product, same, substitute, symbol, symbols
 from .graph import Graph, check_name, format_op
-from .kernel import KINDS, ROW_ORDERS, Buffer, Call, Kernel, Loop, Program, Select, alternatives, facts
+from .kernel import KINDS, MOST_PARTS, ROW_ORDERS, Buffer, Call, Kernel, Loop, Program, Select, alternatives, facts
 from .lexer import excerpt
 from .node import REGISTRY, Node
 from .op import Library
@@ -458,7 +458,8 @@ class _CallCheck(_StepCheck):
         op = REGISTRY[call.op]
         if not isinstance(op, Library) or any(len(s.operands) != len(call.args) for s in op.samples[:1]):
             self.wrong(f"{call.op} of {len(call.args)} operands is no library call", call.op)
-        known = self.axes(call.axes)
+        known = self.axes((*call.axes, *(part for _, own in call.parts for part in own)))
+        self.parted(call, op)
         for operand in (*call.operands, call.out):
             self.access(operand, known)
         if op.contraction:
@@ -466,6 +467,23 @@ class _CallCheck(_StepCheck):
         self.typed(call, op)
         self.written(call.reads, written)
         self.writable(call.out.buffer)
+
+    def parted(self, call: Call, op: Library) -> None:
+        """Parts make up an axis of a product; operands that use them are not converted or scaled."""
+        axes = dict(call.axes)
+        batch = {i.variable for i in call.out.index[:-2]}
+        for axis, own in call.parts:
+            if not op.contraction or axis not in axes or axis in batch or self.loop:
+                self.wrong(f"{axis} is no axis of a product that has parts", f"{axis}:")
+            if not 2 <= len(own) <= MOST_PARTS or not same(product(size for _, size in own), axes[axis]):
+                self.wrong(f"{len(own)} parts do not make up the axis {axis} of {axes[axis]}", f"{axis}: (")
+        names = {part for _, own in call.parts for part, _ in own}
+        dtype = self.program.buffer[call.out.buffer].type.dtype if call.out.buffer in self.program.buffer else None
+        for operand in call.args:
+            if names & {v for i in operand.index for v, _ in i.terms}:
+                buffer = self.program.buffer.get(operand.buffer)
+                if operand.scale or operand.per or (buffer and buffer.type.dtype is not dtype):
+                    self.wrong(f"{operand.buffer} is converted or scaled, and goes along parts", f"{operand.buffer}[")
 
     def typed(self, call: Call, op: Library) -> None:
         """The op's type rule for the operands as the call sees them gives the result's type."""
@@ -478,7 +496,8 @@ class _CallCheck(_StepCheck):
         shape = tuple(axes[a] for a in call.result_axes)
         types = []
         for operand, own in zip(call.args, call.views, strict=True):
-            used = {v for i in operand.index for v, _ in i.terms} - set(own)
+            parts = {part for a in own for part, _ in call.finest[a]}
+            used = {v for i in operand.index for v, _ in i.terms} - {*own, *parts}
             if used:
                 self.wrong(f"{call.op} does not go along {min(used)} of {operand.buffer}", f"{operand.buffer}[")
             if operand.scale and not op.contraction:

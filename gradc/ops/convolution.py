@@ -7,7 +7,7 @@ both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import TypeRuleError
@@ -34,7 +34,7 @@ class Geometry:
     filter: tuple[Size, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
-    before: tuple[int, ...]
+    before: tuple[Size, ...]
     groups: int
 
     @property
@@ -46,6 +46,18 @@ class Geometry:
         """Whether the windows are the image itself."""
         ones = all(n == 1 for n in (*self.filter, *self.stride))
         return ones and not any(self.before) and self.image == self.response
+
+    @property
+    def steps_by_one(self) -> bool:
+        return all(n == 1 for n in self.stride)
+
+    @property
+    def adjoint(self) -> Geometry:
+        """Where a window's neighbour is one element away: the windows of the response that an element of the image is
+        in, whose places are in the opposite order.
+        """
+        far = (d * (k - 1) - p for k, d, p in zip(self.filter, self.dilation, self.before, strict=True))
+        return replace(self, image=self.response, response=self.image, before=tuple(far))
 
     def windows(self, image: Node) -> Node:
         """[N, C, *image] -> [N, C, *response, *filter]"""
@@ -112,6 +124,8 @@ def image_of(response: Node, weight: Node, geometry: Geometry) -> Node:
         each = wide * _per_window(weight, geometry, shape)
         parts = geometry.overlap_add(each)
         return call("sum", parts, axis=2) if outer != 1 else reshaped(parts, (n, groups, *geometry.image))
+    if geometry.steps_by_one and not geometry.pointwise:
+        return response_of(response, _turned(weight, groups), geometry.adjoint)
     lead = (n,) if groups == 1 else (n, groups)
     rows = reshaped(response, (*lead, weight.shape[0] // groups, product(geometry.response)))
     columns = call("matmul", reshaped(weight, _rows(weight, groups)).T, rows)
@@ -140,6 +154,14 @@ def filter_of(response: Node, image: Node, geometry: Geometry) -> Node:
     right = call("transpose", split, (1, 2, *kernel, 0, *range(3 + spatial, split.rank)))
     columns = reshaped(right, (*lead, inner * product(geometry.filter), places))
     return reshaped(call("matmul", reshaped(left, (*lead, outer, places)), columns.T), shape)
+
+
+def _turned(weight: Node, groups: int) -> Node:
+    """[G*A, B, *filter] -> [G*B, A, *filter], the places in a window in the opposite order."""
+    outer, inner = weight.shape[0] // groups, weight.shape[1]
+    split = reshaped(weight, (groups, outer, inner, *weight.shape[2:]))
+    turned = call("flip", call("transpose", split, (0, 2, 1, *range(3, split.rank))), axis=tuple(range(3, split.rank)))
+    return reshaped(turned, (groups * inner, outer, *weight.shape[2:]))
 
 
 def _rows(weight: Node, groups: int) -> tuple[Size, ...]:

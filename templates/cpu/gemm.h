@@ -172,6 +172,19 @@ static inline __attribute__((always_inline)) void GEMM(turn)(GEMM(vec) *v) {
 #endif
 }
 
+/* to[p * width + i] = from[at[i] + p] for i < rows <= LANES and p < steps <= LANES; LANES steps are read. */
+static inline __attribute__((always_inline)) void GEMM(pack_lines)(T *restrict to, const T *restrict from, const int64_t *at, int rows, int steps, int width) {
+  GEMM(vec) v[GEMM(LANES)];
+#pragma GCC unroll 16
+  for (int i = 0; i < GEMM(LANES); i++) {
+    v[i] = i < rows ? *(const GEMM(vec) *)(from + at[i]) : (GEMM(vec)){0};
+  }
+  GEMM(turn)(v);
+  for (int p = 0; p < steps; p++) {
+    memcpy(to + p * width, &v[p], (size_t)rows * sizeof(T));
+  }
+}
+
 /* to[p * width + i] = from[i * across + p] for i < rows <= LANES and p < LANES. */
 static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict to, const T *restrict from, int64_t across, const int rows, int width) {
   GEMM(vec) v[GEMM(LANES)];
@@ -288,6 +301,74 @@ static void GEMM(pack_scale)(T *restrict to, const T *restrict scale, int64_t i,
   }
 }
 
+/* One panel of w rows from places, `at`, whose steps begin at p of `along`; rows from begin[s] on lie side by side, if `sides` are few. */
+static inline __attribute__((always_inline)) void GEMM(pack_place)(T *restrict to, const gradc_matrix *in, const int64_t *at, int w, const int *begin, int sides, const gradc_axis *along, int64_t p,
+                             int64_t steps, const int width) {
+  const T *restrict from = (const T *)in->data;
+  const int64_t apart = along->step[along->count - 1];
+  int64_t last = at[0];
+  for (int i = 1; i < w; i++) {
+    last = at[i] > last ? at[i] : last;
+  }
+  const int64_t readable = (in->places->end - in->data) / (int64_t)sizeof(T) - last; /* a place from which whole vectors are read ends before it */
+  gemm_stretch s = gemm_stretch_at(along, p);
+  for (int64_t q = 0, run; q < steps; q += run, gemm_next_stretch(along, &s)) {
+    run = at_most(s.count, steps - q);
+    int64_t done = 0;
+    if (sides > GEMM_FEW_SIDES && apart == 1 && run > 2) {
+      for (; done < run && s.place + done + GEMM(LANES) <= readable; done += GEMM(LANES)) {
+        for (int i = 0; i < w; i += GEMM(LANES)) {
+          GEMM(pack_lines)(to + (q + done) * width + i, from + s.place + done, at + i, (int)at_most(w - i, GEMM(LANES)), (int)at_most(run - done, GEMM(LANES)), width);
+        }
+      }
+    }
+    for (; done < run; done++) {
+      const T *own = from + s.place + done * apart;
+      T *line = to + (q + done) * width;
+      if (sides <= GEMM_FEW_SIDES && q + done + 1 < steps && s.place + done * apart + width <= readable) {
+        for (int x = 0; x < sides; x++) { /* whole vectors: what is too much is written over by what follows */
+          memcpy(line + begin[x], own + at[begin[x]], (size_t)width * sizeof(T));
+        }
+      } else {
+        for (int i = 0; i < w; i++) {
+          line[i] = own[at[i]];
+        }
+      }
+    }
+    for (int64_t step = q; w < width && step < q + run; step++) {
+      memset(to + step * width + w, 0, (size_t)(width - w) * sizeof(T));
+    }
+  }
+}
+
+/* The same panels as `pack`, from places: rows from i, steps from p on. */
+static inline __attribute__((always_inline)) void GEMM(pack_places)(T *restrict to, const gradc_matrix *in, int transposed, int64_t i, int64_t p, int64_t count, int64_t steps,
+                                                        const int width) {
+  const gradc_axis *across = transposed ? &in->places->col : &in->places->row, *along = transposed ? &in->places->row : &in->places->col;
+  const int64_t apart = across->step[across->count - 1];
+  gemm_stretch s = gemm_stretch_at(across, i);
+  int64_t used = 0;
+  for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
+    const int w = count - i0 < width ? (int)(count - i0) : width;
+    int64_t at[GEMM_MR > GEMM(NR) ? GEMM_MR : GEMM(NR)];
+    int begin[GEMM_FEW_SIDES], sides = 0;
+    for (int x = 0; x < w;) {
+      if (used == s.count) {
+        gemm_next_stretch(across, &s);
+        used = 0;
+      }
+      if (sides < GEMM_FEW_SIDES) {
+        begin[sides] = x;
+      }
+      sides = apart == 1 && sides < GEMM_FEW_SIDES ? sides + 1 : GEMM_FEW_SIDES + 1;
+      for (; x < w && used < s.count; x++, used++) {
+        at[x] = s.place + used * apart;
+      }
+    }
+    GEMM(pack_place)(to, in, at, w, begin, sides, along, p, steps, width);
+  }
+}
+
 /* Where a tile of an operand begins in the whole of it, which decides what groups it lies in; columns of b are the rows of its transpose. */
 typedef struct {
   const gradc_matrix *in;
@@ -301,7 +382,9 @@ static inline __attribute__((always_inline)) void GEMM(panels)(T *to, GEMM(part)
   const gradc_matrix *in = t.in;
   const int64_t across = t.transposed ? in->col : in->row, along = t.transposed ? in->row : in->col;
   const int64_t at = i * across + p * along;
-  if (in->read) {
+  if (in->places) {
+    GEMM(pack_places)(to, in, t.transposed, (t.transposed ? t.col : t.row) + i, (t.transposed ? t.row : t.col) + p, count, steps, width);
+  } else if (in->read) {
     GEMM(pack_read)(to, in, at, count, steps, across, along, width);
   } else {
     GEMM(pack)(to, (const T *)in->data + at, count, steps, across, along, width, squares);
@@ -446,10 +529,10 @@ static inline int GEMM(how)(int rows, int64_t across, int64_t b_step) {
   return across != 1 ? (rows == GEMM_MR ? GEMM(IN_PLACE) : GEMM(THIRD_IN_PLACE)) : thirds == GEMM(PANEL) && b_step > 4 * GEMM(NR) ? GEMM(STREAMED) : thirds;
 }
 
-/* What lies at an edge of the result, or in columns that are not contiguous: the sums are in memory of their own, of whole thirds
+/* What lies at an edge of the result, or in columns that are not contiguous, or `apart` more after `whole` of them: the sums are in memory of their own, of whole thirds
  * of a panel, which a has if it is packed; else it is here. */
 static __attribute__((noinline)) void GEMM(at_edge)(int rows, int cols, int64_t kc, gemm_panels a, const T *from_a, const T *b, int64_t b_step, T *c, int64_t c_row, int64_t c_col,
-                                                    int add) {
+                                                    int whole, int64_t apart, int add) {
   T sums[GEMM_MR * GEMM(NR)] __attribute__((aligned(64))) = {0}, packed[2 * GEMM_KC * GEMM_MR];
   const int vectors = cols <= GEMM(LANES) ? 1 : 2;
   if (a.across != 1 && rows % GEMM(THIRD)) {
@@ -460,21 +543,22 @@ static __attribute__((noinline)) void GEMM(at_edge)(int rows, int cols, int64_t 
     for (int s = 0; c_col != 1 && s < cols; s++) {
       sums[r * GEMM(NR) + s] = c[r * c_row + s * c_col];
     }
-    GEMM(copy)(sums + r * GEMM(NR), c + r * c_row, c_col == 1 ? cols : 0);
+    GEMM(copy)(sums + r * GEMM(NR), c + r * c_row, c_col == 1 ? whole : 0);
+    GEMM(copy)(sums + r * GEMM(NR) + whole, c + r * c_row + whole + apart, cols - whole);
   }
   GEMM(kernels)[GEMM(how)(rows, a.across, b_step)][vectors - 1](kc, from_a, a.across, b, b_step, sums, GEMM(NR), add);
   for (int r = 0; r < rows; r++) {
     for (int s = 0; c_col != 1 && s < cols; s++) {
       c[r * c_row + s * c_col] = sums[r * GEMM(NR) + s];
     }
-    GEMM(copy)(c + r * c_row, sums + r * GEMM(NR), c_col == 1 ? cols : 0);
+    GEMM(copy)(c + r * c_row, sums + r * GEMM(NR), c_col == 1 ? whole : 0);
+    GEMM(copy)(c + r * c_row + whole + apart, sums + r * GEMM(NR) + whole, cols - whole);
   }
 }
 
-/* c[m,n] (+)= a[m,k] b[k,n], both in panels; c's element (i, j) is c[i * c_row + j * c_col].  kc steps at a time: a panel of a
+/* c[m,n] (+)= a[m,k] b[k,n], both in panels; columns from j0 of the whole on.  kc steps at a time: a panel of a
  * stays in the first cache while those of b, which stay in the second, pass by. */
-static void GEMM(block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c_, int64_t c_row, int64_t c_col, int add) {
-  T *c = (T *)c_;
+static void GEMM(block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, gemm_result c, int64_t j0, int add) {
   for (int64_t p = 0; p < k; p += kc, add = 1) {
     const int64_t steps = k - p < kc ? k - p : kc;
     for (int64_t i = 0, rows; i < m; i += rows) {
@@ -484,11 +568,12 @@ static void GEMM(block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels
       for (int64_t j = 0; j < n; j += GEMM(NR)) {
         const int cols = n - j < GEMM(NR) ? (int)(n - j) : GEMM(NR);
         const T *from_b = (const T *)b.data + j / GEMM(NR) * b.panel + p * b.step;
-        T *to = c + i * c_row + j * c_col;
-        if (c_col != 1 || cols % GEMM(LANES) || rows % GEMM(THIRD)) {
-          GEMM(at_edge)((int)rows, cols, steps, a, from_a, from_b, b.step, to, c_row, c_col, add);
+        T *to = (T *)c.data + i * c.row + gemm_column(&c, j0 + j);
+        const int whole = c.apart ? (int)at_most(cols, c.each - (j0 + j) % c.each) : cols;
+        if (c.col != 1 || cols % GEMM(LANES) || rows % GEMM(THIRD) || whole < cols) {
+          GEMM(at_edge)((int)rows, cols, steps, a, from_a, from_b, b.step, to, c.row, c.col, whole, c.apart, add);
         } else {
-          GEMM(kernels)[GEMM(how)((int)rows, a.across, b.step)][cols / GEMM(LANES) - 1](steps, from_a, a.across, from_b, b.step, to, c_row, add);
+          GEMM(kernels)[GEMM(how)((int)rows, a.across, b.step)][cols / GEMM(LANES) - 1](steps, from_a, a.across, from_b, b.step, to, c.row, add);
         }
       }
     }

@@ -166,14 +166,15 @@ static void bf16_multiply(int64_t rows, int64_t cols, int64_t blocks, const uint
 }
 
 /* c[m,n] (+)= a[m,k] b[k,n], both in panels; see gemm.h. */
-static void bf16_block(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c_, int64_t c_row, int64_t c_col, int add) {
+static void bf16_block(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, gemm_result to_c, int64_t j0, int add) {
   struct {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
   } const tiles = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
   __asm__ volatile("ldtilecfg %0" ::"m"(tiles));
-  float *c = (float *)c_, sums[BF16_PANEL * BF16_PANEL] __attribute__((aligned(64)));
+  const int64_t c_row = to_c.row, c_col = to_c.col;
+  float *c = (float *)to_c.data + gemm_column(&to_c, j0), sums[BF16_PANEL * BF16_PANEL] __attribute__((aligned(64)));
   for (int64_t p = 0; p < k; p += kc, add = 1) {
     const int64_t blocks = ceil_div(at_most(kc, k - p), BF16_STEPS);
     for (int64_t i = 0; i < m; i += BF16_PANEL) {

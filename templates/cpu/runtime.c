@@ -480,12 +480,57 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t whole(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
+enum { GEMM_FEW_SIDES = 4 }; /* stretches of a panel's rows that are copied side by side, rather than transposed */
+
+/* A stretch of an axis that is evenly spaced: where it is, its place in elements, and how many positions it has. */
+typedef struct {
+  int64_t index[GRADC_PARTS], place, count;
+} gemm_stretch;
+
+/* From position `at` on. */
+static gemm_stretch gemm_stretch_at(const gradc_axis *axis, int64_t at) {
+  gemm_stretch s = {.count = 0};
+  for (int64_t i = axis->count - 1; i >= 0; i--) {
+    s.index[i] = at % axis->size[i];
+    s.place += s.index[i] * axis->step[i];
+    at /= axis->size[i];
+  }
+  s.count = axis->size[axis->count - 1] - s.index[axis->count - 1];
+  return s;
+}
+
+/* The one behind it. */
+static inline void gemm_next_stretch(const gradc_axis *axis, gemm_stretch *s) {
+  int64_t i = axis->count - 1;
+  s->place -= s->index[i] * axis->step[i];
+  s->index[i] = 0;
+  s->count = axis->size[i];
+  while (--i >= 0) {
+    s->place += axis->step[i];
+    if (++s->index[i] < axis->size[i]) {
+      return;
+    }
+    s->place -= axis->size[i] * axis->step[i];
+    s->index[i] = 0;
+  }
+}
+
 /* Rows of a, or columns of b, in panels: elements from a panel to the next, in it from a row (column) to the next, and from a
  * step to the next. */
 typedef struct {
   const char *data;
   int64_t panel, across, step;
 } gemm_panels;
+
+/* Rows and columns of a result from row 0 of a block and column 0 of the whole on: elements from a row (column) to the next, and
+ * what is between two columns more after every `each`. */
+typedef struct {
+  char *data;
+  int64_t row, col, each, apart;
+} gemm_result;
+
+/* Elements from column 0 to column j. */
+static inline int64_t gemm_column(const gemm_result *c, int64_t j) { return j * c->col + (c->apart ? j / c->each * c->apart : 0); }
 
 /* What gemm.h has for a type: see there. */
 typedef struct {
@@ -497,7 +542,7 @@ typedef struct {
   /* Both say whether there are elements that `block` cannot multiply. */
   int (*pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps);
   int (*pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps);
-  void (*block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, char *c, int64_t c_row, int64_t c_col, int add);
+  void (*block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, gemm_result c, int64_t j0, int add);
 } gemm_type;
 
 #define T float
@@ -543,6 +588,7 @@ typedef struct {
   gradc_matrix a, b;
   char *c;
   int64_t batch, m, n, k, c_row, c_col;
+  int64_t each, apart; /* see gemm_result */
   int64_t splits, step, group; /* `group` products to a task */
   int64_t slab_m, slab_n, slab_k, tile_m, tile_n, block_k;
   int rows_in_place, columns_in_place; /* a, b are read where they are */
@@ -646,8 +692,8 @@ static void tile_task(const void *args, int64_t task) {
   gemm_panels left = s->left, right = s->right;
   left.data += i / p->type->mr * left.panel * p->type->packed;
   right.data += j / p->type->nr * right.panel * p->type->packed;
-  p->type->block(at_most(p->tile_m, s->rows - i), at_most(p->tile_n, s->cols - j), s->steps, p->block_k, left, right,
-                 s->c + (i * p->c_row + j * p->c_col) * size, p->c_row, p->c_col, s->add);
+  const gemm_result c = {s->c + i * p->c_row * size, p->c_row, p->c_col, p->each, p->apart};
+  p->type->block(at_most(p->tile_m, s->rows - i), at_most(p->tile_n, s->cols - j), s->steps, p->block_k, left, right, c, s->j0 + j, s->add);
 }
 
 /* Pack a slab, but what is read in place or has been packed before, and multiply; whether the call goes on. */
@@ -690,7 +736,7 @@ static int multiply(const product *p, int64_t number) {
         s.rows = at_most(p->slab_m, p->m - i), s.cols = at_most(p->slab_n, p->n - j), s.steps = at_most(p->slab_k, end - at);
         s.a.data += (i * a.row + (at - from) * a.col) * a.bytes;
         s.b.data += ((at - from) * b.row + j * b.col) * b.bytes;
-        s.c = c + (i * p->c_row + j * p->c_col) * size;
+        s.c = c + i * p->c_row * size;
         s.add = accumulate || at > from;
         how = multiply_slab(&s, i > 0);
         if (how != GO_ON || (inside && gradc_stopped(p->ctx))) {
@@ -737,6 +783,10 @@ static gradc_matrix transpose(const gradc_matrix *in) {
   t.scale_row = in->scale_col, t.scale_col = in->scale_row;
   t.row_per = in->col_per, t.col_per = in->row_per;
   return t;
+}
+
+static gradc_places transposed_places(const gradc_matrix *in) {
+  return in->places ? (gradc_places){in->places->col, in->places->row, in->places->end} : (gradc_places){0};
 }
 
 EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
@@ -825,8 +875,10 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   product p = {.ctx = ctx, .unfit = &unfit, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_row = n, .c_col = 1, .accumulate = accumulate};
   /* The long side belongs into the vectors, and what is read where it is into a kernel's columns: the product of the transposes. */
   const int tall = n <= GEMM_FEW && k >= 4 * n && m <= 4 * type->nr && a->row == 1 && a->col <= 4 * type->nr && !a->read && !a->scale;
+  const gradc_places turned[2] = {transposed_places(a), transposed_places(b)};
   if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES || tall)) {
     p.a = transpose(b), p.b = transpose(a);
+    p.a.places = b->places ? &turned[1] : 0, p.b.places = a->places ? &turned[0] : 0;
     p.m = n, p.n = m;
     p.c_row = 1, p.c_col = n;
     m = p.m, n = p.n;
@@ -845,6 +897,17 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
       gradc_report(ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
       return 1;
     }
+  }
+  /* Windows of several arrays are the columns of one product, so that what they are multiplied with is packed once. */
+  gradc_places joined;
+  if (batch > 1 && m > 1 && n >= type->nr && p.b.places && p.a.batch == 0 && !p.a.scale && p.c_col == 1 && p.b.places->col.count < GRADC_PARTS) {
+    joined = *p.b.places;
+    memmove(joined.col.size + 1, joined.col.size, sizeof joined.col.size - sizeof *joined.col.size);
+    memmove(joined.col.step + 1, joined.col.step, sizeof joined.col.step - sizeof *joined.col.step);
+    joined.col.count++, joined.col.size[0] = batch, joined.col.step[0] = p.b.batch;
+    p.b.places = &joined;
+    p.each = n, p.apart = (m - 1) * n;
+    p.n = n *= batch, p.batch = batch = 1;
   }
   const int64_t products = batch * p.splits;
   const double flops = 2.0 * (double)m * (double)n * (double)p.step / type->speed; /* as f32 would take */

@@ -14,6 +14,19 @@ typedef void (*gradc_read)(void *to, const void *from, int64_t count, int64_t to
 
 enum { GRADC_BF16 = 1 };
 
+/* The places along an axis of an operand that is not evenly spaced: it is several axes of the array in one, the last one innermost. */
+enum { GRADC_PARTS = 4 };
+typedef struct {
+  int64_t count; /* of its parts */
+  int64_t size[GRADC_PARTS], step[GRADC_PARTS];
+} gradc_axis;
+
+/* Both axes of an operand.  What lies between two elements of it may be read, nothing outside all of them. */
+typedef struct {
+  gradc_axis row, col;
+  const char *end; /* of the array */
+} gradc_places;
+
 /* An operand of a matrix product.  Strides are in elements, any value that stays inside the array (0 repeats). */
 typedef struct {
   const char *data;
@@ -24,6 +37,7 @@ typedef struct {
   int64_t scale_batch, scale_row, scale_col;
   int64_t row_per, col_per; /* that many rows, or columns, have one scale */
   int64_t dtype;            /* GRADC_BF16: of the elements where `read` is there for who has no kernels for them; else 0 */
+  const gradc_places *places; /* instead of row and col, which are 0 then; or 0.  Such elements are the product's own. */
 } gradc_matrix;
 
 struct gradc_ctx {

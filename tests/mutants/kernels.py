@@ -293,4 +293,28 @@ MUTANTS = (
         "off by one: the column on the diagonal of a causal mask is left out",
         ("test_loops", "test_block_rows"),
     ),
+    Mutant(
+        "places.between-images",
+        "templates/cpu/gemm.h",
+        "rows % GEMM(THIRD) || whole < cols) {",
+        "rows % GEMM(THIRD)) {",
+        "missing check: columns of two images are written as if they were side by side",
+        ("test_read_in_place",),
+    ),
+    Mutant(
+        "places.joined-columns",
+        "templates/cpu/runtime.c",
+        "p.each = n, p.apart = (m - 1) * n;",
+        "p.each = n, p.apart = (m - 2) * n;",
+        "wrong distance: the results of a batch that is one product's columns lie a row closer",
+        ("test_read_in_place",),
+    ),
+    Mutant(
+        "read-in-place.groups",
+        "gradc/passes/program/read_in_place.py",
+        "part = replace(part, size=rest, step=part.step * inner)",
+        "part = replace(part, size=rest)",
+        "wrong distance: the groups of a convolution read neighbouring channels",
+        ("test_read_in_place",),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ...errors import Unsupported
@@ -79,6 +79,7 @@ class ProductCall:
     :param batch: the axes that all operands have.
     :param m, n, k: the axes of the result and the one that is summed over, as C.
     :param matrices: the initialisers of both operands.
+    :param places: those of their places, "" where both their axes are evenly spaced.
     :param out: the address of the result.
     :param add: whether it is added to what is there.
     :param extents: what is to be checked with GRADC_BOUNDS.
@@ -90,6 +91,7 @@ class ProductCall:
     n: str
     k: str
     matrices: tuple[str, str]
+    places: tuple[str, str]
     out: str
     add: str
     extents: tuple[Extent, ...]
@@ -136,18 +138,44 @@ def product_call(
     touched = [(out, [*batch, m, n])] if checked else []
     if checked:  # where an axis has no positions, nothing of an operand is read
         touched = [*((o, list(sizes)) for o in (a, a_scale, b, b_scale) if o is not _ABSENT), *touched]
+    places = (_places(a, call, over_dims, m, k), _places(b, call, over_dims, k, n))
     return ProductCall(
         width=dtype.bits,
         batch=tuple(BatchAxis(over_dims(sizes[x]), tuple(o.step(x) for o in (a, b, a_scale, b_scale))) for x in batch),
         m=over_dims(sizes[m]),
         n=over_dims(sizes[n]),
         k=over_dims(sizes[k]),
-        matrices=(_matrix(a, a_scale, m, k), _matrix(b, b_scale, k, n)),
+        matrices=(_matrix(a, a_scale, m, k, places[0]), _matrix(b, b_scale, k, n, places[1])),
+        places=places,
         out=f"(char *)buf[{place[call.out.buffer]}]"
         + (f" + ({out.first}) * {dtype.itemsize}" if out.first != "0" else ""),
         add=_adds(call, program, over_dims) if call.add else "0",
-        extents=tuple(extent(operand, {a: over_dims(sizes[a]) for a in axes}) for operand, axes in touched),
+        extents=tuple(
+            extent(o, {a: over_dims(size) for a, size in _along(o, call, axes).items()}) for o, axes in touched
+        ),
     )
+
+
+def _along(operand: OperandView, call: Call, axes: Iterable[str]) -> dict[str, Size]:
+    """The axes that an operand goes along, or their parts, and their sizes."""
+    finest, sizes = call.finest, dict(call.axes)
+    return {
+        part: size
+        for axis in axes
+        for part, size in (((axis, sizes[axis]),) if axis in operand.steps else finest[axis])
+    }
+
+
+def _places(operand: OperandView, call: Call, over_dims: Callable[[Size], str], row: str, col: str) -> str:
+    """The initialiser of a ``gradc_places``; "" for an operand both of whose axes are evenly spaced."""
+    sides = [_along(operand, call, [axis]) for axis in (row, col)]
+    if not any(len(own) > 1 and operand.steps.keys() & own.keys() for own in sides):
+        return ""
+    axes = (
+        f"{{{len(own)}, {{{', '.join(map(over_dims, own.values()))}}}, {{{', '.join(map(operand.step, own))}}}}}"
+        for own in sides
+    )
+    return f"{', '.join(axes)}, {operand.at} + ({operand.count} - ({operand.first})) * {operand.item_bytes}"
 
 
 def _adds(call: Call, program: Program, over_dims: Callable[[Size], str]) -> str:
@@ -181,9 +209,10 @@ def extent(operand: OperandView, sizes: Mapping[str, str]) -> Extent:
     return Extent(operand.first, operand.count, tuple(extents), tuple(operand.step(a) for a in sizes))
 
 
-def _matrix(operand: OperandView, scale: OperandView, row: str, col: str) -> str:
-    """The initialiser of a ``gradc_matrix``; its batch steps are the call's."""
-    own = f"{operand.at}, 0, {operand.step(row)}, {operand.step(col)}, {operand.item_bytes}, {operand.reader}"
+def _matrix(operand: OperandView, scale: OperandView, row: str, col: str, places: str) -> str:
+    """The initialiser of a ``gradc_matrix``, but for its places; its batch steps are the call's."""
+    steps = "0, 0" if places else f"{operand.step(row)}, {operand.step(col)}"
+    own = f"{operand.at}, 0, {steps}, {operand.item_bytes}, {operand.reader}"
     scales = f"{scale.at}, 0, {scale.step(row)}, {scale.step(col)}, {scale.group(row)}, {scale.group(col)}"
     return f"{own}, {scales}, {operand.dtype}"
 

@@ -91,7 +91,7 @@ def _wide_products(
 def _seeds(program: Program, wider: int, dims: Mapping[str, int] | None) -> Iterator[str]:
     """The temps that are products with wide rows."""
     for step in program.steps:
-        if not isinstance(step, Call) or not REGISTRY[step.op].contraction:
+        if not isinstance(step, Call) or not REGISTRY[step.op].contraction or step.parts:
             continue
         buffer, axes = program.buffer[step.out.buffer], dict(step.axes)
         inner = product(size for axis, size in step.axes if axis not in step.result_axes)
@@ -428,7 +428,7 @@ def _begins(access: Stmt | Operand, axes: Sequence[str]) -> bool:
 def _of_call(call: Call, cut: _Cut) -> _Cut | None:
     """A product with the rows of the loop, or one that adds up over them."""
     lead, out = len(cut.over), [i.variable for i in call.out.index if i.terms]
-    if not REGISTRY[call.op].contraction or len(out) != lead + 2:
+    if not REGISTRY[call.op].contraction or call.parts or len(out) != lead + 2:
         return None
     batch, row = out[:lead], out[lead]
     divided = {axis for o in call.operands for axis, _ in o.per}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,8 @@ class CpuProgram:
                     m, n, k = (
                         evaluate(sizes[a], bound) for a in (item.views[0][-2], item.result_axes[-1], item.views[0][-1])
                     )
+                    if item.parts:  # the columns of the whole batch
+                        n *= math.prod(evaluate(sizes[a], bound) for a in item.result_axes[:-2])
                     bits = self.program.buffer[item.out.buffer].type.dtype.bits
                     most = max(most, pool.pack_bytes(bits, m, n, k))
         return most

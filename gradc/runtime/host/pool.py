@@ -328,6 +328,7 @@ class _Matrix(ctypes.Structure):
         ("row_per", ctypes.c_int64),
         ("col_per", ctypes.c_int64),
         ("dtype", ctypes.c_int64),
+        ("places", ctypes.c_void_p),
     ]
 
 

@@ -1,0 +1,208 @@
+"""read_in_place: a product reads an array through the index of the kernel that only moved its elements.
+
+The windows of a convolution are such a view: the product's packing reads the image, or a copy of it between zeros, and
+there is no array of windows, which is as many times larger as a window has elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...ir.dims import Size, known_nonnegative, product, same
+from ...ir.kernel import MOST_PARTS, Buffer, Call, Kernel, Program, Step
+from ...ir.lexer import suffixed
+from ...ir.node import REGISTRY
+from ...ir.statement import Axis, Index, Operand, Stmt
+from ...ir.types import BOOL, F32, F64
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """What a kernel that only moves elements stores.
+
+    :param axes: of what it stores, in order.
+    :param load: whose index goes along them.
+    :param guarded: the axes of the loaded array beyond whose ends there are zeros.
+    """
+
+    axes: tuple[Axis, ...]
+    load: Stmt
+    guarded: frozenset[int]
+
+
+def read_in_place(program: Program) -> Program:
+    """kernel { store t[n, c, ky, kx, y, x] <- load image[n, c, y + ky, x + kx] };  matmul w[m, k], t[n, k, p]
+    ->  matmul w[m, k], image[n, k0, p0 + k1, p1 + k2] with the parts k0, k1, k2 of k and p0, p1 of p
+
+    Where the kernel stores zeros beyond the ends of an array, it copies the array between zeros instead.
+    """
+    for kernel in [step for step in program.steps if isinstance(step, Kernel)]:
+        moved = _moved(kernel, program)
+        if moved is not None:
+            program = _read_by_products(program, kernel, moved)
+    return program
+
+
+def _moved(kernel: Kernel, program: Program) -> _Moved | None:
+    loads = [s for s in kernel.body if s.op == "load"]
+    stores = [s for s in kernel.body if s.op == "store"]
+    others = {s.op for s in kernel.body} - {"load", "store", "in_bounds", "bitwise_and"}
+    if others or len(loads) != 1 or len(stores) != 1 or stores[0].args != (loads[0].name,):
+        return None
+    (load,), (store,) = loads, stores
+    source, target = program.buffer[load.buffer], program.buffer[store.buffer]
+    dtype = target.type.dtype
+    if target.kind != "temp" or target.alias or dtype not in (F32, F64) or source.type.dtype is not dtype:
+        return None
+    if dict(load.attrs).get("other", 0) != 0 or any(v.startswith("%") for i in load.index for v, _ in i.terms):
+        return None
+    sizes = dict((*kernel.rows, *kernel.cols))
+    own = [i.variable for i in store.index if i.terms]
+    if None in own or len(set(own)) != len(own) or set(own) != set(sizes):
+        return None
+    guarded = set[int]()
+    for test in _tests(kernel, load.where):
+        at = [a for a, i in enumerate(load.index) if i == test.index[0] and same(source.type.shape[a], test.attr("hi"))]
+        if test.attr("lo") != 0 or not at:
+            return None
+        guarded.add(at[0])
+    return _Moved(tuple((str(v), sizes[str(v)]) for v in own), load, frozenset(guarded))
+
+
+def _tests(kernel: Kernel, mask: str) -> Iterator[Stmt]:
+    if mask:
+        s = kernel.stmts[mask]
+        if s.op == "in_bounds":
+            yield s
+        for other in s.args:
+            yield from _tests(kernel, other)
+
+
+def _read_by_products(program: Program, kernel: Kernel, moved: _Moved) -> Program:
+    (target,) = kernel.writes
+    views = {b.name for b in program.buffers if program.root(b.name) == target}
+    users = [step for step in program.steps if step is not kernel and views & {*step.reads, *step.writes}]
+    if views & {b for _, b in program.outputs} or not users:
+        return program
+    copy = _between_zeros(program, kernel, moved) if moved.guarded else None
+    if moved.guarded and copy is None:
+        return program
+    buffer, index = (copy[0].name, copy[1]) if copy else (moved.load.buffer, moved.load.index)
+    changed: dict[int, Step] = {id(kernel): copy[2]} if copy else {}
+    for step in users:
+        call = step if isinstance(step, Call) and REGISTRY[step.op].contraction else None
+        for name in views & {*step.reads}:
+            call = call and _through(call, program.buffer[name], moved.axes, buffer, index)
+        if call is None:
+            return program
+        changed[id(step)] = call
+    steps = tuple(changed.get(id(s), s) for s in program.steps if s is not kernel or copy)
+    kept = [b for b in program.buffers if b.name not in views]
+    return replace(program, buffers=(*kept, *((copy[0],) if copy else ())), steps=steps)
+
+
+def _through(call: Call, view: Buffer, axes: Sequence[Axis], buffer: str, index: Sequence[Index]) -> Call | None:
+    """The call with the operands that read ``view`` reading ``buffer`` at ``index``, which goes along ``axes``."""
+    groups = _groups(view.type.shape, axes)
+    parts = dict(call.parts)
+    args: list[Operand] = []
+    for operand in call.args:
+        if operand.buffer != view.name:
+            if operand.scale and operand.scale.buffer == view.name:
+                return None
+            args.append(operand)
+            continue
+        if groups is None or operand.scale or operand.per:
+            return None
+        names: dict[str, Index] = {}
+        for entry, own in zip(operand.index, groups, strict=True):
+            axis = entry.variable
+            if axis is None and (entry.terms or entry.const != 0):
+                return None
+            if axis is None or not own:
+                continue
+            made: tuple[Axis, ...] = ((axis, own[0].size),)
+            if len(own) > 1:
+                if axis in call.result_axes[:-2] or len(own) > MOST_PARTS:
+                    return None
+                made = parts.setdefault(axis, tuple((f"{axis}{i}", part.size) for i, part in enumerate(own)))
+            if len(made) != len(own) or not all(same(a[1], b.size) for a, b in zip(made, own, strict=True)):
+                return None
+            for (name, _), part in zip(made, own, strict=True):
+                names[part.axis] = names.get(part.axis, Index()) + Index.of(name) * part.step
+        args.append(Operand(buffer, tuple(_substituted(i, names) for i in index)))
+    taken = {name for name, _ in call.axes} & {part for own in parts.values() for part, _ in own}
+    return None if taken else replace(call, args=tuple(args), parts=tuple(parts.items()))
+
+
+def _substituted(index: Index, names: Mapping[str, Index]) -> Index:
+    total = Index(index.const)
+    for variable, factor in index.terms:
+        total = total + names.get(variable, Index()) * factor
+    return total
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Positions of an axis, ``step`` apart."""
+
+    axis: str
+    size: Size
+    step: Size = 1
+
+
+def _groups(shape: Sequence[Size], axes: Sequence[Axis]) -> list[list[_Part]] | None:
+    """For each axis of a reshaped array what it is made of: axes, but for those of one element, and parts of axes."""
+    left = [_Part(*axis) for axis in axes if axis[1] != 1]
+    groups: list[list[_Part]] = []
+    for size in shape:
+        own: list[_Part] = []
+        while not same(inside := product(part.size for part in own), size):
+            if not left:
+                return None
+            part = left.pop(0)
+            rest = size // inside if isinstance(size, int) and isinstance(inside, int) and inside > 0 else 0
+            if isinstance(part.size, int) and 0 < rest < part.size and part.size % rest == 0:
+                inner = part.size // rest
+                left.insert(0, replace(part, size=inner))
+                part = replace(part, size=rest, step=part.step * inner)
+            own.append(part)
+        groups.append(own)
+    return None if left else groups
+
+
+def _between_zeros(program: Program, kernel: Kernel, moved: _Moved) -> tuple[Buffer, tuple[Index, ...], Kernel] | None:
+    """(a copy of the loaded array between zeros, the place in it of what is loaded, the kernel that makes it)."""
+    source, sizes = program.buffer[moved.load.buffer], dict(moved.axes)
+    shape, index = [*source.type.shape], [*moved.load.index]
+    begin: list[Size] = [0] * source.type.rank
+    for axis in moved.guarded:
+        first: Size = index[axis].const
+        last: Size = first
+        for variable, factor in index[axis].terms:
+            if not isinstance(factor, int) or not known_nonnegative(sizes[variable] - 1):
+                return None
+            far = (sizes[variable] - 1) * factor
+            first, last = (first + far, last) if factor < 0 else (first, last + far)
+        shape[axis], index[axis], begin[axis] = last - first + 1, index[axis] + first * -1, first
+    if all(isinstance(n, int) for n in (*shape, *sizes.values())) and product(shape) > product(sizes.values()):
+        return None
+    type_ = source.type.with_shape(*shape)
+    name = suffixed(kernel.writes[0], ".padded")
+    to = tuple(Index() if n == 1 else Index.of(f"i{a}") for a, n in enumerate(shape))
+    at = tuple(i + first for i, first in zip(to, begin, strict=True))
+    body: list[Stmt] = []
+    for axis in sorted(moved.guarded):
+        attrs = (("hi", source.type.shape[axis]), ("lo", 0))
+        body.append(Stmt(f"%{len(body)}", "in_bounds", (), BOOL, index=(at[axis],), attrs=attrs))
+        if axis != min(moved.guarded):
+            both = (body[-2].name, body[-1].name)
+            body.append(Stmt(f"%{len(body)}", "bitwise_and", both, BOOL))
+    mask, value = body[-1].name, f"%{len(body)}"
+    body.append(Stmt(value, "load", (), type_.dtype, buffer=source.name, index=at, where=mask))
+    body.append(Stmt("", "store", (value,), type_.dtype, buffer=name, index=to))
+    axes = tuple((f"i{a}", n) for a, n in enumerate(shape) if n != 1)
+    made = Kernel("pad", axes[:-1], axes[-1:], tuple(body), note=kernel.note)
+    types = {source.name: source.type, name: type_}
+    return Buffer(name, type_), tuple(index), made.named_by_structure("pad", types)

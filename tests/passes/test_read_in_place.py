@@ -1,0 +1,194 @@
+"""Products that read windows, and what else was only moved, where it lies: against torch in f64, as text, as bits, and
+what is in memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import ops
+from gradc.errors import GradcError, TypeRuleError
+from gradc.interp import run_program
+from gradc.ir.kernel import Call
+from gradc.ir.program_text import parse_program
+from gradc.ir.verify import verify_program
+from gradc.runtime.host import pool
+
+torch = pytest.importorskip("torch")
+
+TEXT = """program @windows {
+  input w: f32[2,6]
+  input x: f32[3,7]
+  output y: f32[2,5]
+  call @matmul_0 axes(m: 2, n: 5, k: 6) parts(k: (k0: 2, k1: 3)) y[m, n] <- matmul w[m, k], x[k0, n + k1]
+  return y=y
+}"""
+
+SIZES = {"N": 3, "H": 13}
+CASES = {
+    "square": ((2, 20, 12, 12), (17, 20, 3, 3), {"padding": 1}),
+    "narrow": ((3, 8, 7, 7), (33, 8, 3, 3), {"padding": 1}),
+    "wide": ((2, 3, 6, 70), (8, 3, 3, 5), {"padding": (1, 2)}),
+    "stride": ((2, 3, 18, 18), (8, 3, 7, 7), {"padding": 3, "stride": 2}),
+    "point": ((2, 8, 9, 9), (8, 8, 1, 1), {"stride": 2}),
+    "dilation": ((2, 8, 12, 12), (8, 4, 3, 2), {"dilation": 2, "groups": 2}),
+    "line": ((3, 8, 60), (5, 8, 5), {"padding": 2, "stride": 3}),
+    "space": ((2, 3, 6, 7, 9), (4, 3, 3, 2, 3), {"padding": 1}),
+    "one channel": ((1, 5, 9, 9), (1, 5, 3, 3), {"padding": 1}),
+    "far padding": ((2, 3, 4, 4), (4, 3, 3, 3), {"padding": 4}),
+    "symbols": (("N", 5, "H", 11), (7, 5, 3, 3), {"padding": 1}),
+}
+
+
+def _module(name, dtype="f32", transposed=False, **options):
+    x, w, attrs = CASES[name]
+    op = getattr(ops, f"conv{'_transpose' if transposed else ''}{len(x) - 2}d")
+    if transposed:
+        w = (x[1], w[0], *w[2:])
+    types = {name: f"{dtype}[{','.join(map(str, sizes))}]" for name, sizes in (("x", x), ("w", w))}
+    graph = gradc.trace(lambda x, w: op(x, w, **attrs), **types)
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.standard_normal([SIZES.get(n, n) for n in sizes]).astype({"f32": "f4", "f64": "f8"}[dtype])
+        for name, sizes in (("x", x), ("w", w))
+    }
+    theirs = getattr(torch.nn.functional, f"conv{'_transpose' if transposed else ''}{len(x) - 2}d")
+    module = gradc.compile(graph, wrt=["x", "w"], target="cpu", **options)
+    return module, arrays, lambda x, w: theirs(x, w, **attrs)
+
+
+def _parted(program):
+    return [step for step in program.steps if isinstance(step, Call) and step.parts]
+
+
+def _results(module, arrays):
+    y, residuals = module.forward(**arrays)
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(y.dtype)
+    return {"y": y, **module.backward(residuals, dy)}, dy
+
+
+@pytest.mark.parametrize("dtype", ("f32", "f64"))
+@pytest.mark.parametrize("name", CASES)
+def test_convolutions_are_torchs(name, dtype):
+    module, arrays, theirs = _module(name, dtype)
+    got, dy = _results(module, arrays)
+    tensors = {n: torch.from_numpy(a).double().requires_grad_() for n, a in arrays.items()}
+    y = theirs(**tensors)
+    want = {"y": y, **dict(zip("xw", torch.autograd.grad(y, [*tensors.values()], torch.from_numpy(dy)), strict=True))}
+    for key, value in want.items():
+        exact = value.detach().numpy()
+        np.testing.assert_allclose(got[key], exact, atol={"f32": 1e-6, "f64": 1e-14}[dtype] * abs(exact).max(), rtol=0)
+
+
+@pytest.mark.parametrize("name", ("square", "stride", "narrow"))
+def test_transposed_ones_too(name):
+    module, arrays, theirs = _module(name, transposed=True)
+    got, _ = _results(module, arrays)
+    exact = theirs(*(torch.from_numpy(arrays[n]).double() for n in "xw")).numpy()
+    np.testing.assert_allclose(got["y"], exact, atol=1e-6 * abs(exact).max(), rtol=0)
+    assert _parted(module.backward.program)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_bits_are_those_of_columns_in_memory(name):
+    """Whatever is packed from, and for any number of threads, a product adds in one order."""
+    module, arrays, _ = _module(name)
+    plain, _, _ = _module(name, fuse=False)
+    assert not any(map(_parted, (plain.forward.program, plain.backward.program)))
+    before, seen = pool.num_threads(), []
+    try:
+        for threads in (1, 2, 3, 5):
+            pool.set_num_threads(threads)
+            seen.append(_results(module, arrays)[0])
+    finally:
+        pool.set_num_threads(before)
+    for other in (*seen[1:], _results(plain, arrays)[0]):
+        for key in ("y", "w"):
+            np.testing.assert_array_equal(seen[0][key], other[key])
+
+
+@pytest.mark.parametrize("name", ("square", "stride", "dilation"))
+def test_programs_parse_back_and_run_in_numpy(name):
+    module, arrays, _ = _module(name)
+    got, _ = _results(module, arrays)
+    program = module.forward.program
+    again = parse_program(str(program))
+    assert again == program and _parted(again)
+    verify_program(again)
+    np.testing.assert_allclose(run_program(again, arrays)["y"], got["y"], atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "padded"), [("square", 2 * 20 * 14 * 14), ("stride", 2 * 3 * 23 * 23), ("point", 0)])
+def test_there_is_no_array_of_windows(name, padded):
+    """A copy of the image between zeros where windows stand out over it, else nothing."""
+    module, _, _ = _module(name)
+    temps = [b for b in module.forward.program.of_kind("temp") if not b.alias]
+    assert sum(int(b.type.count) for b in temps) == padded
+    assert len(_parted(module.forward.program)) == 1
+
+
+def test_what_else_reads_the_windows_keeps_them():
+    def both(x, w):
+        columns = ops.unfold(x, 3, padding=1)
+        return w @ columns, columns * 2.0
+
+    graph = gradc.trace(both, x="f32[2,4,9,9]", w="f32[2,5,36]")
+    module = gradc.compile(graph, wrt=[], target="cpu")
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 4, 9, 9), np.float32), rng.standard_normal((2, 5, 36), np.float32)
+    results = module(x=x, w=w)
+    y, columns = results["y0"], results["y1"]
+    exact = torch.nn.functional.unfold(torch.from_numpy(x), 3, padding=1).numpy()
+    np.testing.assert_array_equal(columns, exact * 2)
+    np.testing.assert_allclose(y, w.astype(np.float64) @ exact, atol=1e-5)
+
+
+def test_the_text_parses_back_and_means_a_convolution():
+    program = parse_program(TEXT)
+    assert str(program) == TEXT and parse_program(str(program)) == program
+    verify_program(program)
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((2, 6), np.float32), rng.standard_normal((3, 7), np.float32)
+    want = np.stack([[np.sum(w[m].reshape(2, 3) * x[:2, n : n + 3]) for n in range(5)] for m in range(2)])
+    np.testing.assert_allclose(run_program(program, {"w": w, "x": x})["y"], want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "match"),
+    [
+        ("k0: 2, k1: 3", "k0: 2, k1: 2", "2 parts do not make up the axis k of 6"),
+        ("parts(k: (k0: 2, k1: 3))", "parts(k: (k0: 6))", "no axis k1|1 parts do not make up"),
+        ("parts(k: (", "parts(j: (", "j is no axis of a product that has parts"),
+        ("k1: 3", "n: 3", "the axis n is named twice"),
+        ("input x: f32[3,7]", "input x: bf16[3,7]", "is converted or scaled, and goes along parts"),
+    ],
+)
+def test_what_the_verifier_refuses(before, after, match):
+    assert before in TEXT
+    with pytest.raises(GradcError, match=match):
+        verify_program(parse_program(TEXT.replace(before, after)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "match"),
+    [
+        ("input x: f32[3,7]", "input x: f32[3,6]", "axis 1 of x has 6"),
+        ("w[m, k]", "w[k1, k]", "axis 0 of w has 2"),
+        ("n + k1", "n + k1 + (-1)", "axis 1 of x has 7"),
+    ],
+)
+def test_what_would_read_outside(before, after, match):
+    program = parse_program(TEXT.replace(before, after))
+    arrays = {name: np.ones(program.types[name].concrete({}), np.float32) for name in "wx"}
+    with pytest.raises(TypeRuleError, match=match):
+        gradc.Executable(program, "cpu").run(**arrays)
+
+
+def test_checked_accesses(monkeypatch):
+    monkeypatch.setenv("GRADC_BOUNDS", "1")
+    module, arrays, theirs = _module("narrow")
+    got, _ = _results(module, arrays)
+    exact = theirs(*(torch.from_numpy(arrays[n]).double() for n in "xw")).numpy()
+    np.testing.assert_allclose(got["y"], exact, atol=1e-6 * abs(exact).max(), rtol=0)
