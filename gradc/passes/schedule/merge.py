@@ -20,16 +20,6 @@ from .lower import CannotInline
 from .scheduler import Limits, Scheduler
 
 
-@dataclass(frozen=True)
-class MissedFusion:
-    """Two kernels that would save bytes as one, and why they are two."""
-
-    first: str
-    second: str
-    nbytes: Size
-    why: str
-
-
 def merge(scheduler: Scheduler, limits: Limits) -> None:
     """Changes the groups of a scheduler that has placed every node."""
     scheduler.limits = limits
