@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from ...ir.dims import Size, total
+from ...ir.dims import total
 from ...ir.node import Node
 from ...ir.op import Scatter
 from .groups import Group, lowering, nbytes
