@@ -230,8 +230,8 @@ def _compiled_for(module: Explained) -> Device:
 
 def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, int]) -> list[str]:
     """The pairs of kernels whose fusion would save bytes, with the reason why they are not fused."""
-    graph, scheduled = module.stages[f"{direction}.partition"].result, module.stages[f"{direction}.schedule"].result
-    if not isinstance(graph, Graph) or not isinstance(scheduled, Program) or not module.options.fuse:
+    scheduled = module.stages[f"{direction}.schedule"].result
+    if not isinstance(scheduled, Program):
         return []
     program = module.executables[direction].program
     renamed = {}  # kernel names change with the strategy
@@ -242,7 +242,7 @@ def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, 
             if isinstance(before, Kernel)
         }
     name_of = lambda kernel: renamed.get(kernel, kernel)
-    pairs = missed_fusions(graph, device=_compiled_for(module))
+    pairs = missed_fusions(scheduled)
     lines = []
     for pair in pairs[:MOST_PAIRS]:
         moved = _human(evaluate(pair.nbytes, {**nominal([pair.nbytes]), **bound}))

@@ -148,11 +148,12 @@ class Content:
     residuals: list[ResidualEntry]
 
 
-def content(module: Explained, dims: Mapping[str, int], timed: int = 0) -> Content:
-    """Everything but the texts.
+def content(module: Explained, dims: Mapping[str, int], timed: int = 0, *, sources: bool = True) -> Content:
+    """Everything but the texts of stages.
 
     :param dims: sizes; 1024 stands for what is not given.
     :param timed: runs by which each kernel is timed; 0 for none.
+    :param sources: whether kernels have their generated source.
     """
     bound = _bindings(module, dims)
     device = _compiled_for(module)
@@ -173,7 +174,7 @@ def content(module: Explained, dims: Mapping[str, int], timed: int = 0) -> Conte
         {number: note.composite for number, note in notes if note.composite},
         {note.where: note.code for _, note in notes if note.code},
         list(_stages(list(module.stages), {name: at for at, name in enumerate(makers)})),
-        kernel_entries(module, dims, timed, list(module.stages)),
+        kernel_entries(module, dims, timed, list(module.stages), sources=sources),
         list(_combines(module, bound, device)),
         [_program(module, direction, bound) for direction in module.executables],
         residual_entries(module, dims, graphs),
@@ -181,18 +182,31 @@ def content(module: Explained, dims: Mapping[str, int], timed: int = 0) -> Conte
 
 
 def kernel_entries(
-    module: Explained, dims: Mapping[str, int], timed: int = 0, stages: Sequence[Stage] = ()
+    module: Explained, dims: Mapping[str, int], timed: int = 0, stages: Sequence[Stage] = (), *, sources: bool = True
 ) -> list[KernelEntry]:
     """Every kernel and library call, in order.
 
     :param stages: the module's, in which statements know their values where it comes from the cache.
+    :param sources: whether they have their generated source.
     """
     bound, device = _bindings(module, dims), _compiled_for(module)
     return [
-        entry
+        dataclasses.replace(entry, source=_source(handle)) if sources and handle is not None else entry
         for d, e in module.executables.items()
-        for entry in _kernels(d, e, _with_values(e.program, stages), bound, device, timed)
+        for entry, handle in _kernels(d, e, _with_values(e.program, stages), bound, device, timed)
     ]
+
+
+def _sources(module: Explained) -> dict[str, str]:
+    """The generated source of each kernel, by its direction and name: kernels of one name are equal but for the names
+    of their buffers, and a large graph has hundreds of each.
+    """
+    kernels = {
+        f"{direction} {kernel.name}": (kernel, executable)
+        for direction, executable in module.executables.items()
+        for kernel in executable.program.kernels
+    }
+    return {name: source for name, found in kernels.items() if (source := _source(KernelHandle(*found)))}
 
 
 def residual_entries(module: Explained, dims: Mapping[str, int], graphs: Sequence[Graph] = ()) -> list[ResidualEntry]:
@@ -243,7 +257,7 @@ def _with_values(program: Program, stages: Iterable[Stage]) -> Program:
 
 def _kernels(
     direction: str, executable: Executable, program: Program, bound: Mapping[str, int], device: Device, timed: int
-) -> Iterator[KernelEntry]:
+) -> Iterator[tuple[KernelEntry, KernelHandle | None]]:
     for number, step in enumerate(program.steps):
         chosen = taken(step, bound)
         for when, item in step.cases if isinstance(step, Select) else [(None, step)]:
@@ -256,7 +270,7 @@ def _kernels(
                 kernel = isinstance(each, Kernel)
                 handle = KernelHandle(each, executable) if isinstance(each, Kernel) else None
                 timing = handle is not None and timed and each is chosen
-                yield KernelEntry(
+                entry = KernelEntry(
                     each.name,
                     direction,
                     number,
@@ -268,18 +282,21 @@ def _kernels(
                     _plain(when) if isinstance(step, Select) else "",
                     each.note.where,
                     str(each),
-                    _source(handle) if executable.target != "numpy" else "",  # which interprets the statements
+                    "",
                     [s.of for s in each.body] if isinstance(each, Kernel) else [],
                 )
+                yield entry, handle
 
 
 def _plain(fact: object) -> str:
     return "" if fact is None else str(fact).removeprefix("assume(").removesuffix(")")
 
 
-def _source(handle: KernelHandle | None) -> str:
+def _source(handle: KernelHandle) -> str:
+    if handle.owner.target == "numpy":  # which interprets the statements
+        return ""
     try:
-        return handle.source if handle is not None else ""
+        return handle.source
     except GradcError as error:  # a target that generates none
         return f"/* {error} */"
 
@@ -361,11 +378,10 @@ def as_json(found: Content, indent: int | None = None) -> str:
 
 def page(module: Explained, dims: Mapping[str, int], timed: int = 0) -> str:
     """The HTML text."""
-    found = content(module, dims, timed)
-    sources = {f"{k.direction} {k.name}": k.source for k in found.kernels if k.source}
-    data = as_json(dataclasses.replace(found, kernels=[dataclasses.replace(k, source="") for k in found.kernels]))
+    found = content(module, dims, timed, sources=False)
+    data = as_json(found)
     texts = [("explain", "", explain(module, dims)), *stage_texts(list(module.stages))]
-    texts += [(f"{name}.c", f'data-source="{html.escape(name)}"', source) for name, source in sources.items()]
+    texts += [(f"{name}.c", f'data-source="{html.escape(name)}"', source) for name, source in _sources(module).items()]
     sections = "".join(
         f'<details class="text"><summary>{html.escape(title)}</summary>'
         f"<pre {place}>{html.escape(text)}</pre></details>\n"

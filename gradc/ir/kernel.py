@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -239,7 +239,13 @@ class Kernel:
         return replace(self, rows=of_axes(self.rows), cols=of_axes(self.cols), body=body)
 
     def __str__(self) -> str:
-        """The text; ``phase`` precedes the first column statement of each pass."""
+        return self.text
+
+    @cached_property
+    def text(self) -> str:
+        """Its text, which stages share as they share kernels; ``phase`` precedes the first column statement of each
+        pass.
+        """
         order = f" order({self.order})" if self.order else ""
         strategy = f" strategy({', '.join(f'{b}: {s}' for b, s in self.strategy)})" if self.strategy else ""
         lines = [
@@ -523,8 +529,21 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class MissedFusion:
+    """Two kernels that would save bytes as one, and why they are two."""
+
+    first: str
+    second: str
+    nbytes: Size
+    why: str
+
+
+@dataclass(frozen=True)
 class Program:
-    """Ordered steps over buffers."""
+    """Ordered steps over buffers.
+
+    :param missed: the pairs of kernels that schedule could not fuse; like notes it is neither text nor compared.
+    """
 
     name: str
     buffers: tuple[Buffer, ...]
@@ -532,6 +551,7 @@ class Program:
     assumptions: tuple[Assumption, ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()  # output name -> buffer; two outputs may have the same buffer
     notes: Mapping[str, Note] = field(default_factory=dict, compare=False, repr=False)
+    missed: Sequence[MissedFusion] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -61,23 +62,34 @@ def changes(before: Stage, after: Stage) -> Changes | None:
         return None
     old, new = _entries(before.result), _entries(after.result)
     both = old.keys() & new.keys()
-    return Changes(len(new) - len(both), len(old) - len(both), sum(old[name] != new[name] for name in both))
+    return Changes(
+        len(new) - len(both),
+        len(old) - len(both),
+        sum(not _same(before.result, old[name], after.result, new[name]) for name in both),
+    )
 
 
-def _entries(result: Graph | Program) -> dict[str, str]:
-    """The text of each value or step by its name, without its note."""
+def _entries(result: Graph | Program) -> dict[str, Any]:
+    """Each value or step by its name."""
     if isinstance(result, Graph):
-        names = result.value_names
-        return {
-            name: str(node.type) if node.op.name == "input" else format_op(node, names) for node, name in names.items()
-        }
-    steps: dict[str, str] = {}
+        return {name: node for node, name in result.value_names.items()}
+    steps: dict[str, Any] = {}
+    count: Counter[str] = Counter()
     for step in result.steps:
-        name, again_ = step.name, 2
-        while name in steps:
-            name, again_ = f"{step.name} {again_}", again_ + 1
-        steps[name] = str(step)
+        count[step.name] += 1
+        steps[f"{step.name} {count[step.name]}"] = step
     return steps
+
+
+def _same(before: Graph | Program, old: Any, after: Graph | Program, new: Any) -> bool:
+    """Whether a value or step has the same text in both, but for its note."""
+    if not isinstance(before, Graph) or not isinstance(after, Graph):
+        return old is new or str(old) == str(new)
+    if old is new and all(before.value_names[o] == after.value_names[o] for o in old.operands):
+        return True
+    if old.op.name == new.op.name == "input":
+        return str(old.type) == str(new.type)
+    return format_op(old, before.value_names) == format_op(new, after.value_names)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const TEXTS = [...document.querySelectorAll("pre[data-stage]")];
 const SOURCES = new Map([...document.querySelectorAll("pre[data-source]")].map((pre) => [pre.dataset.source, pre]));
-for (const kernel of DATA.kernels) kernel.source = SOURCES.get(`${kernel.direction} ${kernel.name}`)?.textContent ?? "";
+const sourceOf = (kernel) => SOURCES.get(`${kernel.direction} ${kernel.name}`)?.textContent ?? "";
 const main = document.getElementById("view"), texts = document.getElementById("texts"), search = document.getElementById("search");
 
 const parsed = new Map();

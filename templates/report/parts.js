@@ -78,13 +78,13 @@ function kernelPanes(kernel) {
     return mark(el("span", { class: "l", tabindex: -1, title: id == null ? false : `value %${id}${where ? `, ${where}` : ""}` }, line),
       ...(value === undefined ? [] : [`v${value}`]), ...(where ? [`line ${where}`] : []));
   });
-  const source = kernel.source.split("\n").map((line) => el("span", { class: "l" },
+  const source = sourceOf(kernel).split("\n").map((line) => el("span", { class: "l" },
     line.split(/(\bv\d+\b)/).map((word, at) => (at % 2 ? mark(el("span", { class: "v" }, word), word) : word))));
   const lines = [...new Set([kernel.where, ...kernel.of.map(whereOf)].filter(Boolean))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
   const own = lines.map((where) => mark(el("span", { class: "l", tabindex: 0 }, `${where}  ${DATA.code[where] ?? ""}`), `line ${where}`));
   const pane = (title, content) => el("div", {}, el("h2", {}, title), el("pre", {}, content));
   return [el("h2", {}, kernel.name), el("div", { class: "panes" }, pane("Your lines", own.length ? own : ["(none is known)"]),
-    pane("Statements", ir), pane("Generated text", kernel.source ? source : ["(a library call)"]))];
+    pane("Statements", ir), pane("Generated text", sourceOf(kernel) ? source : ["(a library call)"]))];
 }
 
 let wheres = null;

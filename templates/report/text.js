@@ -52,7 +52,8 @@ function readGraph(text) {
         }
       continue;
     }
-    const [body, comment = ""] = cut(line.slice(head[0].length), "  # ");
+    const rest = line.slice(head[0].length); // only a quoted text can hold the sign of a comment
+    const [body, comment = ""] = rest.includes('"') ? cut(rest, "  # ") : rest.split("  # ");
     const brace = body.indexOf(" {");
     const listed = (brace < 0 ? body : body.slice(0, brace)).trim();
     const note = readNote(comment);

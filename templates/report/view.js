@@ -2,6 +2,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const MOST_SHOWN = 150;
+/** The graph's units of a pixel from which on labels cannot be read. */
+const SMALLEST = 6;
 
 /** An element with attributes, and children that are nodes or text (never markup). */
 function el(tag, attributes = {}, ...children) {
@@ -16,6 +18,10 @@ function el(tag, attributes = {}, ...children) {
 
 /** The folders that a value lies in, outermost first: its scopes, its line, its composite. */
 function foldersOf(value) {
+  return (value.folders ??= foldersFrom(value));
+}
+
+function foldersFrom(value) {
   if (value.op === "input") return [];
   const path = value.scope ? value.scope.split("/") : [];
   if (value.where) path.push(value.where);
@@ -41,7 +47,9 @@ function folded(graph, closed) {
   for (const value of graph.values.values()) {
     const folder = foldersOf(value).find((name) => closed.has(name));
     inside.set(value.name, folder ?? value.name);
-    if (folder) members.set(folder, [...(members.get(folder) ?? []), value]);
+    if (!folder) continue;
+    if (!members.has(folder)) members.set(folder, []);
+    members.get(folder).push(value);
   }
   const nodes = [], at = new Map();
   for (const value of graph.values.values()) {
@@ -146,9 +154,7 @@ class View {
       const { x, y } = placed[i];
       const box = el("g", { class: `node ${kindOf(node)} ${this.markOf(node)}`, transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})` },
         el("title", {}, node.group ? `${node.id}: click opens it` : node.value ? node.value.body : node.id),
-        el("rect", { x: -node.w / 2, y: -16, width: node.w, height: 32, rx: 4 }),
-        el("text", { "text-anchor": "middle", y: -2 }, node.labels[0]),
-        el("text", { "text-anchor": "middle", y: 11, class: "sub" }, node.labels[1]));
+        el("rect", { x: -node.w / 2, y: -16, width: node.w, height: 32, rx: 4 }));
       box.addEventListener("click", () => this.moved || this.clicked(node));
       return box;
     });
@@ -156,7 +162,8 @@ class View {
     const hidden = this.graph.values.size - nodes.filter((n) => n.value).length;
     this.count.textContent = `${this.graph.values.size} values${hidden > 0 ? `, ${hidden} of them in folders` : ""}`;
     this.extent = this.bounds();
-    if (!this.box) this.home();
+    if (this.box) this.frame();
+    else this.home();
     this.highlight(this.current);
   }
 
@@ -243,6 +250,19 @@ class View {
   frame() {
     const { x, y, w, h } = this.box;
     this.svg.setAttribute("viewBox", `${x} ${y} ${w} ${h}`);
+    if (this.svg.isConnected && this.unit() < SMALLEST) this.label();
+  }
+
+  /** Writes the labels of what is in view: those of thousands of values take a browser longer than all else. */
+  label() {
+    const { width, height } = this.svg.getBoundingClientRect(), unit = this.unit();
+    const [x, y] = [this.box.x + this.box.w / 2, this.box.y + this.box.h / 2];
+    this.boxes.forEach((box, i) => {
+      const at = this.placed[i], node = this.nodes[i];
+      if (node.labelled || Math.abs(at.x - x) > (width * unit + node.w) / 2 || Math.abs(at.y - y) > (height * unit + node.h) / 2) return;
+      node.labelled = true;
+      box.append(el("text", { "text-anchor": "middle", y: -2 }, node.labels[0]), el("text", { "text-anchor": "middle", y: 11, class: "sub" }, node.labels[1]));
+    });
   }
 
   /** The graph's units of a pixel. */

@@ -35,7 +35,7 @@ def test_kernels_on_both_sides_of_a_product_stay_two():
     )
     module = gradc.compile(graph)
     assert len(module.forward.program.kernels) >= 2
-    pair, *_ = missed_fusions(module.stages["forward.partition"].result)
+    pair, *_ = missed_fusions(module.stages["forward.schedule"].result)
     assert pair.nbytes == 4 * 512 * 512 and "a third kernel needs" in pair.why
     (line,) = (line for line in module.explain().splitlines() if "are two kernels" in line)
     assert line.startswith("  {} and {} both move 1.0 MB".format(*(k.name for k in module.forward.program.kernels)))

@@ -98,6 +98,24 @@ def test_numbers_are_the_compilers(module: gradc.Module) -> None:
     assert found.code[f"test_report.py:{loss.__code__.co_firstlineno + 3}"].startswith("hidden = ops.gelu(")
 
 
+def test_writing_schedules_nothing_and_renders_a_kernel_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(x: Any, w: Any, v: Any) -> Any:
+        return ops.layer_norm(x, (8,), w), ops.layer_norm(x * 2.0, (8,), v)
+
+    module = gradc.compile(gradc.trace(ends, x="f32[N,8]", w="f32[8]", v="f32[8]"))
+    assert len(module.stages) > 3
+    rendered = []
+    kernel_source = type(module.forward.backend).kernel_source
+    monkeypatch.setattr(
+        type(module.forward.backend),
+        "kernel_source",
+        lambda self, kernel, types: rendered.append((self, kernel.name)) or kernel_source(self, kernel, types),
+    )
+    monkeypatch.delattr("gradc.passes.schedule.scheduler.Scheduler.run")
+    module.report(tmp_path / "r.html", N=64)
+    assert rendered and len(rendered) == len(set(rendered))
+
+
 def test_changes_count_values() -> None:
     graph = gradc.trace(lambda x: ops.exp(x) * 1.0 + ops.neg(ops.neg(x)), x="f32[N]")
     module = gradc.compile(graph, target="numpy")
@@ -281,6 +299,20 @@ def test_search_and_what_a_value_says(module: gradc.Module, file: Path) -> None:
     tidy = module.stages["tidy"].result
     (erf,) = (name for node, name in tidy.value_names.items() if node.op.name == "erf")
     assert found["name"] == erf
+
+
+@IN_A_BROWSER
+def test_labels_are_written_where_they_are_in_view(file: Path) -> None:
+    count = """
+        const labelled = () => document.querySelectorAll(".node text.sub").length;
+        const first = labelled();
+        document.querySelector(".canvas svg").dispatchEvent(new KeyboardEvent("keydown", { key: "0" }));
+        return [first, labelled(), document.querySelectorAll(".node").length];
+    """
+    first, all_in_view, nodes = browser.asked(file, count, "tab=graph&stage=joint", (1000, 400))
+    assert 0 < first < nodes and first <= all_in_view
+    first, all_in_view, nodes = browser.asked(file, count, "tab=graph&stage=input")
+    assert all_in_view == nodes
 
 
 @IN_A_BROWSER

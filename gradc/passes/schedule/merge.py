@@ -10,24 +10,13 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from ...ir.dims import Size, total
+from ...ir.dims import total
 from ...ir.node import Node
 from ...ir.op import Scatter
 from .groups import Group, lowering, nbytes
 from .lower import CannotInline
 from .scheduler import Limits, Scheduler
-
-
-@dataclass(frozen=True)
-class MissedFusion:
-    """Two kernels that would save bytes as one, and why they are two."""
-
-    first: str
-    second: str
-    nbytes: Size
-    why: str
 
 
 def merge(scheduler: Scheduler, limits: Limits) -> None:

@@ -8,14 +8,14 @@ needs, where one iteration space serves both, the kernel can be written, and no 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from ...errors import InternalError
-from ...ir.dims import Size, assuming, evaluate
+from ...ir.dims import assuming, evaluate
 from ...ir.graph import Graph
-from ...ir.kernel import Program
+from ...ir.kernel import MissedFusion, Program
 from ...ir.node import Node
 from ...ir.op import Alias, Checked
 from ...ir.walk import reachable
@@ -24,7 +24,7 @@ from ..reductions.cost import nominal
 from ..reductions.devices import CPU, Device
 from .groups import lowering
 from .lower import CannotInline
-from .merge import MissedFusion, merge
+from .merge import merge
 from .program_builder import ProgramBuilder
 from .scheduler import FIRST, MERGED, Scheduler
 
@@ -37,7 +37,18 @@ def schedule(graph: Graph, *, fuse: bool = True, device: Device = CPU) -> Progra
     :param device: on a CPU, matrix products read other dtypes than their own, and scales, and kernels may be long; on a
         GPU, more is computed again rather than stored (:mod:`recompute`).
     """
-    return _scheduled(graph, fuse, device)[0]
+    graph = check_indices(graph)
+    forced = {n.operands[0] for n in graph.nodes if isinstance(lowering(n), Checked)} - set(graph.inputs)
+    return _placed(graph, forced, fuse, device, _built)
+
+
+def _built(scheduler: Scheduler) -> Program:
+    program = ProgramBuilder(scheduler).program()
+    names, name_of = {k.name for k in program.kernels}, scheduler.kernel_names.get
+    missed = [
+        MissedFusion(name_of(a, ""), name_of(b, ""), size, why) for (a, b), (size, why) in scheduler.refused.items()
+    ]
+    return replace(program, missed=[each for each in missed if {each.first, each.second} <= names])
 
 
 def written(graph: Graph, *, fuse: bool = True, device: Device = CPU) -> set[Node]:
@@ -53,26 +64,9 @@ def _stored(scheduler: Scheduler) -> set[Node]:
     return {node for node in reachable(read, behind) if node in scheduler.group_of}
 
 
-@functools.lru_cache(maxsize=4)  # explain() and the report ask for the same
-def missed_fusions(graph: Graph, *, device: Device = CPU) -> Sequence[MissedFusion]:
+def missed_fusions(program: Program) -> list[MissedFusion]:
     """The pairs of kernels that move the same bytes and yet are two, most bytes first, and why."""
-    program, scheduler = _scheduled(graph, True, device)
-    names = {k.name for k in program.kernels}
-    named = [
-        MissedFusion(scheduler.kernel_names.get(a, ""), scheduler.kernel_names.get(b, ""), size, why)
-        for (a, b), (size, why) in scheduler.refused.items()
-    ]
-
-    def nominally(size: Size) -> int:
-        return evaluate(size, nominal([size]))
-
-    return sorted((x for x in named if {x.first, x.second} <= names), key=lambda x: -nominally(x.nbytes))
-
-
-def _scheduled(graph: Graph, fuse: bool, device: Device) -> tuple[Program, Scheduler]:
-    graph = check_indices(graph)
-    forced = {n.operands[0] for n in graph.nodes if isinstance(lowering(n), Checked)} - set(graph.inputs)
-    return _placed(graph, forced, fuse, device, lambda scheduler: (ProgramBuilder(scheduler).program(), scheduler))
+    return sorted(program.missed, key=lambda each: -evaluate(each.nbytes, nominal([each.nbytes])))
 
 
 def _placed(graph: Graph, forced: set[Node], fuse: bool, device: Device, result: Callable[[Scheduler], R]) -> R:
