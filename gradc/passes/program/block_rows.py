@@ -8,7 +8,7 @@ is added up block by block.  How rows are cut depends on shapes alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ...ir.dims import Size, assuming, evaluate, product, same, symbol
@@ -35,6 +35,7 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
     """
     calls = {step.out.buffer: step for step in program.steps if isinstance(step, Call)}
     program = replace(program, steps=tuple(_narrowed(s) if isinstance(s, Call) else s for s in program.steps))
+    program, apart = _sums_apart(program, {b for seed in _seeds(program, WIDER, dims) for b in _with_rows(program, seed)})
     with assuming(program.assumptions):
         tried: set[str] = set()
         while (seed := next((b for b in _seeds(program, WIDER, dims) if b not in tried), None)) is not None:
@@ -42,8 +43,103 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
             group = _Group.around(program, seed, dims)
             if group is not None:
                 program = group.looped()
+    program = _sums_together(program, apart)
     steps = tuple(calls[s.out.buffer] if isinstance(s, Call) else s for s in program.steps)
     return replace(program, steps=steps)
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """A kernel that adds up a value of each row, in two.
+
+    :param whole: the kernel.  :param rows: one that stores these values.  :param sums: those that add them up.
+    """
+
+    whole: Kernel
+    rows: Kernel
+    sums: tuple[Kernel, ...]
+
+
+def _with_rows(program: Program, seed: str) -> Iterator[str]:
+    """The temps with the rows of one, and as many axes."""
+    shape = program.types[seed].shape
+    for buffer in program.of_kind("temp"):
+        own = buffer.type.shape
+        if len(own) == len(shape) and all(map(same, own[:-1], shape[:-1])):
+            yield buffer.name
+
+
+def _sums_apart(program: Program, wide: Set[str]) -> tuple[Program, list[_Apart]]:
+    """accum t[] <- sum_cols(x) over rows(n: N)  ->  store r[n] <- sum_cols(x); accum t[] <- r[n], where ``x`` is made
+    of wide temps: the first kernel can be cut by its rows.
+    """
+    steps: list[Step] = []
+    buffers, found = list(program.buffers), list[_Apart]()
+    taken = {*program.dims, *program.types}
+    for step in program.steps:
+        sums = []
+        if isinstance(step, Kernel) and wide & {*step.reads, *step.writes}:
+            sums = [s for s in step.accums if not step.is_column(s) and _is_of_axes(step, s)]
+        if not isinstance(step, Kernel) or not sums:
+            steps.append(step)
+            continue
+        body, made = list(step.body), list[Kernel]()
+        for s in sums:
+            assert s.dtype is not None
+            name = _fresh(f"{s.buffer}.rows", taken)
+            type_ = replace(program.types[s.buffer], dtype=s.dtype, shape=tuple(size for _, size in step.rows))
+            buffers.append(Buffer(name, type_))
+            at = tuple(Index.of(axis) for axis, _ in step.rows)
+            store = Stmt("", "store", s.args, s.dtype, name, at, of=s.of)
+            body[body.index(s)] = store
+            made.append(_summed(step, s, name, at))
+        left = tuple(pair for pair in step.strategy if pair[0] not in {s.buffer for s in sums})
+        order = step.order if step.order in dict(left) else ""
+        rows = replace(step, body=tuple(body), strategy=left, order=order)
+        types = {b.name: b.type for b in buffers}
+        apart = _Apart(step, _renamed(rows, types), tuple(_renamed(m, types) for m in made))
+        found.append(apart)
+        steps += [apart.rows, *apart.sums]
+    return replace(program, steps=tuple(steps), buffers=tuple(buffers)), found
+
+
+def _is_of_axes(kernel: Kernel, accum: Stmt) -> bool:
+    """Whether each row adds, at a place that only its position decides."""
+    rows = {axis for axis, _ in kernel.rows}
+    places = all(v in rows for index in accum.index for v, _ in index.terms)
+    return bool(rows) and places and accum.combine == "sum" and not accum.where
+
+
+def _summed(kernel: Kernel, accum: Stmt, name: str, at: tuple[Index, ...]) -> Kernel:
+    """The kernel that adds up what is stored for each row."""
+    assert accum.dtype is not None
+    load = Stmt("%0", "load", (), accum.dtype, name, at)
+    *outer, last = kernel.rows
+    strategy = tuple(pair for pair in kernel.strategy if pair[0] == accum.buffer)
+    order = kernel.order if kernel.order == accum.buffer else ""
+    if last[0] in {v for index in accum.index for v, _ in index.terms}:
+        add = replace(accum, args=("%0",))
+        return replace(kernel, cols=(), body=(load, add), strategy=strategy, order=order)
+    total = Stmt("%1", "sum_cols", ("%0",), accum.dtype)
+    add = replace(accum, args=("%1",))
+    if not outer:
+        add, strategy, order = replace(add, op="store", attrs=()), (), ""
+    return replace(kernel, rows=tuple(outer), cols=(last,), body=(load, total, add), strategy=strategy, order=order)
+
+
+def _renamed(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+    return kernel.named_by_structure(kernel.name.rpartition("_")[0] or kernel.name, types)
+
+
+def _sums_together(program: Program, apart: Iterable[_Apart]) -> Program:
+    """The program with the kernels in one again that no loop took."""
+    for each in apart:
+        if each.rows not in program.steps:
+            continue
+        gone = {b for k in each.sums for b in k.reads}
+        steps = tuple(each.whole if s == each.rows else s for s in program.steps if s not in each.sums)
+        program = replace(program, steps=steps, buffers=tuple(b for b in program.buffers if b.name not in gone))
+    return program
 
 
 def _narrowed(call: Call) -> Call:
