@@ -202,11 +202,14 @@ class _Cut:
     """How a step is cut: the names of its axes that a loop goes over, and of the one whose rows it cuts.
 
     :param add: the step adds up over the rows.
+    :param accums: the buffers in which it adds up over some of ``over``, :param sequential: and which of these.
     """
 
     over: tuple[str, ...]
     row: str
     add: bool = False
+    accums: frozenset[str] = frozenset()
+    sequential: frozenset[int] = frozenset()
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -340,11 +343,13 @@ class _Group:
                 root = program.root(access.buffer)
                 if root not in written or (isinstance(access, Stmt) and access.op == "store"):
                     continue
-                adds = cut.add and access.buffer in program.steps[number].writes
+                adds = (cut.add and access.buffer in program.steps[number].writes) or access.buffer in cut.accums
                 apart = not adds and not _begins(access, cut.axes)
                 if apart or access.buffer != root or not program.types[root].dtype.is_float:
                     return False
-                sums = any(self.steps[n].add and root in program.steps[n].writes for n in self.steps)
+                sums = any(
+                    (c.add and root in program.steps[n].writes) or root in c.accums for n, c in self.steps.items()
+                )
                 if sums and not adds:
                     return False
         return True
@@ -391,7 +396,8 @@ class _Group:
         program = self.program
         buffers = tuple(b for b in program.buffers if b.name not in self.blocks)
         steps = program.steps
-        ordered = (*(steps[n] for n in early), self.loop(), *(steps[n] for n in late))
+        zeros = [_zeros(program.buffer[b]) for n in sorted(self.steps) for b in sorted(self.steps[n].accums)]
+        ordered = (*(steps[n] for n in early), *zeros, self.loop(), *(steps[n] for n in late))
         return replace(program, buffers=buffers, steps=ordered)
 
     def loop(self) -> Loop:
@@ -414,15 +420,17 @@ class _Group:
             steps.append(cutter.step(step, types))
         outer = tuple(zip(over, sizes, strict=True))
         to = columns.below(symbol(row) + symbol(count)) if columns else 0
+        sequential = {n for cut in cuts for n in cut.sequential}
         return Loop(
             outer,
             (row, self.shape[-1]),
-            _by(self.shape[-1], self.wide, bool(sizes)),
+            _by(self.shape[-1], self.wide, len(sequential) < len(sizes)),
             count,
             tuple(own.values()),
             tuple(steps),
             (cols,) if cols else (),
             to,
+            tuple(name for n, name in enumerate(over) if n in sequential),
         )
 
     def block(self, name: str, count: str, cols: Axis | None) -> Buffer:
@@ -509,11 +517,46 @@ def _cut(step: Step, name: str, shape: tuple[Size, ...]) -> _Cut | None:
 
 
 def _of_kernel(kernel: Kernel, cut: _Cut) -> _Cut | None:
-    """A kernel without effects but stores, each of which is in the rows that it is for."""
-    if kernel.order or any(s.op in ("accum", "check", "search") for s in kernel.body):
+    """A kernel without effects but stores, each of which is in the rows that it is for, and sums over outer axes of
+    values that are in these rows, too.
+    """
+    if any(s.op in ("check", "search") for s in kernel.body) or len(kernel.rows) != len(cut.axes):
+        return None if kernel.accums or kernel.order else _stores_rows(kernel, cut)
+    missing = [_summed_axes(kernel, s, cut) for s in kernel.accums]
+    if any(m is None for m in missing):
         return None
+    accums = frozenset(s.buffer for s in kernel.accums)
+    once = len(accums) == len(kernel.accums) and not accums & set(kernel.reads)
+    sequential = frozenset(n for m in missing for n in m or ())
+    return _stores_rows(kernel, replace(cut, accums=accums, sequential=sequential)) if once else None
+
+
+def _stores_rows(kernel: Kernel, cut: _Cut) -> _Cut | None:
     stores = [s for s in kernel.body if s.op == "store"]
-    return cut if all(_begins(s, cut.axes) for s in stores) else None
+    barred = any(s.op in ("check", "search") for s in kernel.body)
+    return cut if not barred and all(_begins(s, cut.axes) for s in stores) else None
+
+
+def _summed_axes(kernel: Kernel, accum: Stmt, cut: _Cut) -> set[int] | None:
+    """The places among the outer axes of those over which it adds up; None if it does not add at one place for each
+    position along all other axes.
+    """
+    named = [index.variable for index in accum.index if index.terms]
+    others = {axis for axis, _ in (*kernel.rows, *kernel.cols)} - {*cut.over}
+    if accum.combine != "sum" or accum.where or len(set(named)) < len(named) or not others <= set(named):
+        return None
+    if not set(named) <= others | {*cut.over}:
+        return None
+    return {n for n, axis in enumerate(cut.over) if axis not in named}
+
+
+def _zeros(buffer: Buffer) -> Kernel:
+    """The kernel that fills a buffer with zeros."""
+    *rows, cols = ((f"i{n}", size) for n, size in enumerate(buffer.type.shape))
+    at = tuple(Index.of(f"i{n}") for n in range(buffer.type.rank))
+    zero = Stmt("%0", "const", (), buffer.type.dtype, attrs=(("value", 0.0 if buffer.type.dtype.is_float else 0),))
+    store = Stmt("", "store", ("%0",), buffer.type.dtype, buffer.name, at)
+    return Kernel("", tuple(rows), (cols,), (zero, store)).named_by_structure("zeros", {buffer.name: buffer.type})
 
 
 def _begins(access: Stmt | Operand, axes: Sequence[str]) -> bool:
@@ -553,9 +596,26 @@ class _Cutter:
             return replace(
                 step, axes=self.axes(step.axes), out=out, args=tuple(map(self.operand, step.args)), add=self.cut.add
             )
-        body = tuple(replace(s, index=self.index(s.buffer, s.index)) for s in step.body)
+        body = tuple(part for s in step.body for part in self.statements(s, len(step.body)))
+        if self.cut.accums:
+            step = replace(step, order="", strategy=())
         kernel = replace(step, rows=self.axes(step.rows), cols=self.axes(step.cols), body=body)
         return kernel.named_by_structure(step.name.rpartition("_")[0] or step.name, types)
+
+    def statements(self, s: Stmt, count: int) -> Iterator[Stmt]:
+        """A statement over the rows of a block; an accum adds to what its sequential positions so far came to.
+
+        :param count: statements of the kernel.
+        """
+        index = self.index(s.buffer, s.index)
+        if s.op != "accum":
+            yield replace(s, index=index)
+            return
+        place = count + 2 * sorted(self.cut.accums).index(s.buffer)
+        so_far, total = f"%{place}", f"%{place + 1}"
+        yield replace(s, name=so_far, op="load", args=(), index=index, attrs=())
+        yield Stmt(total, "add", (so_far, *s.args), s.dtype)
+        yield replace(s, op="store", args=(total,), index=index, attrs=())
 
     def axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
         sizes = {self.cut.row: symbol(self.count)}
