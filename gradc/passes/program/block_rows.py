@@ -35,7 +35,9 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
     """
     calls = {step.out.buffer: step for step in program.steps if isinstance(step, Call)}
     program = replace(program, steps=tuple(_narrowed(s) if isinstance(s, Call) else s for s in program.steps))
-    program, apart = _sums_apart(program, {b for seed in _seeds(program, WIDER, dims) for b in _with_rows(program, seed)})
+    program, apart = _sums_apart(
+        program, {b for seed in _seeds(program, WIDER, dims) for b in _with_rows(program, seed)}
+    )
     with assuming(program.assumptions):
         tried: set[str] = set()
         while (seed := next((b for b in _seeds(program, WIDER, dims) if b not in tried), None)) is not None:
