@@ -51,7 +51,8 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     call      ::= "call" "@" name "axes" axes access ("<-" | "+=") name scaled ("," scaled)* LINE
     scaled    ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
-    loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]] "rows" axes "by" "(" size ")" "count" "(" NAME ")"
+    loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
+                  "rows" axes "by" "(" size ")" "count" "(" NAME ")"
                   ["cols" axes "to" "(" size ")"] "{" LINE
                   ("block" name ":" type LINE)* (kernel | call)* "}" LINE
     return    ::= "return" [name "=" name ("," name "=" name)*] LINE

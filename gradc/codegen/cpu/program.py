@@ -96,7 +96,8 @@ class LoopText:
 
     :param name: of its functions, :param function: and of the one that is the step.
     :param buffers, dims: entries of its tables, of which :param outer_buffers, outer_dims: are the program's.
-    :param over: the outer axes of tasks.  :param sequential: those that each task goes over.  :param rows, by: all rows, and those of a block.
+    :param over: the outer axes of tasks.  :param sequential: those that each task goes over.
+    :param rows, by: all rows, and those of a block.
     :param first, count: the places of a block's first row, and of how many it has.
     :param cols: the columns of a block; () where it has all.  :param to: how many it has.
     :param tasks: how many there are.  :param each_block: a task has one block, which no other block waits for.
