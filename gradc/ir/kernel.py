@@ -386,8 +386,8 @@ class Loop:
     ``s`` is the first row of the block and ``c`` the number of its rows, ``by`` many but in the last block.  Positions
     along ``over`` are independent of each other, but those along its ``sequential`` axes: a kernel may read there, and
     write anew, the same part of a buffer at each of them (a sum over heads).  Along the rows, only a call that adds to
-    its result reads what another block wrote.  The last block comes first: it writes what others add to; without rows it
-    has none.
+    its result reads what another block wrote.  The last block comes first: it writes what others add to; without rows
+    it has none.
 
     ``w`` are the columns that the steps go over, ``to`` many at most, behind which nothing is that is not 0 (scores
     above the diagonal): more for later rows, and all of them in the last block.
