@@ -407,8 +407,10 @@ class Loop:
 
     The steps are written over the rows of one block.  The symbols ``b`` and ``h`` are a position along their axes,
     ``s`` is the first row of the block and ``c`` the number of its rows, ``by`` many but in the last block.  Positions
-    along ``over`` are independent of each other; along the rows, only a call that adds to its result reads what
-    another block wrote.  The last block comes first: it writes what others add to; without rows it has none.
+    along ``over`` are independent of each other, but those along its ``sequential`` axes: a kernel may read there, and
+    write anew, the same part of a buffer at each of them (a sum over heads).  Along the rows, only a call that adds to
+    its result reads what another block wrote.  The last block comes first: it writes what others add to; without rows
+    it has none.
 
     ``w`` are the columns that the steps go over, ``to`` many at most, behind which nothing is that is not 0 (scores
     above the diagonal): more for later rows, and all of them in the last block.
@@ -420,6 +422,7 @@ class Loop:
     :param blocks: buffers that live as long as a block.
     :param cols: the symbol of a block's columns, and the number of all columns; () where blocks have all.
     :param to: columns of a block but the last, a size that rises with the first row.
+    :param sequential: those of ``over``, by their symbols, whose positions come one after another.
     """
 
     over: tuple[Axis, ...]
@@ -430,6 +433,7 @@ class Loop:
     steps: tuple[Kernel | Call, ...]
     cols: tuple[Axis, ...] = ()
     to: Size = 0
+    sequential: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -495,6 +499,7 @@ class Loop:
 
     def __str__(self) -> str:
         over = f" over({format_axes(self.over)})" if self.over else ""
+        over += f" sequential({', '.join(self.sequential)})" if self.sequential else ""
         cols = f" cols({format_axes(self.cols)}) to({self.to})" if self.cols else ""
         lines = [f"loop{over} rows({format_axes((self.rows,))}) by({self.by}) count({self.count}){cols} {{"]
         lines += [f"  {b}" for b in self.blocks]

@@ -52,7 +52,8 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
                   access ("<-" | "+=") name scaled ("," scaled)* LINE
     scaled    ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
-    loop      ::= "loop" ["over" axes] "rows" axes "by" "(" size ")" "count" "(" NAME ")"
+    loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
+                  "rows" axes "by" "(" size ")" "count" "(" NAME ")"
                   ["cols" axes "to" "(" size ")"] "{" LINE
                   ("block" name ":" type LINE)* (kernel | call)* "}" LINE
     return    ::= "return" [name "=" name ("," name "=" name)*] LINE
@@ -214,6 +215,7 @@ def _item(reader: Reader, expected: str) -> Kernel | Call:
 
 def _loop(reader: Reader) -> Loop:
     over = _read_axes(reader) if reader.maybe("over") else ()
+    sequential = _names(reader) if over and reader.maybe("sequential") else ()
     reader.expect("rows")
     start = reader.at
     rows = _read_axes(reader)
@@ -252,7 +254,17 @@ def _loop(reader: Reader) -> Loop:
     reader.finish()
     if not steps:
         raise reader.fail("a loop without steps")
-    return Loop(over, rows[0], by, count, tuple(blocks.values()), tuple(steps), cols, to)
+    return Loop(over, rows[0], by, count, tuple(blocks.values()), tuple(steps), cols, to, sequential)
+
+
+def _names(reader: Reader) -> tuple[str, ...]:
+    """NAMEs in parentheses, one at least."""
+    reader.expect("(")
+    names = [reader.name("the name of an axis")]
+    while reader.maybe(","):
+        names.append(reader.name("the name of an axis"))
+    reader.expect(")")
+    return tuple(names)
 
 
 def _read_axes(reader: Reader) -> tuple[Axis, ...]:

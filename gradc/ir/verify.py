@@ -333,6 +333,8 @@ def _verify_loop(loop: Loop, program: Program) -> None:
         )
     _verify_slots(loop.blocks, "block")
     own = {b.name for b in loop.blocks}
+    sequential = set(loop.sequential)
+    _demand(sequential <= {name for name, _ in loop.over}, "sequential names no axis that it goes over", line, "seq")
     made: dict[str, set[object]] = {}
     for step in loop.steps:
         for access in _accesses(step):
@@ -343,9 +345,10 @@ def _verify_loop(loop: Loop, program: Program) -> None:
             rows = {p for p in part if p is not None and p[1] == loop.rows[0]}
             over = {p[1] for p in part if p is not None}
             adds = isinstance(step, Call) and step.add and access is step.out
+            own_order = set[str]() if adds else sequential
             if writes:
                 _demand(
-                    over >= {name for name, _ in loop.over} and (bool(rows) is not adds),
+                    over >= {name for name, _ in loop.over} - own_order and (bool(rows) is not adds),
                     f"{step.name} writes {access.buffer} where another block does",
                     str(step).partition("\n")[0],
                     step.name,

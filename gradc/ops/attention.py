@@ -39,6 +39,12 @@ def _grouped(query: Node, key: Node) -> int:
     return heads // shared
 
 
+def _split(x: Node, group: int) -> Node:
+    """[..., G * group, L, E]  ->  [..., G, group, L, E]"""
+    *lead, heads, rows, width = x.shape
+    return reshaped(x, (*lead, heads // group, group, rows, width))
+
+
 def _attention(
     query: Node,
     key: Node,
@@ -58,15 +64,15 @@ def _attention(
         if not isinstance(query.shape[-1], int):
             raise TypeRuleError(f"the features {query.shape[-1]} are symbolic: give a scale")
         scale = 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else math.inf
-    lead = query.shape[:-2]
-    left = query
-    if enable_gqa and (group := _grouped(query, key)) > 1:  # the rows of the heads that share a key as one matrix
-        left = reshaped(query, (*query.shape[:-3], key.shape[-3], rows * group, query.shape[-1]))
+    heads = query.shape[-3:-2]
+    group = _grouped(query, key) if enable_gqa else 1
+    if group > 1:  # an axis for the heads that share a key
+        query, key, value = _split(query, group), _split(key, 1), _split(value, 1)
+        if attn_mask is not None and attn_mask.rank > 2:
+            attn_mask = _split(attn_mask, 1 if attn_mask.shape[-3] == 1 else group)
     # the wide product of 16-bit types is not rounded before the softmax
     compute = query.dtype.compute
-    scores = call("matmul", converted(left, compute), converted(key, compute).T) * scale
-    if left is not query:
-        scores = reshaped(scores, (*lead, rows, keys))
+    scores = call("matmul", converted(query, compute), converted(key, compute).T) * scale
     if is_causal:
         earlier = le(iota.plain(shape=(rows, keys), axis=1), iota.plain(shape=(rows, keys)))
         scores = where(spread(earlier, scores.shape), scores, full(-math.inf, scores))
@@ -79,12 +85,8 @@ def _attention(
             floating(mask.type)
             scores = scores + converted(mask, compute)
     weights = safe_softmax(scores, -1)
-    if left is not query:
-        weights = reshaped(weights, (*weights.shape[:-3], key.shape[-3], weights.shape[-2] * group, keys))
-    y = call("matmul", weights, converted(value, compute))
-    if left is not query:
-        y = reshaped(y, (*scores.shape[:-1], value.shape[-1]))
-    return converted(y, query.dtype)
+    y = converted(call("matmul", weights, converted(value, compute)), query.dtype)
+    return reshaped(y, (*y.shape[:-4], *heads, *y.shape[-2:])) if group > 1 else y
 
 
 scaled_dot_product_attention = Function(

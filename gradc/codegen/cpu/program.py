@@ -96,7 +96,8 @@ class LoopText:
 
     :param name: of its functions, :param function: and of the one that is the step.
     :param buffers, dims: entries of its tables, of which :param outer_buffers, outer_dims: are the program's.
-    :param over: the outer axes.  :param rows, by: all rows, and those of a block.
+    :param over: the outer axes of tasks.  :param sequential: those that each task goes over.
+    :param rows, by: all rows, and those of a block.
     :param first, count: the places of a block's first row, and of how many it has.
     :param cols: the columns of a block; () where it has all.  :param to: how many it has.
     :param tasks: how many there are.  :param each_block: a task has one block, which no other block waits for.
@@ -112,6 +113,7 @@ class LoopText:
     outer_buffers: int
     outer_dims: int
     over: tuple[LoopAxisText, ...]
+    sequential: tuple[LoopAxisText, ...]
     rows: str
     by: str
     first: int
@@ -233,7 +235,8 @@ class _Steps:
         cases = [self.cases(number, item, inner) for item in loop.steps]
         names = tuple(f"loop_{number}_{i}" for i in range(len(cases)))
         self.functions += zip(names, cases, strict=True)
-        over = tuple(LoopAxisText(symbols[name], inner.over(size)) for name, size in loop.over)
+        axes = {name: LoopAxisText(symbols[name], inner.over(size)) for name, size in loop.over}
+        over = tuple(axis for name, axis in axes.items() if name not in loop.sequential)
         rows, by = inner.over(loop.rows[1]), inner.over(loop.by)
         each_block = not any(isinstance(item, Call) and item.add for item in loop.steps) and bool(over)
         blocks = [f"gradc_max(gradc_chunks({rows}, {by}), 1)"] if each_block else []
@@ -249,6 +252,7 @@ class _Steps:
             outer_buffers=memory,
             outer_dims=outer,
             over=over,
+            sequential=tuple(axes[name] for name, _ in loop.over if name in loop.sequential),
             rows=rows,
             by=by,
             first=symbols[loop.rows[0]],

@@ -8,7 +8,7 @@ is added up block by block.  How rows are cut depends on shapes alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ...ir.dims import Size, assuming, evaluate, product, same, symbol
@@ -35,6 +35,9 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
     """
     calls = {step.out.buffer: step for step in program.steps if isinstance(step, Call)}
     program = replace(program, steps=tuple(_narrowed(s) if isinstance(s, Call) else s for s in program.steps))
+    program, apart = _sums_apart(
+        program, {b for seed in _seeds(program, WIDER, dims) for b in _with_rows(program, seed)}
+    )
     with assuming(program.assumptions):
         tried: set[str] = set()
         while (seed := next((b for b in _seeds(program, WIDER, dims) if b not in tried), None)) is not None:
@@ -42,8 +45,103 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
             group = _Group.around(program, seed, dims)
             if group is not None:
                 program = group.looped()
+    program = _sums_together(program, apart)
     steps = tuple(calls[s.out.buffer] if isinstance(s, Call) else s for s in program.steps)
     return replace(program, steps=steps)
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """A kernel that adds up a value of each row, in two.
+
+    :param whole: the kernel.  :param rows: one that stores these values.  :param sums: those that add them up.
+    """
+
+    whole: Kernel
+    rows: Kernel
+    sums: tuple[Kernel, ...]
+
+
+def _with_rows(program: Program, seed: str) -> Iterator[str]:
+    """The temps with the rows of one, and as many axes."""
+    shape = program.types[seed].shape
+    for buffer in program.of_kind("temp"):
+        own = buffer.type.shape
+        if len(own) == len(shape) and all(map(same, own[:-1], shape[:-1])):
+            yield buffer.name
+
+
+def _sums_apart(program: Program, wide: Set[str]) -> tuple[Program, list[_Apart]]:
+    """accum t[] <- sum_cols(x) over rows(n: N)  ->  store r[n] <- sum_cols(x); accum t[] <- r[n], where ``x`` is made
+    of wide temps: the first kernel can be cut by its rows.
+    """
+    steps: list[Step] = []
+    buffers, found = list(program.buffers), list[_Apart]()
+    taken = {*program.dims, *program.types}
+    for step in program.steps:
+        sums = []
+        if isinstance(step, Kernel) and wide & {*step.reads, *step.writes}:
+            sums = [s for s in step.accums if not step.is_column(s) and _is_of_axes(step, s)]
+        if not isinstance(step, Kernel) or not sums:
+            steps.append(step)
+            continue
+        body, made = list(step.body), list[Kernel]()
+        for s in sums:
+            assert s.dtype is not None
+            name = _fresh(f"{s.buffer}.rows", taken)
+            type_ = replace(program.types[s.buffer], dtype=s.dtype, shape=tuple(size for _, size in step.rows))
+            buffers.append(Buffer(name, type_))
+            at = tuple(Index.of(axis) for axis, _ in step.rows)
+            store = Stmt("", "store", s.args, s.dtype, name, at, of=s.of)
+            body[body.index(s)] = store
+            made.append(_summed(step, s, name, at))
+        left = tuple(pair for pair in step.strategy if pair[0] not in {s.buffer for s in sums})
+        order = step.order if step.order in dict(left) else ""
+        rows = replace(step, body=tuple(body), strategy=left, order=order)
+        types = {b.name: b.type for b in buffers}
+        apart = _Apart(step, _renamed(rows, types), tuple(_renamed(m, types) for m in made))
+        found.append(apart)
+        steps += [apart.rows, *apart.sums]
+    return replace(program, steps=tuple(steps), buffers=tuple(buffers)), found
+
+
+def _is_of_axes(kernel: Kernel, accum: Stmt) -> bool:
+    """Whether each row adds, at a place that only its position decides."""
+    rows = {axis for axis, _ in kernel.rows}
+    places = all(v in rows for index in accum.index for v, _ in index.terms)
+    return bool(rows) and places and accum.combine == "sum" and not accum.where
+
+
+def _summed(kernel: Kernel, accum: Stmt, name: str, at: tuple[Index, ...]) -> Kernel:
+    """The kernel that adds up what is stored for each row."""
+    assert accum.dtype is not None
+    load = Stmt("%0", "load", (), accum.dtype, name, at)
+    *outer, last = kernel.rows
+    strategy = tuple(pair for pair in kernel.strategy if pair[0] == accum.buffer)
+    order = kernel.order if kernel.order == accum.buffer else ""
+    if last[0] in {v for index in accum.index for v, _ in index.terms}:
+        add = replace(accum, args=("%0",))
+        return replace(kernel, cols=(), body=(load, add), strategy=strategy, order=order)
+    total = Stmt("%1", "sum_cols", ("%0",), accum.dtype)
+    add = replace(accum, args=("%1",))
+    if not outer:
+        add, strategy, order = replace(add, op="store", attrs=()), (), ""
+    return replace(kernel, rows=tuple(outer), cols=(last,), body=(load, total, add), strategy=strategy, order=order)
+
+
+def _renamed(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+    return kernel.named_by_structure(kernel.name.rpartition("_")[0] or kernel.name, types)
+
+
+def _sums_together(program: Program, apart: Iterable[_Apart]) -> Program:
+    """The program with the kernels in one again that no loop took."""
+    for each in apart:
+        if each.rows not in program.steps:
+            continue
+        gone = {b for k in each.sums for b in k.reads}
+        steps = tuple(each.whole if s == each.rows else s for s in program.steps if s not in each.sums)
+        program = replace(program, steps=steps, buffers=tuple(b for b in program.buffers if b.name not in gone))
+    return program
 
 
 def _narrowed(call: Call) -> Call:
@@ -106,11 +204,14 @@ class _Cut:
     """How a step is cut: the names of its axes that a loop goes over, and of the one whose rows it cuts.
 
     :param add: the step adds up over the rows.
+    :param accums: the buffers in which it adds up over some of ``over``, :param sequential: and which of these.
     """
 
     over: tuple[str, ...]
     row: str
     add: bool = False
+    accums: frozenset[str] = frozenset()
+    sequential: frozenset[int] = frozenset()
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -244,11 +345,13 @@ class _Group:
                 root = program.root(access.buffer)
                 if root not in written or (isinstance(access, Stmt) and access.op == "store"):
                     continue
-                adds = cut.add and access.buffer in program.steps[number].writes
+                adds = (cut.add and access.buffer in program.steps[number].writes) or access.buffer in cut.accums
                 apart = not adds and not _begins(access, cut.axes)
                 if apart or access.buffer != root or not program.types[root].dtype.is_float:
                     return False
-                sums = any(self.steps[n].add and root in program.steps[n].writes for n in self.steps)
+                sums = any(
+                    (c.add and root in program.steps[n].writes) or root in c.accums for n, c in self.steps.items()
+                )
                 if sums and not adds:
                     return False
         return True
@@ -295,7 +398,8 @@ class _Group:
         program = self.program
         buffers = tuple(b for b in program.buffers if b.name not in self.blocks)
         steps = program.steps
-        ordered = (*(steps[n] for n in early), self.loop(), *(steps[n] for n in late))
+        zeros = [_zeros(program.buffer[b]) for n in sorted(self.steps) for b in sorted(self.steps[n].accums)]
+        ordered = (*(steps[n] for n in early), *zeros, self.loop(), *(steps[n] for n in late))
         return replace(program, buffers=buffers, steps=ordered)
 
     def loop(self) -> Loop:
@@ -318,15 +422,17 @@ class _Group:
             steps.append(cutter.step(step, types))
         outer = tuple(zip(over, sizes, strict=True))
         to = columns.below(symbol(row) + symbol(count)) if columns else 0
+        sequential = {n for cut in cuts for n in cut.sequential}
         return Loop(
             outer,
             (row, self.shape[-1]),
-            _by(self.shape[-1], self.wide, bool(sizes)),
+            _by(self.shape[-1], self.wide, len(sequential) < len(sizes)),
             count,
             tuple(own.values()),
             tuple(steps),
             (cols,) if cols else (),
             to,
+            tuple(name for n, name in enumerate(over) if n in sequential),
         )
 
     def block(self, name: str, count: str, cols: Axis | None) -> Buffer:
@@ -413,11 +519,46 @@ def _cut(step: Step, name: str, shape: tuple[Size, ...]) -> _Cut | None:
 
 
 def _of_kernel(kernel: Kernel, cut: _Cut) -> _Cut | None:
-    """A kernel without effects but stores, each of which is in the rows that it is for."""
-    if kernel.order or any(s.op in ("accum", "check", "search") for s in kernel.body):
+    """A kernel without effects but stores, each of which is in the rows that it is for, and sums over outer axes of
+    values that are in these rows, too.
+    """
+    if any(s.op in ("check", "search") for s in kernel.body) or len(kernel.rows) != len(cut.axes):
+        return None if kernel.accums or kernel.order else _stores_rows(kernel, cut)
+    missing = [_summed_axes(kernel, s, cut) for s in kernel.accums]
+    if any(m is None for m in missing):
         return None
+    accums = frozenset(s.buffer for s in kernel.accums)
+    once = len(accums) == len(kernel.accums) and not accums & set(kernel.reads)
+    sequential = frozenset(n for m in missing for n in m or ())
+    return _stores_rows(kernel, replace(cut, accums=accums, sequential=sequential)) if once else None
+
+
+def _stores_rows(kernel: Kernel, cut: _Cut) -> _Cut | None:
     stores = [s for s in kernel.body if s.op == "store"]
-    return cut if all(_begins(s, cut.axes) for s in stores) else None
+    barred = any(s.op in ("check", "search") for s in kernel.body)
+    return cut if not barred and all(_begins(s, cut.axes) for s in stores) else None
+
+
+def _summed_axes(kernel: Kernel, accum: Stmt, cut: _Cut) -> set[int] | None:
+    """The places among the outer axes of those over which it adds up; None if it does not add at one place for each
+    position along all other axes.
+    """
+    named = [index.variable for index in accum.index if index.terms]
+    others = {axis for axis, _ in (*kernel.rows, *kernel.cols)} - {*cut.over}
+    if accum.combine != "sum" or accum.where or len(set(named)) < len(named) or not others <= set(named):
+        return None
+    if not set(named) <= others | {*cut.over}:
+        return None
+    return {n for n, axis in enumerate(cut.over) if axis not in named}
+
+
+def _zeros(buffer: Buffer) -> Kernel:
+    """The kernel that fills a buffer with zeros."""
+    *rows, cols = ((f"i{n}", size) for n, size in enumerate(buffer.type.shape))
+    at = tuple(Index.of(f"i{n}") for n in range(buffer.type.rank))
+    zero = Stmt("%0", "const", (), buffer.type.dtype, attrs=(("value", 0.0 if buffer.type.dtype.is_float else 0),))
+    store = Stmt("", "store", ("%0",), buffer.type.dtype, buffer.name, at)
+    return Kernel("", tuple(rows), (cols,), (zero, store)).named_by_structure("zeros", {buffer.name: buffer.type})
 
 
 def _begins(access: Stmt | Operand, axes: Sequence[str]) -> bool:
@@ -457,9 +598,26 @@ class _Cutter:
             return replace(
                 step, axes=self.axes(step.axes), out=out, args=tuple(map(self.operand, step.args)), add=self.cut.add
             )
-        body = tuple(replace(s, index=self.index(s.buffer, s.index)) for s in step.body)
+        body = tuple(part for s in step.body for part in self.statements(s, len(step.body)))
+        if self.cut.accums:
+            step = replace(step, order="", strategy=())
         kernel = replace(step, rows=self.axes(step.rows), cols=self.axes(step.cols), body=body)
         return kernel.named_by_structure(step.name.rpartition("_")[0] or step.name, types)
+
+    def statements(self, s: Stmt, count: int) -> Iterator[Stmt]:
+        """A statement over the rows of a block; an accum adds to what its sequential positions so far came to.
+
+        :param count: statements of the kernel.
+        """
+        index = self.index(s.buffer, s.index)
+        if s.op != "accum":
+            yield replace(s, index=index)
+            return
+        place = count + 2 * sorted(self.cut.accums).index(s.buffer)
+        so_far, total = f"%{place}", f"%{place + 1}"
+        yield replace(s, name=so_far, op="load", args=(), index=index, attrs=())
+        yield Stmt(total, "add", (so_far, *s.args), s.dtype)
+        yield replace(s, op="store", args=(total,), index=index, attrs=())
 
     def axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
         sizes = {self.cut.row: symbol(self.count)}

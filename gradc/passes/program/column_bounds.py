@@ -160,6 +160,8 @@ class _Hidden:
             return neutral is not None and self.values[s.args[0]] == neutral
         if s.op == "scan":
             return False
+        if s.op == "accum":
+            return not column or self.values[s.args[0]] == 0
         if s.op == "store":
             if column and self.blocks.get(s.buffer) is None:
                 return False
