@@ -176,3 +176,31 @@ def test_sequential_axes_are_those_that_a_gradient_is_summed_over(module):
     parallel = str(module("bias of all heads").backward.program).replace(" sequential(at0, at1)", "")
     with pytest.raises(gradc.errors.TypeRuleError, match="where another block does"):
         verify_program(parse_program(parallel))
+
+
+def test_a_sum_over_many_heads_errs_as_torchs_at_most() -> None:
+    """It is added up one head after the other."""
+    heads, n, width = 512, 64, 16
+
+    def attention(q, k, v, bias):
+        return ops.matmul(ops.softmax(ops.matmul(q, ops.transpose(k, (0, 2, 1))) + bias, 2), v)
+
+    shape = f"f32[{heads},{n},{width}]"
+    graph = gradc.trace(attention, q=shape, k=shape, v=shape, bias=f"f32[{n},{n}]")
+    module = gradc.compile(graph, wrt=["bias"], target="cpu")
+    assert any(loop.sequential for loop in module.backward.program.loops)
+    draw = np.random.default_rng(0)
+    inputs = {name: draw.normal(0, 1, i.type.shape).astype("f4") for name, i in zip("qkv", graph.inputs, strict=False)}
+    inputs["bias"] = draw.normal(0, 1, (n, n)).astype("f4")
+    cotangent = draw.normal(0, 1, (heads, n, width)).astype("f4")
+
+    def torchs(dtype):
+        q, k, v, bias = (torch.tensor(array, dtype=dtype) for array in inputs.values())
+        bias.requires_grad_()
+        (torch.softmax(q @ k.mT + bias, -1) @ v).backward(torch.tensor(cotangent, dtype=dtype))
+        return bias.grad.numpy()
+
+    _, residuals = module.forward(**inputs)
+    got, exact = module.backward(residuals, cotangent)["bias"], torchs(torch.float64)
+    error, theirs = (abs(d - exact).max() / abs(exact).max() for d in (got, torchs(torch.float32)))
+    assert error <= max(4 * 2.0**-24, theirs)

@@ -15,7 +15,7 @@ from ...ir.dims import Size, assuming, evaluate, product, same, symbol
 from ...ir.kernel import Buffer, Call, Kernel, Loop, Program, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt
-from ...ir.types import Type
+from ...ir.types import F64, Type
 from ...ir.walk import backward_slice
 from ..reductions.cost import nominal
 from .column_bounds import column_bounds
@@ -398,11 +398,23 @@ class _Group:
         program = self.program
         buffers = tuple(b for b in program.buffers if b.name not in self.blocks)
         steps = program.steps
-        zeros = [_zeros(program.buffer[b]) for n in sorted(self.steps) for b in sorted(self.steps[n].accums)]
-        ordered = (*(steps[n] for n in early), *zeros, self.loop(), *(steps[n] for n in late))
-        return replace(program, buffers=buffers, steps=ordered)
+        sums = self.sums()
+        zeros = [_zeros(b) for b in sums.values()]
+        rounded = [_rounded(b, program.buffer[name]) for name, b in sums.items() if b.name != name]
+        ordered = (*(steps[n] for n in early), *zeros, self.loop(sums), *rounded, *(steps[n] for n in late))
+        own = tuple(b for name, b in sums.items() if b.name != name)
+        return replace(program, buffers=(*buffers, *own), steps=ordered)
 
-    def loop(self) -> Loop:
+    def sums(self) -> dict[str, Buffer]:
+        """Where it adds up what steps add to a buffer: in f64, because it adds one after the other."""
+        taken, found = {*self.program.dims, *self.program.types}, dict[str, Buffer]()
+        for name in (b for n in sorted(self.steps) for b in sorted(self.steps[n].accums)):
+            buffer = self.program.buffer[name]
+            wide = Buffer(_fresh(f"{name}.sum", taken), replace(buffer.type, dtype=F64))
+            found[name] = buffer if buffer.type.dtype is F64 else wide
+        return found
+
+    def loop(self, sums: Mapping[str, Buffer]) -> Loop:
         program, sizes = self.program, [size for size in self.shape[:-1] if size != 1]
         taken = {*program.dims, *(name for loop in program.loops for name in loop.symbols)}
         names = (*(f"at{i}" for i in range(len(sizes))), "row", "rows", "cols")
@@ -414,11 +426,12 @@ class _Group:
         columns = column_bounds(whole, [cut.row for cut in cuts], blocks, self.wide)
         cols = (column, columns.size) if columns else None
         own = {name: self.block(name, count, cols) for name in self.blocks}
-        types = {**program.types, **{name: b.type for name, b in own.items()}}
+        types = {**program.types, **{b.name: b.type for b in (*own.values(), *sums.values())}}
         steps = []
         for i, (step, cut) in enumerate(zip(whole, cuts, strict=True)):
             axis = columns.axes[i] if columns else None
-            cutter = _Cutter(cut, tuple(over), row, count, own, len(self.shape) - 1, (axis, column) if axis else None)
+            cols_of = (axis, column) if axis else None
+            cutter = _Cutter(cut, tuple(over), row, count, own, len(self.shape) - 1, cols_of, sums)
             steps.append(cutter.step(step, types))
         outer = tuple(zip(over, sizes, strict=True))
         to = columns.below(symbol(row) + symbol(count)) if columns else 0
@@ -554,11 +567,27 @@ def _summed_axes(kernel: Kernel, accum: Stmt, cut: _Cut) -> set[int] | None:
 
 def _zeros(buffer: Buffer) -> Kernel:
     """The kernel that fills a buffer with zeros."""
-    *rows, cols = ((f"i{n}", size) for n, size in enumerate(buffer.type.shape))
-    at = tuple(Index.of(f"i{n}") for n in range(buffer.type.rank))
-    zero = Stmt("%0", "const", (), buffer.type.dtype, attrs=(("value", 0.0 if buffer.type.dtype.is_float else 0),))
-    store = Stmt("", "store", ("%0",), buffer.type.dtype, buffer.name, at)
-    return Kernel("", tuple(rows), (cols,), (zero, store)).named_by_structure("zeros", {buffer.name: buffer.type})
+    zero = Stmt("%0", "const", (), buffer.type.dtype, attrs=(("value", 0.0),))
+    return _elementwise("zeros", (zero,), buffer)
+
+
+def _rounded(wide: Buffer, buffer: Buffer) -> Kernel:
+    """The kernel that writes a sum in f64 as what it is a sum of."""
+    dtype = buffer.type.dtype.compute
+    load = Stmt("%0", "load", (), F64, wide.name, _everywhere(wide))
+    return _elementwise("cast", (load, Stmt("%1", "cast", ("%0",), dtype, attrs=(("dtype", dtype),))), buffer, wide)
+
+
+def _elementwise(name: str, body: tuple[Stmt, ...], out: Buffer, *read: Buffer) -> Kernel:
+    """The kernel that stores the last value of its body at every position of a buffer."""
+    *rows, cols = ((f"i{n}", size) for n, size in enumerate(out.type.shape))
+    store = Stmt("", "store", (body[-1].name,), out.type.dtype.compute, out.name, _everywhere(out))
+    kernel = Kernel("", tuple(rows), (cols,), (*body, store))
+    return kernel.named_by_structure(name, {b.name: b.type for b in (out, *read)})
+
+
+def _everywhere(buffer: Buffer) -> tuple[Index, ...]:
+    return tuple(Index.of(f"i{n}") for n in range(buffer.type.rank))
 
 
 def _begins(access: Stmt | Operand, axes: Sequence[str]) -> bool:
@@ -591,6 +620,8 @@ class _Cutter:
     """Axes of a buffer that a block of it does not have."""
     column: tuple[str, str] | None
     """The axis of the columns, and the symbol of how many a block has."""
+    sums: Mapping[str, Buffer]
+    """In what it adds up what a step adds to a buffer."""
 
     def step(self, step: Kernel | Call, types: Mapping[str, Type]) -> Kernel | Call:
         if isinstance(step, Call):
@@ -613,11 +644,16 @@ class _Cutter:
         if s.op != "accum":
             yield replace(s, index=index)
             return
-        place = count + 2 * sorted(self.cut.accums).index(s.buffer)
-        so_far, total = f"%{place}", f"%{place + 1}"
-        yield replace(s, name=so_far, op="load", args=(), index=index, attrs=())
-        yield Stmt(total, "add", (so_far, *s.args), s.dtype)
-        yield replace(s, op="store", args=(total,), index=index, attrs=())
+        place = count + 3 * sorted(self.cut.accums).index(s.buffer)
+        wide, so_far, total = f"%{place}", f"%{place + 1}", f"%{place + 2}"
+        where = self.sums[s.buffer].name
+        if s.dtype is F64:
+            (wide,) = s.args
+        else:
+            yield Stmt(wide, "cast", s.args, F64, attrs=(("dtype", F64),))
+        yield Stmt(so_far, "load", (), F64, where, index)
+        yield Stmt(total, "add", (so_far, wide), F64)
+        yield Stmt("", "store", (total,), F64, where, index)
 
     def axes(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
         sizes = {self.cut.row: symbol(self.count)}
