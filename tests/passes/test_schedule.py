@@ -32,15 +32,18 @@ def halves(graph: Graph, wrt: list[str]) -> list[Graph]:
 
 
 def scheduled(graph: Graph, forced: set[Any] | None = None) -> tuple[str, Scheduler]:
-    if forced is None:
-        program, scheduler = stage._scheduled(graph, True, CPU)
-        return str(program), scheduler
-    known = Scheduler(check_indices(graph), True, forced, CPU)
-    original, stage.Scheduler = stage.Scheduler, lambda *_: known  # type: ignore[assignment,misc]
-    try:
-        return str(stage._scheduled(graph, True, CPU)[0]), known
-    finally:
-        stage.Scheduler = original  # type: ignore[misc]
+    """(the program's text, the scheduler that made it).  :param forced: what it knows to need memory."""
+    made: list[Scheduler] = []
+
+    def scheduler(checked: Graph, fuse: bool, found: set[Any], device: Any) -> Scheduler:
+        made.append(Scheduler(checked, fuse, found if forced is None else forced, device))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "Scheduler", scheduler)
+        program = stage.schedule(graph)
+    (own,) = made
+    return str(program), own
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES[::6], "matmul", "linear", "embedding_bag"}))
