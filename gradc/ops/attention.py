@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 from ..errors import TypeRuleError
 from ..ir.dims import Size, same
@@ -13,6 +15,9 @@ from .movement import iota
 from .pointwise import le, where
 from .reduce import safe_softmax
 from .rules import converted, floating, full, reshaped, spread
+
+FEW = 16
+"""Rows of a query that are multiplied together with those of other heads."""
 
 
 def _check(query: Node, key: Node, value: Node, dropout_p: float) -> None:
@@ -45,6 +50,20 @@ def _split(x: Node, group: int) -> Node:
     return reshaped(x, (*lead, heads // group, group, rows, width))
 
 
+def _product(left: Node, right: Node) -> Node:
+    """[..., G, group, L, K] x [..., G, 1, K, N]  ->  [..., G, group, L, N]
+
+    Few rows are one matrix with those of the heads that share their right side, which is then read once; many are not,
+    so that the steps of attention are one loop over them.
+    """
+    *lead, group, rows, width = left.shape
+    if not isinstance(rows, int) or rows > FEW:
+        return call("matmul", left, right)
+    shared = reshaped(right, (*right.shape[:-3], *right.shape[-2:]))
+    merged = call("matmul", reshaped(left, (*lead, group * rows, width)), shared)
+    return reshaped(merged, (*merged.shape[:-2], group, rows, merged.shape[-1]))
+
+
 def _attention(
     query: Node,
     key: Node,
@@ -66,13 +85,14 @@ def _attention(
         scale = 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else math.inf
     heads = query.shape[-3:-2]
     group = _grouped(query, key) if enable_gqa else 1
+    product: Callable[[Node, Node], Node] = partial(call, "matmul")
     if group > 1:  # an axis for the heads that share a key
-        query, key, value = _split(query, group), _split(key, 1), _split(value, 1)
+        query, key, value, product = _split(query, group), _split(key, 1), _split(value, 1), _product
         if attn_mask is not None and attn_mask.rank > 2:
             attn_mask = _split(attn_mask, 1 if attn_mask.shape[-3] == 1 else group)
     # the wide product of 16-bit types is not rounded before the softmax
     compute = query.dtype.compute
-    scores = call("matmul", converted(query, compute), converted(key, compute).T) * scale
+    scores = product(converted(query, compute), converted(key, compute).T) * scale
     if is_causal:
         earlier = le(iota.plain(shape=(rows, keys), axis=1), iota.plain(shape=(rows, keys)))
         scores = where(spread(earlier, scores.shape), scores, full(-math.inf, scores))
@@ -85,7 +105,7 @@ def _attention(
             floating(mask.type)
             scores = scores + converted(mask, compute)
     weights = safe_softmax(scores, -1)
-    y = converted(call("matmul", weights, converted(value, compute)), query.dtype)
+    y = converted(product(weights, converted(value, compute)), query.dtype)
     return reshaped(y, (*y.shape[:-4], *heads, *y.shape[-2:])) if group > 1 else y
 
 

@@ -204,3 +204,29 @@ def test_a_sum_over_many_heads_errs_as_torchs_at_most() -> None:
     got, exact = module.backward(residuals, cotangent)["bias"], torchs(torch.float64)
     error, theirs = (abs(d - exact).max() / abs(exact).max() for d in (got, torchs(torch.float32)))
     assert error <= max(4 * 2.0**-24, theirs)
+
+
+@pytest.mark.parametrize("few", [0, 16])
+@pytest.mark.parametrize("mask", ["f32[5,7]", "f32[1,5,7]", "f32[6,5,7]", "f32[2,1,1,7]", "f32[2,6,5,7]"])
+def test_grouped_heads_with_a_mask(few: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the heads that share a key, together and apart."""
+    monkeypatch.setattr("gradc.ops.attention.FEW", few)
+
+    def grouped(q, k, v, mask):
+        return ops.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+    names = ["q", "k", "v", "mask"]
+    graph = gradc.trace(grouped, q="f32[2,6,5,8]", k="f32[2,3,7,8]", v="f32[2,3,7,4]", mask=mask)
+    module = gradc.compile(graph, wrt=names, target="cpu")
+    draw = np.random.default_rng(1)
+    inputs = {n: draw.normal(0, 1, graph.input(n).shape).astype("f4") for n in names}
+    y, residuals = module.forward(**inputs)
+    cotangent = draw.normal(0, 1, y.shape).astype("f4")
+    q, k, v, bias = leaves = [torch.tensor(inputs[n], dtype=torch.float64, requires_grad=True) for n in names]
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    want = (q @ k.mT / 8**0.5 + bias).softmax(-1) @ v
+    np.testing.assert_allclose(y, want.detach(), rtol=0, atol=4e-7 * float(want.detach().abs().max()))
+    gradients = torch.autograd.grad(want, leaves, torch.tensor(cotangent, dtype=torch.float64))
+    ours = module.backward(residuals, cotangent)
+    for name, d in zip(names, gradients, strict=True):
+        np.testing.assert_allclose(ours[name], d, rtol=0, atol=4e-7 * float(d.abs().max()), err_msg=name)
