@@ -89,6 +89,8 @@ def _attention(
     if group > 1:  # an axis for the heads that share a key
         query, key, value, product = _split(query, group), _split(key, 1), _split(value, 1), _product
         if attn_mask is not None and attn_mask.rank > 2:
+            if attn_mask.shape[-3] not in (1, *heads):
+                raise TypeRuleError(f"attn_mask has {attn_mask.shape[-3]} heads and query {heads[0]}")
             attn_mask = _split(attn_mask, 1 if attn_mask.shape[-3] == 1 else group)
     # the wide product of 16-bit types is not rounded before the softmax
     compute = query.dtype.compute
@@ -123,6 +125,11 @@ scaled_dot_product_attention = Function(
         BadSample(("f32[3,8]", "f32[5,8]", "f32[4,8]"), match="5 keys and 4 values"),
         BadSample(("f32[3,8]", "f32[5,8]", "f32[5,8]"), {"dropout_p": 0.5}, match="dropout_p=0.5"),
         BadSample(("f32[3,3,8]", "f32[2,5,8]", "f32[2,5,8]"), {"enable_gqa": True}, match="not a multiple"),
+        BadSample(
+            ("f32[4,3,8]", "f32[2,5,8]", "f32[2,5,8]", "f32[3,3,5]"),
+            {"enable_gqa": True},
+            match="attn_mask has 3 heads and query 4",
+        ),
     ),
     doc=(
         "softmax(query @ key.T * scale + mask) @ value over [..., L, E], [..., S, E] and [..., S, D]; a bool mask keeps"
