@@ -145,6 +145,20 @@ def test_what_else_reads_the_windows_keeps_them():
     np.testing.assert_allclose(y, w.astype(np.float64) @ exact, atol=1e-5)
 
 
+def test_a_test_of_a_place_guards_each_axis_that_is_at_it():
+    """The windows of a diagonal, whose padding stands out over both axes of the matrix."""
+    graph = gradc.trace(
+        lambda x, w: ops.conv1d(ops.diagonal(x, 0, 2, 3), w, padding=1), x="f32[2,3,N,N]", w="f32[9,3,3]"
+    )
+    module = gradc.compile(graph, wrt=[], target="cpu")
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 3, 15, 15), np.float32), rng.standard_normal((9, 3, 3), np.float32)
+    line = torch.from_numpy(x).double().diagonal(0, 2, 3)
+    exact = torch.nn.functional.conv1d(line, torch.from_numpy(w).double(), padding=1).numpy()
+    assert _parted(module.forward.program)
+    np.testing.assert_allclose(module(x=x, w=w), exact, atol=1e-5)
+
+
 def test_the_text_parses_back_and_means_a_convolution():
     program = parse_program(TEXT)
     assert str(program) == TEXT and parse_program(str(program)) == program

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
 from agreement import NAMES, groups, joint, merged
 from hypothesis import given
@@ -17,6 +18,7 @@ from benchmarks.compile_time import transformer
 from gradc import ops
 from gradc.compiler import cut, lower
 from gradc.ir.graph import Graph
+from gradc.ir.kernel import Call
 from gradc.options import Options
 from gradc.passes.graph.check_indices import check_indices
 from gradc.passes.manager import Pipeline
@@ -152,3 +154,13 @@ def test_few_elements_between_others_are_walked_along_where_they_are_computed() 
     assert "sum_cols" in str(backward)
     bags = gradc.trace(lambda i, t: ops.embedding_bag(i, t, mode="sum"), i="i64[B,5]", t="f32[V,8]")
     assert "sum_cols" not in str(gradc.compile(bags, target="cuda", arch="sm_90").forward.program)
+
+
+def test_a_product_of_which_nothing_is_read_is_not_computed():
+    """Between the windows of a strided convolution lie elements that none has: their gradient is 0."""
+    graph = gradc.trace(lambda x, w: ops.conv1d(x, w, stride=2, padding=3, dilation=2), x="f32[4,5,1]", w="f32[2,5,3]")
+    module = gradc.compile(graph, wrt=["x"], target="cpu")
+    x, w = np.ones((4, 5, 1), np.float32), np.ones((2, 5, 3), np.float32)
+    y, residuals = module.forward(x=x, w=w)
+    np.testing.assert_array_equal(module.backward(residuals, np.ones_like(y))["x"], np.zeros_like(x))
+    assert not [step for step in module.backward.program.steps if isinstance(step, Call)]

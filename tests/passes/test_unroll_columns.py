@@ -157,3 +157,20 @@ def test_sums_over_windows_keep_their_order_where_that_is_asked() -> None:
         (kernel,) = [k for k in module.backward.program.kernels if k.accums]
         columns[numerics] = [n for _, n in kernel.cols]
     assert columns == {"real": [24], "strict": [3]}
+
+
+def test_a_window_that_stands_out_on_both_sides_reads_what_is_there():
+    """The only window along an axis is at places that are constants, some of them outside."""
+    graph = gradc.trace(lambda x, w: ops.conv2d(x, w, padding=(1, 1), groups=2), x="f32[2,2,3,33]", w="f32[2,1,5,3]")
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x": rng.standard_normal((2, 2, 3, 33), np.float32),
+        "w": rng.standard_normal((2, 1, 5, 3), np.float32),
+    }
+    padded = np.pad(arrays["x"], ((0, 0), (0, 0), (1, 1), (1, 1)))
+    want = sum(
+        padded[:, :, i : i + 1, j : j + 33] * arrays["w"][:, :, i, j, None, None].reshape(1, 2, 1, 1)
+        for i in range(5)
+        for j in range(3)
+    )
+    np.testing.assert_allclose(gradc.compile(graph, wrt=[], target="cpu")(**arrays), want, atol=1e-5)

@@ -66,7 +66,7 @@ def _moved(kernel: Kernel, program: Program) -> _Moved | None:
         at = [a for a, i in enumerate(load.index) if i == test.index[0] and same(source.type.shape[a], test.attr("hi"))]
         if test.attr("lo") != 0 or not at:
             return None
-        guarded.add(at[0])
+        guarded.update(at)
     return _Moved(tuple((str(v), sizes[str(v)]) for v in own), load, frozenset(guarded))
 
 

@@ -97,15 +97,20 @@ def _loaded_once(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
         return once[text]
 
     for s in kernel.body:
-        if s.op == "load" and s.where and s.dtype is not None and _is_there(kernel, s, types[s.buffer]):
-            other = dict(s.attrs).get("other", 0)
-            other = float(other) if s.dtype.is_float else other
+        if s.op == "load" and s.where and _is_there(kernel, s, types[s.buffer]):
             loaded = value(Stmt("", "load", (), s.dtype, s.buffer, s.index))
-            zero = value(Stmt("", "const", (), s.dtype, attrs=(("value", other),)))
+            zero = value(_instead(s))
             s = Stmt(s.name, "where", (s.where, loaded, zero), s.dtype)
         body.append(s)
     new = replace(kernel, body=tuple(body))
     return new.named_by_structure(kernel.name.rpartition("_")[0] or kernel.name, types)
+
+
+def _instead(load: Stmt) -> Stmt:
+    """The constant that a load has for its value where its mask is false."""
+    assert load.dtype is not None
+    other = dict(load.attrs).get("other", 0)
+    return Stmt("", "const", (), load.dtype, attrs=(("value", float(other) if load.dtype.is_float else other),))
 
 
 def _is_there(kernel: Kernel, s: Stmt, type_: Type) -> bool:
@@ -175,6 +180,8 @@ class Unrolled:
         self.body: list[Stmt] = []
         self.known: dict[str, str] = {}
         """A statement's text -> its value's name; as statements, constants of 0.0 and -0.0 are equal."""
+        self.false = set[str]()
+        """Values that are false everywhere."""
         self.names: dict[tuple[str, tuple[int, ...]], str] = {}
         """(value, place) -> its new name; values that do not go along the axes have the place ()."""
 
@@ -220,8 +227,12 @@ class Unrolled:
             lo, hi = s.attr("lo"), s.attr("hi")
             if isinstance(lo, int) and isinstance(hi, int):
                 return self.value("const", (), s.dtype, value=lo <= index[0].const < hi)
-        args = tuple(self.of(a, column) for a in s.args)
-        return self.add(replace(s, name="", args=args, index=index, where=s.where and self.of(s.where, column)))
+        args, where = tuple(self.of(a, column) for a in s.args), s.where and self.of(s.where, column)
+        if s.op == "bitwise_and" and (false := [a for a in args if a in self.false]):
+            return false[0]
+        if s.op == "load" and where in self.false:  # a place outside, as beside the only window
+            return self.add(_instead(s))
+        return self.add(replace(s, name="", args=args, index=index, where=where))
 
     def add(self, s: Stmt) -> str:
         """The name of a statement's value; a statement that is there already is not repeated."""
@@ -232,6 +243,8 @@ class Unrolled:
         if text not in self.known:
             self.known[text] = f"%{len(self.known)}"
             self.body.append(replace(s, name=self.known[text]))
+            if s.op == "const" and s.attr("value") is False:
+                self.false.add(self.known[text])
         return self.known[text]
 
     def value(self, op: str, args: tuple[str, ...], dtype: DType | None, **attrs: int | bool) -> str:

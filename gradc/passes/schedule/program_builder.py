@@ -141,7 +141,8 @@ class ProgramBuilder:
             group = groups[key]
             first, *_ = group.placed
             if group.placed[first] == "library":
-                steps.append(self.call(first))
+                if first in used:  # who reads it may do so outside of it alone, where there are zeros
+                    steps.append(self.call(first))
             elif group.placed[first] == "check":
                 steps.append(self.check(first))
             else:
