@@ -230,3 +230,22 @@ def test_grouped_heads_with_a_mask(few: int, mask: str, monkeypatch: pytest.Monk
     ours = module.backward(residuals, cotangent)
     for name, d in zip(names, gradients, strict=True):
         np.testing.assert_allclose(ours[name], d, rtol=0, atol=4e-7 * float(d.abs().max()), err_msg=name)
+
+
+def test_sums_that_are_owned_in_one_order_stay_together() -> None:
+    """Of a channel's scale and shift, and of their squares, over the rows of a wide product."""
+
+    def block(w, x, g, b):
+        y = ops.matmul(w, x) * g + b
+        return ops.sum(ops.tanh(y) * y)
+
+    graph = gradc.trace(block, w="f32[64,16]", x="f32[8,16,784]", g="f32[64,1]", b="f32[64,1]")
+    module = gradc.compile(graph, wrt=["w", "g", "b"], target="cpu")
+    draw = np.random.default_rng(2)
+    inputs = {n: draw.normal(0, 1, graph.input(n).shape).astype("f4") for n in graph.input_names}
+    _, residuals = module.forward(**inputs)
+    ours = module.backward(residuals, np.float32(1))
+    w, x, g, b = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in inputs.values()]
+    y = (w @ x) * g + b
+    for name, d in zip("wgb", torch.autograd.grad((y.tanh() * y).sum(), [w, g, b]), strict=True):
+        np.testing.assert_allclose(ours[name], d, rtol=0, atol=1e-6 * float(d.abs().max()), err_msg=name)

@@ -80,7 +80,9 @@ def _sums_apart(program: Program, wide: Set[str]) -> tuple[Program, list[_Apart]
     taken = {*program.dims, *program.types}
     for step in program.steps:
         sums = []
-        if isinstance(step, Kernel) and wide & {*step.reads, *step.writes}:
+        # Several sums may be owned in the order of one of them: they stay together.
+        alone = isinstance(step, Kernel) and (not step.order or len(step.accums) == 1)
+        if isinstance(step, Kernel) and alone and wide & {*step.reads, *step.writes}:
             sums = [s for s in step.accums if not step.is_column(s) and _is_of_axes(step, s)]
         if not isinstance(step, Kernel) or not sums:
             steps.append(step)
