@@ -190,20 +190,20 @@ def test_a_sum_over_many_heads_errs_as_torchs_at_most() -> None:
     module = gradc.compile(graph, wrt=["bias"], target="cpu")
     assert any(loop.sequential for loop in module.backward.program.loops)
     draw = np.random.default_rng(0)
-    inputs = {name: draw.normal(0, 1, i.type.shape).astype("f4") for name, i in zip("qkv", graph.inputs, strict=False)}
-    inputs["bias"] = draw.normal(0, 1, (n, n)).astype("f4")
-    cotangent = draw.normal(0, 1, (heads, n, width)).astype("f4")
 
-    def torchs(dtype):
+    def torchs(inputs, cotangent, dtype):
         q, k, v, bias = (torch.tensor(array, dtype=dtype) for array in inputs.values())
         bias.requires_grad_()
         (torch.softmax(q @ k.mT + bias, -1) @ v).backward(torch.tensor(cotangent, dtype=dtype))
         return bias.grad.numpy()
 
-    _, residuals = module.forward(**inputs)
-    got, exact = module.backward(residuals, cotangent)["bias"], torchs(torch.float64)
-    error, theirs = (abs(d - exact).max() / abs(exact).max() for d in (got, torchs(torch.float32)))
-    assert error <= max(4 * 2.0**-24, theirs)
+    for _ in range(3):
+        inputs = {n: draw.normal(0, 1, graph.input(n).shape).astype("f4") for n in ("q", "k", "v", "bias")}
+        cotangent = draw.normal(0, 1, (heads, n, width)).astype("f4")
+        _, residuals = module.forward(**inputs)
+        got, exact = module.backward(residuals, cotangent)["bias"], torchs(inputs, cotangent, torch.float64)
+        ours, theirs = (np.linalg.norm(d - exact) for d in (got, torchs(inputs, cotangent, torch.float32)))
+        assert ours <= theirs
 
 
 @pytest.mark.parametrize("few", [0, 16])
@@ -233,7 +233,7 @@ def test_grouped_heads_with_a_mask(few: int, mask: str, monkeypatch: pytest.Monk
 
 
 def test_sums_that_are_owned_in_one_order_stay_together() -> None:
-    """Of a channel's scale and shift, and of their squares, over the rows of a wide product."""
+    """The gradients of a channel's scale and shift, over the rows of a wide product."""
 
     def block(w, x, g, b):
         y = ops.matmul(w, x) * g + b

@@ -51,7 +51,7 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
 
 
 @dataclass(frozen=True)
-class _Apart:
+class _SplitSums:
     """A kernel that adds up a value of each row, in two.
 
     :param whole: the kernel.  :param rows: one that stores these values.  :param sums: those that add them up.
@@ -71,12 +71,12 @@ def _with_rows(program: Program, seed: str) -> Iterator[str]:
             yield buffer.name
 
 
-def _sums_apart(program: Program, wide: Set[str]) -> tuple[Program, list[_Apart]]:
+def _sums_apart(program: Program, wide: Set[str]) -> tuple[Program, list[_SplitSums]]:
     """accum t[] <- sum_cols(x) over rows(n: N)  ->  store r[n] <- sum_cols(x); accum t[] <- r[n], where ``x`` is made
     of wide temps: the first kernel can be cut by its rows.
     """
     steps: list[Step] = []
-    buffers, found = list(program.buffers), list[_Apart]()
+    buffers, found = list(program.buffers), list[_SplitSums]()
     taken = {*program.dims, *program.types}
     for step in program.steps:
         sums = []
@@ -101,7 +101,7 @@ def _sums_apart(program: Program, wide: Set[str]) -> tuple[Program, list[_Apart]
         order = step.order if step.order in dict(left) else ""
         rows = replace(step, body=tuple(body), strategy=left, order=order)
         types = {b.name: b.type for b in buffers}
-        apart = _Apart(step, _renamed(rows, types), tuple(_renamed(m, types) for m in made))
+        apart = _SplitSums(step, _renamed(rows, types), tuple(_renamed(m, types) for m in made))
         found.append(apart)
         steps += [apart.rows, *apart.sums]
     return replace(program, steps=tuple(steps), buffers=tuple(buffers)), found
@@ -135,7 +135,7 @@ def _renamed(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     return kernel.named_by_structure(kernel.name.rpartition("_")[0] or kernel.name, types)
 
 
-def _sums_together(program: Program, apart: Iterable[_Apart]) -> Program:
+def _sums_together(program: Program, apart: Iterable[_SplitSums]) -> Program:
     """The program with the kernels in one again that no loop took."""
     for each in apart:
         if each.rows not in program.steps:
@@ -537,8 +537,10 @@ def _of_kernel(kernel: Kernel, cut: _Cut) -> _Cut | None:
     """A kernel without effects but stores, each of which is in the rows that it is for, and sums over outer axes of
     values that are in these rows, too.
     """
-    if any(s.op in ("check", "search") for s in kernel.body) or len(kernel.rows) != len(cut.axes):
-        return None if kernel.accums or kernel.order else _stores_rows(kernel, cut)
+    if not kernel.accums and not kernel.order:
+        return _stores_rows(kernel, cut)
+    if len(kernel.rows) != len(cut.axes):
+        return None
     missing = [_summed_axes(kernel, s, cut) for s in kernel.accums]
     if any(m is None for m in missing):
         return None

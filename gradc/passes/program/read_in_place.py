@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...ir.dims import Size, known_nonnegative, product, same
+from ...ir.dims import Size, evaluate, known_nonnegative, product, same
 from ...ir.kernel import MOST_PARTS, Buffer, Call, Kernel, Program, Step
 from ...ir.lexer import suffixed
 from ...ir.node import REGISTRY
 from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import BOOL, F32, F64
+from ..reductions.cost import nominal
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,9 @@ def _between_zeros(program: Program, kernel: Kernel, moved: _Moved) -> tuple[Buf
             far = (sizes[variable] - 1) * factor
             first, last = (first + far, last) if factor < 0 else (first, last + far)
         shape[axis], index[axis], begin[axis] = last - first + 1, index[axis] + first * -1, first
-    if all(isinstance(n, int) for n in (*shape, *sizes.values())) and product(shape) > product(sizes.values()):
+    copied, stored = product(shape), product(sizes.values())
+    typical = nominal([copied, stored])
+    if evaluate(copied, typical) > evaluate(stored, typical):
         return None
     type_ = source.type.with_shape(*shape)
     name = suffixed(kernel.writes[0], ".padded")
