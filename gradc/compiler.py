@@ -31,8 +31,10 @@ from .options import Options
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
+from .passes.graph.merge_rows import merge_rows
 from .passes.graph.propagate_reshapes import propagate_reshapes
 from .passes.graph.push_gathers import push_gathers
+from .passes.graph.push_slices import push_slices
 from .passes.graph.scalarize_axes import scalarize_axes
 from .passes.graph.simplify import simplify
 from .passes.graph.sink_dequant import sink_dequant
@@ -153,6 +155,7 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipel
     """Forward graph -> optimised graph of values and gradients: the middle of the picture in the design."""
     graph = name_readers(pipeline.start("forward", graph))
     graph = pipeline.run(push_gathers, graph, numerics=options.numerics)
+    graph = pipeline.run(push_slices, graph, numerics=options.numerics)
     return optimise(_joint(graph, wrt, options, pipeline) if wrt else graph, options, target, pipeline)
 
 
@@ -218,6 +221,7 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     graph = pipeline.run(sink_dequant, graph, numerics=numerics)
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
+    graph = pipeline.run(merge_rows, graph, numerics=numerics)
     return pipeline.keep(
         "tidy", graph, lambda: fold(simplify(graph, numerics=numerics, round_operands=round_operands)), "REAL"
     )

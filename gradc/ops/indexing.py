@@ -402,6 +402,16 @@ def _take_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     return kernel.read(x, [where_ if a == axis else i for a, i in enumerate(index)], where=mask, other=0)
 
 
+def _take_vjp(g: Node, y: Node, x: Node, indices: Node, *, axis: int, oob: Bounds) -> tuple[Node, Any]:
+    size = x.shape[axis]
+    if indices.shape[axis] != 1 or oob not in ("error", "skip"):
+        return scatter_add_along_axis.plain(indices, g, axis=axis, size=size, oob=oob), DISCRETE
+    # Of one element of each line: g there, and 0 elsewhere, which is computed where it is read.
+    places = call("iota", shape=x.shape, axis=axis, dtype=I64)
+    here = call("eq", places, spread(converted(indices, I64), x.shape))
+    return call("where", here, spread(g, x.shape), full(0, x)), DISCRETE
+
+
 def _put(indices: Type, updates: Type, *, axis: int, size: int | Dim, oob: Bounds = "error") -> Any:
     axis = canonical_axis(axis, updates.rank)
     if index_type(indices).rank != updates.rank or not all(
@@ -437,10 +447,7 @@ take_along_axis = Primitive(
     lower=Movement(_take_at),
     indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]},
     in_place_of_dtype=True,
-    vjp=lambda g, y, x, indices, *, axis, oob: (
-        scatter_add_along_axis.plain(indices, g, axis=axis, size=x.shape[axis], oob=oob),
-        DISCRETE,
-    ),
+    vjp=_take_vjp,
     multilinear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
     fills=True,
     samples=(

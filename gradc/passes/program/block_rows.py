@@ -72,13 +72,22 @@ def _with_rows(program: Program, seed: str) -> Iterator[str]:
 
 
 def _sums_apart(program: Program, wide: Set[str]) -> tuple[Program, list[_SplitSums]]:
-    """accum t[] <- sum_cols(x) over rows(n: N)  ->  store r[n] <- sum_cols(x); accum t[] <- r[n], where ``x`` is made
-    of wide temps: the first kernel can be cut by its rows.
+    """accum t[] <- sum_cols(x) over rows(n: N)  ->  store r[n] <- sum_cols(x); accum t[] <- r[n]; and sum_cols(x) over
+    cols(n: N)  ->  store r[n] <- x; sum_cols(r[n]); where ``x`` is made of wide temps: the first kernel can be cut by
+    its rows.
     """
     steps: list[Step] = []
     buffers, found = list(program.buffers), list[_SplitSums]()
     taken = {*program.dims, *program.types}
     for step in program.steps:
+        if isinstance(step, Kernel) and (summed := _column_sums_apart(step, wide, taken)) is not None:
+            own, first, then = summed
+            buffers += own
+            types = {b.name: b.type for b in buffers}
+            apart = _SplitSums(step, _renamed(first, types), (_renamed(then, types),))
+            found.append(apart)
+            steps += [apart.rows, *apart.sums]
+            continue
         sums = []
         # Several sums may be owned in the order of one of them: they stay together.
         alone = isinstance(step, Kernel) and (not step.order or len(step.accums) == 1)
@@ -105,6 +114,39 @@ def _sums_apart(program: Program, wide: Set[str]) -> tuple[Program, list[_SplitS
         found.append(apart)
         steps += [apart.rows, *apart.sums]
     return replace(program, steps=tuple(steps), buffers=tuple(buffers)), found
+
+
+def _column_sums_apart(kernel: Kernel, wide: Set[str], taken: set[str]) -> tuple[list[Buffer], Kernel, Kernel] | None:
+    """A kernel that reduces values over the rows of wide temps, which are its columns, in two: what computes these
+    values, with the buffers that hold them, and what reduces them.
+    """
+    axes = (*kernel.rows, *kernel.cols)
+    reads = [s for s in kernel.body if s.op == "load" and s.buffer in wide]
+    if not reads or not kernel.cols or not all(_begins(s, [axis for axis, _ in axes]) for s in reads):
+        return None
+    made = set[str]()  # values of each row
+    for s in kernel.body:
+        if (s in reads or made & {*s.uses}) and s.name and s.op not in REDUCTIONS:
+            made.add(s.name)
+    ends = [s for s in kernel.body if s.name not in made and made & {*s.uses}]
+    if not all(s.op in REDUCTIONS or (s.op == "store" and kernel.is_column(s)) for s in ends):
+        return None
+    stores = [s for s in ends if s.op == "store"]
+    body = backward_slice(kernel.body, {u for s in ends for u in s.uses})
+    if any(s.op in REDUCTIONS or s.op in ("scan", "search") for s in body):
+        return None
+    own, held = list[Buffer](), dict[str, Stmt]()
+    at = tuple(Index.of(axis) for axis, _ in axes)
+    for value in dict.fromkeys(u for s in ends if s.op in REDUCTIONS for u in s.uses if u in made):
+        dtype = kernel.stmts[value].dtype
+        assert dtype is not None
+        own.append(Buffer(_fresh(f"{kernel.writes[0]}.rows", taken), Type(dtype, tuple(size for _, size in axes))))
+        stores.append(Stmt("", "store", (value,), dtype, own[-1].name, at))
+        held[value] = Stmt(value, "load", (), dtype, own[-1].name, at)
+    rest = [held.get(s.name, s) for s in kernel.body if s not in stores]
+    live = backward_slice(rest, (v for s in rest if not s.name for v in s.uses))
+    first = replace(kernel, rows=axes, cols=(), body=(*body, *stores), order="", strategy=())
+    return own, first, replace(kernel, body=tuple(s for s in rest if not s.name or s in live))
 
 
 def _is_of_axes(kernel: Kernel, accum: Stmt) -> bool:

@@ -17,6 +17,9 @@ from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import BOOL, F32, F64
 from ..reductions.cost import nominal
 
+WIDER = 2
+"""Rows are narrow beside what has as many times their elements."""
+
 
 @dataclass(frozen=True)
 class _Moved:
@@ -86,6 +89,8 @@ def _read_by_products(program: Program, kernel: Kernel, moved: _Moved) -> Progra
     users = [step for step in program.steps if step is not kernel and views & {*step.reads, *step.writes}]
     if views & {b for _, b in program.outputs} or not users:
         return program
+    if _narrow_rows(program, moved, [b for step in users for b in (*step.reads, *step.writes) if b not in views]):
+        return program
     copy = _between_zeros(program, kernel, moved) if moved.guarded else None
     if moved.guarded and copy is None:
         return program
@@ -101,6 +106,20 @@ def _read_by_products(program: Program, kernel: Kernel, moved: _Moved) -> Progra
     steps = tuple(changed.get(id(s), s) for s in program.steps if s is not kernel or copy)
     kept = [b for b in program.buffers if b.name not in views]
     return replace(program, buffers=(*kept, *((copy[0],) if copy else ())), steps=steps)
+
+
+def _narrow_rows(program: Program, moved: _Moved, others: Sequence[str]) -> bool:
+    """Whether whole rows are moved, beside which what the products read or write is wide: they cost little, and a
+    product that reads them elsewhere cannot be cut by its rows.
+    """
+    last, size = moved.axes[-1]
+    source = program.buffer[moved.load.buffer].type.shape
+    if moved.guarded or moved.load.index[-1] != Index.of(last) or not same(source[-1], size):
+        return False
+    rows = product(n for _, n in moved.axes)
+    wide = [program.types[b].count for b in others if program.buffer[program.root(b)].kind == "temp"]
+    typical = nominal([rows, *wide])
+    return any(evaluate(n, typical) >= WIDER * evaluate(rows, typical) for n in wide)
 
 
 def _through(call: Call, view: Buffer, axes: Sequence[Axis], buffer: str, index: Sequence[Index]) -> Call | None:
