@@ -220,8 +220,8 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     graph = pipeline.run(fold, graph)
     graph = pipeline.run(sink_dequant, graph, numerics=numerics)
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
-    graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
+    graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
     return pipeline.keep(
         "tidy", graph, lambda: fold(simplify(graph, numerics=numerics, round_operands=round_operands)), "REAL"
     )

@@ -271,7 +271,7 @@ def test_quantized_inputs_come_back_untouched() -> None:
 
 def test_stages_by_name_run_in_numpy(module: gradc.Module) -> None:
     names = module.stages.names()
-    assert names[:3] == ["forward", "push_gathers", "joint"] and "backward.plan_buffers" in names
+    assert names[:4] == ["forward", "push_gathers", "push_slices", "joint"] and "backward.plan_buffers" in names
     for name in ("decompose", "upcast", "simplify", "fold", "sink_dequant"):
         assert name in names and module.stages[name].name == name and str(module.stages[name])
     with pytest.raises(KeyError, match="no stage 'nope'; there are forward, push_gathers"):

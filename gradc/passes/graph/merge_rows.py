@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ir.dims import Size, evaluate, product, same
-from ...ir.graph import Graph
+from ...ir.graph import Graph, again
 from ...ir.node import Node, call
-from ...ir.op import Expr, Lookup, Movement, Primitive, Reduction
+from ...ir.op import Expr, Library, Lookup, Movement, Primitive, Reduction
 from ...ops.axes import reshape_axes
 from ...ops.rules import reshaped, spread, without
 from ..manager import graph_pass
@@ -59,6 +59,7 @@ class _Rows:
 class _MergedRows:
     """The values that are made of the rows of wide products.
 
+    :param rows: the products, and what else has their rows in its first axis.
     :param asked: other values whose axes are merged.
     :param anew: the values that were computed with these axes merged.  :param reduces: rows have been reduced.
     """
@@ -67,15 +68,26 @@ class _MergedRows:
         self.asked = asked
         self.known: dict[Node, _Rows | None] = {}
         self.merged: dict[tuple[Node, tuple[int, ...]], Node | None] = {}
+        self.rows: set[Node] = set()
         self.anew: dict[Node, tuple[int, ...]] = {}
         self.reduces = False
 
     def of(self, node: Node) -> _Rows | None:
         if node not in self.known:
-            self.known[node] = _split(node)
+            split = node.op.name == "reshape" and node.operands[0] in self.rows
+            self.known[node] = _split(node) if split else None
         return self.known[node]
 
     def rule(self, node: Node, operands: tuple[Node, ...]) -> Node | None:
+        new = self.rewritten(node, operands)
+        made = again(node, operands) if new is None else new
+        axes = (_axes(made, place) for place, o in enumerate(made.operands) if o in self.rows)
+        if _is_wide(made) or any(to and to[0] == 0 for to in axes):
+            self.rows.add(made)
+        return new
+
+    def rewritten(self, node: Node, operands: tuple[Node, ...]) -> Node | None:
+        """What a node becomes on new operands; None for the same op."""
         if not isinstance(node.op, Primitive) or not any(self.of(o) for o in operands):
             at = self.asked.get(node)
             whole = None if at is None else self.whole(node, at)
@@ -86,11 +98,14 @@ class _MergedRows:
             if rows is None:
                 continue
             if isinstance(node.op.lower, Reduction) and set(rows.at) <= set(node.attrs["axis"]):
+                self.reduces = True
                 axes = (0, *(_axis(a, rows.at) for a in node.attrs["axis"] if a not in rows.at))
                 return node.op.apply((rows.whole,), {**node.attrs, "axis": axes})
             to = _axes(new, place)
             at = tuple(a for axis in rows.at if (a := to[axis]) is not None) if to is not None else ()
             if len(at) < len(rows.at) or at != tuple(sorted(at)):
+                if node.op.name == "reshape" and rows.at == tuple(range(len(rows.at))):
+                    return reshaped(rows.whole, node.shape)
                 continue
             whole = self.whole(new, at)
             if whole is None:
@@ -167,6 +182,8 @@ def _axes(node: Node, place: int) -> Sequence[int | None] | None:
     None for another op.
     """
     operand, op = node.operands[place], node.op
+    if not isinstance(op, Primitive):
+        return None
     if isinstance(op.lower, Expr):
         return range(node.rank)
     if isinstance(op.lower, Reduction):
@@ -193,19 +210,23 @@ def _viewed(node: Node, at: tuple[int, ...], shape: tuple[Size, ...]) -> Node | 
     return None if computed or any(size != 1 for size in before) else reshaped(node, shape)
 
 
-def _split(node: Node) -> _Rows | None:
-    """The rows of a reshape that splits those of a product, if they are wide."""
-    if node.op.name != "reshape":
-        return None
-    (x,) = node.operands
-    if x.rank != 2 or not getattr(x.op, "contraction", False):
-        return None
-    at = tuple(a for a, size in enumerate(node.shape[:-1]) if size != 1)
-    sizes = tuple(node.shape[a] for a in at)
-    wide, inner = x.shape[1], x.operands[0].shape[1]
-    if len(at) < 2 or not same(node.shape[-1], wide) or not same(product(sizes), x.shape[0]):
-        return None
+def _is_wide(node: Node) -> bool:
+    """Whether a value is a product of matrices with wide rows."""
+    if not isinstance(node.op, Library) or not node.op.contraction or node.rank != 2:
+        return False
+    wide, inner = node.shape[1], node.operands[0].shape[1]
     bound = nominal([wide, inner])
-    if evaluate(wide, bound) < WIDER * evaluate(inner, bound):
+    return evaluate(wide, bound) >= WIDER * evaluate(inner, bound)
+
+
+def _split(node: Node) -> _Rows | None:
+    """The rows of a reshape that splits the first axis of a value, and no other."""
+    (x,) = node.operands
+    lead = node.rank - x.rank + 1
+    if lead < 2 or not all(map(same, node.shape[lead:], x.shape[1:])):
+        return None
+    at = tuple(a for a, size in enumerate(node.shape[:lead]) if size != 1)
+    sizes = tuple(node.shape[a] for a in at)
+    if len(at) < 2 or not same(product(sizes), x.shape[0]):
         return None
     return _Rows(reshaped(x, (x.shape[0], *without(node.shape, at))), at, sizes)

@@ -122,7 +122,9 @@ def _column_sums_apart(kernel: Kernel, wide: Set[str], taken: set[str]) -> tuple
     """
     axes = (*kernel.rows, *kernel.cols)
     reads = [s for s in kernel.body if s.op == "load" and s.buffer in wide]
-    if not reads or not kernel.cols or not all(_begins(s, [axis for axis, _ in axes]) for s in reads):
+    if not reads or not kernel.cols or any(len(s.index) <= len(axes) for s in reads):
+        return None
+    if not all(_begins(s, [axis for axis, _ in axes]) for s in reads):
         return None
     made = set[str]()  # values of each row
     for s in kernel.body:
@@ -182,7 +184,7 @@ def _sums_together(program: Program, apart: Iterable[_SplitSums]) -> Program:
     for each in apart:
         if each.rows not in program.steps:
             continue
-        gone = {b for k in each.sums for b in k.reads}
+        gone = {*each.rows.writes} - {*each.whole.writes}
         steps = tuple(each.whole if s == each.rows else s for s in program.steps if s not in each.sums)
         program = replace(program, steps=steps, buffers=tuple(b for b in program.buffers if b.name not in gone))
     return program
