@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = (
             error.message if isinstance(error, click.BadParameter) and error.param is None else error.format_message()
         )
+        text = " ".join(text.split())  # click lists choices one to a line
         print(
             f"{_error()} {text}" + (f"\n  {where.command_path} --help shows how" if where is not None else ""),
             file=sys.stderr,

@@ -74,7 +74,7 @@ def sizes(context: click.Context, parameter: click.Parameter, values: Sequence[s
     each = pairs(context, parameter, [part for text in values for part in text.split(",") if part.strip()])
     for name, value in each.items():
         if not (value.isascii() and value.isdigit() and len(value) < 19):
-            raise click.BadParameter(f"{name}={value}: a size is an integer, 0 or more")
+            raise click.BadParameter(f"{name}={value}: a size is an integer, 0 or more, of at most 18 digits")
     return {name: int(value) for name, value in each.items()}
 
 

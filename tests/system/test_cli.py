@@ -260,6 +260,60 @@ MISTAKES = [
     (["frobnicate"], "No such command 'frobnicate'"),
     (["dump", "garbage.gir"], "IRFormatError: line 2, column 16: there is no op 'frob'"),
     (["dump", "."], "holds no module of gradc"),
+    (["dump", "empty.gir"], "IRFormatError: line 1, column 1: the text ends before 'graph @name(...) {'"),
+    (["dump", "junk.gir"], "IRFormatError: line 1, column 1: the character U+00FB may not stand in a text"),
+    (["dump", "junk.onnx"], "is no ONNX model"),
+    (["dump", "absent.py:f"], "absent.py raised ModuleNotFoundError at absent.py:1: No module named 'nothing_there'"),
+    (["dump", "syntax.py:f"], "syntax.py raised SyntaxError"),
+    (["dump", "divides.py:f"], "divides.py raised ZeroDivisionError at divides.py:1"),
+    (["dump", "model.py:bag", "--format", "svg"], "'svg' is not one of 'dot', 'json', 'model-explorer', 'onnx'"),
+    (["dump", "model.py:bag", "--format", "dot", "--json"], "--json is of the list of stages"),
+    (["dump", "model.py:bag", "--after", "fold", "--diff", "fold"], "one at a time"),
+    (["dump", "model.py:bag", "-o", "bag.gir"], "-o is for --format"),
+    (["dump", "model.py:bag", "--dims", "N=" + "9" * 19], "a size is an integer, 0 or more, of at most 18 digits"),
+    (["compile", "model.py:bag", "-o", "out"], "--emit and -o belong together"),
+    (["compile", "model.py:bag", "--emit", "ir", "-o", "/proc/nowhere"], "/proc/nowhere cannot be written"),
+    (["compile", "model.py:bag", "--save-module", "/proc/nowhere/m"], "/proc/nowhere/m cannot be written"),
+    (["compile", "model.py:bag", "--target", "tpu"], "'tpu' is not one of 'cpu', 'numpy', 'cuda', 'cuda-sim'"),
+    (["compile", "model.py:bag", "--dims", "N"], "'N' is not N=64,V=100"),
+    (["compile", "model.py:bag", "--memory-budget", "-1"], "bytes (4096, 64MB) or a fraction"),
+    (["compile", "model.py:bag", "--wrt", "w", "--save", "hiden"], "save names 'hiden', which no value"),
+    (["compile", "model.py:bag", "--reduction", "y"], "'y' is not NAME=STRATEGY"),
+    (["compile", "model.py:bag", "--arch", "sm_90"], "arch='sm_90' is for the target 'cuda', not 'cpu'"),
+    (["compile", "model.py:bag", "--target", "cuda", "--arch", "sm_12345"], "knows no device 'sm_12345'"),
+    (["run", "model.py:bag", "--input", "w=junk.npy"], "'junk.npy' holds no arrays"),
+    (["run", "model.py:bag", "--input", "w=objects.npy"], "objects.npy"),
+    (["run", "model.py:bag", "--input", "w=wide.npy"], "w is f32[8], got an array of float64[8]; convert it first"),
+    (["run", "model.py:bag", "--input", "w=arrays.npz:c"], "arrays.npz holds w; say which one"),
+    (["run", "model.py:bag", "--input", "w"], "'w' holds no arrays: No such file"),
+    (["run", "model.py:bag", "--seed", "-1"], "-1 is not in the range x>=0"),
+    (["run", "model.py:bag", "--seed", "one"], "'one' is not a valid integer"),
+    (["run", "model.py:bag", "--out", "nowhere/y.npz"], "nowhere/y.npz cannot be written: No such file or directory"),
+    (["run", "model.py:bag", "--no-such"], "No such option '--no-such'"),
+    (["check", "model.py:bag", "--wrt", "q2"], "wrt names 'q2'; the inputs of bag are tokens, q, scale, w"),
+    (["explain", "model.py:bag", "--static"], "a static table is of the target cuda, and this module is for cpu"),
+    (["explain", "model.py:bag", "--static", "--timed", "3"], "give one of them"),
+    (["explain", "model.py:bag", "--trace", "nowhere/t.json"], "nowhere/t.json cannot be written"),
+    (["export", "model.py:bag"], "Missing option '-o'"),
+    (["export", "model.py:bag", "-o", "full"], "full cannot be written: it exists and is no empty folder"),
+    (["export", "model.py:bag", "-o", "out", "--lang", "rust"], "'rust' is not 'c'"),
+    (["export", "model.py:bag", "-o", "out", "--target", "numpy"], "for the target 'numpy': there are cpu and cuda"),
+    (["export", "model.py:bag", "-o", "out", "--target", "cuda"], "for one set of sizes: give dims for"),
+    (["extract", "model.py:bag"], "Missing argument 'KERNEL'"),
+    (["report", "model.py:bag", "-o", "full"], "full cannot be written: Is a directory"),
+    (["report", "model.py:bag", "--timed", "-1"], "-1 is not in the range x>=0"),
+    (["opt", "nowhere.gir", "-p", "fold"], "'nowhere.gir' does not exist"),
+    (["opt", "good.gir", "-p", "fould"], "fould"),
+    (["opt", "good.gir"], "Missing option '-p'"),
+    (["opt", "model.py", "-p", "fold"], "expected 'graph', found 'import'"),
+    (["bench", "model.py:bag", "--peers", "jax"], "'jax': there are numpy, torch, torch.compile"),
+    (["bench", "model.py:bag", "--rounds", "0"], "0 is not in the range x>=1"),
+    (["bench", "model.py:bag", "--threads", "0"], "0 is not in the range 1<=x<=1024"),
+    (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
+    (["completion"], "Choose from: bash, zsh, fish"),
+    (["demo", "--steps", "0"], "0 is not in the range x>=1"),
+    (["demo", "-o", "model.py"], "Directory 'model.py' is a file"),
+    (["doctor", "all"], "unexpected extra argument"),
 ]
 
 
@@ -267,10 +321,27 @@ MISTAKES = [
 def test_a_mistake_is_one_message(arguments: list[str], message: str, gradc_command, folder: Path):
     np.save(folder / "b.npy", np.zeros(3, np.float32))
     np.save(folder / "tokens.npy", np.array([1, 9], np.int64))
-    (folder / "garbage.gir").write_text("graph @g(%x: f32[3]) {\n  %0: f32[3] = frob %x\n  return y=%0\n}\n")
-    _, err = gradc_command(*arguments, code=2)
+    np.save(folder / "wide.npy", np.zeros(8))
+    np.save(folder / "objects.npy", np.array([{}], dtype=object))
+    np.savez(folder / "arrays.npz", w=np.zeros(8, np.float32))
+    for name, text in (
+        ("garbage.gir", "graph @g(%x: f32[3]) {\n  %0: f32[3] = frob %x\n  return y=%0\n}\n"),
+        ("good.gir", "graph @g(%x: f32[3]) {\n  %0: f32[3] = neg %x\n  return y=%0\n}\n"),
+        ("empty.gir", ""),
+        ("absent.py", "import nothing_there\n"),
+        ("syntax.py", "def f(:\n"),
+        ("divides.py", "x = 1 / 0\n"),
+    ):
+        (folder / name).write_text(text)
+    for name in ("junk.gir", "junk.onnx", "junk.npy"):
+        (folder / name).write_bytes(bytes(range(0xFB, 0xFF)) * 50)
+    (folder / "full").mkdir()
+    (folder / "full" / "one").touch()
+    before = {path.name for path in folder.rglob("*")}
+    out, err = gradc_command(*arguments, code=2)
     assert message in err and err.startswith("error: ") and err.count("error: ") == 1, err
-    assert "Traceback" not in err
+    assert "Traceback" not in err and not out
+    assert {path.name for path in folder.rglob("*")} - before <= {"__pycache__"}, "something is left behind"
 
 
 def test_notes_of_an_error_are_shown(gradc_command, folder: Path):

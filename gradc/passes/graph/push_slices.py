@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...ir.dims import Size, product, same
 from ...ir.graph import Graph
 from ...ir.node import Node, call
-from ...ir.op import Composite, Expr, Library
+from ...ir.op import Composite, Expr, Library, Primitive
 from ...ops.rules import reshaped, spread
 from ..manager import graph_pass
 
@@ -79,7 +79,7 @@ class _Slice:
             return self.of_contraction(node)
         if node.op.name == "reshape":
             return self.of_rows(node, uses)
-        if not isinstance(node.op.lower, Expr):
+        if not isinstance(node.op, Primitive) or not isinstance(node.op.lower, Expr):
             return None
         found = [self.of_product(o, uses) for o in node.operands]
         if all(f is None for f in found):
