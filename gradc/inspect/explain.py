@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from ..errors import (
 )
 from ..ir.dims import evaluate
 from ..ir.graph import Graph
-from ..ir.kernel import Call, Kernel, Loop, Program, Select, alternatives, taken
+from ..ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, taken
 from ..options import Options
 from ..passes.manager import Pipeline
 from ..passes.reductions.choose_reduction import decisions
@@ -234,21 +235,23 @@ def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, 
     if not isinstance(scheduled, Program):
         return []
     program = module.executables[direction].program
-    renamed = {}  # kernel names change with the strategy
-    if len(program.steps) == len(scheduled.steps):
-        renamed = {
-            before.name: next(alternatives(after)).name
-            for before, after in zip(scheduled.steps, program.steps, strict=True)
-            if isinstance(before, Kernel)
-        }
-    name_of = lambda kernel: renamed.get(kernel, kernel)
-    pairs = missed_fusions(scheduled)
+    # Kernels are renamed, or are no more, by the passes that follow; what they write is written by one at most.
+    writers = {b: (inner.name, step) for step in program.steps for inner in alternatives(step) for b in inner.writes}
+    now: dict[str, tuple[str, Step]] = {}
+    for kernel in scheduled.kernels:
+        if not kernel.writes or kernel.writes[0] in writers:
+            now[kernel.name] = writers[kernel.writes[0]] if kernel.writes else (kernel.name, kernel)
+    pairs = [
+        replace(pair, first=first, second=second)
+        for pair in missed_fusions(scheduled)
+        if pair.first in now and pair.second in now
+        for (first, one), (second, other) in [(now[pair.first], now[pair.second])]
+        if first != second and not (one is other and isinstance(one, Loop))
+    ]
     lines = []
     for pair in pairs[:MOST_PAIRS]:
         moved = _human(evaluate(pair.nbytes, {**nominal([pair.nbytes]), **bound}))
-        lines.append(
-            f"  {name_of(pair.first)} and {name_of(pair.second)} both move {moved} and are two kernels: {pair.why}"
-        )
+        lines.append(f"  {pair.first} and {pair.second} both move {moved} and are two kernels: {pair.why}")
     return [*lines, *([f"  ... and {len(pairs) - MOST_PAIRS} pairs more"] if len(pairs) > MOST_PAIRS else [])]
 
 

@@ -39,3 +39,17 @@ def test_kernels_on_both_sides_of_a_product_stay_two():
     assert pair.nbytes == 4 * 512 * 512 and "a third kernel needs" in pair.why
     (line,) = (line for line in module.explain().splitlines() if "are two kernels" in line)
     assert line.startswith("  {} and {} both move 1.0 MB".format(*(k.name for k in module.forward.program.kernels)))
+
+
+def test_pairs_of_kernels_are_of_those_that_run():
+    """A convolution's windows are read where they lie: the kernel that would write them is in no pair."""
+    graph = gradc.trace(
+        lambda x, w, v: ops.sum(ops.tanh(ops.conv2d(ops.relu(ops.conv2d(x, w, padding=1)), v, padding=1))),
+        x="f32[2,8,16,16]",
+        w="f32[8,8,3,3]",
+        v="f32[8,8,3,3]",
+    )
+    module = gradc.compile(graph, wrt=["x", "w", "v"], target="cpu")
+    pairs = [line.split(" both move ")[0].split() for line in module.explain().splitlines() if "two kernels" in line]
+    names = {kernel.name for e in module.executables.values() for kernel in e.program.kernels}
+    assert pairs and {name for first, _, second in pairs for name in (first, second)} <= names

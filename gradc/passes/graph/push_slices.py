@@ -85,7 +85,7 @@ class _Slice:
         if all(f is None for f in found):
             return None
         operands = [self.of_operand(o) if f is None else f for f, o in zip(found, node.operands, strict=True)]
-        return node.op.apply(operands, node.attrs)  # type: ignore[no-any-return]
+        return node.op.apply(operands, node.attrs)
 
     def of_operand(self, node: Node) -> Node:
         """The slice of a value that may be a broadcast along the axis."""
