@@ -310,13 +310,17 @@ def check(model: str, settings: Settings, inputs: tuple[str, ...], seed: int, ke
 )
 @click.option("--quick", is_flag=True, help="A few steps on a slice of the text, in seconds.")
 @click.option("-o", "--output", type=FOLDER, help="The folder for the report and all stages; ./gradc-demo by default.")
-def demo(steps: int, quick: bool, output: Path | None) -> int:
+@AS_JSON
+def demo(steps: int, quick: bool, output: Path | None, as_json: bool) -> int:
     """A quantized language model, differentiated, compiled, trained on real text and measured.
 
     \b
     gradc demo
     gradc demo --quick -o dump
     """
-    from ..demo.train import main
+    from ..demo.train import run
 
-    return main(steps, quick, str(output) if output is not None else None)
+    passed, report = run(steps, quick, str(output) if output is not None else None, quiet=as_json)
+    if as_json:
+        say_json({"passed": passed, "sections": report.data()})
+    return 0 if passed else 1

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .. import files
 
@@ -32,6 +33,10 @@ class Report:
     _markdown: list[str] = field(default_factory=list)
     _html: list[str] = field(default_factory=list)
     _pictures: dict[str, str] = field(default_factory=dict)
+    sections: list[Section] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sections.append(Section(self.title))
 
     def _show(self, text: str = "") -> None:
         if not self.quiet:
@@ -43,18 +48,21 @@ class Report:
 
     def heading(self, text: str) -> None:
         self._show(f"\n== {text} {'=' * max(0, TERMINAL - 5 - len(text))}")
+        self.sections.append(Section(text))
         self._markdown.append(f"## {text}")
         self._html.append(f"<h2>{html.escape(text)}</h2>")
 
     def say(self, text: str) -> None:
         """A paragraph."""
         self._show(textwrap.fill(text, TERMINAL, break_long_words=False, break_on_hyphens=False))
+        self.sections[-1].texts.append(text)
         self._markdown.append(text)
         self._html.append(f"<p>{html.escape(text)}</p>")
 
     def link(self, text: str, folder: Path, file: str) -> None:
         """A paragraph that ends with a file; in the files it is a link, from beside them in ``folder``."""
         self._show(textwrap.fill(f"{text} {folder / file}", TERMINAL, break_long_words=False, break_on_hyphens=False))
+        self.sections[-1].texts.append(f"{text} {folder / file}")
         self._markdown.append(f"{text} [{file}]({file})")
         self._html.append(f'<p>{html.escape(text)} <a href="{html.escape(file)}">{html.escape(file)}</a></p>')
 
@@ -62,12 +70,14 @@ class Report:
         """Verbatim lines; long ones are folded in the terminal."""
         text = text.strip("\n")
         self._show("\n".join(fold(line) for line in text.splitlines()))
+        self.sections[-1].texts.append(text)
         self._markdown.append(f"```\n{text}\n```")
         self._html.append(f"<pre>{html.escape(text)}</pre>")
 
     def table(self, *columns: str) -> Table:
         """A table whose rows are printed as they are added; in the files it is placed where it was begun."""
         table = Table(self, columns)
+        self.sections[-1].tables.append(table)
         self._show(table.line(columns))
         table.place = len(self._html)
         self._markdown.append("")
@@ -92,6 +102,26 @@ class Report:
         )
         for name, svg in self._pictures.items():
             files.write(folder / name, svg)
+
+    def data(self) -> list[dict[str, Any]]:
+        """Its sections: ``heading``, ``texts`` and ``tables``, each with ``columns`` and ``rows`` of text."""
+        return [
+            {
+                "heading": section.heading,
+                "texts": section.texts,
+                "tables": [{"columns": [*t.columns], "rows": [[*row] for row in t.rows]} for t in section.tables],
+            }
+            for section in self.sections
+        ]
+
+
+@dataclass
+class Section:
+    """What stands under a heading."""
+
+    heading: str
+    texts: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
 
 
 @dataclass

@@ -68,10 +68,16 @@ def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
     :returns: 0, or 1 if a trained model is not clearly better than the unigram or, in a quick run, than before
         training.
     """
+    passed, _ = run(steps, quick, out)
+    return 0 if passed else 1
+
+
+def run(steps: int, quick: bool, out: str | None, *, quiet: bool = False) -> tuple[bool, Report]:
+    """:func:`main`, with the report; ``quiet`` prints nothing."""
     began = time.perf_counter()
     folder = files.make_folder(out or "gradc-demo")
     plan = Plan(min(steps, QUICK_STEPS), 128, 512, 10, 10, (20_000, 1000)) if quick else Plan(steps)
-    report = Report("gradc demo: a quantized language model")
+    report = Report("gradc demo: a quantized language model", quiet)
     report.say(
         f"A model that guesses the next word from the {CONTEXT} before it is written once with gradc's operations,"
         " differentiated, optimised, compiled to C and trained by those kernels alone; three times side by side, with"
@@ -100,7 +106,7 @@ def main(steps: int = 500, quick: bool = False, out: str | None = None) -> int:
         f" {folder / 'report.md'}."
     )
     report.write(folder)
-    return 0 if passed else 1
+    return passed, report
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------

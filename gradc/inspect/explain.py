@@ -100,7 +100,11 @@ def _in_block(item: Kernel | Call, loop: Loop, program: Program, bound: Mapping[
 
 
 def _way(item: Kernel | Call) -> str:
-    return ", ".join(f"{b}: {s}" for b, s in item.strategy) if isinstance(item, Kernel) else f"library {item.op}"
+    """How a kernel combines rows, ``d.gamma, d.beta: privatized``, or which library's call it is."""
+    if not isinstance(item, Kernel):
+        return f"library {item.op}"
+    of = {strategy: [b for b, s in item.strategy if s == strategy] for _, strategy in item.strategy}
+    return "; ".join(f"{', '.join(names)}: {strategy}" for strategy, names in of.items())
 
 
 def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:

@@ -820,3 +820,30 @@ def test_opt_says_what_is_wrong(gradc_command, folder: Path, arguments: tuple[st
     gradc_command("compile", "model.py:bag", "--wrt", "scale", "--emit", "ir", "-o", "stages")
     (first,) = (folder / "stages").glob("*-forward.gir")
     assert message in gradc_command("opt", f"stages/{first.name}", *arguments, code=2)[1]
+
+
+def test_the_demo_as_json(gradc_command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    from gradc.demo import report, train
+
+    def run(steps, quick, out, *, quiet):
+        told = report.Report("demo", quiet)
+        told.say("About.")
+        told.heading("Training")
+        table = told.table("model", "loss")
+        table.add("float", "0.5")
+        told.code(f"{steps} {quick} {out}")
+        return False, told
+
+    monkeypatch.setattr(train, "run", run)
+    out, err = gradc_command("demo", "--json", "--steps", "7", "-o", "there", code=1)
+    assert not err and json.loads(out) == {
+        "passed": False,
+        "sections": [
+            {"heading": "demo", "texts": ["About."], "tables": []},
+            {
+                "heading": "Training",
+                "texts": ["7 False there"],
+                "tables": [{"columns": ["model", "loss"], "rows": [["float", "0.5"]]}],
+            },
+        ],
+    }
