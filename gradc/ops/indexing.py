@@ -403,10 +403,12 @@ def _take_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
 
 
 def _take_vjp(g: Node, y: Node, x: Node, indices: Node, *, axis: int, oob: Bounds) -> tuple[Node, Any]:
+    """`scatter_add_along_axis` of g; where there is one index for each line, g at this place and 0 elsewhere, which is
+    computed where it is read.
+    """
     size = x.shape[axis]
     if indices.shape[axis] != 1 or oob not in ("error", "skip"):
         return scatter_add_along_axis.plain(indices, g, axis=axis, size=size, oob=oob), DISCRETE
-    # Of one element of each line: g there, and 0 elsewhere, which is computed where it is read.
     places = call("iota", shape=x.shape, axis=axis, dtype=I64)
     here = call("eq", places, spread(converted(indices, I64), x.shape))
     return call("where", here, spread(g, x.shape), full(0, x)), DISCRETE

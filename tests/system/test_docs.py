@@ -50,7 +50,8 @@ def test_gradients_are_the_text_of_the_vjp() -> None:
     assert docs.gradient(ops.REGISTRY["mul"]) == "with `a`, `b` for `x`, `y`: `a`: `g * b`; `b`: `g * a`"
     assert docs.gradient(ops.REGISTRY["embedding"]) == "by its decomposition"
     assert docs.gradient(ops.REGISTRY["argmax"]).startswith("none")
-    assert docs.gradient(ops.REGISTRY["take_along_axis"]).endswith("`indices`: `DISCRETE`")
+    back = "`take_along_axis.plain(g, indices, axis=axis, oob=oob)`"
+    assert docs.gradient(ops.REGISTRY["scatter_add_along_axis"]) == f"`indices`: `DISCRETE`; `updates`: {back}"
 
 
 def test_an_op_of_ones_own() -> None:

@@ -28,17 +28,17 @@ def push_slices(graph: Graph, *, numerics: str = "real") -> Graph:
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         for old, new in zip(node.operands, operands, strict=True):
             uses.setdefault(new, uses[old])
-        return _pushed(node.op.apply(operands, node.attrs), uses) if node.op.name == "slice" else None
+        return _pushed(node, operands[0], uses) if node.op.name == "slice" else None
 
     return graph.rewrite(rule)
 
 
-def _pushed(node: Node, uses: Mapping[Node, int]) -> Node:
-    """A slice of a product as a product of slices, and a slice along the axes for which that cannot be.
+def _pushed(node: Node, x: Node, uses: Mapping[Node, int]) -> Node | None:
+    """A slice of a product as a product of slices, and a slice along the axes for which that cannot be; None if it can
+    be for none.
 
-    :param uses: how many there are of each node of the graph; what is made anew has one.
+    :param x: what is sliced.  :param uses: how many there are of each node of the graph; what is made anew has one.
     """
-    (x,) = node.operands
     value, left = x, list[_Slice]()
     for axis, cut in enumerate(zip(node.attrs["start"], node.attrs["limit"], node.attrs["step"], strict=True)):
         if cut[0] == 0 and same(cut[1], x.shape[axis]) and cut[2] == 1:
@@ -48,9 +48,11 @@ def _pushed(node: Node, uses: Mapping[Node, int]) -> Node:
             left.append(_Slice(axis, *cut))
         else:
             value = narrow
+    if value is x:
+        return None
     for each in left:
         value = each.of(value)
-    return value
+    return value if value.shape == node.shape else None
 
 
 @dataclass(frozen=True)
