@@ -281,7 +281,9 @@ def test_the_differences_that_it_draws_are_the_compilers(module: gradc.Module, f
         ):
             added, removed, rewritten = numbers
             assert found[stage.name][3:5] == [added, rewritten], stage.name
-            assert found[stage.name][5:] == [added, removed, 2 * rewritten], "a rewritten value: as it was, and as it is"
+            assert found[stage.name][5:] == [added, removed, 2 * rewritten], (
+                "a rewritten value: as it was, and as it is"
+            )
 
 
 @IN_A_BROWSER
