@@ -103,13 +103,27 @@ def write_folder(path: Any, contents: Mapping[str, Buffer]) -> None:
             file = temporary / name
             make_folder(file.parent)
             write(file, data)
-        try:
-            os.replace(temporary, path)  # an empty folder may stand there
-        except OSError as error:
-            raise FileError(path, "written", error) from error
+        os.replace(temporary, path)  # an empty folder may stand there
         sweep(path.parent)
+    except OSError as error:  # a FileError, too, whose path is that of the temporary folder
+        raise FileError(path, "written", error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_into(path: Any, contents: Mapping[str, Buffer]) -> None:
+    """Writes files, by their paths in a folder: all or none where it is new, else one after another into what is
+    there, each whole.
+
+    :raises FileError: one cannot be written.
+    """
+    folder = as_path(path, "written")
+    if not os.path.lexists(folder):
+        write_folder(folder, contents)
+        return
+    for name, data in contents.items():
+        file = folder / name
+        write(make_folder(file.parent) / file.name, data)
 
 
 class scratch:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from ..errors import IndexOutOfRange
-from ..files import make_folder, write
+from ..files import write, write_into
 from ..inspect.explain import summary
 from ..inspect.report import as_json as content_json
 from ..inspect.report import content, kernel_entries
@@ -138,12 +138,9 @@ def _emit(module: Module, wanted: Sequence[str], folder: Path, dims: Mapping[str
         }
     if "explain" in wanted:
         files["explain.txt"] = module.explain(**dims)
-    for name, text in files.items():
-        path = folder / name
-        write(make_folder(path.parent) / path.name, text.rstrip("\n") + "\n")
-    for name, data in binaries.items():
-        write(make_folder(folder) / name, data)
-    return len(files) + len(binaries)
+    texts = {name: (text.rstrip("\n") + "\n").encode() for name, text in files.items()}
+    write_into(folder, {**texts, **binaries})
+    return len(texts) + len(binaries)
 
 
 @click.command(short_help="Run on arrays from files, or on random ones.")

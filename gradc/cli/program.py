@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from ..errors import IndexOutOfRange, InvalidProblem
-from ..files import make_folder, write
+from ..files import write_into
 from ..interp import bind_dims
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Loop, Program, alternatives
@@ -58,8 +58,7 @@ def emit_program(executable: Executable, wanted: Sequence[str], folder: Path) ->
         files[f"{name}.{suffix}"] = executable.source
     if "explain" in wanted or {"ptx", "cubin"} & set(wanted):
         raise click.BadParameter("--emit of a program: there are ir, and c or cu")
-    for file, text in files.items():
-        write(make_folder(folder) / file, text.rstrip("\n") + "\n")
+    write_into(folder, {name: (text.rstrip("\n") + "\n").encode() for name, text in files.items()})
     return len(files)
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -195,6 +196,32 @@ def test_a_folder_that_a_killed_process_left_goes(tmp_path: Path) -> None:
     files.write_folder(tmp_path / "made", {"first": b"1"})
     assert not leftovers(tmp_path) and (outside / "kept").exists()
     assert [p.name for p in (tmp_path / "made").iterdir()] == ["first"]
+
+
+def test_a_folder_of_files_is_written_whole_where_it_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = {"first": b"1", "inner/second": b"2", "third": b"3"}
+    write = files.write
+
+    def full(path: Path, *parts: Any, **more: Any) -> None:
+        if path.name == "third":
+            raise FileError(path, "written", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        write(path, *parts, **more)
+
+    new, there = tmp_path / "new", tmp_path / "there"
+    there.mkdir()
+    (there / "kept").write_bytes(b"k")
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write", full)
+        with pytest.raises(FileError, match=rf"^{re.escape(str(new))} cannot be written: No space left on device$"):
+            files.write_into(new, contents)
+        assert [p.name for p in tmp_path.iterdir()] == ["there"]
+        with pytest.raises(FileError, match="there/third cannot be written: No space left on device"):
+            files.write_into(there, contents)
+    files.write_into(new, contents)
+    files.write_into(there, contents)
+    for folder, names in ((new, contents), (there, {**contents, "kept": b"k"})):
+        found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        assert found == names
 
 
 def test_threads_that_save_over_each_other(tmp_path: Path) -> None:
