@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from typing import Any
 
 from .. import files
 
-TERMINAL = 116
+NARROW, TERMINAL = 60, 116
+"""Columns: what text is folded to at least, and at most."""
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0"
     " 1em;color:#222;background:#fff}pre{font:12px/1.4"
@@ -26,10 +28,12 @@ class Report:
     """Headings, paragraphs, code, tables and a picture, printed immediately and collected for the files.
 
     :param quiet: print nothing.
+    :param width: columns that printed lines are folded to; by default the terminal's, or of ``COLUMNS``.
     """
 
     title: str
     quiet: bool = False
+    width: int = field(default_factory=lambda: columns())
     _markdown: list[str] = field(default_factory=list)
     _html: list[str] = field(default_factory=list)
     _pictures: dict[str, str] = field(default_factory=dict)
@@ -47,29 +51,30 @@ class Report:
         self._show(text)
 
     def heading(self, text: str) -> None:
-        self._show(f"\n== {text} {'=' * max(0, TERMINAL - 5 - len(text))}")
+        self._show(f"\n== {text} {'=' * max(0, self.width - 5 - len(text))}")
         self.sections.append(Section(text))
         self._markdown.append(f"## {text}")
         self._html.append(f"<h2>{html.escape(text)}</h2>")
 
     def say(self, text: str) -> None:
         """A paragraph."""
-        self._show(textwrap.fill(text, TERMINAL, break_long_words=False, break_on_hyphens=False))
+        self._show(textwrap.fill(text, self.width, break_long_words=False, break_on_hyphens=False))
         self.sections[-1].texts.append(text)
         self._markdown.append(text)
         self._html.append(f"<p>{html.escape(text)}</p>")
 
     def link(self, text: str, folder: Path, file: str) -> None:
         """A paragraph that ends with a file; in the files it is a link, from beside them in ``folder``."""
-        self._show(textwrap.fill(f"{text} {folder / file}", TERMINAL, break_long_words=False, break_on_hyphens=False))
-        self.sections[-1].texts.append(f"{text} {folder / file}")
+        told = f"{text} {folder / file}"
+        self._show(textwrap.fill(told, self.width, break_long_words=False, break_on_hyphens=False))
+        self.sections[-1].texts.append(told)
         self._markdown.append(f"{text} [{file}]({file})")
         self._html.append(f'<p>{html.escape(text)} <a href="{html.escape(file)}">{html.escape(file)}</a></p>')
 
     def code(self, text: str) -> None:
         """Verbatim lines; long ones are folded in the terminal."""
         text = text.strip("\n")
-        self._show("\n".join(fold(line) for line in text.splitlines()))
+        self._show("\n".join(fold(line, self.width) for line in text.splitlines()))
         self.sections[-1].texts.append(text)
         self._markdown.append(f"```\n{text}\n```")
         self._html.append(f"<pre>{html.escape(text)}</pre>")
@@ -150,15 +155,20 @@ class Table:
         )
 
 
-def fold(line: str) -> str:
-    """A line folded to the terminal's width, with continuation lines indented."""
-    if len(line) <= TERMINAL:
+def columns() -> int:
+    """The terminal's, within what is readable; where there is none, the most."""
+    return max(NARROW, min(TERMINAL, shutil.get_terminal_size((TERMINAL, 24)).columns))
+
+
+def fold(line: str, width: int = TERMINAL) -> str:
+    """A line folded to a width, with continuation lines indented."""
+    if len(line) <= width:
         return line
     inner = " " * (len(line) - len(line.lstrip()) + 6)
     return "\n".join(
         textwrap.wrap(
             line,
-            TERMINAL,
+            width,
             subsequent_indent=inner,
             break_long_words=False,
             break_on_hyphens=False,

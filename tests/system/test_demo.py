@@ -42,6 +42,7 @@ def batch(size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_quick_run_tells_the_whole_story(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(report.TERMINAL))
     monkeypatch.chdir(tmp_path)
     assert train.main(quick=True) == 0
     told = capsys.readouterr().out
@@ -277,3 +278,20 @@ def test_codes_are_the_table_rounded(unigram):
     assert np.abs(values["codes"] * values["scale"] - values["table"]).max() <= 0.5001 * values["scale"].max()
     again = initial_values(unigram)
     assert all((again[n] == v).all() for n, v in values.items())
+
+
+@pytest.mark.parametrize("given, width", [("80", 80), ("60", 60), ("20", 60), ("118", 116), ("200", 116)])
+def test_what_it_prints_fits_the_terminal(
+    given: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", given)
+    told = report.Report("demo")
+    told.heading("The module")
+    told.say("word " * 50)
+    told.link("All stages are in", Path("folder"), "report.md")
+    told.code(
+        f"  backward layer_norm_gelu_linear_grad_04530d {'2.1 MB   5%':>24}  {'d.b1: privatized':<34} model.py:36"
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width and f"== The module {'=' * (width - 15)}" in lines
+    assert sum("model.py:36" in line for line in lines) == 1
