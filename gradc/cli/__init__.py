@@ -63,6 +63,9 @@ for command in (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns the exit code."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started the process: nothing to read, and nobody who reads
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))
     try:
         if VARIABLE in os.environ:
             cli.main(prog_name="gradc")

@@ -36,7 +36,8 @@ const signed = (changes) => [["added", "+"], ["removed", "\u2212"], ["rewritten"
 function stageList() {
   const longest = Math.max(1e-9, ...DATA.stages.map((stage) => stage.ms));
   return el("div", { class: "stages", "aria-label": "Passes" }, DATA.stages.map((stage, at) =>
-    el("button", { type: "button", class: "stage", "aria-pressed": String(at === state.stage), onclick: () => go({ stage: at }) }, stage.name,
+    el("button", { type: "button", class: "stage", "aria-pressed": String(at === state.stage), onclick: () => go({ stage: at }) },
+      el("span", {}, stage.name.split(/(?<=\.)/).map((part) => [el("wbr"), part])),
       el("small", {}, `${stage.size} ${stage.kind === "graph" ? "values" : "steps"}, ${stage.ms.toFixed(1)} ms`, stage.changes ? signed(stage.changes) : null),
       el("span", { class: "bar", style: `width:${((100 * stage.ms) / longest).toFixed(1)}%` }))));
 }

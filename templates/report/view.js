@@ -12,7 +12,7 @@ function el(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes))
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
-  made.append(...children.flat().filter((child) => child != null));
+  made.append(...children.flat(Infinity).filter((child) => child != null));
   return made;
 }
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import files, ops
+from gradc import files, knobs, ops
 from gradc.cli import main
 from gradc.demo.model import VARIANTS
 from gradc.errors import FileError, IndexOutOfRange, Unsupported
@@ -64,9 +64,11 @@ def attentions(tmp_path_factory: pytest.TempPathFactory) -> tuple[gradc.Module, 
     return module, folder
 
 
-def checked(folder: Path, program: str, error: str = "") -> tuple[int, str]:
-    """:param error: that is allowed; without it the bits must be equal."""
-    more = ["sample", error] if error else []
+def checked(folder: Path, program: str, error: str = "", sample: Path | None = None) -> tuple[int, str]:
+    """:param error: that is allowed; without it the bits must be equal.
+    :param sample: of the same inputs; the export's own where none is given.
+    """
+    more = [str(sample or "sample"), error] if error else []
     done = subprocess.run([f"./{program}_main", *more], cwd=folder, capture_output=True, text=True)
     assert done.stderr == ""
     return done.returncode, done.stdout
@@ -84,9 +86,13 @@ def test_other_compilers_build_it(compiler: str, bags: tuple[gradc.Module, Path]
     command = ZIG if compiler == "zig" else [shutil.which("clang") or ""]
     if not all(command):
         pytest.skip(f"needs {compiler}")
-    folder = bags[0].export(tmp_path / "bag", dims={"N": 40, "V": 11})
+    with knobs.CC.set(shlex.join(command)):
+        module = gradc.compile(bags[0].graph, wrt=["scale"], target="cpu")
+        folder = module.export(tmp_path / "bag", dims={"N": 40, "V": 11})
     build(folder, f"CC={shlex.join(command)}")
-    code, out = checked(folder, "bag", "1e-6")
+    code, out = checked(folder, "bag")
+    assert code == 0 and out.count("the same bits") == len(out.splitlines()) == 2, out
+    code, out = checked(folder, "bag", "1e-6", bags[1] / "sample")  # what gcc's module in Python gives
     assert code == 0, out
 
 

@@ -848,3 +848,18 @@ def test_the_demo_as_json(gradc_command, folder: Path, monkeypatch: pytest.Monke
             },
         ],
     }
+
+
+def test_closed_streams_are_empty_ones(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """``gradc ... <&- >&-``, as of a daemon: Python has None for such a stream."""
+    from gradc.cli import model
+
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["dump", "model.py:bag"]) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    model._stdin.cache_clear()
+    assert main(["dump", "-"]) == 2
+    model._stdin.cache_clear()
+    assert "line 1, column 1: the text ends before 'graph" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["dump", "nowhere.gir"]) == 2

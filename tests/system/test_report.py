@@ -261,7 +261,9 @@ def test_the_differences_that_it_draws_are_the_compilers(module: gradc.Module, f
           const number = (id) => Number(document.getElementById(id)?.textContent.split(" ")[0] ?? 0);
           const drawn = (kind) => document.querySelectorAll(`.node.${kind}`).length;
           const said = ["added", "removed", "rewritten"].map(number);
-          counts[button.firstChild.textContent] = [...said, drawn("added"), drawn("rewritten")];
+          const listed = (kind) => document.querySelectorAll(`h2.${kind} + pre .l`).length;
+          const lists = ["added", "removed", "rewritten"].map(listed);
+          counts[button.firstChild.textContent] = [...said, drawn("added"), drawn("rewritten"), ...lists];
         }
         return counts;
         """,
@@ -277,7 +279,11 @@ def test_the_differences_that_it_draws_are_the_compilers(module: gradc.Module, f
             and isinstance(before.result, Graph)
             and not stage.name.endswith("partition")
         ):
-            assert found[stage.name][3:] == [numbers[0], numbers[2]], stage.name
+            added, removed, rewritten = numbers
+            assert found[stage.name][3:5] == [added, rewritten], stage.name
+            assert found[stage.name][5:] == [added, removed, 2 * rewritten], (
+                "a rewritten value: as it was, and as it is"
+            )
 
 
 @IN_A_BROWSER

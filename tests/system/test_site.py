@@ -5,11 +5,14 @@ from __future__ import annotations
 import html.parser
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from gradc.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
@@ -33,6 +36,26 @@ def test_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+
+
+def test_a_tutorials_shell_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each as it is typed, in the folder with the file that the tutorial has one write."""
+    text = (ROOT / "docs" / "tutorials" / "reading_a_kernel.md").read_text()
+    (model,) = re.findall(r"^```python\n# model\.py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (commands,) = re.findall(r"^```\n(gradc .*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "model.py").write_text(model)
+    monkeypatch.chdir(tmp_path)
+    said = ""
+    for line in commands.splitlines():
+        if "KERNEL" in line:
+            line = line.replace("KERNEL", re.findall(r"^  forward  (\w+)", said, re.MULTILINE)[0])
+        assert main(shlex.split(line)[1:]) == 0, line
+        out, _ = capsys.readouterr()
+        assert out and "changed nothing" not in out, line
+        said += out
+    assert {path.name for path in tmp_path.iterdir()} >= {"joint.dot", "steps.json", "report.html", "folder"}
 
 
 class _Links(html.parser.HTMLParser):
