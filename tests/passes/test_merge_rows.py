@@ -183,6 +183,7 @@ def _same_values(before, after, **inputs):
         np.testing.assert_allclose(other[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
+REDUCTIONS = ("amax", "sum", "argmax", "argmin")
 X, W = (np.random.default_rng(n).standard_normal(shape) for n, shape in enumerate(((2, 3, 4), (4, 20))))
 
 
@@ -196,12 +197,15 @@ X, W = (np.random.default_rng(n).standard_normal(shape) for n, shape in enumerat
         lambda x, w: ops.sum((x @ w) * ops.exp(ops.sum(x, 2, keepdims=True)), 2),
         lambda x, w: ops.sum((x @ w) + ops.exp(w[0]), 2),
         lambda x, w: ops.sum(ops.sin(x @ w) * ops.reshape(ops.sin(x), (2, 3, 2, 2))[:, :, :1, 1], 2),
+        lambda x, w: ops.argmax(ops.transpose(x @ w, (0, 2, 1)), 1),
+        lambda x, w: ops.argmin(x @ w, (0, 1, 2)),
+        lambda x, w: ops.argmax(ops.reshape(ops.exp(x @ w), (2, 3, 5, 4)), (2, 3)),
     ],
 )
 def test_rows_are_merged(function):
     graph = gradc.trace(function, x="f64[2,3,4]", w="f64[4,20]")
     merged = merge_rows(graph)
-    reduced = [n.operands[0].shape for n in merged.nodes if n.op.name in ("amax", "sum") and 20 in n.operands[0].shape]
+    reduced = [n.operands[0].shape for n in merged.nodes if n.op.name in REDUCTIONS and 120 == n.operands[0].type.count]
     assert reduced and all(shape[0] == 6 for shape in reduced)
     _same_values(graph, merged, x=X, w=W)
 
@@ -215,11 +219,12 @@ def test_rows_are_merged(function):
         lambda x, w: ops.amax((x @ w) * ops.sum(x, (1, 2), keepdims=True), 2),
         lambda x, w: ops.amax(ops.transpose(x @ w, (1, 0, 2)), 2),
         lambda x, w: ops.amax((x @ w)[:, ::-1], 2),
+        lambda x, w: ops.argmax(ops.transpose(x @ w, (0, 2, 1)), (0, 1, 2)),
         lambda x, w: ops.amax(x @ w[:, :5], 2),
     ],
 )
 def test_other_rows_are_not(function):
-    """Sums over some of them, values that vary along some, other orders; and narrow ones."""
+    """Sums over some of them, values that vary along some, other orders, numbers in another order; and narrow ones."""
     graph = gradc.trace(function, x="f64[2,3,4]", w="f64[4,20]")
     assert merge_rows(graph) is graph
 

@@ -15,13 +15,15 @@ from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Expr, Library, Lookup, Movement, Primitive, Reduction
 from ...ops.axes import reshape_axes
-from ...ops.rules import reshaped, spread, without
+from ...ops.rules import canonical_axes, reshaped, spread, without
 from ..manager import graph_pass
 from ..reductions.cost import nominal
 
 WIDER = 2
 """A product's rows are wide if they have as many times the elements of what they are products of."""
 DEEPEST = 100
+NUMBERED = ("argmax", "argmin")
+"""Reductions whose result is an element's row-major number in the reduced axes."""
 
 
 @graph_pass("REAL")
@@ -97,9 +99,11 @@ class _MergedRows:
             rows = self.of(operand)
             if rows is None:
                 continue
-            if isinstance(node.op.lower, Reduction) and set(rows.at) <= set(node.attrs["axis"]):
+            if isinstance(node.op.lower, Reduction) and {*rows.at} <= {*(gone := _reduced(node))}:
+                if node.op.lower.combine in NUMBERED and gone[: len(rows.at)] != rows.at:
+                    continue  # elements are numbered in the order of the axes
                 self.reduces = True
-                axes = (0, *(_axis(a, rows.at) for a in node.attrs["axis"] if a not in rows.at))
+                axes = (0, *(_axis(a, rows.at) for a in gone if a not in rows.at))
                 return node.op.apply((rows.whole,), {**node.attrs, "axis": axes})
             to = _axes(new, place)
             at = tuple(a for axis in rows.at if (a := to[axis]) is not None) if to is not None else ()
@@ -164,7 +168,7 @@ class _MergedRows:
         attrs = dict(node.attrs)
         if isinstance(node.op.lower, Reduction):
             self.reduces = True
-            attrs["axis"] = tuple(_axis(a, sources) for a in attrs["axis"])
+            attrs["axis"] = tuple(_axis(a, sources) for a in _reduced(node))
         elif node.op.name == "take_along_axis":
             attrs["axis"] = _axis(attrs["axis"], at)
         result: Node = node.op.apply(wholes, attrs)
@@ -177,6 +181,11 @@ def _axis(axis: int, at: Sequence[int]) -> int:
     return 1 + axis - sum(a < axis for a in at)
 
 
+def _reduced(node: Node) -> tuple[int, ...]:
+    """The axes that a reduction is over."""
+    return canonical_axes(node.attrs["axis"], node.operands[0].rank)
+
+
 def _axes(node: Node, place: int) -> Sequence[int | None] | None:
     """For each axis of an operand, that of the result along which the same elements lie, computed each from its own;
     None for another op.
@@ -187,8 +196,8 @@ def _axes(node: Node, place: int) -> Sequence[int | None] | None:
     if isinstance(op.lower, Expr):
         return range(node.rank)
     if isinstance(op.lower, Reduction):
-        kept = iter(range(node.rank))
-        return [None if a in node.attrs["axis"] else next(kept) for a in range(operand.rank)]
+        gone, kept = _reduced(node), iter(range(node.rank))
+        return [None if a in gone else next(kept) for a in range(operand.rank)]
     if op.name == "take_along_axis":
         return [None if a == node.attrs["axis"] else a for a in range(node.rank)]
     if op.name == "gather":
