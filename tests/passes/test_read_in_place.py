@@ -220,3 +220,11 @@ def test_checked_accesses(monkeypatch):
     got, _ = _results(module, arrays)
     exact = theirs(*(torch.from_numpy(arrays[n]).double() for n in "xw")).numpy()
     np.testing.assert_allclose(got["y"], exact, atol=1e-6 * abs(exact).max(), rtol=0)
+
+
+def test_transposed_narrow_rows_are_read_in_place():
+    """Of the gradient of a 1x1 convolution with few channels: only a slice of rows is copied for a wide product."""
+    graph = gradc.trace(lambda x, w: ops.conv2d(x, w) ** 2, x="f32[4,64,20,20]", w="f32[8,64,1,1]")
+    program = gradc.compile(graph, wrt=["x", "w"], target="cpu").backward.program
+    temps = [b.type.shape for b in program.of_kind("temp")]
+    assert _parted(program) and (8, 4, 20, 20) not in temps and (64, 4, 20, 20) not in temps

@@ -109,12 +109,13 @@ def _read_by_products(program: Program, kernel: Kernel, moved: _Moved) -> Progra
 
 
 def _narrow_rows(program: Program, moved: _Moved, others: Sequence[str]) -> bool:
-    """Whether whole rows are moved, beside which what the products read or write is wide: they cost little, and a
-    product that reads them elsewhere cannot be cut by its rows.
+    """Whether a slice of rows is moved, beside which what the products read or write is wide: it costs little, and a
+    product that reads it elsewhere cannot be cut by its rows.
     """
     last, size = moved.axes[-1]
     source = program.buffer[moved.load.buffer].type.shape
-    if moved.guarded or moved.load.index[-1] != Index.of(last) or not same(source[-1], size):
+    in_order = [[v for v, _ in index.terms] for index in moved.load.index] == [[axis] for axis, _ in moved.axes]
+    if moved.guarded or not in_order or moved.load.index[-1] != Index.of(last) or not same(source[-1], size):
         return False
     rows = product(n for _, n in moved.axes)
     wide = [program.types[b].count for b in others if program.buffer[program.root(b)].kind == "temp"]
