@@ -31,11 +31,11 @@ static inline __attribute__((unused)) void gradc_stream(void *to_, const void *f
   char *to = to_;
   const char *from = from_;
   const int64_t before_line = (int64_t)(-(uint64_t)to & 63);
-  const int64_t head = before_line < bytes ? before_line : bytes, lines = (bytes - head) / GRADC_LINE;
+  const int64_t head = before_line < bytes ? before_line : bytes, whole = (bytes - head) / 64 * 64; /* a line stored both ways goes to memory twice */
   __builtin_memcpy(to, from, (unsigned long)head);
   to += head, from += head;
-  for (int64_t i = 0; i < lines; i++) gradc_stream_line((gradc_line *)to + i, *((const gradc_unaligned_line *)from + i));
-  __builtin_memcpy(to + lines * GRADC_LINE, from + lines * GRADC_LINE, (unsigned long)(bytes - head - lines * GRADC_LINE));
+  for (int64_t i = 0; i < whole / GRADC_LINE; i++) gradc_stream_line((gradc_line *)to + i, *((const gradc_unaligned_line *)from + i));
+  __builtin_memcpy(to + whole, from + whole, (unsigned long)(bytes - head - whole));
 }
 
 /* Before anybody is told that a task has ended. */
