@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ...ir.kernel import Phase
 from ...ir.statement import REDUCTIONS, Index, Stmt
@@ -12,9 +12,24 @@ from ..expr import carrier, stored, to_memory, variable
 from ..index import flatten, index
 from ..phases import phase_comment
 from .accums import AccumWriter
+from .interior import interior
 from .records import Columns, Lanes, PhaseText, Reduction, RunningValue, Scatter, StreamedStore, combined
 from .reductions import reduction
 from .scans import scan
+
+
+@dataclass
+class RootText:
+    """What the statements that end a pass make of a column.
+
+    :param vectors: whether columns may go side by side.
+    """
+
+    body: list[str]
+    reductions: list[Reduction]
+    scatters: list[Scatter]
+    stores: list[StreamedStore]
+    vectors: bool
 
 
 class ColumnWriter(AccumWriter):
@@ -46,37 +61,23 @@ class ColumnWriter(AccumWriter):
         return PhaseText(phase_comment(self.k, p, number), tuple(row), self.columns_of(p, number) if p.roots else None)
 
     def columns_of(self, p: Phase, number: int) -> Columns:
-        body, running = self.computed(p, number)
-        reductions: list[Reduction] = []
-        scatters: list[Scatter] = []
-        stores: list[StreamedStore] = []
-        vectors = True
+        values, running = self.computed(p, number)
+        roots = RootText([], [], [], [], True)
         for s in p.roots:
-            if s.op in REDUCTIONS:
-                reductions.append(self.reduction(s, p))
-                body += reductions[-1].update.splitlines()
-            elif self.by_block(s):
-                reductions.append(self.run_sum(s))
-                body += reductions[-1].update.splitlines()
-            elif self.decided_by_column(s):
-                scatters.append(self.scatter(s))
-                body += scatters[-1].update
-            elif s in self.stream_number:
-                stores.append(self.streamed_store(s))
-                body.append(self.staged(s))
-            else:
-                body += self.effect(s)
-                vectors &= self.independent(s)
-        vectors &= all(r.vectors for r in reductions) and not running
+            self.root(s, p, roots)
+        reductions, stores = roots.reductions, roots.stores
+        vectors = roots.vectors and all(r.vectors for r in reductions) and not running
         clauses: dict[str, list[str]] = {}
         for operator, name in (clause for r in reductions for clause in r.clauses):
             clauses.setdefault(operator, []).append(name)
         pragma = "".join(f" reduction({operator}:{','.join(names)})" for operator, names in clauses.items())
         block = "GRADC_FINE_BLOCK" if any(r.fine for r in reductions) else "GRADC_BLOCK" if reductions else ""
-        block = block or ("GRADC_STAGED" if stores or scatters else "")
+        block = block or ("GRADC_STAGED" if stores or roots.scatters else "")
         first, last, block, poll = self.extent(block)
+        body = [*values, *roots.body]
         if self.k.descending:
             body.insert(0, f"const i64 {self.innermost} = {last} - 1 - {self.visited};")
+        inside = interior(self.k, self.types, self.reloaded(p, number), self.innermost) if vectors else None
         return Columns(
             outer=tuple(self.axes(self.k.cols[:-1])),
             axis=self.visited,
@@ -85,13 +86,33 @@ class ColumnWriter(AccumWriter):
             block=block,
             running=running,
             reductions=tuple(reductions),
-            scatters=tuple(scatters),
+            scatters=tuple(roots.scatters),
             stores=tuple(stores),
             prefetches=self.prefetches(number),
             pragma=f"#pragma omp simd{pragma}" if vectors else "",
             body=tuple(body),
             poll=poll,
+            interior=inside[0] if inside else None,
+            interior_body=(*self.values(inside[1], number), *roots.body) if inside else (),
         )
+
+    def root(self, s: Stmt, p: Phase, text: RootText) -> None:
+        """Adds what a statement that ends a pass makes of a column."""
+        if s.op in REDUCTIONS or self.by_block(s):
+            text.reductions.append(self.reduction(s, p) if s.op in REDUCTIONS else self.run_sum(s))
+            text.body += text.reductions[-1].update.splitlines()
+        elif self.decided_by_column(s):
+            text.scatters.append(self.scatter(s))
+            text.body += text.scatters[-1].update
+        elif s in self.stream_number:
+            text.stores.append(self.streamed_store(s))
+            text.body.append(self.staged(s))
+        else:
+            text.body += self.effect(s)
+            text.vectors &= self.independent(s)
+
+    def values(self, statements: Sequence[Stmt], number: int) -> list[str]:
+        return [line for s in statements for line in self.line(s, number)]
 
     def computed(self, p: Phase, number: int, lane: str = "") -> tuple[list[str], tuple[RunningValue, ...]]:
         """The statements of a column's values, and what their scans keep."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...passes.reductions.strategies import Strategy
 from ..declarations import Declaration
 from ..rows import LoopAxis
+from .interior import Interior
 
 
 def grouped(text: str) -> str:
@@ -217,6 +218,7 @@ class Columns:
     :param pragma: what says that the innermost loop is one of vectors, or "".
     :param body: the statements of one column.
     :param poll: the statement at a block's end that leaves when the call is to end, or "".
+    :param interior: the columns that a loop of their own takes, :param interior_body: and its statements.
     """
 
     outer: tuple[LoopAxis, ...]
@@ -232,6 +234,8 @@ class Columns:
     pragma: str
     body: tuple[str, ...]
     poll: str
+    interior: Interior | None
+    interior_body: tuple[str, ...]
 
     @property
     def blocked(self) -> bool:

@@ -32,6 +32,8 @@ class Limits:
 
 
 CHEAP = 8
+STORED = 24
+"""Additions that cost as much as writing and reading an element once more, where a kernel fills vectors (estimate)."""
 FEW_BETWEEN = 16
 """Elements of reduced axes between others that are added by the threads that have their columns, if they are read."""
 FIRST, MERGED = Limits(24, 300, 400), Limits(64, 600, 1000)
@@ -216,7 +218,24 @@ class Scheduler:
             pending += fresh
         if len(seen) <= LONGEST and cost <= FIRST.cost // 2 and self.computed_once(node):
             return True
+        if cost * (self.times_in_windows(node) - 1) > STORED:
+            return False
         return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
+
+    def times_in_windows(self, node: Node) -> float:
+        """How many windows an element of it is in, if it is read in windows, else 1; on a GPU the threads that read an
+        element share what memory gives them, and :mod:`.recompute` weighs it.
+        """
+        most, pending = 1.0, [node]
+        while self.host and pending:
+            at = pending.pop()
+            for user in self.users[at]:
+                if isinstance(lowering(user), Movement | Alias) and not user.op.indices:
+                    if user.op.fills:
+                        most = max(most, nbytes(user) / max(nbytes(at), 1))
+                    else:
+                        pending.append(user)
+        return most
 
     def computed_once(self, node: Node) -> bool:
         """Whether it has one reader, a computation that needs each element once: computed there it costs what it would
