@@ -11,7 +11,7 @@ from ..ir.dims import Assumption, Dim, Size, ceildiv, floordiv, minimum, product
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Function, Sample
 from ..ir.statement import neutral
-from ..ir.types import I64, Type
+from ..ir.types import I32, I64, Type
 from .movement import iota
 from .pointwise import abs, eq, lt, maximum, pow, sign, where
 from .pointwise import minimum as smaller
@@ -124,7 +124,8 @@ def _place(input: Node, y: Type, attrs: dict[str, Any]) -> Node:
     for j, size in enumerate(kernel):
         d, p = attrs["dilation"][j], attrs["padding"][j]
         begin = iota.plain(shape=y.shape, axis=lead + j) * attrs["stride"][j] - p
-        first = first * size + maximum((d - 1 - begin) // d, 0)
+        before = d - 1 - begin
+        first = first * size + maximum(before if d == 1 else before // d, 0)
     return where(eq(place, zeros_like(place)), first, place)
 
 
@@ -137,8 +138,9 @@ def _at_place(place: Node, kernel: tuple[Size, ...], g: Node) -> Node:
 def _is_at(place: Node, kernel: tuple[Size, ...]) -> Node:
     """[..., *kernel]: whether an element's row-major number in its window is the place."""
     shape = (*place.shape, *kernel)
+    place = converted(place, I32)  # half the bytes of what may lie in memory
     number_ = reshaped(iota.plain(shape=(product(kernel),)), (*(1 for _ in place.shape), *kernel))
-    return eq(spread(number_, shape), spread(reshaped(place, (*place.shape, *(1 for _ in kernel))), shape))
+    return eq(spread(converted(number_, I32), shape), spread(reshaped(place, (*place.shape, *(1 for _ in kernel))), shape))
 
 
 _PLANE = {"kernel_size": (3, 2), "stride": (2, 2), "padding": (1, 0), "dilation": (1, 2), "ceil_mode": True}

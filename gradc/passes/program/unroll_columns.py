@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from ...ir.dims import same
 from ...ir.kernel import Kernel, Program, Step
-from ...ir.statement import BARE, EFFECTS, REDUCTIONS, Axis, Index, Stmt
-from ...ir.types import BOOL, DType, Type
+from ...ir.statement import EFFECTS, REDUCTIONS, Axis, Index, Stmt
+from ...ir.types import BOOL, I32, DType, Type
 
 LONGEST = 32
 """Elements of a window at most."""
@@ -18,6 +19,15 @@ LARGEST = 768
 """Statements of an unrolled kernel at most."""
 FEWEST = 8
 """Windows along the last axis at least: fewer leave most lanes of a vector empty."""
+MOST_STEPS = 4
+"""Columns that become one at most."""
+DIVISIONS: dict[str, Callable[[int], int]] = {
+    "right_shift": lambda places: 1 << places if 0 <= places < 8 else 0,
+    "bitwise_and": lambda mask: mask + 1 if mask & (mask + 1) == 0 else 0,
+    "floordiv": lambda size: size,
+    "mod": lambda size: size,
+}
+"""Divisions of an integer by the constant that they have, and what the constant says that it is divided by."""
 CHAINS = {"sum_cols": "add", "prod_cols": "mul", "max_cols": "maximum", "min_cols": "minimum"}
 """A reduction and the pointwise op that adds one more element."""
 EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
@@ -27,18 +37,25 @@ EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
 def unroll_columns(program: Program, *, reorder: bool = True) -> Program:
     """rows(n, w) cols(k: 3) { max_cols x[n, w*2 + k] }  ->  rows(n) cols(w) { maximum x[n, w*2], x[n, w*2 + 1], ... }
     rows(n, w) cols(k: 3) { accum y[k] <- x[n, w+k] }  ->  rows(n, k: 3) cols(w) { accum y[k] <- sum_cols x[n, w+k] }
+    rows(n) cols(l: 2*W) { y[n, l] <- x[n, l >> 1] }  ->  rows(n) cols(l: W) { y[n, l*2] <- x[n, l]; y[n, l*2+1] <- ... }
 
-    As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled.
+    As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled; and
+    elements that lie in windows a step apart are gathered one by one.
 
     :param reorder: sums may be added up in another order, as in the second line.
     """
     types = {b.name: b.type for b in program.buffers}
 
-    def changed(step: Step) -> Step:
-        if not isinstance(step, Kernel):
-            return step
+    def changed(given: Step) -> Step:
+        if not isinstance(given, Kernel):
+            return given
+        step = given
         if _over_windows(step):
-            return _loaded_once(Unrolled(step, step.cols).kernel(step.rows[:-1], step.rows[-1:], types), types)
+            step = _loaded_once(Unrolled(step, step.cols).kernel(step.rows[:-1], step.rows[-1:], types), types)
+        if (apart := _step_between_windows(step)) > 1:
+            return _split(step, apart, types)
+        if step is not given:
+            return step
         lane = _summed_lane(step) if reorder else None
         return step if lane is None else _loaded_once(_interchanged(step, lane), types)
 
@@ -81,6 +98,45 @@ def _interchanged(kernel: Kernel, lane: Axis) -> Kernel:
         body.append(s)
     rows = (*(axis for axis in kernel.rows if axis != lane), *kernel.cols)
     return replace(kernel, rows=rows, cols=(lane,), body=tuple(body))
+
+
+def _step_between_windows(kernel: Kernel) -> int:
+    """What the last column's place is divided by, as that of an element is by the step between the windows it is in;
+    1 where nothing is, or columns meet.
+    """
+    if not kernel.cols or any(s.op in REDUCTIONS or s.op in ("scan", "search", "check", "accum") for s in kernel.body):
+        return 1
+    column, size = kernel.cols[-1]
+    steps = {
+        step
+        for s in kernel.body
+        if s.op in DIVISIONS and (place := kernel.stmts[s.args[0]]).op == "index" and kernel.stmts[s.args[1]].op == "const"
+        and (column, 1) in place.index[0].terms and (step := DIVISIONS[s.op](kernel.stmts[s.args[1]].attr("value")))
+    }
+    if len(steps) != 1 or not isinstance(size, int):
+        return 1
+    (step,) = steps
+    fits = 1 < step <= MOST_STEPS and size % step == 0 and size // step >= FEWEST
+    return step if fits and step * len(kernel.body) <= LARGEST else 1
+
+
+def _split(kernel: Kernel, step: int, types: Mapping[str, Type]) -> Kernel:
+    """A column for each ``step`` columns: their places are divided here."""
+    column, size = kernel.cols[-1]
+    part = f"{column}r"
+    moved = {column: Index(0, ((column, step), (part, 1)))}
+    body = tuple(replace(s, index=tuple(_moved(i, moved) for i in s.index)) for s in kernel.body)
+    assert isinstance(size, int)
+    cols = (*kernel.cols[:-1], (column, size // step))
+    wide = replace(kernel, cols=(*cols, (part, step)), body=body)
+    return Unrolled(wide, wide.cols[-1:]).kernel(kernel.rows, cols, types)
+
+
+def _moved(index: Index, axes: Mapping[str, Index]) -> Index:
+    new = Index(index.const)
+    for variable, factor in index.terms:
+        new += axes.get(variable, Index.of(variable)) * factor
+    return new
 
 
 def _loaded_once(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
@@ -180,8 +236,11 @@ class Unrolled:
         self.body: list[Stmt] = []
         self.known: dict[str, str] = {}
         """A statement's text -> its value's name; as statements, constants of 0.0 and -0.0 are equal."""
+        self.constants: dict[str, Any] = {}
         self.false = set[str]()
         """Values that are false everywhere."""
+        self.places: dict[str, Index] = {}
+        """Values that are affine in the axes that are left."""
         self.names: dict[tuple[str, tuple[int, ...]], str] = {}
         """(value, place) -> its new name; values that do not go along the axes have the place ()."""
 
@@ -216,23 +275,53 @@ class Unrolled:
             for variable, c in index.terms:
                 if variable in here:
                     new += c * here[variable]
+                elif variable.startswith("%"):
+                    value = self.of(variable, column)
+                    new += self.places.get(value, Index.of(value)) * c
                 else:
-                    new += Index.of(self.of(variable, column) if variable.startswith("%") else variable) * c
+                    new += Index.of(variable) * c
             return new
 
         index = tuple(map(at, s.index))
-        if s.op in BARE and not index[0].terms and isinstance(index[0].const, int):
-            if s.op == "index":
-                return self.value("const", (), s.dtype, value=index[0].const)
+        if s.op == "in_bounds" and not index[0].terms and isinstance(index[0].const, int):
             lo, hi = s.attr("lo"), s.attr("hi")
             if isinstance(lo, int) and isinstance(hi, int):
                 return self.value("const", (), s.dtype, value=lo <= index[0].const < hi)
         args, where = tuple(self.of(a, column) for a in s.args), s.where and self.of(s.where, column)
+        if s.op == "index":
+            return self.place(index[0], s.dtype)
+        if s.op in DIVISIONS and (divided := self.divided(s.op, *args)) is not None:
+            return self.place(divided, s.dtype)
         if s.op == "bitwise_and" and (false := [a for a in args if a in self.false]):
             return false[0]
+        if s.op == "bitwise_and" and (true := [k for k, a in enumerate(args) if self.constants.get(a) is True]):
+            return args[1 - true[0]]
+        if s.op == "where" and (args[0] in self.false or args[1] == args[2]):
+            return args[2]
         if s.op == "load" and where in self.false:  # a place outside, as beside the only window
             return self.add(_instead(s))
         return self.add(replace(s, name="", args=args, index=index, where=where))
+
+    def place(self, index: Index, dtype: DType | None) -> str:
+        """An affine value."""
+        if not index.terms and isinstance(index.const, int):
+            name = self.value("const", (), dtype, value=index.const)
+        else:
+            name = self.add(Stmt("", "index", (), dtype, index=(index,)))
+        self.places[name] = index
+        return name
+
+    def divided(self, op: str, value: str, by: str) -> Index | None:
+        """An affine value's quotient or rest by a constant that divides all its factors, if it is one."""
+        place, constant = self.places.get(value), self.constants.get(by)
+        if place is None or constant is None or not isinstance(place.const, int):
+            return None
+        size = DIVISIONS[op](constant)
+        if size < 1 or not all(isinstance(c, int) and c % size == 0 for _, c in place.terms):
+            return None
+        if op in ("bitwise_and", "mod"):
+            return Index(place.const % size)
+        return Index(place.const // size, tuple((v, c // size) for v, c in place.terms))
 
     def add(self, s: Stmt) -> str:
         """The name of a statement's value; a statement that is there already is not repeated."""
@@ -243,8 +332,10 @@ class Unrolled:
         if text not in self.known:
             self.known[text] = f"%{len(self.known)}"
             self.body.append(replace(s, name=self.known[text]))
-            if s.op == "const" and s.attr("value") is False:
-                self.false.add(self.known[text])
+            if s.op == "const":
+                self.constants[self.known[text]] = s.attr("value")
+                if s.attr("value") is False:
+                    self.false.add(self.known[text])
         return self.known[text]
 
     def value(self, op: str, args: tuple[str, ...], dtype: DType | None, **attrs: int | bool) -> str:
@@ -264,12 +355,12 @@ class Unrolled:
         return total
 
     def place_of_extreme(self, s: Stmt, values: list[str], own: DType) -> str:
-        best, place = values[0], self.value("const", (), s.dtype, value=0)
+        best, place = values[0], self.value("const", (), I32, value=0)  # lanes as wide as the values' most often
         for k, v in enumerate(values[1:], 1):
             better = self.value(EXTREMES[s.op], (v, best), BOOL)
             if own.is_float:  # a NaN is better than a number
                 nan, found = self.value("ne", (v, v), BOOL), self.value("eq", (best, best), BOOL)
                 better = self.value("bitwise_or", (better, self.value("bitwise_and", (nan, found), BOOL)), BOOL)
             best = self.value("where", (better, v, best), own)
-            place = self.value("where", (better, self.value("const", (), s.dtype, value=k), place), s.dtype)
-        return place
+            place = self.value("where", (better, self.value("const", (), I32, value=k), place), I32)
+        return place if s.dtype is I32 else self.add(Stmt("", "cast", (place,), s.dtype, attrs=(("dtype", s.dtype),)))
