@@ -140,7 +140,9 @@ def _is_at(place: Node, kernel: tuple[Size, ...]) -> Node:
     shape = (*place.shape, *kernel)
     place = converted(place, I32)  # half the bytes of what may lie in memory
     number_ = reshaped(iota.plain(shape=(product(kernel),)), (*(1 for _ in place.shape), *kernel))
-    return eq(spread(converted(number_, I32), shape), spread(reshaped(place, (*place.shape, *(1 for _ in kernel))), shape))
+    return eq(
+        spread(converted(number_, I32), shape), spread(reshaped(place, (*place.shape, *(1 for _ in kernel))), shape)
+    )
 
 
 _PLANE = {"kernel_size": (3, 2), "stride": (2, 2), "padding": (1, 0), "dilation": (1, 2), "ceil_mode": True}

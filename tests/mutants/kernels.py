@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "streaming-h.tail",
         "templates/cpu/streaming.h",
-        "(unsigned long)(bytes - head - lines * GRADC_LINE));",
+        "(unsigned long)(bytes - head - whole));",
         "0);",
         "the last bytes of a row are not written",
         ("test_streaming_store",),
@@ -316,5 +316,13 @@ MUTANTS = (
         "part = replace(part, size=rest)",
         "wrong distance: the groups of a convolution read neighbouring channels",
         ("test_read_in_place",),
+    ),
+    Mutant(
+        "columns.interior-rows",
+        "templates/cpu/rows/columns.c.j2",
+        """{{ "!(%s) || "|format(inner.rows) if inner.rows }}""",
+        "",
+        "rows at an edge of an image take the loop without tests",
+        ("test_cpu_interior",),
     ),
 )

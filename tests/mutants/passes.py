@@ -349,4 +349,20 @@ MUTANTS = (
             "test_embedding_family",
         ),
     ),
+    Mutant(
+        "unroll_columns.rest",
+        "gradc/passes/program/unroll_columns.py",
+        "return Index(place.const % size)",
+        "return Index((place.const + 1) % size)",
+        "the place in a window is that of the element beside it",
+        ("test_unroll_columns -k divided", "test_cpu_interior"),
+    ),
+    Mutant(
+        "unroll_sums.places",
+        "gradc/passes/program/unroll_sums.py",
+        "buffer=to, index=index))",
+        "buffer=to, index=parts[-1 - k][1]))",
+        "sums side by side go to each other's places",
+        ("test_unroll_columns -k side_by_side", "test_cpu_interior"),
+    ),
 )

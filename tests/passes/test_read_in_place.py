@@ -173,6 +173,17 @@ def test_windows_of_a_symbolic_size_are_written_where_the_copy_between_zeros_is_
     assert not _parted(_of_a_diagonal(2).forward.program)
 
 
+def test_a_pointwise_value_that_many_windows_read_is_stored_once():
+    """In its windows it would be computed nine times; in those of a pooling, two times."""
+
+    def arrays(fn):
+        graph = gradc.trace(fn, x="f32[2,8,16,16]", s="f32[8,1,1]", b="f32[8,1,1]", w="f32[8,1,3,3]")
+        return [b.type.shape for b in gradc.compile(graph, wrt=[], target="cpu").forward.program.of_kind("temp")]
+
+    assert (2, 8, 16, 16) in arrays(lambda x, s, b, w: ops.conv2d(ops.relu6(x * s + b), w, padding=1, groups=8))
+    assert (2, 8, 16, 16) not in arrays(lambda x, s, b, w: ops.max_pool2d(ops.relu6(x * s + b), 3, 2, 1) + ops.sum(w))
+
+
 def test_the_text_parses_back_and_means_a_convolution():
     program = parse_program(TEXT)
     assert str(program) == TEXT and parse_program(str(program)) == program

@@ -159,6 +159,42 @@ def test_sums_over_windows_keep_their_order_where_that_is_asked() -> None:
     assert columns == {"real": [24], "strict": [3]}
 
 
+def test_few_sums_are_added_up_side_by_side() -> None:
+    """One for each place in a row of a window, in a kernel that reads the response once for all of them."""
+    graph = differentiate(gradc.trace(lambda x, w: ops.conv2d(x, w, groups=6, padding=1),
+                                      x="f32[2,6,20,24]", w="f32[6,1,3,3]"), ["w"])  # fmt: skip
+    before = schedule(decompose(graph))
+    after = unroll_columns(before)
+    verify_program(after)
+    (sums,) = [k for k in after.kernels if k.accums]
+    assert [n for _, n in sums.cols] == [24]
+    assert len(sums.accums) == 3 and len({s.buffer for s in sums.accums}) == 3
+    assert len([s for s in sums.body if s.op == "load" and s.buffer == "d.y"]) == 1
+    draw = np.random.default_rng(0)
+    given = {b.name: draw.standard_normal([int(n) for n in b.type.shape]).astype("f4") for b in before.of_kind("input")}
+    want, got = run(before, **given), run(after, **given)
+    np.testing.assert_allclose(got["d.w"], want["d.w"], rtol=1e-5, atol=1e-4)
+    assert not any(len(k.accums) > 1 for k in unroll_columns(before, reorder=False).kernels)
+
+
+@pytest.mark.parametrize("stride", [2, 3, 4, 5])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_places_are_not_divided_column_by_column(stride: int, padding: int) -> None:
+    """The gradient of an image whose windows are a step apart: a column for as many elements."""
+    pooled = gradc.trace(lambda x: ops.max_pool(x, (3,), (stride,), (padding,)), x="f32[2,3,120]")
+    before, after = (
+        unroll(schedule(decompose(differentiate(pooled, ["x"])))) for unroll in (lambda p: p, unroll_columns)
+    )
+    verify_program(after)
+    divisions = [s for k in after.kernels for s in k.body if s.op in ("right_shift", "floordiv") and k.is_column(s)]
+    assert bool(divisions) == (stride > 4)
+    x = np.random.default_rng(0).integers(0, 5, (2, 3, 120)).astype(np.float32)  # ties
+    count = (120 + 2 * padding - 3) // stride + 1
+    dy = np.arange(2 * 3 * count, dtype=np.float32).reshape(2, 3, count)
+    want, got = run(before, x=x, **{"d.y": dy}), run(after, x=x, **{"d.y": dy})
+    np.testing.assert_array_equal(got["d.x"], want["d.x"])
+
+
 def test_a_window_that_stands_out_on_both_sides_reads_what_is_there():
     """The only window along an axis is at places that are constants, some of them outside."""
     graph = gradc.trace(lambda x, w: ops.conv2d(x, w, padding=(1, 1), groups=2), x="f32[2,2,3,33]", w="f32[2,1,5,3]")

@@ -44,7 +44,9 @@ def interior(
     if not tests:
         return None
     bounds = [_columns(s, column) for s in tests.values()]
-    if any(isinstance(a.const, int) and isinstance(b.const, int) and not a.terms and a.const >= b.const for a, b in bounds):
+    if any(
+        isinstance(a.const, int) and isinstance(b.const, int) and not a.terms and a.const >= b.const for a, b in bounds
+    ):
         return None
     ranges = KernelRanges(kernel, types, lambda _: Range())
     of_row = {v for s in body for v in s.uses} - {s.name for s in body}

@@ -9,9 +9,10 @@ from math import prod
 from typing import Any
 
 from ...ir.dims import same
-from ...ir.kernel import Kernel, Program, Step
+from ...ir.kernel import Buffer, Kernel, Program, Step
 from ...ir.statement import EFFECTS, REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import BOOL, I32, DType, Type
+from .unroll_sums import unrolled_sums
 
 LONGEST = 32
 """Elements of a window at most."""
@@ -37,30 +38,47 @@ EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
 def unroll_columns(program: Program, *, reorder: bool = True) -> Program:
     """rows(n, w) cols(k: 3) { max_cols x[n, w*2 + k] }  ->  rows(n) cols(w) { maximum x[n, w*2], x[n, w*2 + 1], ... }
     rows(n, w) cols(k: 3) { accum y[k] <- x[n, w+k] }  ->  rows(n, k: 3) cols(w) { accum y[k] <- sum_cols x[n, w+k] }
-    rows(n) cols(l: 2*W) { y[n, l] <- x[n, l >> 1] }  ->  rows(n) cols(l: W) { y[n, l*2] <- x[n, l]; y[n, l*2+1] <- ... }
+    rows(n) cols(l: 2*W) { y[n, l] <- x[n, l >> 1] }  ->  cols(l: W) { y[n, l*2] <- x[n, l], y[n, l*2+1] <- ... }
 
     As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled; and
     elements that lie in windows a step apart are gathered one by one.
 
-    :param reorder: sums may be added up in another order, as in the second line.
+    :param reorder: sums may be added up in another order, as in the second line; a few are added up side by side
+        (:mod:`.unroll_sums`).
     """
     types = {b.name: b.type for b in program.buffers}
+    steps: list[Step] = []
+    buffers: list[Buffer] = []
+    for step in program.steps:
+        if isinstance(step, Kernel):
+            made, own = _changed(step, program, types, reorder)
+            steps += made
+            buffers += own
+        else:
+            steps.append(step)
+    if tuple(steps) == program.steps:
+        return program
+    return replace(program, steps=tuple(steps), buffers=(*program.buffers, *buffers))
 
-    def changed(given: Step) -> Step:
-        if not isinstance(given, Kernel):
-            return given
-        step = given
-        if _over_windows(step):
-            step = _loaded_once(Unrolled(step, step.cols).kernel(step.rows[:-1], step.rows[-1:], types), types)
-        if (apart := _step_between_windows(step)) > 1:
-            return _split(step, apart, types)
-        if step is not given:
-            return step
-        lane = _summed_lane(step) if reorder else None
-        return step if lane is None else _loaded_once(_interchanged(step, lane), types)
 
-    steps = tuple(map(changed, program.steps))
-    return program if steps == program.steps else replace(program, steps=steps)
+def _changed(
+    kernel: Kernel, program: Program, types: Mapping[str, Type], reorder: bool
+) -> tuple[list[Step], list[Buffer]]:
+    """What stands for a kernel, and the buffers that it needs beside."""
+    given = kernel
+    if _over_windows(kernel):
+        kernel = _loaded_once(Unrolled(kernel, kernel.cols).kernel(kernel.rows[:-1], kernel.rows[-1:], types), types)
+    if (step := _step_between_windows(kernel)) > 1:
+        return [_split(kernel, step, types)], []
+    lane = _summed_lane(kernel) if reorder and kernel is given else None
+    if lane is None:
+        return [kernel], []
+    if prod(n for _, n in kernel.cols if isinstance(n, int)) * len(kernel.body) <= LARGEST:
+        rows = tuple(axis for axis in kernel.rows if axis != lane)
+        unrolled = _loaded_once(Unrolled(kernel, kernel.cols).kernel(rows, (lane,), types), types)
+        if (made := unrolled_sums(kernel, unrolled, program)) is not None:
+            return made
+    return [_loaded_once(_interchanged(kernel, lane), types)], []
 
 
 def _summed_lane(kernel: Kernel) -> Axis | None:
@@ -110,8 +128,11 @@ def _step_between_windows(kernel: Kernel) -> int:
     steps = {
         step
         for s in kernel.body
-        if s.op in DIVISIONS and (place := kernel.stmts[s.args[0]]).op == "index" and kernel.stmts[s.args[1]].op == "const"
-        and (column, 1) in place.index[0].terms and (step := DIVISIONS[s.op](kernel.stmts[s.args[1]].attr("value")))
+        if s.op in DIVISIONS
+        and (place := kernel.stmts[s.args[0]]).op == "index"
+        and kernel.stmts[s.args[1]].op == "const"
+        and (column, 1) in place.index[0].terms
+        and (step := DIVISIONS[s.op](kernel.stmts[s.args[1]].attr("value")))
     }
     if len(steps) != 1 or not isinstance(size, int):
         return 1

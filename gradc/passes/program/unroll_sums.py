@@ -1,0 +1,89 @@
+"""Few sums over the same rows, one for each place in a window, as a kernel that adds all of them up side by side."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+from ...ir.dims import same
+from ...ir.kernel import Buffer, Kernel, Program, Step
+from ...ir.lexer import suffixed
+from ...ir.statement import Axis, Index, Stmt
+from ...ir.types import Type
+
+MOST_SUMS = 12
+"""Sums that a kernel adds up side by side at most: registers hold them all."""
+
+
+def unrolled_sums(given: Kernel, unrolled: Kernel, program: Program) -> tuple[list[Step], list[Buffer]] | None:
+    """rows(n, c, w) cols(k: 3) { accum y[c, k] <- x[n, c, w+k] }
+    ->  rows(n, c) cols(w) { accum y.sum0[c] <- sum_cols x[n, c, w]; accum y.sum1[c] <- ... }
+        cols(c) { store y[c, 0] <- y.sum0[c]; ... }
+
+    :param given: the kernel before its few columns were unrolled, :param unrolled: and after, each of whose accums adds
+        what goes along its columns to one place.
+    :return: the steps and the buffers of the sums; None where the places are no constants.
+    """
+    types = {b.name: b.type for b in program.buffers}
+    if len(given.accums) * prod(n for _, n in given.cols if isinstance(n, int)) > MOST_SUMS:
+        return None
+    taps = {axis for axis, _ in given.cols}
+    shapes = {s.buffer: _without_taps(s, taps, dict(given.rows), types) for s in given.accums}
+    if len(shapes) < len(given.accums) or None in shapes.values():
+        return None
+    buffers: list[Buffer] = []
+    stacks: dict[str, list[tuple[str, tuple[Index, ...]]]] = {}
+    fresh = (name for k in itertools.count(len(unrolled.body)) if (name := f"%{k}") not in unrolled.stmts)
+    body: list[Stmt] = []
+    for s in unrolled.body:
+        if s.op == "accum":
+            (value,), kept = s.args, shapes[s.buffer]
+            assert kept is not None
+            stack = stacks.setdefault(s.buffer, [])
+            own = Buffer(suffixed(s.buffer, f".sum{len(stack)}"), types[s.buffer].with_shape(*(n for _, n in kept)))
+            buffers.append(own)
+            stack.append((own.name, s.index))
+            body.append(Stmt(next(fresh), "sum_cols", (value,), unrolled.stmts[value].dtype))
+            s = replace(s, args=(body[-1].name,), buffer=own.name, index=tuple(Index.of(a) for a, _ in kept))
+        body.append(s)
+    known = {**types, **{b.name: b.type for b in buffers}}
+    sums = replace(unrolled, body=tuple(body)).named_by_structure(_meaning(given), known)
+    return [sums, *(_stack(to, stack, shapes[to] or (), given, known) for to, stack in stacks.items())], buffers
+
+
+def _without_taps(
+    s: Stmt, taps: set[str], rows: Mapping[str, object], types: Mapping[str, Type]
+) -> tuple[Axis, ...] | None:
+    """The axes of a result that are rows; None where one is no row, nor the place in a window, nor a single element."""
+    kept: list[Axis] = []
+    for entry, size in zip(s.index, types[s.buffer].shape, strict=True):
+        axis = entry.variable
+        if axis in taps or (not entry.terms and same(size, 1)):
+            continue
+        if axis is None or axis not in rows or axis in dict(kept):
+            return None
+        kept.append((axis, size))
+    return tuple(kept)
+
+
+def _stack(
+    to: str,
+    parts: list[tuple[str, tuple[Index, ...]]],
+    axes: tuple[Axis, ...],
+    given: Kernel,
+    types: Mapping[str, Type],
+) -> Kernel:
+    """The kernel that writes all sums into the result."""
+    body: list[Stmt] = []
+    for k, (name, index) in enumerate(parts):
+        dtype = types[name].dtype
+        body.append(Stmt(f"%{k}", "load", (), dtype, buffer=name, index=tuple(Index.of(a) for a, _ in axes)))
+        body.append(Stmt("", "store", (f"%{k}",), dtype, buffer=to, index=index))
+    made = Kernel("stack", (), axes, tuple(body), note=given.note)
+    return made.named_by_structure(f"{_meaning(given)}_stack", types)
+
+
+def _meaning(kernel: Kernel) -> str:
+    return kernel.name.rpartition("_")[0] or kernel.name

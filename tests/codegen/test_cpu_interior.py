@@ -1,0 +1,134 @@
+"""Columns whose windows lie inside an image are a loop without tests: the same values for every size, also where no
+window lies inside, and no tests in that loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import ops
+from gradc.runtime.host import pool
+
+torch = pytest.importorskip("torch")
+
+SIZES = [(1, 1), (2, 3), (5, 4), (7, 7), (8, 31), (9, 50), (17, 64), (3, 129)]
+WINDOWS: list[dict[str, Any]] = [
+    {"kernel_size": 3, "stride": 1, "padding": 1},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": (2, 5), "stride": (1, 3), "padding": (1, 2)},
+    {"kernel_size": 3, "stride": 4, "padding": 1},
+    {"kernel_size": 5, "stride": 2, "padding": 2},
+]
+
+
+def _agrees(module: Any, reference: Any, given: dict[str, np.ndarray]) -> None:
+    """Values and gradients are torch's in f64."""
+    exact = {name: torch.from_numpy(a.astype("f8")).requires_grad_() for name, a in given.items()}
+    wanted = reference(**exact)
+    draw = np.random.default_rng(1)
+    cotangent = draw.standard_normal(tuple(wanted.shape)).astype("f4")
+    wanted.backward(torch.from_numpy(cotangent.astype("f8")))
+    value, residuals = module.forward(**given)
+    np.testing.assert_allclose(value, wanted.detach().numpy(), rtol=1e-5, atol=1e-5)
+    for name, gradient in module.backward(residuals, cotangent).items():
+        known = exact[name].grad.numpy()
+        np.testing.assert_allclose(gradient, known, rtol=1e-5, atol=1e-5 * max(np.abs(known).max(), 1), err_msg=name)
+
+
+def _sizes(windows: dict[str, Any], dilation: int = 1) -> list[tuple[int, int]]:
+    """Those that have a window."""
+    kernel, padding = (np.broadcast_to(windows[k], 2) for k in ("kernel_size", "padding"))
+    return [s for s in SIZES if all(n + 2 * p > dilation * (k - 1) for n, p, k in zip(s, padding, kernel, strict=True))]
+
+
+@pytest.mark.parametrize("windows", WINDOWS, ids=str)
+@pytest.mark.parametrize("kind", ["max_pool2d", "avg_pool2d"])
+def test_poolings_of_every_size(kind: str, windows: dict[str, Any]) -> None:
+    module = gradc.compile(
+        gradc.trace(lambda x: getattr(ops, kind)(x, **windows), x="f32[2,3,H,W]"), wrt=["x"], target="cpu"
+    )
+    for size in _sizes(windows):
+        x = np.random.default_rng(0).standard_normal((2, 3, *size)).astype("f4")
+        _agrees(module, lambda x: getattr(torch.nn.functional, kind)(x, **windows), {"x": x})
+
+
+@pytest.mark.parametrize("sizes", ["fixed", "symbolic"])
+@pytest.mark.parametrize("windows", WINDOWS, ids=str)
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_depthwise_convolutions_of_every_size(windows: dict[str, Any], dilation: int, sizes: str) -> None:
+    kernel = tuple(int(k) for k in np.broadcast_to(windows["kernel_size"], 2))
+    options = {k: windows[k] for k in ("stride", "padding")} | {"groups": 4, "dilation": dilation}
+
+    def ours(size: str) -> Any:
+        graph = gradc.trace(
+            lambda x, w: ops.conv2d(ops.relu6(3 * x), w, **options),
+            x=f"f32[2,4,{size}]",
+            w=f"f32[4,1,{kernel[0]},{kernel[1]}]",
+        )
+        return gradc.compile(graph, wrt=["x", "w"], target="cpu")
+
+    module = ours("H,W") if sizes == "symbolic" else None
+    for size in _sizes(windows, dilation)[:: 1 if module else 3]:
+        draw = np.random.default_rng(0)
+        given = {
+            "x": draw.standard_normal((2, 4, *size)).astype("f4"),
+            "w": draw.standard_normal((4, 1, *kernel)).astype("f4"),
+        }
+        _agrees(
+            module or ours(f"{size[0]},{size[1]}"),
+            lambda x, w: torch.nn.functional.conv2d(torch.nn.functional.relu6(3 * x), w, **options),
+            given,
+        )
+
+
+def _loops(source: str) -> tuple[str, str]:
+    """(the loop that tests, the loop inside)"""
+    inside = source.index("< inside1; ")
+    return source[source.index("inside0 == inside1") : inside], source[inside : source.index("}", inside)]
+
+
+def test_the_loop_inside_has_no_tests() -> None:
+    graph = gradc.trace(lambda x: ops.max_pool2d(x, 3, 2, 1), x="f32[2,3,32,112]")
+    module = gradc.compile(graph, wrt=["x"], target="cpu")
+    found = 0
+    for kernel in (k for e in module.executables.values() for k in e.kernels.values()):
+        if "inside0" not in kernel.source:
+            continue
+        tests, inside = _loops(kernel.source)
+        assert "(u64)" in tests
+        assert "(u64)" not in inside and "f32_of_bits" not in inside
+        found += 1
+    assert found == 3
+
+
+def test_a_nan_beside_an_edge_is_seen() -> None:
+    graph = gradc.trace(lambda x: ops.max_pool2d(x, 3, 2, 1), x="f32[1,1,6,64]")
+    module = gradc.compile(graph, wrt=[], target="cpu")
+    for column in (0, 1, 2, 31, 62, 63):
+        x = np.zeros((1, 1, 6, 64), np.float32)
+        x[0, 0, 3, column] = np.nan
+        y = module(x=x)
+        wanted = torch.nn.functional.max_pool2d(torch.from_numpy(x), 3, 2, 1).numpy()
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(wanted))
+
+
+def test_the_same_bits_for_any_number_of_threads() -> None:
+    graph = gradc.trace(
+        lambda x, w: ops.conv2d(ops.relu6(x), w, padding=1, groups=8), x="f32[4,8,19,65]", w="f32[8,1,3,3]"
+    )
+    module = gradc.compile(graph, wrt=["x", "w"], target="cpu")
+    draw = np.random.default_rng(0)
+    x, w = draw.standard_normal((4, 8, 19, 65)).astype("f4"), draw.standard_normal((8, 1, 3, 3)).astype("f4")
+    before, bits = pool.num_threads(), set()
+    try:
+        for threads in (1, 2, 3, 5):
+            pool.set_num_threads(threads)
+            y, residuals = module.forward(x=x, w=w)
+            gradients = module.backward(residuals, y)
+            bits.add((y.tobytes(), *(g.tobytes() for g in gradients.values())))
+    finally:
+        pool.set_num_threads(before)
+    assert len(bits) == 1
