@@ -114,6 +114,8 @@ class Scribe:
     :param columns: the axes that vectors run over: places that values decide within them are 32 bits wide where the
         buffer is that small.
     :param guarded: whether an element outside its array is reported, and a place of the thread's own taken for it.
+    :param narrow: the values of 64 bits that are known to fit i32, from which floats are made by way of it: not all
+        processors have vectors of the direct conversion.
     :ivar values: the dtype of each value.
     """
 
@@ -125,8 +127,9 @@ class Scribe:
         offsets: str = "i64",
         columns: Collection[str] = (),
         guarded: bool = False,
+        narrow: Collection[str] = (),
     ):
-        self.guarded = guarded
+        self.guarded, self.narrow = guarded, narrow
         self.types, self.wraps, self.offsets, self.columns = types, wraps, offsets, columns
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
 
@@ -199,7 +202,8 @@ class Scribe:
                 return f"floormod_i64({args[0]}, maximum_i64({high}, 1))"
             return f"maximum_i64(minimum_i64({args[0]}, {high} - 1), 0)"
         if s.op == "cast":
-            return converted(args[0], self.values[s.args[0]], s.dtype)
+            narrowed = s.dtype.is_float and s.args[0] in self.narrow
+            return converted(f"(i32){args[0]}" if narrowed else args[0], self.values[s.args[0]], s.dtype)
         if s.op == "bitcast":
             return with_bits(args[0], s.dtype)
         lower = getattr(REGISTRY[s.op], "lower", None)
