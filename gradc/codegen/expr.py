@@ -15,6 +15,7 @@ from ..ir.node import REGISTRY
 from ..ir.op import Expr
 from ..ir.statement import Index, Stmt
 from ..ir.types import BOOL, DType, Type
+from .exponentials import is_exp_below_one
 from .index import flatten, index, literal, size
 
 _NARROW_INT = {"i2": "i8", "i4": "i8", "u2": "u8", "u4": "u8"}
@@ -116,6 +117,7 @@ class Scribe:
     :param guarded: whether an element outside its array is reported, and a place of the thread's own taken for it.
     :param narrow: the values of 64 bits that are known to fit i32, from which floats are made by way of it: not all
         processors have vectors of the direct conversion.
+    :param below_one: the function of f32 that takes the place of exp where the argument is known not to be above 0.
     :ivar values: the dtype of each value.
     """
 
@@ -128,7 +130,9 @@ class Scribe:
         columns: Collection[str] = (),
         guarded: bool = False,
         narrow: Collection[str] = (),
+        below_one: str = "",
     ):
+        self.below_one, self.statements = below_one, {s.name: s for s in statements if s.name}
         self.guarded, self.narrow = guarded, narrow
         self.types, self.wraps, self.offsets, self.columns = types, wraps, offsets, columns
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
@@ -206,6 +210,8 @@ class Scribe:
             return converted(f"(i32){args[0]}" if narrowed else args[0], self.values[s.args[0]], s.dtype)
         if s.op == "bitcast":
             return with_bits(args[0], s.dtype)
+        if self.below_one and is_exp_below_one(self.statements, s):
+            return f"{self.below_one}({args[0]})"
         lower = getattr(REGISTRY[s.op], "lower", None)
         if not isinstance(lower, Expr):
             raise InternalError(f"the statement {s.op} has no C expression")

@@ -42,7 +42,14 @@ class KernelWriter(ColumnWriter):
     def __init__(self, kernel: Kernel, types: Mapping[str, Type], dims: Sequence[str], guarded: bool):
         self.dims = dims
         columns = [a for a, _ in kernel.cols]
-        scribe = Scribe(types, kernel.body, columns=columns, guarded=guarded, narrow=_narrow(kernel, types))
+        scribe = Scribe(
+            types,
+            kernel.body,
+            columns=columns,
+            guarded=guarded,
+            narrow=_narrow(kernel, types),
+            below_one="exp_below_one_f32",
+        )
         super().__init__(kernel, types, scribe, ON_HOST)
         self.row_cache = self.worth_caching()
         streamed = (s for j, p in enumerate(kernel.passes) for s in p.roots if self.streams(s, j) and not self.lanes)
