@@ -15,7 +15,7 @@ from ..ir.node import REGISTRY
 from ..ir.op import Expr
 from ..ir.statement import Index, Stmt
 from ..ir.types import BOOL, DType, Type
-from .exponentials import is_exp_below_one
+from .exponentials import is_exp_below_one, is_exp_of_magnitude
 from .index import flatten, index, literal, size
 
 _NARROW_INT = {"i2": "i8", "i4": "i8", "u2": "u8", "u4": "u8"}
@@ -210,7 +210,7 @@ class Scribe:
             return converted(f"(i32){args[0]}" if narrowed else args[0], self.values[s.args[0]], s.dtype)
         if s.op == "bitcast":
             return with_bits(args[0], s.dtype)
-        if self.below_one and is_exp_below_one(self.statements, s):
+        if self.below_one and any(known(self.statements, s) for known in (is_exp_below_one, is_exp_of_magnitude)):
             return f"{self.below_one}({args[0]})"
         lower = getattr(REGISTRY[s.op], "lower", None)
         if not isinstance(lower, Expr):

@@ -38,6 +38,20 @@ def test_of_negative_squares() -> None:
     assert np.isnan(square[np.isnan(x)]).all()
 
 
+def test_of_magnitudes() -> None:
+    """Beside a sigmoid of the same, which has the same exponential: one is computed."""
+    graph = gradc.trace(lambda x, y: (ops.exp(-ops.abs(x)), ops.exp(y)), x="f32[N]", y="f32[N]")
+    module = gradc.compile(graph, target="cpu")
+    assert module.source().count("= exp_below_one_f32(") == 1
+    x = np.append(np.linspace(-110, 110, 40_001), [np.inf, -np.inf, -0.0]).astype(np.float32)
+    magnitude, plain = module(x=x, y=-np.abs(x)).values()
+    np.testing.assert_array_equal(magnitude.view(np.int32), plain.view(np.int32))
+    graph = gradc.trace(lambda x: ops.silu(x), x="f32[N,4096]")
+    module = gradc.compile(graph, wrt=["x"], target="cpu")
+    backward = "".join(k.source for name, k in module.kernels.items() if "grad" in name)
+    assert "exp_below_one_f32(" in backward and "= exp_f32(" not in backward
+
+
 def test_not_where_it_may_be_above() -> None:
     """Another row's largest, a positive factor, what is squared beside another value."""
     for function in (
