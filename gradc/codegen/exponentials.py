@@ -26,7 +26,7 @@ def is_exp_below_one(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
 
 
 def is_exp_of_magnitude(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
-    """Whether a value is ``exp(-|x|)`` in f32.  On a CPU sigmoid_f32 has the same, so that compilers make one of both."""
+    """Whether a value is ``exp(-|x|)`` in f32.  On a CPU sigmoid_f32 has the same: compilers make one of both."""
     if s.op != "exp" or s.dtype is not F32 or stmts[s.args[0]].op != "neg":
         return False
     return stmts[stmts[s.args[0]].args[0]].op == "abs"
