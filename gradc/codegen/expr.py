@@ -15,6 +15,7 @@ from ..ir.node import REGISTRY
 from ..ir.op import Expr
 from ..ir.statement import Index, Stmt
 from ..ir.types import BOOL, DType, Type
+from .exponentials import is_exp_below_one, is_exp_of_magnitude
 from .index import flatten, index, literal, size
 
 _NARROW_INT = {"i2": "i8", "i4": "i8", "u2": "u8", "u4": "u8"}
@@ -114,6 +115,9 @@ class Scribe:
     :param columns: the axes that vectors run over: places that values decide within them are 32 bits wide where the
         buffer is that small.
     :param guarded: whether an element outside its array is reported, and a place of the thread's own taken for it.
+    :param narrow: the values of 64 bits that are known to fit i32, from which floats are made by way of it: not all
+        processors have vectors of the direct conversion.
+    :param below_one: the function of f32 that takes the place of exp where the argument is known not to be above 0.
     :ivar values: the dtype of each value.
     """
 
@@ -125,8 +129,11 @@ class Scribe:
         offsets: str = "i64",
         columns: Collection[str] = (),
         guarded: bool = False,
+        narrow: Collection[str] = (),
+        below_one: str = "",
     ):
-        self.guarded = guarded
+        self.below_one, self.statements = below_one, {s.name: s for s in statements if s.name}
+        self.guarded, self.narrow = guarded, narrow
         self.types, self.wraps, self.offsets, self.columns = types, wraps, offsets, columns
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
 
@@ -199,9 +206,12 @@ class Scribe:
                 return f"floormod_i64({args[0]}, maximum_i64({high}, 1))"
             return f"maximum_i64(minimum_i64({args[0]}, {high} - 1), 0)"
         if s.op == "cast":
-            return converted(args[0], self.values[s.args[0]], s.dtype)
+            narrowed = s.dtype.is_float and s.args[0] in self.narrow
+            return converted(f"(i32){args[0]}" if narrowed else args[0], self.values[s.args[0]], s.dtype)
         if s.op == "bitcast":
             return with_bits(args[0], s.dtype)
+        if self.below_one and any(known(self.statements, s) for known in (is_exp_below_one, is_exp_of_magnitude)):
+            return f"{self.below_one}({args[0]})"
         lower = getattr(REGISTRY[s.op], "lower", None)
         if not isinstance(lower, Expr):
             raise InternalError(f"the statement {s.op} has no C expression")

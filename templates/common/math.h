@@ -127,15 +127,15 @@ GRADC_FN f32 exp_polynomial_f32(f32 r) {
 }
 GRADC_FN f32 expm1_near_zero_f32(f32 r) { return mad_f32(r * r, exp_polynomial_f32(r), r); }
 
-/* What 1 + high rounds off and the low part of k ln2 are added up beside it; x as above */
-GRADC_FN f32 exp_mantissa_f32(f32 x) {
-    f32 kf = exp_quotient_as_f32(x);
+/* What 1 + high rounds off and the low part of k ln2 are added up beside it; x and its quotient as above */
+GRADC_FN f32 exp_mantissa_at_f32(f32 x, f32 kf) {
     f32 high = mad_f32(kf, -GRADC_LN2_HIGH, x);
     f32 r = mad_f32(kf, -GRADC_LN2_LOW, high);
     f32 sum = 1.0f + high;
     f32 lost = mad_f32(kf, -GRADC_LN2_LOW, high - (sum - 1.0f));
     return sum + mad_f32(r * r, exp_polynomial_f32(r), lost);
 }
+GRADC_FN f32 exp_mantissa_f32(f32 x) { return exp_mantissa_at_f32(x, exp_quotient_as_f32(x)); }
 
 /* On a GPU the same bits in fewer scalar instructions: 2^k is added to the exponent's bits, and only where the result may
    be subnormal it is 2^(k + 32), multiplied by 2^-32, which rounds once.  Below -104.5 the result rounds to 0. */
@@ -148,14 +148,26 @@ GRADC_FN f32 exp_f32(f32 x) {
     y = small ? y * 0x1p-32f : y;
     return x <= 0x1.62e42ep+6f ? y : x * GRADC_INFINITY_F32; /* the largest x whose result is finite; NaN stays NaN */
 #else
-    i32 k = exp_quotient_f32(x); /* of what is out of range anything: the result is chosen at the end, which takes fewer selects */
-    f32 e = exp_mantissa_f32(x);
-    i32 half = k >> 1; /* in two steps: 2^k may be out of range, and a subnormal result is rounded once */
-    f32 y = e * power_of_two_f32(half) * power_of_two_f32(k - half);
+    f32 biased = mad_f32(x, 0x1.715476p+0f, 0x1.8p23f + 254.0f); /* k + 254 in the low bits; of what is out of range anything: */
+    u32 bits = bits_of_f32(biased), half = bits >> 1; /* the result is chosen at the end, which takes fewer selects */
+    f32 e = exp_mantissa_at_f32(x, biased - (0x1.8p23f + 254.0f));
+    /* in two steps: 2^k may be out of range, and a subnormal result is rounded once */
+    f32 y = e * f32_of_bits(half << 23) * f32_of_bits((bits - half) << 23);
     y = x > 89.0f ? GRADC_INFINITY_F32 : y; /* NaN passes both */
     return x < -104.0f ? 0.0f : y;
 #endif
 }
+
+#ifndef GRADC_GPU
+/* exp_f32 of what is not above 0, or NaN: the same bits, with one power of two that is computed and one select.  2^k may be too
+   small, so it is 2^(k + 63) 2^-63; an even bias does not change how x / ln2 is rounded. */
+GRADC_FN f32 exp_below_one_f32(f32 x) {
+    f32 biased = mad_f32(x, 0x1.715476p+0f, 0x1.8p23f + 190.0f); /* k + 63 + 127 in the low bits */
+    f32 e = exp_mantissa_at_f32(x, biased - (0x1.8p23f + 190.0f));
+    f32 y = e * f32_of_bits(bits_of_f32(biased) << 23) * 0x1p-63f;
+    return x < -104.0f ? 0.0f : y;
+}
+#endif
 
 GRADC_FN f32 expm1_f32(f32 x) {
     f32 low = x < -18.0f ? -18.0f : x;
@@ -192,7 +204,11 @@ GRADC_FN f32 tanh_f32(f32 x) {
 /* 1 / (1 + e^-x), with the exponential of -|x| only: e^x / (1 + e^x) keeps its digits where e^-x overflows.
    The quotient with more than the digits of f32, whose three roundings would add up to 2.3 units. */
 GRADC_FN f32 sigmoid_f32(f32 x) {
+#ifdef GRADC_GPU
     f32 e = exp_f32(-GRADC_LIBM(fabsf)(x));
+#else
+    f32 e = exp_below_one_f32(-GRADC_LIBM(fabsf)(x));
+#endif
 #if GRADC_F64_IN_F32
     return (f32)((f64)(x >= 0.0f ? 1.0f : e) / (1.0 + (f64)e));
 #else

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ...ir.dims import Size, product, symbol
 from ...ir.kernel import Kernel
+from ...ir.ranges import KernelRanges, Range, of_type
 from ...ir.statement import Axis
-from ...ir.types import F32, Type
+from ...ir.types import DTYPES, F32, Type
 from ...passes.reductions.chunks import Bound, interchanged_bound, largest, task_bounds
 from ...passes.reductions.strategies import ON_HOST
 from ..declarations import Declaration
@@ -17,8 +18,17 @@ from ..index import size
 from .columns import ColumnWriter
 from .records import BufferField, KernelText, LocalArray, grouped
 
+_I32 = of_type(DTYPES["i32"])
 TAPS = 4
 """Rows of an axis that are taken innermost: the taps of one place lie near one another."""
+
+
+def _narrow(kernel: Kernel, types: Mapping[str, Type]) -> set[str]:
+    """The integers of 64 bits that floats are made of and that i32 holds, whatever elements the buffers have."""
+    ranges = KernelRanges(kernel, types, lambda buffer: Range())
+    cast = {s.args[0] for s in kernel.body if s.op == "cast" and s.dtype is not None and s.dtype.is_float}
+    wide = {s.name for s in kernel.body if s.dtype is not None and s.dtype.is_integer and s.dtype.bits == 64}
+    return {v for v in cast & wide if ranges.value(v, frozenset()).within(_I32)}
 
 
 class KernelWriter(ColumnWriter):
@@ -31,7 +41,15 @@ class KernelWriter(ColumnWriter):
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type], dims: Sequence[str], guarded: bool):
         self.dims = dims
-        scribe = Scribe(types, kernel.body, columns=[a for a, _ in kernel.cols], guarded=guarded)
+        columns = [a for a, _ in kernel.cols]
+        scribe = Scribe(
+            types,
+            kernel.body,
+            columns=columns,
+            guarded=guarded,
+            narrow=_narrow(kernel, types),
+            below_one="exp_below_one_f32",
+        )
         super().__init__(kernel, types, scribe, ON_HOST)
         self.row_cache = self.worth_caching()
         streamed = (s for j, p in enumerate(kernel.passes) for s in p.roots if self.streams(s, j) and not self.lanes)

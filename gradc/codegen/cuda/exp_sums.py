@@ -46,23 +46,6 @@ def with_exp_sums(kernel: Kernel) -> tuple[tuple[Phase, ...], dict[str, ExpSum]]
     return (*phases, *([Phase(waiting, (), ())] if waiting else [])), sums
 
 
-def is_exp_below_one(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
-    """Whether a value is an exponential in f32 of what is not above 0, or NaN: ``x - max_cols x``, or ``x * x`` times a
-    negative number.
-    """
-    if s.op != "exp" or s.dtype is not F32:
-        return False
-    power = stmts[s.args[0]]
-    if power.op == "sub":
-        top = stmts[power.args[1]]
-        return top.op == "max_cols" and top.args[0] == power.args[0]
-    if power.op != "mul":
-        return False
-    sides = [stmts[name] for name in power.args]
-    square = any(side.op == "mul" and side.args[0] == side.args[1] for side in sides)
-    return square and any(side.op == "const" and side.attr("value") < 0 for side in sides)
-
-
 def _exp_sum(kernel: Kernel, p: Phase, q: Phase) -> ExpSum | None:
     """The sum of the second phase, if the two are of this form."""
     if [s.op for s in p.roots] != ["max_cols"] or [s.op for s in q.roots] != ["sum_cols"]:

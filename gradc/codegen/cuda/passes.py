@@ -9,13 +9,14 @@ from ...ir.kernel import Kernel, Phase
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt, neutral
 from ...ir.types import F32, DType, Type
 from ..declarations import used
+from ..exponentials import is_exp_below_one
 from ..expr import ROUNDED, carrier, loaded, to_memory, unrounded, variable
 from ..index import flatten, index, literal
 from ..phases import phase_comment
 from ..text import CODES
 from .accums import AccumWriter
 from .columns import OFFSETS, Access, access, linear
-from .exp_sums import ExpSum, is_exp_below_one, with_exp_sums
+from .exp_sums import ExpSum, with_exp_sums
 from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
 

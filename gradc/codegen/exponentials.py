@@ -1,0 +1,32 @@
+"""Exponentials whose argument is known not to be above 0: they take fewer instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ir.statement import Stmt
+from ..ir.types import F32
+
+
+def is_exp_below_one(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
+    """Whether a value is an exponential in f32 of what is not above 0, or NaN: ``x - max_cols x``, or ``x * x`` times a
+    negative number.
+    """
+    if s.op != "exp" or s.dtype is not F32:
+        return False
+    power = stmts[s.args[0]]
+    if power.op == "sub":
+        top = stmts[power.args[1]]
+        return top.op == "max_cols" and top.args[0] == power.args[0]
+    if power.op != "mul":
+        return False
+    sides = [stmts[name] for name in power.args]
+    square = any(side.op == "mul" and side.args[0] == side.args[1] for side in sides)
+    return square and any(side.op == "const" and side.attr("value") < 0 for side in sides)
+
+
+def is_exp_of_magnitude(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
+    """Whether a value is ``exp(-|x|)`` in f32.  On a CPU sigmoid_f32 has the same: compilers make one of both."""
+    if s.op != "exp" or s.dtype is not F32 or stmts[s.args[0]].op != "neg":
+        return False
+    return stmts[stmts[s.args[0]].args[0]].op == "abs"
