@@ -27,7 +27,7 @@ _KEYWORDS = """
 """
 WRITTEN = """
     affordable balanced collapsed_keys collapsed_rows collapsed_start combined even_cols far group_keys group_rows one
-    shared shared_gather sorted_rows strip strips worthwhile
+    shared shared_gather sorted_rows sorting strip strips worthwhile
 """
 """Local variables that writers declare and no template names; a test holds every text against them."""
 _LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+|\w+_[iuf]\d+")

@@ -147,7 +147,7 @@ class KernelWriter(ColumnWriter):
         if self.order == "by key":
             tasks = f"gradc_chunks({'rows' if self.visits_all_rows else 'start[keys]'}, chunk)"
             sort = [self.launch("key", "gradc_chunks(rows, GRADC_KEY_ROWS)")]
-            sort.append("gradc_sort(ctx, key, rows, keys, start, order);")
+            sort.append("gradc_sort(ctx, key, rows, keys, start, order, sorting);")
         elif self.is_map:
             tasks = "gradc_chunks(rows, chunk) * gradc_chunks(cols, GRADC_STRIP)"
         elif self.lanes:
@@ -172,6 +172,7 @@ class KernelWriter(ColumnWriter):
                 LocalArray("key", "i32", "rows"),
                 LocalArray("order", "i32", "rows"),
                 LocalArray("start", "i32", "keys + 2"),
+                LocalArray("sorting", "char", "gradc_sort_bytes(rows, keys)"),
             ]
         for a in map(self.accum, self.k.accums):
             if a.strategy.visits == "by key":

@@ -22,6 +22,7 @@ typedef struct {
   i32 *key;
   i32 *order;
   i32 *start;
+  char *sorting;
   f32 *partial0;
 } scatter_add_6afce2_args;
 
@@ -32,6 +33,7 @@ static i64 scatter_add_6afce2_layout(scatter_add_6afce2_args *A, char *workspace
   A->key = gradc_take(&end, rows * (i64)sizeof(i32));
   A->order = gradc_take(&end, rows * (i64)sizeof(i32));
   A->start = gradc_take(&end, (keys + 2) * (i64)sizeof(i32));
+  A->sorting = gradc_take(&end, (gradc_sort_bytes(rows, keys)) * (i64)sizeof(char));
   A->partial0 = gradc_take(&end, (2 * chunks * 16) * (i64)sizeof(f32));
   return end - workspace;
 }
@@ -126,8 +128,9 @@ GRADC_SHARED int scatter_add_6afce2(const gradc_ctx *ctx, void *const *buffers, 
   i32 *const key = A->key;
   i32 *const order = A->order;
   i32 *const start = A->start;
+  char *const sorting = A->sorting;
   ctx->parallel_for(ctx, gradc_chunks(rows, GRADC_KEY_ROWS), scatter_add_6afce2_key, A);
-  gradc_sort(ctx, key, rows, keys, start, order);
+  gradc_sort(ctx, key, rows, keys, start, order, sorting);
   ctx->parallel_for(ctx, gradc_chunks(start[keys], chunk), scatter_add_6afce2_rows, A);
   ctx->parallel_for(ctx, gradc_chunks(keys, GRADC_SEGMENTS), scatter_add_6afce2_finish, A);
   return 0;
