@@ -18,6 +18,8 @@ enum {
   GRADC_FOLD = 512,        /* elements of a result per task that combines partial results */
   GRADC_SEGMENTS = 64,     /* rows of a result per task that finishes segments */
   GRADC_TOTALS = 64,       /* elements that partial results are combined in at a time */
+  GRADC_AHEAD = 8,         /* rows ahead that ask for what they gather */
+  GRADC_DISTANT = 1 << 18, /* bytes that are gathered from further away than the nearest caches */
   GRADC_LOOP_TASKS = 8     /* tasks of a loop from which each has blocks of its own */
 };
 
