@@ -8,7 +8,8 @@ import copyreg
 import functools
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,13 +95,19 @@ def fingerprint() -> str:
     """A digest of gradc itself for cache keys: the version, and every byte of the templates and the package's code."""
     from .codegen.text import template_dirs
 
-    files = sorted(
-        p
-        for d in (*template_dirs(), Path(__file__).parent)
-        for p in d.rglob("*")
-        if p.suffix in (".py", ".j2", ".h", ".c", ".cpp", ".cu")
-    )
-    return digest(VERSION, *(part for p in files for part in (p.name, p.read_bytes())))
+    found = sorted(path for folder in (*template_dirs(), Path(__file__).parent) for path in _sources(folder))
+    return digest(VERSION, *(part for path in found for part in (os.path.basename(path), _bytes(path))))
+
+
+def _sources(folder: Path) -> Iterator[str]:
+    """The files of gradc's code in a folder and those below it; ``Path.rglob`` takes twice the time of reading them."""
+    for parent, _, names in os.walk(folder):
+        yield from (os.path.join(parent, n) for n in names if n.endswith((".py", ".j2", ".h", ".c", ".cpp", ".cu")))
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
 
 
 @plain()

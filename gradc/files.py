@@ -11,9 +11,7 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import stat
-import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import FileError
+from .process.forks import held_off
 from .process.interrupts import interrupts_wait
 
 TEMPORARY = ".tmp-gradc-"
@@ -108,7 +107,7 @@ def write_folder(path: Any, contents: Mapping[str, Buffer]) -> None:
     except OSError as error:  # a FileError, too, whose path is that of the temporary folder
         raise FileError(path, "written", error) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
 
 
 def write_into(path: Any, contents: Mapping[str, Buffer]) -> None:
@@ -136,6 +135,9 @@ class scratch:
     """
 
     def __enter__(self) -> Path:
+        with held_off:
+            import shutil  # noqa: F401  (what deletes the folder, and may have to at any moment)
+            import tempfile
         self._folder = Path(tempfile.gettempdir()) / f"gradc-{os.getpid()}-{secrets.token_hex(8)}"
         # Before there is anything to delete, and until it is: who is interrupted in between drops this object.
         self._undone = weakref.finalize(self, _delete, self._folder, os.getpid())
@@ -148,11 +150,18 @@ class scratch:
             self._undone.detach()
 
 
+def _remove(folder: str | Path) -> None:
+    """A folder and what is in it, as far as that can be removed."""
+    with held_off:
+        import shutil  # here, for modules from the cache need neither it nor the compressors that it imports
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _delete(folder: Path, owner: int) -> None:
     if os.getpid() != owner:
         return  # a child that was forked meanwhile ends
     for pause in (0.001, 0.01, 0.1, 0.5):
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         if not os.path.lexists(folder):
             return
         time.sleep(pause)  # a process that is about to die wrote into it
@@ -187,7 +196,7 @@ def sweep(folder: Path) -> None:
                     and entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_SECONDS
                 ):
                     if entry.is_dir(follow_symlinks=False):
-                        shutil.rmtree(entry.path, ignore_errors=True)
+                        _remove(entry.path)
                     else:
                         os.unlink(entry.path)
 

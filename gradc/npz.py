@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from . import files
 from .errors import InvalidProblem
+from .process.forks import held_off
+
+if TYPE_CHECKING:
+    import zipfile
 
 Array = np.ndarray[Any, Any]
 MOST_INFLATED, FREE = 100, 1 << 26
@@ -47,6 +50,8 @@ def read_arrays(path: Any, *, compressed: bool = True) -> Array | dict[str, Arra
 
 def _members(file: BinaryIO, size: int, what: str, compressed: bool) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
+    with held_off:
+        import zipfile
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         _check_layout(members, archive.start_dir, size, what)
@@ -141,6 +146,8 @@ def write_arrays(path: Path, arrays: dict[str, Array]) -> None:
 
     :raises FileError: it cannot be written.
     """
+    with held_off:
+        import zipfile
     with files.replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             plain = array.view(f"u{array.itemsize}") if array.dtype.num > 255 else array

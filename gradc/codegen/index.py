@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from fractions import Fraction
 
 from ..ir.dims import Dim, FloorDiv, Max, Size
 from ..ir.statement import Index
 from ..ir.types import DType
+from ..process.forks import held_off
 
 
 def size(value: Size, cast: str = "") -> str:
@@ -113,6 +113,8 @@ def _decimal_f32(number: float) -> str:
         return f"{sign}0.0"
     below, size = struct.unpack("<2f", struct.pack("<2I", bits - 1, bits))
     above = 2 * size - below if bits == 0x7F7FFFFF else struct.unpack("<f", struct.pack("<I", bits + 1))[0]
+    with held_off:
+        from fractions import Fraction
     for digits in range(1, 10):
         text = _decimal(float(f"{size:.{digits}g}"))
         if size + below < 2 * Fraction(text) < size + above:  # nearer to it than to its neighbours

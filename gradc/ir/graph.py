@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import networkx as nx
 
 NO_NOTE = Note()
+SPARSE_PARTS = ("rows", "values", "count")
+"""What stands for ``d.w`` where a gradient is sparse: ``d.w.rows`` i64[N], ascending, the size of the table where there
+is none; ``d.w.values`` [N, ...]; ``d.w.count`` i64[].
+"""
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 
 

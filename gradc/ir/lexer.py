@@ -26,6 +26,7 @@ LONGEST_TEXT, LONGEST_LINE, MOST_LINES, MOST_ASSUMPTIONS, DEEPEST = 2**26, 2**20
 WORD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*", re.ASCII)
 VALUE = re.compile(r"%\w+(?:\.\w+)*", re.ASCII)
 _SPACE = re.compile(r"[ \t]*")
+_BLANKS = (" ", "\t")
 _TYPE = re.compile(r"\w+[ \t]*(?:\[[^\]]*\])?", re.ASCII)
 _DELIMITER = re.compile(r"[(),\]}]")
 _UNPRINTABLE = re.compile(r"[^ -~]")
@@ -174,7 +175,10 @@ class Reader:
             raise self.fail(f"the text ends before {wanted}", max(0, self.end - 1), self.end)
 
     def _skip(self) -> None:
-        self.at = _SPACE.match(self.line, self.at).end()  # type: ignore[union-attr]
+        if self.line.startswith(
+            _BLANKS, self.at
+        ):  # mostly there is none, which a regular expression takes longer to see
+            self.at = _SPACE.match(self.line, self.at).end()  # type: ignore[union-attr]
 
     # -- errors
 
@@ -210,8 +214,10 @@ class Reader:
     def maybe(self, literal: str) -> bool:
         """Consumes ``literal`` if it comes next, and says whether it did; a word must match as a whole."""
         self._skip()
+        if not self.line.startswith(literal, self.at):
+            return False
         stop = self.at + len(literal)
-        if not self.line.startswith(literal, self.at) or stop > self.end:
+        if stop > self.end:
             return False
         if literal[-1].isalnum() and stop < self.end and (self.line[stop].isalnum() or self.line[stop] in "_."):
             return False

@@ -22,7 +22,7 @@ from typing import Any
 from .. import files
 from ..errors import FileError, GradcError, InvalidProblem, IRFormatError, TypeRuleError
 from ..ir.envelope import Envelope, load, sealed, unsealed
-from ..ir.graph import Graph, input_node
+from ..ir.graph import SPARSE_PARTS, Graph, input_node
 from ..ir.graph_file import file_text
 from ..ir.program_text import parse_program
 from ..ir.text import graph_of_file
@@ -31,7 +31,6 @@ from ..ir.verify import verify_program
 from ..json_text import read_json
 from ..knobs import TARGETS
 from ..options import TEXTS, Options
-from ..passes.graph.sparse_rows import PARTS as SPARSE_PARTS
 from ..passes.reductions.devices import gpu_of
 from ..passes.schedule.residual import Residual
 from ..process.forks import held_off

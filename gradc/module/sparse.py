@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidProblem
-from ..passes.graph.sparse_rows import PARTS
+from ..ir.graph import SPARSE_PARTS
 from ..runtime.host.arrays import Arguments, Results
 
 
@@ -106,6 +106,6 @@ def assembled(
         if name not in sparse:
             out[name] = results[key]
             continue
-        rows, values, count = (results[f"{key}.{part}"] for part in PARTS)
+        rows, values, count = (results[f"{key}.{part}"] for part in SPARSE_PARTS)
         out[name] = SparseRows(rows[: int(count)], values[: int(count)], shapes[name])
     return out

@@ -1,4 +1,4 @@
-/* What every generated module shares: chunking by shape alone, layouts of memory, the stable counting sort, library calls. */
+/* What every generated module shares: chunking by shape alone, layouts of memory, library calls. */
 #ifndef GRADC_PROGRAM_H
 #define GRADC_PROGRAM_H
 
@@ -18,6 +18,8 @@ enum {
   GRADC_FOLD = 512,        /* elements of a result per task that combines partial results */
   GRADC_SEGMENTS = 64,     /* rows of a result per task that finishes segments */
   GRADC_TOTALS = 64,       /* elements that partial results are combined in at a time */
+  GRADC_AHEAD = 8,         /* rows ahead that ask for what they gather */
+  GRADC_DISTANT = 1 << 18, /* bytes that are gathered from further away than the nearest caches */
   GRADC_LOOP_TASKS = 8     /* tasks of a loop from which each has blocks of its own */
 };
 
@@ -83,21 +85,6 @@ static inline __attribute__((unused)) int gradc_poll(const gradc_ctx *ctx, i64 *
 }
 /* Rows between two such questions. */
 static inline __attribute__((unused)) i64 gradc_poll_rows(i64 cols) { return gradc_max(1, GRADC_POLL / gradc_max(cols, 1)); }
-
-/* Stable counting sort of rows by key in [0, keys]; key == keys is nowhere and comes last.
- * start[k] is the first position of key k, start[keys] the number of rows that go somewhere. */
-static __attribute__((unused)) void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *order) {
-  __builtin_memset(start, 0, sizeof(i32) * (unsigned long)(keys + 2));
-  for (i64 r0 = 0; r0 < rows; r0 += GRADC_POLL, gradc_pause(ctx))
-    for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_POLL); r++) start[key[r] + 1]++;
-  for (i64 k0 = 0; k0 < keys + 1; k0 += GRADC_POLL, gradc_pause(ctx))
-    for (i64 k = k0; k < gradc_min(keys + 1, k0 + GRADC_POLL); k++) start[k + 1] += start[k];
-  for (i64 r0 = 0; r0 < rows; r0 += GRADC_POLL, gradc_pause(ctx))
-    for (i64 r = r0; r < gradc_min(rows, r0 + GRADC_POLL); r++) order[start[key[r]]++] = (i32)r;
-  for (i64 k1 = keys + 1; k1 > 0; k1 -= GRADC_POLL, gradc_pause(ctx))
-    for (i64 k = k1; k > gradc_max(0, k1 - GRADC_POLL); k--) start[k] = start[k - 1];
-  start[0] = 0;
-}
 
 /* A matrix product over several batch axes: neighbours that step alike are one, the last goes to the library, the rest are loops.
  * steps: of a, b and their scales along each axis. */

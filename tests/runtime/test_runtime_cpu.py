@@ -462,6 +462,18 @@ def test_units_share_symbols_and_the_header() -> None:
     assert library.f() == 2.0
 
 
+def test_programs_are_found_as_by_which(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, mode in ((first, 0o644), (second, 0o755)):
+        (folder / "cc").mkdir(parents=True)  # a folder of that name is none
+        (folder / "tool").write_text("")
+        (folder / "tool").chmod(mode)
+    search = f"{tmp_path}:{first}:{second}"
+    for name in ("tool", "cc", "none", str(first / "tool"), str(second / "tool"), f"{tmp_path}/none"):
+        assert toolchain._program(name, search) == shutil.which(name, path=search)
+    assert toolchain._program("tool", search) == str(second / "tool")
+
+
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)] + [f"{sys.executable} -m ziglang cc"] * (
     importlib.util.find_spec("ziglang") is not None
 )

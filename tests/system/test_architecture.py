@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -61,6 +62,17 @@ ONLY_IN = {
 EXTRAS = ("cupy", "gradc.jax", "gradc.onnx", "gradc.torch", "jax", "magika", "onnx", "onnxruntime", "swift_f0")
 EXTRAS += ("torch", "torchao")
 # Costs a second or is not there at all: `import gradc` does without.
+NOT_FROM_THE_CACHE = (
+    "bz2",
+    "fractions",
+    "html",
+    "lzma",
+    "shutil",
+    "subprocess",
+    "tempfile",
+    "zipfile",
+    "gradc.ir.pattern",
+)
 NOT_AT_IMPORT = ("click", "cupy", "jax", "jinja2", "networkx", "onnx", "torch")
 
 
@@ -229,6 +241,23 @@ def test_a_module_from_the_cache_needs_no_writer_of_cuda():
     script = "import sys, gradc.api; print(*(m for m in sys.modules if m.startswith('gradc.codegen.c')))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) <= {"gradc.codegen.cuda", "gradc.codegen.cuda.support"}
+
+
+def test_a_module_from_the_cache_imports_little(tmp_path):
+    """What takes milliseconds to import and is needed to compile, or to read and write other files."""
+    script = f"""
+import numpy, sys, gradc
+before = set(sys.modules)  # NumPy has some of them in some versions
+graph = gradc.trace(lambda x: gradc.ops.tanh(x), x="f32[N]")
+gradc.compile(graph, wrt="x", target="cpu").forward(x=numpy.ones(3, "f4"))
+print(*(m for m in {NOT_FROM_THE_CACHE} if m in sys.modules and m not in before))
+"""
+    environment = {**os.environ, "GRADC_CACHE_DIR": str(tmp_path)}
+    for expected in (True, False):  # the first compiles
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
+        )
+        assert bool(done.stdout.split()) is expected, done.stdout
 
 
 def test_importing_gradc_is_cheap():

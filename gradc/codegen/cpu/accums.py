@@ -42,6 +42,7 @@ class AccumWriter(RowMemory):
             inner=grouped(size(product(type_.shape[part.leading :]))),
             extents=tuple(map(size, extents)),
             owned_size=grouped(size(product(extents))),
+            block_size=grouped(size(product(extents) if self.owned_by_row(s) else type_.count)),
             owned_at=index(flatten(entries, type_.shape)),
             partial_at=index(flatten([entries[axis] for axis in free], extents)),
             wide_accumulator=self.wide_accumulator(s),
@@ -58,7 +59,12 @@ class AccumWriter(RowMemory):
         return "f64" if dtype.is_float and (self.wide_accumulator(s) or privatized_sum) else stored(dtype)
 
     def sums_by_block(self, s: Stmt) -> bool:
-        """Whether a few rows are added in f32 before they are added to the task's partial result."""
+        """Whether a few rows are added in f32 before they are added to the task's partial result, or to the wide sums
+        of what they gather.
+        """
+        if self.wide_accumulator(s) and self.gathered and all(map(self.owned_by_row, self.k.accums)):
+            along = {v for i in s.index for v, _ in i.terms}
+            return bool(self.k.cols) and self.k.cols[-1][0] in along and not any(v.startswith("%") for v in along)
         few = isinstance(self.k.row_count, int) and self.k.row_count < BLOCK_SUM_ROWS
         narrow = self.partial_type(s) == "f64" and self.types[s.buffer].dtype is F32
         return narrow and self.strategy_of[s.buffer].partials and self.side_by_side(s) and not few

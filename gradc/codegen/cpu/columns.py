@@ -13,9 +13,15 @@ from ..index import flatten, index
 from ..phases import phase_comment
 from .accums import AccumWriter
 from .interior import interior
-from .records import Columns, Lanes, PhaseText, Reduction, RunningValue, Scatter, StreamedStore, combined
+from .packed import Packed, packed_values
+from .records import Columns, Lanes, PhaseText, Reduction, RunningValue, Scatter, StreamedStore, Unpacking, combined
 from .reductions import reduction
 from .scans import scan
+
+
+def unpacked(value: str) -> str:
+    """The array of a block's values that bytes have in parts."""
+    return f"unpacked{value[1:]}"
 
 
 @dataclass
@@ -72,7 +78,8 @@ class ColumnWriter(AccumWriter):
             clauses.setdefault(operator, []).append(name)
         pragma = "".join(f" reduction({operator}:{','.join(names)})" for operator, names in clauses.items())
         block = "GRADC_FINE_BLOCK" if any(r.fine for r in reductions) else "GRADC_BLOCK" if reductions else ""
-        block = block or ("GRADC_STAGED" if stores or roots.scatters else "")
+        unpackings = tuple(map(self.unpacking, self.packed[number]))
+        block = block or ("GRADC_STAGED" if stores or roots.scatters or unpackings else "")
         first, last, block, poll = self.extent(block)
         body = [*values, *roots.body]
         if self.k.descending:
@@ -89,6 +96,7 @@ class ColumnWriter(AccumWriter):
             scatters=tuple(roots.scatters),
             stores=tuple(stores),
             prefetches=self.prefetches(number),
+            unpackings=unpackings,
             pragma=f"#pragma omp simd{pragma}" if vectors else "",
             body=tuple(body),
             poll=poll,
@@ -113,6 +121,38 @@ class ColumnWriter(AccumWriter):
 
     def values(self, statements: Sequence[Stmt], number: int) -> list[str]:
         return [line for s in statements for line in self.line(s, number)]
+
+    @cached_property
+    def packed(self) -> Sequence[tuple[Packed, ...]]:
+        """What each pass has in parts of bytes."""
+        k = self.k
+        if len(k.cols) != 1 or k.scans or k.descending or self.scribe.guarded:
+            return [()] * len(k.passes)
+        numbers = {s.name: s.attr("value") for s in k.body if s.op == "const" and isinstance(s.attr("value"), int)}
+        return [packed_values(p.body, p.roots, numbers, self.innermost, self.column_value) for p in k.passes]
+
+    def unpacking(self, packed: Packed) -> Unpacking:
+        """The statements that a block of such values is computed by: for each part, then for the byte."""
+        ctype = carrier(self.scribe.values[packed.value])
+        each = tuple(
+            (
+                *(f"const i64 {variable(name)} = {part};" for name in packed.parts),
+                *(self.scribe.value(s) for s in packed.body),
+                f"{unpacked(packed.value)}[{packed.per} * byte + {part} - c0] = {variable(packed.value)};",
+            )
+            for part in range(packed.per)
+        )
+        return Unpacking(unpacked(packed.value), ctype, packed.per, variable(packed.place), each)
+
+    def cached(self, s: Stmt, number: int) -> Stmt | None:
+        if any(s.name == packed.value for packed in self.packed[number]):
+            return replace(s, op="unpacked", args=(), attrs=())
+        return super().cached(s, number)
+
+    def line(self, s: Stmt, number: int, value: str = "") -> list[str]:
+        if s.op == "unpacked":
+            value = f"{unpacked(s.name)}[{self.innermost} - c0]"
+        return super().line(s, number, value)
 
     def computed(self, p: Phase, number: int, lane: str = "") -> tuple[list[str], tuple[RunningValue, ...]]:
         """The statements of a column's values, and what their scans keep."""

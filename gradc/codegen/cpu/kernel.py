@@ -155,6 +155,7 @@ def _function(
             else []
         ),
         *(Declaration(a.name, f"{a.ctype} *const {a.name} = A->{a.name};") for a in k.workspace if laid_out),
+        Declaration("distant", f"const int distant = {k.distant}; /* what rows gather: it is asked for rows ahead */"),
         Declaration("since", "i64 since = 0; /* elements, since it was asked whether the call ends */"),
     ]
     body = without_unread(body)

@@ -134,12 +134,15 @@ def render_program(program: Program) -> Source:
     types = program.types
     kernels: dict[str, KernelSource] = {}
     costly: set[str] = set()
+    sorts: set[str] = set()
     sites: dict[int, tuple[str, str]] = {}
     for number, step in enumerate(program.steps):
         for item in alternatives(step):
             if isinstance(item, Kernel):
                 if item.name not in kernels:  # of steps that share a kernel the first one's names stand
                     kernels[item.name] = render_kernel(item, types)
+                if item.row_order == "by key":
+                    sorts.add(item.name)
                 if any(cost(s) >= WIDE_VECTOR_COST for s in item.body):
                     costly.add(item.name)
                 for s in item.body:
@@ -161,10 +164,10 @@ def render_program(program: Program) -> Source:
         thread_sizes=[*dict.fromkeys(writer.thread_sizes)],
     )
     texts = {name: kernel.text for name, kernel in kernels.items()}
-    return Source(_units(texts, costly, entry), texts, sites)
+    return Source(_units(texts, costly, sorts, entry), texts, sites)
 
 
-def _units(texts: Mapping[str, str], costly: set[str], entry: str) -> tuple[str, ...]:
+def _units(texts: Mapping[str, str], costly: set[str], sorts: set[str], entry: str) -> tuple[str, ...]:
     """The texts of kernels in translation units: those that get wide vectors apart, the entry behind the last."""
     light, wide = ([name for name in texts if (name in costly) is pays] for pays in (False, True))
     parts = [names[i : i + PER_UNIT] for names in (wide, light) for i in range(0, len(names), PER_UNIT)] or [[]]
@@ -173,7 +176,8 @@ def _units(texts: Mapping[str, str], costly: set[str], entry: str) -> tuple[str,
     units = []
     for part in parts:
         vectors = '#include "wide_vectors.h"\n' if part and part[0] in costly else ""
-        includes = f'{vectors}#include "math.h"\n#include "program.h"\n#define GRADC_SHARED {linkage}\n'
+        sort = '#include "counting_sort.h"\n' if sorts & {*part} else ""
+        includes = f'{vectors}#include "math.h"\n#include "program.h"\n{sort}#define GRADC_SHARED {linkage}\n'
         units.append("\n".join([includes, *(texts[name] for name in part)]))
     units[-1] += f"\n{entry}"
     return tuple(units)

@@ -64,7 +64,8 @@ class Accum:
     :param owned_at: the place in the result of element ``z0, z1, ...`` of it, and :param partial_at: in a partial
         result.
     :param wide_accumulator: whether an owner adds into a wider row beside the result.
-    :param block_sums: whether a few rows are added in f32 before they are added to the partial result.
+    :param block_sums: whether a few rows are added in f32 before they are added to the partial result or wider row, and
+        :param block_size: elements of such a sum.
     :param streamed: whether rows of the result may be written by streaming stores.
     """
 
@@ -81,6 +82,7 @@ class Accum:
     inner: str
     extents: tuple[str, ...]
     owned_size: str
+    block_size: str
     owned_at: str
     partial_at: str
     wide_accumulator: bool
@@ -203,6 +205,40 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
+class Unpacking:
+    """Values of a block's columns that bytes have in parts.
+
+    :param name: of the array that they are put into, :param ctype: and the type of its elements.
+    :param per: parts of a byte.
+    :param place: the variable of a byte's number.
+    :param parts: the statements of each part.
+    """
+
+    name: str
+    ctype: str
+    per: int
+    place: str
+    parts: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a row reads at a place that its indices tell, asked for rows ahead.
+
+    :param lines: the statements that compute the place, :param buffer: what is read there, :param at: and the place.
+    :param elements: how many are asked for, :param step: and how many of them a cache line has.
+    :param count: elements of the buffer.
+    """
+
+    lines: tuple[str, ...]
+    buffer: str
+    at: str
+    elements: str
+    step: int
+    count: str
+
+
+@dataclass(frozen=True)
 class Columns:
     """A pass over the columns.
 
@@ -215,6 +251,7 @@ class Columns:
     :param scatters: what goes to places that the columns decide.
     :param stores: the streamed stores.
     :param prefetches: what is asked for.
+    :param unpackings: what is unpacked before.
     :param pragma: what says that the innermost loop is one of vectors, or "".
     :param body: the statements of one column.
     :param poll: the statement at a block's end that leaves when the call is to end, or "".
@@ -231,6 +268,7 @@ class Columns:
     scatters: tuple[Scatter, ...]
     stores: tuple[StreamedStore, ...]
     prefetches: tuple[Prefetch, ...]
+    unpackings: tuple[Unpacking, ...]
     pragma: str
     body: tuple[str, ...]
     poll: str
@@ -288,6 +326,7 @@ class KernelText:
     :param accums: the results that rows are combined into.
     :param phases: of a row.
     :param row_axes: statements that compute the axes of row ``r``.
+    :param ahead: statements that ask for what row ``r`` gathers, :param distant: whether that may be far away.
     :param lanes: the loop over rows that are scanned side by side, if they are.
     :param lane_axes: statements that compute the axes of a line ``r`` of such rows.
     :param owner_axes: those of owner ``owner``, :param member_axes: and of its member ``r``.
@@ -309,6 +348,8 @@ class KernelText:
     accums: tuple[Accum, ...]
     phases: tuple[PhaseText, ...]
     row_axes: tuple[str, ...]
+    ahead: tuple[str, ...]
+    distant: str
     lanes: Lanes | None
     lane_axes: tuple[str, ...]
     owner_axes: tuple[str, ...]

@@ -7,14 +7,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...ir.dims import Size
 from ...ir.node import REGISTRY
 from ...ir.op import Expr
 from ...ir.statement import Index, Stmt
+from ...ir.types import Type
 from ...ir.walk import reachable
+from ...process.forks import cached_property
 from ..expr import carrier, variable
-from ..index import flatten, index
+from ..index import flatten, index, size
 from ..rows import RowWriter
-from .records import Prefetch
+from .records import Gathered, Prefetch
 
 CACHED_COST = 8
 """Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near
@@ -26,6 +29,10 @@ STREAMED_BYTES = 1 << 20
 """Bytes below which an array of known size is never written by streaming stores."""
 LINE_BYTES = 64
 """Of a cache line."""
+SHORT_ROW = 16
+"""Columns below which a processor is at several rows at a time by itself."""
+GATHERED_BYTES = 512
+"""Bytes of a gathered row that are asked for rows ahead: of a longer one the processor sees how it goes on."""
 
 
 def cost(s: Stmt) -> int:
@@ -104,6 +111,44 @@ class RowMemory(RowWriter):
         return not any(
             q.buffer == s.buffer for j, p in enumerate(self.k.passes) if j > number for q in self.reloaded(p, j)
         )
+
+    @cached_property
+    def gathered(self) -> tuple[Gathered, ...]:
+        """What rows gather from places that nothing but their indices tells: a processor waits for each in turn, unless
+        rows ahead ask for theirs.
+        """
+        if not self.k.rows or (isinstance(self.k.col_count, int) and self.k.col_count < SHORT_ROW):
+            return ()
+        cols, axes = {a for a, _ in self.k.cols}, {a for a, _ in self.k.rows}
+        found: dict[str, Gathered] = {}
+        for s in self.k.body:
+            type_ = self.types[s.buffer] if s.op == "load" and self.large(s.buffer) else None
+            if type_ is None or not type_.shape:
+                continue
+            *leading, along = ([v for v, _ in i.terms] for i in s.index)
+            told = {v for variables in leading for v in variables}
+            values = [v for v in told if v.startswith("%")]
+            if any(self.k.levels[v] & cols for v in values) or told & cols:
+                continue
+            if not values and not (self.order == "by key" and told & axes):
+                continue
+            place = self.slice_of(values)
+            if any(t.op == "search" or cost(t) >= CACHED_COST for t in place):
+                continue
+            first = Index(s.index[-1].const, tuple(t for t in s.index[-1].terms if t[0] in axes))
+            at = index(flatten([*s.index[:-1], first], type_.shape))
+            whole = any(v in cols or v.startswith("%") for v in along)
+            width = type_.shape[-1] if whole else 1
+            lines = [self.scribe.value(t) for t in place]
+            found.setdefault(f"{s.buffer} + {at}", Gathered(tuple(lines), s.buffer, at, *self.asked_for(type_, width)))
+        return tuple(found.values())
+
+    @staticmethod
+    def asked_for(type_: Type, width: Size) -> tuple[str, int, str]:
+        """Elements of a row that are asked for ahead, as C, those of a line, and all of the array."""
+        most = GATHERED_BYTES // type_.dtype.itemsize
+        elements = str(min(width, most)) if isinstance(width, int) else f"gradc_min({size(width)}, {most})"
+        return elements, LINE_BYTES // type_.dtype.itemsize, size(type_.count)
 
     def prefetches(self, number: int) -> tuple[Prefetch, ...]:
         """What the next row reads, asked for while the last of several passes computes: memory would stand still."""

@@ -29,6 +29,7 @@ SHARED = (
     "common/math.h",
     "common/special.h",
     "cpu/argsort.h",
+    "cpu/counting_sort.h",
     "cpu/gemm.h",
     "cpu/gemm_bf16.h",
     "cpu/math.h",

@@ -16,7 +16,7 @@ from ..declarations import Declaration
 from ..expr import Scribe, carrier, stored
 from ..index import size
 from .columns import ColumnWriter
-from .records import BufferField, KernelText, LocalArray, grouped
+from .records import BufferField, Gathered, KernelText, LocalArray, grouped
 
 _I32 = of_type(DTYPES["i32"])
 TAPS = 4
@@ -60,6 +60,7 @@ class KernelWriter(ColumnWriter):
         part = self.parts[self.k.order] if self.order == "by key" else None
         counts = self.counts()
         bounds = self.chunk_bounds(counts)
+        gathered = () if self.lanes or self.interchanged or self.scribe.guarded else self.gathered
         chunk = largest([b if isinstance(b.rows, int) else replace(b, rows=symbol(b.name)) for b in bounds])
         return KernelText(
             name=k.name,
@@ -70,6 +71,10 @@ class KernelWriter(ColumnWriter):
             accums=tuple(map(self.accum, k.accums)),
             phases=tuple(self.phase(p, i) for i, p in enumerate(k.passes)),
             row_axes=tuple(self.located(k.rows, "r")),
+            ahead=tuple(self.ahead(gathered)),
+            distant=" || ".join(
+                dict.fromkeys(f"{g.count} * (i64)sizeof(*{g.buffer}) >= GRADC_DISTANT" for g in gathered)
+            ),
             lanes=self.lanes,
             lane_axes=tuple(self.located(k.rows[:-1], "r")),
             owner_axes=tuple(self.located(self.kept_axes, "owner")),
@@ -92,6 +97,19 @@ class KernelWriter(ColumnWriter):
             launches=tuple(self.launches()),
             checks=any(s.op == "check" for s in k.body),
         )
+
+    @staticmethod
+    def ahead(gathered: Sequence[Gathered]) -> list[str]:
+        """The statements that ask for what a row gathers."""
+        lines = list(dict.fromkeys(line for g in gathered for line in g.lines))
+        for g in gathered:
+            if g.elements.isdigit():
+                steps = range(0, int(g.elements), g.step)
+                lines += [f"__builtin_prefetch({g.buffer} + {g.at}{f' + {e}' if e else ''});" for e in steps]
+            else:
+                loop = f"for (i64 e = 0; e < {g.elements}; e += {g.step})"
+                lines.append(f"{loop} __builtin_prefetch({g.buffer} + {g.at} + e);")
+        return lines
 
     @property
     def mapping(self) -> str:
@@ -165,7 +183,7 @@ class KernelWriter(ColumnWriter):
         if self.order == "by key":
             tasks = f"gradc_chunks({'rows' if self.visits_all_rows else 'start[keys]'}, chunk)"
             sort = [self.launch("key", "gradc_chunks(rows, GRADC_KEY_ROWS)")]
-            sort.append("gradc_sort(ctx, key, rows, keys, start, order);")
+            sort.append("gradc_sort(ctx, key, rows, keys, start, order, sorting);")
         elif self.is_map:
             tasks = "gradc_chunks(rows, chunk) * gradc_chunks(cols, GRADC_STRIP)"
         elif self.lanes:
@@ -190,6 +208,7 @@ class KernelWriter(ColumnWriter):
                 LocalArray("key", "i32", "rows"),
                 LocalArray("order", "i32", "rows"),
                 LocalArray("start", "i32", "keys + 2"),
+                LocalArray("sorting", "char", "gradc_sort_bytes(rows, keys)"),
             ]
         for a in map(self.accum, self.k.accums):
             if a.strategy.visits == "by key":
@@ -212,7 +231,7 @@ class KernelWriter(ColumnWriter):
         arrays = [LocalArray(f"cache{i}", carrier(dtype), "cols") for i, dtype in enumerate(types)]
         for s, i in self.stream_number.items():
             arrays.append(LocalArray(f"staged{i}", stored(self.types[s.buffer].dtype), "GRADC_BLOCK"))
-        arrays += [LocalArray(f"block{a.number}", a.ctype, a.size) for a in accums if a.block_sums]
+        arrays += [LocalArray(f"block{a.number}", a.ctype, a.block_size) for a in accums if a.block_sums]
         arrays += [LocalArray(f"row_a{a.number}", a.ctype, a.inner) for a in accums if a.streamed]
         if self.interchanged:
             owned = [a for a in accums if a.wide_accumulator]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...errors import Unsupported
 from ...ir.dims import product
-from ...ir.graph import Graph
+from ...ir.graph import SPARSE_PARTS, Graph
 from ...ir.node import Node, call
 from ...ir.pattern import Var, match, op
 from ...ir.types import I64
@@ -15,10 +15,6 @@ from ...ops.sparse import coalesce
 from ..manager import graph_pass
 
 SCATTER, ADD, CAST = op("scatter_add", Var("indices"), Var("updates")), Var("x") + Var("y"), op("cast", Var("x"))
-PARTS = ("rows", "values", "count")
-"""What stands for ``d.w``: ``d.w.rows`` i64[N], ascending, the size of the table where there is none; ``d.w.values``
-[N, ...]; ``d.w.count`` i64[].
-"""
 
 
 @graph_pass("REAL")
@@ -29,7 +25,7 @@ def sparse_rows(graph: Graph, *, names: Sequence[str]) -> Graph:
     outputs: list[tuple[str, Node]] = []
     for name, node in graph.outputs:
         outputs += (
-            zip((f"{name}.{part}" for part in PARTS), _coalesced(name, node), strict=True)
+            zip((f"{name}.{part}" for part in SPARSE_PARTS), _coalesced(name, node), strict=True)
             if name in names
             else [(name, node)]
         )

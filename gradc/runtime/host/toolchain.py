@@ -16,15 +16,13 @@ import platform
 import re
 import select
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gradc import knobs
 from gradc.codegen.text import template_dirs
@@ -33,6 +31,9 @@ from gradc.files import scratch
 from gradc.process.forks import held_off
 from gradc.process.interrupts import interrupts_wait
 from gradc.runtime.cache import default_cache, digest
+
+if TYPE_CHECKING:
+    import subprocess
 
 FLAGS = (
     "-std=gnu11",
@@ -111,12 +112,12 @@ def find_compiler() -> Compiler:
 def _find(wanted: str, search: str) -> Compiler:
     if wanted.strip():
         command = shlex.split(wanted)
-        program = shutil.which(command[0], path=search)
+        program = _program(command[0], search)
         if program is None:  # no fallback if $CC was set explicitly
             raise CompilerMissing(f"CC={wanted!r} names no program that can be run; set it to a C compiler or unset it")
         return _ask((program, *command[1:]))
     for name in ("gcc", "clang", "cc"):
-        program = shutil.which(name, path=search)
+        program = _program(name, search)
         if program is not None:
             return _ask((program,))
     if importlib.util.find_spec("ziglang") is not None:
@@ -125,6 +126,13 @@ def _find(wanted: str, search: str) -> Compiler:
         "no C compiler: CC is not set, gcc, clang and cc are not on PATH, and the ziglang wheel is not installed; "
         "install a compiler, or `pip install gradc[cpu]`, which brings one; target='numpy' needs none"
     )
+
+
+def _program(name: str, search: str) -> str | None:
+    """As ``shutil.which``: modules from the cache need nothing else of that package, which imports compressors."""
+    folders = [""] if os.path.dirname(name) else search.split(os.pathsep)
+    paths = (os.path.join(folder, name) for folder in dict.fromkeys(folders))
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
 def _ask(argv: tuple[str, ...]) -> Compiler:
@@ -356,6 +364,8 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
     However this function ends, also by Ctrl-C, no process is left: each leads a process group, and their temporary
     files are in ``directory``.
     """
+    with held_off:
+        import subprocess
     environment = {**os.environ, "TMPDIR": str(directory), "LC_ALL": "C"}
     limit = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     running: list[tuple[int, subprocess.Popen[bytes], float]] = []

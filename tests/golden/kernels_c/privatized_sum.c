@@ -85,11 +85,13 @@ static void sum_60acaf_rows(const void *args, i64 task) {
       }
       if (++block_rows == GRADC_BLOCK_ROWS) {
         block_rows = 0;
+        #pragma omp simd
         for (i64 e = 0; e < D; e++) acc0[e] += block0[e], block0[e] = 0;
       }
     }
     if (r1 < last_row && gradc_poll(A->ctx, &since, GRADC_POLL)) return;
   }
+  #pragma omp simd
   for (i64 e = 0; e < D; e++) acc0[e] += block0[e], block0[e] = 0;
 }
 

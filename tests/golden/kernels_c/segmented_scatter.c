@@ -22,6 +22,7 @@ typedef struct {
   i32 *key;
   i32 *order;
   i32 *start;
+  char *sorting;
   f32 *partial0;
 } scatter_add_6afce2_args;
 
@@ -32,6 +33,7 @@ static i64 scatter_add_6afce2_layout(scatter_add_6afce2_args *A, char *workspace
   A->key = gradc_take(&end, rows * (i64)sizeof(i32));
   A->order = gradc_take(&end, rows * (i64)sizeof(i32));
   A->start = gradc_take(&end, (keys + 2) * (i64)sizeof(i32));
+  A->sorting = gradc_take(&end, (gradc_sort_bytes(rows, keys)) * (i64)sizeof(char));
   A->partial0 = gradc_take(&end, (2 * chunks * 16) * (i64)sizeof(f32));
   return end - workspace;
 }
@@ -56,17 +58,24 @@ static void scatter_add_6afce2_key(const void *args, i64 task) {
 
 static void scatter_add_6afce2_rows(const void *args, i64 task) {
   const scatter_add_6afce2_args *const A = args;
+  const i64 N = A->N;
   const f32 *restrict const rows_ = A->rows_;
   f32 *restrict const y = A->y;
-  const i64 keys = 1000, chunk = A->chunk;
+  const i64 rows = N, keys = 1000, chunk = A->chunk;
   i32 *const key = A->key;
   i32 *const order = A->order;
   i32 *const start = A->start;
   f32 *const partial0 = A->partial0;
+  const int distant = 16 * N * (i64)sizeof(*rows_) >= GRADC_DISTANT; /* what rows gather: it is asked for rows ahead */
   const i64 first = task * chunk, last = gradc_min(first + chunk, start[keys]);
   i64 segment = -1;
   f32 *restrict target0 = 0;
   for (i64 p = first; p < last; p++) {
+    if (distant && p + GRADC_AHEAD < rows) {
+      const i64 r = order[p + GRADC_AHEAD];
+      const i64 i0 = r;
+      __builtin_prefetch(rows_ + i0 * 16);
+    }
     const i64 r = order[p], to = key[r], valid = to < keys;
     const int begins = to != segment;
     if (begins && valid) { /* a piece of a segment that is not whole in this chunk goes to a carry row */
@@ -126,8 +135,9 @@ GRADC_SHARED int scatter_add_6afce2(const gradc_ctx *ctx, void *const *buffers, 
   i32 *const key = A->key;
   i32 *const order = A->order;
   i32 *const start = A->start;
+  char *const sorting = A->sorting;
   ctx->parallel_for(ctx, gradc_chunks(rows, GRADC_KEY_ROWS), scatter_add_6afce2_key, A);
-  gradc_sort(ctx, key, rows, keys, start, order);
+  gradc_sort(ctx, key, rows, keys, start, order, sorting);
   ctx->parallel_for(ctx, gradc_chunks(start[keys], chunk), scatter_add_6afce2_rows, A);
   ctx->parallel_for(ctx, gradc_chunks(keys, GRADC_SEGMENTS), scatter_add_6afce2_finish, A);
   return 0;

@@ -1,0 +1,88 @@
+"""Values that several columns have in one byte: a block of them is unpacked, byte by byte, before the columns read them
+where they lie side by side.
+
+A column that reads byte ``column / 2`` and shifts it by ``column % 2`` steps through memory as no vector does; a loop
+over bytes, each of which gives two values, is one of vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir.statement import Index, Stmt
+from ..expr import carrier
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A value that is computed from a byte, and from which of its parts it is.
+
+    :param value: its name.  :param per: how many of them a byte has.
+    :param place: the value that is the byte's number, :param parts: and those that are the part's.
+    :param body: the statements that compute it from these, in order.
+    """
+
+    value: str
+    per: int
+    place: str
+    parts: tuple[str, ...]
+    body: tuple[Stmt, ...]
+
+
+def packed_values(
+    body: Sequence[Stmt],
+    roots: Sequence[Stmt],
+    constants: Mapping[str, int],
+    column: str,
+    by_column: Callable[[str], bool],
+) -> tuple[Packed, ...]:
+    """Those of a pass.
+
+    :param body, roots: its values, and what it does with them.  :param constants: the whole numbers among all values.
+    :param column: the innermost axis.  :param by_column: whether a value depends on columns.
+    """
+    positions = {s.name for s in body if s.op == "index" and s.index == (Index.of(column),)}
+    places: dict[str, int] = {}
+    parts: dict[str, int] = {}
+    for s in body:
+        if len(s.args) == 2 and s.args[0] in positions and s.args[1] in constants:
+            if s.op == "right_shift":
+                places[s.name] = 1 << constants[s.args[1]]
+            elif s.op == "bitwise_and":
+                parts[s.name] = constants[s.args[1]] + 1
+    found: list[Packed] = []
+    for load in body:
+        uses = [u for u in load.uses if by_column(u)]
+        if load.op == "load" and len(uses) == 1 and uses[0] in places and not load.where:
+            on_axes = {v for i in load.index for v, _ in i.terms}
+            if column not in on_axes:
+                found += _from_byte(load, uses[0], places[uses[0]], parts, body, roots, by_column)
+    return tuple(found)
+
+
+def _from_byte(
+    load: Stmt,
+    place: str,
+    per: int,
+    parts: Mapping[str, int],
+    body: Sequence[Stmt],
+    roots: Sequence[Stmt],
+    by_column: Callable[[str], bool],
+) -> list[Packed]:
+    own_parts = {name for name, count in parts.items() if count == per}
+    shifts, made = set(own_parts), {load.name}
+    for s in body:
+        uses = {u for u in s.uses if by_column(u)}
+        if not uses or s.op == "load" or not uses <= shifts | made or s.dtype is None or s.name in shifts:
+            continue
+        if uses <= shifts:
+            shifts.add(s.name)
+        elif carrier(s.dtype) in ("u8", "i8"):
+            made.add(s.name)
+    read_outside = {u for s in (*body, *roots) if s.name not in made for u in s.uses} & made
+    if len(read_outside) != 1 or per not in (2, 4, 8):
+        return []
+    (value,) = read_outside
+    computed = tuple(s for s in body if (s.name in made or s.name in shifts) and s.name not in own_parts)
+    return [Packed(value, per, place, tuple(sorted(own_parts)), computed)]

@@ -1,0 +1,136 @@
+"""Rows that gather: what is asked for ahead changes no bit; bags add up a few rows in f32 at a time; packed values are
+unpacked a block at a time.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, knobs, ops
+from gradc.ops.bits import PACKED
+from gradc.runtime.host import pool
+
+
+def rng(*seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def source_of(module: gradc.Module) -> str:
+    return "".join(k.source for k in module.kernels.values())
+
+
+# -- asked for ahead ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_asked_for_ahead() -> None:
+    def compiled(function: Any, wrt: str | tuple[()] = (), **types: str) -> str:
+        return source_of(gradc.compile(gradc.trace(function, **types), wrt=wrt, target="cpu"))
+
+    gather, ahead = (lambda i, w: ops.embedding(i, w)), "__builtin_prefetch(w + (i64)v0"
+    assert compiled(gather, i="i64[N]", w="f32[V,64]").count(ahead) == 4  # a line each
+    assert compiled(gather, i="i64[N]", w="f32[V,2000]").count(ahead) == 8  # no more of a long row
+    assert compiled(gather, i="i64[N]", w="f32[V,D]").count(ahead) == 1
+    assert ahead not in compiled(gather, i="i64[N]", w="f32[40,64]")  # a small table is near
+    assert ahead not in compiled(gather, i="i64[N]", w="f32[V,3]")  # of short rows several are under way
+    assert "prefetch" not in compiled(lambda x: ops.exp(x), x="f32[N,64]")
+    of_upstream = compiled(gather, "w", i="i64[N]", w="f32[V,64]")
+    assert "order[p + GRADC_AHEAD]" in of_upstream
+    by_offsets = compiled(lambda i, w, o: ops.embedding_bag(i, w, o), "w", i="i64[N]", w="f32[V,64]", o="i64[B]")
+    for block in by_offsets.split("GRADC_AHEAD")[1:]:
+        assert "search_" not in block.split("phase")[0]  # a search is not done twice
+    with knobs.BOUNDS.set(True):
+        assert ahead not in compiled(gather, i="i64[N]", w="f32[V,64]")
+
+
+@pytest.mark.parametrize(
+    "bags, length", [(0, 3), (1, 1), (1, 40), (3, 0), (5, 2), (40, 7), (9, 16), (300, 17), (6, 65)]
+)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags(bags: int, length: int, mode: str) -> None:
+    """Against f64, with the same bits for any number of threads and with every access checked."""
+    table, width = 5000, 37
+    random = rng(bags, length)
+    given = {
+        "i": random.integers(0, table, (bags, length)),
+        "w": random.standard_normal((table, width)).astype(np.float32),
+    }
+    graph = gradc.trace(lambda i, w: ops.embedding_bag(i, w, mode=mode), i="i64[B,L]", w="f32[V,37]")
+    module = gradc.compile(graph, wrt="w", target="cpu")
+    rows = given["w"].astype(np.float64)[given["i"]]
+    wanted = np.zeros((bags, width)) if not length else getattr(rows, mode)(axis=1)
+    y, residuals = module.forward(**given)
+    np.testing.assert_allclose(y, wanted, rtol=1e-6, atol=2e-6 * max(1, length) ** 0.5)
+    upstream = random.standard_normal((bags, width)).astype(np.float32)
+    gradient = module.backward(residuals, upstream)["w"]
+    before = pool.num_threads()
+    try:
+        for threads in (1, 2, 5):
+            pool.set_num_threads(threads)
+            again, residuals = module.forward(**given)
+            assert again.tobytes() == y.tobytes()
+            assert module.backward(residuals, upstream)["w"].tobytes() == gradient.tobytes()
+    finally:
+        pool.set_num_threads(before)
+    with knobs.BOUNDS.set(True):
+        checked = gradc.compile(graph, wrt="w", target="cpu")
+    assert checked(**given).tobytes() == y.tobytes()
+
+
+def test_many_members_are_added_in_f64() -> None:
+    """2^24 + 1 + 1 + ... loses every 1 in f32, and 16 of them at most where they are added up first."""
+    given = {"i": np.r_[0, np.ones(4096, np.int64)][None], "w": np.repeat([[2.0**24], [1.0]], 16, 1).astype(np.float32)}
+    given["w"] = np.concatenate([given["w"], np.zeros((5000, 16), np.float32)])
+    module = gradc.compile(gradc.trace(lambda i, w: ops.embedding_bag(i, w, mode="sum"), i="i64[B,L]", w="f32[V,16]"))
+    assert "block0" in source_of(module)
+    assert np.all(np.abs(module(**given) - (2.0**24 + 4096)) <= 16)
+
+
+# -- packed values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", PACKED)
+@pytest.mark.parametrize("low_first", [True, False])
+@pytest.mark.parametrize("count", [1, 3, 32, 129, 4500])
+def test_packed_rows(dtype: str, low_first: bool, count: int) -> None:
+    """Against the interpreter: maps, gathers, sums of a row, softmax (several passes), short rows and long."""
+    random = rng(count, low_first)
+    q = random.integers(0, 256, (7, count)).astype(np.uint8)
+    i = random.integers(0, 7, (5, 3))
+    scale = random.standard_normal((7, 1)).astype(np.float32)
+
+    def values(q: Any) -> Any:
+        return ops.cast(ops.unpack(q, dtype=dtype, low_nibble_first=low_first), "f32")
+
+    functions = {
+        "map": lambda q, i, scale: values(q) * scale,
+        "gather": lambda q, i, scale: ops.embedding(i, values(q)),
+        "row": lambda q, i, scale: ops.amax(values(q) * scale, axis=1),
+        "passes": lambda q, i, scale: values(q) - ops.amax(values(q), axis=1, keepdims=True),
+        "column": lambda q, i, scale: ops.amin(values(q) * scale, axis=0),
+    }
+    for name, function in functions.items():
+        for q_type in (f"u8[7,{count}]", "u8[V,C]"):
+            graph = gradc.trace(function, q=q_type, i="i64[B,L]", scale="f32[7,1]" if q_type[3] == "7" else "f32[V,1]")
+            module = gradc.compile(graph, target="cpu")
+            given = {"q": q, "i": i, "scale": scale}
+            wanted = interp.run(graph, given)["y"]
+            np.testing.assert_array_equal(module(**given), wanted, err_msg=f"{name} {q_type}")
+            assert count == 1 or name == "column" or "unpacked" in source_of(module), f"{name} {q_type}"
+
+
+def test_a_bag_of_packed_rows() -> None:
+    random = rng(1)
+    q, i = random.integers(0, 256, (900, 20)).astype(np.uint8), random.integers(0, 900, (33, 19))
+    scale = random.standard_normal((900, 1)).astype(np.float32)
+
+    def bag(q: Any, i: Any, s: Any) -> Any:
+        return ops.embedding_bag(i, ops.dequantize(ops.unpack(q, dtype="i4"), s, block=(1, 40)), mode="sum")
+
+    module = gradc.compile(gradc.trace(bag, q="u8[V,20]", i="i64[B,L]", s="f32[V,1]"), target="cpu")
+    codes = np.stack([q & 15, q >> 4], -1).reshape(900, 40).astype(np.int64)
+    codes -= 16 * (codes > 7)
+    wanted = (codes * scale.astype(np.float64))[i].sum(1)
+    np.testing.assert_allclose(module(q=q, i=i, s=scale), wanted, rtol=1e-5, atol=1e-4)
+    assert "unpacked" in source_of(module)
