@@ -120,6 +120,24 @@ def test_packed_rows(dtype: str, low_first: bool, count: int) -> None:
             assert count == 1 or name == "column" or "unpacked" in source_of(module), f"{name} {q_type}"
 
 
+@pytest.mark.parametrize("dtype", ["u4", "u2"])
+def test_columns_that_end_within_a_byte(dtype: str) -> None:
+    """A slice of the unpacked row, its sum, and the row from its end on."""
+    per = {"u4": 2, "u2": 4}[dtype]
+
+    def write(q: gradc.Node, s: gradc.Node) -> tuple[gradc.Node, ...]:
+        row = ops.cast(ops.unpack(q, dtype=dtype, axis=1), "f32") * s
+        last = 7 * per - 1
+        return row[:, :last], ops.sum(row[:, :last], axis=1), row[:, 1:], ops.flip(row, axis=(1,))
+
+    graph = gradc.trace(write, q="u8[V,7]", s="f32[V,1]")
+    draw = np.random.default_rng(0)
+    given = {"q": draw.integers(0, 256, (50, 7)).astype("u1"), "s": draw.uniform(0.5, 1, (50, 1)).astype("f4")}
+    wanted = interp.run(graph, given)
+    for name, value in gradc.compile(graph, wrt=[], target="cpu")(**given).items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-6, err_msg=name)
+
+
 def test_a_bag_of_packed_rows() -> None:
     random = rng(1)
     q, i = random.integers(0, 256, (900, 20)).astype(np.uint8), random.integers(0, 900, (33, 19))

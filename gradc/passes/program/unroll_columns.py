@@ -134,7 +134,8 @@ def _step_between_windows(kernel: Kernel) -> int:
         and (column, 1) in place.index[0].terms
         and (step := DIVISIONS[s.op](kernel.stmts[s.args[1]].attr("value")))
     }
-    if len(steps) != 1 or not isinstance(size, int):
+    bytes_ = any(s.op == "load" and s.dtype is not None and s.dtype.bits <= 8 and s.uses for s in kernel.body)
+    if len(steps) != 1 or not isinstance(size, int) or bytes_:  # bytes have parts, which a block unpacks
         return 1
     (step,) = steps
     fits = 1 < step <= MOST_STEPS and size % step == 0 and size // step >= FEWEST
