@@ -489,21 +489,42 @@ static inline __attribute__((always_inline)) void GEMM(columns)(GEMM(vec) *v, in
   }
 }
 
+/* to[cols] += a[0] b[0,cols], then the same for step `every`, and so on for `turns` steps. */
+static inline __attribute__((always_inline)) void GEMM(add_rows)(T *restrict to, int64_t cols, const int turns, int64_t every, const T *restrict a, const T *restrict b, int64_t apart, int64_t ahead) {
+  const int64_t whole = cols / GEMM(LANES) * GEMM(LANES), next = every * apart;
+  for (int64_t j = 0; j < whole; j += GEMM(LANES)) {
+    GEMM(vec) sum = *(const GEMM(vec) *)(to + j);
+#pragma GCC unroll 4
+    for (int x = 0; x < turns; x++) {
+      __builtin_prefetch(b + x * next + ahead + j);
+      sum += a[x * every] * *(const GEMM(vec) *)(b + x * next + j);
+    }
+    *(GEMM(vec) *)(to + j) = sum;
+  }
+  for (int64_t j = whole; j < cols; j++) {
+#pragma GCC unroll 4
+    for (int x = 0; x < turns; x++) {
+      to[j] += a[x * every] * b[x * next + j];
+    }
+  }
+}
+
 /* The sums of a[kc] b[kc,cols] in the first row of sums[LANES,WIDE], b's rows contiguous and `apart` from one another. */
 static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *restrict a, const T *restrict b, int64_t apart) {
+  enum { LANES = GEMM(LANES), TURNS = 4 }; /* so many steps that go to one sum are added while it is in a register */
   memset(sums, 0, GEMM_WIDE * sizeof(GEMM(vec)));
-  const int64_t full = (kc + GEMM(LANES) - 1) / GEMM(LANES) * GEMM(LANES), whole = cols / GEMM(LANES) * GEMM(LANES);
-  for (int64_t p = 0; p < full; p++) {
-    T *restrict to = sums + p % GEMM(LANES) * GEMM_WIDE;
-    const T *restrict from = b + p * apart, x = a[p];
+  const int64_t full = (kc + LANES - 1) / LANES * LANES;
+  int64_t p = 0;
+  for (; p + TURNS * LANES <= kc; p += TURNS * LANES) {
+    for (int i = 0; i < LANES; i++) {
+      const int64_t ahead = (i + 1 < LANES ? 1 : 1 + (TURNS - 1) * LANES) * apart;
+      GEMM(add_rows)(sums + i * GEMM_WIDE, cols, TURNS, LANES, a + p + i, b + (p + i) * apart, apart, ahead);
+    }
+  }
+  for (; p < full; p++) {
+    T *restrict to = sums + p % LANES * GEMM_WIDE;
     if (p < kc) {
-      for (int64_t j = 0; j < whole; j += GEMM(LANES)) {
-        __builtin_prefetch(from + 2 * apart + j);
-        *(GEMM(vec) *)(to + j) += x * *(const GEMM(vec) *)(from + j);
-      }
-      for (int64_t j = whole; j < cols; j++) {
-        to[j] += x * from[j];
-      }
+      GEMM(add_rows)(to, cols, 1, LANES, a + p, b + p * apart, apart, 2 * apart);
     } else { /* what a product of zeros does to a sum */
 #pragma omp simd
       for (int64_t j = 0; j < cols; j++) {
