@@ -131,9 +131,20 @@ static const GEMM(kernel) GEMM(kernels)[6][2] = { /* [thirds - 1, STREAMED, ...]
 #undef GEMM_KERNEL
 #undef GEMM_DEFINE
 
+/* How a pair of vectors is mixed in each round of a transpose; a vector of two halves moves as few elements between them as can be. */
 #if GEMM_BYTES / GEMM_SIZE == 16
 #define GEMM_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define GEMM_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif GEMM_BYTES == 32 && GEMM_SIZE == 4
+#define GEMM_LOW 0, 8, 1, 9, 4, 12, 5, 13
+#define GEMM_HIGH 2, 10, 3, 11, 6, 14, 7, 15
+#define GEMM_LOW_HALVES 0, 1, 2, 3, 8, 9, 10, 11
+#define GEMM_HIGH_HALVES 4, 5, 6, 7, 12, 13, 14, 15
+#elif GEMM_BYTES == 32
+#define GEMM_LOW 0, 4, 2, 6
+#define GEMM_HIGH 1, 5, 3, 7
+#define GEMM_LOW_HALVES 0, 1, 4, 5
+#define GEMM_HIGH_HALVES 2, 3, 6, 7
 #elif GEMM_BYTES / GEMM_SIZE == 8
 #define GEMM_LOW 0, 8, 1, 9, 2, 10, 3, 11
 #define GEMM_HIGH 4, 12, 5, 13, 6, 14, 7, 15
@@ -149,19 +160,33 @@ static const GEMM(kernel) GEMM(kernels)[6][2] = { /* [thirds - 1, STREAMED, ...]
 static inline __attribute__((always_inline)) void GEMM(turn)(GEMM(vec) *v) {
   GEMM(vec) w[GEMM(LANES)];
 #ifdef GEMM_SHUFFLES
-  /* Each round moves one bit of the column's number to the row's. */
+  /* Each round moves one bit of the column's number to the row's, the last one of two halves which half it is. */
+#ifdef GEMM_LOW_HALVES
+  enum { ALIKE = GEMM(LANES) / 2 };
+#else
+  enum { ALIKE = GEMM(LANES) };
+#endif
 #pragma GCC unroll 4
-  for (int round = 1; round < GEMM(LANES); round *= 2) {
+  for (int round = 1; round < ALIKE; round *= 2) {
 #pragma GCC unroll 8
     for (int i = 0; i < GEMM(LANES) / 2; i++) {
-      w[2 * i] = __builtin_shufflevector(v[i], v[i + GEMM(LANES) / 2], GEMM_LOW);
-      w[2 * i + 1] = __builtin_shufflevector(v[i], v[i + GEMM(LANES) / 2], GEMM_HIGH);
+      const int from = i / (ALIKE / 2) * ALIKE + i % (ALIKE / 2);
+      w[2 * i] = __builtin_shufflevector(v[from], v[from + ALIKE / 2], GEMM_LOW);
+      w[2 * i + 1] = __builtin_shufflevector(v[from], v[from + ALIKE / 2], GEMM_HIGH);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < GEMM(LANES); i++) {
       v[i] = w[i];
     }
   }
+#ifdef GEMM_LOW_HALVES
+#pragma GCC unroll 4
+  for (int i = 0; i < ALIKE; i++) {
+    w[i] = __builtin_shufflevector(v[i], v[i + ALIKE], GEMM_LOW_HALVES);
+    w[i + ALIKE] = __builtin_shufflevector(v[i], v[i + ALIKE], GEMM_HIGH_HALVES);
+  }
+  __builtin_memcpy(v, w, sizeof w);
+#endif
 #else
   for (int i = 0; i < GEMM(LANES); i++) {
     for (int j = 0; j < GEMM(LANES); j++) {
@@ -186,8 +211,7 @@ static inline __attribute__((always_inline)) void GEMM(pack_lines)(T *restrict t
 }
 
 /* to[p * width + i] = from[i * across + p] for i < rows <= LANES and p < LANES. */
-static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict to, const T *restrict from, int64_t across, const int rows, int width) {
-  GEMM(vec) v[GEMM(LANES)];
+static inline __attribute__((always_inline)) void GEMM(read_square)(GEMM(vec) *v, const T *restrict from, int64_t across, const int rows, const int width) {
 #pragma GCC unroll 16
   for (int i = 0; i < GEMM(LANES); i++) {
     v[i] = i < rows ? *(const GEMM(vec) *)(from + i * across) : (GEMM(vec)){0};
@@ -196,13 +220,46 @@ static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict 
     }
   }
   GEMM(turn)(v);
+}
+
+/* to[p * width + i] = from[i * across + p] for i < width and p < LANES. */
+static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict to, const T *restrict from, int64_t across, const int width) {
+  enum { LANES = GEMM(LANES) };
+  if (width % LANES == 0) {
+#pragma GCC unroll 4
+    for (int i = 0; i < width; i += LANES) {
+      GEMM(vec) v[LANES];
+      GEMM(read_square)(v, from + i * across, across, LANES, width);
 #pragma GCC unroll 16
-  for (int p = 0; p < GEMM(LANES); p++) {
-    memcpy(to + p * width, &v[p], (size_t)rows * sizeof(T));
+      for (int p = 0; p < LANES; p++) {
+        *(GEMM(vec) *)(to + p * width + i) = v[p];
+      }
+    }
+    return;
+  }
+  const int whole = width / LANES, rest = width % LANES; /* whole is 0 or 1 */
+  GEMM(vec) v[2][LANES];
+  if (whole) {
+    GEMM(read_square)(v[0], from, across, LANES, width);
+  }
+  GEMM(read_square)(v[1], from + whole * LANES * across, across, rest, width);
+#pragma GCC unroll 16
+  for (int p = 0; p < LANES; p++) { /* what a vector has more than `rest` the next step overwrites */
+    if (whole) {
+      *(GEMM(vec) *)(to + p * width) = v[0][p];
+    }
+    if (p < LANES - 1) {
+      *(GEMM(vec) *)(to + p * width + whole * LANES) = v[1][p];
+    } else {
+      const GEMM(vec) last = v[1][p];
+      memcpy(to + p * width + whole * LANES, &last, (size_t)rest * sizeof(T));
+    }
   }
 }
 #undef GEMM_LOW
 #undef GEMM_HIGH
+#undef GEMM_LOW_HALVES
+#undef GEMM_HIGH_HALVES
 
 /* Panels of `width` rows (or columns), [panel][step][width], the last one filled up with zeros; squares: of steps side by side are
  * transposed in registers. */
@@ -241,10 +298,7 @@ static inline __attribute__((always_inline)) void GEMM(pack)(T *restrict to, con
     int64_t transposed = 0;
     if (squares && along == 1 && w == width) {
       for (; transposed + GEMM(LANES) <= steps; transposed += GEMM(LANES)) {
-#pragma GCC unroll 4
-        for (int i = 0; i < width; i += GEMM(LANES)) {
-          GEMM(pack_square)(to + transposed * width + i, panel + i * across + transposed, across, width - i < GEMM(LANES) ? width - i : GEMM(LANES), width);
-        }
+        GEMM(pack_square)(to + transposed * width, panel + transposed, across, width);
       }
     }
     for (int64_t p0 = transposed; p0 < steps; p0 += 16) { /* short runs, so that both sides stay in the first cache */
@@ -435,21 +489,42 @@ static inline __attribute__((always_inline)) void GEMM(columns)(GEMM(vec) *v, in
   }
 }
 
+/* to[cols] += a[0] b[0,cols], then the same for step `every`, and so on for `turns` steps. */
+static inline __attribute__((always_inline)) void GEMM(add_rows)(T *restrict to, int64_t cols, const int turns, int64_t every, const T *restrict a, const T *restrict b, int64_t apart, int64_t ahead) {
+  const int64_t whole = cols / GEMM(LANES) * GEMM(LANES), next = every * apart;
+  for (int64_t j = 0; j < whole; j += GEMM(LANES)) {
+    GEMM(vec) sum = *(const GEMM(vec) *)(to + j);
+#pragma GCC unroll 4
+    for (int x = 0; x < turns; x++) {
+      __builtin_prefetch(b + x * next + ahead + j);
+      sum += a[x * every] * *(const GEMM(vec) *)(b + x * next + j);
+    }
+    *(GEMM(vec) *)(to + j) = sum;
+  }
+  for (int64_t j = whole; j < cols; j++) {
+#pragma GCC unroll 4
+    for (int x = 0; x < turns; x++) {
+      to[j] += a[x * every] * b[x * next + j];
+    }
+  }
+}
+
 /* The sums of a[kc] b[kc,cols] in the first row of sums[LANES,WIDE], b's rows contiguous and `apart` from one another. */
 static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *restrict a, const T *restrict b, int64_t apart) {
+  enum { LANES = GEMM(LANES), TURNS = 4 }; /* so many steps that go to one sum are added while it is in a register */
   memset(sums, 0, GEMM_WIDE * sizeof(GEMM(vec)));
-  const int64_t full = (kc + GEMM(LANES) - 1) / GEMM(LANES) * GEMM(LANES), whole = cols / GEMM(LANES) * GEMM(LANES);
-  for (int64_t p = 0; p < full; p++) {
-    T *restrict to = sums + p % GEMM(LANES) * GEMM_WIDE;
-    const T *restrict from = b + p * apart, x = a[p];
+  const int64_t full = (kc + LANES - 1) / LANES * LANES;
+  int64_t p = 0;
+  for (; p + TURNS * LANES <= kc; p += TURNS * LANES) {
+    for (int i = 0; i < LANES; i++) {
+      const int64_t ahead = (i + 1 < LANES ? 1 : 1 + (TURNS - 1) * LANES) * apart;
+      GEMM(add_rows)(sums + i * GEMM_WIDE, cols, TURNS, LANES, a + p + i, b + (p + i) * apart, apart, ahead);
+    }
+  }
+  for (; p < full; p++) {
+    T *restrict to = sums + p % LANES * GEMM_WIDE;
     if (p < kc) {
-      for (int64_t j = 0; j < whole; j += GEMM(LANES)) {
-        __builtin_prefetch(from + 2 * apart + j);
-        *(GEMM(vec) *)(to + j) += x * *(const GEMM(vec) *)(from + j);
-      }
-      for (int64_t j = whole; j < cols; j++) {
-        to[j] += x * from[j];
-      }
+      GEMM(add_rows)(to, cols, 1, LANES, a + p, b + p * apart, apart, 2 * apart);
     } else { /* what a product of zeros does to a sum */
 #pragma omp simd
       for (int64_t j = 0; j < cols; j++) {
