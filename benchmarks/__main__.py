@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -217,16 +217,22 @@ def compile_times(peers: list[str], threads: int, repeat: int = 3) -> list[dict[
 
 def processor() -> str:
     """What the system calls it."""
-    name = platform.processor() or platform.machine()
     try:
-        name = next(
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        pass
-    return name
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    return full_name(facts) or platform.processor() or platform.machine()
+
+
+def full_name(facts: Mapping[str, str]) -> str:
+    """The name of a model, of a whole family (``AMD EPYC``) with the numbers of both: its makes differ in vectors and
+    caches.
+    """
+    name = facts.get("model name", "")
+    if re.search(r"\d", name) or not facts.get("model"):
+        return name
+    return f"{name} family {facts.get('cpu family', '?')} model {facts['model']}"
 
 
 def words_of(processor: str) -> str:

@@ -17,8 +17,6 @@ import argparse
 import json
 import math
 import os
-import platform
-import re
 import statistics
 import sys
 import time
@@ -29,6 +27,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from .__main__ import processor, words_of
 
 Array = np.ndarray[Any, Any]
 DTYPES = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16}
@@ -144,24 +144,9 @@ def measured(
     }
 
 
-def processor() -> str:
-    """Its name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    facts = dict(line.split(":", 1) for line in lines if ":" in line)
-    name = {key.strip(): value.strip() for key, value in facts.items()}
-    return (
-        " ".join(filter(None, (name.get("model name"), name.get("model") and f"model {name['model']}")))
-        or platform.machine()
-    )
-
-
 def write(records: list[dict[str, Any]], threads: int) -> Path:
     """The records as JSON, named by processor."""
-    name = re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
-    path = Path(__file__).parent / "results" / f"products-{name}.json"
+    path = Path(__file__).parent / "results" / f"products-{words_of(processor())}.json"
     about = {"processor": processor(), "threads": threads, "numpy": np.__version__}
     path.write_text(json.dumps({**about, "products": records}, indent=1) + "\n")
     return path

@@ -63,6 +63,10 @@ def test_files_are_named_by_the_processor() -> None:
         ("", "cpu-unknown-2.json"),
     ):
         assert bench.file_name(processor, 2) == name
+    family = {"model name": "AMD EPYC", "cpu family": "25", "model": "1"}
+    assert bench.file_name(bench.full_name(family), 2) == "cpu-amd-epyc-family-25-model-1-2.json"
+    assert bench.full_name({**family, "model name": "AMD EPYC 7B13"}) == "AMD EPYC 7B13"
+    assert bench.full_name({}) == ""
 
 
 def run(
