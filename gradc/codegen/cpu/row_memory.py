@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...ir.dims import Size
 from ...ir.node import REGISTRY
 from ...ir.op import Expr
-from ...ir.statement import Index, Stmt
+from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 from ...ir.walk import reachable
 from ...process.forks import cached_property
@@ -133,7 +133,7 @@ class RowMemory(RowWriter):
             if not values and not (self.order == "by key" and told & axes):
                 continue
             place = self.slice_of(values)
-            if any(t.op == "search" or cost(t) >= CACHED_COST for t in place):
+            if any(t.op in ("search", *REDUCTIONS) or cost(t) >= CACHED_COST for t in place):
                 continue
             first = Index(s.index[-1].const, tuple(t for t in s.index[-1].terms if t[0] in axes))
             at = index(flatten([*s.index[:-1], first], type_.shape))
