@@ -198,15 +198,35 @@ static inline __attribute__((always_inline)) void GEMM(turn)(GEMM(vec) *v) {
 }
 
 /* to[p * width + i] = from[at[i] + p] for i < rows <= LANES and p < steps <= LANES; LANES steps are read. */
-static inline __attribute__((always_inline)) void GEMM(pack_lines)(T *restrict to, const T *restrict from, const int64_t *at, int rows, int steps, int width) {
-  GEMM(vec) v[GEMM(LANES)];
+static inline __attribute__((always_inline)) void GEMM(pack_lines)(T *restrict to, const T *restrict from, const int64_t *at, int rows, int steps, const int width) {
+  enum { LANES = GEMM(LANES) };
+  GEMM(vec) v[LANES];
 #pragma GCC unroll 16
-  for (int i = 0; i < GEMM(LANES); i++) {
+  for (int i = 0; i < LANES; i++) {
     v[i] = i < rows ? *(const GEMM(vec) *)(from + at[i]) : (GEMM(vec)){0};
   }
   GEMM(turn)(v);
-  for (int p = 0; p < steps; p++) {
-    memcpy(to + p * width, &v[p], (size_t)rows * sizeof(T));
+  if (rows == LANES) {
+#pragma GCC unroll 16
+    for (int p = 0; p < LANES; p++) {
+      if (p < steps) {
+        *(GEMM(vec) *)(to + p * width) = v[p];
+      }
+    }
+  } else if (width < LANES && rows == width) { /* what a vector has more than the width the next step overwrites */
+#pragma GCC unroll 16
+    for (int p = 0; p < LANES; p++) {
+      if (p < steps - 1) {
+        *(GEMM(vec) *)(to + p * width) = v[p];
+      } else if (p < steps) {
+        const GEMM(vec) last = v[p];
+        memcpy(to + p * width, &last, (size_t)width * sizeof(T));
+      }
+    }
+  } else {
+    for (int p = 0; p < steps; p++) {
+      memcpy(to + p * width, &v[p], (size_t)rows * sizeof(T));
+    }
   }
 }
 
