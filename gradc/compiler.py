@@ -242,7 +242,12 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
         program = pipeline.keep(f"{name}.unroll_scatters", program, lambda: unroll_scatters(program))
     if target == "cpu":
         reorder = options.numerics != "strict"
-        program = pipeline.keep(f"{name}.unroll_columns", program, lambda: unroll_columns(program, reorder=reorder))
+        unnamed = (options.reductions or {}).keys() <= {"*"}  # else one of the sums may be named
+        program = pipeline.keep(
+            f"{name}.unroll_columns",
+            program,
+            lambda: unroll_columns(program, reorder=reorder, side_by_side=unnamed),
+        )
     program = pipeline.keep(
         f"{name}.choose_reduction",
         program,

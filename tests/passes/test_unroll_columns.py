@@ -177,6 +177,13 @@ def test_few_sums_are_added_up_side_by_side() -> None:
     assert not any(len(k.accums) > 1 for k in unroll_columns(before, reorder=False).kernels)
 
 
+def test_a_sum_whose_reduction_is_named_stays_one() -> None:
+    graph = gradc.trace(lambda x, w: ops.conv2d(x, w, groups=6, padding=1), x="f32[2,6,20,24]", w="f32[6,1,3,3]")
+    module = gradc.compile(graph, wrt=["w"], target="cpu", reductions={"d.w": "privatized"})
+    (kernel,) = [k for k in module.backward.program.kernels if k.accums]
+    assert kernel.strategies == {"d.w": "privatized"}
+
+
 @pytest.mark.parametrize("stride", [2, 3, 4, 5])
 @pytest.mark.parametrize("padding", [0, 1])
 def test_places_are_not_divided_column_by_column(stride: int, padding: int) -> None:

@@ -35,7 +35,7 @@ EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
 """A reduction and the comparison that finds a better element; of equal ones the first stays, and the first NaN."""
 
 
-def unroll_columns(program: Program, *, reorder: bool = True) -> Program:
+def unroll_columns(program: Program, *, reorder: bool = True, side_by_side: bool = True) -> Program:
     """rows(n, w) cols(k: 3) { max_cols x[n, w*2 + k] }  ->  rows(n) cols(w) { maximum x[n, w*2], x[n, w*2 + 1], ... }
     rows(n, w) cols(k: 3) { accum y[k] <- x[n, w+k] }  ->  rows(n, k: 3) cols(w) { accum y[k] <- sum_cols x[n, w+k] }
     rows(n) cols(l: 2*W) { y[n, l] <- x[n, l >> 1] }  ->  cols(l: W) { y[n, l*2] <- x[n, l], y[n, l*2+1] <- ... }
@@ -43,15 +43,15 @@ def unroll_columns(program: Program, *, reorder: bool = True) -> Program:
     As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled; and
     elements that lie in windows a step apart are gathered one by one.
 
-    :param reorder: sums may be added up in another order, as in the second line; a few are added up side by side
-        (:mod:`.unroll_sums`).
+    :param reorder: sums may be added up in another order, as in the second line.
+    :param side_by_side: a few of them are added up side by side, into buffers of their own (:mod:`.unroll_sums`).
     """
     types = {b.name: b.type for b in program.buffers}
     steps: list[Step] = []
     buffers: list[Buffer] = []
     for step in program.steps:
         if isinstance(step, Kernel):
-            made, own = _changed(step, program, types, reorder)
+            made, own = _changed(step, program, types, reorder, side_by_side)
             steps += made
             buffers += own
         else:
@@ -62,7 +62,7 @@ def unroll_columns(program: Program, *, reorder: bool = True) -> Program:
 
 
 def _changed(
-    kernel: Kernel, program: Program, types: Mapping[str, Type], reorder: bool
+    kernel: Kernel, program: Program, types: Mapping[str, Type], reorder: bool, side_by_side: bool
 ) -> tuple[list[Step], list[Buffer]]:
     """What stands for a kernel, and the buffers that it needs beside."""
     given = kernel
@@ -73,7 +73,7 @@ def _changed(
     lane = _summed_lane(kernel) if reorder and kernel is given else None
     if lane is None:
         return [kernel], []
-    if prod(n for _, n in kernel.cols if isinstance(n, int)) * len(kernel.body) <= LARGEST:
+    if side_by_side and prod(n for _, n in kernel.cols if isinstance(n, int)) * len(kernel.body) <= LARGEST:
         rows = tuple(axis for axis in kernel.rows if axis != lane)
         unrolled = _loaded_once(Unrolled(kernel, kernel.cols).kernel(rows, (lane,), types), types)
         if (made := unrolled_sums(kernel, unrolled, program)) is not None:
