@@ -197,6 +197,9 @@ static inline __attribute__((always_inline)) void GEMM(turn)(GEMM(vec) *v) {
 #endif
 }
 
+/* A vector that is stored over a panel's end reaches no further than the step behind it. */
+_Static_assert(GEMM(LANES) <= 2 * GEMM_MR, "a vector is wider than two steps of a panel");
+
 /* to[p * width + i] = from[at[i] + p] for i < rows <= LANES and p < steps <= LANES; LANES steps are read. */
 static inline __attribute__((always_inline)) void GEMM(pack_lines)(T *restrict to, const T *restrict from, const int64_t *at, int rows, int steps, const int width) {
   enum { LANES = GEMM(LANES) };

@@ -406,3 +406,22 @@ def test_attention_keeps_no_scores(shape):
     wanted.backward(torch.ones_like(wanted))
     for x, got in made.backward(residuals, np.ones_like(y)).items():
         _close(got, given[x].grad.numpy(), x)
+
+
+def test_rows_beside_a_count_of_windows_whose_sign_is_unknown() -> None:
+    """How many rows a block has must be known to be one at least."""
+    graph = gradc.trace(
+        lambda x, w: ops.conv2d(x, w, stride=(1, 3), padding=(1, 0), dilation=(1, 2)),
+        x="f32[N,2,H,W]",
+        w="f32[1,2,1,1]",
+    )
+    module = gradc.compile(graph, wrt=["x", "w"], target="cpu")
+    draw = np.random.default_rng(0)
+    w = draw.standard_normal((1, 2, 1, 1)).astype("f4")
+    for size in ((1, 1), (5, 7), (40, 61)):
+        x = draw.standard_normal((2, 2, *size)).astype("f4")
+        padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (0, 0)))[..., ::3]
+        y, residuals = module.forward(x=x, w=w)
+        np.testing.assert_allclose(y, (padded * w).sum(1, keepdims=True), rtol=1e-5, atol=1e-5)
+        gradient = module.backward(residuals, np.ones_like(y))["w"]
+        np.testing.assert_allclose(gradient[0, :, 0, 0], padded.astype("f8").sum((0, 2, 3)), rtol=1e-4, atol=1e-4)

@@ -184,6 +184,27 @@ def test_a_sum_whose_reduction_is_named_stays_one() -> None:
     assert kernel.strategies == {"d.w": "privatized"}
 
 
+def test_the_sums_buffers_have_names_of_their_own() -> None:
+    graph = gradc.ir.text.parse(
+        """graph @f(%x: f32[2,6,12,16], %w: f32[6,1,3,3], %w.sum0: f32[2,6,12,16]) {
+  %0: f32[2,6,12,16] = convolution %x, %w {dilation=[1, 1], groups=6, output_padding=[0, 0], padding=[[1, 1], [1, 1]],\
+ stride=[1, 1], transposed=false}
+  %1: f32[2,6,12,16] = mul %0, %w.sum0
+  return y=%1
+}
+"""
+    )
+    module = gradc.compile(graph, wrt=["w", "w.sum0"], target="cpu")
+    draw = np.random.default_rng(0)
+    given = {n: draw.standard_normal([*map(int, t.shape)]).astype("f4") for n, t in
+             ((n.attrs["name"], n.type) for n in graph.inputs)}  # fmt: skip
+    y, residuals = module.forward(**given)
+    wanted = interp.run(differentiate(graph, ["w", "w.sum0"]), {**given, "d.y": np.ones_like(y)})
+    gradients = module.backward(residuals, np.ones_like(y))
+    for name in ("w", "w.sum0"):
+        np.testing.assert_allclose(gradients[name], wanted[f"d.{name}"], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("stride", [2, 3, 4, 5])
 @pytest.mark.parametrize("padding", [0, 1])
 def test_places_are_not_divided_column_by_column(stride: int, padding: int) -> None:

@@ -387,6 +387,12 @@ def test_missing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
     with knobs.CC.set(""), pytest.raises(CompilerMissing, match=r"gcc, clang and cc .* ziglang"):
         toolchain.find_compiler()
+    (tmp_path / "gcc").write_text("#!/bin/sh\n")
+    (tmp_path / "gcc").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")  # which is no folder, and not this one
+    with knobs.CC.set(""), pytest.raises(CompilerMissing, match=r"gcc, clang and cc .* ziglang"):
+        toolchain.find_compiler()
 
 
 def test_compiler_that_cannot_even_start(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from ...ir.dims import Size, assuming, evaluate, product, same, symbol
+from ...ir.dims import Size, assuming, evaluate, known_nonnegative, product, same, symbol
 from ...ir.kernel import Buffer, Call, Kernel, Loop, Program, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt
@@ -506,7 +506,8 @@ def _by(rows: Size, wide: Size, outer: bool) -> Size:
     again for each block, is read rarely.
     """
     most = 48 * (1 + (1 << 13) // (wide + 2048)) if outer else 480 * (1 + (1 << 14) // (wide + 2048))
-    return 12 * (1 + rows // (12 * (1 + rows // most)))
+    by = 12 * (1 + rows // (12 * (1 + rows // most)))
+    return by if known_nonnegative(by - 1) else 48  # of a count of windows no sign may be known
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -27,6 +27,7 @@ def unrolled_sums(given: Kernel, unrolled: Kernel, program: Program) -> tuple[li
     :return: the steps and the buffers of the sums; None where the places are no constants.
     """
     types = {b.name: b.type for b in program.buffers}
+    taken = {*types}
     if len(given.accums) * prod(n for _, n in given.cols if isinstance(n, int)) > MOST_SUMS:
         return None
     taps = {axis for axis, _ in given.cols}
@@ -42,7 +43,11 @@ def unrolled_sums(given: Kernel, unrolled: Kernel, program: Program) -> tuple[li
             (value,), kept = s.args, shapes[s.buffer]
             assert kept is not None
             stack = stacks.setdefault(s.buffer, [])
-            own = Buffer(suffixed(s.buffer, f".sum{len(stack)}"), types[s.buffer].with_shape(*(n for _, n in kept)))
+            names = (suffixed(s.buffer, f".sum{k}") for k in itertools.count(len(stack)))
+            own = Buffer(
+                next(name for name in names if name not in taken), types[s.buffer].with_shape(*(n for _, n in kept))
+            )
+            taken.add(own.name)
             buffers.append(own)
             stack.append((own.name, s.index))
             body.append(Stmt(next(fresh), "sum_cols", (value,), unrolled.stmts[value].dtype))

@@ -130,7 +130,7 @@ def _find(wanted: str, search: str) -> Compiler:
 
 def _program(name: str, search: str) -> str | None:
     """As ``shutil.which``: modules from the cache need nothing else of that package, which imports compressors."""
-    folders = [""] if os.path.dirname(name) else search.split(os.pathsep)
+    folders = [""] if os.path.dirname(name) else search.split(os.pathsep) if search else []
     paths = (os.path.join(folder, name) for folder in dict.fromkeys(folders))
     return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
