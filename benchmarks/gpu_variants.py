@@ -97,7 +97,9 @@ EX2 = """GRADC_FN f32 gradc_ex2(f32 x) {
 #endif
 }
 """
-EXP_MANTISSA = "/* What 1 + high rounds off and the low part of k ln2 are added up beside it; x as above */\n"
+EXP_MANTISSA = (
+    "/* What 1 + high rounds off and the low part of k ln2 are added up beside it; x and its quotient as above */\n"
+)
 
 TABLES: Mapping[str, Table] = {
     "threads": Table(
