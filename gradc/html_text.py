@@ -12,12 +12,10 @@ _PRE = "margin:.3em 0;max-height:30em;overflow:auto;font-size:12px;line-height:1
 _CELL = "text-align:left;vertical-align:top;padding:1px 10px 1px 0"
 
 
-_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
-
-
 def _escape(text: str) -> str:
-    """As ``html.escape``: that package's tables of entities take longer to import than a module from the cache."""
-    return text.translate(_ESCAPES)
+    import html  # here: its tables of entities take longer to import than a module from the cache
+
+    return html.escape(text)
 
 
 class Html(str):

@@ -190,3 +190,18 @@ def agree_with_numpy(cases: Iterable[Case], sizes: Iterable[int], place: Any = N
                 close(
                     got[key], want, exact, case.coarsest if case.dtype else "", least, f"{case} {key} {options} {bound}"
                 )
+
+
+def agree_with_torch(module: Any, reference: Any, given: dict[str, np.ndarray]) -> None:
+    """The value and the gradients of a module in f32 are those of ``reference(**tensors)`` in f64."""
+    import torch
+
+    exact = {name: torch.from_numpy(a.astype("f8")).requires_grad_() for name, a in given.items()}
+    wanted = reference(**exact)
+    cotangent = np.random.default_rng(1).standard_normal(tuple(wanted.shape)).astype("f4")
+    wanted.backward(torch.from_numpy(cotangent.astype("f8")))
+    value, residuals = module.forward(**given)
+    np.testing.assert_allclose(value, wanted.detach().numpy(), rtol=1e-5, atol=1e-5)
+    for name, gradient in module.backward(residuals, cotangent).items():
+        known = exact[name].grad.numpy()
+        np.testing.assert_allclose(gradient, known, rtol=1e-5, atol=1e-5 * np.abs(known).max(), err_msg=name)

@@ -11,6 +11,7 @@ import pytest
 import gradc
 from gradc import ops
 from gradc.runtime.host import pool
+from tests.agreement import agree_with_torch
 
 torch = pytest.importorskip("torch")
 
@@ -22,20 +23,6 @@ WINDOWS: list[dict[str, Any]] = [
     {"kernel_size": 3, "stride": 4, "padding": 1},
     {"kernel_size": 5, "stride": 2, "padding": 2},
 ]
-
-
-def _agrees(module: Any, reference: Any, given: dict[str, np.ndarray]) -> None:
-    """Values and gradients are torch's in f64."""
-    exact = {name: torch.from_numpy(a.astype("f8")).requires_grad_() for name, a in given.items()}
-    wanted = reference(**exact)
-    draw = np.random.default_rng(1)
-    cotangent = draw.standard_normal(tuple(wanted.shape)).astype("f4")
-    wanted.backward(torch.from_numpy(cotangent.astype("f8")))
-    value, residuals = module.forward(**given)
-    np.testing.assert_allclose(value, wanted.detach().numpy(), rtol=1e-5, atol=1e-5)
-    for name, gradient in module.backward(residuals, cotangent).items():
-        known = exact[name].grad.numpy()
-        np.testing.assert_allclose(gradient, known, rtol=1e-5, atol=1e-5 * max(np.abs(known).max(), 1), err_msg=name)
 
 
 def _sizes(windows: dict[str, Any], dilation: int = 1) -> list[tuple[int, int]]:
@@ -52,7 +39,7 @@ def test_poolings_of_every_size(kind: str, windows: dict[str, Any]) -> None:
     )
     for size in _sizes(windows):
         x = np.random.default_rng(0).standard_normal((2, 3, *size)).astype("f4")
-        _agrees(module, lambda x: getattr(torch.nn.functional, kind)(x, **windows), {"x": x})
+        agree_with_torch(module, lambda x: getattr(torch.nn.functional, kind)(x, **windows), {"x": x})
 
 
 @pytest.mark.parametrize("sizes", ["fixed", "symbolic"])
@@ -77,7 +64,7 @@ def test_depthwise_convolutions_of_every_size(windows: dict[str, Any], dilation:
             "x": draw.standard_normal((2, 4, *size)).astype("f4"),
             "w": draw.standard_normal((4, 1, *kernel)).astype("f4"),
         }
-        _agrees(
+        agree_with_torch(
             module or ours(f"{size[0]},{size[1]}"),
             lambda x, w: torch.nn.functional.conv2d(torch.nn.functional.relu6(3 * x), w, **options),
             given,

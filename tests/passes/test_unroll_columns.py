@@ -16,6 +16,7 @@ from gradc.ir.verify import verify_program
 from gradc.passes.graph.decompose import decompose
 from gradc.passes.program.unroll_columns import unroll_columns
 from gradc.passes.schedule.schedule import schedule
+from tests.agreement import agree_with_torch
 
 POOL = {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 1)}
 
@@ -138,15 +139,7 @@ def test_a_depthwise_convolution_goes_along_its_rows(shape: str, options: dict[s
         "scale": draw.standard_normal((6, 1, 1)).astype("f4"),
         "w": draw.standard_normal((6, 1, 3, 3)).astype("f4"),
     }
-    exact = {name: torch.from_numpy(a.astype("f8")).requires_grad_() for name, a in given.items()}
-    wanted = layer(torch.nn.functional, **exact)
-    cotangent = draw.standard_normal(tuple(wanted.shape)).astype("f4")
-    wanted.backward(torch.from_numpy(cotangent.astype("f8")))
-    value, residuals = module.forward(**given)
-    np.testing.assert_allclose(value, wanted.detach().numpy(), rtol=1e-5, atol=1e-5)
-    for name, gradient in module.backward(residuals, cotangent).items():
-        known = exact[name].grad.numpy()
-        np.testing.assert_allclose(gradient, known, rtol=1e-5, atol=1e-5 * np.abs(known).max(), err_msg=name)
+    agree_with_torch(module, lambda **x: layer(torch.nn.functional, **x), given)
 
 
 def test_sums_over_windows_keep_their_order_where_that_is_asked() -> None:

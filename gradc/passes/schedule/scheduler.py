@@ -32,7 +32,7 @@ class Limits:
 
 
 CHEAP = 8
-STORED = 24
+STORE_COST = 24
 """Additions that cost as much as writing and reading an element once more, where a kernel fills vectors (estimate)."""
 FEW_BETWEEN = 16
 """Elements of reduced axes between others that are added by the threads that have their columns, if they are read."""
@@ -218,7 +218,7 @@ class Scheduler:
             pending += fresh
         if len(seen) <= LONGEST and cost <= FIRST.cost // 2 and self.computed_once(node):
             return True
-        if cost * (self.times_in_windows(node) - 1) > STORED:
+        if cost * (self.times_in_windows(node) - 1) > STORE_COST:
             return False
         return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
 
