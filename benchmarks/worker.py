@@ -4,6 +4,7 @@ run.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -183,9 +184,13 @@ def same_bits(results: Callable[[], dict[str, Any]], runs: int = 100) -> bool:
 def memory(field: str, afresh: bool = False) -> float:
     """Megabytes of this process: VmRSS now, or VmHWM, the most since it was counted afresh; 0 where the system does not
     say.
+
+    :param afresh: begin to count; what malloc keeps of freed memory (of the inputs' making) goes back first, for who
+        takes memory from malloc would be given it uncounted.
     """
     try:
         if afresh:
+            getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)  # glibc's
             Path("/proc/self/clear_refs").write_text("5")
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -65,7 +65,7 @@ def predicted(executables: Mapping[str, Executable], residuals: frozenset[str], 
         missing = [d for d in executable.program.dims if d not in bound]
         if missing:
             raise InvalidProblem(f"memory of {executable.program.name} depends on {', '.join(missing)}: give a size")
-        space[direction] = executable.workspace_size(**bound)
+        space[direction] = executable.own_workspace(**bound)
         threads = max(threads, executable.thread_bytes(bound))
         outputs[direction] = {
             name: 0 if executable.output_buffers[name] in executable.donated else evaluate(type_.nbytes, bound)

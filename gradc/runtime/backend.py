@@ -199,8 +199,11 @@ class Backend(ABC):
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def plan(self, dims: Mapping[str, int]) -> Any:
-        """The memory plan for these sizes, cached: offsets, and ``workspace`` in bytes."""
+    def plan(self, dims: Mapping[str, int], lenders: frozenset[str] = frozenset()) -> Any:
+        """The memory plan for these sizes, cached: offsets, and ``workspace`` in bytes.
+
+        :param lenders: outputs in which temporaries may lie before they are written: the more, the less workspace.
+        """
 
     def thread_bytes(self, plan: Any) -> int:
         """Bytes of thread-local memory of all CPU threads, kept between calls."""

@@ -202,7 +202,7 @@ class Executable(Shared):
         noncontiguous = [key for key, a in arrays.items() if not ((flags := a.flags).c_contiguous and flags.aligned)]
         copies = sum(arrays[key].nbytes for key in noncontiguous) if noncontiguous else 0
         if sizes.plan is None:
-            sizes.plan = backend.plan(sizes.dims)
+            sizes.plan = backend.plan(sizes.dims, self._lenders(outputs))
         if backend.on_host or not allocate:
             self._fits(sizes, outputs.keys() - adding, copies)
         add_to = {key: outputs[key] for key in adding}
@@ -306,6 +306,12 @@ class Executable(Shared):
         if unknown:
             raise InvalidProblem(f"accumulate names {min(map(str, unknown))!r}, for which out= gives no array")
         return set(names)
+
+    def _lenders(self, given: Collection[str]) -> frozenset[str]:
+        """The output buffers that lie in no array of the caller's: not in those of ``out=``, not in donated inputs."""
+        root = self.program.root
+        owned = {*self.donated, *(root(self.output_buffers[name]) for name in given)}
+        return frozenset(root(buffer) for buffer in self.output_buffers.values()) - owned
 
     def _donors(self, call: BoundCall) -> dict[str, str]:
         """Output -> the donated input whose memory it reuses in this call; not a default, and not one that overlaps
@@ -587,17 +593,27 @@ class Executable(Shared):
         """Bytes of thread-local memory of all CPU threads, kept between such calls: rows cached between passes, packed
         panels of matrix products.
         """
-        return self.backend.thread_bytes(self.backend.plan(bound))
+        return self.backend.thread_bytes(self.backend.plan(bound, self._lenders(())))
 
     def workspace_size(self, **dims: int) -> int:
-        """Bytes of workspace for these dims (those given to compile need not be repeated)."""
+        """Bytes of workspace for these dims (those given to compile need not be repeated), whatever ``out=`` names."""
+        return int(self.backend.plan(self._all_dims(dims)).workspace)
+
+    def own_workspace(self, **dims: int) -> int:
+        """Bytes of workspace that a call without ``out=`` and ``workspace=`` allocates: at most :meth:`workspace_size`,
+        for temporaries may lie in results that are not written yet.
+        """
+        return int(self.backend.plan(self._all_dims(dims), self._lenders(())).workspace)
+
+    def _all_dims(self, dims: Mapping[str, int]) -> dict[str, int]:
+        """These dims and the fixed ones, checked."""
         bound = {**self.fixed_dims, **sizes_given(dims)}
         missing = [d for d in self.program.dims if d not in bound]
         if missing:
             raise InvalidProblem(f"workspace_size needs {', '.join(missing)}")
         check_sizes(self.program, bound)
         check_sorts(self.program, bound)
-        return int(self.backend.plan(bound).workspace)
+        return bound
 
     def sku(self, **dims: int) -> str:
         """An identifier: program, target, dtypes and sizes."""

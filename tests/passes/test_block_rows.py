@@ -395,6 +395,8 @@ def test_attention_keeps_no_scores(shape):
         )
         sizes = {str(shape) for b in executable.program.buffers for shape in [b.type.shape[-2:]] if b.type.rank > 3}
         assert all(size.endswith("16)") for size in sizes), sizes
+        elsewhere = {b for s in executable.program.steps if s is not loop for b in (*s.reads, *s.writes)}
+        assert all(b.name in elsewhere for b in executable.program.of_kind("temp"))  # what is the loop's own is a block
     if "640" not in shape:
         return
     rng = np.random.default_rng(0)

@@ -176,7 +176,8 @@ class LaunchPlan:
         self.kernels = kernels
         self.steps = [_launched(taken(step, dims)) for step in program.steps]
         self.checks = checks_of(program, kernels)
-        self.offsets, total = offsets(program, dims, ALIGN)
+        places, total = offsets(program, dims, ALIGN)
+        self.offsets = {name: at for name, (_, at) in places.items()}
         self.scratch_start = total
         self.scratch_size = max(
             (self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0

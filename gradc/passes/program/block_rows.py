@@ -270,6 +270,7 @@ class _Group:
 
     :param shape: the sizes of the outer axes and of the rows.
     :param wide: elements of a row of the product that the loop is made for.
+    :param blocks: with these columns.  :param narrow: with columns of their own, or none.
     """
 
     program: Program
@@ -278,6 +279,7 @@ class _Group:
     hints: Mapping[str, int] | None
     steps: dict[int, _Cut] = field(default_factory=dict)
     blocks: dict[str, None] = field(default_factory=dict)
+    narrow: dict[str, None] = field(default_factory=dict)
 
     @classmethod
     def around(cls, program: Program, seed: str, hints: Mapping[str, int] | None) -> _Group | None:
@@ -442,7 +444,8 @@ class _Group:
         assert order is not None
         early, late = order
         program = self.program
-        buffers = tuple(b for b in program.buffers if b.name not in self.blocks)
+        self.narrow = dict.fromkeys(b.name for b in program.of_kind("temp") if self.only_here(b))
+        buffers = tuple(b for b in program.buffers if b.name not in self.blocks and b.name not in self.narrow)
         steps = program.steps
         sums = self.sums()
         zeros = [_zeros(b) for b in sums.values()]
@@ -450,6 +453,18 @@ class _Group:
         ordered = (*(steps[n] for n in early), *zeros, self.loop(sums), *rounded, *(steps[n] for n in late))
         own = tuple(b for name, b in sums.items() if b.name != name)
         return replace(program, buffers=(*buffers, *own), steps=ordered)
+
+    def only_here(self, buffer: Buffer) -> bool:
+        """Whether a temp is made and read by the loop alone, each time in the rows of the block."""
+        name, steps = buffer.name, self.program.steps
+        if buffer.alias or name in self.blocks or any(b.alias == name for b in self.program.buffers):
+            return False
+        numbers = [n for n, step in enumerate(steps) if name in (*step.reads, *step.writes)]
+        if not numbers or not self.steps.keys() >= {*numbers}:
+            return False
+        return all(
+            _cut(steps[n], name, self.shape) == self.steps[n] and name not in self.steps[n].accums for n in numbers
+        )
 
     def sums(self) -> dict[str, Buffer]:
         """Where it adds up what steps add to a buffer: in f64, because it adds one after the other."""
@@ -472,6 +487,7 @@ class _Group:
         columns = column_bounds(whole, [cut.row for cut in cuts], blocks, self.wide)
         cols = (column, columns.size) if columns else None
         own = {name: self.block(name, count, cols) for name in self.blocks}
+        own |= {name: self.block(name, count, None) for name in self.narrow}
         types = {**program.types, **{b.name: b.type for b in (*own.values(), *sums.values())}}
         steps = []
         for i, (step, cut) in enumerate(zip(whole, cuts, strict=True)):

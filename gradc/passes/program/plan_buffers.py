@@ -1,24 +1,30 @@
 """plan_buffers: temps that are never alive together share memory of the one workspace.
 
-A program says so by slots, which hold for all sizes; for given sizes, :func:`offsets` packs temps closer than that.
+A program says so by slots, which hold for all sizes; for given sizes, :func:`offsets` packs temps closer than that, and
+lays large ones where outputs will be written later.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...ir.dims import Size, assuming, evaluate, known_nonnegative
 from ...ir.kernel import Call, Kernel, Loop, Program, alternatives
 
 Span = tuple[int, int]
-"""The steps that first write and last use a buffer."""
+"""The steps that first write and last use a buffer; the bytes at which it begins and ends."""
 
 
 def lifetimes(program: Program) -> dict[str, Span]:
     """When each temp that owns bytes is alive."""
-    return _lifetimes(program, "temp", [list(alternatives(step)) for step in program.steps])
+    return _lifetimes(program, "temp", _items(program))
+
+
+def _items(program: Program) -> list[list[Kernel | Call]]:
+    """What each step may run."""
+    return [list(alternatives(step)) for step in program.steps]
 
 
 def _lifetimes(program: Program, kind: str, steps: Sequence[Sequence[Kernel | Call]]) -> dict[str, Span]:
@@ -82,27 +88,76 @@ def _slots(program: Program, span: Mapping[str, Span]) -> dict[str, int]:
     return placed
 
 
-def offsets(program: Program, dims: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:
-    """Where each temp lies in the workspace for these dims, and the bytes of all: the largest temp first, each in the
-    smallest gap that holds it between those that are alive with it.
+LEAST_LENT = 1 << 20
+"""Bytes of a temp that may lie in an output: a smaller one is better off in the workspace, which stays in a cache."""
+
+Place = tuple[str, int]
+"""Where a temp lies: in which output, or "" for the workspace, and at which byte of it."""
+
+
+def offsets(
+    program: Program, dims: Mapping[str, int], alignment: int, lenders: Collection[str] = ()
+) -> tuple[dict[str, Place], int]:
+    """Where each temp lies for these dims, and the bytes of the workspace: the largest temp first, each in the
+    smallest gap that holds it between those that are alive with it.  Rather than make the workspace larger, a temp
+    lies in a lender that no step has touched before its last use, or that is written there in its place.
 
     :param alignment: of every temp, in bytes.
+    :param lenders: outputs of this alignment whose memory may be written before they are.
     """
     span = lifetimes(program)
     sizes = {name: -(-evaluate(program.buffer[name].type.nbytes, dims) // alignment) * alignment for name in span}
-    placed: dict[str, int] = {}
+    plain = _packed(program, span, sizes, {})
+    if not lenders or max(sizes.values(), default=0) < LEAST_LENT:
+        return plain
+    rooms = {
+        name: (first, evaluate(program.buffer[name].type.nbytes, dims))
+        for name, (first, _) in _lifetimes(program, "output", _items(program)).items()
+        if name in lenders
+    }
+    return min(plain, _packed(program, span, sizes, rooms), key=lambda plan: plan[1])  # never more than without them
+
+
+def _packed(
+    program: Program, span: Mapping[str, Span], sizes: Mapping[str, int], rooms: Mapping[str, Span]
+) -> tuple[dict[str, Place], int]:
+    """See :func:`offsets`.
+
+    :param rooms: of each output that lends memory the step that first touches it, and its bytes.
+    """
+    placed: dict[str, Place] = {}
     total = 0
     for name in sorted(span, key=lambda n: (-sizes[n], span[n], n)):
-        first, last = span[name]
-        taken = sorted((at, at + sizes[n]) for n, at in placed.items() if first <= span[n][1] and span[n][0] <= last)
-        gaps, end = [], 0
-        for start, stop in taken:
-            if start - end >= sizes[name]:
-                gaps.append((start - end, end))
-            end = max(end, stop)
-        placed[name] = min(gaps)[1] if gaps else end
-        total = max(total, placed[name] + sizes[name])
+        need, (first, last) = sizes[name], span[name]
+        beside = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
+        gaps, end = _gaps([(at, at + size) for lender, at, size in beside if not lender], need, total)
+        places = [(False, gap, "", at) for gap, at in gaps]
+        for output, (touched, room) in rooms.items() if not places and need >= LEAST_LENT else ():
+            early = last < touched
+            if early or (last == touched and _becomes(program, last, name, output)):
+                gaps, _ = _gaps([(at, at + size) for lender, at, size in beside if lender == output], need, room)
+                places += [(early, gap, output, at) for gap, at in gaps if early or not at]
+        placed[name] = min(places)[2:] if places else ("", end)
+        if not placed[name][0]:
+            total = max(total, placed[name][1] + need)
     return placed, total
+
+
+def _becomes(program: Program, step: int, temp: str, output: str) -> bool:
+    """Whether the step reads a temp at the place where it stores an output, and may do so in the temp's own memory."""
+    same = program.types[temp] == program.types[output]
+    items = alternatives(program.steps[step])
+    return same and all(isinstance(item, Kernel) and _in_place(program, item, temp, output) for item in items)
+
+
+def _gaps(taken: list[Span], need: int, room: int) -> tuple[list[Span], int]:
+    """(size and beginning of each gap of ``need`` bytes or more in a ``room``, where the last of ``taken`` ends)."""
+    gaps, end = [], 0
+    for start, stop in sorted(taken):
+        if start - end >= need:
+            gaps.append((start - end, end))
+        end = max(end, stop)
+    return [*gaps, *([(room - end, end)] if room - end >= need else [])], end
 
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:

@@ -55,7 +55,7 @@ class CudaBackend(Backend):
     def kernel_source(self, kernel: Kernel, types: Mapping[str, Type]) -> str:
         return cuda_kernel(kernel, types).text
 
-    def plan(self, dims: Mapping[str, int]) -> LaunchPlan:
+    def plan(self, dims: Mapping[str, int], lenders: frozenset[str] = frozenset()) -> LaunchPlan:
         return self.native.bind(dims)
 
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:

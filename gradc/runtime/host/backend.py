@@ -132,8 +132,8 @@ class CpuBackend(HostBackend):
 
         self.native = CpuProgram(self.program, payload, source=source)
 
-    def plan(self, dims: Mapping[str, int]) -> Any:
-        return self.native.bind(dims)
+    def plan(self, dims: Mapping[str, int], lenders: frozenset[str] = frozenset()) -> Any:
+        return self.native.bind(dims, lenders)
 
     def thread_bytes(self, plan: Any) -> int:
         """Rows cached between passes, and packed panels of matrix products."""
@@ -160,7 +160,7 @@ class NumpyBackend(HostBackend):
     def _load(self) -> Any:
         raise Unsupported("compiled code of the target 'numpy': an interpreter runs it")
 
-    def plan(self, dims: Mapping[str, int]) -> _NoPlan:
+    def plan(self, dims: Mapping[str, int], lenders: frozenset[str] = frozenset()) -> _NoPlan:
         return _NoPlan()
 
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> None:

@@ -39,7 +39,8 @@ class Binding:
     """
 
     dims: Any
-    offsets: tuple[tuple[int, int], ...]  # (position in the pointer table, byte offset) of each temp
+    temps: tuple[tuple[int, int], ...]  # (position in the pointer table, byte of the workspace) of each temp there
+    lent: tuple[tuple[int, int, int], ...]  # (its position, that of the output it lies in, byte there) of the others
     scratch: int
     workspace: int
     local: int
@@ -77,7 +78,7 @@ class CpuProgram:
             if b.kind == "const"
         }
         self._table = ctypes.c_void_p * max(len(self.roots), 1)
-        self._bindings: dict[tuple[int, ...], Binding] = {}
+        self._bindings: dict[tuple[Any, ...], Binding] = {}
         self._contexts: list[
             pool.Context
         ] = []  # those not in use; several are needed because a signal handler may make a call during a call
@@ -91,20 +92,25 @@ class CpuProgram:
             self._source = render_program(self.program)
         return self._source
 
-    def bind(self, dims: Mapping[str, int]) -> Binding:
-        """The memory plan for these dims; cached."""
-        key = tuple([dims[name] for name in self.program.dims])
+    def bind(self, dims: Mapping[str, int], lenders: frozenset[str] = frozenset()) -> Binding:
+        """The memory plan for these dims; cached.
+
+        :param lenders: see :func:`.plan_buffers.offsets`.
+        """
+        sizes = [dims[name] for name in self.program.dims]
+        key = (lenders, *sizes)
         binding = self._bindings.get(key)
         if binding is None:
-            values = (ctypes.c_int64 * max(len(key), 1))(*key)
-            temps, total = offsets(self.program, dims, ALIGN)
-            places = tuple((self.place[name], at) for name, at in temps.items())
+            values = (ctypes.c_int64 * max(len(sizes), 1))(*sizes)
+            places, total = offsets(self.program, dims, ALIGN, lenders)
+            temps = tuple((self.place[name], at) for name, (output, at) in places.items() if not output)
+            lent = tuple((self.place[name], self.place[output], at) for name, (output, at) in places.items() if output)
             scratch = int(self.library.gradc_scratch(values))
             largest = max(
                 (evaluate(b.type.nbytes, dims) for b in self.roots if b.kind in ("output", "temp")), default=0
             )
             local = int(self.library.gradc_local_bytes(values)) + self._packed(dims)
-            binding = Binding(values, places, total, total + scratch, local, largest >= pool.least_streamed())
+            binding = Binding(values, temps, lent, total, total + scratch, local, largest >= pool.least_streamed())
             if len(self._bindings) > 256:
                 self._bindings.clear()
             self._bindings[key] = binding
@@ -143,8 +149,10 @@ class CpuProgram:
             table[place[name]] = array.ctypes.data
         for name, array in self.constants.items():
             table[place[name]] = array.ctypes.data
-        for at, offset in binding.offsets:
+        for at, offset in binding.temps:
             table[at] = base + offset
+        for at, output, offset in binding.lent:
+            table[at] = (table[output] or 0) + offset
         try:
             context = self._contexts.pop()
         except IndexError:
