@@ -83,7 +83,7 @@ QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 
 @pytest.mark.parametrize("compiler", ["clang", "zig"])
 def test_other_compilers_build_it(compiler: str, bags: tuple[gradc.Module, Path], tmp_path: Path) -> None:
-    command = ZIG if compiler == "zig" else [shutil.which("clang") or ""]
+    command = (ZIG or [""]) if compiler == "zig" else [shutil.which("clang") or ""]
     if not all(command):
         pytest.skip(f"needs {compiler}")
     with knobs.CC.set(shlex.join(command)):
