@@ -166,6 +166,7 @@ def _timed(contestants: dict[str, Contestant], peers: list[str]) -> dict[str, An
         "ours_ms": ours.median * 1e3,
         "floor_share": ours.median / floor,
         "floor_ms": floor * 1e3,
+        "product_GFLOP_s": ours.facts["product_flops"] / ours.median / 1e9,
         "copy_GB_s": bandwidth / 1e9,
         "spread": max(ours.times) / min(ours.times),
         "compile_s": ours.facts["compile_s"],

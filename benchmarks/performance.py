@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ A ratio is gradc's time over the peer's: below 1 gradc is faster. *x floor* is g
 bytes that inputs and outputs have, at the bandwidth measured in the same rotation. Cases named `c-` are a kernel or
 two, backward alone where no forward is meant; `n-` are parts of networks with forward and backward
 (`n-int8-linear-ROWS` forward alone). Their sizes stand in `benchmarks/cases.py` and `benchmarks/network_cases.py`.
+
+*GFLOP/s* are the multiplications and additions of a case's matrix products and convolutions over its whole time.
+*Bound by* says *bytes* where a case takes at most twice as long as the copy; *products* where its GFLOP/s are at least
+three quarters of those of the machine's fastest case; else *instructions*: those of its kernels, and the values that
+pass between them. *MB* is the most memory beyond inputs and program that the process had.
 """
 
 
@@ -83,19 +89,43 @@ def threads_of(data: dict[str, Any]) -> str:
 
 def times(data: dict[str, Any]) -> list[str]:
     """One processor's table: milliseconds, and what else is known of a case."""
-    lines = ["| case | gradc ms | eager ms | compile ms | x floor | peak MB | error | on |", "|---" * 8 + "|"]
+    heads = (
+        "case",
+        "gradc ms",
+        "eager ms",
+        "compile ms",
+        "x floor",
+        "GFLOP/s",
+        "bound by",
+        "MB",
+        "eager MB",
+        "error",
+        "on",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    fastest = max((row.get("product_GFLOP_s", 0.0) for row in data["cases"]), default=0.0)
     for row in data["cases"]:
         if "ours_ms" not in row:
-            lines.append(f"| {row['id']} | {row.get('stopped', 'wrong results')} | | | | | | {row['date']} |")
+            why = row.get("stopped", "wrong results")
+            lines.append(f"| {row['id']} | {why} {'| ' * (len(heads) - 2)}| {row['date']} |")
             continue
         cells = [_cell(row, key, ".2f") for key in ("ours_ms", "eager_ms", "compile_ms", "floor_share")]
-        cells += [
-            _cell(row, "peak_MB", ".0f"),
-            _cell(row, "max_error", ".1e"),
-            row.get("date", data["machine"]["date"]),
-        ]
-        lines.append(f"| {row['id']} | {' | '.join(cells)} |")
+        cells += [_cell(row, "product_GFLOP_s", ".0f"), bound(row, fastest)]
+        cells += [_cell(row, "peak_MB", ".0f"), _cell(row, "eager_peak_MB", ".0f"), _cell(row, "max_error", ".1e")]
+        lines.append(f"| {row['id']} | {' | '.join(cells)} | {row.get('date', data['machine']['date'])} |")
     return lines
+
+
+def bound(row: dict[str, Any], fastest: float) -> str:
+    """What a case's time is bound by, as far as its row tells.
+
+    :param fastest: the GFLOP/s of the machine's case with most.
+    """
+    if row.get("floor_share", math.inf) <= 2:
+        return "bytes"
+    if "product_GFLOP_s" not in row:
+        return "-"
+    return "products" if row["product_GFLOP_s"] >= 0.75 * fastest else "instructions"
 
 
 def _cell(row: dict[str, Any], key: str, form: str) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
             {
                 "kernels": [k.name for k in module.forward.program.kernels],
                 "floor_bytes": module.forward.floor(),
+                "product_flops": product_flops(module.forward.program, {}),
                 "compile_s": built,
                 "before_MB": before,
             },
@@ -50,17 +52,37 @@ def ours(case: Case) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], d
         _, kept = module.forward(**arrays)
         return module.backward(kept, dy)
 
-    floor = module.backward.floor(**residuals.dims) + (module.forward.floor(**residuals.dims) if case.forward else 0)
-    names = [
-        k.name
-        for e in ((module.forward, module.backward) if case.forward else (module.backward,))
-        for k in e.program.kernels
-    ]
+    timed = (module.forward, module.backward) if case.forward else (module.backward,)
+    names = [k.name for e in timed for k in e.program.kernels]
+    floor = sum(e.floor(**residuals.dims) for e in timed)
+    flops = sum(product_flops(e.program, residuals.dims) for e in timed)
     return (
         (both if case.forward else backward),
         lambda: {"y": module.forward(**arrays)[0], **backward()},
-        {"kernels": names, "floor_bytes": floor, "compile_s": built, "before_MB": before},
+        {"kernels": names, "floor_bytes": floor, "product_flops": flops, "compile_s": built, "before_MB": before},
     )
+
+
+def product_flops(program: Any, dims: Mapping[str, int]) -> int:
+    """Multiplications and additions of a program's matrix products and convolutions; of a loop's, block by block."""
+    from gradc.ir.dims import evaluate
+    from gradc.ir.kernel import Call, Loop
+
+    def of(step: Any, bound: Mapping[str, int]) -> int:
+        if isinstance(step, Call):
+            return 2 * math.prod(evaluate(size, bound) for _, size in step.axes)
+        if not isinstance(step, Loop):
+            return 0
+        (row, size), outer, total = step.rows, math.prod(evaluate(n, bound) for _, n in step.over), 0
+        rows, by = evaluate(size, bound), evaluate(step.by, bound)
+        for first in range(0, rows, by):
+            block = {**bound, row: first, step.count: min(by, rows - first)}
+            for name, columns in step.cols:
+                block[name] = evaluate(columns if first + by >= rows else step.to, block)
+            total += outer * sum(of(s, block) for s in step.steps)
+        return total
+
+    return sum(of(step, dims) for step in program.steps)
 
 
 def torch_peer(case: Case, compiled: bool) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]], dict[str, Any]]:

@@ -144,7 +144,33 @@ def test_the_page_has_every_file_side_by_side(tmp_path: Path) -> None:
     text = performance.page(performance.results(tmp_path))
     assert "| case | A, 2 threads: eager | compile | B, 2 threads: eager | compile |" in text
     assert "| c-softmax | 0.50 | - | 0.50 | - |" in text
-    assert text.count("| c-softmax | 1.00 | 2.00 | - | 1.50 | 3 | - | 2026-01-02 |") == 2
+    assert text.count("| c-softmax | 1.00 | 2.00 | - | 1.50 | - | bytes | 3 | - | - | 2026-01-02 |") == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"floor_share": 2.0, "product_GFLOP_s": 100.0}, "bytes"),
+        ({"floor_share": 9.0, "product_GFLOP_s": 75.0}, "products"),
+        ({"floor_share": 9.0, "product_GFLOP_s": 74.0}, "instructions"),
+        ({"floor_share": 9.0}, "-"),
+        ({}, "-"),
+    ],
+)
+def test_a_case_is_bound_by_bytes_products_or_instructions(row: dict[str, float], why: str) -> None:
+    assert performance.bound(row, 100.0) == why
+
+
+def test_the_products_of_a_case_are_counted() -> None:
+    """q k^T and its product with v, once, and five products for the gradients; behind a causal mask none."""
+    inner = 2 * 4 * 8 * 2048 * 2048 * 64
+    for name, least, most in (("n-attention", 7.0, 7.0), ("n-attention-causal", 3.5, 3.9), ("c-softmax", 0.0, 0.0)):
+        case = CASES[name]
+        module = gradc.compile(gradc.trace(case.ours, **case.types), wrt=case.wrt, target="cpu")
+        flops = sum(worker.product_flops(e.program, {}) for e in module.executables.values())
+        assert least * inner <= flops <= most * inner
+    linear = gradc.compile(gradc.trace(lambda x, w: x @ w, x="f32[N,3]", w="f32[3,4]"), target="numpy")
+    assert worker.product_flops(linear.forward.program, {"N": 5}) == 2 * 5 * 3 * 4
 
 
 def test_the_page_is_what_the_results_say() -> None:
