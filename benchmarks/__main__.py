@@ -262,8 +262,8 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
-def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Ratios to the fastest peer, as bars; 1 is a line."""
+def picture(rows: list[dict[str, Any]]) -> str:
+    """Ratios to the fastest peer, as bars; 1 is a line: SVG."""
     width, height = 760, 24 * len(rows) + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
@@ -285,7 +285,7 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
         f'<line x1="410" y1="10" x2="410" y2="{height - 20}" stroke="#555"/><text x="414" y="{height - 8}">1 = the'
         " faster peer</text></svg>"
     )
-    path.write_text("\n".join(parts) + "\n")
+    return "\n".join(parts) + "\n"
 
 
 def geometric_mean(rows: list[dict[str, Any]], peer: str) -> float:
@@ -388,7 +388,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(line_of(row, peers), flush=True)
         kept = written(out, rows, peers, options.threads, known)
     print("geometric means: " + ", ".join(f"{geometric_mean(rows, peer):.2f} of {peer}" for peer in peers))
-    picture(kept, out.with_suffix(".svg"))
+    out.with_suffix(".svg").write_text(picture(kept))
     print(f"written: {out} and {out.with_suffix('.svg')}")
     return status(rows, options.strict)
 

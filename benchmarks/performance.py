@@ -1,6 +1,6 @@
-"""docs/performance.md: the tables of every processor whose results lie in ``benchmarks/results/cpu-*.json``.
+"""docs/performance.md: tables and pictures of every processor whose results lie in ``benchmarks/results/cpu-*.json``.
 
-python -m benchmarks.performance [--check]     writes the page; with --check says whether it is stale
+python -m benchmarks.performance [--check]     writes the page and its pictures; with --check says whether it is stale
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .__main__ import RESULTS, disturbed, geometric_mean
+from .__main__ import RESULTS, disturbed, geometric_mean, picture
 from .cases import all_cases
 
 PAGE = Path("docs/performance.md")
@@ -142,21 +142,29 @@ def page(found: dict[str, Any]) -> str:
         parts += [
             f"## {machine['cpu']}, {threads_of(data)}\n",
             f"`benchmarks/results/{name}`: {machine['cores']} cores, {', '.join(known)}.\n",
+            f"![ratios to the faster peer]({Path(name).with_suffix('.svg')})\n",
             "\n".join(times(data)) + "\n",
         ]
     return "\n".join(parts)
 
 
+def pages(found: dict[str, Any]) -> dict[Path, str]:
+    """What is written: the page, and a picture for each file of results."""
+    pictures = {PAGE.with_name(name).with_suffix(".svg"): picture(data["cases"]) for name, data in found.items()}
+    return {PAGE: page(found), **pictures}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    text = page(results())
+    texts = pages(results())
     if parser.parse_args().check:
-        stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
+        stale = any(not path.exists() or path.read_text(encoding="utf-8") != text for path, text in texts.items())
         print(f"{PAGE} is stale: python -m benchmarks.performance" if stale else f"{PAGE} is as the results are")
         return int(stale)
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"written: {PAGE}")
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    print(f"written: {', '.join(map(str, texts))}")
     return 0
 
 

@@ -174,5 +174,5 @@ def test_the_products_of_a_case_are_counted() -> None:
 
 
 def test_the_page_is_what_the_results_say() -> None:
-    found = performance.results(ROOT / bench.RESULTS)
-    assert (ROOT / performance.PAGE).read_text(encoding="utf-8") == performance.page(found)
+    for path, text in performance.pages(performance.results(ROOT / bench.RESULTS)).items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text
