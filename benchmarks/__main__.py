@@ -183,7 +183,11 @@ def _timed(contestants: dict[str, Contestant], peers: list[str]) -> dict[str, An
 
 
 def compile_times(peers: list[str], threads: int, repeat: int = 3) -> list[dict[str, Any]]:
-    """From a graph to a callable, in a fresh process each time: with an empty cache and with a full one."""
+    """From a graph to a callable, in a fresh process each time: with an empty cache and with a full one.
+
+    Python may keep its bytecode, as it does where gradc is installed, even if it keeps none here.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def seconds(who: str, cache: str) -> float:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", "compile-time", who, COMPILED]
@@ -193,8 +197,9 @@ def compile_times(peers: list[str], threads: int, repeat: int = 3) -> list[dict[
             text=True,
             check=True,
             env={
-                **os.environ,
+                **inherited,
                 **in_threads(threads),
+                "PYTHONPYCACHEPREFIX": f"{cache}/bytecode",
                 "GRADC_CACHE_DIR": f"{cache}/ours",
                 "TORCHINDUCTOR_CACHE_DIR": f"{cache}/theirs",
             },
