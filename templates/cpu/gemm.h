@@ -17,7 +17,11 @@ static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows
 #pragma GCC unroll 8
   for (int u = 0; u < unroll; u++) {
     const T *b = *from_b;
-    const GEMM(vec) b0 = *(const GEMM(vec) *)b, b1 = vectors > 1 ? *(const GEMM(vec) *)(b + GEMM(LANES)) : b0;
+    GEMM(vec) b0 = *(const GEMM(vec) *)b, b1 = vectors > 1 ? *(const GEMM(vec) *)(b + GEMM(LANES)) : b0;
+    GEMM_KEEP_VECTOR(b0);
+    if (vectors > 1) {
+      GEMM_KEEP_VECTOR(b1);
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
       const T ai = from[i / 3][i % 3 * a_row + u * a_step];

@@ -475,6 +475,16 @@ enum { GEMM_UNROLL = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = 512, G
 
 /* An address that stays in one register, rather than many that are computed ahead. */
 #define GEMM_KEEP(pointer) __asm__("" : "+r"(pointer))
+/* A vector that is loaded once, rather than by each instruction that reads it: a load that crosses a line takes two. */
+#if defined(__AVX512F__)
+#define GEMM_KEEP_VECTOR(vector) __asm__("" : "+v"(vector))
+#elif defined(__SSE2__)
+#define GEMM_KEEP_VECTOR(vector) __asm__("" : "+x"(vector))
+#elif defined(__aarch64__)
+#define GEMM_KEEP_VECTOR(vector) __asm__("" : "+w"(vector))
+#else
+#define GEMM_KEEP_VECTOR(vector) (void)(vector)
+#endif
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -918,7 +928,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   } else {
     /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */
     p.rows_in_place = !p.a.read && !p.a.scale && p.a.col == 1 && p.a.row != 1 && n <= 4 * type->nr;
-    p.columns_in_place = !p.b.read && !p.b.scale && p.b.col == 1 && (m <= GEMM_FEW || p.b.row <= 4 * type->nr);
+    p.columns_in_place = !p.b.read && !p.b.scale && p.b.col == 1 && (m <= GEMM_FEW || (m <= 8 * GEMM_MR && p.b.row <= 4 * type->nr));
     cut(&p);
     if (flops < 4e6 || (products >= GEMM_TILES / 4 && flops < 3e8)) {
       leave_if(run_tasks(ctx, ceil_div(products, p.group), product_task, &p), ctx);
