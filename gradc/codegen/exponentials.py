@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ..ir.statement import Stmt
@@ -9,20 +10,31 @@ from ..ir.types import F32
 
 
 def is_exp_below_one(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
-    """Whether a value is an exponential in f32 of what is not above 0, or NaN: ``x - max_cols x``, or ``x * x`` times a
-    negative number.
+    """Whether a value is an exponential in f32 of what is not above 0, or NaN: ``x - max_cols x``, where the maximum
+    may be taken to be 0 if it is -inf, or ``x * x`` times a negative number.
     """
     if s.op != "exp" or s.dtype is not F32:
         return False
     power = stmts[s.args[0]]
     if power.op == "sub":
-        top = stmts[power.args[1]]
+        top = _largest(stmts, stmts[power.args[1]])
         return top.op == "max_cols" and top.args[0] == power.args[0]
     if power.op != "mul":
         return False
     sides = [stmts[name] for name in power.args]
     square = any(side.op == "mul" and side.args[0] == side.args[1] for side in sides)
     return square and any(side.op == "const" and side.attr("value") < 0 for side in sides)
+
+
+def _largest(stmts: Mapping[str, Stmt], top: Stmt) -> Stmt:
+    """``where(x == -inf, 0, x)``  ->  ``x``."""
+    if top.op != "where":
+        return top
+    test, zero, largest = (stmts[name] for name in top.args)
+    if test.op != "eq" or test.args[0] != largest.name or zero.op != "const" or zero.attr("value") != 0:
+        return top
+    least = stmts[test.args[1]]
+    return largest if least.op == "const" and least.attr("value") == -math.inf else top
 
 
 def is_exp_of_magnitude(stmts: Mapping[str, Stmt], s: Stmt) -> bool:

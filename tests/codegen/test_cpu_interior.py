@@ -3,6 +3,7 @@ window lies inside, and no tests in that loop."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,55 @@ def test_a_nan_beside_an_edge_is_seen() -> None:
         y = module(x=x)
         wanted = torch.nn.functional.max_pool2d(torch.from_numpy(x), 3, 2, 1).numpy()
         np.testing.assert_array_equal(np.isnan(y), np.isnan(wanted))
+
+
+DIAGONALS: dict[str, Callable[[Any, Any], Any]] = {
+    "le": lambda row, col: ops.le(col, row),
+    "lt, moved": lambda row, col: ops.lt(col - 2, row + 5),
+    "ge, moved": lambda row, col: ops.ge(row, col + 3),
+    "gt": lambda row, col: ops.gt(row, col),
+}
+
+
+@pytest.mark.parametrize("name", DIAGONALS)
+def test_columns_before_a_diagonal_are_a_loop_without_tests(name: str) -> None:
+    """Sums, maxima and stores, in blocks of columns that lie before the diagonal, across it, and behind it."""
+
+    def ours(x: Any) -> Any:
+        row, col = (ops.iota(x.shape, axis=axis) for axis in (0, 1))
+        return ops.safe_softmax(ops.where(DIAGONALS[name](row, col), x, -np.inf), -1)
+
+    def theirs(x: Any) -> Any:
+        row, col = torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])
+        kept = {"le": col <= row, "lt, moved": col < row + 7, "ge, moved": row >= col + 3, "gt": row > col}[name]
+        return torch.where(kept, x, -torch.inf).softmax(1).nan_to_num()
+
+    module = gradc.compile(gradc.trace(ours, x="f32[N,M]"), wrt=["x"], target="cpu")
+    source = module.source()
+    assert source.count("< inside; ") == source.count("= inside; ") > 1
+    for size in ((1, 1), (3, 9), (9, 3), (40, 2500), (2500, 2300)):
+        x = np.random.default_rng(0).standard_normal(size).astype("f4")
+        y = module(x=x)
+        np.testing.assert_allclose(y, theirs(torch.from_numpy(x).double()).numpy(), rtol=2e-6, atol=1e-9)
+        dy = np.random.default_rng(1).standard_normal(size).astype("f4")
+        _, residuals = module.forward(x=x)
+        p, g = torch.from_numpy(y).double(), torch.from_numpy(dy).double()
+        wanted = p * (g - (p * g).sum(1, keepdim=True))
+        np.testing.assert_allclose(module.backward(residuals, dy)["x"], wanted.numpy(), rtol=2e-5, atol=1e-7)
+
+
+def test_a_nan_on_either_side_of_a_diagonal() -> None:
+    """Before it, it is seen; behind it, it is not."""
+
+    def ours(x: Any) -> Any:
+        row, col = (ops.iota(x.shape, axis=axis) for axis in (0, 1))
+        return ops.softmax(ops.where(ops.le(col, row), x, -np.inf), -1)
+
+    module = gradc.compile(gradc.trace(ours, x="f32[50,70]"), wrt=[], target="cpu")
+    for column in (0, 30, 31, 69):
+        x = np.zeros((50, 70), np.float32)
+        x[30, column] = np.nan
+        assert np.isnan(module(x=x)).any(1).tolist() == [row == 30 and column <= 30 for row in range(50)]
 
 
 def test_the_same_bits_for_any_number_of_threads() -> None:

@@ -24,6 +24,21 @@ def test_beside_a_maximum() -> None:
     assert np.isnan(beside[7]).all()
 
 
+def test_beside_a_maximum_that_is_taken_to_be_0() -> None:
+    """Of a row of -inf, as attention does; the same bits as beside the maximum of a row that has others."""
+    module = gradc.compile(
+        gradc.trace(lambda x: (ops.safe_softmax(x, 1), ops.softmax(x, 1)), x="f32[N,500]"), target="cpu"
+    )
+    assert "= exp_f32(" not in module.source()
+    x = -np.random.default_rng(0).uniform(0, 110, (40, 500)).astype(np.float32)
+    x[3], x[4, ::2], x[5, 7] = -np.inf, -np.inf, np.nan
+    safe, plain = module(x=x).values()
+    np.testing.assert_array_equal(safe[3], 0)
+    assert np.isnan(plain[3]).all() and np.isnan(safe[5]).all()
+    rows = [n for n in range(40) if n not in (3, 5)]
+    np.testing.assert_array_equal(safe[rows].view(np.int32), plain[rows].view(np.int32))
+
+
 def test_of_negative_squares() -> None:
     """As GELU's gradient has them: halves of the quotient by ln 2, subnormal results, infinities and NaN too."""
     graph = gradc.trace(lambda x, y: (ops.exp(x * x * -0.5), ops.exp(y)), x="f32[N]", y="f32[N]")

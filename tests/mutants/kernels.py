@@ -325,4 +325,12 @@ MUTANTS = (
         "rows at an edge of an image take the loop without tests",
         ("test_cpu_interior",),
     ),
+    Mutant(
+        "columns.diagonal",
+        "gradc/codegen/cpu/interior.py",
+        """(s.op in ("le", "ge"))""",
+        "1",
+        "a column on the diagonal takes the loop without tests",
+        ("test_cpu_interior",),
+    ),
 )

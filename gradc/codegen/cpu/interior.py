@@ -1,5 +1,6 @@
 """The columns of a row whose tests of bounds are all true, as of windows that lie inside an image: they are a loop of
-their own, without tests.  A load under a mask is no vector of loads, or a slow one; most windows need no mask.
+their own, without tests.  A load under a mask is no vector of loads, or a slow one; most windows need no mask.  So are
+the columns before the diagonal of a causal mask: vectors of places have 64 bits for each, twice those of values.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from ...ir.kernel import Kernel
 from ...ir.ranges import KernelRanges, Range
 from ...ir.statement import Index, Stmt
 from ...ir.types import BOOL, Type
+from ...passes.program.column_bounds import place
 from ..expr import variable
 from ..index import index
 
@@ -19,11 +21,16 @@ MOSTLY = 4
 """A test of a row that is true for all but one position in so many is taken to be true for most rows."""
 
 
+_FAR = 1 << 40
+"""A number that is added to a place may overflow from here on, and what it is compared with may not."""
+
+
 @dataclass(frozen=True)
 class Interior:
     """The columns that the loop without tests takes.
 
-    :param first: the first one, :param last: and the one behind the last, as C, before they are cut to a block.
+    :param first: the first one, :param last: and the one behind the last, as C, before they are cut to a block; without
+        a first one all columns before the last, and those behind it are vectors, too.
     :param rows: the C condition on the row under which there are any, or "".
     """
 
@@ -42,7 +49,7 @@ def interior(
     """
     tests = {s.name: s for s in body if s.op == "in_bounds" and _along(kernel, s, column)}
     if not tests:
-        return None
+        return _before_diagonal(kernel, body, column)
     bounds = [_columns(s, column) for s in tests.values()]
     if any(
         isinstance(a.const, int) and isinstance(b.const, int) and not a.terms and a.const >= b.const for a, b in bounds
@@ -54,6 +61,26 @@ def interior(
     first = _texts([a for a, _ in bounds], max)
     last = _texts([b for _, b in bounds], min)
     return Interior(first, last, " & ".join(map(variable, rows))), _without(body, {*tests, *rows})
+
+
+def _before_diagonal(kernel: Kernel, body: Sequence[Stmt], column: str) -> tuple[Interior, list[Stmt]] | None:
+    """The same for tests of a column against a place of the row, ``column <= row``."""
+    found = {s.name: last for s in body if (last := _last_column(kernel, s, column)) is not None}
+    return (Interior((), _texts([*found.values()], min), ""), _without(body, found)) if found else None
+
+
+def _last_column(kernel: Kernel, s: Stmt, column: str) -> Index | None:
+    """The column behind the last one at which such a test is true; None if it is another statement."""
+    if s.op not in ("le", "lt", "ge", "gt"):
+        return None
+    below, above = (place(kernel, v) for v in (s.args if s.op in ("le", "lt") else reversed(s.args)))
+    if below is None or above is None or below.terms != ((column, 1),):
+        return None
+    if not {v for v, _ in above.terms} <= {axis for axis, _ in kernel.rows}:
+        return None
+    if any(isinstance(i.const, int) and abs(i.const) >= _FAR for i in (below, above)):
+        return None
+    return above + (below.const * -1 + (s.op in ("le", "ge")))
 
 
 def _along(kernel: Kernel, s: Stmt, column: str) -> bool:

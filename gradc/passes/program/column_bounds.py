@@ -112,7 +112,7 @@ def _offset(kernel: Kernel, s: Stmt, row: str) -> Size | None:
     if s.op not in ("le", "lt", "ge", "gt"):
         return None
     below, above = s.args if s.op in ("le", "lt") else reversed(s.args)
-    column, at = _place(kernel, below), _place(kernel, above)
+    column, at = place(kernel, below), place(kernel, above)
     if column is None or at is None or len(kernel.cols) != 1:
         return None
     if column.terms != ((kernel.cols[0][0], 1),) or at.terms != ((row, 1),):
@@ -120,7 +120,7 @@ def _offset(kernel: Kernel, s: Stmt, row: str) -> Size | None:
     return at.const - column.const + (s.op in ("le", "ge"))
 
 
-def _place(kernel: Kernel, name: str) -> Index | None:
+def place(kernel: Kernel, name: str) -> Index | None:
     """The index that a value is, if it is one or the sum of one and sizes."""
     s = kernel.stmts[name]
     if s.op == "index":
@@ -130,7 +130,7 @@ def _place(kernel: Kernel, name: str) -> Index | None:
     if s.op == "const" and s.dtype is I64:
         return Index(s.attr("value"))
     if s.op in ("add", "sub") and s.dtype is I64:
-        a, b = (_place(kernel, x) for x in s.args)
+        a, b = (place(kernel, x) for x in s.args)
         return None if a is None or b is None else a + (b if s.op == "add" else b * -1)
     return None
 
