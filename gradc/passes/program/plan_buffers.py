@@ -127,7 +127,9 @@ def _packed(
     """
     placed: dict[str, Place] = {}
     total = 0
-    for name in sorted(span, key=lambda n: (-sizes[n], span[n], n)):
+    latest = max((touched for touched, _ in rooms.values()), default=0)
+    # of one size first what only the workspace has room for
+    for name in sorted(span, key=lambda n: (-sizes[n], span[n][1] < latest, span[n], n)):
         need, (first, last) = sizes[name], span[name]
         beside = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
         gaps, end = _gaps([(at, at + size) for lender, at, size in beside if not lender], need, total)
