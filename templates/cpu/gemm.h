@@ -237,14 +237,12 @@ static inline __attribute__((always_inline)) void GEMM(pack_lines)(T *restrict t
   }
 }
 
-/* to[p * width + i] = from[i * across + p] for i < rows <= LANES and p < LANES. */
-static inline __attribute__((always_inline)) void GEMM(read_square)(GEMM(vec) *v, const T *restrict from, int64_t across, const int rows, const int width) {
+/* v[p][i] = from[i * across + p] for i < rows <= LANES and p < LANES.  Nothing is fetched ahead: rows a power of two apart would
+ * displace each other from the first cache before their lines are read to the end. */
+static inline __attribute__((always_inline)) void GEMM(read_square)(GEMM(vec) *v, const T *restrict from, int64_t across, const int rows) {
 #pragma GCC unroll 16
   for (int i = 0; i < GEMM(LANES); i++) {
     v[i] = i < rows ? *(const GEMM(vec) *)(from + i * across) : (GEMM(vec)){0};
-    if (i < rows) {
-      __builtin_prefetch(from + (width + i) * across);
-    }
   }
   GEMM(turn)(v);
 }
@@ -256,7 +254,7 @@ static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict 
 #pragma GCC unroll 4
     for (int i = 0; i < width; i += LANES) {
       GEMM(vec) v[LANES];
-      GEMM(read_square)(v, from + i * across, across, LANES, width);
+      GEMM(read_square)(v, from + i * across, across, LANES);
 #pragma GCC unroll 16
       for (int p = 0; p < LANES; p++) {
         *(GEMM(vec) *)(to + p * width + i) = v[p];
@@ -267,9 +265,9 @@ static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict 
   const int whole = width / LANES, rest = width % LANES; /* whole is 0 or 1 */
   GEMM(vec) v[2][LANES];
   if (whole) {
-    GEMM(read_square)(v[0], from, across, LANES, width);
+    GEMM(read_square)(v[0], from, across, LANES);
   }
-  GEMM(read_square)(v[1], from + whole * LANES * across, across, rest, width);
+  GEMM(read_square)(v[1], from + whole * LANES * across, across, rest);
 #pragma GCC unroll 16
   for (int p = 0; p < LANES; p++) { /* what a vector has more than `rest` the next step overwrites */
     if (whole) {

@@ -828,6 +828,9 @@ static void cut(product *p) {
     p->slab_n = p->n < p->type->lanes ? p->n : p->n / p->type->lanes * p->type->lanes;
   }
   p->slab_m = p->rows_in_place ? p->m : at_most(whole(p->m, mr), (most - packed_columns(p)) / mr * mr);
+  if (!p->rows_in_place && p->slab_m > 0) { /* slabs of as many rows each */
+    p->slab_m = whole(ceil_div(p->m, ceil_div(p->m, p->slab_m)), mr);
+  }
   const int64_t packed = packed_rows(p) + packed_columns(p);
   p->slab_k = at_most(steps, packed ? elements / packed / kc * kc : GEMM_STRETCH);
   if (p->slab_k == 0) {
