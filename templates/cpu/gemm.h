@@ -521,7 +521,9 @@ static inline __attribute__((always_inline)) void GEMM(add_rows)(T *restrict to,
     GEMM(vec) sum = *(const GEMM(vec) *)(to + j);
 #pragma GCC unroll 4
     for (int x = 0; x < turns; x++) {
-      __builtin_prefetch(b + x * next + ahead + j);
+      if (j % (64 / (int)sizeof(T)) == 0) { /* once a line */
+        __builtin_prefetch(b + x * next + ahead + j);
+      }
       sum += a[x * every] * *(const GEMM(vec) *)(b + x * next + j);
     }
     *(GEMM(vec) *)(to + j) = sum;
@@ -534,20 +536,21 @@ static inline __attribute__((always_inline)) void GEMM(add_rows)(T *restrict to,
   }
 }
 
-/* The sums of a[kc] b[kc,cols] in the first row of sums[LANES,WIDE], b's rows contiguous and `apart` from one another. */
+/* The sums of a[kc] b[kc,cols] in the first row of sums[LANES,cols], b's rows contiguous and `apart` from one another. */
 static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *restrict a, const T *restrict b, int64_t apart) {
   enum { LANES = GEMM(LANES), TURNS = 4 }; /* so many steps that go to one sum are added while it is in a register */
-  memset(sums, 0, GEMM_WIDE * sizeof(GEMM(vec)));
+  const int64_t wide = whole(cols, LANES);
+  memset(sums, 0, (size_t)(LANES * wide) * sizeof(T));
   const int64_t full = (kc + LANES - 1) / LANES * LANES;
   int64_t p = 0;
   for (; p + TURNS * LANES <= kc; p += TURNS * LANES) {
     for (int i = 0; i < LANES; i++) {
       const int64_t ahead = (i + 1 < LANES ? 1 : 1 + (TURNS - 1) * LANES) * apart;
-      GEMM(add_rows)(sums + i * GEMM_WIDE, cols, TURNS, LANES, a + p + i, b + (p + i) * apart, apart, ahead);
+      GEMM(add_rows)(sums + i * wide, cols, TURNS, LANES, a + p + i, b + (p + i) * apart, apart, ahead);
     }
   }
   for (; p < full; p++) {
-    T *restrict to = sums + p % LANES * GEMM_WIDE;
+    T *restrict to = sums + p % LANES * wide;
     if (p < kc) {
       GEMM(add_rows)(to, cols, 1, LANES, a + p, b + p * apart, apart, 2 * apart);
     } else { /* what a product of zeros does to a sum */
@@ -559,8 +562,8 @@ static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *rest
   }
   for (int half = GEMM(LANES) / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; i++) {
-      T *restrict to = sums + i * GEMM_WIDE;
-      const T *restrict from = to + half * GEMM_WIDE;
+      T *restrict to = sums + i * wide;
+      const T *restrict from = to + half * wide;
 #pragma omp simd
       for (int64_t j = 0; j < cols; j++) {
         to[j] += from[j];

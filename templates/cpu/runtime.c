@@ -469,9 +469,9 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_UNROLL = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = 512, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC, GEMM_PACKED = 2 << 20 };
+enum { GEMM_UNROLL = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = GEMM_BYTES > 32 ? 512 : 1024, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC, GEMM_PACKED = 2 << 20 };
 /* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
- * STRETCH: steps between two looks for signals. */
+ * STRETCH: steps between two looks for signals.  WIDE: columns of one row whose sums, a vector each, fill a first cache at most. */
 
 /* An address that stays in one register, rather than many that are computed ahead. */
 #define GEMM_KEEP(pointer) __asm__("" : "+r"(pointer))
@@ -926,7 +926,8 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   const double flops = 2.0 * (double)m * (double)n * (double)p.step / type->speed; /* as f32 would take */
   p.group = flops >= 5e5 ? 1 : at_most(products, (int64_t)(5e5 / flops) + 1);
   if (m == 1) {
-    p.tile_n = GEMM_WIDE;
+    /* Long reads of each row of b, where enough tasks are left; no bits depend on it. */
+    p.tile_n = ceil_div(n, GEMM_WIDE) * products >= atomic_load(&pool.wanted) ? GEMM_WIDE : at_most(GEMM_WIDE, 512);
     leave_if(run_tasks(ctx, ceil_div(products, p.group) * ceil_div(n, p.tile_n), row_task, &p), ctx);
   } else {
     /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */

@@ -815,6 +815,24 @@ def test_matmul_has_the_same_bits_however_operands_lie(columns: int, dtype: Any)
         assert len(seen) == 1, (batch, m, columns, k)
 
 
+@every_dtype
+@pytest.mark.parametrize("columns", [1500, 2300])
+def test_one_row_has_the_same_bits_however_its_columns_are_cut(columns: int, dtype: Any) -> None:
+    """Threads decide how wide a task is; a part of the columns is a narrower product."""
+    a, b = operands(1, 1, columns, 300, dtype)
+    seen = set()
+    for threads in THREADS:
+        pool.set_num_threads(threads)
+        for layout in ("n", "t"):
+            out = np.empty((1, 1, columns), DTYPES[dtype])
+            pool.matmul(a, lying(b, layout), out)
+            seen.add(out.tobytes())
+    part = np.empty((1, 1, 700), DTYPES[dtype])
+    pool.matmul(a, b[:, :, 500:1200], part)
+    assert len(seen) == 1
+    assert part.tobytes() == out[:, :, 500:1200].tobytes()
+
+
 def test_an_element_does_not_depend_on_its_neighbours() -> None:
     """Rows and columns of a product are those of a product of fewer, from two of each on and while k is not cut."""
     a, b = operands(1, 300, 520, 700, "f4")
