@@ -493,6 +493,7 @@ static inline __attribute__((always_inline)) void GEMM(columns)(GEMM(vec) *v, in
     const GEMM(vec) x = *(const GEMM(vec) *)(a + p);
 #pragma GCC unroll 16
     for (int i = 0; i < GEMM(LANES); i++) {
+      __builtin_prefetch(from[i] + p + 256 / sizeof(T));
       v[i] += x * *(const GEMM(vec) *)(from[i] + p);
     }
   }
