@@ -135,29 +135,35 @@ static const GEMM(kernel) GEMM(kernels)[6][2] = { /* [thirds - 1, STREAMED, ...]
 #undef GEMM_KERNEL
 #undef GEMM_DEFINE
 
-/* How a pair of vectors is mixed in each round of a transpose; a vector of two halves moves as few elements between them as can be. */
+/* How a pair of vectors is mixed in each round of a transpose, and which elements of it are every second one; a vector of two halves moves as few elements between them as can be. */
 #if GEMM_BYTES / GEMM_SIZE == 16
 #define GEMM_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define GEMM_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define GEMM_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #elif GEMM_BYTES == 32 && GEMM_SIZE == 4
 #define GEMM_LOW 0, 8, 1, 9, 4, 12, 5, 13
 #define GEMM_HIGH 2, 10, 3, 11, 6, 14, 7, 15
+#define GEMM_EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define GEMM_LOW_HALVES 0, 1, 2, 3, 8, 9, 10, 11
 #define GEMM_HIGH_HALVES 4, 5, 6, 7, 12, 13, 14, 15
 #elif GEMM_BYTES == 32
 #define GEMM_LOW 0, 4, 2, 6
 #define GEMM_HIGH 1, 5, 3, 7
+#define GEMM_EVEN 0, 2, 4, 6
 #define GEMM_LOW_HALVES 0, 1, 4, 5
 #define GEMM_HIGH_HALVES 2, 3, 6, 7
 #elif GEMM_BYTES / GEMM_SIZE == 8
 #define GEMM_LOW 0, 8, 1, 9, 2, 10, 3, 11
 #define GEMM_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#define GEMM_EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #elif GEMM_BYTES / GEMM_SIZE == 4
 #define GEMM_LOW 0, 4, 1, 5
 #define GEMM_HIGH 2, 6, 3, 7
+#define GEMM_EVEN 0, 2, 4, 6
 #else
 #define GEMM_LOW 0, 2
 #define GEMM_HIGH 1, 3
+#define GEMM_EVEN 0, 2
 #endif
 
 /* The transpose of a square. */
@@ -201,16 +207,28 @@ static inline __attribute__((always_inline)) void GEMM(turn)(GEMM(vec) *v) {
 #endif
 }
 
+/* Every `apart`th element, 1 or 2, from `from` on; as many are read as lie in so many vectors. */
+static inline __attribute__((always_inline)) GEMM(vec) GEMM(read_apart)(const T *from, const int apart) {
+  const GEMM(vec) first = *(const GEMM(vec) *)from;
+#ifdef GEMM_SHUFFLES
+  if (apart == 2) {
+    return __builtin_shufflevector(first, *(const GEMM(vec) *)(from + GEMM(LANES)), GEMM_EVEN);
+  }
+#endif
+  return first;
+}
+
 /* A vector that is stored over a panel's end reaches no further than the step behind it. */
 _Static_assert(GEMM(LANES) <= 2 * GEMM_MR, "a vector is wider than two steps of a panel");
 
-/* to[p * width + i] = from[at[i] + p] for i < rows <= LANES and p < steps <= LANES; LANES steps are read. */
-static inline __attribute__((always_inline)) void GEMM(pack_lines)(T *restrict to, const T *restrict from, const int64_t *at, int rows, int steps, const int width) {
+/* to[p * width + i] = from[at[i] + p * apart] for i < rows <= LANES and p < steps <= LANES; LANES steps are read. */
+static inline __attribute__((always_inline)) void GEMM(pack_lines)(T *restrict to, const T *restrict from, const int64_t *at, int rows, int steps, const int width,
+                                                                   const int apart) {
   enum { LANES = GEMM(LANES) };
   GEMM(vec) v[LANES];
 #pragma GCC unroll 16
   for (int i = 0; i < LANES; i++) {
-    v[i] = i < rows ? *(const GEMM(vec) *)(from + at[i]) : (GEMM(vec)){0};
+    v[i] = i < rows ? GEMM(read_apart)(from + at[i], apart) : (GEMM(vec)){0};
   }
   GEMM(turn)(v);
   if (rows == LANES) {
@@ -283,6 +301,7 @@ static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict 
 }
 #undef GEMM_LOW
 #undef GEMM_HIGH
+#undef GEMM_EVEN
 #undef GEMM_LOW_HALVES
 #undef GEMM_HIGH_HALVES
 
@@ -380,9 +399,9 @@ static void GEMM(pack_scale)(T *restrict to, const T *restrict scale, int64_t i,
   }
 }
 
-/* One panel of w rows from places, `at`, whose steps begin at p of `along`; rows from begin[s] on lie side by side, if `sides` are few. */
-static inline __attribute__((always_inline)) void GEMM(pack_place)(T *restrict to, const gradc_matrix *in, const int64_t *at, int w, const int *begin, int sides, const gradc_axis *along, int64_t p,
-                             int64_t steps, const int width) {
+/* One panel of w rows from places, `at`, whose steps begin at p of `along`: as far as the steps allow by squares, transposed. */
+static inline __attribute__((always_inline)) void GEMM(pack_apart)(T *restrict to, const gradc_matrix *in, const int64_t *at, int w, const gradc_axis *along, int64_t p,
+                                                                   int64_t steps, const int width) {
   const T *restrict from = (const T *)in->data;
   const int64_t apart = along->step[along->count - 1];
   int64_t last = at[0];
@@ -394,29 +413,84 @@ static inline __attribute__((always_inline)) void GEMM(pack_place)(T *restrict t
   for (int64_t q = 0, run; q < steps; q += run, gemm_next_stretch(along, &s)) {
     run = at_most(s.count, steps - q);
     int64_t done = 0;
-    if (sides > GEMM_FEW_SIDES && apart == 1 && run > 2) {
-      for (; done < run && s.place + done + GEMM(LANES) <= readable; done += GEMM(LANES)) {
+    if ((apart == 1 || apart == GEMM_APART) && run > 2) {
+      for (; done < run && s.place + (done + GEMM(LANES)) * apart <= readable; done += GEMM(LANES)) {
         for (int i = 0; i < w; i += GEMM(LANES)) {
-          GEMM(pack_lines)(to + (q + done) * width + i, from + s.place + done, at + i, (int)at_most(w - i, GEMM(LANES)), (int)at_most(run - done, GEMM(LANES)), width);
+          const int rows = (int)at_most(w - i, GEMM(LANES)), some = (int)at_most(run - done, GEMM(LANES));
+          if (apart == 1) {
+            GEMM(pack_lines)(to + (q + done) * width + i, from + s.place + done, at + i, rows, some, width, 1);
+          } else {
+            GEMM(pack_lines)(to + (q + done) * width + i, from + s.place + done * apart, at + i, rows, some, width, GEMM_APART);
+          }
         }
       }
     }
     for (; done < run; done++) {
-      const T *own = from + s.place + done * apart;
-      T *line = to + (q + done) * width;
-      if (sides <= GEMM_FEW_SIDES && q + done + 1 < steps && s.place + done * apart + width <= readable) {
-        for (int x = 0; x < sides; x++) { /* whole vectors: what is too much is written over by what follows */
-          memcpy(line + begin[x], own + at[begin[x]], (size_t)width * sizeof(T));
-        }
-      } else {
-        for (int i = 0; i < w; i++) {
-          line[i] = own[at[i]];
-        }
+      for (int i = 0; i < w; i++) {
+        to[(q + done) * width + i] = from[s.place + done * apart + at[i]];
       }
     }
     for (int64_t step = q; w < width && step < q + run; step++) {
       memset(to + step * width + w, 0, (size_t)(width - w) * sizeof(T));
     }
+  }
+}
+
+/* Steps of a panel's rows that are `sides` stretches of elements `apart`, from row begin[x] and element at[x] of a step on: whole vectors, of
+ * which what is too much is written over by what follows. */
+static inline __attribute__((always_inline)) void GEMM(copy_stretches)(T *restrict to, const T *restrict from, const int64_t *places, int64_t steps, const int64_t *at,
+                                                                       const int *begin, const int sides, const int apart, const int width) {
+  for (int64_t p = 0; p < steps; p++) {
+#pragma GCC unroll 2
+    for (int x = 0; x < sides; x++) {
+      const T *own = from + places[p] + at[x];
+      T *line = to + p * width + begin[x];
+#pragma GCC unroll 8
+      for (int v = 0; v < width; v += GEMM(LANES)) {
+        const GEMM(vec) some = GEMM(read_apart)(own + v * apart, apart);
+        if (width - v >= GEMM(LANES)) {
+          *(GEMM(vec) *)(line + v) = some;
+        } else {
+          memcpy(line + v, &some, (size_t)(width - v) * sizeof(T));
+        }
+      }
+    }
+  }
+}
+
+/* Rows that are few stretches of elements side by side, or `apart`; w of them. */
+typedef struct {
+  int64_t at[GEMM_FEW_SIDES];
+  int begin[GEMM_FEW_SIDES + 1], sides;
+} GEMM(stretches);
+
+/* The same panel, of such rows; `places` of the steps, none behind `furthest`. */
+static inline __attribute__((always_inline)) void GEMM(pack_stretches)(T *restrict to, const gradc_matrix *in, const GEMM(stretches) *r, const int64_t *places,
+                                                                       int64_t furthest, int64_t steps, const int apart, const int width) {
+  const T *restrict from = (const T *)in->data;
+  const int w = r->begin[r->sides];
+  int64_t last = r->at[0];
+  for (int x = 1; x < r->sides; x++) {
+    last = r->at[x] > last ? r->at[x] : last;
+  }
+  const int64_t readable = (in->places->end - in->data) / (int64_t)sizeof(T) - last;
+  const int64_t quick = furthest + whole(width, GEMM(LANES)) * apart <= readable ? steps - 1 : 0;
+  if (r->sides == 1) {
+    GEMM(copy_stretches)(to, from, places, quick, r->at, r->begin, 1, apart, width);
+  } else if (r->sides == 2) {
+    GEMM(copy_stretches)(to, from, places, quick, r->at, r->begin, 2, apart, width);
+  } else {
+    GEMM(copy_stretches)(to, from, places, quick, r->at, r->begin, r->sides, apart, width);
+  }
+  for (int64_t p = quick; p < steps; p++) {
+    for (int x = 0; x < r->sides; x++) {
+      for (int i = r->begin[x]; i < r->begin[x + 1]; i++) {
+        to[p * width + i] = from[places[p] + r->at[x] + (i - r->begin[x]) * apart];
+      }
+    }
+  }
+  for (int64_t p = 0; w < width && p < steps; p++) {
+    memset(to + p * width + w, 0, (size_t)(width - w) * sizeof(T));
   }
 }
 
@@ -430,21 +504,49 @@ static inline __attribute__((always_inline)) void GEMM(pack_places)(T *restrict 
   for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
     const int w = count - i0 < width ? (int)(count - i0) : width;
     int64_t at[GEMM_MR > GEMM(NR) ? GEMM_MR : GEMM(NR)];
-    int begin[GEMM_FEW_SIDES], sides = 0;
     for (int x = 0; x < w;) {
       if (used == s.count) {
         gemm_next_stretch(across, &s);
         used = 0;
       }
-      if (sides < GEMM_FEW_SIDES) {
-        begin[sides] = x;
-      }
-      sides = apart == 1 && sides < GEMM_FEW_SIDES ? sides + 1 : GEMM_FEW_SIDES + 1;
       for (; x < w && used < s.count; x++, used++) {
         at[x] = s.place + used * apart;
       }
     }
-    GEMM(pack_place)(to, in, at, w, begin, sides, along, p, steps, width);
+    GEMM(pack_apart)(to, in, at, w, along, p, steps, width);
+  }
+}
+
+/* The same where every panel's rows are few stretches. */
+static inline __attribute__((always_inline)) void GEMM(pack_few)(T *restrict to, const gradc_matrix *in, int transposed, int64_t i, int64_t p, int64_t count, int64_t steps,
+                                                     const int width) {
+  const gradc_axis *across = transposed ? &in->places->col : &in->places->row, *along = transposed ? &in->places->row : &in->places->col;
+  const int64_t apart = across->step[across->count - 1];
+  for (int64_t q = 0, some; q < steps; q += some) { /* where the steps lie is found once for all panels */
+    int64_t places[GEMM_KC], used = 0;
+    some = at_most(steps - q, GEMM_KC);
+    const int64_t furthest = gemm_find_places(along, p + q, some, places);
+    gemm_stretch s = gemm_stretch_at(across, i);
+    for (int64_t i0 = 0; i0 < count; i0 += width) {
+      const int w = count - i0 < width ? (int)(count - i0) : width;
+      GEMM(stretches) r = {.sides = 0};
+      for (int x = 0; x < w; r.sides++) {
+        if (used == s.count) {
+          gemm_next_stretch(across, &s);
+          used = 0;
+        }
+        const int some_rows = (int)at_most(w - x, s.count - used);
+        r.at[r.sides] = s.place + used * apart, r.begin[r.sides] = x;
+        x += some_rows, used += some_rows;
+      }
+      r.begin[r.sides] = w;
+      T *panel = to + i0 * steps + q * width;
+      if (apart == 1) {
+        GEMM(pack_stretches)(panel, in, &r, places, furthest, some, 1, width);
+      } else {
+        GEMM(pack_stretches)(panel, in, &r, places, furthest, some, GEMM_APART, width);
+      }
+    }
   }
 }
 
@@ -461,7 +563,9 @@ static inline __attribute__((always_inline)) void GEMM(panels)(T *to, GEMM(part)
   const gradc_matrix *in = t.in;
   const int64_t across = t.transposed ? in->col : in->row, along = t.transposed ? in->row : in->col;
   const int64_t at = i * across + p * along;
-  if (in->places) {
+  if (in->places && gemm_few_stretches(t.transposed ? &in->places->col : &in->places->row, width)) {
+    GEMM(pack_few)(to, in, t.transposed, (t.transposed ? t.col : t.row) + i, (t.transposed ? t.row : t.col) + p, count, steps, width);
+  } else if (in->places) {
     GEMM(pack_places)(to, in, t.transposed, (t.transposed ? t.col : t.row) + i, (t.transposed ? t.row : t.col) + p, count, steps, width);
   } else if (in->read) {
     GEMM(pack_read)(to, in, at, count, steps, across, along, width);

@@ -491,6 +491,11 @@ static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t whole(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 enum { GEMM_FEW_SIDES = 4 }; /* stretches of a panel's rows that are copied side by side, rather than transposed */
+#ifdef GEMM_SHUFFLES
+enum { GEMM_APART = 2 }; /* elements so far apart are read by vectors, too */
+#else
+enum { GEMM_APART = 1 };
+#endif
 
 /* A stretch of an axis that is evenly spaced: where it is, its place in elements, and how many positions it has. */
 typedef struct {
@@ -523,6 +528,26 @@ static inline void gemm_next_stretch(const gradc_axis *axis, gemm_stretch *s) {
     s->place -= axis->size[i] * axis->step[i];
     s->index[i] = 0;
   }
+}
+
+/* The places of `count` steps from `at` on, and the furthest one. */
+static int64_t gemm_find_places(const gradc_axis *axis, int64_t at, int64_t count, int64_t *places) {
+  const int64_t apart = axis->step[axis->count - 1];
+  gemm_stretch s = gemm_stretch_at(axis, at);
+  int64_t furthest = s.place;
+  for (int64_t p = 0; p < count; gemm_next_stretch(axis, &s)) {
+    for (int64_t end = p + at_most(s.count, count - p), place = s.place; p < end; p++, place += apart) {
+      places[p] = place;
+      furthest = place > furthest ? place : furthest;
+    }
+  }
+  return furthest;
+}
+
+/* Whether any `width` positions in a row are few stretches that are read by vectors. */
+static int gemm_few_stretches(const gradc_axis *axis, int width) {
+  const int64_t apart = axis->step[axis->count - 1];
+  return (apart == 1 || apart == GEMM_APART) && (width - 2) / axis->size[axis->count - 1] + 2 <= GEMM_FEW_SIDES;
 }
 
 /* Rows of a, or columns of b, in panels: elements from a panel to the next, in it from a row (column) to the next, and from a
