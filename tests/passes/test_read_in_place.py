@@ -39,6 +39,9 @@ CASES = {
     "one channel": ((1, 5, 9, 9), (1, 5, 3, 3), {"padding": 1}),
     "far padding": ((2, 3, 4, 4), (4, 3, 3, 3), {"padding": 4}),
     "symbols": (("N", 5, "H", 11), (7, 5, 3, 3), {"padding": 1}),
+    "many steps": ((2, 40, 9, 9), (8, 40, 3, 3), {"padding": 1}),
+    "many by two": ((2, 40, 17, 35), (20, 40, 3, 3), {"padding": 1, "stride": 2}),
+    "points of one": ((1, 8, 33, 33), (8, 8, 1, 1), {"stride": 2}),
 }
 
 
