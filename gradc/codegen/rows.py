@@ -170,11 +170,15 @@ class RowWriter:
         """Keys that a row may have: the rows of a result."""
         return product(self.types[part.buffer].shape[: part.leading])
 
-    def key_statements(self, part: Combine) -> list[str]:
+    def key_slice(self, part: Combine) -> list[Stmt]:
         """The statements that compute a row's key and its mask."""
         leading = part.stmt.index[: part.leading]
         values = [v for i in leading for v, _ in i.terms if v.startswith("%")]
-        return [self.scribe.value(s) for s in self.slice_of([*values, part.stmt.where])]
+        return self.slice_of([*values, part.stmt.where])
+
+    def key_statements(self, part: Combine) -> list[str]:
+        """The same as text."""
+        return [self.scribe.value(s) for s in self.key_slice(part)]
 
     def key_expression(self, part: Combine, masked: str, kind: str = "i64") -> str:
         """A row's key, the row of the result that it adds to, as a C expression; ``masked`` where it adds to none."""

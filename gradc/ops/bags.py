@@ -259,7 +259,22 @@ class _Bags:
         """The number of members of each bag that count: i64[B]."""
         if self.offsets is None and self.kept is None:
             return spread(call("dim", size=self.indices.shape[1]), (self.bags,))
+        if self.kept is None:
+            return self.lengths
         return self.total(full(1, self.indices, I64))
+
+    @property
+    def lengths(self) -> Node:
+        """The number of positions of each bag, from where it and the next one begin: i64[B].  Without ``oob="skip"``,
+        which has a mask of what it keeps, offsets ascend.
+        """
+        assert self.offsets is not None
+        line, at = converted(self.offsets, I64), iota(shape=(self.bags,))
+        begin, end = (gather.plain(line, place, axis=0, oob="clamp") for place in (at, at + full(1, at)))
+        if not self.include_last_offset:
+            last = eq(at, spread(call("dim", size=self.bags - 1), at.shape))
+            end = where(last, spread(call("dim", size=self.indices.shape[0]), at.shape), end)
+        return end - begin
 
     @cached_property
     def divisor(self) -> Node | None:

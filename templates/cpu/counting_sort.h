@@ -55,6 +55,28 @@ static char *gradc_counting_layout(gradc_counting *s, char *end) {
   return end;
 }
 
+/* A search for one row after another, each not below the one before: it goes on from where the last one ended, where what
+ * it passes ascends (then that is what a search by itself finds), and there are not many more elements than rows. */
+typedef struct { i64 at, end; int ascends; } gradc_seek;
+#define GRADC_SEEK(T)                                                                                                 \
+  static inline __attribute__((unused)) gradc_seek gradc_seek_##T(const T *row, i64 count, i64 first, i64 last) {     \
+    gradc_seek s = { search_##T(row, count, first), search_##T(row, count, last), 0 };                                \
+    s.ascends = s.end - s.at <= 4 * (last - first + 1);                                                               \
+    for (i64 i = s.at + 1; s.ascends && i < s.end; i++) s.ascends = row[i - 1] <= row[i];                             \
+    return s;                                                                                                         \
+  }                                                                                                                   \
+  static inline __attribute__((unused)) i64 gradc_found_##T(gradc_seek *s, const T *row, i64 count, i64 value) {      \
+    if (!s->ascends) return search_##T(row, count, value);                                                            \
+    while (s->at < s->end && row[s->at] <= value) s->at++;                                                            \
+    return s->at;                                                                                                     \
+  }
+GRADC_SEEK(i8)
+GRADC_SEEK(i16)
+GRADC_SEEK(i32)
+GRADC_SEEK(i64)
+GRADC_SEEK(u8)
+#undef GRADC_SEEK
+
 /* Bytes of its own that a sort needs. */
 static i64 gradc_sort_bytes(i64 rows, i64 keys) {
   gradc_counting s = { .rows = rows, .keys = keys };
@@ -193,8 +215,36 @@ static void gradc_sort_place_ranges(const gradc_counting *s) {
   s->first[s->ranges] = sum;
 }
 
+/* Whether no key is below the one before: rows of any order are found out after a few. */
+static int gradc_ascends(const gradc_ctx *ctx, const i32 *key, i64 rows) {
+  for (i64 r0 = 1, next = GRADC_SORT_ROWS / 4; r0 < rows; r0 += next, next = GRADC_POLL, gradc_pause(ctx)) {
+    i32 below = 0;
+    #pragma omp simd reduction(| : below)
+    for (i64 r = r0; r < gradc_min(rows, r0 + next); r++) below |= key[r] < key[r - 1];
+    if (below) return 0;
+  }
+  return rows > 0;
+}
+
+/* Rows that are in the order of their keys already; a task also has the first positions of the keys between its rows. */
+static void gradc_sort_none(const void *args, i64 task) {
+  const gradc_counting *const s = args;
+  const i32 *restrict const key = s->key;
+  i32 *restrict const start = s->start, *restrict const order = s->order;
+  const i64 first = task * GRADC_SORT_ROWS, last = gradc_min(first + GRADC_SORT_ROWS, s->rows);
+  for (i64 r = first; r < last; r++) order[r] = (i32)r;
+  for (i64 r = first, k = first ? key[first - 1] + 1 : 0; r < last; r++)
+    for (; k <= key[r]; k++) start[k] = (i32)r;
+  if (last == s->rows)
+    for (i64 k = key[last - 1] + 1; k < s->keys + 2; k++) start[k] = (i32)last;
+}
+
 static void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *order, char *scratch) {
   gradc_counting s = { .ctx = ctx, .key = key, .rows = rows, .keys = keys, .start = start, .order = order };
+  if (gradc_ascends(ctx, key, rows)) {
+    ctx->parallel_for(ctx, gradc_chunks(rows, GRADC_SORT_ROWS), gradc_sort_none, &s);
+    return;
+  }
   gradc_counting_layout(&s, scratch);
   if (!s.chunks) {
     gradc_sort_alone(&s);

@@ -124,15 +124,22 @@ class AccumWriter(RowMemory):
             f"if ((u64){value} >= (u64){bound}) {report.format('GRADC_INDEX_OUT_OF_RANGE', at, value, bound)}",
         ]
 
-    def segment_update(self, s: Stmt, value: str) -> list[str]:
-        """A row of a segment: the first one writes, the others combine; none where its key is no row of the result."""
-        number, part = self.number[s.buffer], self.parts[s.buffer]
-        ctype, row = stored(self.types[s.buffer].dtype), self.types[s.buffer].shape[part.leading :]
+    def segment_target(self, s: Stmt) -> str:
+        """The element of a segment's row that a column adds to."""
+        part, type_ = self.parts[s.buffer], self.types[s.buffer]
+        row = type_.shape[part.leading :]
         place = index(flatten(s.index[part.leading :], row))
-        target = self.scribe.guard(f"target{number}", place, product(row), ctype)
+        return self.scribe.guard(f"target{self.number[s.buffer]}", place, product(row), stored(type_.dtype))
+
+    def segment_update(self, s: Stmt, value: str) -> list[str]:
+        """A row of a segment: the first one writes, the others combine; none where its key is no row of the result.  Rows
+        without a key are not visited for nothing, and a condition in a loop of vectors would make it one of elements.
+        """
+        ctype, target = stored(self.types[s.buffer].dtype), self.segment_target(s)
+        both, one = ("valid && ", "if (valid) ") if self.visits_all_rows else ("", "")
         if s.combine == "sum":
-            return [f"if (valid) {target} = ({ctype})((begins ? 0 : {target}) + {value});"]
+            return [f"{one}{target} = ({ctype})((begins ? 0 : {target}) + {value});"]
         return [
-            f"if (valid && begins) {target} = {value};",
-            f"else if (valid) {combined(s.combine, ctype, target, value)}",
+            f"if ({both}begins) {target} = {value};",
+            f"else {one}{combined(s.combine, ctype, target, value)}",
         ]

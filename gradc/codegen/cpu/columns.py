@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...ir.dims import product
 from ...ir.kernel import Phase
-from ...ir.statement import REDUCTIONS, Index, Stmt
+from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...process.forks import cached_property
 from ..expr import carrier, stored, to_memory, variable
-from ..index import flatten, index
+from ..index import flatten, index, size
 from ..phases import phase_comment
 from .accums import AccumWriter
 from .interior import interior
 from .packed import Packed, packed_values
-from .records import Columns, Lanes, PhaseText, Reduction, RunningValue, Scatter, StreamedStore, Unpacking, combined
+from .records import Columns, Lanes, PhaseText, Reduction, RunningValue, Scatter, StreamedStore, Together, Unpacking, combined, grouped
 from .reductions import reduction
 from .scans import scan
+
+
+TOGETHER = 4
+"""Rows of a segment that are added at once."""
 
 
 def unpacked(value: str) -> str:
@@ -63,8 +69,19 @@ class ColumnWriter(AccumWriter):
         return not combines and len(k.passes) == 1 and len(k.cols) == 1
 
     def phase(self, p: Phase, number: int) -> PhaseText:
-        row = [line for s in p.row for line in ([self.scribe.value(s)] if s.name else self.effect(s))]
+        row = [line for s in p.row for line in ([self.row_value(s)] if s.name else self.effect(s))]
         return PhaseText(phase_comment(self.k, p, number), tuple(row), self.columns_of(p, number) if p.roots else None)
+
+    def row_value(self, s: Stmt) -> str:
+        """A value of a row as a statement: those that its key was made of are known, where no row without one comes."""
+        if self.order == "by key" and not self.visits_all_rows:
+            part = self.parts[self.k.order]
+            ctype = carrier(self.scribe.values[s.name])
+            if part.leading == 1 and part.stmt.index[0] == Index.of(s.name):
+                return f"const {ctype} {variable(s.name)} = ({ctype})to;"
+            if s.name == part.stmt.where:
+                return f"const {ctype} {variable(s.name)} = 1;"
+        return self.scribe.value(s)
 
     def columns_of(self, p: Phase, number: int) -> Columns:
         values, running = self.computed(p, number)
@@ -167,6 +184,45 @@ class ColumnWriter(AccumWriter):
             running += made.running
             lines += [*made.update, *self.line(s, number, made.value)]
         return lines, tuple(running)
+
+    @staticmethod
+    def located(axes: Sequence[Axis], linear: str) -> list[str]:
+        """Statements that compute the axes of a position, row-major."""
+        lines = []
+        for i, (name, extent) in enumerate(axes):
+            below = size(product(n for _, n in axes[i + 1 :]))
+            quotient = f"{linear} / {grouped(below)}" if below != "1" else linear
+            lines.append(f"const i64 {name} = {quotient}{f' % {grouped(size(extent))}' if i else ''};")
+        return lines
+
+    @property
+    def together(self) -> Together | None:
+        """How several rows of a segment are added at once, where rows are added to segments, side by side, and have no
+        other effects.
+        """
+        k = self.k
+        if self.order != "by key" or self.visits_all_rows or len(k.passes) != 1 or not k.cols or self.scribe.guarded:
+            return None
+        (p,) = k.passes
+        if k.scans or self.packed[0] or not all(s.combine == "sum" and self.independent(s) for s in p.roots):
+            return None
+        row = [*self.located(k.rows, "r"), *(self.row_value(s) for s in p.row)]
+        once = {found[1] for line in row if (found := re.match(r"const \w+ (\w+) =", line))} | {"r"}
+        own = re.compile(rf"\b({'|'.join(once)})\b")
+        sums, body = [], self.values(self.reloaded(p, 0), 0)
+        for s in p.roots:
+            ctype, name = stored(self.types[s.buffer].dtype), f"sum{self.number[s.buffer]}"
+            sums.append((ctype, name, self.segment_target(s)))
+            body.append(f"{name} = ({ctype})({name} + {variable(s.args[0])});")
+        members = [[own.sub(rf"\1_m{m}", line) for line in row] for m in range(TOGETHER)]
+        return Together(
+            members=tuple((f"const i64 r_m{m} = order[p + {m}];", *lines) for m, lines in enumerate(members)),
+            outer=tuple(self.axes(k.cols[:-1])),
+            axis=self.innermost,
+            last=self.axes(k.cols[-1:])[0].size,
+            sums=tuple(sums),
+            body=tuple(tuple(own.sub(rf"\1_m{m}", line) for line in body) for m in range(TOGETHER)),
+        )
 
     @cached_property
     def lanes(self) -> Lanes | None:

@@ -303,6 +303,29 @@ class Lanes:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Rows of one segment that are added side by side: a sum is read and written once for all of them.
+
+    :param members: for each row, the statements before the columns.
+    :param outer: the loops around the innermost columns, :param axis: the variable of the innermost loop, :param last:
+        and the column behind its last, as C.
+    :param sums: the C type of each sum, its name, and the element that it is of.
+    :param body: for each row, the statements of one column.
+    """
+
+    members: tuple[tuple[str, ...], ...]
+    outer: tuple[LoopAxis, ...]
+    axis: str
+    last: str
+    sums: tuple[tuple[str, str, str], ...]
+    body: tuple[tuple[str, ...], ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.members)
+
+
+@dataclass(frozen=True)
 class PhaseText:
     """A phase of a row: statements, then a pass over the columns.
 
@@ -325,12 +348,14 @@ class KernelText:
     :param dims: likewise.
     :param accums: the results that rows are combined into.
     :param phases: of a row.
+    :param together: how several rows of a segment are added at once, if they are.
     :param row_axes: statements that compute the axes of row ``r``.
     :param ahead: statements that ask for what row ``r`` gathers, :param distant: whether that may be far away.
     :param lanes: the loop over rows that are scanned side by side, if they are.
     :param lane_axes: statements that compute the axes of a line ``r`` of such rows.
     :param owner_axes: those of owner ``owner``, :param member_axes: and of its member ``r``.
     :param member_count: rows that are combined into an owner's elements, as C.
+    :param seeks: what searches for the key of one row after another go on from, as declarations.
     :param key_lines: statements that compute a row's sort key, :param key: and the key.
     :param visits_all: whether rows without a key are visited too.
     :param workspace: the arrays in the workspace.
@@ -347,6 +372,7 @@ class KernelText:
     dims: tuple[str, ...]
     accums: tuple[Accum, ...]
     phases: tuple[PhaseText, ...]
+    together: Together | None
     row_axes: tuple[str, ...]
     ahead: tuple[str, ...]
     distant: str
@@ -355,6 +381,7 @@ class KernelText:
     owner_axes: tuple[str, ...]
     member_axes: tuple[str, ...]
     member_count: str
+    seeks: tuple[str, ...]
     key_lines: tuple[str, ...]
     key: str
     visits_all: bool

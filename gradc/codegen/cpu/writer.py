@@ -8,12 +8,13 @@ from dataclasses import replace
 from ...ir.dims import Size, product, symbol
 from ...ir.kernel import Kernel
 from ...ir.ranges import KernelRanges, Range, of_type
-from ...ir.statement import Axis
+from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import DTYPES, F32, Type
+from ...passes.reductions.combine import Combine
 from ...passes.reductions.chunks import Bound, interchanged_bound, largest, task_bounds
 from ...passes.reductions.strategies import ON_HOST
 from ..declarations import Declaration
-from ..expr import Scribe, carrier, stored
+from ..expr import Scribe, carrier, stored, variable
 from ..index import size
 from .columns import ColumnWriter
 from .records import BufferField, Gathered, KernelText, LocalArray, grouped
@@ -70,6 +71,7 @@ class KernelWriter(ColumnWriter):
             dims=tuple(self.dims),
             accums=tuple(map(self.accum, k.accums)),
             phases=tuple(self.phase(p, i) for i, p in enumerate(k.passes)),
+            together=self.together,
             row_axes=tuple(self.located(k.rows, "r")),
             ahead=tuple(self.ahead(gathered)),
             distant=" || ".join(
@@ -80,6 +82,7 @@ class KernelWriter(ColumnWriter):
             owner_axes=tuple(self.located(self.kept_axes, "owner")),
             member_axes=tuple(self.located(self.member_axes, "r")),
             member_count=size(product(n for _, n in self.member_axes)),
+            seeks=tuple(self.seek(s) for s in self.row_searches(part)) if part else (),
             key_lines=tuple(self.key_statements(part)) if part else (),
             key=self.key_expression(part, size(self.key_count(part))) if part else "",
             visits_all=self.visits_all_rows,
@@ -97,6 +100,30 @@ class KernelWriter(ColumnWriter):
             launches=tuple(self.launches()),
             checks=any(s.op == "check" for s in k.body),
         )
+
+    def row_searches(self, part: Combine) -> list[Stmt]:
+        """The searches that a row's key needs for the row itself: what they find does not go back from row to row."""
+        if len(self.k.rows) != 1 or self.scribe.guarded:
+            return []
+        wanted, row = self.key_slice(part), (Index.of(self.k.rows[0][0]),)
+        rows = {s.name for s in wanted if s.op == "index" and s.index == row}
+        return [s for s in wanted if s.op == "search" and s.args[0] in rows]
+
+    def seek(self, s: Stmt) -> str:
+        """What such a search goes on from, declared before a task's rows."""
+        line = self.types[s.buffer]
+        count = self.scribe.size(line.shape[-1])
+        return f"gradc_seek seek_{variable(s.name)} = gradc_seek_{stored(line.dtype)}({s.buffer}, {count}, first, last - 1);"
+
+    def key_statements(self, part: Combine) -> list[str]:
+        lines, searches = [], self.row_searches(part)
+        for s in self.key_slice(part):
+            found = self.scribe.value(s)
+            if s in searches:
+                known = f"&seek_{variable(s.name)}, "
+                found = found.replace("= search_", "= gradc_found_").replace("(", f"({known}", 1)
+            lines.append(found)
+        return lines
 
     @staticmethod
     def ahead(gathered: Sequence[Gathered]) -> list[str]:
@@ -135,16 +162,6 @@ class KernelWriter(ColumnWriter):
         return any(
             axes & places and any(v.startswith("%") and self.column_value(v) for v in places) for places in gathered
         )
-
-    @staticmethod
-    def located(axes: Sequence[Axis], linear: str) -> list[str]:
-        """Statements that compute the axes of a position, row-major."""
-        lines = []
-        for i, (name, extent) in enumerate(axes):
-            below = size(product(n for _, n in axes[i + 1 :]))
-            quotient = f"{linear} / {grouped(below)}" if below != "1" else linear
-            lines.append(f"const i64 {name} = {quotient}{f' % {grouped(size(extent))}' if i else ''};")
-        return lines
 
     def chunk_bounds(self, named: dict[str, Size]) -> list[Bound]:
         """The bounds of which the largest is the rows per task, or owners: expressions of a few sizes, which get names,

@@ -19,22 +19,24 @@ from ...ir.dims import Assumption, Size, evaluate, floordiv, known_nonnegative, 
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ...ir.types import Type
 from .chunks import MOST_PARTIALS, chunk_rows
-from .combine import Combine, combines, own, shared_bytes
+from .combine import Combine, ascends, combines, own, shared_bytes
 from .cost import Estimate, estimates, nominal, ways
 from .devices import CPU, Device, Gpu
 from .gpu_choice import Case, cases, fallback
-from .strategies import DEFAULT, ON_HOST, PRIVATIZED, SEGMENTED, SORTED_ROW, STRATEGIES
+from .strategies import DEFAULT, ON_HOST, ORDERED_ROW, PRIVATIZED, SEGMENTED, SORTED_ROW, STRATEGIES
 
 
-def host_cases(rows: Size, cols: Size, size: Size) -> tuple[Case, ...]:
+def host_cases(rows: Size, cols: Size, size: Size, sorted_row: int = SORTED_ROW) -> tuple[Case, ...]:
     """The cases for sorting rows or using a partial result per chunk on the CPU; the first that holds is taken.
 
     A sort takes 10 ns per row, partial results 8 bytes per element and chunk at 20 GB/s; they break even at 25 elements
     of the result per row of a chunk.  The partial results of many rows have at most ``MOST_PARTIALS`` elements in
     total, so that a result of that size would leave a single task, and one of half that size may.
+
+    :param sorted_row: elements that are moved in the time in which a row is sorted.
     """
     try:
-        enough, many = SORTED_ROW * chunk_rows(rows, cols) + 1, MOST_PARTIALS // SORTED_ROW + 1
+        enough, many = sorted_row * chunk_rows(rows, cols) + 1, MOST_PARTIALS // sorted_row + 1
         least = MOST_PARTIALS * floordiv(rows, many) + enough
     except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, PRIVATIZED.name),)
@@ -181,7 +183,9 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
 
     undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
     for key, group in by_key.items():
-        options = host_cases(kernel.row_count, kernel.col_count, elements(group))
+        in_order = all(ascends(kernel, part) for part in group)
+        sorted_row = ORDERED_ROW if in_order else SORTED_ROW
+        options = host_cases(kernel.row_count, kernel.col_count, elements(group), sorted_row)
         picked = [picks[part.buffer] for part in parts if part.key == key and part.buffer in picks]
         sorts = [strategy for strategy in picked if STRATEGIES[strategy].visits == "by key"]
         if sorts:

@@ -150,6 +150,7 @@ class HostScatter:
     :param read: bytes of the values that are added.
     :param owners: rows of the result that could each be owned by one task.
     :param other_results: elements of the kernel's other privatized results.
+    :param ordered: whether the rows are in the order of their index.
     """
 
     rows: int
@@ -159,6 +160,7 @@ class HostScatter:
     read: int
     owners: int
     other_results: tuple[int, ...] = ()
+    ordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,22 @@ def row_scatter(
     :param own: whether the result has a known, small number of rows.
     """
     return Scatter(rows, width, keys, keys * width, rows * width * grad, rows * index, 0, item, own=own)
+
+
+def ascends(kernel: Kernel, combine: Combine) -> bool:
+    """Whether the key is what a search finds for the row itself: it never goes back from one row to the next, so that
+    a sort finds the rows in order.
+    """
+    if len(kernel.rows) != 1:
+        return False
+    leading = combine.stmt.index[: combine.leading]
+    wanted = [v for i in leading for v, _ in i.terms if v.startswith("%")]
+    place = backward_slice(kernel.body, [*wanted, *([combine.stmt.where] if combine.stmt.where else [])])
+    row = (Index.of(kernel.rows[0][0]),)
+    rows = {s.name for s in place if s.op == "index" and s.index == row}
+    searches = [s for s in place if s.op == "search"]
+    others = {s.op for s in place} - {"index", "search", "in_bounds"}
+    return len(searches) == 1 and searches[0].args[0] in rows and not others
 
 
 def own_bytes(keys: int, item: int) -> int:

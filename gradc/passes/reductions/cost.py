@@ -19,6 +19,7 @@ from .combine import (
     Hits,
     HostScatter,
     Scatter,
+    ascends,
     combines,
     exact,
     expected_hits,
@@ -110,7 +111,8 @@ def _host_scatter(
     owners = evaluate(product(size for axis, size in kernel.rows if axis in combine.kept), bound)
     added = rows * (cols if kernel.stmt_level(combine.stmt) & {a for a, _ in kernel.cols} else 1)
     other_results = tuple(evaluate(product(shape), bound) for shape in shapes[1:])
-    return HostScatter(rows, cols, out, type_.dtype.itemsize, added * type_.dtype.itemsize, owners, other_results)
+    item = type_.dtype.itemsize
+    return HostScatter(rows, cols, out, item, added * item, owners, other_results, ascends(kernel, combine))
 
 
 def _on_host(s: HostScatter, device: Cpu, names: Sequence[str]) -> list[Estimate]:

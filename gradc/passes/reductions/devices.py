@@ -49,6 +49,7 @@ class Cpu(Device):
     name: str = "cpu"
     bandwidth: float = 20e9
     sort: float = 10e-9
+    ordered: float = 1.6e-9
     workers: int = 4
 
 

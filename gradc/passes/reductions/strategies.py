@@ -176,14 +176,16 @@ def tasks_of_a_chunk(s: Scatter[int]) -> int:
 
 SORTED_ROW = int(CPU.sort * CPU.bandwidth / 8)
 """Elements of partial results, 8 bytes each, that a CPU moves in the time in which it sorts one row."""
+ORDERED_ROW = int(CPU.ordered * CPU.bandwidth / 8)
+"""The same for a row that is in order already."""
 
 
 def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     moved = s.read + s.out * s.item + 8 * s.rows
     return (
         moved,
-        device.sort * s.rows + moved / device.bandwidth,
-        f"{s.rows} rows sorted by index, each result row written once",
+        (device.ordered if s.ordered else device.sort) * s.rows + moved / device.bandwidth,
+        f"{s.rows} rows {'in the order of their' if s.ordered else 'sorted by'} index, each result row written once",
     )
 
 
