@@ -56,9 +56,15 @@ def library() -> Any:
 
 
 def draws(rows: int, keys: int) -> Iterator[np.ndarray]:
-    """Keys: any; most of them few, or none at all; all the same one, the first, the last, none."""
+    """Keys: any; in order already, or but for the last row; most of them few, or none at all; all the same one, the
+    first, the last, none.
+    """
     random = np.random.default_rng(rows + keys)
     yield random.integers(0, keys + 1, rows)
+    in_order = np.sort(random.integers(0, keys + 1, rows))
+    yield in_order
+    yield np.concatenate([in_order[:-1], [0] * min(rows, 1)])
+    yield np.minimum(np.repeat(np.arange(rows), 700)[:rows], keys)
     yield np.where(random.random(rows) < 0.9, keys, np.minimum(random.zipf(1.3, rows) - 1, keys))
     for one in (0, max(keys - 1, 0), keys):
         yield np.full(rows, one)

@@ -9,6 +9,7 @@ import pytest
 
 import gradc
 from gradc import interp, knobs, ops
+from gradc.ir.types import DTYPES
 from gradc.ops.bits import PACKED
 from gradc.runtime.host import pool
 
@@ -152,3 +153,109 @@ def test_a_bag_of_packed_rows() -> None:
     wanted = (codes * scale.astype(np.float64))[i].sum(1)
     np.testing.assert_allclose(module(q=q, i=i, s=scale), wanted, rtol=1e-5, atol=1e-4)
     assert "unpacked" in source_of(module)
+
+
+# -- rows of one segment -----------------------------------------------------------------------------------------------
+
+
+def _by_offsets(
+    lengths: np.ndarray, first: int, indices: np.ndarray, table: np.ndarray, weights: Any = 1
+) -> np.ndarray:
+    """The sum of each bag in f64."""
+    sums = np.zeros((lengths.size, table.shape[1]))
+    np.add.at(sums, np.repeat(np.arange(lengths.size), lengths), (table[indices[first:]].T * weights).T)
+    return sums
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 37, 64, 130])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_rows_of_a_segment_are_added_together(width: int, mode: str, dtype: str) -> None:
+    """Bags of 0 to 300 rows, with padding and without: against f64, the same bits for any number of threads, and with
+    every access checked, which adds one row after another.
+    """
+    random = rng(width, 7)
+    lengths = np.concatenate([random.integers(0, 12, 90), [0, 300, 0, 1, 4, 5, 64, 0], random.integers(0, 3, 40), [0]])
+    offsets, count = np.cumsum(lengths) - lengths, int(lengths.sum())
+    table = random.standard_normal((500, width)).astype(DTYPES[dtype].np)
+    indices = random.integers(0, 500, count)
+    indices[::9] = 3
+    for padding in (None, 3):
+        graph = gradc.trace(
+            lambda i, w, o, padding=padding: ops.embedding_bag(i, w, o, mode=mode, padding_idx=padding),
+            i="i64[N]",
+            w=f"{dtype}[V,{width}]" if width != 37 else f"{dtype}[V,D]",
+            o="i64[B]",
+        )
+        wide = table.astype(np.float64)
+        if padding is not None:
+            wide[padding] = 0
+        want = _by_offsets(lengths, 0, indices, wide)
+        if mode == "mean":
+            members = _by_offsets(
+                lengths, 0, indices, np.ones((500, 1)) if padding is None else np.arange(500)[:, None] != 3
+            )
+            want /= np.maximum(members, 1)
+        arrays = {"i": indices, "w": table, "o": offsets}
+        module = gradc.compile(graph, target="cpu", reductions={"*": "segmented"})
+        found = []
+        before = pool.num_threads()
+        for threads in (1, 3):
+            pool.set_num_threads(threads)
+            found.append(np.asarray(module(**arrays)))
+        pool.set_num_threads(before)
+        with knobs.BOUNDS.set(True):
+            found.append(np.asarray(gradc.compile(graph, target="cpu", reductions={"*": "segmented"})(**arrays)))
+        for other in found[1:]:
+            np.testing.assert_array_equal(found[0], other)
+        unit = {"f32": 2.0**-24, "f64": 2.0**-53, "bf16": 2.0**-8}[dtype]
+        scale = _by_offsets(lengths, 0, indices, np.abs(wide))
+        assert np.all(
+            np.abs(found[0].astype(np.float64) - want) <= 64 * min(unit, 2.0**-24) * scale + unit * np.abs(want)
+        )
+
+
+@pytest.mark.parametrize("kind", ["i32", "i64", "u8"])
+@pytest.mark.parametrize("bags", ["some", "most empty", "unsorted", "late"])
+def test_a_search_goes_on_where_the_last_one_ended(kind: str, bags: str) -> None:
+    """Also where offsets do not ascend, or begin behind the first rows: as a search for each position by itself."""
+    random, most = rng(5), 250 if kind == "u8" else 9000
+    offsets = np.sort(random.integers(0, most, 60_000 if bags == "most empty" else 200))
+    if bags == "unsorted":
+        offsets = random.permutation(offsets)
+        offsets[::3] = 100
+    elif bags != "late":
+        offsets[0] = 0
+    x = random.integers(-9, 9, (9100, 5)).astype(np.float32)  # exact in any order
+    graph = gradc.trace(
+        lambda x, o: ops.scatter_add(
+            ops.segment_ids(o, size=x.shape[0], oob="skip"), x, axis=0, size=o.shape[0], oob="skip"
+        ),
+        x="f32[N,5]",
+        o=f"{kind}[B]",
+    )
+    arrays = {"x": x, "o": offsets.astype(DTYPES[kind].np)}
+    module = gradc.compile(graph, target="cpu", reductions={"*": "segmented"})
+    assert "gradc_found_" in source_of(module)
+    (want,) = interp.run(graph, arrays).values()
+    np.testing.assert_array_equal(module(**arrays), want)
+
+
+def test_a_row_is_added_by_vectors() -> None:
+    """Nothing in the loop over a row's columns asks whether the row has a key, where none without one is visited."""
+    graph = gradc.trace(lambda i, w: ops.embedding(i, w), i="i64[N]", w="f32[V,64]")
+    source = source_of(gradc.compile(graph, wrt="w", target="cpu"))
+    assert "target0" in source and "if (valid)" not in source
+    by_offsets = gradc.trace(lambda i, w, o: ops.embedding_bag(i, w, o), i="i64[N]", w="f32[V,64]", o="i64[B]")
+    module = gradc.compile(by_offsets, target="cpu", reductions={"*": "segmented"})
+    (kernel,) = (k for k in module.kernels.values() if k.name.startswith("embedding_bag"))  # no other counts members
+    assert "sum0 = " in kernel.source and "search_" not in kernel.source.split("_rows(const void")[1]
+
+
+def test_bags_in_order_are_segments() -> None:
+    """Rows in the order of their keys cost little to sort: 50 to a bag are no reason for partial results."""
+    graph = gradc.trace(
+        lambda i, w, o: ops.embedding_bag(i, w, o, mode="sum"), i="i64[204800]", w="f32[V,64]", o="i64[4096]"
+    )
+    text = str(gradc.compile(graph, target="cpu").forward.program)
+    assert "strategy(y: segmented)" in text and "privatized" not in text

@@ -132,8 +132,9 @@ class AccumWriter(RowMemory):
         return self.scribe.guard(f"target{self.number[s.buffer]}", place, product(row), stored(type_.dtype))
 
     def segment_update(self, s: Stmt, value: str) -> list[str]:
-        """A row of a segment: the first one writes, the others combine; none where its key is no row of the result.  Rows
-        without a key are not visited for nothing, and a condition in a loop of vectors would make it one of elements.
+        """A row of a segment: the first one writes, the others combine; none where its key is no row of the result.
+
+        Where only rows with a key are visited nothing asks for one: a loop with that condition is none of vectors.
         """
         ctype, target = stored(self.types[s.buffer].dtype), self.segment_target(s)
         both, one = ("valid && ", "if (valid) ") if self.visits_all_rows else ("", "")

@@ -16,10 +16,21 @@ from ..phases import phase_comment
 from .accums import AccumWriter
 from .interior import interior
 from .packed import Packed, packed_values
-from .records import Columns, Lanes, PhaseText, Reduction, RunningValue, Scatter, StreamedStore, Together, Unpacking, combined, grouped
+from .records import (
+    Columns,
+    Lanes,
+    PhaseText,
+    Reduction,
+    RunningValue,
+    Scatter,
+    StreamedStore,
+    Together,
+    Unpacking,
+    combined,
+    grouped,
+)
 from .reductions import reduction
 from .scans import scan
-
 
 TOGETHER = 4
 """Rows of a segment that are added at once."""

@@ -10,8 +10,8 @@ from ...ir.kernel import Kernel
 from ...ir.ranges import KernelRanges, Range, of_type
 from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import DTYPES, F32, Type
-from ...passes.reductions.combine import Combine
 from ...passes.reductions.chunks import Bound, interchanged_bound, largest, task_bounds
+from ...passes.reductions.combine import Combine
 from ...passes.reductions.strategies import ON_HOST
 from ..declarations import Declaration
 from ..expr import Scribe, carrier, stored, variable
@@ -112,8 +112,8 @@ class KernelWriter(ColumnWriter):
     def seek(self, s: Stmt) -> str:
         """What such a search goes on from, declared before a task's rows."""
         line = self.types[s.buffer]
-        count = self.scribe.size(line.shape[-1])
-        return f"gradc_seek seek_{variable(s.name)} = gradc_seek_{stored(line.dtype)}({s.buffer}, {count}, first, last - 1);"
+        of = f"{s.buffer}, {self.scribe.size(line.shape[-1])}"
+        return f"gradc_seek seek_{variable(s.name)} = gradc_seek_{stored(line.dtype)}({of}, first, last - 1);"
 
     def key_statements(self, part: Combine) -> list[str]:
         lines, searches = [], self.row_searches(part)

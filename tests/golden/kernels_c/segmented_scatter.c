@@ -49,7 +49,8 @@ static void scatter_add_6afce2_key(const void *args, i64 task) {
   const i64 *restrict const labels = A->labels;
   const i64 rows = N;
   i32 *const key = A->key;
-  for (i64 r = task * GRADC_KEY_ROWS; r < gradc_min(task * GRADC_KEY_ROWS + GRADC_KEY_ROWS, rows); r++) {
+  const i64 first = task * GRADC_KEY_ROWS, last = gradc_min(first + GRADC_KEY_ROWS, rows);
+  for (i64 r = first; r < last; r++) {
     const i64 i0 = r;
     const i64 v0 = labels[i0];
     key[r] = (i32)((i64)v0);
@@ -83,12 +84,50 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
       target0 = carry < 0 ? y + to * 16 : partial0 + carry * 16;
     }
     segment = to;
+    if (p + 4 <= last && key[order[p + 3]] == to) {
+      for (i64 later = p + GRADC_AHEAD + 1; distant && later < gradc_min(p + GRADC_AHEAD + 4, rows); later++) {
+        const i64 r = order[later];
+        const i64 i0 = r;
+        __builtin_prefetch(rows_ + i0 * 16);
+      }
+      const i64 r_m0 = order[p + 0];
+      const i64 i0_m0 = r_m0;
+      const i64 r_m1 = order[p + 1];
+      const i64 i0_m1 = r_m1;
+      const i64 r_m2 = order[p + 2];
+      const i64 i0_m2 = r_m2;
+      const i64 r_m3 = order[p + 3];
+      const i64 i0_m3 = r_m3;
+      #pragma omp simd
+      for (i64 i1 = 0; i1 < 16; i1++) {
+        f32 sum0 = begins ? 0 : target0[i1];
+        {
+          const f32 v1 = rows_[i0_m0 * 16 + i1];
+          sum0 = (f32)(sum0 + v1);
+        }
+        {
+          const f32 v1 = rows_[i0_m1 * 16 + i1];
+          sum0 = (f32)(sum0 + v1);
+        }
+        {
+          const f32 v1 = rows_[i0_m2 * 16 + i1];
+          sum0 = (f32)(sum0 + v1);
+        }
+        {
+          const f32 v1 = rows_[i0_m3 * 16 + i1];
+          sum0 = (f32)(sum0 + v1);
+        }
+        target0[i1] = sum0;
+      }
+      p += 3;
+      continue;
+    }
     const i64 i0 = r;
     /* phase 1: add to y */
     #pragma omp simd
     for (i64 i1 = 0; i1 < 16; i1++) {
       const f32 v1 = rows_[i0 * 16 + i1];
-      if (valid) target0[i1] = (f32)((begins ? 0 : target0[i1]) + v1);
+      target0[i1] = (f32)((begins ? 0 : target0[i1]) + v1);
     }
   }
 }
