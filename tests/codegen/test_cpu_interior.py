@@ -138,6 +138,19 @@ def test_columns_before_a_diagonal_are_a_loop_without_tests(name: str) -> None:
         np.testing.assert_allclose(module.backward(residuals, dy)["x"], wanted.numpy(), rtol=2e-5, atol=1e-7)
 
 
+def test_a_diagonal_so_far_away_that_the_distance_overflows() -> None:
+    """Beside a symbolic size, too: no column is before it, though the difference of the two places wraps."""
+    far = 1 << 62
+
+    def ours(x: Any) -> Any:
+        row, col = (ops.iota(x.shape, axis=axis) for axis in (0, 1))
+        n = ops.dim(x.shape[0])
+        return ops.where(ops.le(col + n + far, row - n - far), x, -1.0)
+
+    module = gradc.compile(gradc.trace(ours, x="f32[N,M]"), wrt=[], target="cpu")
+    assert (module(x=np.ones((3, 9), np.float32)) == -1).all()
+
+
 def test_a_nan_on_either_side_of_a_diagonal() -> None:
     """Before it, it is seen; behind it, it is not."""
 

@@ -21,10 +21,6 @@ MOSTLY = 4
 """A test of a row that is true for all but one position in so many is taken to be true for most rows."""
 
 
-_FAR = 1 << 40
-"""A number that is added to a place may overflow from here on, and what it is compared with may not."""
-
-
 @dataclass(frozen=True)
 class Interior:
     """The columns that the loop without tests takes.
@@ -77,8 +73,6 @@ def _last_column(kernel: Kernel, s: Stmt, column: str) -> Index | None:
     if below is None or above is None or below.terms != ((column, 1),):
         return None
     if not {v for v, _ in above.terms} <= {axis for axis, _ in kernel.rows}:
-        return None
-    if any(isinstance(i.const, int) and abs(i.const) >= _FAR for i in (below, above)):
         return None
     return above + (below.const * -1 + (s.op in ("le", "ge")))
 

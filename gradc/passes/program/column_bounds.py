@@ -10,10 +10,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir.dims import Size, known_nonnegative, maximum, same
+from ...ir.dims import Dim, Size, known_nonnegative, maximum, same
 from ...ir.kernel import Call, Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import I64
+
+_FAR = 1 << 40
+"""Numbers below are far from 2^63, with sizes too."""
 
 Known = float | bool | None
 """A value in a hidden column, as far as it is known: equal over the reals, so that 0 times anything is 0."""
@@ -121,18 +124,24 @@ def _offset(kernel: Kernel, s: Stmt, row: str) -> Size | None:
 
 
 def place(kernel: Kernel, name: str) -> Index | None:
-    """The index that a value is, if it is one or the sum of one and sizes."""
+    """The index that a value is, if it is one or the sum of one and sizes, and its numbers are such that the difference
+    of two of them does not overflow.
+    """
     s = kernel.stmts[name]
+    found: Index | None = None
     if s.op == "index":
-        return s.index[0]
-    if s.op == "size":
-        return Index(s.attr("size"))
-    if s.op == "const" and s.dtype is I64:
-        return Index(s.attr("value"))
-    if s.op in ("add", "sub") and s.dtype is I64:
+        found = s.index[0]
+    elif s.op == "size":
+        found = Index(s.attr("size"))
+    elif s.op == "const" and s.dtype is I64:
+        found = Index(s.attr("value"))
+    elif s.op in ("add", "sub") and s.dtype is I64:
         a, b = (place(kernel, x) for x in s.args)
-        return None if a is None or b is None else a + (b if s.op == "add" else b * -1)
-    return None
+        found = None if a is None or b is None else a + (b if s.op == "add" else b * -1)
+    if found is None:
+        return None
+    numbers = [c for _, c in found.const.terms] if isinstance(found.const, Dim) else [found.const]
+    return found if all(abs(c) < _FAR for c in numbers) else None
 
 
 class _Hidden:
