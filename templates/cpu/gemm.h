@@ -539,8 +539,8 @@ static inline __attribute__((always_inline)) void GEMM(pack_few)(T *restrict to,
         r.at[r.sides] = s.place + used * apart, r.begin[r.sides] = x;
         x += some_rows, used += some_rows;
       }
-      r.begin[r.sides] = w;
       T *panel = to + i0 * steps + q * width;
+      r.begin[r.sides] = w;
       if (apart == 1) {
         GEMM(pack_stretches)(panel, in, &r, places, furthest, some, 1, width);
       } else {

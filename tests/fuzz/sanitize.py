@@ -120,13 +120,15 @@ def _apart(program: Any, binding: Any) -> Iterator[tuple[Any, Any]]:
     base = np.empty(1, np.uint8)
     taken: list[int] = []
     try:
-        taken += [_aligned(evaluate(program.roots[at].type.nbytes, sizes)) for at, _ in binding.offsets]
+        temps = [at for at, *_ in (*binding.temps, *binding.lent)]
+        taken += [_aligned(evaluate(program.roots[at].type.nbytes, sizes)) for at in temps]
         taken.append(_aligned(binding.workspace - binding.scratch))
         places = [address - base.ctypes.data for address in taken]
         yield (
             replace(
                 binding,
-                offsets=tuple((at, place) for (at, _), place in zip(binding.offsets, places, strict=False)),
+                temps=tuple(zip(temps, places, strict=False)),
+                lent=(),
                 scratch=places[-1],
             ),
             base,
