@@ -8,10 +8,10 @@ from dataclasses import replace
 from ...ir.dims import Size, product, symbol
 from ...ir.kernel import Kernel
 from ...ir.ranges import KernelRanges, Range, of_type
-from ...ir.statement import Axis, Index, Stmt
+from ...ir.statement import Axis, Stmt
 from ...ir.types import DTYPES, F32, Type
 from ...passes.reductions.chunks import Bound, interchanged_bound, largest, task_bounds
-from ...passes.reductions.combine import Combine
+from ...passes.reductions.combine import Combine, row_searches
 from ...passes.reductions.strategies import ON_HOST
 from ..declarations import Declaration
 from ..expr import Scribe, carrier, stored, variable
@@ -103,11 +103,7 @@ class KernelWriter(ColumnWriter):
 
     def row_searches(self, part: Combine) -> list[Stmt]:
         """The searches that a row's key needs for the row itself: what they find does not go back from row to row."""
-        if len(self.k.rows) != 1 or self.scribe.guarded:
-            return []
-        wanted, row = self.key_slice(part), (Index.of(self.k.rows[0][0]),)
-        rows = {s.name for s in wanted if s.op == "index" and s.index == row}
-        return [s for s in wanted if s.op == "search" and s.args[0] in rows]
+        return [] if self.scribe.guarded else row_searches(self.k, self.key_slice(part))
 
     def seek(self, s: Stmt) -> str:
         """What such a search goes on from, declared before a task's rows."""

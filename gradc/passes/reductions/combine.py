@@ -201,16 +201,21 @@ def ascends(kernel: Kernel, combine: Combine) -> bool:
     """Whether the key is what a search finds for the row itself: it never goes back from one row to the next, so that
     a sort finds the rows in order.
     """
-    if len(kernel.rows) != 1:
-        return False
     leading = combine.stmt.index[: combine.leading]
     wanted = [v for i in leading for v, _ in i.terms if v.startswith("%")]
     place = backward_slice(kernel.body, [*wanted, *([combine.stmt.where] if combine.stmt.where else [])])
-    row = (Index.of(kernel.rows[0][0]),)
-    rows = {s.name for s in place if s.op == "index" and s.index == row}
     searches = [s for s in place if s.op == "search"]
     others = {s.op for s in place} - {"index", "search", "in_bounds"}
-    return len(searches) == 1 and searches[0].args[0] in rows and not others
+    return len(searches) == 1 and row_searches(kernel, place) == searches and not others
+
+
+def row_searches(kernel: Kernel, stmts: Sequence[Stmt]) -> list[Stmt]:
+    """The searches among statements that are for the number of the row itself, of a kernel whose rows are one axis."""
+    if len(kernel.rows) != 1:
+        return []
+    row = (Index.of(kernel.rows[0][0]),)
+    rows = {s.name for s in stmts if s.op == "index" and s.index == row}
+    return [s for s in stmts if s.op == "search" and s.args[0] in rows]
 
 
 def own_bytes(keys: int, item: int) -> int:
