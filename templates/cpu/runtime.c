@@ -1,6 +1,7 @@
 /* The one pool of threads of a process, and the matrix product that runs on it.  Built once per machine. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -688,29 +689,76 @@ static void row_task(const void *args, int64_t task) {
   }
 }
 
-/* ---- Several rows */
+/* ---- Several rows
+ *
+ * A call is a row of slabs.  Each is packed by some tasks and then multiplied by others, and all of these are one job: while
+ * a slab is multiplied the next one is packed, into memory of its own, so that no thread waits for the slowest. */
 
 /* Row i0, step p0 and column j0 on of a product: both operands where they are, and in panels. */
 typedef struct {
   const product *p;
   gradc_matrix a, b;
   char *c, *packed_a, *packed_b;
-  int64_t i0, p0, j0, rows, cols, steps, groups_a;
+  int64_t i0, p0, j0, rows, cols, steps, groups_a, groups_b;
   gemm_panels left, right;
   int add;
 } slab;
 
 enum { GEMM_PACK_PANELS = 8 };
 
-static void pack_task(const void *args, int64_t task) {
-  const slab *s = args;
+/* Slabs of a product along each side, and rows and columns that one has in panels; where columns are read in place, the last
+ * may fill no vector. */
+static int64_t slabs_m(const product *p) { return ceil_div(p->m, p->slab_m); }
+static int64_t slabs_k(const product *p) { return ceil_div(at_most(p->step, p->k), p->slab_k); }
+static int64_t slabs_of_one(const product *p) { return slabs_m(p) * slabs_k(p) * ceil_div(p->n, p->slab_n); }
+static int64_t packed_rows(const product *p) { return p->rows_in_place ? 0 : p->slab_m; }
+static int64_t packed_columns(const product *p) { return !p->columns_in_place ? p->slab_n : p->n % p->type->lanes ? p->type->nr : 0; }
+
+/* Tasks of a slab, the most that one has. */
+static int64_t packs_of_slab(const product *p) {
+  return ceil_div(packed_rows(p), GEMM_PACK_PANELS * p->type->mr) + ceil_div(packed_columns(p), GEMM_PACK_PANELS * p->type->nr);
+}
+static int64_t tiles_of_slab(const product *p) { return ceil_div(p->slab_m, p->tile_m) * ceil_div(p->slab_n, p->tile_n); }
+
+static int64_t bytes_of_steps(const product *p) { return whole(p->slab_k, p->type->whole) * p->type->packed; }
+
+/* Slab `index` of a call, the slabs of a product one after the other, those that share columns of b together; `packs` has room
+ * for the panels of `depth` of them.  It has no steps where its product has less than others. */
+static slab slab_at(const product *p, int64_t index, char *packs, int depth) {
+  const gemm_type *type = p->type;
+  const int64_t mr = type->mr, nr = type->nr, of_b = index / slabs_m(p), of_one = slabs_of_one(p);
+  const int64_t bytes_b = packed_columns(p) * bytes_of_steps(p), bytes_a = packed_rows(p) * bytes_of_steps(p);
+  slab s = {.p = p, .packed_b = packs + of_b % depth * bytes_b, .packed_a = packs + depth * bytes_b + index % depth * bytes_a};
+  int64_t from;
+  int accumulate;
+  char *c = one_product(p, index / of_one, &s.a, &s.b, &from, &accumulate);
+  const int64_t end = at_most(from + p->step, p->k), i = index % slabs_m(p) * p->slab_m, j = index % of_one / slabs_m(p) / slabs_k(p) * p->slab_n;
+  const int64_t at = from + of_b % slabs_k(p) * p->slab_k;
+  s.i0 = i, s.p0 = at, s.j0 = j;
+  s.rows = at_most(p->slab_m, p->m - i), s.cols = at_most(p->slab_n, p->n - j), s.steps = at_most(p->slab_k, end - at);
+  s.a.data += (i * s.a.row + (at - from) * s.a.col) * s.a.bytes;
+  s.b.data += ((at - from) * s.b.row + j * s.b.col) * s.b.bytes;
+  s.c = c + i * p->c_row * type->size;
+  s.add = accumulate || at > from;
+  const int64_t filled = whole(s.steps, type->whole);
+  const int columns_in_place = p->columns_in_place && s.cols % type->lanes == 0;
+  s.left = p->rows_in_place ? (gemm_panels){s.a.data, mr * s.a.row, s.a.row, 1} : (gemm_panels){s.packed_a, filled * mr, 1, mr};
+  s.right = columns_in_place ? (gemm_panels){s.b.data, nr, 1, s.b.row} : (gemm_panels){s.packed_b, filled * nr, 1, nr};
+  s.groups_a = p->rows_in_place ? 0 : ceil_div(s.rows, GEMM_PACK_PANELS * mr);
+  s.groups_b = columns_in_place || i > 0 ? 0 : ceil_div(s.cols, GEMM_PACK_PANELS * nr);
+  return s;
+}
+
+static void pack_task(const slab *s, int64_t task) {
   const gemm_type *type = s->p->type;
-  const int64_t high = GEMM_PACK_PANELS * type->mr;
-  int unfit;
+  int unfit = 0;
+  if (s->steps <= 0) {
+    return;
+  }
   if (task < s->groups_a) {
-    const int64_t i = task * high;
+    const int64_t high = GEMM_PACK_PANELS * type->mr, i = task * high;
     unfit = type->pack_rows(s->packed_a, &s->a, s->i0, s->p0, i, at_most(high, s->rows - i), s->steps);
-  } else {
+  } else if (task < s->groups_a + s->groups_b) {
     const int64_t wide = GEMM_PACK_PANELS * type->nr, j = (task - s->groups_a) * wide;
     unfit = type->pack_columns(s->packed_b, &s->b, s->p0, s->j0, j, at_most(wide, s->cols - j), s->steps);
   }
@@ -719,11 +767,13 @@ static void pack_task(const void *args, int64_t task) {
   }
 }
 
-static void tile_task(const void *args, int64_t task) {
-  const slab *s = args;
+static void tile_task(const slab *s, int64_t task) {
   const product *p = s->p;
   const int64_t tiles_m = ceil_div(s->rows, p->tile_m), size = p->type->size;
   const int64_t i = task % tiles_m * p->tile_m, j = task / tiles_m * p->tile_n; /* neighbours share columns of b */
+  if (j >= s->cols || s->steps <= 0) {
+    return;
+  }
   gemm_panels left = s->left, right = s->right;
   left.data += i / p->type->mr * left.panel * p->type->packed;
   right.data += j / p->type->nr * right.panel * p->type->packed;
@@ -731,63 +781,97 @@ static void tile_task(const void *args, int64_t task) {
   p->type->block(at_most(p->tile_m, s->rows - i), at_most(p->tile_n, s->cols - j), s->steps, p->block_k, left, right, c, s->j0 + j, s->add);
 }
 
-/* Pack a slab, but what is read in place or has been packed before, and multiply; whether the call goes on. */
-static int multiply_slab(slab *s, int has_b) {
-  const product *p = s->p;
-  const gemm_type *type = p->type;
-  const int64_t mr = type->mr, nr = type->nr, filled = whole(s->steps, type->whole);
-  const int rows_in_place = p->rows_in_place, columns_in_place = p->columns_in_place && s->cols % type->lanes == 0;
-  s->left = rows_in_place ? (gemm_panels){s->a.data, mr * s->a.row, s->a.row, 1} : (gemm_panels){s->packed_a, filled * mr, 1, mr};
-  s->right = columns_in_place ? (gemm_panels){s->b.data, nr, 1, s->b.row} : (gemm_panels){s->packed_b, filled * nr, 1, nr};
-  s->groups_a = rows_in_place ? 0 : ceil_div(s->rows, GEMM_PACK_PANELS * mr);
-  const int64_t groups_b = columns_in_place || has_b ? 0 : ceil_div(s->cols, GEMM_PACK_PANELS * nr);
-  int how = run_tasks(p->ctx, s->groups_a + groups_b, pack_task, s);
-  if (how == GO_ON) {
-    how = run_tasks(p->ctx, ceil_div(s->rows, p->tile_m) * ceil_div(s->cols, p->tile_n), tile_task, s);
+enum { GEMM_SLABS = 1024 }; /* the most of a job */
+
+/* Slabs of a call from `first` on; how many tasks of each are done, and of each tile how many slabs. */
+typedef struct {
+  const product *p;
+  char *packs;
+  int64_t first, count, packs_each, tiles_each;
+  atomic_int *packed, *multiplied, *slabs;
+} slabs_job;
+
+/* Until so many tasks are done, all of which other threads are at: a task waits for such only as were handed out before it. */
+static void wait_for_tasks(atomic_int *done, int64_t wanted) {
+  for (int rounds = 0; atomic_load_explicit(done, memory_order_acquire) < wanted; rounds++) {
+    if (rounds < 1000) {
+      pause_briefly();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+static void count_task(atomic_int *done) { atomic_fetch_add_explicit(done, 1, memory_order_release); }
+
+/* The first slab's packing, then of each slab half the tiles, the next one's packing, and the other tiles.  What a packing
+ * overwrites belongs to the slab before this one, whose last tiles are older than the first half of these. */
+static void slabs_task(const void *args, int64_t task) {
+  const slabs_job *job = args;
+  const int64_t half = job->tiles_each / 2, each = job->packs_each + job->tiles_each, behind = task - job->packs_each;
+  const int64_t at = behind < 0 ? -1 : behind / each, r = behind < 0 ? half + task : behind % each;
+  const int packs = r >= half && r < half + job->packs_each;
+  const int64_t of = at + packs;
+  if (of == job->count) {
+    return;
+  }
+  const slab s = slab_at(job->p, job->first + of, job->packs, 2);
+  if (packs) {
+    if (at > 0) {
+      wait_for_tasks(job->multiplied + at - 1, job->tiles_each);
+    }
+    pack_task(&s, r - half);
+    count_task(job->packed + of);
+  } else {
+    const int64_t tile = r < half ? r : r - job->packs_each;
+    wait_for_tasks(job->packed + of, job->packs_each);
+    wait_for_tasks(job->slabs + tile, of); /* sums are added up in order */
+    tile_task(&s, tile);
+    count_task(job->slabs + tile);
+    count_task(job->multiplied + of);
+  }
+}
+
+/* Slabs [first, last) of a call by all threads. */
+static int multiply_together(const product *p, int64_t first, int64_t last) {
+  const int64_t bytes = 2 * (packed_columns(p) + packed_rows(p)) * bytes_of_steps(p), tiles = tiles_of_slab(p), most = at_most(last - first, GEMM_SLABS);
+  const int64_t counters = (2 * most + tiles) * (int64_t)sizeof(atomic_int);
+  char *packs = packs_or_report(p, bytes + counters);
+  int how = GO_ON;
+  for (int64_t i = first; packs && how == GO_ON && i < last; i += most) {
+    atomic_int *done = memset(packs + bytes, 0, (size_t)counters);
+    const slabs_job job = {p, packs, i, at_most(last - i, most), packs_of_slab(p), tiles, done, done + most, done + 2 * most};
+    how = run_tasks(p->ctx, job.packs_each + job.count * (job.packs_each + tiles), slabs_task, &job);
   }
   return how;
 }
 
-/* Rows and columns that a slab has in panels; where columns are read in place, the last may fill no vector. */
-static int64_t packed_rows(const product *p) { return p->rows_in_place ? 0 : p->slab_m; }
-static int64_t packed_columns(const product *p) { return !p->columns_in_place ? p->slab_n : p->n % p->type->lanes ? p->type->nr : 0; }
-
-/* Product `number`, by all threads or, inside a task, by this one. */
-static int multiply(const product *p, int64_t number) {
-  const int64_t size = p->type->size, step_bytes = whole(p->slab_k, p->type->whole) * p->type->packed, bytes_b = packed_columns(p) * step_bytes;
-  char *packs = packs_or_report(p, bytes_b + packed_rows(p) * step_bytes);
-  if (!packs) {
-    return GO_ON;
+static void alone_task(const void *args, int64_t task) {
+  const slab *s = args;
+  const int64_t packs = s->groups_a + s->groups_b;
+  if (task < packs) {
+    pack_task(s, task);
+  } else {
+    tile_task(s, task - packs);
   }
-  gradc_matrix a, b;
-  int64_t from;
-  int accumulate, how = GO_ON;
-  char *c = one_product(p, number, &a, &b, &from, &accumulate);
-  const int64_t end = at_most(from + p->step, p->k);
-  for (int64_t j = 0; j < p->n; j += p->slab_n) {
-    for (int64_t at = from; at < end; at += p->slab_k) {
-      for (int64_t i = 0; i < p->m; i += p->slab_m) {
-        slab s = {.p = p, .a = a, .b = b, .packed_b = packs, .packed_a = packs + bytes_b, .i0 = i, .p0 = at, .j0 = j};
-        s.rows = at_most(p->slab_m, p->m - i), s.cols = at_most(p->slab_n, p->n - j), s.steps = at_most(p->slab_k, end - at);
-        s.a.data += (i * a.row + (at - from) * a.col) * a.bytes;
-        s.b.data += ((at - from) * b.row + j * b.col) * b.bytes;
-        s.c = c + i * p->c_row * size;
-        s.add = accumulate || at > from;
-        how = multiply_slab(&s, i > 0);
-        if (how != GO_ON || (inside && gradc_stopped(p->ctx))) {
-          return how;
-        }
-      }
-    }
+}
+
+/* The same by this thread, which packs a slab when it needs it. */
+static int multiply_alone(const product *p, int64_t first, int64_t last) {
+  call *c = inside ? NULL : p->ctx->call;
+  char *packs = packs_or_report(p, (packed_columns(p) + packed_rows(p)) * bytes_of_steps(p));
+  int how = GO_ON;
+  for (int64_t i = first; packs && how == GO_ON && i < last && !(inside && i > first && gradc_stopped(p->ctx)); i++) {
+    const slab s = slab_at(p, i, packs, 1);
+    how = run_here(c, s.groups_a + s.groups_b + tiles_of_slab(p), alone_task, &s);
   }
   return how;
 }
 
 static void product_task(const void *args, int64_t task) {
   const product *p = args;
-  for (int64_t number = task * p->group, last = at_most(number + p->group, p->batch * p->splits); number < last; number++) {
-    multiply(p, number);
-  }
+  const int64_t first = task * p->group, last = at_most(first + p->group, p->batch * p->splits), each = slabs_of_one(p);
+  multiply_alone(p, first * each, last * each);
 }
 
 enum { ADD_CHUNK = 8192 };
@@ -962,9 +1046,8 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
     if (flops < 4e6 || (products >= GEMM_TILES / 4 && flops < 3e8)) {
       leave_if(run_tasks(ctx, ceil_div(products, p.group), product_task, &p), ctx);
     } else {
-      for (int64_t number = 0; number < products; number++) {
-        leave_if(multiply(&p, number), ctx);
-      }
+      const int alone = inside || atomic_load_explicit(&pool.wanted, memory_order_relaxed) <= 1;
+      leave_if((alone ? multiply_alone : multiply_together)(&p, 0, products * slabs_of_one(&p)), ctx);
     }
   }
   if (p.splits > 1) {

@@ -864,6 +864,23 @@ def test_matmul_of_several_slabs(dtype: Any) -> None:
     assert (abs(out - exact) <= 75 * np.finfo("f4").eps * np.matmul(abs(a).astype("f8"), abs(b).astype("f8"))).all()
 
 
+@pytest.mark.parametrize("shape", [(1, 40, 60, 4000), (1, 64, 3000, 600), (1, 3000, 64, 1200), (5, 90, 400, 4000)])
+def test_slabs_are_packed_and_multiplied_side_by_side(shape: tuple[int, ...]) -> None:
+    """More threads than processors are in each other's way: what one reads or adds to, another has finished."""
+    batch, m, n, k = shape
+    a, b = operands(batch, m, n, k, "f4")
+    a, b = lying(a, "t"), lying(b, "t")  # packing takes its time
+    pool.set_num_threads(1)
+    expected, out = np.empty((2, batch, m, n), "f4")
+    pool.matmul(a, b, expected)
+    for threads in (2, 7, 16):
+        pool.set_num_threads(threads)
+        for _ in range(25):
+            out[...] = np.nan
+            pool.matmul(a, b, out)
+            np.testing.assert_array_equal(out, expected)
+
+
 @every_dtype
 @pytest.mark.parametrize("rows", [1, 2, 15, 40])
 @pytest.mark.parametrize("k", [200, 4095, 65536])
