@@ -185,6 +185,30 @@ class Kernel:
         names = [*plain, *(name for size in sizes for name in sorted(symbols(size))), *self.symbols]
         return tuple(dict.fromkeys(names))
 
+    @property
+    def live(self) -> Kernel:
+        """The kernel with only the statements its effects need, renumbered."""
+        needed = {s.name for s in backward_slice(self.body, (v for s in self.body if not s.name for v in s.uses))}
+        names: dict[str, str] = {}
+        body = []
+        for s in (s for s in self.body if not s.name or s.name in needed):
+            if s.name:
+                names[s.name] = f"%{len(names)}"
+            body.append(
+                Stmt(
+                    names.get(s.name, ""),
+                    s.op,
+                    tuple(names[a] for a in s.args),
+                    s.dtype,
+                    s.buffer,
+                    tuple(i.renamed(names) for i in s.index),
+                    names.get(s.where, ""),
+                    s.attrs,
+                    s.of,
+                )
+            )
+        return replace(self, body=tuple(body))
+
     def renamed(
         self, types: Mapping[str, Type], buffers: Mapping[str, str], dims: Mapping[str, str]
     ) -> tuple[Kernel, dict[str, Type]]:

@@ -7,16 +7,23 @@ both.
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import TypeRuleError
-from ..ir.dims import Assumption, Size, product, same
+from ..ir.dims import Assumption, Size, ceildiv, product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Function, Sample
 from ..ir.types import Type
-from .rules import floating, reshaped, spread
+from .rules import floating, full, reshaped, spread
 from .windows import Ints, overlap_add, per_axis, window_count, windows
+
+MOST_PHASES = 9
+"""Phases of an image, whose elements lie a stride apart, that are computed one by one at most."""
+FEWEST_CHANNELS = 8
+"""Channels of such an image at least: fewer leave a product without rows."""
 
 Padding = int | tuple[int, ...] | Literal["valid", "same"]
 
@@ -50,6 +57,17 @@ class Geometry:
     @property
     def steps_by_one(self) -> bool:
         return all(n == 1 for n in self.stride)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether windows, of known sizes, have elements in common."""
+        known = all(isinstance(n, int) for n in (*self.filter, *self.before))
+        return known and any(k > s for k, s in zip(self.filter, self.stride, strict=True))
+
+    @property
+    def phases(self) -> list[tuple[int, ...]]:
+        """Where the elements of the image begin that are a stride apart, along every axis."""
+        return list(itertools.product(*map(range, self.stride)))
 
     @property
     def adjoint(self) -> Geometry:
@@ -96,6 +114,12 @@ def _is_depthwise(weight: Node) -> bool:
     return bool(weight.shape[1] == 1)
 
 
+def _is_wide(weight: Node) -> bool:
+    """Whether an image has many channels in each group."""
+    channels = weight.shape[1]
+    return not isinstance(channels, int) or channels >= FEWEST_CHANNELS
+
+
 def response_of(image: Node, weight: Node, geometry: Geometry) -> Node:
     """image [N, G*B, *image], weight [G*A, B, *filter] -> [N, G*A, *response]"""
     n, groups, spatial = image.shape[0], geometry.groups, len(geometry.image)
@@ -126,11 +150,66 @@ def image_of(response: Node, weight: Node, geometry: Geometry) -> Node:
         return call("sum", parts, axis=2) if outer != 1 else reshaped(parts, (n, groups, *geometry.image))
     if geometry.steps_by_one and not geometry.pointwise:
         return response_of(response, _turned(weight, groups), geometry.adjoint)
+    if geometry.overlaps and math.prod(geometry.stride) <= MOST_PHASES and _is_wide(weight):
+        return _interleaved([_phase_of(response, weight, geometry, phase) for phase in geometry.phases], geometry)
     lead = (n,) if groups == 1 else (n, groups)
     rows = reshaped(response, (*lead, weight.shape[0] // groups, product(geometry.response)))
     columns = call("matmul", reshaped(weight, _rows(weight, groups)).T, rows)
     shape = (n, groups * weight.shape[1], *geometry.filter, *geometry.response)
     return geometry.image_of_columns(reshaped(columns, shape))
+
+
+def _phase_of(response: Node, weight: Node, geometry: Geometry, phase: tuple[int, ...]) -> Node:
+    """Every stride-th element from ``phase`` on of the image that a response spreads to: [N, G*B, *ceil(image/stride)].
+
+    Its element q is at tap k of window o where o s + k d - before = q s + phase, so only every so many taps meet it,
+    through which the response spreads with stride 1.
+    """
+    taps: list[range] = []
+    dilation, before = [], []
+    for first, k, s, d, low in zip(
+        phase, geometry.filter, geometry.stride, geometry.dilation, geometry.before, strict=True
+    ):
+        every = s // math.gcd(s, d)
+        start = next((t for t in range(min(every, k)) if (t * d - low - first) % s == 0), k)
+        taps.append(range(start, k, every))
+        dilation.append(every * d // s)
+        before.append((low + first - start * d) // s)
+    sizes = tuple(ceildiv(n, s) for n, s in zip(geometry.image, geometry.stride, strict=True))
+    if not all(taps):
+        return full(0, response.type.with_shape(response.shape[0], weight.shape[1] * geometry.groups, *sizes))
+    picked = call(
+        "slice",
+        weight,
+        start=(0, 0, *(t.start for t in taps)),
+        limit=weight.shape,
+        step=(1, 1, *(t.step for t in taps)),
+    )
+    ones = (1,) * len(taps)
+    met = replace(
+        geometry, image=sizes, filter=picked.shape[2:], stride=ones, dilation=tuple(dilation), before=tuple(before)
+    )
+    return image_of(response, picked, met)
+
+
+def _interleaved(phases: list[Node], geometry: Geometry) -> Node:
+    """The image whose elements a stride apart are ``phases``, the last axis's first elements in turn."""
+    for axis, s in reversed(list(zip(geometry.axes, geometry.stride, strict=True))):
+        joined = []
+        for i in range(0, len(phases), s):
+            shape = phases[i].shape
+            parts = [reshaped(p, (*shape[: axis + 1], 1, *shape[axis + 1 :])) for p in phases[i : i + s]]
+            joined.append(
+                reshaped(call("concat", *parts, axis=axis + 1), (*shape[:axis], shape[axis] * s, *shape[axis + 1 :]))
+            )
+        phases = joined
+    (whole,) = phases
+    limit = (*whole.shape[:2], *geometry.image)
+    return (
+        whole
+        if limit == whole.shape
+        else call("slice", whole, start=(0,) * whole.rank, limit=limit, step=(1,) * whole.rank)
+    )
 
 
 def filter_of(response: Node, image: Node, geometry: Geometry) -> Node:

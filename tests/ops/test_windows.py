@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import DataObject, data, integers, sampled_from
 
 import gradc
 from gradc import interp, ops
@@ -17,6 +19,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 rng = np.random.default_rng(0)
 inf, nan = np.inf, np.nan
+_ENDS = {"kernel": (1, 5), "stride": (1, 4), "dilation": (1, 3), "padding": (0, 3), "count": (1, 5)}
 
 
 def gradients(fn: Any, g: np.ndarray | None = None, **arrays: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -54,6 +57,37 @@ def test_a_module_serves_every_batch_and_image() -> None:
             np.testing.assert_allclose(value, want, rtol=1e-10, atol=1e-12)
     with pytest.raises(InvalidProblem):
         interp.run(trace(lambda x: ops.max_pool1d(x, 3), x="f64[2,L]"), x=np.zeros((2, 2)))
+
+
+@given(data())
+@settings(max_examples=60, deadline=None)
+def test_an_image_of_strided_windows_of_any_geometry(data: DataObject) -> None:
+    """The transpose of a convolution, and the gradient of one: by phases or by columns, what no window meets is 0."""
+    spatial, groups = data.draw(integers(1, 2)), data.draw(integers(1, 2))
+    sizes = {n: tuple(data.draw(integers(*ends)) for _ in range(spatial)) for n, ends in _ENDS.items()}
+    extra = tuple(
+        data.draw(integers(0, max(s, d) - 1)) for s, d in zip(sizes["stride"], sizes["dilation"], strict=True)
+    )
+    options = {"stride": sizes["stride"], "dilation": sizes["dilation"], "padding": sizes["padding"], "groups": groups}
+    kernel, axes = sizes["kernel"], range(spatial)
+    far = [d * (k - 1) + 1 - 2 * p for k, d, p in zip(kernel, sizes["dilation"], sizes["padding"], strict=True)]
+    count = [
+        max(n, 1 + -(far[a] + extra[a]) // sizes["stride"][a] + 1) for a, n in zip(axes, sizes["count"], strict=True)
+    ]
+    channels = data.draw(sampled_from((1, 3, 8)))
+    x, w = rng.standard_normal((2, groups * 2, *count)), rng.standard_normal((groups * 2, channels, *kernel))
+    ours, theirs = getattr(ops, f"conv_transpose{spatial}d"), getattr(F, f"conv_transpose{spatial}d")
+    y = theirs(torch.tensor(x), torch.tensor(w), output_padding=extra, **options).numpy()
+    got = interp.run(trace(lambda x, w: ours(x, w, output_padding=extra, **options), x=x, w=w), x=x, w=w)["y"]
+    np.testing.assert_allclose(got, y, rtol=1e-11, atol=1e-11)
+    conv, its = getattr(ops, f"conv{spatial}d"), getattr(F, f"conv{spatial}d")
+    g = rng.standard_normal(its(torch.tensor(y), torch.tensor(w), **options).shape)
+    found = (
+        gradients(lambda x, w: conv(x, w, **options), g, x=y, w=w),
+        torchs(lambda x, w: its(x, w, **options), g, x=y, w=w),
+    )
+    for value, want in zip(*found, strict=True):
+        np.testing.assert_allclose(value, want, rtol=1e-11, atol=1e-11)
 
 
 def test_windows_are_read_in_place() -> None:

@@ -41,6 +41,12 @@ CASES = {
     "symbols": (("N", 5, "H", 11), (7, 5, 3, 3), {"padding": 1}),
     "many steps": ((2, 40, 9, 9), (8, 40, 3, 3), {"padding": 1}),
     "many by two": ((2, 40, 17, 35), (20, 40, 3, 3), {"padding": 1, "stride": 2}),
+    "phases": ((2, 9, 13, 14), (10, 9, 3, 3), {"padding": 1, "stride": 2}),
+    "phases of symbols": (("N", 9, "H", 14), (5, 9, 4, 3), {"padding": (1, 0), "stride": (3, 2)}),
+    "phases of groups": ((2, 16, 9, 11), (6, 8, 5, 2), {"padding": (5, 1), "stride": (2, 1), "groups": 2}),
+    "phases of none": ((2, 8, 12, 12), (3, 8, 3, 3), {"dilation": 2, "stride": (2, 4), "padding": 1}),
+    "phases of a line": ((2, 8, 41), (3, 8, 5), {"dilation": 3, "stride": 4, "padding": 2}),
+    "phases of space": ((1, 8, 6, 7, 5), (3, 8, 3, 3, 2), {"stride": 2, "padding": 1}),
     "points of one": ((1, 8, 33, 33), (8, 8, 1, 1), {"stride": 2}),
 }
 
@@ -49,7 +55,7 @@ def _module(name, dtype="f32", transposed=False, **options):
     x, w, attrs = CASES[name]
     op = getattr(ops, f"conv{'_transpose' if transposed else ''}{len(x) - 2}d")
     if transposed:
-        w = (x[1], w[0], *w[2:])
+        w = (x[1], w[0] if "phases" not in name else 8, *w[2:])
     types = {name: f"{dtype}[{','.join(map(str, sizes))}]" for name, sizes in (("x", x), ("w", w))}
     graph = gradc.trace(lambda x, w: op(x, w, **attrs), **types)
     rng = np.random.default_rng(0)
@@ -85,13 +91,23 @@ def test_convolutions_are_torchs(name, dtype):
         np.testing.assert_allclose(got[key], exact, atol={"f32": 1e-6, "f64": 1e-14}[dtype] * abs(exact).max(), rtol=0)
 
 
-@pytest.mark.parametrize("name", ("square", "stride", "narrow"))
+@pytest.mark.parametrize("name", ("square", "stride", "narrow", *(name for name in CASES if name.startswith("phases"))))
 def test_transposed_ones_too(name):
     module, arrays, theirs = _module(name, transposed=True)
     got, _ = _results(module, arrays)
     exact = theirs(*(torch.from_numpy(arrays[n]).double() for n in "xw")).numpy()
     np.testing.assert_allclose(got["y"], exact, atol=1e-6 * abs(exact).max(), rtol=0)
     assert _parted(module.backward.program)
+
+
+def test_the_phases_of_a_strided_image_are_products_of_what_they_meet():
+    """None of them adds up more than the taps that it meets, and all read one copy of the response between zeros."""
+    module, _, _ = _module("phases")
+    calls = _parted(module.backward.program)
+    images = [call for call in calls if len(call.result_axes) == 3]
+    assert sorted(dict(call.axes)["k"] for call in images) == [20, 20, 40]
+    assert len({call.args[1].buffer for call in images}) == 1
+    assert not any(b.type.count >= 2 * 9 * 9 * 7 * 7 for b in module.backward.program.of_kind("temp"))
 
 
 @pytest.mark.parametrize("name", CASES)

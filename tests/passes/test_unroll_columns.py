@@ -92,6 +92,21 @@ def test_what_is_left_alone(fn: Any, types: dict[str, str]) -> None:
     assert after is before
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_arrays_that_are_joined_in_turn_go_along_their_own_elements(count: int) -> None:
+    def joined(**arrays: Any) -> Any:
+        return ops.concat(*(ops.reshape(ops.neg(a), (3, 11, 1)) for a in arrays.values()), axis=2)
+
+    types = {f"x{i}": "f32[3,11]" for i in range(count)}
+    before, after = both(joined, **types)
+    (kernel,) = after.kernels
+    assert [n for _, n in kernel.cols] == [11] and sum(s.op == "store" for s in kernel.body) == count
+    assert not any(s.op in ("in_bounds", "where") or s.where for s in kernel.body)
+    arrays = {name: np.random.default_rng(0).standard_normal((3, 11), np.float32) for name in types}
+    want, got = run(before, **arrays), run(after, **arrays)
+    np.testing.assert_array_equal(got["y"], want["y"])
+
+
 def test_a_scan_is_no_window() -> None:
     """Its columns are the axis that it goes along."""
     graph = gradc.trace(lambda x: ops.sum(ops.cumsum(x, axis=1), axis=1), x="f32[4,3,64]")

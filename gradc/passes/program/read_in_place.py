@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from ...ir.dims import Size, evaluate, known_nonnegative, product, same
 from ...ir.kernel import MOST_PARTS, Buffer, Call, Kernel, Program, Step
 from ...ir.lexer import suffixed
-from ...ir.node import REGISTRY
+from ...ir.node import REGISTRY, Note
 from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import BOOL, F32, F64
+from ...ir.walk import backward_slice
 from ..reductions.cost import nominal
 
 WIDER = 2
@@ -23,16 +24,45 @@ WIDER = 2
 
 @dataclass(frozen=True)
 class _Moved:
-    """What a kernel that only moves elements stores.
+    """What a kernel stores that is only moved.
 
-    :param axes: of what it stores, in order.
+    :param target: where it is stored.
+    :param axes: of what is stored, in order.
     :param load: whose index goes along them.
     :param guarded: the axes of the loaded array beyond whose ends there are zeros.
     """
 
+    target: str
     axes: tuple[Axis, ...]
     load: Stmt
     guarded: frozenset[int]
+
+    def reach(self, axis: int) -> tuple[Size, Size] | None:
+        """The first and the last position along an axis of the loaded array, or beyond its ends, that is read; None if
+        it is not known which these are.
+        """
+        first: Size = self.load.index[axis].const
+        last: Size = first
+        sizes = dict(self.axes)
+        for variable, factor in self.load.index[axis].terms:
+            if not isinstance(factor, int) or not known_nonnegative(sizes[variable] - 1):
+                return None
+            far = (sizes[variable] - 1) * factor
+            first, last = (first + far, last) if factor < 0 else (first, last + far)
+        return first, last
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Positions of an axis, ``step`` apart."""
+
+    axis: str
+    size: Size
+    step: Size = 1
+
+
+Reach = tuple[tuple[Size, Size], ...]
+"""Of an array: the first and the last position along each axis, or beyond its ends."""
 
 
 def read_in_place(program: Program) -> Program:
@@ -41,20 +71,34 @@ def read_in_place(program: Program) -> Program:
 
     Where the kernel stores zeros beyond the ends of an array, it copies the array between zeros instead.
     """
-    for kernel in [step for step in program.steps if isinstance(step, Kernel)]:
-        moved = _moved(kernel, program)
-        if moved is not None:
-            program = _read_by_products(program, kernel, moved)
+    kernels = [step for step in program.steps if isinstance(step, Kernel)]
+    found = [(k, [m for s in k.body if s.op == "store" and (m := _moved(k, s, program))]) for k in kernels]
+    copies: dict[tuple[str, Reach], Buffer] = {}
+    for kernel, own in found:
+        for moved in own:
+            alike = [m for _, ms in found for m in ms if m.load.buffer == moved.load.buffer and m.guarded]
+            rest = _without(kernel, moved.target, program)
+            changed = _read_by_products(program, kernel, rest, moved, alike, copies)
+            program, kernel = changed, kernel if changed is program else rest
     return program
 
 
-def _moved(kernel: Kernel, program: Program) -> _Moved | None:
-    loads = [s for s in kernel.body if s.op == "load"]
-    stores = [s for s in kernel.body if s.op == "store"]
-    others = {s.op for s in kernel.body} - {"load", "store", "in_bounds", "bitwise_and"}
-    if others or len(loads) != 1 or len(stores) != 1 or stores[0].args != (loads[0].name,):
+def _without(kernel: Kernel, target: str, program: Program) -> Kernel:
+    """The kernel without the store to a buffer."""
+    rest = replace(kernel, body=tuple(s for s in kernel.body if s.op != "store" or s.buffer != target)).live
+    return rest.named_by_structure(kernel.name.rpartition("_")[0], program.types)
+
+
+def _moved(kernel: Kernel, store: Stmt, program: Program) -> _Moved | None:
+    """What a store has of an array, if nothing is computed for it."""
+    needed = backward_slice(kernel.body, store.uses)
+    loads = [s for s in needed if s.op == "load"]
+    others = {s.op for s in needed} - {"load", "in_bounds", "bitwise_and"}
+    if others or len(loads) != 1 or store.args != (loads[0].name,) or store.where:
         return None
-    (load,), (store,) = loads, stores
+    if sum(s.buffer == store.buffer for s in kernel.body) != 1:
+        return None
+    (load,) = loads
     source, target = program.buffer[load.buffer], program.buffer[store.buffer]
     dtype = target.type.dtype
     if target.kind != "temp" or target.alias or dtype not in (F32, F64) or source.type.dtype is not dtype:
@@ -63,7 +107,8 @@ def _moved(kernel: Kernel, program: Program) -> _Moved | None:
         return None
     sizes = dict((*kernel.rows, *kernel.cols))
     own = [i.variable for i in store.index if i.terms]
-    if None in own or len(set(own)) != len(own) or set(own) != set(sizes):
+    whole = all(i.terms or same(n, 1) for i, n in zip(store.index, target.type.shape, strict=True))
+    if None in own or len(set(own)) != len(own) or set(own) != set(sizes) or not whole:
         return None
     guarded = set[int]()
     for test in _tests(kernel, load.where):
@@ -71,7 +116,7 @@ def _moved(kernel: Kernel, program: Program) -> _Moved | None:
         if test.attr("lo") != 0 or not at:
             return None
         guarded.update(at)
-    return _Moved(tuple((str(v), sizes[str(v)]) for v in own), load, frozenset(guarded))
+    return _Moved(store.buffer, tuple((str(v), sizes[str(v)]) for v in own), load, frozenset(guarded))
 
 
 def _tests(kernel: Kernel, mask: str) -> Iterator[Stmt]:
@@ -83,29 +128,79 @@ def _tests(kernel: Kernel, mask: str) -> Iterator[Stmt]:
             yield from _tests(kernel, other)
 
 
-def _read_by_products(program: Program, kernel: Kernel, moved: _Moved) -> Program:
-    (target,) = kernel.writes
+def _read_by_products(
+    program: Program,
+    kernel: Kernel,
+    rest: Kernel,
+    moved: _Moved,
+    alike: Sequence[_Moved],
+    copies: dict[tuple[str, Reach], Buffer],
+) -> Program:
+    """:param rest: the kernel without the store of what is moved.
+    :param alike: what is moved from the same array and the zeros around it.
+    :param copies: of arrays between zeros, so far.
+    """
+    target = moved.target
     views = {b.name for b in program.buffers if program.root(b.name) == target}
     users = [step for step in program.steps if step is not kernel and views & {*step.reads, *step.writes}]
     if views & {b for _, b in program.outputs} or not users:
         return program
     if _narrow_rows(program, moved, [b for step in users for b in (*step.reads, *step.writes) if b not in views]):
         return program
-    copy = _between_zeros(program, kernel, moved) if moved.guarded else None
-    if moved.guarded and copy is None:
-        return program
-    buffer, index = (copy[0].name, copy[1]) if copy else (moved.load.buffer, moved.load.index)
-    changed: dict[int, Step] = {id(kernel): copy[2]} if copy else {}
+    read, index = program.buffer[moved.load.buffer], moved.load.index
+    made: tuple[Kernel, ...] = ()
+    reach: Reach | None = ()
+    if moved.guarded:
+        reaches = (_reach(read, group) for group in (alike, [moved]))
+        reach = next((r for r in reaches if r is not None and not _is_larger(r, moved)), None)
+        if reach is None:
+            return program
+        copy = copies.get((read.name, reach))
+        if copy is None:
+            copy = Buffer(suffixed(target, ".padded"), read.type.with_shape(*_sizes(reach)))
+            made = (_between_zeros(read, reach, copy, kernel.note),)
+        read, index = copy, tuple(i + first * -1 for i, (first, _) in zip(index, reach, strict=True))
+    changed: dict[int, tuple[Step, ...]] = {id(kernel): (*made, *([rest] if rest.writes else []))}
     for step in users:
         call = step if isinstance(step, Call) and REGISTRY[step.op].contraction else None
         for name in views & {*step.reads}:
-            call = call and _through(call, program.buffer[name], moved.axes, buffer, index)
+            call = call and _through(call, program.buffer[name], moved.axes, read.name, index)
         if call is None:
             return program
-        changed[id(step)] = call
-    steps = tuple(changed.get(id(s), s) for s in program.steps if s is not kernel or copy)
+        changed[id(step)] = (call,)
+    if reach:
+        copies[moved.load.buffer, reach] = read
+    steps = tuple(new for s in program.steps for new in changed.get(id(s), (s,)))
     kept = [b for b in program.buffers if b.name not in views]
-    return replace(program, buffers=(*kept, *((copy[0],) if copy else ())), steps=steps)
+    return replace(program, buffers=(*kept, *((read,) if made else ())), steps=steps)
+
+
+def _reach(source: Buffer, moves: Sequence[_Moved]) -> Reach | None:
+    """What of an array, and of the zeros around it, is read by any of these; None if that is not known."""
+    found: list[tuple[Size, Size]] = []
+    guarded = {axis for moved in moves for axis in moved.guarded}
+    for axis, size in enumerate(source.type.shape):
+        if axis not in guarded:
+            found.append((0, size - 1))
+            continue
+        ends = [moved.reach(axis) for moved in moves]
+        known = [end for end in ends if end is not None]
+        first = [low for low, _ in known if all(known_nonnegative(other - low) for other, _ in known)]
+        last = [high for _, high in known if all(known_nonnegative(high - other) for _, other in known)]
+        if len(known) < len(ends) or not first or not last:
+            return None
+        found.append((first[0], last[0]))
+    return tuple(found)
+
+
+def _sizes(reach: Reach) -> list[Size]:
+    return [last - first + 1 for first, last in reach]
+
+
+def _is_larger(reach: Reach, moved: _Moved) -> bool:
+    copied, stored = product(_sizes(reach)), product(size for _, size in moved.axes)
+    typical = nominal([copied, stored])
+    return evaluate(copied, typical) > evaluate(stored, typical)
 
 
 def _narrow_rows(program: Program, moved: _Moved, others: Sequence[str]) -> bool:
@@ -164,15 +259,6 @@ def _substituted(index: Index, names: Mapping[str, Index]) -> Index:
     return total
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Positions of an axis, ``step`` apart."""
-
-    axis: str
-    size: Size
-    step: Size = 1
-
-
 def _groups(shape: Sequence[Size], axes: Sequence[Axis]) -> list[list[_Part]] | None:
     """For each axis of a reshaped array what it is made of: axes, but for those of one element, and parts of axes."""
     left = [_Part(*axis) for axis in axes if axis[1] != 1]
@@ -193,39 +279,22 @@ def _groups(shape: Sequence[Size], axes: Sequence[Axis]) -> list[list[_Part]] | 
     return None if left else groups
 
 
-def _between_zeros(program: Program, kernel: Kernel, moved: _Moved) -> tuple[Buffer, tuple[Index, ...], Kernel] | None:
-    """(a copy of the loaded array between zeros, the place in it of what is loaded, the kernel that makes it)."""
-    source, sizes = program.buffer[moved.load.buffer], dict(moved.axes)
-    shape, index = [*source.type.shape], [*moved.load.index]
-    begin: list[Size] = [0] * source.type.rank
-    for axis in moved.guarded:
-        first: Size = index[axis].const
-        last: Size = first
-        for variable, factor in index[axis].terms:
-            if not isinstance(factor, int) or not known_nonnegative(sizes[variable] - 1):
-                return None
-            far = (sizes[variable] - 1) * factor
-            first, last = (first + far, last) if factor < 0 else (first, last + far)
-        shape[axis], index[axis], begin[axis] = last - first + 1, index[axis] + first * -1, first
-    copied, stored = product(shape), product(sizes.values())
-    typical = nominal([copied, stored])
-    if evaluate(copied, typical) > evaluate(stored, typical):
-        return None
-    type_ = source.type.with_shape(*shape)
-    name = suffixed(kernel.writes[0], ".padded")
+def _between_zeros(source: Buffer, reach: Reach, copy: Buffer, note: Note) -> Kernel:
+    """The kernel that copies what is in reach of an array, with zeros around it."""
+    shape, type_ = copy.type.shape, copy.type
     to = tuple(Index() if n == 1 else Index.of(f"i{a}") for a, n in enumerate(shape))
-    at = tuple(i + first for i, first in zip(to, begin, strict=True))
+    at = tuple(i + first for i, (first, _) in zip(to, reach, strict=True))
     body: list[Stmt] = []
-    for axis in sorted(moved.guarded):
+    guarded = [axis for axis, (n, ends) in enumerate(zip(source.type.shape, reach, strict=True)) if ends != (0, n - 1)]
+    for axis in guarded:
         attrs = (("hi", source.type.shape[axis]), ("lo", 0))
         body.append(Stmt(f"%{len(body)}", "in_bounds", (), BOOL, index=(at[axis],), attrs=attrs))
-        if axis != min(moved.guarded):
+        if axis != guarded[0]:
             both = (body[-2].name, body[-1].name)
             body.append(Stmt(f"%{len(body)}", "bitwise_and", both, BOOL))
-    mask, value = body[-1].name, f"%{len(body)}"
+    mask, value = body[-1].name if body else "", f"%{len(body)}"
     body.append(Stmt(value, "load", (), type_.dtype, buffer=source.name, index=at, where=mask))
-    body.append(Stmt("", "store", (value,), type_.dtype, buffer=name, index=to))
+    body.append(Stmt("", "store", (value,), type_.dtype, buffer=copy.name, index=to))
     axes = tuple((f"i{a}", n) for a, n in enumerate(shape) if n != 1)
-    made = Kernel("pad", axes[:-1], axes[-1:], tuple(body), note=kernel.note)
-    types = {source.name: source.type, name: type_}
-    return Buffer(name, type_), tuple(index), made.named_by_structure("pad", types)
+    made = Kernel("pad", axes[:-1], axes[-1:], tuple(body), note=note)
+    return made.named_by_structure("pad", {source.name: source.type, copy.name: type_})

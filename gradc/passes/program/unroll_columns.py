@@ -38,10 +38,13 @@ EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
 def unroll_columns(program: Program, *, reorder: bool = True, side_by_side: bool = True) -> Program:
     """rows(n, w) cols(k: 3) { max_cols x[n, w*2 + k] }  ->  rows(n) cols(w) { maximum x[n, w*2], x[n, w*2 + 1], ... }
     rows(n, w) cols(k: 3) { accum y[k] <- x[n, w+k] }  ->  rows(n, k: 3) cols(w) { accum y[k] <- sum_cols x[n, w+k] }
+    rows(n, w) cols(k: 2) { y[n, w, k] <- where k < 1, a[n, w], b[n, w] }  ->
+        rows(n) cols(w) { y[n, w, 0] <- a[n, w], y[n, w, 1] <- b[n, w] }
     rows(n) cols(l: 2*W) { y[n, l] <- x[n, l >> 1] }  ->  cols(l: W) { y[n, l*2] <- x[n, l], y[n, l*2+1] <- ... }
 
-    As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled; and
-    elements that lie in windows a step apart are gathered one by one.
+    As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled;
+    elements of a few arrays that are joined in turn are taken one by one; and elements that lie in windows a step apart
+    are gathered one by one.
 
     :param reorder: sums may be added up in another order, as in the second line.
     :param side_by_side: a few of them are added up side by side, into buffers of their own (:mod:`.unroll_sums`).
@@ -68,6 +71,9 @@ def _changed(
     given = kernel
     if _over_windows(kernel):
         kernel = _loaded_once(Unrolled(kernel, kernel.cols).kernel(kernel.rows[:-1], kernel.rows[-1:], types), types)
+    elif _in_turn(kernel):
+        unrolled = Unrolled(kernel, kernel.cols).kernel(kernel.rows[:-1], kernel.rows[-1:], types)
+        return [unrolled.live.named_by_structure(kernel.name.rpartition("_")[0], types)], []
     if (step := _step_between_windows(kernel)) > 1:
         return [_split(kernel, step, types)], []
     lane = _summed_lane(kernel) if reorder and kernel is given else None
@@ -118,11 +124,40 @@ def _interchanged(kernel: Kernel, lane: Axis) -> Kernel:
     return replace(kernel, rows=rows, cols=(lane,), body=tuple(body))
 
 
+def _in_turn(kernel: Kernel) -> bool:
+    """Whether the few columns of a row are elements of arrays that go along the rows."""
+    sizes = [n for _, n in kernel.cols if isinstance(n, int)]
+    if not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= prod(sizes) <= MOST_STEPS:
+        return False
+    lane, count = kernel.rows[-1]
+    if (isinstance(count, int) and count < FEWEST) or _combines(kernel):
+        return False
+    loads = [s for s in kernel.body if s.op == "load"]
+    along = [s for s in loads if _depends(kernel, s, lane)]
+    bits = [s.dtype.bits for s in kernel.body if s.op in ("load", "store") and s.dtype is not None]
+    return (
+        len(along) > 1
+        and min(bits) >= 8
+        and all(_moves_along(kernel, s, lane) for s in along)
+        and not any(_depends(kernel, s, axis) for s in loads for axis, _ in kernel.cols)
+        and all(_ends_with(s, (lane, *(a for a, _ in kernel.cols))) for s in kernel.body if s.op == "store")
+    )
+
+
+def _ends_with(store: Stmt, axes: Sequence[str]) -> bool:
+    return [i.variable for i in store.index[-len(axes) :]] == list(axes)
+
+
+def _combines(kernel: Kernel) -> bool:
+    """Whether a kernel does more than compute each element by itself."""
+    return any(s.op in REDUCTIONS or s.op in ("scan", "search", "check", "accum") for s in kernel.body)
+
+
 def _step_between_windows(kernel: Kernel) -> int:
     """What the last column's place is divided by, as that of an element is by the step between the windows it is in;
     1 where nothing is, or columns meet.
     """
-    if not kernel.cols or any(s.op in REDUCTIONS or s.op in ("scan", "search", "check", "accum") for s in kernel.body):
+    if not kernel.cols or _combines(kernel):
         return 1
     column, size = kernel.cols[-1]
     steps = {
@@ -320,8 +355,11 @@ class Unrolled:
             return args[1 - true[0]]
         if s.op == "where" and (args[0] in self.false or args[1] == args[2]):
             return args[2]
+        if s.op == "where" and self.constants.get(args[0]) is True:
+            return args[1]
         if s.op == "load" and where in self.false:  # a place outside, as beside the only window
             return self.add(_instead(s))
+        where = "" if self.constants.get(where) is True else where
         return self.add(replace(s, name="", args=args, index=index, where=where))
 
     def place(self, index: Index, dtype: DType | None) -> str:

@@ -18,7 +18,6 @@ from ...ir.node import Node, identity
 from ...ir.op import Alias, Expr, Lookup, Movement, Reduction, Scan, Scatter
 from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import BOOL, F64, I32, I64, DType
-from ...ir.walk import backward_slice
 
 
 class CannotInline(Exception):
@@ -486,26 +485,7 @@ class KernelBuilder:
     def kernel(self, name: str) -> Kernel:
         """The kernel with only the statements its effects need, renumbered."""
         rows, cols = self.domain.axes()
-        live = {s.name for s in backward_slice(self.body, (v for s in self.body if not s.name for v in s.uses))}
-        names: dict[str, str] = {}
-        body = []
-        for s in (s for s in self.body if not s.name or s.name in live):
-            if s.name:
-                names[s.name] = f"%{len(names)}"
-            body.append(
-                Stmt(
-                    names.get(s.name, ""),
-                    s.op,
-                    tuple(names[a] for a in s.args),
-                    s.dtype,
-                    s.buffer,
-                    tuple(i.renamed(names) for i in s.index),
-                    names.get(s.where, ""),
-                    s.attrs,
-                    s.of,
-                )
-            )
-        return Kernel(name, rows, cols, tuple(body))
+        return Kernel(name, rows, cols, tuple(self.body)).live
 
 
 def truncate(items: dict[Any, Any], length: int) -> None:
