@@ -42,7 +42,7 @@ from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
 from .passes.program.block_rows import block_rows, uncut
-from .passes.program.coalesce import coalesce
+from .passes.program.coalesce import coalesce, gather_vectors
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
 from .passes.program.order_steps import order_steps
@@ -242,6 +242,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
         program = pipeline.keep(f"{name}.unroll_scatters", program, lambda: unroll_scatters(program))
     if target == "cpu":
         reorder = options.numerics != "strict"
+        if reorder and options.fuse:
+            program = pipeline.keep(f"{name}.gather_vectors", program, lambda: gather_vectors(program))
         unnamed = (options.reductions or {}).keys() <= {"*"}  # else one of the sums may be named
         program = pipeline.keep(
             f"{name}.unroll_columns",

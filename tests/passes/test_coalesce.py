@@ -12,7 +12,7 @@ import gradc
 from gradc import interp, knobs, ops
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.program.coalesce import coalesce, stored_as_asked
+from gradc.passes.program.coalesce import coalesce, gather_vectors, stored_as_asked
 
 TRANSPOSED = """program @p {
   input x: f32[N,64,H]
@@ -170,3 +170,58 @@ def test_corners_move_16_bytes_at_a_time() -> None:
     graph = gradc.trace(lambda x, grid: ops.grid_sample(x, grid), x="f32[2,128,7,9]", grid="f32[2,5,6,2]")
     module = gradc.compile(graph, target="cuda-sim", layout={"x": "NHWC", graph.output_names[0]: "NHWC"})
     assert len(re.findall(r"if \(v\d+\) gradc_get(?:_all)?\(loaded\d+, ", module.forward.source)) == 4
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "padding"),
+    [(16, "7,9", "zeros"), (33, "H,W", "border"), (17, "3,7,5", "zeros"), (40, "1,1,1", "reflection")],
+)
+def test_a_cpu_gathers_vectors_of_channels(channels: int, size: str, padding: Any) -> None:
+    """Channels last: forward and gradients read and add whole vectors, nothing is turned by itself, with any number of
+    threads the same bits, for NaN and inf in the grid too.
+    """
+    rank, points = size.count(",") + 1, "H,W" if size == "H,W" else "5,6" if size == "7,9" else "K,5,6"
+    graph = gradc.trace(
+        lambda x, grid: ops.grid_sample(x, grid, padding_mode=padding),
+        x=f"f32[B,{channels},{size}]",
+        grid=f"f32[B,{points},{rank}]",
+    )
+    name, last = graph.output_names[0], (0, *range(2, rank + 2), 1)
+    module = gradc.compile(graph, wrt=["x", "grid"], layout={"x": last, name: last})
+    programs = module.forward.program, module.backward.program
+    over = [k for p in programs for k in p.kernels if channels in (n for _, n in (*k.rows, *k.cols))]
+    if size != "1,1,1":  # what is gathered from one pixel is kept for the backward, in the graph's order
+        assert len(over) >= 3 and all([n for _, n in k.cols] == [channels] for k in over)
+        assert not any({s.op for s in k.body} <= {"load", "store"} for k in over)
+    plain = gradc.compile(graph, wrt=["x", "grid"], target="numpy")
+    sizes, places = ([{"H": 4, "W": 11, "K": 2}.get(n) or int(n) for n in text.split(",")] for text in (size, points))
+    rng = np.random.default_rng(0)
+    for batch in (0, 1, 3):
+        x = rng.standard_normal((batch, channels, *sizes)).astype(np.float32)
+        grid = rng.uniform(-1.3, 1.3, (batch, *places, rank)).astype(np.float32)
+        for place, value in zip(np.ndindex(grid.shape), (np.nan, np.inf, -np.inf), strict=False):
+            grid[place] = value
+        g = rng.standard_normal((batch, channels, *places)).astype(np.float32)
+        wanted, kept = plain.forward(x=x, grid=grid)
+        other = plain.backward(kept, g)
+        results = []
+        for threads in (1, 2, 3, 5):
+            with knobs.NUM_THREADS.set(threads):
+                y, residuals = module.forward(x=np.ascontiguousarray(x.transpose(last)), grid=grid)
+                grads = module.backward(residuals, np.ascontiguousarray(g.transpose(last)))
+            results.append((np.asarray(y), np.asarray(grads["x"]), np.asarray(grads["grid"])))
+        assert len({tuple(a.tobytes() for a in r) for r in results}) == 1
+        back = np.argsort(last)
+        for got, want in zip(
+            (results[0][0].transpose(back), results[0][1].transpose(back), results[0][2]),
+            (wanted, other["x"], other["grid"]),
+            strict=True,
+        ):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cpu_turns_only_what_it_gathers() -> None:
+    """Kernels without positions in data keep their columns, and a sum of what one gathers counts once."""
+    program = parse_program(ROWS.replace("VALUE", "%1"))
+    assert gather_vectors(program) == program
+    assert coalesce(program) != program

@@ -50,16 +50,14 @@ def test_channels_last(rank: int, mode: str, layout: Any) -> None:
 
 
 def test_the_image_is_read_where_it_lies() -> None:
-    """Neither direction copies the image; its gradient is scattered in the graph's order and then turned, once."""
+    """Neither direction copies the image, and its gradient is scattered where it is asked for."""
     module, count = compiled(4, "bilinear", x="NHWC", y="NHWC"), symbol("B") * 6 * symbol("H") * symbol("W")
     found = {
         what: [b for b in e.program.buffers if b.type.count == count and b.kind == "temp" and not b.alias]
         for what, e in module.executables.items()
     }
     assert not found["forward"], str(module.forward.program)
-    assert len(found["backward"]) == 1 and not any(
-        "x" in k.reads and found["backward"][0].name in k.writes for k in module.backward.program.kernels
-    ), str(module.backward.program)
+    assert not found["backward"], str(module.backward.program)
 
 
 def test_any_graph_and_a_saved_module(tmp_path: Any) -> None:

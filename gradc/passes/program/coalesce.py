@@ -1,13 +1,14 @@
-"""coalesce: neighbouring threads of a GPU access neighbouring elements of memory."""
+"""coalesce: neighbouring threads of a GPU, and elements of a CPU's vectors, access neighbouring elements of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
 from ...ir.dims import evaluate
-from ...ir.kernel import Buffer, Kernel, Program
+from ...ir.kernel import Buffer, Kernel, Program, Step
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import Type
 from ..reductions.cost import nominal
@@ -31,11 +32,40 @@ def coalesce(program: Program) -> Program:
     )
 
 
-def stored_as_read(program: Program) -> Program:
+def gather_vectors(program: Program) -> Program:
+    """rows(n, c, h) cols(w): x[n, %i, %j, c]  ->  rows(n, h, w) cols(c): x[n, %i, %j, c], where a CPU would access the
+    elements at positions that are data one by one; kernels without any keep their columns
+    """
+    program = stored_as_asked(stored_as_read(program, _found_in_data), _found_in_data)
+    types = {b.name: b.type for b in program.buffers}
+    steps: list[Step] = [
+        along_memory(step, types) if isinstance(step, Kernel) and _found_in_data(step) else step
+        for step in program.steps
+    ]
+    return program if steps == list(program.steps) else replace(program, steps=tuple(steps))
+
+
+def _found_in_data(kernel: Kernel) -> bool:
+    """Whether columns access an array at positions that are data, and go along none of its axes."""
+    axes = {a for a, _ in kernel.cols}
+    return any(
+        s.buffer
+        and any(v.startswith("%") and axes & kernel.levels[v] for i in s.index for v, _ in i.terms)
+        and not any(v in axes for i in s.index for v, _ in i.terms)
+        for s in kernel.body
+    )
+
+
+def stored_as_read(program: Program, wanted: Callable[[Kernel], bool] = lambda kernel: True) -> Program:
     """store t[n, c, h] <- v;  load t[n, c, h] over rows(n, h) cols(c)  ->  store t[n, h, c] <- v;  load t[n, h, c],
     where fewer bytes move so
+
+    :param wanted: the kernels whose results are stored so.
     """
+    made = {b for kernel in program.kernels if wanted(kernel) for b in kernel.writes}
     for temp in program.of_kind("temp"):
+        if temp.name not in made:
+            continue
         order = _order_read(program, temp)
         if order is None:
             continue
@@ -83,15 +113,19 @@ def _order_read(program: Program, temp: Buffer) -> tuple[int, ...] | None:
         for s in kernel.body:
             if s.buffer != temp.name or s.op in ("store", "accum"):
                 continue
-            places = [i.variable for i in s.index]
-            if s.op != "load" or len(set(places)) < len(places) or any(v not in axes for v in places):
+            places = _places(s, temp.type)
+            units = [v for v in places if v.isdigit()]
+            if s.op != "load" or len(set(places)) < len(places) or any(v not in (*units, *axes) for v in places):
                 return None
-            orders.add(tuple(places.index(axis) for axis in axes if axis in places))
+            orders.add(tuple(places.index(axis) for axis in (*units, *axes) if axis in places))
     return next(iter(orders)) if len(orders) == 1 and orders != {tuple(range(temp.type.rank))} else None
 
 
-def stored_as_asked(program: Program) -> Program:
-    """store t[n, c, h] <- v;  store y[n, h, c] <- t[n, c, h]  ->  store y[n, h, c] <- v;  so with accum"""
+def stored_as_asked(program: Program, wanted: Callable[[Kernel], bool] = lambda kernel: True) -> Program:
+    """store t[n, c, h] <- v;  store y[n, h, c] <- t[n, c, h]  ->  store y[n, h, c] <- v;  so with accum
+
+    :param wanted: the kernels whose results are stored so.
+    """
     for number, step in enumerate(program.steps):
         transposed = _transposing(step, program) if isinstance(step, Kernel) else None
         made = _only_maker(program, number, *transposed[:2]) if transposed is not None else None
@@ -100,6 +134,8 @@ def stored_as_asked(program: Program) -> Program:
         source, target, order = transposed
         maker = program.steps[made]
         assert isinstance(maker, Kernel)
+        if not wanted(maker):
+            continue
         body = tuple(
             replace(s, buffer=target, index=tuple(s.index[a] for a in order)) if s.buffer == source else s
             for s in maker.body
@@ -108,7 +144,7 @@ def stored_as_asked(program: Program) -> Program:
         buffers = tuple(b for b in program.buffers if b.name != source)
         steps[made] = _named(replace(maker, body=body), {b.name: b.type for b in buffers})
         del steps[number]
-        return stored_as_asked(replace(program, steps=tuple(steps), buffers=buffers))
+        return stored_as_asked(replace(program, steps=tuple(steps), buffers=buffers), wanted)
     return program
 
 
@@ -119,23 +155,33 @@ def _transposing(kernel: Kernel, program: Program) -> tuple[str, str, tuple[int,
     if [s.op for s in kernel.body] != ["load", "store"]:
         return None
     load, store = kernel.body
-    read, written = [i.variable for i in load.index], [i.variable for i in store.index]
-    axes = sorted(a for a, _ in (*kernel.rows, *kernel.cols))
+    a, b = program.buffer[load.buffer].type, program.buffer[store.buffer].type
+    read, written = _places(load, a), _places(store, b)
+    axes = {a for a, _ in (*kernel.rows, *kernel.cols)}
     if (
         load.where
         or store.where
         or store.args != (load.name,)
-        or sorted(map(str, read)) != axes
-        or sorted(map(str, written)) != axes
+        or len(set(written)) < len(written)
+        or sorted(read) != sorted(written)
+        or {v for v in read if not v.isdigit()} != axes
     ):
         return None
-    order = tuple(read.index(axis) for axis in written)
-    a, b = program.buffer[load.buffer].type, program.buffer[store.buffer].type
+    order = tuple(read.index(v) for v in written)
     return (
         (load.buffer, store.buffer, order)
         if a.dtype is b.dtype and b.shape == tuple(a.shape[i] for i in order)
         else None
     )
+
+
+def _places(s: Stmt, type: Type) -> list[str]:
+    """The axis of the kernel along each axis of an array; axes of one element, at 0, are numbered; else it is ""."""
+    units = itertools.count()
+    return [
+        str(next(units)) if i == Index() and n == 1 else i.variable or ""
+        for i, n in zip(s.index, type.shape, strict=True)
+    ]
 
 
 def _only_maker(program: Program, number: int, source: str, target: str) -> int | None:
