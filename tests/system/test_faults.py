@@ -983,6 +983,29 @@ def test_keys_hold_all_that_decides(private_cache: Path, monkeypatch: pytest.Mon
     assert count() == before + 1
 
 
+def test_files_that_did_not_change_are_not_read_for_the_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradc import api
+    from gradc.codegen import text
+
+    copy = tmp_path / "templates"
+    shutil.copytree(ROOT / "templates", copy)
+    monkeypatch.setattr(text, "template_dirs", lambda: (copy,))
+    monkeypatch.setattr(api, "_CLOCK_NS", 0)
+    with gradc.knobs.CACHE_DIR.set(str(tmp_path / "cache")):
+        before = api.fingerprint.__wrapped__()
+        with monkeypatch.context() as m:
+            m.setattr(api, "_bytes", lambda path: pytest.fail(f"{path} is read"))
+            assert api.fingerprint.__wrapped__() == before
+        file = copy / "cpu" / "math.h"
+        about, data = file.stat(), file.read_bytes()
+        time.sleep(0.02)  # longer than a tick of the clock of files
+        file.write_bytes(data[:-2] + b" \n")
+        os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))  # same size, same time
+        assert api.fingerprint.__wrapped__() != before
+
+
 def test_the_fingerprint_is_of_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gradc import api
     from gradc.codegen import text
