@@ -969,7 +969,7 @@ static const gemm_type *type_of(int dtype, const gradc_matrix *a, const gradc_ma
   return dtype == 32 ? &sgemm_type : &dgemm_type;
 }
 
-/* The most bytes that a thread keeps for a product of f32 or f64. */
+/* The most bytes that a thread keeps for a product of f32 or f64: of two slabs, and the counters of their tasks, where threads share it. */
 EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
   const gemm_type *type = dtype == 32 ? &sgemm_type : &dgemm_type;
   if (m <= 0 || n <= 0 || k <= 0) {
@@ -979,14 +979,19 @@ EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
     return row_bytes(type->size);
   }
   const double needed = (double)(whole(m, GEMM_MR) + whole(n, type->nr)) * (double)k * (double)type->size;
-  const int64_t least = needed < GEMM_PACKED ? (int64_t)needed : GEMM_PACKED;
+  int64_t least = needed < GEMM_PACKED ? (int64_t)needed : GEMM_PACKED;
 #ifdef GEMM_BF16_TILES
   const double tiles = (double)(whole(m, BF16_PANEL) + whole(n, BF16_PANEL)) * (double)whole(k, BF16_STEPS) * (double)bf16_type.packed;
   if (dtype == 32 && tiles > (double)least) {
-    return tiles < (double)bf16_type.packs ? (int64_t)tiles : bf16_type.packs;
+    least = tiles < (double)bf16_type.packs ? (int64_t)tiles : bf16_type.packs;
   }
 #endif
-  return least;
+  if (atomic_load(&pool.wanted) <= 1 || 2.0 * (double)m * (double)n * (double)k < 4e6) {
+    return least;
+  }
+  /* A tile is 5e5 multiplications at least, or all rows of a slab, which has no more columns than are packed. */
+  const int64_t steps = at_most(k, GEMM_KC), side = GEMM_PACKED / 4 / steps, most = side / 2 * (side / 2) / (500000 / steps) + side / (4 * type->lanes);
+  return 2 * least + (2 * GEMM_SLABS + most) * (int64_t)sizeof(atomic_int);
 }
 
 /* A product by the kernels of a type; whether they could multiply all its elements, else the result is undefined. */
