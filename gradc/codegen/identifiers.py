@@ -30,9 +30,8 @@ WRITTEN = """
     group_rows one shared shared_gather sorted_rows sorting strip strips worthwhile
 """
 """Local variables that writers declare and no template names; a test holds every text against them."""
-_LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+(_m\d+)?|\w+_[iuf]\d+")
-"""What writers call what they number: values, axes, partial sums, and those of one of several rows; and functions of
-one type, which macros define.
+_LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+|\w+_[iuf]\d+")
+"""What writers call what they number: values, axes, partial sums; and functions of one type, which macros define.
 """
 _MACRO = re.compile(
     r"(EXIT|FD|FE|FP|HUGE|M|MATH|MB|PTRDIFF|RAND|SIG|SIZE|U?INT\w*|WCHAR|WINT)_\w+|S?NAN\w*|INFINITY|MAXFLOAT|NULL|EOF"

@@ -6,6 +6,11 @@
 #include "streaming.h"
 
 enum {
+#if defined(__AVX2__)
+  GRADC_VECTOR = 32,       /* bytes of a vector that sums of a run's rows are in */
+#else
+  GRADC_VECTOR = 16,
+#endif
   GRADC_ALIGN = 64,        /* bytes that the beginnings of a workspace's arrays are multiples of: a line */
   GRADC_STRIP = 8192,      /* columns per task of a map */
   GRADC_LANES = 512,       /* rows that a task scans side by side */

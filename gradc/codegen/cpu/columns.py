@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from ...process.forks import cached_property
 from ..expr import carrier, stored, to_memory, variable
 from ..index import flatten, index, size
 from ..phases import phase_comment
+from ..rows import NARROW_SUM_ROWS
 from .accums import AccumWriter
 from .interior import interior
 from .packed import Packed, packed_values
@@ -21,19 +21,40 @@ from .records import (
     Lanes,
     PhaseText,
     Reduction,
+    Run,
     RunningValue,
     Scatter,
     StreamedStore,
-    Together,
+    RunSum,
     Unpacking,
     combined,
     grouped,
 )
 from .reductions import reduction
+from .row_memory import CACHED_COST, cost
 from .scans import scan
 
-TOGETHER = 4
-"""Rows of a segment that are added at once."""
+RUN_WIDTHS = (64, 32, 16, 8)
+"""Columns whose sums processors have in registers."""
+_ALONE = tuple(map(str, RUN_WIDTHS))
+
+
+def run_widths(columns: str, wide: bool) -> tuple[int, ...]:
+    """The columns of the blocks that sums of a run are in registers for, from the first column on: each as often as it
+    fits; the columns behind are added in memory.
+
+    :param columns: how many there are, as C.  :param wide: whether there are several sums of a column, or one of 8
+        bytes.
+    """
+    widths = RUN_WIDTHS[1:] if wide else RUN_WIDTHS
+    if not columns.isdigit():
+        return widths[: 2 - wide]
+    left, found = int(columns), []
+    for width in widths:
+        if left >= width:
+            found.append(width)
+            left %= width
+    return tuple(found)
 
 
 def unpacked(value: str) -> str:
@@ -166,7 +187,7 @@ class ColumnWriter(AccumWriter):
             (
                 *(f"const i64 {variable(name)} = {part};" for name in packed.parts),
                 *(self.scribe.value(s) for s in packed.body),
-                f"{unpacked(packed.value)}[{packed.per} * byte + {part} - c0] = {variable(packed.value)};",
+                f"{unpacked(packed.value)}[{packed.per} * e + {part}] = {variable(packed.value)};",
             )
             for part in range(packed.per)
         )
@@ -206,33 +227,72 @@ class ColumnWriter(AccumWriter):
             lines.append(f"const i64 {name} = {quotient}{f' % {grouped(size(extent))}' if i else ''};")
         return lines
 
-    @property
-    def together(self) -> Together | None:
-        """How several rows of a segment are added at once, where rows are added to segments, side by side, and have no
-        other effects.
+    @cached_property
+    def run(self) -> Run | None:
+        """How the rows of a run are added, where the rows of a segment, or of an owner, are added side by side and have
+        no other effects.
         """
-        k = self.k
-        if self.order != "by key" or self.visits_all_rows or len(k.passes) != 1 or not k.cols or self.scribe.guarded:
+        k, roots = self.k, [s for p in self.k.passes for s in p.roots]
+        if len(k.passes) != 1 or not k.cols or k.scans or k.descending or self.scribe.guarded or not roots:
+            return None
+        columns = {a for a, _ in k.cols}
+        if not all(columns <= {v for i in s.index for v, _ in i.terms} for s in roots):
+            return None
+        if not all(s.op == "accum" and s.combine == "sum" and self.independent(s) and self.of_run(s) for s in roots):
             return None
         (p,) = k.passes
-        if k.scans or self.packed[0] or not all(s.combine == "sum" and self.independent(s) for s in p.roots):
-            return None
-        row = [*self.located(k.rows, "r"), *(self.row_value(s) for s in p.row)]
-        once = {found[1] for line in row if (found := re.match(r"const \w+ (\w+) =", line))} | {"r"}
-        own = re.compile(rf"\b({'|'.join(once)})\b")
+        last = self.axes(k.cols[-1:])[0].size
+        if any(not s.name or s.op == "search" or cost(s) >= CACHED_COST for s in p.row) and last not in _ALONE:
+            return None  # they would be computed again for each block of columns
         sums, body = [], self.values(self.reloaded(p, 0), 0)
-        for s in p.roots:
+        for s in roots:
             ctype, name = stored(self.types[s.buffer].dtype), f"sum{self.number[s.buffer]}"
-            sums.append((ctype, name, self.segment_target(s)))
-            body.append(f"{name} = ({ctype})({name} + {variable(s.args[0])});")
-        members = [[own.sub(rf"\1_m{m}", line) for line in row] for m in range(TOGETHER)]
-        return Together(
-            members=tuple((f"const i64 r_m{m} = order[p + {m}];", *lines) for m, lines in enumerate(members)),
+            sums.append(self.sum_of_run(s, ctype, name))
+            body.append(f"{name}[e] = ({ctype})({name}[e] + {variable(s.args[0])});")
+        return Run(
+            row=tuple(self.row_value(s) for s in p.row),
+            where=" && ".join(dict.fromkeys(variable(s.where) for s in roots if s.where and not self.in_segments(s))),
             outer=tuple(self.axes(k.cols[:-1])),
             axis=self.innermost,
-            last=self.axes(k.cols[-1:])[0].size,
+            last=last,
+            widths=run_widths(last, len(sums) > 1 or any(s.dtype is None or s.dtype.bits > 32 for s in roots)),
+            narrow=min(self.bytes_of(s) for s in p.body if self.column_value(s.name)),
             sums=tuple(sums),
-            body=tuple(tuple(own.sub(rf"\1_m{m}", line) for line in body) for m in range(TOGETHER)),
+            unpackings=tuple(map(self.unpacking, self.packed[0])),
+            body=tuple(body),
+        )
+
+    def of_run(self, s: Stmt) -> bool:
+        """Whether an accum adds the rows of a segment, or of an owner, to one row of elements."""
+        if self.order == "by key":
+            return not self.visits_all_rows
+        if self.order != "by owner" or not self.owned_by_row(s) or self.interchanged:
+            return False
+        where = self.k.passes[0].roots[0].where  # all of a row is added, or nothing
+        if s.where != where or (where and self.column_value(where)) or not self.owns_columns(s):
+            return False
+        members = product(n for _, n in self.member_axes)
+        return self.sums_by_block(s) or (isinstance(members, int) and 0 < members <= NARROW_SUM_ROWS)
+
+    def owns_columns(self, s: Stmt) -> bool:
+        """Whether what an owner's rows are added to is an element for each of their columns."""
+        shape, free = self.types[s.buffer].shape, self.free(s)
+        extents = {s.index[axis].variable: shape[axis] for axis in free}
+        return len(extents) == len(free) and extents == dict(self.k.cols)
+
+    def sum_of_run(self, s: Stmt, ctype: str, name: str) -> RunSum:
+        if self.in_segments(s):
+            return RunSum(ctype, name, self.segment_target(s), "")
+        array, place = self.target_of(s)
+        owned = f"{s.buffer}[{index(flatten(s.index, self.types[s.buffer].shape))}]"
+        return RunSum(ctype, name, owned, f"acc{self.number[s.buffer]}[{place}]" if array != s.buffer else "")
+
+    def bytes_of(self, s: Stmt) -> int:
+        """Of a value, or of the element that it is loaded from, whichever are fewer."""
+        dtype = self.types[s.buffer].dtype if s.op == "load" else s.dtype
+        assert dtype is not None
+        return {"u8": 1, "i8": 1, "u16": 2, "i16": 2, "i64": 8, "f64": 8}.get(
+            stored(dtype) if s.op == "load" else carrier(dtype), 4
         )
 
     @cached_property

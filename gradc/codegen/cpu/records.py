@@ -303,26 +303,60 @@ class Lanes:
 
 
 @dataclass(frozen=True)
-class Together:
-    """Rows of one segment that are added side by side: a sum is read and written once for all of them.
+class RunSum:
+    """A sum of a run's rows.
 
-    :param members: for each row, the statements before the columns.
-    :param outer: the loops around the innermost columns, :param axis: the variable of the innermost loop, :param last:
-        and the column behind its last, as C.
-    :param sums: the C type of each sum, its name, and the element that it is of.
-    :param body: for each row, the statements of one column.
+    :param ctype: its C type, :param name: the array of a block's columns.
+    :param element: what a column of it is added up for, and :param wide: the element of a wider row that it is added
+        to, where more rows may meet than those of one run, or "".
     """
 
-    members: tuple[tuple[str, ...], ...]
+    ctype: str
+    name: str
+    element: str
+    wide: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows that are added to one row of a result: sums of a block of columns are in registers for all of them.
+
+    :param row: the statements of a row before its columns.
+    :param where: what says that a row is added, as C, or "".
+    :param outer: the loops around the innermost columns, :param axis: the variable of the innermost loop, :param last:
+        and the column behind its last, as C.
+    :param widths: columns of the blocks, of one kind after the other.
+    :param narrow: bytes of the narrowest value of a column: a vector has no more of them than of it.
+    :param sums: what is added up.
+    :param unpackings: what is unpacked before a block of a row.
+    :param body: the statements of column ``e`` of a block.
+    """
+
+    row: tuple[str, ...]
+    where: str
     outer: tuple[LoopAxis, ...]
     axis: str
     last: str
-    sums: tuple[tuple[str, str, str], ...]
-    body: tuple[tuple[str, ...], ...]
+    widths: tuple[int, ...]
+    narrow: int
+    sums: tuple[RunSum, ...]
+    unpackings: tuple[Unpacking, ...]
+    body: tuple[str, ...]
 
     @property
-    def count(self) -> int:
-        return len(self.members)
+    def rest(self) -> bool:
+        """Whether there are columns behind those of all blocks."""
+        if not self.last.isdigit():
+            return True
+        left = int(self.last)
+        for width in self.widths:
+            left %= width
+        return left > 0
+
+    @property
+    def wide(self) -> bool:
+        """Whether an owner's rows may be those of several runs."""
+        return any(s.wide for s in self.sums)
 
 
 @dataclass(frozen=True)
@@ -348,7 +382,7 @@ class KernelText:
     :param dims: likewise.
     :param accums: the results that rows are combined into.
     :param phases: of a row.
-    :param together: how several rows of a segment are added at once, if they are.
+    :param run: how the rows of a segment, or of an owner, are added, if that is all that is done with them.
     :param row_axes: statements that compute the axes of row ``r``.
     :param ahead: statements that ask for what row ``r`` gathers, :param distant: whether that may be far away.
     :param lanes: the loop over rows that are scanned side by side, if they are.
@@ -372,7 +406,7 @@ class KernelText:
     dims: tuple[str, ...]
     accums: tuple[Accum, ...]
     phases: tuple[PhaseText, ...]
-    together: Together | None
+    run: Run | None
     row_axes: tuple[str, ...]
     ahead: tuple[str, ...]
     distant: str

@@ -6,8 +6,8 @@ import re
 
 from ..declarations import words
 
-_DECLARED = re.compile(r"\s*const \w+ ([iv]\d+(?:_m\d+)?) = (?!.*gradc_guarded)")
-"""An axis or a value, or that of one of several rows; an access that is looked at stays, read or not."""
+_DECLARED = re.compile(r"\s*const \w+ ([iv]\d+) = (?!.*gradc_guarded)")
+"""An axis or a value; an access that is looked at stays, read or not."""
 
 
 def without_unread(body: str) -> str:

@@ -71,7 +71,7 @@ class KernelWriter(ColumnWriter):
             dims=tuple(self.dims),
             accums=tuple(map(self.accum, k.accums)),
             phases=tuple(self.phase(p, i) for i, p in enumerate(k.passes)),
-            together=self.together,
+            run=self.run,
             row_axes=tuple(self.located(k.rows, "r")),
             ahead=tuple(self.ahead(gathered)),
             distant=" || ".join(
@@ -244,7 +244,9 @@ class KernelWriter(ColumnWriter):
         arrays = [LocalArray(f"cache{i}", carrier(dtype), "cols") for i, dtype in enumerate(types)]
         for s, i in self.stream_number.items():
             arrays.append(LocalArray(f"staged{i}", stored(self.types[s.buffer].dtype), "GRADC_BLOCK"))
-        arrays += [LocalArray(f"block{a.number}", a.ctype, a.block_size) for a in accums if a.block_sums]
+        arrays += [
+            LocalArray(f"block{a.number}", a.ctype, a.block_size) for a in accums if a.block_sums and not self.run
+        ]
         arrays += [LocalArray(f"row_a{a.number}", a.ctype, a.inner) for a in accums if a.streamed]
         if self.interchanged:
             owned = [a for a in accums if a.wide_accumulator]
