@@ -163,12 +163,15 @@ class Scribe:
         """A size as a value of 64 bits."""
         return size(value, "" if self.offsets == "i64" else "i64")
 
-    def value(self, s: Stmt) -> str:
-        """``const f32 v3 = v1 * v2;``"""
-        assert s.dtype is not None
-        return f"const {carrier(s.dtype)} {variable(s.name)} = {self.expression(s)};"
+    def value(self, s: Stmt, seek: str = "") -> str:
+        """``const f32 v3 = v1 * v2;``
 
-    def expression(self, s: Stmt) -> str:
+        :param seek: what a search goes on from, and leaves for the next one.
+        """
+        assert s.dtype is not None
+        return f"const {carrier(s.dtype)} {variable(s.name)} = {self.expression(s, seek)};"
+
+    def expression(self, s: Stmt, seek: str = "") -> str:
         assert s.dtype is not None
         args = [variable(a) for a in s.args]
         if s.op == "load":
@@ -178,7 +181,8 @@ class Scribe:
             return f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}"
         if s.op == "search":
             row = self.types[s.buffer]
-            return f"search_{stored(row.dtype)}({s.buffer}, {self.size(row.shape[-1])}, {args[0]})"
+            function, known = ("gradc_found", f"&{seek}, ") if seek else ("search", "")
+            return f"{function}_{stored(row.dtype)}({known}{s.buffer}, {self.size(row.shape[-1])}, {args[0]})"
         if s.op == "const":
             return literal(s.attr("value"), s.dtype)
         if s.op == "size":

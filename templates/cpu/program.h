@@ -88,6 +88,36 @@ static inline __attribute__((unused)) int gradc_poll(const gradc_ctx *ctx, i64 *
   *since = 0;
   return ctx->stopped(ctx);
 }
+/* Bytes as floats.  gcc widens a vector of bytes by halves, by way of 16 bits; what a constant number of them is put into stays in registers. */
+#if defined(__AVX2__) && !defined(__clang__)
+#define GRADC_FLOATS_OF_BYTES(widen)                                                                                 \
+  _Pragma("GCC unroll 8")                                                                                            \
+  for (; i + 8 <= count; i += 8) {                                                                                   \
+    typedef char bytes __attribute__((vector_size(16)));                                                             \
+    typedef i64 halves __attribute__((vector_size(16)));                                                             \
+    typedef i32 wide __attribute__((vector_size(32)));                                                               \
+    typedef f32 floats __attribute__((vector_size(32)));                                                             \
+    i64 low;                                                                                                         \
+    __builtin_memcpy(&low, from + i, sizeof low);                                                                    \
+    const floats f = __builtin_convertvector((wide)widen((bytes)(halves){ low, 0 }), floats);                        \
+    __builtin_memcpy(to + i, &f, sizeof f);                                                                          \
+  }
+#else
+#define GRADC_FLOATS_OF_BYTES(widen)
+#endif
+GRADC_FN void gradc_floats_u8(f32 *restrict to, const u8 *restrict from, i64 count) {
+  i64 i = 0;
+  GRADC_FLOATS_OF_BYTES(__builtin_ia32_pmovzxbd256)
+  _Pragma("omp simd")
+  for (i64 e = i; e < count; e++) to[e] = (f32)from[e];
+}
+GRADC_FN void gradc_floats_i8(f32 *restrict to, const i8 *restrict from, i64 count) {
+  i64 i = 0;
+  GRADC_FLOATS_OF_BYTES(__builtin_ia32_pmovsxbd256)
+  _Pragma("omp simd")
+  for (i64 e = i; e < count; e++) to[e] = (f32)from[e];
+}
+
 /* Rows between two such questions. */
 static inline __attribute__((unused)) i64 gradc_poll_rows(i64 cols) { return gradc_max(1, GRADC_POLL / gradc_max(cols, 1)); }
 

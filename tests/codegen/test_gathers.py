@@ -259,3 +259,61 @@ def test_bags_in_order_are_segments() -> None:
     )
     text = str(gradc.compile(graph, target="cpu").forward.program)
     assert "strategy(y: segmented)" in text and "privatized" not in text
+
+
+# -- tables of bytes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["u8", "i8", "u4", "i4"])
+@pytest.mark.parametrize("width", [8, 36, 64, 106, "D"])
+def test_bags_of_bytes(kind: str, width: Any) -> None:
+    """Scales and biases for each row: against f64, by offsets and without, empty bags, bags of more than one run, with
+    the same bits for any number of threads and with every access checked.
+    """
+    random, per, columns = rng(8), 2 if kind[1:] == "4" else 1, 106 if width == "D" else width
+    lengths = np.concatenate([random.integers(0, 9, 30), [0, 16, 17, 70, 0]])
+    count, offsets = int(lengths.sum()), np.cumsum(lengths) - lengths
+    stored = random.integers(0, 256, (300, columns // per)).astype(np.uint8)
+    codes = stored.astype(np.int64) if per == 1 else np.stack([stored & 15, stored >> 4], -1).reshape(300, columns)
+    codes = codes.astype(np.int64) - (
+        (256 if per == 1 else 16) * (codes > (127 if per == 1 else 7)) if kind[0] == "i" else 0
+    )
+    scale, bias = random.standard_normal((2, 300, 1)).astype(np.float32)
+    table = codes * scale.astype(np.float64) + bias
+    of = f"{'u8' if per == 2 else kind}[V,{'C' if width == 'D' else columns // per}]"
+
+    def bag(q: Any, s: Any, b: Any, i: Any, o: Any = None) -> Any:
+        values = ops.unpack(q, dtype=kind) if per == 2 else q
+        return ops.embedding_bag(i, ops.cast(values, "f32") * s + b, o, mode="sum")
+
+    indices = random.integers(0, 300, count)
+    shared = {"q": stored.view(np.int8) if kind == "i8" else stored, "s": scale, "b": bias}
+    types = {"q": of, "s": "f32[V,1]", "b": "f32[V,1]"}
+    square = indices[: count // 21 * 21].reshape(-1, 21)
+    for given, more, wanted in (
+        ({"i": indices, "o": offsets}, {"i": "i64[N]", "o": "i64[B]"}, _by_offsets(lengths, 0, indices, table)),
+        ({"i": square}, {"i": "i64[B,L]"}, table[square].sum(1)),
+        ({"i": square[:, :0]}, {"i": "i64[B,L]"}, np.zeros((len(square), columns))),
+    ):
+        graph = gradc.trace(bag, **types, **more)
+        reductions = {"*": "segmented"} if "o" in given else {}
+        module = gradc.compile(graph, target="cpu", reductions=reductions)
+        found, before = [], pool.num_threads()
+        for threads in (1, 2, 3, 5):
+            pool.set_num_threads(threads)
+            found.append(np.asarray(module(**shared, **given)))
+        pool.set_num_threads(before)
+        with knobs.BOUNDS.set(True):
+            found.append(np.asarray(gradc.compile(graph, target="cpu", reductions=reductions)(**shared, **given)))
+        for other in found[1:]:
+            np.testing.assert_array_equal(found[0], other)
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-3)
+        assert "gradc_floats_" in source_of(module)
+
+
+def test_a_gradient_by_offsets_searches_once_for_each_row() -> None:
+    """Rows in the order of their keys read what was found along with these."""
+    graph = gradc.trace(lambda i, w, o: ops.embedding_bag(i, w, o, mode="sum"), i="i64[N]", w="f32[V,64]", o="i64[B]")
+    module = gradc.compile(graph, wrt="w", target="cpu", reductions={"*": "segmented"})
+    (kernel,) = (k for k in module.backward.kernels.values() if "grad" in k.name)
+    assert "gradc_found_i64" in kernel.source and "search_i64(" not in kernel.source

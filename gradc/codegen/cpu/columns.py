@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from ...ir.dims import product
 from ...ir.kernel import Phase
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
+from ...ir.types import F32
+from ...passes.reductions.combine import row_searches
 from ...process.forks import cached_property
 from ..expr import carrier, stored, to_memory, variable
 from ..index import flatten, index, size
@@ -17,15 +19,16 @@ from .accums import AccumWriter
 from .interior import interior
 from .packed import Packed, packed_values
 from .records import (
+    ByteFloats,
     Columns,
     Lanes,
     PhaseText,
     Reduction,
     Run,
     RunningValue,
+    RunSum,
     Scatter,
     StreamedStore,
-    RunSum,
     Unpacking,
     combined,
     grouped,
@@ -60,6 +63,16 @@ def run_widths(columns: str, wide: bool) -> tuple[int, ...]:
 def unpacked(value: str) -> str:
     """The array of a block's values that bytes have in parts."""
     return f"unpacked{value[1:]}"
+
+
+def found_by(s: Stmt) -> str:
+    """The array of what a search finds for each row."""
+    return f"found_{variable(s.name)}"
+
+
+def floats(value: str) -> str:
+    """The array of a block's floats that bytes are cast to."""
+    return f"floats{value[1:]}"
 
 
 @dataclass
@@ -105,7 +118,11 @@ class ColumnWriter(AccumWriter):
         return PhaseText(phase_comment(self.k, p, number), tuple(row), self.columns_of(p, number) if p.roots else None)
 
     def row_value(self, s: Stmt) -> str:
-        """A value of a row as a statement: those that its key was made of are known, where no row without one comes."""
+        """A value of a row as a statement: those that its key was made of are known, where no row without one comes,
+        and so is what was searched for along with the keys.
+        """
+        if s in self.kept_searches:
+            return f"const {carrier(self.scribe.values[s.name])} {variable(s.name)} = {found_by(s)}[r];"
         if self.order == "by key" and not self.visits_all_rows:
             part = self.parts[self.k.order]
             ctype = carrier(self.scribe.values[s.name])
@@ -114,6 +131,19 @@ class ColumnWriter(AccumWriter):
             if s.name == part.stmt.where:
                 return f"const {ctype} {variable(s.name)} = 1;"
         return self.scribe.value(s)
+
+    @cached_property
+    def kept_searches(self) -> list[Stmt]:
+        """The searches for a row itself that more is made of than its key: in the order of the keys each would begin
+        anew, in the order of the rows it goes on.
+        """
+        if self.order != "by key" or self.scribe.guarded:
+            return []
+        values: list[str] = []
+        for s in (s for s in self.k.body if not s.name):
+            rest = s.index[self.parts[s.buffer].leading :] if s.op == "accum" and self.in_segments(s) else None
+            values += s.uses if rest is None else [*s.args, *(v for i in rest for v, _ in i.terms)]
+        return row_searches(self.k, self.slice_of([v for v in values if v.startswith("%")]))
 
     def columns_of(self, p: Phase, number: int) -> Columns:
         values, running = self.computed(p, number)
@@ -227,6 +257,17 @@ class ColumnWriter(AccumWriter):
             lines.append(f"const i64 {name} = {quotient}{f' % {grouped(size(extent))}' if i else ''};")
         return lines
 
+    @property
+    def interchanged(self) -> bool:
+        """Whether all owners go through one member before the next: those gather from a part of memory of its own."""
+        if self.order != "by owner" or not all(map(self.owned_by_row, self.k.accums)):
+            return False
+        axes = {a for a, _ in self.rest_axes}
+        gathered = [{v for i in s.index for v, _ in i.terms} for s in self.k.body if s.op == "load"]
+        return any(
+            axes & places and any(v.startswith("%") and self.column_value(v) for v in places) for places in gathered
+        )
+
     @cached_property
     def run(self) -> Run | None:
         """How the rows of a run are added, where the rows of a segment, or of an owner, are added side by side and have
@@ -244,7 +285,13 @@ class ColumnWriter(AccumWriter):
         last = self.axes(k.cols[-1:])[0].size
         if any(not s.name or s.op == "search" or cost(s) >= CACHED_COST for s in p.row) and last not in _ALONE:
             return None  # they would be computed again for each block of columns
-        sums, body = [], self.values(self.reloaded(p, 0), 0)
+        statements = self.reloaded(p, 0)
+        bytes_ = self.bytes_as_floats(statements, roots)
+        made = {s.args[0] for s in bytes_}
+        computed = [s for s in statements if s.name not in made and self.column_value(s.name)]
+        sums, body = [], []
+        for s in (s for s in statements if s.name not in made):
+            body += self.line(s, 0, f"{floats(s.name)}[e]" if s in bytes_ else "")
         for s in roots:
             ctype, name = stored(self.types[s.buffer].dtype), f"sum{self.number[s.buffer]}"
             sums.append(self.sum_of_run(s, ctype, name))
@@ -256,11 +303,36 @@ class ColumnWriter(AccumWriter):
             axis=self.innermost,
             last=last,
             widths=run_widths(last, len(sums) > 1 or any(s.dtype is None or s.dtype.bits > 32 for s in roots)),
-            narrow=min(self.bytes_of(s) for s in p.body if self.column_value(s.name)),
+            narrow=min([4, *map(self.bytes_of, computed)]),
             sums=tuple(sums),
             unpackings=tuple(map(self.unpacking, self.packed[0])),
+            floats=tuple(ByteFloats(floats(s.name), carrier(t.dtype), at) for s, (t, at) in bytes_.items() if t.dtype),
             body=tuple(body),
         )
+
+    def bytes_as_floats(self, statements: Sequence[Stmt], roots: Sequence[Stmt]) -> dict[Stmt, tuple[Stmt, str]]:
+        """The floats that bytes side by side in memory are cast to, with what is read and where a block of it begins:
+        not all compilers find the shortest conversion.
+        """
+        known = {s.name: s for s in statements}
+        found: dict[Stmt, tuple[Stmt, str]] = {}
+        for s in statements:
+            source = known.get(s.args[0]) if s.op == "cast" and s.dtype is F32 else None
+            if source is None or source.dtype is None or carrier(source.dtype) not in ("u8", "i8"):
+                continue
+            if source.op == "unpacked":
+                found[s] = source, unpacked(source.name)
+            elif source.op == "load" and source.dtype.bits == 8 and not source.where and self.by_neighbours(source):
+                first = [i.renamed({self.innermost: "c0"}) for i in source.index]
+                found[s] = source, f"&{self.scribe.element(source.buffer, first)}"
+        others = {u for s in (*statements, *roots) if s not in found for u in s.uses}
+        return {s: given for s, given in found.items() if s.args[0] not in others}
+
+    def by_neighbours(self, load: Stmt) -> bool:
+        """Whether neighbouring columns load neighbouring elements."""
+        flat = flatten(load.index, self.types[load.buffer].shape)
+        by_column = [v for v, _ in flat.terms if v.startswith("%") and self.column_value(v)]
+        return dict(flat.terms).get(self.innermost) == 1 and not by_column
 
     def of_run(self, s: Stmt) -> bool:
         """Whether an accum adds the rows of a segment, or of an owner, to one row of elements."""
@@ -271,7 +343,7 @@ class ColumnWriter(AccumWriter):
         where = self.k.passes[0].roots[0].where  # all of a row is added, or nothing
         if s.where != where or (where and self.column_value(where)) or not self.owns_columns(s):
             return False
-        members = product(n for _, n in self.member_axes)
+        members = product(n for _, n in self.rest_axes)
         return self.sums_by_block(s) or (isinstance(members, int) and 0 < members <= NARROW_SUM_ROWS)
 
     def owns_columns(self, s: Stmt) -> bool:

@@ -318,6 +318,19 @@ class RunSum:
 
 
 @dataclass(frozen=True)
+class ByteFloats:
+    """The floats of a block's columns that bytes are cast to.
+
+    :param name: of their array.
+    :param ctype: the C type of a byte, :param at: and where those of the block begin.
+    """
+
+    name: str
+    ctype: str
+    at: str
+
+
+@dataclass(frozen=True)
 class Run:
     """Rows that are added to one row of a result: sums of a block of columns are in registers for all of them.
 
@@ -329,6 +342,7 @@ class Run:
     :param narrow: bytes of the narrowest value of a column: a vector has no more of them than of it.
     :param sums: what is added up.
     :param unpackings: what is unpacked before a block of a row.
+    :param floats: what bytes are cast to before it.
     :param body: the statements of column ``e`` of a block.
     """
 
@@ -341,6 +355,7 @@ class Run:
     narrow: int
     sums: tuple[RunSum, ...]
     unpackings: tuple[Unpacking, ...]
+    floats: tuple[ByteFloats, ...]
     body: tuple[str, ...]
 
     @property

@@ -16,12 +16,17 @@ from ...passes.reductions.strategies import ON_HOST
 from ..declarations import Declaration
 from ..expr import Scribe, carrier, stored, variable
 from ..index import size
-from .columns import ColumnWriter
+from .columns import ColumnWriter, found_by
 from .records import BufferField, Gathered, KernelText, LocalArray, grouped
 
 _I32 = of_type(DTYPES["i32"])
 TAPS = 4
 """Rows of an axis that are taken innermost: the taps of one place lie near one another."""
+
+
+def seek_of(s: Stmt) -> str:
+    """Where the search for one row after another is."""
+    return f"seek_{variable(s.name)}"
 
 
 def _narrow(kernel: Kernel, types: Mapping[str, Type]) -> set[str]:
@@ -101,25 +106,24 @@ class KernelWriter(ColumnWriter):
             checks=any(s.op == "check" for s in k.body),
         )
 
+    def key_values(self, part: Combine) -> list[Stmt]:
+        """The statements of a row's key, and of the searches that the row's other values read as well."""
+        return self.slice_of([*(s.name for s in self.key_slice(part)), *(s.name for s in self.kept_searches)])
+
     def row_searches(self, part: Combine) -> list[Stmt]:
-        """The searches that a row's key needs for the row itself: what they find does not go back from row to row."""
-        return [] if self.scribe.guarded else row_searches(self.k, self.key_slice(part))
+        """The searches of these for the row itself: what they find does not go back from row to row."""
+        return [] if self.scribe.guarded else row_searches(self.k, self.key_values(part))
 
     def seek(self, s: Stmt) -> str:
         """What such a search goes on from, declared before a task's rows."""
         line = self.types[s.buffer]
         of = f"{s.buffer}, {self.scribe.size(line.shape[-1])}"
-        return f"gradc_seek seek_{variable(s.name)} = gradc_seek_{stored(line.dtype)}({of}, first, last - 1);"
+        return f"gradc_seek {seek_of(s)} = gradc_seek_{stored(line.dtype)}({of}, first, last - 1);"
 
     def key_statements(self, part: Combine) -> list[str]:
-        lines, searches = [], self.row_searches(part)
-        for s in self.key_slice(part):
-            found = self.scribe.value(s)
-            if s in searches:
-                known = f"&seek_{variable(s.name)}, "
-                found = found.replace("= search_", "= gradc_found_").replace("(", f"({known}", 1)
-            lines.append(found)
-        return lines
+        searches = self.row_searches(part)
+        lines = [self.scribe.value(s, seek_of(s) if s in searches else "") for s in self.key_values(part)]
+        return [*lines, *(f"{found_by(s)}[r] = {variable(s.name)};" for s in self.kept_searches)]
 
     @staticmethod
     def ahead(gathered: Sequence[Gathered]) -> list[str]:
@@ -147,17 +151,6 @@ class KernelWriter(ColumnWriter):
     def member_axes(self) -> list[Axis]:
         """The axes of the rows that are combined into the elements of an owner, short ones innermost."""
         return sorted(self.rest_axes, key=lambda a: isinstance(a[1], int) and a[1] <= TAPS)
-
-    @property
-    def interchanged(self) -> bool:
-        """Whether all owners go through one member before the next: those gather from a part of memory of its own."""
-        if self.order != "by owner" or not all(map(self.owned_by_row, self.k.accums)):
-            return False
-        axes = {a for a, _ in self.member_axes}
-        gathered = [{v for i in s.index for v, _ in i.terms} for s in self.k.body if s.op == "load"]
-        return any(
-            axes & places and any(v.startswith("%") and self.column_value(v) for v in places) for places in gathered
-        )
 
     def chunk_bounds(self, named: dict[str, Size]) -> list[Bound]:
         """The bounds of which the largest is the rows per task, or owners: expressions of a few sizes, which get names,
@@ -222,6 +215,7 @@ class KernelWriter(ColumnWriter):
                 LocalArray("order", "i32", "rows"),
                 LocalArray("start", "i32", "keys + 2"),
                 LocalArray("sorting", "char", "gradc_sort_bytes(rows, keys)"),
+                *(LocalArray(found_by(s), "i64", "rows") for s in self.kept_searches),
             ]
         for a in map(self.accum, self.k.accums):
             if a.strategy.visits == "by key":
