@@ -69,65 +69,44 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
   f32 *const partial0 = A->partial0;
   const int distant = 16 * N * (i64)sizeof(*rows_) >= GRADC_DISTANT; /* what rows gather: it is asked for rows ahead */
   const i64 first = task * chunk, last = gradc_min(first + chunk, start[keys]);
-  i64 segment = -1;
   f32 *restrict target0 = 0;
-  for (i64 p = first; p < last; p++) {
-    if (distant && p + GRADC_AHEAD < rows) {
-      const i64 r = order[p + GRADC_AHEAD];
-      const i64 i0 = r;
-      __builtin_prefetch(rows_ + i0 * 16);
-    }
-    const i64 r = order[p], to = key[r], valid = to < keys;
-    const int begins = to != segment;
-    if (begins && valid) { /* a piece of a segment that is not whole in this chunk goes to a carry row */
-      const i64 carry = start[to] < first ? 2 * task : start[to + 1] > first + chunk ? 2 * task + 1 : -1;
-      target0 = carry < 0 ? y + to * 16 : partial0 + carry * 16;
-    }
-    segment = to;
-    if (p + 4 <= last && key[order[p + 3]] == to) {
-      for (i64 later = p + GRADC_AHEAD + 1; distant && later < gradc_min(p + GRADC_AHEAD + 4, rows); later++) {
-        const i64 r = order[later];
-        const i64 i0 = r;
-        __builtin_prefetch(rows_ + i0 * 16);
+  for (i64 run_first = first, run_last; run_first < last; run_first = run_last) { /* the rows of a segment in this chunk */
+    const i64 to = key[order[run_first]];
+    const i64 carry = start[to] < first ? 2 * task : start[to + 1] > first + chunk ? 2 * task + 1 : -1; /* a piece of a segment that is not whole goes to a carry row */
+    run_last = gradc_min(last, start[to + 1]);
+    target0 = carry < 0 ? y + to * 16 : partial0 + carry * 16;
+    {
+      i64 c0 = 0;
+      for (; c0 + 16 <= 16; c0 += 16) {
+        f32 sum0[16];
+        for (i64 e = 0; e < 16; e++) sum0[e] = 0;
+        for (i64 q = run_first; q < run_last; q++) {
+          if (distant && c0 == 0) {
+            if (q + GRADC_AHEAD < rows) {
+              const i64 r = order[q + GRADC_AHEAD];
+              const i64 i0 = r;
+              __builtin_prefetch(rows_ + i0 * 16);
+            }
+          }
+          const i64 r = order[q];
+          const i64 i0 = r;
+          #pragma GCC unroll 16
+          for (i64 lane0 = 0; lane0 < 16; lane0 += gradc_min(16, GRADC_VECTOR / 4))
+            #pragma omp simd
+            for (i64 e = lane0; e < lane0 + gradc_min(16, GRADC_VECTOR / 4); e++) {
+            const i64 i1 = c0 + e;
+            const f32 v1 = rows_[i0 * 16 + i1];
+            sum0[e] = (f32)(sum0[e] + v1);
+          }
+        }
+        {
+          #pragma omp simd
+          for (i64 e = 0; e < 16; e++) {
+            const i64 i1 = c0 + e;
+            target0[i1] = sum0[e];
+          }
+        }
       }
-      const i64 r_m0 = order[p + 0];
-      const i64 i0_m0 = r_m0;
-      const i64 r_m1 = order[p + 1];
-      const i64 i0_m1 = r_m1;
-      const i64 r_m2 = order[p + 2];
-      const i64 i0_m2 = r_m2;
-      const i64 r_m3 = order[p + 3];
-      const i64 i0_m3 = r_m3;
-      #pragma omp simd
-      for (i64 i1 = 0; i1 < 16; i1++) {
-        f32 sum0 = begins ? 0 : target0[i1];
-        {
-          const f32 v1 = rows_[i0_m0 * 16 + i1];
-          sum0 = (f32)(sum0 + v1);
-        }
-        {
-          const f32 v1 = rows_[i0_m1 * 16 + i1];
-          sum0 = (f32)(sum0 + v1);
-        }
-        {
-          const f32 v1 = rows_[i0_m2 * 16 + i1];
-          sum0 = (f32)(sum0 + v1);
-        }
-        {
-          const f32 v1 = rows_[i0_m3 * 16 + i1];
-          sum0 = (f32)(sum0 + v1);
-        }
-        target0[i1] = sum0;
-      }
-      p += 3;
-      continue;
-    }
-    const i64 i0 = r;
-    /* phase 1: add to y */
-    #pragma omp simd
-    for (i64 i1 = 0; i1 < 16; i1++) {
-      const f32 v1 = rows_[i0 * 16 + i1];
-      target0[i1] = (f32)((begins ? 0 : target0[i1]) + v1);
     }
   }
 }
