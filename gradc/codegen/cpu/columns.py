@@ -139,11 +139,16 @@ class ColumnWriter(AccumWriter):
         """
         if self.order != "by key" or self.scribe.guarded:
             return []
+        return row_searches(self.k, self.beside_keys)
+
+    @cached_property
+    def beside_keys(self) -> list[Stmt]:
+        """The statements of all that a row computes but its key."""
         values: list[str] = []
         for s in (s for s in self.k.body if not s.name):
             rest = s.index[self.parts[s.buffer].leading :] if s.op == "accum" and self.in_segments(s) else None
             values += s.uses if rest is None else [*s.args, *(v for i in rest for v, _ in i.terms)]
-        return row_searches(self.k, self.slice_of([v for v in values if v.startswith("%")]))
+        return self.slice_of([v for v in values if v.startswith("%")])
 
     def columns_of(self, p: Phase, number: int) -> Columns:
         values, running = self.computed(p, number)
@@ -283,7 +288,8 @@ class ColumnWriter(AccumWriter):
             return None
         (p,) = k.passes
         last = self.axes(k.cols[-1:])[0].size
-        if any(not s.name or s.op == "search" or cost(s) >= CACHED_COST for s in p.row) and last not in _ALONE:
+        read = [s for s in p.row if not s.name or (s in self.beside_keys and s not in self.kept_searches)]
+        if any(not s.name or s.op == "search" or cost(s) >= CACHED_COST for s in read) and last not in _ALONE:
             return None  # they would be computed again for each block of columns
         statements = self.reloaded(p, 0)
         bytes_ = self.bytes_as_floats(statements, roots)
