@@ -21,6 +21,7 @@ from .packed import Packed, packed_values
 from .records import (
     ByteFloats,
     Columns,
+    Halves,
     Lanes,
     PhaseText,
     Reduction,
@@ -40,6 +41,12 @@ from .scans import scan
 RUN_WIDTHS = (64, 32, 16, 8)
 """Columns whose sums processors have in registers."""
 _ALONE = tuple(map(str, RUN_WIDTHS))
+HALF_LANES = 32
+"""Columns that a half of a block has a multiple of: vectors of any processor fill it."""
+WAITING_COST = 12
+"""Additions' worth of computation below which a column takes less time than the addition to a sum does until the next
+can begin.
+"""
 
 
 def run_widths(columns: str, wide: bool) -> tuple[int, ...]:
@@ -186,6 +193,31 @@ class ColumnWriter(AccumWriter):
             poll=poll,
             interior=inside[0] if inside else None,
             interior_body=(*self.values(inside[1], number), *roots.body) if inside else (),
+            halves=self.halves(p, number, reductions, values) if vectors and block and not inside else None,
+        )
+
+    def halves(self, p: Phase, number: int, reductions: Sequence[Reduction], values: Sequence[str]) -> Halves | None:
+        """How a pass adds up both halves of its blocks at a time, where it would wait for its sums else."""
+        count, work = self.k.col_count, sum(cost(s) for s in self.reloaded(p, number))
+        inner = self.axes(self.k.cols[-1:])[0] if self.k.cols else None
+        only = reductions and all(s.op in REDUCTIONS for s in p.roots)
+        if inner is None or not only or self.k.descending or self.mixed(p) or self.packed[number]:
+            return None
+        if work >= WAITING_COST or (isinstance(count, int) and len(self.k.cols) == 1 and count < 4 * HALF_LANES):
+            return None
+        second = [self.reduction(s, p, "other_") for s in p.roots]
+        clauses: dict[str, list[str]] = {}
+        for operator, name in (clause for r in (*reductions, *second) for clause in r.clauses):
+            clauses.setdefault(operator, []).append(name)
+        pragma = "".join(f" reduction({operator}:{','.join(found)})" for operator, found in clauses.items())
+        whole = isinstance(inner.size, str) and inner.size.isdigit() and int(inner.size) % (2 * HALF_LANES) == 0
+        return Halves(
+            each=f"(c1 - c0) / {2 * HALF_LANES} * {HALF_LANES}",
+            rest=not whole,
+            reductions=tuple(second),
+            body=(*values, *(line for r in second for line in r.update.splitlines())),
+            axis=f"{self.innermost}_of_half",
+            pragma=f"#pragma omp simd{pragma}",
         )
 
     def root(self, s: Stmt, p: Phase, text: RootText) -> None:
@@ -416,10 +448,11 @@ class ColumnWriter(AccumWriter):
         along = self.innermost in {v for i in s.index for v, _ in i.terms}
         return s.op != "check" and along and not self.placed_by_column(s)
 
-    def reduction(self, s: Stmt, p: Phase) -> Reduction:
+    def reduction(self, s: Stmt, p: Phase, half: str = "") -> Reduction:
+        """:param half: what the names of its accumulators of a block begin with."""
         axes = self.k.cols
         place = index(flatten([Index.of(a) for a, _ in axes], [n for _, n in axes])) if axes else "0"
-        return reduction(s, self.scribe.values[s.args[0]], place, wide_blocks=not self.k.rows or self.mixed(p))
+        return reduction(s, self.scribe.values[s.args[0]], place, not self.k.rows or self.mixed(p), half)
 
     def mixed(self, p: Phase) -> bool:
         """Whether a pass gathers or computes on wider values than f32: a compiler then adds the lanes, or the elements,

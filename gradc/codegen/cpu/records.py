@@ -126,6 +126,25 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Halves:
+    """Columns of both halves of a block side by side, so that a sum does not wait for itself.
+
+    :param each: columns of a half, as C.
+    :param rest: whether there may be columns behind both halves.
+    :param reductions: those of the second half, into accumulators of their own.
+    :param body: the statements of its column, :param axis: and the variable that both halves' columns come from.
+    :param pragma: what says that the loop is one of vectors.
+    """
+
+    each: str
+    rest: bool
+    reductions: tuple[Reduction, ...]
+    body: tuple[str, ...]
+    axis: str
+    pragma: str
+
+
+@dataclass(frozen=True)
 class RunningValue:
     """What a scan keeps of the columns so far.
 
@@ -256,6 +275,7 @@ class Columns:
     :param body: the statements of one column.
     :param poll: the statement at a block's end that leaves when the call is to end, or "".
     :param interior: the columns that a loop of their own takes, :param interior_body: and its statements.
+    :param halves: how two columns are computed at a time, or None.
     """
 
     outer: tuple[LoopAxis, ...]
@@ -274,6 +294,7 @@ class Columns:
     poll: str
     interior: Interior | None
     interior_body: tuple[str, ...]
+    halves: Halves | None
 
     @property
     def blocked(self) -> bool:

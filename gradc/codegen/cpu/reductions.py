@@ -9,39 +9,40 @@ from ..index import literal
 from .records import Reduction
 
 
-def reduction(s: Stmt, operand: DType, place: str, wide_blocks: bool) -> Reduction:
+def reduction(s: Stmt, operand: DType, place: str, wide_blocks: bool, half: str = "") -> Reduction:
     """A reduction of values that are ``operand``.
 
     :param place: the position along the columns, as C.
     :param wide_blocks: blocks of f32 are added in f64 too, which costs nothing where memory or a gather bounds the
         pass.
+    :param half: what the names of a block's accumulators begin with, where there are several of a kind.
     """
     assert s.dtype is not None
     kind = REDUCTIONS[s.op]
     if kind == "sum" and s.dtype is F64:
-        return _sum_f64(s)
+        return _sum_f64(s, half)
     if kind in ("sum", "prod"):
-        return _sum_or_product(s, kind, wide_blocks)
+        return _sum_or_product(s, kind, wide_blocks, half)
     if kind in ("max", "min"):
-        return _extreme(s, kind, operand)
+        return _extreme(s, kind, operand, half)
     return _place_of_extreme(s, kind, operand, place)
 
 
-def _sum_f64(s: Stmt) -> Reduction:
+def _sum_f64(s: Stmt, half: str) -> Reduction:
     """There is no wider total: what its additions lose is kept beside it."""
     name, value = variable(s.name), variable(s.args[0])
     return Reduction(
         totals=f"f64 total_{name} = 0, lost_{name} = 0;",
-        block=f"f64 block_{name} = 0;",
-        update=f"block_{name} += {value};",
-        merge=f"gradc_add(&total_{name}, &lost_{name}, block_{name});",
+        block=f"f64 {half}block_{name} = 0;",
+        update=f"{half}block_{name} += {value};",
+        merge=f"gradc_add(&total_{name}, &lost_{name}, {half}block_{name});",
         result=f"const f64 {name} = gradc_total(total_{name}, lost_{name});",
-        clauses=(("+", f"block_{name}"),),
+        clauses=(("+", f"{half}block_{name}"),),
         fine=True,
     )
 
 
-def _sum_or_product(s: Stmt, kind: str, wide_blocks: bool) -> Reduction:
+def _sum_or_product(s: Stmt, kind: str, wide_blocks: bool, half: str) -> Reduction:
     """Sums of blocks of f32 add up in f64."""
     assert s.dtype is not None
     name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
@@ -49,19 +50,24 @@ def _sum_or_product(s: Stmt, kind: str, wide_blocks: bool) -> Reduction:
     total = "f64" if s.dtype.is_float and kind == "sum" else ctype
     return Reduction(
         totals=f"{total} total_{name} = {start};",
-        block=f"{total if wide_blocks else ctype} block_{name} = {start};",
-        update=f"block_{name} {sign}= {value};",
-        merge=f"total_{name} {sign}= block_{name};",
+        block=f"{total if wide_blocks else ctype} {half}block_{name} = {start};",
+        update=f"{half}block_{name} {sign}= {value};",
+        merge=f"total_{name} {sign}= {half}block_{name};",
         result=f"const {ctype} {name} = ({ctype})total_{name};",
-        clauses=((sign, f"block_{name}"),),
+        clauses=((sign, f"{half}block_{name}"),),
     )
 
 
-def _extreme(s: Stmt, kind: str, operand: DType) -> Reduction:
+def _extreme(s: Stmt, kind: str, operand: DType, half: str) -> Reduction:
     """The largest or least; NaN wins: counted beside the comparison that loses it."""
     assert s.dtype is not None
     name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
-    block, total, better = f"block_{name}", f"total_{name}", ">" if kind == "max" else "<"
+    block, nans, total, better = (
+        f"{half}block_{name}",
+        f"{half}nan_{name}",
+        f"total_{name}",
+        ">" if kind == "max" else "<",
+    )
     worst = neutral_extreme(operand, kind == "max")
     declared = f"{ctype} {block} = {worst};"
     update = f"{block} = {value} {better} {block} ? {value} : {block};"
@@ -69,10 +75,10 @@ def _extreme(s: Stmt, kind: str, operand: DType) -> Reduction:
     clauses = [(kind, block)]
     if operand.is_float:
         nan = "f64_of_bits(0x7ff8000000000000ull)" if operand is F64 else "f32_of_bits(0x7fc00000u)"
-        declared += f" i32 nan_{name} = 0;"
-        update += f"\nnan_{name} |= {value} != {value};"
-        merge = f"if ({total} == {total}) {{ {merge} if (nan_{name}) {total} = {nan}; }}"
-        clauses.append(("|", f"nan_{name}"))
+        declared += f" i32 {nans} = 0;"
+        update += f"\n{nans} |= {value} != {value};"
+        merge = f"if ({total} == {total}) {{ {merge} if ({nans}) {total} = {nan}; }}"
+        clauses.append(("|", nans))
     return Reduction(
         totals=f"{ctype} {total} = {worst};",
         block=declared,
