@@ -1,5 +1,5 @@
-"""A pass that only reduces a little of each column takes both halves of a block side by side: any number of columns, NaN
-in either half, several reductions and axes at a time.
+"""A pass that only reduces a little of each column takes both halves of a block side by side: any number of columns,
+NaN in either half, several reductions and axes at a time.
 """
 
 from __future__ import annotations
