@@ -17,6 +17,8 @@ enum {
   GRADC_BLOCK = 2048,      /* columns per partial sum */
   GRADC_FINE_BLOCK = 128,  /* columns per partial sum of f64 */
   GRADC_STAGED = 512,      /* columns written by streaming stores at a time: reads wait for no more */
+  GRADC_STREAMED_ROW = 2048, /* bytes of a row from which it is streamed: shorter ones are read while the stores that staged them are on their way */
+  GRADC_RUN_ROWS = 8,      /* wide rows of a run that are added at once: what they are read from stays in the nearest caches */
   GRADC_BLOCK_ROWS = 16,   /* rows added in f32 */
   GRADC_POLL = 1 << 18,    /* elements, or rows sorted, between two looks for Ctrl-C */
   GRADC_KEY_ROWS = 4096,   /* rows per task of sort keys */

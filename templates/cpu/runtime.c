@@ -722,6 +722,10 @@ static int64_t tiles_of_slab(const product *p) { return ceil_div(p->slab_m, p->t
 
 static int64_t bytes_of_steps(const product *p) { return whole(p->slab_k, p->type->whole) * p->type->packed; }
 
+/* Bytes of the panels of a product that is cut; of two slabs where one is packed while another is multiplied. */
+static int64_t bytes_of_slab(const product *p) { return (packed_columns(p) + packed_rows(p)) * bytes_of_steps(p); }
+static int slabs_at_once(const product *p) { return p->splits * slabs_of_one(p) > 1 ? 2 : 1; }
+
 /* Slab `index` of a call, the slabs of a product one after the other, those that share columns of b together; `packs` has room
  * for the panels of `depth` of them.  It has no steps where its product has less than others. */
 static slab slab_at(const product *p, int64_t index, char *packs, int depth) {
@@ -787,6 +791,7 @@ enum { GEMM_SLABS = 1024 }; /* the most of a job */
 typedef struct {
   const product *p;
   char *packs;
+  int depth; /* slabs in memory at once */
   int64_t first, count, packs_each, tiles_each;
   atomic_int *packed, *multiplied, *slabs;
 } slabs_job;
@@ -815,10 +820,10 @@ static void slabs_task(const void *args, int64_t task) {
   if (of == job->count) {
     return;
   }
-  const slab s = slab_at(job->p, job->first + of, job->packs, 2);
+  const slab s = slab_at(job->p, job->first + of, job->packs, job->depth);
   if (packs) {
-    if (at > 0) {
-      wait_for_tasks(job->multiplied + at - 1, job->tiles_each);
+    if (of >= job->depth) {
+      wait_for_tasks(job->multiplied + of - job->depth, job->tiles_each);
     }
     pack_task(&s, r - half);
     count_task(job->packed + of);
@@ -832,15 +837,16 @@ static void slabs_task(const void *args, int64_t task) {
   }
 }
 
-/* Slabs [first, last) of a call by all threads. */
+/* Slabs [first, last) of a call by all threads; where only one is in memory, one after the other. */
 static int multiply_together(const product *p, int64_t first, int64_t last) {
-  const int64_t bytes = 2 * (packed_columns(p) + packed_rows(p)) * bytes_of_steps(p), tiles = tiles_of_slab(p), most = at_most(last - first, GEMM_SLABS);
+  const int depth = slabs_at_once(p);
+  const int64_t bytes = depth * bytes_of_slab(p), tiles = tiles_of_slab(p), most = depth == 1 ? 1 : at_most(last - first, GEMM_SLABS);
   const int64_t counters = (2 * most + tiles) * (int64_t)sizeof(atomic_int);
   char *packs = packs_or_report(p, bytes + counters);
   int how = GO_ON;
   for (int64_t i = first; packs && how == GO_ON && i < last; i += most) {
     atomic_int *done = memset(packs + bytes, 0, (size_t)counters);
-    const slabs_job job = {p, packs, i, at_most(last - i, most), packs_of_slab(p), tiles, done, done + most, done + 2 * most};
+    const slabs_job job = {p, packs, depth, i, at_most(last - i, most), packs_of_slab(p), tiles, done, done + most, done + 2 * most};
     how = run_tasks(p->ctx, job.packs_each + job.count * (job.packs_each + tiles), slabs_task, &job);
   }
   return how;
@@ -859,7 +865,7 @@ static void alone_task(const void *args, int64_t task) {
 /* The same by this thread, which packs a slab when it needs it. */
 static int multiply_alone(const product *p, int64_t first, int64_t last) {
   call *c = inside ? NULL : p->ctx->call;
-  char *packs = packs_or_report(p, (packed_columns(p) + packed_rows(p)) * bytes_of_steps(p));
+  char *packs = packs_or_report(p, bytes_of_slab(p));
   int how = GO_ON;
   for (int64_t i = first; packs && how == GO_ON && i < last && !(inside && i > first && gradc_stopped(p->ctx)); i++) {
     const slab s = slab_at(p, i, packs, 1);
@@ -969,7 +975,35 @@ static const gemm_type *type_of(int dtype, const gradc_matrix *a, const gradc_ma
   return dtype == 32 ? &sgemm_type : &dgemm_type;
 }
 
-/* The most bytes that a thread keeps for a product of f32 or f64: of two slabs, and the counters of their tasks, where threads share it. */
+/* Where few tiles have long sums, these are cut, too; what decides that is part of the order of additions. */
+static void split(product *p) {
+  const int64_t large = p->batch * ceil_div(p->m, 256) * ceil_div(p->n, 512) >= 64;
+  const int64_t tiles = p->batch * ceil_div(p->m, large ? 256 : 128) * ceil_div(p->n, large ? 512 : 256);
+  p->splits = 1;
+  p->step = p->k;
+  if (tiles < GEMM_TILES && p->k >= 4096) {
+    p->step = whole(ceil_div(p->k, at_most(GEMM_TILES / tiles, p->k / 2048)), 64);
+    p->splits = ceil_div(p->k, p->step);
+  }
+}
+
+static double flops_of(const product *p) { return 2.0 * (double)p->m * (double)p->n * (double)p->step / p->type->speed; /* as f32 would take */ }
+enum { GEMM_SMALL = 4000000 }; /* operations of a product that one thread is left to */
+
+/* Bytes of the panels of a product by the kernels of a type, whichever side is its rows. */
+static int64_t packs_of(const gemm_type *type, int64_t m, int64_t n, int64_t k) {
+  int64_t most = 0;
+  for (int turned = 0; turned < 2; turned++) {
+    product p = {.type = type, .batch = 1, .m = turned ? n : m, .n = turned ? m : n, .k = k, .c_row = n, .c_col = 1};
+    split(&p);
+    cut(&p);
+    const int64_t bytes = bytes_of_slab(&p) * (flops_of(&p) < GEMM_SMALL ? 1 : slabs_at_once(&p));
+    most = bytes > most ? bytes : most;
+  }
+  return most;
+}
+
+/* The most bytes that a thread keeps for a product of f32 or f64, but for counters. */
 EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
   const gemm_type *type = dtype == 32 ? &sgemm_type : &dgemm_type;
   if (m <= 0 || n <= 0 || k <= 0) {
@@ -978,20 +1012,13 @@ EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
   if (m == 1 || n == 1) {
     return row_bytes(type->size);
   }
-  const double needed = (double)(whole(m, GEMM_MR) + whole(n, type->nr)) * (double)k * (double)type->size;
-  int64_t least = needed < GEMM_PACKED ? (int64_t)needed : GEMM_PACKED;
+  const int64_t plain = packs_of(type, m, n, k);
 #ifdef GEMM_BF16_TILES
-  const double tiles = (double)(whole(m, BF16_PANEL) + whole(n, BF16_PANEL)) * (double)whole(k, BF16_STEPS) * (double)bf16_type.packed;
-  if (dtype == 32 && tiles > (double)least) {
-    least = tiles < (double)bf16_type.packs ? (int64_t)tiles : bf16_type.packs;
-  }
+  const int64_t tiles = dtype == 32 ? packs_of(&bf16_type, m, n, k) : 0;
+  return tiles > plain ? tiles : plain;
+#else
+  return plain;
 #endif
-  if (atomic_load(&pool.wanted) <= 1 || 2.0 * (double)m * (double)n * (double)k < 4e6) {
-    return least;
-  }
-  /* A tile is 5e5 multiplications at least, or all rows of a slab, which has no more columns than are packed. */
-  const int64_t steps = at_most(k, GEMM_KC), side = GEMM_PACKED / 4 / steps, most = side / 2 * (side / 2) / (500000 / steps) + side / (4 * type->lanes);
-  return 2 * least + (2 * GEMM_SLABS + most) * (int64_t)sizeof(atomic_int);
 }
 
 /* A product by the kernels of a type; whether they could multiply all its elements, else the result is undefined. */
@@ -1010,20 +1037,11 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
     p.c_row = 1, p.c_col = n;
     m = p.m, n = p.n;
   }
-  /* Where few tiles have long sums, these are cut, too; what decides that is part of the order of additions. */
-  const int64_t large = batch * ceil_div(m, 256) * ceil_div(n, 512) >= 64;
-  const int64_t tiles = batch * ceil_div(m, large ? 256 : 128) * ceil_div(n, large ? 512 : 256);
-  p.splits = 1;
-  p.step = k;
-  if (tiles < GEMM_TILES && k >= 4096) {
-    p.step = whole(ceil_div(k, at_most(GEMM_TILES / tiles, k / 2048)), 64);
-    p.splits = ceil_div(k, p.step);
-    const int64_t bytes = p.splits * batch * m * n * size;
-    p.partials = p.splits > 1 ? scratch(PARTIALS, (size_t)bytes) : NULL;
-    if (p.splits > 1 && !p.partials) {
-      gradc_report(ctx, GRADC_OUT_OF_MEMORY, -1, 0, bytes, 0);
-      return 1;
-    }
+  split(&p);
+  p.partials = p.splits > 1 ? scratch(PARTIALS, (size_t)(p.splits * batch * m * n * size)) : NULL;
+  if (p.splits > 1 && !p.partials) {
+    gradc_report(ctx, GRADC_OUT_OF_MEMORY, -1, 0, p.splits * batch * m * n * size, 0);
+    return 1;
   }
   /* Windows of several arrays are the columns of one product, so that what they are multiplied with is packed once. */
   gradc_places joined;
@@ -1037,7 +1055,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
     p.n = n *= batch, p.batch = batch = 1;
   }
   const int64_t products = batch * p.splits;
-  const double flops = 2.0 * (double)m * (double)n * (double)p.step / type->speed; /* as f32 would take */
+  const double flops = flops_of(&p);
   p.group = flops >= 5e5 ? 1 : at_most(products, (int64_t)(5e5 / flops) + 1);
   if (m == 1) {
     /* Long reads of each row of b, where enough tasks are left; no bits depend on it. */
@@ -1048,7 +1066,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
     p.rows_in_place = !p.a.read && !p.a.scale && p.a.col == 1 && p.a.row != 1 && n <= 4 * type->nr;
     p.columns_in_place = !p.b.read && !p.b.scale && p.b.col == 1 && (m <= GEMM_FEW || (m <= 8 * GEMM_MR && p.b.row <= 4 * type->nr));
     cut(&p);
-    if (flops < 4e6 || (products >= GEMM_TILES / 4 && flops < 3e8)) {
+    if (flops < GEMM_SMALL || (products >= GEMM_TILES / 4 && flops < 3e8)) {
       leave_if(run_tasks(ctx, ceil_div(products, p.group), product_task, &p), ctx);
     } else {
       const int alone = inside || atomic_load_explicit(&pool.wanted, memory_order_relaxed) <= 1;

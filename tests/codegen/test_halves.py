@@ -24,7 +24,7 @@ def test_any_number_of_columns(dtype: str, known: bool) -> None:
     made = None if known else gradc.compile(gradc.trace(reductions, x=f"{dtype}[R,C]"), target="cpu")
     for count in COUNTS[2::3] if known else COUNTS:
         module = made or gradc.compile(gradc.trace(reductions, x=f"{dtype}[3,{count}]"), target="cpu")
-        assert ("_of_half" in module.source()) == (dtype == "f32" and (not known or count >= 128))
+        assert ("const i64 half" in module.source()) == (dtype == "f32" and (not known or count >= 128))
         x = random.integers(-9, 9, (3, count)).astype({"f32": np.float32, "f64": np.float64, "i32": np.int32}[dtype])
         total, squares, largest, least = module(x=x).values()
         np.testing.assert_array_equal(total, x.sum(1))  # of small integers: exact in every order
@@ -36,7 +36,7 @@ def test_any_number_of_columns(dtype: str, known: bool) -> None:
 @pytest.mark.parametrize("at", [0, 31, 32, 63, 64, 127, 128, 129])
 def test_nan_in_either_half_and_behind_both(at: int) -> None:
     module = gradc.compile(gradc.trace(lambda x: ops.amax(x, axes=(1,)), x="f32[R,C]"), target="cpu")
-    assert "_of_half" in module.source()
+    assert "const i64 half" in module.source()
     x = np.zeros((2, 130), np.float32)
     x[1, at] = np.nan
     np.testing.assert_array_equal(module(x=x), [0, np.nan])
@@ -46,7 +46,7 @@ def test_nan_in_either_half_and_behind_both(at: int) -> None:
 def test_a_gradient_of_several_passes(count: int) -> None:
     """Softmax: its second sum makes up for what the first rounds away, however large the cotangent is."""
     module = gradc.compile(gradc.trace(ops.softmax, x="f32[R,C]"), wrt=["x"], target="cpu")
-    assert "_of_half" in module.source()
+    assert "const i64 half" in module.source()
     random = np.random.default_rng(1)
     x, dy = random.standard_normal((2, 4, count)).astype(np.float32)
     dy += np.float32(1000)

@@ -152,7 +152,7 @@ MUTANTS = (
     Mutant(
         "runtime-c.other-half",
         "templates/cpu/runtime.c",
-        "wait_for_tasks(job->multiplied + at - 1, job->tiles_each);",
+        "wait_for_tasks(job->multiplied + of - job->depth, job->tiles_each);",
         "(void)at;",
         "race: panels are overwritten that are being read",
         ("test_runtime_cpu -k 'slabs'",),

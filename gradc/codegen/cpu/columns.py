@@ -51,7 +51,7 @@ can begin.
 
 def run_widths(columns: str, wide: bool) -> tuple[int, ...]:
     """The columns of the blocks that sums of a run are in registers for, from the first column on: each as often as it
-    fits; the columns behind are added in memory.
+    fits; the columns behind are a block that is filled in part.
 
     :param columns: how many there are, as C.  :param wide: whether there are several sums of a column, or one of 8
         bytes.
@@ -205,7 +205,7 @@ class ColumnWriter(AccumWriter):
             return None
         if work >= WAITING_COST or (isinstance(count, int) and len(self.k.cols) == 1 and count < 4 * HALF_LANES):
             return None
-        second = [self.reduction(s, p, "other_") for s in p.roots]
+        second = [self.reduction(s, p, half=True) for s in p.roots]
         clauses: dict[str, list[str]] = {}
         for operator, name in (clause for r in (*reductions, *second) for clause in r.clauses):
             clauses.setdefault(operator, []).append(name)
@@ -216,7 +216,7 @@ class ColumnWriter(AccumWriter):
             rest=not whole,
             reductions=tuple(second),
             body=(*values, *(line for r in second for line in r.update.splitlines())),
-            axis=f"{self.innermost}_of_half",
+            axis=f"half{self.innermost}",
             pragma=f"#pragma omp simd{pragma}",
         )
 
@@ -448,8 +448,8 @@ class ColumnWriter(AccumWriter):
         along = self.innermost in {v for i in s.index for v, _ in i.terms}
         return s.op != "check" and along and not self.placed_by_column(s)
 
-    def reduction(self, s: Stmt, p: Phase, half: str = "") -> Reduction:
-        """:param half: what the names of its accumulators of a block begin with."""
+    def reduction(self, s: Stmt, p: Phase, half: bool = False) -> Reduction:
+        """:param half: that of the second half of a block."""
         axes = self.k.cols
         place = index(flatten([Index.of(a) for a, _ in axes], [n for _, n in axes])) if axes else "0"
         return reduction(s, self.scribe.values[s.args[0]], place, not self.k.rows or self.mixed(p), half)

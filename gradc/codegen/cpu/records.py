@@ -126,6 +126,16 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class StreamedArray(LocalArray):
+    """An array that a store streams to.
+
+    :param row: bytes that lie side by side in a row of the kernel, as C.
+    """
+
+    row: str
+
+
+@dataclass(frozen=True)
 class Halves:
     """Columns of both halves of a block side by side, so that a sum does not wait for itself.
 
@@ -351,6 +361,10 @@ class ByteFloats:
     at: str
 
 
+NARROW_RUN = 256
+"""Columns of rows of which any number stays in the nearest caches while a run is added."""
+
+
 @dataclass(frozen=True)
 class Run:
     """Rows that are added to one row of a result: sums of a block of columns are in registers for all of them.
@@ -388,6 +402,13 @@ class Run:
         for width in self.widths:
             left %= width
         return left > 0
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether rows may be so wide that few are added at a time: else they leave the caches from one block of
+        columns to the next.
+        """
+        return not (self.last.isdigit() and int(self.last) <= NARROW_RUN) and not self.wide
 
     @property
     def wide(self) -> bool:
@@ -430,7 +451,7 @@ class KernelText:
     :param visits_all: whether rows without a key are visited too.
     :param workspace: the arrays in the workspace.
     :param thread_memory: the arrays in the memory of the running thread.
-    :param streams: name, element type and elements of each array that a store streams to.
+    :param streams: the arrays that a store streams to.
     :param counts: sizes that the stages name: rows, columns, owners, keys.
     :param chunk: rows per task, or owners, as C.
     :param launches: the statements that run the stages.
@@ -457,7 +478,7 @@ class KernelText:
     visits_all: bool
     workspace: tuple[LocalArray, ...]
     thread_memory: tuple[LocalArray, ...]
-    streams: tuple[LocalArray, ...]
+    streams: tuple[StreamedArray, ...]
     counts: tuple[Declaration, ...]
     chunk: str
     launches: tuple[str, ...]

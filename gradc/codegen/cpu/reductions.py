@@ -9,13 +9,13 @@ from ..index import literal
 from .records import Reduction
 
 
-def reduction(s: Stmt, operand: DType, place: str, wide_blocks: bool, half: str = "") -> Reduction:
+def reduction(s: Stmt, operand: DType, place: str, wide_blocks: bool, half: bool = False) -> Reduction:
     """A reduction of values that are ``operand``.
 
     :param place: the position along the columns, as C.
     :param wide_blocks: blocks of f32 are added in f64 too, which costs nothing where memory or a gather bounds the
         pass.
-    :param half: what the names of a block's accumulators begin with, where there are several of a kind.
+    :param half: that of the second half of a block, whose accumulators have names of their own.
     """
     assert s.dtype is not None
     kind = REDUCTIONS[s.op]
@@ -28,46 +28,48 @@ def reduction(s: Stmt, operand: DType, place: str, wide_blocks: bool, half: str 
     return _place_of_extreme(s, kind, operand, place)
 
 
-def _sum_f64(s: Stmt, half: str) -> Reduction:
+def _of_block(name: str, half: bool) -> str:
+    """The accumulator of a block of columns, or of its second half."""
+    return f"{'half' if half else 'block'}_{name}"
+
+
+def _sum_f64(s: Stmt, half: bool) -> Reduction:
     """There is no wider total: what its additions lose is kept beside it."""
     name, value = variable(s.name), variable(s.args[0])
+    block = _of_block(name, half)
     return Reduction(
         totals=f"f64 total_{name} = 0, lost_{name} = 0;",
-        block=f"f64 {half}block_{name} = 0;",
-        update=f"{half}block_{name} += {value};",
-        merge=f"gradc_add(&total_{name}, &lost_{name}, {half}block_{name});",
+        block=f"f64 {block} = 0;",
+        update=f"{block} += {value};",
+        merge=f"gradc_add(&total_{name}, &lost_{name}, {block});",
         result=f"const f64 {name} = gradc_total(total_{name}, lost_{name});",
-        clauses=(("+", f"{half}block_{name}"),),
+        clauses=(("+", block),),
         fine=True,
     )
 
 
-def _sum_or_product(s: Stmt, kind: str, wide_blocks: bool, half: str) -> Reduction:
+def _sum_or_product(s: Stmt, kind: str, wide_blocks: bool, half: bool) -> Reduction:
     """Sums of blocks of f32 add up in f64."""
     assert s.dtype is not None
     name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
     sign, start = ("+", "0") if kind == "sum" else ("*", "1")
-    total = "f64" if s.dtype.is_float and kind == "sum" else ctype
+    total, block = "f64" if s.dtype.is_float and kind == "sum" else ctype, _of_block(name, half)
     return Reduction(
         totals=f"{total} total_{name} = {start};",
-        block=f"{total if wide_blocks else ctype} {half}block_{name} = {start};",
-        update=f"{half}block_{name} {sign}= {value};",
-        merge=f"total_{name} {sign}= {half}block_{name};",
+        block=f"{total if wide_blocks else ctype} {block} = {start};",
+        update=f"{block} {sign}= {value};",
+        merge=f"total_{name} {sign}= {block};",
         result=f"const {ctype} {name} = ({ctype})total_{name};",
-        clauses=((sign, f"{half}block_{name}"),),
+        clauses=((sign, block),),
     )
 
 
-def _extreme(s: Stmt, kind: str, operand: DType, half: str) -> Reduction:
+def _extreme(s: Stmt, kind: str, operand: DType, half: bool) -> Reduction:
     """The largest or least; NaN wins: counted beside the comparison that loses it."""
     assert s.dtype is not None
     name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
-    block, nans, total, better = (
-        f"{half}block_{name}",
-        f"{half}nan_{name}",
-        f"total_{name}",
-        ">" if kind == "max" else "<",
-    )
+    block, nans = _of_block(name, half), f"{'half' * half}nan_{name}"
+    total, better = f"total_{name}", ">" if kind == "max" else "<"
     worst = neutral_extreme(operand, kind == "max")
     declared = f"{ctype} {block} = {worst};"
     update = f"{block} = {value} {better} {block} ? {value} : {block};"

@@ -133,6 +133,8 @@ class RowMemory(RowWriter):
             if not values and not (self.order == "by key" and told & axes):
                 continue
             place = self.slice_of(values)
+            if values and not any(q.op in ("load", "search") for q in place):
+                continue  # its rows lie side by side
             if any(t.op in ("search", *REDUCTIONS) or cost(t) >= CACHED_COST for t in place):
                 continue
             first = Index(s.index[-1].const, tuple(t for t in s.index[-1].terms if t[0] in axes))

@@ -17,7 +17,7 @@ from ..declarations import Declaration
 from ..expr import Scribe, carrier, stored, variable
 from ..index import size
 from .columns import ColumnWriter, found_by
-from .records import BufferField, Gathered, KernelText, LocalArray, grouped
+from .records import BufferField, Gathered, KernelText, LocalArray, StreamedArray, grouped
 
 _I32 = of_type(DTYPES["i32"])
 TAPS = 4
@@ -93,10 +93,7 @@ class KernelWriter(ColumnWriter):
             visits_all=self.visits_all_rows,
             workspace=tuple(self.workspace()),
             thread_memory=tuple(self.thread_memory()),
-            streams=tuple(
-                LocalArray(f"stream{i}", stored(self.types[s.buffer].dtype), size(self.types[s.buffer].count))
-                for s, i in self.stream_number.items()
-            ),
+            streams=tuple(self.streamed_array(s, i) for s, i in self.stream_number.items()),
             counts=(
                 *(Declaration(name, f"const i64 {name} = {size(value)};") for name, value in counts.items()),
                 *(Declaration(b.name, f"const i64 {b.name} = {size(b.rows)}; /* {b.why} */") for b in bounds),
@@ -205,6 +202,12 @@ class KernelWriter(ColumnWriter):
 
     def launch(self, stage: str, tasks: str) -> str:
         return f"ctx->parallel_for(ctx, {tasks}, {self.k.name}_{stage}, A);"
+
+    def streamed_array(self, s: Stmt, number: int) -> StreamedArray:
+        type_ = self.types[s.buffer]
+        ctype = stored(type_.dtype)
+        row = f"{grouped(size(self.k.cols[-1][1]))} * (i64)sizeof({ctype})"
+        return StreamedArray(f"stream{number}", ctype, size(type_.count), row)
 
     def workspace(self) -> list[LocalArray]:
         """What the stages of a kernel hand to one another."""

@@ -53,7 +53,7 @@ static void mul_1d83d6_rows(const void *args, i64 task) {
   char *memory = A->ctx->local(A->ctx, mul_1d83d6_thread_bytes(A));
   if (!memory) return;
   f32 *restrict const staged0 = gradc_take(&memory, GRADC_BLOCK * (i64)sizeof(f32));
-  const int stream0 = (D * N) * (i64)sizeof(f32) >= A->ctx->stream_from;
+  const int stream0 = (D * N) * (i64)sizeof(f32) >= A->ctx->stream_from && D * (i64)sizeof(f32) >= GRADC_STREAMED_ROW;
   const i64 strips = gradc_chunks(cols, GRADC_STRIP);
   const i64 first_row = task / strips * chunk, last_row = gradc_min(first_row + chunk, rows);
   const i64 first_col = task % strips * GRADC_STRIP, last_col = gradc_min(first_col + GRADC_STRIP, cols);

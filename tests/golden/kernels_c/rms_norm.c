@@ -63,7 +63,7 @@ static void rms_norm_17f2b6_rows(const void *args, i64 task) {
   char *memory = A->ctx->local(A->ctx, rms_norm_17f2b6_thread_bytes(A));
   if (!memory) return;
   u16 *restrict const staged0 = gradc_take(&memory, GRADC_BLOCK * (i64)sizeof(u16));
-  const int stream0 = (768 * N) * (i64)sizeof(u16) >= A->ctx->stream_from;
+  const int stream0 = (768 * N) * (i64)sizeof(u16) >= A->ctx->stream_from && 768 * (i64)sizeof(u16) >= GRADC_STREAMED_ROW;
   const i64 last_row = gradc_min(task * chunk + chunk, rows);
   for (i64 r0 = task * chunk, r1; r0 < last_row; r0 = r1) {
     r1 = gradc_min(r0 + gradc_poll_rows(cols), last_row);
@@ -77,25 +77,25 @@ static void rms_norm_17f2b6_rows(const void *args, i64 task) {
         const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 768);
         f32 block_v3 = 0;
         const i64 half = (c1 - c0) / 64 * 32;
-        f32 other_block_v3 = 0;
-        #pragma omp simd reduction(+:block_v3,other_block_v3)
-        for (i64 i1_of_half = c0; i1_of_half < c0 + half; i1_of_half++) {
+        f32 half_v3 = 0;
+        #pragma omp simd reduction(+:block_v3,half_v3)
+        for (i64 halfi1 = c0; halfi1 < c0 + half; halfi1++) {
           {
-            const i64 i1 = i1_of_half;
+            const i64 i1 = halfi1;
             const f32 v0 = bf16_load(x[i0 * 768 + i1]);
             const f32 v1 = (f32)v0;
             const f32 v2 = v1 * v1;
             block_v3 += v2;
           }
           {
-            const i64 i1 = i1_of_half + half;
+            const i64 i1 = halfi1 + half;
             const f32 v0 = bf16_load(x[i0 * 768 + i1]);
             const f32 v1 = (f32)v0;
             const f32 v2 = v1 * v1;
-            other_block_v3 += v2;
+            half_v3 += v2;
           }
         }
-        total_v3 += other_block_v3;
+        total_v3 += half_v3;
         total_v3 += block_v3;
       }
       const f32 v3 = (f32)total_v3;
