@@ -99,7 +99,7 @@ _CLOCK_NS = 2 * 10**9
 def fingerprint() -> str:
     """A digest of gradc itself for cache keys: the version, and every byte of the templates and the package's code.
 
-    The cache keeps it by what the system says of the files, as git does: to ask takes a third of the time of reading.
+    The cache keeps it by what the system says of the files, as git does, for to ask takes less time than to read.
     """
     from .codegen.text import template_dirs
 

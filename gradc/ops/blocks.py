@@ -14,7 +14,7 @@ from ..ir.types import F32, F64, DType, Type
 from ..process.forks import cached_property
 from .movement import broadcast_axes
 from .reduce import amax, sum
-from .rules import converted, reshaped, spread
+from .rules import converted, leading, reshaped, spread
 
 
 def text_of(sizes: Sequence[Size]) -> str:
@@ -98,8 +98,7 @@ class Blocks:
         """The inverse of ``enter``: a value of the blocked view in ``shape``, without the padding."""
         if not any(self.split):
             return x
-        x, rank = reshaped(x, self.padded), len(self.shape)
-        return x if x.shape == self.shape else call("slice", x, start=(0,) * rank, limit=self.shape, step=(1,) * rank)
+        return leading(reshaped(x, self.padded), self.shape)
 
     def spread(self, parameter: Node) -> Node:
         """A parameter broadcast over its blocks, in the blocked view."""

@@ -17,7 +17,7 @@ from ..ir.dims import Assumption, Size, ceildiv, product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Function, Sample
 from ..ir.types import Type
-from .rules import floating, full, reshaped, spread
+from .rules import floating, full, leading, reshaped, spread
 from .windows import Ints, overlap_add, per_axis, window_count, windows
 
 MOST_PHASES = 9
@@ -204,12 +204,7 @@ def _interleaved(phases: list[Node], geometry: Geometry) -> Node:
             )
         phases = joined
     (whole,) = phases
-    limit = (*whole.shape[:2], *geometry.image)
-    return (
-        whole
-        if limit == whole.shape
-        else call("slice", whole, start=(0,) * whole.rank, limit=limit, step=(1,) * whole.rank)
-    )
+    return leading(whole, (*whole.shape[:2], *geometry.image))
 
 
 def filter_of(response: Node, image: Node, geometry: Geometry) -> Node:

@@ -122,6 +122,12 @@ def reshaped(node: Node, shape: Sequence[Size]) -> Node:
     return node if node.shape == tuple(shape) else call("reshape", node, tuple(shape))
 
 
+def leading(node: Node, shape: Sequence[Size]) -> Node:
+    """The first elements along each axis, so many as ``shape`` has."""
+    limit, rank = tuple(shape), node.rank
+    return node if node.shape == limit else call("slice", node, start=(0,) * rank, limit=limit, step=(1,) * rank)
+
+
 def converted(node: Node, dtype: DType) -> Node:
     return node if node.dtype is dtype else call("cast", node, dtype)
 

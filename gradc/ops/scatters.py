@@ -15,7 +15,7 @@ from ..ir.statement import neutral
 from ..ir.types import BOOL, I32, Type, typeof
 from .indexing import Bounds, _put, _put_at, index_type, resolve, scatter_add_along_axis, take_along_axis
 from .pointwise import eq, gt, invert, logical_and, maximum, minimum, where
-from .rules import UFUNCS, alike, canonical_axis, converted, full, number, reshaped, summing, zeros_like
+from .rules import UFUNCS, alike, canonical_axis, converted, full, leading, number, reshaped, summing, zeros_like
 
 # -- amax, amin and prod along an axis, over nothing but the updates ---------------------------------------------------
 
@@ -139,7 +139,7 @@ class _Reduction:
         limit = tuple(
             n if along or a != self.dim else m for a, (n, m) in enumerate(zip(self.index.shape, x.shape, strict=True))
         )
-        return x if limit == x.shape else call("slice", x, start=(0,) * x.rank, limit=limit, step=(1,) * x.rank)
+        return leading(x, limit)
 
     @staticmethod
     def grow(x: Node, shape: Any, value: int | float = 0) -> Node:

@@ -28,7 +28,7 @@ from .indexing import (
 from .movement import iota
 from .pointwise import gt, le, where
 from .reduce import sum
-from .rules import converted, full, number, reshaped, spread
+from .rules import converted, full, leading, number, reshaped, spread
 
 BLOCK, LEVELS = 64, 3
 """A running sum is computed in blocks, and recursively over the blocks' totals, at most LEVELS deep: 2^31 elements
@@ -55,7 +55,7 @@ def running_sum(x: Node, levels: int = LEVELS) -> Node:
     totals = sum.plain(reshaped(cut, (count, block)), axis=(1,))
     whole = within + spread(reshaped(running_sum(totals, levels - 1) - totals, (count, 1)), within.shape)
     line = reshaped(whole, (count * block,))
-    return line if line.shape == (size,) else call("slice", line, start=(0,), limit=(size,), step=(1,))
+    return leading(line, (size,))
 
 
 class _Coalesced:

@@ -96,18 +96,18 @@ def test_rows_of_a_table(rows, table, width, dtype):
 @pytest.mark.parametrize("offset", [0, 1, 3, 16])
 def test_outputs_that_begin_anywhere(offset):
     """The first and last elements lie in lines that are not filled."""
-    x = np.random.default_rng(0).standard_normal((11, 70)).astype(np.float32)
-    memory = np.full(11 * 70 + 64, 7.0, np.float32)
-    out = memory[offset : offset + 770].reshape(11, 70)
+    x = np.random.default_rng(0).standard_normal((11, 700)).astype(np.float32)
+    memory = np.full(11 * 700 + 64, 7.0, np.float32)
+    out = memory[offset : offset + 7700].reshape(11, 700)
     with knobs.STREAM_FROM.set(EVERYTHING):
         module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N,D]"))
         module(x=x, out={"y": out})
-    assert (memory[:offset] == 7).all() and (memory[offset + 770 :] == 7).all()
+    assert (memory[:offset] == 7).all() and (memory[offset + 7700 :] == 7).all()
     np.testing.assert_allclose(out, np.exp(x.astype(np.float64)), rtol=2e-7)
 
 
 def test_narrow_types_in_memory():
-    x = np.random.default_rng(0).standard_normal((5, 300)).astype(ml_dtypes.bfloat16)
+    x = np.random.default_rng(0).standard_normal((5, 1300)).astype(ml_dtypes.bfloat16)
     with knobs.STREAM_FROM.set(EVERYTHING):
         module = gradc.compile(gradc.trace(lambda x: -x, x="bf16[N,D]"))
         assert (module(x=x) == -x).all()

@@ -133,7 +133,7 @@ class RowMemory(RowWriter):
             if not values and not (self.order == "by key" and told & axes):
                 continue
             place = self.slice_of(values)
-            if values and not any(q.op in ("load", "search") for q in place):
+            if values and not any(t.op == "load" for t in place):
                 continue  # its rows lie side by side
             if any(t.op in ("search", *REDUCTIONS) or cost(t) >= CACHED_COST for t in place):
                 continue
