@@ -616,8 +616,8 @@ __attribute__((constructor)) static void set_up(void) {
   pthread_atfork(NULL, NULL, after_fork);
 }
 
-/* The products of one call, batch x splits of them, and how each is cut: slabs of both operands are packed one after the
- * other, each operand once for all the tiles of the result that it serves. */
+/* The products of one call, batch x splits of them, and how each is cut: into parts of the result, each by one thread; a part into
+ * slabs, of which both operands are packed one after the other; a slab into tiles. */
 typedef struct {
   const gradc_ctx *ctx;
   const gemm_type *type;
@@ -626,7 +626,7 @@ typedef struct {
   int64_t batch, m, n, k, c_row, c_col;
   int64_t each, apart; /* see gemm_result */
   int64_t splits, step, group; /* `group` products to a task */
-  int64_t slab_m, slab_n, slab_k, tile_m, tile_n, block_k;
+  int64_t part_m, part_n, slab_m, slab_n, slab_k, tile_m, tile_n, block_k;
   int rows_in_place, columns_in_place; /* a, b are read where they are */
   char *partials;                      /* [splits][batch], each as c */
   int accumulate;
@@ -691,193 +691,91 @@ static void row_task(const void *args, int64_t task) {
 
 /* ---- Several rows
  *
- * A call is a row of slabs.  Each is packed by some tasks and then multiplied by others, and all of these are one job: while
- * a slab is multiplied the next one is packed, into memory of its own, so that no thread waits for the slowest. */
+ * What one thread has written is slow to read for another where they share no cache, so each packs what it multiplies. */
 
-/* Row i0, step p0 and column j0 on of a product: both operands where they are, and in panels. */
+/* Rows from i0, columns from j0 and steps from p0 on of a product: both operands where they are, and in panels. */
 typedef struct {
-  const product *p;
   gradc_matrix a, b;
-  char *c, *packed_a, *packed_b;
-  int64_t i0, p0, j0, rows, cols, steps, groups_a, groups_b;
+  int64_t i0, p0, j0, rows, cols, steps;
   gemm_panels left, right;
-  int add;
 } slab;
 
-enum { GEMM_PACK_PANELS = 8 };
-
-/* Slabs of a product along each side, and rows and columns that one has in panels; where columns are read in place, the last
- * may fill no vector. */
-static int64_t slabs_m(const product *p) { return ceil_div(p->m, p->slab_m); }
-static int64_t slabs_k(const product *p) { return ceil_div(at_most(p->step, p->k), p->slab_k); }
-static int64_t slabs_of_one(const product *p) { return slabs_m(p) * slabs_k(p) * ceil_div(p->n, p->slab_n); }
+/* Rows and columns that a part has in panels; where columns are read in place, the last may fill no vector. */
 static int64_t packed_rows(const product *p) { return p->rows_in_place ? 0 : p->slab_m; }
 static int64_t packed_columns(const product *p) { return !p->columns_in_place ? p->slab_n : p->n % p->type->lanes ? p->type->nr : 0; }
 
-/* Tasks of a slab, the most that one has. */
-static int64_t packs_of_slab(const product *p) {
-  return ceil_div(packed_rows(p), GEMM_PACK_PANELS * p->type->mr) + ceil_div(packed_columns(p), GEMM_PACK_PANELS * p->type->nr);
-}
-static int64_t tiles_of_slab(const product *p) { return ceil_div(p->slab_m, p->tile_m) * ceil_div(p->slab_n, p->tile_n); }
-
 static int64_t bytes_of_steps(const product *p) { return whole(p->slab_k, p->type->whole) * p->type->packed; }
 
-/* Bytes of the panels of a product that is cut; of two slabs where one is packed while another is multiplied. */
+/* Bytes of the panels of a slab. */
 static int64_t bytes_of_slab(const product *p) { return (packed_columns(p) + packed_rows(p)) * bytes_of_steps(p); }
-static int slabs_at_once(const product *p) { return p->splits * slabs_of_one(p) > 1 ? 2 : 1; }
 
-/* Slab `index` of a call, the slabs of a product one after the other, those that share columns of b together; `packs` has room
- * for the panels of `depth` of them.  It has no steps where its product has less than others. */
-static slab slab_at(const product *p, int64_t index, char *packs, int depth) {
+/* Pack a slab's operands, b unless it is packed already. */
+static void pack_slab(const product *p, slab *s, char *packs, int has_b) {
   const gemm_type *type = p->type;
-  const int64_t mr = type->mr, nr = type->nr, of_b = index / slabs_m(p), of_one = slabs_of_one(p);
-  const int64_t bytes_b = packed_columns(p) * bytes_of_steps(p), bytes_a = packed_rows(p) * bytes_of_steps(p);
-  slab s = {.p = p, .packed_b = packs + of_b % depth * bytes_b, .packed_a = packs + depth * bytes_b + index % depth * bytes_a};
-  int64_t from;
-  int accumulate;
-  char *c = one_product(p, index / of_one, &s.a, &s.b, &from, &accumulate);
-  const int64_t end = at_most(from + p->step, p->k), i = index % slabs_m(p) * p->slab_m, j = index % of_one / slabs_m(p) / slabs_k(p) * p->slab_n;
-  const int64_t at = from + of_b % slabs_k(p) * p->slab_k;
-  s.i0 = i, s.p0 = at, s.j0 = j;
-  s.rows = at_most(p->slab_m, p->m - i), s.cols = at_most(p->slab_n, p->n - j), s.steps = at_most(p->slab_k, end - at);
-  s.a.data += (i * s.a.row + (at - from) * s.a.col) * s.a.bytes;
-  s.b.data += ((at - from) * s.b.row + j * s.b.col) * s.b.bytes;
-  s.c = c + i * p->c_row * type->size;
-  s.add = accumulate || at > from;
-  const int64_t filled = whole(s.steps, type->whole);
-  const int columns_in_place = p->columns_in_place && s.cols % type->lanes == 0;
-  s.left = p->rows_in_place ? (gemm_panels){s.a.data, mr * s.a.row, s.a.row, 1} : (gemm_panels){s.packed_a, filled * mr, 1, mr};
-  s.right = columns_in_place ? (gemm_panels){s.b.data, nr, 1, s.b.row} : (gemm_panels){s.packed_b, filled * nr, 1, nr};
-  s.groups_a = p->rows_in_place ? 0 : ceil_div(s.rows, GEMM_PACK_PANELS * mr);
-  s.groups_b = columns_in_place || i > 0 ? 0 : ceil_div(s.cols, GEMM_PACK_PANELS * nr);
-  return s;
-}
-
-static void pack_task(const slab *s, int64_t task) {
-  const gemm_type *type = s->p->type;
+  const int64_t filled = whole(s->steps, type->whole);
+  char *const packed_b = packs, *const packed_a = packs + packed_columns(p) * bytes_of_steps(p);
+  const int columns_in_place = p->columns_in_place && s->cols % type->lanes == 0;
   int unfit = 0;
-  if (s->steps <= 0) {
-    return;
+  s->left = p->rows_in_place ? (gemm_panels){s->a.data, type->mr * s->a.row, s->a.row, 1} : (gemm_panels){packed_a, filled * type->mr, 1, type->mr};
+  s->right = columns_in_place ? (gemm_panels){s->b.data, type->nr, 1, s->b.row} : (gemm_panels){packed_b, filled * type->nr, 1, type->nr};
+  if (!p->rows_in_place) {
+    unfit |= type->pack_rows(packed_a, &s->a, s->i0, s->p0, 0, s->rows, s->steps);
   }
-  if (task < s->groups_a) {
-    const int64_t high = GEMM_PACK_PANELS * type->mr, i = task * high;
-    unfit = type->pack_rows(s->packed_a, &s->a, s->i0, s->p0, i, at_most(high, s->rows - i), s->steps);
-  } else if (task < s->groups_a + s->groups_b) {
-    const int64_t wide = GEMM_PACK_PANELS * type->nr, j = (task - s->groups_a) * wide;
-    unfit = type->pack_columns(s->packed_b, &s->b, s->p0, s->j0, j, at_most(wide, s->cols - j), s->steps);
+  if (!columns_in_place && !has_b) {
+    unfit |= type->pack_columns(packed_b, &s->b, s->p0, s->j0, 0, s->cols, s->steps);
   }
   if (unfit) {
-    atomic_store_explicit(s->p->unfit, 1, memory_order_relaxed);
+    atomic_store_explicit(p->unfit, 1, memory_order_relaxed);
   }
 }
 
-static void tile_task(const slab *s, int64_t task) {
-  const product *p = s->p;
-  const int64_t tiles_m = ceil_div(s->rows, p->tile_m), size = p->type->size;
-  const int64_t i = task % tiles_m * p->tile_m, j = task / tiles_m * p->tile_n; /* neighbours share columns of b */
-  if (j >= s->cols || s->steps <= 0) {
-    return;
-  }
-  gemm_panels left = s->left, right = s->right;
-  left.data += i / p->type->mr * left.panel * p->type->packed;
-  right.data += j / p->type->nr * right.panel * p->type->packed;
-  const gemm_result c = {s->c + i * p->c_row * size, p->c_row, p->c_col, p->each, p->apart};
-  p->type->block(at_most(p->tile_m, s->rows - i), at_most(p->tile_n, s->cols - j), s->steps, p->block_k, left, right, c, s->j0 + j, s->add);
-}
-
-enum { GEMM_SLABS = 1024 }; /* the most of a job */
-
-/* Slabs of a call from `first` on; how many tasks of each are done, and of each tile how many slabs. */
-typedef struct {
-  const product *p;
-  char *packs;
-  int depth; /* slabs in memory at once */
-  int64_t first, count, packs_each, tiles_each;
-  atomic_int *packed, *multiplied, *slabs;
-} slabs_job;
-
-/* Until so many tasks are done, all of which other threads are at: a task waits for such only as were handed out before it. */
-static void wait_for_tasks(atomic_int *done, int64_t wanted) {
-  for (int rounds = 0; atomic_load_explicit(done, memory_order_acquire) < wanted; rounds++) {
-    if (rounds < 1000) {
-      pause_briefly();
-    } else {
-      sched_yield();
+/* c begins at the product's row 0 and column 0; tiles that are neighbours share columns of b. */
+static void multiply_slab(const product *p, const slab *s, char *c, int add) {
+  const int64_t size = p->type->size;
+  for (int64_t j = 0; j < s->cols; j += p->tile_n) {
+    for (int64_t i = 0; i < s->rows; i += p->tile_m) {
+      gemm_panels left = s->left, right = s->right;
+      left.data += i / p->type->mr * left.panel * p->type->packed;
+      right.data += j / p->type->nr * right.panel * p->type->packed;
+      const gemm_result to = {c + (s->i0 + i) * p->c_row * size, p->c_row, p->c_col, p->each, p->apart};
+      p->type->block(at_most(p->tile_m, s->rows - i), at_most(p->tile_n, s->cols - j), s->steps, p->block_k, left, right, to, s->j0 + j, add);
     }
   }
 }
 
-static void count_task(atomic_int *done) { atomic_fetch_add_explicit(done, 1, memory_order_release); }
-
-/* The first slab's packing, then of each slab half the tiles, the next one's packing, and the other tiles.  What a packing
- * overwrites belongs to the slab before this one, whose last tiles are older than the first half of these. */
-static void slabs_task(const void *args, int64_t task) {
-  const slabs_job *job = args;
-  const int64_t half = job->tiles_each / 2, each = job->packs_each + job->tiles_each, behind = task - job->packs_each;
-  const int64_t at = behind < 0 ? -1 : behind / each, r = behind < 0 ? half + task : behind % each;
-  const int packs = r >= half && r < half + job->packs_each;
-  const int64_t of = at + packs;
-  if (of == job->count) {
-    return;
-  }
-  const slab s = slab_at(job->p, job->first + of, job->packs, job->depth);
-  if (packs) {
-    if (of >= job->depth) {
-      wait_for_tasks(job->multiplied + of - job->depth, job->tiles_each);
+/* Rows from i0 and columns from j0 on of product `number`. */
+static void multiply_part(const product *p, int64_t number, int64_t i0, int64_t j0, char *packs) {
+  gradc_matrix a, b;
+  int64_t from;
+  int accumulate;
+  char *c = one_product(p, number, &a, &b, &from, &accumulate);
+  const int64_t last_i = at_most(i0 + p->part_m, p->m), last_j = at_most(j0 + p->part_n, p->n), end = at_most(from + p->step, p->k);
+  for (int64_t j = j0; j < last_j; j += p->slab_n) {
+    for (int64_t at = from; at < end; at += p->slab_k) {
+      for (int64_t i = i0; i < last_i; i += p->slab_m) {
+        if ((i > i0 || at > from || j > j0) && gradc_stopped(p->ctx)) {
+          return;
+        }
+        slab s = {.a = a, .b = b, .i0 = i, .p0 = at, .j0 = j};
+        s.rows = at_most(p->slab_m, last_i - i), s.cols = at_most(p->slab_n, last_j - j), s.steps = at_most(p->slab_k, end - at);
+        s.a.data += (i * a.row + (at - from) * a.col) * a.bytes;
+        s.b.data += ((at - from) * b.row + j * b.col) * b.bytes;
+        pack_slab(p, &s, packs, i > i0);
+        multiply_slab(p, &s, c, accumulate || at > from);
+      }
     }
-    pack_task(&s, r - half);
-    count_task(job->packed + of);
-  } else {
-    const int64_t tile = r < half ? r : r - job->packs_each;
-    wait_for_tasks(job->packed + of, job->packs_each);
-    wait_for_tasks(job->slabs + tile, of); /* sums are added up in order */
-    tile_task(&s, tile);
-    count_task(job->slabs + tile);
-    count_task(job->multiplied + of);
   }
 }
 
-/* Slabs [first, last) of a call by all threads; where only one is in memory, one after the other. */
-static int multiply_together(const product *p, int64_t first, int64_t last) {
-  const int depth = slabs_at_once(p);
-  const int64_t bytes = depth * bytes_of_slab(p), tiles = tiles_of_slab(p), most = depth == 1 ? 1 : at_most(last - first, GEMM_SLABS);
-  const int64_t counters = (2 * most + tiles) * (int64_t)sizeof(atomic_int);
-  char *packs = packs_or_report(p, bytes + counters);
-  int how = GO_ON;
-  for (int64_t i = first; packs && how == GO_ON && i < last; i += most) {
-    atomic_int *done = memset(packs + bytes, 0, (size_t)counters);
-    const slabs_job job = {p, packs, depth, i, at_most(last - i, most), packs_of_slab(p), tiles, done, done + most, done + 2 * most};
-    how = run_tasks(p->ctx, job.packs_each + job.count * (job.packs_each + tiles), slabs_task, &job);
-  }
-  return how;
-}
-
-static void alone_task(const void *args, int64_t task) {
-  const slab *s = args;
-  const int64_t packs = s->groups_a + s->groups_b;
-  if (task < packs) {
-    pack_task(s, task);
-  } else {
-    tile_task(s, task - packs);
-  }
-}
-
-/* The same by this thread, which packs a slab when it needs it. */
-static int multiply_alone(const product *p, int64_t first, int64_t last) {
-  call *c = inside ? NULL : p->ctx->call;
-  char *packs = packs_or_report(p, bytes_of_slab(p));
-  int how = GO_ON;
-  for (int64_t i = first; packs && how == GO_ON && i < last && !(inside && i > first && gradc_stopped(p->ctx)); i++) {
-    const slab s = slab_at(p, i, packs, 1);
-    how = run_here(c, s.groups_a + s.groups_b + tiles_of_slab(p), alone_task, &s);
-  }
-  return how;
-}
-
+/* Some products, or a part of one. */
 static void product_task(const void *args, int64_t task) {
   const product *p = args;
-  const int64_t first = task * p->group, last = at_most(first + p->group, p->batch * p->splits), each = slabs_of_one(p);
-  multiply_alone(p, first * each, last * each);
+  const int64_t parts_m = ceil_div(p->m, p->part_m), parts = parts_m * ceil_div(p->n, p->part_n), part = task % parts;
+  const int64_t first = task / parts * p->group, last = at_most(first + p->group, p->batch * p->splits);
+  char *packs = packs_or_report(p, bytes_of_slab(p));
+  for (int64_t number = first; packs && number < last && !(number > first && gradc_stopped(p->ctx)); number++) {
+    multiply_part(p, number, part % parts_m * p->part_m, part / parts_m * p->part_n, packs);
+  }
 }
 
 enum { ADD_CHUNK = 8192 };
@@ -934,17 +832,41 @@ EXPORT void gradc_read_bf16(void *to, const void *from, int64_t count, int64_t t
 
 enum { GEMM_FEW = 2 * GEMM_MR, GEMM_TILES = 16 };
 
+/* Packing an element takes as long as so many multiplications and additions; one that is read another way than it lies, twice as long. */
+enum { GEMM_PACKING = 24 };
+
+static double packing(const product *p, const gradc_matrix *in, int in_place) {
+  return in_place ? 0 : (in->places || in->read || in->scale ? 2 : 1) * GEMM_PACKING * p->type->speed;
+}
+
+/* How each of so many products is cut into parts for so many threads: whole panels, so that the slowest thread is soonest done. */
+static void cut_parts(product *p, int64_t products, int64_t threads) {
+  const int64_t mr = p->type->mr, nr = p->type->nr;
+  const double of_a = packing(p, &p->a, p->rows_in_place), of_b = packing(p, &p->b, p->columns_in_place);
+  double least = 0;
+  for (int64_t high = 1; high <= threads; high++) {
+    for (int64_t each = 1; each <= 2; each++) { /* parts for a thread */
+      const int64_t part_m = whole(ceil_div(p->m, high), mr), part_n = whole(ceil_div(p->n, ceil_div(threads * each, products * high)), nr);
+      const int64_t parts = products * ceil_div(p->m, part_m) * ceil_div(p->n, part_n);
+      const double time = (double)(ceil_div(parts, threads) * part_m * part_n) * (1 + of_a / (double)part_n + of_b / (double)part_m);
+      if (least == 0 || time < least) {
+        least = time, p->part_m = part_m, p->part_n = part_n;
+      }
+    }
+  }
+}
+
 /* How slabs and tiles are cut, which the bits do not depend on: both are whole panels, a slab's steps whole blocks. */
-static void cut(product *p) {
+static void cut_slabs(product *p) {
   const int64_t mr = p->type->mr, nr = p->type->nr, kc = p->type->kc, elements = p->type->packs / p->type->packed, steps = at_most(p->step, p->k);
   const int64_t most = elements / at_most(steps, kc); /* rows and columns in panels */
-  p->slab_n = at_most(whole(p->n, nr), (p->rows_in_place ? most : most / 2) / nr * nr);
+  p->slab_n = at_most(p->part_n, (p->rows_in_place ? most : most * 3 / 4) / nr * nr);
   if (p->columns_in_place) {
-    p->slab_n = p->n < p->type->lanes ? p->n : p->n / p->type->lanes * p->type->lanes;
+    p->slab_n = p->n < p->type->lanes ? p->n : at_most(p->part_n, p->n / p->type->lanes * p->type->lanes);
   }
-  p->slab_m = p->rows_in_place ? p->m : at_most(whole(p->m, mr), (most - packed_columns(p)) / mr * mr);
+  p->slab_m = p->rows_in_place ? p->part_m : at_most(p->part_m, (most - packed_columns(p)) / mr * mr);
   if (!p->rows_in_place && p->slab_m > 0) { /* slabs of as many rows each */
-    p->slab_m = whole(ceil_div(p->m, ceil_div(p->m, p->slab_m)), mr);
+    p->slab_m = whole(ceil_div(p->part_m, ceil_div(p->part_m, p->slab_m)), mr);
   }
   const int64_t packed = packed_rows(p) + packed_columns(p);
   p->slab_k = at_most(steps, packed ? elements / packed / kc * kc : GEMM_STRETCH);
@@ -953,14 +875,8 @@ static void cut(product *p) {
   }
   /* Rows that lie far apart displace each other from the caches; columns of a result that do are to be written rarely. */
   p->block_k = p->type->packed < p->type->size ? kc : p->columns_in_place && p->b.row > 4 * nr ? GEMM_RUN : p->c_col != 1 ? 2 * kc : kc;
-  p->tile_m = GEMM_PACK_PANELS * mr;
+  p->tile_m = 8 * mr;
   p->tile_n = 8 * nr;
-  while (p->tile_n > 4 * nr && ceil_div(p->slab_m, p->tile_m) * ceil_div(p->slab_n, p->tile_n) < GEMM_TILES) {
-    p->tile_n /= 2;
-  }
-  while (p->tile_m < p->slab_m && 2.0 * (double)p->tile_m * (double)at_most(p->n, p->tile_n) * (double)p->slab_k < 1e6 * p->type->speed) {
-    p->tile_m *= 2;
-  }
 }
 
 /* The kernels for a product; those of f32 and f64 multiply everything. */
@@ -996,9 +912,9 @@ static int64_t packs_of(const gemm_type *type, int64_t m, int64_t n, int64_t k) 
   for (int turned = 0; turned < 2; turned++) {
     product p = {.type = type, .batch = 1, .m = turned ? n : m, .n = turned ? m : n, .k = k, .c_row = n, .c_col = 1};
     split(&p);
-    cut(&p);
-    const int64_t bytes = bytes_of_slab(&p) * (flops_of(&p) < GEMM_SMALL ? 1 : slabs_at_once(&p));
-    most = bytes > most ? bytes : most;
+    cut_parts(&p, 1, 1);
+    cut_slabs(&p);
+    most = bytes_of_slab(&p) > most ? bytes_of_slab(&p) : most;
   }
   return most;
 }
@@ -1065,13 +981,10 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
     /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */
     p.rows_in_place = !p.a.read && !p.a.scale && p.a.col == 1 && p.a.row != 1 && n <= 4 * type->nr;
     p.columns_in_place = !p.b.read && !p.b.scale && p.b.col == 1 && (m <= GEMM_FEW || (m <= 8 * GEMM_MR && p.b.row <= 4 * type->nr));
-    cut(&p);
-    if (flops < GEMM_SMALL || (products >= GEMM_TILES / 4 && flops < 3e8)) {
-      leave_if(run_tasks(ctx, ceil_div(products, p.group), product_task, &p), ctx);
-    } else {
-      const int alone = inside || atomic_load_explicit(&pool.wanted, memory_order_relaxed) <= 1;
-      leave_if((alone ? multiply_alone : multiply_together)(&p, 0, products * slabs_of_one(&p)), ctx);
-    }
+    const int threads = inside || flops < GEMM_SMALL ? 1 : atomic_load_explicit(&pool.wanted, memory_order_relaxed);
+    cut_parts(&p, products, threads);
+    cut_slabs(&p);
+    leave_if(run_tasks(ctx, ceil_div(products, p.group) * ceil_div(m, p.part_m) * ceil_div(n, p.part_n), product_task, &p), ctx);
   }
   if (p.splits > 1) {
     gradc_parallel_for(ctx, ceil_div(batch * m * n, ADD_CHUNK), add_task, &p);
