@@ -150,6 +150,13 @@ EXPORT int gradc_call(gradc_entry entry, const gradc_ctx *given, void *const *bu
 
 enum { MAX_THREADS = 1024, SPIN_NS = 30000, WAIT_NS = 50000000 };
 
+/* The tasks that a thread is at first, when they are done it helps with the others': so neighbours, which share memory, and the same
+ * tasks of the next job are the same thread's. */
+typedef struct {
+  APART atomic_int_fast64_t next; /* the next to hand out */
+  int64_t end;
+} seat;
+
 static struct {
   pthread_mutex_t caller; /* held by the thread whose job it is */
   pthread_mutex_t lock;   /* of the two conditions */
@@ -160,13 +167,15 @@ static struct {
   APART atomic_int wanted;         /* threads of a job, the caller's included */
   APART atomic_uint_fast64_t jobs; /* opened so far: what a waiting worker watches */
   atomic_int sleepers, stop;
-  APART atomic_int_fast64_t next; /* the next task to hand out */
   APART atomic_int state;
   atomic_int caller_sleeps;
   atomic_int ending; /* what a task of this job still computes is for nobody */
-  APART int64_t tasks;
+  APART int seats; /* of the threads of this job */
+  int processor;   /* the caller's, on Linux */
   gradc_body body;
   const void *args;
+  uint_fast64_t seen[MAX_THREADS]; /* jobs before a worker was started */
+  seat seat[MAX_THREADS];          /* the caller's is the first */
 } pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
 
 enum { GO_ON = 0, STOP = 1, LOST = 2 /* the process is a child that a handler made: it has no workers */ };
@@ -195,7 +204,9 @@ static int look_for_signals(call *c) {
   if (c->how == LOST) {
     c->slots[GRADC_LOCK] = 0; /* a worker may have held it */
   } else if (c->how == STOP && c->shares) { /* nobody gets another task, and who is at a long one hears of it */
-    atomic_store(&pool.next, pool.tasks);
+    for (int i = 0; i < pool.seats; i++) {
+      atomic_store(&pool.seat[i].next, pool.seat[i].end);
+    }
     atomic_store(&pool.ending, 1);
   }
   return c->how;
@@ -215,14 +226,18 @@ static int64_t now(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Tasks of the job until there are none; c: the call, on the thread whose job it is. */
-static int work(call *c) {
-  int64_t task;
-  while ((task = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < pool.tasks) {
-    pool.body(pool.args, task);
-    const int how = look_for_signals(c);
-    if (how != GO_ON) {
-      return how;
+/* Tasks of the job until there are none, a seat's own first; c: the call, on the thread whose job it is. */
+static int work(call *c, int own) {
+  for (int i = 0; i < pool.seats; i++) {
+    seat *const from = &pool.seat[(own + i) % pool.seats];
+    int64_t task;
+    while (atomic_load_explicit(&from->next, memory_order_relaxed) < from->end &&
+           (task = atomic_fetch_add_explicit(&from->next, 1, memory_order_relaxed)) < from->end) {
+      pool.body(pool.args, task);
+      const int how = look_for_signals(c);
+      if (how != GO_ON) {
+        return how;
+      }
     }
   }
   return GO_ON;
@@ -249,8 +264,25 @@ static void wait_for_job(uint_fast64_t seen) {
   pthread_mutex_unlock(&pool.lock);
 }
 
-static void *worker(void *start) {
-  uint_fast64_t seen = (uint_fast64_t)(uintptr_t)start;
+/* A thread that was woken where the caller runs would take turns with it until the system moves one of them. */
+static void leave_processor_of_caller(void) {
+#ifdef __linux__
+  const int here = sched_getcpu();
+  cpu_set_t allowed, others;
+  if (pool.spin_ns == 0 || here < 0 || here != pool.processor || sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
+    return;
+  }
+  others = allowed;
+  CPU_CLR((size_t)here, &others);
+  if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0) {
+    sched_setaffinity(0, sizeof allowed, &allowed);
+  }
+#endif
+}
+
+static void *worker(void *number) {
+  const int own = (int)(intptr_t)number;
+  uint_fast64_t seen = pool.seen[own];
   inside = 1;
   for (;;) {
     wait_for_job(seen);
@@ -264,8 +296,9 @@ static void *worker(void *start) {
     if (!(state & 1)) {
       continue;
     }
+    leave_processor_of_caller();
     gradc_ieee_enter(); /* a thread is born with its maker's, and a library may have changed it since */
-    work(NULL);
+    work(NULL, own);
     if (atomic_fetch_sub(&pool.state, 2) == 2 && atomic_load(&pool.caller_sleeps)) {
       pthread_mutex_lock(&pool.lock);
       pthread_cond_signal(&pool.done);
@@ -284,9 +317,9 @@ static void start_workers(void) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   /* They count from the last job, so that one which starts late still sees the job that it was started for. */
-  void *start = (void *)(uintptr_t)atomic_load(&pool.jobs);
-  while (pool.workers < wanted && pthread_create(&pool.threads[pool.workers], NULL, worker, start) == 0) {
-    pool.workers++;
+  int own = pool.workers + 1;
+  while (own <= wanted && (pool.seen[own] = atomic_load(&pool.jobs), pthread_create(&pool.threads[own - 1], NULL, worker, (void *)(intptr_t)own)) == 0) {
+    pool.workers = own++;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -348,10 +381,16 @@ static int run_tasks(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const
     c->shares = 1;
   }
   start_workers();
-  pool.tasks = tasks;
+  pool.seats = pool.workers + 1;
+#ifdef __linux__
+  pool.processor = sched_getcpu();
+#endif
   pool.body = body;
   pool.args = args;
-  atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
+  for (int i = 0; i < pool.seats; i++) {
+    atomic_store_explicit(&pool.seat[i].next, tasks * i / pool.seats, memory_order_relaxed);
+    pool.seat[i].end = tasks * (i + 1) / pool.seats;
+  }
   atomic_store_explicit(&pool.ending, 0, memory_order_relaxed);
   atomic_store(&pool.state, 1);
   atomic_fetch_add(&pool.jobs, 1);
@@ -371,7 +410,7 @@ static int run_tasks(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const
   call *const before = current;
   current = c;
   inside = 1;
-  const int how = wait_for_workers(c, work(c));
+  const int how = wait_for_workers(c, work(c, 0));
   inside = owner = 0;
   current = before;
   if (c) {
