@@ -59,10 +59,12 @@ class Geometry:
         return all(n == 1 for n in self.stride)
 
     @property
-    def overlaps(self) -> bool:
-        """Whether windows, of known sizes, have elements in common."""
+    def tiles(self) -> bool:
+        """Whether windows may lie side by side: none is known to overlap another, or to leave a gap to it, whose
+        elements are in no window.
+        """
         known = all(isinstance(n, int) for n in (*self.filter, *self.before))
-        return known and any(k > s for k, s in zip(self.filter, self.stride, strict=True))
+        return not known or all(k == s for k, s in zip(self.filter, self.stride, strict=True))
 
     @property
     def phases(self) -> list[tuple[int, ...]]:
@@ -150,7 +152,7 @@ def image_of(response: Node, weight: Node, geometry: Geometry) -> Node:
         return call("sum", parts, axis=2) if outer != 1 else reshaped(parts, (n, groups, *geometry.image))
     if geometry.steps_by_one and not geometry.pointwise:
         return response_of(response, _turned(weight, groups), geometry.adjoint)
-    if geometry.overlaps and math.prod(geometry.stride) <= MOST_PHASES and _is_wide(weight):
+    if not geometry.tiles and math.prod(geometry.stride) <= MOST_PHASES and _is_wide(weight):
         return _interleaved([_phase_of(response, weight, geometry, phase) for phase in geometry.phases], geometry)
     lead = (n,) if groups == 1 else (n, groups)
     rows = reshaped(response, (*lead, weight.shape[0] // groups, product(geometry.response)))

@@ -46,6 +46,7 @@ CASES = {
     "phases of groups": ((2, 16, 9, 11), (6, 8, 5, 2), {"padding": (5, 1), "stride": (2, 1), "groups": 2}),
     "phases of none": ((2, 8, 12, 12), (3, 8, 3, 3), {"dilation": 2, "stride": (2, 4), "padding": 1}),
     "phases of a line": ((2, 8, 41), (3, 8, 5), {"dilation": 3, "stride": 4, "padding": 2}),
+    "phases with gaps": ((2, 9, 13, 14), (10, 9, 1, 2), {"stride": (3, 2)}),
     "phases of space": ((1, 8, 6, 7, 5), (3, 8, 3, 3, 2), {"stride": 2, "padding": 1}),
     "points of one": ((1, 8, 33, 33), (8, 8, 1, 1), {"stride": 2}),
 }
@@ -98,6 +99,21 @@ def test_transposed_ones_too(name):
     exact = theirs(*(torch.from_numpy(arrays[n]).double() for n in "xw")).numpy()
     np.testing.assert_allclose(got["y"], exact, atol=1e-6 * abs(exact).max(), rtol=0)
     assert _parted(module.backward.program)
+
+
+def test_gaps_between_windows_are_filled_before_what_they_are_added_to():
+    """The gradient of a block with a strided shortcut: elsewhere than at its places a shortcut's is zero, and no kernel
+    asks of each element whether it is one.
+    """
+
+    def block(x, w, v):
+        x = ops.relu(x)
+        return ops.conv2d(x, w, stride=2, padding=1) + ops.conv2d(x, v, stride=2)
+
+    shapes = {"x": (2, 8, 28, 28), "w": (16, 8, 3, 3), "v": (16, 8, 1, 1)}
+    graph = gradc.trace(block, **{n: f"f32[{','.join(map(str, shape))}]" for n, shape in shapes.items()})
+    module = gradc.compile(graph, wrt=list(shapes), target="cpu")
+    assert not [s for k in module.backward.program.kernels for s in k.body if s.op == "right_shift"]
 
 
 def test_the_phases_of_a_strided_image_are_products_of_what_they_meet():
