@@ -3,6 +3,7 @@ window lies inside, and no tests in that loop."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,19 @@ def test_the_loop_inside_has_no_tests() -> None:
         assert "(u64)" not in inside and "f32_of_bits" not in inside
         found += 1
     assert found == 3
+
+
+def test_a_test_of_the_row_that_masks_loads_is_a_constant_of_the_loop() -> None:
+    """Compilers make no vectors of loads that are all under one mask."""
+    graph = gradc.trace(lambda x: ops.max_pool2d(x, 3, 2, 1), x="f32[2,3,32,112]")
+    source = gradc.compile(graph, wrt=["x"], target="cpu").backward.source
+    switch = re.search(
+        r"if \((v\d+)\) \{\s+const i32 \1 = 1;(.*?)\} else \{\s+const i32 \1 = 0;(.*?< inside1; .*?\})", source, re.S
+    )
+    assert switch
+    for loop in switch.group(2, 3):
+        masks = set(re.findall(r"= (\w+) \? \w+\[", loop))
+        assert masks == {switch.group(1)}
 
 
 def test_a_nan_beside_an_edge_is_seen() -> None:

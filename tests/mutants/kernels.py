@@ -158,6 +158,14 @@ MUTANTS = (
         ("test_runtime_cpu -k 'slabs or parts or task or threads'",),
     ),
     Mutant(
+        "columns-c.switch",
+        "templates/cpu/rows/columns.c.j2",
+        "const i32 {{ c.interior.switch }} = 0;",
+        "const i32 {{ c.interior.switch }} = 1;",
+        "what lies outside along the rows is read",
+        ("test_cpu_interior",),
+    ),
+    Mutant(
         "gemm-h.scale-group",
         "templates/cpu/gemm.h",
         "(p + q) / along_per * along];",

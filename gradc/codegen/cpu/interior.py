@@ -28,11 +28,14 @@ class Interior:
     :param first: the first one, :param last: and the one behind the last, as C, before they are cut to a block; without
         a first one all columns before the last, and those behind it are vectors, too.
     :param rows: the C condition on the row under which there are any, or "".
+    :param switch: a test of the row that is the only mask of loads left, or "": the loop is written once for each of
+        its values, since compilers make no vectors of loads that are all under one mask.
     """
 
     first: tuple[str, ...]
     last: tuple[str, ...]
     rows: str
+    switch: str = ""
 
 
 def interior(
@@ -56,7 +59,10 @@ def interior(
     rows = sorted(v for v in of_row if _mostly_true(kernel.stmts[v], ranges))
     first = _texts([a for a, _ in bounds], max)
     last = _texts([b for _, b in bounds], min)
-    return Interior(first, last, " & ".join(map(variable, rows))), _without(body, {*tests, *rows})
+    inside = _without(body, {*tests, *rows})
+    masks = {s.where for s in inside if s.op == "load" and s.where}
+    switch = variable(*masks) if len(masks) == 1 and not masks & {s.name for s in inside} else ""
+    return Interior(first, last, " & ".join(map(variable, rows)), switch), inside
 
 
 def _before_diagonal(kernel: Kernel, body: Sequence[Stmt], column: str) -> tuple[Interior, list[Stmt]] | None:
