@@ -789,14 +789,18 @@ static void multiply_part(const product *p, int64_t number, int64_t i0, int64_t 
   int accumulate;
   char *c = one_product(p, number, &a, &b, &from, &accumulate);
   const int64_t last_i = at_most(i0 + p->part_m, p->m), last_j = at_most(j0 + p->part_n, p->n), end = at_most(from + p->step, p->k);
-  for (int64_t j = j0; j < last_j; j += p->slab_n) {
+  for (int64_t j = j0, cols; j < last_j; j += cols) {
+    cols = at_most(p->slab_n, last_j - j);
+    if (p->columns_in_place && cols > p->type->lanes) { /* what fills no vector is packed by itself */
+      cols = cols / p->type->lanes * p->type->lanes;
+    }
     for (int64_t at = from; at < end; at += p->slab_k) {
       for (int64_t i = i0; i < last_i; i += p->slab_m) {
         if ((i > i0 || at > from || j > j0) && gradc_stopped(p->ctx)) {
           return;
         }
         slab s = {.a = a, .b = b, .i0 = i, .p0 = at, .j0 = j};
-        s.rows = at_most(p->slab_m, last_i - i), s.cols = at_most(p->slab_n, last_j - j), s.steps = at_most(p->slab_k, end - at);
+        s.rows = at_most(p->slab_m, last_i - i), s.cols = cols, s.steps = at_most(p->slab_k, end - at);
         s.a.data += (i * a.row + (at - from) * a.col) * a.bytes;
         s.b.data += ((at - from) * b.row + j * b.col) * b.bytes;
         pack_slab(p, &s, packs, i > i0);
@@ -899,10 +903,7 @@ static void cut_parts(product *p, int64_t products, int64_t threads) {
 static void cut_slabs(product *p) {
   const int64_t mr = p->type->mr, nr = p->type->nr, kc = p->type->kc, elements = p->type->packs / p->type->packed, steps = at_most(p->step, p->k);
   const int64_t most = elements / at_most(steps, kc); /* rows and columns in panels */
-  p->slab_n = at_most(p->part_n, (p->rows_in_place ? most : most * 3 / 4) / nr * nr);
-  if (p->columns_in_place) {
-    p->slab_n = p->n < p->type->lanes ? p->n : at_most(p->part_n, p->n / p->type->lanes * p->type->lanes);
-  }
+  p->slab_n = p->columns_in_place ? p->part_n : at_most(p->part_n, (p->rows_in_place ? most : most * 3 / 4) / nr * nr);
   p->slab_m = p->rows_in_place ? p->part_m : at_most(p->part_m, (most - packed_columns(p)) / mr * mr);
   if (!p->rows_in_place && p->slab_m > 0) { /* slabs of as many rows each */
     p->slab_m = whole(ceil_div(p->part_m, ceil_div(p->part_m, p->slab_m)), mr);

@@ -866,15 +866,25 @@ def test_matmul_of_several_slabs(dtype: Any) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [(1, 40, 60, 4000), (1, 64, 3000, 600), (1, 3000, 64, 1200), (1, 700, 900, 300), (3, 200, 500, 700)],
+    [
+        (1, 7, 500, 600),
+        (1, 90, 1001, 33),
+        (1, 40, 60, 4000),
+        (1, 64, 3000, 600),
+        (1, 3000, 64, 1200),
+        (1, 3000, 7, 600),
+        (1, 700, 900, 300),
+        (3, 200, 500, 700),
+    ],
 )
-def test_parts_are_multiplied_by_threads_of_their_own(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_parts_are_multiplied_by_threads_of_their_own(shape: tuple[int, ...], layout: str) -> None:
     """A result is cut by the number of threads, whose parts meet without a gap; more of them than processors are in
     each other's way.
     """
     batch, m, n, k = shape
     a, b = operands(batch, m, n, k, "f4")
-    a, b = lying(a, "t"), lying(b, "t")
+    a, b = lying(a, layout[0]), lying(b, layout[1])
     pool.set_num_threads(1)
     expected, out = np.empty((2, batch, m, n), "f4")
     pool.matmul(a, b, expected)
