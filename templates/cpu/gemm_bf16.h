@@ -1,61 +1,64 @@
-/* Blocks of a matrix product of bf16 with sums in f32, by the processor's tiles of 16 rows of 64 bytes (AMX).  What gemm.h says of
- * bits holds here too: they depend on an element's row of A, its column of B and its k alone, KC steps of which are one chain.
+/* Blocks of a matrix product of bf16 with sums in f32, by the processor's tiles of 16 rows of 64 bytes (AMX) or by vectors of
+ * pairs of steps (AVX512-BF16).  What gemm.h says of bits holds here too: they depend on an element's row of A, its column of B
+ * and its k alone.  The product of two bf16 is exact in f32, and every addition rounds to nearest even.
  *
- * TDPBF16PS adds, in each 32 steps, the products of even and of odd steps in a sum each, rounds these to nearest even, and adds
- * their sum to the tile's; the product of two bf16 is exact in f32.  It reads subnormals as 0 and writes 0 for them: a product
- * one of whose operands has any is left to the kernels of f32, so that what is lost lies below 2^-126 in each addition.
- * (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS.) */
+ * TDPBF16PS adds, in each 32 steps, the products of even and of odd steps in a sum each, and their sum to the tile's; BF16_KC
+ * steps are one chain.  VDPBF16PS adds to a sum the product of the odd step of a pair, then that of the even one; chains are
+ * runs as in gemm.h.  Both read subnormals as 0 and write 0 for them: a product one of whose operands has any is left to the
+ * kernels of f32, so that what is lost lies below 2^-126 in each addition.
+ * (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and VDPBF16PS.) */
 
-enum { BF16_PANEL = 32, BF16_STEPS = 32, BF16_KC = 1024, BF16_BLOCK = BF16_PANEL * BF16_STEPS };
+#if defined(__AMX_BF16__) && defined(__linux__) && defined(__x86_64__) && GEMM_BYTES == 64
+#define BF16_TILES 1
+#endif
+#if defined(__AVX512BF16__) && GEMM_BYTES == 64
+#define BF16_PAIRS 1
+#endif
 
-/* Whether tiles may be used, which a process has to ask for. */
-static int bf16_tiles(void) {
-  enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
-  static atomic_int known; /* 1: yes, 2: no */
-  int state = atomic_load_explicit(&known, memory_order_relaxed);
-  if (!state) {
-    state = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 ? 1 : 2;
-    atomic_store_explicit(&known, state, memory_order_relaxed);
-  }
-  return state == 1;
-}
+#if defined(BF16_TILES) || defined(BF16_PAIRS)
 
-/* to[p][i] = two steps, 2 p and 2 p + 1, of row i, whose rows lie side by side. */
-static inline void bf16_pairs(uint32_t *restrict to, const uint16_t *restrict from, int64_t along) {
+enum { BF16_PANEL = 32, BF16_STEPS = 32, BF16_KC = 1024 };
+
+/* to[p * width + i] = two steps, 2 p and 2 p + 1, of row i < width, whose rows lie side by side. */
+static inline __attribute__((always_inline)) void bf16_pairs(uint32_t *restrict to, const uint16_t *restrict from, int64_t along, const int width) {
   for (int p = 0; p < BF16_STEPS / 2; p++) {
     const uint16_t *restrict even = from + 2 * p * along, *restrict odd = even + along;
 #pragma omp simd
-    for (int i = 0; i < BF16_PANEL; i++) {
-      to[p * BF16_PANEL + i] = (uint32_t)even[i] | (uint32_t)odd[i] << 16;
+    for (int i = 0; i < width; i++) {
+      to[p * width + i] = (uint32_t)even[i] | (uint32_t)odd[i] << 16;
     }
   }
 }
 
-/* to[p * to_step + i] = from[i * from_step + p] for i, p < 16: pairs of steps. */
-static inline void bf16_turn(uint32_t *to, int64_t to_step, const uint32_t *from, int64_t from_step) {
+/* to[p * to_step + i] = pair p < 16 of row i < rows, a row every from_step bytes; what a vector has more the next step overwrites. */
+static inline __attribute__((always_inline)) void bf16_turn(uint32_t *to, int64_t to_step, const void *from, int64_t from_step, const int rows) {
   sgemm_vec v[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; i++) {
-    memcpy(&v[i], (const char *)from + i * from_step * 4, sizeof v[i]);
+    v[i] = (sgemm_vec){0};
+    if (i < rows) {
+      memcpy(&v[i], (const char *)from + i * from_step, sizeof v[i]);
+    }
   }
   sgemm_turn(v);
 #pragma GCC unroll 16
   for (int p = 0; p < 16; p++) {
-    memcpy(to + p * to_step, &v[p], sizeof v[p]);
+    memcpy(to + p * to_step, &v[p], p < 15 ? sizeof v[p] : (size_t)rows * 4);
   }
 }
 
-/* A block of 32 rows and 32 steps, filled up with zeros: [row][step] of a, or [step / 2][row][step % 2] of b's transpose. */
-static void bf16_pack_block(uint16_t *to, const uint16_t *from, int64_t across, int64_t along, int64_t rows, int64_t steps, const int paired) {
-  uint16_t whole_block[BF16_BLOCK];
-  uint32_t pairs[BF16_BLOCK / 2];
-  if (rows < BF16_PANEL || steps < BF16_STEPS || (across != 1 && along != 1)) {
+/* A block of `width` rows and 32 steps, filled up with zeros: [row][step], or [step / 2][row][step % 2] if paired. */
+static inline __attribute__((always_inline)) void bf16_pack_block(uint16_t *to, const uint16_t *from, int64_t across, int64_t along, int64_t rows, int64_t steps, const int width,
+                                                                  const int paired) {
+  uint16_t whole_block[BF16_PANEL * BF16_STEPS];
+  uint32_t pairs[BF16_PANEL * BF16_STEPS / 2];
+  if (rows < width || steps < BF16_STEPS || (across != 1 && along != 1)) {
     memset(whole_block, 0, sizeof whole_block);
     if (across == 1) {
       for (int64_t p = 0; p < steps; p++) {
-        memcpy(whole_block + p * BF16_PANEL, from + p * along, (size_t)rows * 2);
+        memcpy(whole_block + p * width, from + p * along, (size_t)rows * 2);
       }
-      along = BF16_PANEL;
+      along = width;
     } else {
       for (int64_t i = 0; i < rows; i++) {
         for (int64_t p = 0; p < steps; p++) {
@@ -68,33 +71,36 @@ static void bf16_pack_block(uint16_t *to, const uint16_t *from, int64_t across, 
   }
   if (along != 1) {
     uint32_t *const found = paired ? (uint32_t *)to : pairs;
-    bf16_pairs(found, from, along);
-    for (int half = 0; !paired && half < 2; half++) {
-      bf16_turn((uint32_t *)to + half * 256, 16, pairs + half * 16, BF16_PANEL);
+    bf16_pairs(found, from, along, width);
+    for (int i = 0; !paired && i < width; i += 16) {
+      bf16_turn((uint32_t *)to + i * 16, 16, pairs + i, 4 * width, 16);
     }
   } else if (paired) {
-    for (int half = 0; half < 2; half++) {
-      for (int i = 0; i < 16; i++) {
-        memcpy(pairs + i * 16, from + (half * 16 + i) * across, 64);
-      }
-      bf16_turn((uint32_t *)to + half * 16, BF16_PANEL, pairs, 16);
+#pragma GCC unroll 2
+    for (int i = 0; i < width; i += 16) {
+      bf16_turn((uint32_t *)to + i, width, from + i * across, 2 * across, width - i < 16 ? width - i : 16);
     }
   } else {
-    for (int i = 0; i < BF16_PANEL; i++) {
+    for (int i = 0; i < width; i++) {
       memcpy(to + i * BF16_STEPS, from + i * across, 64);
     }
   }
 }
 
-/* Panels of rows, [panel][steps / 32] of blocks; whether there is a subnormal among them. */
-static int bf16_pack(uint16_t *to, const uint16_t *from, int64_t count, int64_t steps, int64_t across, int64_t along, const int paired) {
+/* Panels of `width` rows, [panel][steps / 32] of blocks; whether there is a subnormal among them. */
+static inline __attribute__((always_inline)) int bf16_pack(void *to, const void *from, int64_t at, int64_t count, int64_t steps, int64_t across, int64_t along, const int width,
+                                                           const int paired) {
+  const int64_t filled = whole(steps, BF16_STEPS), first = across == 1 ? steps : count, second = across == 1 ? count : steps;
+  const int first_some = across == 1 ? BF16_STEPS : width, second_some = across == 1 ? width : BF16_STEPS;
   uint16_t least = 0xffff;
-  for (int64_t i = 0; i < count; i += BF16_PANEL) {
-    for (int64_t p = 0; p < steps; p += BF16_STEPS, to += BF16_BLOCK) {
-      bf16_pack_block(to, from + i * across + p * along, across, along, at_most(count - i, BF16_PANEL), at_most(steps - p, BF16_STEPS), paired);
+  for (int64_t x = 0; x < first; x += first_some) {
+    for (int64_t y = 0; y < second; y += second_some) { /* along what lies together */
+      const int64_t i = across == 1 ? y : x, p = across == 1 ? x : y;
+      uint16_t *block = (uint16_t *)to + (at + i) * filled + p * width;
+      bf16_pack_block(block, (const uint16_t *)from + (at + i) * across + p * along, across, along, at_most(count - i, width), at_most(steps - p, BF16_STEPS), width, paired);
 #pragma omp simd reduction(min : least)
-      for (int x = 0; x < BF16_BLOCK; x++) {
-        const uint16_t before = (uint16_t)((to[x] & 0x7fff) - 1); /* 0 is the last */
+      for (int z = 0; z < width * BF16_STEPS; z++) {
+        const uint16_t before = (uint16_t)((block[z] & 0x7fff) - 1); /* 0 is the last */
         least = before < least ? before : least;
       }
     }
@@ -102,14 +108,58 @@ static int bf16_pack(uint16_t *to, const uint16_t *from, int64_t count, int64_t 
   return least < 0x7f;
 }
 
-static int bf16_pack_rows(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps) {
-  (void)i0, (void)p0;
-  return bf16_pack((uint16_t *)to + i * whole(steps, BF16_STEPS), (const uint16_t *)a->data + i * a->row, rows, steps, a->row, a->col, 0);
+/* A type's `name`: panels of an operand whose rows and steps are so far apart. */
+#define BF16_PACK(name, across, along, width, paired)                                                                            \
+  static int name(void *to, const gradc_matrix *in, int64_t at_row, int64_t at_col, int64_t at, int64_t count, int64_t steps) {  \
+    (void)at_row, (void)at_col;                                                                                                  \
+    return bf16_pack(to, in->data, at, count, steps, in->across, in->along, width, paired);                                      \
+  }
+BF16_PACK(bf16_pack_columns, col, row, BF16_PANEL, 1)
+
+#ifdef BF16_PAIRS
+/* Panels of pairs, which are as wide as an f32. */
+static inline __attribute__((always_inline)) sgemm_vec bf16_add_pair(sgemm_vec sum, float a, sgemm_vec b) {
+  const sgemm_vec all = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(all));
+  return sum;
 }
-static int bf16_pack_columns(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps) {
-  (void)p0, (void)j0;
-  return bf16_pack((uint16_t *)to + j * whole(steps, BF16_STEPS), (const uint16_t *)b->data + j * b->col, cols, steps, b->col, b->row, 1);
+#define T float
+#define GEMM(name) bf16_pairs_##name
+#define GEMM_STEPS 2
+#define GEMM_ADD(sum, a, b) ((sum) = bf16_add_pair(sum, a, b))
+#include "gemm_kernels.h"
+#undef T
+#undef GEMM
+#undef GEMM_STEPS
+#undef GEMM_ADD
+BF16_PACK(bf16_pairs_pack_rows, row, col, GEMM_MR, 1)
+
+static void bf16_pairs_blocks(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, gemm_result c, int64_t j0, int add) {
+  a.panel /= 2, b.panel /= 2;
+  bf16_pairs_block(m, n, ceil_div(k, 2), kc / 2, a, b, c, j0, add);
 }
+
+static const gemm_type bf16_pairs_type = {
+  .size = 4, .packed = 2, .mr = GEMM_MR, .nr = BF16_PANEL, .lanes = 16, .whole = BF16_STEPS, .kc = 2 * GEMM_KC, .packs = GEMM_PACKED, .speed = 2,
+  .pack_rows = bf16_pairs_pack_rows, .pack_columns = bf16_pack_columns, .block = bf16_pairs_blocks,
+};
+#endif
+
+#ifdef BF16_TILES
+/* Whether tiles may be used, which a process has to ask for. */
+static int bf16_tiles(void) {
+  enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+  static atomic_int known; /* 1: yes, 2: no */
+  int state = atomic_load_explicit(&known, memory_order_relaxed);
+  if (!state) {
+    state = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 ? 1 : 2;
+    atomic_store_explicit(&known, state, memory_order_relaxed);
+  }
+  return state == 1;
+}
+
+enum { BF16_BLOCK = BF16_PANEL * BF16_STEPS };
+BF16_PACK(bf16_tiles_pack_rows, row, col, BF16_PANEL, 0)
 
 #define TILE_LOAD(tile, from, apart) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(apart)) : "memory")
 /* What passes by leaves the first cache to the rows that stay. */
@@ -119,7 +169,7 @@ static int bf16_pack_columns(void *to, const gradc_matrix *b, int64_t p0, int64_
 #define TILE_ADD(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
 /* c[16 high,16 wide] = a b for blocks of 32 steps, c's rows `apart` bytes from one another. */
-static inline __attribute__((always_inline)) void bf16_steps(const int high, const int wide, int64_t blocks, const uint16_t *a, const uint16_t *b, float *c, int64_t apart) {
+static inline __attribute__((always_inline)) void bf16_tiles_steps(const int high, const int wide, int64_t blocks, const uint16_t *a, const uint16_t *b, float *c, int64_t apart) {
   enum { HALF_A = BF16_BLOCK / 2, HALF_B = BF16_PANEL };
   TILE_ZERO(0);
   TILE_ZERO(1);
@@ -153,20 +203,20 @@ static inline __attribute__((always_inline)) void bf16_steps(const int high, con
   }
 }
 
-static void bf16_multiply(int64_t rows, int64_t cols, int64_t blocks, const uint16_t *a, const uint16_t *b, float *c, int64_t apart) {
+static void bf16_tiles_multiply(int64_t rows, int64_t cols, int64_t blocks, const uint16_t *a, const uint16_t *b, float *c, int64_t apart) {
   if (rows > 16 && cols > 16) {
-    bf16_steps(2, 2, blocks, a, b, c, apart);
+    bf16_tiles_steps(2, 2, blocks, a, b, c, apart);
   } else if (rows > 16) {
-    bf16_steps(2, 1, blocks, a, b, c, apart);
+    bf16_tiles_steps(2, 1, blocks, a, b, c, apart);
   } else if (cols > 16) {
-    bf16_steps(1, 2, blocks, a, b, c, apart);
+    bf16_tiles_steps(1, 2, blocks, a, b, c, apart);
   } else {
-    bf16_steps(1, 1, blocks, a, b, c, apart);
+    bf16_tiles_steps(1, 1, blocks, a, b, c, apart);
   }
 }
 
 /* c[m,n] (+)= a[m,k] b[k,n], both in panels; see gemm.h. */
-static void bf16_block(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, gemm_result to_c, int64_t j0, int add) {
+static void bf16_tiles_block(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, gemm_result to_c, int64_t j0, int add) {
   struct {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
@@ -185,10 +235,10 @@ static void bf16_block(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels 
         const uint16_t *from_b = (const uint16_t *)b.data + j / BF16_PANEL * b.panel + p * b.step;
         float *to = c + i * c_row + j * c_col;
         if (!add && c_col == 1 && rows % 16 == 0 && cols % 16 == 0) {
-          bf16_multiply(rows, cols, blocks, from_a, from_b, to, 4 * c_row);
+          bf16_tiles_multiply(rows, cols, blocks, from_a, from_b, to, 4 * c_row);
           continue;
         }
-        bf16_multiply(rows, cols, blocks, from_a, from_b, sums, 4 * BF16_PANEL);
+        bf16_tiles_multiply(rows, cols, blocks, from_a, from_b, sums, 4 * BF16_PANEL);
         for (int64_t r = 0; r < rows; r++) {
           float *restrict line = to + r * c_row;
           const float *restrict found = sums + r * BF16_PANEL;
@@ -216,7 +266,24 @@ static void bf16_block(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels 
 #undef TILE_ZERO
 #undef TILE_ADD
 
-static const gemm_type bf16_type = {
+static const gemm_type bf16_tiles_type = {
   .size = 4, .packed = 2, .mr = BF16_PANEL, .nr = BF16_PANEL, .lanes = 16, .whole = BF16_STEPS, .kc = BF16_KC, .packs = 8 << 20, .speed = 8,
-  .pack_rows = bf16_pack_rows, .pack_columns = bf16_pack_columns, .block = bf16_block,
+  .pack_rows = bf16_tiles_pack_rows, .pack_columns = bf16_pack_columns, .block = bf16_tiles_block,
 };
+#endif
+#undef BF16_PACK
+#endif
+
+/* The kernels for products of two operands of bf16, NULL: there are none. */
+static const gemm_type *bf16_type(void) {
+#ifdef BF16_TILES
+  if (bf16_tiles()) {
+    return &bf16_tiles_type;
+  }
+#endif
+#ifdef BF16_PAIRS
+  return &bf16_pairs_type;
+#else
+  return NULL;
+#endif
+}

@@ -628,10 +628,7 @@ typedef struct {
 #define GEMM_SIZE 8
 #define GEMM(name) dgemm_##name
 #include "gemm.h"
-#if defined(__AMX_BF16__) && defined(__linux__) && defined(__x86_64__) && GEMM_BYTES == 64
-#define GEMM_BF16_TILES 1
 #include "gemm_bf16.h"
-#endif
 
 static char *own_memory(const gradc_ctx *ctx, int which, int64_t bytes) {
   char *memory = scratch(which, bytes > 0 ? (size_t)bytes : 1);
@@ -857,13 +854,10 @@ static gradc_places transposed_places(const gradc_matrix *in) {
 
 EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
 
-/* Whether products of bf16 have the bits of the processor's tiles. */
-EXPORT int gradc_bf16_tiles(void) {
-#ifdef GEMM_BF16_TILES
-  return bf16_tiles();
-#else
-  return 0;
-#endif
+/* What multiplies two operands of bf16, on which the bits depend: 0: the kernels of f32, 1: vectors of pairs, 2: tiles. */
+EXPORT int gradc_bf16_product(void) {
+  const gemm_type *type = bf16_type();
+  return !type ? 0 : type->mr == GEMM_MR ? 1 : 2;
 }
 
 /* A gradc_read: bf16 as f32. */
@@ -921,14 +915,8 @@ static void cut_slabs(product *p) {
 
 /* The kernels for a product; those of f32 and f64 multiply everything. */
 static const gemm_type *type_of(int dtype, const gradc_matrix *a, const gradc_matrix *b) {
-#ifdef GEMM_BF16_TILES
-  if (a->dtype == GRADC_BF16 && b->dtype == GRADC_BF16 && !a->scale && !b->scale && bf16_tiles()) {
-    return &bf16_type;
-  }
-#else
-  (void)a, (void)b;
-#endif
-  return dtype == 32 ? &sgemm_type : &dgemm_type;
+  const gemm_type *bf16 = a->dtype == GRADC_BF16 && b->dtype == GRADC_BF16 && !a->scale && !b->scale ? bf16_type() : NULL;
+  return bf16 ? bf16 : dtype == 32 ? &sgemm_type : &dgemm_type;
 }
 
 /* Where few tiles have long sums, these are cut, too; what decides that is part of the order of additions. */
@@ -969,12 +957,9 @@ EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
     return row_bytes(type->size);
   }
   const int64_t plain = packs_of(type, m, n, k);
-#ifdef GEMM_BF16_TILES
-  const int64_t tiles = dtype == 32 ? packs_of(&bf16_type, m, n, k) : 0;
-  return tiles > plain ? tiles : plain;
-#else
-  return plain;
-#endif
+  const gemm_type *bf16 = dtype == 32 ? bf16_type() : NULL;
+  const int64_t others = bf16 ? packs_of(bf16, m, n, k) : 0;
+  return others > plain ? others : plain;
 }
 
 /* A product by the kernels of a type; whether they could multiply all its elements, else the result is undefined. */

@@ -9,7 +9,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -125,7 +125,7 @@ _offered: bytes | None = None
 
 def texts() -> tuple[str, ...]:
     """All that the pool's library is compiled from."""
-    names = ("common/ieee.h", "cpu/runtime.h", "cpu/streaming.h", "cpu/gemm.h", "cpu/gemm_bf16.h", "cpu/runtime.c")
+    names = ("common/ieee.h", "cpu/runtime.h", "cpu/streaming.h", "cpu/gemm_kernels.h", "cpu/gemm.h", "cpu/gemm_bf16.h", "cpu/runtime.c")
     return tuple(map(read_template, names))
 
 
@@ -291,14 +291,15 @@ def pack_bytes(bits: int, m: int, n: int, k: int) -> int:
 
 def vector_bytes() -> int:
     """The vector width of the matrix product in bytes; a product's bits depend on its values, its shape and this, and
-    those of a product of bf16 on :func:`bf16_tiles`.
+    those of a product of bf16 on :func:`bf16_product`.
     """
     return int(_library().gradc_vector_bytes())
 
 
-def bf16_tiles() -> bool:
-    """Whether products of two bf16 operands run on the processor's tiles (AMX)."""
-    return bool(_library().gradc_bf16_tiles())
+def bf16_product() -> Literal["f32", "pairs", "tiles"]:
+    """What multiplies two operands of bf16: the kernels of f32, vectors of pairs (AVX512-BF16), or tiles (AMX)."""
+    names: tuple[Literal["f32", "pairs", "tiles"], ...] = ("f32", "pairs", "tiles")
+    return names[_library().gradc_bf16_product()]
 
 
 def parallel_for(context: Context, tasks: int, body: Any, args: int | None = None) -> None:
