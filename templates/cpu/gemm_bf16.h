@@ -87,25 +87,39 @@ static inline __attribute__((always_inline)) void bf16_pack_block(uint16_t *to, 
   }
 }
 
+typedef uint16_t bf16_vec __attribute__((vector_size(64), aligned(2)));
+
+/* Lanes of `found` that are not 0: there is a subnormal among the elements, or was. */
+static inline __attribute__((always_inline)) bf16_vec bf16_subnormals(bf16_vec found, const uint16_t *from, const int count) {
+#pragma GCC unroll 4
+  for (int i = 0; i < count; i += 32) {
+    found |= (bf16_vec)(((*(const bf16_vec *)(from + i) & 0x7fff) - 1) < 0x7f); /* 0 becomes the largest */
+  }
+  return found;
+}
+
 /* Panels of `width` rows, [panel][steps / 32] of blocks; whether there is a subnormal among them. */
 static inline __attribute__((always_inline)) int bf16_pack(void *to, const void *from, int64_t at, int64_t count, int64_t steps, int64_t across, int64_t along, const int width,
                                                            const int paired) {
   const int64_t filled = whole(steps, BF16_STEPS), first = across == 1 ? steps : count, second = across == 1 ? count : steps;
   const int first_some = across == 1 ? BF16_STEPS : width, second_some = across == 1 ? width : BF16_STEPS;
-  uint16_t least = 0xffff;
+  bf16_vec found = {0};
+  const uint16_t *before = NULL;
   for (int64_t x = 0; x < first; x += first_some) {
     for (int64_t y = 0; y < second; y += second_some) { /* along what lies together */
       const int64_t i = across == 1 ? y : x, p = across == 1 ? x : y;
       uint16_t *block = (uint16_t *)to + (at + i) * filled + p * width;
       bf16_pack_block(block, (const uint16_t *)from + (at + i) * across + p * along, across, along, at_most(count - i, width), at_most(steps - p, BF16_STEPS), width, paired);
-#pragma omp simd reduction(min : least)
-      for (int z = 0; z < width * BF16_STEPS; z++) {
-        const uint16_t before = (uint16_t)((block[z] & 0x7fff) - 1); /* 0 is the last */
-        least = before < least ? before : least;
-      }
+      found = bf16_subnormals(found, before ? before : block, width * BF16_STEPS);
+      before = block; /* what has just been stored is not there yet */
     }
   }
-  return least < 0x7f;
+  found = before ? bf16_subnormals(found, before, width * BF16_STEPS) : found;
+  int subnormal = 0;
+  for (int i = 0; i < 32; i++) {
+    subnormal |= found[i];
+  }
+  return subnormal;
 }
 
 /* A type's `name`: panels of an operand whose rows and steps are so far apart. */
@@ -140,7 +154,7 @@ static void bf16_pairs_blocks(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_
 }
 
 static const gemm_type bf16_pairs_type = {
-  .size = 4, .packed = 2, .mr = GEMM_MR, .nr = BF16_PANEL, .lanes = 16, .whole = BF16_STEPS, .kc = 2 * GEMM_KC, .packs = GEMM_PACKED, .speed = 2,
+  .size = 4, .packed = 2, .mr = GEMM_MR, .nr = BF16_PANEL, .lanes = 16, .whole = BF16_STEPS, .kc = 4 * GEMM_KC, .packs = 2 * GEMM_PACKED, .speed = 2,
   .pack_rows = bf16_pairs_pack_rows, .pack_columns = bf16_pack_columns, .block = bf16_pairs_blocks,
 };
 #endif
