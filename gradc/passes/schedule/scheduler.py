@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ir.dims import Size, known_nonnegative, product
@@ -239,26 +239,34 @@ class Scheduler:
 
     def computed_once(self, node: Node) -> bool:
         """Whether it has one reader, a computation that needs each element once: computed there it costs what it would
-        cost here.
+        cost here.  A conversion that a library does when it reads is none.
         """
         users = self.users[node]
         while len(users) == 1 and isinstance(lowering(users[0]), Alias):
             users = self.users[users[0]]
-        return len(users) == 1 and isinstance(lowering(users[0]), Expr)
+        if len(users) != 1 or not isinstance(lowering(users[0]), Expr):
+            return False
+        return not (
+            self.widens(users[0]) and any(isinstance(user.op, Library) for _, user in self.moved_uses(users[0]))
+        )
 
     def shared_index(self, node: Node) -> bool:
         """Whether it is a position that more elements are read (or added) at than it has."""
+        return any(
+            any(user.operands[k] is value for k in user.op.indices)
+            and nbytes(self.source(user)) // self.source(user).dtype.itemsize > nbytes(node) // node.dtype.itemsize
+            for value, user in self.moved_uses(node)
+        )
+
+    def moved_uses(self, node: Node) -> Iterator[tuple[Node, Node]]:
+        """The value and its user, for each user of the node and of what only moves it."""
 
         def moved(use: tuple[Node, Node]) -> list[tuple[Node, Node]]:
             _, user = use
             moves = isinstance(lowering(user), Movement | Alias) and not user.op.indices
             return [(user, further) for further in self.users[user]] if moves else []
 
-        return any(
-            any(user.operands[k] is value for k in user.op.indices)
-            and nbytes(self.source(user)) // self.source(user).dtype.itemsize > nbytes(node) // node.dtype.itemsize
-            for value, user in reachable([(node, user) for user in self.users[node]], moved)
-        )
+        return reachable([(node, user) for user in self.users[node]], moved)
 
     # -- library calls -------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,15 @@ _offered: bytes | None = None
 
 def texts() -> tuple[str, ...]:
     """All that the pool's library is compiled from."""
-    names = ("common/ieee.h", "cpu/runtime.h", "cpu/streaming.h", "cpu/gemm_kernels.h", "cpu/gemm.h", "cpu/gemm_bf16.h", "cpu/runtime.c")
+    names = (
+        "common/ieee.h",
+        "cpu/runtime.h",
+        "cpu/streaming.h",
+        "cpu/gemm_kernels.h",
+        "cpu/gemm.h",
+        "cpu/gemm_bf16.h",
+        "cpu/runtime.c",
+    )
     return tuple(map(read_template, names))
 
 
