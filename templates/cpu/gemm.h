@@ -560,7 +560,7 @@ static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *rest
  * which fill vectors of steps, or in rows, which fill vectors of columns. */
 static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, T *c, int64_t c_col, int add, void *workspace) {
   const GEMM(part) left = {a, 0, p0, 0}, right = {b, p0, j0, 1};
-  const int plain = !b->read && !b->scale, in_columns = plain && b->row == 1, in_rows = plain && b->col == 1 && !in_columns;
+  const int in_columns = !b->scale && b->row == 1, in_rows = !b->read && !b->scale && b->col == 1 && !in_columns;
   const int64_t width = in_rows ? GEMM_WIDE : GEMM(LANES);
   T *pa = workspace, *sums = pa + 2 * GEMM_KC, *pb = sums + GEMM_WIDE * GEMM(LANES);
   for (int64_t p = 0; p < k; p += GEMM_KC) {
@@ -571,7 +571,13 @@ static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_
       const int64_t cols = n - j < width ? n - j : width;
       const T *from = (const T *)b->data + p * b->row + j * b->col, *found = sums;
       GEMM(vec) v[GEMM(LANES)];
-      if (in_columns) {
+      if (in_columns && b->read) {
+        for (int64_t i = 0; i < cols; i++) {
+          b->read(pb + i * kc, b->data + (p * b->row + (j + i) * b->col) * b->bytes, kc, 1, 1);
+        }
+        GEMM(columns)(v, cols, kc, pa, pb, kc);
+        found = (const T *)v;
+      } else if (in_columns) {
         GEMM(columns)(v, cols, kc, pa, from, b->col);
         found = (const T *)v;
       } else if (in_rows) {

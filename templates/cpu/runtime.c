@@ -861,7 +861,14 @@ EXPORT int gradc_bf16_product(void) {
 }
 
 /* A gradc_read: bf16 as f32. */
-EXPORT void gradc_read_bf16(void *to, const void *from, int64_t count, int64_t to_step, int64_t from_step) {
+EXPORT void gradc_read_bf16(void *restrict to, const void *restrict from, int64_t count, int64_t to_step, int64_t from_step) {
+  if (to_step == 1 && from_step == 1) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) {
+      ((uint32_t *)to)[i] = (uint32_t)((const uint16_t *)from)[i] << 16;
+    }
+    return;
+  }
   for (int64_t i = 0; i < count; i++) {
     ((uint32_t *)to)[i * to_step] = (uint32_t)((const uint16_t *)from)[i * from_step] << 16;
   }

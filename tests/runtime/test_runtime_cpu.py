@@ -833,9 +833,10 @@ def test_one_row_has_the_same_bits_however_its_columns_are_cut(columns: int, dty
     assert part.tobytes() == out[:, :, 500:1200].tobytes()
 
 
-def test_an_element_does_not_depend_on_its_neighbours() -> None:
+@pytest.mark.parametrize("dtype", ["f4", BF16], ids=["float32", "bfloat16"])
+def test_an_element_does_not_depend_on_its_neighbours(dtype: Any) -> None:
     """Rows and columns of a product are those of a product of fewer, from two of each on and while k is not cut."""
-    a, b = operands(1, 300, 520, 700, "f4")
+    a, b = operands(1, 300, 520, 700, dtype)
     whole = np.empty((1, 300, 520), "f4")
     pool.matmul(a, b, whole)
     for rows, columns in (
@@ -931,15 +932,64 @@ def test_matmul_keeps_nan_and_inf(dtype: Any) -> None:
     assert np.isnan(out[0, 0]).all()
 
 
-@pytest.mark.parametrize("where", ["left", "right"])
-def test_a_subnormal_is_not_taken_for_zero(where: str) -> None:
-    """The processor's tiles would; nor is any other element of such a product changed."""
-    a, b = operands(1, 70, 80, 90, BF16)
-    (a if where == "left" else b)[0, 50, 7], (b[0, 7, :] if where == "left" else a[0, :, 50])[...] = 9e-39, 5e37
-    out = np.empty((1, 70, 80), "f4")
+def of_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product by what runs here, addition by addition: each odd step before the even one, in runs of 64."""
+    batch, m, k = a.shape
+    wide = [x.astype("f4") for x in (a, b)]
+    total = np.zeros((batch, m, b.shape[2]), "f4")
+    if pool.bf16_product() == "f32":
+        pool.matmul(*wide, total)
+        return total
+    products = [wide[0][:, :, p, None] * wide[1][:, None, p] for p in range(k)]  # exact
+    for begin in range(0, k, 64):
+        run = np.zeros_like(total)
+        for p in range(begin, min(begin + 64, k), 2):
+            for step in (p + 1, p) if p + 1 < k else (p,):
+                run = run + products[step]
+        total = total + run if begin else run
+    return total
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 2, 1), (1, 13, 33, 65), (2, 24, 64, 128), (1, 40, 70, 333), (1, 200, 3, 31), (1, 5, 300, 1100)]
+)
+@pytest.mark.parametrize("layout", ["nn", "tt", "ss"])
+def test_bf16_products_have_the_bits_that_their_kernels_say(shape: tuple[int, ...], layout: str) -> None:
+    """The order of both steps of a pair, runs, edges of panels, odd numbers of steps."""
+    if pool.bf16_product() == "tiles":
+        pytest.skip("the order of additions in a tile is not modelled here")
+    a, b = (lying(x, how) for x, how in zip(operands(*shape, BF16), layout, strict=True))
+    out = np.full((shape[0], *shape[1:3]), np.nan, "f4")
     pool.matmul(a, b, out)
+    np.testing.assert_array_equal(out.view("u4"), of_bf16(a, b).view("u4"))
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+@pytest.mark.parametrize("at", [(0, 0), (50, 7), (50, 8), (69, 88)], ids=str)
+@pytest.mark.parametrize("subnormal", [9e-39, -1e-40])
+@pytest.mark.parametrize("where", ["left", "right"])
+def test_a_subnormal_is_not_taken_for_zero(where: str, subnormal: float, at: tuple[int, int], layout: str) -> None:
+    """The kernels of bf16 would; nor is any other element of such a product changed: it is left to those of f32."""
+    a, b = operands(1, 70, 70, 89, BF16)
+    row, step = at
+    (a[0] if where == "left" else b[0].T)[row, step] = subnormal
+    (b[0, step, :] if where == "left" else a[0, :, step])[...] = 5e37
+    out, expected = np.empty((2, 1, 70, 70), "f4")
+    pool.matmul(lying(a, layout[0]), lying(b, layout[1]), out)
     exact = np.matmul(a.astype("f8"), b.astype("f8"))
     assert (abs(out - exact) <= 1e-5 * np.matmul(abs(a).astype("f8"), abs(b).astype("f8"))).all()
+    pool.matmul(a.astype("f4"), b.astype("f4"), expected)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("k", [31, 700])
+def test_of_subnormal_sums_less_is_lost_than_the_least_normal_number_an_addition(k: int) -> None:
+    a, b = (x * BF16(scale) for x, scale in zip(operands(1, 40, 50, k, BF16), (2.0**-60, 2.0**-66), strict=True))
+    out = np.empty((1, 40, 50), "f4")
+    pool.matmul(a, b, out)
+    exact = np.matmul(a.astype("f8"), b.astype("f8"))
+    bound = k * np.finfo("f4").eps * np.matmul(abs(a).astype("f8"), abs(b).astype("f8"))
+    assert (abs(out - exact) <= bound + (k + k / 64) * np.finfo("f4").smallest_normal).all()
 
 
 def test_matmul_from_four_python_threads() -> None:
