@@ -223,18 +223,19 @@ def random_of(type_: gradc.Type, sizes: dict[str, int], rng: np.random.Generator
     return rng.integers(low, high, shape, endpoint=True).astype(dtype.np)
 
 
-def mlp(x: Any, up: Any, down: Any) -> Any:
-    return ops.linear(ops.gelu(ops.linear(ops.tanh(x), up), approximate="tanh"), down)
+def mlp(x: Any, up: Any, down: Any, bias: Any = None) -> Any:
+    return ops.linear(ops.gelu(ops.linear(ops.tanh(x), up, bias), approximate="tanh"), down)
 
 
 MLP = {"x": "[2,20,16]", "up": "[48,16]", "down": "[8,48]"}
 
 
-def test_products_of_bf16_read_bf16() -> None:
+@pytest.mark.parametrize("sizes", [MLP, {**MLP, "bias": "[48]"}], ids=["plain", "bias"])
+def test_products_of_bf16_read_bf16(sizes: dict[str, str]) -> None:
     """Operands are rounded to their type, though the kernels around them compute in f32, and no scale (GELU's 1/2)
     moves from one to the other; the gradient of a weight is written as it lies.
     """
-    module = gradc.compile(gradc.trace(mlp, **{n: f"bf16{t}" for n, t in MLP.items()}), wrt=list(MLP), target="cpu")
+    module = gradc.compile(gradc.trace(mlp, **{n: f"bf16{t}" for n, t in sizes.items()}), wrt=list(sizes), target="cpu")
     found = [
         (program.buffer[operand.buffer].type.dtype.name, call.out.buffer)
         for program in (module.forward.program, module.backward.program)
