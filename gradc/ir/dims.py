@@ -29,7 +29,9 @@ _MOST_USES = 8
 
 @dataclass(frozen=True)
 class FloorDiv:
-    """numerator // denominator, rounded down; no term of the numerator is divisible by the denominator."""
+    """numerator // denominator, rounded down; a constant denominator is larger than the numerator's coefficients, of
+    which none is negative.
+    """
 
     numerator: Size
     denominator: Size
@@ -221,7 +223,7 @@ def symbol(name: str) -> Dim:
 
 
 def floordiv(a: Size, b: Size) -> Size:
-    """a // b, rounded down, with divisible terms moved out of the quotient: (4*N+3)//4 == N."""
+    """a // b, rounded down, with multiples of b moved out of the quotient: (4*N+3)//4 == N, (N-1)//2 == (N+1)//2-1."""
     if isinstance(a, int) and isinstance(b, int):
         if b == 0:
             raise TypeRuleError(f"a size is divided by zero: {a}//{b}")
@@ -232,11 +234,10 @@ def floordiv(a: Size, b: Size) -> Size:
     whole: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for monomial, coefficient in _terms(a):
-        quotient = _divide(monomial, divisor) if not more and scale and coefficient % scale == 0 else None
-        if quotient is None:
-            rest[monomial] = coefficient
-        else:
-            whole[quotient] = coefficient // scale
+        quotient = _divide(monomial, divisor) if not more and scale else None
+        if quotient is not None:
+            whole[quotient], coefficient = divmod(coefficient, scale)
+        rest[monomial] = coefficient
     remainder = _build(rest)
     if remainder == b - 1 or remainder == 0:  # 0 <= b-1 < b for every b >= 1
         tail: Size = 0
@@ -357,7 +358,7 @@ def _least(size: Size) -> Size:
     total: Size = 0
     for monomial, coefficient in _terms(size):
         bound: Size | None = None
-        if len(monomial) == 1 and monomial[0][1] == 1 and isinstance(atom := monomial[0][0], FloorDiv):
+        if isinstance(atom := _sole_atom(monomial), FloorDiv):
             divisor = atom.denominator
             if isinstance(divisor, int) and divisor > 0 and coefficient % divisor == 0:
                 bound = (atom.numerator - divisor + 1 if coefficient > 0 else atom.numerator) * (coefficient // divisor)
@@ -380,7 +381,69 @@ def known_nonnegative(size: Size) -> bool:
             return True
         if isinstance(difference, Dim) and any(m in dict(_terms(slack)) for m, _ in difference.terms if m):
             slack = slack - difference
-    return _positive_terms(slack) or _positive_terms(_without_negative_terms(size))
+    if _positive_terms(slack) or _positive_terms(_without_negative_terms(size)):
+        return True
+    try:
+        return _positive_terms(_above_bounds(_with_lesser_quotients(size)))
+    except TypeRuleError:  # more parts than a size may have: nothing is known of it
+        return False
+
+
+def _with_lesser_quotients(size: Size) -> Size:
+    """A lower bound of a size, by (n + c) // d >= n // d + c // d where n // d is subtracted."""
+    subtracted = [atom for m, c in _terms(size) if c < 0 and isinstance(atom := _sole_atom(m), FloorDiv)]
+    total: Size = 0
+    for monomial, coefficient in _terms(size):
+        bound = _build({monomial: coefficient})
+        if coefficient > 0 and isinstance(atom := _sole_atom(monomial), FloorDiv):
+            for other in subtracted:
+                more, divisor = atom.numerator - other.numerator, atom.denominator
+                if divisor == other.denominator and isinstance(divisor, int) and isinstance(more, int):
+                    bound = (_build({((other, 1),): 1}) + more // divisor) * coefficient
+        total = total + bound
+    return total
+
+
+def _above_bounds(size: Size) -> Size:
+    """A size over what its atoms are above the constants that they are at least by the assumptions: with N >= 2 and
+    M >= 1, N*M - N is N*M + 2*M.
+    """
+    bounds = _bounds(_facts.get())
+    if not any(atom in bounds for monomial, _ in _terms(size) for atom, _ in monomial):
+        return size
+    total: Size = 0
+    for monomial, coefficient in _terms(size):
+        term: Size = coefficient
+        for atom, power in monomial:
+            # what an atom is above its bound is not negative, and a symbol is not
+            above = _build({((str(atom), 1),): 1}) + bounds[atom] if atom in bounds else _build({((atom, 1),): 1})
+            for _ in range(power):
+                term = term * above
+        total = total + term
+    return total
+
+
+@functools.lru_cache(maxsize=1 << 8)
+def _bounds(facts: tuple[Assumption, ...]) -> Mapping[Atom, int]:
+    """The constants from 0 on that single facts say atoms to be at least."""
+    bounds: dict[Atom, int] = {}
+    pending = [fact.left - fact.right for fact in facts]
+    while pending:
+        (monomial, coefficient), *rest = _terms(pending.pop())
+        atom, constant = _sole_atom(monomial), dict(rest).get((), 0)
+        if atom is None or coefficient < 0 or len(rest) > (constant != 0):
+            continue
+        least = -(constant // coefficient)
+        if least >= bounds.get(atom, 0):
+            bounds[atom] = least
+        if isinstance(atom, FloorDiv) and isinstance(atom.denominator, int) and atom.denominator > 0:
+            pending.append(atom.numerator - least * atom.denominator)
+    return bounds
+
+
+def _sole_atom(monomial: Monomial) -> Atom | None:
+    """The atom that a monomial is."""
+    return monomial[0][0] if len(monomial) == 1 and monomial[0][1] == 1 else None
 
 
 def _without_negative_terms(size: Size) -> Size:

@@ -17,6 +17,7 @@ from gradc.ir.dims import (
     known_nonnegative,
     maximum,
     minimum,
+    product,
     substitute,
     symbol,
 )
@@ -58,6 +59,17 @@ def test_nor_where_something_is_assumed(size: Size, left: Size, right: Size) -> 
             assert not fact.holds(values) or evaluate(size, values) >= 0, (str(size), str(fact), values)
 
 
+@given(SIZES, st.lists(st.tuples(SIZES, st.integers(-4, 6)), min_size=1, max_size=3))
+@settings(max_examples=400, deadline=None)
+def test_nor_where_sizes_are_bounded(size: Size, bounds: list[tuple[Size, int]]) -> None:
+    facts = [Assumption(bounded, ">=", least) for bounded, least in bounds]
+    with assuming(facts):
+        known = known_nonnegative(size)
+    if known:
+        for values in VALUES:
+            assert not all(f.holds(values) for f in facts) or evaluate(size, values) >= 0, (str(size), facts, values)
+
+
 @given(SIZES, SIZES)
 @settings(max_examples=300, deadline=None)
 def test_one_form_has_one_value(a: Size, b: Size) -> None:
@@ -82,3 +94,37 @@ def test_a_quotient_times_its_divisor_is_no_more_than_it_was_and_not_always_as_m
     for d in (2, 3, 7):
         assert known_nonnegative(n - floordiv(n, d) * d) and not known_nonnegative(floordiv(n, d) * d - n)
         assert known_nonnegative(floordiv(n, d) * d - n + (d - 1))
+
+
+def test_quotients_by_a_number_that_are_equal_have_one_form() -> None:
+    n, m = symbol("N"), symbol("M")
+    assert floordiv(n - 1, 2) + 1 == floordiv(n + 1, 2) == ceildiv(n, 2)
+    assert floordiv(n * 7 - m * 3 + 8, 3) == n * 2 - m + 2 + floordiv(n + 2, 3)
+    assert floordiv(m * n * 5, m * 4) == n + floordiv(m * n, m * 4)
+
+
+def test_of_quotients_with_other_constants_the_order_is_known() -> None:
+    """How many windows a pooling has is the smaller of two such sizes."""
+    n = symbol("N")
+    for a, b, more in itertools.product(range(-4, 5), range(-4, 5), range(-2, 3)):
+        left, right = floordiv(n + a, 3) + more, floordiv(n + b, 3)
+        larger, smaller = maximum(left, right), minimum(left, right)
+        assert {larger, smaller} == {left, right}
+        for value in range(9):
+            assert evaluate(larger - smaller, {"N": value}) >= 0
+
+
+def test_of_sizes_that_are_bounded_products_are() -> None:
+    """The number of windows of an image, each of whose axes has one at least."""
+    rows, columns = (floordiv(symbol(n) - k, 2) + 1 for n, k in (("N", 5), ("M", 3)))
+    with assuming([Assumption(rows, ">=", 1), Assumption(columns, ">=", 1)]):
+        assert known_nonnegative(rows * columns - rows) and not known_nonnegative(rows * columns - rows - 1)
+        assert known_nonnegative(symbol("N") - 5) and not known_nonnegative(symbol("N") - 6)
+    with assuming([Assumption(symbol("N") * 2, ">=", 5)]):
+        assert known_nonnegative(symbol("N") - 3) and not known_nonnegative(symbol("N") - 4)
+
+
+def test_what_would_be_too_large_to_look_at_is_not_known() -> None:
+    sizes = [symbol(f"N{i}") for i in range(12)]
+    with assuming([Assumption(size, ">=", 2) for size in sizes]):
+        assert not known_nonnegative(product(sizes) - symbol("M"))

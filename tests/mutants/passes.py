@@ -250,6 +250,22 @@ MUTANTS = (
         ("test_dims", "test_units", "test_accesses", "test_text", "test_verify", "test_cost_model"),
     ),
     Mutant(
+        "dims.lesser-quotient",
+        "gradc/ir/dims.py",
+        "more // divisor) * coefficient",
+        "ceildiv(more, divisor)) * coefficient",
+        "(n + c) // d is taken to be at least n // d + c / d rounded up",
+        ("test_dims",),
+    ),
+    Mutant(
+        "dims.bound-of-an-atom",
+        "gradc/ir/dims.py",
+        "least = -(constant // coefficient)",
+        "least = -constant",
+        "with 2*N >= 6, N is taken to be 6 at least",
+        ("test_dims",),
+    ),
+    Mutant(
         "plan-buffers.overlap",
         "gradc/passes/program/plan_buffers.py",
         "if first <= span[n][1] and span[n][0] <= last",

@@ -90,6 +90,41 @@ def test_an_image_of_strided_windows_of_any_geometry(data: DataObject) -> None:
         np.testing.assert_allclose(value, want, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize(("stride", "dilation"), [((2, 2, 2), (3, 1, 1)), ((3, 2, 1), (1, 2, 3))])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_strided_convolution_of_a_volume_of_any_size(
+    stride: tuple[int, ...], dilation: tuple[int, ...], transposed: bool
+) -> None:
+    """The number of windows, a product of three quotients, bounds where the gradient reads."""
+    name = "conv_transpose3d" if transposed else "conv3d"
+    options = {"stride": stride, "dilation": dilation, "padding": 1}
+    graph = trace(lambda x, w: getattr(ops, name)(x, w, **options), x="f64[2,4,A,B,C]", w="f64[4,4,3,3,3]")
+    module = gradc.compile(graph, wrt=["x", "w"], target="numpy")
+    for shape in ((2, 4, 8, 7, 6), (2, 4, 9, 9, 5)):
+        arrays = {"x": rng.standard_normal(shape), "w": rng.standard_normal((4, 4, 3, 3, 3))}
+        y, residuals = module.forward(**arrays)
+        g = rng.standard_normal(y.shape)
+        want = torchs(lambda x, w: getattr(F, name)(x, w, **options), g, **arrays)
+        for value, other in zip((y, *module.backward(residuals, g).values()), want, strict=True):
+            np.testing.assert_allclose(value, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 3, 1), (2, 3, 1)])
+@pytest.mark.parametrize("name", ["max_pool3d", "avg_pool3d"])
+def test_pooling_of_a_volume_of_any_size_whose_last_windows_stand_out(
+    name: str, kernel: int, stride: int, padding: int
+) -> None:
+    graph = trace(lambda x: getattr(ops, name)(x, kernel, stride, padding, ceil_mode=True), x="f64[2,3,A,B,C]")
+    module = gradc.compile(graph, wrt=["x"], target="numpy")
+    for sizes in ((5, 6, 7), (4, 8, 9)):
+        x = rng.standard_normal((2, 3, *sizes))
+        y, residuals = module.forward(x=x)
+        g = rng.standard_normal(y.shape)
+        want = torchs(lambda x: getattr(F, name)(x, kernel, stride, padding, ceil_mode=True), g, x=x)
+        for value, other in zip((y, *module.backward(residuals, g).values()), want, strict=True):
+            np.testing.assert_allclose(value, other, rtol=1e-11, atol=1e-11)
+
+
 def test_windows_are_read_in_place() -> None:
     """A pooling is one kernel, its gradient one more, and neither keeps the windows; a convolution writes the columns
     that its product reads, once.
