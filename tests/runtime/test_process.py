@@ -508,6 +508,35 @@ print(sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (0, 3) for pid 
 )
 
 
+FORKED_PRODUCT = (
+    LONG
+    + """
+# So does a child in the middle of a product of the pool's own.
+a, b, short = np.ones((1, 3000, 4096), np.float32), np.ones((1, 4096, 3000), np.float32), np.empty((1, 40, 3000), "f4")
+out, children = np.empty((1, 3000, 3000), np.float32), []
+signal.signal(signal.SIGINT, lambda *_: children.append(os.fork()))
+parent = os.getpid()
+interrupt(0.1)
+try:
+    while not children:
+        pool.matmul(a, b, out)
+    status = 0
+except gradc.errors.DeviceError as error:
+    status = 3 if os.getpid() != parent and str(error).startswith("matmul: the process was forked") else 4
+if os.getpid() != parent:
+    pool.matmul(a[:, :40], b, short)
+    os._exit(status if (short == 4096).all() else 5)
+assert status == 0 and (out == 4096).all()
+print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) in (0, 3))
+"""
+)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_handler_that_forks_in_a_product(threads: str) -> None:
+    assert child(FORKED_PRODUCT, threads, "row").strip() == "True"
+
+
 LOST = (
     LONG
     + """

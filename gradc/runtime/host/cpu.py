@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...codegen.text import CODES, enumerators
-from ...errors import DeviceError, IndexOutOfRange, InternalError, NotAscending, OutOfMemory
+from ...errors import IndexOutOfRange, InternalError, NotAscending
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Loop, Program, alternatives
 from ...ir.node import REGISTRY
@@ -161,32 +161,23 @@ class CpuProgram:
         if binding.large and context.stream_from == pool.NEVER:
             context.stream_from = pool.stream_from()
         code = self._call(self.entry, context.pointer, table, binding.dims, base + binding.scratch, only)
-        error = context.error if code or context.code else None
+        error = self._failure(context) if code or context.code else None
         self._contexts.append(context)
         if error is not None:
-            self._raise(error)
+            raise error
 
-    def _raise(self, error: tuple[int, int, int, int, int]) -> None:
-        code, site, position, value, bound = error
+    def _failure(self, context: pool.Context) -> Exception:
+        code, site, position, value, bound = context.error
         if code == CODES["GRADC_INDEX_OUT_OF_RANGE"]:
             op, source = self.sites.get(site, ("index", "?"))
-            raise IndexOutOfRange(op, source, position, value, bound)
-        if code == CODES["GRADC_OUT_OF_MEMORY"]:
-            raise OutOfMemory(
-                f"{self.program.name}: a thread needs {value} bytes more for itself, and the system does not give them"
-            )
+            return IndexOutOfRange(op, source, position, value, bound)
         if code == CODES["GRADC_DECREASES"]:
             op, source = self.sites.get(site, ("index", "?"))
-            raise NotAscending(op, source, position, value, bound)
+            return NotAscending(op, source, position, value, bound)
         if code == CODES["GRADC_OUTSIDE"]:
             step = self.program.steps[site]
-            raise InternalError(f"{self.program.name}: {step.name} touches element {value} of an array of {bound}")
-        if code == CODES["GRADC_FORKED"]:
-            raise DeviceError(
-                f"{self.program.name}: the process was forked in the middle of the call, by the handler of a signal;"
-                " the child has not what the parent's threads computed"
-            )
-        raise InternalError(f"{self.program.name} reported code {code}")
+            return InternalError(f"{self.program.name}: {step.name} touches element {value} of an array of {bound}")
+        return context.failure(self.program.name)
 
     def sites_json(self) -> str:
         return json.dumps({str(k): list(v) for k, v in self.sites.items()})

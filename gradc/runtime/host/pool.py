@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from gradc import knobs
-from gradc.codegen.text import read_template
-from gradc.errors import CompilerMissing, InvalidProblem, OutOfMemory
+from gradc.codegen.text import CODES, read_template
+from gradc.errors import CompilerMissing, DeviceError, InternalError, InvalidProblem, OutOfMemory
 from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
 from gradc.runtime.host.toolchain import compile_c, cpu_identity, find_compiler, load_library
@@ -67,6 +67,20 @@ class Context:
         """(code, site, position, value, bound) of the reported error with the lowest site and position."""
         code, site, position, value, bound = self._struct.slots[:5]
         return code, site, position, value, bound
+
+    def failure(self, name: str) -> Exception:
+        """What the pool itself reports of the call ``name``: memory that a thread does not get, or a fork."""
+        if self.code == CODES["GRADC_OUT_OF_MEMORY"]:
+            needed = self.error[3]
+            return OutOfMemory(
+                f"{name}: a thread needs {needed} bytes more for itself, and the system does not give them"
+            )
+        if self.code == CODES["GRADC_FORKED"]:
+            return DeviceError(
+                f"{name}: the process was forked in the middle of the call, by the handler of a signal; the child has"
+                " not what the parent's threads computed"
+            )
+        return InternalError(f"{name} reported code {self.code}")
 
     def clear(self) -> None:
         """Clears the error; every call does so at its start."""
@@ -311,7 +325,10 @@ def bf16_product() -> Literal["f32", "pairs", "tiles"]:
 
 
 def parallel_for(context: Context, tasks: int, body: Any, args: int | None = None) -> None:
-    """Runs a compiled ``gradc_body`` on the pool, for tests and measurements."""
+    """Runs a compiled ``gradc_body`` on the pool, for tests and measurements.
+
+    :raises OutOfMemory, DeviceError: as :func:`matmul`.
+    """
     call_entry()(
         _address(_library().gradc_run_tasks),
         context.pointer,
@@ -320,6 +337,8 @@ def parallel_for(context: Context, tasks: int, body: Any, args: int | None = Non
         None,
         -1,
     )
+    if context.code:
+        raise context.failure("parallel_for")
 
 
 class _Matrix(ctypes.Structure):
@@ -352,6 +371,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = Fal
 
     :raises ValueError: ranks, sizes, dtypes or layouts are not as described.
     :raises OutOfMemory: not enough memory for packed operands or partial sums.
+    :raises DeviceError: in a child of a fork in the middle of the product, by the handler of a signal.
     """
     prepared_matmul(a, b, out, accumulate)()
 
@@ -387,6 +407,6 @@ def prepared_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: b
         _ = a, b, out, operands
         call(entry, context.pointer, buffers, sizes, None, -1)
         if context.code:
-            raise OutOfMemory(f"matmul needs {context.error[3]} bytes more in a thread")
+            raise context.failure("matmul")
 
     return run
