@@ -29,8 +29,8 @@ _MOST_USES = 8
 
 @dataclass(frozen=True)
 class FloorDiv:
-    """numerator // denominator, rounded down; a constant denominator is larger than the numerator's coefficients, of
-    which none is negative.
+    """numerator // denominator, rounded down; no term of the numerator is divisible by the denominator, and a constant
+    denominator is larger than the numerator's constant, which is not negative.
     """
 
     numerator: Size
@@ -235,7 +235,7 @@ def floordiv(a: Size, b: Size) -> Size:
     rest: dict[Monomial, int] = {}
     for monomial, coefficient in _terms(a):
         quotient = _divide(monomial, divisor) if not more and scale else None
-        if quotient is not None:
+        if quotient is not None and (not monomial or coefficient % scale == 0):
             whole[quotient], coefficient = divmod(coefficient, scale)
         rest[monomial] = coefficient
     remainder = _build(rest)
@@ -357,12 +357,13 @@ def _least(size: Size) -> Size:
     """A lower bound of a size, without quotients by constants: n - d + 1 <= d * (n // d) <= n."""
     total: Size = 0
     for monomial, coefficient in _terms(size):
-        bound: Size | None = None
-        if isinstance(atom := _sole_atom(monomial), FloorDiv):
-            divisor = atom.denominator
-            if isinstance(divisor, int) and divisor > 0 and coefficient % divisor == 0:
+        bound: Size = _build({monomial: coefficient})
+        for atom, divisor, rest in _quotients(monomial):
+            if coefficient % divisor == 0:
                 bound = (atom.numerator - divisor + 1 if coefficient > 0 else atom.numerator) * (coefficient // divisor)
-        total = total + (bound if bound is not None else _build({monomial: coefficient}))
+                bound = bound * rest
+                break
+        total = total + bound
     return total
 
 
@@ -370,38 +371,56 @@ def known_nonnegative(size: Size) -> bool:
     """Whether ``size >= 0`` follows from symbols being >= 0 and a few uses of the assumptions."""
     if _positive_terms(size):
         return True
-    if _positive_terms(_least(size)):
-        return True
-    if any(_positive_terms(size - (fact.left - fact.right)) for fact in _facts.get()):
-        return True
-    slack = size
-    for fact in _facts.get():
-        difference = fact.left - fact.right
-        if isinstance(difference, Dim) and _positive_terms(slack - difference):
-            return True
-        if isinstance(difference, Dim) and any(m in dict(_terms(slack)) for m, _ in difference.terms if m):
-            slack = slack - difference
-    if _positive_terms(slack) or _positive_terms(_without_negative_terms(size)):
-        return True
     try:
-        return _positive_terms(_above_bounds(_with_lesser_quotients(size)))
-    except TypeRuleError:  # more parts than a size may have: nothing is known of it
+        return any(_positive_terms(bound) for bound in _lower_bounds(size))
+    except TypeRuleError:  # a bound has more parts than a size may have
         return False
 
 
-def _with_lesser_quotients(size: Size) -> Size:
-    """A lower bound of a size, by (n + c) // d >= n // d + c // d where n // d is subtracted."""
-    subtracted = [atom for m, c in _terms(size) if c < 0 and isinstance(atom := _sole_atom(m), FloorDiv)]
+def _lower_bounds(size: Size) -> Iterator[Size]:
+    yield _least(size)
+    differences = [fact.left - fact.right for fact in _facts.get()]
+    yield from (size - difference for difference in differences)
+    slack = size
+    for difference in differences:
+        if isinstance(difference, Dim):
+            yield slack - difference
+            if any(m in dict(_terms(slack)) for m, _ in difference.terms if m):
+                slack = slack - difference
+    yield slack
+    yield _without_negative_terms(size)
+    yield _above_bounds(_with_added_quotients(size))
+
+
+def _with_added_quotients(size: Size) -> Size:
+    """A lower bound of a size, by n // d <= (n + c) // d + ceil(-c / d) where n // d is subtracted and (n + c) // d
+    added.
+    """
+    added = dict.fromkeys(atom for m, c in _terms(size) if c > 0 for atom, _ in m if isinstance(atom, FloorDiv))
     total: Size = 0
     for monomial, coefficient in _terms(size):
-        bound = _build({monomial: coefficient})
-        if coefficient > 0 and isinstance(atom := _sole_atom(monomial), FloorDiv):
-            for other in subtracted:
-                more, divisor = atom.numerator - other.numerator, atom.denominator
-                if divisor == other.denominator and isinstance(divisor, int) and isinstance(more, int):
-                    bound = (_build({((other, 1),): 1}) + more // divisor) * coefficient
-        total = total + bound
+        most = _most(monomial, added) if coefficient < 0 else None
+        total = total + (_build({monomial: 1}) if most is None else most) * coefficient
     return total
+
+
+def _most(monomial: Monomial, quotients: Iterable[FloorDiv]) -> Size | None:
+    """An upper bound of a product of atoms in which one of ``quotients`` stands for another with the same divisor."""
+    for atom, divisor, rest in _quotients(monomial):
+        for other in quotients:
+            more = atom.numerator - other.numerator
+            if other.denominator == divisor and isinstance(more, int):
+                return rest * (_build({((other, 1),): 1}) + ceildiv(more, divisor))
+    return None
+
+
+def _quotients(monomial: Monomial) -> Iterator[tuple[FloorDiv, int, Size]]:
+    """Each quotient by a number in a product: (it, the number, the other factors), where those are not negative."""
+    for atom, _ in monomial:
+        if isinstance(atom, FloorDiv) and isinstance(atom.denominator, int) and atom.denominator > 0:
+            rest = _build({_divide(monomial, ((atom, 1),)) or (): 1})
+            if _positive_terms(rest):
+                yield atom, atom.denominator, rest
 
 
 def _above_bounds(size: Size) -> Size:

@@ -144,7 +144,7 @@ class KernelRanges:
         constant or a size.
         """
         range_ = Range()
-        for s in map(self.k.stmts.__getitem__, true):
+        for s in map(self.k.stmts.__getitem__, sorted(true)):
             if s.op in ("ge", "le", "gt", "lt") and s.args[0] == value:
                 bound = self.number(s.args[1])
                 if bound is not None:
@@ -173,7 +173,7 @@ class KernelRanges:
         total = Range.of(index.const, index.const)
         for variable, factor in index.terms:
             total += (self.axes[variable] if variable in self.axes else self.value(variable, true)) * factor
-        for name in true:
+        for name in sorted(true):  # in one order, as not all bounds are kept
             s = self.k.stmts[name]
             if s.op == "in_bounds":
                 test = Range.of(s.attr("lo"), s.attr("hi") - 1)

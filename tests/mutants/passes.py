@@ -250,11 +250,11 @@ MUTANTS = (
         ("test_dims", "test_units", "test_accesses", "test_text", "test_verify", "test_cost_model"),
     ),
     Mutant(
-        "dims.lesser-quotient",
+        "dims.greater-quotient",
         "gradc/ir/dims.py",
-        "more // divisor) * coefficient",
-        "ceildiv(more, divisor)) * coefficient",
-        "(n + c) // d is taken to be at least n // d + c / d rounded up",
+        "+ ceildiv(more, divisor))",
+        "+ more // divisor)",
+        "(n + c) // d is taken to be at most n // d + c / d rounded down",
         ("test_dims",),
     ),
     Mutant(

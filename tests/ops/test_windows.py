@@ -109,6 +109,27 @@ def test_a_strided_convolution_of_a_volume_of_any_size(
             np.testing.assert_allclose(value, other, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        ((1, 3, 1), (2, 2, 2), (2, 2, 3), (2, 3, 2)),
+        ((1, 3, 2), (3, 2, 3), (3, 0, 1), (3, 3, 2)),
+        ((2, 3, 1), (1, 1, 3), (3, 0, 2), (1, 3, 2)),
+    ],
+)
+def test_windows_whose_numbers_are_other_quotients(
+    kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]
+) -> None:
+    """What the gradient reads is bounded by the sizes of the image, too, in quotients that are at most one larger."""
+    graph = trace(
+        lambda x, w: ops.conv3d(x, w, stride=stride, padding=padding, dilation=dilation),
+        x="f64[N,2,A,B,C]",
+        w=f"f64[4,2,{','.join(map(str, kernel))}]",
+    )
+    for target in ("numpy", "cpu"):  # whose passes differ
+        gradc.compile(graph, wrt=["x"], target=target)
+
+
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 3, 1), (2, 3, 1)])
 @pytest.mark.parametrize("name", ["max_pool3d", "avg_pool3d"])
 def test_pooling_of_a_volume_of_any_size_whose_last_windows_stand_out(
