@@ -13,6 +13,7 @@ import pytest
 import gradc
 from gradc import ops
 from gradc.errors import GradcError
+from gradc.runtime.host import pool
 
 
 def bag(tokens, table, scale, gamma):
@@ -84,6 +85,15 @@ def test_the_cuda_of_a_kernel(golden, name: str) -> None:
         golden(f"kernels_cuda/{name}_finish.cu", "\n\n".join(finish))
 
 
+@pytest.fixture
+def two_threads():
+    threads = pool.num_threads()
+    pool.set_num_threads(2)
+    yield
+    pool.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("two_threads")  # whose memory it tells
 def test_explain(golden) -> None:
     golden("model/explain.txt", re.sub(r" +\d+(\.\d+)? (us|ms)\b", r" # \2", str(model().explain(N=4096, V=32000))))
 
