@@ -43,6 +43,9 @@ def test_what_is_asked_for_ahead() -> None:
         assert "search_" not in block.split("phase")[0]  # a search is not done twice
     with knobs.BOUNDS.set(True):
         assert ahead not in compiled(gather, i="i64[N]", w="f32[V,64]")
+    # a row's windows follow from its number: they lie beside those of the row before
+    pooled = compiled(lambda x: ops.max_pool2d(x, 3, 2, 1), "x", x="f32[N,64,112,112]")
+    assert "GRADC_AHEAD" not in pooled
 
 
 @pytest.mark.parametrize(

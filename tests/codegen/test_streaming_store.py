@@ -14,6 +14,7 @@ import gradc
 from gradc import knobs, ops
 from gradc.ir.types import parse_type
 from gradc.runtime.host import pool
+from gradc.runtime.host.cpu import ALIGN
 
 EVERYTHING = 1
 """Bytes from which arrays are written by streaming stores: all of them."""
@@ -104,6 +105,18 @@ def test_outputs_that_begin_anywhere(offset):
         module(x=x, out={"y": out})
     assert (memory[:offset] == 7).all() and (memory[offset + 7700 :] == 7).all()
     np.testing.assert_allclose(out, np.exp(x.astype(np.float64)), rtol=2e-7)
+
+
+@pytest.mark.parametrize("columns", [511, 512])
+@pytest.mark.parametrize("known", [True, False])
+def test_short_rows_are_not_staged(known, columns):
+    """Rows of less than 2 KB are written where they lie: no thread keeps a block of them."""
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x=f"f32[N,{columns}]" if known else "f32[N,D]"), wrt=[])
+    kept = module.memory(N=4096, **({} if known else {"D": columns})).threads / pool.num_threads()
+    if columns == 512:
+        assert kept >= 512 * 4
+    else:
+        assert kept == 0 if known else kept <= ALIGN
 
 
 def test_narrow_types_in_memory():

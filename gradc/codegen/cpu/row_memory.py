@@ -17,6 +17,7 @@ from ...process.forks import cached_property
 from ..expr import carrier, variable
 from ..index import flatten, index, size
 from ..rows import RowWriter
+from ..text import enumerators
 from .records import Gathered, Prefetch
 
 CACHED_COST = 8
@@ -27,6 +28,8 @@ PREFETCHED_BYTES = 16 << 10
 """Bytes of the next row up to which it is prefetched: longer ones push the present row out of the nearest cache."""
 STREAMED_BYTES = 1 << 20
 """Bytes below which an array of known size is never written by streaming stores."""
+STREAMED_ROW = enumerators("cpu/program.h")["GRADC_STREAMED_ROW"]
+"""Bytes of a row below which it is not written by streaming stores."""
 LINE_BYTES = 64
 """Of a cache line."""
 SHORT_ROW = 16
@@ -104,6 +107,9 @@ class RowMemory(RowWriter):
     def streams(self, s: Stmt, number: int) -> bool:
         """Whether a store fills neighbouring elements of a large array that no later pass of the row reads back."""
         if s.op != "store" or not self.k.cols or self.k.descending or not self.large(s.buffer) or self.scribe.guarded:
+            return False
+        row = self.k.cols[-1][1] * self.types[s.buffer].dtype.itemsize
+        if isinstance(row, int) and row < STREAMED_ROW:
             return False
         flat = flatten(s.index, self.types[s.buffer].shape)
         if dict(flat.terms).get(self.k.cols[-1][0]) != 1 or any(v.startswith("%") for v, _ in flat.terms):

@@ -240,7 +240,9 @@ class KernelWriter(ColumnWriter):
         types = [self.k.stmts[v].dtype or F32 for v in self.row_cache]
         arrays = [LocalArray(f"cache{i}", carrier(dtype), "cols") for i, dtype in enumerate(types)]
         for s, i in self.stream_number.items():
-            arrays.append(LocalArray(f"staged{i}", stored(self.types[s.buffer].dtype), "GRADC_BLOCK"))
+            streamed = self.streamed_array(s, i)
+            count = f"({streamed.row} >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0)"
+            arrays.append(LocalArray(f"staged{i}", streamed.ctype, count))
         arrays += [
             LocalArray(f"block{a.number}", a.ctype, a.block_size) for a in accums if a.block_sums and not self.run
         ]

@@ -32,8 +32,9 @@ static void mul_1d83d6_layout(mul_1d83d6_args *A) {
 }
 
 static i64 mul_1d83d6_thread_bytes(const mul_1d83d6_args *A) {
+  const i64 D = A->D;
   i64 bytes = 0;
-  bytes += gradc_align(GRADC_BLOCK * (i64)sizeof(f32));
+  bytes += gradc_align((D * (i64)sizeof(f32) >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0) * (i64)sizeof(f32));
   return bytes;
 }
 
@@ -52,7 +53,7 @@ static void mul_1d83d6_rows(const void *args, i64 task) {
   const i64 rows = N, cols = D, chunk = A->chunk;
   char *memory = A->ctx->local(A->ctx, mul_1d83d6_thread_bytes(A));
   if (!memory) return;
-  f32 *restrict const staged0 = gradc_take(&memory, GRADC_BLOCK * (i64)sizeof(f32));
+  f32 *restrict const staged0 = gradc_take(&memory, (D * (i64)sizeof(f32) >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0) * (i64)sizeof(f32));
   const int stream0 = (D * N) * (i64)sizeof(f32) >= A->ctx->stream_from && D * (i64)sizeof(f32) >= GRADC_STREAMED_ROW;
   const i64 strips = gradc_chunks(cols, GRADC_STRIP);
   const i64 first_row = task / strips * chunk, last_row = gradc_min(first_row + chunk, rows);

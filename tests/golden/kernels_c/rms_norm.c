@@ -40,18 +40,6 @@ static void rms_norm_17f2b6_layout(rms_norm_17f2b6_args *A) {
   A->chunk = maximum_i64(6, balanced);
 }
 
-static i64 rms_norm_17f2b6_thread_bytes(const rms_norm_17f2b6_args *A) {
-  i64 bytes = 0;
-  bytes += gradc_align(GRADC_BLOCK * (i64)sizeof(u16));
-  return bytes;
-}
-
-GRADC_SHARED i64 rms_norm_17f2b6_local_bytes(const i64 *dims) {
-  rms_norm_17f2b6_args args = { .N = dims[0] };
-  rms_norm_17f2b6_layout(&args);
-  return rms_norm_17f2b6_thread_bytes(&args);
-}
-
 static void rms_norm_17f2b6_rows(const void *args, i64 task) {
   const rms_norm_17f2b6_args *const A = args;
   const i64 N = A->N;
@@ -60,10 +48,6 @@ static void rms_norm_17f2b6_rows(const void *args, i64 task) {
   u16 *restrict const y = A->y;
   const i64 rows = N, cols = 768, chunk = A->chunk;
   i64 since = 0; /* elements, since it was asked whether the call ends */
-  char *memory = A->ctx->local(A->ctx, rms_norm_17f2b6_thread_bytes(A));
-  if (!memory) return;
-  u16 *restrict const staged0 = gradc_take(&memory, GRADC_BLOCK * (i64)sizeof(u16));
-  const int stream0 = (768 * N) * (i64)sizeof(u16) >= A->ctx->stream_from && 768 * (i64)sizeof(u16) >= GRADC_STREAMED_ROW;
   const i64 last_row = gradc_min(task * chunk + chunk, rows);
   for (i64 r0 = task * chunk, r1; r0 < last_row; r0 = r1) {
     r1 = gradc_min(r0 + gradc_poll_rows(cols), last_row);
@@ -103,9 +87,8 @@ static void rms_norm_17f2b6_rows(const void *args, i64 task) {
       const f32 v5 = v3 / v4;
       const f32 v7 = v5 + v6;
       const f32 v8 = rsqrt_f32(v7);
-      for (i64 c0 = 0; c0 < 768; c0 += GRADC_STAGED) {
-        const i64 c1 = gradc_min(c0 + GRADC_STAGED, 768);
-        u16 *restrict const out0 = stream0 ? staged0 : y + (i0 * 768 + c0);
+      for (i64 c0 = 0; c0 < 768; c0 += 768) {
+        const i64 c1 = 768;
         for (i64 e = 0; e < c1 - c0; e += 32) __builtin_prefetch(x + (i0 * 768 + c0 + 768) + e);
         #pragma omp simd
         for (i64 i1 = c0; i1 < c1; i1++) {
@@ -116,14 +99,12 @@ static void rms_norm_17f2b6_rows(const void *args, i64 task) {
           const f32 v11 = (f32)v10;
           const f32 v12 = v9 * v11;
           const f32 v13 = bf16_round((f32)v12);
-          out0[i1 - c0] = bf16_store(v13);
+          y[i0 * 768 + i1] = bf16_store(v13);
         }
-        if (stream0) gradc_stream(y + (i0 * 768 + c0), staged0, (c1 - c0) * (i64)sizeof(u16));
       }
     }
     if (r1 < last_row && gradc_poll(A->ctx, &since, GRADC_POLL)) return;
   }
-  gradc_stream_fence();
 }
 
 GRADC_SHARED int rms_norm_17f2b6(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *workspace, i64 site) {
