@@ -897,6 +897,22 @@ def test_parts_are_multiplied_by_threads_of_their_own(shape: tuple[int, ...], la
             np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("rows", [3, 16, 40])
+def test_the_last_columns_of_a_part_fill_no_vector(rows: int, dtype: str) -> None:
+    """Few rows leave columns where they are, but for those that fill no vector, however many of a part do."""
+    for columns in (127, 187, 190, 253, 318, 501):
+        a, b = operands(1, rows, columns, 3000, dtype)
+        pool.set_num_threads(1)
+        expected, out = np.empty((2, 1, rows, columns), dtype)
+        pool.matmul(a, b, expected)
+        for threads in (2, 3, 4, 7, 16):
+            pool.set_num_threads(threads)
+            out[...] = np.nan
+            pool.matmul(a, b, out)
+            np.testing.assert_array_equal(out, expected)
+
+
 @every_dtype
 @pytest.mark.parametrize("rows", [1, 2, 15, 40])
 @pytest.mark.parametrize("k", [200, 4095, 65536])
