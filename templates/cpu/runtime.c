@@ -900,12 +900,14 @@ static void cut_parts(product *p, int64_t products, int64_t threads) {
   }
 }
 
+enum { GEMM_LONG = 2048 }; /* rows or columns of a slab that are read where they are: we look for signals between two slabs */
+
 /* How slabs and tiles are cut, which the bits do not depend on: both are whole panels, a slab's steps whole blocks. */
 static void cut_slabs(product *p) {
   const int64_t mr = p->type->mr, nr = p->type->nr, kc = p->type->kc, elements = p->type->packs / p->type->packed, steps = at_most(p->step, p->k);
   const int64_t most = elements / at_most(steps, kc); /* rows and columns in panels */
-  p->slab_n = p->columns_in_place ? p->part_n : at_most(p->part_n, (p->rows_in_place ? most : most * 3 / 4) / nr * nr);
-  p->slab_m = p->rows_in_place ? p->part_m : at_most(p->part_m, (most - packed_columns(p)) / mr * mr);
+  p->slab_n = p->columns_in_place ? at_most(p->part_n, whole(GEMM_LONG, nr)) : at_most(p->part_n, (p->rows_in_place ? most : most * 3 / 4) / nr * nr);
+  p->slab_m = p->rows_in_place ? at_most(p->part_m, whole(GEMM_LONG, mr)) : at_most(p->part_m, (most - packed_columns(p)) / mr * mr);
   if (!p->rows_in_place && p->slab_m > 0) { /* slabs of as many rows each */
     p->slab_m = whole(ceil_div(p->part_m, ceil_div(p->part_m, p->slab_m)), mr);
   }
@@ -941,20 +943,15 @@ static void split(product *p) {
 static double flops_of(const product *p) { return 2.0 * (double)p->m * (double)p->n * (double)p->step / p->type->speed; /* as f32 would take */ }
 enum { GEMM_SMALL = 4000000 }; /* operations of a product that one thread is left to */
 
-/* Bytes of the panels of a product by the kernels of a type, whichever side is its rows. */
+/* The most bytes of panels of a part of a product by the kernels of a type, whichever side is its rows. */
 static int64_t packs_of(const gemm_type *type, int64_t m, int64_t n, int64_t k) {
-  int64_t most = 0;
-  for (int turned = 0; turned < 2; turned++) {
-    product p = {.type = type, .batch = 1, .m = turned ? n : m, .n = turned ? m : n, .k = k, .c_row = n, .c_col = 1};
-    split(&p);
-    cut_parts(&p, 1, 1);
-    cut_slabs(&p);
-    most = bytes_of_slab(&p) > most ? bytes_of_slab(&p) : most;
-  }
-  return most;
+  const int64_t upright = whole(m, type->mr) + whole(n, type->nr), turned = whole(n, type->mr) + whole(m, type->nr);
+  const int64_t sides = upright > turned ? upright : turned, elements = type->packs / type->packed;
+  const int64_t panels = at_most(sides, elements / at_most(k, type->kc)) * whole(k, type->whole);
+  return (k < type->kc ? panels : at_most(panels, elements)) * type->packed;
 }
 
-/* The most bytes that a thread keeps for a product of f32 or f64, but for counters. */
+/* The most bytes that a thread keeps for a product of f32 or f64, whatever the number of threads. */
 EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
   const gemm_type *type = dtype == 32 ? &sgemm_type : &dgemm_type;
   if (m <= 0 || n <= 0 || k <= 0) {

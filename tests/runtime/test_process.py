@@ -316,6 +316,30 @@ def test_ctrl_c_ends_a_call_and_the_module_goes_on(what: str, threads: str) -> N
     assert "stopped 3" in child(INTERRUPTED, threads, what)
 
 
+LONG_SIDES = """
+import signal, sys, time
+import numpy as np
+from gradc.runtime.host import pool
+m, n, k = map(int, sys.argv[1:])
+a, b = np.broadcast_to(np.ones(k, "f4"), (1, m, k)), np.broadcast_to(np.ones(n, "f4"), (1, k, n))
+out = np.zeros((1, m, n), "f4")
+assert pool.num_threads() == 1  # compiled
+signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGINT))
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+began = time.perf_counter()
+try:
+    pool.matmul(a, b, out)
+except KeyboardInterrupt:
+    print("stopped", time.perf_counter() - began < 2)
+"""
+
+
+@pytest.mark.parametrize("shape", [("24", "2000000", "16000"), ("500000", "100", "8000")])
+def test_ctrl_c_ends_a_product_with_a_long_side_that_is_read_in_place(shape: tuple[str, ...]) -> None:
+    """It takes some seconds, and nothing of it is packed that would end a slab."""
+    assert "stopped True" in child(LONG_SIDES, *shape, GRADC_NUM_THREADS="1")
+
+
 ENDS_EARLY = (
     LONG
     + """
