@@ -1,5 +1,5 @@
 /*
- * sum_b99632: test_golden.py:68
+ * sum_b99632: test_golden.py:69
  * reads dy f32[N,256]
  * writes y f32[256]
  * moves 1024*N+1024 bytes, computes 256*N operations

@@ -1,5 +1,5 @@
 /*
- * layer_norm_211e48: test_golden.py:59
+ * layer_norm_211e48: test_golden.py:60
  * reads x bf16[N,1024], gamma bf16[1024], beta bf16[1024]
  * writes y bf16[N,1024]
  * moves 4096*N+4096 bytes, computes 12293*N operations

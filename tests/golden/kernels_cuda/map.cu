@@ -1,5 +1,5 @@
 /*
- * gelu_c984ac: test_golden.py:57
+ * gelu_c984ac: test_golden.py:58
  * reads x f32[N,D], bias f32[D]
  * writes y f32[N,D]
  * moves 8*D*N+4*D bytes, computes 6*D*N operations

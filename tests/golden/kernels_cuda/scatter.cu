@@ -1,5 +1,5 @@
 /*
- * scatter_add_cf34b0: test_golden.py:64
+ * scatter_add_cf34b0: test_golden.py:65
  * reads token i64[N], dy f32[N,128]
  * writes y f32[32000,128]
  * moves 520*N+16384000 bytes, computes 128*N operations
