@@ -488,8 +488,8 @@ static void after_fork(void) {
 }
 
 /* ---- The matrix product --------------------------------------------------------------------------------------------
- * Cut by shape alone into tiles of the result (and, where these are few and k is long, into stretches of k whose partial
- * results are added in order), so that the bits do not depend on the number of threads. */
+ * Parts of the result are the threads'; what is added up in which order the shape alone decides (where a result is small and k is
+ * long, stretches of k, whose partial results are added in order), so that the bits do not depend on the number of threads. */
 
 #if defined(__AVX512F__)
 #define GEMM_BYTES 64
