@@ -471,15 +471,15 @@ static inline __attribute__((always_inline)) void GEMM(columns)(GEMM(vec) *v, in
     from[i] = b + (i < cols ? i : 0) * apart;
     v[i] = (GEMM(vec)){0};
   }
-  enum { FEW = 8 }; /* columns a power of two apart share a set of a first cache, which has so many lines */
+  enum { FEW = GEMM(LANES) < 8 ? GEMM(LANES) : 8 }; /* columns a power of two apart share a set of a first cache, which has eight lines */
 #pragma GCC unroll 4
   for (int first = 0; first < GEMM(LANES); first += FEW) {
     for (int64_t p = 0; p < even; p += GEMM(LANES)) {
       const GEMM(vec) x = *(const GEMM(vec) *)(a + p);
 #pragma GCC unroll 16
-      for (int i = first; i < first + FEW && i < GEMM(LANES); i++) {
-        __builtin_prefetch(from[i] + p + 256 / sizeof(T));
-        v[i] += x * *(const GEMM(vec) *)(from[i] + p);
+      for (int i = 0; i < FEW; i++) {
+        __builtin_prefetch(from[first + i] + p + 256 / sizeof(T));
+        v[first + i] += x * *(const GEMM(vec) *)(from[first + i] + p);
       }
     }
   }
