@@ -150,8 +150,8 @@ EXPORT int gradc_call(gradc_entry entry, const gradc_ctx *given, void *const *bu
 
 enum { MAX_THREADS = 1024, SPIN_NS = 30000, WAIT_NS = 50000000 };
 
-/* The tasks that a thread is at first, when they are done it helps with the others': so neighbours, which share memory, and the same
- * tasks of the next job are the same thread's. */
+/* A thread's share of a job's tasks, in a row; when it is done it helps with the others'.  So tasks that share memory, and the same
+ * ones of the next job, are mostly the same thread's. */
 typedef struct {
   APART atomic_int_fast64_t next; /* the next to hand out */
   int64_t end;
@@ -317,9 +317,12 @@ static void start_workers(void) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   /* They count from the last job, so that one which starts late still sees the job that it was started for. */
-  int own = pool.workers + 1;
-  while (own <= wanted && (pool.seen[own] = atomic_load(&pool.jobs), pthread_create(&pool.threads[own - 1], NULL, worker, (void *)(intptr_t)own)) == 0) {
-    pool.workers = own++;
+  for (int own = pool.workers + 1; own <= wanted; own++) {
+    pool.seen[own] = atomic_load(&pool.jobs);
+    if (pthread_create(&pool.threads[own - 1], NULL, worker, (void *)(intptr_t)own) != 0) {
+      break;
+    }
+    pool.workers = own;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
