@@ -32,6 +32,7 @@ from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
 from .passes.graph.merge_rows import merge_rows
+from .passes.graph.minimal_filtering import minimal_filtering
 from .passes.graph.propagate_reshapes import propagate_reshapes
 from .passes.graph.push_gathers import push_gathers
 from .passes.graph.push_slices import push_slices
@@ -55,7 +56,7 @@ from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import CPU, Device, gpu_of
 from .passes.reductions.strategies import ON_GPU, ON_HOST
 from .passes.schedule.ahead import gradients_ahead, sums_by_products
-from .passes.schedule.partition import WIDE, Partition, partition
+from .passes.schedule.partition import WIDE, Partition, Written, partition
 from .passes.schedule.schedule import schedule
 from .runtime.cache import default_cache, pack
 from .runtime.cuda.programs import CudaSource
@@ -95,12 +96,17 @@ def run_passes(
     pipeline = Pipeline()
     joint = lower(graph, wrt, options, target, pipeline)
     lowered = pipeline.stages
-    for wide in ("ahead", "again", "kept") if _cuts_rows(options, target) else ("kept",):
+    written_by: Written = {}
+    attempts = ["ahead", "again", "kept"] if _cuts_rows(options, target) else ["kept"]
+    while attempts:
         pipeline = Pipeline([*lowered])  # stages of an attempt that is given up are no stages of the module
-        parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, wide)
+        wide = attempts.pop(0)
+        parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, wide, written_by)
         whole = any(uncut(program, WIDE, _hints(options)) for program in programs.values())
         if not (whole and (parts.again or parts.ahead)):
             break  # else what is computed again, or ahead, would be as large as what is kept
+        if wide == "ahead" and not parts.ahead:
+            attempts.remove("again")  # that was it
     _check_forced(programs.values(), options.reductions or {})
     return pipeline, parts, programs
 
@@ -113,9 +119,10 @@ def _scheduled(
     target: str,
     pipeline: Pipeline,
     wide: str,
+    written_by: Written,
 ) -> tuple[Partition, dict[str, Program]]:
-    """The optimised graph, cut in two, as programs.  :param wide: as :func:`cut` takes it."""
-    parts = cut(graph, joint, wrt, options, target, wide)
+    """The optimised graph, cut in two, as programs.  :param wide, written_by: as :func:`cut` takes them."""
+    parts = cut(graph, joint, wrt, options, target, wide, written_by)
     pipeline.start("forward.partition", parts.forward)
     programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
     if wrt:
@@ -159,7 +166,15 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipel
     return optimise(_joint(graph, wrt, options, pipeline) if wrt else graph, options, target, pipeline)
 
 
-def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target: str, wide: str) -> Partition:
+def cut(
+    graph: Graph,
+    joint: Graph,
+    wrt: Sequence[str],
+    options: Options,
+    target: str,
+    wide: str,
+    written_by: Written | None = None,
+) -> Partition:
     """Optimised graph -> forward with residuals and backward.
 
     :param wide: products with wide rows, which a loop computes block by block, are ``"kept"`` nevertheless; computed
@@ -177,6 +192,7 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
         fuse=options.fuse,
         device=_device(options, target),
         blocks=wide != "kept",
+        written_by=written_by,
     )
     parts = parted(joint)
     if parts.again and (options.reductions or {}).keys() <= {"*"}:  # else one of these sums may be named
@@ -214,6 +230,8 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     """The Graph -> Graph passes, in order."""
     numerics = options.numerics
     round_operands = not target.startswith("cuda")  # there a library reads its own dtype
+    if target == "cpu":
+        graph = pipeline.run(minimal_filtering, graph, numerics=numerics)
     graph = pipeline.run(decompose, graph)
     graph = pipeline.run(upcast, graph)
     graph = pipeline.run(simplify, graph, numerics=numerics, round_operands=round_operands)

@@ -478,6 +478,15 @@ def _convolution(
     return y
 
 
+def _convolution_filter(
+    response: torch.Tensor, x: torch.Tensor, *, size: Any, stride: Any, padding: Any, dilation: Any, groups: int = 1
+) -> torch.Tensor:
+    x = F.pad(x, [n for pair in reversed(padding) for n in pair])
+    gradient = getattr(torch.nn.grad, f"conv{len(size)}d_weight")
+    shape = (response.shape[1], x.shape[1] // groups, *size)
+    return gradient(x, shape, response, stride, 0, dilation, groups)  # type: ignore[no-any-return]
+
+
 def _pool(name: str) -> Callable[..., Any]:
     def oracle(x: torch.Tensor, kernel_size: Any, stride: Any = None, **attrs: Any) -> Any:
         spatial = len(kernel_size)
@@ -589,6 +598,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "overlaps": _overlaps,
     "overlap_add": lambda x, axis, **attrs: _overlaps(x, axis, **attrs).sum(tuple(range(x.ndim - len(axis), x.ndim))),
     "convolution": _convolution,
+    "convolution_filter": _convolution_filter,
     "max_pool": _pool("max"),
     "max_unpool": _max_unpool,
     "max_pool_indices": lambda x, **attrs: _pool("max")(x, **attrs, return_indices=True)[1],
@@ -731,6 +741,9 @@ TORCH: dict[str, Callable[..., Any]] = {
     ),
     "matmul": torch.matmul,
     "linear": F.linear,
+    "mode_product": lambda x, matrix, axis=-1: torch.tensordot(
+        torch.tensor(matrix, dtype=x.dtype), x, dims=([1], [axis])
+    ).movedim(0, axis),
     "dequantize": _dequantize,
     "cross_entropy": _cross_entropy,
     "mse_loss": _mse,

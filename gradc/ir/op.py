@@ -121,9 +121,12 @@ class Scatter:
 class Lookup:
     """Each result element is computed from its index by reading operands, as a search does.  ``at`` as in
     :class:`Movement`, but its value is not an element of an operand.
+
+    :param several: it reads several elements of an operand.
     """
 
     at: Callable[..., Any]
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -500,10 +503,12 @@ class Primitive(Op):
 class Composite(Op):
     """An op defined by other ops: ``decompose(*nodes, **attrs) -> node``.
 
+    :param minimal: ``(*nodes, **attrs) -> node`` of the same value over the reals that takes a CPU less time, or None.
     :param differentiable: without a vjp its decomposition is differentiated; False: nothing is, as in a primitive.
     """
 
     decompose: Any = field(default=None, kw_only=True)
+    minimal: Callable[..., Node | None] | None = field(default=None, kw_only=True)
     differentiable: bool = field(default=True, kw_only=True)
 
 

@@ -1,19 +1,21 @@
-"""Matrix products."""
+"""Matrix products, and products with a small matrix of constants along one axis."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import product, same
+from ..ir.dims import Size, product, same
 from ..ir.node import Node, call
-from ..ir.op import BadSample, Composite, Library, Sample
+from ..ir.op import BadSample, Composite, Library, Lookup, Primitive, Sample
 from ..ir.operands import adopt, broadcast_shapes
 from ..ir.statement import Index
 from ..ir.types import Type
-from .rules import floating, reshaped, spread
+from .axes import replaced
+from .rules import canonical_axis, floating, reshaped, spread
 
 
 def _matmul(x: Type, y: Type) -> Type:
@@ -128,4 +130,113 @@ linear = Composite(
     ),
     doc="input @ weight.T + bias",
     source="torch.nn.functional.linear",
+)
+
+
+# -- mode_product ------------------------------------------------------------------------------------------------------
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+def _mode_product(x: Type, *, matrix: Matrix, axis: int = -1) -> Any:
+    axis = canonical_axis(axis, floating(x).rank)
+    columns = {len(row) for row in matrix}
+    if len(columns) != 1 or 0 in columns:
+        raise TypeRuleError(f"matrix={matrix!r}: one row at least, and rows of one length, of one number at least")
+    if not same(x.shape[axis], *columns):
+        raise TypeRuleError(f"axis {axis} has {x.shape[axis]} elements, and a row of the matrix {columns.pop()}")
+    return x.with_shape(*replaced(x.shape, axis, (len(matrix),))), {"matrix": matrix, "axis": axis}
+
+
+def _combined(row: Sequence[float], element: Any, add: Any, subtract: Any, scale: Any, zero: Any) -> Any:
+    """The sum of the elements times a row's numbers, in one order for every target: the first that is not subtracted,
+    then the others as they stand.  What only adds and subtracts multiplies nothing, or the whole by the one number.
+    """
+    used = [k for k, value in enumerate(row) if value != 0]
+    if not used:
+        return zero()
+    factors = {abs(row[k]) for k in used}
+    whole = factors.pop() if len(factors) == 1 else 1.0
+    first = next((k for k in used if row[k] > 0), used[0])
+
+    def term(k: int) -> Any:
+        factor = abs(row[k]) / whole
+        return element(k) if factor == 1 else scale(element(k), factor)
+
+    total = term(first)
+    for k in used:
+        if k != first:
+            total = (add if row[k] * row[first] > 0 else subtract)(total, term(k))
+    whole = whole if row[first] > 0 else -whole
+    return total if whole == 1 else scale(total, whole)
+
+
+def _mode_product_reference(x: Any, *, matrix: Matrix, axis: int) -> Any:
+    number = x.dtype.type
+    rows = [
+        _combined(
+            row,
+            lambda k: np.take(x, k, axis),
+            np.add,
+            np.subtract,
+            lambda v, c: v * number(c),
+            lambda: np.zeros_like(np.take(x, 0, axis)),
+        )
+        for row in matrix
+    ]
+    return np.stack(rows, axis)
+
+
+def _mode_product_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
+    (x,), axis, matrix, dtype = node.operands, node.attrs["axis"], node.attrs["matrix"], node.dtype
+    place = index[axis]
+
+    def row(at: int) -> Any:
+        return _combined(
+            matrix[at],
+            lambda k: kernel.read(x, replaced(index, axis, (Index(k),))),
+            lambda a, b: kernel.emit("add", a, b, dtype=dtype),
+            lambda a, b: kernel.emit("sub", a, b, dtype=dtype),
+            lambda v, c: kernel.emit("mul", v, kernel.number(c, dtype), dtype=dtype),
+            lambda: kernel.number(0.0, dtype),
+        )
+
+    if not place.terms and isinstance(place.const, int):
+        return row(place.const)
+    value = row(len(matrix) - 1)
+    for at in reversed(range(len(matrix) - 1)):
+        value = kernel.select(kernel.in_bounds(place + -at, 0, 1), row(at), value)
+    return value
+
+
+def _replace_axis_of_mode_product(node: Node, axis: int, sizes: tuple[Size, ...]) -> Any:
+    own = node.attrs["axis"]
+    return None if axis == own else ((axis,), {**node.attrs, "axis": own if own < axis else own + len(sizes) - 1})
+
+
+mode_product = Primitive(
+    "mode_product",
+    infer=_mode_product,
+    reference=_mode_product_reference,
+    lower=Lookup(_mode_product_at, several=True),
+    # by the transposed matrix
+    vjp=lambda g, y, x, *, matrix, axis: (call("mode_product", g, matrix=tuple(zip(*matrix, strict=True)), axis=axis),),
+    multilinear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
+    replace_axis=_replace_axis_of_mode_product,
+    samples=(
+        Sample(("F[N,3]",), {"matrix": ((1.0, 0.0, -1.0), (0.0, -1.0, 1.0), (0.5, -0.5, 0.5), (-2.0, 0.0, 0.25))}),
+        Sample(("F[2,N,3]",), {"matrix": ((0.0, 1.0), (-1.0, -1.0), (0.0, 0.0)), "axis": 0}),
+    ),
+    bad=(
+        BadSample(("f32[4,3]",), {"matrix": ((1.0, 2.0),)}, match="axis 1 has 3 elements, and a row of the matrix 2"),
+        BadSample(("f32[4,3]",), {"matrix": ((1.0, 2.0, 3.0), (1.0,))}, match="rows of one length"),
+        BadSample(("f32[4,3]",), {"matrix": ()}, match="one row at least"),
+        BadSample(("f32[4,3]",), {"matrix": ((1.0, 2.0, 3.0),), "axis": 2}, match="axis=2"),
+        BadSample(("i32[4,3]",), {"matrix": ((1.0, 2.0, 3.0),)}, match="i32 is no float"),
+    ),
+    doc=(
+        "the product of an axis with a small matrix of constants: element [..., a, ...] is the sum of matrix[a][k] *"
+        " x[..., k, ...] over k, in which an element whose number is 0 has no part"
+    ),
+    source="Kolda and Bader, Tensor Decompositions and Applications, 2009: the n-mode product",
 )

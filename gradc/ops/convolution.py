@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import TypeRuleError
-from ..ir.dims import Assumption, Size, ceildiv, product, same
+from ..ir.dims import Assumption, Size, ceildiv, known_nonnegative, product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Function, Sample
-from ..ir.types import Type
+from ..ir.types import F32, DType, Type
+from . import minimal_filtering
 from .rules import floating, full, leading, reshaped, spread
-from .windows import Ints, overlap_add, per_axis, window_count, windows
+from .windows import Ints, SizeLike, overlap_add, per_axis, window_count, windows
 
 MOST_PHASES = 9
 """Phases of an image, whose elements lie a stride apart, that are computed one by one at most."""
@@ -65,6 +66,11 @@ class Geometry:
         """
         known = all(isinstance(n, int) for n in (*self.filter, *self.before))
         return not known or all(k == s for k, s in zip(self.filter, self.stride, strict=True))
+
+    def is_minimal(self, dtype: DType) -> bool:
+        """Whether :mod:`.minimal_filtering` has a form for it; of f32, whose errors it keeps near those of the sum."""
+        once = all(n == 1 for n in (*self.stride, *self.dilation, self.groups))
+        return dtype is F32 and once and self.filter == (minimal_filtering.TAPS,) * 2
 
     @property
     def phases(self) -> list[tuple[int, ...]]:
@@ -342,19 +348,37 @@ def _convolution(
 
 def _convolution_value(input: Node, weight: Node, bias: Node | None = None, **attrs: Any) -> Node:
     geometry = _geometry(input, weight, **attrs)
-    y = (image_of if attrs["transposed"] else response_of)(input, weight, geometry)
-    return y if bias is None else y + spread(reshaped(bias, (*bias.shape, *(1 for _ in geometry.image))), y.shape)
+    return _biased((image_of if attrs["transposed"] else response_of)(input, weight, geometry), bias)
+
+
+def _biased(y: Node, bias: Node | None) -> Node:
+    return y if bias is None else y + spread(reshaped(bias, (*bias.shape, *(1 for _ in y.shape[2:]))), y.shape)
+
+
+def _minimal_convolution(input: Node, weight: Node, bias: Node | None = None, **attrs: Any) -> Node | None:
+    geometry = _geometry(input, weight, **attrs)
+    response = geometry.image if attrs["transposed"] else geometry.response
+    channels = (weight.shape[0], weight.shape[1])
+    if not geometry.is_minimal(input.dtype) or not minimal_filtering.pays(channels, input.shape[0], response):
+        return None
+    if attrs["transposed"]:
+        return _biased(minimal_filtering.image_of(input, weight, geometry.image, geometry.adjoint.before), bias)
+    return _biased(minimal_filtering.response_of(input, weight, geometry.response, geometry.before), bias)
 
 
 def _convolution_vjp(
     g: Node, y: Node, input: Node, weight: Node, bias: Node | None = None, **attrs: Any
 ) -> tuple[Node, ...]:
     # dx is the other direction's value; dw correlates the response with the image; db is the sum over all but channels
-    geometry = _geometry(input, weight, **attrs)
-    if attrs["transposed"]:
-        parts = [response_of(g, weight, geometry), filter_of(input, g, geometry)]
+    geometry, transposed = _geometry(input, weight, **attrs), attrs["transposed"]
+    if geometry.steps_by_one and not any(attrs["output_padding"]):
+        other = convolution.plain(g, weight, **{**attrs, "transposed": not transposed})
     else:
-        parts = [image_of(g, weight, geometry), filter_of(g, input, geometry)]
+        other = (response_of if transposed else image_of)(g, weight, geometry)
+    response, image = (input, g) if transposed else (g, input)
+    taps = {"size": geometry.filter, "padding": attrs["padding"]}
+    steps = {name: attrs[name] for name in ("stride", "dilation", "groups")}
+    parts = [other, convolution_filter.plain(response, image, **taps, **steps)]
     return (*parts, *(() if bias is None else (call("sum", g, axis=(0, *geometry.axes)),)))
 
 
@@ -369,6 +393,7 @@ convolution = Composite(
     "convolution",
     infer=_convolution,
     decompose=_convolution_value,
+    minimal=_minimal_convolution,
     vjp=_convolution_vjp,
     implies=_implied,
     samples=(
@@ -390,6 +415,68 @@ convolution = Composite(
         " [C,O/groups,...]; padding is a pair per axis"
     ),
     source="torch.ops.aten.convolution",
+)
+
+# -- the gradient of its weight ----------------------------------------------------------------------------------------
+
+
+def _convolution_filter(
+    response: Type,
+    input: Type,
+    *,
+    size: tuple[SizeLike, ...],
+    stride: tuple[int, ...],
+    padding: tuple[tuple[int, ...], ...],
+    dilation: tuple[int, ...],
+    groups: int = 1,
+) -> Any:
+    if min(response.rank, input.rank) < 3 or not isinstance(input.shape[1], int) or groups < 1:
+        raise TypeRuleError(f"a response {response} and an input {input} in {groups} groups: rank 3 at least, channels")
+    weight = response.with_shape(response.shape[1], input.shape[1] // groups, *size)
+    made, attrs = _convolution(input, weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    missing = (known_nonnegative(n - m - 1) for n, m in zip(response.shape, made.shape, strict=True))
+    if not same(made.shape[0], response.shape[0]) or any(missing):  # a transpose with output_padding meets fewer
+        raise TypeRuleError(f"the response is {response}, and that to a filter of {'x'.join(map(str, size))} is {made}")
+    names = ("stride", "padding", "dilation", "groups")
+    return weight, {"size": size, **{name: attrs[name] for name in names}}
+
+
+def _filter_geometry(response: Node, input: Node, size: tuple[Size, ...], **attrs: Any) -> Geometry:
+    before = tuple(low for low, _ in attrs["padding"])
+    return Geometry(
+        input.shape[2:], response.shape[2:], size, attrs["stride"], attrs["dilation"], before, attrs["groups"]
+    )
+
+
+def _minimal_filter(response: Node, input: Node, **attrs: Any) -> Node | None:
+    geometry = _filter_geometry(response, input, **attrs)
+    channels = (response.shape[1], input.shape[1])
+    if not geometry.is_minimal(input.dtype) or not minimal_filtering.pays(channels, input.shape[0], geometry.response):
+        return None
+    return minimal_filtering.filter_of(response, input, geometry.before)
+
+
+convolution_filter = Composite(
+    "convolution_filter",
+    infer=_convolution_filter,
+    decompose=lambda response, input, **attrs: filter_of(response, input, _filter_geometry(response, input, **attrs)),
+    minimal=_minimal_filter,
+    implies=lambda node: _implied(node.operands[0]),
+    samples=(Sample(("F[2,6,(N+1)//2,5]", "F[2,4,N,4]"), {**_FULL, "size": (3, 2), "groups": 2}, dims={"N": 6}),),
+    bad=(
+        BadSample(("f32[2,6,4]", "f32[2,4,6]"), {**_PLAIN, "size": (4,)}, match="the response is"),
+        BadSample(("f32[3,6,4]", "f32[2,4,6]"), {**_PLAIN, "size": (3,)}, match="the response is"),
+        BadSample(
+            ("f32[2,6,4]", "f32[2,4,6]"), {**_PLAIN, "size": (3,), "groups": 4}, match="groups=4 does not divide"
+        ),
+        BadSample(("f32[2,6,4]", "f64[2,4,6]"), {**_PLAIN, "size": (3,)}, match="dtypes differ"),
+        BadSample(("f32[2,6]", "f32[2,4,6]"), {**_PLAIN, "size": (3,)}, match="rank 3 at least"),
+    ),
+    doc=(
+        "the gradient of a convolution by its weight: the cross-correlation of response [N,O,...] with input [N,C,...]"
+        " at the places of a filter of this size, [O,C/groups,*size]"
+    ),
+    source="torch.nn.grad.conv2d_weight",
 )
 
 # -- as torch calls them -----------------------------------------------------------------------------------------------

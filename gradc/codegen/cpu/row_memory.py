@@ -30,6 +30,8 @@ STREAMED_BYTES = 1 << 20
 """Bytes below which an array of known size is never written by streaming stores."""
 STREAMED_ROW = enumerators("cpu/program.h")["GRADC_STREAMED_ROW"]
 """Bytes of a row below which it is not written by streaming stores."""
+MOST_STREAMS = 8
+"""Stores of a kernel that stream at most: what more have to stage costs more than the lines that are not read."""
 LINE_BYTES = 64
 """Of a cache line."""
 SHORT_ROW = 16

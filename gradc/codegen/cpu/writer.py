@@ -18,6 +18,7 @@ from ..expr import Scribe, carrier, stored, variable
 from ..index import size
 from .columns import ColumnWriter, found_by
 from .records import BufferField, Gathered, KernelText, LocalArray, StreamedArray, grouped
+from .row_memory import MOST_STREAMS
 
 _I32 = of_type(DTYPES["i32"])
 TAPS = 4
@@ -58,8 +59,8 @@ class KernelWriter(ColumnWriter):
         )
         super().__init__(kernel, types, scribe, ON_HOST)
         self.row_cache = self.worth_caching()
-        streamed = (s for j, p in enumerate(kernel.passes) for s in p.roots if self.streams(s, j) and not self.lanes)
-        self.stream_number = {s: i for i, s in enumerate(streamed)}
+        streamed = [s for j, p in enumerate(kernel.passes) for s in p.roots if self.streams(s, j) and not self.lanes]
+        self.stream_number = {s: i for i, s in enumerate(streamed if len(streamed) <= MOST_STREAMS else ())}
 
     def record(self) -> KernelText:
         k = self.k

@@ -57,8 +57,22 @@ def moves(node: Node) -> bool:
     return (
         isinstance(node.op, Primitive)
         and isinstance(node.op.lower, Movement | Alias | Lookup)
+        and not mixes(node)
         and node.op.replace_axis is not None
     )
+
+
+def mixes(node: Node) -> bool:
+    """Whether an element is computed from several elements of its operand, which a kernel does where it reads it."""
+    lower = getattr(node.op, "lower", None)
+    return isinstance(lower, Lookup) and lower.several
+
+
+def source(node: Node) -> Node:
+    """The value behind ops that only move it."""
+    while moves(node):
+        (node,) = node.operands
+    return node
 
 
 def plan(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:

@@ -41,10 +41,13 @@ def unroll_columns(program: Program, *, reorder: bool = True, side_by_side: bool
     rows(n, w) cols(k: 2) { y[n, w, k] <- where k < 1, a[n, w], b[n, w] }  ->
         rows(n) cols(w) { y[n, w, 0] <- a[n, w], y[n, w, 1] <- b[n, w] }
     rows(n) cols(l: 2*W) { y[n, l] <- x[n, l >> 1] }  ->  cols(l: W) { y[n, l*2] <- x[n, l], y[n, l*2+1] <- ... }
+    rows(k: 2, n) cols(w) { y[k, n, w] <- where k == 0, a + b, a - b }  ->
+        rows(n) cols(w) { y[0, n, w] <- a + b, y[1, n, w] <- a - b }
 
     As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled;
-    elements of a few arrays that are joined in turn are taken one by one; and elements that lie in windows a step apart
-    are gathered one by one.
+    elements of a few arrays that are joined in turn are taken one by one; elements that lie in windows a step apart
+    are gathered one by one; and where every place on a short axis is computed otherwise, all are computed for each, to
+    choose one.
 
     :param reorder: sums may be added up in another order, as in the second line.
     :param side_by_side: a few of them are added up side by side, into buffers of their own (:mod:`.unroll_sums`).
@@ -69,6 +72,8 @@ def _changed(
 ) -> tuple[list[Step], list[Buffer]]:
     """What stands for a kernel, and the buffers that it needs beside."""
     given = kernel
+    if (short := _computed_apart(kernel)) and (apart := _place_by_place(kernel, short, types)) is not None:
+        return [apart], []
     if _over_windows(kernel):
         kernel = _loaded_once(Unrolled(kernel, kernel.cols).kernel(kernel.rows[:-1], kernel.rows[-1:], types), types)
     elif _in_turn(kernel):
@@ -142,6 +147,33 @@ def _in_turn(kernel: Kernel) -> bool:
         and not any(_depends(kernel, s, axis) for s in loads for axis, _ in kernel.cols)
         and all(_ends_with(s, (lane, *(a for a, _ in kernel.cols))) for s in kernel.body if s.op == "store")
     )
+
+
+def _computed_apart(kernel: Kernel) -> list[Axis]:
+    """The short axes whose places are each computed otherwise: a choice asks for one of them."""
+    if _combines(kernel):
+        return []
+    tests = {s.name: s.index[0] for s in kernel.body if s.op == "in_bounds" and s.attr("hi") - s.attr("lo") == 1}
+    asked = {tests[s.args[0]].terms for s in kernel.body if s.op == "where" and s.args[0] in tests}
+    axes = [
+        axis
+        for axis in (*kernel.rows, *kernel.cols)
+        if isinstance(axis[1], int) and 2 <= axis[1] <= MOST_STEPS and ((axis[0], 1),) in asked
+    ]
+    return axes if prod(n for _, n in axes if isinstance(n, int)) <= LONGEST else []
+
+
+def _place_by_place(kernel: Kernel, short: Sequence[Axis], types: Mapping[str, Type]) -> Kernel | None:
+    """The kernel without its short axes; None if it were too long, or has no others."""
+    rows, cols = ([axis for axis in axes if axis not in short] for axes in (kernel.rows, kernel.cols))
+    if not rows and not cols:
+        return None
+    if not cols:
+        cols = [rows.pop()]
+    made = Unrolled(kernel, short).kernel(tuple(rows), tuple(cols), types).live
+    if len(made.body) > LARGEST:
+        return None
+    return made.named_by_structure(kernel.name.rpartition("_")[0], types)
 
 
 def _ends_with(store: Stmt, axes: Sequence[str]) -> bool:

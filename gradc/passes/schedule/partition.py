@@ -26,7 +26,7 @@ from ...ir.lexer import LONGEST_NAME, suffixed
 from ...ir.node import Node, Note
 from ...ir.op import Alias, Library, Movement, Reduction, Scan, Scatter
 from ...ir.walk import depends_on_inputs, reachable, topological
-from ..graph.replace_axis import moves
+from ..graph.replace_axis import mixes, moves, source
 from ..program.block_rows import LEAST
 from ..reductions.cost import nominal
 from ..reductions.devices import CPU, Device
@@ -34,6 +34,8 @@ from .residual import AHEAD, Residual
 from .schedule import written
 
 _FREE = 0
+Written = dict[Graph, set[Node]]
+"""For each graph what :func:`written` says."""
 WIDE = 8
 """A product's rows have as many times the elements of what they are products of where it is computed again."""
 
@@ -67,6 +69,7 @@ def partition(
     device: Device = CPU,
     blocks: bool = False,
     ahead: Sequence[str] = (),
+    written_by: Written | None = None,
 ) -> Partition:
     """joint  ->  forward + residuals and backward
 
@@ -80,6 +83,7 @@ def partition(
     :param fuse, device: as :func:`.schedule` takes them, which decides what the forward writes.
     :param blocks: products with wide rows are computed again.
     :param ahead: the joint graph's outputs that the forward makes for the backward alone, and keeps.
+    :param written_by: what graphs write on this device, as far as it is known; this one's is added.
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
         there are not.
     """
@@ -107,12 +111,15 @@ def partition(
     borrowed = {node: name for name, node in reversed(forward.outputs)} if borrow else {}
     given = set(reachable((n for _, n in forward.outputs), lambda n: n.operands if _is_alias(n) else ()))
     computed = replace(forward, outputs=tuple((name, joint.output(name)) for name in (*values, *ahead)))
+    known = {} if written_by is None else written_by
+    if computed not in known:
+        known[computed] = written(computed, fuse=fuse, device=device)
     traffic = Traffic(
-        written(computed, fuse=fuse, device=device),
+        known[computed],
         given - borrowed.keys(),
         borrowed.keys() - set(joint.inputs),
         dims,
-        blocks,
+        {source(n.operands[0]) for n in joint.nodes if mixes(n)} if blocks else None,
     )
     saved = _cut(joint, boundary, save, traffic, _operands_of_products(late))
     if budget is not None:
@@ -156,14 +163,15 @@ class Traffic:
     :param given: of it what the caller is given, who may change it: what is kept is a copy.
     :param borrowed: of it what the caller is given, and does not change before the backward.
     :param dims: sizes at which bytes are counted.
-    :param blocks: products with wide rows are never more than a block.
+    :param whole: None, or products with wide rows are never more than a block but for these values, of which elements
+        of several rows are read together.
     """
 
     written: Collection[Node]
     given: Collection[Node]
     borrowed: Collection[Node]
     dims: Mapping[str, int] | None
-    blocks: bool = False
+    whole: Collection[Node] | None = None
 
     def once(self, node: Node) -> bool:
         """Whether a value is not computed twice."""
@@ -175,7 +183,9 @@ class Traffic:
 
     def in_blocks(self, node: Node) -> bool:
         """Whether a value is a product with rows that are wide enough to compute it again, block by block."""
-        if not self.blocks or not isinstance(node.op, Library) or not node.op.contraction:
+        if self.whole is None or node in self.whole:
+            return False
+        if not isinstance(node.op, Library) or not node.op.contraction:
             return False
         inner = node.operands[0].shape[-1]
         bound = nominal([*node.shape, inner], self.dims)
@@ -237,12 +247,7 @@ def _elements(node: Node, dims: Mapping[str, int] | None) -> int:
 def _operands_of_products(late: Collection[Node]) -> set[Node]:
     """What the library calls of the backward read, before it is moved."""
     read = {o for n in late if isinstance(n.op, Library) for o in n.operands}
-    found = set[Node]()
-    for node in read:
-        while moves(node):
-            (node,) = node.operands
-        found.add(node)
-    return found - set(late)
+    return {source(node) for node in read} - set(late)
 
 
 def _cut(
@@ -272,8 +277,14 @@ def _cut(
         if save == "none" and node.op.name != "input" and not traffic.once(node):
             return None
         if moves(node) and node not in traffic.written and depends_on_inputs(node.operands[0]):
-            (source,) = node.operands  # kept as it is, it joins no other kernel than now
-            if bytes_of(source, traffic.dims) <= bytes_of(node, traffic.dims):
+            (moved,) = node.operands  # kept as it is, it joins no other kernel than now
+            if bytes_of(moved, traffic.dims) <= bytes_of(node, traffic.dims):
+                return None
+        if mixes(node):  # written for a product, and made of fewer elements again
+            made_of = node
+            while mixes(made_of):
+                made_of = source(made_of.operands[0])
+            if not traffic.once(made_of) and bytes_of(made_of, traffic.dims) < bytes_of(node, traffic.dims):
                 return None
         return traffic.cost(node, readers.get(node, ()) if node not in boundary else ())
 

@@ -34,6 +34,8 @@ class Limits:
 CHEAP = 8
 STORE_COST = 24
 """Additions that cost as much as writing and reading an element once more, where a kernel fills vectors (estimate)."""
+COPIED = 2
+"""A value that is filled up may be as many times as large as what it is made of, to be copied."""
 FEW_BETWEEN = 16
 """Elements of reduced axes between others that are added by the threads that have their columns, if they are read."""
 FIRST, MERGED = Limits(24, 300, 400), Limits(64, 600, 1000)
@@ -183,7 +185,7 @@ class Scheduler:
         """
         lower = lowering(node)
         if isinstance(lower, Movement | Lookup | Alias):
-            return True
+            return not self.read_under_masks(node)
         if not isinstance(lower, Expr):
             return False
         if not self.shared_index(node) and self.costs_no_more_than_a_load(node):
@@ -193,6 +195,20 @@ class Scheduler:
         self.recomputed.add(node)
         self.trail.append(functools.partial(self.recomputed.discard, node))
         return True
+
+    def read_under_masks(self, node: Node) -> bool:
+        """Whether a value that fills what is around another has readers, each of several elements of a window of it,
+        for which it would be masked everywhere: they read a copy without.
+        """
+        if not (self.host and node.op.fills and nbytes(node) <= COPIED * nbytes(node.operands[0])):
+            return False
+        cut = [user for user in self.users[node] if isinstance(lowering(user), Movement) and user.op.fills]
+        return bool(cut) and all(
+            isinstance(lowering(reader), Lookup) and lowering(reader).several
+            for user in cut
+            for _, reader in self.moved_uses(user)
+            if not isinstance(lowering(reader), Movement | Alias)
+        )
 
     def stored(self, node: Node) -> bool:
         """Whether a group computes it, or it lies in memory."""

@@ -246,7 +246,16 @@ class _Evaluation:
             a, b = operands
             tag = np.asarray(a.tag.any(-1))[..., None] | np.asarray(b.tag.any(-2))[..., None, :]
             return ExactArray(wide, matmul(a.value, b.value), tag, exact_in)
+        if name == "mode_product":
+            return self.mode_product(operands[0], np.array(node.attrs["matrix"]), node.attrs["axis"], wide)
         return self.unknown(node, operands)
+
+    def mode_product(self, x: ExactArray, matrix: Array, axis: int, dtype: DType) -> ExactArray:
+        value, tag = (np.moveaxis(a, axis, -1) for a in (x.value, x.tag))
+        used = (matrix != 0).T
+        value = matmul(value, embed(matrix.T.astype(dtype.np), dtype).value)
+        tag = np.asarray((tag[..., None] & used).any(-2))
+        return ExactArray(dtype, np.moveaxis(value, -1, axis), np.moveaxis(tag, -1, axis), HOLDERS[dtype.name])
 
     def reduction(self, node: Node, x: ExactArray, exact_in: frozenset[str]) -> ExactArray:
         axis, combine = node.attrs["axis"], node.op.lower.combine
