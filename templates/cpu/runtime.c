@@ -810,6 +810,23 @@ static void multiply_part(const product *p, int64_t number, int64_t i0, int64_t 
   }
 }
 
+enum { GEMM_ASKED = 1 << 16 }; /* bytes of a matrix that is asked for whole */
+
+/* Of functions that are called, gcc takes those that only ask for memory to have no effect, and drops the calls. */
+static inline __attribute__((always_inline)) void ask_for_matrix(const char *data, int64_t step, int64_t bytes, int64_t number) {
+  for (int64_t at = 0; step == bytes && bytes <= GEMM_ASKED && at < bytes; at += 64) {
+    __builtin_prefetch(data + number * step + at);
+  }
+}
+
+/* Ask for a small product while the one before it is multiplied: its rows end before a processor sees how they go on. */
+static inline __attribute__((always_inline)) void ask_for_product(const product *p, int64_t number) {
+  const int64_t size = p->type->size;
+  ask_for_matrix(p->a.data, p->a.batch * p->a.bytes, p->m * p->k * p->a.bytes, number);
+  ask_for_matrix(p->b.data, p->b.batch * p->b.bytes, p->k * p->n * p->b.bytes, number);
+  ask_for_matrix(p->c, p->m * p->n * size, p->m * p->n * size, number);
+}
+
 /* Some products, or a part of one. */
 static void product_task(const void *args, int64_t task) {
   const product *p = args;
@@ -817,6 +834,9 @@ static void product_task(const void *args, int64_t task) {
   const int64_t first = task / parts * p->group, last = at_most(first + p->group, p->batch * p->splits);
   char *packs = packs_or_report(p, bytes_of_slab(p));
   for (int64_t number = first; packs && number < last && !(number > first && gradc_stopped(p->ctx)); number++) {
+    if (number + 1 < last && p->splits == 1) {
+      ask_for_product(p, number + 1);
+    }
     multiply_part(p, number, part % parts_m * p->part_m, part / parts_m * p->part_n, packs);
   }
 }
@@ -944,7 +964,8 @@ static void split(product *p) {
 }
 
 static double flops_of(const product *p) { return 2.0 * (double)p->m * (double)p->n * (double)p->step / p->type->speed; /* as f32 would take */ }
-enum { GEMM_SMALL = 4000000 }; /* operations of a product that one thread is left to */
+enum { GEMM_SMALL = 4000000 }; /* operations of a product that one thread is left to, */
+enum { GEMM_GROUP = 4000000 }; /* and of a task of several products */
 
 /* The most bytes of panels of a part of a product by the kernels of a type, whichever side is its rows. */
 static int64_t packs_of(const gemm_type *type, int64_t m, int64_t n, int64_t k) {
@@ -1004,7 +1025,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   }
   const int64_t products = batch * p.splits;
   const double flops = flops_of(&p);
-  p.group = flops >= 5e5 ? 1 : at_most(products, (int64_t)(5e5 / flops) + 1);
+  p.group = flops >= GEMM_GROUP ? 1 : at_most(products, (int64_t)(GEMM_GROUP / flops) + 1);
   if (m == 1) {
     /* Long reads of each row of b, where enough tasks are left; no bits depend on it. */
     p.tile_n = ceil_div(n, GEMM_WIDE) * products >= atomic_load(&pool.wanted) ? GEMM_WIDE : at_most(GEMM_WIDE, 512);

@@ -103,6 +103,8 @@ def test_a_step_for_the_filters_one_for_the_image_and_one_for_the_response() -> 
     for kernel in module.forward.program.kernels:
         assert not any(s.op == "where" for s in kernel.body)
         assert sum(s.op in ("add", "sub") for s in kernel.body) <= 32
+    columns = [[n for _, n in kernel.cols] for kernel in module.forward.program.kernels]
+    assert sorted(columns) == [[14], [14], [30], [64]]  # tiles, tiles, a row between zeros, channels
 
 
 @pytest.mark.parametrize(
