@@ -412,8 +412,8 @@ convolution = Composite(
     ),
     doc=(
         "the cross-correlation of input [N,C,...] with weight [O,C/groups,...], or its transpose, with weight"
-        " [C,O/groups,...]; padding is a pair per axis; on a CPU, of f32 with a filter of 3 by 3 and stride 1, by minimal"
-        " filtering where that takes less time, unless numerics are strict"
+        " [C,O/groups,...]; padding is a pair per axis; on a CPU, of f32 with a filter of 3 by 3 and stride 1, by"
+        " minimal filtering where that takes less time, unless numerics are strict"
     ),
     source="torch.ops.aten.convolution",
 )
