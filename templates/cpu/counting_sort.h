@@ -239,6 +239,17 @@ static void gradc_sort_none(const void *args, i64 task) {
     for (i64 k = key[last - 1] + 1; k < s->keys + 2; k++) start[k] = (i32)last;
 }
 
+/* The key of a row of those in the order of their keys: the last that begins there or before. */
+static __attribute__((unused)) i64 gradc_key_of(const i32 *start, i64 keys, i64 row) {
+  i64 low = 0, high = keys;
+  while (low < high) {
+    const i64 middle = (low + high + 1) / 2;
+    if (start[middle] <= row) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
 static void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *order, char *scratch) {
   gradc_counting s = { .ctx = ctx, .key = key, .rows = rows, .keys = keys, .start = start, .order = order };
   if (gradc_ascends(ctx, key, rows)) {

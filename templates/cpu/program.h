@@ -7,9 +7,14 @@
 
 enum {
 #if defined(__AVX2__)
-  GRADC_VECTOR = 32,       /* bytes of a vector that sums of a run's rows are in */
+  GRADC_VECTOR = 32,       /* bytes of a vector that sums of a run's rows are in: of longer ones, more lie across lines */
 #else
   GRADC_VECTOR = 16,
+#endif
+#if defined(__AVX512VL__)
+  GRADC_REGISTERS = 32,    /* vectors that are in registers */
+#else
+  GRADC_REGISTERS = 16,
 #endif
   GRADC_ALIGN = 64,        /* bytes that the beginnings of a workspace's arrays are multiples of: a line */
   GRADC_STRIP = 8192,      /* columns per task of a map */
@@ -25,7 +30,7 @@ enum {
   GRADC_FOLD = 512,        /* elements of a result per task that combines partial results */
   GRADC_SEGMENTS = 64,     /* rows of a result per task that finishes segments */
   GRADC_TOTALS = 64,       /* elements that partial results are combined in at a time */
-  GRADC_AHEAD = 8,         /* rows ahead that ask for what they gather */
+  GRADC_AHEAD = 16,        /* rows ahead that ask for what they gather */
   GRADC_DISTANT = 1 << 18, /* bytes that are gathered from further away than the nearest caches */
   GRADC_LOOP_TASKS = 8     /* tasks of a loop from which each has blocks of its own */
 };

@@ -255,6 +255,42 @@ def test_a_row_is_added_by_vectors() -> None:
     assert "sum0[e] = " in kernel.source and "search_" not in kernel.source.split("_rows(const void")[1]
 
 
+LENGTHS = {
+    "some": lambda random: random.integers(0, 9, 300),
+    "none": lambda random: np.zeros(50, int),
+    "few rows": lambda random: np.r_[np.zeros(5, int), 5000, np.zeros(7, int), 3, 0],
+    "one": lambda random: np.array([70_000]),
+    "short": lambda random: random.integers(0, 3, 20_000),
+}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("kind", ["i32", "i64"])
+@pytest.mark.parametrize("bags", LENGTHS)
+def test_bags_by_offsets_need_no_order(bags: str, kind: str, mode: str) -> None:
+    """Checked offsets say where a bag's rows lie: nothing is sorted, and no row is searched for."""
+    random = rng(7)
+    lengths = LENGTHS[bags](random)
+    offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(DTYPES[kind].np)
+    indices = random.integers(0, 1000, lengths.sum()).astype(DTYPES[kind].np)
+    table = random.standard_normal((1000, 136), np.float32)  # a block of 128 columns, or two, and one of 8
+    graph = gradc.trace(
+        lambda i, w, o: ops.embedding_bag(i, w, o, mode=mode), i=f"{kind}[N]", w="f32[V,136]", o=f"{kind}[B]"
+    )
+    module = gradc.compile(graph, target="cpu", reductions={"*": "segmented"})
+    assert "gradc_key_of" in source_of(module) and "gradc_sort(" not in source_of(module)
+    found, before = [], pool.num_threads()
+    for threads in (1, 3):
+        pool.set_num_threads(threads)
+        found.append(np.asarray(module(i=indices, w=table, o=offsets)))
+    pool.set_num_threads(before)
+    np.testing.assert_array_equal(*found)
+    want = np.zeros((len(lengths), 136))
+    np.add.at(want, np.repeat(np.arange(len(lengths)), lengths), table[indices].astype(np.float64))
+    want /= np.maximum(lengths, 1)[:, None] if mode == "mean" else 1
+    np.testing.assert_allclose(found[0], want, rtol=0, atol=64 * 2.0**-24 * np.abs(want).max(initial=1))
+
+
 def test_bags_in_order_are_segments() -> None:
     """Rows in the order of their keys cost little to sort: 50 to a bag are no reason for partial results."""
     graph = gradc.trace(

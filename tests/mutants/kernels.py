@@ -32,8 +32,8 @@ MUTANTS = (
     Mutant(
         "rows-c.whole-segment",
         "templates/cpu/rows/finish.c.j2",
-        "if (last > first && first / chunk == (last - 1) / chunk) continue;",
-        "if (last > first && first / chunk == last / chunk) continue;",
+        "if (last > first && last <= chunk_end) continue;",
+        "if (last > first && last < chunk_end) continue;",
         "off by one: a whole segment at a chunk's end is written again",
         ("test_determinism", "test_plans", "test_embedding_family", "test_cpu"),
     ),
@@ -412,5 +412,21 @@ MUTANTS = (
         "1",
         "a column on the diagonal takes the loop without tests",
         ("test_cpu_interior",),
+    ),
+    Mutant(
+        "columns.begins",
+        "gradc/codegen/cpu/columns.py",
+        'if bounded and first and dict(search.attrs).get("ascending") else None',
+        "if bounded and first else None",
+        "rows of bags whose offsets do not ascend are taken to lie together",
+        ("test_gathers -k goes_on",),
+    ),
+    Mutant(
+        "rows-c.starts",
+        "templates/cpu/rows/by_key.c.j2",
+        "while (start[to + 1] <= run_first) to++;",
+        "if (start[to + 1] <= run_first) to++;",
+        "rows behind a bag without any are added to it",
+        ("test_gathers -k bags", "test_embedding_bag"),
     ),
 )

@@ -445,12 +445,4 @@ MUTANTS = (
         "of a row that begins with a negative number the others have the wrong sign",
         ("test_ops -k mode_product", "test_ops_torch -k mode_product"),
     ),
-    Mutant(
-        "partition.mixes",
-        "gradc/passes/schedule/partition.py",
-        "if not traffic.once(made_of) and bytes_of(made_of, traffic.dims) < bytes_of(node, traffic.dims):",
-        "if False:",
-        "tiles of an image are kept for the backward, four times its size",
-        ("test_minimal_filtering -k kept",),
-    ),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...ir.dims import product
+from ...ir.dims import product, same
 from ...ir.kernel import Phase
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import F32
-from ...passes.reductions.combine import row_searches
+from ...passes.reductions.combine import ascends, row_searches
 from ...process.forks import cached_property
 from ..expr import carrier, stored, to_memory, variable
 from ..index import flatten, index, size
@@ -19,6 +19,7 @@ from .accums import AccumWriter
 from .interior import interior
 from .packed import Packed, packed_values
 from .records import (
+    WIDEST_RUN,
     ByteFloats,
     Columns,
     Halves,
@@ -38,9 +39,9 @@ from .reductions import reduction
 from .row_memory import CACHED_COST, cost
 from .scans import scan
 
-RUN_WIDTHS = (64, 32, 16, 8)
+RUN_WIDTHS = (WIDEST_RUN, 64, 32, 16, 8)
 """Columns whose sums processors have in registers."""
-_ALONE = tuple(map(str, RUN_WIDTHS))
+_ALONE = tuple(map(str, RUN_WIDTHS[1:]))
 HALF_LANES = 32
 """Columns that a half of a block has a multiple of: vectors of any processor fill it."""
 WAITING_COST = 12
@@ -56,12 +57,12 @@ def run_widths(columns: str, wide: bool) -> tuple[int, ...]:
     :param columns: how many there are, as C.  :param wide: whether there are several sums of a column, or one of 8
         bytes.
     """
-    widths = RUN_WIDTHS[1:] if wide else RUN_WIDTHS
+    widths = RUN_WIDTHS[2:] if wide else RUN_WIDTHS
     if not columns.isdigit():
-        return widths[: 2 - wide]
-    left, found = int(columns), []
+        return widths[: 3 - 2 * wide]
+    left, found = int(columns), list[int]()
     for width in widths:
-        if left >= width:
+        if left >= width or (width == WIDEST_RUN // 2 and WIDEST_RUN in found):  # two of these where registers are few
             found.append(width)
             left %= width
     return tuple(found)
@@ -129,7 +130,8 @@ class ColumnWriter(AccumWriter):
         and so is what was searched for along with the keys.
         """
         if s in self.kept_searches:
-            return f"const {carrier(self.scribe.values[s.name])} {variable(s.name)} = {found_by(s)}[r];"
+            found = f"{found_by(s)}[r]" if self.begins is None else "to + 1"
+            return f"const {carrier(self.scribe.values[s.name])} {variable(s.name)} = {found};"
         if self.order == "by key" and not self.visits_all_rows:
             part = self.parts[self.k.order]
             ctype = carrier(self.scribe.values[s.name])
@@ -138,6 +140,24 @@ class ColumnWriter(AccumWriter):
             if s.name == part.stmt.where:
                 return f"const {ctype} {variable(s.name)} = 1;"
         return self.scribe.value(s)
+
+    @cached_property
+    def begins(self) -> Stmt | None:
+        """The search for each row in a line that says where the rows of each key begin, and ascends, which is all that
+        its key is made of; None if there is none.
+        """
+        if self.order != "by key" or self.visits_all_rows or self.scribe.guarded:
+            return None  # with bounds looked at, each row is searched for by itself
+        part = self.parts[self.k.order]
+        searches, (key, *more) = row_searches(self.k, self.key_slice(part)), part.stmt.index[: part.leading]
+        if more or not ascends(self.k, part) or {*self.kept_searches} - {*searches}:
+            return None
+        (search,), mask, keys = searches, self.k.stmts.get(part.stmt.where), self.key_count(part)
+        found = {s.name: s.index[0] for s in self.k.body if s.op == "index"}
+        place = found.get(key.variable or "", key)
+        bounded = mask is None or (mask.index[0] == key and mask.attr("lo") == 0 and same(mask.attr("hi"), keys))
+        first = place == Index.of(search.name) + -1 and same(self.types[search.buffer].shape[-1], keys)
+        return search if bounded and first and dict(search.attrs).get("ascending") else None
 
     @cached_property
     def kept_searches(self) -> list[Stmt]:

@@ -114,8 +114,9 @@ def _stages(k: KernelText, mapping: str, sorts: bool) -> list[str]:
         args = Declaration("A", f"const {k.name}_args *const A = args;")
         return _function(k, f"static void {k.name}_{name}(const void *args, i64 task)", body, [args])
 
+    keys = "starts" if k.starts else "key"
     return [
-        *([stage("key", render("cpu/rows/key.c.j2", k=k))] if sorts else []),
+        *([stage(keys, render(f"cpu/rows/{keys}.c.j2", k=k))] if sorts else []),
         stage("rows", render(f"cpu/rows/{mapping}.c.j2", k=k)),
         *(stage(f"fold{a.number}", render(f"cpu/rows/{a.strategy.fold}.c.j2", k=k, a=a)) for a in k.privatized),
         *([stage("finish", render("cpu/rows/finish.c.j2", k=k))] if sorts else []),

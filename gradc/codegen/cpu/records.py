@@ -361,6 +361,8 @@ class ByteFloats:
     at: str
 
 
+WIDEST_RUN = 128
+"""Columns whose sums are in registers only where there are more than 16."""
 NARROW_RUN = 256
 """Columns of rows of which any number stays in the nearest caches while a run is added."""
 
@@ -392,6 +394,11 @@ class Run:
     unpackings: tuple[Unpacking, ...]
     floats: tuple[ByteFloats, ...]
     body: tuple[str, ...]
+
+    @property
+    def widest(self) -> int:
+        """The width of blocks that there are only where a processor has more than 16 registers."""
+        return WIDEST_RUN
 
     @property
     def rest(self) -> bool:
@@ -448,6 +455,7 @@ class KernelText:
     :param member_count: rows that are combined into an owner's elements, as C.
     :param seeks: what searches for the key of one row after another go on from, as declarations.
     :param key_lines: statements that compute a row's sort key, :param key: and the key.
+    :param starts: where the rows of key ``k`` begin, if their own order is that of their keys, else "".
     :param visits_all: whether rows without a key are visited too.
     :param workspace: the arrays in the workspace.
     :param thread_memory: the arrays in the memory of the running thread.
@@ -475,6 +483,7 @@ class KernelText:
     seeks: tuple[str, ...]
     key_lines: tuple[str, ...]
     key: str
+    starts: str
     visits_all: bool
     workspace: tuple[LocalArray, ...]
     thread_memory: tuple[LocalArray, ...]

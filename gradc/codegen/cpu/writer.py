@@ -91,6 +91,7 @@ class KernelWriter(ColumnWriter):
             seeks=tuple(self.seek(s) for s in self.row_searches(part)) if part else (),
             key_lines=tuple(self.key_statements(part)) if part else (),
             key=self.key_expression(part, size(self.key_count(part))) if part else "",
+            starts=self.starts,
             visits_all=self.visits_all_rows,
             workspace=tuple(self.workspace()),
             thread_memory=tuple(self.thread_memory()),
@@ -111,6 +112,11 @@ class KernelWriter(ColumnWriter):
     def row_searches(self, part: Combine) -> list[Stmt]:
         """The searches of these for the row itself: what they find does not go back from row to row."""
         return [] if self.scribe.guarded else row_searches(self.k, self.key_values(part))
+
+    @property
+    def starts(self) -> str:
+        """Where the rows of key ``k`` begin, as C, where a line says so and their own order is that of their keys."""
+        return f"{self.begins.buffer}[k]" if self.begins is not None and self.run else ""
 
     def seek(self, s: Stmt) -> str:
         """What such a search goes on from, declared before a task's rows."""
@@ -188,6 +194,7 @@ class KernelWriter(ColumnWriter):
             tasks = f"gradc_chunks({'rows' if self.visits_all_rows else 'start[keys]'}, chunk)"
             sort = [self.launch("key", "gradc_chunks(rows, GRADC_KEY_ROWS)")]
             sort.append("gradc_sort(ctx, key, rows, keys, start, order, sorting);")
+            sort = [self.launch("starts", "1")] if self.starts else sort
         elif self.is_map:
             tasks = "gradc_chunks(rows, chunk) * gradc_chunks(cols, GRADC_STRIP)"
         elif self.lanes:
@@ -213,7 +220,9 @@ class KernelWriter(ColumnWriter):
     def workspace(self) -> list[LocalArray]:
         """What the stages of a kernel hand to one another."""
         arrays = []
-        if self.order == "by key":
+        if self.starts:
+            arrays = [LocalArray("start", "i32", "keys + 2")]
+        elif self.order == "by key":
             arrays = [
                 LocalArray("key", "i32", "rows"),
                 LocalArray("order", "i32", "rows"),

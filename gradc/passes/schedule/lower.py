@@ -15,7 +15,7 @@ from typing import Any
 from ...ir.dims import Size, known_nonnegative, same
 from ...ir.kernel import Kernel
 from ...ir.node import Node, identity
-from ...ir.op import Alias, Expr, Lookup, Movement, Reduction, Scan, Scatter
+from ...ir.op import Alias, Checked, Expr, Lookup, Movement, Reduction, Scan, Scatter
 from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import BOOL, F64, I32, I64, DType
 
@@ -268,7 +268,9 @@ class KernelBuilder:
         if buffer is None:
             raise CannotInline(node, "it is searched")
         self.loaded[buffer] = node
-        return self._emit("search", (value,), I64, buffer=buffer, index=(Index(),))
+        checked = isinstance(getattr(node.op, "lower", None), Checked) and node.attrs["ascending"]
+        attrs = (("ascending", True),) if checked else ()
+        return self._emit("search", (value,), I64, buffer=buffer, index=(Index(),), attrs=attrs)
 
     def differs(self, index: Index, value: Size) -> str:
         i = (

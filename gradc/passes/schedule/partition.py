@@ -280,12 +280,6 @@ def _cut(
             (moved,) = node.operands  # kept as it is, it joins no other kernel than now
             if bytes_of(moved, traffic.dims) <= bytes_of(node, traffic.dims):
                 return None
-        if mixes(node):  # written for a product, and made of fewer elements again
-            made_of = node
-            while mixes(made_of):
-                made_of = source(made_of.operands[0])
-            if not traffic.once(made_of) and bytes_of(made_of, traffic.dims) < bytes_of(node, traffic.dims):
-                return None
         return traffic.cost(node, readers.get(node, ()) if node not in boundary else ())
 
     def again(node: Node) -> int:
