@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,8 @@ def _mode_product(x: Type, *, matrix: Matrix, axis: int = -1) -> Any:
     columns = {len(row) for row in matrix}
     if len(columns) != 1 or 0 in columns:
         raise TypeRuleError(f"matrix={matrix!r}: one row at least, and rows of one length, of one number at least")
+    if not all(math.isfinite(value) for row in matrix for value in row):
+        raise TypeRuleError(f"matrix={matrix!r}: its numbers are finite")
     if not same(x.shape[axis], *columns):
         raise TypeRuleError(f"axis {axis} has {x.shape[axis]} elements, and a row of the matrix {columns.pop()}")
     return x.with_shape(*replaced(x.shape, axis, (len(matrix),))), {"matrix": matrix, "axis": axis}
@@ -209,6 +212,12 @@ def _mode_product_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     return value
 
 
+def _axes_of_mode_product(node: Node) -> Mapping[int, tuple[int | None, ...]]:
+    if not all(map(any, node.attrs["matrix"])):  # a row of zeros makes a 0 that a scale must not reach: it may be NaN
+        return {}
+    return {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))}
+
+
 def _replace_axis_of_mode_product(node: Node, axis: int, sizes: tuple[Size, ...]) -> Any:
     own = node.attrs["axis"]
     return None if axis == own else ((axis,), {**node.attrs, "axis": own if own < axis else own + len(sizes) - 1})
@@ -221,7 +230,7 @@ mode_product = Primitive(
     lower=Lookup(_mode_product_at, several=True),
     # by the transposed matrix
     vjp=lambda g, y, x, *, matrix, axis: (call("mode_product", g, matrix=tuple(zip(*matrix, strict=True)), axis=axis),),
-    multilinear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
+    multilinear=_axes_of_mode_product,
     replace_axis=_replace_axis_of_mode_product,
     samples=(
         Sample(("F[N,3]",), {"matrix": ((1.0, 0.0, -1.0), (0.0, -1.0, 1.0), (0.5, -0.5, 0.5), (-2.0, 0.0, 0.25))}),
@@ -231,6 +240,7 @@ mode_product = Primitive(
         BadSample(("f32[4,3]",), {"matrix": ((1.0, 2.0),)}, match="axis 1 has 3 elements, and a row of the matrix 2"),
         BadSample(("f32[4,3]",), {"matrix": ((1.0, 2.0, 3.0), (1.0,))}, match="rows of one length"),
         BadSample(("f32[4,3]",), {"matrix": ()}, match="one row at least"),
+        BadSample(("f32[4,2]",), {"matrix": ((1.0, float("inf")),)}, match="its numbers are finite"),
         BadSample(("f32[4,3]",), {"matrix": ((1.0, 2.0, 3.0),), "axis": 2}, match="axis=2"),
         BadSample(("i32[4,3]",), {"matrix": ((1.0, 2.0, 3.0),)}, match="i32 is no float"),
     ),

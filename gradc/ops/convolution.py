@@ -371,14 +371,19 @@ def _convolution_vjp(
 ) -> tuple[Node, ...]:
     # dx is the other direction's value; dw correlates the response with the image; db is the sum over all but channels
     geometry, transposed = _geometry(input, weight, **attrs), attrs["transposed"]
-    if geometry.steps_by_one and not any(attrs["output_padding"]):
+    response, image = (input, g) if transposed else (g, input)
+    empty = any(isinstance(n, int) and n < 1 for n in input.shape[2:])  # the result of no convolution
+    if geometry.steps_by_one and not any(attrs["output_padding"]) and not empty:
         other = convolution.plain(g, weight, **{**attrs, "transposed": not transposed})
     else:
         other = (response_of if transposed else image_of)(g, weight, geometry)
-    response, image = (input, g) if transposed else (g, input)
-    taps = {"size": geometry.filter, "padding": attrs["padding"]}
-    steps = {name: attrs[name] for name in ("stride", "dilation", "groups")}
-    parts = [other, convolution_filter.plain(response, image, **taps, **steps)]
+    if empty:
+        filter_ = filter_of(response, image, geometry)
+    else:
+        taps = {"size": geometry.filter, "padding": attrs["padding"]}
+        steps = {name: attrs[name] for name in ("stride", "dilation", "groups")}
+        filter_ = convolution_filter.plain(response, image, **taps, **steps)
+    parts = [other, filter_]
     return (*parts, *(() if bias is None else (call("sum", g, axis=(0, *geometry.axes)),)))
 
 
@@ -431,8 +436,10 @@ def _convolution_filter(
     dilation: tuple[int, ...],
     groups: int = 1,
 ) -> Any:
-    if min(response.rank, input.rank) < 3 or not isinstance(input.shape[1], int) or groups < 1:
-        raise TypeRuleError(f"a response {response} and an input {input} in {groups} groups: rank 3 at least, channels")
+    if not response.rank == input.rank >= 3:
+        raise TypeRuleError(f"a response {response} and an input {input}: both of rank 3 at least, alike")
+    if not isinstance(input.shape[1], int) or groups < 1:
+        raise TypeRuleError(f"an input {input} in groups={groups}: a known number of channels, and 1 group at least")
     weight = response.with_shape(response.shape[1], input.shape[1] // groups, *size)
     made, attrs = _convolution(input, weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
     missing = (known_nonnegative(n - m - 1) for n, m in zip(response.shape, made.shape, strict=True))
@@ -472,6 +479,8 @@ convolution_filter = Composite(
         ),
         BadSample(("f32[2,6,4]", "f64[2,4,6]"), {**_PLAIN, "size": (3,)}, match="dtypes differ"),
         BadSample(("f32[2,6]", "f32[2,4,6]"), {**_PLAIN, "size": (3,)}, match="rank 3 at least"),
+        BadSample(("f32[2,6,4,4]", "f32[2,4,6]"), {**_PLAIN, "size": (3,)}, match="rank 3 at least, alike"),
+        BadSample(("f32[2,6,4]", "f32[2,C,6]"), {**_PLAIN, "size": (3,)}, match="a known number of channels"),
     ),
     doc=(
         "the gradient of a convolution by its weight: the cross-correlation of response [N,O,...] with input [N,C,...]"

@@ -146,6 +146,27 @@ def test_pooling_of_a_volume_of_any_size_whose_last_windows_stand_out(
             np.testing.assert_allclose(value, other, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", ["2,3,0,5", "N,3,4,0"])
+def test_an_image_of_no_elements_has_gradients(shape: str, transposed: bool) -> None:
+    """Of which the response, all padding, may have some."""
+
+    def conv(x: Any, w: Any) -> Any:
+        return ops.conv_transpose2d(x, w) if transposed else ops.conv2d(x, w, padding=2)
+
+    joint = differentiate(trace(conv, x=f"f32[{shape}]", w="f32[3,3,3,3]"), ["x", "w"])
+    module = gradc.compile(joint, wrt=["x", "w", "d.y"], target="cpu")
+    sizes = [2 if n == "N" else int(n) for n in shape.split(",")]
+    x, w = np.zeros(sizes, np.float32), np.ones((3, 3, 3, 3), np.float32)
+    dy = np.ones((*sizes[:2], sizes[2] + 2, sizes[3] + 2), np.float32)
+    values, residuals = module.forward(**{"x": x, "w": w, "d.y": dy})
+    got = module.backward(residuals, *(np.ones_like(v) for v in values.values()))
+    assert values["d.x"].shape == got["x"].shape == x.shape
+    for zero in (values["y"], values["d.w"], got["w"], got["d.y"]):
+        assert not zero.any()
+    assert got["d.y"].shape == dy.shape
+
+
 def test_windows_are_read_in_place() -> None:
     """A pooling is one kernel, its gradient one more, and neither keeps the windows; a convolution writes the columns
     that its product reads, once.

@@ -156,6 +156,23 @@ def test_few_elements_between_others_are_walked_along_where_they_are_computed() 
     assert "sum_cols" not in str(gradc.compile(bags, target="cuda", arch="sm_90").forward.program)
 
 
+def test_what_is_filled_up_is_copied_for_those_alone_who_read_several_elements_of_a_window():
+    """Who reads one has no mask to save: the windows themselves, further zeros, and rows that may be outside."""
+
+    def copies(read: Callable[..., Any]) -> int:
+        graph = gradc.trace(lambda x, i: read(ops.pad(x, ((0, 0), (0, 0), (1, 1))), i), x="f32[N,4,16]", i="i64[M]")
+        return sum(b.kind == "temp" for b in gradc.compile(graph, target="cpu").forward.program.buffers)
+
+    def windows(x: Any) -> Any:
+        return ops.windows(x, axis=(2,), size=(3,), count=(16,), step=(1,), dilation=(1,), padding=(0,), value=0)
+
+    assert copies(lambda x, i: ops.mode_product(windows(x), matrix=((1.0, 1.0, 0.0), (0.0, 1.0, -1.0)))) == 1
+    assert copies(lambda x, i: windows(x)) == 0
+    assert copies(lambda x, i: windows(x) * 2.0) == 0
+    assert copies(lambda x, i: ops.pad(x, ((1, 1), (0, 0), (0, 0)))) == 0
+    assert copies(lambda x, i: ops.gather(x, i, axis=1, oob="skip")) == 0
+
+
 def test_a_product_of_which_nothing_is_read_is_not_computed():
     """Between the windows of a strided convolution lie elements that none has: their gradient is 0."""
     graph = gradc.trace(lambda x, w: ops.conv1d(x, w, stride=2, padding=3, dilation=2), x="f32[4,5,1]", w="f32[2,5,3]")

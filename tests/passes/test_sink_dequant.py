@@ -772,7 +772,7 @@ def trace_sample(op, sample, dims):
     return Graph("sample", tuple(inputs), (("y", result),)) if result.op is op else None
 
 
-@pytest.mark.parametrize("masked", ["skipped", "padded", "outside the image"])
+@pytest.mark.parametrize("masked", ["skipped", "padded", "outside the image", "in no sum"])
 @pytest.mark.parametrize("scale", [np.inf, np.nan, 2.0])
 def test_a_scale_stays_before_a_mask_where_it_could_be_infinite(masked: str, scale: float) -> None:
     """Behind the mask it would multiply the mask's 0."""
@@ -783,6 +783,7 @@ def test_a_scale_stays_before_a_mask_where_it_could_be_infinite(masked: str, sca
             ops.gather_2d(ops.reshape(x * s, (1, 1, 3, 64)), ops.reshape(i, (1, -1)), ops.reshape(i, (1, -1))),
             axis=(0, 1),
         ),
+        "in no sum": lambda x, s, i: ops.mode_product(x * s, matrix=((1.0, 1.0, 1.0), (0.0, 0.0, 0.0)), axis=0),
     }
     graph = trace(functions[masked], x="f32[3,64]", s="f32[1]", i="i64[N]")
     x, s, i = np.ones((3, 64), np.float32), np.full(1, scale, np.float32), np.array([0, 7, 2])

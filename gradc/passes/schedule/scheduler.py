@@ -203,12 +203,9 @@ class Scheduler:
         if not (self.host and node.op.fills and nbytes(node) <= COPIED * nbytes(node.operands[0])):
             return False
         cut = [user for user in self.users[node] if isinstance(lowering(user), Movement) and user.op.fills]
-        return bool(cut) and all(
-            isinstance(lowering(reader), Lookup) and lowering(reader).several
-            for user in cut
-            for _, reader in self.moved_uses(user)
-            if not isinstance(lowering(reader), Movement | Alias)
-        )
+        read = [lowering(reader) for user in cut for _, reader in self.moved_uses(user)]
+        readers = [lower for lower in read if not isinstance(lower, Movement | Alias)]
+        return bool(readers) and all(isinstance(lower, Lookup) and lower.several for lower in readers)
 
     def stored(self, node: Node) -> bool:
         """Whether a group computes it, or it lies in memory."""
