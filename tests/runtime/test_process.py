@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from caches import with_runtime
 
 import gradc
 from gradc import knobs, ops
@@ -235,7 +236,7 @@ def test_what_is_made_at_its_first_use_is_the_same_under_flush_to_zero(target: s
     )
     """
     assert (
-        child(code, target, str(tmp_path / "m.gradc"), GRADC_CACHE_DIR=str(tmp_path / "cache")).strip()
+        child(code, target, str(tmp_path / "m.gradc"), GRADC_CACHE_DIR=with_runtime(tmp_path / "cache")).strip()
         == "1 [True, True, True, True] True True"
     )
 
@@ -702,7 +703,7 @@ def test_a_variable_that_can_be_read(name: str, text: str, monkeypatch: pytest.M
 )
 def test_the_command_line_says_it_is_the_users_mistake(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("import gradc\n\n\n@gradc.graph\ndef f(x: 'f32[3]'):\n    return x * 2.0\n")
-    environment = {"GRADC_CACHE_DIR": str(tmp_path / "cache"), name: text}
+    environment = {"GRADC_CACHE_DIR": with_runtime(tmp_path / "cache"), name: text}
     output = child(COMMAND, f"{tmp_path}/model.py:f", **environment)
     assert f"{name}={text!r}" in output and "bug" not in output and "Traceback" not in output
 
@@ -802,8 +803,9 @@ print("held off")
 
 @pytest.mark.parametrize("cache", ["new", "hit"])
 def test_late_imports_hold_forks_off(cache: str, tmp_path: Path) -> None:
+    folder = with_runtime(tmp_path / "cache")
     for _ in range(1 + (cache == "hit")):
-        assert "held off" in child(LATE_IMPORTS, str(tmp_path / "module"), GRADC_CACHE_DIR=str(tmp_path / "cache"))
+        assert "held off" in child(LATE_IMPORTS, str(tmp_path / "module"), GRADC_CACHE_DIR=folder)
 
 
 FIRST_COMPILATION = (
@@ -838,9 +840,8 @@ print("children", len(ends))
 
 @pytest.mark.parametrize("pause", ["0.0", "0.05"])
 def test_fork_during_another_threads_first_compilation(pause: str, tmp_path: Path) -> None:
-    # A call, not a compilation alone, leaves the runtime in the cache: or seven processes would compile it at once.
-    child(MODEL + "work(build())", GRADC_CACHE_DIR=str(tmp_path))
-    assert "children" in child(FIRST_COMPILATION, "7", pause, GRADC_CACHE_DIR=str(tmp_path))
+    # Without the runtime seven processes would compile it at once.
+    assert "children" in child(FIRST_COMPILATION, "7", pause, GRADC_CACHE_DIR=with_runtime(tmp_path))
 
 
 DURING_CALLS = (
@@ -1261,7 +1262,8 @@ atexit.register(last)
 
 
 def test_calls_compilations_and_files_in_an_atexit_handler(tmp_path: Path) -> None:
-    assert child(AT_EXIT, str(tmp_path / "module"), GRADC_CACHE_DIR=str(tmp_path / "cache")).strip() == "saved"
+    folder = with_runtime(tmp_path / "cache")
+    assert child(AT_EXIT, str(tmp_path / "module"), GRADC_CACHE_DIR=folder).strip() == "saved"
 
 
 DAEMONS = (
@@ -1324,7 +1326,7 @@ print("stopped", stopped)
 def test_ctrl_c_in_passes_and_in_the_compiler_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     assert "stopped" in child(
-        STOPPED_COMPILATIONS, TMPDIR=str(tmp_path / "tmp"), GRADC_CACHE_DIR=str(tmp_path / "cache")
+        STOPPED_COMPILATIONS, TMPDIR=str(tmp_path / "tmp"), GRADC_CACHE_DIR=with_runtime(tmp_path / "cache")
     )
 
 

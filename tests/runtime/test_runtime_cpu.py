@@ -357,13 +357,6 @@ def test_default_cache_follows_the_knobs(tmp_path: Path) -> None:
 # ---- Compiler ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Leave the user's cache alone; one for all tests, so that the pool is built once."""
-    with knobs.CACHE_DIR.set(str(tmp_path_factory.getbasetemp() / "shared-cache")):
-        yield
-
-
 def script(tmp_path: Path, body: str) -> str:
     """A compiler that answers -v and then does as told."""
     path = tmp_path / "fake compiler"
@@ -585,13 +578,12 @@ EXPORT void slow(const gradc_ctx *ctx, int64_t tasks, int64_t steps) {
 
 
 @pytest.fixture(scope="module")
-def bodies(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    with knobs.CACHE_DIR.set(str(tmp_path_factory.getbasetemp() / "shared-cache")):
-        return toolchain.load_library(toolchain.compile_c(BODIES), "bodies")
+def bodies() -> ctypes.CDLL:
+    return toolchain.load_library(toolchain.compile_c(BODIES), "bodies")
 
 
 @pytest.fixture(autouse=True)
-def two_threads(request: pytest.FixtureRequest, private_cache: None) -> Iterator[None]:
+def two_threads() -> Iterator[None]:
     yield
     if pool._loaded is not None:
         pool.set_num_threads(2)

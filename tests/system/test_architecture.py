@@ -14,6 +14,7 @@ from pathlib import Path
 
 import networkx
 import pytest
+from caches import with_runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gradc"
@@ -252,7 +253,7 @@ graph = gradc.trace(lambda x: gradc.ops.tanh(x), x="f32[N]")
 gradc.compile(graph, wrt="x", target="cpu").forward(x=numpy.ones(3, "f4"))
 print(*(m for m in {NOT_FROM_THE_CACHE} if m in sys.modules and m not in before))
 """
-    environment = {**os.environ, "GRADC_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, "GRADC_CACHE_DIR": with_runtime(tmp_path)}
     for expected in (True, False):  # the first compiles
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment, check=True

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from caches import with_runtime
 
 import gradc
 from gradc import interp, ops
@@ -1089,6 +1090,7 @@ def begun(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
 def test_stopped_in_the_middle_of_a_compilation(tmp_path: Path, number: signal.Signals) -> None:
     cache, temporary = tmp_path / "cache", tmp_path / "tmp"
+    with_runtime(cache)
     temporary.mkdir()
     process = python("print(work(1.0))", cache, CC=slow_compiler(tmp_path), TMPDIR=str(temporary))
     begun(tmp_path)
@@ -1111,6 +1113,7 @@ def test_stopped_in_the_middle_of_a_compilation(tmp_path: Path, number: signal.S
 
 
 def test_two_processes_compile_the_same_module(tmp_path: Path) -> None:
+    with_runtime(tmp_path / "cache")
     both = [python("print(work(2.0))", tmp_path / "cache") for _ in range(2)]
     answers = [process.communicate(timeout=600) for process in both]
     assert all(process.returncode == 0 for process in both), answers
@@ -1181,6 +1184,7 @@ def test_fork_after_use(tmp_path: Path) -> None:
         assert pool.map(work, [3.0, 3.0]) == [here, here]
     print("ok")
     """
+    with_runtime(tmp_path / "cache")
     process = python(code, tmp_path / "cache")
     answer, errors = process.communicate(timeout=600)
     assert answer.strip() == "ok", errors

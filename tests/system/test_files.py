@@ -26,6 +26,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from caches import with_runtime
 
 import gradc
 from gradc import api, compiler, files, knobs, npz, ops
@@ -968,7 +969,7 @@ def test_saving_while_python_ends(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env={**os.environ, "GRADC_CACHE": "0"},
+        env={**os.environ, "GRADC_CACHE_DIR": with_runtime(tmp_path / "cache")},
         check=False,
     )
     assert done.stdout == "saved\n" and not done.stderr, done.stderr

@@ -151,6 +151,14 @@ def texts() -> tuple[str, ...]:
     return tuple(map(read_template, names))
 
 
+def key() -> str:
+    """The key of the pool's machine code in the cache.
+
+    :raises CompilerMissing: there is no compiler.
+    """
+    return digest("runtime", *texts(), find_compiler().identity, cpu_identity(), *MATMUL_FLAGS)
+
+
 def packed() -> bytes:
     """The pool's machine code, compressed, for a file that shall run where there is no compiler.
 
@@ -168,7 +176,7 @@ def offer(code: bytes) -> None:
 def _machine_code() -> bytes:
     """From the cache, else compiled; without a compiler what was offered."""
     try:
-        compiler = find_compiler()
+        find_compiler()
     except CompilerMissing:
         if _offered is None:
             raise
@@ -176,12 +184,11 @@ def _machine_code() -> bytes:
             return zlib.decompress(_offered)
         except zlib.error as error:
             raise InvalidProblem(f"the runtime in a module's file is no machine code of gradc's: {error}") from None
-    key = digest("runtime", *texts(), compiler.identity, cpu_identity(), *MATMUL_FLAGS)
     cache = default_cache()
-    payload = cache.get(key)
+    payload = cache.get(key())
     if payload is None:
         payload = compile_c(texts()[-1], extra=MATMUL_FLAGS)
-        cache.put(key, payload)
+        cache.put(key(), payload)
     return payload
 
 
