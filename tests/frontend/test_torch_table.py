@@ -5,9 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import itertools
-import sys
-import types
-import unittest
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten  # noqa: E402
 from torch_samples import TAKEN  # noqa: E402
 
 import gradc  # noqa: E402
+from benchmarks.opinfo import op_db  # noqa: E402
 from gradc import interp, ops  # noqa: E402
 from gradc.errors import Unsupported  # noqa: E402
 from gradc.torch import normal_form, table  # noqa: E402
@@ -56,16 +54,6 @@ def test_private_names_of_torch_stand_in_one_file() -> None:
 
 
 # -- torch's samples ---------------------------------------------------------------------------------------------------
-
-
-def op_db() -> list[Any]:
-    if "expecttest" not in sys.modules:  # torch's test package imports it, for what is not used here
-        stub = types.ModuleType("expecttest")
-        stub.TestCase, stub.assert_expected_inline = unittest.TestCase, None  # type: ignore[attr-defined]
-        sys.modules["expecttest"] = stub
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return op_db
 
 
 def title(op: Any) -> str:
