@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator
@@ -33,6 +34,7 @@ os.environ.setdefault(
     "GRADC_TARGET", "cpu"
 )  # where a GPU is, the tests are still those of the CPU; tests/gpu asks for it by name
 _cache = pytest.StashKey[str]()
+_runtime = pytest.StashKey[subprocess.Popen[bytes]]()
 
 # A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press
 # it.
@@ -148,9 +150,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # xdist's workers inherit the environment
         config.stash[_cache] = os.environ["GRADC_CACHE_DIR"] = tempfile.mkdtemp(prefix="gradc-tests-")
         os.environ.setdefault("GRADC_CALIBRATION", "none")  # what the user measured decides nothing here
+        if config.getoption("numprocesses", None):
+            # Compiled once while the workers collect their tests; each would do it for itself, in six seconds.
+            config.stash[_runtime] = subprocess.Popen(
+                [sys.executable, "-c", "from gradc.runtime.host.pool import packed; packed()"],
+                cwd=Path(__file__).resolve().parent.parent,
+                stderr=subprocess.DEVNULL,  # without a compiler the tests will say so
+            )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    if _runtime in config.stash:
+        config.stash[_runtime].wait()
     if _cache in config.stash:
         shutil.rmtree(config.stash[_cache], ignore_errors=True)
 
