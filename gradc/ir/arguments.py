@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from ..errors import TypeRuleError
@@ -42,6 +43,30 @@ def renamed(op: str, known: Collection[str], keywords: Mapping[str, Any]) -> dic
             raise TypeRuleError(f"{op}: {one} and {other} are one argument, {ours}; give it once")
         found[ours] = value
     return found
+
+
+def separate(
+    op: str, positional: tuple[Any, ...], keywords: Mapping[str, Any], behind: Sequence[str], first: int = 0
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with the operands one by one that may be one list or tuple, as NumPy and torch take them.
+
+    :param behind: the attributes behind the operands, integers, which then have a position.
+    :param first: how many attributes stand before the operands.
+    :raises TypeRuleError: something else stands behind a list of traced values, or an attribute is given twice.
+    """
+    operands, given = positional[first : first + 1], positional[first + 1 :]
+    if not (operands and isinstance(operands[0], tuple | list)):
+        return positional, dict(keywords)
+    if len(given) > len(behind) or not all(isinstance(n, Integral) for n in given):
+        if any(isinstance(value, Node) for value in operands[0]):
+            may = f"{', '.join(behind)} by position may be" if behind else "nothing is"
+            raise TypeRuleError(f"{op}: operands are given one by one or in one list or tuple, behind which {may}")
+        return positional, dict(keywords)  # the list is an array, one of several
+    named = dict(zip(behind, given, strict=False))
+    twice = named.keys() & keywords.keys()
+    if twice:
+        raise TypeRuleError(f"{op}: {min(twice)} is given twice")
+    return (*positional[:first], *operands[0]), {**keywords, **named}
 
 
 def meant(name: str | None, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import GradcError, InternalError, TypeRuleError
 from ..process.forks import cached_property
 from .annotations import REFUSED, converter, describe
-from .arguments import lifted, meant, renamed, signature_text
+from .arguments import lifted, meant, renamed, separate, signature_text
 from .dims import Assumption, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
@@ -391,12 +391,8 @@ class Op:
 
     def _bind(self, positional: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         if self.variadic:
-            operands = (
-                list(positional[0])
-                if len(positional) == 1 and isinstance(positional[0], tuple | list)
-                else list(positional)
-            )
-            return operands, self._check_names(keywords)
+            operands, keywords = separate(self.name, positional, keywords, tuple(self.parameters))
+            return list(operands), self._check_names(keywords)
         order = self.call_order
         if self.order:  # an attribute between operands is skipped if it is given by name
             order = tuple(name for name in order if name not in keywords or name not in self.parameters)
@@ -589,8 +585,9 @@ class Function(Op):
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         _no_huge_integer(self.name, (*positional, *keywords.values()))
         keywords = renamed(self.name, self.__signature__.parameters, keywords)
-        if self.variadic and positional and isinstance(positional[-1], tuple | list):
-            positional = (*positional[:-1], *positional[-1])
+        if self.variadic:
+            behind = [p.name for p in self.__signature__.parameters.values() if p.kind is p.KEYWORD_ONLY]
+            positional, keywords = separate(self.name, positional, keywords, behind, len(self._first))
         try:
             bound = self.__signature__.bind(*positional, **keywords)
         except TypeError:
@@ -614,8 +611,13 @@ class Function(Op):
         """The call with these operands, in their order, and attributes by name."""
         if not self.variadic:
             return self(**dict(zip(self.operand_names, operands, strict=False)), **attrs)
-        first = [n for n in itertools.takewhile(lambda n: not self._takes_node(n), self.__signature__.parameters)]
+        first = self._first
         return self(*(attrs[n] for n in first), *operands, **{n: v for n, v in attrs.items() if n not in first})
+
+    @cached_property
+    def _first(self) -> list[str]:
+        """The attributes before the operands."""
+        return [*itertools.takewhile(lambda n: not self._takes_node(n), self.__signature__.parameters)]
 
     def _nodes(self, bound: inspect.BoundArguments) -> dict[str, Any]:
         """The operands of a call as nodes of it; several of one parameter as a tuple."""

@@ -641,7 +641,7 @@ concat = Primitive(
         BadSample(("f32[2,3]", "f32[3,3]"), {"axis": 1}, match="sizes 2 and 3 differ"),
         BadSample(("f32[2]", "f64[2]"), match="does not join"),
     ),
-    doc="operands concatenated along an axis",
+    doc="operands, one by one or in a list, concatenated along an axis",
 )
 
 # -- x[...] ------------------------------------------------------------------------------------------------------------

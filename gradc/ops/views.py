@@ -164,7 +164,7 @@ stack = Function(
     write=_stack,
     samples=(Sample(("F[2,3]", "F[2,3]"), {"axis": -1}), Sample(("F[]", "F[]", "F[]"))),
     bad=(BadSample(("f32[2]", "f32[3]"), match="differ"),),
-    doc="arrays of one shape along a new axis",
+    doc="arrays of one shape, one by one or in a list, along a new axis",
     source="torch.stack",
 )
 

@@ -39,11 +39,44 @@ NAMES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+NAMES |= {
+    "a list": (lambda x: ops.stack([x, x * 2.0], 1), lambda x: ops.stack(x, x * 2.0, axis=1)),
+    "a tuple": (lambda x: ops.concat((x, x * 2.0), -1), lambda x: ops.concat(x, x * 2.0, axis=-1)),
+    "a list and dim": (lambda x: ops.concat([x, x], dim=1), lambda x: ops.concat(x, x, axis=1)),
+    "a list behind an equation": (lambda x: ops.einsum("ij,ij->i", [x, x]), lambda x: ops.einsum("ij,ij->i", x, x)),
+    "a list with an array": (lambda x: ops.stack([x, X], np.int64(0)), lambda x: ops.stack(x, X)),
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_other_libraries(name: str) -> None:
     """The same graph, but for its name."""
     theirs, own = (trace(fn, name="g", x=X) for fn in NAMES[name])
     assert theirs == own
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_operands_in_one_list(kind: Callable[..., Any], axis: int) -> None:
+    for op, numpys in ((ops.stack, np.stack), (ops.concat, np.concatenate)):
+        np.testing.assert_array_equal(value(lambda x, op=op: op(kind([x, x * 2.0]), axis)), numpys([X, X * 2.0], axis))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: ops.stack([x, x], 1, axis=1), "stack: axis is given twice"),
+        (lambda x: ops.concat([x, x], 1, dim=0), "concat: axis is given twice"),
+        (lambda x: ops.stack([x, x], 1, 2), "in one list or tuple, behind which axis by position may be"),
+        (lambda x: ops.concat([x], x), "in one list or tuple, behind which axis by position may be"),
+        (lambda x: ops.einsum("ij,jk", [x], x), "in one list or tuple, behind which nothing is"),
+        (lambda x: ops.stack([]), "nothing to join"),
+        (lambda x: ops.stack([x, x], 3), "axis=3"),
+    ],
+)
+def test_a_list_of_operands_that_is_wrong(call: Callable[..., Any], message: str) -> None:
+    with pytest.raises(TypeRuleError, match=message):
+        trace(call, x=X)
 
 
 COMPARISONS: dict[str, tuple[Callable[[Any], Any], np.ndarray]] = {
