@@ -12,7 +12,7 @@ import contextvars
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -324,7 +324,7 @@ _facts: contextvars.ContextVar[tuple[Assumption, ...]] = contextvars.ContextVar(
 @contextlib.contextmanager
 def assuming(assumptions: Iterable[Assumption]) -> Iterator[None]:
     """A context manager in which the assumptions are taken as facts."""
-    token = _facts.set(_facts.get() + tuple(assumptions))
+    token = _facts.set(tuple(dict.fromkeys((*_facts.get(), *assumptions))))
     try:
         yield
     finally:
@@ -369,17 +369,21 @@ def _least(size: Size) -> Size:
 
 def known_nonnegative(size: Size) -> bool:
     """Whether ``size >= 0`` follows from symbols being >= 0 and a few uses of the assumptions."""
-    if _positive_terms(size):
-        return True
+    return _positive_terms(size) or _known(size, _facts.get())
+
+
+# Ranges ask for the order of the same few bounds of many values again and again.
+@functools.lru_cache(maxsize=1 << 14)
+def _known(size: Size, facts: tuple[Assumption, ...]) -> bool:
     try:
-        return any(_positive_terms(bound) for bound in _lower_bounds(size))
+        return any(_positive_terms(bound) for bound in _lower_bounds(size, facts))
     except TypeRuleError:  # a bound has more parts than a size may have
         return False
 
 
-def _lower_bounds(size: Size) -> Iterator[Size]:
+def _lower_bounds(size: Size, facts: tuple[Assumption, ...]) -> Iterator[Size]:
     yield _least(size)
-    differences = [fact.left - fact.right for fact in _facts.get()]
+    differences = [fact.left - fact.right for fact in facts]
     yield from (size - difference for difference in differences)
     slack = size
     for difference in differences:
@@ -388,30 +392,34 @@ def _lower_bounds(size: Size) -> Iterator[Size]:
             if any(m in dict(_terms(slack)) for m, _ in difference.terms if m):
                 slack = slack - difference
     yield slack
-    yield _without_negative_terms(size)
-    yield _above_bounds(_with_added_quotients(size))
+    yield _without_negative_terms(size, differences)
+    yield (bound := _with_added_quotients(size))
+    for atom, value in _surpluses(facts):
+        bound = _replaced(bound, atom, value)
+        yield bound
 
 
 def _with_added_quotients(size: Size) -> Size:
     """A lower bound of a size, by n // d <= (n + c) // d + ceil(-c / d) where n // d is subtracted and (n + c) // d
-    added.
+    added, for a quotient in each product at a time.
     """
-    added = dict.fromkeys(atom for m, c in _terms(size) if c > 0 for atom, _ in m if isinstance(atom, FloorDiv))
-    total: Size = 0
-    for monomial, coefficient in _terms(size):
-        most = _most(monomial, added) if coefficient < 0 else None
-        total = total + (_build({monomial: 1}) if most is None else most) * coefficient
-    return total
+    for _ in range(_MOST_USES):
+        added = dict.fromkeys(atom for m, c in _terms(size) if c > 0 for atom, _ in m if isinstance(atom, FloorDiv))
+        bound = total((_most(m, added) if c < 0 else _build({m: 1})) * c for m, c in _terms(size))
+        if bound == size:
+            break
+        size = bound
+    return size
 
 
-def _most(monomial: Monomial, quotients: Iterable[FloorDiv]) -> Size | None:
+def _most(monomial: Monomial, quotients: Collection[FloorDiv]) -> Size:
     """An upper bound of a product of atoms in which one of ``quotients`` stands for another with the same divisor."""
     for atom, divisor, rest in _quotients(monomial):
         for other in quotients:
             more = atom.numerator - other.numerator
-            if other.denominator == divisor and isinstance(more, int):
+            if atom not in quotients and other.denominator == divisor and isinstance(more, int):
                 return rest * (_build({((other, 1),): 1}) + ceildiv(more, divisor))
-    return None
+    return _build({monomial: 1})
 
 
 def _quotients(monomial: Monomial) -> Iterator[tuple[FloorDiv, int, Size]]:
@@ -423,28 +431,53 @@ def _quotients(monomial: Monomial) -> Iterator[tuple[FloorDiv, int, Size]]:
                 yield atom, atom.denominator, rest
 
 
-def _above_bounds(size: Size) -> Size:
-    """A size over what its atoms are above the constants that they are at least by the assumptions: with N >= 2 and
-    M >= 1, N*M - N is N*M + 2*M.
-    """
-    bounds = _bounds(_facts.get())
-    if not any(atom in bounds for monomial, _ in _terms(size) for atom, _ in monomial):
+def _replaced(size: Size, atom: Atom, value: Size) -> Size:
+    """A size with another one for an atom, not within quotients and maxima."""
+    if not any(factor[0] == atom for monomial, _ in _terms(size) for factor in monomial):
         return size
     total: Size = 0
     for monomial, coefficient in _terms(size):
-        term: Size = coefficient
-        for atom, power in monomial:
-            # what an atom is above its bound is not negative, and a symbol is not
-            above = _build({((str(atom), 1),): 1}) + bounds[atom] if atom in bounds else _build({((atom, 1),): 1})
-            for _ in range(power):
-                term = term * above
+        term = _build({tuple(factor for factor in monomial if factor[0] != atom): coefficient})
+        for _ in range(dict(monomial).get(atom, 0)):
+            term = term * value
         total = total + term
     return total
 
 
 @functools.lru_cache(maxsize=1 << 8)
+def _surpluses(facts: tuple[Assumption, ...]) -> tuple[tuple[Atom, Size], ...]:
+    """Atoms and what they are, in the order of their replacement: the sum of what facts say them to be at least and of
+    a surplus, a symbol of its own: with N >= 2 and M >= 1, N*M - N is then N*M + 2*M, and with N >= K, N - K is N.
+    """
+    found: list[tuple[Atom, Size]] = [(atom, _surplus(atom) + least) for atom, least in _bounds(facts).items()]
+    for fact in facts:
+        difference = fact.left - fact.right
+        for atom, value in found:
+            difference = _replaced(difference, atom, value)
+        found += _solved(difference)
+    return tuple(found)
+
+
+def _solved(difference: Size) -> list[tuple[Atom, Size]]:
+    """An atom and what it is where a difference of several terms is not negative, if that is a sum, too."""
+    for monomial, coefficient in sorted(_terms(difference), key=lambda term: -term[1]):
+        atom, rest = _sole_atom(monomial), difference - _build({monomial: coefficient})
+        if atom is None or _replaced(rest, atom, 0) != rest:
+            continue
+        if coefficient == 1:
+            return [(atom, _surplus(atom) - rest)]
+        if coefficient == -1 or (coefficient < 0 and isinstance(rest, int)):
+            return [(atom, floordiv(rest, -coefficient) - _surplus(atom))]
+    return []
+
+
+def _surplus(atom: Atom) -> Size:
+    return _build({((f"above {atom}", 1),): 1})
+
+
+@functools.lru_cache(maxsize=1 << 8)
 def _bounds(facts: tuple[Assumption, ...]) -> Mapping[Atom, int]:
-    """The constants from 0 on that single facts say atoms to be at least."""
+    """The constants that single facts say atoms to be at least, from 0 on for those that are not negative anyway."""
     bounds: dict[Atom, int] = {}
     pending = [fact.left - fact.right for fact in facts]
     while pending:
@@ -453,7 +486,7 @@ def _bounds(facts: tuple[Assumption, ...]) -> Mapping[Atom, int]:
         if atom is None or coefficient < 0 or len(rest) > (constant != 0):
             continue
         least = -(constant // coefficient)
-        if least >= bounds.get(atom, 0):
+        if least >= bounds.get(atom, 0 if _positive_terms(_build({monomial: 1})) else least):
             bounds[atom] = least
         if isinstance(atom, FloorDiv) and isinstance(atom.denominator, int) and atom.denominator > 0:
             pending.append(atom.numerator - least * atom.denominator)
@@ -465,11 +498,10 @@ def _sole_atom(monomial: Monomial) -> Atom | None:
     return monomial[0][0] if len(monomial) == 1 and monomial[0][1] == 1 else None
 
 
-def _without_negative_terms(size: Size) -> Size:
+def _without_negative_terms(size: Size, facts: Sequence[Size]) -> Size:
     """A lower bound of a size, from which multiples of what assumptions say to be >= 0 are taken: of N - i - 1, S times
     for -S*i.
     """
-    facts = [fact.left - fact.right for fact in _facts.get()]
     for _ in range(_MOST_USES):
         for factor, fact in (
             (factor, fact)
@@ -490,8 +522,8 @@ def _multiple(monomial: Monomial, coefficient: int, fact: Size) -> Size | None:
     for other, negative in _terms(fact):
         if other and negative < 0 and coefficient % negative == 0:
             quotient = _divide(monomial, other)
-            if quotient is not None and all(isinstance(atom, str) for atom, _ in quotient):
-                return _build({quotient: coefficient // negative})
+            if quotient is not None and _positive_terms(factor := _build({quotient: coefficient // negative})):
+                return factor
     return None
 
 

@@ -76,11 +76,15 @@ class Range:
 
 
 def _tightest(bounds: Iterable[Size], sign: int) -> tuple[Size, ...]:
-    """The bounds that no other bound implies: the greatest lower bounds (sign 1) or the least upper bounds (-1)."""
+    """The bounds that no other bound implies: the greatest lower bounds (sign 1) or the least upper bounds (-1), each
+    in the place of the first that it implies.
+    """
     kept: list[Size] = []
     for new in dict.fromkeys(bounds):
         if not any(known_nonnegative((old - new) * sign) for old in kept):
-            kept = [old for old in kept if not known_nonnegative((new - old) * sign)] + [new]
+            implied = [known_nonnegative((new - old) * sign) for old in kept]
+            at = [*implied, True].index(True)
+            kept = [*kept[:at], new, *(old for old, gone in zip(kept[at:], implied[at:], strict=True) if not gone)]
     return tuple(kept[:MOST])
 
 
@@ -127,6 +131,7 @@ class KernelRanges:
         self.k, self.types, self.known = kernel, types, known
         self.axes = {name: inside(size) for name, size in (*kernel.rows, *kernel.cols)}
         self._memo: dict[tuple[str, frozenset[str]], Range] = {}
+        self._indices: dict[tuple[Index, frozenset[str]], Range] = {}
 
     # -- masks ---------------------------------------------------------------------------------------------------------
 
@@ -170,15 +175,23 @@ class KernelRanges:
 
     def index(self, index: Index, true: frozenset[str]) -> Range:
         """The range of an index entry of an access where the conditions ``true`` hold."""
+        key = index, true
+        if key not in self._indices:
+            self._indices[key] = self._index(index, true)
+        return self._indices[key]
+
+    def _index(self, index: Index, true: frozenset[str]) -> Range:
         total = Range.of(index.const, index.const)
         for variable, factor in index.terms:
             total += (self.axes[variable] if variable in self.axes else self.value(variable, true)) * factor
-        for name in sorted(true):  # in one order, as not all bounds are kept
+        for name in sorted(true):  # in one order, as not all bounds are kept, but the first
             s = self.k.stmts[name]
             if s.op == "in_bounds":
                 test = Range.of(s.attr("lo"), s.attr("hi") - 1)
                 for factor, rest in multiples(index, s.index[0]):
-                    total = (test * factor + self.index(rest, true - {name})) & total
+                    found = test * factor + self.index(rest, true - {name})
+                    part = len(rest.terms) + len(s.index[0].terms) == len(index.terms)  # brings no other variable in
+                    total = found & total if part else total & found
                 for whole, size in self.undivided(index):
                     if same_place(s.index[0], whole):
                         total = test.each(lambda bound, size=size: floordiv(bound, size)) & total  # type: ignore[misc]
@@ -329,9 +342,8 @@ def _quotient(step: Size, by: Size) -> Size | None:
     """step / by where that is whole."""
     if step == by:
         return 1
-    if isinstance(by, int) and by in (1, -1):
-        return step * by
-    return step // by if isinstance(step, int) and isinstance(by, int) and step % by == 0 else None
+    quotient = floordiv(step, by)
+    return quotient if quotient * by == step else None
 
 
 def same_place(a: Index, b: Index) -> bool:

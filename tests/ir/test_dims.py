@@ -30,6 +30,7 @@ SIZES = st.recursive(
         st.tuples(inner, inner).map(lambda p: p[0] + p[1]),
         st.tuples(inner, inner).map(lambda p: p[0] - p[1]),
         st.tuples(inner, st.integers(-3, 4)).map(lambda p: p[0] * p[1]),
+        st.tuples(inner, inner).map(lambda p: p[0] * p[1]),
         st.tuples(inner, st.integers(1, 4)).map(lambda p: floordiv(*p)),
         st.tuples(inner, st.integers(1, 4)).map(lambda p: floordiv(*p) * p[1]),
         st.tuples(inner, st.integers(1, 4)).map(lambda p: ceildiv(*p)),
@@ -113,6 +114,15 @@ def test_of_quotients_with_other_constants_the_order_is_known() -> None:
             assert evaluate(larger - smaller, {"N": value}) >= 0
 
 
+def test_of_products_of_such_quotients_it_is_known_too() -> None:
+    """How many windows a plane has, and how many of them a strided convolution's gradient reads."""
+    h, w = symbol("H"), symbol("W")
+    count = ceildiv(h, 2) * floordiv(w + 3, 4)
+    for read in (floordiv(h, 2) * floordiv(w + 3, 4), ceildiv(h, 2) * floordiv(w, 4), floordiv(h, 2) * floordiv(w, 4)):
+        assert known_nonnegative(count - read) and not known_nonnegative(count - read - 1)
+        assert not known_nonnegative(read - count)
+
+
 def test_of_sizes_that_are_bounded_products_are() -> None:
     """The number of windows of an image, each of whose axes has one at least."""
     rows, columns = (floordiv(symbol(n) - k, 2) + 1 for n, k in (("N", 5), ("M", 3)))
@@ -121,6 +131,18 @@ def test_of_sizes_that_are_bounded_products_are() -> None:
         assert known_nonnegative(symbol("N") - 5) and not known_nonnegative(symbol("N") - 6)
     with assuming([Assumption(symbol("N") * 2, ">=", 5)]):
         assert known_nonnegative(symbol("N") - 3) and not known_nonnegative(symbol("N") - 4)
+
+
+def test_products_of_what_facts_say_to_be_positive_are() -> None:
+    """The number of windows of a filter whose size is a symbol, of an image whose size is one or not."""
+    width, kernel = symbol("W"), symbol("K")
+    counts = [width - kernel + 1, floordiv(symbol("H") - symbol("L") * 2, 3) + 2, 7 - symbol("M") * 2]
+    assert not any(map(known_nonnegative, counts))
+    with assuming([Assumption(count, ">=", 1) for count in counts]):
+        for several in itertools.combinations(counts, 2):
+            assert known_nonnegative(product(several) - 1) and not known_nonnegative(product(several) - 2)
+        assert known_nonnegative(floordiv(width, 2) * product(counts)) and known_nonnegative(3 - symbol("M"))
+        assert not known_nonnegative(2 - symbol("M")) and not known_nonnegative(kernel - width)
 
 
 def test_what_would_be_too_large_to_look_at_is_not_known() -> None:

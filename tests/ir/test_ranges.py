@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gradc import interp
 from gradc.ir.dims import evaluate, symbol
 from gradc.ir.kernel import Buffer, Kernel, Program
-from gradc.ir.ranges import KernelRanges, Range, constant
+from gradc.ir.ranges import KernelRanges, Range, constant, inside, multiples
 from gradc.ir.statement import Index, Stmt
 from gradc.ir.types import BOOL, DTYPES, F64, I32, I64, DType, parse_type
 
@@ -173,3 +173,24 @@ def test_what_the_ranges_say() -> None:
     ranges, _, _ = ranges_and_values((x, four, Stmt("%m", "lt", ("%x", "%4"), BOOL), byte, one, wide, next_))
     assert ranges.value("%d", frozenset()) == Range((1,), (6,))
     assert ranges.value("%x", ranges.conditions("%m")) == Range((), (4,)) and ranges.value("%x", frozenset()) == Range()
+
+
+def test_what_tests_of_its_parts_say_of_an_index() -> None:
+    """Each test names variables of its own, and others that bring more bounds than are kept do not hide it."""
+    a, b = Index.of("a"), Index.of("b")
+    assert list(multiples(a * (N * -2) + b, a * -2 + Index(4))) == [(N, b + Index(N * -4))]
+    rows = tuple((name, size) for name, size in zip("abc", (N, M, N + M), strict=True))
+    tested = [Index.of(v) * 2 + Index.of(f"%{v}") for v in "abc"]
+    body = [Stmt(f"%{v}", "load", (), I64, "in_i64", (Index.of("n"),)) for v in "abc"]
+    body += [
+        Stmt(f"%0{k}", "in_bounds", (), BOOL, index=(i,), attrs=(("hi", 3), ("lo", 0))) for k, i in enumerate(tested)
+    ]
+    more = [a * -1 + Index.of("%b"), b * -1 + Index.of("%c")]
+    body += [
+        Stmt(f"%1{k}", "in_bounds", (), BOOL, index=(i,), attrs=(("hi", N), ("lo", 0))) for k, i in enumerate(more)
+    ]
+    kernel = Kernel("k", rows, (("n", N),), tuple(body))
+    ranges = KernelRanges(kernel, {"in_i64": parse_type("i64[N]")}, lambda buffer: Range())
+    whole = sum((i * 3**k for k, i in enumerate(tested)), Index(0))
+    found = ranges.index(whole, frozenset(s.name for s in body if s.dtype is BOOL))
+    assert found.within(inside(27))
