@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis.strategies import DataObject, data, integers, sampled_from
+from hypothesis.strategies import DataObject, booleans, data, integers, sampled_from
 
 import gradc
 from gradc import interp, ops
@@ -35,6 +35,15 @@ def torchs(fn: Any, g: np.ndarray | None = None, **arrays: np.ndarray) -> tuple[
     y = fn(**leaves)
     y.backward(torch.ones_like(y) if g is None else torch.tensor(g))
     return (y.detach().numpy(), *(t.grad.numpy() for t in leaves.values()))
+
+
+def agree(module: gradc.Module, theirs: Any, **arrays: np.ndarray) -> None:
+    """A module's value and gradients are those of torch."""
+    y, residuals = module.forward(**arrays)
+    g = rng.standard_normal(y.shape)
+    found = (y, *module.backward(residuals, g).values())
+    for value, want in zip(found, torchs(theirs, g, **arrays), strict=True):
+        np.testing.assert_allclose(value, want, rtol=1e-10, atol=1e-11)
 
 
 def test_a_module_serves_every_batch_and_image() -> None:
@@ -130,6 +139,74 @@ def test_windows_whose_numbers_are_other_quotients(
         gradc.compile(graph, wrt=["x"], target=target)
 
 
+@pytest.mark.parametrize(
+    ("image", "kernel", "stride", "padding", "dilation"),
+    [
+        # a part of a place is tested in multiples of a symbolic number: of rows, of planes
+        ("1,W", (4, 2), (1, 3), (4, 0), (2, 3)),
+        ("H,1,D", (2, 3, 1), (1, 1, 4), (1, 4, 3), (3, 3, 3)),
+        ("H,1,D", (2, 2, 2), (3, 1, 2), (1, 1, 2), (2, 2, 1)),
+        # the number of windows is a product of two quotients, each of which is another than what is read
+        ("H,W,3", (1, 3, 2), (2, 4, 4), (1, 4, 3), (1, 1, 2)),
+        # more bounds than are kept
+        ("H,W,D", (3, 3, 3), (1, 2, 2), (3, 2, 2), (3, 1, 1)),
+        ("H,W,D", (3, 2, 1), (2, 3, 2), (3, 1, 1), (1, 2, 2)),
+        ("H,W,D", (2, 1, 1), (3, 3, 4), (4, 0, 2), (2, 3, 3)),
+    ],
+)
+def test_what_a_gradient_reads_is_known_to_be_inside(
+    image: str, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]
+) -> None:
+    conv = getattr(ops, f"conv{len(kernel)}d")
+    graph = trace(
+        lambda x, w: conv(x, w, stride=stride, padding=padding, dilation=dilation),
+        x=f"f64[N,4,{image}]",
+        w=f"f64[3,4,{','.join(map(str, kernel))}]",
+    )
+    for target in ("numpy", "cpu"):  # whose passes differ
+        gradc.compile(graph, wrt=["x", "w"], target=target)
+
+
+@given(data())
+@settings(max_examples=40, deadline=None)
+def test_a_convolution_of_any_geometry_and_any_size(data: DataObject) -> None:
+    """Sizes of images and filters are numbers or symbols, and one module serves two bindings of them."""
+    spatial, transposed, groups = data.draw(integers(1, 3)), data.draw(booleans()), data.draw(integers(1, 2))
+
+    def draw(low: int, high: int) -> tuple[int, ...]:
+        return tuple(data.draw(integers(low, high)) for _ in range(spatial))
+
+    stride, dilation, padding = draw(1, 4), draw(1, 3), draw(0, 4)
+    options: dict[str, Any] = {"stride": stride, "dilation": dilation, "padding": padding, "groups": groups}
+    extra = tuple(data.draw(integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
+    if transposed:
+        options["output_padding"] = extra
+    symbolic, kernels = [n < 3 for n in draw(0, 3)], [draw(1, 3), draw(1, 3)]
+    if data.draw(booleans()):
+        kernels[1] = kernels[0]
+
+    def least(axis: int, kernel: int) -> int:
+        far = dilation[axis] * (kernel - 1) - 2 * padding[axis]
+        return 1 + max(-((far + extra[axis]) // stride[axis]) if transposed else far, 0)
+
+    sizes = [max(least(a, kernel[a]) for kernel in kernels) + n for a, n in enumerate(draw(0, 3))]
+    others = [n + m if named else n for n, m, named in zip(sizes, draw(0, 3), symbolic, strict=True)]
+    inner, outer = data.draw(sampled_from((1, 2, 8))), data.draw(sampled_from((1, 3)))
+    channels = groups * (outer if transposed else inner)
+    image = ",".join(f"S{a}" if named else str(n) for a, (n, named) in enumerate(zip(sizes, symbolic, strict=True)))
+    places = ",".join(str(k) if k == m else f"K{a}" for a, (k, m) in enumerate(zip(*kernels, strict=True)))
+    name = f"conv_transpose{spatial}d" if transposed else f"conv{spatial}d"
+    graph = trace(
+        lambda x, w: getattr(ops, name)(x, w, **options),
+        x=f"f64[N,{channels},{image}]",
+        w=f"f64[{groups * outer},{inner},{places}]",
+    )
+    module = gradc.compile(graph, wrt=["x", "w"], target="numpy")
+    for n, axes, kernel in ((2, sizes, kernels[0]), (1, others, kernels[1])):
+        x, w = rng.standard_normal((n, channels, *axes)), rng.standard_normal((groups * outer, inner, *kernel))
+        agree(module, lambda x, w: getattr(F, name)(x, w, **options), x=x, w=w)
+
+
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 3, 1), (2, 3, 1)])
 @pytest.mark.parametrize("name", ["max_pool3d", "avg_pool3d"])
 def test_pooling_of_a_volume_of_any_size_whose_last_windows_stand_out(
@@ -165,6 +242,50 @@ def test_an_image_of_no_elements_has_gradients(shape: str, transposed: bool) -> 
     for zero in (values["y"], values["d.w"], got["w"], got["d.y"]):
         assert not zero.any()
     assert got["d.y"].shape == dy.shape
+
+
+@given(data())
+@settings(max_examples=60, deadline=None)
+def test_a_pooling_of_any_geometry_and_any_size(data: DataObject) -> None:
+    """Pooling and unfold of images whose sizes are numbers or symbols, and fold to a size that is a number; one module
+    serves two bindings of them.
+    """
+    kind = data.draw(sampled_from(("max", "avg", "unfold", "fold")))
+    spatial = 2 if "fold" in kind else data.draw(integers(1, 3))
+
+    def draw(low: int, high: int) -> tuple[int, ...]:
+        return tuple(data.draw(integers(low, high)) for _ in range(spatial))
+
+    kernel = draw(1, 3)
+    options: dict[str, Any] = {"kernel_size": kernel, "stride": draw(1, 4)}
+    options["padding"] = draw(0, 3) if "fold" in kind else tuple(data.draw(integers(0, k // 2)) for k in kernel)
+    if kind == "avg":
+        options |= {"ceil_mode": data.draw(booleans()), "count_include_pad": data.draw(booleans())}
+        if spatial > 1:
+            options["divisor_override"] = data.draw(sampled_from((None, 3)))
+    else:
+        options["dilation"] = draw(1, 3)
+    if kind == "max":
+        options["ceil_mode"] = data.draw(booleans())
+    spread = [d * (k - 1) + 1 for k, d in zip(kernel, options.get("dilation", (1,) * spatial), strict=True)]
+    # torch takes no average of images that are smaller than a window, and the maximum of padding alone has a gradient
+    # there that lies outside of the image
+    least = [max(1, wide - 2 * p * ("fold" in kind)) for wide, p in zip(spread, options["padding"], strict=True)]
+    sizes = [n + m for n, m in zip(least, draw(0, 3), strict=True)]
+    symbolic = [n < 3 for n in draw(0, 3)]
+    others = [n + m if named else n for n, m, named in zip(sizes, draw(0, 4), symbolic, strict=True)]
+    axes = ",".join(f"S{a}" if named else str(n) for a, (n, named) in enumerate(zip(sizes, symbolic, strict=True)))
+    channels, name = 2, kind if "fold" in kind else f"{kind}_pool{spatial}d"
+    if kind == "fold":
+        steps = zip(sizes, spread, options["padding"], options["stride"], strict=True)
+        windows = [(n + 2 * p - wide) // step + 1 for n, wide, p, step in steps]
+        options["output_size"], channels = tuple(sizes), 2 * kernel[0] * kernel[1]
+        sizes = others = [windows[0] * windows[1]]
+        axes = str(sizes[0])
+    graph = trace(lambda x: getattr(ops, name)(x, **options), x=f"f64[N,{channels},{axes}]")
+    module = gradc.compile(graph, wrt=["x"], target="numpy")
+    for shape in ((2, channels, *sizes), (1, channels, *others)):
+        agree(module, lambda x: getattr(F, name)(x, **options), x=rng.standard_normal(shape))
 
 
 def test_windows_are_read_in_place() -> None:
