@@ -391,8 +391,8 @@ class Op:
 
     def _bind(self, positional: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         if self.variadic:
-            operands, keywords = separate(self.name, positional, keywords, tuple(self.parameters))
-            return list(operands), self._check_names(keywords)
+            separated, named = separate(self.name, positional, keywords, tuple(self.parameters))
+            return list(separated), self._check_names(named)
         order = self.call_order
         if self.order:  # an attribute between operands is skipped if it is given by name
             order = tuple(name for name in order if name not in keywords or name not in self.parameters)
