@@ -106,7 +106,7 @@ def run_passes(
         if not (whole and (parts.again or parts.ahead)):
             break  # else what is computed again, or ahead, would be as large as what is kept
         if wide == "ahead" and not parts.ahead:
-            attempts.remove("again")  # that was it
+            attempts.remove("again")  # nothing was ahead, so that was this attempt
     _check_forced(programs.values(), options.reductions or {})
     return pipeline, parts, programs
 
@@ -231,7 +231,7 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     numerics = options.numerics
     round_operands = not target.startswith("cuda")  # there a library reads its own dtype
     if target == "cpu":
-        graph = pipeline.run(minimal_filtering, graph, numerics=numerics)
+        graph = pipeline.run(minimal_filtering, graph, dims=_hints(options), numerics=numerics)
     graph = pipeline.run(decompose, graph)
     graph = pipeline.run(upcast, graph)
     graph = pipeline.run(simplify, graph, numerics=numerics, round_operands=round_operands)

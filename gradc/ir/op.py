@@ -122,11 +122,11 @@ class Lookup:
     """Each result element is computed from its index by reading operands, as a search does.  ``at`` as in
     :class:`Movement`, but its value is not an element of an operand.
 
-    :param several: it reads several elements of an operand.
+    :param mixes: it is computed from several elements of one operand.
     """
 
     at: Callable[..., Any]
-    several: bool = False
+    mixes: bool = False
 
 
 @dataclass(frozen=True)
@@ -499,7 +499,8 @@ class Primitive(Op):
 class Composite(Op):
     """An op defined by other ops: ``decompose(*nodes, **attrs) -> node``.
 
-    :param minimal: ``(*nodes, **attrs) -> node`` of the same value over the reals that takes a CPU less time, or None.
+    :param minimal: ``(sizes of symbols, *nodes, **attrs) -> node`` of the same value over the reals that takes a CPU
+        less time, or None.
     :param differentiable: without a vjp its decomposition is differentiated; False: nothing is, as in a primitive.
     """
 

@@ -227,7 +227,7 @@ mode_product = Primitive(
     "mode_product",
     infer=_mode_product,
     reference=_mode_product_reference,
-    lower=Lookup(_mode_product_at, several=True),
+    lower=Lookup(_mode_product_at, mixes=True),
     # by the transposed matrix
     vjp=lambda g, y, x, *, matrix, axis: (call("mode_product", g, matrix=tuple(zip(*matrix, strict=True)), axis=axis),),
     multilinear=_axes_of_mode_product,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -355,11 +356,13 @@ def _biased(y: Node, bias: Node | None) -> Node:
     return y if bias is None else y + spread(reshaped(bias, (*bias.shape, *(1 for _ in y.shape[2:]))), y.shape)
 
 
-def _minimal_convolution(input: Node, weight: Node, bias: Node | None = None, **attrs: Any) -> Node | None:
+def _minimal_convolution(
+    dims: Mapping[str, int], input: Node, weight: Node, bias: Node | None = None, **attrs: Any
+) -> Node | None:
     geometry = _geometry(input, weight, **attrs)
     response = geometry.image if attrs["transposed"] else geometry.response
     channels = (weight.shape[0], weight.shape[1])
-    if not geometry.is_minimal(input.dtype) or not minimal_filtering.pays(channels, input.shape[0], response):
+    if not geometry.is_minimal(input.dtype) or not minimal_filtering.pays(channels, input.shape[0], response, dims):
         return None
     if attrs["transposed"]:
         return _biased(minimal_filtering.image_of(input, weight, geometry.image, geometry.adjoint.before), bias)
@@ -456,12 +459,21 @@ def _filter_geometry(response: Node, input: Node, size: tuple[Size, ...], **attr
     )
 
 
-def _minimal_filter(response: Node, input: Node, **attrs: Any) -> Node | None:
+def _minimal_filter(dims: Mapping[str, int], response: Node, input: Node, **attrs: Any) -> Node | None:
     geometry = _filter_geometry(response, input, **attrs)
     channels = (response.shape[1], input.shape[1])
-    if not geometry.is_minimal(input.dtype) or not minimal_filtering.pays(channels, input.shape[0], geometry.response):
+    pays = minimal_filtering.pays(channels, input.shape[0], geometry.response, dims)
+    if not geometry.is_minimal(input.dtype) or not pays:
         return None
     return minimal_filtering.filter_of(response, input, geometry.before)
+
+
+def _implied_of_filter(node: Node) -> list[Assumption]:
+    response, input = node.operands
+    attrs = {name: node.attrs[name] for name in ("stride", "padding", "dilation", "groups")}
+    most = _geometry(input, node, **attrs, transposed=False, output_padding=()).response
+    beyond = (m - n for n, m in zip(response.shape[2:], most, strict=True))
+    return [*_implied(response), *(Assumption(rest, ">=", 0) for rest in beyond if not isinstance(rest, int))]
 
 
 convolution_filter = Composite(
@@ -469,7 +481,7 @@ convolution_filter = Composite(
     infer=_convolution_filter,
     decompose=lambda response, input, **attrs: filter_of(response, input, _filter_geometry(response, input, **attrs)),
     minimal=_minimal_filter,
-    implies=lambda node: _implied(node.operands[0]),
+    implies=_implied_of_filter,
     samples=(Sample(("F[2,6,(N+1)//2,5]", "F[2,4,N,4]"), {**_FULL, "size": (3, 2), "groups": 2}, dims={"N": 6}),),
     bad=(
         BadSample(("f32[2,6,4]", "f32[2,4,6]"), {**_PLAIN, "size": (4,)}, match="the response is"),

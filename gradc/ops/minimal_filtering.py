@@ -2,9 +2,13 @@
 
 A tile of 4 by 4 elements of an image and a filter are each transformed, multiplied element by element, and added up
 over the channels, a matrix product for each of the 16 elements; transformed back, a tile of 2 by 2 elements of the
-response results.  The numbers of the transforms are 0, 1, -1 and 1/2: they add and subtract, and the error stays near
-that of the sum itself.  Where an element is not finite, so is the response of every window that holds it, and no other;
-but it may be NaN where the sum is infinite.
+response results.  The numbers of the transforms are 0, 1, -1 and 1/2: they add and subtract.
+
+An error is near that of the sum as a share of the largest elements of the tile and the filter: unlike the sum's, it
+does not become less where large elements meet weights of 0.  Where an element of an image, or of a filter, is not
+finite, so is the response of every window that holds it, and no other, and the whole gradient of a filter of its
+channel; it may be NaN where the sum is infinite, and so may be what has elements of more than a quarter of the largest
+number.
 
 Source: Winograd, Arithmetic Complexity of Computations, 1980; Lavin and Gray, Fast Algorithms for Convolutional Neural
 Networks, 2016.
@@ -13,6 +17,7 @@ Networks, 2016.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from ..ir.dims import Size, ceildiv, evaluate, known_nonnegative, product, symbols
 from ..ir.node import Node, call
@@ -32,16 +37,23 @@ OF_A_FILTER, OF_AN_ELEMENT = 1000, 10
 """Multiplications and additions that take as long as transforming one filter of a channel, and as making one element of
 the other transforms (one thread of an AMD EPYC, Zen 4).
 """
-LARGE = 1024
-"""What a symbol counts as."""
+IMAGES, ACROSS = 4, 16
+"""Images of a batch, and responses along an axis, that a symbol counts as where no size is told for it: where there are
+fewer it may take more time than the sum, and where there are more, leave some to be saved.
+"""
 
 
-def pays(channels: tuple[Size, Size], images: Size, response: tuple[Size, ...]) -> bool:
-    """Whether a convolution with windows of 3 by 3 takes less time so; sizes that are not known are large.
+def pays(channels: tuple[Size, Size], images: Size, response: tuple[Size, ...], dims: Mapping[str, int]) -> bool:
+    """Whether a convolution with windows of 3 by 3 takes less time so.
 
-    :param channels: of the image and of the response.
+    :param channels: of the image and of the response.  :param dims: sizes of symbols, as far as they are told.
     """
-    a, b, n, *sizes = (evaluate(size, dict.fromkeys(symbols(size), LARGE)) for size in (*channels, images, *response))
+
+    def known(size: Size, otherwise: int) -> int:
+        return evaluate(size, {name: dims.get(name, otherwise) for name in symbols(size)})
+
+    a, b = (known(size, ACROSS) for size in channels)
+    n, sizes = known(images, IMAGES), [known(size, ACROSS) for size in response]
     tiles = n * math.prod(ceildiv(size, STEP) for size in sizes)
     saved = (TAPS**2 * n * math.prod(sizes) - TILE**2 * tiles) * a * b
     return saved > OF_A_FILTER * a * b + OF_AN_ELEMENT * TILE**2 * tiles * (a + b)

@@ -80,13 +80,15 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
         assert np.abs(value - right).max() <= bound
 
 
-def test_nothing_is_kept_but_what_the_sum_keeps() -> None:
-    ours, _ = _conv(padding=1)
-    graph = gradc.trace(lambda x, w: ours(ops.relu(x), w), x="f32[8,64,28,28]", w="f32[64,64,3,3]")
+@pytest.mark.parametrize("save", ["min-cut", "none"])
+def test_nothing_is_kept_but_what_the_sum_keeps(save: str) -> None:
+    conv, _ = _conv(padding=1)
+    types = {"x": "f32[8,64,28,28]", "w": "f32[64,64,3,3]", "v": "f32[64,64,3,3]"}
+    graph = gradc.trace(lambda x, w, v: conv(ops.relu(conv(ops.relu(x), w)), v), **types)
     kept = {
         numerics: sum(
             r.node.type.nbytes
-            for r in gradc.compile(graph, wrt=["x", "w"], target="cpu", numerics=numerics).residuals
+            for r in gradc.compile(graph, wrt=list(types), target="cpu", numerics=numerics, save=save).residuals
             if not r.borrowed
         )
         for numerics in ("real", "strict")
@@ -126,6 +128,13 @@ def test_others_are_sums(x: str, w: str, options: dict[str, Any]) -> None:
     graph = gradc.trace(_conv(**options)[0], x=x, w=w)
     module = gradc.compile(graph, wrt=["x", "w"], target="cpu")
     assert [16] not in _products(module)
+
+
+def test_sizes_that_are_told_decide() -> None:
+    """A filter of many channels is transformed for many tiles; a symbol counts as few."""
+    graph = gradc.trace(_conv(padding=1)[0], x="f32[N,256,7,7]", w="f32[256,256,3,3]")
+    for hints, chosen in ((None, False), ({"N": 1}, False), ({"N": 64}, True)):
+        assert ([16] in _products(gradc.compile(graph, target="cpu", hints=hints))) is chosen
 
 
 def test_strict_numerics_and_other_targets_add_up() -> None:

@@ -65,7 +65,7 @@ def moves(node: Node) -> bool:
 def mixes(node: Node) -> bool:
     """Whether an element is computed from several elements of its operand, which a kernel does where it reads it."""
     lower = getattr(node.op, "lower", None)
-    return isinstance(lower, Lookup) and lower.several
+    return isinstance(lower, Lookup) and lower.mixes
 
 
 def source(node: Node) -> Node:

@@ -119,7 +119,8 @@ def partition(
         given - borrowed.keys(),
         borrowed.keys() - set(joint.inputs),
         dims,
-        {source(n.operands[0]) for n in joint.nodes if mixes(n)} if blocks else None,
+        blocks,
+        {source(n.operands[0]) for n in joint.nodes if mixes(n)},
     )
     saved = _cut(joint, boundary, save, traffic, _operands_of_products(late))
     if budget is not None:
@@ -163,15 +164,16 @@ class Traffic:
     :param given: of it what the caller is given, who may change it: what is kept is a copy.
     :param borrowed: of it what the caller is given, and does not change before the backward.
     :param dims: sizes at which bytes are counted.
-    :param whole: None, or products with wide rows are never more than a block but for these values, of which elements
-        of several rows are read together.
+    :param blocks: products with wide rows are never more than a block,
+    :param mixed: but for these values, of which elements of several rows are read together.
     """
 
     written: Collection[Node]
     given: Collection[Node]
     borrowed: Collection[Node]
     dims: Mapping[str, int] | None
-    whole: Collection[Node] | None = None
+    blocks: bool = False
+    mixed: Collection[Node] = ()
 
     def once(self, node: Node) -> bool:
         """Whether a value is not computed twice."""
@@ -183,9 +185,7 @@ class Traffic:
 
     def in_blocks(self, node: Node) -> bool:
         """Whether a value is a product with rows that are wide enough to compute it again, block by block."""
-        if self.whole is None or node in self.whole:
-            return False
-        if not isinstance(node.op, Library) or not node.op.contraction:
+        if not self.blocks or not isinstance(node.op, Library) or not node.op.contraction or node in self.mixed:
             return False
         inner = node.operands[0].shape[-1]
         bound = nominal([*node.shape, inner], self.dims)
@@ -274,7 +274,7 @@ def _cut(
             return _FREE
         if traffic.in_blocks(node):
             return None
-        if save == "none" and node.op.name != "input" and not traffic.once(node):
+        if save == "none" and node.op.name != "input" and not (traffic.once(node) or traffic.once(_unmixed(node))):
             return None
         if moves(node) and node not in traffic.written and depends_on_inputs(node.operands[0]):
             (moved,) = node.operands  # kept as it is, it joins no other kernel than now
@@ -288,17 +288,25 @@ def _cut(
     return _minimum(joint, boundary, cost, traffic.once, traffic.size, again)
 
 
+def _unmixed(node: Node) -> Node:
+    """What elements were mixed of, which may be more than these; the node itself, if it is no such mixture."""
+    base = source(node)
+    while mixes(base):
+        node = base = source(base.operands[0])
+    return node
+
+
 def _unmoved(read: set[Node], dims: Mapping[str, int] | None) -> set[Node]:
     """What is kept so that all of ``read`` is: of a broadcast, a reshape or a transpose what it is made from; nothing
     that an input or a kept value holds.
     """
 
-    def source(node: Node) -> Node:
+    def unmoved(node: Node) -> Node:
         while moves(node) and depends_on_inputs(node) and bytes_of(node.operands[0], dims) <= bytes_of(node, dims):
             (node,) = node.operands
         return node
 
-    kept = {source(node) for node in read}
+    kept = {unmoved(node) for node in read}
     held = set(kept)
     for node in kept:  # a part of what is kept as a whole
         below = node

@@ -205,7 +205,7 @@ class Scheduler:
         cut = [user for user in self.users[node] if isinstance(lowering(user), Movement) and user.op.fills]
         read = [lowering(reader) for user in cut for _, reader in self.moved_uses(user)]
         readers = [lower for lower in read if not isinstance(lower, Movement | Alias)]
-        return bool(readers) and all(isinstance(lower, Lookup) and lower.several for lower in readers)
+        return bool(readers) and all(isinstance(lower, Lookup) and lower.mixes for lower in readers)
 
     def stored(self, node: Node) -> bool:
         """Whether a group computes it, or it lies in memory."""
