@@ -322,6 +322,14 @@ MUTANTS = (
         ("test_order_steps",),
     ),
     Mutant(
+        "order-steps.late",
+        "gradc/passes/program/order_steps.py",
+        "line.insert(waiting if late else 0, number)",
+        "line.insert(0, number)",
+        "transforms of weights are in memory from the first step on",
+        ("test_order_steps",),
+    ),
+    Mutant(
         "ahead.cotangent",
         "gradc/passes/schedule/ahead.py",
         'return Scale("mul", cotangent, (), node).onto(one[node]) if node in found else None',

@@ -93,6 +93,21 @@ def test_what_frees_more_than_it_takes_runs_first_but_not_before_a_check(check, 
         assert np.array_equal(before, after)
 
 
+@pytest.mark.parametrize(("rows", "names"), ((8192, ["k1", "k2", "k0", "k3"]), (8, ["k0", "k1", "k2", "k3"])))
+def test_what_inputs_alone_decide_is_made_where_it_is_read(rows, names):
+    """Where it is large; ``a`` is read by a step that waits for all others."""
+    text = TEXT.format(check="").replace(
+        "store z[i] <- %1", "%2 = load y[i] : f32\n    %3 = add %1, %2 : f32\n    store z[i] <- %3"
+    )
+    program = parse_program(text.replace("[8", f"[{rows}").replace("i: 8", f"i: {rows}"))
+    ordered = order_steps(program)
+    assert [step.name for step in ordered.steps] == names
+    assert order_steps(ordered) == ordered
+    x = {"x": np.random.default_rng(0).standard_normal((rows, 64)).astype(np.float32)}
+    for before, after in zip(run_program(program, x).values(), run_program(ordered, x).values(), strict=True):
+        assert np.array_equal(before, after)
+
+
 def test_what_another_step_still_reads_is_not_given_back():
     kernel = "  kernel @k4 rows(i: 8) cols(j: 64) {\n    %0 = load a[i, j] : f32\n    store w[i, j] <- %0 : f32\n  }\n"
     text = TEXT.format(check="").replace("  return", f"{kernel}  return").replace("z=z", "z=z, w=w")

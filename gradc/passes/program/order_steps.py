@@ -1,23 +1,27 @@
-"""order_steps: a step that gives back more memory than it takes runs as soon as it can.
+"""order_steps: a step that gives back more memory than it takes runs as soon as it can, one that only takes it as late.
 
 The gradient of a weight is often the last to read the widest values of a backward; where the graph has it at the end,
-all of them would be in memory until then.
+all of them would be in memory until then.  What is made of inputs alone, as the transforms of weights are, would be in
+memory from the first step on, and in no cache any more when it is read.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...ir.dims import evaluate
 from ...ir.kernel import Kernel, Program, Step, alternatives
 from ..reductions.cost import nominal
 
+LEAST_LATE = 1 << 20
+"""Bytes of temps of a step that runs late: fewer are no matter for memory, and stay in a cache."""
+
 
 def order_steps(program: Program, *, dims: Mapping[str, int] | None = None) -> Program:
-    """a, b, c  ->  a, c, b where c frees more temps than it writes
+    """a, b, c  ->  a, c, b where c frees more temps than it writes, or b is read by what follows alone and frees none
 
     A step that checks data stays before all that follow it: what is refused is refused as early.
 
@@ -64,7 +68,26 @@ def order_steps(program: Program, *, dims: Mapping[str, int] | None = None) -> P
         for number in touched:
             if number not in order and not lacking[number] and given_back(number) > 0:
                 heapq.heappush(gaining, number)
-    return replace(program, steps=tuple(steps[n] for n in order))
+    still = {n for n in order if _checks(steps[n]) or sum(size[name] for name in used[n]) < LEAST_LATE}
+    return replace(program, steps=tuple(steps[n] for n in _as_late([*order], used, after, still)))
+
+
+def _as_late(
+    order: Sequence[int], used: Sequence[Collection[str]], after: Sequence[Collection[int]], still: Collection[int]
+) -> list[int]:
+    """The order in which a step that is the last to use no temp runs right before the first that waits for it.
+
+    :param used: the temps of each step, :param after: the steps that wait for it.  :param still: steps that stay.
+    """
+    line: list[int] = []
+    last: dict[str, int] = {}  # the step that is the last to use each temp
+    for number in reversed(order):
+        waiting = min((line.index(each) for each in after[number]), default=0)
+        late = number not in still and all(name in last and line.index(last[name]) >= waiting for name in used[number])
+        line.insert(waiting if late else 0, number)
+        for name in used[number]:
+            last.setdefault(name, number)
+    return line
 
 
 def _waits(program: Program) -> list[set[int]]:

@@ -117,9 +117,11 @@ static void scatter_add_6afce2_finish(const void *args, i64 task) {
   const i64 keys = 1000, chunk = A->chunk;
   i32 *const start = A->start;
   f32 *const partial0 = A->partial0;
+  i64 chunk_end = start[task * GRADC_SEGMENTS] / chunk * chunk;
   for (i64 segment = task * GRADC_SEGMENTS; segment < gradc_min(task * GRADC_SEGMENTS + GRADC_SEGMENTS, keys); segment++) {
     const i64 first = start[segment], last = start[segment + 1];
-    if (last > first && first / chunk == (last - 1) / chunk) continue; /* whole in one chunk, which has written it */
+    while (chunk_end <= first) chunk_end += chunk;
+    if (last > first && last <= chunk_end) continue; /* whole in one chunk, which has written it */
     {
       f32 *restrict const row = y + segment * 16;
       const i64 inner = 16;
