@@ -245,8 +245,8 @@ mode_product = Primitive(
         BadSample(("i32[4,3]",), {"matrix": ((1.0, 2.0, 3.0),)}, match="i32 is no float"),
     ),
     doc=(
-        "the product of an axis with a small matrix of constants: element [..., a, ...] is the sum of matrix[a][k] *"
-        " x[..., k, ...] over k, in which an element whose number is 0 has no part"
+        "the product of an axis with a small matrix of constants: element a along it is the sum over k of number k of"
+        " row a times element k, in which an element whose number is 0 has no part"
     ),
     source="Kolda and Bader, Tensor Decompositions and Applications, 2009: the n-mode product",
 )

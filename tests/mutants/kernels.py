@@ -427,6 +427,6 @@ MUTANTS = (
         "while (start[to + 1] <= run_first) to++;",
         "if (start[to + 1] <= run_first) to++;",
         "rows behind a bag without any are added to it",
-        ("test_gathers -k bags", "test_embedding_bag"),
+        ("test_gathers -k bags", "test_embedding_family"),
     ),
 )
