@@ -59,6 +59,14 @@ def replaced(shape: Sequence[Any], axis: int, sizes: Sequence[Any]) -> tuple[Any
     return (*shape[:axis], *sizes, *shape[axis + 1 :])
 
 
+def replace_axis_beside(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
+    """Of an op that works elementwise along all axes but its attribute ``axis``."""
+    own = node.attrs["axis"]
+    if axis == own:
+        return None
+    return (axis,) * len(node.operands), {**node.attrs, "axis": own if own < axis else own + len(sizes) - 1}
+
+
 def replace_axis_of_reshape(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
     maps = reshape_axes(node)
     if axis not in maps:

@@ -9,11 +9,11 @@ import numpy as np
 
 from ..errors import InvalidProblem, TypeRuleError
 from ..ir.node import Node
-from ..ir.op import DISCRETE, ZERO, AxisReplacement, BadSample, Composite, Expr, Lookup, Primitive, Sample
+from ..ir.op import DISCRETE, ZERO, BadSample, Composite, Expr, Lookup, Primitive, Sample
 from ..ir.statement import Index
 from ..ir.types import DTYPES, DType, Type
 from ..ir.types import dtype as dtype_of
-from .axes import replaced
+from .axes import replace_axis_beside, replaced
 from .pointwise import bitwise_and, convert, ge, lt, pow, where
 from .rules import alike, canonical_axis, cases, full
 
@@ -161,11 +161,6 @@ def _unpack_at(index: Sequence[Index], node: Node, kernel: Any) -> Any:
     return kernel.emit("bitcast", kernel.emit("right_shift", byte, shift, dtype=U8), dtype=to, to=to)
 
 
-def _replace_axis_of_unpack(node: Node, axis: int, sizes: tuple[Any, ...]) -> AxisReplacement | None:
-    own = node.attrs["axis"]
-    return None if axis == own else ((axis,), {**node.attrs, "axis": own if own < axis else own + len(sizes) - 1})
-
-
 unpack = Primitive(
     "unpack",
     infer=infer_unpacked,
@@ -173,7 +168,7 @@ unpack = Primitive(
     lower=Lookup(_unpack_at),
     in_place_of_dtype=True,
     vjp=lambda g, y, packed, **_: (DISCRETE,),
-    replace_axis=_replace_axis_of_unpack,
+    replace_axis=replace_axis_beside,
     samples=(
         *(Sample(("u8[N,3]",), {"dtype": d}, draw=("int",)) for d in PACKED),
         *(Sample(("u8[3,N]",), {"dtype": d, "low_nibble_first": False}, draw=("int",)) for d in ("u4", "i2", "f4e2m1")),

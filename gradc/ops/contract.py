@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Size, product, same
+from ..ir.dims import product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Library, Lookup, Primitive, Sample
 from ..ir.operands import adopt, broadcast_shapes
 from ..ir.statement import Index
 from ..ir.types import Type
-from .axes import replaced
+from .axes import replace_axis_beside, replaced
 from .rules import canonical_axis, floating, reshaped, spread
 
 
@@ -218,11 +218,6 @@ def _axes_of_mode_product(node: Node) -> Mapping[int, tuple[int | None, ...]]:
     return {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))}
 
 
-def _replace_axis_of_mode_product(node: Node, axis: int, sizes: tuple[Size, ...]) -> Any:
-    own = node.attrs["axis"]
-    return None if axis == own else ((axis,), {**node.attrs, "axis": own if own < axis else own + len(sizes) - 1})
-
-
 mode_product = Primitive(
     "mode_product",
     infer=_mode_product,
@@ -231,7 +226,7 @@ mode_product = Primitive(
     # by the transposed matrix
     vjp=lambda g, y, x, *, matrix, axis: (call("mode_product", g, matrix=tuple(zip(*matrix, strict=True)), axis=axis),),
     multilinear=_axes_of_mode_product,
-    replace_axis=_replace_axis_of_mode_product,
+    replace_axis=replace_axis_beside,
     samples=(
         Sample(("F[N,3]",), {"matrix": ((1.0, 0.0, -1.0), (0.0, -1.0, 1.0), (0.5, -0.5, 0.5), (-2.0, 0.0, 0.25))}),
         Sample(("F[2,N,3]",), {"matrix": ((0.0, 1.0), (-1.0, -1.0), (0.0, 0.0)), "axis": 0}),

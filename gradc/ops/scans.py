@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..ir.dims import Size
 from ..ir.node import Node, call
-from ..ir.op import AxisReplacement, BadSample, Primitive, Sample, Scan
+from ..ir.op import BadSample, Primitive, Sample, Scan
 from ..ir.types import I64, Type
 from ..ir.types import dtype as dtype_of
+from .axes import replace_axis_beside
 from .pointwise import eq, exp, where
 from .rules import alike, canonical_axis, converted, floating, full, number, reshaped, summing, zeros_like
 
@@ -192,13 +192,6 @@ def _linear(node: Node) -> dict[int, tuple[int | None, ...]]:
     return {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))}
 
 
-def _replace_axis(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
-    scanned = node.attrs["axis"]
-    if axis == scanned:
-        return None
-    return (axis,) * len(node.operands), {**node.attrs, "axis": scanned + (len(sizes) - 1 if axis < scanned else 0)}
-
-
 def _samples(*operands: str, draw: str = "normal") -> tuple[Sample, ...]:
     """Calls along each axis, in both directions."""
 
@@ -227,7 +220,7 @@ cumsum: Primitive = Primitive(
     lower=Scan("sum"),
     sugar=_total_call("cumsum"),
     multilinear=_linear,
-    replace_axis=_replace_axis,
+    replace_axis=replace_axis_beside,
     vjp=lambda g, y, x, *, axis, reverse: (cumsum.plain(g, axis=axis, reverse=not reverse),),
     samples=(
         *_samples("x"),
@@ -247,7 +240,7 @@ cumprod = Primitive(
     reference=_reference("prod"),
     lower=Scan("prod"),
     sugar=_total_call("cumprod"),
-    replace_axis=_replace_axis,
+    replace_axis=replace_axis_beside,
     vjp=_cumprod_vjp,
     samples=(*_samples("x"), Sample(("i32[N,3]",), {"axis": 0}, draw=("int",))),
     bad=_BAD,
@@ -262,7 +255,7 @@ cumargmax = Primitive(
     reference=_reference("argmax"),
     lower=Scan("argmax"),
     sugar=_call("cumargmax"),
-    replace_axis=_replace_axis,
+    replace_axis=replace_axis_beside,
     below=lambda node: node.shape[node.attrs["axis"]],
     samples=_samples("x", draw="distinct"),
     bad=_BAD,
@@ -277,7 +270,7 @@ cumargmin = Primitive(
     reference=_reference("argmin"),
     lower=Scan("argmin"),
     sugar=_call("cumargmin"),
-    replace_axis=_replace_axis,
+    replace_axis=replace_axis_beside,
     below=lambda node: node.shape[node.attrs["axis"]],
     samples=_samples("x", draw="distinct"),
     bad=_BAD,
@@ -292,7 +285,7 @@ cummax = Primitive(
     reference=_reference("max"),
     lower=Scan("max"),
     sugar=_call("cummax"),
-    replace_axis=_replace_axis,
+    replace_axis=replace_axis_beside,
     vjp=_extremum_vjp("cumargmax"),
     samples=_samples("x", draw="distinct"),
     bad=_BAD,
@@ -307,7 +300,7 @@ cummin = Primitive(
     reference=_reference("min"),
     lower=Scan("min"),
     sugar=_call("cummin"),
-    replace_axis=_replace_axis,
+    replace_axis=replace_axis_beside,
     vjp=_extremum_vjp("cumargmin"),
     samples=_samples("x", draw="distinct"),
     bad=_BAD,
@@ -322,7 +315,7 @@ logcumsumexp = Primitive(
     reference=_reference("logsumexp"),
     lower=Scan("logsumexp"),
     sugar=_call("logcumsumexp"),
-    replace_axis=_replace_axis,
+    replace_axis=replace_axis_beside,
     vjp=_logcumsumexp_vjp,
     samples=_samples("x"),
     bad=_BAD,
@@ -336,7 +329,7 @@ linear_recurrence = Primitive(
     infer=_recurrence,
     reference=_reference("affine"),
     lower=Scan("affine"),
-    replace_axis=_replace_axis,
+    replace_axis=replace_axis_beside,
     vjp=_recurrence_vjp,
     samples=_samples("a", "b"),
     bad=(
