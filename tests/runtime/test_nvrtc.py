@@ -385,6 +385,19 @@ def test_what_the_loader_knows(search: pytest.MonkeyPatch):
     assert os.path.realpath(nvrtc._loaded_path(Path(FOUND.path).name)) == FOUND.path
 
 
+@needs_nvrtc
+def test_the_builtins_are_loaded_with_the_library():
+    """Those of CUDA 13's wheels lie where the loader does not look."""
+    script = f"""
+from gradc.runtime.cuda import nvrtc
+nvrtc._library({FOUND.path!r})
+print(*{{line.split("/")[-1].strip() for line in open("/proc/self/maps") if "libnvrtc-builtins" in line}})
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert told.stdout.startswith("libnvrtc-builtins.so.{}.{}".format(*FOUND.version))
+
+
 def test_nothing_heavy_is_imported():
     script = """
 import sys

@@ -6,6 +6,7 @@ NVRTC is a library: a compilation runs in a thread that can be asked to stop, no
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import glob
@@ -192,7 +193,7 @@ def _ask(path: str) -> Nvrtc:
     """Queries version and architectures of the library; cached on disk until its files change, because loading it takes
     10 ms.
     """
-    builtins = sorted(glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "libnvrtc-builtins.so.*")))
+    builtins = _beside(path, "libnvrtc-builtins.so.*")
     stamps = [f"{file} {about.st_size} {about.st_mtime_ns}" for file in (path, *builtins) for about in (os.stat(file),)]
     key = digest("nvrtc", *stamps)
     cache = default_cache()
@@ -226,11 +227,23 @@ def _identity(files: Sequence[str], version: int) -> str:
     return digest("nvrtc", str(version), *seen)
 
 
+def _beside(path: str, pattern: str) -> list[str]:
+    """The files in the same folder."""
+    return sorted(glob.glob(os.path.join(glob.escape(os.path.dirname(path)), pattern)))
+
+
 @functools.cache
 def _library(path: str) -> ctypes.CDLL:
-    """The loaded library with its functions' argument types set."""
+    """The loaded library with its functions' argument types set.
+
+    Its builtins are loaded with it: those of CUDA 13's wheels lie where the loader does not look, but a library that is
+    loaded already is found by its name.
+    """
     try:
         library = ctypes.CDLL(path)
+        for builtins in _beside(path, "libnvrtc-builtins.so.*"):
+            with contextlib.suppress(OSError):  # of another version, perhaps; a compilation names what it lacks
+                ctypes.CDLL(builtins)
         for name, types in _FUNCTIONS.items():
             getattr(library, name).argtypes = types
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
