@@ -127,7 +127,7 @@ _NUMPY: dict[str, tuple[str, int, Any]] = {
 }
 DTYPES: dict[str, DType] = {name: DType(name, kind, bits, np.dtype(np_)) for name, (kind, bits, np_) in _NUMPY.items()}
 _BY_NUMPY = {d.np: d for d in DTYPES.values()}
-BOOL, I32, I64, BF16, F32, F64 = (DTYPES[name] for name in ("bool", "i32", "i64", "bf16", "f32", "f64"))
+BOOL, I32, I64, F16, BF16, F32, F64 = (DTYPES[name] for name in ("bool", "i32", "i64", "f16", "bf16", "f32", "f64"))
 
 
 def dtype(given: Any) -> DType:

@@ -1,12 +1,12 @@
 /* A matrix product of any strides, for what the library does not take: out[m, n] = sum over k of a[m, k] * b[k, n], for each
  * place of a batch with two axes.  A block of 256 threads has 32 x 32 elements of the result and goes along k in steps of 32;
- * what lies outside is 0 on both sides, so that it adds 0 * 0.  H says how an element is stored and what is added up. */
+ * what lies outside is 0 on both sides, so that it adds 0 * 0.  From and To say how an element is stored, To what is added up. */
 
-template <class H>
-GRADC_FN void gradc_matmul(const typename H::stored *a, const typename H::stored *b, typename H::stored *out, i64 m, i64 n, i64 k, i64 count1,
+template <class From, class To>
+GRADC_FN void gradc_matmul(const typename From::stored *a, const typename From::stored *b, typename To::stored *out, i64 m, i64 n, i64 k, i64 count1,
                            i64 a_m, i64 a_k, i64 b_k, i64 b_n, i64 a_0, i64 b_0, i64 out_0, i64 a_1, i64 b_1, i64 out_1) {
-  __shared__ typename H::sum left[32][33];
-  __shared__ typename H::sum right[32][33];
+  __shared__ typename To::sum left[32][33];
+  __shared__ typename To::sum right[32][33];
   const i64 across = (n + 31) / 32, tiles = across * ((m + 31) / 32);
   const i64 tile = blockIdx.x % tiles, batch = blockIdx.x / tiles;
   const i64 from_row = tile / across * 32, from_column = tile % across * 32;
@@ -15,12 +15,12 @@ GRADC_FN void gradc_matmul(const typename H::stored *a, const typename H::stored
   out += batch / count1 * out_0 + batch % count1 * out_1;
   const int x = threadIdx.x % 32, y = threadIdx.x / 32;
   const i64 column = from_column + x;
-  typename H::sum sums[4] = {0, 0, 0, 0};
+  typename To::sum sums[4] = {0, 0, 0, 0};
   for (i64 start = 0; start < k; start += 32) {
     for (int i = 0; i < 4; i++) {
       const i64 row = from_row + y + 8 * i, inner = start + y + 8 * i;
-      left[y + 8 * i][x] = row < m && start + x < k ? H::load(a[row * a_m + (start + x) * a_k]) : 0;
-      right[y + 8 * i][x] = inner < k && column < n ? H::load(b[inner * b_k + column * b_n]) : 0;
+      left[y + 8 * i][x] = row < m && start + x < k ? From::load(a[row * a_m + (start + x) * a_k]) : 0;
+      right[y + 8 * i][x] = inner < k && column < n ? From::load(b[inner * b_k + column * b_n]) : 0;
     }
     __syncthreads();
     for (int j = 0; j < 32; j++)
@@ -29,6 +29,6 @@ GRADC_FN void gradc_matmul(const typename H::stored *a, const typename H::stored
   }
   for (int i = 0; i < 4; i++) {
     const i64 row = from_row + y + 8 * i;
-    if (row < m && column < n) out[row * n + column] = H::store(sums[i]);
+    if (row < m && column < n) out[row * n + column] = To::store(sums[i]);
   }
 }

@@ -21,7 +21,10 @@ from gradc.runtime.host.arrays import byte_bounds
 from gradc.runtime.simulator.device import Simulator
 
 MULTIPLIED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32")
-TEXT = prelude() + matmul_text(MULTIPLIED)
+WIDENED = (("f16", "f32"), ("bf16", "f32"))
+"""The dtypes of operands and of a wider product."""
+KINDS = (*((name, name) for name in MULTIPLIED), *WIDENED)
+TEXT = prelude() + matmul_text(KINDS)
 FINE = np.full(4, 2**64 - 1, np.uint64)
 U64 = np.dtype(np.uint64)
 
@@ -30,10 +33,17 @@ def span(array: np.ndarray) -> Span:
     return Span(array.ctypes.data, array.size, array.dtype)
 
 
-def multiplied(device: Simulator, a: np.ndarray, b: np.ndarray, flag: np.ndarray = FINE, site: int = 0) -> np.ndarray:
+def multiplied(
+    device: Simulator,
+    a: np.ndarray,
+    b: np.ndarray,
+    flag: np.ndarray = FINE,
+    site: int = 0,
+    dtype: np.dtype[Any] | None = None,
+) -> np.ndarray:
     """By our kernel, whatever the strides."""
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    out = np.full(shape, 7, a.dtype)
+    out = np.full(shape, 7, dtype or a.dtype)
 
     def operand(name: str, array: np.ndarray) -> tuple[Strided, np.ndarray]:
         low, high = byte_bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
@@ -77,9 +87,9 @@ def exact(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.matmul(a.astype(np.float64), b.astype(np.float64))
 
 
-@pytest.mark.parametrize("name", MULTIPLIED)
+@pytest.mark.parametrize(("name", "result"), KINDS)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (33, 31, 65), (5, 40, 3), (7, 2, 0), (0, 3, 4), (3, 0, 4)])
-def test_products_of_ours(device: Simulator, name: str, sizes: tuple[int, int, int]) -> None:
+def test_products_of_ours(device: Simulator, name: str, result: str, sizes: tuple[int, int, int]) -> None:
     """Odd sizes, transposed and strided operands; an empty inner axis gives zeros; integers wrap."""
     m, n, k = sizes
     rng = np.random.default_rng(m)
@@ -91,9 +101,9 @@ def test_products_of_ours(device: Simulator, name: str, sizes: tuple[int, int, i
         ),
         (np.broadcast_to(values(rng, (1, k), name), (m, k)), values(rng, (k, n), name)[::-1]),
     ):
-        out, wanted = multiplied(device, a, b), exact(a, b)
+        out, wanted = multiplied(device, a, b, dtype=DTYPES[result].np), exact(a, b)
         if DTYPES[name].is_float:
-            unit = {"f64": 1e-15, "f32": 1e-7, "f16": 5e-4, "bf16": 4e-3, "f8e4m3": 0.07, "f8e5m2": 0.13}[name]
+            unit = {"f64": 1e-15, "f32": 1e-7, "f16": 5e-4, "bf16": 4e-3, "f8e4m3": 0.07, "f8e5m2": 0.13}[result]
             # each term is rounded once when it is added, the sum once when it is stored
             assert (
                 np.abs(out.astype(np.float64) - wanted)
@@ -192,7 +202,7 @@ def test_nvrtc_takes_them(arch: str) -> None:
     from gradc.runtime.cuda.nvrtc import compile_cuda
 
     products, support = (compile_cuda(text, arch=arch, spills="error") for text in (TEXT, support_text()))
-    assert set(products.kernels) == {f"gradc_matmul_{name}" for name in MULTIPLIED}
+    assert set(products.kernels) == {f"gradc_matmul_{name}" for name in (*MULTIPLIED, *map("_".join, WIDENED))}
     assert set(support.kernels) == {
         *(f"gradc_add_{name}" for name in ADDED),
         *(f"gradc_pack_{size}" for size in (1, 2, 4, 8)),

@@ -126,7 +126,13 @@ class Library:
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The result's."""
         return self.product.out.part.dtype
+
+    @property
+    def read(self) -> np.dtype[Any]:
+        """The operands', the result's or a narrower one."""
+        return self.product.a.part.dtype
 
 
 Action = Launch | Library

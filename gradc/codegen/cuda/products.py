@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -29,7 +29,9 @@ TILE = 32
 THREADS = 256
 GATE_BLOCKS = 32
 """Of a launch that has work only where a check has found something, or where a product is empty."""
-LIBRARY = ("f16", "bf16", "f32", "f64")
+Kinds = tuple[str, str]
+"""The dtypes of a product's operands and of its result."""
+LIBRARY = {*((name, name) for name in ("f16", "bf16", "f32", "f64")), ("f16", "f32"), ("bf16", "f32")}
 """What cuBLAS multiplies, to our rules of rounding."""
 _MOST = 2**31 - 1
 Axis = tuple[int, tuple[int, int, int]]
@@ -41,7 +43,7 @@ def library_of(product: Product) -> Library | None:
     *_, m, n = product.out.shape
     k = product.a.shape[-1]
     axes = merged(product)
-    if len(axes) > 1:
+    if len(axes) > 1 or (dtype_of(product.a.part.dtype).name, dtype_of(product.out.part.dtype).name) not in LIBRARY:
         return None
     batch, (step_a, step_b, _) = axes[0] if axes else (1, (0, 0, 0))
     a, b = _side(product.a, step_a), _side(product.b, step_b)
@@ -140,7 +142,7 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
         steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1]]
         launches.append(
             Launch(
-                f"gradc_matmul_{dtype_of(out.dtype).name}",
+                _function(dtype_of(product.a.part.dtype), dtype_of(out.dtype)),
                 blocks,
                 THREADS,
                 (product.a.part, product.b.part, out, *sizes, *steps, flag, product.site),
@@ -162,11 +164,11 @@ def _view(operand: Strided, memory: Array) -> Array:
     return np.lib.stride_tricks.as_strided(part, operand.shape, [s * part.itemsize for s in operand.strides])
 
 
-def multiplied(a: Array, b: Array) -> Array:
+def multiplied(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
     """``a @ b`` as the library does it: short floats are added up in f32, and the result is rounded once."""
     with np.errstate(all="ignore"):
         if dtype_of(a.dtype).is_float and a.itemsize < 4:
-            return np.asarray(np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype))
+            return np.asarray(np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(dtype))
         return np.asarray(np.matmul(a, b))
 
 
@@ -177,9 +179,7 @@ def support(program: Program, calls: Sequence[Call]) -> str:
     """What a program's products need of us: the kernel for those that the library may not take, the gate where checks
     come before one.
     """
-    own = sorted(
-        {program.buffer[call.out.buffer].type.dtype.name for call in calls if not _library_surely(program, call)}
-    )
+    own = sorted({_kinds(program, call) for call in calls if not _library_surely(program, call)})
     checks = any(s.op == "check" for kernel in program.kernels for s in kernel.body)
     return "\n".join(
         [*([matmul_text(own)] if own else []), *([standalone("cuda/gate.cu")] if calls and checks else [])]
@@ -188,27 +188,43 @@ def support(program: Program, calls: Sequence[Call]) -> str:
 
 def without_library(program: Program, calls: Sequence[Call]) -> str:
     """The text beside :func:`support` with which kernels of ours compute every product of a program."""
-    every = {program.buffer[call.out.buffer].type.dtype.name for call in calls}
-    there = {program.buffer[call.out.buffer].type.dtype.name for call in calls if not _library_surely(program, call)}
+    every = {_kinds(program, call) for call in calls}
+    there = {_kinds(program, call) for call in calls if not _library_surely(program, call)}
     missing = sorted(every - there)
-    return matmul_text(missing) if not there else "\n".join(_entry(DTYPES[name]) for name in missing)
+    return matmul_text(missing) if not there else _entries(missing, there)
 
 
-def matmul_text(names: Sequence[str]) -> str:
-    """``gradc_matmul_NAME`` for each dtype."""
-    return "\n".join([standalone("cuda/matmul.cu"), *(_entry(DTYPES[name]) for name in names)])
+def _kinds(program: Program, call: Call) -> Kinds:
+    (read,) = {program.buffer[operand.buffer].type.dtype.name for operand in call.args}
+    return read, program.buffer[call.out.buffer].type.dtype.name
 
 
-def _entry(dtype: DType) -> str:
-    ctype = stored(dtype)
+def matmul_text(kinds: Sequence[Kinds]) -> str:
+    """``gradc_matmul_NAME``, or ``gradc_matmul_NARROW_NAME`` where operands are narrower than their product."""
+    return "\n".join([standalone("cuda/matmul.cu"), _entries(kinds)])
+
+
+def _entries(kinds: Sequence[Kinds], there: Collection[Kinds] = ()) -> str:
+    names = {name for each in kinds for name in each} - {name for each in there for name in each}
+    elements = [element(DTYPES[name]) for name in sorted(names)]
+    return "\n".join([*elements, *(_entry(DTYPES[read], DTYPES[written]) for read, written in kinds)])
+
+
+def _function(read: DType, written: DType) -> str:
+    return f"gradc_matmul_{written.name}" if read is written else f"gradc_matmul_{read.name}_{written.name}"
+
+
+def _entry(read: DType, written: DType) -> str:
+    ctype, result = stored(read), stored(written)
     strides = ", ".join(f"i64 {name}" for name in _STRIDES)
     arguments = ", ".join(_STRIDES)
     sizes = "i64 from_a, i64 from_b, i64 m, i64 n, i64 k, i64 count1"
-    declared = f"const {ctype} *a, const {ctype} *b, {ctype} *out, {sizes}, {strides}, const u64 *flag, i64 site"
-    head = f'extern "C" __global__ void __launch_bounds__(256) gradc_matmul_{dtype.name}({declared})'
-    return f"""{element(dtype)}{head} {{
+    declared = f"const {ctype} *a, const {ctype} *b, {result} *out, {sizes}, {strides}, const u64 *flag, i64 site"
+    head = f'extern "C" __global__ void __launch_bounds__(256) {_function(read, written)}({declared})'
+    kinds = f"gradc_element_{read.name}, gradc_element_{written.name}"
+    return f"""{head} {{
   if (gradc_stopped(flag, site)) return;
-  gradc_matmul<gradc_element_{dtype.name}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments});
+  gradc_matmul<{kinds}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments});
 }}"""
 
 
@@ -217,7 +233,7 @@ _STRIDES = ("a_m", "a_k", "b_k", "b_n", "a_0", "b_0", "out_0", "a_1", "b_1", "ou
 
 def _library_surely(program: Program, call: Call) -> bool:
     """Whether the library takes a product whatever its sizes."""
-    if program.buffer[call.out.buffer].type.dtype.name not in LIBRARY:
+    if _kinds(program, call) not in LIBRARY:
         return False
     sizes = dict(call.axes)
     *batch, m, inner = call.views[0]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from ...ir.dims import known_nonnegative, product
 from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Alias, Movement
 from ...ir.pattern import Rule, Var, apply_rules, match, op, splat
-from ...ir.types import BF16, DType
+from ...ir.types import DType
 from ...ops.movement import broadcast_axes
 from ...ops.rules import converted, full, reshaped, spread
 from ..manager import graph_pass
@@ -181,7 +181,7 @@ def _is_moved(node: Node) -> bool:
     return isinstance(getattr(node.op, "lower", None), Movement | Alias) and len(node.operands) == 1
 
 
-def _rounded_operands(graph: Graph) -> set[Node]:
+def _rounded_operands(graph: Graph, dtypes: Collection[DType]) -> set[Node]:
     """The casts f32 -> bf16 -> f32 that contractions read, and what moves them: rounded, an operand lies in half the
     memory, and processors multiply bf16 several times as fast.
     """
@@ -193,7 +193,7 @@ def _rounded_operands(graph: Graph) -> set[Node]:
                 while _is_moved(chain[-1]):
                     chain.append(chain[-1].operands[0])
                 bound: dict[str, Node] = {}
-                if match(_cast_twice, chain[-1], bound) and _rounds_only(bound) and bound["inner"].dtype is BF16:
+                if match(_cast_twice, chain[-1], bound) and _rounds_only(bound) and bound["inner"].dtype in dtypes:
                     found.update(chain)
     return found
 
@@ -217,15 +217,15 @@ def _unrounded(node: Node) -> Node:
 
 
 @graph_pass("REAL")
-def simplify(graph: Graph, *, numerics: str = "real", round_operands: bool = False) -> Graph:
+def simplify(graph: Graph, *, numerics: str = "real", round_operands: Collection[DType] = ()) -> Graph:
     """x * 1 -> x, cast(cast(x)) -> x, ...: the BITS rules, and the REAL ones unless numerics="strict".
 
-    :param round_operands: keep what rounds an operand of a contraction to bf16.
+    :param round_operands: keep what rounds an operand of a contraction to one of these.
     """
     rules = BITS + (REAL if numerics != "strict" else [])
     transposed = _product_transposed(graph)
     structural = [_moved, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
-    rounded = _rounded_operands(graph) if round_operands and numerics != "strict" else set()
+    rounded = _rounded_operands(graph, round_operands) if numerics != "strict" else set()
     new_rounded: set[Node] = set()
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:

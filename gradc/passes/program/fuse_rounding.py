@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.kernel import Kernel, Program, Step
+from ...ir.kernel import Call, Kernel, Program, Step
+from ...ir.node import REGISTRY
 from ...ir.statement import Index, Stmt
 from ...ir.types import F32
 
@@ -13,7 +14,9 @@ def fuse_rounding(program: Program) -> Program:
     """accum t[i] <- v : f32;  store o[i] <- cast t[i] : bf16  ->  accum o[i] <- v : f32
 
     It adds up in f32 and is rounded once, so the bits stay; what goes is the f32 result's way to memory and back: 8 of
-    10 bytes per element.
+    10 bytes per element.  The same holds of a product of operands of the narrow dtype, which its library rounds:
+
+    call t[m, n] <- matmul a[m, k], b[k, n];  store o[i] <- cast t[i] : bf16  ->  call o[m, n] <- matmul ...
     """
     steps: list[Step] = list(program.steps)
     instead: dict[str, str] = {}
@@ -24,7 +27,7 @@ def fuse_rounding(program: Program) -> Program:
             steps.remove(step)
     if not instead:
         return program
-    kept = [_renamed(step, instead) if isinstance(step, Kernel) and step.accums else step for step in steps]
+    kept = [_renamed(step, instead) if isinstance(step, Kernel | Call) else step for step in steps]
     return replace(program, steps=tuple(kept), buffers=tuple(b for b in program.buffers if b.name not in instead))
 
 
@@ -45,29 +48,40 @@ def _rounding(kernel: Kernel) -> tuple[str, str] | None:
 
 
 def _only_this(program: Program, number: int, source: str, target: str) -> bool:
-    """Whether the source is nothing but a sum that one kernel before makes for this rounding, and both buffers are
-    themselves.
-    """
+    """Whether the source is nothing but a sum that one step before makes for this rounding, and neither is a view."""
     a, b = program.buffer[source], program.buffer[target]
     others = [step for i, step in enumerate(program.steps) if i != number]
-    made = [s for step in others if isinstance(step, Kernel) for s in step.accums if s.buffer == source]
-    aliased = any(x.alias in (source, target) for x in program.buffers)
-    touched = sum(source in (*step.reads, *step.writes) for step in others)
-    first = all(target not in (*step.reads, *step.writes) for step in program.steps[:number])
+    touched = [step for step in others if source in (*step.reads, *step.writes)]
+    same_memory = {target, *(x.name for x in program.buffers if x.alias == target)}
+    first = all(same_memory.isdisjoint((*step.reads, *step.writes)) for step in program.steps[:number])
     return (
         a.kind == "temp"
-        and not (a.alias or b.alias or aliased)
-        and len(made) == 1
-        and made[0].combine == "sum"
-        and made[0].dtype is F32
-        and touched == 1
+        and not (a.alias or b.alias or any(x.alias == source for x in program.buffers))
+        and len(touched) == 1
+        and (_sums(touched[0], source) or _multiplies(program, touched[0], target))
         and first
         and a.type.shape == b.type.shape
     )
 
 
-def _renamed(kernel: Kernel, names: dict[str, str]) -> Kernel:
+def _sums(step: Step, source: str) -> bool:
+    made = [s for s in step.accums if s.buffer == source] if isinstance(step, Kernel) else []
+    return len(made) == 1 and made[0].combine == "sum" and made[0].dtype is F32
+
+
+def _multiplies(program: Program, step: Step, target: str) -> bool:
+    return (
+        isinstance(step, Call)
+        and REGISTRY[step.op].contraction
+        and all(program.buffer[o.buffer].type.dtype is program.buffer[target].type.dtype for o in step.operands)
+    )
+
+
+def _renamed(step: Kernel | Call, names: dict[str, str]) -> Kernel | Call:
+    if isinstance(step, Call):
+        return replace(step, out=replace(step.out, buffer=names.get(step.out.buffer, step.out.buffer)))
+
     def of(s: Stmt) -> Stmt:
         return replace(s, buffer=names[s.buffer]) if s.op == "accum" and s.buffer in names else s
 
-    return replace(kernel, body=tuple(map(of, kernel.body)))
+    return replace(step, body=tuple(map(of, step.body)))

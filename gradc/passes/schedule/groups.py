@@ -84,6 +84,8 @@ class Memory(Protocol):
     forced: set[Node]
     host: bool
 
+    def widens(self, node: Node) -> bool: ...
+
 
 @dataclass(frozen=True)
 class StridedOperand:
@@ -145,8 +147,8 @@ SCALED = Var("values") * Var("scale")
 class StridedView:
     """Follows ops that only move data to the value in memory behind them: what a library call can read through strides.
 
-    A call reads narrower values as its own (int8 weights, bf16), and with a scale: what only converts and scales them
-    needs no memory either.
+    A call reads narrower values as its own (int8 weights, bf16), and on the host with a scale: what only converts and
+    scales them needs no memory either.
     """
 
     def __init__(self, memory: Memory, inner: Mapping[str, Size] | None = None):
@@ -194,15 +196,13 @@ class StridedView:
             value = lower.at(index, node, self)
             if value is not None:
                 return value  # type: ignore[no-any-return]
-        if not self.memory.host:
-            raise CannotInline(node, "a library reads its own dtype")
-        if isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype):
+        if self.memory.widens(node):
             below = self.read(node.operands[0], index)
             if below.scale is not None:  # it is rounded to its own dtype before the conversion
                 raise CannotInline(node, "a scale in another dtype")
             return below
         factors: dict[str, Any] = {}
-        if match(SCALED, node, factors):
+        if self.memory.host and match(SCALED, node, factors):
             for core, scale in (("values", "scale"), ("scale", "values")):
                 one, two = self.read(factors[core], index), self.read(factors[scale], index)
                 if (

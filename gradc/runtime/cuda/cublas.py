@@ -1,6 +1,7 @@
 """Matrix products by cuBLAS on raw pointers with the caller's workspace; ``cupy.matmul`` would allocate.
 
-f32 products are computed in f32 (no TF32), those of 16-bit floats accumulate in f32, those of f64 in f64.
+f32 products are computed in f32 (no TF32), those of 16-bit floats accumulate in f32 and give f32 or are rounded once,
+those of f64 in f64.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def multiply(device: int, library: Library, a: int, b: int, out: int, workspace:
     :raises DeviceError: there is no cuBLAS, or it reported an error; the message has the sizes.
     """
     blas, handle = _library(), _handle(device)
-    data, compute = _TYPES[dtype_of(library.dtype).name]
+    (data, _), (result, compute) = (_TYPES[dtype_of(each).name] for each in (library.read, library.dtype))
     real = ctypes.c_double if library.dtype == np.float64 else ctypes.c_float
     one, zero = real(1), real(0)
     # cuBLAS is column-major: it sees row-major matrices as transposes, and out^T = b^T a^T.
@@ -120,7 +121,7 @@ def multiply(device: int, library: Library, a: int, b: int, out: int, workspace:
         library.a.step,
         ctypes.byref(zero),
         out,
-        data,
+        result,
         library.n,
         out_step,
         library.batch,

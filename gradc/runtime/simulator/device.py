@@ -235,7 +235,7 @@ class Simulator:
                 for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)
             ]
             x, y, result = views(p, *memory)
-            result[...] = multiplied(x, y)
+            result[...] = multiplied(x, y, result.dtype)
             self.has(memory[2])
 
         self.ask(stream, work)
