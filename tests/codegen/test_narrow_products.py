@@ -87,11 +87,16 @@ def test_an_operand_that_is_computed_is_stored_narrow() -> None:
     assert not read_wide(module)
 
 
-def test_a_wide_operand_makes_both_wide() -> None:
+def test_operands_of_a_product_have_one_dtype() -> None:
+    """A gradient that one product reads as bf16, and another beside f32 weights as f32."""
+    types = dict.fromkeys("qkv", "bf16[2,T,8]")
     module = gradc.compile(
-        gradc.trace(lambda x, w: x @ ops.cast(w, dtype="f32"), x="f32[N,4]", w="bf16[4,3]"), ["x"], target="cuda-sim"
+        gradc.trace(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v), **types), list("qkv"), target="cuda-sim"
     )
-    for program in programs(module):
-        for step in program.steps:
-            if isinstance(step, Call):
-                assert len({program.buffer[o.buffer].type.dtype for o in step.operands}) == 1
+    read = [
+        {program.buffer[o.buffer].type.dtype.name for o in step.operands}
+        for program in programs(module)
+        for step in program.steps
+        if isinstance(step, Call)
+    ]
+    assert {"bf16"} in read and {"f32"} in read and all(len(names) == 1 for names in read)

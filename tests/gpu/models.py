@@ -18,7 +18,10 @@ Draw = Callable[[np.random.Generator], Array]
 
 @dataclass(frozen=True)
 class Model:
-    """A graph as a function, its types, and sizes at which it is small for the simulator and busy for a GPU."""
+    """A graph as a function, its types, and sizes at which it is small for the simulator and busy for a GPU.
+
+    :param multiplied: dims that products sum over.
+    """
 
     build: Callable[..., Any]
     types: Mapping[str, str]
@@ -26,6 +29,7 @@ class Model:
     small: Mapping[str, int]
     large: Mapping[str, int]
     options: Mapping[str, Any] = field(default_factory=dict)
+    multiplied: tuple[str, ...] = ()
 
     @property
     def graph(self) -> Any:
@@ -120,5 +124,6 @@ MODELS = {
         ("x", "w", "b"),
         {"N": 20, "D": 30, "K": 25},
         {"N": 700, "D": 300, "K": 400},
+        multiplied=("N", "D", "K"),
     ),
 }

@@ -84,7 +84,7 @@ class Memory(Protocol):
     forced: set[Node]
     host: bool
 
-    def widens(self, node: Node) -> bool: ...
+    def widens(self, node: Node, reader: Node) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ class StridedView:
     scales them needs no memory either.
     """
 
-    def __init__(self, memory: Memory, inner: Mapping[str, Size] | None = None):
-        """:param inner: variables that count the inner of two axes, and how far."""
-        self.memory, self.inner = memory, inner or {}
+    def __init__(self, memory: Memory, reader: Node, inner: Mapping[str, Size] | None = None):
+        """:param reader: the call.  :param inner: variables that count the inner of two axes, and how far."""
+        self.memory, self.reader, self.inner = memory, reader, inner or {}
 
     def operand(self, node: Node, index: Sequence[Index]) -> StridedOperand:
         """What a call reads for an operand; a scale per group is found by counting an axis as groups and places in
@@ -171,7 +171,11 @@ class StridedView:
                         for i in index
                     ]
                     with contextlib.suppress(CannotInline):
-                        return StridedView(self.memory, {f"{axis}%": size}).read(node, parts).regrouped(axis, size)
+                        return (
+                            StridedView(self.memory, self.reader, {f"{axis}%": size})
+                            .read(node, parts)
+                            .regrouped(axis, size)
+                        )
             raise
 
     def parted(self, index: Index, sizes: Sequence[Size]) -> list[Index] | None:
@@ -190,13 +194,18 @@ class StridedView:
         lower = lowering(node)
         if where is not None:
             raise CannotInline(node, "a mask")
-        if node in self.memory.in_memory and not (isinstance(lower, Alias) and node not in self.memory.forced):
+        widens = self.memory.widens(node, self.reader)
+        if (
+            node in self.memory.in_memory
+            and not (isinstance(lower, Alias) and node not in self.memory.forced)
+            and (self.memory.host or not widens)
+        ):
             return StridedOperand(node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True)))
         if isinstance(lower, Movement | Alias) and not node.op.indices:  # positions that stand in memory are no strides
             value = lower.at(index, node, self)
             if value is not None:
                 return value  # type: ignore[no-any-return]
-        if self.memory.widens(node):
+        if widens:
             below = self.read(node.operands[0], index)
             if below.scale is not None:  # it is rounded to its own dtype before the conversion
                 raise CannotInline(node, "a scale in another dtype")

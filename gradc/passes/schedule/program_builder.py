@@ -173,7 +173,7 @@ class ProgramBuilder:
     def call(self, node: Node) -> Call:
         axes, operands, out = node.op.axes(node)
         args = [
-            StridedView(self.s).operand(operand, index).operand(self.names)
+            StridedView(self.s, node).operand(operand, index).operand(self.names)
             for operand, index in zip(node.operands, operands, strict=True)
         ]
         name = (

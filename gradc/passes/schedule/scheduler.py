@@ -54,18 +54,15 @@ def moves(lower: object) -> bool:
     return isinstance(lower, Movement | Alias) or (isinstance(lower, Expr) and lower.conversion)
 
 
-def multiplied_narrow(graph: Graph) -> set[Node]:
-    """The conversions to f32 behind products of two f16 or two bf16 operands, which a GPU multiplies as they are, ten
+def multiplies_narrow(node: Node) -> bool:
+    """Whether it is a product of two f16 or two bf16 operands, widened to f32: a GPU multiplies them as they are, ten
     times as fast, and adds up in f32.
     """
-    found: set[Node] = set()
-    for node in graph.nodes:
-        if isinstance(node.op, Library) and node.op.contraction and node.dtype is F32:
-            wide = [_moved_from(operand) for operand in node.operands]
-            kinds = {cast.operands[0].dtype if match(CAST, cast, {}) else F32 for cast in wide}
-            if len(kinds) == 1 and kinds <= {F16, BF16}:
-                found.update(wide)
-    return found
+    if not (isinstance(node.op, Library) and node.op.contraction and node.dtype is F32):
+        return False
+    wide = [_moved_from(operand) for operand in node.operands]
+    kinds = {cast.operands[0].dtype if match(CAST, cast, {}) else F32 for cast in wide}
+    return len(kinds) == 1 and kinds <= {F16, BF16}
 
 
 def _moved_from(node: Node) -> Node:
@@ -101,7 +98,7 @@ class Scheduler:
         self.readers: dict[Node, set[int]] = {}
         """The groups that load a node: ``loads`` the other way round."""
         self.constants: dict[Node, str] = {}
-        self.unwidened = set() if self.host else multiplied_narrow(graph)
+        self.narrow_products = set() if self.host else set(filter(multiplies_narrow, graph.nodes))
         self.names = set(graph.input_names)
         """Names of buffers given so far."""
         self.refused: dict[tuple[int, int], tuple[Size, str]] = {}
@@ -284,9 +281,8 @@ class Scheduler:
             users = self.users[users[0]]
         if len(users) != 1 or not isinstance(lowering(users[0]), Expr):
             return False
-        return not (
-            self.widens(users[0]) and any(isinstance(user.op, Library) for _, user in self.moved_uses(users[0]))
-        )
+        readers = (user for _, user in self.moved_uses(users[0]) if isinstance(user.op, Library))
+        return not any(self.widens(users[0], reader) for reader in readers)
 
     def shared_index(self, node: Node) -> bool:
         """Whether it is a position that more elements are read (or added) at than it has."""
@@ -312,9 +308,9 @@ class Scheduler:
         seen: list[StridedOperand] = []
         for operand in node.operands:
             try:
-                seen.append(StridedView(self).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
+                seen.append(StridedView(self, node).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
             except CannotInline:
-                raise CannotInline(self.behind(operand), "a library reads it") from None
+                raise CannotInline(self.behind(operand, node), "a library reads it") from None
         group = self.open((), None)
         group.placed[node] = "library"
         self.remember(node, group)
@@ -332,15 +328,15 @@ class Scheduler:
         self.trail += functools.partial(self.in_memory.discard, node), functools.partial(self.checks.pop, node)
         self.load(group, set(node.operands))
 
-    def behind(self, node: Node) -> Node:
-        """What needs memory so that a library can read the node: the value behind ops that only move it, or widen it
+    def behind(self, node: Node, reader: Node) -> Node:
+        """What needs memory so that a library can read the node for a call of it: the value behind ops that only move it, or widen it
         as a library does when it reads; if that has some, a reshape of it; if none, the nearest reshape, of which the
         moves after it are views; if none, the node.
         """
         base, above = node, node
         nearest: Node | None = None
-        while base not in self.in_memory:
-            if self.widens(base):
+        while base not in self.in_memory or (not self.host and self.widens(base, reader)):
+            if self.widens(base, reader):
                 base = base.operands[0]
             elif base.operands and isinstance(lowering(base), Movement | Alias) and not base.op.indices:
                 reshapes = isinstance(lowering(base), Alias)
@@ -350,12 +346,11 @@ class Scheduler:
                 break
         return above if base in self.in_memory else base
 
-    def widens(self, node: Node) -> bool:
-        """Whether a library reads its operand in its place: on the host any, on a GPU both operands of a product."""
-        if not self.host:
-            return node in self.unwidened
+    def widens(self, node: Node, reader: Node) -> bool:
+        """Whether a library call reads the node's operand in its place; on a GPU both of a product are narrow."""
         lower = lowering(node)
-        return isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype)
+        converts = isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype)
+        return converts and (self.host or (node.dtype is F32 and reader in self.narrow_products))
 
     def open(self, shape: Sequence[Size], cols: tuple[int, ...] | None) -> Group:
         group = Group(len(self.groups), shape, cols)
