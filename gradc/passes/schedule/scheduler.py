@@ -329,9 +329,9 @@ class Scheduler:
         self.load(group, set(node.operands))
 
     def behind(self, node: Node, reader: Node) -> Node:
-        """What needs memory so that a library can read the node for a call of it: the value behind ops that only move it, or widen it
-        as a library does when it reads; if that has some, a reshape of it; if none, the nearest reshape, of which the
-        moves after it are views; if none, the node.
+        """What needs memory so that a library can read the node in a call of ``reader``: the value behind ops that only
+        move it, or widen it as a library does when it reads; if that has some, a reshape of it; if none, the nearest
+        reshape, of which the moves after it are views; if none, the node.
         """
         base, above = node, node
         nearest: Node | None = None
