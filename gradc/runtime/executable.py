@@ -194,7 +194,7 @@ class Executable(Shared):
         at = backend.stream(stream, inputs.values())
         outputs = self._given_outputs(out, at)
         arrays, kinds = self._read_inputs(inputs, at)
-        captured = backend.capturing(at)
+        kind, captured = backend.kind(kinds), backend.capturing(at)
         sizes = self._sized(tuple([array.shape for array in arrays.values()]), arrays, outputs, dims)
         adding = self._adding(accumulate, outputs)
         if outputs:
@@ -211,13 +211,14 @@ class Executable(Shared):
             arrays,
             results,
             sizes.dims,
-            backend.kind(kinds),
+            kind,
             dict(inputs),
             add_to,
             at,
             tuple(noncontiguous),
             sizes.plan,
             captured,
+            not captured or backend.allocates_captured(at, kind),
         )
         if allocate:
             try:
@@ -246,7 +247,7 @@ class Executable(Shared):
             elif key in donors:
                 results[key] = arrays[donors[key]]
             else:
-                if call.captured and call.kind is not Kind.TORCH:
+                if not call.allocates:
                     raise CaptureError(NO_ALLOCATION)
                 results[key] = backend.empty(shape, dtype, call.kind, at)
 

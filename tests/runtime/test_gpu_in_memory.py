@@ -5,6 +5,7 @@ captures.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -606,6 +607,86 @@ def test_a_call_on_a_captured_stream(device: type[InMemory]) -> None:
     workspace = ndarray((space.nbytes,), np.uint8, space)
     module.forward(**arrays, stream=50, out={"y": y}, workspace=workspace)
     assert device.captures.pop(50)
+
+
+def test_torchs_own_capture(device: type[InMemory]) -> None:
+    """What a call needs in torch.cuda.graph is the graph's own memory, which no later call gets: workspace, results,
+    packed copies, numbers, zeros for a cotangent that is not given, sums for ``accumulate=``.  An error of before is
+    raised after it.
+    """
+    torch: Any = sys.modules["torch"]
+
+    def function(t: Any, w: Any, x: Any, a: Any) -> Any:
+        rows = ops.embedding(t, w) * x * a
+        return {"rows": rows, "sums": ops.sum(ops.exp(rows), axes=(1,))}
+
+    graph = gradc.trace(function, t="i64[N]", w="f32[V,D]", x="f32[D]", a="f32[]")
+    module, cpu = (gradc.compile(graph, wrt=["w"], target=target) for target in ("cuda", "cpu"))
+    values = given()
+    every_second = Tensor(to_cupy(np.repeat(values["w"], 2, axis=1))[:, ::2])
+    arrays = {"t": to_torch(values["t"]), "x": to_torch(values["x"]), "w": every_second}
+    sums = to_torch(np.ones(30, np.float32))
+    total = to_torch(np.zeros((12, 7), np.float32))
+
+    def step(a: float) -> Any:
+        results, residuals = module.forward(**arrays, a=a)
+        module.backward(residuals, sums=sums, out={"w": total}, accumulate=True)
+        return results
+
+    step(2.0)
+    module.synchronize()
+    module.forward(**{**arrays, "t": to_torch(given(bad=1)["t"])}, a=2.0)
+    device.drain()
+    captured, waits, before = torch.cuda.CUDAGraph(), device.waits, device.allocated
+    with torch.cuda.graph(captured):
+        results = [step(0.5), step(0.25)]
+    assert device.waits == waits and device.allocated == before and module.forward.copied["w"] == 4
+    with pytest.raises(IndexOutOfRange):
+        module.synchronize()
+    gc.collect()
+    for round_ in range(3):
+        arrays["x"].array.host[...] = values["x"] * round_
+        total.array.host[...] = 0
+        captured.replay()
+        step(7.0)  # between replays the pool outside of the graph is used
+        device.drain()
+        expected = np.zeros((12, 7))
+        for a in (0.5, 0.25, 7.0):
+            y, residuals = cpu.forward(**{**values, "x": values["x"] * round_}, a=a)
+            expected += cpu.backward(residuals, sums=np.ones(30, np.float32))["w"]
+            if a != 7.0:
+                agree(results[a == 0.25]["rows"], y["rows"], 1e-6)
+                agree(results[a == 0.25]["sums"], y["sums"], 1e-5)
+        agree(total, expected, 1e-4)
+
+
+def test_a_capture_that_torch_did_not_begin(device: type[InMemory]) -> None:
+    """torch's allocator knows nothing of it, and would give the memory to somebody else."""
+    module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
+    arrays = {k: to_torch(v) for k, v in given().items()}
+    y, residuals = module.forward(**arrays)
+    module.backward(residuals, y)
+    outs = {n: to_torch(np.zeros_like(host(a))) for n, a in {"y": y, **residuals.arrays}.items()}
+    outs = {n: a for n, a in outs.items() if n in module.forward.outputs}
+    device.captures[50] = []
+    for call, match in (
+        (lambda: module.forward(**arrays, stream=50), "give out="),
+        (lambda: module.forward(**arrays, stream=50, out=outs), r"workspace= of [0-9]+ bytes"),
+        (lambda: module.backward(residuals, None, stream=50), "give out="),
+    ):
+        with pytest.raises(CaptureError, match=match):
+            call()
+    assert not device.captures.pop(50)
+
+
+def test_torchs_capture_of_a_first_call(device: type[InMemory]) -> None:
+    torch: Any = sys.modules["torch"]
+    fresh = gradc.compile(gradc.trace(lambda x, a: x * a, x="f32[N]", a="f32[]"), target="cuda")
+    x = to_torch(np.ones(3, np.float32))
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(CaptureError, match="call it once with numbers"):
+        fresh(x=x, a=2.0)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(CaptureError, match="run it once before"):
+        fresh(x=x, a=to_torch(np.ones((), np.float32)))
 
 
 # -- products ----------------------------------------------------------------------------------------------------------

@@ -61,11 +61,11 @@ class CudaBackend(Backend):
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:
         """See :meth:`.Backend.launch`; ``only`` is ignored, every step runs.
 
-        :raises CaptureError: the stream is being captured, and no workspace was given.
+        :raises CaptureError: the stream is being captured, no workspace was given, and none can be allocated.
         :raises IndexOutOfRange: with ``errors="sync"``; otherwise the returned check has the error.
         """
         plan = call.plan
-        if call.captured and workspace is None and plan.workspace:
+        if not call.allocates and workspace is None and plan.workspace:
             raise CaptureError(
                 f"{self.program.name} is called on a stream that is being captured, where nothing can be allocated:"
                 f" workspace= of {plan.workspace} bytes is needed"

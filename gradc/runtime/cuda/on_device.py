@@ -285,7 +285,7 @@ class DeviceArrays(ABC):
         if given is not None:
             return pointer_of(given)
         if "torch" in sys.modules and any([is_tensor(v) for v in values]):
-            return int(_torch().cuda.current_stream().cuda_stream)
+            return self._torchs_stream()
         return self.device.current_stream()
 
     def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
@@ -350,7 +350,7 @@ class DeviceArrays(ABC):
         name = STORED[stored][1] if stored in STORED else stored.name
         device = f"cuda:{self.number}"
         try:
-            if int(torch.cuda.current_stream().cuda_stream) == stream:
+            if self._torchs_stream() == stream:
                 native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
             else:  # so that the allocator does not reuse the memory while this stream uses it
                 with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
@@ -359,13 +359,23 @@ class DeviceArrays(ABC):
             raise OutOfMemory(f"{wanted}{list(shape)} on {device}: {error}") from error
         return remote(native.data_ptr(), shape, wanted, owner=native, native=native)
 
-    def _check_allocation(self, stream: int) -> None:
-        if self.device.capturing(stream):
+    def _torchs_stream(self) -> int:
+        """torch's current stream on this device."""
+        return int(_torch().cuda.current_stream().cuda_stream)
+
+    def allocates_captured(self, stream: int, kind: Kind | None) -> bool:
+        """torch's allocator does in a capture that torch began, which is of its current stream: the graph has a pool of
+        its own, which lives as long as it does.
+        """
+        return kind is Kind.TORCH and self._torchs_stream() == stream
+
+    def _check_allocation(self, stream: int, kind: Kind | None = None) -> None:
+        if self.device.capturing(stream) and not self.allocates_captured(stream, kind):
             raise CaptureError(NO_ALLOCATION)
 
     def scratch(self, shape: Sequence[int], dtype: Any, stream: int, kind: Kind | None = None) -> DeviceArray:
         """An uninitialised array from the allocator of torch if the call's arrays are torch's, else from CuPy's."""
-        self._check_allocation(stream)
+        self._check_allocation(stream, kind)
         wanted = np.dtype(dtype)
         if kind is Kind.TORCH:
             return self._new_tensor(shape, wanted, stream)
@@ -385,7 +395,12 @@ class DeviceArrays(ABC):
                 call.arrays[name] = self.to_device(call.arrays[name], call.stream)
         if small:
             call.numbers = {name: bits_of(call.arrays[name]) for name in small}
-            places, cells = self.numbers.places(small, call.stream, call.captured)
+            own = (
+                self.scratch((8 * len(small),), np.uint8, call.stream, call.kind)
+                if call.captured and call.allocates
+                else None
+            )
+            places, cells = self.numbers.places(small, call.stream, call.captured, own)
             for name, address in places.items():
                 call.arrays[name] = remote(address, (), call.arrays[name].dtype, owner=cells, readonly=True)
 
@@ -452,9 +467,9 @@ class DeviceArrays(ABC):
         self.support.launch(f"gradc_pack_{unit}", blocks(count), THREADS, args, (1,), stream)
         return out
 
-    def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> DeviceArray:
-        """An array of zeros from the device's allocator."""
-        out = self.scratch(shape, dtype, stream)
+    def zeros(self, shape: Sequence[int], dtype: Any, stream: int, kind: Kind | None = None) -> DeviceArray:
+        """An array of zeros from the allocator of :meth:`scratch`."""
+        out = self.scratch(shape, dtype, stream, kind)
         if out.nbytes:
             self.device.fill(out.ctypes.data, 0, out.nbytes, stream)
         return out
