@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -261,6 +261,11 @@ class DType:
         return f"torch.{self.name}"
 
 
+class TorchDevice(NamedTuple):
+    type: str
+    index: int
+
+
 class Tensor:
     """As torch's on CUDA, as far as gradc looks."""
 
@@ -268,7 +273,7 @@ class Tensor:
 
     def __init__(self, array: ndarray, device: str = "cuda"):
         self.array, self.shape, self._version = array, array.shape, 0
-        self.device = SimpleNamespace(type=device, index=0)
+        self.device = TorchDevice(device, 0)
         self.dtype = next(d for d in DTYPES if d.np == array.dtype)
 
     def is_conj(self) -> bool:
@@ -391,8 +396,9 @@ def torch_module() -> ModuleType:
         graph=SimpleNamespace(increment_version=increment_version), forward_ad=SimpleNamespace(_current_level=-1)
     )
     torch.jit = SimpleNamespace(is_tracing=lambda: False)
+    torch.is_grad_enabled = lambda: True
     torch.cuda = SimpleNamespace(
-        current_stream=lambda: ExternalStream(torch.streams[-1]),
+        current_stream=lambda device: ExternalStream(torch.streams[-1]),
         stream=along,
         ExternalStream=ExternalStream,
         CUDAGraph=CUDAGraph,

@@ -20,7 +20,7 @@ from ..ir.types import Type
 from ..process.forks import lock
 from ..process.limits import Limit
 from .cuda.pending import DeferredCheck
-from .host.arrays import Arguments, Kind
+from .host.arrays import Arguments, Kind, Results
 
 if TYPE_CHECKING:
     from .cuda.nvrtc import CudaBinary
@@ -230,6 +230,21 @@ class Backend(ABC):
         :return: the deferred check of an asynchronous call, or None.
         :raises IndexOutOfRange: a data-dependent index is out of range.
         """
+
+    def described(self, inputs: Arguments, out: Any, dims: Any, stream: Any) -> Any:
+        """What a call is without its addresses, for :meth:`repeat`; None: it must be bound."""
+        return None
+
+    def remember(self, call: Any, bound: BoundCall) -> None:  # noqa: B027
+        """Keeps a call, as :meth:`described` has it, that was checked and launched."""
+
+    def repeat(
+        self, call: Any, inputs: Arguments, out: Arguments, rebind: Rebind
+    ) -> tuple[Results, dict[str, int], DeferredCheck | None] | None:
+        """Runs a call that differs from one that is kept in addresses alone: (results, value of every symbol, deferred
+        check or None); None, and nothing was done, if it must be bound first.
+        """
+        return None
 
     def seconds(self, call: BoundCall, rebind: Rebind, only: int = -1) -> float:
         """The run time of a call, or of its step ``only``, in seconds."""

@@ -25,7 +25,7 @@ from ..host.arrays import address_of
 from .device import Device, Memory, Prepared, Span
 from .on_device import add
 from .pending import DeferredCheck, FlagCopies
-from .steps import span_of, submit
+from .steps import Roots, span_of, submit
 
 Array = np.ndarray[Any, Any]
 FINE = 2**64 - 1
@@ -199,29 +199,11 @@ class CudaProgram:
 
         :param adds: buffer name -> array to which that output is added at the end.
         """
-        device, prepared = self.device, self._prepared.get(plan)
-        if prepared is None:
-            prepared = self._prepare(plan, stream)
-        constants = self._constants(stream)
-        own: Memory | Array | None = workspace
-        if workspace is not None:
-            base = address_of(workspace)
-        elif plan.workspace:
-            own = memory = device.memory(plan.workspace, stream)
-            base = memory.address
-        else:
-            base = 0
         roots = {name: address_of(a) for name, a in arrays.items()}
-        roots |= constants
-        roots[WORKSPACE], roots[FLAG] = base, base + plan.scratch_start + plan.scratch_size
-        started = Submission(plan, roots, stream, own)
-        if device.check:
-            device.begin(self._fresh(arrays, base, plan), stream)
-        if plan.checks:
-            device.fill(started.flag.address, 255, plan.flag.nbytes, stream)
         if only < 0 and until < 0:
-            prepared.submit(roots, stream)
+            started = self.start_at(roots, plan, workspace, stream)
         else:
+            started = self._begun(roots, plan, workspace, stream)
             for number, actions in enumerate(plan.actions):
                 if only in (-1, number) and not 0 <= until <= number:
                     self.act(actions, started)
@@ -230,8 +212,40 @@ class CudaProgram:
         self.started = True
         return started
 
-    def _prepare(self, plan: LaunchPlan, stream: int) -> Prepared:
-        """The plan for calls; loads the functions that it needs.
+    def start_at(self, roots: dict[str, int], plan: LaunchPlan, workspace: Array | None, stream: int) -> Submission:
+        """Submits every step on the addresses of contiguous arrays by buffer name, to which those of other memory are
+        added.
+        """
+        started = self._begun(roots, plan, workspace, stream)
+        self._prepared[plan].submit(roots, stream)
+        self.started = True
+        return started
+
+    def _begun(self, roots: dict[str, int], plan: LaunchPlan, workspace: Array | None, stream: int) -> Submission:
+        """A call with memory and a clear error flag, whose steps are submitted next."""
+        device = self.device
+        if plan not in self._prepared:
+            self._prepare(plan, stream)
+        own: Memory | Array | None = workspace
+        if workspace is not None:
+            base = address_of(workspace)
+        elif plan.workspace:
+            own = memory = device.memory(plan.workspace, stream)
+            base = memory.address
+        else:
+            base = 0
+        fresh = self._fresh(roots, base, plan) if device.check else ()
+        roots |= self._constants(stream)
+        roots[WORKSPACE], roots[FLAG] = base, base + plan.scratch_start + plan.scratch_size
+        started = Submission(plan, roots, stream, own)
+        if device.check:
+            device.begin(fresh, stream)
+        if plan.checks:
+            device.fill(roots[FLAG], 255, plan.flag.nbytes, stream)
+        return started
+
+    def _prepare(self, plan: LaunchPlan, stream: int) -> None:
+        """Prepares the plan for calls; loads the functions that it needs.
 
         :raises CaptureError: the stream is being captured, and functions would be loaded.
         """
@@ -240,22 +254,21 @@ class CudaProgram:
             raise CaptureError(
                 f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before"
             )
-        prepared = self._prepared[plan] = self.device.prepare(plan)
+        self._prepared[plan] = self.device.prepare(plan)
         self._ready |= widths
-        return prepared
 
-    def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
+    def _fresh(self, arrays: Roots, base: int, plan: LaunchPlan) -> list[Span]:
         """The uninitialised memory: the workspace, and outputs that do not reuse a donated input and are not put by."""
-        inputs = {address_of(a) for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
+        inputs = {at for b, at in arrays.items() if self.program.buffer[b].kind == "input"}
         outputs = [
-            arrays[b]
+            b
             for b in (self.program.root(b) for _, b in self.program.outputs)
             if b in arrays and self.program.buffer[b].kind == "output" and b not in plan.kept
         ]
         u8 = np.dtype(np.uint8)
         return [
             Span(base, plan.workspace, u8),
-            *(Span(address_of(a), a.nbytes, u8) for a in outputs if address_of(a) not in inputs),
+            *(Span(arrays[b], plan.part(b).nbytes, u8) for b in outputs if arrays[b] not in inputs),
         ]
 
     def _constants(self, stream: int) -> dict[str, int]:
