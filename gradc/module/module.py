@@ -222,9 +222,10 @@ class Backward(Executable):
         if len(cotangents) > len(names):
             raise InvalidProblem(f"{len(cotangents)} cotangents for {len(names)} float outputs: {', '.join(names)}")
         given = dict(zip(names, cotangents, strict=False))
-        if given.keys() & named.keys() or named.keys() - set(names):
-            raise InvalidProblem(f"cotangents are given in order or by name, once each: {', '.join(names)}")
-        given |= named
+        if named:
+            if given.keys() & named.keys() or named.keys() - set(names):
+                raise InvalidProblem(f"cotangents are given in order or by name, once each: {', '.join(names)}")
+            given |= named
         inputs = {n: a for n, a in residuals.arrays.items() if n in self.inputs}
         for name, type_ in residuals.cotangent_types.items():
             if cotangent_names.get(name) not in self.inputs:

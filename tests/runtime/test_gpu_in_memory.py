@@ -430,7 +430,7 @@ def refused(error: type[GradcError], match: str, **changes: Any) -> None:
 def test_wrong_places(device: type[InMemory]) -> None:
     refused(DeviceError, "the input x is a numpy.ndarray in host memory", x=np.zeros(7, np.float32))
     tensor = to_torch(np.zeros(7, np.float32))
-    tensor.device.type = "cpu"
+    tensor.device = tensor.device._replace(type="cpu")
     tensor.__array__ = lambda: None  # type: ignore[attr-defined]
     refused(DeviceError, "the input x is a .*Tensor in host memory", x=tensor)
     far = to_cupy(np.zeros(7, np.float32))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _NOTHING = contextlib.nullcontext()
+_U8 = np.dtype(np.uint8)
 
 
 class CudaBackend(Backend):
@@ -153,14 +154,12 @@ class CudaBackend(Backend):
 
 def _weak(value: Any) -> Callable[[], Any]:
     """A weak reference to a caller's array; a strong reference to a number."""
-    if isinstance(value, bool | int | float | np.generic) or (
-        isinstance(value, np.ndarray) and not isinstance(value, DeviceArray)
-    ):
+    if isinstance(value, np.ndarray) and not isinstance(value, DeviceArray):
         return lambda: value
     try:
         return weakref.ref(value)
     except TypeError:
-        return lambda: None
+        return lambda: value if isinstance(value, bool | int | float | np.generic) else None
 
 
 class SimulatorBackend(CudaBackend, HostBackend):
@@ -235,13 +234,14 @@ class GpuBackend(DeviceArrays, CudaBackend):
         stream, plan = call.stream, known.plan
         try:
             made = [self.new_native(shape, dtype, known.kind, stream) for _, _, shape, dtype in known.fresh]
-            space = self.workspace(plan, known.kind, stream)
+            torchs = plan.workspace and known.kind is Kind.TORCH
+            space = self.new_native((plan.workspace,), _U8, known.kind, stream) if torchs else None
         except OutOfMemory:
             return None  # the call as the first says how much is needed and left
         roots = {root: address for (root, _, _), address in zip(known.places, call.addresses, strict=True)}
         roots |= {root: address for (_, root, _, _), (_, address) in zip(known.fresh, made, strict=True)}
         try:
-            started = self.native.start_at(roots, plan, space, stream)
+            started = self.native.start_at(roots, plan, stream, space)
         except DeviceError as error:
             error.add_note(f"in {self.program.name}")
             raise

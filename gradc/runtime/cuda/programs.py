@@ -43,7 +43,7 @@ class Submission:
     plan: LaunchPlan
     roots: dict[str, int]
     stream: int
-    workspace: Memory | Array | None
+    workspace: Any
 
     @property
     def flag(self) -> Span:
@@ -200,10 +200,11 @@ class CudaProgram:
         :param adds: buffer name -> array to which that output is added at the end.
         """
         roots = {name: address_of(a) for name, a in arrays.items()}
+        space = (workspace, address_of(workspace)) if workspace is not None else None
         if only < 0 and until < 0:
-            started = self.start_at(roots, plan, workspace, stream)
+            started = self.start_at(roots, plan, stream, space)
         else:
-            started = self._begun(roots, plan, workspace, stream)
+            started = self._begun(roots, plan, stream, space)
             for number, actions in enumerate(plan.actions):
                 if only in (-1, number) and not 0 <= until <= number:
                     self.act(actions, started)
@@ -212,28 +213,30 @@ class CudaProgram:
         self.started = True
         return started
 
-    def start_at(self, roots: dict[str, int], plan: LaunchPlan, workspace: Array | None, stream: int) -> Submission:
+    def start_at(
+        self, roots: dict[str, int], plan: LaunchPlan, stream: int, workspace: tuple[Any, int] | None
+    ) -> Submission:
         """Submits every step on the addresses of contiguous arrays by buffer name, to which those of other memory are
         added.
+
+        :param workspace: (what keeps it allocated, its address).
         """
-        started = self._begun(roots, plan, workspace, stream)
+        started = self._begun(roots, plan, stream, workspace)
         self._prepared[plan].submit(roots, stream)
         self.started = True
         return started
 
-    def _begun(self, roots: dict[str, int], plan: LaunchPlan, workspace: Array | None, stream: int) -> Submission:
+    def _begun(
+        self, roots: dict[str, int], plan: LaunchPlan, stream: int, workspace: tuple[Any, int] | None
+    ) -> Submission:
         """A call with memory and a clear error flag, whose steps are submitted next."""
         device = self.device
         if plan not in self._prepared:
             self._prepare(plan, stream)
-        own: Memory | Array | None = workspace
-        if workspace is not None:
-            base = address_of(workspace)
-        elif plan.workspace:
-            own = memory = device.memory(plan.workspace, stream)
-            base = memory.address
-        else:
-            base = 0
+        own, base = workspace or (None, 0)
+        if workspace is None and plan.workspace:
+            own = device.memory(plan.workspace, stream)
+            base = own.address
         fresh = self._fresh(roots, base, plan) if device.check else ()
         roots |= self._constants(stream)
         roots[WORKSPACE], roots[FLAG] = base, base + plan.scratch_start + plan.scratch_size
@@ -326,8 +329,8 @@ class CudaProgram:
         :param again: gives the call's arrays, to find the value of a bad index; None if they no longer exist.
         """
         plan, stream = started.plan, started.stream
-        words, event = self._flag_copies.take()
-        self.device.copy(words.ctypes.data, started.flag.address, plan.flag.nbytes, stream)
+        words, address, event = self._flag_copies.take()
+        self.device.copy(address, started.roots[FLAG], plan.flag.nbytes, stream)
         event.record(stream)
 
         def repeated(number: int) -> Submission | None:
@@ -338,7 +341,7 @@ class CudaProgram:
             try:
                 return self.error(plan, words.copy(), repeated)
             finally:
-                self._flag_copies.give_back(words, event)
+                self._flag_copies.give_back(words, address, event)
 
         return DeferredCheck(words, event, settle)
 

@@ -73,11 +73,10 @@ class RepeatedCalls:
         if len(inputs) != len(self.inputs) or not (out is None or type(out) is dict):
             return None
         torch = sys.modules.get("torch")
+        tensors = False
         key: list[Any] = []
         addresses: list[int] = []
         try:
-            if torch is not None and (torch.jit.is_tracing() or torch.autograd.forward_ad._current_level >= 0):
-                return None
             given = [inputs[name] for name in self.inputs]
             if out:
                 given += out.values()
@@ -86,6 +85,7 @@ class RepeatedCalls:
                 if torch is not None and isinstance(x, torch.Tensor):
                     if (x.requires_grad and torch.is_grad_enabled()) or x.is_neg():
                         return None
+                    tensors = True
                     key += (type(x), x.dtype, x.shape, x.stride(), x.device)
                     addresses.append(x.data_ptr())
                 elif is_cupys(type(x)):
@@ -93,15 +93,18 @@ class RepeatedCalls:
                     addresses.append(x.data.ptr)
                 else:
                     return None
+            if tensors and (torch.jit.is_tracing() or torch.autograd.forward_ad._current_level >= 0):  # type: ignore[union-attr]
+                return None
             for name, size in (dims or {}).items():
                 if type(size) is not int:
                     return None
                 key += (name, size)
-            known = self._known.get(tuple(key))
+            called = tuple(key)
+            known = self._known.get(called)
         except Exception:  # of foreign objects: the closer look says what is wrong
             return None
         at = self.backend.stream(stream, given[: len(self.inputs)])
-        return None if self.backend.capturing(at) else Repeated(tuple(key), known, addresses, at)
+        return None if self.backend.capturing(at) else Repeated(called, known, addresses, at)
 
     @staticmethod
     def fits(call: Repeated, known: Known) -> bool:
