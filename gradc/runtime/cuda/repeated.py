@@ -11,15 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...codegen.cuda.launch import LaunchPlan
 from ..backend import BoundCall
 from ..host.arrays import Arguments, Kind, address_of
-from .on_device import is_cupys
-
-if TYPE_CHECKING:
-    from .backend import GpuBackend
+from .on_device import DeviceArrays, is_cupys
 
 KEPT = 64
 """Calls that are remembered."""
@@ -64,7 +61,7 @@ class RepeatedCalls:
     :param inputs: the program's.
     """
 
-    def __init__(self, backend: GpuBackend, inputs: Iterable[str]):
+    def __init__(self, backend: DeviceArrays, inputs: Iterable[str]):
         self.backend, self.inputs = backend, tuple(inputs)
         self._known: dict[tuple[Any, ...], Known] = {}
 
