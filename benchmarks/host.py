@@ -4,6 +4,9 @@
 (a launch is a call of an empty C function through ctypes), and prints for each program: launches and other driver calls
 per call, microseconds per call, and these as multiples of one of those ctypes calls in a loop of nothing else.  Neither
 a GPU nor CuPy is needed, and NVRTC is not called.  Times are processor times, the least of several repetitions.
+
+Where torch is installed, the calls named ``torch`` take tensors of its in host memory, which say that they are on a
+GPU.  They are of a subclass, whose attributes take about three times as long as a tensor's.
 """
 
 from __future__ import annotations
@@ -71,6 +74,11 @@ class Driver:
         self.calls["launchKernel"] += 1
         self._launch(*args)
 
+    def memcpyAsync(self, to: int, source: int, nbytes: int, *_: Any) -> None:
+        """The flag of a call without errors, at once."""
+        self.calls["memcpyAsync"] += 1
+        ctypes.memset(to, 255, nbytes)
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         answer = self._answers.get(name, 0)
 
@@ -131,6 +139,30 @@ def cupy_of(driver: Driver) -> Any:
     return SimpleNamespace(cuda=cuda, ndarray=Array, get_default_memory_pool=lambda: free, __version__="14")
 
 
+def tensors_of() -> Callable[..., Any] | None:
+    """(shape, dtype) -> a tensor that says that it is on a GPU; None without torch.  torch's current stream and its
+    ``torch.empty`` for a GPU, which a build for the CPU lacks, are replaced by what takes no time.
+    """
+    try:
+        import torch
+    except ImportError:
+        return None
+    on_gpu, empty = torch.device("cuda", 0), torch.empty
+
+    class Tensor(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        device, is_cuda = on_gpu, True
+
+    def made(shape: tuple[int, ...], dtype: Any, device: Any = None) -> Any:
+        found = getattr(torch, np.dtype(dtype).name) if device is None else dtype
+        return torch.Tensor._make_subclass(Tensor, empty(shape, dtype=found))
+
+    torch.empty = made
+    torch._C._cuda_getCurrentRawStream = lambda device: 5
+    torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=5)
+    return made
+
+
 def chained(count: int) -> Any:
     """A program of ``count`` launches that follow each other: reductions over alternating axes."""
 
@@ -176,6 +208,29 @@ def programs() -> dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, 
         "embedding forward, checked": (rows, lambda _: {"t": t, "w": w}),
         "embedding backward, sorted": (lambda **_: rows.backward(residuals, dy), lambda _: {}),
         "Adam, 8 parameters": (step, lambda number: {"lr": 1e-3 / (1 + number), **states}),
+        **of_torch(one, rows),
+    }
+
+
+def of_torch(one: Any, rows: Any) -> dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, Any]]]]:
+    """As :func:`programs`, with tensors of torch; backward into given ones, as training loops do."""
+    new = tensors_of()
+    if new is None:
+        return {}
+    types = {"x": "f32[N,1024]", "g": "f32[1024]", "b": "f32[1024]"}
+    normed = gradc.trace(lambda x, g, b: ops.layer_norm(x, (1024,), g, b), **types)
+    norm = gradc.compile(normed, wrt=["x", "g", "b"], target="cuda", arch="sm_90")
+    x, t, w, dy = new((4096,), "f4"), new((20000,), "i8"), new((1 << 14, 64), "f4"), new((20000, 64), "f4")
+    given = {"x": new((512, 1024), "f4"), "g": new((1024,), "f4"), "b": new((1024,), "f4")}
+    cotangent = new((512, 1024), "f4")
+    (_, of_rows), (_, of_norm) = rows.forward(t=t, w=w), norm.forward(**given)
+    out, outs = {"w": new((1 << 14, 64), "f4")}, {n: new(tuple(a.shape), "f4") for n, a in given.items()}
+    return {
+        "one launch, torch": (one, lambda _: {"x": x}),
+        "embedding forward, torch": (lambda **_: rows.forward(t=t, w=w), lambda _: {}),
+        "embedding backward, torch, out=": (lambda **_: rows.backward(of_rows, dy, out=out), lambda _: {}),
+        "layer norm forward, torch": (lambda **_: norm.forward(**given), lambda _: {}),
+        "layer norm backward, torch, out=": (lambda **_: norm.backward(of_norm, cotangent, out=outs), lambda _: {}),
     }
 
 
@@ -234,10 +289,10 @@ def main() -> int:
     gpu._cupy, gpu.count = (lambda: cupy), (lambda: 1)  # type: ignore[assignment]
     gpu.Gpu.load = _load  # type: ignore[method-assign]
     records = measured(driver)
-    print(f"{'':<28} launches {'us':>8} {'bare launches':>14}  other driver calls")
+    print(f"{'':<34} launches {'us':>8} {'bare launches':>14}  other driver calls")
     for r in records:
         others = ", ".join(f"{n} {name}" for name, n in r.get("driver calls", {}).items())
-        print(f"{r['program']:<28} {r.get('launches', ''):>8} {r['us']:>8.1f} {r['bare launches']:>14.1f}  {others}")
+        print(f"{r['program']:<34} {r.get('launches', ''):>8} {r['us']:>8.1f} {r['bare launches']:>14.1f}  {others}")
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump(records, file, indent=1)

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -261,6 +261,11 @@ class DType:
         return f"torch.{self.name}"
 
 
+class TorchDevice(NamedTuple):
+    type: str
+    index: int
+
+
 class Tensor:
     """As torch's on CUDA, as far as gradc looks."""
 
@@ -268,7 +273,7 @@ class Tensor:
 
     def __init__(self, array: ndarray, device: str = "cuda"):
         self.array, self.shape, self._version = array, array.shape, 0
-        self.device = SimpleNamespace(type=device, index=0)
+        self.device = TorchDevice(device, 0)
         self.dtype = next(d for d in DTYPES if d.np == array.dtype)
 
     def is_conj(self) -> bool:
@@ -313,24 +318,75 @@ class ExternalStream:
         self.cuda_stream = pointer
 
 
+class InGraph(HostMemory):
+    """Memory of a graph's own pool: given back during the capture, it is there for what the capture allocates next;
+    it is gone with the graph.
+    """
+
+    def __init__(self, array: Array, graph: CUDAGraph):
+        super().__init__(array, array.ctypes.data + OFFSET)
+        self.graph = graph
+
+    def __del__(self) -> None:
+        self.graph.free.append(self.array)
+
+
+class CUDAGraph:
+    """torch's: what was captured, and the pool that the captured work uses."""
+
+    def __init__(self) -> None:
+        self.stream = next(Simulator._streams)
+        self.work: list[Work] = []
+        self.free: list[Array] = []
+        self.kept: list[Array] = []
+
+    def memory(self, nbytes: int) -> InGraph:
+        fitting = [i for i, array in enumerate(self.free) if array.nbytes == nbytes]
+        if fitting:
+            return InGraph(self.free.pop(fitting[-1]), self)
+        array = np.full(nbytes + 255, 0xCD, np.uint8)
+        array = array[-array.ctypes.data % 256 :][:nbytes]
+        self.kept.append(array)
+        return InGraph(array, self)
+
+    def replay(self) -> None:
+        for work in self.work:
+            InMemory().ask(sys.modules["torch"].streams[-1], work)
+
+
 def torch_module() -> ModuleType:
     torch: Any = ModuleType("torch")
     torch.Tensor, torch.strided = Tensor, "strided"
     for dtype in DTYPES:
         setattr(torch, dtype.name, dtype)
-    torch.streams = [0]
+    torch.streams, torch.capturing = [0], {}
 
     @contextmanager
     def along(stream: ExternalStream) -> Iterator[None]:
         torch.streams.append(stream.cuda_stream)
-        yield
-        torch.streams.pop()
+        try:
+            yield
+        finally:
+            torch.streams.pop()
 
     def empty(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
         assert device == "cuda:0"
+        stream, nbytes = torch.streams[-1], int(np.prod(shape)) * dtype.np.itemsize
+        graph = torch.capturing.get(stream)
         return Tensor(
-            ndarray(shape, dtype.np, InMemory().memory(int(np.prod(shape)) * dtype.np.itemsize, torch.streams[-1]))
+            ndarray(shape, dtype.np, graph.memory(nbytes) if graph is not None else InMemory().memory(nbytes, stream))
         )
+
+    @contextmanager
+    def graph(captured: CUDAGraph) -> Iterator[None]:
+        InMemory.drain()
+        with along(ExternalStream(captured.stream)):
+            torch.capturing[captured.stream], InMemory.captures[captured.stream] = captured, []
+            try:
+                yield
+            finally:
+                del torch.capturing[captured.stream]
+                captured.work = InMemory.captures.pop(captured.stream)
 
     def increment_version(x: Tensor) -> None:
         x._version += 1
@@ -340,10 +396,14 @@ def torch_module() -> ModuleType:
         graph=SimpleNamespace(increment_version=increment_version), forward_ad=SimpleNamespace(_current_level=-1)
     )
     torch.jit = SimpleNamespace(is_tracing=lambda: False)
+    torch.is_grad_enabled = lambda: True
     torch.cuda = SimpleNamespace(
-        current_stream=lambda: ExternalStream(torch.streams[-1]),
+        current_stream=lambda device: ExternalStream(torch.streams[-1]),
         stream=along,
         ExternalStream=ExternalStream,
+        CUDAGraph=CUDAGraph,
+        graph=graph,
+        synchronize=InMemory.drain,
         is_initialized=lambda: True,
         memory_reserved=lambda: 0,
         memory_allocated=lambda: 0,

@@ -25,8 +25,8 @@ from ..passes.schedule.residual import Residual
 from ..process.forks import cached_property, held_off
 from ..runtime.cuda.pending import AsyncErrors
 from ..runtime.executable import Executable, Precision
-from ..runtime.host.arrays import AnyArray, Arguments, Results
-from ..runtime.host.tensors import detached
+from ..runtime.host.arrays import AnyArray, Arguments, Kind, Results
+from ..runtime.host.tensors import detached, is_tensor
 from ..runtime.kernel import Kernels
 from ..runtime.located import all_ordered
 from ..runtime.shared import Shared
@@ -222,9 +222,10 @@ class Backward(Executable):
         if len(cotangents) > len(names):
             raise InvalidProblem(f"{len(cotangents)} cotangents for {len(names)} float outputs: {', '.join(names)}")
         given = dict(zip(names, cotangents, strict=False))
-        if given.keys() & named.keys() or named.keys() - set(names):
-            raise InvalidProblem(f"cotangents are given in order or by name, once each: {', '.join(names)}")
-        given |= named
+        if named:
+            if given.keys() & named.keys() or named.keys() - set(names):
+                raise InvalidProblem(f"cotangents are given in order or by name, once each: {', '.join(names)}")
+            given |= named
         inputs = {n: a for n, a in residuals.arrays.items() if n in self.inputs}
         for name, type_ in residuals.cotangent_types.items():
             if cotangent_names.get(name) not in self.inputs:
@@ -233,10 +234,12 @@ class Backward(Executable):
             if value is None:
                 if name not in given and len(names) == 1:
                     raise InvalidProblem(f"backward needs the cotangent of {name}: {type_}")
+                arrays = [*residuals.arrays.values(), *given.values()]
                 value = self.backend.zeros(
                     type_.concrete(residuals.dims),
                     type_.dtype.np,
-                    self.backend.stream(stream, residuals.arrays.values()),
+                    self.backend.stream(stream, arrays),
+                    Kind.TORCH if any(is_tensor(array) for array in arrays) else None,
                 )
             inputs[cotangent_names[name]] = value
         return inputs

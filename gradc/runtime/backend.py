@@ -20,7 +20,7 @@ from ..ir.types import Type
 from ..process.forks import lock
 from ..process.limits import Limit
 from .cuda.pending import DeferredCheck
-from .host.arrays import Arguments, Kind
+from .host.arrays import Arguments, Kind, Results
 
 if TYPE_CHECKING:
     from .cuda.nvrtc import CudaBinary
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 NO_ALLOCATION = (
     "something must be allocated, and the stream is being captured: give out= for every result, contiguous inputs, and"
-    " no accumulate="
+    " no accumulate=; or arrays of torch to a capture by torch.cuda.graph, which has memory for its graph"
 )
 
 
@@ -46,6 +46,7 @@ class BoundCall:
     :param noncontiguous: inputs that were copied into row-major order.
     :param plan: :meth:`Backend.plan` of ``dims``.
     :param captured: whether the stream is being captured.
+    :param allocates: whether memory can be allocated, which it can in a capture if :meth:`Backend.allocates_captured`.
     :param numbers: 8 bytes by input, for those that are written to the device when the call is submitted.
     """
 
@@ -59,6 +60,7 @@ class BoundCall:
     noncontiguous: tuple[str, ...] = ()
     plan: Any = None
     captured: bool = False
+    allocates: bool = True
     numbers: dict[str, int] = field(default_factory=dict)
 
 
@@ -144,6 +146,12 @@ class Backend(ABC):
         """Whether the stream is being captured."""
         return False
 
+    def allocates_captured(self, stream: int, kind: Kind | None) -> bool:
+        """Whether memory that the library ``kind`` allocates on a stream that is being captured belongs to the graph,
+        so that it stays as it is for as long as the graph can be replayed.
+        """
+        return False
+
     @abstractmethod
     def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
         """An argument as an array, and the library it came from.
@@ -169,8 +177,8 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> Array:
-        """An array of zeros for internal use."""
+    def zeros(self, shape: Sequence[int], dtype: Any, stream: int, kind: Kind | None = None) -> Array:
+        """An array of zeros for internal use; ``kind`` as :meth:`scratch` takes it."""
 
     @abstractmethod
     def to_device(self, array: Array, stream: int) -> Array:
@@ -222,6 +230,21 @@ class Backend(ABC):
         :return: the deferred check of an asynchronous call, or None.
         :raises IndexOutOfRange: a data-dependent index is out of range.
         """
+
+    def described(self, inputs: Arguments, out: Any, dims: Any, stream: Any) -> Any:
+        """What a call is without its addresses, for :meth:`repeat`; None: it must be bound."""
+        return None
+
+    def remember(self, call: Any, bound: BoundCall) -> None:  # noqa: B027
+        """Keeps a call, as :meth:`described` has it, that was checked and launched."""
+
+    def repeat(
+        self, call: Any, inputs: Arguments, out: Arguments, rebind: Rebind
+    ) -> tuple[Results, dict[str, int], DeferredCheck | None] | None:
+        """Runs a call that differs from one that is kept in addresses alone: (results, value of every symbol, deferred
+        check or None); None, and nothing was done, if it must be bound first.
+        """
+        return None
 
     def seconds(self, call: BoundCall, rebind: Rebind, only: int = -1) -> float:
         """The run time of a call, or of its step ``only``, in seconds."""

@@ -68,16 +68,18 @@ def test_a_step_of_adam_with_numbers_that_change(machine: Machine) -> None:
         )
 
 
-@pytest.mark.places("cuda")
+@pytest.mark.places("memory", "cuda")
 @pytest.mark.kinds("torch")
 def test_torchs_own_capture_of_a_checked_call(machine: Machine) -> None:
     """torch.cuda.graph captures in the global mode, in which nothing may ask an event how it stands; nobody waited for
-    the calls before.
+    the calls before.  What the calls allocate is the graph's memory: their second replay has results of what the arrays
+    hold by then.
     """
     import torch
 
     model = MODELS["embedding, sorted"]
-    arrays, dy = model.arrays(model.large), machine.put(model.cotangent(model.large))
+    sizes = model.large if machine.on_gpu else model.small
+    arrays, dy = model.arrays(sizes), machine.put(model.cotangent(sizes))
     given = {n: machine.put(a) for n, a in arrays.items()}
     module = machine.compile(model.graph, model.wrt, **model.options)
     for _ in range(3):
@@ -88,6 +90,12 @@ def test_torchs_own_capture_of_a_checked_call(machine: Machine) -> None:
     captured.replay()
     torch.cuda.synchronize()
     assert machine.bits(found) == machine.bits(wanted)
+    other = model.cotangent(sizes)[::-1].copy()
+    machine.write(dy, other)
+    more = [module.backward(module.forward(given)[1], dy) for _ in range(2)]  # of the pool outside of the graph
+    captured.replay()
+    torch.cuda.synchronize()
+    assert machine.bits(found) == machine.bits(more[0]) != machine.bits(wanted)
 
 
 @pytest.mark.places("cuda")

@@ -5,6 +5,7 @@ captures.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,7 @@ from gradc.errors import (
 )
 from gradc.runtime.cuda import programs as cuda
 from gradc.runtime.cuda.numbers import CAPTURED
+from gradc.runtime.executable import Executable
 
 pytestmark = pytest.mark.usefixtures("device")
 rng = np.random.default_rng(0)
@@ -428,7 +430,7 @@ def refused(error: type[GradcError], match: str, **changes: Any) -> None:
 def test_wrong_places(device: type[InMemory]) -> None:
     refused(DeviceError, "the input x is a numpy.ndarray in host memory", x=np.zeros(7, np.float32))
     tensor = to_torch(np.zeros(7, np.float32))
-    tensor.device.type = "cpu"
+    tensor.device = tensor.device._replace(type="cpu")
     tensor.__array__ = lambda: None  # type: ignore[attr-defined]
     refused(DeviceError, "the input x is a .*Tensor in host memory", x=tensor)
     far = to_cupy(np.zeros(7, np.float32))
@@ -606,6 +608,211 @@ def test_a_call_on_a_captured_stream(device: type[InMemory]) -> None:
     workspace = ndarray((space.nbytes,), np.uint8, space)
     module.forward(**arrays, stream=50, out={"y": y}, workspace=workspace)
     assert device.captures.pop(50)
+
+
+def test_torchs_own_capture(device: type[InMemory]) -> None:
+    """What a call needs in torch.cuda.graph is the graph's own memory, which no later call gets: workspace, results,
+    packed copies, numbers, zeros for a cotangent that is not given, sums for ``accumulate=``.  An error of before is
+    raised after it.
+    """
+    torch: Any = sys.modules["torch"]
+
+    def function(t: Any, w: Any, x: Any, a: Any) -> Any:
+        rows = ops.embedding(t, w) * x * a
+        return {"rows": rows, "sums": ops.sum(ops.exp(rows), axes=(1,))}
+
+    graph = gradc.trace(function, t="i64[N]", w="f32[V,D]", x="f32[D]", a="f32[]")
+    module, cpu = (gradc.compile(graph, wrt=["w"], target=target) for target in ("cuda", "cpu"))
+    values = given()
+    every_second = Tensor(to_cupy(np.repeat(values["w"], 2, axis=1))[:, ::2])
+    arrays = {"t": to_torch(values["t"]), "x": to_torch(values["x"]), "w": every_second}
+    sums = to_torch(np.ones(30, np.float32))
+    total = to_torch(np.zeros((12, 7), np.float32))
+
+    def step(a: float) -> Any:
+        results, residuals = module.forward(**arrays, a=a)
+        module.backward(residuals, sums=sums, out={"w": total}, accumulate=True)
+        return results
+
+    step(2.0)
+    module.synchronize()
+    module.forward(**{**arrays, "t": to_torch(given(bad=1)["t"])}, a=2.0)
+    device.drain()
+    captured, waits, before = torch.cuda.CUDAGraph(), device.waits, device.allocated
+    with torch.cuda.graph(captured):
+        results = [step(0.5), step(0.25)]
+    assert device.waits == waits and device.allocated == before and module.forward.copied["w"] == 4
+    with pytest.raises(IndexOutOfRange):
+        module.synchronize()
+    gc.collect()
+    for round_ in range(3):
+        arrays["x"].array.host[...] = values["x"] * round_
+        total.array.host[...] = 0
+        captured.replay()
+        step(7.0)  # between replays the pool outside of the graph is used
+        device.drain()
+        expected = np.zeros((12, 7))
+        for a in (0.5, 0.25, 7.0):
+            y, residuals = cpu.forward(**{**values, "x": values["x"] * round_}, a=a)
+            expected += cpu.backward(residuals, sums=np.ones(30, np.float32))["w"]
+            if a != 7.0:
+                agree(results[a == 0.25]["rows"], y["rows"], 1e-6)
+                agree(results[a == 0.25]["sums"], y["sums"], 1e-5)
+        agree(total, expected, 1e-4)
+
+
+def test_a_capture_that_torch_did_not_begin(device: type[InMemory]) -> None:
+    """torch's allocator knows nothing of it, and would give the memory to somebody else."""
+    module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
+    arrays = {k: to_torch(v) for k, v in given().items()}
+    y, residuals = module.forward(**arrays)
+    module.backward(residuals, y)
+    outs = {n: to_torch(np.zeros_like(host(a))) for n, a in {"y": y, **residuals.arrays}.items()}
+    outs = {n: a for n, a in outs.items() if n in module.forward.outputs}
+    device.captures[50] = []
+    for call, match in (
+        (lambda: module.forward(**arrays, stream=50), "give out="),
+        (lambda: module.forward(**arrays, stream=50, out=outs), r"workspace= of [0-9]+ bytes"),
+        (lambda: module.backward(residuals, None, stream=50), "give out="),
+    ):
+        with pytest.raises(CaptureError, match=match):
+            call()
+    assert not device.captures.pop(50)
+
+
+def test_torchs_capture_of_a_first_call(device: type[InMemory]) -> None:
+    torch: Any = sys.modules["torch"]
+    fresh = gradc.compile(gradc.trace(lambda x, a: x * a, x="f32[N]", a="f32[]"), target="cuda")
+    x = to_torch(np.ones(3, np.float32))
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(CaptureError, match="call it once with numbers"):
+        fresh(x=x, a=2.0)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(CaptureError, match="run it once before"):
+        fresh(x=x, a=to_torch(np.ones((), np.float32)))
+
+
+# -- calls that repeat an earlier one ----------------------------------------------------------------------------------
+
+
+def binds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the programs for a GPU whose calls are checked and bound, from now on."""
+    bound, original = [], Executable.bind_call
+
+    def counted(self: Executable, *args: Any, **more: Any) -> Any:
+        bound.extend([self.program.name] * (self.target == "cuda"))
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(Executable, "bind_call", counted)
+    return bound
+
+
+@pytest.mark.parametrize("errors", ["sync", "async"])
+@pytest.mark.parametrize("move", [to_cupy, to_torch])
+def test_a_call_that_differs_in_addresses_is_not_bound_again(
+    move: Any, errors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = gradc.compile(GRAPH, wrt=["w", "x"], target="cuda", errors=errors)
+    cpu = gradc.compile(GRAPH, wrt=["w", "x"], target="cpu")
+    bound = binds(monkeypatch)
+    kept = []
+    for stream in (None, None, 5, 7):
+        values = given()
+        arrays = {k: move(v) for k, v in values.items()}
+        y, residuals = module.forward(**arrays, stream=stream)
+        dy = rng.standard_normal((30, 7)).astype(np.float32)
+        cotangent, out = move(dy), {k: move(np.full_like(values[k], np.nan)) for k in "xw"}
+        found = [module.backward(residuals, cotangent, stream=stream) for _ in range(2)]
+        found.append(module.backward(residuals, cotangent, out=out, stream=stream))
+        assert found[2]["w"] is out["w"] and found[2]["x"] is out["x"]
+        kept.append((y, found, values, dy, (arrays, cotangent)))
+    assert len(bound) == 3, "forward, backward, and backward into given arrays"
+    for y, found, values, dy, _ in kept:
+        assert isinstance(y, Tensor if move is to_torch else ndarray)
+        wanted, residuals = cpu.forward(**values)
+        agree(y, wanted)
+        for name, gradient in cpu.backward(residuals, dy).items():
+            for gradients in found:
+                agree(gradients[name], gradient)
+    module.synchronize()
+    with pytest.raises(IndexOutOfRange, match="index 15 at position 4"):
+        bad = {k: move(v) for k, v in given(bad=4).items()}
+        module.forward(**bad)
+        module.synchronize()
+
+
+def wrong_calls(move: Any) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Name -> what replaces inputs of GRAPH, and what else the call is given; each is refused."""
+    shared = to_cupy(np.zeros((64, 7), np.float32))
+    part = (lambda rows: Tensor(shared[rows])) if move is to_torch else (lambda rows: shared[rows])
+    floats = to_cupy(np.zeros(12 * 7 * 4 + 4, np.uint8))
+    view = floats.host[1 : 12 * 7 * 4 + 1].view(np.float32).reshape(12, 7)
+    odd = ndarray(view.shape, view.dtype, floats.memory, view)
+    wide = to_cupy(np.zeros((30, 14), np.float32))[:, ::2]
+    wrap = Tensor if move is to_torch else lambda array: array
+    grad = to_torch(np.zeros(7, np.float32))
+    grad.requires_grad = True
+    return {
+        "out overlaps an input": ({"x": wrap(shared[40:41].seen(shared.host[20]))}, {"out": {"y": part(slice(0, 30))}}),
+        "out is not aligned": ({}, {"out": {"y": wrap(odd)}}),
+        "out is not contiguous": ({}, {"out": {"y": wrap(wide)}}),
+        "out has another shape": ({}, {"out": {"y": move(np.zeros((31, 7), np.float32))}}),
+        "out has another dtype": ({}, {"out": {"y": move(np.zeros((30, 7), np.float64))}}),
+        "out has another name": ({}, {"out": {"z": move(np.zeros((30, 7), np.float32))}}),
+        "another shape": ({"x": move(np.zeros(8, np.float32))}, {}),
+        "another dtype": ({"x": move(np.zeros(7, np.int32))}, {}),
+        "another memory": ({"x": np.zeros(7, np.float32)}, {}),
+        "a tensor that requires grad": ({"x": grad}, {}),
+        "an input too many": ({"more": move(np.zeros(7, np.float32))}, {}),
+        "no size": ({}, {"dims": {"N": True}}),
+        "another size": ({}, {"dims": {"N": 29}}),
+        "no stream": ({}, {"stream": "five"}),
+    }
+
+
+@pytest.mark.parametrize("move", [to_cupy, to_torch])
+def test_a_call_after_others_is_refused_as_the_first(move: Any, device: type[InMemory]) -> None:
+    arrays = {k: move(v) for k, v in given().items()}
+
+    def refused(module: gradc.Module, changed: Any, more: Any) -> GradcError:
+        with pytest.raises(GradcError) as found:
+            module(**{**arrays, **changed}, **more)
+        return found.value
+
+    first, warm = (gradc.compile(GRAPH, target="cuda") for _ in range(2))
+    for _ in range(2):
+        warm(**arrays)
+        warm(**arrays, dims={"N": 30})
+        warm(**arrays, out={"y": move(np.zeros((30, 7), np.float32))})
+    launched = len(device.launched)
+    for name, call in wrong_calls(move).items():
+        one, other = refused(first, *call), refused(warm, *call)
+        assert type(one) is type(other) and str(one) == str(other) and len(device.launched) == launched, name
+
+
+@pytest.mark.parametrize("move", [to_cupy, to_torch])
+def test_what_depends_on_addresses_is_checked_in_each_call(move: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two outputs that share memory, an input that is not aligned (which is copied), no memory left."""
+    graph = gradc.trace(lambda x: {"a": ops.exp(x), "b": ops.sin(x)}, x="f32[N]")
+    module = gradc.compile(graph, target="cuda")
+    x = np.linspace(0, 1, 64, dtype=np.float32)
+    wrap = Tensor if move is to_torch else lambda array: array
+    memory = to_cupy(np.zeros(128, np.float32))
+    apart = {"a": wrap(memory[:64]), "b": wrap(memory[64:])}
+    for _ in range(3):
+        module(x=move(x), out=apart)
+        module(x=move(x))
+    with pytest.raises(OverlappingOperands):
+        module(x=move(x), out={"a": wrap(memory[:64]), "b": wrap(memory[63:127])})
+    with pytest.raises(OverlappingOperands):
+        module(x=wrap(memory[32:96]), out={"a": wrap(memory[:32].seen(memory.host[:64])), "b": move(x)})
+    raw = to_cupy(np.zeros(64 * 4 + 1, np.uint8))
+    view = raw.host[1:].view(np.float32)
+    view[...] = x
+    found = module(x=wrap(ndarray(view.shape, view.dtype, raw.memory, view)), out=apart)
+    assert module.forward.copied == {"x": 1}
+    agree(found["a"], np.exp(x))
+    monkeypatch.setattr(InMemory, "room", 100)
+    with pytest.raises(OutOfMemory, match="256 bytes"):
+        module(x=move(x))
 
 
 # -- products ----------------------------------------------------------------------------------------------------------

@@ -16,13 +16,13 @@ import numpy as np
 from ... import knobs
 from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.cuda.render import cuda_kernel
-from ...errors import CaptureError, CompilerMissing, DeviceError, GradcError
+from ...errors import CaptureError, CompilerMissing, DeviceError, GradcError, OutOfMemory
 from ...ir.kernel import Kernel, Program
 from ...ir.types import Type
 from ...process.forks import cached_property, held_off
 from ...process.ieee import plain
 from ..backend import Array, Backend, BoundCall, Rebind
-from ..host.arrays import Kind, address_of
+from ..host.arrays import Arguments, Kind, Results, address_of
 from ..host.backend import HostBackend
 from ..simulator.device import Simulator
 from . import gpu
@@ -32,12 +32,14 @@ from .numbers import Numbers
 from .on_device import DeviceArray, DeviceArrays, check_addable
 from .pending import DeferredCheck
 from .programs import Arrays, CudaProgram, CudaSource, Submission
+from .repeated import Repeated, RepeatedCalls
 
 if TYPE_CHECKING:
     from .nvrtc import CudaBinary
 
 
 _NOTHING = contextlib.nullcontext()
+_U8 = np.dtype(np.uint8)
 
 
 class CudaBackend(Backend):
@@ -61,11 +63,11 @@ class CudaBackend(Backend):
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> DeferredCheck | None:
         """See :meth:`.Backend.launch`; ``only`` is ignored, every step runs.
 
-        :raises CaptureError: the stream is being captured, and no workspace was given.
+        :raises CaptureError: the stream is being captured, no workspace was given, and none can be allocated.
         :raises IndexOutOfRange: with ``errors="sync"``; otherwise the returned check has the error.
         """
         plan = call.plan
-        if call.captured and workspace is None and plan.workspace:
+        if not call.allocates and workspace is None and plan.workspace:
             raise CaptureError(
                 f"{self.program.name} is called on a stream that is being captured, where nothing can be allocated:"
                 f" workspace= of {plan.workspace} bytes is needed"
@@ -73,10 +75,21 @@ class CudaBackend(Backend):
         started = self.start(call, workspace)
         if call.captured:
             return None  # the error flag stays in the workspace
+        outputs = {address_of(a) for a in call.outputs.values()}
+        donated = any(address_of(a) in outputs for a in call.arrays.values() if a.nbytes)
+        return self._checked(started, call.given, rebind, call.dims, donated)
+
+    def _checked(
+        self, started: Submission, given: Arguments, rebind: Rebind, dims: Mapping[str, int], donated: bool
+    ) -> DeferredCheck | None:
+        """A submitted call's deferred check; None if it has none, or was waited for."""
         if self.waits:
             self.finish(started)
             return None
-        return self.native.watch(started, self._recall(call, rebind)) if plan.checks else None
+        if not started.plan.checks:
+            return None
+        recall = self._recall(given, rebind, dims, started.stream) if not donated else lambda: None
+        return self.native.watch(started, recall)  # type: ignore[no-any-return]
 
     @property
     def waits(self) -> bool:
@@ -90,7 +103,7 @@ class CudaBackend(Backend):
             check_addable(target, key)
         arrays = self.buffers(call)
         if workspace is None:
-            workspace = self.workspace(call)
+            workspace = self.workspace(call.plan, call.kind, call.stream)
         try:
             with self.numbers_written(call):
                 return self.native.start(arrays, call.plan, workspace, call.stream, only=only, adds=adds)  # type: ignore[no-any-return]
@@ -105,7 +118,7 @@ class CudaBackend(Backend):
     def keep_numbers(self, call: BoundCall) -> None:
         """Moves the numbers of a call to memory that later calls do not write."""
 
-    def workspace(self, call: BoundCall) -> Array | None:
+    def workspace(self, plan: LaunchPlan, kind: Kind, stream: int) -> Array | None:
         """Memory for a call from the allocator of its arrays' library; None: from the device's."""
         return None
 
@@ -117,22 +130,20 @@ class CudaBackend(Backend):
             error.add_note(f"in {self.program.name}")
             raise
 
-    def _recall(self, call: BoundCall, rebind: Rebind) -> Callable[[], Arrays | None]:
+    def _recall(
+        self, given: Arguments, rebind: Rebind, dims: Mapping[str, int], stream: int
+    ) -> Callable[[], Arrays | None]:
         """A function that gives the call's arrays with new memory for results, to rerun it for the description of an
         error; None once the caller has deleted an argument, because arguments are not kept alive.
         """
-        given = {name: _weak(value) for name, value in call.given.items()}
-        outputs = {address_of(a) for a in call.outputs.values()}
-        donated = any(address_of(a) in outputs for a in call.arrays.values() if a.nbytes)
-        dims = {d: call.dims[d] for d in self.program.dims}
-        stream = call.stream
+        recalls = {name: _weak(value) for name, value in given.items()}
 
         def arrays() -> Mapping[str, Array] | None:
-            values = {name: recall() for name, recall in given.items()}
-            if donated or any(value is None for value in values.values()):
+            values = {name: recall() for name, recall in recalls.items()}
+            if any(value is None for value in values.values()):
                 return None
             try:
-                again = rebind(values, dims, stream)
+                again = rebind(values, {d: dims[d] for d in self.program.dims}, stream)
                 self.keep_numbers(again)
                 return self.buffers(again)
             except GradcError:
@@ -143,14 +154,12 @@ class CudaBackend(Backend):
 
 def _weak(value: Any) -> Callable[[], Any]:
     """A weak reference to a caller's array; a strong reference to a number."""
-    if isinstance(value, bool | int | float | np.generic) or (
-        isinstance(value, np.ndarray) and not isinstance(value, DeviceArray)
-    ):
+    if isinstance(value, np.ndarray) and not isinstance(value, DeviceArray):
         return lambda: value
     try:
         return weakref.ref(value)
     except TypeError:
-        return lambda: None
+        return lambda: value if isinstance(value, bool | int | float | np.generic) else None
 
 
 class SimulatorBackend(CudaBackend, HostBackend):
@@ -201,10 +210,43 @@ class GpuBackend(DeviceArrays, CudaBackend):
             source,
         )
 
-    def workspace(self, call: BoundCall) -> Array | None:
-        if call.kind is not Kind.TORCH or not call.plan.workspace:
+    def workspace(self, plan: LaunchPlan, kind: Kind, stream: int) -> Array | None:
+        if kind is not Kind.TORCH or not plan.workspace:
             return None
-        return self._new_tensor((call.plan.workspace,), np.dtype(np.uint8), call.stream)
+        return self.empty((plan.workspace,), np.uint8, kind, stream)
+
+    @cached_property
+    def _repeated(self) -> RepeatedCalls:
+        return RepeatedCalls(self, [b.name for b in self.program.of_kind("input") if not b.alias])
+
+    def described(self, inputs: Arguments, out: Any, dims: Any, stream: Any) -> Repeated | None:
+        return self._repeated.described(inputs, out, dims, stream)
+
+    def remember(self, call: Repeated, bound: BoundCall) -> None:
+        self._repeated.remember(call, bound, self._roots)
+
+    def repeat(
+        self, call: Repeated, inputs: Arguments, out: Arguments, rebind: Rebind
+    ) -> tuple[Results, dict[str, int], DeferredCheck | None] | None:
+        known = call.known
+        if known is None or not self._repeated.fits(call, known):
+            return None
+        stream, plan = call.stream, known.plan
+        try:
+            made = [self.new_native(shape, dtype, known.kind, stream) for _, _, shape, dtype in known.fresh]
+            torchs = plan.workspace and known.kind is Kind.TORCH
+            space = self.new_native((plan.workspace,), _U8, known.kind, stream) if torchs else None
+        except OutOfMemory:
+            return None  # the call as the first says how much is needed and left
+        roots = {root: address for (root, _, _), address in zip(known.places, call.addresses, strict=True)}
+        roots |= {root: address for (_, root, _, _), (_, address) in zip(known.fresh, made, strict=True)}
+        try:
+            started = self.native.start_at(roots, plan, stream, space)
+        except DeviceError as error:
+            error.add_note(f"in {self.program.name}")
+            raise
+        results = {**out, **{name: native for (name, *_), (native, _) in zip(known.fresh, made, strict=True)}}
+        return results, known.dims, self._checked(started, inputs, rebind, known.dims, False)
 
     def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
         return self._written(call) if call.numbers else _NOTHING

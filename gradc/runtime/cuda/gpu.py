@@ -316,7 +316,10 @@ class Gpu:
         shared: int = 0,
         wide: bool = False,
     ) -> None:
-        handle, stream = self.handle(function, wide, shared), self.at(stream)
+        stream = self.at(stream)
+        if wide not in self._functions and self.capturing(stream):
+            raise CaptureError(f"the first launch of {function} loads it, which a capture cannot: run it once before")
+        handle = self.handle(function, wide, shared)
         values = (ctypes.c_int64 * max(len(args), 1))(*(a.address if isinstance(a, Span) else a for a in args))
         first = ctypes.addressof(values)
         places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...errors import CaptureError
 from ...process.forks import lock
-from .device import Device, Memory, Span
+from ..host.arrays import address_of
+from .device import Device, Span
 
 Array = np.ndarray[Any, Any]
 AT_ONCE = 8
@@ -27,15 +28,18 @@ _STREAMS = 64
 class Cells:
     """Cells of 8 bytes for the numbers of calls on one stream, of which each input has its own.
 
-    :param values: input -> the number that work submitted to the stream from now on finds.
+    :param start: the address of the first.
+    :param memory: keeps them allocated.
+    :param captured: they are written by graphs.
+    :ivar values: input -> the number that work submitted to the stream from now on finds; unknown in graphs.
     """
 
-    def __init__(self, memory: Memory, count: int):
-        self.memory, self.count = memory, count
+    def __init__(self, start: int, count: int, memory: Any, captured: bool = False):
+        self.start, self.count, self.memory, self.captured = start, count, memory, captured
         self.values: dict[str, int] = {}
 
     def address(self, cell: int) -> int:
-        return self.memory.address + 8 * cell
+        return self.start + 8 * cell
 
 
 class _OfThread(threading.local):
@@ -69,7 +73,7 @@ class Numbers:
             with self.lock:
                 if self._left < len(self._cell):
                     self._left = max(CAPTURED, len(self._cell))
-                    self._captured.append(self._new(self._left, stream))
+                    self._captured.append(self._new(self._left, stream, True))
                 if stream not in known:
                     if len(known) >= _STREAMS:
                         known.clear()
@@ -77,19 +81,26 @@ class Numbers:
                 found = known[stream]
         return found
 
-    def _new(self, count: int, stream: int) -> Cells:
-        return Cells(self._device.memory(8 * count, stream), count)
+    def _new(self, count: int, stream: int, captured: bool = False) -> Cells:
+        memory = self._device.memory(8 * count, stream)
+        return Cells(memory.address, count, memory, captured)
 
-    def places(self, names: Sequence[str], stream: int, captured: bool) -> tuple[dict[str, int], Cells]:
+    def places(
+        self, names: Sequence[str], stream: int, captured: bool, own: Array | None = None
+    ) -> tuple[dict[str, int], Cells]:
         """(address of each input's number, their cells).
 
         :param captured: the stream is being captured: the graph gets cells of its own.
+        :param own: memory of the graph for them, where it has its own.
         :raises CaptureError: there are none, because no call outside of a capture was given a number, or captures have
             used them all since.
         """
         if not captured:
             cells = self.cells(stream)
             return {name: cells.address(self._cell[name]) for name in names}, cells
+        if own is not None and self._captured:
+            found = Cells(address_of(own), len(names), own, captured=True)
+            return {name: found.address(i) for i, name in enumerate(names)}, found
         with self.lock:
             if self._left < len(names):
                 way = "call it once more outside of a capture" if self._captured else "call it once with numbers before"
@@ -108,13 +119,13 @@ class Numbers:
         :param numbers: 8 bytes by input.
         :param places: their addresses.
         """
-        known: dict[str, int] = {} if cells in self._captured else cells.values
+        known: dict[str, int] = {} if cells.captured else cells.values
         changed = [(name, bits) for name, bits in numbers.items() if known.get(name) != bits]
         for i in range(0, len(changed), AT_ONCE):
             some = changed[i : i + AT_ONCE]
             pad = [0] * (AT_ONCE - len(some))
-            at = [(places[name] - cells.memory.address) // 8 for name, _ in some]
-            to = Span(cells.memory.address, cells.count, np.dtype(np.uint64))
+            at = [(places[name] - cells.start) // 8 for name, _ in some]
+            to = Span(cells.start, cells.count, np.dtype(np.uint64))
             args = [to, len(some), *at, *pad, *(bits for _, bits in some), *pad]
             self._support.launch("gradc_numbers", 1, 32, args, (0,), stream)
             known.update(some)  # now: a launch that fails has written nothing

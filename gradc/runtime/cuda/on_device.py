@@ -7,6 +7,7 @@ NumPy handles their shapes, strides, overlaps and views; elements are never acce
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
@@ -110,13 +111,26 @@ def describe(x: Any) -> DeviceArray | None:
         return x
     if is_tensor(x):
         return _from_tensor(x) if x.device.type == "cuda" else None
-    if _is_cupys(type(x)) and hasattr(x, "data"):
+    if is_cupys(type(x)) and hasattr(x, "data"):
         return remote(x.data.ptr, x.shape, x.dtype, x.strides, owner=x, native=x, number=int(x.device.id))
     return None
 
 
-def _is_cupys(kind: type) -> bool:
+def is_cupys(kind: type) -> bool:
     return kind.__module__ == "cupy" or kind.__module__.startswith("cupy.")
+
+
+@functools.cache
+def _meaning(dtype: Any) -> np.dtype[Any]:
+    """NumPy's or ml_dtypes' name of a dtype of torch's.
+
+    :raises InvalidProblem: there is none.
+    """
+    name = str(dtype)
+    try:
+        return np.dtype(BITS[name][1]) if name in BITS else np.dtype(name.removeprefix("torch."))
+    except TypeError as error:
+        raise InvalidProblem(f"a torch tensor of {name} does not hold numbers that gradc knows") from error
 
 
 def _from_tensor(x: Any) -> DeviceArray:
@@ -127,18 +141,14 @@ def _from_tensor(x: Any) -> DeviceArray:
         )
     if x.is_conj() or x.is_neg():
         raise InvalidProblem("a torch tensor with a lazy conjugate or minus sign: resolve_conj(), resolve_neg() first")
-    name = str(x.dtype)
-    try:
-        meaning = np.dtype(BITS[name][1]) if name in BITS else np.dtype(name.removeprefix("torch."))
-    except TypeError as error:
-        raise InvalidProblem(f"a torch tensor of {name} does not hold numbers that gradc knows") from error
+    meaning = _meaning(x.dtype)
     try:
         address = x.data_ptr()
     except RuntimeError as error:  # a fake tensor (torch.compile, torch.export), or one wrapped by torch.func
-        raise InvalidProblem(f"a torch tensor of {name} ({type(x).__name__}) has no memory: {error}") from error
+        raise InvalidProblem(f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory: {error}") from error
     if not address and x.numel():
         raise InvalidProblem(
-            f"a torch tensor of {name} ({type(x).__name__}) has no memory: it is a stand-in for a tensor, or its"
+            f"a torch tensor of {x.dtype} ({type(x).__name__}) has no memory: it is a stand-in for a tensor, or its"
             " storage was freed"
         )
     return remote(
@@ -249,6 +259,13 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if narrow is None else np.dtype(narrow) if np.dtype(narrow).itemsize == 1 else np.dtype(np.uint8)
 
 
+@functools.cache
+def _torchs_name(dtype: np.dtype[Any]) -> str:
+    """The name of the dtype in which torch stores it."""
+    stored = _stored(dtype)
+    return STORED[stored][1] if stored in STORED else stored.name
+
+
 # -- arrays of a backend -----------------------------------------------------------------------------------------------
 
 
@@ -284,8 +301,11 @@ class DeviceArrays(ABC):
         self.device.check_current()
         if given is not None:
             return pointer_of(given)
-        if "torch" in sys.modules and any([is_tensor(v) for v in values]):
-            return int(_torch().cuda.current_stream().cuda_stream)
+        torch = _torch()
+        if torch is not None:
+            for value in values:
+                if isinstance(value, torch.Tensor):
+                    return self._torchs_stream()
         return self.device.current_stream()
 
     def read(self, x: Any, stream: int, name: str, constants: Collection[int] | None = None) -> tuple[Array, Kind]:
@@ -339,36 +359,53 @@ class DeviceArrays(ABC):
     def empty(self, shape: Sequence[int], dtype: Any, kind: Kind, stream: int) -> DeviceArray:
         """A new array for a result, in the caller's library; the stream is not being captured, or torch allocates."""
         wanted = np.dtype(dtype)
-        if kind is Kind.TORCH:
-            return self._new_tensor(shape, wanted, stream)
-        native = self.device.new_array(tuple(shape), _stored(wanted), stream)
-        return remote(native.data.ptr, shape, wanted, owner=native, native=native)
+        native, address = self.new_native(shape, wanted, kind, stream)
+        return remote(address, shape, wanted, owner=native, native=native)
 
-    def _new_tensor(self, shape: Sequence[int], wanted: np.dtype[Any], stream: int) -> DeviceArray:
-        torch = _torch()
-        stored = _stored(wanted)
-        name = STORED[stored][1] if stored in STORED else stored.name
-        device = f"cuda:{self.number}"
+    def new_native(self, shape: Sequence[int], dtype: np.dtype[Any], kind: Kind, stream: int) -> tuple[Any, int]:
+        """(a new array of the library ``kind``, as :meth:`empty` has them; its address)."""
+        if kind is Kind.TORCH:
+            tensor = self._new_tensor(shape, dtype, stream)
+            return tensor, tensor.data_ptr()
+        native = self.device.new_array(tuple(shape), _stored(dtype), stream)
+        return native, native.data.ptr
+
+    def _new_tensor(self, shape: Sequence[int], wanted: np.dtype[Any], stream: int) -> Any:
+        torch, name, device = _torch(), _torchs_name(wanted), f"cuda:{self.number}"
         try:
-            if int(torch.cuda.current_stream().cuda_stream) == stream:
+            if self._torchs_stream() == stream:
                 native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
             else:  # so that the allocator does not reuse the memory while this stream uses it
                 with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
                     native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(f"{wanted}{list(shape)} on {device}: {error}") from error
-        return remote(native.data_ptr(), shape, wanted, owner=native, native=native)
+        return native
 
-    def _check_allocation(self, stream: int) -> None:
-        if self.device.capturing(stream):
+    def _torchs_stream(self) -> int:
+        """torch's current stream on this device."""
+        torch = _torch()
+        try:
+            return int(torch._C._cuda_getCurrentRawStream(self.number))  # a tenth of the time of the public function
+        except AttributeError:
+            return int(torch.cuda.current_stream(self.number).cuda_stream)
+
+    def allocates_captured(self, stream: int, kind: Kind | None) -> bool:
+        """torch's allocator does in a capture that torch began, which is of its current stream: the graph has a pool of
+        its own, which lives as long as it does.
+        """
+        return kind is Kind.TORCH and self._torchs_stream() == stream
+
+    def _check_allocation(self, stream: int, kind: Kind | None = None) -> None:
+        if self.device.capturing(stream) and not self.allocates_captured(stream, kind):
             raise CaptureError(NO_ALLOCATION)
 
     def scratch(self, shape: Sequence[int], dtype: Any, stream: int, kind: Kind | None = None) -> DeviceArray:
         """An uninitialised array from the allocator of torch if the call's arrays are torch's, else from CuPy's."""
-        self._check_allocation(stream)
+        self._check_allocation(stream, kind)
         wanted = np.dtype(dtype)
         if kind is Kind.TORCH:
-            return self._new_tensor(shape, wanted, stream)
+            return self.empty(shape, wanted, kind, stream)
         memory = self.device.memory(max(int(np.prod(shape, dtype=np.int64)) * wanted.itemsize, 1), stream)
         return remote(memory.address, shape, wanted, owner=memory)
 
@@ -385,7 +422,12 @@ class DeviceArrays(ABC):
                 call.arrays[name] = self.to_device(call.arrays[name], call.stream)
         if small:
             call.numbers = {name: bits_of(call.arrays[name]) for name in small}
-            places, cells = self.numbers.places(small, call.stream, call.captured)
+            own = (
+                self.scratch((8 * len(small),), np.uint8, call.stream, call.kind)
+                if call.captured and call.allocates
+                else None
+            )
+            places, cells = self.numbers.places(small, call.stream, call.captured, own)
             for name, address in places.items():
                 call.arrays[name] = remote(address, (), call.arrays[name].dtype, owner=cells, readonly=True)
 
@@ -452,9 +494,9 @@ class DeviceArrays(ABC):
         self.support.launch(f"gradc_pack_{unit}", blocks(count), THREADS, args, (1,), stream)
         return out
 
-    def zeros(self, shape: Sequence[int], dtype: Any, stream: int) -> DeviceArray:
-        """An array of zeros from the device's allocator."""
-        out = self.scratch(shape, dtype, stream)
+    def zeros(self, shape: Sequence[int], dtype: Any, stream: int, kind: Kind | None = None) -> DeviceArray:
+        """An array of zeros from the allocator of :meth:`scratch`."""
+        out = self.scratch(shape, dtype, stream, kind)
         if out.nbytes:
             self.device.fill(out.ctypes.data, 0, out.nbytes, stream)
         return out
@@ -471,7 +513,7 @@ class DeviceArrays(ABC):
     def donates(self, array: Array, kind: Kind) -> bool:
         """Whether an input's memory may be returned as a result in the library ``kind``."""
         return isinstance(array, DeviceArray) and (
-            is_tensor(array.native) if kind is Kind.TORCH else _is_cupys(type(array.native))
+            is_tensor(array.native) if kind is Kind.TORCH else is_cupys(type(array.native))
         )
 
     def left(self) -> Limit:

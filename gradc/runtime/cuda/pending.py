@@ -34,28 +34,28 @@ class FlagCopies:
 
     def __init__(self, device: Device, words: int):
         self._device, self._words = device, words
-        self._free: list[tuple[Array, Event]] = []
+        self._free: list[tuple[Array, int, Event]] = []
         self._taken: dict[int, Array] = {}
         self._lock = lock()
 
     def __del__(self) -> None:
         _in_flight[:] = [words for words in (*_in_flight, *self._taken.values()) if not _arrived(words)]
 
-    def take(self) -> tuple[Array, Event]:
-        """A cell whose words are all NOT_ARRIVED, and its event."""
+    def take(self) -> tuple[Array, int, Event]:
+        """A cell whose words are all NOT_ARRIVED, its address, and its event."""
         with self._lock:
             if not self._free:
                 slab = self._device.pinned(8 * self._words * self.CELLS).view(np.uint64).reshape(self.CELLS, -1)
-                self._free = [(words, self._device.event(timed=False)) for words in slab]
-            words, event = self._free.pop()
+                self._free = [(words, words.ctypes.data, self._device.event(timed=False)) for words in slab]
+            words, address, event = self._free.pop()
             self._taken[id(words)] = words
         words.fill(NOT_ARRIVED)
-        return words, event
+        return words, address, event
 
-    def give_back(self, words: Array, event: Event) -> None:
+    def give_back(self, words: Array, address: int, event: Event) -> None:
         with self._lock:
             del self._taken[id(words)]
-            self._free.append((words, event))
+            self._free.append((words, address, event))
 
 
 class DeferredCheck:

@@ -25,7 +25,7 @@ from ..host.arrays import address_of
 from .device import Device, Memory, Prepared, Span
 from .on_device import add
 from .pending import DeferredCheck, FlagCopies
-from .steps import span_of, submit
+from .steps import Roots, span_of, submit
 
 Array = np.ndarray[Any, Any]
 FINE = 2**64 - 1
@@ -43,7 +43,7 @@ class Submission:
     plan: LaunchPlan
     roots: dict[str, int]
     stream: int
-    workspace: Memory | Array | None
+    workspace: Any
 
     @property
     def flag(self) -> Span:
@@ -199,29 +199,12 @@ class CudaProgram:
 
         :param adds: buffer name -> array to which that output is added at the end.
         """
-        device, prepared = self.device, self._prepared.get(plan)
-        if prepared is None:
-            prepared = self._prepare(plan, stream)
-        constants = self._constants(stream)
-        own: Memory | Array | None = workspace
-        if workspace is not None:
-            base = address_of(workspace)
-        elif plan.workspace:
-            own = memory = device.memory(plan.workspace, stream)
-            base = memory.address
-        else:
-            base = 0
         roots = {name: address_of(a) for name, a in arrays.items()}
-        roots |= constants
-        roots[WORKSPACE], roots[FLAG] = base, base + plan.scratch_start + plan.scratch_size
-        started = Submission(plan, roots, stream, own)
-        if device.check:
-            device.begin(self._fresh(arrays, base, plan), stream)
-        if plan.checks:
-            device.fill(started.flag.address, 255, plan.flag.nbytes, stream)
+        space = (workspace, address_of(workspace)) if workspace is not None else None
         if only < 0 and until < 0:
-            prepared.submit(roots, stream)
+            started = self.start_at(roots, plan, stream, space)
         else:
+            started = self._begun(roots, plan, stream, space)
             for number, actions in enumerate(plan.actions):
                 if only in (-1, number) and not 0 <= until <= number:
                     self.act(actions, started)
@@ -230,8 +213,42 @@ class CudaProgram:
         self.started = True
         return started
 
-    def _prepare(self, plan: LaunchPlan, stream: int) -> Prepared:
-        """The plan for calls; loads the functions that it needs.
+    def start_at(
+        self, roots: dict[str, int], plan: LaunchPlan, stream: int, workspace: tuple[Any, int] | None
+    ) -> Submission:
+        """Submits every step on the addresses of contiguous arrays by buffer name, to which those of other memory are
+        added.
+
+        :param workspace: (what keeps it allocated, its address).
+        """
+        started = self._begun(roots, plan, stream, workspace)
+        self._prepared[plan].submit(roots, stream)
+        self.started = True
+        return started
+
+    def _begun(
+        self, roots: dict[str, int], plan: LaunchPlan, stream: int, workspace: tuple[Any, int] | None
+    ) -> Submission:
+        """A call with memory and a clear error flag, whose steps are submitted next."""
+        device = self.device
+        if plan not in self._prepared:
+            self._prepare(plan, stream)
+        own, base = workspace or (None, 0)
+        if workspace is None and plan.workspace:
+            own = device.memory(plan.workspace, stream)
+            base = own.address
+        fresh = self._fresh(roots, base, plan) if device.check else ()
+        roots |= self._constants(stream)
+        roots[WORKSPACE], roots[FLAG] = base, base + plan.scratch_start + plan.scratch_size
+        started = Submission(plan, roots, stream, own)
+        if device.check:
+            device.begin(fresh, stream)
+        if plan.checks:
+            device.fill(roots[FLAG], 255, plan.flag.nbytes, stream)
+        return started
+
+    def _prepare(self, plan: LaunchPlan, stream: int) -> None:
+        """Prepares the plan for calls; loads the functions that it needs.
 
         :raises CaptureError: the stream is being captured, and functions would be loaded.
         """
@@ -240,22 +257,21 @@ class CudaProgram:
             raise CaptureError(
                 f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before"
             )
-        prepared = self._prepared[plan] = self.device.prepare(plan)
+        self._prepared[plan] = self.device.prepare(plan)
         self._ready |= widths
-        return prepared
 
-    def _fresh(self, arrays: Arrays, base: int, plan: LaunchPlan) -> list[Span]:
+    def _fresh(self, arrays: Roots, base: int, plan: LaunchPlan) -> list[Span]:
         """The uninitialised memory: the workspace, and outputs that do not reuse a donated input and are not put by."""
-        inputs = {address_of(a) for b, a in arrays.items() if self.program.buffer[b].kind == "input"}
+        inputs = {at for b, at in arrays.items() if self.program.buffer[b].kind == "input"}
         outputs = [
-            arrays[b]
+            b
             for b in (self.program.root(b) for _, b in self.program.outputs)
             if b in arrays and self.program.buffer[b].kind == "output" and b not in plan.kept
         ]
         u8 = np.dtype(np.uint8)
         return [
             Span(base, plan.workspace, u8),
-            *(Span(address_of(a), a.nbytes, u8) for a in outputs if address_of(a) not in inputs),
+            *(Span(arrays[b], plan.part(b).nbytes, u8) for b in outputs if arrays[b] not in inputs),
         ]
 
     def _constants(self, stream: int) -> dict[str, int]:
@@ -313,8 +329,8 @@ class CudaProgram:
         :param again: gives the call's arrays, to find the value of a bad index; None if they no longer exist.
         """
         plan, stream = started.plan, started.stream
-        words, event = self._flag_copies.take()
-        self.device.copy(words.ctypes.data, started.flag.address, plan.flag.nbytes, stream)
+        words, address, event = self._flag_copies.take()
+        self.device.copy(address, started.roots[FLAG], plan.flag.nbytes, stream)
         event.record(stream)
 
         def repeated(number: int) -> Submission | None:
@@ -325,7 +341,7 @@ class CudaProgram:
             try:
                 return self.error(plan, words.copy(), repeated)
             finally:
-                self._flag_copies.give_back(words, event)
+                self._flag_copies.give_back(words, address, event)
 
         return DeferredCheck(words, event, settle)
 

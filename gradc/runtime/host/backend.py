@@ -54,7 +54,7 @@ class HostBackend(Backend):
     def scratch(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int, kind: Kind | None = None) -> Array:
         return empty(shape, dtype)
 
-    def zeros(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int) -> Array:
+    def zeros(self, shape: Sequence[int], dtype: npt.DTypeLike, stream: int, kind: Kind | None = None) -> Array:
         return np.zeros(shape, dtype)
 
     def to_device(self, array: Array, stream: int) -> Array:
