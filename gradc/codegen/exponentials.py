@@ -1,12 +1,14 @@
-"""Exponentials whose argument is known not to be above 0: they take fewer instructions."""
+"""Exponentials that take fewer instructions: those whose argument is known not to be above 0, and those of which memory
+sees no more than the leading bits.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..ir.statement import Stmt
-from ..ir.types import F32
+from ..ir.types import F32, DType
 
 
 def is_exp_below_one(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
@@ -42,3 +44,27 @@ def is_exp_of_magnitude(stmts: Mapping[str, Stmt], s: Stmt) -> bool:
     if s.op != "exp" or s.dtype is not F32 or stmts[s.args[0]].op != "neg":
         return False
     return stmts[stmts[s.args[0]].args[0]].op == "abs"
+
+
+def narrow_exponentials(statements: Sequence[Stmt]) -> frozenset[str]:
+    """The exponentials in f32 that reach memory only through casts to shorter floats, and no decision either; but for
+    those that a sigmoid has, too.
+
+    :param statements: of a kernel, each after those that it uses.
+    """
+    seen: set[str] = set()  # values that something takes as they are
+    for s in reversed(statements):
+        if s.op == "cast" and s.dtype is not None and _is_short(s.dtype):
+            continue
+        if s.dtype is not F32 or s.op == "store" or not s.name or s.name in seen:
+            seen.update(s.uses)
+    values = {s.name: s for s in statements if s.name}
+    return frozenset(
+        s.name
+        for s in statements
+        if s.op == "exp" and s.dtype is F32 and s.name not in seen and not is_exp_of_magnitude(values, s)
+    )
+
+
+def _is_short(dtype: DType) -> bool:
+    return dtype.is_float and dtype.bits < F32.bits

@@ -14,7 +14,7 @@ from ..ir.dims import Size
 from ..ir.node import REGISTRY
 from ..ir.op import Expr
 from ..ir.statement import Index, Stmt
-from ..ir.types import BOOL, DType, Type
+from ..ir.types import BOOL, I64, DType, Type
 from .exponentials import is_exp_below_one, is_exp_of_magnitude
 from .index import flatten, index, literal, size
 
@@ -171,6 +171,17 @@ class Scribe:
         assert s.dtype is not None
         return f"const {carrier(s.dtype)} {variable(s.name)} = {self.expression(s, seek)};"
 
+    def place_compared(self, s: Stmt) -> tuple[str, str] | None:
+        """An axis and the value that it is compared with for equality, where axes may have fewer bits than values."""
+        if s.op != "eq" or self.offsets == "i64":
+            return None
+        for axis, value in (s.args, s.args[::-1]):
+            at = self.statements.get(axis)
+            name = at.index[0].variable if at is not None and at.op == "index" else None
+            if name is not None and not name.startswith("%") and self.values[value] is I64:
+                return name, variable(value)
+        return None
+
     def expression(self, s: Stmt, seek: str = "") -> str:
         assert s.dtype is not None
         args = [variable(a) for a in s.args]
@@ -216,6 +227,8 @@ class Scribe:
             return with_bits(args[0], s.dtype)
         if self.below_one and any(known(self.statements, s) for known in (is_exp_below_one, is_exp_of_magnitude)):
             return f"{self.below_one}({args[0]})"
+        if (place := self.place_compared(s)) is not None:
+            return f"gradc_is_at({', '.join(place)})"
         lower = getattr(REGISTRY[s.op], "lower", None)
         if not isinstance(lower, Expr):
             raise InternalError(f"the statement {s.op} has no C expression")

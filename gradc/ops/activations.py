@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -52,19 +53,39 @@ def _gelu_value(x: Node, *, approximate: str) -> Node:
     return converted(wide * ((odd + 1) * 0.5), x.dtype)
 
 
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+
+
+def _reference_gelu_derivative(x: Any) -> Any:
+    wide = np.asarray(x, np.float64)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        density = np.exp(wide * wide * -0.5) * math.sqrt(0.5 / math.pi)
+        slope = np.where(density == 0, 0.0, wide * density)  # at infinity, too
+    return np.asarray(np.asarray(_erfc(wide * -math.sqrt(0.5)), np.float64) * 0.5 + slope, x.dtype)
+
+
+gelu_derivative = Primitive(
+    "gelu_derivative",
+    infer=unary_float,
+    reference=_reference_gelu_derivative,
+    lower=Expr("gelu_derivative({0})", cost=24),
+    vjp=lambda g, y, x: (g * (exp(x * x * -0.5) * math.sqrt(0.5 / math.pi)) * (2 - x * x),),
+    samples=cases(*SHAPES),
+    bad=NOT_FLOAT,
+    doc="Phi(x) + x Phi'(x), the derivative of x Phi(x), with Phi the standard normal CDF: from one exponential",
+)
+
+
 def _gelu_vjp(g: Node, y: Node, x: Node, *, approximate: str) -> tuple[Node]:
-    # dx = g (P + x P'), P = Phi(x) or sigmoid(2 a(x)); g is multiplied last because g x may overflow, and P' is 0 where
-    # x^2 overflows
     wide = converted(x, x.dtype.compute)
     if approximate == "none":
-        cdf = (erf(wide * math.sqrt(0.5)) + 1) * 0.5
-        slope = wide * (exp(wide * wide * -0.5) * math.sqrt(0.5 / math.pi))
-    else:
+        slope = gelu_derivative(wide)
+    else:  # P + x P', P = sigmoid(2 a(x)); P' is 0 where x^2 overflows
         cdf, flat = _logistic(_gelu_argument(wide) * 2)
-        slope = where(
+        slope = cdf + where(
             eq(flat, zeros_like(flat)), flat, wide * flat * (wide * wide * (6 * _TANH[0] * _TANH[1]) + 2 * _TANH[0])
         )
-    return (converted(converted(g, wide.dtype) * (cdf + slope), x.dtype),)
+    return (converted(converted(g, wide.dtype) * slope, x.dtype),)
 
 
 gelu = Composite(

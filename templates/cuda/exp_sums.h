@@ -22,7 +22,7 @@ struct gradc_exp_term { f32 scale, r, q; };
 
 /* x = k ln2 + r; least: the value whose scale is 2^-118 */
 GRADC_FN gradc_exp_term gradc_exp_of(f32 value, f32 least, f32 shift) {
-  const f32 x = gradc_at_least(value, least), place = mad_f32(x, 0x1.715476p+0f, shift), k = place - shift;
+  const f32 x = at_least_f32(value, least), place = mad_f32(x, 0x1.715476p+0f, shift), k = place - shift;
   const f32 r = mad_f32(k, -GRADC_LN2, x);
   gradc_exp_term term = {f32_of_bits(bits_of_f32(place) << 23), r, mad_f32(exp_polynomial_f32(r), r, 1.0f)};
   return term;

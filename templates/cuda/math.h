@@ -65,6 +65,12 @@ GRADC_FN f32 reciprocal_in_range_f32(f32 x) {
   return __fmaf_rn(near, __fmaf_rn(-x, near, 1.0f), near);
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define GRADC_NAN_EXTREMES
+GRADC_FN f32 at_least_f32(f32 x, f32 low) { f32 y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(low)); return y; }
+GRADC_FN f32 at_most_f32(f32 x, f32 high) { f32 y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(high)); return y; }
+#endif
+
 /* The device's conversions: one instruction each where our own take 11 (f16_load), 25 (f16_store) and 8 (bf16_store),
    for which a kernel as fast as memory has no time.  They round alike; NaN becomes 0x7fff. */
 #define GRADC_F16_NATIVE 1

@@ -43,6 +43,9 @@ GRADC_FN ix gradc_max(ix a, ix b) { return a > b ? a : b; }
 GRADC_FN ix gradc_chunks(ix count, ix each) { return (count + each - 1) / each; }
 GRADC_FN i64 gradc_align(i64 bytes) { return (bytes + GRADC_ALIGN - 1) & ~(i64)(GRADC_ALIGN - 1); }
 
+/* place == value, without 64 bits for each place of a row that is compared with one value. */
+GRADC_FN i32 gradc_is_at(ix place, i64 value) { return (ix)value == value && place == (ix)value; }
+
 /* ---- Neighbouring columns -----------------------------------------------------------------------------------------------
  * A thread has N elements of a row: from[col], from[col + col_step], ..., of which those below `end_col` are there.  Where
  * they are neighbours (col_step is 1) and `vectorized` says that they are aligned and all there or none, they move 16 bytes
@@ -171,18 +174,27 @@ template <int N> GRADC_FN void gradc_put_bf16(u16 *to, const f32 (&from)[N], ix 
   }
 }
 
-/* The larger of the two; NaN stays NaN. */
-#if !defined(GRADC_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define GRADC_MAX_NAN
-GRADC_FN f32 gradc_at_least(f32 x, f32 low) { f32 y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(low)); return y; }
-#else
-GRADC_FN f32 gradc_at_least(f32 x, f32 low) { return x < low ? low : x; }
-#endif
-
 /* exp_f32 of what is not above 0, or NaN: the same bits without the selects for infinity and for what is subnormal. */
 GRADC_FN f32 gradc_exp_f32(f32 x) {
-  const f32 t = gradc_at_least(x, -104.5f);
+  const f32 t = at_least_f32(x, -104.5f);
   return exp_mantissa_f32(t) * f32_of_bits((u32)(exp_quotient_f32(t) + 191) << 23) * 0x1p-64f;
+}
+
+/* e^x for what reaches memory only rounded to a shorter format: within 2.8 units in the last place of f32 up to |x| = 10 and 6.4
+ * for all x, where one of a format of 11 bits is 2^13 of them, for 14 instructions.  It is the square of e^(x/2) = 2^k e^(r/2),
+ * r = x - 2 k ln2, so that one power of two is enough: the product overflows and becomes subnormal by itself. */
+GRADC_FN f32 gradc_exp_narrow(f32 x) {
+  const f32 t = at_most_f32(at_least_f32(x, -150.0f), 150.0f);
+  const f32 place = mad_f32(t, 0x1.715476p-1f, 12583039.0f); /* 1.5 * 2^23 + 127 */
+  const f32 r = mad_f32(place - 12583039.0f, -0x1.62e430p+0f, t);
+  f32 p = 0x1.6a4154p-16f; /* e^(r/2) on |r| <= 1.002 ln2, relative error 2^-28 */
+  p = mad_f32(p, r, 0x1.1239c6p-12f);
+  p = mad_f32(p, r, 0x1.5558bcp-9f);
+  p = mad_f32(p, r, 0x1.555492p-6f);
+  p = mad_f32(p, r, 0x1.fffffcp-4f);
+  p = mad_f32(p, r, 0.5f);
+  p = mad_f32(p, r, 1.0f) * f32_of_bits(bits_of_f32(place) << 23);
+  return p * p;
 }
 
 /* ---- Sums ---------------------------------------------------------------------------------------------------------------
@@ -333,8 +345,8 @@ template <class T> struct gradc_commutes<gradc_prod<T> > { enum { VALUE = 1 }; }
 /* NaN wins */
 template <class T> struct gradc_maximum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b > a ? b : a; } };
 template <class T> struct gradc_minimum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
-#ifdef GRADC_MAX_NAN /* one instruction for four; of zeros the positive one is the larger */
-template <> struct gradc_maximum<f32> { static __device__ __forceinline__ void join(f32 &a, const f32 &b) { a = gradc_at_least(a, b); } };
+#ifdef GRADC_NAN_EXTREMES /* one instruction for four; of zeros the positive one is the larger */
+template <> struct gradc_maximum<f32> { static __device__ __forceinline__ void join(f32 &a, const f32 &b) { a = at_least_f32(a, b); } };
 template <> struct gradc_minimum<f32> { static __device__ __forceinline__ void join(f32 &a, const f32 &b) { asm("min.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b)); } };
 #endif
 

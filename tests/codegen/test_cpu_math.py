@@ -21,6 +21,7 @@ import pytest
 
 from gradc.ir.types import DTYPES
 from gradc.ops import bessel, special
+from gradc.ops.activations import gelu_derivative
 from gradc.ops.pointwise import convert
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cpu"
@@ -103,6 +104,8 @@ GAMMA_F32 = {"lgamma": (special.lgamma.reference, 5.0), "digamma": (special.diga
 """Of arguments above 0, in units of the larger of 1 and the result: both have zeros there."""
 SERIES = {name: (getattr(bessel, name).reference, limit) for name, limit in SERIES_LIMITS.items()}
 """In f32: of arguments up to 80, where nothing overflows."""
+SLOPES_F32 = {"gelu_derivative": (gelu_derivative.reference, 1.8)}
+"""In units of the larger of 1 and the result, which has a zero."""
 LIBM_F64 = tuple(name for name in LIMITS_F32 if name != "erfinv")
 INTEGER_UNARY, INTEGER_PAIRS = ("abs", "sign"), ("minimum", "maximum", "floordiv", "floormod", "pow", "right_shift")
 
@@ -115,7 +118,7 @@ def signatures() -> dict[str, tuple[list[str], str]]:
     """Every public function of the header: name -> (operand types, result type)."""
     table = {}
     for f in FLOATS:
-        for name in (*LIMITS_F32, *EXACT, *GAMMA_F32, *SERIES):
+        for name in (*LIMITS_F32, *EXACT, *GAMMA_F32, *SERIES, *SLOPES_F32):
             table[f"{name}_{f}"] = ([f], "i32" if name.startswith("is") else f)
         for name in ("pow", *EXACT_PAIRS, *PAIRS_F32):
             table[f"{name}_{f}"] = ([f, f], f)
@@ -438,6 +441,27 @@ def test_f32_function_of_the_gamma_function_is_within_its_bound(loops, name):
     np.testing.assert_allclose(loops(f"{name}_f32", negative), function(negative.astype(np.float64)), rtol=0, atol=4e-5)
     poles = np.float32([0.0, -0.0, -1.0, -7.0, -np.inf, np.inf, np.nan])
     np.testing.assert_array_equal(loops(f"{name}_f32", poles), function(poles.astype(np.float64)).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", SLOPES_F32)
+def test_derivative_with_a_zero_is_within_its_bound(loops, name):
+    """torch is the oracle of the references (tests/ops/test_ops_torch.py).  Below -1 the relative error is bounded, too: by
+    2^-24 (10 + x^2), as the square is rounded.
+    """
+    function, limit = SLOPES_F32[name]
+    x = all_f32_samples(seed=12)[:: SAMPLES // 200_000]
+    x = np.concatenate([x, np.linspace(-14, 14, 200_001), [np.inf, -np.inf, np.nan, -0.0]]).astype(np.float32)
+    exact, got = function(x.astype(np.float64)), loops(f"{name}_f32", x)
+    assert same_values(got, exact.astype(np.float32))[~np.isfinite(x)].all()
+    finite = np.isfinite(x)
+    error = np.abs(got - exact)[finite] / (2.0**-23 * np.maximum(np.abs(exact[finite]), 1))
+    assert error.max() <= limit, (x[finite][error.argmax()], error.max())
+    below = (x < -1) & (x > -13)
+    allowed = 2.0**-24 * np.abs(exact[below]) * (10 + x[below].astype(np.float64) ** 2)
+    relative = np.abs(got - exact)[below] / allowed
+    assert relative.max() <= 1, (x[below][relative.argmax()], relative.max())
+    wide = np.concatenate([np.linspace(-39, 39, 20_001), [np.inf, -np.inf, np.nan, 1e300]])
+    np.testing.assert_allclose(loops(f"{name}_f64", wide), function(wide), rtol=2e-14, atol=1e-16)
 
 
 @pytest.mark.parametrize("name", ["erfinv", *GAMMA_F32])

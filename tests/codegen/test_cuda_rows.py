@@ -183,3 +183,45 @@ def test_rows_side_by_side_stay_in_registers(count: int, dtype: str) -> None:
     text = sim.forward.source
     rows = text[text.index("_rows(") :]
     assert "neighbouring threads have neighbouring rows" in text and len(re.findall(r"\bx\[", rows)) == 1
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_exponentials_that_are_rounded_to_short_floats(dtype: str) -> None:
+    """Every argument that the format has: the rounded exponential, but for a few that lie between two of its values to within
+    the function's own error, which is 6.4 units of f32 at most.
+    """
+    kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x=f"{dtype}[N]"), target="cuda-sim")
+    assert "= gradc_exp_narrow(" in module.source()
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(kind)
+    got, exact = module(x=x), torch.exp(x.double())
+    finite = torch.isfinite(got.double()) & (got != 0)
+    unlike = (got != exact.to(kind)) & ~(torch.isnan(got) & torch.isnan(exact))
+    assert not unlike[~finite].any() and int(unlike.sum()) <= (3 if dtype == "bf16" else 12)
+    wrong = (got.double() - exact)[unlike]
+    ulp = (torch.nextafter(got, got * 2) - got).double()[unlike]
+    assert bool((wrong.abs() <= ulp * (0.5 + 6.4 * torch.finfo(torch.float32).eps / torch.finfo(kind).eps)).all())
+
+
+def test_exponentials_that_something_takes_as_they_are() -> None:
+    """A sum that is stored, a decision, a result in f32, and a sigmoid's own exponential."""
+    for function, types in (
+        (lambda x: ops.exp(ops.cast(x, "f32")), {"x": "bf16[N]"}),
+        (lambda x: (ops.exp(x), ops.sum(ops.exp(ops.cast(x, "f32")), axes=(1,))), {"x": "bf16[N,40]"}),
+        (lambda x: ops.where(ops.gt(ops.exp(ops.cast(x, "f32")), ops.cast(x, "f32")), x, x * 2), {"x": "bf16[N]"}),
+        (lambda x: ops.exp(-ops.abs(x)) * ops.sigmoid(x), {"x": "bf16[N]"}),
+    ):
+        module = gradc.compile(gradc.trace(function, **types), target="cuda-sim")
+        assert "exp_f32(" in module.source() and "= gradc_exp_narrow(" not in module.source()
+
+
+def test_a_column_is_compared_with_a_place_of_more_than_32_bits() -> None:
+    """Its low bits are another column's number."""
+    graph = gradc.trace(
+        lambda x, t: ops.where(ops.eq(ops.iota((8,), dtype="i64"), t), x, -x), x="f32[N,8]", t="i64[N,1]"
+    )
+    module = gradc.compile(graph, target="cuda-sim")
+    assert "gradc_is_at(" in module.source()
+    t = np.array([3, 2**32 + 3, -(2**32) + 3, -1, 8, 7, 0], np.int64)[:, None]
+    got = module(x=np.ones((7, 8), np.float32), t=t)
+    np.testing.assert_array_equal(got, np.where(np.arange(8) == t, 1, -1))

@@ -9,7 +9,7 @@ from ...ir.kernel import Kernel, Phase
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt, neutral
 from ...ir.types import F32, DType, Type
 from ..declarations import used
-from ..exponentials import is_exp_below_one
+from ..exponentials import is_exp_below_one, narrow_exponentials
 from ..expr import ROUNDED, carrier, loaded, to_memory, unrounded, variable
 from ..index import flatten, index, literal
 from ..phases import phase_comment
@@ -78,6 +78,7 @@ class PassWriter(AccumWriter):
             self.unroll = EXP_SUMS_UNROLLED if self.exp_sums else self.unroll
         self.views = {s.buffer: self.accum(s) for s in kernel.accums}
         self.stored_casts = stored_casts(kernel)
+        self.narrow_exponentials = narrow_exponentials(kernel.body)
 
     # -- a phase -------------------------------------------------------------------------------------------------------
 
@@ -276,6 +277,8 @@ class PassWriter(AccumWriter):
             value = self.scribe.expression(s)
             return f"const {carrier(s.dtype)} {variable(s.name)} = live ? {f'({value})' if s.where else value} : 0;"
         moved = self.vector(s) if s.op == "load" else None
+        if s.name in self.narrow_exponentials:
+            return f"const f32 {variable(s.name)} = gradc_exp_narrow({variable(s.args[0])});"
         if is_exp_below_one(self.k.stmts, s):
             return f"const f32 {variable(s.name)} = gradc_exp_f32({variable(s.args[0])});"
         if moved is None or s.dtype is None:
