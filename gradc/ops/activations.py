@@ -77,10 +77,12 @@ gelu_derivative = Primitive(
 
 
 def _gelu_vjp(g: Node, y: Node, x: Node, *, approximate: str) -> tuple[Node]:
+    # dx = g (P + x P'), P = Phi(x) or sigmoid(2 a(x)); g is multiplied last because g x may overflow, and P' is 0 where
+    # x^2 overflows
     wide = converted(x, x.dtype.compute)
     if approximate == "none":
         slope = gelu_derivative(wide)
-    else:  # P + x P', P = sigmoid(2 a(x)); P' is 0 where x^2 overflows
+    else:
         cdf, flat = _logistic(_gelu_argument(wide) * 2)
         slope = cdf + where(
             eq(flat, zeros_like(flat)), flat, wide * flat * (wide * wide * (6 * _TANH[0] * _TANH[1]) + 2 * _TANH[0])

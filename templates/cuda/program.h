@@ -347,7 +347,7 @@ template <class T> struct gradc_maximum { static __device__ __forceinline__ void
 template <class T> struct gradc_minimum { static __device__ __forceinline__ void join(T &a, const T &b) { a = a != a ? a : b != b || b < a ? b : a; } };
 #ifdef GRADC_NAN_EXTREMES /* one instruction for four; of zeros the positive one is the larger */
 template <> struct gradc_maximum<f32> { static __device__ __forceinline__ void join(f32 &a, const f32 &b) { a = at_least_f32(a, b); } };
-template <> struct gradc_minimum<f32> { static __device__ __forceinline__ void join(f32 &a, const f32 &b) { asm("min.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b)); } };
+template <> struct gradc_minimum<f32> { static __device__ __forceinline__ void join(f32 &a, const f32 &b) { a = at_most_f32(a, b); } };
 #endif
 
 /* The place of an extremum: NaN wins, of equals the first; index < 0 is none. */

@@ -445,7 +445,7 @@ def test_f32_function_of_the_gamma_function_is_within_its_bound(loops, name):
 
 @pytest.mark.parametrize("name", SLOPES_F32)
 def test_derivative_with_a_zero_is_within_its_bound(loops, name):
-    """torch is the oracle of the references (tests/ops/test_ops_torch.py).  Below -1 the relative error is bounded, too: by
+    """torch is the oracle of the references (tests/ops/test_ops_torch.py).  Below -1 the relative error has a bound:
     2^-24 (10 + x^2), as the square is rounded.
     """
     function, limit = SLOPES_F32[name]

@@ -187,8 +187,8 @@ def test_rows_side_by_side_stay_in_registers(count: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_exponentials_that_are_rounded_to_short_floats(dtype: str) -> None:
-    """Every argument that the format has: the rounded exponential, but for a few that lie between two of its values to within
-    the function's own error, which is 6.4 units of f32 at most.
+    """Every argument that the format has: the rounded exponential, but for a few that lie between two of its values to
+    within the function's own error, which is 6.4 units of f32 at most.
     """
     kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
     module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x=f"{dtype}[N]"), target="cuda-sim")
