@@ -15,7 +15,7 @@ from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Stmt
 from ...ir.types import F64, Type
 from ...ir.walk import backward_slice, reachable
-from .columns import Access, access, vector_length, weight
+from .columns import LONG_BODY, Access, access, vector_length, weight
 
 LONGEST_ROW = 8192
 """Columns of a row that is kept in registers."""
@@ -68,6 +68,7 @@ class _Need:
     :param sums: accums of which it has a sum for each element.
     :ivar kept: the values that stay, and the first phase that computes each.
     :ivar held: registers of an element for them between two phases, at most.
+    :ivar all_at_once: whether the first phase takes all of the row's loads, and its statements few registers.
     :ivar shared: sums of a thread that are in shared memory, for which it has one register, not two.
     """
 
@@ -78,6 +79,8 @@ class _Need:
         rows = {a for a, _ in kernel.rows}
         of_the_row = [a for loads in phases for a in loads if any(v in rows for v, _ in a.base.terms)]
         self.phase_loads, self.row_loads = max(map(_loaded, phases)), _loaded(of_the_row)
+        text = sum(weight(s) for s in {s: None for p in kernel.passes for s in p.body})
+        self.all_at_once = not sums and text <= LONG_BODY and _loaded(phases[0]) >= self.row_loads
 
     def fits(self, elements: int, words: float) -> bool:
         """Whether there are registers for so many words of each element, beside its sums."""
@@ -101,8 +104,11 @@ class _Need:
         return self.fits(elements, self.held + self.phase_loads) and not self.crowded(elements)
 
     def loads_first(self, elements: int) -> bool:
-        """Whether all loads of the row may be under way before its first phase."""
-        return not (self.crowded(elements) and not self.shared) and self.fits(elements, self.held + self.row_loads)
+        """Whether all loads of the row may be under way before its first phase: where it is the one that takes them,
+        what stays takes their registers.
+        """
+        words = max(self.held, self.row_loads) if self.all_at_once else self.held + self.row_loads
+        return not (self.crowded(elements) and not self.shared) and self.fits(elements, words)
 
     def keep_less(self) -> None:
         """The value that costs least is computed again."""
