@@ -18,7 +18,8 @@ up in which order is decided by shapes alone.  Eight mappings:
 - *split rows*: few long rows.  Each pass is a function, a task a strip of a row, and what a pass reduces is combined
   from the strips by those after it.
 - *across*: neighbouring rows lie side by side in memory, as where an axis is reduced that is not the last.
-  Neighbouring threads have neighbouring rows; the threads of a row are as far apart as a block has rows.
+  Neighbouring threads have neighbouring rows; the threads of a row are as far apart as a block has rows.  So have those
+  that exchange what they add to sums in fixed point (:mod:`gradc.codegen.cuda.fixed_sums`), a row each.
 - else a task goes through *whole rows*; the row and the sums are in registers where the columns are few enough
   (:mod:`gradc.codegen.cuda.row_registers`); else sums are in memory, and each phase reads the row again.
 
@@ -41,6 +42,7 @@ from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
 from .columns import OFFSETS, Access, access, columns_at_once, linear
+from .fixed_sums import elements_as_rows, interleaved, neighbours
 from .row_registers import RowTask, row_task, row_task_across
 from .turned import turned
 
@@ -75,6 +77,8 @@ class TaskWriter(RowWriter):
     :ivar strips, tiled, shared, warp_scan: the mapping, if it is one of these.
     :ivar turn: how a map goes through tiles of two axes, if its loads and stores lie together along different ones.
     :ivar across: whether neighbouring threads have neighbouring rows.
+    :ivar together: accums whose values are exchanged with those of other lanes, and added together.
+    :ivar order_of_sums: of the results of these, by name; None: that of the result.
     :ivar register_accumulators: whether sums are in registers.
     :ivar row_task: how a row is shared out that is kept in registers, if it is.
     :ivar sharing: tasks of a block that share a chunk of rows.
@@ -111,7 +115,13 @@ class TaskWriter(RowWriter):
         self.tiled &= not self.shared
         unordered = all(strategy.atomics == "values" for strategy in self.strategy_of.values())
         self.strips = alone and not self.shared and unordered
-        self.across = self.rows_across()
+        self.together = neighbours(kernel) if not kernel.cols and elements_as_rows(kernel) == kernel else []
+        sums = {part.buffer: [s for s in kernel.accums if s.buffer == part.buffer] for part in self.parts.values()}
+        self.order_of_sums = {
+            buffer: interleaved(accums, types[buffer].shape) if self.together else None
+            for buffer, accums in sums.items()
+        }
+        self.across = bool(self.together) or self.rows_across()
         single = self.shared or bool(kernel.scans) or self.across
         self.vec = 1 if single else columns_at_once(kernel, types, len(kernel.accums), reduces)
         self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))

@@ -214,14 +214,15 @@ def _split(kernel: Kernel, step: int, types: Mapping[str, Type]) -> Kernel:
     column, size = kernel.cols[-1]
     part = f"{column}r"
     moved = {column: Index(0, ((column, step), (part, 1)))}
-    body = tuple(replace(s, index=tuple(_moved(i, moved) for i in s.index)) for s in kernel.body)
+    body = tuple(replace(s, index=tuple(substituted(i, moved) for i in s.index)) for s in kernel.body)
     assert isinstance(size, int)
     cols = (*kernel.cols[:-1], (column, size // step))
     wide = replace(kernel, cols=(*cols, (part, step)), body=body)
     return Unrolled(wide, wide.cols[-1:]).kernel(kernel.rows, cols, types)
 
 
-def _moved(index: Index, axes: Mapping[str, Index]) -> Index:
+def substituted(index: Index, axes: Mapping[str, Index]) -> Index:
+    """The index with affine expressions for some of its axes."""
     new = Index(index.const)
     for variable, factor in index.terms:
         new += axes.get(variable, Index.of(variable)) * factor

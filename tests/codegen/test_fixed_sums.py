@@ -1,0 +1,119 @@
+"""Sums in fixed point of scattered values: lanes exchange what they add; the sums of a few channels lie together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradc  # noqa: E402
+from gradc import knobs, ops  # noqa: E402
+from gradc.codegen.cuda.fixed_sums import elements_as_rows, interleaved, neighbours  # noqa: E402
+from gradc.ir.kernel import Kernel  # noqa: E402
+
+torch.set_num_threads(1)
+PLANE, POINTS = {2: (7, 9), 3: (4, 5, 6)}, {2: (5, 13), 3: (5, 5, 7)}
+"""Sizes of the image, and numbers of points that fill no warp."""
+
+
+def scattering(channels: int, mode: str = "bilinear", rank: int = 2, dtype: str = "f32", text: str = "") -> Any:
+    """A module of the image's gradient, whose sums are in fixed point, and the kernel that adds them."""
+    sizes, points = (",".join(map(str, n[rank])) for n in (PLANE, POINTS))
+    graph = gradc.trace(
+        lambda x, grid: ops.grid_sample(x, grid, mode=mode),
+        x=f"{dtype}[2,{text or channels},{sizes}]",
+        grid=f"{dtype}[2,{points},{rank}]",
+    )
+    module = gradc.compile(graph, wrt=["x"], target="cuda-sim", reductions={"*": "atomic_fixed"})
+    (kernel,) = (k for k in module.backward.program.kernels if k.accums)
+    return module, elements_as_rows(kernel)
+
+
+def drawn(channels: int, rank: int, dtype: type, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "x": rng.normal(size=(2, channels, *PLANE[rank])).astype(dtype),
+        "grid": rng.uniform(-1.2, 1.2, (2, *POINTS[rank], rank)).astype(dtype),
+        "dy": rng.normal(size=(2, channels, *POINTS[rank])).astype(dtype),
+    }
+
+
+def by_torch(given: dict[str, np.ndarray], mode: str) -> np.ndarray:
+    """d.x in f64."""
+    x, grid, dy = (torch.from_numpy(given[n].astype(np.float64)) for n in ("x", "grid", "dy"))
+    x.requires_grad_()
+    torch.nn.functional.grid_sample(x, grid, mode=mode, align_corners=False).backward(dy)
+    return x.grad.numpy()
+
+
+def by_gradc(module: Any, given: dict[str, np.ndarray]) -> np.ndarray:
+    _, residuals = module.forward(x=given["x"], grid=given["grid"])
+    return np.asarray(module.backward(residuals, given["dy"])["x"])
+
+
+def shape_of(kernel: Kernel, module: Any) -> tuple[tuple[int, ...], int]:
+    """(how many values are added together each time, how many channels lie beside each other)."""
+    (buffer,) = {s.buffer for s in kernel.accums}
+    order = interleaved(kernel.accums, module.backward.program.buffer[buffer].type.shape)
+    return tuple(map(len, neighbours(kernel))), 0 if order is None else order.width
+
+
+@pytest.mark.parametrize(
+    "channels, mode, rank, together",
+    [
+        (1, "bilinear", 2, ((2, 2), 0)),
+        (3, "bilinear", 2, ((6, 6), 3)),
+        (4, "nearest", 2, ((4,), 4)),
+        (5, "bilinear", 2, ((2, 2), 0)),
+        (10, "bicubic", 2, ((8, 8, 8, 8), 2)),
+        (1, "bilinear", 3, ((2,) * 4, 0)),
+        (8, "bilinear", 3, ((8,) * 4, 4)),
+    ],
+)
+def test_neighbouring_sums_are_added_together(
+    channels: int, mode: str, rank: int, together: tuple[tuple[int, ...], int]
+) -> None:
+    """Against torch in f64; the simulator looks for races in what lanes exchange."""
+    with knobs.SIM_CHECK.set(True):
+        module, kernel = scattering(channels, mode, rank)
+        assert shape_of(kernel, module) == together and not kernel.cols
+        given = drawn(channels, rank, np.float32, channels)
+        got = by_gradc(module, given)
+    want = by_torch(given, mode)
+    assert np.abs(got - want).max() <= 8 * 2.0**-24 * np.abs(want).max()
+
+
+def test_channels_of_any_number_lie_apart() -> None:
+    module, kernel = scattering(3, text="C")
+    assert shape_of(kernel, module) == ((2, 2), 0)
+    given = drawn(3, 2, np.float32, 0)
+    want = by_torch(given, "bilinear")
+    assert np.abs(by_gradc(module, given) - want).max() <= 8 * 2.0**-24 * np.abs(want).max()
+
+
+def test_sums_of_f16_are_rounded_once() -> None:
+    module, kernel = scattering(4, dtype="f16")
+    assert shape_of(kernel, module) == ((8, 8), 4)
+    given = drawn(4, 2, np.float16, 0)
+    want = by_torch(given, "bilinear")
+    assert np.abs(by_gradc(module, given) - want).max() <= 4 * 2.0**-11 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+def test_what_is_not_finite_stays_in_its_sums(channels: int) -> None:
+    """Flags are of the sum that a value is added to, wherever that lies: each channel has one such value."""
+    module, _ = scattering(channels)
+    given = drawn(channels, 2, np.float32, 1)
+    given["grid"] = given["grid"] / 2  # inside, so that all four taps are there
+    for c in range(channels):
+        given["dy"][c % 2, c, c % 5, 3] = (np.nan, np.inf, -np.inf)[c % 3]
+    want, got = by_torch(given, "bilinear"), by_gradc(module, given)
+    assert 4 * channels >= np.sum(~np.isfinite(want)) >= channels
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(np.isposinf(got), np.isposinf(want))
+    np.testing.assert_array_equal(np.isneginf(got), np.isneginf(want))
+    fine = np.isfinite(want)
+    assert np.abs(got[fine] - want[fine]).max() <= 8 * 2.0**-24 * np.abs(want[fine]).max()
