@@ -77,7 +77,8 @@ def place_of_sum(index: Sequence[Index], shape: Sequence[Size], order: Interleav
 
 def fixed_results(kernel: Kernel) -> list[str]:
     """The results whose sums are in fixed point."""
-    return [b for b, strategy in kernel.strategy if STRATEGIES[strategy].atomics == "fixed point"]
+    fixed = {name for name, strategy in STRATEGIES.items() if strategy.atomics == "fixed point"}
+    return [buffer for buffer, strategy in kernel.strategy if strategy in fixed]
 
 
 def elements_as_rows(kernel: Kernel) -> Kernel:
