@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch")
 import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
 from gradc.codegen.cuda.fixed_sums import elements_as_rows, interleaved, neighbours  # noqa: E402
+from gradc.codegen.cuda.rows import Writer  # noqa: E402
 from gradc.ir.kernel import Kernel  # noqa: E402
+from gradc.ir.program_text import parse_program  # noqa: E402
 
 torch.set_num_threads(1)
 PLANE, POINTS = {2: (7, 9), 3: (4, 5, 6)}, {2: (5, 13), 3: (5, 5, 7)}
@@ -117,3 +119,45 @@ def test_what_is_not_finite_stays_in_its_sums(channels: int) -> None:
     np.testing.assert_array_equal(np.isneginf(got), np.isneginf(want))
     fine = np.isfinite(want)
     assert np.abs(got[fine] - want[fine]).max() <= 8 * 2.0**-24 * np.abs(want[fine]).max()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("batch", [16, 1024])
+def test_nothing_spills_and_exchanges_fit_in_shared_memory(arch: str, batch: int) -> None:
+    """16 values at once, the most there are; the larger batch has more elements than 32 bits count."""
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    graph = gradc.trace(
+        lambda x, grid: ops.grid_sample(x, grid, mode="bicubic"),
+        x=f"f32[{batch},4,1024,1024]",
+        grid=f"f32[{batch},1024,1024,2]",
+    )
+    module = gradc.compile(graph, wrt=["x"], target="cuda", arch=arch, reductions={"*": "atomic_fixed"})
+    used = module.backward.binary.kernels
+    assert not any(k.spill_stores + k.spill_loads for k in used.values())
+    assert any("exchanged" in line for line in module.source().splitlines())
+
+
+def test_equal_accums_are_each_added() -> None:
+    """Two points of one tap each, at one position: their accums are equal statements."""
+    program = parse_program(TWICE)
+    kernel = elements_as_rows(program.kernels[0])
+    assert kernel.accums[0] == kernel.accums[1] and [len(group) for group in neighbours(kernel)] == [2]
+    text = Writer(kernel, {b.name: b.type for b in program.buffers}).made().text
+    assert text.count("gradc_fixed_add_together(") == 1
+    (values,) = (line for line in text.splitlines() if "f32 values[]" in line)
+    assert values.count("v1") == 2
+
+
+TWICE = """program @p {
+  input at: i64[N]
+  input dy: f32[N]
+  output y: f32[4,8]
+  kernel @k_aaaaaa rows(n: N) cols() strategy(y: atomic_fixed) {
+    %0 = load at[n] : i64
+    %1 = load dy[n] : f32
+    accum y[0, %0] <- %1 : f32
+    accum y[0, %0] <- %1 : f32
+  }
+  return y=y
+}
+"""

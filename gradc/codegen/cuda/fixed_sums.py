@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from ...ir.dims import Size, floordiv, product
 from ...ir.kernel import Kernel
 from ...ir.statement import EFFECTS, REDUCTIONS, Index, Stmt
+from ...ir.walk import backward_slice
 from ...passes.reductions.strategies import STRATEGIES
 from ..index import flatten
 
@@ -82,29 +83,36 @@ def fixed_results(kernel: Kernel) -> list[str]:
 
 
 def elements_as_rows(kernel: Kernel) -> Kernel:
-    """rows(n) cols(w) { accum y[n, %t0] <- ...; accum y[n, %t1] <- ... }  ->  rows(n, w) cols() { ... }, where nothing
-    but such accums in fixed point is done: each thread of a warp has an element then, and takes part in exchanges.
+    """rows(n) cols(w) { accum y[n, %t0] <- ...; accum y[n, %t1] <- ... }  ->  rows(n, w) cols() { ... }, where accums
+    go to neighbouring sums: each thread of a warp has an element then, and takes part in exchanges.
     """
-    effects = [s for s in kernel.body if s.op in EFFECTS]
-    fixed = fixed_results(kernel)
-    alone = all(s.op == "accum" and s.buffer in fixed for s in effects)
-    if not alone or any(s.op in REDUCTIONS or s.op in ("scan", "search") for s in kernel.body):
+    groups = neighbours(kernel)
+    if not groups:
         return kernel
-    return replace(kernel, rows=(*kernel.rows, *kernel.cols), cols=()) if neighbours(kernel) else kernel
+    body: dict[int, Stmt] = {}  # by identity: accums of equal values may be equal
+    alone = [(s,) for s in kernel.accums if not any(s is a for group in groups for a in group)]
+    for group in [*groups, *alone]:  # a value directly before it is added: few are alive at a time
+        for s in (*backward_slice(kernel.body, (u for a in group for u in a.uses)), *group):
+            body.setdefault(id(s), s)
+    return replace(kernel, rows=(*kernel.rows, *kernel.cols), cols=(), body=tuple(body.values()))
 
 
 def neighbours(kernel: Kernel) -> list[tuple[Stmt, ...]]:
     """The accums in fixed point of an element that go to neighbouring sums, where there are several: those which differ
-    in the last entry of their index, and by a constant in another; in the order of the sums.
+    in the last entry of their index, and by a constant in another; in the order of the sums.  None where a kernel does
+    anything else.
     """
+    fixed = {name for name, strategy in STRATEGIES.items() if strategy.atomics == "fixed point"}
+    results = {buffer for buffer, strategy in kernel.strategy if strategy in fixed}
+    alone = all(s.op == "accum" and s.buffer in results for s in kernel.body if s.op in EFFECTS)
+    if not alone or any(s.op in REDUCTIONS or s.op in ("scan", "search") for s in kernel.body):
+        return []
     groups: dict[object, list[Stmt]] = {}
     for s in kernel.accums:
-        if s.buffer in fixed_results(kernel):
-            key = (s.buffer, *(i.terms for i in s.index[:-1]))
-            groups.setdefault(key, []).append(s)
+        groups.setdefault((s.buffer, *(i.terms for i in s.index[:-1])), []).append(s)
     made: list[tuple[Stmt, ...]] = []
     for group in groups.values():
         lasts = list(dict.fromkeys(s.index[-1] for s in group))
-        group.sort(key=lambda s: (lasts.index(s.index[-1]), [i.const for i in s.index[:-1]]))
+        group.sort(key=lambda s, lasts=lasts: (lasts.index(s.index[-1]), [i.const for i in s.index[:-1]]))  # type: ignore[misc]
         made += [tuple(group[at : at + MOST]) for at in range(0, len(group), MOST)]
     return [group for group in made if len(group) > 1]

@@ -390,9 +390,9 @@ class PassWriter(AccumWriter):
         alone = "if (lane == 0) " if once and self.width > 1 and not self.warp_scan else ""
         if self.across and not self.scanning:  # a scan goes on to rows that there are
             alone = f"if (live{' && lane == 0' if once and self.width > 1 else ''}) "
-        if (group := next((g for g in self.together if s in g), None)) is not None and not self.scanning:
-            last = [a for a in self.k.accums if a in group][-1]
-            return self.added_together(group) if s is last else []
+        group = next((g for g in self.together if any(a is s for a in g)), None)
+        if group is not None and not self.scanning:
+            return self.added_together(group) if s is group[-1] else []
         if s.op == "check":
             return self.check(s, value, alone)
         if s.op == "store":
