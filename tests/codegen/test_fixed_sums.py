@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
 from gradc.codegen.cuda.fixed_sums import elements_as_rows, interleaved, neighbours  # noqa: E402
+from gradc.codegen.cuda.magnitudes import largest_of, ranges  # noqa: E402
 from gradc.codegen.cuda.rows import Writer  # noqa: E402
 from gradc.ir.kernel import Kernel  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
@@ -161,3 +162,49 @@ TWICE = """program @p {
   return y=y
 }
 """
+
+
+@pytest.mark.parametrize("mode, exponent", [("bilinear", 0), ("bicubic", 3)])
+def test_weights_are_not_computed_to_find_the_largest_value(mode: str, exponent: int) -> None:
+    """|value| is at most |dy| times what the weights can be: the scan reads dy alone."""
+    module, kernel = scattering(3, mode)
+    looked_at, exponents = largest_of(kernel)
+    assert {s.buffer for s in looked_at.body if s.op == "load"} == {"d.y"} and len(looked_at.accums) == 3
+    assert list(exponents.values()) == [exponent]
+    given = drawn(3, 2, np.float32, 5)
+    given["dy"] *= np.float32(2.0**100)
+    given["grid"][:] = 0.03
+    want = by_torch(given, mode)
+    assert np.abs(by_gradc(module, given) - want).max() <= 8 * 2.0**-24 * np.abs(want).max()
+
+
+def test_ranges_hold_what_is_computed() -> None:
+    """Of every value of a weight's computation, at many fractions, in the arithmetic of the kernel."""
+    _, kernel = scattering(3, "bicubic")
+    known = ranges(kernel)
+    rng = np.random.default_rng(0)
+    points = np.concatenate([rng.uniform(-1.5, 1.5, 4000), np.nextafter([-1, 0, 1], 2), [-1, 0, 1]]).astype(np.float32)
+    values: dict[str, np.ndarray] = {}
+    ops_ = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+    held = 0
+    for s in kernel.body:
+        if s.name and all(a in values for a in s.args):
+            given = [values[a] for a in s.args]
+            if s.op == "load" and s.buffer == "grid":
+                values[s.name] = points
+            elif s.op == "const":
+                values[s.name] = np.asarray(s.attr("value"), s.dtype.np)
+            elif s.op in ("cast", "floor"):
+                values[s.name] = np.floor(given[0]) if s.op == "floor" else given[0].astype(s.dtype.np)
+            elif s.op in ops_:
+                values[s.name] = ops_[s.op](*given)
+            elif s.op in ("eq", "lt", "gt", "le", "ge"):
+                compare = {"eq": np.equal, "lt": np.less, "gt": np.greater, "le": np.less_equal, "ge": np.greater_equal}
+                values[s.name] = compare[s.op](*given)
+            elif s.op == "where":
+                values[s.name] = np.where(*given)
+        if s.name in known and s.name in values:
+            low, high = known[s.name]
+            assert low <= values[s.name].min() and values[s.name].max() <= high, str(s)
+            held += 1
+    assert held > 60

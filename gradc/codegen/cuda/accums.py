@@ -103,6 +103,7 @@ class AccumWriter(TaskWriter):
             additions=self.scribe.size(self.k.row_count * self.k.col_count * part.times),
             target=f"staged{number}" if staged else s.buffer,
             target_bytes=4 if staged else type_.dtype.itemsize,
+            over=f" - {self.exponents[s.buffer]}" if self.exponents[s.buffer] else "",
             interleaved=order.width if order is not None else 0,
             plane=size(order.plane) if order is not None else "",
             kept_row=f"{s.buffer} + ({row}) * ({inner})" if owned else "",

@@ -86,7 +86,8 @@ class Writer(PassWriter):
         self.dims = kernel.dims(types)
         self.passes = tuple(self.one_pass(p, i) for i, p in enumerate(self.phases))
         self.fixed = [a for a in self.views.values() if a.strategy.atomics == "fixed point"]
-        self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(kernel.passes)) if self.fixed else ()
+        looked_at = self.looked_at.passes if self.fixed else ()
+        self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(looked_at))
         self.part = self.parts[kernel.order] if self.order == "by key" else None
         self.splits = self.can_split_rows()
 
@@ -182,7 +183,7 @@ class Writer(PassWriter):
     def rows(self) -> Function:
         """The row program."""
         scales = [
-            declared(f"const int scale{a.number} = gradc_fixed_scale(largest{a.number}[0], {a.additions});")
+            declared(f"const int scale{a.number} = gradc_fixed_scale(largest{a.number}[0], {a.additions}){a.over};")
             for a in self.fixed
         ]
         if self.shared:

@@ -43,6 +43,7 @@ from ..expr import Scribe
 from ..rows import RowWriter
 from .columns import OFFSETS, Access, access, columns_at_once, linear
 from .fixed_sums import interleaved, neighbours
+from .magnitudes import largest_of
 from .row_registers import RowTask, row_task, row_task_across
 from .turned import turned
 
@@ -79,6 +80,8 @@ class TaskWriter(RowWriter):
     :ivar across: whether neighbouring threads have neighbouring rows.
     :ivar together: accums whose values are exchanged with those of other lanes, and added together.
     :ivar order_of_sums: of the results of these, by name; None: that of the result.
+    :ivar looked_at: the kernel that a scan for the largest values to be added goes through.
+    :ivar exponents: of two, how far each result's values may be above these.
     :ivar register_accumulators: whether sums are in registers.
     :ivar row_task: how a row is shared out that is kept in registers, if it is.
     :ivar sharing: tasks of a block that share a chunk of rows.
@@ -121,6 +124,7 @@ class TaskWriter(RowWriter):
             buffer: interleaved(accums, types[buffer].shape) if self.together else None
             for buffer, accums in sums.items()
         }
+        self.looked_at, self.exponents = largest_of(kernel)
         self.across = bool(self.together) or self.rows_across()
         single = self.shared or bool(kernel.scans) or self.across
         self.vec = 1 if single else columns_at_once(kernel, types, len(kernel.accums), reduces)
