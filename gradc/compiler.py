@@ -47,10 +47,12 @@ from .passes.program.block_rows import block_rows, uncut
 from .passes.program.coalesce import coalesce, gather_vectors
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
+from .passes.program.inline_constants import inline_constants
 from .passes.program.order_steps import order_steps
 from .passes.program.plan_buffers import plan_buffers
 from .passes.program.read_in_place import read_in_place
 from .passes.program.rows_to_columns import rows_to_columns
+from .passes.program.store_places import store_places
 from .passes.program.unroll_columns import unroll_columns
 from .passes.program.unroll_scatters import unroll_scatters
 from .passes.reductions.choose_reduction import choose_reduction
@@ -260,10 +262,12 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     strategies = ON_GPU if target.startswith("cuda") else ON_HOST
     program = pipeline.keep(f"{name}.schedule", graph, lambda: schedule(graph, fuse=options.fuse, device=device))
     if target.startswith("cuda"):
+        program = pipeline.keep(f"{name}.store_places", program, lambda: store_places(program))
         program = pipeline.keep(f"{name}.coalesce", program, lambda: coalesce(program))
         program = pipeline.keep(f"{name}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
         program = pipeline.keep(f"{name}.rows_to_columns", program, lambda: rows_to_columns(program))
         program = pipeline.keep(f"{name}.unroll_scatters", program, lambda: unroll_scatters(program))
+        program = pipeline.keep(f"{name}.inline_constants", program, lambda: inline_constants(program))
     if target == "cpu":
         reorder = options.numerics != "strict"
         if reorder and options.fuse:

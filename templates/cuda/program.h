@@ -325,6 +325,29 @@ GRADC_FN void gradc_fixed_add(u64 *sums, u32 *odd, ix at, f32 v, int scale) {
   }
 }
 
+/* A value, and the number of the sum that it is added to; none is negative. */
+struct gradc_addend { ix at; f32 value; };
+/* Values that the lanes of a warp exchange, N each; one place in 16 stays free, so that fewer are in one bank. */
+template <int N> struct gradc_exchanged { enum { SLOTS = 32 * N + 32 * N / 16 }; };
+GRADC_FN int gradc_exchange_slot(int i) { return i + i / 16; }
+
+/* Each lane of a warp adds N values to sums that may be neighbours: neighbouring lanes add to them, in a few sectors of L2. */
+template <int N> GRADC_FN void gradc_fixed_add_together(u64 *sums, u32 *odd, const ix (&at)[N], const f32 (&values)[N], int scale, gradc_addend *exchanged) {
+  const int lane = (int)(threadIdx.x % 32);
+  __syncwarp(); /* what was exchanged before has been read */
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    gradc_addend &own = exchanged[gradc_exchange_slot(lane * N + i)];
+    own.at = at[i], own.value = values[i];
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    const gradc_addend other = exchanged[gradc_exchange_slot(i * 32 + lane)];
+    if (other.at >= 0) gradc_fixed_add(sums, odd, other.at, other.value, scale);
+  }
+}
+
 /* Of a sum, whether NaN, infinity and -infinity have been added to it. */
 GRADC_FN u32 gradc_odd_flags(const u32 *odd, ix at) { return odd[1 + at / GRADC_ODD_SUMS] >> at % GRADC_ODD_SUMS * 4 & 7u; }
 

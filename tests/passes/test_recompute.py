@@ -83,12 +83,13 @@ def test_the_taps_of_a_value_are_added_by_one_thread() -> None:
 
 
 def test_sums_in_fixed_point_of_several_taps() -> None:
-    """All points read one pixel: as many additions as there are taps and points, and none overflows."""
+    """All points read one pixel: as many additions as there are taps and points, and none overflows.  A thread has a
+    point's taps of all three channels."""
     graph = sampled(3)
     with knobs.SIM_CHECK.set(True):
         module = gradc.compile(graph, wrt=["x"], target="cuda-sim", reductions={"d.x": "atomic_fixed"})
         scatter = [k for k in module.backward.program.kernels if "d.x" in k.writes]
-        assert [len(k.accums) for k in scatter] == [4] and scatter[0].strategies == {"d.x": "atomic_fixed"}
+        assert [len(k.accums) for k in scatter] == [12] and scatter[0].strategies == {"d.x": "atomic_fixed"}
         rng = np.random.default_rng(0)
         x = rng.uniform(-1, 1, (2, 3, 7, 9)).astype(np.float32)
         grid = np.full((2, 5, 6, 2), 0.01, np.float32)

@@ -80,6 +80,7 @@ class AccumWriter(TaskWriter):
         inner, owned = size(product(type_.shape[part.leading :])), self.owned_by_row(s)
         row = index(flatten(s.index[: part.leading], type_.shape[: part.leading]), OFFSETS) if owned else ""
         wide = not strategy.visits or self.wide_accumulator(s)
+        order = self.order_of_sums[s.buffer]
         return AccumView(
             number=number,
             buffer=s.buffer,
@@ -102,6 +103,9 @@ class AccumWriter(TaskWriter):
             additions=self.scribe.size(self.k.row_count * self.k.col_count * part.times),
             target=f"staged{number}" if staged else s.buffer,
             target_bytes=4 if staged else type_.dtype.itemsize,
+            over=f" - {self.exponents[s.buffer]}" if self.exponents[s.buffer] else "",
+            interleaved=order.width if order is not None else 0,
+            plane=size(order.plane) if order is not None else "",
             kept_row=f"{s.buffer} + ({row}) * ({inner})" if owned else "",
             owned=self.owned(s) if owned else None,
             **self.shared_sums(s),

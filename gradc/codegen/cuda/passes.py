@@ -17,6 +17,7 @@ from ..text import CODES
 from .accums import AccumWriter
 from .columns import OFFSETS, Access, access, linear
 from .exp_sums import ExpSum, with_exp_sums
+from .fixed_sums import place_of_sum
 from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
 
@@ -390,8 +391,11 @@ class PassWriter(AccumWriter):
         if self.scanning and not (s.op == "accum" and self.strategy_of[s.buffer].atomics == "fixed point"):
             return []
         alone = "if (lane == 0) " if once and self.width > 1 and not self.warp_scan else ""
-        if self.across:
+        if self.across and not self.scanning:  # a scan goes on to rows that there are
             alone = f"if (live{' && lane == 0' if once and self.width > 1 else ''}) "
+        group = next((g for g in self.together if any(a is s for a in g)), None)
+        if group is not None and not self.scanning:
+            return self.added_together(group) if s is group[-1] else []
         if s.op == "check":
             return self.check(s, value, alone)
         if s.op == "store":
@@ -438,6 +442,8 @@ class PassWriter(AccumWriter):
         shape, wide = self.types[s.buffer].shape, self.wide_accumulator(s)
         axes = self.free(s) if wide else list(range(len(shape)))
         at = index(flatten([s.index[axis] for axis in axes], [shape[axis] for axis in axes]), OFFSETS)
+        if self.order_of_sums[s.buffer] is not None:
+            at = self.place_of_sum(s)
         if wide or strategy.partials:
             return guard + self.joined(s, f"p{number}[{at}]", value)
         if strategy.atomics == "fixed point" and self.scanning:
@@ -449,6 +455,25 @@ class PassWriter(AccumWriter):
         if strategy.atomics == "values":
             return f"{guard}gradc_atomic_{'add' if s.combine == 'sum' else s.combine}(&{element}, {value});"
         return guard + self.joined(s, element, value)
+
+    def place_of_sum(self, s: Stmt) -> str:
+        """The number of the sum in fixed point that an accum adds to."""
+        return index(place_of_sum(s.index, self.types[s.buffer].shape, self.order_of_sums[s.buffer]), OFFSETS)
+
+    def added_together(self, group: Sequence[Stmt]) -> list[str]:
+        """Accums of neighbouring sums: what the lanes of a warp add is exchanged before."""
+        number = self.number[group[0].buffer]
+        guards = [f"live && {variable(s.where)}" if s.where else "live" for s in group]
+        places = ", ".join(f"{g} ? {self.place_of_sum(s)} : -1" for g, s in zip(guards, group, strict=True))
+        values = ", ".join(variable(s.args[0]) for s in group)
+        own = "&exchanged[threadIdx.x / 32 * gradc_exchanged<EXCHANGED>::SLOTS]"
+        return [
+            "{",
+            f"const ix at[] = {{{places}}};",
+            f"const f32 values[] = {{{values}}};",
+            f"gradc_fixed_add_together(fixed{number}, odd{number}, at, values, scale{number}, {own});",
+            "}",
+        ]
 
     def into_segment(self, s: Stmt, value: str, alone: str) -> str:
         """An accum into the row of the segment: the first value of a segment is stored, others are combined with it."""

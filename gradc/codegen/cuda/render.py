@@ -17,6 +17,7 @@ from ..heading import heading
 from ..identifiers import foreign_axes, identifiers
 from ..text import standalone
 from .calls import support
+from .fixed_sums import elements_as_rows
 from .kernel import CudaKernel, Stage, own_dims
 from .rows import Writer
 
@@ -78,4 +79,4 @@ def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaK
 
 @functools.lru_cache(maxsize=4096)
 def _made(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> CudaKernel:
-    return Writer(kernel, dict(types)).made()
+    return Writer(elements_as_rows(kernel), dict(types)).made()

@@ -61,6 +61,7 @@ PURPOSE = {
     "tree": "Segments of many chunks: carry rows added up in groups of GRADC_TREE",
     "finish": "Segments of more than one chunk: their carry rows added up",
     "settle": "Sums in their own type become elements of the result",
+    "settle_interleaved": "Sums in their own type become elements of the result, which lie in another order",
 }
 """What each template's function does, for the comment above it."""
 
@@ -85,7 +86,8 @@ class Writer(PassWriter):
         self.dims = kernel.dims(types)
         self.passes = tuple(self.one_pass(p, i) for i, p in enumerate(self.phases))
         self.fixed = [a for a in self.views.values() if a.strategy.atomics == "fixed point"]
-        self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(kernel.passes)) if self.fixed else ()
+        looked_at = self.looked_at.passes if self.fixed else ()
+        self.scan = tuple(self.one_pass(p, i, scan=True) for i, p in enumerate(looked_at))
         self.part = self.parts[kernel.order] if self.order == "by key" else None
         self.splits = self.can_split_rows()
 
@@ -181,7 +183,7 @@ class Writer(PassWriter):
     def rows(self) -> Function:
         """The row program."""
         scales = [
-            declared(f"const int scale{a.number} = gradc_fixed_scale(largest{a.number}[0], {a.additions});")
+            declared(f"const int scale{a.number} = gradc_fixed_scale(largest{a.number}[0], {a.additions}){a.over};")
             for a in self.fixed
         ]
         if self.shared:
@@ -206,13 +208,14 @@ class Writer(PassWriter):
             yield from self.split_rows()
         for a in self.views.values():
             if a in self.fixed or a.f32_staged:
-                yield self.of_elements("settle", "settle", a)
+                yield self.of_elements("settle", "settle_interleaved" if a.interleaved else "settle", a)
 
     def of_elements(self, kind: str, template: str, a: AccumView) -> Function:
         """What is done to each element of a result, whatever it was made from."""
-        each = 2 if template == "clear_fixed" else EACH  # 16 bytes
-        count = ceildiv(maximum(self.types[a.buffer].count, 1), EACH * TIMES)
-        return self.function(f"{kind}{a.number}", kind, template, count, 1, a=a, each=each, times=EACH * TIMES // each)
+        each = {"clear_fixed": 2, "settle_interleaved": a.interleaved}.get(template, EACH)  # 2 sums: 16 bytes
+        times = EACH * TIMES // each
+        count = ceildiv(maximum(self.types[a.buffer].count, 1), each * times)
+        return self.function(f"{kind}{a.number}", kind, template, count, 1, a=a, each=each, times=times)
 
     def split_rows(self) -> Iterator[Function]:
         """A function for each phase of few long rows."""
@@ -252,6 +255,7 @@ class Writer(PassWriter):
         arrays = workspace(self.view.accums, per_chunk, self.groups if self.part is not None else None)
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
         even = "true" if self.even_cols else "cols % VEC == 0"
+        exchanged, slots = max(map(len, self.together), default=0), "gradc_exchanged<EXCHANGED>::SLOTS"
         return [
             Declaration("WIDTH", f"enum {{ WIDTH = {width} }}; /* threads of a task */"),
             Declaration("SHARING", f"enum {{ SHARING = {self.sharing} }}; /* tasks of a block that share a chunk */"),
@@ -264,6 +268,8 @@ class Writer(PassWriter):
             declared("const ix col_step = even_cols ? 1 : WIDTH;"),
             declared("const ix lane_col = even_cols ? lane * VEC : lane;"),
             declared(f"const bool vectorized = even_cols{conditions};"),
+            Declaration("EXCHANGED", f"enum {{ EXCHANGED = {exchanged} }}; /* values of a lane at once */"),
+            Declaration("exchanged", f"__shared__ gradc_addend exchanged[{self.threads // 32} * {slots}];"),
             Declaration("shared", f"__shared__ __align__(16) char shared[{self.threads if self.across else 32} * 16];"),
         ]
 

@@ -18,7 +18,8 @@ up in which order is decided by shapes alone.  Eight mappings:
 - *split rows*: few long rows.  Each pass is a function, a task a strip of a row, and what a pass reduces is combined
   from the strips by those after it.
 - *across*: neighbouring rows lie side by side in memory, as where an axis is reduced that is not the last.
-  Neighbouring threads have neighbouring rows; the threads of a row are as far apart as a block has rows.
+  Neighbouring threads have neighbouring rows; the threads of a row are as far apart as a block has rows.  So have those
+  that exchange what they add to sums in fixed point (:mod:`gradc.codegen.cuda.fixed_sums`), a row each.
 - else a task goes through *whole rows*; the row and the sums are in registers where the columns are few enough
   (:mod:`gradc.codegen.cuda.row_registers`); else sums are in memory, and each phase reads the row again.
 
@@ -41,6 +42,8 @@ from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
 from .columns import OFFSETS, Access, access, columns_at_once, linear
+from .fixed_sums import interleaved, neighbours
+from .magnitudes import largest_of
 from .row_registers import RowTask, row_task, row_task_across
 from .turned import turned
 
@@ -75,6 +78,10 @@ class TaskWriter(RowWriter):
     :ivar strips, tiled, shared, warp_scan: the mapping, if it is one of these.
     :ivar turn: how a map goes through tiles of two axes, if its loads and stores lie together along different ones.
     :ivar across: whether neighbouring threads have neighbouring rows.
+    :ivar together: accums whose values are exchanged with those of other lanes, and added together.
+    :ivar order_of_sums: of the results of these, by name; None: that of the result.
+    :ivar looked_at: the kernel that a scan for the largest values to be added goes through.
+    :ivar exponents: of two, how far each result's values may be above these.
     :ivar register_accumulators: whether sums are in registers.
     :ivar row_task: how a row is shared out that is kept in registers, if it is.
     :ivar sharing: tasks of a block that share a chunk of rows.
@@ -111,7 +118,14 @@ class TaskWriter(RowWriter):
         self.tiled &= not self.shared
         unordered = all(strategy.atomics == "values" for strategy in self.strategy_of.values())
         self.strips = alone and not self.shared and unordered
-        self.across = self.rows_across()
+        self.together = neighbours(kernel) if not kernel.cols else []
+        sums = {part.buffer: [s for s in kernel.accums if s.buffer == part.buffer] for part in self.parts.values()}
+        self.order_of_sums = {
+            buffer: interleaved(accums, types[buffer].shape) if self.together else None
+            for buffer, accums in sums.items()
+        }
+        self.looked_at, self.exponents = largest_of(kernel)
+        self.across = bool(self.together) or self.rows_across()
         single = self.shared or bool(kernel.scans) or self.across
         self.vec = 1 if single else columns_at_once(kernel, types, len(kernel.accums), reduces)
         self.warp_scan = not kernel.cols and self.order == "by key" and all(map(self.in_segments, self.ordered))
@@ -242,6 +256,8 @@ class TaskWriter(RowWriter):
         """Per block: a task of more than a warp that has a barrier has a block to itself."""
         if self.shared:
             return 32 * WARPS
+        if self.together:  # 16 values of a lane, with places of 64 bits, are 34 KB of shared memory
+            return THREADS // 2
         if self.across:
             return max(THREADS, min(32 * self.width, 2 * THREADS))
         return THREADS if self.width <= 32 or self.tiled or self.strips else self.width

@@ -167,6 +167,9 @@ class AccumView:
     :param additions: values that one element may be the sum of, at most.
     :param target: where sums are finished: the result, or its f32 staging.
     :param target_bytes: of an element there.
+    :param over: behind a scale, how far values may be above the largest that was looked for, as C.
+    :param interleaved: places on an axis of the result whose sums are innermost, if not 0; ``plane``: elements of the
+        axes behind it.
     :param kept_row: address of a kept row in the result, where it is owned.
     :param owned: its elements, likewise.
     :param shared_sums: of a thread's sums, the first, that are in shared memory.
@@ -194,6 +197,9 @@ class AccumView:
     additions: str
     target: str
     target_bytes: int
+    over: str = ""
+    interleaved: int = 0
+    plane: str = ""
     kept_row: str = ""
     owned: OwnedElements | None = None
     shared_sums: int = 0

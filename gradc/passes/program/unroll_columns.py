@@ -72,7 +72,7 @@ def _changed(
 ) -> tuple[list[Step], list[Buffer]]:
     """What stands for a kernel, and the buffers that it needs beside."""
     given = kernel
-    if (short := _computed_apart(kernel)) and (apart := _place_by_place(kernel, short, types)) is not None:
+    if (short := computed_apart(kernel)) and (apart := place_by_place(kernel, short, types)) is not None:
         return [apart], []
     if _over_windows(kernel):
         kernel = _loaded_once(Unrolled(kernel, kernel.cols).kernel(kernel.rows[:-1], kernel.rows[-1:], types), types)
@@ -149,12 +149,17 @@ def _in_turn(kernel: Kernel) -> bool:
     )
 
 
-def _computed_apart(kernel: Kernel) -> list[Axis]:
-    """The short axes whose places are each computed otherwise: a choice asks for one of them."""
+def computed_apart(kernel: Kernel, masks: bool = False) -> list[Axis]:
+    """The short axes whose places are each computed otherwise: a choice asks for one of them.
+
+    :param masks: or the mask of a load does.
+    """
     if _combines(kernel):
         return []
     tests = {s.name: s.index[0] for s in kernel.body if s.op == "in_bounds" and s.attr("hi") - s.attr("lo") == 1}
-    asked = {tests[s.args[0]].terms for s in kernel.body if s.op == "where" and s.args[0] in tests}
+    choices = [s.args[0] for s in kernel.body if s.op == "where"]
+    choices += [s.where for s in kernel.body if s.op == "load" and masks]
+    asked = {tests[name].terms for name in choices if name in tests}
     axes = [
         axis
         for axis in (*kernel.rows, *kernel.cols)
@@ -163,7 +168,7 @@ def _computed_apart(kernel: Kernel) -> list[Axis]:
     return axes if prod(n for _, n in axes if isinstance(n, int)) <= LONGEST else []
 
 
-def _place_by_place(kernel: Kernel, short: Sequence[Axis], types: Mapping[str, Type]) -> Kernel | None:
+def place_by_place(kernel: Kernel, short: Sequence[Axis], types: Mapping[str, Type]) -> Kernel | None:
     """The kernel without its short axes; None if it were too long, or has no others."""
     rows, cols = ([axis for axis in axes if axis not in short] for axes in (kernel.rows, kernel.cols))
     if not rows and not cols:
@@ -214,14 +219,15 @@ def _split(kernel: Kernel, step: int, types: Mapping[str, Type]) -> Kernel:
     column, size = kernel.cols[-1]
     part = f"{column}r"
     moved = {column: Index(0, ((column, step), (part, 1)))}
-    body = tuple(replace(s, index=tuple(_moved(i, moved) for i in s.index)) for s in kernel.body)
+    body = tuple(replace(s, index=tuple(substituted(i, moved) for i in s.index)) for s in kernel.body)
     assert isinstance(size, int)
     cols = (*kernel.cols[:-1], (column, size // step))
     wide = replace(kernel, cols=(*cols, (part, step)), body=body)
     return Unrolled(wide, wide.cols[-1:]).kernel(kernel.rows, cols, types)
 
 
-def _moved(index: Index, axes: Mapping[str, Index]) -> Index:
+def substituted(index: Index, axes: Mapping[str, Index]) -> Index:
+    """The index with affine expressions for some of its axes."""
     new = Index(index.const)
     for variable, factor in index.terms:
         new += axes.get(variable, Index.of(variable)) * factor

@@ -18,9 +18,15 @@ from .groups import Group, lowering, nbytes
 from .lower import CannotInline
 from .scheduler import Limits, Scheduler
 
+SHARED = 0.75
+"""Of two groups' statements, what one that has more than fits has at most: what both compute is computed once."""
 
-def merge(scheduler: Scheduler, limits: Limits) -> None:
-    """Changes the groups of a scheduler that has placed every node."""
+
+def merge(scheduler: Scheduler, limits: Limits, fits: Limits) -> None:
+    """Changes the groups of a scheduler that has placed every node.
+
+    :param fits: limits of two groups that share little of what they compute.
+    """
     scheduler.limits = limits
     scheduler.refused.clear()
     size = functools.cache(lambda node: int(nbytes(node)))
@@ -33,7 +39,7 @@ def merge(scheduler: Scheduler, limits: Limits) -> None:
         if first not in live or second not in live:
             continue
         a, b = live[first], live[second]
-        why = _merged(scheduler, a, b)
+        why = _merged(scheduler, a, b, fits)
         if why:
             scheduler.refused[first, second] = total(node.type.nbytes for node in moved_by_both(scheduler, a, b)), why
             continue
@@ -69,7 +75,7 @@ def moved_by_both(scheduler: Scheduler, a: Group, b: Group) -> set[Node]:
     return shared | (scheduler.loads[a.key] & b.placed.keys()) | (scheduler.loads[b.key] & a.placed.keys())
 
 
-def _merged(scheduler: Scheduler, a: Group, b: Group) -> str:
+def _merged(scheduler: Scheduler, a: Group, b: Group, fits: Limits) -> str:
     """Merge two groups; the reason if they cannot be, and then nothing has changed, else ""."""
     if scheduler.order.between(a.key, b.key):
         return "a third kernel needs the one and is needed by the other"
@@ -81,6 +87,10 @@ def _merged(scheduler: Scheduler, a: Group, b: Group) -> str:
     for node in nodes:
         scheduler.forget(node)
     refusal = next((reason for node in nodes if (reason := _add(scheduler, node, new)) is not None), None)
+    statements = len(new.builder.body)
+    if refusal is None and (statements > fits.statements or new.builder.cost > fits.cost):
+        if statements > SHARED * (len(a.builder.body) + len(b.builder.body)):
+            refusal = CannotInline(nodes[-1], "too long a kernel")
     if refusal is None:
         scheduler.retire(a)
         scheduler.retire(b)

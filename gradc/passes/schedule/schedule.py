@@ -81,7 +81,7 @@ def _placed(graph: Graph, forced: set[Node], fuse: bool, device: Device, result:
             try:
                 scheduler.run()
                 if fuse:
-                    merge(scheduler, MERGED if scheduler.host else FIRST)
+                    merge(scheduler, MERGED, MERGED if scheduler.host else FIRST)
                 return result(scheduler)
             except CannotInline as reason:
                 if reason.node in scheduler.forced:

@@ -1,0 +1,43 @@
+"""inline_constants: an element of a constant array, at a place that is known, is a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...ir.kernel import Buffer, Kernel, Program
+from ...ir.statement import Stmt
+
+
+def inline_constants(program: Program) -> Program:
+    """load c[0, 1] : f32, of const c = [[-1.0, 1.0]]  ->  const {value=1.0} : f32
+
+    So are the coefficients of weights where taps are unrolled: a compiler leaves out a product with 1.
+    """
+    constants = {b.name: b for b in program.of_kind("const") if not b.alias}
+    types = {b.name: b.type for b in program.buffers}
+    steps = []
+    for step in program.steps:
+        if isinstance(step, Kernel):
+            body = tuple(_inlined(s, constants) for s in step.body)
+            if body != step.body:
+                step = replace(step, body=body).named_by_structure(step.name.rpartition("_")[0], types)
+        steps.append(step)
+    if tuple(steps) == program.steps:
+        return program
+    kept = {b for step in steps for b in (*step.reads, *step.writes)} | {b.alias for b in program.buffers}
+    kept |= {b for _, b in program.outputs}
+    buffers = tuple(b for b in program.buffers if b.kind != "const" or b.name in kept)
+    return replace(program, steps=tuple(steps), buffers=buffers)
+
+
+def _inlined(s: Stmt, constants: Mapping[str, Buffer]) -> Stmt:
+    if s.op != "load" or s.where or s.buffer not in constants or any(i.terms for i in s.index):
+        return s
+    place, shape = [i.const for i in s.index], constants[s.buffer].type.shape
+    at = 0
+    for entry, size in zip(place, shape, strict=True):
+        if not isinstance(entry, int) or not isinstance(size, int) or not 0 <= entry < size:
+            return s
+        at = at * size + entry
+    return replace(s, op="const", buffer="", index=(), attrs=(("value", constants[s.buffer].value[at]),))
