@@ -11,7 +11,7 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
 ``read`` are the bytes that the values are made from, ``index`` those of the indices::
 
     floor        = (read + index + V D s) / B
-    sort         = base + [N > 16384] ceil(log2 V / 9) max(pass, N / rate)
+    sort         = base + [N > 8192] ceil(log2 V / 9) max(pass, N / rate)
     atomic       = V D a / B + max((read + index) / B, adds, R hot) + [U D a > 0.6 L2] 2 U D a / B
                    + [s = 2] 6 V D / B + 2 launches, 3 if s = 2
     segmented    = sort + (read + V D s + 8 N) / B + 2 (R / 128) D a / B + 3 launches
