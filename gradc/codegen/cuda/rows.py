@@ -44,6 +44,9 @@ from .workspace import axis_declarations, declared, size_declarations, strip_arr
 FOLDER = "cuda/kernel"
 EACH, TIMES = 4, 4
 """Neighbouring elements of a result that a thread clears or finishes, and how many such."""
+RESIDENT = 1024
+"""Threads of a multiprocessor at least that go through chunks of columns: all of GPU_WORKERS at once on 128 of them or more, as a
+second wave of a few blocks would take as long as the first."""
 CLEARED = 8
 """Vectors that a thread stores into rows that nobody hits: enough of them are under way together that a row's first position, which
 must be loaded before, delays none."""
@@ -162,7 +165,7 @@ class Writer(PassWriter):
             name=name,
             purpose=PURPOSE["fold" if kind == "fold" else template],
             threads=self.threads,
-            min_blocks=max(1, 512 // self.threads),
+            min_blocks=max(1, (RESIDENT if kind == "rows" and self.sums_columns else 512) // self.threads),
             buffers=self.parameters,
             dims="".join(f"const i64 dim{i}, " for i in range(len(self.dims))),
             declarations=tuple(used([*self.declarations(lanes or width, vec or self.vec), *setup], body)),

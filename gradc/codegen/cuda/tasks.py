@@ -164,6 +164,11 @@ class TaskWriter(RowWriter):
         """
         return isinstance(self.k.col_count, int) and not self.order and all(map(self.lasting, self.ordered))
 
+    @property
+    def sums_columns(self) -> bool:
+        """Whether each task has sums of its own columns in registers, over a chunk of rows in their own order."""
+        return self.tiled and not self.order and all(self.strategy_of[s.buffer].partials for s in self.ordered)
+
     def shares_chunks(self) -> bool:
         """Whether the tasks of a block go through one chunk, a row each in turn, and add their sums up at its end: all
         sums are in registers.
