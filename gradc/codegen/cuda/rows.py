@@ -45,11 +45,13 @@ FOLDER = "cuda/kernel"
 EACH, TIMES = 4, 4
 """Neighbouring elements of a result that a thread clears or finishes, and how many such."""
 RESIDENT = 1024
-"""Threads of a multiprocessor at least that go through chunks of columns: all of GPU_WORKERS at once on 128 of them or more, as a
-second wave of a few blocks would take as long as the first."""
+"""Threads of a multiprocessor, at least, that add up columns: with 128 multiprocessors or more all of GPU_WORKERS are
+resident at once, as a second wave of a few blocks would take as long as the first.
+"""
 CLEARED = 8
-"""Vectors that a thread stores into rows that nobody hits: enough of them are under way together that a row's first position, which
-must be loaded before, delays none."""
+"""Vectors that a thread stores into rows that nobody hits: enough of them are under way together that the first
+positions of rows, which must be loaded before, delay none.
+"""
 PURPOSE = {
     "clear": "The neutral element in a result that atomics combine into",
     "clear_fixed": "Zeros in sums in fixed point",

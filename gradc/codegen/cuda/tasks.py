@@ -166,8 +166,18 @@ class TaskWriter(RowWriter):
 
     @property
     def sums_columns(self) -> bool:
-        """Whether each task has sums of its own columns in registers, over a chunk of rows in their own order."""
-        return self.tiled and not self.order and all(self.strategy_of[s.buffer].partials for s in self.ordered)
+        """Whether a task has one sum of each of its columns over a chunk of rows as they come, and does nothing else."""
+        partial = all(self.strategy_of[s.buffer].partials for s in self.ordered)
+        return (
+            self.tiled
+            and not self.order
+            and partial
+            and sorted(s.op for s in self.k.body if s.op != "cast")
+            == [
+                "accum",
+                "load",
+            ]
+        )
 
     def shares_chunks(self) -> bool:
         """Whether the tasks of a block go through one chunk, a row each in turn, and add their sums up at its end: all

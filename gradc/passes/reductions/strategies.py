@@ -32,8 +32,9 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
 128-byte lines that they reach.  Partial results within 60 % of L2 move at its rate.  ``shared``: each block adds up in
 its own memory, its warps share the rows out by their index, so that every sum has one owner, and what is left of a
 block moves once.  ``row`` is a memory's latency shared by the rows that a task has under way, ``hit`` a row that a warp
-adds, ``add`` one that all of a multiprocessor's do.  The first four are models of kernels that others measured; privatized, regular and atomic_fixed are derived from
-what they move.  None of them has been held against our own kernels on a device yet.
+adds, ``add`` one that all of a multiprocessor's do.  The first four are models of kernels that others measured;
+privatized, regular and atomic_fixed are derived from what they move.  An H100 has run the kernels once, which were
+changed since: what it took is in ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ BLOCK = 256
 HIT = 17e-9
 """Seconds per row that one warp adds to what it has in registers: an estimate."""
 ADD = 9e-9
-"""Seconds per row of OWN_COLUMNS columns that a multiprocessor adds to sums in shared memory: an estimate, two thirds of what
-an H100 took when half as many rows were staged at once.
+"""Seconds per row of OWN_COLUMNS columns that a multiprocessor adds to sums in shared memory: an estimate, two thirds
+of what an H100 took when half as many rows were staged at once.
 """
 ROW = 0.25e-6
 """Seconds per row of a task: an estimate."""
