@@ -166,7 +166,7 @@ class TaskWriter(RowWriter):
 
     @property
     def sums_columns(self) -> bool:
-        """Whether a task has one sum of each of its columns over a chunk of rows as they come, and does nothing else."""
+        """Whether a task adds up each of its columns over a chunk of rows as they come, and does nothing else."""
         partial = all(self.strategy_of[s.buffer].partials for s in self.ordered)
         return (
             self.tiled
