@@ -137,6 +137,10 @@ GRADC_FN void gradc_get_all(gradc_vector<T, N> (&to)[TIMES], const T *from, ix c
   }
 }
 
+template <class T, int N> GRADC_FN void gradc_get_vector(gradc_vector<T, N> &to, const T *from, ix col, ix col_step, ix end_col, bool vectorized) {
+  gradc_get_all((gradc_vector<T, N>(&)[1])to, from, col, 0, col_step, end_col, vectorized);
+}
+
 template <class T, int N> GRADC_FN void gradc_put(T *to, const T (&from)[N], ix col, ix col_step, ix end_col, bool vectorized) {
   if (vectorized) {
     if (col >= end_col) return;

@@ -3,7 +3,7 @@
 #include "sort_tile.h"
 #include "sort_bounds.cu"
 
-enum { GRADC_TILE = 8192, GRADC_ONE_BLOCK = 16384, GRADC_FEW_TILES = 32 }; /* FEW_TILES: each adds up the counts of those before it by itself */
+enum { GRADC_TILE = 8192, GRADC_ONE_BLOCK = 8192, GRADC_FEW_TILES = 32 }; /* FEW_TILES: each adds up the counts of those before it by itself */
 
 /* Up to GRADC_ONE_BLOCK rows; a row's number is its position. */
 extern "C" __global__ void __launch_bounds__(1024) gradc_sort_block(u32 *key, u32 *row, i64 rows, i64 passes, i64 bits, const u64 *flag, i64 site) {
@@ -31,19 +31,20 @@ extern "C" __global__ void __launch_bounds__(1024) gradc_sort_block(u32 *key, u3
 /* Where the number of a tile's rows with a digit stands. */
 GRADC_FN i64 gradc_sort_count_at(i64 digit, i64 tile, i64 tiles) { return tiles <= GRADC_FEW_TILES ? tile * GRADC_DIGITS + digit : digit * tiles + tile; }
 
-/* How many rows of each tile have each digit. */
-extern "C" __global__ void __launch_bounds__(512) gradc_sort_count(const u32 *key, u32 *counts, i64 rows, i64 tiles, i64 shift, i64 bits, const u64 *flag, i64 site) {
+/* How many rows of each tile have each digit.  A tile has `each` rows for each of 512 threads. */
+extern "C" __global__ void __launch_bounds__(512) gradc_sort_count(const u32 *key, u32 *counts, i64 rows, i64 tiles, i64 each, i64 shift, i64 bits, const u64 *flag, i64 site) {
   if (gradc_stopped(flag, site)) return;
   __shared__ u32 count[GRADC_DIGITS];
   count[threadIdx.x] = 0;
-  const i64 first = blockIdx.x * (i64)GRADC_TILE + threadIdx.x;
+  const i64 first = blockIdx.x * each * 512 + threadIdx.x;
+  const int most = (int)each;
   u32 keys[GRADC_ITEMS]; /* all loads before the first addition: none moves in front of one */
 #pragma unroll
-  for (int i = 0; i < GRADC_ITEMS; i++) keys[i] = first + i * 512 < rows ? key[first + i * 512] : 0;
+  for (int i = 0; i < GRADC_ITEMS; i++) keys[i] = i < most && first + i * 512 < rows ? key[first + i * 512] : 0;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++)
-    if (first + i * 512 < rows) atomicAdd(&count[gradc_digit(keys[i], (int)shift, (int)bits)], 1u);
+    if (i < most && first + i * 512 < rows) atomicAdd(&count[gradc_digit(keys[i], (int)shift, (int)bits)], 1u);
   __syncthreads();
   if (threadIdx.x < 1u << bits) counts[gradc_sort_count_at(threadIdx.x, blockIdx.x, tiles)] = count[threadIdx.x];
 }
@@ -77,17 +78,17 @@ extern "C" __global__ void __launch_bounds__(256) gradc_sort_scan(u32 *counts, i
 
 /* Rows go to their places, those of one digit side by side; first: a row's number is its position. */
 extern "C" __global__ void __launch_bounds__(512) gradc_sort_move(const u32 *key, const u32 *row, const u32 *counts, u32 *key_out, u32 *row_out, i64 rows,
-                                                                  i64 tiles, i64 shift, i64 bits, i64 first, const u64 *flag, i64 site) {
+                                                                  i64 tiles, i64 each, i64 shift, i64 bits, i64 first, const u64 *flag, i64 site) {
   if (gradc_stopped(flag, site)) return;
   __shared__ u32 room[GRADC_TILE], begin[GRADC_DIGITS], sums[16]; /* room: counts, then the rows' words */
-  const i64 tile = blockIdx.x, from = tile * GRADC_TILE;
-  const gradc_items items = gradc_items_of(rows - from < GRADC_TILE ? (int)(rows - from) : GRADC_TILE, GRADC_ITEMS);
+  const i64 tile = blockIdx.x, from = tile * each * 512;
+  const gradc_items items = gradc_items_of(rows - from < each * 512 ? (int)(rows - from) : (int)each * 512, (int)each);
   const int digit = (int)threadIdx.x;
   u32 before = 0, whole = 0, all;
   if (digit < 1 << bits) {
     if (tiles > GRADC_FEW_TILES) before = counts[gradc_sort_count_at(digit, tile, tiles)], whole = counts[GRADC_DIGITS * tiles + digit];
     else
-#pragma unroll 4
+#pragma unroll 16
       for (i64 t = 0; t < tiles; t++) {
         const u32 here = counts[gradc_sort_count_at(digit, t, tiles)];
         whole += here;
@@ -103,11 +104,11 @@ extern "C" __global__ void __launch_bounds__(512) gradc_sort_move(const u32 *key
   gradc_sort_exchange<u32, 0>(place, keys, items, room);
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++)
-    if (i < items.count) room[place.get(i)] = first ? (u32)(from + items.first + 32 * i) : (row + from)[items.first + 32 * i];
+    if (i < items.most && i < items.count) room[place.get(i)] = first ? (u32)(from + items.first + 32 * i) : (row + from)[items.first + 32 * i];
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++) {
-    if (i >= items.count) continue;
+    if (i >= items.most || i >= items.count) continue;
     const u32 to = begin[gradc_digit(keys[i], (int)shift, (int)bits)] + (u32)(items.first + 32 * i);
     key_out[to] = keys[i], row_out[to] = room[items.first + 32 * i];
   }

@@ -22,15 +22,17 @@ extern "C" __global__ void __launch_bounds__(256) gradc_sort_bounds(const u32 *k
   const i64 base = blockIdx.x * (i64)GRADC_BOUNDS;
   const i64 from = gradc_sort_lower(key, rows, base), to = gradc_sort_lower(key, rows, base + GRADC_BOUNDS);
   const bool many = to - from > GRADC_MOST_FILLED;
-  for (int i = (int)threadIdx.x; i < GRADC_BOUNDS; i += 256) {
-    i64 low = many ? from : to, high = to;
-    while (low < high) {
-      const i64 middle = low + (high - low) / 2;
-      if ((i64)key[middle] < base + i) low = middle + 1;
-      else high = middle;
-    }
-    found[i] = (u32)low;
+  i64 low[4]; /* a thread's keys are looked for side by side, as each step waits for a load */
+#pragma unroll
+  for (int j = 0; j < 4; j++) low[j] = many ? from : to;
+  for (i64 count = many ? to - from : 0, half; count > 0; count -= half) { /* of the rows from low on the first that is not less is one, or behind all */
+    half = (count + 1) / 2;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      if ((i64)key[low[j] + half - 1] < base + (int)threadIdx.x + 256 * j) low[j] += half;
   }
+#pragma unroll
+  for (int j = 0; j < 4; j++) found[threadIdx.x + 256 * j] = (u32)low[j];
   __syncthreads();
   if (!many)
     for (i64 p = from + threadIdx.x; p < to; p += 256)

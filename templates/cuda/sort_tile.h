@@ -49,6 +49,18 @@ template <int WARPS> GRADC_FN u32 gradc_sort_before(u32 own, u32 *sums, u32 *all
   return before;
 }
 
+/* The lanes whose digits are this lane's: a vote for each bit.  One __match_any_sync would say the same, and takes some ten clocks for
+ * each of the digits that a warp has: it was nearly all of a pass's time on an H100. */
+GRADC_FN u32 gradc_alike(u32 digit) {
+  u32 alike = 0xffffffffu;
+#pragma unroll
+  for (int b = 0; b < GRADC_DIGIT_BITS; b++) {
+    const bool set = digit >> b & 1u;
+    alike &= __ballot_sync(0xffffffffu, set) ^ (set ? 0u : 0xffffffffu);
+  }
+  return alike;
+}
+
 /* place: the position of item i after a pass over one digit of 1 << bits values; first[d]: where digit d begins.  count: a
  * number for each warp and digit, free again at the end. */
 template <int WARPS>
@@ -62,11 +74,16 @@ GRADC_FN void gradc_sort_places(const u32 (&key)[GRADC_ITEMS], gradc_halves &pla
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++) {
     if (i >= items.most) continue;
-    const u32 digit = gradc_digit(key[i], shift, bits), alike = __match_any_sync(0xffffffffu, digit);
-    const u32 rank = __popc(alike & ((1u << lane) - 1)), lower = own[digit];
-    place.set(i, lower + rank);
+    const u32 alike = gradc_alike(gradc_digit(key[i], shift, bits));
+    place.set(i, __popc(alike & ((1u << lane) - 1)) | __popc(alike) << 5); /* rank among those alike, and their number */
+  }
+#pragma unroll
+  for (int i = 0; i < GRADC_ITEMS; i++) {
+    if (i >= items.most) continue;
+    const u32 digit = gradc_digit(key[i], shift, bits), rank = place.get(i) & 31u, lower = own[digit];
     __syncwarp();
-    if (rank == 0) own[digit] = (u16)(lower + __popc(alike));
+    if (rank == 0) own[digit] = (u16)(lower + (place.get(i) >> 5));
+    place.set(i, lower + rank);
     __syncwarp();
   }
   __syncthreads();

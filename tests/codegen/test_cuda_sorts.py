@@ -150,10 +150,10 @@ def counted(rows: int, keys: int, groups: int = 1) -> int:
 
 
 def test_launches() -> None:
-    """One block to 16384 rows, two passes to 2^18 keys; a scan of its own where there are more tiles than a block
+    """One block to 8192 rows, two passes to 2^18 keys; a scan of its own where there are more tiles than a block
     looks at; one for where keys start.
     """
-    assert counted(16384, 32_000) == counted(16384, 2**31) == 2
+    assert counted(8192, 32_000) == counted(8192, 2**31) == 2
     assert counted(65_536, 512) == 3 and counted(65_536, 128_256) == counted(65_536, 2**18) == 5
     assert counted(1_000_000, 1_000_000) == 3 * 3 + 1 and counted(2**24, 128_256) == 2 * 3 + 1
     assert counted(65_536, 32_000) + 1 == counted(8 * 65_536, 8 * 32_000, groups=8)
@@ -197,7 +197,7 @@ def test_scales_of_groups_are_sorted_by_row() -> None:
     made = [a for each in actions for a in each if isinstance(a, Launch)]
     (move, *_) = [a for a in made if a.function == "gradc_sort_move"]
     (finish,) = [a for a in made if a.function.endswith("_finish")]
-    assert move.blocks == 65_536 // TILE and finish.blocks * finish.threads < 3 * 32_000 + finish.threads
+    assert move.blocks == FEW_TILES and finish.blocks * finish.threads < 3 * 32_000 + finish.threads
 
 
 def test_a_scan_with_more_rows_than_threads(monkeypatch: pytest.MonkeyPatch) -> None:

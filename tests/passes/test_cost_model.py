@@ -96,8 +96,8 @@ def picks(program: Program, dims: dict[str, int], **options: Any) -> list[str]:
 
 EXAMPLES = {
     # case: sizes, (U, R) where known, floor, atomic, segmented in us as the table has them
-    "N16384 V128256 D4096 bf16 -> bf16": (row_scatter(16384, 128256, 4096, 2, 2), (None, None), 395, 1999, 415),
-    "same, fp32 out": (row_scatter(16384, 128256, 4096, 2, 4), (None, None), 745, 946, 765),
+    "N16384 V128256 D4096 bf16 -> bf16": (row_scatter(16384, 128256, 4096, 2, 2), (None, None), 395, 1999, 431),
+    "same, fp32 out": (row_scatter(16384, 128256, 4096, 2, 4), (None, None), 745, 946, 781),
     "N65536 V128256 D4096 zipf, bf16": (
         row_scatter(65536, 128256, 4096, 2, 2),
         zipf(65536, 128256, 1.05),
@@ -131,21 +131,20 @@ def test_the_largest_example_has_rounder_numbers() -> None:
     )
 
 
-def test_the_privatized_example_is_its_floor_and_its_partial_results() -> None:
-    """~12 us beside a sort's 39: 11.4 us of reading and writing and, on their way through L2, 2.7 of 64 blocks' partial
-    results; 5 of two launches come on top.
+def test_the_privatized_example_is_its_additions_and_its_partial_results() -> None:
+    """11.4 us of reading and writing beside 17.9 in which 132 multiprocessors add 262,144 pieces of rows to sums in
+    their shared memory; on their way through L2, 2.7 of 64 blocks' partial results; 5 of two launches come on top.
     """
     s = row_scatter(65536, 155, 128, own=True)
     found = microseconds(s)
     assert s.own and partials(s) == 64
     apart = 2 * 64 * s.out * 4 / H100.resident * 1e6
-    assert (
-        found["privatized"] == pytest.approx(floor(s) / H100.bandwidth * 1e6 + apart + 5)
-        and round(found["privatized"]) == 19
-    )
-    assert cheapest(s, H100, DETERMINISTIC) == "privatized" and found["privatized"] < found["segmented"] / 2
+    added = 65536 * 4 / 132 * 9e-3
+    assert added > floor(s) / H100.bandwidth * 1e6
+    assert found["privatized"] == pytest.approx(added + apart + 5) and round(found["privatized"]) == 26
+    assert cheapest(s, H100, DETERMINISTIC) == "privatized" and found["privatized"] < found["segmented"]
     half = microseconds(s, H100, None, 32768)["privatized"]
-    assert half == found["privatized"], "512 rows that one warp adds take no longer than 1024 take to come"
+    assert half == found["privatized"], "512 rows that one warp adds take no longer than 1024 that all add"
     assert (
         microseconds(replace(s, width=32, out=155 * 32, read=s.read // 4), H100, None, 65536)["privatized"]
         < 2 * microseconds(replace(s, width=32, out=155 * 32, read=s.read // 4))["privatized"]
@@ -207,7 +206,7 @@ def test_16_bit_outputs_cost_atomics_a_scratch() -> None:
     (kernel,) = combining(program)
     (part,) = combines(kernel, types)
     found = {e.strategy: e for e in estimates(kernel, part, types, {"N": 16384, "V": 128256}, H100)}
-    assert round(found["atomic"].seconds * 1e6) == 1999 and round(found["segmented"].seconds * 1e6) == 415
+    assert round(found["atomic"].seconds * 1e6) == 1999 and round(found["segmented"].seconds * 1e6) == 431
     assert "rounded to 2 bytes" in found["atomic"].why
     for V in (10, 1000, 100_000):
         wide, narrow = row_scatter(4096, V, 512, 2, 4), row_scatter(4096, V, 512, 2, 2)
@@ -271,15 +270,17 @@ def test_a_table_inside_l2_is_atomic_until_a_row_is_hot() -> None:
 
 @pytest.mark.parametrize("D", [32, 128, 4096])
 def test_few_rows_into_a_small_result_are_privatized(D: int) -> None:
-    """Partial results are as many as the template makes; a sort costs its launches whatever it sorts."""
+    """Partial results are as many as the template makes; a sort costs its launches whatever it sorts.  Beside the
+    additions of many rows, each in pieces of 32 columns, its launches are little.
+    """
     own, apart = (lambda n: partials(row_scatter(n, 2, D, own=True))), (lambda n: partials(row_scatter(n, 2, D)))
     assert [apart(n) for n in (1, 8, 9, 800)] == [1, 1, 2, 100] and apart(10**7) == min((1 << 17) // (D // 4), 1024)
     assert [own(n) for n in (1, 64, 65)] == [1, 1, 2] and own(10**7) == 256 // (D // 32)
     for N, V, wanted in (
         (64, 2, "privatized"),
         (8, 155, "privatized"),
-        (65_536, 155, "privatized"),
-        (1_048_576, 2, "privatized"),
+        (65_536, 155, "privatized" if D <= 128 else "segmented"),
+        (1_048_576, 2, "privatized" if D == 32 else "segmented"),
         (65_536, 1550, "segmented"),
     ):
         assert picks(embedding(str(N), f"f32[{V},{D}]"), {}) == [wanted], (N, V)

@@ -81,6 +81,11 @@ class Sizes:
     index_bound: int = 0
     sort: RowSort | None = None
 
+    @property
+    def chunks(self) -> int:
+        """Of its rows."""
+        return chunks(self.rows, self.chunk)
+
     def wide(self, stage: Stage, blocks: int, threads: int) -> bool:
         """Whether so many blocks of a stage need offsets of 64 bits: nothing proves that 32 are enough."""
         grid = blocks * threads
@@ -91,7 +96,7 @@ class Sizes:
         """Tasks of a stage whose number depends on the chunk."""
         if stage.kind in ("part", "last"):
             return self.rows * (self.strips_per_row if stage.kind == "part" else min(self.strips_per_row, 1))
-        groups = chunks(self.rows, self.chunk) // TREE
+        groups = self.chunks // TREE
         return (self.tasks if self.strips_per_row == 0 else 0) if stage.kind != "tree" else groups if groups > 1 else 0
 
 
@@ -244,6 +249,7 @@ class LaunchPlan:
                 if stage.tasks is None
                 else evaluate(stage.tasks, dict(zip(own_dims(kernel), sizes.dims, strict=True)))
             )
+            tasks += sizes.chunks if stage.kind == "finish" else 0
             own = aux or (-1 if stage.kind == "key" and sizes.sort and sizes.sort.moves % 2 else 0)
             if tasks > 0:
                 actions += self.launches(stage, kernel, item, sizes, tasks, number, own)

@@ -291,9 +291,7 @@ class PassWriter(AccumWriter):
             self.loaded_first |= {name} if first else set()
         together = name in self.loaded_first or (self.unroll and (self.row_task is None or self.row_task.together))
         array = f"{name}[{'t' if together else 'u' if self.prefetched else 0}]"
-        narrow = s.dtype.name == "bf16" and not self.prefetched
-        element = f"{array}[j]" if self.prefetched else f"{array}.items[j]"
-        read = f"gradc_bf16_at({array}, j)" if narrow else loaded(s.dtype, element)
+        read = f"gradc_bf16_at({array}, j)" if s.dtype.name == "bf16" else loaded(s.dtype, f"{array}.items[j]")
         read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
         return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"
 

@@ -1,7 +1,8 @@
 """The stable sort of rows by key on a GPU: its arrays and its launches, which sizes alone decide.
 
 ``templates/cuda/sort.cu`` has the functions: one block sorts few rows in shared memory, in one launch; more rows are
-moved digit by digit, in two launches a pass, or three where there are many tiles.  Digits share out a key's bits.
+moved digit by digit, in two launches a pass, or three where there are many tiles: tiles are as small as leaves few, so
+that as many multiprocessors work.  Digits share out a key's bits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .actions import Launch, Part, align, chunks
 _SORT, _TILE, _BOUNDS = (enumerators(f"cuda/{name}") for name in ("sort.cu", "sort_tile.h", "sort_bounds.cu"))
 DIGITS = _TILE["GRADC_DIGITS"]
 TILE = _SORT["GRADC_TILE"]
+"""Rows of a tile at most."""
 FEW_TILES = _SORT["GRADC_FEW_TILES"]
 """Tiles whose counts need no scan."""
 ONE_BLOCK = _SORT["GRADC_ONE_BLOCK"]
@@ -60,6 +62,16 @@ class RowSort:
         return count, max(1, chunks(largest.bit_length(), count))
 
     @property
+    def each(self) -> int:
+        """Rows of a tile for each of its threads: one more whenever there would be more than few tiles."""
+        return max(1, min(chunks(self.sorted_rows, FEW_TILES * TILE_THREADS), TILE // TILE_THREADS))
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a pass."""
+        return chunks(self.sorted_rows, self.each * TILE_THREADS)
+
+    @property
     def moves(self) -> int:
         """Passes that move rows from one side to the other.  0: one block sorts in place."""
         return 0 if self.sorted_rows <= ONE_BLOCK else self.digits[0]
@@ -67,7 +79,7 @@ class RowSort:
     @property
     def counts(self) -> int:
         """Elements of the array of counts: rows of each digit in each tile, and in all."""
-        return DIGITS * (chunks(self.sorted_rows, TILE) + 1) if self.moves else 0
+        return DIGITS * (self.tiles + 1) if self.moves else 0
 
     @property
     def arrays(self) -> list[int]:
@@ -105,15 +117,15 @@ class RowSort:
 
     def _passes(self, sides: Sequence[tuple[Part, Part]], counts: Part, end: tuple[Part, int]) -> list[Launch]:
         """:param sides: (keys, rows) of both; the sort ends in the first."""
-        rows, tiles, (number, bits) = self.sorted_rows, chunks(self.sorted_rows, TILE), self.digits
+        rows, tiles, each, (number, bits) = self.sorted_rows, self.tiles, self.each, self.digits
         launches = []
         for i in range(number):
             (key, row), (key_out, row_out) = sides if (number - i) % 2 == 0 else sides[::-1]
-            args: tuple[Part | int, ...] = (key, counts, rows, tiles, bits * i, bits, *end)
+            args: tuple[Part | int, ...] = (key, counts, rows, tiles, each, bits * i, bits, *end)
             launches.append(Launch("gradc_sort_count", tiles, TILE_THREADS, args, (1,)))
             if tiles > FEW_TILES:
                 launches.append(Launch("gradc_sort_scan", 1 << bits, THREADS, (counts, tiles, *end), (0,)))
-            args = (key, row, counts, key_out, row_out, rows, tiles, bits * i, bits, int(i == 0), *end)
+            args = (key, row, counts, key_out, row_out, rows, tiles, each, bits * i, bits, int(i == 0), *end)
             launches.append(Launch("gradc_sort_move", tiles, TILE_THREADS, args, (3, 4)))
         return launches
 

@@ -22,7 +22,7 @@ from .columns import OFFSETS
 from .index_bound import index_bounds
 from .kernel import CudaKernel, Stage
 from .passes import PassWriter
-from .tasks import STAGED_ROWS, STRIP, THREADS, WARPS
+from .tasks import STAGED_ROWS, STRIP, THREADS, WARPS, full_width
 from .turned import TURN, Turn
 from .views import (
     AccumView,
@@ -44,6 +44,14 @@ from .workspace import axis_declarations, declared, size_declarations, strip_arr
 FOLDER = "cuda/kernel"
 EACH, TIMES = 4, 4
 """Neighbouring elements of a result that a thread clears or finishes, and how many such."""
+RESIDENT = 1024
+"""Threads of a multiprocessor, at least, that add up columns: with 128 multiprocessors or more all of GPU_WORKERS are
+resident at once, as a second wave of a few blocks would take as long as the first.
+"""
+CLEARED = 8
+"""Vectors that a thread stores into rows that nobody hits: enough of them are under way together that the first
+positions of rows, which must be loaded before, delay none.
+"""
 PURPOSE = {
     "clear": "The neutral element in a result that atomics combine into",
     "clear_fixed": "Zeros in sums in fixed point",
@@ -59,7 +67,7 @@ PURPOSE = {
     "split_rows": "One phase of few long rows: a task has a strip of a row",
     "fold": "The chunks' partial results, added up",
     "tree": "Segments of many chunks: carry rows added up in groups of GRADC_TREE",
-    "finish": "Segments of more than one chunk: their carry rows added up",
+    "finish": "Segments of more than one chunk, their carry rows added up; rows that nobody hits",
     "settle": "Sums in their own type become elements of the result",
     "settle_interleaved": "Sums in their own type become elements of the result, which lie in another order",
 }
@@ -161,7 +169,7 @@ class Writer(PassWriter):
             name=name,
             purpose=PURPOSE["fold" if kind == "fold" else template],
             threads=self.threads,
-            min_blocks=max(1, 512 // self.threads),
+            min_blocks=max(1, (RESIDENT if kind == "rows" and self.sums_columns else 512) // self.threads),
             buffers=self.parameters,
             dims="".join(f"const i64 dim{i}, " for i in range(len(self.dims))),
             declarations=tuple(used([*self.declarations(lanes or width, vec or self.vec), *setup], body)),
@@ -201,9 +209,11 @@ class Writer(PassWriter):
             walkers = self.threads // elements
             yield self.function(f"fold{a.number}", "fold", a.strategy.fold, count, walkers, a=a, elements=elements)
         if self.keys is not None:
-            width, vec = self.threads_of_result()
+            width, vec, times = self.threads_of_result()
+            each, beside = ceildiv(CLEARED, times), max(32 // width, 1)
+            tasks = ceildiv(self.keys, each * beside) * beside
             yield self.function("tree", "tree", "tree", None, width, vec=vec)
-            yield self.function("finish", "finish", "finish", self.keys, width, vec=vec)
+            yield self.function("finish", "finish", "finish", tasks, width, vec=vec, each=each, beside=beside)
         if self.splits:
             yield from self.split_rows()
         for a in self.views.values():
@@ -417,20 +427,19 @@ class Writer(PassWriter):
         axes = used(axis_declarations(self.sorted_axes, row), "\n".join([*lines, value]))
         return SortKey((*axes, *lines), value, rows, array)
 
-    def threads_of_result(self) -> tuple[int, int]:
-        """(threads, columns of each at once) for a row of the results that segments are combined into: no more than its
-        elements.
+    def threads_of_result(self) -> tuple[int, int, int]:
+        """(threads, columns of each at once, how often) for a row of the results that segments are combined into: no
+        more than its elements, and few that are idle the last time.
         """
         counts = [product(self.types[a.buffer].shape[self.parts[a.buffer].leading :]) for a in self.view.segmented]
         known = [count for count in counts if isinstance(count, int)]
         if len(known) < len(counts):
-            return self.width, self.vec
-        vec, width = self.vec, 1
+            return self.width, self.vec, 1
+        vec = self.vec
         while vec > max(known):
             vec //= 2
-        while width < self.width and width * vec < max(known):
-            width *= 2
-        return width, vec
+        width = full_width(-(-max(known) // vec), self.width)
+        return width, vec, -(-max(known) // (width * vec))
 
     def table(self) -> SharedTable:
         """Of partial results in shared memory: what a row brings, and where it goes."""

@@ -54,6 +54,8 @@ WIDEST = 512
 """Threads of a task that keeps sums of whole rows."""
 WARPS, STAGED_ROWS = 16, OWN_STAGED
 """Of a block whose partial results are in shared memory: warps, and rows that they stage at once."""
+NARROWEST = 8
+"""Threads of a row, if it has so many vectors: fewer leave parts of lines to others."""
 NOMINAL = 1024
 """Columns of a size that is not known when the text is made."""
 FEW_ROWS = 256
@@ -66,6 +68,17 @@ UNROLLED = 2
 """Times round the columns of a row that is not kept in registers, with all their loads under way."""
 LONG_ROW = 16384
 """Columns of a row that may be cut up."""
+
+
+def full_width(vectors: int, most: int) -> int:
+    """How many threads go through so many vectors: a power of two, ``most`` or less, of which at most an eighth is idle
+    on average; else the one that leaves the fewest idle.
+    """
+    most = min(most, 1 << (vectors - 1).bit_length())
+    widths = [most >> i for i in range(most.bit_length()) if most >> i >= min(most, NARROWEST)]
+    walked = {w: -(-vectors // w) * w for w in widths}
+    full = [w for w in widths if 8 * walked[w] <= 9 * vectors]
+    return full[0] if full else min(widths, key=lambda w: (walked[w], -w))
 
 
 class TaskWriter(RowWriter):
@@ -165,6 +178,21 @@ class TaskWriter(RowWriter):
         """
         return isinstance(self.k.col_count, int) and not self.order and all(map(self.lasting, self.ordered))
 
+    @property
+    def sums_columns(self) -> bool:
+        """Whether a task adds up each of its columns over a chunk of rows as they come, and does nothing else."""
+        partial = all(self.strategy_of[s.buffer].partials for s in self.ordered)
+        return (
+            self.tiled
+            and not self.order
+            and partial
+            and sorted(s.op for s in self.k.body if s.op != "cast")
+            == [
+                "accum",
+                "load",
+            ]
+        )
+
     def shares_chunks(self) -> bool:
         """Whether the tasks of a block go through one chunk, a row each in turn, and add their sums up at its end: all
         sums are in registers.
@@ -187,6 +215,8 @@ class TaskWriter(RowWriter):
         width = 1
         while width < THREADS and width * self.vec < columns:
             width *= 2
+        if self.tiled and self.order == "by key" and isinstance(count, int):  # each tile of columns is a task
+            return full_width(max(1, -(-count // self.vec)), width)
         return width
 
     @property

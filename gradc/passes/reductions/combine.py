@@ -14,7 +14,7 @@ from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 from ...ir.walk import backward_slice
 
-OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST, OWN_STAGED = 32, 60 * 1024, 256, 64, 64
+OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST, OWN_STAGED = 32, 60 * 1024, 256, 64, 128
 """For partial results in shared memory: columns of a block, most bytes, blocks that a kernel is divided into, fewest
 rows of one, rows that a block stages at once; :mod:`gradc.codegen.cuda` reads them here.
 """
@@ -299,13 +299,13 @@ def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
 
 
 def shared_bytes(combine: Combine, types: Mapping[str, Type]) -> int:
-    """Bytes of a block's shared memory where partial results are kept there (:func:`own`): these, and twice the rows
-    that are staged at once, with their keys.
+    """Bytes of a block's shared memory where partial results are kept there (:func:`own`): these, and the rows that
+    are staged at once, with their keys.
     """
     type_ = types[combine.buffer]
     keys, item = product(type_.shape[: combine.leading]), type_.dtype.itemsize
     assert isinstance(keys, int)
-    return own_bytes(keys, item) + 2 * OWN_STAGED * (OWN_COLUMNS * max(item, 4) + 8)
+    return own_bytes(keys, item) + OWN_STAGED * (OWN_COLUMNS * max(item, 4) + 8)
 
 
 def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, Size]:

@@ -126,7 +126,7 @@ class Gpu(Device):
     sort_base: float
     sort_pass: float
     sort_rate: float
-    one_block: int = 16384
+    one_block: int = 8192
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -11,7 +11,7 @@
  * }
  */
 /* Rows, tiled: a task has a chunk of rows x WIDTH * VEC columns. */
-extern "C" __global__ void __launch_bounds__(256, 2) sum_b99632_rows(
+extern "C" __global__ void __launch_bounds__(256, 4) sum_b99632_rows(
   const f32 *__restrict__ const dy,
   f32 *__restrict__ const y,
   const i64 dim0, char *const workspace, u64 *const flag, const i64 site, const i64 chunk_length, const i64 aux, const i64 first_block) {
@@ -42,14 +42,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_b99632_rows(
   const ix from = chunk_index * chunk + task % SHARING, until = gradc_min((chunk_index + 1) * chunk, rows);
   #pragma unroll 1
   for (ix group = from; group < until; group += 4 * SHARING) {
-    f32 loaded0[4][VEC];
+    gradc_vector<f32, VEC> loaded0[4];
     #pragma unroll
     for (int u = 0; u < 4; u++) { /* load */
       if (group + u * SHARING >= until) continue;
       const ix r = group + u * SHARING;
       const ix i0 = r;
       const ix col = first_col + lane_col;
-      gradc_get(loaded0[u], dy + i0 * 256, col, col_step, end_col, vectorized);
+      gradc_get_vector(loaded0[u], dy + i0 * 256, col, col_step, end_col, vectorized);
     }
     #pragma unroll
     for (int u = 0; u < 4; u++) { /* phase 1: add to y */
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_b99632_rows(
         if (col >= end_col) continue;
         #pragma unroll
         for (int j = 0; j < VEC; j++) {
-          const f32 v0 = loaded0[u][j];
+          const f32 v0 = loaded0[u].items[j];
           gradc_add_next(a0[t][j], v0);
         }
       }

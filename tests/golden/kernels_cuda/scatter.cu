@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) scatter_add_cf34b0_rows(
     for (int j = 0; j < VEC; j++) a0[t][j] = 0.0f;
   #pragma unroll 1
   for (ix group = from; group < until; group += 4) {
-    f32 loaded0[4][VEC];
+    gradc_vector<f32, VEC> loaded0[4];
     ix group_keys[4];
     #pragma unroll
     for (int u = 0; u < 4; u++) { /* load */
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) scatter_add_cf34b0_rows(
       group_keys[u] = sorted_keys[group + u];
       const ix i0 = r;
       const ix col = first_col + lane_col;
-      gradc_get(loaded0[u], dy + i0 * 128, col, col_step, end_col, vectorized);
+      gradc_get_vector(loaded0[u], dy + i0 * 128, col, col_step, end_col, vectorized);
     }
     #pragma unroll
     for (int u = 0; u < 4; u++) { /* phase 1: add to y */
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) scatter_add_cf34b0_rows(
         if (col >= end_col) continue;
         #pragma unroll
         for (int j = 0; j < VEC; j++) {
-          const f32 v1 = loaded0[u][j];
+          const f32 v1 = loaded0[u].items[j];
           if (valid) gradc_add(a0[t][j], v1);
         }
       }

@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) scatter_add_cf34b0_tree(
   }
 }
 
-/* Segments of more than one chunk: their carry rows added up. */
+/* Segments of more than one chunk, their carry rows added up; rows that nobody hits. */
 extern "C" __global__ void __launch_bounds__(256, 2) scatter_add_cf34b0_finish(
   const i64 *__restrict__ const token,
   const f32 *__restrict__ const dy,
@@ -70,32 +70,59 @@ extern "C" __global__ void __launch_bounds__(256, 2) scatter_add_cf34b0_finish(
   const ix element = ((ix)first_block + (ix)blockIdx.x) * (ix)blockDim.x + (ix)threadIdx.x;
   const ix task = element / WIDTH;
   const int lane = (int)(threadIdx.x % WIDTH);
-  const ix key = task;
-  if (key >= keys) return;
-  const ix from = segment_start[key], to = segment_start[key + 1];
-  if (to > from && from / chunk == (to - 1) / chunk) return;
+  if (task < chunks) {
+    const ix after = (task + 1) * chunk; /* the first position behind the chunk */
+    if (after >= segment_start[keys]) return;
+    const ix key = sorted_keys[after], from = segment_start[key], to = segment_start[key + 1];
+    if (from >= after || from < after - chunk) return;
+    {
+      const ix inner = 128;
+      const bool even_inner = inner % VEC == 0, aligned = even_inner && gradc_aligned(y, 16);
+      const ix inner_step = even_inner ? 1 : WIDTH;
+      for (ix c0 = 0; c0 < inner; c0 += WIDTH * VEC) {
+        const ix col = c0 + (even_inner ? lane * VEC : lane);
+        sum_f32 total[VEC];
+        f32 carried[VEC];
+        #pragma unroll
+        for (int j = 0; j < VEC; j++) gradc_clear(total[j]);
+        #pragma unroll 4
+        for (ix c = task, next; c <= (to - 1) / chunk; c = next) {
+          next = c + gradc_tree(c, from, to, chunk, chunks);
+          gradc_get(carried, partial0 + (2 * c + (c == task || next > c + 1)) * inner, col, inner_step, inner, even_inner);
+          #pragma unroll
+          for (int j = 0; j < VEC; j++)
+            if (col + j * inner_step < inner) gradc_add(total[j], carried[j]);
+        }
+        f32 done[VEC];
+        #pragma unroll
+        for (int j = 0; j < VEC; j++) done[j] = gradc_value(total[j]);
+        gradc_put(y + key * inner, done, col, inner_step, inner, aligned);
+      }
+    }
+    return;
+  }
+  enum { EACH = 8, BESIDE = 1 }; /* rows of a task, and how far they are apart */
+  const ix own = task - chunks, first_key = own / BESIDE * (BESIDE * EACH) + own % BESIDE;
+  u32 begin[EACH], end[EACH];
+  #pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    const ix key = gradc_min(first_key + i * BESIDE, keys);
+    begin[i] = segment_start[key], end[i] = segment_start[key + 1];
+  }
   {
     const ix inner = 128;
     const bool even_inner = inner % VEC == 0, aligned = even_inner && gradc_aligned(y, 16);
     const ix inner_step = even_inner ? 1 : WIDTH;
+    sum_f32 nothing;
+    gradc_clear(nothing);
+    f32 done[VEC];
+    #pragma unroll
+    for (int j = 0; j < VEC; j++) done[j] = gradc_value(nothing);
     for (ix c0 = 0; c0 < inner; c0 += WIDTH * VEC) {
       const ix col = c0 + (even_inner ? lane * VEC : lane);
-      sum_f32 total[VEC];
-      f32 carried[VEC];
       #pragma unroll
-      for (int j = 0; j < VEC; j++) gradc_clear(total[j]);
-      #pragma unroll 4
-      for (ix c = from / chunk, next; to > from && c <= (to - 1) / chunk; c = next) {
-        next = c + gradc_tree(c, from, to, chunk, chunks);
-        gradc_get(carried, partial0 + (2 * c + (c == from / chunk || next > c + 1)) * inner, col, inner_step, inner, even_inner);
-        #pragma unroll
-        for (int j = 0; j < VEC; j++)
-          if (col + j * inner_step < inner) gradc_add(total[j], carried[j]);
-      }
-      f32 done[VEC];
-      #pragma unroll
-      for (int j = 0; j < VEC; j++) done[j] = gradc_value(total[j]);
-      gradc_put(y + key * inner, done, col, inner_step, inner, aligned);
+      for (int i = 0; i < EACH; i++)
+        if (begin[i] == end[i] && first_key + i * BESIDE < keys) gradc_put(y + (first_key + i * BESIDE) * inner, done, col, inner_step, inner, aligned);
     }
   }
 }
