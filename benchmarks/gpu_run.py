@@ -157,12 +157,13 @@ def write(path: Path, content: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=460.0, help="for everything")
-    parser.add_argument("--shards", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="test processes")
+    parser.add_argument("--shards", type=int, default=max(1, min(16, os.cpu_count() or 1)), help="test processes")
     parser.add_argument(
         "--ready",
         action="store_true",
         help=f"only say whether this Python can: 0 yes, {NO_GPU} there is no GPU, {LACKING} packages are missing",
     )
+    parser.add_argument("--no-strategies", action="store_true", help="the benchmark forces no strategy of a scatter")
     parser.add_argument("--dry", action="store_true", help="without a GPU, at small sizes")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.seconds
@@ -186,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.setdefault("GRADC_CACHE_DIR", str(CACHE) if CACHE.is_dir() else str(Path(scratch) / "cache"))
         logs = Path(scratch) / "logs"
         logs.mkdir()
-        run = Run(device, path, logs, until, options.shards, options.dry)
+        run = Run(device, path, logs, until, options.shards, options.dry, not options.no_strategies)
         run.write()
         try:
             run.parts()
@@ -215,8 +216,17 @@ class Run:
     :param logs: a folder for what the parts say.
     """
 
-    def __init__(self, device: Any, path: Path, logs: Path, until: float, shards: int, dry: bool = False):
-        self.device, self.path, self.logs = device, path, logs
+    def __init__(
+        self,
+        device: Any,
+        path: Path,
+        logs: Path,
+        until: float,
+        shards: int,
+        dry: bool = False,
+        strategies: bool = True,
+    ):
+        self.device, self.path, self.logs, self.strategies = device, path, logs, strategies
         self.until, self.shards, self.dry = until, shards, dry
         self.content: dict[str, Any] = {"device": vars(device)}
         self.status = 0
@@ -282,7 +292,8 @@ class Run:
         """The standard cases; each is in the file as soon as it is measured."""
         left = self.box() - SANITIZERS
         arguments = ["-W", "ignore", "-m", "benchmarks.gpu", "--seconds", f"{max(left - 10, 0):.0f}"]
-        arguments += ["--onto", str(self.path), "--out", str(self.path), *(DRY_BENCHMARK if self.dry else ())]
+        arguments += ["--onto", str(self.path), "--out", str(self.path)]
+        arguments += [*([] if self.strategies else ["--no-strategies"]), *(DRY_BENCHMARK if self.dry else ())]
         environment = {"GRADC_CALIBRATION": str(constants)} if constants else {}
         log = self.logs / "benchmark.log"
         code = finish(start(arguments, log, **environment), left)

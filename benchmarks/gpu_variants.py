@@ -106,7 +106,7 @@ TABLES: Mapping[str, Table] = {
         "threads of a row that stays in registers: elements for each",
         ("N1", "N2", "S1", "C1"),
         (
-            *constant(ROWS, "ELEMENTS = 32", "8", "16", "64"),
+            *constant(ROWS, "ELEMENTS = 32", "16", "64", "8"),
             *constant(ROWS, "FEWEST_ELEMENTS = 16", "8", "32"),
             *constant(TASKS, "WIDEST = 512", "256"),
         ),
