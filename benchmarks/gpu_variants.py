@@ -216,7 +216,7 @@ TABLES: Mapping[str, Table] = {
                 ),
                 same_bits=True,
             ),
-            *constant(SORT, "GRADC_ONE_BLOCK = 16384", "8192", same_bits=True),
+            *constant(SORT, "GRADC_ONE_BLOCK = 8192", "4096", "16384", same_bits=True),
             *constant(SORT, "GRADC_FEW_TILES = 32", "0", "128", same_bits=True),
         ),
     ),

@@ -227,8 +227,8 @@ def of_torch(one: Any, rows: Any) -> dict[str, tuple[Callable[..., Any], Callabl
     out, outs = {"w": new((1 << 14, 64), "f4")}, {n: new(tuple(a.shape), "f4") for n, a in given.items()}
     return {
         "one launch, torch": (one, lambda _: {"x": x}),
-        "embedding forward, torch": (lambda **_: rows.forward(t=t, w=w), lambda _: {}),
-        "embedding backward, torch, out=": (lambda **_: rows.backward(of_rows, dy, out=out), lambda _: {}),
+        "embedding forward, checked, torch": (lambda **_: rows.forward(t=t, w=w), lambda _: {}),
+        "embedding backward, sorted, torch, out=": (lambda **_: rows.backward(of_rows, dy, out=out), lambda _: {}),
         "layer norm forward, torch": (lambda **_: norm.forward(**given), lambda _: {}),
         "layer norm backward, torch, out=": (lambda **_: norm.backward(of_norm, cotangent, out=outs), lambda _: {}),
     }
@@ -289,10 +289,10 @@ def main() -> int:
     gpu._cupy, gpu.count = (lambda: cupy), (lambda: 1)  # type: ignore[assignment]
     gpu.Gpu.load = _load  # type: ignore[method-assign]
     records = measured(driver)
-    print(f"{'':<34} launches {'us':>8} {'bare launches':>14}  other driver calls")
+    print(f"{'':<40} launches {'us':>8} {'bare launches':>14}  other driver calls")
     for r in records:
         others = ", ".join(f"{n} {name}" for name, n in r.get("driver calls", {}).items())
-        print(f"{r['program']:<34} {r.get('launches', ''):>8} {r['us']:>8.1f} {r['bare launches']:>14.1f}  {others}")
+        print(f"{r['program']:<40} {r.get('launches', ''):>8} {r['us']:>8.1f} {r['bare launches']:>14.1f}  {others}")
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump(records, file, indent=1)

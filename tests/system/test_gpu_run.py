@@ -125,7 +125,7 @@ def test_warm_calls_ask_little_of_the_driver(monkeypatch: pytest.MonkeyPatch) ->
         *records, _ = host.measured(driver)
     finally:
         gpu._description.cache_clear()
-    assert len(records) == 5
+    assert sum("torch" in record["program"] for record in records) == len(records) / 2 == 5
     for record in records:
         asked = record["driver calls"]
         assert record["waits"] == record["allocations"] == 0 and "eventQuery" not in asked, record
