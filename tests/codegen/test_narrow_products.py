@@ -100,3 +100,39 @@ def test_operands_of_a_product_have_one_dtype() -> None:
         if isinstance(step, Call)
     ]
     assert {"bf16"} in read and {"f32"} in read and all(len(names) == 1 for names in read)
+
+
+def widened(x: Any) -> Any:
+    return ops.cast(x, "f32")
+
+
+MOVED: dict[str, Callable[..., Any]] = {
+    "padded": lambda x, w: ops.pad(widened(x), ((0, 0), (1, 1), (0, 0)))[0] @ widened(w),
+    "axes joined": lambda x, w: ops.reshape(ops.transpose(widened(x), (1, 2, 0)), (6, 24)) @ widened(w),
+    "an output": lambda x, w: [ops.transpose(widened(x), (0, 2, 1)), ops.transpose(widened(x), (0, 2, 1)) @ widened(w)],
+}
+"""What moves an operand after it was widened, that no strides show or that memory has as f32."""
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_an_operand_that_is_moved_after_it_was_widened(name: str) -> None:
+    """Both operands are read as f32, or both as they are."""
+    types = {"x": "bf16[4,6,6]", "w": "bf16[24,7]" if name == "axes joined" else "bf16[6,7]"}
+    module = gradc.compile(gradc.trace(MOVED[name], **types), target="cuda-sim")
+    for program in programs(module):
+        for step in program.steps:
+            if isinstance(step, Call):
+                assert len({program.buffer[o.buffer].type.dtype for o in step.operands}) == 1
+    rng = np.random.default_rng(0)
+    x, w = (
+        rng.standard_normal(s).astype(DTYPES["bf16"].np) for s in ((4, 6, 6), (24 if name == "axes joined" else 6, 7))
+    )
+    wide, right = x.astype(np.float64), w.astype(np.float64)
+    left = {
+        "padded": np.pad(wide[0], ((1, 1), (0, 0))),
+        "axes joined": wide.transpose(1, 2, 0).reshape(6, 24),
+        "an output": wide.transpose(0, 2, 1),
+    }[name]
+    found = module(x=x, w=w)
+    product = found[1] if name == "an output" else found
+    np.testing.assert_allclose(product, left @ right, rtol=0, atol=2.0**-24 * 24 * 16)

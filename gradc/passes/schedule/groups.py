@@ -86,6 +86,8 @@ class Memory(Protocol):
 
     def widens(self, node: Node, reader: Node) -> bool: ...
 
+    def reads_narrow(self, node: Node, reader: Node) -> bool: ...
+
 
 @dataclass(frozen=True)
 class StridedOperand:
@@ -198,7 +200,7 @@ class StridedView:
         if (
             node in self.memory.in_memory
             and not (isinstance(lower, Alias) and node not in self.memory.forced)
-            and (self.memory.host or not widens)
+            and not self.memory.reads_narrow(node, self.reader)
         ):
             return StridedOperand(node, tuple(Index() if s == 1 else i for s, i in zip(node.shape, index, strict=True)))
         if isinstance(lower, Movement | Alias) and not node.op.indices:  # positions that stand in memory are no strides

@@ -54,7 +54,7 @@ def moves(lower: object) -> bool:
     return isinstance(lower, Movement | Alias) or (isinstance(lower, Expr) and lower.conversion)
 
 
-def multiplies_narrow(node: Node) -> bool:
+def multiplies_narrow(graph: Graph, node: Node) -> bool:
     """Whether it is a product of two f16 or two bf16 operands, widened to f32: a GPU multiplies them as they are, ten
     times as fast, and adds up in f32.
     """
@@ -62,7 +62,36 @@ def multiplies_narrow(node: Node) -> bool:
         return False
     wide = [_moved_from(operand) for operand in node.operands]
     kinds = {cast.operands[0].dtype if match(CAST, cast, {}) else F32 for cast in wide}
-    return len(kinds) == 1 and kinds <= {F16, BF16}
+    if len(kinds) > 1 or not kinds <= {F16, BF16}:
+        return False
+    memory = _BehindCasts(graph, {cast.operands[0] for cast in wide})
+    try:
+        for operand in node.operands:
+            StridedView(memory, node).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)])
+    except CannotInline:  # what moves them after they are widened is no view
+        return False
+    return True
+
+
+class _BehindCasts:
+    """Memory that has only what is widened."""
+
+    host = False
+
+    def __init__(self, graph: Graph, narrow: set[Node]):
+        self.graph, self.in_memory, self.forced = graph, narrow, narrow
+
+    def widens(self, node: Node, reader: Node) -> bool:
+        return _converts(node)
+
+    def reads_narrow(self, node: Node, reader: Node) -> bool:
+        return node.dtype is F32
+
+
+def _converts(node: Node) -> bool:
+    """Whether the node's operand has the same values in another dtype."""
+    lower = lowering(node)
+    return isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype)
 
 
 def _moved_from(node: Node) -> Node:
@@ -98,7 +127,6 @@ class Scheduler:
         self.readers: dict[Node, set[int]] = {}
         """The groups that load a node: ``loads`` the other way round."""
         self.constants: dict[Node, str] = {}
-        self.narrow_products = set() if self.host else set(filter(multiplies_narrow, graph.nodes))
         self.names = set(graph.input_names)
         """Names of buffers given so far."""
         self.refused: dict[tuple[int, int], tuple[Size, str]] = {}
@@ -335,9 +363,11 @@ class Scheduler:
         """
         base, above = node, node
         nearest: Node | None = None
-        while base not in self.in_memory or (not self.host and self.widens(base, reader)):
+        while base not in self.in_memory or self.reads_narrow(base, reader):
             if self.widens(base, reader):
                 base = base.operands[0]
+                if not self.host:  # what needs memory is narrow
+                    node, above, nearest = base, base, None
             elif base.operands and isinstance(lowering(base), Movement | Alias) and not base.op.indices:
                 reshapes = isinstance(lowering(base), Alias)
                 nearest = base if reshapes and nearest is None else nearest
@@ -348,9 +378,16 @@ class Scheduler:
 
     def widens(self, node: Node, reader: Node) -> bool:
         """Whether a library call reads the node's operand in its place; on a GPU both of a product are narrow."""
-        lower = lowering(node)
-        converts = isinstance(lower, Expr) and lower.conversion and node.dtype.holds(node.operands[0].dtype)
-        return converts and (self.host or (node.dtype is F32 and reader in self.narrow_products))
+        return _converts(node) and (self.host or self.reads_narrow(node, reader))
+
+    def reads_narrow(self, node: Node, reader: Node) -> bool:
+        """Whether a library call reads what the node is widened from, even if the node is in memory."""
+        return not self.host and node.dtype is F32 and reader in self.narrow_products
+
+    @functools.cached_property
+    def narrow_products(self) -> set[Node]:
+        """The products on a GPU of which both operands are read narrow."""
+        return {node for node in self.graph.nodes if multiplies_narrow(self.graph, node)}
 
     def open(self, shape: Sequence[Size], cols: tuple[int, ...] | None) -> Group:
         group = Group(len(self.groups), shape, cols)
