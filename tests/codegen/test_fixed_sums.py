@@ -178,6 +178,24 @@ def test_weights_are_not_computed_to_find_the_largest_value(mode: str, exponent:
     assert np.abs(by_gradc(module, given) - want).max() <= 8 * 2.0**-24 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("factor", ["small", "chosen"])
+def test_factors_that_are_no_weights_take_no_digits(factor: str) -> None:
+    """A cotangent times 2^-60, as of a mean's, or times one of two constants that is the small one everywhere."""
+    small = 2.0**-60 if factor == "small" else 1.0
+
+    def function(x, grid, large):  # type: ignore[no-untyped-def]
+        y = ops.grid_sample(x, grid)
+        return y * (small if factor == "small" else ops.cast(ops.where(large, 2.0**60, 1.0), "f32"))
+
+    graph = gradc.trace(function, x="f32[2,1,7,9]", grid="f32[2,5,13,2]", large="bool[2,1,5,13]")
+    module = gradc.compile(graph, wrt=["x"], target="cuda-sim", reductions={"*": "atomic_fixed"})
+    given = drawn(1, 2, np.float32, 7)
+    _, residuals = module.forward(x=given["x"], grid=given["grid"], large=np.zeros((2, 1, 5, 13), bool))
+    got = np.asarray(module.backward(residuals, given["dy"])["x"]) / small
+    want = by_torch(given, "bilinear")
+    assert np.abs(got - want).max() <= 8 * 2.0**-24 * np.abs(want).max()
+
+
 def test_ranges_hold_what_is_computed() -> None:
     """Of every value of a weight's computation, at many fractions, in the arithmetic of the kernel."""
     _, kernel = scattering(3, "bicubic")

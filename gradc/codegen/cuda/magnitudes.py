@@ -1,4 +1,4 @@
-"""What a value that is added in fixed point is at most: a factor that is known to be small need not be computed to find
+"""What a value that is added in fixed point is at most: a weight that is known to be small need not be computed to find
 the largest.
 """
 
@@ -16,6 +16,10 @@ from ...ir.walk import backward_slice
 
 Range = tuple[float, float]
 """Of all that is finite: (least, largest)."""
+HIGHEST_WEIGHT = 16.0
+"""What a weight can be at most that is left out: the digits between it and what weights are get lost."""
+LARGEST_EXPONENT = 60
+"""Of powers of two beside the largest value, either way: the scale stays one that gradc_scaled takes."""
 
 
 def ranges(kernel: Kernel) -> dict[str, Range]:
@@ -31,7 +35,7 @@ def ranges(kernel: Kernel) -> dict[str, Range]:
             continue
         if s.op == "const":
             made = (s.attr("value"), s.attr("value"))
-        elif s.op == "sub" and (floor := kernel.stmts[s.args[1]]).op == "floor" and floor.args == s.args[:1]:
+        elif _is_fraction(kernel, s):
             made = (0.0, 1.0)
         elif s.op == "where":
             known = known[1:]
@@ -39,6 +43,26 @@ def ranges(kernel: Kernel) -> dict[str, Range]:
             made = _made(s.op, [r for r in known if r is not None])
         if made is not None and all(map(math.isfinite, made)):
             found[s.name] = _in_f32(made)
+    return found
+
+
+def _is_fraction(kernel: Kernel, s: Stmt) -> bool:
+    """Whether it is x - floor x."""
+    return s.op == "sub" and (floor := kernel.stmts[s.args[1]]).op == "floor" and floor.args == s.args[:1]
+
+
+def _left_out(kernel: Kernel) -> dict[str, float]:
+    """The largest |value| of factors that a scan need not compute: weights made of fractions, of which a point has some
+    that are not far below.  Other factors may all be, as a choice between constants that never takes the largest.
+    """
+    fractions: set[str] = set()
+    found: dict[str, float] = {}
+    for name, (low, high) in ranges(kernel).items():
+        s, largest = kernel.stmts[name], max(-low, high)
+        if _is_fraction(kernel, s) or not fractions.isdisjoint(s.args):
+            fractions.add(name)
+        if name in fractions and largest <= HIGHEST_WEIGHT:
+            found[name] = largest
     return found
 
 
@@ -74,25 +98,29 @@ def largest_of(kernel: Kernel) -> tuple[Kernel, Mapping[str, int]]:
     exponents = {s.buffer: 0 for s in kernel.accums}
     if kernel.cols:
         return kernel, exponents
-    known = ranges(kernel)
+    left_out = _left_out(kernel)
     looked_at: dict[Stmt, None] = {}
-    for s in kernel.accums:
-        value, exponent = _factor(kernel, s.args[0], known)
-        exponents[s.buffer] = max(exponents[s.buffer], exponent)
+    factors = [(s, *_factor(kernel, s.args[0], left_out)) for s in kernel.accums]
+    for buffer in exponents:  # the accums of a result share its scale
+        exponents[buffer] = max(exponent for s, _, exponent in factors if s.buffer == buffer)
+    for s, value, _ in factors:
         where = s.where if value == s.args[0] else ""
         looked_at[replace(s, args=(value,), where=where, index=tuple(Index() for _ in s.index))] = None
     body = backward_slice(kernel.body, (u for s in looked_at for u in s.uses))
     return replace(kernel, body=(*body, *looked_at)), exponents
 
 
-def _factor(kernel: Kernel, value: str, known: Mapping[str, Range]) -> tuple[str, int]:
-    """(a factor of a product of f32, the exponent of a power of two that all others are at most)."""
-    at_most = 1.0
+def _factor(kernel: Kernel, value: str, left_out: Mapping[str, float]) -> tuple[str, int]:
+    """(a factor of a product of f32, the exponent of the least power of two that all others are at most)."""
+    exponent, at_most = 0, 1.0
     while (s := kernel.stmts[value]).op == "mul":
-        others = [(a, known[b]) for a, b in (s.args, s.args[::-1]) if b in known]
+        others = [(a, left_out[b]) for a, b in (s.args, s.args[::-1]) if left_out.get(b)]
         if not others:
             break
-        value, (low, high) = others[0]
-        at_most *= max(-low, high)
-    exponent = math.frexp(at_most)[1] - (math.frexp(at_most)[0] == 0.5) if at_most else 0
-    return value, max(exponent, 0)
+        other, largest = others[0]
+        fraction, power = math.frexp(at_most * largest)
+        power -= fraction == 0.5
+        if abs(power) > LARGEST_EXPONENT:
+            break
+        value, exponent, at_most = other, power, at_most * largest
+    return value, exponent
