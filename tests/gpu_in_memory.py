@@ -284,6 +284,9 @@ class Tensor:
     def data_ptr(self) -> int:
         return self.array.data.ptr
 
+    def numel(self) -> int:
+        return int(np.prod(self.shape))
+
     def stride(self) -> tuple[int, ...]:
         return tuple(s // self.array.dtype.itemsize for s in self.array.strides)
 

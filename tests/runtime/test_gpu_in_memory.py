@@ -815,6 +815,19 @@ def test_what_depends_on_addresses_is_checked_in_each_call(move: Any, monkeypatc
         module(x=move(x))
 
 
+def test_a_tensor_whose_storage_was_freed_is_refused_in_each_call(device: type[InMemory]) -> None:
+    """As by resize_(0) of its storage: it has its shape, and no memory."""
+    module = gradc.compile(GRAPH, target="cuda")
+    arrays = {k: to_torch(v) for k, v in given().items()}
+    for _ in range(2):
+        module(**arrays)
+    launched = len(device.launched)
+    arrays["w"].data_ptr = lambda: 0  # type: ignore[method-assign]
+    with pytest.raises(InvalidProblem, match="storage was freed"):
+        module(**arrays)
+    assert len(device.launched) == launched
+
+
 # -- products ----------------------------------------------------------------------------------------------------------
 
 

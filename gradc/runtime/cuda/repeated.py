@@ -1,9 +1,9 @@
 """Calls that differ from an earlier one in the addresses of their arrays alone, which are not checked and bound again.
 
 What an earlier call was found to be stands under everything that the checks look at: the arrays' types, dtypes, shapes,
-strides and devices, and the sizes.  What is left to each call is what depends on addresses: alignment, and that nothing
-that is written overlaps anything else.  Whatever is not as simple as that (numbers, copies, captures, donated inputs,
-an error) is a call like the first.
+strides and devices, and the sizes.  What is left to each call is what depends on addresses: that there is memory, its
+alignment, and that nothing that is written overlaps anything else.  Whatever is not as simple as that (numbers, copies,
+captures, donated inputs, an error) is a call like the first.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class RepeatedCalls:
 
     @staticmethod
     def fits(call: Repeated, known: Known) -> bool:
-        """Whether every array is aligned, and none that is written overlaps another."""
+        """Whether every array has memory and is aligned, and none that is written overlaps another."""
         ranges = []
         for address, (_, nbytes, unit) in zip(call.addresses, known.places, strict=True):
-            if address % unit:
+            if address % unit or (not address and nbytes):  # 0: a tensor's storage was freed
                 return False
             ranges.append((address, address + nbytes))
         for i in range(known.read, len(ranges)):
