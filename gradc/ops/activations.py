@@ -64,12 +64,18 @@ def _reference_gelu_derivative(x: Any) -> Any:
     return np.asarray(np.asarray(_erfc(wide * -math.sqrt(0.5)), np.float64) * 0.5 + slope, x.dtype)
 
 
+def _gelu_derivative_vjp(g: Node, y: Node, x: Node) -> tuple[Node]:
+    # Phi'(x) (2 - x^2), which is 0 where x^2 overflows
+    density = exp(x * x * -0.5) * math.sqrt(0.5 / math.pi)
+    return (g * where(eq(density, zeros_like(density)), density, density * (2 - x * x)),)
+
+
 gelu_derivative = Primitive(
     "gelu_derivative",
     infer=unary_float,
     reference=_reference_gelu_derivative,
     lower=Expr("gelu_derivative({0})", cost=24),
-    vjp=lambda g, y, x: (g * (exp(x * x * -0.5) * math.sqrt(0.5 / math.pi)) * (2 - x * x),),
+    vjp=_gelu_derivative_vjp,
     samples=cases(*SHAPES),
     bad=NOT_FLOAT,
     doc="Phi(x) + x Phi'(x), the derivative of x Phi(x), with Phi the standard normal CDF: from one exponential",

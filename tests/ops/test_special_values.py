@@ -94,6 +94,16 @@ def test_gradients_of_the_largest_cotangents_are_finite_where_torchs_are(name: s
 
 
 @every_target
+def test_second_derivative_of_gelu_where_a_square_overflows(target: str) -> None:
+    """0, as in f64."""
+    x = np.array([1e20, -1e20, 3e38, 3.0], np.float32)
+    _, got = ours(lambda x: ops.gelu_derivative(x), target, np.ones(4, np.float32), x=x)
+    wide = x.astype(np.float64)
+    want = np.exp(-wide * wide / 2) / math.sqrt(2 * math.pi) * (2 - wide * wide)
+    np.testing.assert_allclose(got["x"], want, rtol=1e-6, atol=0)
+
+
+@every_target
 @pytest.mark.parametrize("name", ["softmax", "softmax of the middle"])
 def test_no_finite_cotangent_of_softmax_overflows(name: str, target: str) -> None:
     """torch's does: of two cotangents of opposite sign the difference is infinite."""
