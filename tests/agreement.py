@@ -181,8 +181,8 @@ def agree_with_numpy(cases: Iterable[Case], sizes: Iterable[int], place: Any = N
                 )
                 if place is not None and place.on_gpu and getattr(case.op, "contraction", False):
                     # cuBLAS adds up products one after another: its error is of the size of all of them together
-                    sizes = interp.run(graph, {n: np.abs(a) for n, a in arrays.items()}, dims=own, precision="f64")
-                    least = max(least, *(float(a.max(initial=0.0)) for a in sizes.values()))
+                    sums = interp.run(graph, {n: np.abs(a) for n, a in arrays.items()}, dims=own, precision="f64")
+                    least = max(least, *(float(a.max(initial=0.0)) for a in sums.values()))
                 wanted |= {
                     f"s{k}.{key}": (a, exact[key], case, least)
                     for key, a in interp.run(graph, arrays, dims=own).items()
