@@ -149,6 +149,17 @@ def close(got: np.ndarray, want: np.ndarray, exact: np.ndarray, coarsest: str, l
     )
 
 
+def added_up(got: np.ndarray, want: np.ndarray, exact: np.ndarray, sums: np.ndarray, what: str) -> None:
+    """Of a library that adds up products one after another: each element is within 8 roundings of the sum of its
+    products' magnitudes, and one of its own.
+    """
+    assert got.shape == want.shape and got.dtype == want.dtype, what
+    own = UNIT[gradc.typeof(want).dtype.name]
+    allowed = own * np.abs(exact) + 8 * min(own, UNIT["f32"]) * sums
+    off = np.abs(got.astype(np.float64) - exact)
+    assert (off <= allowed).all(), f"{what}: off by up to {(off / np.where(allowed > 0, allowed, 1)).max():.3g} of it"
+
+
 def agree_with_numpy(cases: Iterable[Case], sizes: Iterable[int], place: Any = None, **options: Any) -> None:
     """Cases and their gradients, compiled as one module per set of dims, are what the interpreter says.
 
@@ -179,21 +190,22 @@ def agree_with_numpy(cases: Iterable[Case], sizes: Iterable[int], place: Any = N
                     ),
                     default=0.0,
                 )
+                sums: dict[str, np.ndarray] = {}
                 if place is not None and place.on_gpu and getattr(case.op, "contraction", False):
-                    # cuBLAS adds up products one after another: its error is of the size of all of them together
                     sums = interp.run(graph, {n: np.abs(a) for n, a in arrays.items()}, dims=own, precision="f64")
-                    least = max(least, *(float(a.max(initial=0.0)) for a in sums.values()))
                 wanted |= {
-                    f"s{k}.{key}": (a, exact[key], case, least)
+                    f"s{k}.{key}": (a, exact[key], case, least, sums.get(key))
                     for key, a in interp.run(graph, arrays, dims=own).items()
                 }
             got = module.forward.run({n: a if place is None else place.put(a) for n, a in given.items()}, dims=bound)
             if place is not None:
-                got = {key: place.get(got[key], want.dtype) for key, (want, _, _, _) in wanted.items()}
-            for key, (want, exact, case, least) in wanted.items():
-                close(
-                    got[key], want, exact, case.coarsest if case.dtype else "", least, f"{case} {key} {options} {bound}"
-                )
+                got = {key: place.get(got[key], want.dtype) for key, (want, *_) in wanted.items()}
+            for key, (want, exact, case, least, sums_of) in wanted.items():
+                what = f"{case} {key} {options} {bound}"
+                if sums_of is None:
+                    close(got[key], want, exact, case.coarsest if case.dtype else "", least, what)
+                else:
+                    added_up(got[key], want, exact, sums_of, what)
 
 
 def agree_with_torch(module: Any, reference: Any, given: dict[str, np.ndarray]) -> None:

@@ -513,7 +513,7 @@ class Executable(Shared):
                     self.pending.add(check)
                 if out:
                     written(*out.values())
-                return results, bound
+                return {key: results[key] for key in self.outputs}, bound
         call = self.bind_call(inputs, out, accumulate, dims, True, stream)
         if not call.captured:  # the error of an earlier call is none of the capture's
             self.pending.check()

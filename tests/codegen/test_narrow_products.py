@@ -134,5 +134,5 @@ def test_an_operand_that_is_moved_after_it_was_widened(name: str) -> None:
         "an output": wide[0].T,
     }[name]
     found = module(x=x, w=w)
-    product = found[1] if name == "an output" else found
+    product = list(found.values())[1] if name == "an output" else found
     np.testing.assert_allclose(product, left @ right, rtol=0, atol=2.0**-24 * 24 * 16)

@@ -33,8 +33,8 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
 its own memory, its warps share the rows out by their index, so that every sum has one owner, and what is left of a
 block moves once.  ``row`` is a memory's latency shared by the rows that a task has under way, ``hit`` a row that a warp
 adds, ``add`` one that all of a multiprocessor's do.  The first four are models of kernels that others measured;
-privatized, regular and atomic_fixed are derived from what they move.  An H100 has run the kernels once, which were
-changed since: what it took is in ``benchmarks/results``.
+privatized, regular and atomic_fixed are derived from what they move.  What an H100 took for each is in
+``benchmarks/results``.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class GpuBackend(DeviceArrays, CudaBackend):
             error.add_note(f"in {self.program.name}")
             raise
         results = {**out, **{name: native for (name, *_), (native, _) in zip(known.fresh, made, strict=True)}}
-        return results, known.dims, self._checked(started, inputs, rebind, known.dims, False)
+        return results, dict(known.dims), self._checked(started, inputs, rebind, known.dims, False)
 
     def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
         return self._written(call) if call.numbers else _NOTHING
