@@ -373,7 +373,9 @@ def test_every_estimate_is_at_least_the_floor() -> None:
 
 def test_empty_sizes_have_estimates() -> None:
     for sizes in ((0, 0, 0), (0, 5, 4), (5, 0, 4), (5, 5, 0), (1, 1, 1)):
-        assert all(e.seconds >= 0 and e.bytes >= 0 for e in predict(row_scatter(*sizes), H100))
+        for own in (False, True):
+            found = predict(replace(row_scatter(*sizes), own=own), H100)
+            assert all(e.seconds >= 0 and e.bytes >= 0 for e in found)
 
 
 # -- choices -----------------------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
 
 def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     if s.own:
-        scratch, streamed, tiles = 2 * partials(s) * s.out * s.wide, floor(s), -(-s.width // OWN_COLUMNS)
+        scratch, streamed, tiles = 2 * partials(s) * s.out * s.wide, floor(s), max(1, -(-s.width // OWN_COLUMNS))
         busy = s.rows * tiles / min(device.sms, partials(s) * tiles) * ADD
         rate = device.resident if scratch // 2 <= device.room else device.bandwidth
         return (
