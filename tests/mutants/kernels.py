@@ -256,7 +256,7 @@ MUTANTS = (
     Mutant(
         "rows-cu.barrier",
         "templates/cuda/kernel/shared_table.cu.j2",
-        "__syncthreads(); /* the other half is read until here, this one from here on */\n",
+        "__syncthreads(); /* the rows before are read until here */\n",
         "",
         "missing barrier between staging and adding",
         ("test_cuda_shared",),
@@ -288,8 +288,8 @@ MUTANTS = (
     Mutant(
         "sort-cu.stable",
         "templates/cuda/sort_tile.h",
-        "rank = __popc(alike & ((1u << lane) - 1))",
-        "rank = __popc(alike & ~((2u << lane) - 1))",
+        "place.set(i, __popc(alike & ((1u << lane) - 1))",
+        "place.set(i, __popc(alike & ~((2u << lane) - 1))",
         "wrong order of equal keys",
         ("test_cuda_sorts -k 'rows and checked'", "test_cuda_kernels -k stable"),
     ),

@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "repeated.aligned",
         "gradc/runtime/cuda/repeated.py",
-        "if address % unit:",
-        "if address < 0:",
+        "if address % unit or (not address and nbytes):",
+        "if not address and nbytes:",
         "an array of a repeated call that is not aligned is not copied",
         ("test_gpu_in_memory -k 'refused or depends'",),
     ),
