@@ -345,7 +345,7 @@ def machine(torch: Any, target: str) -> dict[str, Any]:
         from gradc.runtime.cuda.gpu import current_device
         from gradc.runtime.cuda.nvrtc import find_nvrtc
 
-        about |= {"device": vars(current_device()), "nvrtc": str(find_nvrtc())}
+        about |= {"device": vars(current_device()), "nvrtc": "{}.{}".format(*find_nvrtc().version)}
     return about
 
 
