@@ -182,6 +182,13 @@ class Scribe:
                 return name, variable(value)
         return None
 
+    def in_bounds(self, s: Stmt) -> str:
+        at, value = index(s.index[0]), s.index[0].variable
+        lo, hi = s.attr("lo"), s.attr("hi")
+        if lo == 0 and isinstance(hi, int) and hi < 2**31 and value in self.values and self.values[value].bits <= 32:
+            return f"(u32){variable(value)} < {hi}u"
+        return f"(u64){at} < (u64){self.size(hi)}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {self.size(hi)}"
+
     def expression(self, s: Stmt, seek: str = "") -> str:
         assert s.dtype is not None
         args = [variable(a) for a in s.args]
@@ -201,20 +208,7 @@ class Scribe:
         if s.op == "index":
             return index(s.index[0])
         if s.op == "in_bounds":
-            at = index(s.index[0])
-            lo, hi = s.attr("lo"), s.attr("hi")
-            value = s.index[0].variable
-            if (
-                lo == 0
-                and isinstance(hi, int)
-                and hi < 2**31
-                and value in self.values
-                and self.values[value].bits <= 32
-            ):
-                return f"(u32){variable(value)} < {hi}u"
-            return (
-                f"(u64){at} < (u64){self.size(hi)}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {self.size(hi)}"
-            )
+            return self.in_bounds(s)
         if s.op == "clamp_index":
             high = self.size(s.attr("size"))
             if s.attr("oob") == "wrap":

@@ -154,6 +154,7 @@ def test_launches() -> None:
     looks at; one for where keys start.
     """
     assert counted(8192, 32_000) == counted(8192, 2**31) == 2
+    assert counted(8193, 128_256) == counted(16_384, 128_256) == 5
     assert counted(65_536, 512) == 3 and counted(65_536, 128_256) == counted(65_536, 2**18) == 5
     assert counted(1_000_000, 1_000_000) == 3 * 3 + 1 and counted(2**24, 128_256) == 2 * 3 + 1
     assert counted(65_536, 32_000) + 1 == counted(8 * 65_536, 8 * 32_000, groups=8)

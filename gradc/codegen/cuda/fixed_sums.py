@@ -102,8 +102,7 @@ def neighbours(kernel: Kernel) -> list[tuple[Stmt, ...]]:
     in the last entry of their index, and by a constant in another; in the order of the sums.  None where a kernel does
     anything else.
     """
-    fixed = {name for name, strategy in STRATEGIES.items() if strategy.atomics == "fixed point"}
-    results = {buffer for buffer, strategy in kernel.strategy if strategy in fixed}
+    results = fixed_results(kernel)
     alone = all(s.op == "accum" and s.buffer in results for s in kernel.body if s.op in EFFECTS)
     if not alone or any(s.op in REDUCTIONS or s.op in ("scan", "search") for s in kernel.body):
         return []

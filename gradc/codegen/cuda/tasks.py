@@ -182,16 +182,8 @@ class TaskWriter(RowWriter):
     def sums_columns(self) -> bool:
         """Whether a task adds up each of its columns over a chunk of rows as they come, and does nothing else."""
         partial = all(self.strategy_of[s.buffer].partials for s in self.ordered)
-        return (
-            self.tiled
-            and not self.order
-            and partial
-            and sorted(s.op for s in self.k.body if s.op != "cast")
-            == [
-                "accum",
-                "load",
-            ]
-        )
+        done = sorted(s.op for s in self.k.body if s.op != "cast")
+        return self.tiled and not self.order and partial and done == ["accum", "load"]
 
     def shares_chunks(self) -> bool:
         """Whether the tasks of a block go through one chunk, a row each in turn, and add their sums up at its end: all
