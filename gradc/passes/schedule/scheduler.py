@@ -15,6 +15,7 @@ from ...ir.pattern import Var, match, op
 from ...ir.statement import Index
 from ...ir.types import BF16, F16, F32
 from ...ir.walk import reachable
+from ...process.forks import cached_property
 from ..reductions.devices import Cpu, Device
 from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
@@ -384,7 +385,7 @@ class Scheduler:
         """Whether a library call reads what the node is widened from, even if the node is in memory."""
         return not self.host and node.dtype is F32 and reader in self.narrow_products
 
-    @functools.cached_property
+    @cached_property
     def narrow_products(self) -> set[Node]:
         """The products on a GPU of which both operands are read narrow."""
         return {node for node in self.graph.nodes if multiplies_narrow(self.graph, node)}
