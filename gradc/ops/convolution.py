@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import TypeRuleError
-from ..ir.dims import Assumption, Size, ceildiv, known_nonnegative, product, same
+from ..ir.dims import Assumption, Size, ceildiv, floordiv, known_nonnegative, product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Function, Sample
 from ..ir.types import F32, DType, Type
@@ -299,7 +299,7 @@ def _check_channels(input: Type, weight: Type, bias: Type | None, transposed: bo
     if groups < 1:
         raise TypeRuleError(f"groups={groups}: 1 at least")
     for what, size in (("the input has", input.shape[1]), ("the weight has", weight.shape[0])):
-        if not isinstance(size, int) or size % groups:
+        if groups > 1 and (not isinstance(size, int) or size % groups):
             raise TypeRuleError(f"{what} {size} channels, which groups={groups} does not divide")
     taken = weight.shape[0] if transposed else weight.shape[1] * groups
     if not same(input.shape[1], taken):
@@ -409,9 +409,12 @@ convolution = Composite(
         Sample(("F[N,2,5]", "F[4,1,3]"), {**_PLAIN, "groups": 2}, dims={"N": 2}),
         Sample(("F[2,3,2,4]", "F[3,2,3,2]", "F[2]"), {**_FULL, "transposed": True, "output_padding": (1, 0)}),
         Sample(("F[N,2,4]", "F[2,1,3]"), {**_PLAIN, "transposed": True, "groups": 2}, dims={"N": 2}),
+        Sample(("F[2,C,5,4]", "F[O,C,3,2]", "F[O]"), _FULL, dims={"C": 3, "O": 2}),
     ),
     bad=(
         BadSample(("f32[2,4,6]", "f32[6,3,3]"), _PLAIN, match="has 4 channels and the weight takes 3"),
+        BadSample(("f32[2,C,6]", "f32[6,D,3]"), _PLAIN, match="has C channels and the weight takes D"),
+        BadSample(("f32[2,C,6]", "f32[6,C//2,3]"), {**_PLAIN, "groups": 2}, match="C channels, which groups=2"),
         BadSample(("f32[2,4,2]", "f32[6,4,3]"), _PLAIN, match="larger than the padded input"),
         BadSample(("f32[2,4,6]", "f32[6,4,3]"), {**_PLAIN, "stride": (0,)}, match="stride=0: 1 at least"),
         BadSample(("f32[2,4,6]", "f32[6,4,3]"), {**_PLAIN, "groups": 3}, match="which groups=3 does not divide"),
@@ -441,9 +444,11 @@ def _convolution_filter(
 ) -> Any:
     if not response.rank == input.rank >= 3:
         raise TypeRuleError(f"a response {response} and an input {input}: both of rank 3 at least, alike")
-    if not isinstance(input.shape[1], int) or groups < 1:
-        raise TypeRuleError(f"an input {input} in groups={groups}: a known number of channels, and 1 group at least")
-    weight = response.with_shape(response.shape[1], input.shape[1] // groups, *size)
+    if groups < 1 or (groups > 1 and not isinstance(input.shape[1], int)):
+        raise TypeRuleError(
+            f"an input {input} in groups={groups}: 1 group at least, a known number of channels if more"
+        )
+    weight = response.with_shape(response.shape[1], floordiv(input.shape[1], groups), *size)
     made, attrs = _convolution(input, weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
     missing = (known_nonnegative(n - m - 1) for n, m in zip(response.shape, made.shape, strict=True))
     if not same(made.shape[0], response.shape[0]) or any(missing):  # a transpose with output_padding meets fewer
@@ -482,7 +487,10 @@ convolution_filter = Composite(
     decompose=lambda response, input, **attrs: filter_of(response, input, _filter_geometry(response, input, **attrs)),
     minimal=_minimal_filter,
     implies=_implied_of_filter,
-    samples=(Sample(("F[2,6,(N+1)//2,5]", "F[2,4,N,4]"), {**_FULL, "size": (3, 2), "groups": 2}, dims={"N": 6}),),
+    samples=(
+        Sample(("F[2,6,(N+1)//2,5]", "F[2,4,N,4]"), {**_FULL, "size": (3, 2), "groups": 2}, dims={"N": 6}),
+        Sample(("F[2,O,3]", "F[2,C,5]"), {**_PLAIN, "size": (3,)}, dims={"C": 3, "O": 2}),
+    ),
     bad=(
         BadSample(("f32[2,6,4]", "f32[2,4,6]"), {**_PLAIN, "size": (4,)}, match="the response is"),
         BadSample(("f32[3,6,4]", "f32[2,4,6]"), {**_PLAIN, "size": (3,)}, match="the response is"),
@@ -492,7 +500,9 @@ convolution_filter = Composite(
         BadSample(("f32[2,6,4]", "f64[2,4,6]"), {**_PLAIN, "size": (3,)}, match="dtypes differ"),
         BadSample(("f32[2,6]", "f32[2,4,6]"), {**_PLAIN, "size": (3,)}, match="rank 3 at least"),
         BadSample(("f32[2,6,4,4]", "f32[2,4,6]"), {**_PLAIN, "size": (3,)}, match="rank 3 at least, alike"),
-        BadSample(("f32[2,6,4]", "f32[2,C,6]"), {**_PLAIN, "size": (3,)}, match="a known number of channels"),
+        BadSample(
+            ("f32[2,6,4]", "f32[2,C,6]"), {**_PLAIN, "size": (3,), "groups": 2}, match="a known number of channels"
+        ),
     ),
     doc=(
         "the gradient of a convolution by its weight: the cross-correlation of response [N,O,...] with input [N,C,...]"
