@@ -112,22 +112,13 @@ def run_tests(
     """
     began = time.monotonic()
     results = [folder / f"{part}-{k}.jsonl" for k in range(shards)]
-    processes = [
-        start(
-            [
-                "-m",
-                "pytest",
-                "-p",
-                "no:cacheprovider",
-                f"--shard={k}/{shards}",
-                f"--results={path}",
-                *extra,
-            ],
-            folder / f"{part}-{k}.log",
-        )
-        for k, path in enumerate(results)
-    ]
-    codes = [finish(process, began + seconds - time.monotonic()) for process in processes]
+    with tempfile.TemporaryDirectory(prefix="gradc-queue-") as queue:
+        options = ("-p", "no:cacheprovider", f"--queue={queue}")
+        processes = [
+            start(["-m", "pytest", *options, f"--results={path}", *extra], folder / f"{part}-{k}.log")
+            for k, path in enumerate(results)
+        ]
+        codes = [finish(process, began + seconds - time.monotonic()) for process in processes]
     tests = [
         json.loads(line)
         for path in results

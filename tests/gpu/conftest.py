@@ -5,7 +5,6 @@ mode.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,17 +16,37 @@ from models import MODELS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shard", default="0/1", help="run the K-th of N parts: K/N")
+    parser.addoption("--queue", default="", help="a folder through which several processes share out the tests")
     parser.addoption("--results", default="", help="a file to which each test's outcome is appended as a line of JSON")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    mine, parts = map(int, config.getoption("--shard").split("/"))
-    kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == mine and possible(item)]
+    kept = [item for item in items if possible(item)]
     if len(kept) < len(items):
         stay = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in stay])
         items[:] = kept
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Of the processes with one ``--queue`` each takes the next test that none has taken: they end together."""
+    folder = session.config.getoption("--queue")
+    if not folder or session.testsfailed or session.config.option.collectonly:  # as pytest does
+        return None
+    for number, item in enumerate(session.items):  # the same ones in the same order in every process
+        if taken(Path(folder) / str(number)):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+    return True
+
+
+def taken(ticket: Path) -> bool:
+    """Whether this process is the first to take it."""
+    try:
+        ticket.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def possible(item: pytest.Item) -> bool:
