@@ -250,6 +250,15 @@ static __attribute__((unused)) i64 gradc_key_of(const i32 *start, i64 keys, i64 
   return low;
 }
 
+/* The positions that a chunk from `first` to `last` visits: a segment of `chunk` positions at most is whole in the chunk where it
+ * begins.  key: of the first, and of the last position of the chunk. */
+static __attribute__((unused)) i64 gradc_first_of(const i32 *start, i64 key, i64 first, i64 chunk) {
+  return start[key] < first && start[key + 1] - start[key] <= chunk ? start[key + 1] : first;
+}
+static __attribute__((unused)) i64 gradc_last_of(const i32 *start, i64 key, i64 first, i64 last, i64 chunk) {
+  return start[key] >= first && start[key + 1] - start[key] <= chunk ? start[key + 1] : last;
+}
+
 static void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *order, char *scratch) {
   gradc_counting s = { .ctx = ctx, .key = key, .rows = rows, .keys = keys, .start = start, .order = order };
   if (gradc_ascends(ctx, key, rows)) {

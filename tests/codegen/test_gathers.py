@@ -291,6 +291,39 @@ def test_bags_by_offsets_need_no_order(bags: str, kind: str, mode: str) -> None:
     np.testing.assert_allclose(found[0], want, rtol=0, atol=64 * 2.0**-24 * np.abs(want).max(initial=1))
 
 
+@pytest.mark.parametrize("width", [64, 200])
+def test_segments_as_long_as_a_chunk_and_longer(width: int) -> None:
+    """A segment of a chunk's length at most is whole in the task where it begins, whatever chunks it lies in: rows are
+    neither left out nor added twice.  Of small whole numbers every order gives the same sums.
+    """
+    random, forced = rng(width), {"*": "segmented"}
+    lengths = [1, 63, 64, 65, 0, 127, 128, 129, 1, 200, 5, 64, 64, 0, 300, 62, 1, 1, 66, 128, 63, 3]
+    types = {"i": "i64[N]", "w": f"f32[V,{width}]"}
+    scaled = gradc.trace(lambda i, w, g: ops.embedding(i, w) * g, **types, g=f"f32[{width}]")
+    rows = gradc.compile(scaled, wrt=("w", "g"), target="cpu", reductions=forced)
+    assert "gradc_first_of(start" in source_of(rows)  # one row after another, for they are added up elsewhere, too
+    summed = gradc.trace(lambda i, w, o: ops.embedding_bag(i, w, o, mode="sum"), **types, o="i64[B]")
+    bags = gradc.compile(summed, wrt=("w",), target="cpu", reductions=forced)
+    for shift in range(0, 128, 9):  # where chunks cut them
+        counts = np.array([shift, *lengths])
+        offsets, keys = np.cumsum(counts) - counts, np.repeat(np.arange(len(counts)), counts)
+        table, dy, scale = (
+            random.integers(-4, 5, shape).astype(np.float32)
+            for shape in ((len(counts), width), (len(keys), width), width)
+        )
+        indices, want = random.permutation(keys), np.zeros((3, len(counts), width))
+        np.add.at(want[0], indices, dy * scale)
+        np.add.at(want[1], keys, table[indices])
+        np.add.at(want[2], indices, dy[: len(counts)][keys])
+        _, residuals = rows.forward(i=indices, w=table, g=scale)
+        gradients = rows.backward(residuals, dy)
+        np.testing.assert_array_equal(gradients["w"], want[0])
+        np.testing.assert_array_equal(gradients["g"], (dy * table[indices]).sum(0, dtype=np.float64))
+        y, residuals = bags.forward(i=indices, w=table, o=offsets)
+        np.testing.assert_array_equal(y, want[1])
+        np.testing.assert_array_equal(bags.backward(residuals, dy[: len(counts)])["w"], want[2])
+
+
 def test_bags_in_order_are_segments() -> None:
     """Rows in the order of their keys cost little to sort: 50 to a bag are no reason for partial results."""
     graph = gradc.trace(

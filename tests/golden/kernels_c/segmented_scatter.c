@@ -72,14 +72,19 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
   f32 *restrict target0 = 0;
   for (i64 run_first = first, run_last; run_first < last; run_first = run_last) { /* the rows of a segment in this chunk */
     const i64 to = key[order[run_first]];
-    const i64 carry = start[to] < first ? 2 * task : start[to + 1] > first + chunk ? 2 * task + 1 : -1; /* a piece of a segment that is not whole goes to a carry row */
-    run_last = gradc_min(last, start[to + 1]);
+    const i64 begin = start[to], end = start[to + 1], whole = end - begin <= chunk;
+    run_last = whole ? end : gradc_min(last, end);
+    if (whole && begin < first) continue; /* the task before has it */
+    const i64 carry = whole ? -1 : begin < first ? 2 * task : 2 * task + 1;
     target0 = carry < 0 ? y + to * 16 : partial0 + carry * 16;
     {
       i64 c0 = 0;
       for (; c0 + 16 <= 16; c0 += 16) {
         f32 sum0[16];
-        for (i64 e = 0; e < 16; e++) sum0[e] = 0;
+        #pragma GCC unroll 16
+        for (i64 lane0 = 0; lane0 < 16; lane0 += gradc_min(16, GRADC_VECTOR / 4))
+          #pragma omp simd
+          for (i64 e = lane0; e < lane0 + gradc_min(16, GRADC_VECTOR / 4); e++) sum0[e] = 0;
         for (i64 q = run_first; q < run_last; q++) {
           if (distant && c0 == 0) {
             if (q + GRADC_AHEAD < rows) {
@@ -100,8 +105,10 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
           }
         }
         {
-          #pragma omp simd
-          for (i64 e = 0; e < 16; e++) {
+          #pragma GCC unroll 16
+          for (i64 lane0 = 0; lane0 < 16; lane0 += gradc_min(16, GRADC_VECTOR / 4))
+            #pragma omp simd
+            for (i64 e = lane0; e < lane0 + gradc_min(16, GRADC_VECTOR / 4); e++) {
             const i64 i1 = c0 + e;
             target0[i1] = sum0[e];
           }
@@ -117,11 +124,9 @@ static void scatter_add_6afce2_finish(const void *args, i64 task) {
   const i64 keys = 1000, chunk = A->chunk;
   i32 *const start = A->start;
   f32 *const partial0 = A->partial0;
-  i64 chunk_end = start[task * GRADC_SEGMENTS] / chunk * chunk;
   for (i64 segment = task * GRADC_SEGMENTS; segment < gradc_min(task * GRADC_SEGMENTS + GRADC_SEGMENTS, keys); segment++) {
     const i64 first = start[segment], last = start[segment + 1];
-    while (chunk_end <= first) chunk_end += chunk;
-    if (last > first && last <= chunk_end) continue; /* whole in one chunk, which has written it */
+    if (last > first && last - first <= chunk) continue; /* the task where it begins has written it */
     {
       f32 *restrict const row = y + segment * 16;
       const i64 inner = 16;
