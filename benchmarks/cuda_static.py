@@ -255,9 +255,10 @@ def _digits(value: float) -> float:
 
 HEAD = """# CUDA without a GPU: instructions, bytes, and a predicted time
 
-Written by `python -m benchmarks.cuda_static` from the machine code for sm_90; do not edit. **Nothing here is
-measured.** Each kernel is compiled, disassembled and followed thread by thread (`gradc/inspect/machine.py`); the time
-is the model's of `gradc/inspect/predicted.py` with the constants of the H100 in `gradc/passes/reductions/devices.py`.
+Written by `python -m benchmarks.cuda_static` from the machine code for sm_90; do not edit. **Only the column
+*measured* is.** Each kernel is compiled, disassembled and followed thread by thread (`gradc/inspect/machine.py`); the
+time is the model's of `gradc/inspect/predicted.py` with the constants of the H100 in
+`gradc/passes/reductions/devices.py`.
 
 - *instructions*: of threads, per element of the direction's largest array, in all of its launches;
 - *bytes*: what its kernels say that they move, over what must move (each input once, each output once);
@@ -266,14 +267,19 @@ is the model's of `gradc/inspect/predicted.py` with the constants of the H100 in
 - *us*: predicted, without products by a library (+n), whose time is not predicted; *share*: how much of it the floor's
   bytes take at 3.35 TB/s, where no library takes some of it; with > and <, a loop's end depends on data, and what was
   followed of it is all that counts;
+- *measured*: us of that direction on an H100, by the code of that day: `benchmarks/results/{source}`;
 - *review*: the share that a review by hand predicted, at a commit before the first of this page;
 - *before*: the share at the last commit of this page, where it is another.
 
 """
 COLUMNS = tuple(
-    "case what direction instructions bytes load store registers threads blocks spills launches us bound share before"
-    " review".split()
+    "case what direction instructions bytes load store registers threads blocks spills launches us measured bound"
+    " share before review".split()
 )
+HELD = """
+Held against the device: of {count} directions that were measured and leave no product to a library, {near} took within
+10 % of the prediction and {fair} within 30 %. Furthest from it: {far}.
+"""
 NOTES = """
 Where the review and the model disagree, the reasons are these. The review left out the loop that looks at the error
 flags of earlier checks, and weighed instructions, bytes and launches only. The model counts that loop, transfers
@@ -299,20 +305,44 @@ Where they are furthest apart, counted by hand:
 """
 
 
+def measured() -> tuple[str, dict[tuple[str, str], float]]:
+    """The newest results of an H100: their file's name, and us by case and direction."""
+    *_, path = sorted((ROOT / RESULTS).parent.glob("gpu-nvidia-h100*-[0-9][0-9].json"))
+    found = json.loads(path.read_text())["cases"]
+    direction = {name: "backward" if case.wrt else "forward" for name, case in cases().items()}
+    return path.name, {(n, direction[n]): 1e6 * c["ours"]["median"] for n, c in found.items() if "ours" in c}
+
+
 def page(rows: Mapping[str, Mapping[str, Row]], before: Mapping[str, Any]) -> str:
     """The text of docs/cuda_static.md."""
     titles = {name: case.what for name, case in cases().items()}
+    source, times = measured()
     lines = [
-        _line(name, titles[name], direction, row, before.get(name, {}).get(direction))
+        _line(name, titles[name], d, row, before.get(name, {}).get(d), times.get((name, d)))
         for name, found in rows.items()
-        for direction, row in found.items()
+        for d, row in found.items()
     ]
     rule = "|" + "|".join("---" if c in ("case", "what", "direction", "bound") else "---:" for c in COLUMNS) + "|"
     lines = [f"| {' | '.join(COLUMNS)} |", rule, *lines]
-    return HEAD + "\n".join(lines) + "\n" + NOTES
+    return HEAD.format(source=source) + "\n".join(lines) + "\n" + _held(rows, times) + NOTES
 
 
-def _line(name: str, what: str, direction: str, row: Row, before: Mapping[str, Any] | None) -> str:
+def _held(rows: Mapping[str, Mapping[str, Row]], times: Mapping[tuple[str, str], float]) -> str:
+    """How far measured times are from predicted ones."""
+    over = {
+        name: times[name, d] / row.microseconds
+        for name, found in rows.items()
+        for d, row in found.items()
+        if (name, d) in times and not row.products
+    }
+    far = ", ".join(f"{name} ({ratio:.1f} times)" for name, ratio in over.items() if ratio > 1.3)
+    near, fair = (sum(abs(ratio - 1) <= most for ratio in over.values()) for most in (0.1, 0.3))
+    return HELD.format(count=len(over), near=near, fair=fair, far=far)
+
+
+def _line(
+    name: str, what: str, direction: str, row: Row, before: Mapping[str, Any] | None, time: float | None = None
+) -> str:
     changed = ""
     if before is not None and None not in (row.share, before["share"]) and before["share"] != row.share:
         changed = f"{before['share']:g} %"
@@ -328,6 +358,7 @@ def _line(name: str, what: str, direction: str, row: Row, before: Mapping[str, A
             row.spills,
             launches,
             seconds,
+            "" if time is None else f"{time:.3g}",
             row.bound,
         ),
         *(share, changed, "" if row.review is None else f"{row.review} %"),
