@@ -299,7 +299,9 @@ def _check_channels(input: Type, weight: Type, bias: Type | None, transposed: bo
     if groups < 1:
         raise TypeRuleError(f"groups={groups}: 1 at least")
     for what, size in (("the input has", input.shape[1]), ("the weight has", weight.shape[0])):
-        if groups > 1 and (not isinstance(size, int) or size % groups):
+        if groups > 1 and not isinstance(size, int):
+            raise TypeRuleError(f"{what} {size} channels: groups={groups} needs a known number")
+        if groups > 1 and size % groups:
             raise TypeRuleError(f"{what} {size} channels, which groups={groups} does not divide")
     taken = weight.shape[0] if transposed else weight.shape[1] * groups
     if not same(input.shape[1], taken):
@@ -414,7 +416,9 @@ convolution = Composite(
     bad=(
         BadSample(("f32[2,4,6]", "f32[6,3,3]"), _PLAIN, match="has 4 channels and the weight takes 3"),
         BadSample(("f32[2,C,6]", "f32[6,D,3]"), _PLAIN, match="has C channels and the weight takes D"),
-        BadSample(("f32[2,C,6]", "f32[6,C//2,3]"), {**_PLAIN, "groups": 2}, match="C channels, which groups=2"),
+        BadSample(
+            ("f32[2,C,6]", "f32[6,C//2,3]"), {**_PLAIN, "groups": 2}, match="C channels: groups=2 needs a known number"
+        ),
         BadSample(("f32[2,4,2]", "f32[6,4,3]"), _PLAIN, match="larger than the padded input"),
         BadSample(("f32[2,4,6]", "f32[6,4,3]"), {**_PLAIN, "stride": (0,)}, match="stride=0: 1 at least"),
         BadSample(("f32[2,4,6]", "f32[6,4,3]"), {**_PLAIN, "groups": 3}, match="which groups=3 does not divide"),

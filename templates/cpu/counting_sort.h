@@ -250,11 +250,12 @@ static __attribute__((unused)) i64 gradc_key_of(const i32 *start, i64 keys, i64 
   return low;
 }
 
-/* The positions that a chunk from `first` to `last` visits: a segment of `chunk` positions at most is whole in the chunk where it
- * begins.  key: of the first, and of the last position of the chunk. */
+/* Where a task begins that has the chunk from position `first` on, of which `key` is the key: behind a segment of the task before
+ * that is no longer than a chunk, which has it whole. */
 static __attribute__((unused)) i64 gradc_first_of(const i32 *start, i64 key, i64 first, i64 chunk) {
   return start[key] < first && start[key + 1] - start[key] <= chunk ? start[key + 1] : first;
 }
+/* Where it ends; `key` is that of the chunk's last position: behind its segment if that is no longer than a chunk and begins in it. */
 static __attribute__((unused)) i64 gradc_last_of(const i32 *start, i64 key, i64 first, i64 last, i64 chunk) {
   return start[key] >= first && start[key + 1] - start[key] <= chunk ? start[key + 1] : last;
 }

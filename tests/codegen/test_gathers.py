@@ -11,6 +11,7 @@ import gradc
 from gradc import interp, knobs, ops
 from gradc.ir.types import DTYPES
 from gradc.ops.bits import PACKED
+from gradc.passes.reductions.chunks import chunk_rows
 from gradc.runtime.host import pool
 
 
@@ -297,14 +298,16 @@ def test_segments_as_long_as_a_chunk_and_longer(width: int) -> None:
     neither left out nor added twice.  Of small whole numbers every order gives the same sums.
     """
     random, forced = rng(width), {"*": "segmented"}
-    lengths = [1, 63, 64, 65, 0, 127, 128, 129, 1, 200, 5, 64, 64, 0, 300, 62, 1, 1, 66, 128, 63, 3]
+    chunk = chunk_rows(4096, width)
+    around = [chunk * k + more for k in (1, 2, 3) for more in (-1, 0, 1)]
+    lengths = [1, *around, 0, chunk, chunk, 0, 5 * chunk + 3, chunk - 2, 1, 1, chunk + 2, 2 * chunk, chunk - 1, 3]
     types = {"i": "i64[N]", "w": f"f32[V,{width}]"}
     scaled = gradc.trace(lambda i, w, g: ops.embedding(i, w) * g, **types, g=f"f32[{width}]")
     rows = gradc.compile(scaled, wrt=("w", "g"), target="cpu", reductions=forced)
     assert "gradc_first_of(start" in source_of(rows)  # one row after another, for they are added up elsewhere, too
     summed = gradc.trace(lambda i, w, o: ops.embedding_bag(i, w, o, mode="sum"), **types, o="i64[B]")
     bags = gradc.compile(summed, wrt=("w",), target="cpu", reductions=forced)
-    for shift in range(0, 128, 9):  # where chunks cut them
+    for shift in range(0, 2 * chunk, max(1, chunk // 7)):  # where chunks cut them
         counts = np.array([shift, *lengths])
         offsets, keys = np.cumsum(counts) - counts, np.repeat(np.arange(len(counts)), counts)
         table, dy, scale = (

@@ -37,6 +37,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     for number, item in enumerate(session.items):  # the same ones in the same order in every process
         if taken(Path(folder) / str(number)):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        if stopped := session.shouldfail or session.shouldstop:
+            raise (session.Failed if session.shouldfail else session.Interrupted)(stopped)
     return True
 
 

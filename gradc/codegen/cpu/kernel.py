@@ -1,9 +1,9 @@
 """A kernel as C: its arguments, its stages, and the function that runs them.
 
 The stages of a kernel, each a function of a task: ``key`` (the sort key of each row), ``rows`` (rows outside, passes
-over the columns inside), ``foldN`` (partial results of the chunks into result N) and ``finish`` (segments that several
-chunks share, and rows of the result that no row goes to).  The templates own loops, visiting order, ownership, partial
-results; statements come from the writers.
+over the columns inside), ``foldN`` (partial results of the chunks into result N) and ``finish`` (segments
+longer than a chunk, and rows of the result that no row goes to).  The templates own loops, visiting order, ownership,
+partial results; statements come from the writers.
 """
 
 from __future__ import annotations
