@@ -138,7 +138,9 @@ class scratch:
         with held_off:
             import shutil  # noqa: F401  (what deletes the folder, and may have to at any moment)
             import tempfile
-        self._folder = Path(tempfile.gettempdir()) / f"gradc-{os.getpid()}-{secrets.token_hex(8)}"
+
+            place = tempfile.gettempdir()  # looked for once, under a lock of that module's
+        self._folder = Path(place) / f"gradc-{os.getpid()}-{secrets.token_hex(8)}"
         # Before there is anything to delete, and until it is: who is interrupted in between drops this object.
         self._undone = weakref.finalize(self, _delete, self._folder, os.getpid())
         self._folder.mkdir(0o700)

@@ -2,8 +2,8 @@
 
 Three things make that harmless.  Locks of ours come from :func:`lock` and are free in the child.  What takes locks that
 are not ours (imports, the loader, Jinja, the start of a process) stands under :data:`held_off`, for which a fork waits:
-these are milliseconds.  And a value that is kept after its first use is computed without a lock
-(:class:`cached_property`; Python 3.11's holds one for all instances).
+these are milliseconds, or seconds on a starved machine.  And a value that is kept after its first use is computed
+without a lock (:class:`cached_property`; Python 3.11's holds one for all instances).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds for which a fork waits at most: who forks may himself hold, in the middle of an import, what the others wait
-for.
+for.  A starved machine takes more than ten to import the compiler.
 """
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -19,7 +19,7 @@ import pytest
 from caches import with_runtime
 
 import gradc
-from gradc import knobs, ops
+from gradc import files, knobs, ops
 from gradc.errors import CompilerError, GradcError, IndexOutOfRange, InvalidSetting, OutOfMemory
 from gradc.process import forks, limits
 from gradc.runtime.host import arrays, cpu, toolchain
@@ -987,6 +987,15 @@ assert end == 0, end
 print("free", work(module) == wanted)
 """
 )
+
+
+def test_a_temporary_folder_is_looked_for_while_nobody_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tempfile does so once, under a lock of its own that a child would find locked."""
+    held: list[bool] = []
+    monkeypatch.setattr("tempfile.gettempdir", lambda: held.append(forks.held_off._is_owned()) or str(tmp_path))
+    with files.scratch() as folder:
+        assert folder.parent == tmp_path
+    assert held == [True]
 
 
 def test_locks_are_free_in_a_child() -> None:
