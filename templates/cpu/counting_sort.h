@@ -250,14 +250,16 @@ static __attribute__((unused)) i64 gradc_key_of(const i32 *start, i64 keys, i64 
   return low;
 }
 
-/* Where a task begins that has the chunk from position `first` on, of which `key` is the key: behind a segment of the task before
- * that is no longer than a chunk, which has it whole. */
+/* Whether the segment of a key is whole in one task, that of the chunk where it begins: if it is no longer than a chunk. */
+static __attribute__((unused)) int gradc_whole(const i32 *start, i64 key, i64 chunk) { return start[key + 1] - start[key] <= chunk; }
+
+/* Where the task begins that has the chunk from position `first` on, and where it ends; `key` is that of the chunk's first, and of
+ * its last position. */
 static __attribute__((unused)) i64 gradc_first_of(const i32 *start, i64 key, i64 first, i64 chunk) {
-  return start[key] < first && start[key + 1] - start[key] <= chunk ? start[key + 1] : first;
+  return start[key] < first && gradc_whole(start, key, chunk) ? start[key + 1] : first;
 }
-/* Where it ends; `key` is that of the chunk's last position: behind its segment if that is no longer than a chunk and begins in it. */
 static __attribute__((unused)) i64 gradc_last_of(const i32 *start, i64 key, i64 first, i64 last, i64 chunk) {
-  return start[key] >= first && start[key + 1] - start[key] <= chunk ? start[key + 1] : last;
+  return start[key] >= first && gradc_whole(start, key, chunk) ? start[key + 1] : last;
 }
 
 static void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *order, char *scratch) {

@@ -24,15 +24,15 @@ MUTANTS = (
     Mutant(
         "rows-c.carry",
         "templates/cpu/rows/by_key.c.j2",
-        "whole = end - begin <= chunk;",
-        "whole = end - begin < chunk;",
-        "off by one: a segment as long as a chunk goes to carry rows that nobody reads",
+        "if (carry < 0 && start[to] < first) continue;",
+        "if (carry < 0 && start[to] < first - 1) continue;",
+        "off by one: the end of a segment of the task before is written as if it were all of it",
         ("test_gathers -k segments",),
     ),
     Mutant(
         "rows-c.whole-segment",
         "templates/cpu/rows/finish.c.j2",
-        "if (last > first && last - first <= chunk) continue;",
+        "if (last > first && gradc_whole(start, segment, chunk)) continue;",
         "if (last > first && last - first < chunk) continue;",
         "off by one: a segment as long as a chunk is written again, from carry rows of others",
         ("test_gathers -k segments",),
@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "rows-c.first-of",
         "templates/cpu/counting_sort.h",
-        "return start[key] < first && start[key + 1] - start[key] <= chunk ? start[key + 1] : first;",
+        "return start[key] < first && gradc_whole(start, key, chunk) ? start[key + 1] : first;",
         "return first;",
         "rows that the task before has are added again",
         ("test_gathers -k segments",),
@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "rows-c.last-of",
         "templates/cpu/counting_sort.h",
-        "return start[key] >= first && start[key + 1] - start[key] <= chunk ? start[key + 1] : last;",
+        "return start[key] >= first && gradc_whole(start, key, chunk) ? start[key + 1] : last;",
         "return last;",
         "rows of a segment behind its chunk are left out",
         ("test_gathers -k segments",),

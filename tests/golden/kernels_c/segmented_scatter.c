@@ -72,10 +72,9 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
   f32 *restrict target0 = 0;
   for (i64 run_first = first, run_last; run_first < last; run_first = run_last) { /* the rows of a segment in this chunk */
     const i64 to = key[order[run_first]];
-    const i64 begin = start[to], end = start[to + 1], whole = end - begin <= chunk;
-    run_last = whole ? end : gradc_min(last, end);
-    if (whole && begin < first) continue; /* the task before has it */
-    const i64 carry = whole ? -1 : begin < first ? 2 * task : 2 * task + 1;
+    const i64 carry = gradc_whole(start, to, chunk) ? -1 : start[to] < first ? 2 * task : 2 * task + 1;
+    run_last = carry < 0 ? start[to + 1] : gradc_min(last, start[to + 1]);
+    if (carry < 0 && start[to] < first) continue; /* the task before has it */
     target0 = carry < 0 ? y + to * 16 : partial0 + carry * 16;
     {
       i64 c0 = 0;
@@ -126,7 +125,7 @@ static void scatter_add_6afce2_finish(const void *args, i64 task) {
   f32 *const partial0 = A->partial0;
   for (i64 segment = task * GRADC_SEGMENTS; segment < gradc_min(task * GRADC_SEGMENTS + GRADC_SEGMENTS, keys); segment++) {
     const i64 first = start[segment], last = start[segment + 1];
-    if (last > first && last - first <= chunk) continue; /* the task where it begins has written it */
+    if (last > first && gradc_whole(start, segment, chunk)) continue; /* the task where it begins has written it */
     {
       f32 *restrict const row = y + segment * 16;
       const i64 inner = 16;
