@@ -171,7 +171,7 @@ def _toolchain(target: str) -> tuple[str, ...]:
     with held_off:
         from .runtime.host.toolchain import cpu_identity, find_compiler
 
-    return find_compiler().identity, cpu_identity(), str(knobs.BOUNDS.get())
+    return find_compiler().identity, cpu_identity(), knobs.OPTIMIZE.get(), str(knobs.BOUNDS.get())
 
 
 def _from_cache(

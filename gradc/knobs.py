@@ -216,8 +216,21 @@ STREAM_FROM = Knob(
     "size in bytes from which arrays are written by streaming stores, bypassing the CPU's caches; 0 = half of the"
     " last-level cache if a measurement shows a gain",
 )
+OPTIMIZE = Knob(
+    "GRADC_OPTIMIZE",
+    _choice("0", "1", "2", "3"),
+    "2",
+    "the level -O at which generated C is compiled; 0 compiles in half the time and gives the same values, slowly",
+)
 CACHE_DIR = Knob("GRADC_CACHE_DIR", _path, "", "directory of the kernel cache; default: the user's cache directory")
 CACHE = Knob("GRADC_CACHE", _flag, True, "keep compiled modules on disk")
+OBJECTS = Knob(
+    "GRADC_OBJECTS",
+    _path,
+    "",
+    "directory that keeps machine code by its source, flags and compiler, so that a changed gradc compiles only the"
+    " kernels that it changed; for who develops gradc",
+)
 CC = Knob(
     "CC",
     _compiler,

@@ -1,7 +1,11 @@
-"""What every test run shares: a cache of its own, the same random examples, and a word on what was not tested."""
+"""What every test run shares: a cache of its own, machine code kept between runs, the level at which a test's C is
+optimised, the same random examples, and a word on what was not tested.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import difflib
 import gc
 import importlib.util
@@ -11,14 +15,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # benchmarks/ is part of the checkout, not of the package
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # benchmarks/ is part of the checkout, not of the package
 
 OPTIONAL = {
     "torch": "gradients against torch",
@@ -33,7 +39,13 @@ OPTIONAL = {
 os.environ.setdefault(
     "GRADC_TARGET", "cpu"
 )  # where a GPU is, the tests are still those of the CPU; tests/gpu asks for it by name
+OBJECTS = ROOT / "build" / "objects"
+"""What compilers made of the tests' C, C++ and CUDA, by its text, flags and compiler: a run after a change of gradc
+compiles the kernels that changed.
+"""
+KEPT_DAYS, KEPT_BYTES = 21, 4 << 30
 _cache = pytest.StashKey[str]()
+_objects = pytest.StashKey[str]()
 _runtime = pytest.StashKey[subprocess.Popen[bytes]]()
 
 # A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press
@@ -74,6 +86,7 @@ QUICK_CASES = 2
 SLOW = 0.13
 SLOW_FILE = Path(__file__).with_name("slow.txt")
 _seconds: dict[str, list[float]] = {}
+_by_file: Counter[str] = Counter()
 
 
 def _function(nodeid: str) -> str:
@@ -114,7 +127,30 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture: how this test's C is compiled (in its child processes, too)."""
+    os.environ["GRADC_OPTIMIZE"] = "2" if _is_optimised(item) else "0"
+    if item.get_closest_marker("compiles"):
+        os.environ.pop("GRADC_OBJECTS", None)
+    elif item.config.stash[_objects]:
+        os.environ["GRADC_OBJECTS"] = item.config.stash[_objects]
+
+
+def _is_optimised(item: pytest.Item) -> bool:
+    """At -O2 are the tests that are about its code, and of the others a quarter, another one each day: at -O0 a test of
+    values takes half the time.
+    """
+    turn = zlib.crc32(item.nodeid.encode()) + int(os.environ["GRADC_TEST_DAY"])
+    return item.get_closest_marker("optimised") is not None or turn % 4 == 0
+
+
+def pytest_report_header() -> str:
+    return f"-O2 for the quarter of the tests that GRADC_TEST_DAY={os.environ['GRADC_TEST_DAY']} chooses"
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _by_file[report.nodeid.partition("::")[0]] += report.duration
     if report.when == "call" and report.passed:
         _seconds.setdefault(_function(report.nodeid), []).append(report.duration)
 
@@ -146,7 +182,38 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return compare
 
 
+def _prune(folder: Path) -> None:
+    """Deletes what was not read for :data:`KEPT_DAYS`, and the oldest beyond :data:`KEPT_BYTES`."""
+    entries = []
+    for entry in folder.iterdir():
+        with contextlib.suppress(OSError):  # another run deletes too
+            about = entry.stat()
+            entries.append((max(about.st_atime, about.st_mtime), about.st_size, entry))
+    total, oldest = 0, time.time() - KEPT_DAYS * 86_400
+    for last, size, entry in sorted(entries, reverse=True):
+        total += size
+        if last < oldest or total > KEPT_BYTES:
+            with contextlib.suppress(OSError):
+                entry.unlink()
+
+
+def _use_objects() -> None:
+    if "GRADC_OBJECTS" in os.environ:  # one's own, or "" for none
+        return
+    try:
+        OBJECTS.parent.mkdir(exist_ok=True)
+        OBJECTS.mkdir(mode=0o700, exist_ok=True)
+    except OSError:  # a checkout that cannot be written
+        return
+    _prune(OBJECTS)
+    os.environ["GRADC_OBJECTS"] = str(OBJECTS)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("GRADC_TEST_DAY", str(datetime.date.today().toordinal()))
+    if not hasattr(config, "workerinput"):
+        _use_objects()
+    config.stash[_objects] = os.environ.get("GRADC_OBJECTS", "")
     if not hasattr(config, "workerinput"):  # xdist's workers inherit the environment
         config.stash[_cache] = os.environ["GRADC_CACHE_DIR"] = tempfile.mkdtemp(prefix="gradc-tests-")
         os.environ.setdefault("GRADC_CALIBRATION", "none")  # what the user measured decides nothing here
@@ -154,7 +221,7 @@ def pytest_configure(config: pytest.Config) -> None:
             # Compiled once while the workers collect their tests; each would do it for itself, in six seconds.
             config.stash[_runtime] = subprocess.Popen(
                 [sys.executable, "-c", "from gradc.runtime.host.pool import packed; packed()"],
-                cwd=Path(__file__).resolve().parent.parent,
+                cwd=ROOT,
                 stderr=subprocess.DEVNULL,  # without a compiler the tests will say so
             )
 
@@ -167,6 +234,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    slowest = [f"{seconds:6.0f} s  {path}" for path, seconds in _by_file.most_common(10) if seconds >= 1]
+    if slowest:
+        terminalreporter.write_line("\n".join(("the slowest files:", *slowest)))
     absent = [f"{name} ({what})" for name, what in OPTIONAL.items() if not _installed(name)]
     if absent:
         terminalreporter.write_line(f"not installed, so not tested: {', '.join(absent)}")

@@ -174,6 +174,12 @@ def default_cache() -> Cache:
     return _cache(directory)
 
 
+def object_cache() -> Cache | None:
+    """The cache of machine code by its source, selected by ``GRADC_OBJECTS``; None if it is not set."""
+    directory = knobs.OBJECTS.get()
+    return _cache(directory) if directory else None
+
+
 @functools.cache
 def user_directory(kind: str = "cache") -> str:
     """The user's ``cache`` or ``config`` directory of gradc, according to platformdirs, or to XDG if that package is

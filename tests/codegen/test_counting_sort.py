@@ -11,6 +11,8 @@ import gradc
 from gradc import ops
 from gradc.runtime.host import pool, toolchain
 
+pytestmark = pytest.mark.optimised
+
 SOURCE = """
 #include "math.h"
 #include "counting_sort.h"

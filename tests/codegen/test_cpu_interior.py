@@ -17,6 +17,8 @@ from tests.agreement import agree_with_torch
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.optimised
+
 SIZES = [(1, 1), (2, 3), (5, 4), (7, 7), (8, 31), (9, 50), (17, 64), (3, 129)]
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_size": 3, "stride": 1, "padding": 1},

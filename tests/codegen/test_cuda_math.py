@@ -55,7 +55,10 @@ AS_SIMULATED = (
 )
 SAMPLES = 100_000
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy on the NaN and infinities among the samples
+pytestmark = [
+    pytest.mark.optimised,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy on the NaN and infinities among the samples
+]
 
 
 # ---- as NVRTC compiles it

@@ -16,6 +16,8 @@ from gradc.passes.reductions.strategies import passes
 from gradc.runtime.cuda.device import Span
 from gradc.runtime.simulator.device import Simulator
 
+pytestmark = pytest.mark.optimised
+
 FINE = 2**64 - 1
 
 

@@ -15,6 +15,8 @@ import gradc
 from gradc import ops
 from gradc.runtime.host import pool
 
+pytestmark = pytest.mark.optimised
+
 RUNS = 100
 THREADS = (1, 2, 3, 5)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import gradc
 from gradc import ops
+
+pytestmark = pytest.mark.optimised
 
 
 def test_beside_a_maximum() -> None:

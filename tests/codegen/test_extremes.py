@@ -26,6 +26,8 @@ from gradc.errors import IndexOutOfRange, OutOfMemory
 from gradc.runtime.host import arrays
 from gradc.runtime.host.toolchain import find_compiler
 
+pytestmark = pytest.mark.optimised
+
 f32 = np.float32
 Array = np.ndarray[Any, Any]
 MODULES: dict[str, gradc.Module] = {}

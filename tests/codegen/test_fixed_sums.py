@@ -17,6 +17,8 @@ from gradc.codegen.cuda.rows import Writer  # noqa: E402
 from gradc.ir.kernel import Kernel  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 
+pytestmark = pytest.mark.optimised
+
 torch.set_num_threads(1)
 PLANE, POINTS = {2: (7, 9), 3: (4, 5, 6)}, {2: (5, 13), 3: (5, 5, 7)}
 """Sizes of the image, and numbers of points that fill no warp."""

@@ -10,6 +10,8 @@ import pytest
 import gradc
 from gradc import ops
 
+pytestmark = pytest.mark.optimised
+
 COUNTS = [1, 31, 63, 64, 65, 127, 128, 129, 191, 192, 2047, 2048, 2049, 2113, 5000]
 
 

@@ -13,6 +13,8 @@ from gradc import ops
 from gradc.ir.kernel import Call
 from gradc.ir.types import DTYPES
 
+pytestmark = pytest.mark.optimised
+
 UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}
 """Half the distance from 1 to the next number."""
 N, STEP = "N", "every second column"

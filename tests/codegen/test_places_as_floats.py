@@ -12,6 +12,8 @@ from gradc import ops
 from gradc.ir.node import call
 from gradc.ir.types import DTYPES
 
+pytestmark = pytest.mark.optimised
+
 FLOATS = {
     "columns": ("f32[7,100]", (7, 100), 0, "f32", True),
     "doubles": ("f64[7,100]", (7, 100), 0, "f64", True),

@@ -20,6 +20,8 @@ from gradc.runtime.cuda.on_device import DeviceArrays, add
 from gradc.runtime.host.arrays import byte_bounds
 from gradc.runtime.simulator.device import Simulator
 
+pytestmark = pytest.mark.optimised
+
 MULTIPLIED = ("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32")
 WIDENED = (("f16", "f32"), ("bf16", "f32"))
 """The dtypes of operands and of a wider product."""

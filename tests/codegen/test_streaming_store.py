@@ -16,6 +16,8 @@ from gradc.ir.types import parse_type
 from gradc.runtime.host import pool
 from gradc.runtime.host.cpu import ALIGN
 
+pytestmark = pytest.mark.optimised
+
 EVERYTHING = 1
 """Bytes from which arrays are written by streaming stores: all of them."""
 CASES = {

@@ -18,6 +18,8 @@ from gradc.runtime.host import pool
 from gradc.verify import exact
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.optimised
 F = torch.nn.functional
 ULP = 2.0**-24
 

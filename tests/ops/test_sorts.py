@@ -26,6 +26,8 @@ from gradc.ir.verify import verify_program
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.optimised
+
 SHAPES = ((7, 300), (2, 1, 3, 70), (0, 3), (3, 0), (), (2500,))
 """Rows of few and many keys, of more than one tile of the GPU, empty ones, a scalar."""
 

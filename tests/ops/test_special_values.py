@@ -19,6 +19,8 @@ from gradc.passes.graph.sink_dequant import sink_dequant
 from gradc.verify.exact.evaluate import evaluate
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.optimised
 F = torch.nn.functional
 
 TARGETS = ("numpy", "cpu", "cuda-sim")

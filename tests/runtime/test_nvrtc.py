@@ -23,6 +23,8 @@ from gradc.runtime.cache import default_cache
 from gradc.runtime.cuda import nvrtc
 from gradc.runtime.cuda.nvrtc import CudaBinary, KernelResources, Nvrtc, compile_cuda, find_nvrtc
 
+pytestmark = pytest.mark.compiles
+
 ROOT = Path(__file__).resolve().parents[2]
 try:
     FOUND: Nvrtc | None = find_nvrtc()

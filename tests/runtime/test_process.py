@@ -27,7 +27,10 @@ from gradc.runtime.host import arrays, cpu, toolchain
 ROOT = Path(__file__).resolve().parents[2]
 HANG = 240  # seconds after which a child counts as one that hangs
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="the CPU target is for POSIX systems")
+pytestmark = [
+    pytest.mark.compiles,
+    pytest.mark.skipif(os.name != "posix", reason="the CPU target is for POSIX systems"),
+]
 
 
 def child(code: str, *arguments: str, **environment: str) -> str:

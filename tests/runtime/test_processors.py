@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.compiles
+
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     "runtime/test_runtime_cpu.py",

@@ -38,7 +38,10 @@ from gradc.runtime.host import arrays, pool, toolchain
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = (1, 2, 3, 5)
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="the CPU target is for POSIX systems")
+pytestmark = [
+    pytest.mark.compiles,
+    pytest.mark.skipif(os.name != "posix", reason="the CPU target is for POSIX systems"),
+]
 
 
 def python(code: str, **environment: str) -> subprocess.Popen[str]:

@@ -44,6 +44,8 @@ from gradc.ir.dims import evaluate, symbol
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.types import parse_type
 
+pytestmark = pytest.mark.compiles
+
 f32 = np.float32
 ROOT = Path(__file__).resolve().parents[2]
 

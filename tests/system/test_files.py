@@ -37,6 +37,8 @@ from gradc.module import saved
 from gradc.runtime.cache import Cache
 from gradc.runtime.host import pool
 
+pytestmark = pytest.mark.compiles
+
 ROOT = Path(__file__).resolve().parents[2]
 f32 = np.float32
 

@@ -31,6 +31,9 @@ def test_a_small_budget_finds_nothing(name: str, tmp_path: Path) -> None:
     assert tally.tried == chosen.ci
 
 
+pytestmark = pytest.mark.compiles
+
+
 def _ends(seed: int, options: Options) -> Outcome:
     if seed == 2:
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -24,7 +24,7 @@ from gradc.codegen.cuda.cached_text import anonymous
 from gradc.errors import CompilerError, CompilerMissing, GradcError, InvalidProblem, RegistersSpilled
 from gradc.json_text import read_json
 from gradc.process.forks import lock
-from gradc.runtime.cache import default_cache, digest
+from gradc.runtime.cache import default_cache, digest, object_cache
 from gradc.runtime.host.toolchain import LOG_LIMIT, TIMEOUT
 from gradc.version import VERSION
 
@@ -340,7 +340,7 @@ def compile_cuda(
     options += [f"--maxrregcount={max_registers}"] if max_registers else []
     options += ["--generate-line-info"] if line_info else []
     key = digest("cuda", VERSION, nvrtc.identity, *options, "\0", anonymous(source))
-    cache = default_cache()
+    cache = object_cache() or default_cache()
     payload = cache.get(key)
     made = _unpack(payload, arch) if payload is not None else None
     if made is None:

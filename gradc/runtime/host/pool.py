@@ -23,6 +23,7 @@ from gradc.runtime.host.toolchain import compile_c, cpu_identity, find_compiler,
 ERROR_SLOTS = 8
 # The matrix product may use fused multiply-add: only the order of its sums is guaranteed.
 MATMUL_FLAGS = ("-ffp-contract=fast",)
+_FLAGS = ("-O2", *MATMUL_FLAGS)  # compiled once and used by all, whatever GRADC_OPTIMIZE says of generated code
 _lock = lock(reentrant=True)
 
 
@@ -156,7 +157,7 @@ def key() -> str:
 
     :raises CompilerMissing: there is no compiler.
     """
-    return digest("runtime", *texts(), find_compiler().identity, cpu_identity(), *MATMUL_FLAGS)
+    return digest("runtime", *texts(), find_compiler().identity, cpu_identity(), *_FLAGS)
 
 
 def packed() -> bytes:
@@ -187,7 +188,7 @@ def _machine_code() -> bytes:
     cache = default_cache()
     payload = cache.get(key())
     if payload is None:
-        payload = compile_c(texts()[-1], extra=MATMUL_FLAGS)
+        payload = compile_c(texts()[-1], extra=_FLAGS)
         cache.put(key(), payload)
     return payload
 

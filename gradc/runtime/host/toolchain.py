@@ -30,7 +30,7 @@ from gradc.errors import CompilerError, CompilerMissing
 from gradc.files import scratch
 from gradc.process.forks import held_off
 from gradc.process.interrupts import interrupts_wait
-from gradc.runtime.cache import default_cache, digest
+from gradc.runtime.cache import default_cache, digest, object_cache
 
 if TYPE_CHECKING:
     import subprocess
@@ -72,6 +72,7 @@ _INSTEAD = {
 _PROCESSOR = ("-march=", "-mcpu=")  # flags in CC that select another processor than this one
 # Language -> (file suffix, standard, directory of the templates' headers).
 _LANGUAGES = {"c": (".c", "-std=gnu11", "cpu"), "c++": (".cpp", "-std=gnu++17", "cuda")}
+_TEMPLATES = {"c": ("cpu", "common"), "c++": ("cuda", "common")}  # what a unit may include
 LOG_LIMIT = 20_000  # the most characters of a log kept in an error
 TIMEOUT = 300.0  # seconds for compiling one unit
 
@@ -239,8 +240,30 @@ def compile_c(source: str, *, extra: Sequence[str] = (), units: Sequence[str] = 
 def compile_libraries(
     libraries: Sequence[Sequence[str]], *, extra: Sequence[str] = (), timeout: float = TIMEOUT
 ) -> list[bytes]:
-    """:func:`compile_c` of several libraries of one or more units: all units are compiled in parallel, then linked."""
+    """:func:`compile_c` of several libraries of one or more units: all units are compiled in parallel, then linked.
+
+    Those that :func:`.object_cache` has are taken from there.
+    """
     compiler = find_compiler()
+    cache = object_cache() if _stamp(compiler.argv) else None
+    if cache is None:
+        return _compile_libraries(compiler, libraries, extra, timeout)
+    same = (compiler.identity, cpu_identity(), *_flags(compiler, "c"), *extra, *headers("c"))
+    keys = [digest("library", *same, "\0", *units) for units in libraries]
+    found = {key: cache.get(key) for key in keys}
+    missing = [i for i, key in enumerate(keys) if found[key] is None]
+    if missing:
+        for i, made in zip(
+            missing, _compile_libraries(compiler, [libraries[i] for i in missing], extra, timeout), strict=True
+        ):
+            cache.put(keys[i], made)
+            found[keys[i]] = made
+    return [payload for key in keys if (payload := found[key]) is not None]
+
+
+def _compile_libraries(
+    compiler: Compiler, libraries: Sequence[Sequence[str]], extra: Sequence[str], timeout: float
+) -> list[bytes]:
     with scratch() as directory:
         jobs: list[tuple[list[str], Sequence[str]]] = []
         links: list[tuple[list[str], Sequence[str]]] = []
@@ -296,12 +319,26 @@ def link_objects(objects: Sequence[bytes], *, timeout: float = TIMEOUT) -> bytes
         return (directory / "out.so").read_bytes()
 
 
+@functools.cache
+def headers(language: Literal["c", "c++"]) -> tuple[str, ...]:
+    """Name and text of every header of gradc's that a unit in this language may include."""
+    paths = [
+        path
+        for folder in template_dirs()
+        for name in _TEMPLATES[language]
+        for path in sorted((folder / name).glob("*"))
+        if path.is_file()
+    ]
+    return tuple(text for path in paths for text in (path.name, path.read_text(encoding="utf-8")))
+
+
 _refused: dict[Compiler, frozenset[str]] = {}
 
 
 def _flags(compiler: Compiler, language: str) -> list[str]:
     """The flags of gradc, with those that this compiler is known to reject replaced."""
-    flags = [_LANGUAGES[language][1] if flag == "-std=gnu11" else flag for flag in FLAGS]
+    chosen = {"-std=gnu11": _LANGUAGES[language][1], "-O2": f"-O{knobs.OPTIMIZE.get()}"}
+    flags = [chosen.get(flag, flag) for flag in FLAGS]
     if any(word.startswith(_PROCESSOR) for word in compiler.argv[1:]):
         flags.remove("-march=native")
     refused = _refused.get(compiler, frozenset())

@@ -23,14 +23,15 @@ from typing import Any
 
 import numpy as np
 
+from ... import knobs
 from ...codegen.cuda.cached_text import anonymous
-from ...codegen.text import read_template, template_dirs
+from ...codegen.text import read_template
 from ...errors import InvalidProblem, OutOfMemory, SimulationFault
 from ...process.forks import lock
 from ...process.ieee import plain
-from ..cache import default_cache, digest
+from ..cache import default_cache, digest, object_cache
 from ..host.elf import variables
-from ..host.toolchain import compile_object, cpu_identity, find_compiler, link_objects, load_library
+from ..host.toolchain import compile_object, cpu_identity, find_compiler, headers, link_objects, load_library
 from . import faults
 
 Array = np.ndarray[Any, Any]
@@ -90,9 +91,9 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
     )
     if check and "ziglang" in compiler.argv:
         flags += _CHECK_ZIG
-    stamp = digest(compiler.identity, cpu_identity(), *_headers())
-    key = digest("cuda-sim", anonymous(source), stamp, *flags)
-    cache = default_cache()
+    stamp = digest(compiler.identity, cpu_identity(), *headers("c++"))
+    key = digest("cuda-sim", anonymous(source), stamp, knobs.OPTIMIZE.get(), *flags)
+    cache = object_cache() or default_cache()
     payload = cache.get(key)
     if payload is None:
         text = _DYNAMIC.sub(r"\1 *const \2 = (\1 *)gradc_sim_dynamic();", source)
@@ -110,25 +111,13 @@ def _bound(text: str) -> int:
     return int(found[1]) if found else 1024
 
 
-@functools.cache
-def _headers() -> tuple[str, ...]:
-    """The text of every header that a unit may include."""
-    paths = [
-        path
-        for folder in template_dirs()
-        for name in ("cuda", "common")
-        for path in sorted((folder / name).glob("*"))
-        if path.is_file()
-    ]
-    return tuple(text for path in paths for text in (path.name, path.read_text(encoding="utf-8")))
-
-
 def _runtime(stamp: str) -> bytes:
     key = digest("cuda-sim runtime", stamp, *_PLAIN)
-    payload = default_cache().get(key)
+    cache = object_cache() or default_cache()
+    payload = cache.get(key)
     if payload is None:
-        payload = compile_object(read_template("cuda/sim.cpp"), extra=_PLAIN)
-        default_cache().put(key, payload)
+        payload = compile_object(read_template("cuda/sim.cpp"), extra=(*_PLAIN, "-O2"))
+        cache.put(key, payload)
     return payload
 
 
