@@ -2,6 +2,7 @@
 #
 #   make demo                         a quantized language model, differentiated, compiled, trained and measured
 #   make test [EXTRAS=torch,onnx]     the tests, with these optional packages beside the required ones
+#   make test-all                     those too that `make test` leaves out, since what they test is as it was when they passed (tests/long.txt)
 #   make quick                        a part of the tests in a minute, for every save: a few cases of each test, none of the slow ones
 #   make docs                         docs/ops.md, from the records of the ops
 #   make site                         the documentation as a site, in build/site
@@ -45,7 +46,7 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test quick fuzz mutants release lint bench conformance onnx-models gpu docs site extras clean
+.PHONY: demo test test-all quick fuzz mutants release lint bench conformance onnx-models gpu docs site extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
@@ -53,6 +54,9 @@ demo: $(DEMO)
 
 test: $(TEST)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-all: $(TEST)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal --all $(ARGS)
 
 quick: $(TEST)
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --quick --ignore tests/gpu $(ARGS)

@@ -126,6 +126,8 @@ def _scheduled(
 ) -> tuple[Partition, dict[str, Program]]:
     """The optimised graph, cut in two, as programs.  :param wide, written_by: as :func:`cut` takes them."""
     parts = cut(graph, joint, wrt, options, target, wide, written_by)
+    if wrt:
+        pipeline.split(joint, parts.forward, parts.backward)
     pipeline.start("forward.partition", parts.forward)
     programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
     if wrt:
@@ -259,43 +261,36 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     :param name: of the program, before those of its stages: ``forward``, ``backward``, ``joint``.
     """
     device = _device(options, target)
-    strategies = ON_GPU if target.startswith("cuda") else ON_HOST
-    program = pipeline.keep(f"{name}.schedule", graph, lambda: schedule(graph, fuse=options.fuse, device=device))
+    run = functools.partial(pipeline.run, of=name)
+    program: Program = run(schedule, graph, fuse=options.fuse, device=device)
     if target.startswith("cuda"):
-        program = pipeline.keep(f"{name}.store_places", program, lambda: store_places(program))
-        program = pipeline.keep(f"{name}.coalesce", program, lambda: coalesce(program))
-        program = pipeline.keep(f"{name}.fuse_rounding", program, lambda: columns_to_rows(fuse_rounding(program)))
-        program = pipeline.keep(f"{name}.rows_to_columns", program, lambda: rows_to_columns(program))
-        program = pipeline.keep(f"{name}.unroll_scatters", program, lambda: unroll_scatters(program))
-        program = pipeline.keep(f"{name}.inline_constants", program, lambda: inline_constants(program))
+        program = run(store_places, program)
+        program = run(coalesce, program)
+        program = run(fuse_rounding, program)
+        program = run(columns_to_rows, program)
+        program = run(rows_to_columns, program)
+        program = run(unroll_scatters, program)
+        program = run(inline_constants, program)
     if target == "cpu":
         reorder = options.numerics != "strict"
         if reorder and options.fuse:
-            program = pipeline.keep(f"{name}.gather_vectors", program, lambda: gather_vectors(program))
+            program = run(gather_vectors, program)
         unnamed = (options.reductions or {}).keys() <= {"*"}  # else one of the sums may be named
-        program = pipeline.keep(
-            f"{name}.unroll_columns",
-            program,
-            lambda: unroll_columns(program, reorder=reorder, side_by_side=unnamed),
-        )
-    program = pipeline.keep(
-        f"{name}.choose_reduction",
+        program = run(unroll_columns, program, reorder=reorder, side_by_side=unnamed)
+    program = run(
+        choose_reduction,
         program,
-        lambda: choose_reduction(
-            program,
-            force=options.reductions,
-            device=device,
-            determinism=options.determinism,
-            available=strategies,
-        ),
+        force=options.reductions,
+        device=device,
+        determinism=options.determinism,
+        available=ON_GPU if target.startswith("cuda") else ON_HOST,
     )
     if target == "cpu" and options.fuse:
-        program = pipeline.keep(f"{name}.read_in_place", program, lambda: read_in_place(program))
+        program = run(read_in_place, program)
     if _cuts_rows(options, target):
-        program = pipeline.keep(f"{name}.block_rows", program, lambda: block_rows(program, dims=_hints(options)))
-    return pipeline.keep(
-        f"{name}.plan_buffers", program, lambda: plan_buffers(order_steps(program, dims=_hints(options)))
-    )  # type: ignore[no-any-return]
+        program = run(block_rows, program, dims=_hints(options))
+    program = run(order_steps, program, dims=_hints(options))
+    return run(plan_buffers, program)  # type: ignore[no-any-return]
 
 
 # -- Program -> text -> machine code -> a process ----------------------------------------------------------------------

@@ -178,7 +178,8 @@ VALIDATE = Knob(
     "GRADC_VALIDATE",
     _flag,
     False,
-    "evaluate the graph in exact algebra before and after every pass and require equality",
+    "evaluate graphs in exact algebra, and programs in f64, before and after every pass and require equality; the error"
+    " names the pass",
 )
 PRINT_PASSES = Knob("GRADC_PRINT_PASSES", _flag, False, "print one line for each pass that changed something")
 TARGET = Knob(

@@ -21,7 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+import long_tests
 import pytest
+from long_tests import function_of
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ is part of the checkout, not of the package
@@ -76,6 +78,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"of each test function at most {QUICK_CASES} cases, and none of those in tests/slow.txt: make quick",
     )
     parser.addoption(
+        "--all",
+        action="store_true",
+        help="tests marked as long, too, whatever they passed on: make test-all, which writes tests/long.txt",
+    )
+    parser.addoption(
         "--update-slow",
         action="store_true",
         help=f"write tests/slow.txt anew: the test functions whose cases take {SLOW} s or more on average",
@@ -86,23 +93,19 @@ QUICK_CASES = 2
 SLOW = 0.13
 SLOW_FILE = Path(__file__).with_name("slow.txt")
 _seconds: dict[str, list[float]] = {}
+_long = long_tests.Results()
 _by_file: Counter[str] = Counter()
 
 
-def _function(nodeid: str) -> str:
-    """``FILE::NAME`` of a test, without its parameters; a file keeps its name when it moves to another folder."""
-    path, _, name = nodeid.partition("::")
-    return f"{Path(path).name}::{name.partition('[')[0]}"
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    long_tests.leave_out(items, everything=config.getoption("--all"))
     if not config.getoption("--quick"):
         return
     slow = set(SLOW_FILE.read_text(encoding="utf-8").split())
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if not (item.get_closest_marker("slow") or item.get_closest_marker("gpu")):
-            cases.setdefault(_function(item.nodeid), []).append(item)
+        if not any(map(item.get_closest_marker, ("slow", "gpu", "long"))):
+            cases.setdefault(function_of(item.nodeid), []).append(item)
     kept = {
         found[k * (len(found) - 1) // max(1, QUICK_CASES - 1)]  # the first, the last, and some between
         for function, found in cases.items()
@@ -151,11 +154,14 @@ def pytest_report_header() -> str:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _by_file[report.nodeid.partition("::")[0]] += report.duration
+    _long.add(report)
     if report.when == "call" and report.passed:
-        _seconds.setdefault(_function(report.nodeid), []).append(report.duration)
+        _seconds.setdefault(function_of(report.nodeid), []).append(report.duration)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--all") and not hasattr(session.config, "workerinput"):
+        _long.write()
     if session.config.getoption("--update-slow") and not hasattr(session.config, "workerinput"):
         found = (function for function, each in _seconds.items() if sum(each) / len(each) >= SLOW)
         SLOW_FILE.write_text("".join(f"{function}\n" for function in sorted(found)), encoding="utf-8")

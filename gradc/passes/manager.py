@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .. import files, knobs
 from ..ir.dims import assuming
@@ -19,6 +19,7 @@ from ..process.forks import held_off
 
 Licence = Literal["BITS", "REAL", "FAST"]
 GraphPass = Callable[..., Graph]
+ProgramPass = TypeVar("ProgramPass", bound=Callable[..., Program])
 PASSES: dict[str, GraphPass] = {}
 """Every Graph -> Graph pass by name; :func:`graph_pass` fills it."""
 
@@ -97,41 +98,47 @@ class Pipeline:
     """The stages of one compilation, in order."""
 
     stages: list[Stage] = field(default_factory=list)
+    _meanings: dict[str, Any] = field(default_factory=dict)
+    """For ``GRADC_VALIDATE``: of each program (forward, backward, joint), what it computes at some inputs."""
 
     def start(self, name: str, graph: Graph) -> Graph:
         self._keep(name, graph, graph, 0.0)
         return graph
 
-    def run(self, step: Callable[..., Any], subject: Any, **options: Any) -> Any:
-        """``step(subject, **options)`` as a stage named after the function."""
-        return self.keep(step.__name__, subject, lambda: step(subject, **options), getattr(step, "licence", "BITS"))
+    def split(self, joint: Graph, forward: Graph, backward: Graph) -> None:
+        """A joint graph was cut in two."""
+        if knobs.VALIDATE.get():
+            with held_off:
+                from ..verify.meaning import Halves
 
-    def keep(self, name: str, before: Any, compute: Callable[[], Any], licence: str = "BITS") -> Any:
+            halves = Halves.of("partition", joint, forward, backward)
+            self._meanings |= {"forward": halves.forward, "backward": halves.backward}
+
+    def run(self, step: Callable[..., Any], subject: Any, *, of: str = "", **options: Any) -> Any:
+        """``step(subject, **options)`` as a stage named after the pass.
+
+        :param step: a :func:`graph_pass` or :func:`program_pass`.
+        :param of: the program that it makes or changes.
+        """
+        name = f"{of}.{step.__name__}" if of else step.__name__
+        return self.keep(name, subject, lambda: step(subject, **options), step.licence)  # type: ignore[attr-defined]
+
+    def keep(self, name: str, before: Any, compute: Callable[[], Any], licence: Licence = "BITS") -> Any:
         began = time.perf_counter()
         with assuming(getattr(before, "assumptions", ())):
             result = compute()
         self._keep(name, before, result, time.perf_counter() - began, licence)
         return result
 
-    def _keep(self, name: str, before: Any, result: Any, seconds: float, licence: str = "BITS") -> None:
+    def _keep(self, name: str, before: Any, result: Any, seconds: float, licence: Licence = "BITS") -> None:
         stage = Stage(name, result, seconds)
         if knobs.VERIFY.get():
             with held_off:
                 from ..ir.verify import verify, verify_program
 
             verify(result) if isinstance(result, Graph) else verify_program(result)
-        # differentiate adds inputs: what it makes is no other form of the same graph
-        if (
-            knobs.VALIDATE.get()
-            and isinstance(before, Graph)
-            and isinstance(result, Graph)
-            and before is not result
-            and set(result.input_names) <= set(before.input_names)
-        ):
-            with held_off:
-                from ..verify.exact import equal
-
-            equal(before, result, licence=licence)
+        if knobs.VALIDATE.get() and before is not result and licence != "FAST":
+            self._validate(name, before, result, licence)
         if knobs.PRINT_PASSES.get() and (before != result or before is result):
             old = Stage(name, before, 0).size if isinstance(before, Graph | Program) else 0
             print(f"after {name}: {old} -> {stage.size} nodes, {seconds * 1e3:.1f} ms")
@@ -139,6 +146,24 @@ class Pipeline:
             folder = files.make_folder(knobs.DUMP.get())
             files.write(folder / f"{len(self.stages):02d}-{name}.gir", f"{result}\n")
         self.stages.append(stage)
+
+    def _validate(self, name: str, before: Graph | Program, result: Graph | Program, licence: Licence) -> None:
+        """
+        :raises InternalError: the pass changed what the graph or program means.
+        """
+        with held_off:
+            from ..verify.exact import equal
+            from ..verify.meaning import meanings
+        if isinstance(result, Program):
+            program = name.partition(".")[0]
+            if program not in self._meanings:
+                assert isinstance(before, Graph)  # from which the first of a program's passes makes it
+                self._meanings[program] = meanings(before)
+            for meaning in self._meanings[program]:
+                meaning.require(name, result)
+        # differentiate adds inputs: what it makes is no other form of the same graph
+        elif isinstance(before, Graph) and set(result.input_names) <= set(before.input_names):
+            equal(before, result, licence=licence, stage=name)
 
     def __getitem__(self, name: str) -> Stage:
         for stage in self.stages:
@@ -189,5 +214,17 @@ def graph_pass(licence: Licence = "BITS") -> Callable[[GraphPass], GraphPass]:
         run.licence = licence  # type: ignore[attr-defined]
         PASSES[function.__name__] = run
         return run
+
+    return mark
+
+
+def program_pass(licence: Licence = "BITS") -> Callable[[ProgramPass], ProgramPass]:
+    """Marks a Graph -> Program or Program -> Program pass with what it may lose: under ``BITS`` nothing but the order
+    in which a sum is added up (contracts 1).
+    """
+
+    def mark(function: ProgramPass) -> ProgramPass:
+        function.licence = licence  # type: ignore[attr-defined]
+        return function
 
     return mark

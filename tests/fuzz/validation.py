@@ -23,14 +23,13 @@ from gradc.ir.verify import verify, verify_program
 from gradc.module.module import Module
 from gradc.passes.manager import PASSES
 from gradc.verify.exact import equal
+from gradc.verify.meaning import apart, largest
 from gradc.verify.samples import sample
 
 STARTS = ("forward", "joint", "forward.partition", "backward.partition", "sparse_rows")
 """Stages that begin with another graph than the one before them: the joint graph has more inputs, a partition is half
 of one.
 """
-CLOSE = 1e-7
-"""Of the largest element: both sides are computed in f64, from the same inputs."""
 
 
 def validate(module: Module, problem: Any, counts: Counter[str]) -> None:
@@ -115,24 +114,11 @@ def numerically(before: Graph | Program, after: Graph | Program, problem: Any) -
     except (IndexOutOfRange, InvalidProblem, GradcError, KeyError):
         return None
     terms = interp.evaluate_graph(graph, arrays, dims, "f64") if graph is not None else arrays
-    largest = max(
-        (
-            float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
-            for x in (np.asarray(t, np.float64) for t in (*terms.values(), *one.values()))
-        ),
-        default=0.0,
-    )
+    scale = max(map(largest, (*terms.values(), *one.values())), default=0.0)
     for name in one.keys() & two.keys():
-        a, b = np.asarray(one[name], np.float64), np.asarray(two[name], np.float64)
-        if a.shape != b.shape:
-            return f"{name} has the shape {b.shape}, not {a.shape}"
-        finite = np.isfinite(a) & np.isfinite(b)
-        scale = np.abs(a[finite]).max(initial=1e-5 * largest)  # a sum that cancels is known as well as its terms are
-        with np.errstate(invalid="ignore"):
-            bad = finite & (np.abs(a - b) > CLOSE * scale)
-        if bad.any():
-            at = tuple(int(k) for k in np.argwhere(bad)[0])
-            return f"{name}{list(at)} was {a[at]!r} and is {b[at]!r} ({int(bad.sum())} of {bad.size}) at {dict(dims)}"
+        found = apart(one[name], two[name], 1e-5 * scale)  # a sum that cancels is known as well as its terms are
+        if found:
+            return f"{name}{found} at {dict(dims)}"
     return ""
 
 

@@ -31,6 +31,7 @@ LAYERS = [
     ("pickles",),
     ("trace", "interp"),
     ("verify.exact", "verify.samples"),
+    ("verify.meaning",),
     ("autodiff",),
     ("passes",),
     ("codegen",),

@@ -17,6 +17,7 @@ from ...ir.node import REGISTRY
 from ...ir.statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt
 from ...ir.types import F64, Type
 from ...ir.walk import backward_slice
+from ..manager import program_pass
 from ..reductions.cost import nominal
 from .column_bounds import column_bounds
 
@@ -26,6 +27,7 @@ WIDER = 2
 """A product's rows are wide if they have as many times the elements of what they are products of."""
 
 
+@program_pass("REAL")
 def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Program:
     """matmul, softmax, matmul over rows(n: N)  ->  loop rows(n: N) by(144) { matmul, softmax, matmul }
 

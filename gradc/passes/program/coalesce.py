@@ -11,6 +11,7 @@ from ...ir.dims import evaluate
 from ...ir.kernel import Buffer, Kernel, Program, Step
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import Type
+from ..manager import program_pass
 from ..reductions.cost import nominal
 
 LEAST = 16
@@ -21,6 +22,7 @@ GAIN = 0.75
 """Another axis is chosen if it moves less than this share of the bytes."""
 
 
+@program_pass("BITS")
 def coalesce(program: Program) -> Program:
     """rows(n, c, h) cols(w): x[n, h, w, c]  ->  rows(n, h, w) cols(c): x[n, h, w, c], after buffers have been laid out
     as they are read and as the outputs require.
@@ -32,6 +34,7 @@ def coalesce(program: Program) -> Program:
     )
 
 
+@program_pass("BITS")
 def gather_vectors(program: Program) -> Program:
     """rows(n, c, h) cols(w): x[n, %i, %j, c]  ->  rows(n, h, w) cols(c): x[n, %i, %j, c], where a CPU would access the
     elements at positions that are data one by one; kernels without any keep their columns

@@ -7,9 +7,11 @@ from dataclasses import replace
 from ...ir.kernel import Kernel, Program, Step
 from ...ir.statement import REDUCTIONS
 from ...ir.types import Type
+from ..manager import program_pass
 from ..reductions.combine import combines
 
 
+@program_pass("BITS")
 def columns_to_rows(program: Program) -> Program:
     """kernel rows() cols(i: N) { accum y[%t] <- v }  ->  kernel rows(i: N) cols() { accum y[%t] <- v }
 

@@ -8,8 +8,10 @@ from ...ir.kernel import Call, Kernel, Program, Step
 from ...ir.node import REGISTRY
 from ...ir.statement import Index, Stmt
 from ...ir.types import F32
+from ..manager import program_pass
 
 
+@program_pass("BITS")
 def fuse_rounding(program: Program) -> Program:
     """accum t[i] <- v : f32;  store o[i] <- cast t[i] : bf16  ->  accum o[i] <- v : f32
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from ...ir.kernel import Buffer, Kernel, Program
 from ...ir.statement import Stmt
+from ..manager import program_pass
 
 
+@program_pass("BITS")
 def inline_constants(program: Program) -> Program:
     """load c[0, 1] : f32, of const c = [[-1.0, 1.0]]  ->  const {value=1.0} : f32
 

@@ -14,12 +14,14 @@ from dataclasses import replace
 
 from ...ir.dims import evaluate
 from ...ir.kernel import Kernel, Program, Step, alternatives
+from ..manager import program_pass
 from ..reductions.cost import nominal
 
 LEAST_LATE = 1 << 20
 """Bytes of temps of a step that runs late: fewer are no matter for memory, and stay in a cache."""
 
 
+@program_pass("BITS")
 def order_steps(program: Program, *, dims: Mapping[str, int] | None = None) -> Program:
     """a, b, c  ->  a, c, b where c frees more temps than it writes, or b is read by what follows alone and frees none
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ...ir.dims import Size, assuming, evaluate, known_nonnegative
 from ...ir.kernel import Call, Kernel, Loop, Program, alternatives
+from ..manager import program_pass
 
 Span = tuple[int, int]
 """The steps that first write and last use a buffer; the bytes at which it begins and ends."""
@@ -38,6 +39,7 @@ def _lifetimes(program: Program, kind: str, steps: Sequence[Sequence[Kernel | Ca
     return span
 
 
+@program_pass("BITS")
 def plan_buffers(program: Program) -> Program:
     """temp t3: f32[N,D]  ->  temp t3: f32[N,D] slot 0"""
     with assuming(program.assumptions):

@@ -16,6 +16,7 @@ from ...ir.node import REGISTRY, Note
 from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import BOOL, F32, F64
 from ...ir.walk import backward_slice
+from ..manager import program_pass
 from ..reductions.cost import nominal
 
 WIDER = 2
@@ -65,6 +66,7 @@ Reach = tuple[tuple[Size, Size], ...]
 """Of an array: the first and the last position along each axis, or beyond its ends."""
 
 
+@program_pass("BITS")
 def read_in_place(program: Program) -> Program:
     """kernel { store t[n, c, ky, kx, y, x] <- load image[n, c, y + ky, x + kx] };  matmul w[m, k], t[n, k, p]
     ->  matmul w[m, k], image[n, k0, p0 + k1, p1 + k2] with the parts k0, k1, k2 of k and p0, p1 of p

@@ -9,8 +9,10 @@ from ...ir.dims import same
 from ...ir.kernel import Kernel, Program, Step
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
+from ..manager import program_pass
 
 
+@program_pass("BITS")
 def rows_to_columns(program: Program) -> Program:
     """kernel rows(i: N) cols(j: M) { %1 = sum_cols %0;  accum y[] <- %1 }
     ->  kernel rows() cols(i: N, j: M) { %1 = sum_cols %0;  store y[] <- %1 }

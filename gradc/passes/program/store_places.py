@@ -10,9 +10,11 @@ from ...ir.dims import same
 from ...ir.kernel import Kernel, Program
 from ...ir.statement import Index, Stmt
 from ...ir.types import Type
+from ..manager import program_pass
 from .unroll_columns import computed_apart, place_by_place
 
 
+@program_pass("BITS")
 def store_places(program: Program) -> Program:
     """rows(n) cols(c) { store t[n] <- a, store u[n] <- b };
     rows(n) cols(k: 2) { store y[n, k] <- (load t[n] where k == 0) + (load u[n] where k == 1) }

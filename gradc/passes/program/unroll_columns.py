@@ -12,6 +12,7 @@ from ...ir.dims import same
 from ...ir.kernel import Buffer, Kernel, Program, Step
 from ...ir.statement import EFFECTS, REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import BOOL, I32, DType, Type
+from ..manager import program_pass
 from .unroll_sums import unrolled_sums
 
 LONGEST = 32
@@ -35,6 +36,7 @@ EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
 """A reduction and the comparison that finds a better element; of equal ones the first stays, and the first NaN."""
 
 
+@program_pass("REAL")
 def unroll_columns(program: Program, *, reorder: bool = True, side_by_side: bool = True) -> Program:
     """rows(n, w) cols(k: 3) { max_cols x[n, w*2 + k] }  ->  rows(n) cols(w) { maximum x[n, w*2], x[n, w*2 + 1], ... }
     rows(n, w) cols(k: 3) { accum y[k] <- x[n, w+k] }  ->  rows(n, k: 3) cols(w) { accum y[k] <- sum_cols x[n, w+k] }

@@ -10,6 +10,7 @@ from ...ir.dims import Size
 from ...ir.kernel import Kernel, Program
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import Type
+from ..manager import program_pass
 from ..reductions.combine import combines
 from .unroll_columns import Unrolled, substituted
 
@@ -25,6 +26,7 @@ LARGEST = 512
 """Statements of an unrolled kernel at most, each distinct one once."""
 
 
+@program_pass("BITS")
 def unroll_scatters(program: Program) -> Program:
     """rows(n, t: 2) cols(w) { accum y[n, %t] <- dy[n, w] }  ->  rows(n) cols(w) { accum y[n, %t0] <- dy[n, w]; accum
     y[n, %t1] <- dy[n, w] }

@@ -18,6 +18,7 @@ from ...errors import InvalidProblem, TypeRuleError, Unsupported
 from ...ir.dims import Assumption, Size, evaluate, floordiv, known_nonnegative, product, total
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ...ir.types import Type
+from ..manager import program_pass
 from .chunks import MOST_PARTIALS, chunk_rows
 from .combine import Combine, ascends, combines, own, shared_bytes
 from .cost import Estimate, estimates, nominal, ways
@@ -49,6 +50,7 @@ def host_cases(rows: Size, cols: Size, size: Size, sorted_row: int = SORTED_ROW)
     return (Assumption(size, ">=", least), SEGMENTED.name), (None, PRIVATIZED.name)
 
 
+@program_pass("BITS")
 def choose_reduction(
     program: Program,
     *,

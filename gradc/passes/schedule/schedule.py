@@ -20,6 +20,7 @@ from ...ir.node import Node
 from ...ir.op import Alias, Checked
 from ...ir.walk import reachable
 from ..graph.check_indices import check_indices
+from ..manager import program_pass
 from ..reductions.cost import nominal
 from ..reductions.devices import CPU, Device
 from .groups import lowering
@@ -31,6 +32,7 @@ from .scheduler import FIRST, MERGED, Scheduler
 R = TypeVar("R")
 
 
+@program_pass("BITS")
 def schedule(graph: Graph, *, fuse: bool = True, device: Device = CPU) -> Program:
     """mul, sum, mul  ->  one kernel with two passes over its columns
 

@@ -12,7 +12,6 @@ are deduced from the function's type by a C++ template instead of being parsed.
 from __future__ import annotations
 
 import ctypes
-import functools
 import re
 import shutil
 import subprocess

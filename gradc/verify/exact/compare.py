@@ -107,12 +107,19 @@ def _fits(node: Node, dims: Mapping[str, int]) -> bool:
 
 
 def equal(
-    before: Graph, after: Graph, licence: str = "BITS", seed: int = 0, dims: Mapping[str, int] | None = None
+    before: Graph,
+    after: Graph,
+    licence: str = "BITS",
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    *,
+    stage: str = "",
 ) -> None:
     """Requires that two graphs are equal: they have equal outputs in exact algebra on random inputs.
 
     :param licence: what a pass may change: nothing (``BITS``), rounding (``REAL``), anything (``FAST``: not compared).
     :param dims: sizes for some symbols; the others get small ones.
+    :param stage: the pass that made ``after``, for errors.
     :raises InternalError: an output differs; it is named with the first position.
     """
     if licence == "FAST" or before == after:
@@ -129,10 +136,9 @@ def equal(
         if not difference:
             return
         wrong = wrong or difference
-    sizes = ", ".join(f"{k}={v}" for k, v in bound.items())
-    raise InternalError(
-        f"{after.name} no longer means the same under {licence}: {wrong} ({sizes + ', ' if sizes else ''}seed {seed})"
-    )
+    made_by = f"{stage}: " if stage else ""
+    sizes = "".join(f"{k}={v}, " for k, v in bound.items())
+    raise InternalError(f"{made_by}{after.name} no longer means the same under {licence}: {wrong} ({sizes}seed {seed})")
 
 
 def _evaluated(

@@ -1,0 +1,166 @@
+"""What a graph computes in f64 at one set of inputs, against which the programs made of it are held.
+
+Graph -> Graph passes are decided in exact algebra (:mod:`.exact`).  A program is evaluated by the interpreter in f64:
+its kernels may add up in another order, and use identities of functions (of exp, say) that no algebra over residues
+has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import interp
+from ..errors import GradcError, InternalError
+from ..ir.graph import Graph, rebuild
+from ..ir.kernel import Program
+from .samples import SMALL, sample, sizes
+
+Array = np.ndarray[Any, Any]
+CLOSE = 1e-7
+"""Of the largest element of an output: both sides are computed in f64, from the same inputs."""
+LARGER = (67, 35, 41, 33, 39)
+"""Sizes at which loops are unrolled, peeled and blocked, ..."""
+MOST = 1 << 20
+"""... as long as no value of the graph has more elements than this."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a graph computes.
+
+    :param inputs: arrays by name.  :param dims: the value of each symbol.  :param outputs: in f64, by name.
+    :param scale: the largest finite magnitude of a value: a sum that cancels is known as well as its terms are.
+    """
+
+    name: str
+    inputs: Mapping[str, Array]
+    dims: Mapping[str, int]
+    outputs: Mapping[str, Array]
+    scale: float
+
+    @classmethod
+    def of(cls, graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int]) -> Meaning:
+        """A graph's at these inputs."""
+        values = interp.evaluate_graph(graph, inputs, dims, "f64")
+        outputs = {name: values[node] for name, node in graph.outputs}
+        return cls(graph.name, inputs, dims, outputs, max(map(largest, values.values()), default=0.0))
+
+    def difference(self, result: Graph | Program) -> str:
+        """How the outputs of a graph or program differ from these; "" if they do not.
+
+        :raises GradcError: it cannot be evaluated.
+        """
+        names = result.input_names if isinstance(result, Graph) else [b.name for b in result.of_kind("input")]
+        given = {name: self.inputs[name] for name in names if name in self.inputs}
+        got = interp.run(result, given, dims={d: self.dims[d] for d in result.dims}, precision="f64")
+        for name, wanted in self.outputs.items():
+            if name not in got:
+                return f"the output {name} is lost"
+            found = apart(np.asarray(wanted), np.asarray(got[name]), 1e-5 * self.scale)
+            if found:
+                sizes = ", ".join(f"{k}={v}" for k, v in self.dims.items())
+                return f"the output {name}{found}{f' ({sizes})' if sizes else ''}"
+        return ""
+
+    def require(self, stage: str, result: Graph | Program) -> None:
+        """
+        :raises InternalError: the result means something else; names the stage, the output and the first position.
+        """
+        try:
+            found = self.difference(result)
+        except GradcError as error:
+            raise InternalError(f"{stage}: what it made of {self.name} cannot be evaluated: {error}") from error
+        if found:
+            raise InternalError(f"{stage}: {self.name} no longer means the same: {found}")
+
+
+def meanings(graph: Graph) -> list[Meaning]:
+    """What a graph computes of random inputs, at small sizes and at larger ones.
+
+    :raises InvalidProblem: no small sizes fit its assumptions.
+    """
+    return [Meaning.of(graph, *sample(graph, small=small)) for small in _scales(graph)]
+
+
+def _scales(graph: Graph) -> list[tuple[int, ...]]:
+    if not graph.dims:
+        return [SMALL]
+    try:
+        bound = sizes(graph, small=LARGER)
+        fits = all(np.prod(n.type.concrete(bound), dtype=object) <= MOST for n in graph.nodes)
+    except GradcError:
+        fits = False
+    return [SMALL, LARGER] if fits else [SMALL]
+
+
+@dataclass
+class Halves:
+    """The meanings of a joint graph's forward and backward.
+
+    :ivar forward, backward: at each set of sizes, the backward's at the residuals that the forward gives.
+    """
+
+    forward: list[Meaning] = field(default_factory=list)
+    backward: list[Meaning] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, stage: str, joint: Graph, forward: Graph, backward: Graph) -> Halves:
+        """
+        :raises InternalError: one after the other, the two do not compute what the joint graph does.
+        """
+        halves, whole = cls(), _composed(joint, forward, backward)
+        for meaning in meanings(joint):
+            meaning.require(stage, whole)
+            given = {name: meaning.inputs[name] for name in forward.input_names}
+            dims = {d: meaning.dims[d] for d in forward.dims}
+            halves.forward.append(Meaning.of(forward, given, dims))
+            residuals = interp.run(forward, given, dims=dims)
+            known = {**meaning.inputs, **residuals}
+            needed = {name: known[name] for name in backward.input_names}
+            halves.backward.append(Meaning.of(backward, needed, {d: meaning.dims[d] for d in backward.dims}))
+        return halves
+
+
+def _composed(joint: Graph, forward: Graph, backward: Graph) -> Graph:
+    """The backward read after the forward, as one graph with the outputs of the joint one."""
+    made = dict(forward.outputs)
+    own = {name: joint.input(name) for name in joint.input_names}
+    first = rebuild(list(made.values()), {n: own[forward.input_name(n)] for n in forward.inputs})
+    given = {n: first[made[name]] if (name := backward.input_name(n)) in made else own[name] for n in backward.inputs}
+    second = rebuild([n for _, n in backward.outputs], given)
+    results = {name: second[n] for name, n in backward.outputs} | {name: first[n] for name, n in forward.outputs}
+    return joint.with_outputs([(name, results[name]) for name in joint.output_names])
+
+
+def largest(value: Array) -> float:
+    """The largest finite magnitude of an array; 0 of none."""
+    wide = np.asarray(value, np.float64)
+    return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
+
+
+def apart(wanted: Array, got: Array, least: float) -> str:
+    """Where two arrays differ by more than :data:`CLOSE` of the largest element; "" if they do not.  Integers must be
+    equal, NaN and infinities stand in the same places.
+
+    :param least: magnitude below which the largest element does not count.
+    """
+    if wanted.shape != got.shape:
+        return f" had the shape {wanted.shape} and has {got.shape}"
+    if not wanted.size:
+        return ""
+    a, b = (np.asarray(x, np.float64) for x in (wanted, got))
+    finite = np.isfinite(a) & np.isfinite(b)
+    scale = np.abs(a[finite]).max(initial=least)
+    with np.errstate(invalid="ignore"):
+        same = np.where(finite, np.abs(a - b) <= CLOSE * scale, (a == b) | (np.isnan(a) & np.isnan(b)))
+    if wanted.dtype.kind in "iub":
+        same = wanted == got
+    if same.all():
+        return ""
+    at = tuple(int(k) for k in np.argwhere(~same)[0])
+    place = ",".join(map(str, at))
+    return f" differs at [{place}] ({int((~same).sum())} of {same.size}): it was {wanted[at]!r} and is {got[at]!r}"

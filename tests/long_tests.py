@@ -1,0 +1,89 @@
+"""Tests that take long run where what they test has changed since they passed.
+
+``@pytest.mark.long("gradc/files.py", "templates/export")`` names what a test tests, beside its own file.  ``make
+test-all`` runs all of them and writes ``tests/long.txt``: each test function that passed, with a digest of those files.
+Any other run leaves out those whose digest still stands there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PASSED = Path(__file__).with_name("long.txt")
+PROPERTY = "long"
+
+
+def function_of(nodeid: str) -> str:
+    """``FILE::NAME`` of a test, without its parameters; a file keeps its name when it moves to another folder."""
+    path, _, name = nodeid.partition("::")
+    return f"{Path(path).name}::{name.partition('[')[0]}"
+
+
+@functools.cache
+def digest(paths: tuple[str, ...]) -> str:
+    """Of the files at these paths, relative to the checkout, and in the folders below them.
+
+    :raises FileNotFoundError: there is none at one of them.
+    """
+    hasher = hashlib.sha256()
+    for path in paths:
+        here = ROOT / path
+        if not here.exists():
+            raise FileNotFoundError(f"a test marked as long names {path}, which is not there")
+        inside = [here] if here.is_file() else sorted(f for f in here.rglob("*") if f.is_file())
+        for file in inside:
+            if "__pycache__" not in file.parts:
+                hasher.update(f"{file.relative_to(ROOT)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return hasher.hexdigest()[:16]
+
+
+def passed() -> dict[str, str]:
+    """Test function -> digest of what it tested when it last passed."""
+    if not PASSED.exists():
+        return {}
+    return dict(line.split() for line in PASSED.read_text(encoding="utf-8").splitlines())
+
+
+def leave_out(items: list[pytest.Item], everything: bool) -> None:
+    """Marks as skipped what has passed on the files that are here."""
+    known = passed()
+    for item in items:
+        marker = item.get_closest_marker("long")
+        if marker is None:
+            continue
+        now = digest((*marker.args, str(item.path.relative_to(ROOT))))
+        item.user_properties.append((PROPERTY, now))
+        if not everything and known.get(function_of(item.nodeid)) == now:
+            item.add_marker(pytest.mark.skip(reason="long, and passed on these files: make test-all runs it"))
+
+
+class Results:
+    """What became of long tests in a run of all of them."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, set[str]] = {}
+        self.digests: dict[str, str] = {}
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Takes the report of one phase of a test."""
+        now = dict(report.user_properties).get(PROPERTY)
+        if isinstance(now, str):
+            name = function_of(report.nodeid)
+            self.digests[name] = now
+            self.outcomes.setdefault(name, set()).add(report.outcome)
+
+    def merged(self, before: Mapping[str, str]) -> dict[str, str]:
+        """``before`` with the functions of which every case passed, and without those of which one did not."""
+        good = {name for name, outcomes in self.outcomes.items() if outcomes == {"passed"}}
+        return {n: d for n, d in before.items() if n not in self.outcomes} | {n: self.digests[n] for n in good}
+
+    def write(self) -> None:
+        """Writes :data:`PASSED` anew."""
+        lines = (f"{name} {now}\n" for name, now in sorted(self.merged(passed()).items()))
+        PASSED.write_text("".join(lines), encoding="utf-8")

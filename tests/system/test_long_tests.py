@@ -1,0 +1,93 @@
+"""What ``tests/long_tests.py`` leaves out: a long test whose files are those that it passed on, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import long_tests
+import pytest
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "package" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "package" / "a.py").write_text("a = 1\n")
+    (tmp_path / "test_it.py").write_text("")
+    monkeypatch.setattr(long_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(long_tests, "PASSED", tmp_path / "long.txt")
+    long_tests.digest.cache_clear()
+    return tmp_path
+
+
+class Item(SimpleNamespace):
+    """What is read and written of a test."""
+
+    def __init__(self, checkout: Path, *paths: str, case: str = ""):
+        super().__init__(
+            nodeid=f"tests/test_it.py::test_a{case}", path=checkout / "test_it.py", user_properties=[], marks=[]
+        )
+        self.paths = paths
+
+    def get_closest_marker(self, name: str) -> Any:
+        return SimpleNamespace(args=self.paths) if self.paths and name == "long" else None
+
+    def add_marker(self, mark: Any) -> None:
+        self.marks.append(mark.name)
+
+
+def ran(item: Item, *outcomes: str) -> long_tests.Results:
+    results = long_tests.Results()
+    for outcome in outcomes:
+        report = SimpleNamespace(nodeid=item.nodeid, outcome=outcome, user_properties=item.user_properties)
+        results.add(report)  # type: ignore[arg-type]
+    return results
+
+
+def left_out(checkout: Path, *paths: str, everything: bool = False) -> bool:
+    long_tests.digest.cache_clear()
+    item = Item(checkout, *paths, case="[other]")
+    long_tests.leave_out([item], everything)  # type: ignore[list-item]
+    return item.marks == ["skip"]
+
+
+def test_it_runs_until_it_passed_and_again_when_a_file_changed(checkout: Path) -> None:
+    item = Item(checkout, "package", case="[one]")
+    assert not left_out(checkout, "package")
+    long_tests.leave_out([item], True)  # type: ignore[list-item]
+    assert not item.marks
+    ran(item, "passed", "passed").write()
+    assert left_out(checkout, "package") and not left_out(checkout, "package", everything=True)
+    assert not left_out(checkout)  # no long test
+    (checkout / "package" / "__pycache__" / "a.pyc").write_bytes(b"1")
+    assert left_out(checkout, "package")
+    (checkout / "package" / "b.py").write_text("")
+    assert not left_out(checkout, "package")
+    (checkout / "package" / "b.py").unlink()
+    assert left_out(checkout, "package")
+    (checkout / "test_it.py").write_text("# changed\n")
+    assert not left_out(checkout, "package")
+
+
+@pytest.mark.parametrize("outcomes", [("failed",), ("passed", "failed"), ("passed", "skipped"), ("skipped",)])
+def test_what_did_not_pass_whole_is_taken_out(checkout: Path, outcomes: tuple[str, ...]) -> None:
+    item = Item(checkout, "package")
+    long_tests.leave_out([item], True)  # type: ignore[list-item]
+    ran(item, "passed").write()
+    assert left_out(checkout, "package")
+    ran(item, *outcomes).write()
+    assert not left_out(checkout, "package") and long_tests.passed() == {}
+
+
+def test_other_functions_keep_their_lines(checkout: Path) -> None:
+    (checkout / "long.txt").write_text("test_other.py::test_b 0123456789abcdef\n")
+    item = Item(checkout, "package")
+    long_tests.leave_out([item], True)  # type: ignore[list-item]
+    ran(item, "passed").write()
+    assert set(long_tests.passed()) == {"test_other.py::test_b", "test_it.py::test_a"}
+
+
+def test_a_path_that_is_not_there_is_an_error(checkout: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"package/c\.py"):
+        left_out(checkout, "package/c.py")
