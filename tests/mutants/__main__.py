@@ -83,6 +83,7 @@ class Tree:
             "0",
             "-p",
             "no:cacheprovider",
+            "--all",
             "--tb=line",
             *arguments,
         ]

@@ -651,6 +651,8 @@ COMMAND = (
                 "GRADC_CHECK_RESIDUALS",
             )
         ),
+        *(("GRADC_OPTIMIZE", text, "not one of 0, 1, 2, 3") for text in ("4", "-O2", "fast")),
+        ("GRADC_OBJECTS", "a\nb", "not a path"),
         ("GRADC_TARGET", "gpu", "not one of cpu, numpy, cuda, cuda-sim"),
         ("GRADC_CACHE_DIR", "a\nb", "not a path"),
         *(("CC", text, "not a command") for text in ('"', "gcc '")),

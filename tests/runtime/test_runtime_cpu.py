@@ -440,6 +440,54 @@ exec {shlex.join(real)} "$@\""""
     assert library.f() == 7
 
 
+def test_kept_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GRADC_OBJECTS: what was compiled from the same text, flags, headers and compiler is not compiled again, by any
+    gradc; a compiler that is a script may be another one tomorrow.
+    """
+    compiled: list[str] = []
+    compile_libraries = toolchain._compile_libraries
+
+    def counted(compiler: Any, libraries: Any, *rest: Any) -> list[bytes]:
+        compiled.extend(units[0] for units in libraries)
+        return compile_libraries(compiler, libraries, *rest)
+
+    monkeypatch.setattr(toolchain, "_compile_libraries", counted)
+    one, two = "int one;", "int two;"
+    with knobs.OBJECTS.set(str(tmp_path / "objects")), knobs.OPTIMIZE.set("2"):
+        first = toolchain.compile_libraries([[one], [two]])
+        assert compiled == [one, two]
+        assert toolchain.compile_libraries([[two], ["int three;"], [one]])[::2] == first[::-1]
+        assert compiled == [one, two, "int three;"]
+        with pytest.raises(CompilerError):
+            toolchain.compile_c("int x = ;")
+        with pytest.raises(CompilerError):  # a refusal is not kept
+            toolchain.compile_c("int x = ;")
+        assert len(compiled) == 5
+        toolchain.compile_c(one, extra=("-DX",))
+        with knobs.OPTIMIZE.set("0"):
+            toolchain.compile_c(one)
+        monkeypatch.setattr(toolchain, "headers", lambda language: ("other",))
+        toolchain.compile_c(one)
+        assert compiled[5:] == [one] * 3
+        wrapper = script(tmp_path, f'exec {shlex.join(toolchain.find_compiler().argv)} "$@"')
+        with knobs.CC.set(wrapper):
+            toolchain.compile_c(one)
+            toolchain.compile_c(one)
+        assert compiled[8:] == [one] * 2
+    toolchain.compile_c(one)
+    assert compiled[10:] == [one]
+
+
+@pytest.mark.parametrize("level", ["0", "1", "3"])
+def test_a_level_of_optimisation_changes_no_value(level: str, tmp_path: Path) -> None:
+    graph = gradc.trace(lambda x, w: gradc.ops.softmax(x @ w, -1), x="f32[N,33]", w="f32[33,17]")
+    given = {"x": np.random.default_rng(0).standard_normal((9, 33)).astype("f4"), "w": np.ones((33, 17), "f4")}
+    with knobs.OPTIMIZE.set("2"):
+        wanted = gradc.compile(graph, target="cpu")(**given)
+    with knobs.OPTIMIZE.set(level):
+        np.testing.assert_array_equal(gradc.compile(graph, target="cpu")(**given), wanted)
+
+
 def test_libraries_loaded_one_after_another_are_different() -> None:
     source = '__attribute__((visibility("default"))) int f(void) {{ return {}; }}'
     libraries = [toolchain.load_library(toolchain.compile_c(source.format(i)), "same name/../x") for i in range(3)]
