@@ -23,7 +23,6 @@ from pathlib import Path
 
 import long_tests
 import pytest
-from long_tests import function_of
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ is part of the checkout, not of the package
@@ -87,6 +86,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"write tests/slow.txt anew: the test functions whose cases take {SLOW} s or more on average",
     )
+
+
+def function_of(nodeid: str) -> str:
+    """``FILE::NAME`` of a test, without its parameters."""
+    return long_tests.case_of(nodeid).partition("[")[0]
 
 
 QUICK_CASES = 2

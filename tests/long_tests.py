@@ -1,7 +1,7 @@
 """Tests that take long run where what they test has changed since they passed.
 
 ``@pytest.mark.long("gradc/files.py", "templates/export")`` names what a test tests, beside its own file.  ``make
-test-all`` runs all of them and writes ``tests/long.txt``: each test function that passed, with a digest of those files.
+test-all`` runs all of them and writes ``tests/long.txt``: each test that passed, with a digest of those files.
 Any other run leaves out those whose digest still stands there.
 """
 
@@ -19,10 +19,10 @@ PASSED = Path(__file__).with_name("long.txt")
 PROPERTY = "long"
 
 
-def function_of(nodeid: str) -> str:
-    """``FILE::NAME`` of a test, without its parameters; a file keeps its name when it moves to another folder."""
+def case_of(nodeid: str) -> str:
+    """``FILE::NAME[PARAMETERS]`` of a test; a file keeps its name when it moves to another folder."""
     path, _, name = nodeid.partition("::")
-    return f"{Path(path).name}::{name.partition('[')[0]}"
+    return f"{Path(path).name}::{name}"
 
 
 @functools.cache
@@ -44,10 +44,10 @@ def digest(paths: tuple[str, ...]) -> str:
 
 
 def passed() -> dict[str, str]:
-    """Test function -> digest of what it tested when it last passed."""
+    """Test -> digest of what it tested when it last passed."""
     if not PASSED.exists():
         return {}
-    return dict(line.split() for line in PASSED.read_text(encoding="utf-8").splitlines())
+    return dict(line.rsplit(" ", 1) for line in PASSED.read_text(encoding="utf-8").splitlines())
 
 
 def leave_out(items: list[pytest.Item], everything: bool) -> None:
@@ -59,7 +59,7 @@ def leave_out(items: list[pytest.Item], everything: bool) -> None:
             continue
         now = digest((*marker.args, str(item.path.relative_to(ROOT))))
         item.user_properties.append((PROPERTY, now))
-        if not everything and known.get(function_of(item.nodeid)) == now:
+        if not everything and known.get(case_of(item.nodeid)) == now:
             item.add_marker(pytest.mark.skip(reason="long, and passed on these files: make test-all runs it"))
 
 
@@ -74,12 +74,12 @@ class Results:
         """Takes the report of one phase of a test."""
         now = dict(report.user_properties).get(PROPERTY)
         if isinstance(now, str):
-            name = function_of(report.nodeid)
+            name = case_of(report.nodeid)
             self.digests[name] = now
             self.outcomes.setdefault(name, set()).add(report.outcome)
 
     def merged(self, before: Mapping[str, str]) -> dict[str, str]:
-        """``before`` with the functions of which every case passed, and without those of which one did not."""
+        """``before`` with the tests of which every phase passed, and without those of which one did not."""
         good = {name for name, outcomes in self.outcomes.items() if outcomes == {"passed"}}
         return {n: d for n, d in before.items() if n not in self.outcomes} | {n: self.digests[n] for n in good}
 

@@ -81,6 +81,11 @@ CROSS = [CROSSING, "-static"] if CROSSING else [*ZIG, "-target", "aarch64-linux-
 QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 
 
+BUILT = ("gradc/codegen", "gradc/module/export.py", "gradc/runtime/host/toolchain.py", "templates")
+"""What an export is made of."""
+
+
+@pytest.mark.long(*BUILT)
 @pytest.mark.parametrize("compiler", ["clang", "zig"])
 def test_other_compilers_build_it(compiler: str, bags: tuple[gradc.Module, Path], tmp_path: Path) -> None:
     command = (ZIG or [""]) if compiler == "zig" else [shutil.which("clang") or ""]
@@ -96,6 +101,7 @@ def test_other_compilers_build_it(compiler: str, bags: tuple[gradc.Module, Path]
     assert code == 0, out
 
 
+@pytest.mark.long(*BUILT)
 def test_it_crosses_to_another_architecture(attentions: tuple[gradc.Module, Path], tmp_path: Path) -> None:
     if not CROSS:
         pytest.skip("needs aarch64-linux-gnu-gcc, or zig: the wheel ziglang")

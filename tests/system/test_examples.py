@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,17 @@ NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_
 """What an example asks for beside gradc."""
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+TESTED = {"06_ddp": ("gradc/torch", "gradc/module"), "07_sharded_embedding": ("gradc/torch", "gradc/module")}
+"""What those that start processes test; the others are the compiler's."""
+
+
+def _example(path: Path) -> Any:
+    tested = TESTED.get(path.stem)
+    marks = [pytest.mark.long(f"examples/{path.name}", *tested)] if tested else []
+    return pytest.param(path, marks=marks, id=path.stem)
+
+
+@pytest.mark.parametrize("path", map(_example, EXAMPLES))
 def test_example_runs(path: Path, tmp_path: Path):
     if path.stem in NEEDS and importlib.util.find_spec(NEEDS[path.stem]) is None:
         pytest.skip(f"the example needs {NEEDS[path.stem]}")

@@ -282,6 +282,7 @@ for write in itertools.cycle(writers):
 """
 
 
+@pytest.mark.long("gradc/files.py", "gradc/ir/envelope.py", "gradc/runtime/cache.py", "gradc/module/saved.py")
 def test_a_writer_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """kill -9 at random moments; every file of every writer is whole after each."""
     draw = random.Random(5)

@@ -24,10 +24,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Item(SimpleNamespace):
     """What is read and written of a test."""
 
-    def __init__(self, checkout: Path, *paths: str, case: str = ""):
-        super().__init__(
-            nodeid=f"tests/test_it.py::test_a{case}", path=checkout / "test_it.py", user_properties=[], marks=[]
-        )
+    def __init__(self, checkout: Path, *paths: str):
+        super().__init__(nodeid="tests/test_it.py::test_a", path=checkout / "test_it.py", user_properties=[], marks=[])
         self.paths = paths
 
     def get_closest_marker(self, name: str) -> Any:
@@ -47,13 +45,13 @@ def ran(item: Item, *outcomes: str) -> long_tests.Results:
 
 def left_out(checkout: Path, *paths: str, everything: bool = False) -> bool:
     long_tests.digest.cache_clear()
-    item = Item(checkout, *paths, case="[other]")
+    item = Item(checkout, *paths)
     long_tests.leave_out([item], everything)  # type: ignore[list-item]
     return item.marks == ["skip"]
 
 
 def test_it_runs_until_it_passed_and_again_when_a_file_changed(checkout: Path) -> None:
-    item = Item(checkout, "package", case="[one]")
+    item = Item(checkout, "package")
     assert not left_out(checkout, "package")
     long_tests.leave_out([item], True)  # type: ignore[list-item]
     assert not item.marks
@@ -80,12 +78,12 @@ def test_what_did_not_pass_whole_is_taken_out(checkout: Path, outcomes: tuple[st
     assert not left_out(checkout, "package") and long_tests.passed() == {}
 
 
-def test_other_functions_keep_their_lines(checkout: Path) -> None:
-    (checkout / "long.txt").write_text("test_other.py::test_b 0123456789abcdef\n")
+def test_other_tests_keep_their_lines(checkout: Path) -> None:
+    (checkout / "long.txt").write_text("test_other.py::test_b[a b] 0123456789abcdef\n")
     item = Item(checkout, "package")
     long_tests.leave_out([item], True)  # type: ignore[list-item]
     ran(item, "passed").write()
-    assert set(long_tests.passed()) == {"test_other.py::test_b", "test_it.py::test_a"}
+    assert set(long_tests.passed()) == {"test_other.py::test_b[a b]", "test_it.py::test_a"}
 
 
 def test_a_path_that_is_not_there_is_an_error(checkout: Path) -> None:
