@@ -18,6 +18,8 @@ from gradc.errors import InvalidProblem
 from gradc.runtime.host import arrays, pool
 from gradc.verify import samples
 
+pytestmark = pytest.mark.optimised
+
 f32 = np.float32
 
 

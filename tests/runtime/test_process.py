@@ -29,6 +29,7 @@ HANG = 240  # seconds after which a child counts as one that hangs
 
 pytestmark = [
     pytest.mark.compiles,
+    pytest.mark.optimised,  # kernels that are interrupted run as long as they were written to
     pytest.mark.skipif(os.name != "posix", reason="the CPU target is for POSIX systems"),
 ]
 
