@@ -2,7 +2,8 @@
 
 Each value is computed in its compute dtype (f32 for f16, bf16 and f8) and rounded to its own dtype.
 ``precision="f64"`` evaluates any stage with floats in f64 and without intermediate rounding, except that quantized
-values (floats of at most 8 bits) keep their dtype.
+values (floats of at most 8 bits) keep their dtype.  ``precision="longdouble"`` does so in NumPy's long double, which
+has 11 bits more than f64 on x86-64 and none on some machines: what f64 results are judged by.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from .ops.scans import accumulate
 from .process.ieee import plain
 
 Array = np.ndarray[Any, Any]
+Wide = np.dtype[Any] | None
+"""The dtype in which all floats are evaluated; None: each in its own."""
+PRECISIONS: dict[str, Wide] = {"": None, "f64": np.dtype(np.float64), "longdouble": np.dtype(np.longdouble)}
 _decomposed: weakref.WeakKeyDictionary[Graph, dict[Node, Node]] = weakref.WeakKeyDictionary()
 """Graph -> its composites -> what they are made of, kept from run to run: finite differences run a graph many times."""
 _registered: dict[str, Any] = {}
@@ -128,11 +132,11 @@ def concrete(value: Any, bindings: Mapping[str, int]) -> Any:
     return evaluate(value, bindings) if isinstance(value, Dim) else value
 
 
-def round_to(value: Any, dtype: DType, precise: bool = False) -> Array:
-    """An array converted to ``dtype``; with ``precise``, to f64 instead if that is a float of more than 8 bits."""
+def round_to(value: Any, dtype: DType, wide: Wide = None) -> Array:
+    """An array converted to ``dtype``; with ``wide``, to that instead if it is a float of more than 8 bits."""
     array = np.asarray(value)
-    if precise and dtype.has_tangent:
-        return array.astype(np.float64)
+    if wide is not None and dtype.has_tangent:
+        return array.astype(wide)
     if dtype.is_integer and array.dtype.kind in "iu" and dtype.bits < 8:
         return convert(array, dtype)
     return convert(array, dtype) if array.dtype != dtype.np else array
@@ -140,7 +144,7 @@ def round_to(value: Any, dtype: DType, precise: bool = False) -> Array:
 
 def _widened(array: Array) -> Array:
     name = str(array.dtype)
-    if name in ("bool", "float32", "float64") or array.dtype.kind in "iu":
+    if name in ("bool", "float32", "float64") or array.dtype.kind in "iu" or array.dtype == PRECISIONS["longdouble"]:
         return array
     if name in ("int4", "int2"):
         return array.astype(np.int64)
@@ -149,15 +153,15 @@ def _widened(array: Array) -> Array:
     return array.astype(np.float32)
 
 
-def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], precise: bool = False) -> Array:
+def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], wide: Wide = None) -> Array:
     """Evaluates one op on arrays: operands widened to the compute dtype, the result rounded to the node's dtype."""
     attrs = {name: concrete(value, bindings) for name, value in node.attrs.items()}
-    if precise and "dtype" in attrs and attrs["dtype"].has_tangent:
+    if wide is not None and "dtype" in attrs and attrs["dtype"].has_tangent:
         attrs["dtype"] = DTYPES["f64"]
     exact = node.op.in_place_of_dtype
     with np.errstate(all="ignore"):
         result = node.op.reference(*(operands if exact else map(_widened, operands)), **attrs)
-    return round_to(result, node.dtype, precise)
+    return round_to(result, node.dtype, wide)
 
 
 @plain()
@@ -181,7 +185,7 @@ def evaluate_graph(
             raise InvalidProblem(
                 f"graph {graph.name} has {fact}, and here {', '.join(f'{k}={v}' for k, v in bindings.items())}"
             )
-    precise = precision == "f64"
+    wide = _wide(precision)
     values: dict[Node, Array] = {}
     decomposed = _decompositions(graph)
     for node in graph.inputs:
@@ -189,7 +193,7 @@ def evaluate_graph(
         if arrays[name].dtype != node.dtype.np:
             raise InvalidProblem(f"{name} is {node.type}, got an array of {arrays[name].dtype}")
         values[node] = (
-            arrays[name].astype(np.float64) if precise and node.dtype.has_tangent else read(arrays[name], node.dtype)
+            arrays[name].astype(wide) if wide is not None and node.dtype.has_tangent else read(arrays[name], node.dtype)
         )
 
     def sources(node: Node) -> tuple[Node, ...]:
@@ -205,7 +209,7 @@ def evaluate_graph(
                 values[node] = values[decomposed[node]]
                 continue
             try:
-                values[node] = apply(node, [values[o] for o in node.operands], bindings, precise)
+                values[node] = apply(node, [values[o] for o in node.operands], bindings, wide)
             except IndexOutOfRange as error:
                 index_nodes = (n for k in node.op.indices for n in topological([node.operands[k]]))
                 source = next((graph.input_name(n) for n in index_nodes if n.op.name == "input"), error.input)
@@ -226,7 +230,7 @@ def run(
 
     :param inputs: arrays by name; also as keywords.
     :param dims: sizes that no input determines.
-    :param precision: ``"f64"`` evaluates with floats in f64.
+    :param precision: ``"f64"`` evaluates with floats in f64, ``"longdouble"`` in long double.
     :returns: the outputs by name.
     """
     names = graph.input_names if isinstance(graph, Graph) else [b.name for b in graph.of_kind("input")]
@@ -254,8 +258,7 @@ def run_program(
         raise InvalidProblem(f"program {program.name} needs {', '.join(sorted(missing))}")
     bindings = bind_dims(types, {n: a.shape for n, a in arrays.items()}, dims)
     check_nonempty(program, bindings)
-    precise = precision == "f64"
-    memory = _Memory(program, arrays, bindings, precise)
+    memory = _Memory(program, arrays, bindings, _wide(precision))
     for step in program.steps:
         step = taken(step, bindings)
         if isinstance(step, Loop):
@@ -315,15 +318,15 @@ def _run_items(items: Sequence[Kernel | Call], memory: _Memory) -> None:
 
 
 class _Memory:
-    def __init__(self, program: Program, arrays: Mapping[str, Array], bindings: Mapping[str, int], precise: bool):
-        self.program, self.bindings, self.precise = program, bindings, precise
+    def __init__(self, program: Program, arrays: Mapping[str, Array], bindings: Mapping[str, int], wide: Wide):
+        self.program, self.bindings, self.wide = program, bindings, wide
         self.first = True
         """Whether no block before this one has written what calls of a loop add to."""
         self.flat: dict[str, Array] = {}
         for buffer in program.buffers:
             if buffer.alias:
                 continue
-            dtype = np.dtype(np.float64) if precise and buffer.type.dtype.has_tangent else buffer.type.dtype.np
+            dtype = self.dtype(buffer.type.dtype)
             if buffer.kind == "input":
                 self.flat[buffer.name] = read(arrays[buffer.name], buffer.type.dtype).astype(dtype).reshape(-1)
             elif buffer.kind == "const":
@@ -335,6 +338,10 @@ class _Memory:
             else:
                 self.flat[buffer.name] = np.empty(int(np.prod(self.shape(buffer.name), dtype=np.int64)), dtype)
 
+    def dtype(self, dtype: DType) -> np.dtype[Any]:
+        """In which values of this dtype are kept."""
+        return self.wide if self.wide is not None and dtype.has_tangent else dtype.np
+
     def of_block(self, loop: Loop, position: Mapping[str, int]) -> _Memory:
         """The memory that the steps of a loop see in one block."""
         block = copy.copy(self)
@@ -342,7 +349,7 @@ class _Memory:
         block.first = loop.is_last(position, evaluate(loop.rows[1], self.bindings))
         block.flat = dict(self.flat)
         for buffer in loop.blocks:
-            dtype = np.dtype(np.float64) if self.precise and buffer.type.dtype.has_tangent else buffer.type.dtype.np
+            dtype = self.dtype(buffer.type.dtype)
             block.flat[buffer.name] = np.empty(math.prod(block.shape(buffer.name)), dtype)
         return block
 
@@ -387,9 +394,9 @@ def _run_call(step: Call, memory: _Memory) -> None:
         full = np.transpose(full, [left.index(k) for k in keep])
         values = np.broadcast_to(full, [sizes[a] for a in own])
         if op.contraction:  # it reads operands as the result's dtype
-            values = round_to(values, result.dtype, memory.precise)
+            values = round_to(values, result.dtype, memory.wide)
         if operand.scale:
-            values = round_to(values * seen(operand.scale, own), result.dtype, memory.precise)
+            values = round_to(values * seen(operand.scale, own), result.dtype, memory.wide)
         return values
 
     arrays = [seen(operand, own) for operand, own in zip(step.args, step.views, strict=True)]
@@ -402,7 +409,7 @@ def _run_call(step: Call, memory: _Memory) -> None:
     target = memory.read(step.out.buffer)
     if step.add and not memory.first:
         value = value + target[tuple(window)]
-    target[tuple(window)] = round_to(value, result.dtype, memory.precise)
+    target[tuple(window)] = round_to(value, result.dtype, memory.wide)
 
 
 class _KernelRun:
@@ -469,7 +476,7 @@ class _KernelRun:
             self.values[s.name] = count_not_above(memory.read(s.buffer), np.asarray(args[0]))
         elif s.op == "const":
             assert dtype is not None
-            self.values[s.name] = round_to(np.asarray(s.attr("value")), dtype, memory.precise)
+            self.values[s.name] = round_to(np.asarray(s.attr("value")), dtype, memory.wide)
         elif s.op == "size":
             self.values[s.name] = np.asarray(evaluate(s.attr("size"), memory.bindings), np.int64)
         elif s.op == "index":
@@ -490,13 +497,13 @@ class _KernelRun:
             assert dtype is not None
             op = REGISTRY[s.op]
             attrs = {k: concrete(v, memory.bindings) for k, v in s.attrs}
-            if memory.precise and "dtype" in attrs and attrs["dtype"].has_tangent:
+            if memory.wide is not None and "dtype" in attrs and attrs["dtype"].has_tangent:
                 attrs["dtype"] = DTYPES["f64"]
             exact = op.in_place_of_dtype
             self.values[s.name] = round_to(
                 op.reference(*(args if exact else [_widened(np.asarray(a)) for a in args]), **attrs),
                 dtype,
-                memory.precise,
+                memory.wide,
             )
 
     def full(self, value: Any) -> Array:
@@ -525,7 +532,7 @@ class _KernelRun:
             else:
                 result = function(array, axis=self.column_axes, keepdims=True, **extra)
         assert s.dtype is not None
-        return round_to(result, s.dtype, self.memory.precise)
+        return round_to(result, s.dtype, self.memory.wide)
 
     def scan(self, s: Stmt, args: Sequence[Any]) -> Array:
         (axis,) = self.column_axes
@@ -534,7 +541,7 @@ class _KernelRun:
         shape[axis] = self.sizes[axis]
         operands = tuple(_widened(np.broadcast_to(array, shape)) for array in full)
         assert s.dtype is not None
-        return round_to(accumulate(operands, s.combine, s.attr("reverse"), axis), s.dtype, self.memory.precise)
+        return round_to(accumulate(operands, s.combine, s.attr("reverse"), axis), s.dtype, self.memory.wide)
 
     def accum(self, s: Stmt, value: Any, where: Any) -> None:
         array, memory_type = self.memory.read(s.buffer), self.memory.program.buffer[s.buffer].type
@@ -556,12 +563,18 @@ class _KernelRun:
             combine.at(wide, tuple(p[keep] for p in places), _widened(values[keep]))
         elif keep.any():
             wide[...] = combine(wide, combine.reduce(_widened(values[keep]), dtype=wide.dtype))
-        array[...] = round_to(wide, dtype, self.memory.precise)
+        array[...] = round_to(wide, dtype, self.memory.wide)
 
     def check(self, s: Stmt, value: Any, before: Any = None) -> None:
         array = np.broadcast_to(self.full(value), self.sizes)
         bound = evaluate(s.attr("bound"), self.memory.bindings)
         check_positions(s.attr("op"), s.attr("source"), array, bound, ascending=before is not None)
+
+
+def _wide(precision: str) -> Wide:
+    if precision not in PRECISIONS:
+        raise InvalidProblem(f"precision={precision!r}; there are {', '.join(map(repr, PRECISIONS))}")
+    return PRECISIONS[precision]
 
 
 def sizes_of(shape: Sequence[Size], bindings: Mapping[str, int]) -> tuple[int, ...]:

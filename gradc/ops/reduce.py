@@ -11,8 +11,7 @@ from ..errors import InvalidProblem, TypeRuleError
 from ..ir.dims import Size, product
 from ..ir.node import Node, call
 from ..ir.op import AxisReplacement, BadSample, Composite, Primitive, Reduction, Sample
-from ..ir.statement import neutral
-from ..ir.types import DTYPES, I64, Type, typeof
+from ..ir.types import DTYPES, I64, Type
 from .pointwise import eq, exp, log, maximum, reciprocal, where
 from .rules import (
     along,
@@ -22,6 +21,7 @@ from .rules import (
     floating,
     full,
     keeping,
+    neutral_of,
     number,
     reshaped,
     summing,
@@ -90,7 +90,7 @@ def _extremum_reference(function: Any, combine: str) -> Any:
             raise InvalidProblem(
                 f"the extremum over no elements: axis {', '.join(map(str, axes))} of an array of shape {x.shape}"
             )
-        return np.full(kept, neutral(combine, typeof(x).dtype), x.dtype)
+        return np.full(kept, neutral_of(combine, x), x.dtype)
 
     return reference
 

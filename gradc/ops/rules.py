@@ -11,7 +11,8 @@ from ..errors import TypeRuleError
 from ..ir.dims import Size, same
 from ..ir.node import Node, call
 from ..ir.op import Sample
-from ..ir.types import BOOL, DType, Type
+from ..ir.statement import neutral
+from ..ir.types import BOOL, F64, DType, Type, typeof
 
 
 def alike(*types: Type) -> Type:
@@ -190,6 +191,11 @@ def summing(dtype: np.dtype[Any]) -> np.dtype[Any]:
         np.dtype(np.float64): np.dtype(np.longdouble),
     }
     return wider.get(dtype, dtype)
+
+
+def neutral_of(combine: str, array: np.ndarray[Any, Any]) -> int | float:
+    """The neutral element of a combine for an array, which may be long double."""
+    return neutral(combine, F64 if array.dtype.kind == "f" else typeof(array).dtype)
 
 
 UFUNCS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}

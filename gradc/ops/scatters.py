@@ -12,10 +12,22 @@ from ..ir.dims import Size, known_nonnegative, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Sample, Scatter
 from ..ir.statement import neutral
-from ..ir.types import BOOL, I32, Type, typeof
+from ..ir.types import BOOL, I32, Type
 from .indexing import Bounds, _put, _put_at, index_type, resolve, scatter_add_along_axis, take_along_axis
 from .pointwise import eq, gt, invert, logical_and, maximum, minimum, where
-from .rules import UFUNCS, alike, canonical_axis, converted, full, leading, number, reshaped, summing, zeros_like
+from .rules import (
+    UFUNCS,
+    alike,
+    canonical_axis,
+    converted,
+    full,
+    leading,
+    neutral_of,
+    number,
+    reshaped,
+    summing,
+    zeros_like,
+)
 
 # -- amax, amin and prod along an axis, over nothing but the updates ---------------------------------------------------
 
@@ -24,7 +36,7 @@ def _combined_reference(name: str, combine: str) -> Callable[..., Any]:
     def reference(indices: Any, updates: Any, *, axis: int, size: int, oob: str) -> Any:
         where_, counts = resolve(indices, size, oob, name)
         shape = [size if a == axis else n for a, n in enumerate(updates.shape)]
-        out = np.full(shape, neutral(combine, typeof(updates).dtype), summing(updates.dtype))
+        out = np.full(shape, neutral_of(combine, updates), summing(updates.dtype))
         places = list(np.indices(updates.shape))
         places[axis] = where_
         UFUNCS[combine].at(out, tuple(p[counts] for p in places), updates[counts])
