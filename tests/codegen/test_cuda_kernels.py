@@ -45,16 +45,16 @@ def shifted(array: np.ndarray, by: int) -> np.ndarray:
 def agree(
     module: gradc.Module, graph: gradc.Graph, given: dict[str, np.ndarray], unit: float, seeds: tuple[int, ...] = ()
 ) -> dict[str, np.ndarray]:
-    """The outputs, which are those of the graph at f64 up to a few roundings, whatever the order of blocks."""
+    """The outputs, which are those of the graph in long double up to a few roundings, whatever the order of blocks."""
     got = {name: np.asarray(a) for name, a in module.forward.run(**given).items()}
-    exact, plain = interp.run(graph, given, precision="f64"), interp.run(graph, given)
+    exact, plain = interp.run(graph, given, precision="longdouble"), interp.run(graph, given)
     for name, value in got.items():
-        wanted = np.asarray(exact[name], np.float64)
+        wanted = np.asarray(exact[name], np.longdouble)
         bound = max(
             8 * unit * np.abs(wanted).max(initial=0),
-            2 * np.abs(np.asarray(plain[name], np.float64) - wanted).max(initial=0),
+            2 * np.abs(np.asarray(plain[name], np.longdouble) - wanted).max(initial=0),
         )
-        assert np.abs(value.astype(np.float64) - wanted).max(initial=0) <= bound, name
+        assert np.abs(value.astype(np.longdouble) - wanted).max(initial=0) <= bound, name
     for seed in seeds:
         module.forward.native.device.seed = seed
         again = {name: np.asarray(a) for name, a in module.forward.run(**given).items()}

@@ -59,9 +59,9 @@ def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: 
         t = np.where(rng.random(n) < 0.5, 4, rng.integers(0, 5, n)) if hot else rng.integers(0, 4, n)
         given = {"t": t, "w": np.zeros((5, d)), "d.y": rng.standard_normal((n, d))}
         given = {k: a.astype(graph.input(k).dtype.np) for k, a in given.items()}
-        wanted = np.asarray(interp.run(graph, given, precision="f64")["d.w"], np.float64)
+        wanted = np.asarray(interp.run(graph, given, precision="longdouble")["d.w"], np.longdouble)
         first = np.asarray(module.forward.run(**given)["d.w"])
-        assert np.abs(first.astype(np.float64) - wanted).max(initial=0) <= (16 if dtype == "f64" else 2) * UNIT[
+        assert np.abs(first.astype(np.longdouble) - wanted).max(initial=0) <= (16 if dtype == "f64" else 2) * UNIT[
             dtype
         ] * np.abs(wanted).max(initial=0)
         for seed in (1, 2):

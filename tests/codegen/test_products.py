@@ -86,7 +86,7 @@ def exact(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind in "iu":  # wrapping
         wide = np.matmul(a.astype(np.int64).view(np.uint64), b.astype(np.int64).view(np.uint64))
         return wide.astype(a.dtype)
-    return np.matmul(a.astype(np.float64), b.astype(np.float64))
+    return np.matmul(a.astype(np.longdouble), b.astype(np.longdouble))
 
 
 @pytest.mark.parametrize(("name", "result"), KINDS)

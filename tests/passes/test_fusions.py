@@ -206,7 +206,7 @@ def test_a_matrix_product_reads_scaled_values(scale: str, side: str, wide: str) 
         ):
             rng = np.random.default_rng(0)
             given = {module.graph.input_name(n): random_of(n.type, sizes, rng) for n in module.graph.inputs}
-            exact = interp.run(module.graph, given, precision="f64")["y"]
+            exact = interp.run(module.graph, given, precision="longdouble")["y"]
             (got,) = module.forward.run(**given).values()
             unit = 2.0**-24 if wide == "f32" else 2.0**-52
             assert np.abs(got - exact).max() <= 16 * unit * np.abs(exact).max()

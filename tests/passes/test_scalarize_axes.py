@@ -17,8 +17,9 @@ from gradc.passes.graph.scalarize_axes import LONGEST, scalarize_axes
 def same(graph: gradc.Graph, after: gradc.Graph) -> None:
     rng = np.random.default_rng(0)
     given = {n: rng.standard_normal(graph.input(n).type.concrete({"N": 5})) for n in graph.input_names}
-    for name, value in interp.run(graph, given).items():
-        np.testing.assert_allclose(interp.run(after, given)[name], value, rtol=1e-14, atol=1e-14)
+    wanted, got = (interp.run(g, given, precision="longdouble") for g in (graph, after))
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-14, atol=1e-14)
 
 
 def count(graph: gradc.Graph, *names: str) -> int:
