@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..errors import Unsupported
 from ..ir.dims import Dim, Size, floordiv, maximum, minimum
 from ..ir.node import Node
 from ..ir.operands import CAPTURE
+from . import model
 from .table import Known
 
 MOST = 1 << 20
@@ -62,25 +64,30 @@ def shape_of(sizes: Sequence[Size]) -> Known:
 def folded(
     node: onnx.NodeProto, operands: Sequence[Any], attributes: Mapping[str, Any], opsets: Mapping[str, int]
 ) -> list[Any] | None:
-    """The results of an operator on known values; None where its line is to compute them."""
-    if (
-        node.op_type in _RANDOM
-        or node.domain not in ("", "ai.onnx")
-        or any(hasattr(a, "node") for a in attributes.values())
-    ):
-        return None
+    """The results of an operator that :func:`may_fold` lets through; None where its line is to compute them."""
     arrays = [np.asarray(x) if x is not None else None for x in operands]
     if any(x is not None and x.dtype == object for x in arrays):
         function = _ON_SIZES.get(node.op_type)
         return None if function is None else [_tidy(x) for x in function(arrays, attributes)]
-    if not arrays or any(x is not None and x.size > MOST for x in arrays):
-        return None
-    given = [x for x in arrays if x is not None]
-    if node.op_type in ("ConstantOfShape", "Expand", "Tile", "Range") and _result_size(node.op_type, given) > MOST:
-        return None
-    if node.op_type.startswith(("Quantize", "Dequantize", "QLinear", "Dynamic")):
-        return None
     return _evaluated(node, arrays, opsets)
+
+
+def may_fold(node: onnx.NodeProto, operands: Sequence[Any], attributes: Mapping[str, Any]) -> bool:
+    """Whether the results of an operator on known values are computed when the model is read: neither random numbers
+    nor codes, nor anything large.
+    """
+    if node.op_type in _RANDOM or node.domain not in ("", "ai.onnx"):
+        return False
+    if any(hasattr(a, "node") for a in attributes.values()):
+        return False
+    arrays = [np.asarray(x) for x in operands if x is not None]
+    if any(x.dtype == object for x in arrays):
+        return True
+    if not operands or any(x.size > MOST for x in arrays):
+        return False
+    if node.op_type in ("ConstantOfShape", "Expand", "Tile", "Range") and _result_size(node.op_type, arrays) > MOST:
+        return False
+    return not node.op_type.startswith(("Quantize", "Dequantize", "QLinear", "Dynamic"))
 
 
 def _result_size(op: str, arrays: Sequence[Known]) -> int:
@@ -104,12 +111,14 @@ def _evaluated(node: onnx.NodeProto, arrays: Sequence[Known | None], opsets: Map
     results = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in node.output if n]
     if any(a.ref_attr_name for a in node.attribute):
         return None
+    standard = model.defaults(node.op_type, "", opsets.get("", 1))
+    alone.attribute.extend(standard[name] for name in standard.keys() - {a.name for a in alone.attribute})
     graph = onnx.helper.make_graph([alone], "known", infos, results)
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
-        model = onnx.helper.make_model(graph, opset_imports=imports)
+        proto = onnx.helper.make_model(graph, opset_imports=imports)
         with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(model).run(None, {n: x for n, x in zip(names, arrays, strict=True) if n})
+            found = ReferenceEvaluator(proto).run(None, {n: x for n, x in zip(names, arrays, strict=True) if n})
     except Exception:  # whatever it does not take, the operator's line may
         return None
     made = iter(found)
@@ -140,6 +149,10 @@ def _tidy(value: Any) -> Known:
 
 def _pairwise(function: Callable[[Any, Any], Any]) -> _Function:
     return lambda x, _: [np.frompyfunc(function, 2, 1)(np.asarray(x[0], object), np.asarray(x[1], object))]
+
+
+def _all_of(function: Callable[[Any, Any], Any]) -> _Function:
+    return lambda x, _: [functools.reduce(np.frompyfunc(function, 2, 1), [np.asarray(v, object) for v in x])]
 
 
 def _quotient(a: Size, b: Size) -> Size:
@@ -192,7 +205,7 @@ def _squeeze(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _concat(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
-    return [np.concatenate([np.asarray(v, object) for v in x], attributes.get("axis", 0))]
+    return [np.concatenate([np.asarray(v, object) for v in x], attributes.get("axis", 1))]
 
 
 def _product(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
@@ -211,8 +224,8 @@ _ON_SIZES: dict[str, _Function] = {
     "Sub": _pairwise(lambda a, b: a - b),
     "Mul": _pairwise(lambda a, b: a * b),
     "Div": _pairwise(_quotient),
-    "Max": _pairwise(maximum),
-    "Min": _pairwise(minimum),
+    "Max": _all_of(maximum),
+    "Min": _all_of(minimum),
     "Equal": _pairwise(_compared),
     "Identity": lambda x, _: [x[0]],
     "Cast": lambda x, _: [x[0]],

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from .. import ops
+from .. import interp, ops
 from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.dims import Dim, Size, symbol
 from ..ir.graph import Graph, input_node, name_of
@@ -24,10 +24,10 @@ from ..ir.node import Node, Note, listening
 from ..ir.operands import CAPTURE
 from ..ir.types import I64, Type, typeof
 from ..trace import implied
-from . import folding, model, sequences
+from . import folding, model, sequences, table
 from .folding import as_node, is_known
 from .sequences import Items
-from .table import MOST_STEPS, Known, Line, Site, lines
+from .table import MOST_STEPS, Known, Line, Site, line_of, lines, normalized_axis
 
 
 @dataclass(eq=False)
@@ -48,6 +48,11 @@ class Parameter:
 
 
 Value = Node | Parameter | Known | Items | None
+
+_WITHOUT_MEANING = frozenset({"consumed_inputs", "output_sequence"})
+"""Attributes of the first opsets that change no value: which inputs may be overwritten, whether all states of a
+recurrent layer are wanted.
+"""
 
 
 def from_onnx(
@@ -97,6 +102,10 @@ class _Scope:
     opsets: Mapping[str, int]
     path: tuple[str, ...] = ()
     function: str = ""
+
+    def opset(self, node: onnx.NodeProto) -> int:
+        """The version of a node's domain."""
+        return self.opsets.get(_domain(node), 1)
 
 
 @dataclass
@@ -243,7 +252,7 @@ class _Translation:
             except _Placed:
                 raise
             except Exception as error:
-                raise _placed(node, error) from error
+                raise _placed(node, scope.opset(node), error) from error
             for output, value in zip(node.output, results, strict=False):
                 if output:
                     scope.values[output] = value
@@ -264,14 +273,14 @@ class _Translation:
                 return [self._constant(node, attributes)]
             known = [self._value(operand) for operand in operands]
             if node.op_type == "CastLike" and is_known(known[0]) and known[1] is not None:
-                return [np.asarray(known[0]).astype(self._node(operands[1]).dtype.np)]
+                wanted = self._node(operands[1]).dtype
+                if wanted.bits >= (16 if wanted.is_float else 8) or wanted.kind == "b":  # others have attributes
+                    return [np.asarray(known[0]).astype(wanted.np)]
+            line = _line_of(node, scope)
             if all(x is None or is_known(x) for x in known):
-                folded = folding.folded(node, known, attributes, scope.opsets)
+                folded = self._folded(node, line, known, attributes, scope)
                 if folded is not None:
                     return folded
-            domain = "" if node.domain == "ai.onnx" else node.domain
-            key = f"{domain}.{node.op_type}" if domain else node.op_type
-            line = lines().get(f"{scope.function}.{key}") or lines().get(key)
             function = self.functions.get((node.domain, node.op_type, node.overload))
             if line is None and function is None:
                 function = self._body(node, operands, scope)
@@ -302,7 +311,56 @@ class _Translation:
                     continue
                 given = scope.attributes[attribute.ref_attr_name]
             found[attribute.name] = _plain(onnx.helper.get_attribute_value(given))
-        return found
+        for name, default in model.defaults(node.op_type, _domain(node), scope.opset(node)).items():
+            found.setdefault(name, _plain(onnx.helper.get_attribute_value(default)))
+        return {name: value for name, value in found.items() if name not in _WITHOUT_MEANING}
+
+    def _folded(
+        self, node: onnx.NodeProto, line: Line | None, known: Sequence[Any], attributes: dict[str, Any], scope: _Scope
+    ) -> Sequence[Value] | None:
+        """The results of an operator on known values; None where nothing computes them now.
+
+        The graph that the line makes computes them, so that an operator means one thing in every place and in every
+        opset.  ONNX's reference, which is asked where the line takes no such dtype or size, knows few operators in the
+        forms that they had once.
+        """
+        if not folding.may_fold(node, known, attributes):
+            return None
+        if line is None or any(x is not None and np.asarray(x).dtype == object for x in known):
+            return folding.folded(node, known, attributes, scope.opsets)
+        try:
+            return self._by_line(node, line, known, attributes, scope)
+        except GradcError as error:
+            if isinstance(error, InvalidProblem) or not line.is_newest:
+                raise
+            return folding.folded(node, known, attributes, scope.opsets)
+
+    def _by_line(
+        self, node: onnx.NodeProto, line: Line, known: Sequence[Any], attributes: dict[str, Any], scope: _Scope
+    ) -> Sequence[Value]:
+        """The results of the graph that a line makes of known values."""
+        operands: list[Value] = []
+        inputs: list[Node] = []
+        feeds: dict[str, Known] = {}
+
+        def given(value: Known) -> Node:
+            made = input_node(f"i{len(inputs)}", typeof(np.asarray(value)))
+            feeds[Graph.input_name(made)] = np.asarray(value)
+            inputs.append(made)
+            return made
+
+        kinds = [*line.inputs, *[line.rest] * len(known), *["Known"] * len(known)]
+        for value, kind in zip(known, kinds, strict=False):
+            operands.append(given(value) if value is not None and kind in ("Node", "Weight") else value)
+        CAPTURE.append(given)
+        try:
+            with listening(lambda _: None):
+                results = self._translated(node, line, operands, attributes, scope)
+        finally:
+            CAPTURE.pop()
+        outputs = tuple((f"y{i}", y) for i, y in enumerate(results) if isinstance(y, Node))
+        found = interp.run(Graph("known", tuple(inputs), outputs), feeds) if outputs else {}
+        return [np.asarray(found[f"y{i}"]) if isinstance(y, Node) else y for i, y in enumerate(results)]
 
     def _constant(self, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> Value:
         (key, value), *_ = attributes.items()
@@ -322,13 +380,14 @@ class _Translation:
             operands = operands[: len(line.inputs)]
         kinds = [*line.inputs, *[line.rest] * len(operands)]
         given = [self._argument(x, kind, i) for i, (x, kind) in enumerate(zip(operands, kinds, strict=False))]
-        unknown = attributes.keys() - line.attributes
-        if unknown:
-            raise Unsupported(f"the attribute {min(unknown)}")
+        standard = model.defaults(node.op_type, _domain(node), scope.opset(node))
+        for name in sorted(attributes.keys() - line.attributes):  # a line may leave out what changes nothing
+            if name not in standard or attributes[name] != _plain(onnx.helper.get_attribute_value(standard[name])):
+                raise Unsupported(f"the attribute {name}")
+        attributes = {name: value for name, value in attributes.items() if name in line.attributes}
         if line.site:
             count = max((i + 1 for i, name in enumerate(node.output) if name), default=0)
-            domain = "" if node.domain == "ai.onnx" else node.domain
-            given = [Site(node.op_type, scope.opsets.get(domain, 1), count, self.draw), *given]
+            given = [Site(node.op_type, scope.opset(node), count, len(node.output), self.draw), *given]
         result = line.function(*given, **attributes)
         return result if isinstance(result, tuple | list) else [result]
 
@@ -355,11 +414,9 @@ class _Translation:
 
         :raises Unsupported: it has none.
         """
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        try:
-            schema = onnx.defs.get_schema(node.op_type, scope.opsets.get(domain, 1), domain)
-        except onnx.defs.SchemaError as error:
-            raise Unsupported("gradc's table has no line for it") from error
+        schema = model.schema(node.op_type, _domain(node), scope.opset(node))
+        if schema is None:
+            raise Unsupported(f"gradc's table has no line for it in opset {scope.opset(node)}")
         text = b""
         if schema.has_function:
             text = schema.get_function_with_opset_version(max(schema.function_opset_versions))
@@ -449,12 +506,37 @@ class _Translation:
     def _scan(
         self, node: onnx.NodeProto, operands: Sequence[Value], attributes: Mapping[str, Any], scope: _Scope
     ) -> Sequence[Value]:
-        if scope.opsets.get("", 1) < 9:
-            raise Unsupported("a scan over batches, of opset 8")
+        if scope.opset(node) < 9:
+            return self._scan_of_batches(operands, attributes, scope)
+        return self._scan_of(operands, attributes, scope)
+
+    def _scan_of_batches(
+        self, operands: Sequence[Value], attributes: Mapping[str, Any], scope: _Scope
+    ) -> Sequence[Value]:
+        """Of opset 8: axis 0 of all inputs is that of batches, axis 1 that of steps; each batch is scanned alone."""
+        lengths, *rest = operands
+        if lengths is not None:
+            raise Unsupported("a Scan of opset 8 over sequences of several lengths")
+        nodes = [self._node(x) for x in rest]
+        batches = nodes[0].shape[0]
+        if isinstance(batches, Dim) or batches > MOST_STEPS or not batches:
+            raise Unsupported(f"a Scan of opset 8 over {batches} batches")
+        if any(x.shape[:1] != (batches,) for x in nodes):
+            raise InvalidProblem(f"a Scan of opset 8 over {', '.join(str(x.type) for x in nodes)}: batches differ")
+        options = dict(attributes)
+        if "directions" in options:
+            options["scan_input_directions"] = options.pop("directions")
+        found = [self._scan_of([ops.getitem(x, b) for x in nodes], options, scope) for b in range(batches)]
+        return [ops.stack(*map(self._node, each)) for each in zip(*found, strict=True)]
+
+    def _scan_of(self, operands: Sequence[Value], attributes: Mapping[str, Any], scope: _Scope) -> Sequence[Value]:
         body, count = attributes["body"], attributes["num_scan_inputs"]
         states = list(operands[: len(operands) - count])
         scanned = [self._node(x) for x in operands[len(operands) - count :]]
-        axes = [a % x.rank for a, x in zip(attributes.get("scan_input_axes", [0] * count), scanned, strict=True)]
+        axes = [
+            normalized_axis(a, x.rank)
+            for a, x in zip(attributes.get("scan_input_axes", [0] * count), scanned, strict=True)
+        ]
         backward = attributes.get("scan_input_directions", [0] * count)
         results = len(body.output) - len(states)
         steps = scanned[0].shape[axes[0]]
@@ -476,7 +558,7 @@ class _Translation:
             collected, out_axes, attributes.get("scan_output_directions", [0] * results), strict=True
         ):
             nodes = [self._node(v) for v in (reversed(values) if back else values)]
-            stacked.append(ops.stack(*nodes, axis=axis % (nodes[0].rank + 1)))
+            stacked.append(ops.stack(*nodes, axis=normalized_axis(axis, nodes[0].rank + 1)))
         return [*states, *stacked]
 
     def _map(
@@ -495,33 +577,51 @@ class _Translation:
     # -- all that is missing -------------------------------------------------------------------------------------------
 
     def _refuse_missing(self, nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int]) -> None:
-        """:raises Unsupported: operators without a line or a body, all of them."""
+        """:raises Unsupported: operators without a line or a body, or newer than the table, all of them."""
         missing: dict[str, tuple[int, str]] = {}
-        pending = [*nodes, *(n for f in self.proto.functions for n in f.node)]
+        pending = [(node, opsets) for node in nodes]
+        for function in self.proto.functions:
+            own = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
+            pending += [(node, {**opsets, **own}) for node in function.node]
         while pending:
-            node = pending.pop()
-            pending += [
-                n for a in node.attribute for g in (*([a.g] if a.HasField("g") else []), *a.graphs) for n in g.node
-            ]
-            domain = "" if node.domain == "ai.onnx" else node.domain
-            key = f"{domain}.{node.op_type}" if domain else node.op_type
-            if key in lines() or key == "Constant" or key in folding.FOLDED_ONLY:
-                continue
-            if not domain and (key in _CONTROL or key in sequences.HANDLERS):
-                continue
-            if (node.domain, node.op_type, node.overload) in self.functions:
-                continue
-            try:
-                schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
-                if schema.has_function or schema.has_context_dependent_function:
-                    continue
-            except onnx.defs.SchemaError:
-                pass
-            count, first = missing.get(key, (0, _shown(node)))
-            missing[key] = count + 1, first
+            node, versions = pending.pop()
+            graphs = [g for a in node.attribute for g in (*([a.g] if a.HasField("g") else []), *a.graphs)]
+            pending += [(inner, versions) for g in graphs for inner in g.node]
+            title = self._missing(node, versions.get(_domain(node), 1))
+            if title:
+                count, first = missing.get(title, (0, _shown(node)))
+                missing[title] = count + 1, first
         if missing:
             found = "".join(f"\n  {key} ({n} of it; {at})" for key, (n, at) in sorted(missing.items()))
             raise Unsupported(f"gradc does not take {len(missing)} of the model's operators:{found}")
+
+    def _missing(self, node: onnx.NodeProto, opset: int) -> str:
+        """What gradc does not have: an operator, or its form in an opset; "" if it is there."""
+        domain = _domain(node)
+        key = f"{domain}.{node.op_type}" if domain else node.op_type
+        if (node.domain, node.op_type, node.overload) in self.functions:
+            return ""
+        schema = model.schema(node.op_type, domain, opset)
+        if not domain and schema is None and lines().get(key):  # where the checker of ONNX was not asked: 2 GiB
+            return f"{key} of opset {opset}"
+        if not domain and schema is not None and schema.since_version > table.NEWEST_KNOWN:
+            return f"{key} as opset {schema.since_version} has it"
+        own = key in _CONTROL or key in sequences.HANDLERS or key in folding.FOLDED_ONLY or key == "Constant"
+        if line_of(key, opset) is not None or (own and not domain):
+            return ""
+        if schema is not None and (schema.has_function or schema.has_context_dependent_function):
+            return ""
+        return key
+
+
+def _domain(node: onnx.NodeProto) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def _line_of(node: onnx.NodeProto, scope: _Scope) -> Line | None:
+    """The line of an operator in its opset; within the body of another it may have one of its own."""
+    key = ".".join(filter(None, (_domain(node), node.op_type)))
+    return line_of(f"{scope.function}.{key}", scope.opset(node)) or line_of(key, scope.opset(node))
 
 
 class _Placed(Exception):
@@ -536,12 +636,13 @@ class _Invalid(_Placed, InvalidProblem):
     pass
 
 
-def _placed(node: onnx.NodeProto, error: Exception) -> _Placed:
+def _placed(node: onnx.NodeProto, opset: int, error: Exception) -> _Placed:
     text = str(error) if isinstance(error, GradcError) else f"{type(error).__name__}: {error}"
     if isinstance(error, RecursionError):
         text = "it is nested too deep"
     kind = _Invalid if isinstance(error, InvalidProblem) else _Refused
-    return kind(f"{_shown(node)}: {text}")
+    where = f"{_domain(node)} {opset}".strip()
+    return kind(f"{_shown(node)}: {text} (opset {where})")
 
 
 _CONTROL = {

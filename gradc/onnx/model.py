@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,22 @@ def _checked(proto: onnx.ModelProto) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@functools.cache
+def schema(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    """What ONNX says of an operator in an opset of its domain; None of what it does not have there."""
+    try:
+        return onnx.defs.get_schema(op, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def defaults(op: str, domain: str, opset: int) -> dict[str, onnx.AttributeProto]:
+    """The attributes that an operator has in an opset where its node leaves them out."""
+    found = schema(op, domain, opset)
+    attributes = found.attributes.values() if found is not None else ()
+    return {a.name: a.default_value for a in attributes if a.default_value.name}
 
 
 def element(number: int) -> DType:

@@ -11,7 +11,7 @@ from .. import ops
 from ..errors import InvalidProblem, Unsupported
 from ..ir.dims import Dim
 from ..ir.node import Node
-from .table import MOST_STEPS
+from .table import MOST_STEPS, normalized_axis
 
 
 class Items(tuple[Any, ...]):
@@ -77,7 +77,7 @@ def _at(reader: Reader, operands: Operands, attributes: Mapping[str, Any]) -> An
 
 def _split(reader: Reader, operands: Operands, attributes: Mapping[str, Any]) -> Items:
     x = reader.node(operands[0])
-    axis = attributes.get("axis", 0) % max(x.rank, 1)
+    axis = normalized_axis(attributes.get("axis", 0), x.rank)
     size = x.shape[axis]
     if isinstance(size, Dim):
         raise Unsupported(f"a sequence of the parts of an axis of {size} elements")
@@ -102,8 +102,8 @@ def _concat(reader: Reader, operands: Operands, attributes: Mapping[str, Any]) -
         raise InvalidProblem("an empty sequence has nothing to join")
     axis = attributes["axis"]
     if attributes.get("new_axis", 0):
-        return ops.stack(*nodes, axis=axis % (nodes[0].rank + 1))
-    return ops.concat(*nodes, axis=axis % nodes[0].rank)
+        return ops.stack(*nodes, axis=normalized_axis(axis, nodes[0].rank + 1))
+    return ops.concat(*nodes, axis=normalized_axis(axis, nodes[0].rank))
 
 
 def _element(reader: Reader, operands: Operands, attributes: Mapping[str, Any]) -> Any:

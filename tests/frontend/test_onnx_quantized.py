@@ -145,7 +145,7 @@ def four_bits(zeros: str) -> Case:
     return Case([node], {"x": rng.standard_normal((3, K)).astype("f4")}, weights, learned, emulated)
 
 
-def block_rows(zeros: bool) -> Case:
+def block_rows(zeros: bool, axes: tuple[int, int] = (0, 1)) -> Case:
     """com.microsoft.GatherBlockQuantized."""
     V, width, block = 40, 64, 16
     q, z = (codes(V, n, kind="u1", low=0, high=16) for n in (width, width // block))
@@ -156,9 +156,8 @@ def block_rows(zeros: bool) -> Case:
         return ((q - zero) * np.repeat(v["s"], block, 1))[v["i"]]
 
     inputs = ["q", "i", "s", *(["z"] if zeros else [])]
-    node = helper.make_node(
-        "GatherBlockQuantized", inputs, ["y"], domain="com.microsoft", bits=4, block_size=block, quantize_axis=1
-    )
+    said = {"bits": 4, "block_size": block, "gather_axis": axes[0], "quantize_axis": axes[1]}
+    node = helper.make_node("GatherBlockQuantized", inputs, ["y"], domain="com.microsoft", **said)
     return Case([node], {"i": rng.integers(0, V, 7)}, weights, ("s",), emulated)
 
 
@@ -176,6 +175,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "four bits, float zero points": lambda: four_bits("float"),
     "blocks of a table": lambda: block_rows(False),
     "blocks of a table, packed zero points": lambda: block_rows(True),
+    "blocks of a table, axes from the end": lambda: block_rows(False, (-2, -1)),
 }
 TABLES = [name for name in CASES if "table" in name]
 """Where nothing needs a weight in floats."""

@@ -13,7 +13,7 @@ from ...ir.dims import Dim, product
 from ...ir.node import Node
 from ...ir.types import F32, I64
 from ...ops.rules import converted
-from ..table import Known, Sizes
+from ..table import Forms, Known, Sizes, normalized_axis
 
 
 def _wrapped(indices: Node, size: Any) -> Node:
@@ -23,12 +23,12 @@ def _wrapped(indices: Node, size: Any) -> Node:
 
 
 def _gather(x: Node, indices: Node, *, axis: int = 0) -> Node:
-    axis %= x.rank
+    axis = normalized_axis(axis, x.rank)
     return ops.gather(x, _wrapped(indices, x.shape[axis]), axis)
 
 
 def _gather_elements(x: Node, indices: Node, *, axis: int = 0) -> Node:
-    axis %= x.rank
+    axis = normalized_axis(axis, x.rank)
     part = _cut(x, indices.shape, axis)
     return ops.take_along_axis(part, _wrapped(indices, x.shape[axis]), axis)
 
@@ -61,7 +61,7 @@ def _gather_nd(x: Node, indices: Node, *, batch_dims: int = 0) -> Node:
 
 
 def _scatter_elements(x: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: str = "none") -> Node:
-    axis %= x.rank
+    axis = normalized_axis(axis, x.rank)
     places = _wrapped(indices, x.shape[axis])
     if reduction == "none":
         return ops.scatter(x, axis, places, updates)
@@ -73,7 +73,7 @@ def _tensor_scatter(
     past: Node, update: Node, begin: Node | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> Node:
     """``TensorScatter``: rows of a cache written over, from another place in each batch."""
-    axis %= past.rank
+    axis = normalized_axis(axis, past.rank)
     if axis == 0:
         raise Unsupported("TensorScatter along the axis of batches")
     places = ops.iota(shape=update.shape, axis=axis)
@@ -95,14 +95,18 @@ def _scatter_nd(x: Node, indices: Node, updates: Node, *, reduction: str = "none
     return ops.reshape(_scatter_elements(rows, wide, flat, axis=0, reduction=reduction), x.shape)
 
 
-def _top_k(x: Node, k: Sizes | None = None, *, axis: int = -1, largest: int = 1, sorted: int = 1, **rest: Any) -> Any:
-    assert k is not None
-    return ops.topk(x, int(k[0]), axis, bool(largest), bool(sorted))
+def _top_k_first(x: Node, *, k: int, axis: int = -1) -> Any:
+    """Before opset 10 the number of elements is an attribute."""
+    return _top_k(x, (k,), axis=axis)
+
+
+def _top_k(x: Node, k: Sizes, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
+    return ops.topk(x, int(k[0]), normalized_axis(axis, x.rank), bool(largest), bool(sorted))
 
 
 def _argument(function: Callable[..., Node]) -> Callable[..., Node]:
     def along(x: Node, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Node:
-        axis %= x.rank
+        axis = normalized_axis(axis, x.rank)
         if not select_last_index:
             return function(x, axis, keepdims=bool(keepdims))
         return x.shape[axis] - 1 - function(ops.flip(x, axis), axis, keepdims=bool(keepdims))
@@ -114,7 +118,7 @@ def _compress(x: Node, condition: Known, *, axis: int | None = None) -> Node:
     places = np.flatnonzero(condition)
     if axis is None:
         return ops.gather(ops.reshape(x, (product(x.shape),)), places, 0)
-    return ops.gather(x, places, axis % x.rank)
+    return ops.gather(x, places, normalized_axis(axis, x.rank))
 
 
 def _tf_idf(
@@ -161,7 +165,7 @@ def _tf_idf(
     return y if x.rank == 2 else ops.reshape(y, (y.shape[1],))
 
 
-LINES: dict[str, Callable[..., Any]] = {
+LINES: dict[str, Forms] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
@@ -169,7 +173,7 @@ LINES: dict[str, Callable[..., Any]] = {
     "Scatter": lambda x, indices, updates, *, axis=0: _scatter_elements(x, indices, updates, axis=axis),
     "ScatterND": _scatter_nd,
     "TensorScatter": _tensor_scatter,
-    "TopK": _top_k,
+    "TopK": {1: _top_k_first, 10: _top_k},
     "ArgMax": _argument(ops.argmax),
     "ArgMin": _argument(ops.argmin),
     "Compress": _compress,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from ...ir.dims import Dim
 from ...ir.node import Node
 from ...ir.types import I64
 from ...ops.rules import converted
-from ..table import Site, Sizes
+from ..table import Forms, Site, Sizes, normalized_axis
 
 
 def _nll(
@@ -77,17 +76,14 @@ def _real_inverse(x: Node, count: int) -> Node:
 
 
 def _dft(
-    site: Site,
-    x: Node,
-    length: Sizes | None = None,
-    place: Sizes | None = None,
-    *,
-    axis: int | None = None,
-    inverse: int = 0,
-    onesided: int = 0,
+    x: Node, length: Sizes | None = None, place: Sizes | None = None, *, inverse: int = 0, onesided: int = 0
 ) -> Node:
-    default = 1 if site.opset < 20 else -2
-    at = (int(place[0]) if place is not None else default if axis is None else axis) % x.rank
+    return _dft_along(x, length, axis=-2 if place is None else int(place[0]), inverse=inverse, onesided=onesided)
+
+
+def _dft_along(x: Node, length: Sizes | None = None, *, axis: int, inverse: int = 0, onesided: int = 0) -> Node:
+    """Before opset 20 the axis is an attribute."""
+    at = normalized_axis(axis, x.rank)
     half = bool(inverse and onesided)
     count = int(length[0]) if length is not None else (x.shape[at] - 1) * 2 if half else x.shape[at]
     if isinstance(count, Dim):
@@ -115,9 +111,9 @@ def _stft(
     return _transformed(frames, length, length // 2 + 1 if onesided else length, False)
 
 
-LINES: dict[str, Callable[..., Any]] = {
+LINES: dict[str, Forms] = {
     "NegativeLogLikelihoodLoss": _nll,
     "SoftmaxCrossEntropyLoss": _softmax_cross_entropy,
-    "DFT": _dft,
+    "DFT": {17: _dft_along, 20: _dft},
     "STFT": _stft,
 }

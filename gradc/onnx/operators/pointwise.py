@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import zip_longest
 from math import inf, nan
-from typing import Any
 
 import ml_dtypes
 import numpy as np
+from onnx import TensorProto
 
 from ... import ops
-from ...errors import Unsupported
+from ...errors import InvalidProblem, Unsupported
+from ...ir.dims import product
 from ...ir.node import Node
 from ...ir.types import DTYPES, F32, F64, I32, DType
 from ...ops.rules import converted
 from .. import model
-from ..table import Site, Sizes
+from ..table import Forms, Sizes, normalized_axis
 
 
-def _several(function: Callable[[Node, Node], Node]) -> Callable[..., Node]:
+def _several(function: Callable[..., Node]) -> Forms:
+    """Of any number of operands, which before opset 8 have one shape.
+
+    :param function: of all operands.
+    """
+
     def all_of(*operands: Node) -> Node:
-        return functools.reduce(function, operands)
+        return function(*operands)
 
-    return all_of
+    def of_one_shape(*operands: Node) -> Node:
+        if len({x.shape for x in operands}) > 1:
+            raise InvalidProblem(f"operands {', '.join(str(x.type) for x in operands)}: before opset 8 of one shape")
+        return function(*operands)
+
+    return {1: of_one_shape, 8: all_of}
+
+
+def _reduced(function: Callable[[Node, Node], Node]) -> Callable[..., Node]:
+    return lambda *operands: functools.reduce(function, operands)
 
 
 def _unary(function: Callable[[Node], Node]) -> Callable[[Node], Node]:
@@ -31,22 +47,48 @@ def _unary(function: Callable[[Node], Node]) -> Callable[[Node], Node]:
 
 
 def _binary(function: Callable[[Node, Node], Node]) -> Callable[..., Node]:
-    """``broadcast`` and ``axis`` are those of opsets before 7: y's axes are x's from ``axis`` on."""
-
-    def both(x: Node, y: Node, *, broadcast: int = 0, axis: int | None = None) -> Node:
-        if axis is not None:
-            y = ops.reshape(y, (*y.shape, *(1,) * (x.rank - axis % x.rank - y.rank)))
-        return function(x, y)
-
-    return both
+    return lambda x, y: function(x, y)
 
 
-def _add(x: Node, y: Node) -> Node:
-    return ops.add(x, y)
+def _binary_forms(function: Callable[[Node, Node], Node]) -> Forms:
+    """Before opset 7 shapes are equal, or with ``broadcast`` y's axes are x's from ``axis`` on, without it x's last."""
+
+    def aligned(x: Node, y: Node, *, broadcast: int = 0, axis: int | None = None) -> Node:
+        return function(x, _aligned(x, y, axis) if broadcast else _of_one_shape(x, y))
+
+    return {1: aligned, 7: _binary(function)}
+
+
+def _of_one_shape(x: Node, y: Node) -> Node:
+    """:raises InvalidProblem: the second operand has not the shape of the first."""
+    if x.shape != y.shape:
+        raise InvalidProblem(f"operands {x.type} and {y.type} of two shapes, and no broadcast=1")
+    return y
+
+
+def _aligned(x: Node, y: Node, axis: int | None) -> Node:
+    """y with axes of one element behind its own, so that they are x's from ``axis`` on.
+
+    :raises InvalidProblem: they are not.
+    """
+    if all(n == 1 for n in y.shape):
+        return ops.reshape(y, ())
+    first = x.rank - y.rank if axis is None else normalized_axis(axis, x.rank)
+    if first < 0 or any(n != m and n != 1 for n, m in zip_longest(y.shape, x.shape[first : first + y.rank])):
+        where = "its last axes" if axis is None else f"axis {axis}"
+        raise InvalidProblem(f"the operand {y.type} does not fit {x.type} at {where}")
+    return ops.reshape(y, (*y.shape, *(1,) * (x.rank - first - y.rank)))
 
 
 def _cast(x: Node, *, to: int, saturate: int = 1, round_mode: str = "up") -> Node:
     return _to(x, model.element(to), saturate, round_mode)
+
+
+def _cast_by_name(x: Node, *, to: str) -> Node:
+    """Before opset 6 the dtype is a name."""
+    if to.upper() not in TensorProto.DataType.keys():
+        raise InvalidProblem(f"no element type {to!r}")
+    return _cast(x, to=TensorProto.DataType.Value(to.upper()))
 
 
 def _to(x: Node, wanted: DType, saturate: int, round_mode: str) -> Node:
@@ -86,8 +128,16 @@ def _pow(x: Node, y: Node) -> Node:
     return converted(ops.pow(converted(x, F64), converted(y, F64)), x.dtype)
 
 
-def _clip(x: Node, low: Node | None = None, high: Node | None = None, *, min: Any = None, max: Any = None) -> Node:
-    low, high = (min if low is None else low), (max if high is None else high)
+def _clip_to_numbers(x: Node, *, min: float | None = None, max: float | None = None) -> Node:
+    """Before opset 11 the limits are f32 numbers, from opset 6 on the largest of f32 where they are not given."""
+    with np.errstate(over="ignore"):
+        low, high = (None if v is None else float(np.float32(v).astype(x.dtype.np)) for v in (min, max))
+    if low is not None and low != -inf:
+        x = ops.maximum(x, low)
+    return x if high is None or high == inf else ops.minimum(x, high)
+
+
+def _clip(x: Node, low: Node | None = None, high: Node | None = None) -> Node:
     if low is not None:
         x = ops.maximum(x, low)
     return x if high is None else ops.minimum(x, high)
@@ -113,9 +163,19 @@ def _shrink(x: Node, *, bias: float = 0.0, lambd: float = 0.5) -> Node:
     return ops.where(x < -lambd, x + bias, ops.where(x > lambd, x - bias, x * 0))
 
 
-def _prelu(site: Site, x: Node, slope: Node) -> Node:
-    if site.opset < 7 and slope.rank == 1:  # of channels
+def _prelu_of_channels(x: Node, slope: Node) -> Node:
+    """Before opset 7: one slope, or one for each channel."""
+    if slope.rank == 1 and slope.shape[0] != 1:
+        if x.rank < 2 or slope.shape[0] != x.shape[1]:
+            raise InvalidProblem(f"slopes {slope.type} for the channels of {x.type}")
         slope = ops.reshape(slope, (*slope.shape, *(1,) * (x.rank - 2)))
+    return _prelu(x, ops.reshape(slope, ()) if all(n == 1 for n in slope.shape) else slope)
+
+
+def _prelu(x: Node, slope: Node) -> Node:
+    if slope.rank > x.rank:
+        raise InvalidProblem(f"slopes {slope.type} for {x.type}")
+    slope = ops.broadcast_to(slope, x.shape)
     zero = converted(x * 0, x.dtype)
     return ops.where(x < zero, x * slope, x)
 
@@ -133,10 +193,10 @@ def _neg(x: Node) -> Node:
 
 
 def _mean(*operands: Node) -> Node:
-    return functools.reduce(_add, operands) / float(len(operands))
+    return functools.reduce(ops.add, operands) / float(len(operands))
 
 
-def _selu(x: Node, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Node:
+def _selu(x: Node, *, alpha: float, gamma: float) -> Node:
     return ops.where(x > 0.0, x, alpha * ops.expm1(ops.minimum(x, 0.0))) * gamma
 
 
@@ -144,25 +204,32 @@ def _elu(x: Node, *, alpha: float = 1.0) -> Node:
     return ops.elu(x, alpha)
 
 
-def _softmax(function: Callable[..., Node]) -> Callable[..., Node]:
-    def along(site: Site, x: Node, *, axis: int | None = None) -> Node:
-        if site.opset >= 13:
-            return function(x, -1 if axis is None else axis)
-        axis = (1 if axis is None else axis) % max(x.rank, 1)
-        return ops.reshape(function(ops.flatten(x, axis), -1), x.shape) if axis < x.rank - 1 else function(x, -1)
-
-    return along
+def _along(function: Callable[[Node, int], Node]) -> Callable[..., Node]:
+    return lambda x, *, axis=-1: function(x, normalized_axis(axis, x.rank))
 
 
-def _hardmax(x: Node, *, axis: int = -1) -> Node:
+def _along_forms(function: Callable[[Node, int], Node]) -> Forms:
+    """Along one axis; before opset 13 over all axes from that one on as if they were one."""
+
+    def flattened(x: Node, *, axis: int) -> Node:
+        axis = normalized_axis(axis, x.rank)
+        if axis == x.rank - 1:
+            return function(x, axis)
+        rows = ops.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
+        return ops.reshape(function(rows, 1), x.shape)
+
+    return {1: flattened, 13: _along(function)}
+
+
+def _hardmax(x: Node, axis: int) -> Node:
     place = ops.argmax(x, axis, keepdims=True)
-    at = ops.iota(shape=x.shape, axis=axis % x.rank)
+    at = ops.iota(shape=x.shape, axis=axis)
     return converted(ops.eq(at, ops.broadcast_to(place, x.shape)), x.dtype)
 
 
 def _cumulated(function: Callable[..., Node], identity: float) -> Callable[..., Node]:
     def along(x: Node, axis: Sizes, *, exclusive: int = 0, reverse: int = 0) -> Node:
-        at = axis[0] % x.rank
+        at = normalized_axis(int(axis[0]), x.rank)
         summed = converted(function(x, at, reverse=bool(reverse)), x.dtype)
         if not exclusive:
             return summed
@@ -217,7 +284,21 @@ def _relu(x: Node) -> Node:
     return ops.relu(x) if x.dtype.is_float else ops.maximum(x, 0)
 
 
-LINES: dict[str, Callable[..., Any]] = {
+_SINCE_THE_FIRST: dict[str, Callable[..., Node]] = {
+    "Add": ops.add,
+    "And": ops.logical_and,
+    "Div": _div,
+    "Equal": ops.eq,
+    "Greater": ops.gt,
+    "Less": ops.lt,
+    "Mul": ops.mul,
+    "Or": ops.logical_or,
+    "Pow": _pow,
+    "Sub": ops.sub,
+    "Xor": ops.logical_xor,
+}
+"""Operators of two operands that broadcast since opset 7 as NumPy does, and before as their attributes say."""
+LINES: dict[str, Forms] = {
     **{
         name: _unary(function)
         for name, function in {
@@ -251,23 +332,15 @@ LINES: dict[str, Callable[..., Any]] = {
             "Tanh": ops.tanh,
         }.items()
     },
+    **{name: _binary_forms(function) for name, function in _SINCE_THE_FIRST.items()},
     **{
         name: _binary(function)
         for name, function in {
-            "Add": ops.add,
-            "And": ops.logical_and,
             "BitwiseAnd": ops.bitwise_and,
             "BitwiseOr": ops.bitwise_or,
             "BitwiseXor": ops.bitwise_xor,
-            "Equal": ops.eq,
-            "Greater": ops.gt,
             "GreaterOrEqual": ops.ge,
-            "Less": ops.lt,
             "LessOrEqual": ops.le,
-            "Mul": ops.mul,
-            "Or": ops.logical_or,
-            "Sub": ops.sub,
-            "Xor": ops.logical_xor,
         }.items()
     },
     "Identity": lambda x: x,
@@ -275,33 +348,31 @@ LINES: dict[str, Callable[..., Any]] = {
     "Not": _not,
     "BitwiseNot": _bitwise_not,
     "BitShift": _shift,
-    "Cast": _cast,
+    "Cast": {1: _cast_by_name, 6: _cast},
     "CastLike": _cast_like,
     "BitCast": _bitcast,
     "Celu": _celu,
-    "Clip": _clip,
+    "Clip": {1: _clip_to_numbers, 11: _clip},
     "CumSum": _cumulated(ops.cumsum, 0.0),
     "CumProd": _cumulated(ops.cumprod, 1.0),
-    "Div": _binary(_div),
     "Elu": _elu,
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
-    "Hardmax": _hardmax,
+    "Hardmax": _along_forms(_hardmax),
     "IsInf": _is_inf,
     "LeakyRelu": _leaky,
-    "LogSoftmax": _softmax(ops.log_softmax),
-    "Max": _several(ops.maximum),
-    "Mean": _mean,
-    "Min": _several(ops.minimum),
+    "LogSoftmax": _along_forms(ops.log_softmax),
+    "Max": _several(_reduced(ops.maximum)),
+    "Mean": _several(_mean),
+    "Min": _several(_reduced(ops.minimum)),
     "Mod": _mod,
-    "PRelu": _prelu,
-    "Pow": _binary(_pow),
+    "PRelu": {1: _prelu_of_channels, 7: _prelu},
     "Relu": _relu,
     "Selu": _selu,
     "Shrink": _shrink,
-    "Softmax": _softmax(ops.softmax),
-    "Attention.Softmax": _softmax(ops.safe_softmax),  # behind it stand zeros where a row is masked whole
-    "Sum": _several(ops.add),
+    "Softmax": _along_forms(ops.softmax),
+    "Attention.Softmax": _along(ops.safe_softmax),  # behind it stand zeros where a row is masked whole
+    "Sum": _several(_reduced(ops.add)),
     "Swish": _swish,
     "ThresholdedRelu": _thresholded,
     "Where": _where,

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ... import ops
-from ...errors import Unsupported
+from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Dim
 from ...ir.node import Node
 from ...ir.types import F32, F64, I32
 from ...ops.rules import converted
-from ..table import Weight
+from ..table import Forms, Weight
 
 
 def _matmul(x: Node, y: Node) -> Node:
     if x.dtype.is_float:
         return ops.matmul(x, y)
     return converted(ops.matmul(converted(x, F64), converted(y, F64)), x.dtype)
+
+
+def _gemm_first(
+    a: Node,
+    b: Node,
+    c: Node,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    broadcast: int = 0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Node:
+    """Before opset 7 c has the shape of the product if it is not said to broadcast."""
+    wanted = (a.shape[1 if transA else 0], b.shape[0 if transB else 1])
+    if not broadcast and c.shape != wanted:
+        raise InvalidProblem(f"{c.type} added to a product of shape {wanted}, and no broadcast=1")
+    return _gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
 def _gemm(
@@ -27,7 +45,6 @@ def _gemm(
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
-    broadcast: int = 0,
     transA: int = 0,
     transB: int = 0,
 ) -> Node:
@@ -37,6 +54,9 @@ def _gemm(
         y = converted(y * alpha, a.dtype) if y.dtype.is_float else y * int(alpha)
     if c is None or beta == 0.0:
         return y
+    if c.rank > 2:
+        raise InvalidProblem(f"{c.type} added to a product {y.type}")
+    c = ops.broadcast_to(c, y.shape)
     return y + (c if beta == 1.0 else c * (beta if c.dtype.is_float else int(beta)))
 
 
@@ -207,9 +227,9 @@ def conv_integer(
     return converted(y, I32)
 
 
-LINES: dict[str, Callable[..., Any]] = {
+LINES: dict[str, Forms] = {
     "MatMul": _matmul,
-    "Gemm": _gemm,
+    "Gemm": {1: _gemm_first, 7: _gemm},
     "Det": _determinant,
     "Einsum": _einsum,
     "MatMulInteger": matmul_integer,

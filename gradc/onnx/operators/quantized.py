@@ -11,10 +11,10 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.dims import Size
 from ...ir.node import Node
-from ...ir.types import DTYPES
+from ...ir.types import DTYPES, F32
 from ...ops.rules import converted
 from .. import model
-from ..table import Weight
+from ..table import Forms, Weight, normalized_axis
 from .products import convolution
 
 U8, U4 = DTYPES["u8"], DTYPES["u4"]
@@ -24,7 +24,7 @@ def _blocks(x: Node, scale: Node, axis: int, block_size: int) -> tuple[Any, tupl
     """(the block of a scale, the shape that scales have for it)."""
     if scale.rank == 0 or (scale.rank == 1 and scale.shape[0] == 1 and not block_size):
         return None, ()
-    axis %= x.rank
+    axis = normalized_axis(axis, x.rank)
     if block_size:
         return tuple(block_size if i == axis else 1 for i in range(x.rank)), None
     block = tuple(1 if i == axis else n for i, n in enumerate(x.shape))
@@ -55,6 +55,8 @@ def quantize_linear(
     wanted = zero.dtype if zero is not None else model.element(output_dtype) if output_dtype else U8
     if not saturate:
         raise Unsupported("a quantization that does not saturate")
+    if precision and model.element(precision) not in (F32, scale.dtype):  # 16 bits are divided as f32, as everywhere
+        raise Unsupported(f"a division of the precision {model.element(precision).name}")
     block, shape = _blocks(x, scale, axis, block_size)
     kept = _shaped(zero, shape) if _has_codes(zero) else None
     return ops.quantize(x, _shaped(scale, shape), kept, block=block, dtype=wanted)
@@ -181,7 +183,7 @@ def _gather_block_quantized(
     quantize_axis: int = 1,
 ) -> Node:
     """``com.microsoft.GatherBlockQuantized``: rows of codes, read as floats once they are gathered."""
-    if gather_axis != 0 or quantize_axis % data.rank != data.rank - 1 or data.rank != 2:
+    if data.rank != 2 or (normalized_axis(gather_axis, 2), normalized_axis(quantize_axis, 2)) != (0, 1):
         raise Unsupported("GatherBlockQuantized of other than rows with blocks along them")
     codes = ops.gather(data, indices, 0)
     if data.dtype is U8 and bits < 8:
@@ -205,7 +207,7 @@ def _qlinear_pointwise(function: Callable[[Node], Node]) -> Callable[..., Node]:
     return one
 
 
-LINES: dict[str, Callable[..., Any]] = {
+LINES: dict[str, Forms] = {
     "QuantizeLinear": quantize_linear,
     "DequantizeLinear": dequantize_linear,
     "QLinearMatMul": _qlinear(lambda x, y: ops.matmul(x, y)),

@@ -5,7 +5,6 @@ its ``seed`` where it has one.  Other numbers than onnxruntime's; those of one k
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any
 
 from ... import ops
@@ -14,7 +13,7 @@ from ...ir.node import Node
 from ...ir.types import BOOL, F32, I32, I64, DType
 from ...ops.rules import converted
 from .. import model
-from ..table import Known, Site
+from ..table import Forms, Known, Site
 
 
 def _drawn(site: Site, seed: float | None) -> tuple[Node, int]:
@@ -24,19 +23,35 @@ def _drawn(site: Site, seed: float | None) -> tuple[Node, int]:
     return (key + bits if bits else key), stream
 
 
+def _dropout_first(site: Site, x: Node, *, is_test: int, ratio: float) -> Any:
+    """Before opset 7, whose mask has the dtype of x, and which is in training mode if no attribute says otherwise."""
+    return _with_mask_of(x.dtype, _dropped(site, x, 0.0 if is_test else ratio, None))
+
+
+def _dropout_at_inference(site: Site, x: Node, *, ratio: float) -> Any:
+    """Of opsets 7 to 9: x."""
+    return _with_mask_of(x.dtype, _dropped(site, x, 0.0, None))
+
+
+def _dropout_with_predicates(site: Site, x: Node, *, ratio: float) -> Any:
+    """Of opsets 10 and 11: x, and a mask of bool."""
+    return _dropped(site, x, 0.0, None)
+
+
+def _with_mask_of(dtype: DType, results: Any) -> Any:
+    return (results[0], converted(results[1], dtype)) if isinstance(results, tuple) else results
+
+
 def _dropout(
-    site: Site,
-    x: Node,
-    share: Known | None = None,
-    training: Known | None = None,
-    *,
-    seed: int | None = None,
-    is_test: int = 1,
-    ratio: float = 0.5,
+    site: Site, x: Node, share: Known | None = None, training: Known | None = None, *, seed: int | None = None
 ) -> Any:
-    """``Dropout``: x, or in training mode x / (1 - ratio) where a mask says so."""
-    part = float(share.reshape(-1)[0]) if share is not None and share.size else ratio
-    if training is None or not training.any() or part == 0:
+    ratio = float(share.reshape(-1)[0]) if share is not None and share.size else 0.5
+    return _dropped(site, x, ratio if training is not None and training.any() else 0.0, seed)
+
+
+def _dropped(site: Site, x: Node, part: float, seed: int | None) -> Any:
+    """``Dropout``: x / (1 - part) where a mask says so, and where it has two results the mask."""
+    if part == 0:
         ones = ops.broadcast_to(ops.constant(value=(True,), dtype=BOOL), x.shape)
         return (x, ones) if site.results > 1 else x
     if not 0 <= part < 1:
@@ -106,8 +121,13 @@ def _multinomial(
     return converted(ops.sum(converted(below, I64), 2), I32 if dtype is None else model.element(dtype))
 
 
-LINES: dict[str, Callable[..., Any]] = {
-    "Dropout": _dropout,
+LINES: dict[str, Forms] = {
+    "Dropout": {
+        1: _dropout_first,
+        7: _dropout_at_inference,
+        10: _dropout_with_predicates,
+        12: _dropout,
+    },
     "RandomUniform": _random_uniform,
     "RandomUniformLike": _random_uniform_like,
     "RandomNormal": _random_normal,

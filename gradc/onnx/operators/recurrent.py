@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import ops
-from ...errors import Unsupported
+from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Dim
 from ...ir.node import Node
 from ...ir.types import I64
 from ...ops.rules import converted
-from ..table import MOST_STEPS, Weight
+from ..table import MOST_STEPS, Forms, Weight
 
 Activation = Callable[[Node], Node]
 
@@ -60,6 +60,10 @@ def _activation(name: str, a: float | None, b: float | None) -> Activation:
     raise Unsupported(f"the activation {name}")
 
 
+_DIRECTIONS = ("forward", "reverse", "bidirectional", "foward")
+"""The last is what the GRU of opset 1 has where nothing is said."""
+
+
 def _part(x: Node, axis: int, at: int, size: int) -> Node:
     key: list[Any] = [slice(None)] * x.rank
     key[axis] = slice(at * size, (at + 1) * size)
@@ -89,6 +93,8 @@ def _layer(
         raise Unsupported(f"a recurrent layer over {steps} steps; dims= can give sizes")
     if steps > MOST_STEPS:
         raise Unsupported(f"a recurrent layer over {steps} steps; at most {MOST_STEPS} are written out")
+    if direction not in _DIRECTIONS:
+        raise InvalidProblem(f"the direction {direction!r}")
     directions = 2 if direction == "bidirectional" else 1
     every, last = [], []
     for d in range(directions):
@@ -339,7 +345,7 @@ def _rnn(
     return _layer(x, w, (initial_h,), sequence_lens, direction, layout, size, cell, bias)
 
 
-LINES: dict[str, Callable[..., Any]] = {
+LINES: dict[str, Forms] = {
     "LSTM": _lstm,
     "GRU": _gru,
     "RNN": _rnn,

@@ -10,7 +10,7 @@ from ... import ops
 from ...ir.node import Node
 from ...ir.types import DTYPES, F64
 from ...ops.rules import converted
-from ..table import Sizes
+from ..table import Forms, Sizes, normalized_axes
 
 
 def _over(function: Callable[[Node, tuple[int, ...], bool], Node]) -> Callable[..., Node]:
@@ -22,7 +22,7 @@ def _over(function: Callable[[Node, tuple[int, ...], bool], Node]) -> Callable[.
             if noop_with_empty_axes:
                 return converted(function(ops.reshape(x, (*x.shape, 1)), (x.rank,), False), x.dtype)
             chosen = range(x.rank)
-        whole = tuple(sorted(int(a) % x.rank for a in chosen)) if x.rank else ()
+        whole = tuple(sorted(normalized_axes(chosen, x.rank)))
         return converted(function(x, whole, bool(keepdims)), x.dtype)
 
     return reduced
@@ -53,7 +53,7 @@ def _extreme(floats: Callable[..., Node]) -> Callable[[Node, tuple[int, ...], bo
     return reduced
 
 
-LINES: dict[str, Callable[..., Any]] = {
+LINES: dict[str, Forms] = {
     "ReduceSum": _over(lambda x, axes, keep: ops.sum(x, axes, keepdims=keep)),
     "ReduceMean": _over(_mean),
     "ReduceMax": _over(_extreme(ops.amax)),

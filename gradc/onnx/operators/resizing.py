@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ... import ops
-from ...errors import Unsupported
+from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Dim
 from ...ir.node import Node
 from ...ir.types import F32
 from ...ops.rules import converted
-from ..table import Known, Sizes
+from ..table import Forms, Known, Sizes, normalized_axes
 
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +33,8 @@ def _coordinates(mode: str, out: int, size: int, scale: float, roi: tuple[float,
         return x * (size - 1) / (size * scale - 1) if size * scale > 1 else np.zeros(out)
     if mode == "asymmetric":
         return x / scale
+    if mode == "tf_half_pixel_for_nn":  # which opset 13 ended
+        return (x + 0.5) / scale
     if mode == "tf_crop_and_resize":
         low, high = roi
         if out > 1:
@@ -41,7 +43,11 @@ def _coordinates(mode: str, out: int, size: int, scale: float, roi: tuple[float,
     raise Unsupported(f"coordinate_transformation_mode {mode}")
 
 
-def _nearest(x: Array, mode: str) -> Array:
+def _nearest(x: Array, mode: str, scale: float) -> Array:
+    if mode == "towards_the_sampled":
+        # Before opset 11, on coordinates in f32: 7 / 0.7 is 10 there, and in f64, of f32's 0.7, a little more.
+        x = x.astype(np.float32)
+        return np.ceil(x) if scale < 1 else np.floor(x)
     if mode == "round_prefer_floor":
         return np.ceil(x - 0.5)
     if mode == "round_prefer_ceil":
@@ -61,7 +67,7 @@ def _taps(
 ) -> tuple[Array, Array]:
     """(places, weights), [out, taps] each: of the element at coordinate x."""
     if mode == "nearest":
-        return np.clip(_nearest(x, nearest), 0, size - 1)[:, None].astype(np.int64), np.ones((len(x), 1))
+        return np.clip(_nearest(x, nearest, scale), 0, size - 1)[:, None].astype(np.int64), np.ones((len(x), 1))
     shrink = min(scale, 1.0) if antialias else 1.0
     reach = (1 if mode == "linear" else 2) / shrink
     first = np.floor(x - reach).astype(np.int64) + (1 if not antialias else 0)
@@ -100,11 +106,16 @@ def _lengths(
     """(sizes, scales) of the result along the axes that are resized; those of an axis that stays are not read."""
     if scales is not None and scales.size:
         factors = [float(s) for s in scales]
+        if len(factors) != len(lengths) or not all(f > 0 for f in factors):
+            raise InvalidProblem(f"scales {factors} for {len(lengths)} axes")
         return [
-            int(np.floor(n * s)) if isinstance(n, int) else 0 for n, s in zip(lengths, factors, strict=True)
+            int(np.floor(np.float32(n) * np.float32(s))) if isinstance(n, int) else 0
+            for n, s in zip(lengths, factors, strict=True)  # in f32: ten times .7 are seven
         ], factors
     if sizes is None:
-        raise Unsupported("a Resize without scales and sizes")
+        raise InvalidProblem("neither scales nor sizes")
+    if len(sizes) != len(lengths):
+        raise InvalidProblem(f"{len(sizes)} sizes for {len(lengths)} axes")
     wanted = [n if isinstance(n, int) else 0 for n in sizes]
     factors = [w / n if isinstance(n, int) else 1.0 for w, n in zip(wanted, lengths, strict=True)]
     if policy == "stretch":
@@ -129,7 +140,9 @@ def _resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Node:
-    chosen = [int(a) % x.rank for a in axes] if axes is not None else list(range(x.rank))
+    if mode not in ("nearest", "linear", "cubic"):
+        raise InvalidProblem(f"the mode {mode!r}")
+    chosen = normalized_axes(axes, x.rank) if axes is not None else range(x.rank)
     lengths = [x.shape[a] for a in chosen]
     by_scale = scales is not None and scales.size > 0
     wanted, factors = _lengths(lengths, scales, sizes, keep_aspect_ratio_policy)
@@ -156,8 +169,42 @@ def _resize(
     return converted(y, x.dtype)
 
 
-def _upsample(x: Node, scales: Known | None = None, *, mode: str = "nearest", **attributes: Any) -> Node:
-    return _resize(x, None, scales, None, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+def _resize_first(x: Node, scales: Known, *, mode: str = "nearest") -> Node:
+    """Of opset 10."""
+    kind = "linear" if mode in ("bilinear", "trilinear") else mode  # which the schema counts among the linear
+    if kind == "cubic":
+        raise InvalidProblem(f"the mode {mode!r}")
+    return _resize(
+        x,
+        None,
+        np.asarray(scales, np.float32),
+        None,
+        mode=kind,
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="towards_the_sampled",
+    )
 
 
-LINES: dict[str, Callable[..., Any]] = {"Resize": _resize, "Upsample": _upsample}
+def _upsample(x: Node, scales: Known, *, mode: str = "nearest") -> Node:
+    """Of opset 9: a Resize by factors of 1 and more."""
+    if (scales < 1).any():
+        raise InvalidProblem(f"an Upsample by {scales.tolist()}: a scale is 1 or more")
+    return _resize_first(x, scales, mode=mode)
+
+
+def _upsample_by(x: Node, *, scales: Any, mode: str = "nearest") -> Node:
+    """Of opsets 7 and 8."""
+    return _upsample(x, np.asarray(scales, np.float32), mode=mode)
+
+
+def _upsample_image(x: Node, *, height_scale: float, width_scale: float, mode: str = "nearest") -> Node:
+    """Of opset 1: an image [N, C, H, W]."""
+    if x.rank != 4:
+        raise InvalidProblem(f"an Upsample of opset 1 takes an image of 4 axes, not {x.type}")
+    return _upsample(x, np.array([1, 1, height_scale, width_scale], np.float32), mode=mode)
+
+
+LINES: dict[str, Forms] = {
+    "Resize": {10: _resize_first, 11: _resize},
+    "Upsample": {1: _upsample_image, 7: _upsample_by, 9: _upsample},
+}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ... import ops
-from ...errors import Unsupported
+from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Dim, Size, floordiv, maximum, minimum, product
 from ...ir.node import Node
 from ...ir.types import F32, I64
 from ...ops.rules import converted
 from .. import folding, model
-from ..table import Known, Site, Sizes
+from ..table import Forms, Known, Site, Sizes, normalized_axes, normalized_axis
+
+
+def _reshape_to(x: Node, *, shape: Any = None) -> Node:
+    """Before opset 5 the shape is an attribute."""
+    if shape is None:
+        raise InvalidProblem("a Reshape without a shape")
+    return _reshape(x, tuple(shape))
 
 
 def _reshape(x: Node, shape: Sizes, *, allowzero: int = 0) -> Node:
@@ -30,7 +36,7 @@ def _reshape(x: Node, shape: Sizes, *, allowzero: int = 0) -> Node:
 
 
 def _flatten(x: Node, *, axis: int = 1) -> Node:
-    axis = axis + x.rank if axis < 0 else axis
+    axis = axis if axis == x.rank else normalized_axis(axis, x.rank)  # which may be behind the last
     return ops.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
 
@@ -38,13 +44,15 @@ def _squeeze(x: Node, places: Sizes | None = None, *, axes: Any = None) -> Node:
     chosen = places if places is not None else axes
     if chosen is None or not len(chosen):
         chosen = [i for i, n in enumerate(x.shape) if n == 1]
-    gone = {int(a) % x.rank for a in chosen}
+    gone = normalized_axes(chosen, x.rank)
+    if any(x.shape[a] != 1 for a in gone):
+        raise InvalidProblem(f"axes {tuple(chosen)} of {x.type}: not all of one element")
     return ops.reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
 def _unsqueeze(x: Node, places: Sizes | None = None, *, axes: Any = None) -> Node:
     chosen = places if places is not None else axes
-    new = {int(a) % (x.rank + len(chosen)) for a in chosen}
+    new = normalized_axes(chosen, x.rank + len(chosen))
     sizes = iter(x.shape)
     return ops.reshape(x, tuple(1 if i in new else next(sizes) for i in range(x.rank + len(chosen))))
 
@@ -61,19 +69,46 @@ def _expand(x: Node, shape: Sizes) -> Node:
 
 
 def _concat(*operands: Node, axis: int = 1) -> Node:
-    return ops.concat(*operands, axis=axis % operands[0].rank) if len(operands) > 1 else operands[0]
+    axis = normalized_axis(axis, operands[0].rank)
+    return ops.concat(*operands, axis=axis) if len(operands) > 1 else operands[0]
+
+
+def _split_first(
+    site: Site, x: Node, sizes: Sizes | None = None, *, axis: int | None = None, split: Any = None
+) -> tuple[Node, ...]:
+    """Of opset 1: with sizes as an input or as an attribute."""
+    if axis is None:
+        raise Unsupported(f"Split of opset {site.opset} without an axis, for which its schema has no default")
+    return _split_equally(site, x, sizes, axis=axis, split=split)
+
+
+def _split_equally(
+    site: Site, x: Node, sizes: Sizes | None = None, *, axis: int = 0, split: Any = None
+) -> tuple[Node, ...]:
+    """Before opset 18: without sizes as many equal parts as there are results."""
+    sizes, axis = sizes if sizes is not None else split, normalized_axis(axis, x.rank)
+    if sizes is None and isinstance(x.shape[axis], int) and x.shape[axis] % site.outputs:
+        raise InvalidProblem(f"a split of {x.shape[axis]} elements into {site.outputs} equal parts")
+    return _split(site, x, sizes, axis=axis, num_outputs=site.outputs)
 
 
 def _split(
-    site: Site, x: Node, sizes: Sizes | None = None, *, axis: int = 0, split: Any = None, num_outputs: int | None = None
+    site: Site, x: Node, sizes: Sizes | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Node, ...]:
-    sizes = sizes if sizes is not None else split
+    """With sizes, or into parts of which the last is smaller."""
+    axis = normalized_axis(axis, x.rank)
     if sizes is None:
-        count, whole = num_outputs or site.results, x.shape[axis]
+        whole = x.shape[axis]
+        if num_outputs is None:
+            raise InvalidProblem("neither sizes nor num_outputs")
+        if num_outputs != site.outputs:
+            raise InvalidProblem(f"num_outputs {num_outputs}, and {site.outputs} results")
         if isinstance(whole, Dim):
-            raise Unsupported(f"a split of {whole} elements into {count} equal parts")
-        each = -(-whole // count)
-        sizes = tuple(max(0, min(each, whole - i * each)) for i in range(count))
+            raise Unsupported(f"a split of {whole} elements into {num_outputs} equal parts")
+        each = -(-whole // num_outputs)
+        sizes = tuple(max(0, min(each, whole - i * each)) for i in range(num_outputs))
+    if len(sizes) != site.outputs:
+        raise InvalidProblem(f"{len(sizes)} sizes, and {site.outputs} results")
     return tuple(ops.split(x, tuple(sizes), axis))
 
 
@@ -103,12 +138,17 @@ def _slice(
 ) -> Node:
     begin, end = (first if first is not None else starts), (last if last is not None else ends)
     chosen = places if places is not None else axes if axes is not None else range(len(begin))
+    chosen = normalized_axes(chosen, x.rank)
     steps = strides if strides is not None else (1,) * len(begin)
+    if not len(begin) == len(end) == len(chosen) == len(steps):
+        raise InvalidProblem(f"{len(begin)} starts, {len(end)} ends, {len(chosen)} axes and {len(steps)} steps")
     start: list[Size] = [0] * x.rank
     limit, step = list(x.shape), [1] * x.rank
     reverse = []
     for axis, a, b, by in zip(chosen, begin, end, steps, strict=True):
-        axis, size = int(axis) % x.rank, x.shape[int(axis) % x.rank]
+        size = x.shape[axis]
+        if by == 0:
+            raise InvalidProblem("a slice of step 0")
         if by > 0:
             start[axis], limit[axis], step[axis] = _clamped(a, size, 0, 0), _clamped(b, size, 0, 0), int(by)
             continue
@@ -124,6 +164,14 @@ def _slice(
     return ops.flip(part, tuple(reverse)) if reverse else part
 
 
+_PADDING: dict[str, Any] = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+
+
+def _pad_first(x: Node, *, paddings: Any, mode: str = "constant", value: float = 0.0) -> Node:
+    """Of opset 1."""
+    return _pad(x, mode=mode, pads=paddings, value=value)
+
+
 def _pad(
     x: Node,
     width: Sizes | None = None,
@@ -135,14 +183,18 @@ def _pad(
     value: float = 0.0,
 ) -> Node:
     width = width if width is not None else pads
-    chosen = [int(a) % x.rank for a in places] if places is not None else list(range(x.rank))
+    chosen = normalized_axes(places, x.rank) if places is not None else range(x.rank)
+    if len(width) != 2 * len(chosen):
+        raise InvalidProblem(f"{len(width)} widths for {len(chosen)} axes")
     pairs: list[tuple[Size, Size]] = [(0, 0)] * x.rank
     for i, axis in enumerate(chosen):
         pairs[axis] = (width[i], width[i + len(chosen)])
     number: Any = value if fill is None or not fill.size else fill.reshape(-1)[0].item()
     if not x.dtype.is_float:
         number = bool(number) if x.dtype.kind == "b" else int(number)
-    kind = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}[mode]
+    if mode not in _PADDING:
+        raise InvalidProblem(f"the mode {mode!r}; there are {', '.join(_PADDING)}")
+    kind = _PADDING[mode]
     cut = tuple((minimum(a, 0), minimum(b, 0)) for a, b in pairs)
     grown = tuple((maximum(a, 0), maximum(b, 0)) for a, b in pairs)
     if any(n != 0 for pair in cut for n in pair):
@@ -150,7 +202,15 @@ def _pad(
     return ops.pad(x, grown, value=number, mode=kind) if kind == "constant" else ops.pad(x, grown, mode=kind)
 
 
+def _tile_axis(x: Node, tiles: Sizes, axis: Sizes) -> Node:
+    """Before opset 6: along one axis."""
+    at = normalized_axis(int(axis[0]), x.rank)
+    return ops.tile(x, tuple(tiles[0] if i == at else 1 for i in range(x.rank)))
+
+
 def _tile(x: Node, repeats: Sizes) -> Node:
+    if len(repeats) != x.rank:
+        raise InvalidProblem(f"{len(repeats)} repeats for {x.type}")
     return ops.tile(x, tuple(repeats))
 
 
@@ -215,28 +275,34 @@ def _reverse_sequence(x: Node, lengths: Node, *, batch_axis: int = 1, time_axis:
 
 
 def _one_hot(indices: Node, depth: Known, values: Node, *, axis: int = -1) -> Node:
+    """Indices count from the end where they are negative."""
+    size, places = int(depth.reshape(-1)[0]), converted(indices, I64)
+    return _one_hot_from_front(ops.where(places < 0, places + size, places), depth, values, axis=axis)
+
+
+def _one_hot_from_front(indices: Node, depth: Known, values: Node, *, axis: int = -1) -> Node:
+    """Before opset 11 a negative index is outside, as one beyond the depth is."""
     size = int(depth.reshape(-1)[0])
     places = converted(indices, I64)
-    places = ops.where(places < 0, places + size, places)
-    at = axis % (indices.rank + 1)
+    at = normalized_axis(axis, indices.rank + 1)
     shape = (*indices.shape[:at], size, *indices.shape[at:])
     wide = ops.broadcast_to(ops.reshape(places, (*indices.shape[:at], 1, *indices.shape[at:])), shape)
     off, on = (ops.broadcast_to(ops.reshape(v, ()), shape) for v in ops.split(values, (1, 1), 0))
     return ops.where(ops.eq(ops.iota(shape=shape, axis=at), wide), on, off)
 
 
-LINES: dict[str, Callable[..., Any]] = {
-    "Reshape": _reshape,
+LINES: dict[str, Forms] = {
+    "Reshape": {1: _reshape_to, 5: _reshape},
     "Flatten": _flatten,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Transpose": _transpose,
     "Expand": _expand,
     "Concat": _concat,
-    "Split": _split,
+    "Split": {1: _split_first, 2: _split_equally, 18: _split},
     "Slice": _slice,
-    "Pad": _pad,
-    "Tile": _tile,
+    "Pad": {1: _pad_first, 2: _pad},
+    "Tile": {1: _tile_axis, 6: _tile},
     "Shape": _shape,
     "Size": _size,
     "DepthToSpace": _depth_to_space,
@@ -246,5 +312,5 @@ LINES: dict[str, Callable[..., Any]] = {
     "ConstantOfShape": _constant_of_shape,
     "Range": _range,
     "ReverseSequence": _reverse_sequence,
-    "OneHot": _one_hot,
+    "OneHot": {9: _one_hot_from_front, 11: _one_hot},
 }

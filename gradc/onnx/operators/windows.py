@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf, prod
 from typing import Any
 
@@ -14,7 +13,7 @@ from ...ir.dims import Dim, floordiv
 from ...ir.node import Node
 from ...ir.types import I64
 from ...ops.rules import converted
-from ..table import Site, Sizes
+from ..table import Forms, Site, Sizes
 from .products import each, padding_of
 
 
@@ -91,6 +90,13 @@ def _indices(x: Node, wide: Node, pairs: Any, kernel: Any, step: Any, spread: An
     return converted(whole + flat, I64)
 
 
+def _average_pool_first(
+    x: Node, *, kernel_shape: Any, auto_pad: str = "NOTSET", pads: Any = None, strides: Any = None
+) -> Node:
+    """Before opset 7 padding is never counted."""
+    return _average_pool(x, kernel_shape=kernel_shape, auto_pad=auto_pad, pads=pads, strides=strides)
+
+
 def _average_pool(
     x: Node,
     *,
@@ -123,6 +129,21 @@ def _average_pool(
     return total / summed(counted)
 
 
+def _lp_pool_first(
+    x: Node,
+    *,
+    kernel_shape: Any = None,
+    auto_pad: str = "NOTSET",
+    p: float = 2.0,
+    pads: Any = None,
+    strides: Any = None,
+) -> Node:
+    """Of opset 1, whose exponent is a float."""
+    if kernel_shape is None:
+        raise InvalidProblem("an LpPool without a kernel_shape")
+    return _lp_pool(x, kernel_shape=kernel_shape, auto_pad=auto_pad, p=p, pads=pads, strides=strides)
+
+
 def _lp_pool(
     x: Node,
     *,
@@ -130,7 +151,7 @@ def _lp_pool(
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
     dilations: Any = None,
-    p: int = 2,
+    p: float = 2,
     pads: Any = None,
     strides: Any = None,
 ) -> Node:
@@ -145,7 +166,7 @@ def _all_axes(x: Node) -> tuple[int, ...]:
     return tuple(range(2, x.rank))
 
 
-def _global_lp_pool(x: Node, *, p: int = 2) -> Node:
+def _global_lp_pool(x: Node, *, p: float = 2) -> Node:
     return ops.pow(ops.sum(ops.pow(ops.abs(x), float(p)), _all_axes(x), keepdims=True), 1.0 / p)
 
 
@@ -224,10 +245,10 @@ def _col2im(
     return ops.pad(whole, ((0, 0), (0, 0), *cut)) if any(around) else whole
 
 
-LINES: dict[str, Callable[..., Any]] = {
+LINES: dict[str, Forms] = {
     "MaxPool": _max_pool,
-    "AveragePool": _average_pool,
-    "LpPool": _lp_pool,
+    "AveragePool": {1: _average_pool_first, 7: _average_pool},
+    "LpPool": {1: _lp_pool_first, 2: _lp_pool},
     "GlobalAveragePool": lambda x: ops.mean(x, _all_axes(x), keepdims=True),
     "GlobalMaxPool": lambda x: ops.amax(x, _all_axes(x), keepdims=True),
     "GlobalLpPool": _global_lp_pool,
