@@ -73,8 +73,21 @@ def differentiate(graph: Graph, wrt: Sequence[str], *, unused: str = "error") ->
 def joint_names(graph: Graph, wrt: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """(name of each float output's cotangent, name of the gradient of each of ``wrt``) in the joint graph."""
     return _new_names((name for name, node in graph.outputs if node.dtype.is_float), graph.input_names), _new_names(
-        wrt, graph.output_names
+        wrt, (*graph.output_names, *graph.input_names)
     )
+
+
+def primal_outputs(joint: Graph) -> list[str]:
+    """The outputs of a joint graph that are no gradients: those whose cotangents are its last inputs.
+
+    What begins with ``d.`` may be a name of the user's.
+    """
+    for count in range(len(joint.outputs) - 1, 0, -1):
+        floats = [name for name, node in joint.outputs[:count] if node.dtype.is_float]
+        own = joint.input_names[: len(joint.inputs) - len(floats)]
+        if floats and joint.input_names == (*own, *_new_names(floats, own).values()):
+            return list(joint.output_names[:count])
+    return [name for name in joint.output_names if not name.startswith("d.")]
 
 
 def _new_names(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:

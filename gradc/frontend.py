@@ -39,7 +39,7 @@ class TracedFunction(Shared):
         self._graph: Graph | None = None
         self._modules: dict[Any, list[tuple[Mapping[str, Type], Module]]] = {}
         if len(annotated) == len(self.signature.parameters):
-            self._graph = trace(fn, assume=self.facts, **annotated)
+            self._graph = trace(fn, annotated, assume=self.facts)
 
     def __reduce__(self) -> str:
         """Pickled by name, like a function."""
@@ -73,7 +73,7 @@ class TracedFunction(Shared):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = self.signature.bind(*args, **kwargs).arguments
-        return self._module((), bound)(**bound)
+        return self._module((), bound)(bound)
 
     def _module(self, wrt: tuple[str, ...], arguments: dict[str, Any]) -> Module:
         """The module for these arguments.
@@ -104,7 +104,7 @@ class TracedFunction(Shared):
         types = generalised(known[-1][0], leaves) if known else leaves
         try:
             graph = self._graph or trace(
-                self.fn, assume=self.facts, **{n: unflatten(tree, types, n) for n, tree in arguments.items()}
+                self.fn, {n: unflatten(tree, types, n) for n, tree in arguments.items()}, assume=self.facts
             )
         except TypeRuleError as error:
             raise said_of_numbers(error, values) from None
@@ -179,7 +179,7 @@ def value_and_grad(
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Gradients]:
         arguments = traced.signature.bind(*args, **kwargs).arguments
         module = traced._module(tuple(names), dict(arguments))
-        return module.value_and_grad(**arguments)
+        return module.value_and_grad(arguments)
 
     run.traced = traced  # type: ignore[attr-defined]
     return run

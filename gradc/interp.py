@@ -94,6 +94,19 @@ def by_name(
     return {**(inputs or {}), **more}
 
 
+def refuse_inputs_as_options(callee: str, needed: Collection[str], inputs: Mapping[str, Any], **options: Any) -> None:
+    """Refuses an option of a call that is called as an input which the call needs and is not given.
+
+    :raises InvalidProblem: as said.
+    """
+    for option, value in options.items():
+        if value is not None and value is not False and option in needed and option not in inputs:
+            raise InvalidProblem(
+                f"{option}= is an option of the call, and {callee} has an input of that name: give its inputs as one"
+                f" dict, {callee}({{{option!r}: ...}})"
+            )
+
+
 def bind_dims(
     types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, int] | None = None
 ) -> dict[str, int]:

@@ -139,9 +139,18 @@ def said_of_numbers(error: TypeRuleError, leaves: Mapping[str, Any]) -> TypeRule
 # -- tracing -----------------------------------------------------------------------------------------------------------
 
 
-def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = "", **types: Any) -> Graph:
+def trace(
+    fn: Callable[..., Any],
+    inputs: Mapping[str, Any] | None = None,
+    /,
+    *,
+    assume: Sequence[str] = (),
+    name: str = "",
+    **types: Any,
+) -> Graph:
     """Calls ``fn`` once on symbolic values and records what it computes as a graph.
 
+    :param inputs: of ``types``, those that are not given as keywords (a parameter may be called ``name``).
     :param types: for each parameter ``"f32[N,4]"``, a Type, an array, or a nested dict/list/dataclass of these; names
         of nested leaves are joined by dots: ``params.l1.w``.
     :param assume: facts about dims, such as ``"N >= 1"``.
@@ -157,14 +166,11 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
         )
     facts = [parse_assumption(text) for text in assume]
     arguments: dict[str, Any] = {}
-    inputs: list[Node] = []
+    nodes: list[Node] = []
+    types = {**(inputs or {}), **types}
     for parameter, tree in types.items():
-        if parameter.split(".")[0] in ("d", "r"):
-            raise TypeRuleError(
-                f"{parameter!r}: names that begin with 'd.' and 'r.' belong to cotangents and residuals"
-            )
         leaves = {key: input_node(check_name(key), as_type(leaf)) for key, leaf in flatten(tree, parameter).items()}
-        inputs += leaves.values()
+        nodes += leaves.values()
         arguments[parameter] = unflatten(tree, leaves, parameter)
     recorder = _Recorder(fn)
     try:
@@ -188,7 +194,7 @@ def trace(fn: Callable[..., Any], /, *, assume: Sequence[str] = (), name: str = 
     title = name or getattr(fn, "__name__", "graph")
     return Graph(
         name=title if title.isidentifier() else "graph",
-        inputs=(*inputs, *recorder.captured),
+        inputs=(*nodes, *recorder.captured),
         outputs=tuple(outputs.items()),
         assumptions=tuple(facts),
         notes=recorder.notes,

@@ -350,7 +350,7 @@ def _traced(function: Any, name: str, types: Mapping[str, str]) -> Graph | Modul
     ]
     if absent:
         raise click.BadParameter(f"{name}: --type {absent[0]}=... is missing")
-    return _users(name, lambda: trace(made.fn, assume=made.facts, **tree))
+    return _users(name, lambda: trace(made.fn, tree, assume=made.facts))
 
 
 def _attributes(path: Path) -> dict[str, Any]:

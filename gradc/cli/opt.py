@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from .. import files
-from ..autodiff import differentiate
+from ..autodiff import differentiate, primal_outputs
 from ..compiler import PASSES
 from ..ir.graph import Graph
 from ..ir.kernel import Program
@@ -36,7 +36,7 @@ def tidy(graph: Graph, numerics: str = "real") -> Graph:
 
 def cut(graph: Graph) -> Partition:
     """A joint graph partitioned into forward and backward at the default residuals."""
-    return partition(graph, [name for name in graph.output_names if not name.startswith("d.")])
+    return partition(graph, primal_outputs(graph))
 
 
 GRAPH_PASSES: dict[str, Callable[..., Any]] = {

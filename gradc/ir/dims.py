@@ -25,6 +25,8 @@ Monomial = tuple[tuple[Atom, int], ...]  # (atom, power), sorted; () is the cons
 LARGEST = 2**63 - 1
 DEEPEST, _MOST_PARTS = 40, 1000
 _MOST_USES = 8
+_MOST_CASES = 6
+"""Maxima beyond which the two sides of each are not tried, as there are 64 cases of six."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,15 @@ def maximum(a: Size, b: Size) -> Size:
         return a
     if known_nonnegative(b - a):
         return b
+    return _larger(a, b)
+
+
+def _larger(a: Size, b: Size) -> Size:
+    """The larger of two sizes, whose order only their signs decide."""
+    if _positive_terms(a - b):
+        return a
+    if _positive_terms(b - a):
+        return b
     left, right = sorted((a, b), key=str)
     return _build({((Max(left, right), 1),): 1})
 
@@ -376,13 +387,67 @@ def known_nonnegative(size: Size) -> bool:
 @functools.lru_cache(maxsize=1 << 14)
 def _known(size: Size, facts: tuple[Assumption, ...]) -> bool:
     try:
-        return any(_positive_terms(bound) for bound in _lower_bounds(size, facts))
+        return any(_positive_terms(bound) for bound in _lower_bounds(size, facts)) or _known_by_cases(size, facts)
     except TypeRuleError:  # a bound has more parts than a size may have
         return False
 
 
+def _known_by_cases(size: Size, facts: tuple[Assumption, ...]) -> bool:
+    """Whether a size is known to be >= 0 whichever of its two sides a maximum is, in the size or in a fact."""
+    differences = [fact.left - fact.right for fact in facts]
+    maxima = dict.fromkeys(atom for part in (size, *differences) for atom in _maxima(part))
+    if not 0 < len(maxima) <= _MOST_CASES:
+        return False
+    (atom, *_) = maxima
+    for value, other in ((atom.left, atom.right), (atom.right, atom.left)):
+        chosen = [_with_choice(difference, atom, value) for difference in differences]
+        if any(isinstance(difference, int) and difference < 0 for difference in chosen):
+            continue  # a case that does not occur
+        case = tuple(Assumption(left, fact.relation, 0) for left, fact in zip(chosen, facts, strict=True))
+        rest = _with_choice(size, atom, value)
+        if not (_positive_terms(rest) or _known(rest, (*case, Assumption(value, ">=", other)))):
+            return False
+    return True
+
+
+def _maxima(size: Size) -> Iterator[Max]:
+    """The maxima in a size, an outer one before those in its sides."""
+    for monomial, _ in _terms(size):
+        for atom, _ in monomial:
+            if isinstance(atom, Max):
+                yield atom
+            if not isinstance(atom, str):
+                for part in vars(atom).values():
+                    yield from _maxima(part)
+
+
+def _with_choice(size: Size, atom: Max, value: Size) -> Size:
+    """A size with one side of a maximum for it, within quotients and other maxima, too."""
+    if atom not in _maxima(size):
+        return size
+    result: Size = 0
+    for monomial, coefficient in _terms(size):
+        term: Size = coefficient
+        for factor, power in monomial:
+            part: Size = _build({((factor, 1),): 1})
+            if factor == atom:
+                part = value
+            elif isinstance(factor, FloorDiv):
+                part = floordiv(*(_with_choice(part, atom, value) for part in (factor.numerator, factor.denominator)))
+            elif isinstance(factor, Max):
+                part = _larger(*(_with_choice(part, atom, value) for part in (factor.left, factor.right)))
+            for _ in range(power):
+                term = term * part
+        result = result + term
+    return result
+
+
 def _lower_bounds(size: Size, facts: tuple[Assumption, ...]) -> Iterator[Size]:
-    yield _least(size)
+    least, inner = _least(size), size
+    yield least
+    while least != inner:  # quotients of quotients
+        least, inner = _least(least), least
+        yield least
     differences = [fact.left - fact.right for fact in facts]
     yield from (size - difference for difference in differences)
     slack = size

@@ -47,11 +47,9 @@ def check_name(name: str) -> str:
 
 
 def name_of(path: str, taken: Callable[[str], bool]) -> str:
-    """A path of another program's as a name of an input: words that are no names get a ``_``, ``d`` and ``r`` in
-    front, too, as what begins so belongs to cotangents and residuals.
-    """
+    """A path of another program's as a name of an input: words that are no names get a ``_`` in front."""
     words = [re.sub(r"\W", "_", word) for word in path.split(".") if word]
-    if words and (words[0] in ("d", "r") or words[0][:1].isdigit()):
+    if words and words[0][:1].isdigit():
         words[0] = f"_{words[0]}"
     name = ".".join(words)[-LONGEST_NAME + 8 :].lstrip(".") or "_"
     number, unique = 2, name

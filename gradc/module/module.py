@@ -14,7 +14,7 @@ from ..autodiff import joint_names
 from ..errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
 from ..html_text import Sections
 from ..inspect.memory import Memory, predicted
-from ..interp import by_name, sizes_given
+from ..interp import by_name, refuse_inputs_as_options, sizes_given
 from ..ir.dims import symbols
 from ..ir.graph import Graph
 from ..ir.kernel import Program
@@ -63,7 +63,7 @@ class Forward(Executable):
         dims: Mapping[str, int] | None = None,
         **more: Any,
     ) -> Any:  # type: ignore[override]
-        inputs = self.module.flat(inputs, more, extra)
+        inputs = self.module.flat(inputs, more, extra, out=out, workspace=workspace, stream=stream, dims=dims)
         variant, orders = self.module.variant(inputs, dims) if workspace is None else (None, {})
         if variant is not None:
             value, residuals = variant.forward(apply_layout(inputs, orders), out=out, stream=stream, dims=dims)
@@ -462,9 +462,19 @@ class Module(Shared):
     def _input_names(self) -> frozenset[str]:
         return frozenset(self.graph.input_names)
 
-    def flat(self, inputs: Arguments | None, more: Arguments | None = None, extra: Sequence[Any] = ()) -> Results:
-        """The inputs with nested parameters flattened to dotted names."""
+    @cached_property
+    def _needed_names(self) -> frozenset[str]:
+        return self._input_names - self.graph.defaults.keys()
+
+    def flat(
+        self, inputs: Arguments | None, more: Arguments | None = None, extra: Sequence[Any] = (), **options: Any
+    ) -> Results:
+        """The inputs with nested parameters flattened to dotted names.
+
+        :param options: of the call, none of which may be meant as an input.
+        """
         inputs = by_name(self.graph.name, self.graph.input_names, inputs, extra, more or {})
+        refuse_inputs_as_options(self.graph.name, self._needed_names, inputs, **options)
         known = self._input_names
         if inputs.keys() <= known:
             return inputs
@@ -487,10 +497,12 @@ class Module(Shared):
     ) -> Any:
         """The value, without residuals.
 
+        :param inputs: arrays by name, for inputs that are not given as keywords (one may be called ``out``).
+
         Where :attr:`forward` makes gradients ahead, it is computed without them, by a module that is compiled at the
         first such call.
         """
-        flat = self.flat(inputs, more, extra)
+        flat = self.flat(inputs, more, extra, out=out, stream=stream, dims=dims)
         if self._value is not None:
             return self._value(flat, out=out, stream=stream, dims=dims)
         variant, orders = self.variant(flat, dims)
@@ -514,7 +526,7 @@ class Module(Shared):
 
         :param out: arrays to write into, by the names of outputs and, for gradients, of inputs.
         """
-        given = self.flat(inputs, more, extra)
+        given = self.flat(inputs, more, extra, out=out, workspace=workspace, stream=stream, dims=dims)
         given |= {
             name: detached(given[name]) for name in self.wrt if name in given
         }  # these tensors may require grad: their gradients are returned

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import TypeRuleError
-from ..ir.dims import Dim, Size, product
+from ..ir.dims import Assumption, Dim, Size, product, require
 from ..ir.node import Node
 from ..ir.op import BadSample, Function, Sample
 from ..ir.types import I64
@@ -306,6 +306,7 @@ def _roll(x: Node, shifts: Ints, axis: int | tuple[int, ...] | None = None) -> N
             shift = given % size if size else 0
         if shift == 0:
             continue
+        require(Assumption(size, ">=", given if given > 0 else -given))
         x = concat(cut(x, at, size - shift, size), cut(x, at, 0, size - shift), axis=at)
     return x
 

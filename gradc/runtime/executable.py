@@ -21,7 +21,7 @@ from ..errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from ..interp import bind_dims, by_name, check_nonempty, check_sizes, sizes_given
+from ..interp import bind_dims, by_name, check_nonempty, check_sizes, refuse_inputs_as_options, sizes_given
 from ..ir.kernel import Call, Kernel, Program, alternatives
 from ..ir.types import Type
 from ..ir.verify import verify_accesses, verify_program, verify_sizes
@@ -488,9 +488,10 @@ class Executable(Shared):
         :raises KeyboardInterrupt: or another exception of a signal handler, on the main thread; the contents of ``out``
             and ``workspace`` are undefined.
         """
-        return self.run_bound(
-            by_name(self.program.name, self.inputs, inputs, extra, more), out, accumulate, stream, workspace, dims
-        )[0]
+        given = by_name(self.program.name, self.inputs, inputs, extra, more)
+        options = {"out": out, "accumulate": accumulate, "stream": stream, "workspace": workspace, "dims": dims}
+        refuse_inputs_as_options(self.program.name, self.inputs.keys() - self.defaults.keys(), given, **options)
+        return self.run_bound(given, out, accumulate, stream, workspace, dims)[0]
 
     def run_bound(
         self,

@@ -179,7 +179,7 @@ class Module(torch.nn.Module):
         for path in types:
             names[path] = name_of(path, lambda name: name in names.values())
         if all(path == name for path, name in names.items()):
-            graph = trace(self._source, **{n: unflatten(tree, types, n) for n, tree in trees.items()})
+            graph = trace(self._source, {n: unflatten(tree, types, n) for n, tree in trees.items()})
         else:
             graph = _renamed(self._source, trees, types, names)
         paths = {name: path for path, name in names.items()}
@@ -237,7 +237,7 @@ def _renamed(function: Any, trees: Mapping[str, Any], types: Mapping[str, Type],
         return function(**{n: unflatten(tree, by_path, n) for n, tree in trees.items()})
 
     by_name: dict[str, Any] = {names[path]: t for path, t in types.items()}
-    return trace(flat, name=getattr(function, "__name__", ""), **by_name)
+    return trace(flat, by_name, name=getattr(function, "__name__", ""))
 
 
 def _tensors(

@@ -619,3 +619,18 @@ def test_a_recurrent_layer_of_codes(direction: str, code: str, per_column: bool)
     np.testing.assert_allclose(given["y"], wanted[0], rtol=1e-4, atol=1e-5)
     gradients = module.backward(residuals, **{name: np.ones_like(value) for name, value in given.items()})
     assert all(np.any(gradients[name]) and gradients[name].shape == data[name].shape for name in ("ws", "rs"))
+
+
+def test_inputs_called_as_gradcs_own() -> None:
+    """``d.y`` is an input, beside the cotangent of the output ``y``."""
+    nodes = [helper.make_node("Mul", ["d", "r"], ["product"]), helper.make_node("Add", ["product", "d.y"], ["y"])]
+    names = ("d", "r", "d.y")
+    graph = gradc.from_onnx(model(nodes, {n: (F, [3]) for n in names}, {"y": (F, [3])}))
+    assert graph.input_names == names
+    module = gradc.compile(graph, wrt=names, target="numpy")
+    d, r, out, dy = (rng.normal(size=3).astype(np.float32) for _ in range(4))
+    y, residuals = module.forward({"d": d, "r": r, "d.y": out})
+    np.testing.assert_array_equal(y, d * r + out)
+    grads = module.backward(residuals, dy)
+    for name, wanted in zip(names, (dy * r, dy * d, dy), strict=True):
+        np.testing.assert_array_equal(grads[name], wanted)

@@ -75,14 +75,13 @@ class Named(nn.Module):
 
 def test_names_of_inputs_and_outputs() -> None:
     graph = gradc.from_torch(Named(), (torch.randn(5, 4), torch.randn(3)), dynamic_shapes=({0: AUTO}, None))
-    assert graph.input_names[:6] == ("weight", "_d.weight", "_d.bias", "mean", "x", "weight_2")
+    assert graph.input_names[:6] == ("weight", "d.weight", "d.bias", "mean", "x", "weight_2")
     assert graph.output_names == ("scores", "fixed", "ints", "mean")
     assert len(graph.defaults) == 1
-    module = gradc.compile(graph, wrt=["_d.weight"], target="numpy")
+    module = gradc.compile(graph, wrt=["d.weight"], target="numpy")
     model = Named()
     x, weight = torch.randn(6, 4), torch.randn(3)
     given = {n: p.detach() for n, p in model.named_parameters()}
-    given |= {"_d.weight": given.pop("d.weight"), "_d.bias": given.pop("d.bias")}
     given |= {"mean": model.mean.clone(), "x": x, "weight_2": weight}
     values, residuals = module.forward(given)
     wanted = model(x, weight)
@@ -90,7 +89,35 @@ def test_names_of_inputs_and_outputs() -> None:
         torch.testing.assert_close(values[name], value.detach(), rtol=1e-4, atol=1e-3)
     grads = module.backward(residuals, fixed=torch.ones(6, 3), scores=None, mean=torch.ones(3))
     (want,) = torch.autograd.grad(wanted["fixed"].sum(), model.d.weight)
-    torch.testing.assert_close(grads["_d.weight"], want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads["d.weight"], want, rtol=1e-4, atol=1e-5)
+
+
+class Ours(nn.Module):
+    """Arguments called as what gradc's calls take, and as what its joint graphs call theirs."""
+
+    def forward(
+        self, d: torch.Tensor, r: torch.Tensor, out: torch.Tensor, dims: torch.Tensor, workspace: torch.Tensor
+    ) -> torch.Tensor:
+        return d * r + out * dims - workspace.exp()
+
+
+@pytest.mark.parametrize("way", ["from_torch", "torch.compile"])
+def test_arguments_called_as_gradcs_own(way: str) -> None:
+    names = ("d", "r", "out", "dims", "workspace")
+    given = [torch.randn(3, requires_grad=True) for _ in names]
+    wanted = Ours()(*given)
+    slopes = torch.autograd.grad(wanted.sum(), given)
+    if way == "torch.compile":
+        value = torch.compile(Ours(), backend="gradc")(*given)
+        found = torch.autograd.grad(value.sum(), given)
+    else:
+        graph = gradc.from_torch(Ours(), tuple(given))
+        assert graph.input_names == names
+        module = gradc.compile(graph, wrt=names, target="numpy")
+        value, residuals = module.forward(dict(zip(names, (x.detach() for x in given), strict=True)))
+        found = tuple(module.backward(residuals, torch.ones(3))[name] for name in names)
+    torch.testing.assert_close(value, wanted)
+    torch.testing.assert_close(found, slopes)
 
 
 class Numbers(nn.Module):

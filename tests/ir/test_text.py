@@ -595,7 +595,7 @@ def test_nesting_and_repetition(bracket: str) -> None:
 EXPLODING = (
     "*".join(f"(a{i}+b{i})" for i in range(60)),
     "//".join(f"a{i}" for i in range(150)),
-    "min(" * 30 + "N" + ",b)" * 30,
+    "min(" * 30 + "N" + "".join(f",b{i})" for i in range(30)),
     "9" * 5000,
 )
 

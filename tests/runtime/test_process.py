@@ -786,7 +786,7 @@ def hook(event, args):
         if frame.f_globals.get("__name__", "").partition(".")[0] == "gradc":
             begun = f"{frame.f_globals['__name__']}:{frame.f_lineno}"
         frame = frame.f_back
-    if begun and not forks.held_off._is_owned():
+    if begun and not forks.held_off.is_inside():
         bare.append((args[0], begun))
 sys.addaudithook(hook)
 for target in ("cpu", "numpy", "cuda-sim"):
@@ -998,7 +998,7 @@ print("free", work(module) == wanted)
 def test_a_temporary_folder_is_looked_for_while_nobody_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """tempfile does so once, under a lock of its own that a child would find locked."""
     held: list[bool] = []
-    monkeypatch.setattr("tempfile.gettempdir", lambda: held.append(forks.held_off._is_owned()) or str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: held.append(forks.held_off.is_inside()) or str(tmp_path))
     with files.scratch() as folder:
         assert folder.parent == tmp_path
     assert held == [True]

@@ -96,7 +96,8 @@ def gradients_ahead(
         named.setdefault(node, name)
     notes = dict(joint.notes)
     ahead: list[tuple[str, Node]] = []
-    names = (name for k in itertools.count() if (name := f"r.ahead.{k}") not in joint.output_names)
+    taken = {*joint.input_names, *joint.output_names}
+    names = (name for k in itertools.count() if (name := f"r.ahead.{k}") not in taken)
     for node in found:
         note = joint.notes.get(node, Note())
         notes[one[node]] = replace(note, name=note.name or named.get(node, ""))
