@@ -3,6 +3,7 @@
 #   make demo                         a quantized language model, differentiated, compiled, trained and measured
 #   make test [EXTRAS=torch,onnx]     the tests, with these optional packages beside the required ones
 #   make test-all                     those too that `make test` leaves out, since what they test is as it was when they passed (tests/long.txt)
+#   make test TORCH=2.14.1            the tests on this release of PyTorch, in an environment of its own: .venv-torch-2.14.1
 #   make quick                        a part of the tests in a minute, for every save: a few cases of each test, none of the slow ones
 #   make docs                         docs/ops.md, from the records of the ops
 #   make site                         the documentation as a site, in build/site
@@ -15,17 +16,18 @@
 #   make release                      the sdist and the wheel in dist/, tried in fresh environments of every Python 3.11 to 3.14 that is here
 #   make lint | clean                 (python -m benchmarks.scaling draws time against sizes)
 #
-# Variables: PYTHON (the interpreter .venv is made from), EXTRAS, WORKERS (test processes), ARGS (handed to the command).
+# Variables: PYTHON (the interpreter .venv is made from), EXTRAS, TORCH (a release of PyTorch), WORKERS (test processes), ARGS (handed to the command).
 
 PYTHON  ?= $(firstword $(foreach p,python3 python python3.14 python3.13 python3.12 python3.11,\
              $(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 EXTRAS  ?=
+TORCH   ?=
 WORKERS ?= 2
 CASE    ?=
 MINUTES ?= 10
 CAMPAIGN ?=
 ARGS    ?=
-VENV    := .venv
+VENV    := .venv$(addprefix -torch-,$(TORCH))
 
 # Whatever the environment says of it, Python keeps its bytecode: pytest would rewrite every file of tests anew in each worker,
 # and each of the hundreds of processes that tests start would compile the package.
@@ -41,7 +43,7 @@ extras_of = $(addprefix [,$(addsuffix ],$(subst $(space),$(comma),$(strip $(filt
 cuda = $(shell { nvidia-smi || test -e /proc/driver/nvidia/version; } >/dev/null 2>&1 && echo cuda12)
 
 DEMO := $(call with,$(cuda))
-TEST := $(call with,test $(EXTRAS))
+TEST := $(call with,test $(EXTRAS) $(if $(TORCH),torch))
 LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
@@ -106,13 +108,17 @@ extras:
 	  print(",".join(name for name in extras if name != "cuda13"))'
 
 clean:
-	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-torch-* .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-%: pyproject.toml $(VENV)/constraints.txt | $(VENV)/bin/python
 	@echo "installing gradc$(extras_of) into $(VENV)"
-	@$(VENV)/bin/python -m pip install --disable-pip-version-check -q -e '.$(extras_of)'
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check -q -c $(VENV)/constraints.txt -e '.$(extras_of)'
 	@touch '$@'
+
+# The releases that the tests' numbers were taken with; with TORCH=, that one in the place of torch's.
+$(VENV)/constraints.txt: tests/constraints.txt | $(VENV)/bin/python
+	@sed $(if $(TORCH),'s/^torch==.*/torch==$(TORCH)/',-n p) $< >$@
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "gradc needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 1; }

@@ -214,5 +214,9 @@ class SimulationFault(DeviceError):
         super().__init__(message)
 
 
+class UntestedVersion(UserWarning):
+    """A package next to gradc is newer than all releases that gradc was tested with; it is used all the same."""
+
+
 class InternalError(Exception):
     """A bug in gradc: please report it with a dump (``GRADC_DUMP``)."""

@@ -16,6 +16,7 @@ from ..runtime.cuda.on_device import to_host
 from ..runtime.host.arrays import Arguments
 from ..runtime.host.tensors import borrowed
 from ..runtime.located import located
+from ..runtime.torch_private import version_count
 
 Orders = dict[str, tuple[int, ...]]
 """Array name -> its axes in memory order, from slowest to fastest."""
@@ -112,7 +113,7 @@ class Residuals:
     def unchanged(self) -> None:
         """InvalidProblem if an array was changed in place since forward."""
         for name, before in self._versions.items():
-            now = self.arrays[name]._version
+            now = version_count(self.arrays[name])
             if now != before:
                 raise InvalidProblem(
                     f"{self._called(name)} was changed in place between forward and backward, which reads it as it was"

@@ -13,14 +13,15 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_RULES = "torch._dynamo.trace_rules"
+from .torch_private import DYNAMO_RULES
+
 _PACKAGE = __name__.partition(".")[0]
 
 
 def keep_out() -> None:
     """Adds this package to Dynamo's skip list, now or when Dynamo is imported."""
-    if _RULES in sys.modules:
-        sys.modules[_RULES].add(_PACKAGE)
+    if DYNAMO_RULES in sys.modules:
+        sys.modules[DYNAMO_RULES].add(_PACKAGE)
     elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Waiting())
 
@@ -33,7 +34,7 @@ class _Waiting:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != _RULES:
+        if name != DYNAMO_RULES:
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next((each for each in others if each is not None), None)

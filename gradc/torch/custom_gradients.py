@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from weakref import WeakValueDictionary
 import torch
 
 from ..errors import NotDifferentiable, Unsupported
+from ..runtime.torch_private import overload_schema, private, says_what_is_written, with_context
 
 __all__ = ["REASON", "CustomGradient", "custom_gradient", "run_by_torch"]
 
+WRITES = "a torch.autograd.Function that writes to its inputs"
 REASON = "a torch.autograd.Function: it has a gradient of its own, which torch runs"
 
 _LIBRARY = torch.library.Library("gradc", "FRAGMENT")  # lives as long as its ops are to exist
@@ -24,6 +27,18 @@ _LIBRARY.define(
 
 custom_gradient = torch.ops.gradc.custom_gradient.default
 """The op that stands for such a call; its first argument is the key of a :class:`CustomGradient`."""
+
+_Mode: Any = private("TorchDispatchMode")
+
+
+class _NoWrites(_Mode):
+    """:raises Unsupported: an op writes in place, wherever to: which of it the caller sees, nothing says."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if overload_schema(function).is_mutable:
+            raise Unsupported(WRITES)
+        return function(*args, **(kwargs or {}))
+
 
 _known: WeakValueDictionary[int, CustomGradient] = WeakValueDictionary()
 _keys = itertools.count()
@@ -52,7 +67,7 @@ class CustomGradient:
         """
         forward, backward, *operands = args
         if options.get("dirty_idx"):
-            raise Unsupported("a torch.autograd.Function that writes to its inputs")
+            raise Unsupported(WRITES)
         made = cls(apply, forward, backward, tuple(isinstance(x, torch.Tensor) for x in operands), dict(options))
         results = forward.graph.output_node().args[0][0]
         several = isinstance(results, tuple | list)
@@ -93,7 +108,7 @@ def _once(_: torch.Tensor) -> None:
 @torch.library.register_fake("gradc::custom_gradient", lib=_LIBRARY)
 def _types(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
     call = _known[key]
-    with torch.no_grad():
-        found, _ = torch.fx.Interpreter(call.forward).run(*call.operands(tensors, sizes))
+    with torch.no_grad(), contextlib.nullcontext() if says_what_is_written(call.options) else _NoWrites():
+        found, _ = torch.fx.Interpreter(call.forward).run(*with_context(call.forward, call.operands(tensors, sizes)))
     # an op gives memory of its own, also where the function returns a view of its input (a reversal of gradients)
     return [torch.empty_like(x) for x in (found if isinstance(found, tuple | list) else [found])]

@@ -6,6 +6,7 @@ depends on no input is computed once.  Composites that torch has no call for are
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ def to_torch(graph: Graph, dims: Mapping[str, int]) -> torch.fx.GraphModule:
     :raises Unsupported: torch has no call for an op, or no such gradient or dtype; the first one is named.
     """
     written = torch.fx.Graph()
-    constants = torch.nn.Module()
+    constants, numbers = torch.nn.Module(), itertools.count()
     values: dict[Node, Any] = {}  # a tensor that is known, or a node of torch.fx
     for number, node in enumerate(graph.inputs):
         _attribute(node.dtype)
@@ -81,7 +82,7 @@ def to_torch(graph: Graph, dims: Mapping[str, int]) -> torch.fx.GraphModule:
     def argument(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        name = f"constant_{len(constants._buffers)}"
+        name = f"constant_{next(numbers)}"
         constants.register_buffer(name, value)
         return written.get_attr(name)
 

@@ -17,9 +17,10 @@ from ..ir.dims import Dim
 from ..ir.graph import Graph, name_of
 from ..ir.node import Node
 from ..ir.types import I64
+from ..runtime.torch_private import private
 from .coverage import listing
 from .importer import graph_of
-from .normal_form import inner_tensors, normal_form
+from .normal_form import inner_tensors, normal_form, tree_leaves
 from .sizes import called, size_of, type_of
 from .table import is_kept
 
@@ -117,7 +118,7 @@ def _dim_names(
         pairs = [(bound.get(name), shapes) for name, shapes in dynamic_shapes.items()]
     else:
         pairs = list(zip((*positional, *kwargs.values()), dynamic_shapes, strict=False))
-    given = {id(leaf): at for at, leaf in enumerate(torch.utils._pytree.tree_leaves((positional, dict(kwargs))))}
+    given = {id(leaf): at for at, leaf in enumerate(tree_leaves((positional, dict(kwargs))))}
     by_name = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     values: list[Any] = [by_name[n].meta["val"] if n in by_name else None for n in program.graph_signature.user_inputs]
     names: dict[str, str] = {}
@@ -272,7 +273,7 @@ def _keys(program: ExportedProgram, count: int) -> list[str]:
     spec = program.call_spec.out_spec
     if spec is None or count == 1:
         return ["y"] * count
-    paths = [path for path, _ in torch.utils._pytree.tree_flatten_with_path(_filled(spec, count))[0]]
+    paths = [path for path, _ in private("tree_flatten_with_path")(_filled(spec, count))[0]]
     words = [
         ".".join(str(getattr(step, "key", getattr(step, "idx", getattr(step, "name", "")))) for step in p)
         for p in paths
@@ -281,7 +282,7 @@ def _keys(program: ExportedProgram, count: int) -> list[str]:
 
 
 def _filled(spec: Any, count: int) -> Any:
-    return torch.utils._pytree.tree_unflatten(list(range(count)), spec)
+    return private("tree_unflatten")(list(range(count)), spec)
 
 
 def _title(name: str) -> str:

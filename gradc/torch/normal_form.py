@@ -1,7 +1,6 @@
 """The normal form of a torch program: a functional graph of ATen ops, those that gradc has kept whole.
 
-One form for ``torch.export`` and for Dynamo's graphs.  Every private name of torch that this package uses is imported
-in this file; ``tests/frontend/test_torch_table.py`` fails where a release of torch has moved one.
+One form for ``torch.export`` and for Dynamo's graphs.
 """
 
 from __future__ import annotations
@@ -12,24 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._functorch.aot_autograd import aot_export_module
-from torch.export._trace import _ignore_backend_decomps
-from torch.export.exported_program import (
-    _override_composite_implicit_decomp,
-    _split_decomp_table_to_cia_and_python_decomp,
-)
-from torch.fx.traceback import preserve_node_meta
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    is_traceable_wrapper_subclass,
-    is_traceable_wrapper_subclass_type,
-)
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import Unsupported
+from ..runtime.torch_private import forward_level, mutated_parameters, overload_schema, present, private
 from .custom_gradients import CustomGradient
 
 __all__ = ["NormalForm", "inner_tensors", "is_batching", "normal_form", "stop_gradient", "transformed", "tree_leaves"]
+
+aot_export_module = private("aot_export_module")
+_ignore_backend_decomps = private("_ignore_backend_decomps")
+_override_composite_implicit_decomp = private("_override_composite_implicit_decomp")
+_split_decomp_table_to_cia_and_python_decomp = private("_split_decomp_table_to_cia_and_python_decomp")
+preserve_node_meta = private("preserve_node_meta")
+TorchDispatchMode: Any = private("TorchDispatchMode")
+is_traceable_wrapper_subclass = private("is_traceable_wrapper_subclass")
+is_traceable_wrapper_subclass_type = private("is_traceable_wrapper_subclass_type")
+is_functorch_wrapped_tensor = private("is_functorch_wrapped_tensor")
+maybe_current_level = private("maybe_current_level")
+tree_leaves = private("tree_leaves")
+tree_map_only = private("tree_map_only")
 
 _LIBRARY = torch.library.Library("gradc", "DEF")  # lives as long as its ops are to exist
 _LIBRARY.define("stop_gradient(Tensor x) -> Tensor")
@@ -42,14 +42,15 @@ stop_gradient = torch.ops.gradc.stop_gradient.default
 
 def transformed(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether one of these is a value inside torch.func's vmap, grad or jvp, or of forward-mode autograd."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if torch.autograd.forward_ad._current_level < 0:
-        return any(map(wrapped, tensors))
-    return any(wrapped(x) or torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    if forward_level() < 0:
+        return any(map(is_functorch_wrapped_tensor, tensors))
+    return any(
+        is_functorch_wrapped_tensor(x) or torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in tensors
+    )
 
 
 _CUSTOM_GRADIENT = "autograd_function_apply"
-_VMAP = (
+_BATCHING = (
     "lazy_load_decompositions",
     "_vmap_increment_nesting",
     "_add_batch_dim",
@@ -60,7 +61,7 @@ _VMAP = (
 
 def is_batching(target: Any) -> bool:
     """Whether a call of Dynamo's graph is one of those that it writes for ``torch.vmap``."""
-    return getattr(target, "__module__", "") == "torch._functorch.predispatch" and target.__name__ in _VMAP
+    return any(target is each for each in present(_BATCHING))
 
 
 def inner_tensors(value: Any) -> list[tuple[str, Any]]:
@@ -127,13 +128,13 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
         **{target: name for name, target in signature.inputs_to_parameters.items()},
         **{target: name for name, target in signature.inputs_to_buffers.items()},
     }
-    own = {**signature.parameters_to_mutate, **signature.buffers_to_mutate}
+    own = {**mutated_parameters(signature), **signature.buffers_to_mutate}
     changed = [*map(by_target.__getitem__, own.values()), *signature.user_inputs_to_mutate.values()]
     _drop_tokens(traced.graph, len(signature.input_tokens))
     wraps = any(map(is_traceable_wrapper_subclass, arguments))
-    for node in list(traced.graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:  # the types say so already
-            traced.graph.erase_node(node)
+    _drop_known_checks(traced.graph)
+    for node in traced.graph.find_nodes(op="get_attr"):  # up to 2.6 constants come without their values
+        node.meta.setdefault("val", functools.reduce(getattr, node.target.split("."), traced))
     return NormalForm(
         traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed), tuple(custom), wraps
     )
@@ -149,6 +150,21 @@ def _decompositions(kept: Callable[[Any], bool]) -> tuple[dict[Any, Any], dict[A
     for overload in filter(kept, list(table)):
         del table[overload]
     return _split_decomp_table_to_cia_and_python_decomp(table.materialize())  # type: ignore[no-any-return]
+
+
+def _drop_known_checks(graph: torch.fx.Graph) -> None:
+    """Without checks of what the types say: metadata of tensors, and (up to 2.8) equations of sizes that torch has made
+    one size.
+    """
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+        elif node.target is torch.ops.aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
+            held, value = node.args[0], node.args[0].meta.get("val")
+            if isinstance(value, torch.SymBool) and value.node.expr.is_Boolean and bool(value.node.expr):
+                graph.erase_node(node)
+                if not held.users:
+                    graph.erase_node(held)
 
 
 def _drop_tokens(graph: torch.fx.Graph, count: int) -> None:
@@ -193,15 +209,15 @@ class _Program(torch.nn.Module):
         self.examples = tuple(examples)
 
     def forward(self, *tensors: Any) -> Any:
-        gradients, levels = _ExplicitGradients(tensors), torch._C._functorch.maybe_current_level() or 0
+        gradients, levels = _ExplicitGradients(tensors), maybe_current_level() or 0
         try:
             with gradients:
                 remaining = iter(tensors)
                 arguments = [_rewrapped(example, remaining) for example in self.examples]
                 return _Interpreter(self.program, gradients, self.custom).run(*arguments)
         finally:  # an error inside of torch.vmap leaves its levels entered
-            while (torch._C._functorch.maybe_current_level() or 0) > levels:
-                torch._C._functorch._vmap_decrement_nesting()
+            while (maybe_current_level() or 0) > levels:
+                private("_vmap_decrement_nesting")()
 
 
 class _Interpreter(torch.fx.Interpreter):
@@ -216,11 +232,11 @@ class _Interpreter(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(target, "__name__", "")
-        if target is torch._C._set_grad_enabled:
+        if target is private("_set_grad_enabled"):
             self.gradients.recording = bool(args[0])
             return None
         if name == _CUSTOM_GRADIENT:
-            if torch._C._functorch.maybe_current_level():
+            if maybe_current_level():
                 raise Unsupported("a torch.autograd.Function inside torch.vmap")
             made, results = CustomGradient.traced(target, args, kwargs)
             self.custom.append(made)
@@ -264,10 +280,10 @@ class _ExplicitGradients(TorchDispatchMode):
         if function is torch.ops.aten.detach.default and not constant:
             return self._stopped(args[0], view=True)
         result = function(*args, **(kwargs or {}))
-        if function._schema.is_mutable:
+        if overload_schema(function).is_mutable:
             self._check_write(function, args, kwargs or {}, constant)
             return result
-        view = any(r.alias_info is not None for r in function._schema.returns)
+        view = any(r.alias_info is not None for r in overload_schema(function).returns)
         if constant:
             self._mark(self.constant, result)
         elif not self.recording:
@@ -283,7 +299,7 @@ class _ExplicitGradients(TorchDispatchMode):
         """
         written = [
             kwargs.get(a.name, args[i] if i < len(args) else None)
-            for i, a in enumerate(function._schema.arguments)
+            for i, a in enumerate(overload_schema(function).arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
         for x in written:

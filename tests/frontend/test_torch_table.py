@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
@@ -37,20 +36,6 @@ def test_lines_name_what_exists() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ops":
                 missing += [f"{path.name}: ops.{node.attr}"] if node.attr not in ops.REGISTRY else []
     assert not missing
-
-
-def test_private_names_of_torch_stand_in_one_file() -> None:
-    """A release of torch that moves one is seen here, by name."""
-    private = {}
-    for path in ATEN.parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("torch") and not node.level:
-                for name in node.names:
-                    if name.name.startswith("_") or any(word.startswith("_") for word in node.module.split(".")):
-                        private[f"{node.module}.{name.name}"] = path.name
-                    getattr(importlib.import_module(node.module), name.name)
-    assert set(private.values()) <= {"normal_form.py"}, private
-    assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
 
 
 # -- torch's samples ---------------------------------------------------------------------------------------------------

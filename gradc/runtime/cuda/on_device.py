@@ -24,6 +24,7 @@ from ...process.limits import Limit
 from ..backend import NO_ALLOCATION, BoundCall
 from ..host.arrays import Kind, address_of, byte_bounds, foreign, to_numpy
 from ..host.tensors import BITS, NARROW, STORED, check_unrecorded, is_tensor
+from ..torch_private import current_stream
 from .device import Device, Memory, Span
 from .numbers import Numbers, bits_of
 
@@ -384,11 +385,7 @@ class DeviceArrays(ABC):
 
     def _torchs_stream(self) -> int:
         """torch's current stream on this device."""
-        torch = _torch()
-        try:
-            return int(torch._C._cuda_getCurrentRawStream(self.number))  # a tenth of the time of the public function
-        except AttributeError:
-            return int(torch.cuda.current_stream(self.number).cuda_stream)
+        return current_stream(self.number)
 
     def allocates_captured(self, stream: int, kind: Kind | None) -> bool:
         """torch's allocator does in a capture that torch began, which is of its current stream: the graph has a pool of

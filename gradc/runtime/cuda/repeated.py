@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ...codegen.cuda.launch import LaunchPlan
 from ..backend import BoundCall
 from ..host.arrays import Arguments, Kind, address_of
+from ..torch_private import forward_level
 from .on_device import DeviceArrays, is_cupys
 
 KEPT = 64
@@ -90,7 +91,7 @@ class RepeatedCalls:
                     addresses.append(x.data.ptr)
                 else:
                     return None
-            if tensors and (torch.jit.is_tracing() or torch.autograd.forward_ad._current_level >= 0):  # type: ignore[union-attr]
+            if tensors and (torch.jit.is_tracing() or forward_level() >= 0):  # type: ignore[union-attr]
                 return None
             for name, size in (dims or {}).items():
                 if type(size) is not int:

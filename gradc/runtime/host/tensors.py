@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from gradc.errors import DeviceError, InvalidProblem, NotDifferentiable
 
+from ..torch_private import forward_level, version_count
+
 Array = npt.NDArray[Any]
 
 # dtypes without a NumPy equivalent: the integer dtype of their size, and the dtype of ml_dtypes.
@@ -149,8 +151,7 @@ def check_unrecorded(x: Any, name: str) -> None:
             f"{name} is traced by torch.jit.trace, which would keep this call's result as a constant: call gradc"
             " outside what is traced"
         )
-    forward = torch.autograd.forward_ad
-    if forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None:
+    if forward_level() >= 0 and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
         raise NotDifferentiable(
             f"{name} has a tangent (torch.autograd.forward_ad), which this call would lose: gradc has reverse mode"
             " alone"
@@ -182,7 +183,7 @@ def borrowed(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]
                 if x.requires_grad:
                     held[name] = x.detach()
                 if not x.is_inference():
-                    counts[name] = x._version
+                    counts[name] = version_count(x)
     return held, counts
 
 

@@ -9,6 +9,7 @@ from ... import ops
 from ...ir.node import Node
 from ...ir.types import F32, DType
 from ...ops.rules import converted
+from ...runtime.torch_private import SHARES_TIES, release
 from ..table import in_opmath, to_common, to_result
 
 _SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1)  # what torch writes selu as
@@ -44,7 +45,38 @@ def _of_dtype(value: Any, dtype: DType) -> Node:
 
 
 def _clamp(x: Node, min: Any = None, max: Any = None) -> Node:
-    return ops.clamp(x, min, max)
+    """At a bound the gradient is 1, or from 2.14 on 0 where the bound is a number, and shared with a tensor."""
+    y = ops.clamp(x, min, max)
+    if release() < SHARES_TIES or not x.dtype.is_float:
+        return y
+    given = [bound for bound in (min, max) if bound is not None]
+    if all(isinstance(bound, bool | int | float) for bound in given):
+        inside = [*([] if min is None else [x > min]), *([] if max is None else [x < max])]
+        return ops.where(inside[0] & inside[-1], x, ops.stop_gradient(y))
+    if not all(isinstance(bound, Node) for bound in given):
+        return y
+    if max is None:
+        return ops.maximum(x, min)
+    if min is None:
+        return ops.minimum(x, max)
+    shared = ops.where(ops.eq(x, min), ops.maximum(x, min), ops.minimum(x, max))
+    unshared = ops.where(x < min, min, ops.where(x > max, max, x))
+    ordered = ops.where((min < max) & (ops.eq(x, min) | ops.eq(x, max)), shared, unshared)
+    above = ops.where(ops.eq(x, x), max, ops.maximum(x, max))
+    chosen = ops.where(min > max, above, ordered)
+    return ops.where(ops.eq(min, min) & ops.eq(max, max), chosen, y)  # of a bound that is NaN, all is NaN
+
+
+def _fmax(function: Any, sharing: Any) -> Any:
+    """fmax or fmin; of equal operands the first has the gradient, or from 2.14 on each half of it."""
+
+    def line(x: Any, y: Any) -> Node:
+        first = function(x, y)
+        if release() < SHARES_TIES or not first.dtype.is_float:
+            return first
+        return ops.where(ops.eq(x, y), sharing(x, y), first)
+
+    return line
 
 
 def _cast(x: Node, dtype: DType | None = None) -> Node:
@@ -210,8 +242,8 @@ LINES: dict[str, Any] = {
     "aten.copysign.Tensor": to_result(lambda x, y: ops.copysign(x, y)),
     "aten.fmod.Tensor": to_result(lambda x, y: ops.fmod(x, y)),
     "aten.fmod.Scalar": to_result(lambda x, y: ops.fmod(x, y)),
-    "aten.fmax.default": to_result(lambda x, y: ops.fmax(x, y)),
-    "aten.fmin.default": to_result(lambda x, y: ops.fmin(x, y)),
+    "aten.fmax.default": to_result(_fmax(ops.fmax, ops.maximum)),
+    "aten.fmin.default": to_result(_fmax(ops.fmin, ops.minimum)),
     "aten.xlogy.Tensor": to_result(lambda x, y: ops.xlogy(x, y)),
     "aten.xlogy.Scalar_Other": to_result(lambda x, y: ops.xlogy(x, y)),
     "aten.xlogy.Scalar_Self": to_result(lambda x, y: ops.xlogy(x, y)),
@@ -258,8 +290,8 @@ LINES: dict[str, Any] = {
     # three
     "aten.clamp.default": to_result(_clamp),
     "aten.clamp.Tensor": to_result(_clamp),
-    "aten.clamp_min.default": to_result(lambda x, min: ops.clamp(x, min, None)),
-    "aten.clamp_max.default": to_result(lambda x, max: ops.clamp(x, None, max)),
+    "aten.clamp_min.default": to_result(lambda x, min: _clamp(x, min, None)),
+    "aten.clamp_max.default": to_result(lambda x, max: _clamp(x, None, max)),
     "aten.addcmul.default": in_opmath(lambda x, y, z, *, value=1: x + _times(y * z, value)),
     "aten.addcdiv.default": in_opmath(lambda x, y, z, *, value=1: x + _times(y / z, value)),
     "aten.lerp.Scalar": in_opmath(lambda x, y, weight: ops.lerp(x, y, weight)),
