@@ -24,6 +24,7 @@ __all__ = [
     "SHARES_TIES",
     "SINCE",
     "check_release",
+    "composite_kernel",
     "current_stream",
     "forward_level",
     "mutated_parameters",
@@ -154,6 +155,13 @@ def version_count(tensor: Any) -> int:
     :raises RuntimeError: an inference tensor counts nothing.
     """
     return int(tensor._version)
+
+
+def composite_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the kernel gives by which torch decomposes an overload; in every release from :data:`OLDEST` on."""
+    import torch
+
+    return overload._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def overload_schema(overload: Any) -> Any:

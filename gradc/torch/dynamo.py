@@ -16,7 +16,7 @@ from .coverage import Compiled, listing, record
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
 from .importer import graph_of, refusal
-from .normal_form import NormalForm, inner_tensors, is_batching, normal_form, stop_gradient, tree_leaves
+from .normal_form import NormalForm, inner_tensors, is_batching, normal_form, stop_gradient, stops_gradient, tree_leaves
 from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
 from .sizes import size_of, typical
 from .table import is_kept
@@ -196,7 +196,7 @@ class _Program:
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
         function.forget()
-        detached = {n for n in inputs if all(u.target is stop_gradient for u in n.users if u in inside)}
+        detached = {n for n in inputs if all(stops_gradient(u) for u in n.users if u in inside)}
         return _Region(function, tuple(inputs), tuple(outputs), _dims(graph, made), frozenset(detached))
 
     def __call__(self, *arguments: Any) -> Any:
@@ -440,12 +440,29 @@ def _copied(value: torch.Tensor, source: torch.Tensor, _: bool = False) -> torch
     return source.to(value.dtype).expand_as(value).clone()
 
 
+def _in_place(overload: Any) -> Callable[..., Any]:
+    """The functional form of an overload that writes in place, with the gradient that eager mode has."""
+
+    def functional(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return overload(x.clone(), *args, **kwargs)
+
+    return functional
+
+
+def _rrelu(x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    noise = noise.clone()
+    return torch.ops.aten.rrelu_with_noise.default(x, noise, *args, **kwargs), noise
+
+
 IN_EAGER: dict[Any, Any] = {
     stop_gradient: torch.ops.aten.detach.default,
     torch.ops.aten.copy.default: _copied,
+    torch.ops.aten.normal_functional.default: _in_place(torch.ops.aten.normal_.default),
+    torch.ops.aten.bernoulli.p: _in_place(torch.ops.aten.bernoulli_.float),
+    torch.ops.aten.rrelu_with_noise_functional.default: _rrelu,
     custom_gradient: run_by_torch,
 }
-"""Ops of the normal form that torch does not run, or has no derivative of, and what it runs for them."""
+"""Ops of the normal form that torch does not run, or has no right derivative of, and what it runs for them."""
 
 
 def _running(node: torch.fx.Node) -> _Step:

@@ -13,10 +13,26 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
-from ..runtime.torch_private import forward_level, mutated_parameters, overload_schema, present, private
+from ..runtime.torch_private import (
+    composite_kernel,
+    forward_level,
+    mutated_parameters,
+    overload_schema,
+    present,
+    private,
+)
 from .custom_gradients import CustomGradient
 
-__all__ = ["NormalForm", "inner_tensors", "is_batching", "normal_form", "stop_gradient", "transformed", "tree_leaves"]
+__all__ = [
+    "NormalForm",
+    "inner_tensors",
+    "is_batching",
+    "normal_form",
+    "stop_gradient",
+    "stops_gradient",
+    "transformed",
+    "tree_leaves",
+]
 
 aot_export_module = private("aot_export_module")
 _ignore_backend_decomps = private("_ignore_backend_decomps")
@@ -37,7 +53,22 @@ _LIBRARY.impl("stop_gradient", lambda x: x.clone(), "CompositeExplicitAutograd")
 _LIBRARY.impl("stop_gradient", lambda x: torch.empty_like(x), "Meta")
 
 stop_gradient = torch.ops.gradc.stop_gradient.default
-"""What ``detach`` is in a normal form: functionalisation would leave an alias, which passes the gradient on."""
+"""What a value that is made under ``no_grad`` is an operand of: a copy, which nothing else shares memory with."""
+
+_detach, _alias = torch.ops.aten.detach.default, torch.ops.aten.alias.default
+
+_unsafe_view = torch.ops.aten._unsafe_view.default  # a view to functionalisation, if not to its own schema
+
+_view_as_dtype = torch.ops.aten.view.dtype
+"""What stands for ``detach`` while a program is made functional: a view as the dtype that a tensor has already, which
+passes no gradient on, either.  Of ``detach`` itself an ``alias`` would be left, which does; this is taken anew, as any
+view is, where what it views was written to.
+"""
+
+
+def stops_gradient(node: torch.fx.Node) -> bool:
+    """Whether a call of a normal form passes its operand on, but no gradient to it."""
+    return node.target is stop_gradient or node.target is _detach
 
 
 def transformed(tensors: Iterable[torch.Tensor]) -> bool:
@@ -108,13 +139,15 @@ class NormalForm:
 def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Callable[[Any], bool]) -> NormalForm:
     """Trace a module of torch ops into ATen ops without side effects.
 
-    Gradient modes become explicit: what ``detach`` returns, and every value that is made under ``no_grad``, is an
-    operand of ``gradc.stop_gradient``.  Autocast becomes explicit casts.
+    Gradient modes become explicit: a value that is made under ``no_grad`` is an operand of ``gradc.stop_gradient``, and
+    a view that is taken there one of ``aten.detach``, which is a view again.  Autocast becomes explicit casts.  What
+    shares memory in eager mode is a view of one value here, or the value itself.
 
     :param arguments: (fake) tensors and sizes, one per placeholder.
     :param kept: whether an overload is not decomposed.
-    :raises Unsupported: the program changes a value in place under ``no_grad`` that has a gradient, or holds a
-        ``torch.autograd.Function`` that writes to its inputs.
+    :raises Unsupported: the program changes a value in place under ``no_grad`` that has a gradient, writes through a
+        view whose functional form is not what eager mode does, or holds a ``torch.autograd.Function`` that writes to
+        its inputs.
     """
     flat = [x for argument in arguments for _, x in inner_tensors(argument)]
     composite_implicit, python = _decompositions(kept)
@@ -135,6 +168,9 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
     _drop_known_checks(traced.graph)
     for node in traced.graph.find_nodes(op="get_attr"):  # up to 2.6 constants come without their values
         node.meta.setdefault("val", functools.reduce(getattr, node.target.split("."), traced))
+    for node in traced.graph.find_nodes(op="call_function", target=_view_as_dtype):
+        if node.args[1] is node.args[0].meta["val"].dtype:
+            node.target, node.args = _detach, node.args[:1]
     return NormalForm(
         traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed), tuple(custom), wraps
     )
@@ -227,11 +263,30 @@ class _Interpreter(torch.fx.Interpreter):
         super().__init__(program, garbage_collect_values=False)
         self.gradients, self.custom = gradients, custom
 
+    def run_node(self, n: torch.fx.Node) -> Any:
+        gradients = self.gradients
+        gradients.fresh.clear()
+        gradients.written.clear()
+        result = super().run_node(n)
+        outs = tree_leaves(n.kwargs.get("out"))
+        if not all(id(self.env[x]) in gradients.written for x in outs if isinstance(x, torch.fx.Node)):
+            raise Unsupported(f"{n.target} changes what is given as out by other ways than an op")
+        return result
+
     def _inner(self, body: torch.fx.GraphModule, operands: Sequence[Any]) -> Any:
         return _Interpreter(body, self.gradients, self.custom).run(*operands)
 
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target == "detach_":  # of which dispatch modes are not told
+            return self.gradients.detach_in_place(args[0])
+        return super().call_method(target, args, kwargs)
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(target, "__name__", "")
+        if name in ("detach_", "detach_.default"):
+            return self.gradients.detach_in_place(args[0])
+        if name in ("dropout", "dropout.default") and not _drops(*args, **kwargs):
+            return args[0]  # torch would trace a copy where eager mode has none
         if target is private("_set_grad_enabled"):
             self.gradients.recording = bool(args[0])
             return None
@@ -256,11 +311,17 @@ class _Interpreter(torch.fx.Interpreter):
 
 
 class _ExplicitGradients(TorchDispatchMode):
-    """Puts :data:`stop_gradient` where torch would not record.
+    """Puts :data:`stop_gradient` where torch would not record, and refuses writes that have no functional form.
 
     :ivar recording: whether autograd would record now.
     :ivar constant: tensors that no gradient reaches, by identity.
-    :ivar detached: copies in place of views that torch would have given: nothing may be written to them.
+    :ivar detached: views that pass no gradient on to what they view, which may have one.
+    :ivar detached_constants: those of what has none.
+    :ivar unwritable: tensors of which torch's functional form of a write is not what eager mode does.
+    :ivar aliases: views, and what they are views of.
+    :ivar viewed: by the identity of a view, the operands of the call that gave it.
+    :ivar written: what the call that runs now has written to, itself or through views.
+    :ivar fresh: what ops without operands have made in the call that runs now: torch's own functions detach it.
     """
 
     def __init__(self, arguments: Sequence[Any]):
@@ -268,64 +329,169 @@ class _ExplicitGradients(TorchDispatchMode):
         self.recording = True
         self.constant: dict[int, torch.Tensor] = {}
         self.detached: dict[int, torch.Tensor] = {}
+        self.detached_constants: dict[int, torch.Tensor] = {}
+        self.unwritable: dict[int, torch.Tensor] = {}
+        self.aliases: dict[int, torch.Tensor] = {}
+        self.viewed: dict[int, Sequence[torch.Tensor]] = {}
+        self.written: dict[int, torch.Tensor] = {}
+        self.fresh: dict[int, torch.Tensor] = {}
         for argument in arguments:
-            if isinstance(argument, torch.Tensor) and not argument.requires_grad:
-                self.constant[id(argument)] = argument
+            if isinstance(argument, torch.Tensor):
+                self._mark(self.aliases, argument)  # the caller has it, too
+                if not argument.requires_grad:
+                    self._mark(self.constant, argument)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # the subclass calls ops on its inner tensors
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        constant = all(id(x) in self.constant or not x.is_floating_point() for x in tensors)
-        if function is torch.ops.aten.detach.default and not constant:
-            return self._stopped(args[0], view=True)
-        result = function(*args, **(kwargs or {}))
+        constant = all(id(x) in self.constant or not _has_gradients(x) for x in tensors)
+        if function is _detach and id(args[0]) in self.fresh:
+            function = _alias
+        if function is _detach or function is _view_as_dtype:
+            return self._detached(*args)
+        with self:
+            decomposed = _decomposed(function, args, kwargs or {})
+        if decomposed is not NotImplemented:
+            return decomposed
         if overload_schema(function).is_mutable:
             self._check_write(function, args, kwargs or {}, constant)
+        result = function(*args, **(kwargs or {}))
+        if overload_schema(function).is_mutable:
+            self._written(function, args, kwargs or {}, constant)
             return result
-        view = any(r.alias_info is not None for r in overload_schema(function).returns)
+        view = function is _unsafe_view or any(r.alias_info is not None for r in overload_schema(function).returns)
+        if view:
+            self._mark_view(function, tensors, result)
+        if not tensors:
+            self._mark(self.fresh, result)
+        if function in _UNTRACKED_VIEWS:
+            self._mark(self.unwritable, (tensors, result))
         if constant:
             self._mark(self.constant, result)
         elif not self.recording:
-            return tree_map_only(torch.Tensor, lambda x: self._stopped(x, view), result)
-        if view and any(id(x) in self.detached for x in tensors):
-            self._mark(self.detached, result)
+            return tree_map_only(torch.Tensor, self._detached if view else self._stopped, result)
         return result
 
-    def _check_write(self, function: Any, args: Any, kwargs: Any, constant: bool) -> None:
-        """What a write in place means for gradients, once it has happened.
+    def detach_in_place(self, x: torch.Tensor) -> torch.Tensor:
+        """What ``x.detach_()`` means: x has no gradient from here on; what was computed from it keeps its own.
 
-        :raises Unsupported: torch's meaning has no functional form.
+        :raises Unsupported: another tensor shares its memory, and keeps the gradient.
         """
-        written = [
-            kwargs.get(a.name, args[i] if i < len(args) else None)
-            for i, a in enumerate(overload_schema(function).arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
-        for x in written:
-            if id(x) in self.detached:
+        if _has_gradients(x) and id(x) not in self.constant:
+            if id(x) in self.aliases:
+                raise Unsupported("detach_() of a value that another tensor shares memory with")
+            torch.ops.aten.copy_.default(x, self._stopped(x))
+            self._mark(self.constant, x)
+        return x
+
+    def _check_write(self, function: Any, args: Any, kwargs: Any, constant: bool) -> None:
+        """:raises Unsupported: a write in place has no functional form, or one that torch has wrong."""
+        arguments = overload_schema(function).arguments
+        places = {a.is_out for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+        if len(places) > 1:
+            raise Unsupported(f"{function} writes to its operands and to what is given as out: torch mixes them up")
+        for x in _written(function, args, kwargs):
+            if id(x) in self.unwritable:
+                raise Unsupported(f"{function} writes through a view that torch does not write back from")
+            if id(x) in self.detached or (id(x) in self.detached_constants and not constant):
                 raise Unsupported(f"{function} writes through a view that detach() or no_grad cut off")
+            if function in _GRADIENT_KEPT and _has_gradients(x) and id(x) not in self.constant:
+                raise Unsupported(f"{function} leaves the gradient of what it overwrites as it was")
+            if not (constant or self.recording or id(x) in self.constant):
+                raise Unsupported(f"{function} writes under no_grad to a value that may have a gradient")
+
+    def _written(self, function: Any, args: Any, kwargs: Any, constant: bool) -> None:
+        """What a write in place that has happened means for gradients."""
+        for x in _written(function, args, kwargs):
+            pending = [x]
+            while pending:
+                self._mark(self.written, pending[-1])
+                pending += self.viewed.get(id(pending.pop()), ())
+            if function is torch.ops.aten.as_strided_.default:
+                self._mark(self.unwritable, x)
             if constant:
                 continue
             if self.recording:
                 self.constant.clear()  # x has a gradient now, and so may what shares its memory
-            elif id(x) in self.constant:
-                torch.ops.aten.copy_.default(x, self._stopped(x, view=False))
             else:
-                raise Unsupported(f"{function} writes under no_grad to a value that may have a gradient")
+                torch.ops.aten.copy_.default(x, self._stopped(x))
 
-    def _stopped(self, x: torch.Tensor, view: bool) -> torch.Tensor:
-        if not x.is_floating_point():
-            stopped = x
-        else:
-            stopped = stop_gradient(x)
-            if view:
-                self._mark(self.detached, stopped)
+    def _detached(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A view of the same memory that passes no gradient on."""
+        view: torch.Tensor = _view_as_dtype(x, dtype or x.dtype)
+        self._mark_view(_view_as_dtype, [x], view)
+        self._mark(self.detached if _has_gradients(x) and id(x) not in self.constant else self.detached_constants, view)
+        self._mark(self.constant, view)
+        return view
+
+    def _stopped(self, x: torch.Tensor) -> torch.Tensor:
+        stopped = stop_gradient(x) if _has_gradients(x) else x
         self._mark(self.constant, stopped)
         return stopped
+
+    def _mark_view(self, function: Any, viewed: Sequence[torch.Tensor], result: Any) -> None:
+        """Pass on what is known of a tensor to its views."""
+        self._mark(self.aliases, (viewed, result))
+        self.viewed.update((id(y), viewed) for y in tree_leaves(result))
+        for marked in (self.detached, self.detached_constants):
+            if any(id(x) in marked for x in viewed):
+                self._mark(marked, result)
+        if function in _NOT_WRITTEN_BACK or any(id(x) in self.unwritable for x in viewed):
+            self._mark(self.unwritable, result)
+        elif function is torch.ops.aten.expand.default:
+            repeats = any(isinstance(step, int) and step == 0 for step in result.stride())
+            self._mark(self.unwritable, result if repeats else ())
 
     @staticmethod
     def _mark(marked: dict[int, torch.Tensor], result: Any) -> None:
         for x in tree_leaves(result):
             if isinstance(x, torch.Tensor):
                 marked[id(x)] = x
+
+
+_NOT_WRITTEN_BACK = (torch.ops.aten.unfold.default, torch.ops.aten.as_strided.default)
+"""Views whose elements need not be those of the tensor, each once: torch's functional form of a write through one adds
+up what lies in several places, and zeroes what lies in none.
+"""
+
+
+_GRADIENT_KEPT = tuple(
+    getattr(torch.ops.aten, f"logical_{name}_").default for name in ("not", "and", "or", "xor")
+)  # autograd takes no note of them
+
+
+_UNTRACKED_VIEWS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
+"""What shares memory without being a view: for autograd a write to one is none to the other."""
+
+
+def _drops(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, **named: Any) -> bool:
+    """Whether these arguments of a dropout let it change anything."""
+    return bool(named.get("train", training) and p)
+
+
+def _has_gradients(x: torch.Tensor) -> bool:
+    """Whether a tensor is of a dtype that autograd records."""
+    return x.is_floating_point() or x.is_complex()
+
+
+def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The operands that an overload writes in place."""
+    return tree_leaves(
+        [
+            kwargs.get(a.name, args[i] if i < len(args) else None)
+            for i, a in enumerate(overload_schema(function).arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+    )
+
+
+def _decomposed(function: Any, args: Any, kwargs: Any) -> Any:
+    """What a call gives by the ops that it is made of; NotImplemented where it is kept whole.
+
+    Of what is kept a schema that names no alias means that there is none.
+    """
+    made: Any = function.decompose(*args, **kwargs)
+    if made is NotImplemented and function is torch.ops.aten.einsum.default and len(args[1]) == 1:
+        made = composite_kernel(function, *args, **kwargs)  # may be a view
+    return made

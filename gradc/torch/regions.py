@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .importer import Refusal, Translation, refusal
-from .normal_form import stop_gradient
+from .normal_form import stops_gradient
 from .sizes import assumptions
 
 Nodes = Sequence[torch.fx.Node]
@@ -48,6 +48,9 @@ def plan(graph: torch.fx.Graph, smallest: int) -> Plan:
     for node in reversed(calls):  # a view of what leaves a region is torch's own: it shares memory as the user expects
         if node in taken and is_view(node) and all(user not in taken for user in node.users):
             del taken[node]
+            if node.target is operator.getitem:
+                _take_apart(graph, node)
+    calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
     while True:
         levels = _levels(calls, taken)
         _sink(calls, taken, levels)
@@ -62,6 +65,15 @@ def plan(graph: torch.fx.Graph, smallest: int) -> Plan:
                 del taken[node]
                 if computes(node) and refused:
                     refused[node] = refusal(node, f"its region has fewer than {smallest} ops")
+
+
+def _take_apart(graph: torch.fx.Graph, part: torch.fx.Node) -> None:
+    """Have one part of several views be a part of a call of its own."""
+    several = part.args[0]
+    assert isinstance(several, torch.fx.Node)
+    if len(several.users) > 1:
+        with graph.inserting_before(part):
+            part.args = (graph.node_copy(several), *part.args[1:])
 
 
 def without(found: Plan, graph: torch.fx.Graph, region: Collection[torch.fx.Node], reason: str) -> Plan:
@@ -102,7 +114,7 @@ def _parts(nodes: Nodes, results: Collection[torch.fx.Node], cut_at_detach: bool
 
     for node in nodes:
         for operand in node.all_input_nodes:
-            if operand in inside and not (cut_at_detach and node.target is stop_gradient):
+            if operand in inside and not (cut_at_detach and stops_gradient(node)):
                 part[root(operand)] = root(node)
     apart = dict.fromkeys(root(node) for node in nodes if node in results)
     number = {root_node: i for i, root_node in enumerate(apart)}
@@ -131,7 +143,7 @@ def _recorded(graph: torch.fx.Graph, leaves: Collection[torch.fx.Node]) -> set[t
         value = node.meta.get("val")
         several = value if isinstance(value, tuple | list) else [value]
         floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in several)
-        if floats and node.target is not stop_gradient and any(o in found for o in node.all_input_nodes):
+        if floats and not stops_gradient(node) and any(o in found for o in node.all_input_nodes):
             found.add(node)
     return found
 
@@ -159,7 +171,9 @@ def _argument(node: torch.fx.Node, name: str) -> Any:
 
 
 def is_view(node: torch.fx.Node) -> bool:
-    """Whether a call gives other strides over its operand's memory."""
+    """Whether a call gives other strides over its operand's memory, or one of several such views."""
+    if node.target is operator.getitem:
+        return is_view(node.args[0])  # type: ignore[arg-type]
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
 

@@ -309,6 +309,6 @@ LINES: dict[str, Any] = {
     "aten.alias.default": lambda x: x,
     "aten.contiguous.default": lambda x: x,
     "aten.lift_fresh_copy.default": lambda x: x,
-    "aten.type_as.default": lambda x, like: converted(x, like.dtype),
+    "aten.detach.default": lambda x: ops.stop_gradient(x),
     "gradc.stop_gradient.default": lambda x: ops.stop_gradient(x),
 }

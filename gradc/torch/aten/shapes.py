@@ -9,7 +9,6 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.dims import Dim, Size, ceildiv
 from ...ir.node import Node
-from ...ir.operands import broadcast_shapes
 from ...ir.types import F32, I64, DType
 from ...ops.rules import converted
 
@@ -146,11 +145,6 @@ def _repeat_interleave(x: Node, repeats: int, axis: int | None = None, *, output
     return ops.repeat_interleave(x, repeats, axis)
 
 
-def _broadcast_tensors(tensors: Sequence[Node]) -> tuple[Node, ...]:
-    shape = broadcast_shapes([t.shape for t in tensors])
-    return tuple(ops.broadcast_to(t, shape) for t in tensors)
-
-
 def _written(x: Node, part: Node, axis: int, before: Any, after: Any) -> Node:
     """x with a slice of one axis replaced."""
     pieces = [_along(x, axis, slice(0, before)), part, _along(x, axis, slice(after, None))]
@@ -236,7 +230,6 @@ LINES: dict[str, Any] = {
     "aten.movedim.intlist": lambda x, source, destination: ops.movedim(x, source, destination),
     "aten.swapaxes.default": _swapped,
     "aten.repeat_interleave.self_int": _repeat_interleave,
-    "aten.broadcast_tensors.default": _broadcast_tensors,
     "aten.expand_as.default": lambda x, like: ops.broadcast_to(x, like.shape),
     "aten.reshape_as.default": lambda x, like: ops.reshape(x, like.shape),
     "aten.slice_scatter.default": _slice_scatter,
