@@ -67,6 +67,7 @@ SINCE: dict[str, tuple[tuple[Release, str], ...]] = {
     "tree_unflatten": ((OLDEST, _PYTREE),),
     "_set_grad_enabled": ((OLDEST, _C),),
     "is_functorch_wrapped_tensor": ((OLDEST, _FUNCTORCH),),
+    "is_legacy_batchedtensor": ((OLDEST, _FUNCTORCH),),
     "maybe_current_level": ((OLDEST, _FUNCTORCH),),
     # What Dynamo writes into a graph for torch.vmap.
     "lazy_load_decompositions": ((OLDEST, "torch._functorch.vmap"), ((2, 9), _PREDISPATCH)),

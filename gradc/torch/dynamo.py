@@ -16,7 +16,17 @@ from .coverage import Compiled, listing, record
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
 from .importer import graph_of, refusal
-from .normal_form import NormalForm, inner_tensors, is_batching, normal_form, stop_gradient, stops_gradient, tree_leaves
+from .normal_form import (
+    NormalForm,
+    enables_gradients,
+    inner_tensors,
+    is_batching,
+    normal_form,
+    stop_gradient,
+    stops_gradient,
+    transformed,
+    tree_leaves,
+)
 from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
 from .sizes import size_of, typical
 from .table import is_kept
@@ -52,7 +62,10 @@ def backend(
     try:
         _refuse_transforms(gm)
         _refuse_wrapped_gradients(example_inputs)
-        form = normal_form(gm, example_inputs, is_kept)
+        # Dynamo compiles for the caller's mode; a graph that enables gradients itself is always run with them enabled
+        own_mode = enables_gradients(gm) and not torch.is_grad_enabled()
+        with torch.set_grad_enabled(own_mode or torch.is_grad_enabled()):
+            form = normal_form(gm, example_inputs, is_kept, recording=not own_mode)
         _refuse_wrong_gradients(form)
     except Exception as error:  # whatever tracing meets: control flow, custom gradients, ops without a functional form
         reason = _first_line(error)
@@ -60,7 +73,8 @@ def backend(
             raise Unsupported(f"{name} has no normal form: {reason}") from error
         record(Compiled(name, _count_calls(gm.graph), (), (), reason))
         return gm.forward
-    return _Program(gm, example_inputs, form, name, chosen)
+    program = _Program(gm, example_inputs, form, name, chosen)
+    return torch.enable_grad()(program) if own_mode else program
 
 
 def _refuse_transforms(gm: torch.fx.GraphModule) -> None:
@@ -201,6 +215,8 @@ class _Program:
 
     def __call__(self, *arguments: Any) -> Any:
         given = [*self.lifted, *(_flat(arguments) if self.form.wraps else arguments)]
+        if transformed(x for x in given if isinstance(x, torch.Tensor)):
+            return self.source(*arguments)
         if self.mutated and _overlap(given, frozenset(self.mutated)):  # which they did not when this was traced
             return self.source(*arguments)
         for i in self.mutated:  # what is kept for backward stays as it was

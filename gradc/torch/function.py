@@ -19,7 +19,8 @@ from ..module.sparse import SparseRows
 from ..passes.graph.sparse_rows import sparse_rows
 from ..process.forks import cached_property
 from ..runtime.host.tensors import storages_stay_resizable
-from .normal_form import transformed
+from .batches import one_by_one
+from .normal_form import batched, transformed
 from .sizes import TORCH_DTYPES
 
 
@@ -51,15 +52,12 @@ class Function:
         :param dims: sizes that no input tells; others may stand there, too.
         :raises Unsupported: inside a transform of torch.func, or forward-mode autograd.
         """
-        if transformed(inputs):
-            raise Unsupported(
-                "torch.func's vmap, grad and jvp and forward-mode autograd do not reach into gradc: take gradients by"
-                " torch.autograd.grad, and a batch as an axis"
-            )
-        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        _refuse_transforms(inputs)
+        recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()  # torch looks at both
+        if recording and any(x.requires_grad for x in inputs):
             return _Recorded.apply(self, dims, *inputs)  # type: ignore[no-any-return]
         module = self.wrt((), inputs).module
-        with storages_stay_resizable():
+        with torch.no_grad(), storages_stay_resizable():
             return self.outputs(module(dict(zip(self.names, inputs, strict=True)), dims=dims))
 
     def wrt(self, names: tuple[str, ...], inputs: Sequence[torch.Tensor] = ()) -> Differentiated:
@@ -138,6 +136,15 @@ class Differentiated:
         return Function(_renamed(graph), self.target, self.function.options)
 
 
+def _refuse_transforms(tensors: Sequence[torch.Tensor]) -> None:
+    """:raises Unsupported: one of them is inside a transform of torch.func, or forward-mode autograd."""
+    if transformed(tensors):
+        raise Unsupported(
+            "torch.func's vmap, grad and jvp and forward-mode autograd do not reach into gradc: take gradients by"
+            " torch.autograd.grad, and a batch as an axis"
+        )
+
+
 def _renamed(graph: Graph) -> Graph:
     """The graph with names of its own for cotangents: ``d.`` belongs to those of the next derivative."""
     new = {node: input_node(f"in{i}", node.type) for i, node in enumerate(graph.inputs)}
@@ -214,26 +221,44 @@ class _Recorded(torch.autograd.Function):
         differentiated: Differentiated = ctx.differentiated
         function = differentiated.function
         names = function.graph.output_names
-        dense = (c.to_dense() if c is not None and c.layout is torch.sparse_coo else c for c in cotangents)
+        dense = (c if c is None else _dense(c) for c in cotangents)
         given = {n: c for n, c in zip(names, dense, strict=True) if n in differentiated.differentiable}
         reached = differentiated.reached(n for n, c in given.items() if c is not None)
         if not reached:
             return (None,) * (2 + len(function.names))
         saved = ctx.saved_tensors
         read, own = saved[: len(differentiated.read)], saved[len(differentiated.read) :]
-        gradients: Mapping[str, Any]
-        if torch.is_grad_enabled():
-            gradients = _gradients_again(differentiated, ctx.dims, read, given)
-        else:
-            residuals = ctx.residuals.carrying(dict(zip(ctx.own_names, own, strict=True)))
-            with storages_stay_resizable():
-                gradients = differentiated.module.backward(
-                    residuals, **_all_cotangents(differentiated, given)
-                ).as_dict()
         # where no cotangent comes from, there is no gradient: None, which an optimizer skips, not zeros
-        made = {n: g for n, g in gradients.items() if n in reached}
-        made |= {n: _sparse(g) for n, g in made.items() if isinstance(g, SparseRows)}
-        return None, None, *_tensors([made.get(n) for n in function.names])
+        wanted = [n for n in function.names if n in reached]
+        upstream_of = [n for n, c in given.items() if c is not None]
+
+        def gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            _refuse_transforms(tensors)
+            read, upstream = tensors[: len(differentiated.read)], tensors[len(differentiated.read) :]
+            of_outputs = {**given, **dict(zip(upstream_of, upstream, strict=True))}
+            made: Mapping[str, Any]
+            if torch.is_grad_enabled():
+                made = _gradients_again(differentiated, ctx.dims, read, of_outputs)
+            else:
+                residuals = ctx.residuals.carrying(dict(zip(ctx.own_names, own, strict=True)))
+                with storages_stay_resizable():
+                    made = differentiated.module.backward(
+                        residuals, **_all_cotangents(differentiated, of_outputs)
+                    ).as_dict()
+            found = [made[n] for n in wanted]
+            return _tensors(_sparse(g) if isinstance(g, SparseRows) else g for g in found)
+
+        operands = [*read, *(given[n] for n in upstream_of)]
+        if batched(operands):
+            found = one_by_one(lambda *each: [_dense(g) for g in gradients(*each)], operands, len(wanted))
+        else:
+            found = gradients(*operands)
+        made = dict(zip(wanted, found, strict=True))
+        return None, None, *(made.get(n) for n in function.names)
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    return x.to_dense() if x.layout is torch.sparse_coo else x
 
 
 def _sparse(rows: SparseRows) -> torch.Tensor:

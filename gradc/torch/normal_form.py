@@ -25,6 +25,8 @@ from .custom_gradients import CustomGradient
 
 __all__ = [
     "NormalForm",
+    "batched",
+    "enables_gradients",
     "inner_tensors",
     "is_batching",
     "normal_form",
@@ -43,6 +45,7 @@ TorchDispatchMode: Any = private("TorchDispatchMode")
 is_traceable_wrapper_subclass = private("is_traceable_wrapper_subclass")
 is_traceable_wrapper_subclass_type = private("is_traceable_wrapper_subclass_type")
 is_functorch_wrapped_tensor = private("is_functorch_wrapped_tensor")
+is_legacy_batchedtensor = private("is_legacy_batchedtensor")
 maybe_current_level = private("maybe_current_level")
 tree_leaves = private("tree_leaves")
 tree_map_only = private("tree_map_only")
@@ -80,6 +83,12 @@ def transformed(tensors: Iterable[torch.Tensor]) -> bool:
     )
 
 
+def batched(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether one of these holds the batch of a vmap: torch.func's, or that of ``is_grads_batched=True``."""
+    return any(is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x) for x in tensors)
+
+
+_WITH_MODE = "wrap_with_set_grad_enabled"
 _CUSTOM_GRADIENT = "autograd_function_apply"
 _BATCHING = (
     "lazy_load_decompositions",
@@ -93,6 +102,17 @@ _BATCHING = (
 def is_batching(target: Any) -> bool:
     """Whether a call of Dynamo's graph is one of those that it writes for ``torch.vmap``."""
     return any(target is each for each in present(_BATCHING))
+
+
+def enables_gradients(module: torch.fx.GraphModule) -> bool:
+    """Whether a program of torch ops, or a part of it, enables gradients itself, whatever its caller does."""
+    return any(
+        (node.target is private("_set_grad_enabled") or getattr(node.target, "__name__", "") == _WITH_MODE)
+        and bool(node.args[0])
+        for part in module.modules()
+        if isinstance(part, torch.fx.GraphModule)
+        for node in part.graph.nodes
+    )
 
 
 def inner_tensors(value: Any) -> list[tuple[str, Any]]:
@@ -136,7 +156,9 @@ class NormalForm:
     wraps: bool = False
 
 
-def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Callable[[Any], bool]) -> NormalForm:
+def normal_form(
+    module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Callable[[Any], bool], recording: bool = True
+) -> NormalForm:
     """Trace a module of torch ops into ATen ops without side effects.
 
     Gradient modes become explicit: a value that is made under ``no_grad`` is an operand of ``gradc.stop_gradient``, and
@@ -145,6 +167,7 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
 
     :param arguments: (fake) tensors and sizes, one per placeholder.
     :param kept: whether an overload is not decomposed.
+    :param recording: whether autograd records where the program begins.
     :raises Unsupported: the program changes a value in place under ``no_grad`` that has a gradient, writes through a
         view whose functional form is not what eager mode does, or holds a ``torch.autograd.Function`` that writes to
         its inputs.
@@ -154,7 +177,11 @@ def normal_form(module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Ca
     custom: list[CustomGradient] = []
     with _ignore_backend_decomps(), _override_composite_implicit_decomp(composite_implicit), preserve_node_meta():
         traced, signature = aot_export_module(
-            _Program(module, arguments, custom), flat, trace_joint=False, pre_dispatch=False, decompositions=python
+            _Program(module, arguments, custom, recording),
+            flat,
+            trace_joint=False,
+            pre_dispatch=False,
+            decompositions=python,
         )
     lifted = (*signature.parameters, *signature.buffers)
     by_target = {
@@ -237,15 +264,22 @@ class _Program(torch.nn.Module):
 
     :param examples: of its arguments.
     :param custom: filled with the calls of ``torch.autograd.Function``.
+    :param recording: whether autograd records where it begins.
     """
 
-    def __init__(self, program: torch.fx.GraphModule, examples: Sequence[Any], custom: list[CustomGradient]):
+    def __init__(
+        self,
+        program: torch.fx.GraphModule,
+        examples: Sequence[Any],
+        custom: list[CustomGradient],
+        recording: bool,
+    ):
         super().__init__()
-        self.program, self.custom = program, custom
+        self.program, self.custom, self.recording = program, custom, recording
         self.examples = tuple(examples)
 
     def forward(self, *tensors: Any) -> Any:
-        gradients, levels = _ExplicitGradients(tensors), maybe_current_level() or 0
+        gradients, levels = _ExplicitGradients(tensors, self.recording), maybe_current_level() or 0
         try:
             with gradients:
                 remaining = iter(tensors)
@@ -296,7 +330,7 @@ class _Interpreter(torch.fx.Interpreter):
             made, results = CustomGradient.traced(target, args, kwargs)
             self.custom.append(made)
             return results
-        if name == "wrap_with_set_grad_enabled":  # (whether, body, *operands)
+        if name == _WITH_MODE:  # (whether, body, *operands)
             before, self.gradients.recording = self.gradients.recording, bool(args[0])
             try:
                 return self._inner(args[1], args[2:])
@@ -324,9 +358,9 @@ class _ExplicitGradients(TorchDispatchMode):
     :ivar fresh: what ops without operands have made in the call that runs now: torch's own functions detach it.
     """
 
-    def __init__(self, arguments: Sequence[Any]):
+    def __init__(self, arguments: Sequence[Any], recording: bool):
         super().__init__()
-        self.recording = True
+        self.recording = recording
         self.constant: dict[int, torch.Tensor] = {}
         self.detached: dict[int, torch.Tensor] = {}
         self.detached_constants: dict[int, torch.Tensor] = {}

@@ -48,8 +48,16 @@ def _embedding(
 ) -> Node:
     if sparse and weight.op.name != "input":
         raise Unsupported("an embedding with sparse gradients of a table that is computed")
-    padding = None if isinstance(padding_idx, int) and padding_idx < 0 else padding_idx
+    padding = _known(padding_idx)
+    padding = None if padding is not None and padding < 0 else padding
     return ops.embedding(indices, weight, padding_idx=padding, scale_grad_by_freq=scale_grad_by_freq)
+
+
+def _known(padding_idx: Any) -> int | None:
+    """:raises Unsupported: a number that Dynamo holds as a symbol, which may be negative: no size is."""
+    if not isinstance(padding_idx, int | None):
+        raise Unsupported("a padding_idx that is known at the call alone")
+    return padding_idx
 
 
 _BAG_MODES = ("sum", "mean", "max")
@@ -76,7 +84,7 @@ def _embedding_bag(
         mode=_BAG_MODES[mode],
         scale_grad_by_freq=scale_grad_by_freq,
         include_last_offset=include_last_offset,
-        padding_idx=None if padding_idx is None or padding_idx < 0 else padding_idx,
+        padding_idx=_known(padding_idx),
     )
     return (bags,)  # what torch returns beside it is for its own backward
 

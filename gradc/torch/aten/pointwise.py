@@ -11,6 +11,7 @@ from ...ir.types import F32, DType
 from ...ops.rules import converted
 from ...runtime.torch_private import SHARES_TIES, release
 from ..table import in_opmath, to_common, to_result
+from .casts import cast
 
 _SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1)  # what torch writes selu as
 
@@ -80,7 +81,7 @@ def _fmax(function: Any, sharing: Any) -> Any:
 
 
 def _cast(x: Node, dtype: DType | None = None) -> Node:
-    return x if dtype is None else converted(x, dtype)
+    return x if dtype is None else cast(x, dtype)
 
 
 def _logical(x: Any) -> Any:
@@ -109,7 +110,7 @@ def _elu(x: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
 
 
 def _copy(x: Node, source: Node) -> Node:
-    return ops.broadcast_to(converted(source, x.dtype), x.shape)
+    return ops.broadcast_to(cast(source, x.dtype), x.shape)
 
 
 def _shift(op: Any) -> Any:

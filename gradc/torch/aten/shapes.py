@@ -11,13 +11,16 @@ from ...ir.dims import Dim, Size, ceildiv
 from ...ir.node import Node
 from ...ir.types import F32, I64, DType
 from ...ops.rules import converted
+from .casts import cast, number
 
 _LAST = 2**62  # torch's ends of slices are 2**63 - 1 where they are not given
 
 
 def _spread(value: Any, shape: Sequence[Size], dtype: DType) -> Node:
-    one = ops.constant(value=(dtype.literal(value),), dtype=dtype) if not isinstance(value, Dim) else ops.dim(value)
-    return ops.broadcast_to(converted(one, dtype), tuple(shape))
+    if isinstance(value, Dim):
+        return ops.broadcast_to(cast(ops.dim(value), dtype), tuple(shape))
+    one = ops.constant(value=(dtype.literal(number(value, dtype)),), dtype=dtype)
+    return ops.broadcast_to(one, tuple(shape))
 
 
 def _full(shape: Sequence[Size], value: Any, *, dtype: DType | None = None) -> Node:
@@ -158,7 +161,8 @@ def _slice_scatter(x: Node, part: Node, axis: int = 0, start: Any = None, end: A
     if step != 1 or not isinstance(size, int) or not isinstance(low, int) or not isinstance(high, int):
         raise Unsupported("slice_scatter with a step or of symbolic sizes")
     low, high, _ = slice(low, high).indices(size)
-    part = ops.broadcast_to(converted(part, x.dtype), (*x.shape[:axis], high - low, *x.shape[axis + 1 :]))
+    high = max(low, high)  # an end before the start is a slice of nothing
+    part = ops.broadcast_to(cast(part, x.dtype), (*x.shape[:axis], high - low, *x.shape[axis + 1 :]))
     return _written(x, part, axis, low, high)
 
 
@@ -168,7 +172,7 @@ def _select_scatter(x: Node, part: Node, axis: int, index: int) -> Node:
     if not isinstance(size, int):
         raise Unsupported("select_scatter along a symbolic size")
     index = index % size
-    return _written(x, _unsqueeze(converted(part, x.dtype), axis), axis, index, index + 1)
+    return _written(x, _unsqueeze(cast(part, x.dtype), axis), axis, index, index + 1)
 
 
 def _roll(x: Node, shifts: Sequence[int], axes: Sequence[int] = ()) -> Node:
@@ -246,7 +250,7 @@ LINES: dict[str, Any] = {
     "aten.new_zeros.default": lambda x, shape, *, dtype=None: _spread(0, shape, dtype or x.dtype),
     "aten.new_ones.default": lambda x, shape, *, dtype=None: _spread(1, shape, dtype or x.dtype),
     "aten.fill.Scalar": lambda x, value: _spread(value, x.shape, x.dtype),
-    "aten.fill.Tensor": lambda x, value: ops.broadcast_to(converted(value, x.dtype), x.shape),
+    "aten.fill.Tensor": lambda x, value: ops.broadcast_to(cast(value, x.dtype), x.shape),
     "aten.scalar_tensor.default": lambda value, *, dtype=None: _spread(value, (), dtype or F32),
     "aten.arange.default": lambda end, *, dtype=None: _arange(0, end, dtype=dtype),
     "aten.arange.start": _arange,
