@@ -64,6 +64,39 @@ static inline __attribute__((unused)) void gradc_add(f64 *sum, f64 *lost, f64 x)
 }
 static inline __attribute__((unused)) f64 gradc_total(f64 sum, f64 lost) { return sum - sum == 0 ? sum + lost : sum; } /* lost is NaN beside inf */
 
+/* Sums and products of a block's terms, in the order of this text whatever the compiler, its level and the processor's vectors:
+ * four accumulators of vectors, then one, then the terms that fill no vector. */
+#define GRADC_COMBINE(name, T, W, lanes, sign, start)                                                                \
+  GRADC_FN W name(const T *terms, i64 count) {                                                                       \
+    typedef T narrow __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T))));                            \
+    typedef W wide __attribute__((vector_size(lanes * sizeof(W))));                                                  \
+    W all = start;                                                                                                   \
+    i64 i = 0;                                                                                                       \
+    if (count >= lanes) {                                                                                            \
+      wide a = (wide){ 0 } + start, b = a, c = a, d = a;                                                             \
+      for (; i + 4 * lanes <= count; i += 4 * lanes) {                                                               \
+        a = a sign __builtin_convertvector(*(const narrow *)(terms + i), wide);                                      \
+        b = b sign __builtin_convertvector(*(const narrow *)(terms + i + lanes), wide);                              \
+        c = c sign __builtin_convertvector(*(const narrow *)(terms + i + 2 * lanes), wide);                          \
+        d = d sign __builtin_convertvector(*(const narrow *)(terms + i + 3 * lanes), wide);                          \
+      }                                                                                                              \
+      a = (a sign b) sign (c sign d);                                                                                \
+      for (; i + lanes <= count; i += lanes) a = a sign __builtin_convertvector(*(const narrow *)(terms + i), wide); \
+      W lane[lanes];                                                                                                 \
+      __builtin_memcpy(lane, &a, sizeof a);                                                                          \
+      for (int half = lanes / 2; half; half /= 2)                                                                    \
+        for (int l = 0; l < half; l++) lane[l] = lane[l] sign lane[l + half];                                        \
+      all = lane[0];                                                                                                 \
+    }                                                                                                                \
+    for (; i < count; i++) all = all sign (W)terms[i];                                                               \
+    return all;                                                                                                      \
+  }
+GRADC_COMBINE(gradc_sum_f32, f32, f32, 8, +, 0)
+GRADC_COMBINE(gradc_sum_f64, f64, f64, 4, +, 0)
+GRADC_COMBINE(gradc_sum_f32_in_f64, f32, f64, 4, +, 0)
+GRADC_COMBINE(gradc_prod_f32, f32, f32, 8, *, 1)
+GRADC_COMBINE(gradc_prod_f64, f64, f64, 4, *, 1)
+
 static inline __attribute__((unused)) i64 gradc_min(i64 a, i64 b) { return a < b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_chunks(i64 count, i64 each) { return (count + each - 1) / each; }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...ir.dims import product, same
 from ...ir.kernel import Phase
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
-from ...ir.types import F32
+from ...ir.types import F32, F64
 from ...passes.reductions.combine import ascends, row_searches
 from ...process.forks import cached_property
 from ..expr import carrier, stored, to_memory, variable
@@ -35,7 +35,7 @@ from .records import (
     combined,
     grouped,
 )
-from .reductions import reduction
+from .reductions import combined_terms, reduction
 from .row_memory import CACHED_COST, cost
 from .scans import scan
 
@@ -192,10 +192,10 @@ class ColumnWriter(AccumWriter):
         unpackings = tuple(map(self.unpacking, self.packed[number]))
         block = block or ("GRADC_STAGED" if stores or roots.scatters or unpackings else "")
         first, last, block, poll = self.extent(block)
-        body = [*values, *roots.body]
+        body = [*values, *roots.body] if roots.body else []
         if self.k.descending:
             body.insert(0, f"const i64 {self.innermost} = {last} - 1 - {self.visited};")
-        inside = interior(self.k, self.types, self.reloaded(p, number), self.innermost) if vectors else None
+        inside = interior(self.k, self.types, self.reloaded(p, number), self.innermost) if vectors and body else None
         return Columns(
             outer=tuple(self.axes(self.k.cols[:-1])),
             axis=self.visited,
@@ -217,10 +217,10 @@ class ColumnWriter(AccumWriter):
         )
 
     def halves(self, p: Phase, number: int, reductions: Sequence[Reduction], values: Sequence[str]) -> Halves | None:
-        """How a pass adds up both halves of its blocks at a time, where it would wait for its sums else."""
+        """How a pass goes through both halves of its blocks at a time, where accumulators would wait for themselves."""
         count, work = self.k.col_count, sum(cost(s) for s in self.reloaded(p, number))
         inner = self.axes(self.k.cols[-1:])[0] if self.k.cols else None
-        only = reductions and all(s.op in REDUCTIONS for s in p.roots)
+        only = any(r.clauses for r in reductions) and all(s.op in REDUCTIONS for s in p.roots)
         if inner is None or not only or self.k.descending or self.mixed(p) or self.packed[number]:
             return None
         if work >= WAITING_COST or (isinstance(count, int) and len(self.k.cols) == 1 and count < 4 * HALF_LANES):
@@ -472,7 +472,30 @@ class ColumnWriter(AccumWriter):
         """:param half: that of the second half of a block."""
         axes = self.k.cols
         place = index(flatten([Index.of(a) for a, _ in axes], [n for _, n in axes])) if axes else "0"
-        return reduction(s, self.scribe.values[s.args[0]], place, not self.k.rows or self.mixed(p), half)
+        wide_blocks, there = not self.k.rows or self.mixed(p), self.terms_in_memory(p).get(s, "")
+        return reduction(s, self.scribe.values[s.args[0]], place, f"{self.visited} - c0", wide_blocks, half, there)
+
+    def terms_in_memory(self, p: Phase) -> dict[Stmt, str]:
+        """Where the terms of a block begin, of a pass that only adds up or multiplies what lies side by side in memory:
+        it needs no loop over the columns.
+        """
+        if self.k.descending or self.scribe.guarded or self.packed[self.k.passes.index(p)]:
+            return {}
+        number, found = self.k.passes.index(p), dict[Stmt, str]()
+        loads = {s.name: s for s in self.reloaded(p, number)}
+        for s in p.roots:
+            load = loads.get(s.args[0]) if s.args else None
+            if load is None or load.op != "load" or load.where or REDUCTIONS.get(s.op) not in ("sum", "prod"):
+                return {}
+            dtype = self.types[load.buffer].dtype
+            if (
+                not (dtype is s.dtype and dtype in (F32, F64) and self.by_neighbours(load))
+                or len(self.line(load, number)) > 1
+            ):
+                return {}
+            first = [i.renamed({self.innermost: "c0"}) for i in load.index]
+            found[s] = f"&{self.scribe.element(load.buffer, first)}"
+        return found if {s.args[0] for s in found} == {*loads} else {}
 
     def mixed(self, p: Phase) -> bool:
         """Whether a pass gathers or computes on wider values than f32: a compiler then adds the lanes, or the elements,
@@ -503,14 +526,20 @@ class ColumnWriter(AccumWriter):
     def run_sum(self, s: Stmt) -> Reduction:
         """Such an accum: the run is added up first."""
         name, value = f"run_a{self.number[s.buffer]}", variable(s.args[0])
-        (merge,) = self.effect(replace(s, where=""), name)
+        term = f"{variable(s.where)} ? {value} : 0" if s.where else value
+        operand, ctype = self.scribe.values[s.args[0]], self.partial_type(s)
+        if not self.types[s.buffer].dtype.is_float:
+            (merge,) = self.effect(replace(s, where=""), name)
+            return Reduction("", f"{ctype} {name} = 0;", f"{name} += {term};", merge, "", clauses=(("+", name),))
+        narrow = "f32" if operand.is_float and carrier(operand) == "f32" else ctype
+        (merge,) = self.effect(replace(s, where=""), combined_terms("sum", narrow, ctype, f"terms_{name}"))
         return Reduction(
             totals="",
-            block=f"{self.partial_type(s)} {name} = 0;",
-            update=f"{name} += {f'{variable(s.where)} ? {value} : 0' if s.where else value};",
+            block="",
+            update=f"terms_{name}[{self.visited} - c0] = {term};",
             merge=merge,
             result="",
-            clauses=(("+", name),),
+            terms=(narrow, f"terms_{name}"),
         )
 
     def decided_by_column(self, s: Stmt) -> bool:

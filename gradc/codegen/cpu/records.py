@@ -103,7 +103,7 @@ def combined(combine: str, ctype: str, target: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction over the columns: accumulators of a block of columns, merged into totals.
+    """A reduction over the columns: that of a block of columns, merged into totals.
 
     :param totals: declarations before the columns.
     :param block: declarations at the start of a block of columns.
@@ -112,6 +112,8 @@ class Reduction:
     :param result: the statement behind the columns.
     :param clauses: what the loop is declared to reduce, operator and name, so that it may be a loop of vectors.
     :param vectors: whether it may be one at all.
+    :param terms: the array that a block's terms are put into where the order in which they are combined is rounded by,
+        type and name, or ().
     :param fine: whether blocks are short.
     """
 
@@ -122,6 +124,7 @@ class Reduction:
     result: str
     clauses: tuple[tuple[str, str], ...] = ()
     vectors: bool = True
+    terms: tuple[()] | tuple[str, str] = ()
     fine: bool = False
 
 
@@ -137,7 +140,7 @@ class StreamedArray(LocalArray):
 
 @dataclass(frozen=True)
 class Halves:
-    """Columns of both halves of a block side by side, so that a sum does not wait for itself.
+    """Columns of both halves of a block side by side, so that an accumulator does not wait for itself.
 
     :param each: columns of a half, as C.
     :param rest: whether there may be columns behind both halves.

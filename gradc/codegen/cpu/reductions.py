@@ -1,4 +1,8 @@
-"""Reductions over the columns: accumulators of blocks of columns, merged into totals."""
+"""Reductions over the columns: those of blocks of columns, merged into totals.
+
+The terms of a float's sum or product are put into an array, which a function of the templates combines in an order that
+its text states: a loop with one accumulator has as many partial sums as a compiler makes of it.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,25 @@ from ..index import literal
 from .records import Reduction
 
 
-def reduction(s: Stmt, operand: DType, place: str, wide_blocks: bool, half: bool = False) -> Reduction:
+def reduction(
+    s: Stmt, operand: DType, place: str, at: str, wide_blocks: bool, half: bool = False, there: str = ""
+) -> Reduction:
     """A reduction of values that are ``operand``.
 
-    :param place: the position along the columns, as C.
+    :param place: the position along the columns, as C, :param at: and that in a block of them.
     :param wide_blocks: blocks of f32 are added in f64 too, which costs nothing where memory or a gather bounds the
         pass.
     :param half: that of the second half of a block, whose accumulators have names of their own.
+    :param there: where the terms of a block lie side by side in memory already, as C, or "".
     """
     assert s.dtype is not None
     kind = REDUCTIONS[s.op]
     if kind == "sum" and s.dtype is F64:
-        return _sum_f64(s, half)
+        return _sum_f64(s, at, there)
+    if kind in ("sum", "prod") and s.dtype.is_float:
+        return _sum_or_product(s, kind, at, wide_blocks, there)
     if kind in ("sum", "prod"):
-        return _sum_or_product(s, kind, wide_blocks, half)
+        return _of_integers(s, kind, half)
     if kind in ("max", "min"):
         return _extreme(s, kind, operand, half)
     return _place_of_extreme(s, kind, operand, place)
@@ -33,30 +42,55 @@ def _of_block(name: str, half: bool) -> str:
     return f"{'half' if half else 'block'}_{name}"
 
 
-def _sum_f64(s: Stmt, half: bool) -> Reduction:
+def _sum_f64(s: Stmt, at: str, there: str) -> Reduction:
     """There is no wider total: what its additions lose is kept beside it."""
-    name, value = variable(s.name), variable(s.args[0])
-    block = _of_block(name, half)
+    name = variable(s.name)
+    terms = there or f"terms_{name}"
     return Reduction(
         totals=f"f64 total_{name} = 0, lost_{name} = 0;",
-        block=f"f64 {block} = 0;",
-        update=f"{block} += {value};",
-        merge=f"gradc_add(&total_{name}, &lost_{name}, {block});",
+        block="",
+        update="" if there else f"terms_{name}[{at}] = {variable(s.args[0])};",
+        merge=f"gradc_add(&total_{name}, &lost_{name}, {combined_terms('sum', 'f64', 'f64', terms)});",
         result=f"const f64 {name} = gradc_total(total_{name}, lost_{name});",
-        clauses=(("+", block),),
+        terms=() if there else ("f64", terms),
         fine=True,
     )
 
 
-def _sum_or_product(s: Stmt, kind: str, wide_blocks: bool, half: bool) -> Reduction:
+def _sum_or_product(s: Stmt, kind: str, at: str, wide_blocks: bool, there: str) -> Reduction:
     """Sums of blocks of f32 add up in f64."""
+    assert s.dtype is not None
+    name, ctype = variable(s.name), carrier(s.dtype)
+    sign, start = ("+", "0") if kind == "sum" else ("*", "1")
+    total = "f64" if kind == "sum" else ctype
+    block = combined_terms(kind, ctype, total if wide_blocks else ctype, there or f"terms_{name}")
+    return Reduction(
+        totals=f"{total} total_{name} = {start};",
+        block="",
+        update="" if there else f"terms_{name}[{at}] = {variable(s.args[0])};",
+        merge=f"total_{name} {sign}= {block};",
+        result=f"const {ctype} {name} = ({ctype})total_{name};",
+        terms=() if there else (ctype, f"terms_{name}"),
+    )
+
+
+def combined_terms(kind: str, ctype: str, wide: str, terms: str) -> str:
+    """The sum or product of a block's terms, as C.
+
+    :param ctype: the type of a term, :param wide: and that in which they are combined.
+    """
+    return f"gradc_{kind}_{ctype}{'' if wide == ctype else f'_in_{wide}'}({terms}, c1 - c0)"
+
+
+def _of_integers(s: Stmt, kind: str, half: bool) -> Reduction:
+    """The same in any order."""
     assert s.dtype is not None
     name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
     sign, start = ("+", "0") if kind == "sum" else ("*", "1")
-    total, block = "f64" if s.dtype.is_float and kind == "sum" else ctype, _of_block(name, half)
+    block = _of_block(name, half)
     return Reduction(
-        totals=f"{total} total_{name} = {start};",
-        block=f"{total if wide_blocks else ctype} {block} = {start};",
+        totals=f"{ctype} total_{name} = {start};",
+        block=f"{ctype} {block} = {start};",
         update=f"{block} {sign}= {value};",
         merge=f"total_{name} {sign}= {block};",
         result=f"const {ctype} {name} = ({ctype})total_{name};",

@@ -59,28 +59,15 @@ static void rms_norm_17f2b6_rows(const void *args, i64 task) {
       f64 total_v3 = 0;
       for (i64 c0 = 0; c0 < 768; c0 += GRADC_BLOCK) {
         const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 768);
-        f32 block_v3 = 0;
-        const i64 half = (c1 - c0) / 64 * 32;
-        f32 half_v3 = 0;
-        #pragma omp simd reduction(+:block_v3,half_v3)
-        for (i64 halfi1 = c0; halfi1 < c0 + half; halfi1++) {
-          {
-            const i64 i1 = halfi1;
-            const f32 v0 = bf16_load(x[i0 * 768 + i1]);
-            const f32 v1 = (f32)v0;
-            const f32 v2 = v1 * v1;
-            block_v3 += v2;
-          }
-          {
-            const i64 i1 = halfi1 + half;
-            const f32 v0 = bf16_load(x[i0 * 768 + i1]);
-            const f32 v1 = (f32)v0;
-            const f32 v2 = v1 * v1;
-            half_v3 += v2;
-          }
+        f32 terms_v3[GRADC_BLOCK];
+        #pragma omp simd
+        for (i64 i1 = c0; i1 < c1; i1++) {
+          const f32 v0 = bf16_load(x[i0 * 768 + i1]);
+          const f32 v1 = (f32)v0;
+          const f32 v2 = v1 * v1;
+          terms_v3[i1 - c0] = v2;
         }
-        total_v3 += half_v3;
-        total_v3 += block_v3;
+        total_v3 += gradc_sum_f32(terms_v3, c1 - c0);
       }
       const f32 v3 = (f32)total_v3;
       /* phase 2: store y */
