@@ -95,7 +95,7 @@ def _example(path: Path) -> Any:
     return pytest.param(path, marks=marks, id=path.stem)
 
 
-@pytest.mark.parametrize("path", map(_example, EXAMPLES))
+@pytest.mark.parametrize("path", [*map(_example, EXAMPLES)])
 def test_example_runs(path: Path, tmp_path: Path):
     if path.stem in NEEDS and importlib.util.find_spec(NEEDS[path.stem]) is None:
         pytest.skip(f"the example needs {NEEDS[path.stem]}")
