@@ -96,13 +96,15 @@ def run_passes(
     graph: Graph, wrt: Sequence[str], options: Options, target: str
 ) -> tuple[Pipeline, Partition, dict[str, Program]]:
     """Every pass, in order."""
-    pipeline = Pipeline()
+    pipeline = Pipeline(sizes=options.dims or {})
     joint = lower(graph, wrt, options, target, pipeline)
     lowered = pipeline.stages
     written_by: Written = {}
     attempts = ["ahead", "again", "kept"] if _cuts_rows(options, target) else ["kept"]
     while attempts:
-        pipeline = Pipeline([*lowered])  # stages of an attempt that is given up are no stages of the module
+        pipeline = Pipeline(
+            [*lowered], options.dims or {}
+        )  # stages of an attempt that is given up are no stages of the module
         wide = attempts.pop(0)
         parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, wide, written_by)
         whole = any(uncut(program, WIDE, _hints(options)) for program in programs.values())
@@ -159,7 +161,7 @@ def _check_forced(programs: Collection[Program], reductions: Mapping[str, str]) 
 
 def joint_program(graph: Graph, wrt: Sequence[str], options: Options, target: str) -> Program:
     """Value and gradients in one program, with nothing kept between."""
-    pipeline = Pipeline()
+    pipeline = Pipeline(sizes=options.dims or {})
     return kernels(lower(graph, wrt, options, target, pipeline), options, target, pipeline, "joint")
 
 
@@ -233,7 +235,8 @@ def _joint(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipelin
     if not options.sparse:
         return joint
     names = joint_names(graph, wrt)[1]
-    return pipeline.run(sparse_rows, joint, names=[names[n] for n in options.sparse])  # type: ignore[no-any-return]
+    # what it makes has other outputs: no other form of the same graph
+    return pipeline.start("sparse_rows", sparse_rows(joint, names=[names[n] for n in options.sparse]))
 
 
 def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) -> Graph:

@@ -47,6 +47,7 @@ compiles the kernels that changed.
 KEPT_DAYS, KEPT_BYTES = 21, 4 << 30
 _cache = pytest.StashKey[str]()
 _objects = pytest.StashKey[str]()
+_level = pytest.StashKey[str]()
 _runtime = pytest.StashKey[subprocess.Popen[bytes]]()
 
 # A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press
@@ -137,7 +138,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before any fixture: how this test's C is compiled (in its child processes, too)."""
-    os.environ["GRADC_OPTIMIZE"] = "2" if _is_optimised(item) else "0"
+    os.environ["GRADC_OPTIMIZE"] = item.config.stash[_level] or ("2" if _is_optimised(item) else "0")
     if item.get_closest_marker("compiles"):
         os.environ.pop("GRADC_OBJECTS", None)
     elif item.config.stash[_objects]:
@@ -223,6 +224,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("GRADC_TEST_DAY", str(datetime.date.today().toordinal()))
     if not hasattr(config, "workerinput"):
         _use_objects()
+    config.stash[_level] = os.environ.get("GRADC_OPTIMIZE", "")  # one's own holds for every test
     config.stash[_objects] = os.environ.get("GRADC_OBJECTS", "")
     if not hasattr(config, "workerinput"):  # xdist's workers inherit the environment
         config.stash[_cache] = os.environ["GRADC_CACHE_DIR"] = tempfile.mkdtemp(prefix="gradc-tests-")

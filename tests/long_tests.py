@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +19,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PASSED = Path(__file__).with_name("long.txt")
 PROPERTY = "long"
+RUNNERS = ("numpy", "torch", "ziglang")
+"""Packages with another release of which a test is another test."""
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def case_of(nodeid: str) -> str:
@@ -27,11 +38,11 @@ def case_of(nodeid: str) -> str:
 
 @functools.cache
 def digest(paths: tuple[str, ...]) -> str:
-    """Of the files at these paths, relative to the checkout, and in the folders below them.
+    """Of the files at these paths, relative to the checkout, and in the folders below them, and of what runs them.
 
     :raises FileNotFoundError: there is none at one of them.
     """
-    hasher = hashlib.sha256()
+    hasher = hashlib.sha256(repr((sys.version_info[:2], *map(_version, RUNNERS))).encode())
     for path in paths:
         here = ROOT / path
         if not here.exists():
@@ -67,20 +78,22 @@ class Results:
     """What became of long tests in a run of all of them."""
 
     def __init__(self) -> None:
-        self.outcomes: dict[str, set[str]] = {}
+        self.outcomes: dict[str, dict[str, str]] = {}
         self.digests: dict[str, str] = {}
 
     def add(self, report: pytest.TestReport) -> None:
         """Takes the report of one phase of a test."""
-        now = dict(report.user_properties).get(PROPERTY)
+        now, name = dict(report.user_properties).get(PROPERTY), case_of(report.nodeid)
         if isinstance(now, str):
-            name = case_of(report.nodeid)
             self.digests[name] = now
-            self.outcomes.setdefault(name, set()).add(report.outcome)
+            self.outcomes.setdefault(name, {})[report.when] = report.outcome
+        elif name in self.outcomes or report.failed:  # the report of a process that is gone has no properties
+            self.outcomes.setdefault(name, {})["gone"] = report.outcome
 
     def merged(self, before: Mapping[str, str]) -> dict[str, str]:
         """``before`` with the tests of which every phase passed, and without those of which one did not."""
-        good = {name for name, outcomes in self.outcomes.items() if outcomes == {"passed"}}
+        whole = dict.fromkeys(("setup", "call", "teardown"), "passed")
+        good = {name for name, outcomes in self.outcomes.items() if outcomes == whole}
         return {n: d for n, d in before.items() if n not in self.outcomes} | {n: self.digests[n] for n in good}
 
     def write(self) -> None:

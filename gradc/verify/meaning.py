@@ -7,6 +7,7 @@ has.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,23 +79,28 @@ class Meaning:
             raise InternalError(f"{stage}: {self.name} no longer means the same: {found}")
 
 
-def meanings(graph: Graph) -> list[Meaning]:
+def meanings(graph: Graph, given: Mapping[str, int] | None = None) -> list[Meaning]:
     """What a graph computes of random inputs, at small sizes and at larger ones.
 
-    :raises InvalidProblem: no small sizes fit its assumptions.
+    :param given: sizes that are taken where neither fit its assumptions.
+    :raises InvalidProblem: no such sizes fit.
     """
-    return [Meaning.of(graph, *sample(graph, small=small)) for small in _scales(graph)]
+    return [Meaning.of(graph, *sample(graph, bound)) for bound in _bindings(graph, own_sizes(graph, given))]
 
 
-def _scales(graph: Graph) -> list[tuple[int, ...]]:
-    if not graph.dims:
-        return [SMALL]
-    try:
-        bound = sizes(graph, small=LARGER)
-        fits = all(np.prod(n.type.concrete(bound), dtype=object) <= MOST for n in graph.nodes)
-    except GradcError:
-        fits = False
-    return [SMALL, LARGER] if fits else [SMALL]
+def own_sizes(graph: Graph, given: Mapping[str, int] | None) -> dict[str, int]:
+    """Those of the given sizes that a graph has."""
+    return {name: size for name, size in (given or {}).items() if name in graph.dims}
+
+
+def _bindings(graph: Graph, given: Mapping[str, int]) -> list[dict[str, int]]:
+    found = []
+    for small in (SMALL, LARGER) if graph.dims else (SMALL,):
+        with contextlib.suppress(GradcError):
+            bound = sizes(graph, small=small)
+            if small is SMALL or all(np.prod(n.type.concrete(bound), dtype=object) <= MOST for n in graph.nodes):
+                found.append(bound)
+    return found or [sizes(graph, given)]
 
 
 @dataclass
@@ -108,12 +114,15 @@ class Halves:
     backward: list[Meaning] = field(default_factory=list)
 
     @classmethod
-    def of(cls, stage: str, joint: Graph, forward: Graph, backward: Graph) -> Halves:
+    def of(
+        cls, stage: str, joint: Graph, forward: Graph, backward: Graph, given: Mapping[str, int] | None = None
+    ) -> Halves:
         """
+        :param given: as :func:`meanings` takes it.
         :raises InternalError: one after the other, the two do not compute what the joint graph does.
         """
         halves, whole = cls(), _composed(joint, forward, backward)
-        for meaning in meanings(joint):
+        for meaning in meanings(joint, given):
             meaning.require(stage, whole)
             given = {name: meaning.inputs[name] for name in forward.input_names}
             dims = {d: meaning.dims[d] for d in forward.dims}

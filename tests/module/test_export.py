@@ -81,7 +81,7 @@ CROSS = [CROSSING, "-static"] if CROSSING else [*ZIG, "-target", "aarch64-linux-
 QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 
 
-BUILT = ("gradc/codegen", "gradc/module/export.py", "gradc/runtime/host/toolchain.py", "templates")
+BUILT = ("gradc/codegen", "gradc/passes", "gradc/module", "gradc/runtime", "templates")
 """What an export is made of."""
 
 

@@ -85,7 +85,9 @@ NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_
 """What an example asks for beside gradc."""
 
 
-TESTED = {"06_ddp": ("gradc/torch", "gradc/module"), "07_sharded_embedding": ("gradc/torch", "gradc/module")}
+TESTED = dict.fromkeys(
+    ("06_ddp", "07_sharded_embedding"), ("gradc/torch", "gradc/module", "gradc/runtime", "gradc/passes")
+)
 """What those that start processes test; the others are the compiler's."""
 
 

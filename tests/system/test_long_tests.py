@@ -21,6 +21,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+WHOLE = ("passed", "passed", "passed")
+
+
 class Item(SimpleNamespace):
     """What is read and written of a test."""
 
@@ -37,10 +40,15 @@ class Item(SimpleNamespace):
 
 def ran(item: Item, *outcomes: str) -> long_tests.Results:
     results = long_tests.Results()
-    for outcome in outcomes:
-        report = SimpleNamespace(nodeid=item.nodeid, outcome=outcome, user_properties=item.user_properties)
-        results.add(report)  # type: ignore[arg-type]
+    for when, outcome in zip(("setup", "call", "teardown"), outcomes, strict=False):
+        results.add(report(item, when, outcome, item.user_properties))
     return results
+
+
+def report(item: Item, when: str, outcome: str, properties: list[Any]) -> Any:
+    return SimpleNamespace(
+        nodeid=item.nodeid, when=when, outcome=outcome, failed=outcome == "failed", user_properties=properties
+    )
 
 
 def left_out(checkout: Path, *paths: str, everything: bool = False) -> bool:
@@ -55,7 +63,7 @@ def test_it_runs_until_it_passed_and_again_when_a_file_changed(checkout: Path) -
     assert not left_out(checkout, "package")
     long_tests.leave_out([item], True)  # type: ignore[list-item]
     assert not item.marks
-    ran(item, "passed", "passed").write()
+    ran(item, *WHOLE).write()
     assert left_out(checkout, "package") and not left_out(checkout, "package", everything=True)
     assert not left_out(checkout)  # no long test
     (checkout / "package" / "__pycache__" / "a.pyc").write_bytes(b"1")
@@ -68,21 +76,50 @@ def test_it_runs_until_it_passed_and_again_when_a_file_changed(checkout: Path) -
     assert not left_out(checkout, "package")
 
 
-@pytest.mark.parametrize("outcomes", [("failed",), ("passed", "failed"), ("passed", "skipped"), ("skipped",)])
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        ("failed",),
+        ("passed", "failed", "passed"),
+        ("passed", "skipped", "passed"),
+        ("skipped",),
+        ("passed",),  # stopped by Ctrl-C
+        ("passed", "passed", "failed"),
+    ],
+)
 def test_what_did_not_pass_whole_is_taken_out(checkout: Path, outcomes: tuple[str, ...]) -> None:
     item = Item(checkout, "package")
     long_tests.leave_out([item], True)  # type: ignore[list-item]
-    ran(item, "passed").write()
+    ran(item, *WHOLE).write()
     assert left_out(checkout, "package")
     ran(item, *outcomes).write()
     assert not left_out(checkout, "package") and long_tests.passed() == {}
+
+
+def test_a_test_whose_process_is_gone_did_not_pass(checkout: Path) -> None:
+    item = Item(checkout, "package")
+    long_tests.leave_out([item], True)  # type: ignore[list-item]
+    ran(item, *WHOLE).write()
+    results = ran(item, "passed")
+    results.add(report(item, "call", "failed", []))
+    results.write()
+    assert long_tests.passed() == {}
+
+
+def test_another_release_of_what_runs_it_is_another_test(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = Item(checkout, "package")
+    long_tests.leave_out([item], True)  # type: ignore[list-item]
+    ran(item, *WHOLE).write()
+    assert left_out(checkout, "package")
+    monkeypatch.setattr(long_tests, "_version", lambda package: f"{package} 9")
+    assert not left_out(checkout, "package")
 
 
 def test_other_tests_keep_their_lines(checkout: Path) -> None:
     (checkout / "long.txt").write_text("test_other.py::test_b[a b] 0123456789abcdef\n")
     item = Item(checkout, "package")
     long_tests.leave_out([item], True)  # type: ignore[list-item]
-    ran(item, "passed").write()
+    ran(item, *WHOLE).write()
     assert set(long_tests.passed()) == {"test_other.py::test_b[a b]", "test_it.py::test_a"}
 
 

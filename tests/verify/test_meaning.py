@@ -158,6 +158,30 @@ def test_right_passes_are_not_named(target: str, numerics: str) -> None:
     )
 
 
+CONSTRAINED: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
+    "rows that are sparse": (
+        lambda t, w: ops.embedding(t, w),
+        {"t": "i64[N]", "w": "f32[V,8]"},
+        {"wrt": ["w"], "sparse": ["w"]},
+    ),
+    "an axis of 64 at least": (lambda x: ops.topk(x, 64, -1), {"x": "f32[N,V]"}, {"dims": {"V": 100}}),
+    "an image of 99 at least": (
+        lambda x, w: ops.sum(ops.conv2d(x, w)),
+        {"x": "f32[1,1,H,W]", "w": "f32[1,1,99,99]"},
+        {"wrt": ["w"], "dims": {"H": 101, "W": 102}},
+    ),
+}
+
+
+@pytest.mark.parametrize("target", PROGRAM_PASSES)
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_graphs_that_small_sizes_do_not_fit(name: str, target: str) -> None:
+    function, types, options = CONSTRAINED[name]
+    with gradc.knobs.VALIDATE.set(True):
+        made = gradc.compile(gradc.trace(function, **types), target=target, **options)
+    assert "forward.plan_buffers" in made.stages.names()
+
+
 def test_larger_sizes_are_tried_where_they_fit() -> None:
     at = [m.dims for m in meanings(graph())]
     assert len(at) == 2 and set(at[1].values()) <= set(LARGER)

@@ -30,7 +30,7 @@ from gradc.errors import CompilerError, CompilerMissing
 from gradc.files import scratch
 from gradc.process.forks import held_off
 from gradc.process.interrupts import interrupts_wait
-from gradc.runtime.cache import default_cache, digest, object_cache
+from gradc.runtime.cache import Cache, default_cache, digest, object_cache
 
 if TYPE_CHECKING:
     import subprocess
@@ -245,10 +245,10 @@ def compile_libraries(
     Those that :func:`.object_cache` has are taken from there.
     """
     compiler = find_compiler()
-    cache = object_cache() if _stamp(compiler.argv) else None
+    cache = kept_code(compiler)
     if cache is None:
         return _compile_libraries(compiler, libraries, extra, timeout)
-    same = (compiler.identity, cpu_identity(), *_flags(compiler, "c"), *extra, *headers("c"))
+    same = (made_by(compiler), *_flags(compiler, "c"), *extra, *headers("c"))
     keys = [digest("library", *same, "\0", *units) for units in libraries]
     found = {key: cache.get(key) for key in keys}
     missing = [i for i, key in enumerate(keys) if found[key] is None]
@@ -317,6 +317,23 @@ def link_objects(objects: Sequence[bytes], *, timeout: float = TIMEOUT) -> bytes
         names = [f"unit{i}.o" for i in range(len(objects))]
         _compile(compiler, [(["-shared", "-o", "out.so", *names], ())], directory, [""], timeout)
         return (directory / "out.so").read_bytes()
+
+
+def kept_code(compiler: Compiler) -> Cache | None:
+    """:func:`.object_cache`, or None for a compiler whose file does not say what it will do tomorrow."""
+    return object_cache() if _stamp(compiler.argv) else None
+
+
+def made_by(compiler: Compiler) -> str:
+    """What makes machine code of a source, for the keys of :func:`kept_code`: the compiler's file, the processor, and
+    how this module calls it.
+    """
+    return digest(compiler.identity, _stamp(compiler.argv), cpu_identity(), _own_text())
+
+
+@functools.cache
+def _own_text() -> bytes:
+    return Path(__file__).read_bytes()
 
 
 @functools.cache

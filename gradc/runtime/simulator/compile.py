@@ -28,9 +28,9 @@ from ...codegen.text import read_template
 from ...errors import InvalidProblem, OutOfMemory, SimulationFault
 from ...process.forks import lock
 from ...process.ieee import plain
-from ..cache import default_cache, digest, object_cache
+from ..cache import Cache, default_cache, digest
 from ..host.elf import variables
-from ..host.toolchain import compile_object, cpu_identity, find_compiler, headers, link_objects, load_library
+from ..host.toolchain import compile_object, find_compiler, headers, kept_code, link_objects, load_library, made_by
 from . import faults
 
 Array = np.ndarray[Any, Any]
@@ -90,16 +90,16 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
     )
     if check and "ziglang" in compiler.argv:
         flags += _CHECK_ZIG
-    stamp = digest(compiler.identity, cpu_identity(), *headers("c++"))
-    key = digest("cuda-sim", anonymous(source), stamp, knobs.OPTIMIZE.get(), *flags)
-    cache = object_cache() or default_cache()
+    text = _DYNAMIC.sub(r"\1 *const \2 = (\1 *)gradc_sim_dynamic();", source)
+    entries = "".join(f"GRADC_SIM_KERNEL({name})\n" for name in kernels)
+    # In an anonymous namespace, whose names hide those of the C headers.
+    unit = f'#include "sim.h"\nnamespace {{\n#line 1 "{faults.FILE}"\n{text}\n}}\n#line 1 "entries"\n{entries}'
+    stamp = digest(made_by(compiler), *headers("c++"))
+    key = digest("cuda-sim", anonymous(unit), stamp, knobs.OPTIMIZE.get(), *flags)
+    cache = kept_code(compiler) or default_cache()
     payload = cache.get(key)
     if payload is None:
-        text = _DYNAMIC.sub(r"\1 *const \2 = (\1 *)gradc_sim_dynamic();", source)
-        entries = "".join(f"GRADC_SIM_KERNEL({name})\n" for name in kernels)
-        # In an anonymous namespace, whose names hide those of the C headers.
-        unit = f'#include "sim.h"\nnamespace {{\n#line 1 "{faults.FILE}"\n{text}\n}}\n#line 1 "entries"\n{entries}'
-        payload = link_objects([compile_object(unit, extra=flags), _runtime(stamp)])
+        payload = link_objects([compile_object(unit, extra=flags), _runtime(stamp, cache)])
         cache.put(key, payload)
     return SimLibrary(payload, kernels, source, check)
 
@@ -110,12 +110,12 @@ def _bound(text: str) -> int:
     return int(found[1]) if found else 1024
 
 
-def _runtime(stamp: str) -> bytes:
-    key = digest("cuda-sim runtime", stamp, *_PLAIN)
-    cache = object_cache() or default_cache()
+def _runtime(stamp: str, cache: Cache) -> bytes:
+    flags = (*_PLAIN, "-O2")
+    key = digest("cuda-sim runtime", stamp, *flags)
     payload = cache.get(key)
     if payload is None:
-        payload = compile_object(read_template("cuda/sim.cpp"), extra=(*_PLAIN, "-O2"))
+        payload = compile_object(read_template("cuda/sim.cpp"), extra=flags)
         cache.put(key, payload)
     return payload
 

@@ -124,7 +124,7 @@ def equal(
     """
     if licence == "FAST" or before == after:
         return
-    _same_interface(before, after)
+    _same_interface(before, after, f"{stage}: " if stage else "")
     bound = bindings((before, after), dims)
     inputs = draw(before, bound, seed)
     wrong = ""
@@ -150,18 +150,18 @@ def _evaluated(
         raise InternalError(f"{graph.name} cannot be evaluated: {error}") from error
 
 
-def _same_interface(before: Graph, after: Graph) -> None:
+def _same_interface(before: Graph, after: Graph, made_by: str) -> None:
     known = {before.input_name(n): n.type for n in before.inputs}
     for node in after.inputs:
         if known.get(after.input_name(node)) != node.type:
             raise InternalError(
-                f"{after.name} has an input {after.input_name(node)}: {node.type} that {before.name} has not"
+                f"{made_by}{after.name} has an input {after.input_name(node)}: {node.type} that {before.name} has not"
             )
     for name, node in before.outputs:
         if name not in after.output_names:
-            raise InternalError(f"{after.name} has lost the output {name}")
+            raise InternalError(f"{made_by}{after.name} has lost the output {name}")
         if after.output(name).dtype is not node.dtype or after.output(name).rank != node.rank:
-            raise InternalError(f"the output {name} was {node.type} and is {after.output(name).type}")
+            raise InternalError(f"{made_by}the output {name} was {node.type} and is {after.output(name).type}")
 
 
 def _first_difference(graph: Graph, before: Mapping[str, ExactArray], after: Mapping[str, ExactArray]) -> str:
