@@ -115,14 +115,14 @@ class Halves:
 
     @classmethod
     def of(
-        cls, stage: str, joint: Graph, forward: Graph, backward: Graph, given: Mapping[str, int] | None = None
+        cls, stage: str, joint: Graph, forward: Graph, backward: Graph, bound: Mapping[str, int] | None = None
     ) -> Halves:
         """
-        :param given: as :func:`meanings` takes it.
+        :param bound: sizes that are taken where no small ones fit.
         :raises InternalError: one after the other, the two do not compute what the joint graph does.
         """
         halves, whole = cls(), _composed(joint, forward, backward)
-        for meaning in meanings(joint, given):
+        for meaning in meanings(joint, bound):
             meaning.require(stage, whole)
             given = {name: meaning.inputs[name] for name in forward.input_names}
             dims = {d: meaning.dims[d] for d in forward.dims}
