@@ -102,9 +102,8 @@ def run_passes(
     written_by: Written = {}
     attempts = ["ahead", "again", "kept"] if _cuts_rows(options, target) else ["kept"]
     while attempts:
-        pipeline = Pipeline(
-            [*lowered], options.dims or {}
-        )  # stages of an attempt that is given up are no stages of the module
+        # stages of an attempt that is given up are no stages of the module
+        pipeline = Pipeline([*lowered], options.dims or {})
         wide = attempts.pop(0)
         parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, wide, written_by)
         whole = any(uncut(program, WIDE, _hints(options)) for program in programs.values())
