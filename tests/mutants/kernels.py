@@ -6,6 +6,14 @@ from . import Mutant
 
 MUTANTS = (
     Mutant(
+        "rows-c.combined-terms",
+        "templates/cpu/program.h",
+        "for (; i < count; i++) all = all sign (W)terms[i];",
+        "for (; i + 1 < count; i++) all = all sign (W)terms[i];",
+        "off by one: the last term of a sum or product that fills no vector is left out",
+        ("test_cpu -k 'is_numpy and mean'",),
+    ),
+    Mutant(
         "rows-c.flush",
         "templates/cpu/rows/end.c.j2",
         '{% include "cpu/rows/flush.c.j2" %}\n',

@@ -6,6 +6,14 @@ from . import Mutant
 
 MUTANTS = (
     Mutant(
+        "pass.validated-programs",
+        "gradc/passes/manager.py",
+        "                meaning.require(name, result)\n",
+        "                assert meaning\n",
+        "GRADC_VALIDATE holds no program against its graph",
+        ("test_meaning",),
+    ),
+    Mutant(
         "simplify.negative-zero",
         "gradc/passes/graph/simplify.py",
         "Rule(x + -0.0, x)",
