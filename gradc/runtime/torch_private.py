@@ -66,6 +66,7 @@ SINCE: dict[str, tuple[tuple[Release, str], ...]] = {
     "tree_map_only": ((OLDEST, _PYTREE),),
     "tree_unflatten": ((OLDEST, _PYTREE),),
     "_set_grad_enabled": ((OLDEST, _C),),
+    "DispatchKey": ((OLDEST, _C),),
     "is_functorch_wrapped_tensor": ((OLDEST, _FUNCTORCH),),
     "is_legacy_batchedtensor": ((OLDEST, _FUNCTORCH),),
     "maybe_current_level": ((OLDEST, _FUNCTORCH),),
@@ -160,9 +161,7 @@ def version_count(tensor: Any) -> int:
 
 def composite_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
     """What the kernel gives by which torch decomposes an overload; in every release from :data:`OLDEST` on."""
-    import torch
-
-    return overload._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    return overload._op_dk(private("DispatchKey").CompositeImplicitAutograd, *args, **kwargs)
 
 
 def overload_schema(overload: Any) -> Any:
