@@ -107,7 +107,8 @@ held_off = _HeldOff()
 
 
 def _is_inside(thread: int) -> bool:
-    return any(mark.thread == thread and mark() is not None for mark in _inside.copy())
+    # a list: Ctrl-C while any() drops a generator in the middle is printed and forgotten
+    return bool([mark for mark in _inside.copy() if mark.thread == thread and mark() is not None])
 
 
 def _forked_by_another(me: int) -> bool:

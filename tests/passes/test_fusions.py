@@ -79,18 +79,22 @@ def floats_in_memory(program: Any, count: Any) -> list[str]:
 
 
 def check_against_float64(module: gradc.Module) -> None:
-    given = arrays(module)
+    """A norm cancels its scale: what is left of that gradient is rounding, here and op by op, and how much of it there
+    is in one draw is luck: the largest of sixteen draws counts.
+    """
+    given, joint = arrays(module), differentiate(module.graph, ["s"])
     y, residuals = module.forward(**given)
-    dy = np.random.default_rng(1).standard_normal(np.shape(y)).astype(np.float32)
-    got = module.backward(residuals, dy)["s"]
-    joint, given = differentiate(module.graph, ["s"]), {**given, "d.y": dy}
-    exact, plain = interp.run(joint, given, precision="f64"), interp.run(joint, given)
-    for key, value in (
-        ("y", y),
-        ("d.s", got),
-    ):  # a norm cancels its scale: what is left of that gradient is rounding, here and op by op
-        bound = max(16 * 2.0**-24 * np.abs(exact[key]).max(), 4 * np.abs(plain[key] - exact[key]).max())
-        assert np.abs(value - exact[key]).max() <= bound, key
+    ours, theirs, largest = dict.fromkeys(("y", "d.s"), 0.0), dict.fromkeys(("y", "d.s"), 0.0), dict[str, float]()
+    for seed in range(1, 17):
+        dy = np.random.default_rng(seed).standard_normal(np.shape(y)).astype(np.float32)
+        all_given = {**given, "d.y": dy}
+        exact, plain = interp.run(joint, all_given, precision="f64"), interp.run(joint, all_given)
+        for key, value in {"y": y, "d.s": module.backward(residuals, dy)["s"]}.items():
+            ours[key] = max(ours[key], np.abs(value - exact[key]).max())
+            theirs[key] = max(theirs[key], np.abs(plain[key] - exact[key]).max())
+            largest[key] = max(largest.get(key, 0.0), np.abs(exact[key]).max())
+    for key, error in ours.items():
+        assert error <= max(16 * 2.0**-24 * largest[key], 2 * theirs[key]), key
 
 
 @pytest.mark.parametrize("granularity", GRANULARITY)
