@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import gc
 import io
 import json
 import os
@@ -992,8 +993,13 @@ def test_machine_code_for_another_runtime_is_compiled_anew(tmp_path: Path, monke
     assert api._identity("cpu") != before
 
 
-def test_a_scratch_folder_is_gone_wherever_ctrl_c_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scratch_folder_is_gone_wherever_ctrl_c_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gc.collect()  # Python forgets what is raised in the callback of a weak reference that a collection happens to run
+    gc.disable()
+    request.addfinalizer(gc.enable)
 
     def interrupted_at(moment: int) -> bool:
         """Whether there is such a moment: an event of the interpreter's trace, in our functions and those they call."""
