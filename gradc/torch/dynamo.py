@@ -21,6 +21,7 @@ from .normal_form import (
     enables_gradients,
     inner_tensors,
     is_batching,
+    mode_left,
     normal_form,
     stop_gradient,
     stops_gradient,
@@ -74,7 +75,21 @@ def backend(
         record(Compiled(name, _count_calls(gm.graph), (), (), reason))
         return gm.forward
     program = _Program(gm, example_inputs, form, name, chosen)
-    return torch.enable_grad()(program) if own_mode else program
+    run = torch.enable_grad()(program) if own_mode else program
+    mode = mode_left(gm)
+    # Dynamo has the graph set the mode of its caller again, or the one that the function leaves behind
+    return run if mode in (None, torch.is_grad_enabled()) else _leaving(run, mode)
+
+
+def _leaving(program: Callable[..., Any], mode: bool) -> Callable[..., Any]:
+    """The program, after which gradients are enabled or not."""
+
+    def run(*arguments: Any) -> Any:
+        results = program(*arguments)
+        torch.set_grad_enabled(mode)
+        return results
+
+    return run
 
 
 def _refuse_transforms(gm: torch.fx.GraphModule) -> None:

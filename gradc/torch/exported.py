@@ -36,12 +36,11 @@ def from_torch(
     """A torch module, or an exported program, as a graph.
 
     Its inputs are the parameters and buffers by their paths (``layers.0.weight``; of tied ones the first), then the
-    tensors among the arguments by the names that ``torch.export`` gives them; a first word ``d`` or ``r`` gets a ``_``
-    in front, and an argument with the path of a parameter a number behind.  Its outputs are the results (``y``; of
-    several ``y0``, ``y1``, or the keys of a dict), then the new values of buffers that the module changes, by their
-    paths; a Python number among the results is a constant, of i64, bool or torch's default dtype, and a size that
-    varies is an i64.  A module is exported in the mode, training or evaluation, that it is in.  Dims are called as the
-    ``torch.export.Dim`` of their axis.
+    tensors among the arguments by the names that ``torch.export`` gives them; an argument with the path of a parameter
+    gets a number behind.  Its outputs are the results (``y``; of several ``y0``, ``y1``, or the keys of a dict), then
+    the new values of buffers that the module changes, by their paths; a Python number among the results is a constant,
+    of i64, bool or torch's default dtype, and a size that varies is an i64.  A module is exported in the mode, training
+    or evaluation, that it is in.  Dims are called as the ``torch.export.Dim`` of their axis.
 
     :param args: example arguments, as ``torch.export.export`` takes them; a tensor alone stands for ``(tensor,)``.
     :param dynamic_shapes: of ``torch.export.export``; ``torch.export.Dim.AUTO`` lets torch find out which sizes vary.

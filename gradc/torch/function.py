@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import knobs
@@ -18,7 +19,7 @@ from ..module.module import Module
 from ..module.sparse import SparseRows
 from ..passes.graph.sparse_rows import sparse_rows
 from ..process.forks import cached_property
-from ..runtime.host.tensors import storages_stay_resizable
+from ..runtime.host.tensors import storages_stay_resizable, to_tensor
 from .batches import one_by_one
 from .normal_form import batched, transformed
 from .sizes import TORCH_DTYPES
@@ -269,7 +270,7 @@ def _sparse(rows: SparseRows) -> torch.Tensor:
 
 def _tensors(arrays: Iterable[Any]) -> list[Any]:
     """Arrays as tensors; tensors and None as they are."""
-    return [x if x is None or isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in arrays]
+    return [x if x is None or isinstance(x, torch.Tensor) else to_tensor(np.asarray(x)) for x in arrays]
 
 
 def _all_cotangents(differentiated: Differentiated, given: Mapping[str, Any]) -> dict[str, Any]:

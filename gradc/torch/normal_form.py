@@ -115,6 +115,12 @@ def enables_gradients(module: torch.fx.GraphModule) -> bool:
     )
 
 
+def mode_left(module: torch.fx.GraphModule) -> bool | None:
+    """The gradient mode that a program of torch ops leaves behind; None if it sets none."""
+    calls = module.graph.find_nodes(op="call_function", target=private("_set_grad_enabled"))
+    return bool(calls[-1].args[0]) if calls else None
+
+
 def inner_tensors(value: Any) -> list[tuple[str, Any]]:
     """The tensors that a wrapper subclass (a quantized weight, say) is made of, each with the path of its attribute; of
     any other value, itself with the path "".

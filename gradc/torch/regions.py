@@ -45,11 +45,9 @@ def plan(graph: torch.fx.Graph, smallest: int) -> Plan:
     """
     calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
     taken, refused = _capabilities(graph, calls)
-    for node in reversed(calls):  # a view of what leaves a region is torch's own: it shares memory as the user expects
-        if node in taken and is_view(node) and all(user not in taken for user in node.users):
-            del taken[node]
-            if node.target is operator.getitem:
-                _take_apart(graph, node)
+    for node in reversed(calls):  # a view that leaves a region is torch's own: it shares memory as the user expects
+        if node in taken and is_view(node):
+            _leave(graph, node, taken)
     calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
     while True:
         levels = _levels(calls, taken)
@@ -65,6 +63,23 @@ def plan(graph: torch.fx.Graph, smallest: int) -> Plan:
                 del taken[node]
                 if computes(node) and refused:
                     refused[node] = refusal(node, f"its region has fewer than {smallest} ops")
+
+
+def _leave(graph: torch.fx.Graph, view: torch.fx.Node, taken: dict[torch.fx.Node, None]) -> None:
+    """Have torch take a view for those that are outside of the regions; what is inside reads one of its own."""
+    outside = [user for user in view.users if user not in taken]
+    if len(outside) == len(view.users):
+        del taken[view]
+        theirs = view
+    elif outside:
+        with graph.inserting_after(view):
+            theirs = graph.node_copy(view)
+        for user in outside:
+            user.replace_input_with(view, theirs)
+    else:
+        return
+    if theirs.target is operator.getitem:
+        _take_apart(graph, theirs)
 
 
 def _take_apart(graph: torch.fx.Graph, part: torch.fx.Node) -> None:

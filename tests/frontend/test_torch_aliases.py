@@ -315,6 +315,22 @@ def parts_beside_what_they_are_of(x: Any) -> Any:
 
 
 @whole
+def views_that_are_read_and_returned(x: Any) -> Any:
+    y = x * 2
+    v = y.view(-1)[1:]
+    a, b = y.chunk(2, 1)
+    p = x[1:]
+    return y, v, v * 2, a, a.exp() + b, p, p.sin()
+
+
+@whole
+def a_view_of_what_only_it_returns(x: Any) -> Any:
+    v = (x * 2)[1:]
+    w = v.t()
+    return v, v.sin(), w, w.cos()
+
+
+@whole
 def copies_that_are_equal(x: Any) -> Any:
     y = x.exp() * 2
     return y, y.clone(), x.exp() * 2, x.clone(), x.clone(), x * 1
@@ -358,6 +374,28 @@ def test_programs_that_gradc_takes_whole(name: str) -> None:
     assert sharing(compiled(program), x) == sharing(program, x)
     if ".data" not in inspect.getsource(program):  # which torch.export does not take
         check_export(program, rand(3, 4))
+
+
+def written_by_the_caller(program: Program, at: int) -> list[Any]:
+    """What a write to one output changes: outputs, the argument, its gradient."""
+    torch.manual_seed(0)
+    leaf = rand(3, 4)
+    x = leaf * 1
+    outputs = program(x)
+    outputs[at].mul_(5)
+    values = [y.detach().clone() for y in (*outputs, x)]
+    return [*values, *torch.autograd.grad(sum(y.sum() for y in (*outputs, x)), leaf)]
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_caller_writes_to_a_view_that_was_read(at: int) -> None:
+    def program(x: Any) -> Any:
+        y = x * 2
+        v, p = y.view(-1)[1:], x[1:]
+        return y, v, p, p.t()[1:], v * 3, p + 1, p.t()[1:] * 2
+
+    got, want = (written_by_the_caller(f, at) for f in (compiled(program, fallback="error"), program))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("reason", LEFT)

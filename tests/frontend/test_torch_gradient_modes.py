@@ -116,20 +116,35 @@ def in_inference_mode(x: Any, w: Any) -> Any:
     return y + 1, z.clone()
 
 
+def left_enabled(x: Any, w: Any) -> Any:
+    y = x * w
+    torch.set_grad_enabled(True)
+    return y, (x * w).sin()
+
+
+def left_disabled(x: Any, w: Any) -> Any:
+    y = x * w
+    torch.set_grad_enabled(False)
+    return y, (y * w).sin()
+
+
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     enabled, nested, by_flags, switched, decorated, decorators, written, written_before, written_after, passed_on,
-    forces, trained_on_forces, in_inference_mode,
+    forces, trained_on_forces, in_inference_mode, left_enabled, left_disabled,
 )  # fmt: skip
 
 
 def called(function: Any, mode: Any, x_learns: bool) -> Any:
-    """Values, what requires grad and gradients of the second of two calls; "refused" where there is no gradient."""
+    """Values, what requires grad, the mode left behind and gradients of the second of two calls; "refused" where there
+    is no gradient.
+    """
     torch.manual_seed(0)
     x, w = rand(3, 4, grad=x_learns), rand(4)
     try:
         for _ in range(2):
             with mode():
                 outputs = function(x, w)
+                left = torch.is_grad_enabled()
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         recorded = [y for y in outputs if y.requires_grad]
         wanted = [v for v in (x, w) if v.requires_grad]
@@ -138,7 +153,7 @@ def called(function: Any, mode: Any, x_learns: bool) -> Any:
     except RuntimeError as error:
         assert "does not require grad" in str(error)  # in inference mode nothing is recorded
         return "refused"
-    return [(y.requires_grad, y.is_inference(), y.detach()) for y in outputs], gradients
+    return [(y.requires_grad, y.is_inference(), y.detach()) for y in outputs], left, gradients
 
 
 @pytest.mark.parametrize("x_learns", [False, True])

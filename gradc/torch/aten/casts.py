@@ -50,7 +50,7 @@ def _is_magnitude(dtype: DType) -> bool:
 def cast(x: Node, dtype: DType) -> Node:
     """x in a dtype.  torch makes a float of 8 bits of f32, so that it rounds a value of f64 twice."""
     if dtype.name == "e8m0" and x.dtype is not dtype and _is_magnitude(dtype):
-        return converted(ops.maximum(ops.abs(converted(x, F32)), number(0.0, dtype)), dtype)
+        return converted(_magnitude(converted(x, F32), number(0.0, dtype)), dtype)
     overflow = _overflow(dtype)
     if overflow is None or x.dtype is dtype:
         return converted(x, dtype)
@@ -62,6 +62,14 @@ def cast(x: Node, dtype: DType) -> Node:
     if not math.isfinite(beyond):  # added, so that the gradient passes through
         x = x + ops.where(ops.abs(value) >= least, _signed(beyond, value), -0.0)
     return converted(x, dtype)
+
+
+def _magnitude(x: Node, least: float) -> Node:
+    """The larger of abs(x) and ``least``, to which torch passes the gradient as to any cast: what it lacks is added."""
+    value = ops.stop_gradient(x)
+    size = ops.abs(value)
+    to_zero = ops.where(value < 0, size, 0.0)  # twice, as the sum of both may overflow
+    return x + to_zero + to_zero + ops.where(size < least, least - size, 0.0)
 
 
 def _signed(magnitude: float, like: Node) -> Node:
