@@ -50,11 +50,13 @@ def _path(text: str) -> str:
     return text
 
 
-def _choice(*known: str) -> Callable[[str], str]:
+def _choice(*known: str, unset: str = "") -> Callable[[str], str]:
+    """A parser of one of these words; an empty text is ``unset``."""
+
     def parse(text: str) -> str:
         if text and text not in known:
             raise ValueError(f"not one of {', '.join(known)}")
-        return text
+        return text or unset
 
     return parse
 
@@ -219,7 +221,7 @@ STREAM_FROM = Knob(
 )
 OPTIMIZE = Knob(
     "GRADC_OPTIMIZE",
-    _choice("0", "1", "2", "3"),
+    _choice("0", "1", "2", "3", unset="2"),
     "2",
     "the level -O at which generated C is compiled; 0 compiles in half the time and gives the same values, slowly",
 )

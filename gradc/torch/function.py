@@ -270,7 +270,14 @@ def _sparse(rows: SparseRows) -> torch.Tensor:
 
 def _tensors(arrays: Iterable[Any]) -> list[Any]:
     """Arrays as tensors; tensors and None as they are."""
-    return [x if x is None or isinstance(x, torch.Tensor) else to_tensor(np.asarray(x)) for x in arrays]
+    return [x if x is None or isinstance(x, torch.Tensor) else _tensor(x) for x in arrays]
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    """NumPy's arrays of any dtype, and what lies on a GPU, where it lies."""
+    if isinstance(array, np.ndarray | np.generic):
+        return to_tensor(np.asarray(array))  # type: ignore[no-any-return]
+    return torch.as_tensor(array)
 
 
 def _all_cotangents(differentiated: Differentiated, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
@@ -297,3 +298,19 @@ def test_quantization_aware_training_follows_eager() -> None:
     assert {row.op for row in gradc.torch.report().rows if "no line" in row.reason} == {
         "aten._fused_moving_avg_obs_fq_helper_functional.default"
     }
+
+
+def test_results_that_lie_on_a_gpu_are_not_read_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's arrays refuse NumPy; torch takes them where they lie."""
+    from gradc.torch import function
+
+    class OnGpu:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+    taken = torch.arange(3)
+    monkeypatch.setattr(function.torch, "as_tensor", lambda array: taken if isinstance(array, OnGpu) else None)
+    host = np.float32([1, 2])
+    first, second, third, fourth = function._tensors([OnGpu(), host, None, taken])
+    assert first is taken and third is None and fourth is taken
+    assert second.tolist() == [1, 2] and second.data_ptr() == host.ctypes.data

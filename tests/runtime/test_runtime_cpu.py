@@ -478,6 +478,13 @@ def test_kept_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert compiled[10:] == [one]
 
 
+def test_no_level_is_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GRADC_OPTIMIZE= is as good as none; -O alone would be -O1."""
+    for text in (None, "", "2"):
+        monkeypatch.delenv("GRADC_OPTIMIZE") if text is None else monkeypatch.setenv("GRADC_OPTIMIZE", text)
+        assert "-O2" in toolchain._flags(toolchain.find_compiler(), "c"), text
+
+
 @pytest.mark.parametrize("level", ["0", "1", "3"])
 def test_a_level_of_optimisation_changes_no_value(level: str, tmp_path: Path) -> None:
     graph = gradc.trace(lambda x, w: gradc.ops.softmax(x @ w, -1), x="f32[N,33]", w="f32[33,17]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from math import prod
 from typing import Any
 
@@ -65,31 +66,6 @@ def _deform_conv(
     return y if b is None else y + ops.reshape(b, (1, outputs, 1, 1))
 
 
-def _roi_align_first(
-    x: Node,
-    rois: Node,
-    images: Node,
-    *,
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-) -> Node:
-    """Before opset 16 regions are not moved by half an element."""
-    return _roi_align(
-        x,
-        rois,
-        images,
-        coordinate_transformation_mode="output_half_pixel",
-        mode=mode,
-        output_height=output_height,
-        output_width=output_width,
-        sampling_ratio=sampling_ratio,
-        spatial_scale=spatial_scale,
-    )
-
-
 def _roi_align(
     x: Node,
     rois: Node,
@@ -139,4 +115,11 @@ def _roi_align(
     return ops.transpose(ops.reshape(y, (channels, count, output_height, output_width)), (1, 0, 2, 3))
 
 
-LINES: dict[str, Forms] = {"DeformConv": _deform_conv, "RoiAlign": {10: _roi_align_first, 16: _roi_align}}
+LINES: dict[str, Forms] = {
+    "DeformConv": _deform_conv,
+    "RoiAlign": {
+        # regions were not moved by half an element yet
+        10: functools.partial(_roi_align, coordinate_transformation_mode="output_half_pixel"),
+        16: _roi_align,
+    },
+}
