@@ -1,10 +1,50 @@
-"""Faults in what runs modules, keeps them, and looks at what is given."""
+"""Faults in what runs modules, keeps them, reads those of other makers, and looks at what is given."""
 
 from __future__ import annotations
 
 from . import Mutant
 
 MUTANTS = (
+    Mutant(
+        "torch.view-for-its-caller",
+        "gradc/torch/regions.py",
+        "            _leave(graph, node, taken)\n",
+        "            assert taken\n",
+        "a view that is read and returned is a copy: what its caller writes is lost",
+        ("test_torch_aliases",),
+    ),
+    Mutant(
+        "torch.batched-cotangents",
+        "gradc/torch/function.py",
+        "        if batched(operands):\n",
+        "        if not operands:\n",
+        "cotangents that hold a batch are read as if they had memory",
+        ("test_torch_batched_gradients",),
+    ),
+    Mutant(
+        "torch.padding-from-the-end",
+        "gradc/torch/aten/indexing.py",
+        "        padding_idx=_known(padding_idx),\n",
+        "        padding_idx=max(_known(padding_idx) or 0, 0),\n",
+        "a padding row that counts from the end is another row",
+        ("test_torch_from_the_end",),
+    ),
+    Mutant(
+        "onnx.form-of-an-opset",
+        "gradc/onnx/table.py",
+        "(line for line in reversed(lines().get(key, ())) if line.since <= opset)",
+        "(line for line in reversed(lines().get(key, ())) if opset)",
+        "every operator is read in its newest form",
+        ("test_onnx_versions",),
+    ),
+    Mutant(
+        "forks.waits-for-sections",
+        "gradc/process/forks.py",
+        "    others = {mark.thread for mark in _inside.copy() if mark.thread not in waived and mark() is not None}\n",
+        "    others = {mark.thread for mark in _inside.copy() if mark.thread in waived and mark() is not None}\n",
+        "a fork waits for its own thread's sections and not for those of others",
+        ("test_forks",),
+    ),
     Mutant(
         "files.fsync",
         "gradc/files.py",
