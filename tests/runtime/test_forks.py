@@ -225,14 +225,15 @@ class Interleaving:
             self.done[me] += 1
 
     def run(self, threads: int = 3) -> None:
-        ready = threading.Barrier(threads + 1)
+        registered = threading.Semaphore(0)
         numbers: list[int] = []
 
         def body() -> None:
-            numbers.append(threading.get_ident())
-            self.turns[numbers[-1]] = threading.Semaphore(0)
-            ready.wait()
-            self.turns[threading.get_ident()].acquire()
+            me = threading.get_ident()
+            mine = self.turns[me] = threading.Semaphore(0)
+            numbers.append(me)
+            registered.release()
+            mine.acquire()
             try:
                 self.script(numbers[0], self.random.randint(1, 2))
             except BaseException as error:
@@ -241,13 +242,11 @@ class Interleaving:
                 self.hand_over(leave=True)
 
         started = [threading.Thread(target=body, daemon=True) for _ in range(threads)]
-        for thread in started:
+        for thread in started:  # one after another: a seed is one interleaving
             thread.start()
-        while len(self.turns) < threads:
-            time.sleep(0)
+            assert registered.acquire(timeout=60)
         self.wakes = dict.fromkeys(numbers, 0.0)
         self.done = dict.fromkeys(numbers, 0)
-        ready.wait()
         self.turns[numbers[0]].release()
         for thread in started:
             thread.join(60)

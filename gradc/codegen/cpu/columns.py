@@ -525,21 +525,22 @@ class ColumnWriter(AccumWriter):
 
     def run_sum(self, s: Stmt) -> Reduction:
         """Such an accum: the run is added up first."""
-        name, value = f"run_a{self.number[s.buffer]}", variable(s.args[0])
+        number, value = self.number[s.buffer], variable(s.args[0])
+        name, terms = f"run_a{number}", f"terms_a{number}"
         term = f"{variable(s.where)} ? {value} : 0" if s.where else value
         operand, ctype = self.scribe.values[s.args[0]], self.partial_type(s)
         if not self.types[s.buffer].dtype.is_float:
             (merge,) = self.effect(replace(s, where=""), name)
             return Reduction("", f"{ctype} {name} = 0;", f"{name} += {term};", merge, "", clauses=(("+", name),))
         narrow = "f32" if operand.is_float and carrier(operand) == "f32" else ctype
-        (merge,) = self.effect(replace(s, where=""), combined_terms("sum", narrow, ctype, f"terms_{name}"))
+        (merge,) = self.effect(replace(s, where=""), combined_terms("sum", narrow, ctype, terms))
         return Reduction(
             totals="",
             block="",
-            update=f"terms_{name}[{self.visited} - c0] = {term};",
+            update=f"{terms}[{self.visited} - c0] = {term};",
             merge=merge,
             result="",
-            terms=(narrow, f"terms_{name}"),
+            terms=(narrow, terms),
         )
 
     def decided_by_column(self, s: Stmt) -> bool:
