@@ -7,6 +7,7 @@ those of one process with the whole batch.
 """
 
 import copy
+import gc
 import tempfile
 from pathlib import Path
 
@@ -43,17 +44,24 @@ def train(call, parameters, mine=slice(None)):
     return torch.stack(losses)
 
 
-def worker(rank, folder):
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES)
+def trained(rank):
+    """The losses of both processes, and what the model has become."""
     network = model()
     compiled = DistributedDataParallel(torch.compile(network, backend="gradc"))  # Dynamo makes one graph per bucket
     mine = slice(rank * ROWS // PROCESSES, (rank + 1) * ROWS // PROCESSES)
     losses = train(compiled, network.parameters(), mine)
     distributed.all_reduce(losses)
+    return {"losses": losses / PROCESSES, "state": copy.deepcopy(network.state_dict())}
+
+
+def worker(rank, folder):
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES)
+    found = trained(rank)
     if rank == 0:
         print(gradc.torch.report())
-        torch.save({"losses": losses / PROCESSES, "state": copy.deepcopy(network.state_dict())}, f"{folder}/found.pt")
+        torch.save(found, f"{folder}/found.pt")
+    gc.collect()  # DDP first: a group of processes that is freed with it can wait for itself
     distributed.destroy_process_group()
 
 
