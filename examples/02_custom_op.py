@@ -1,8 +1,12 @@
-"""An op of your own, in one record, outside the package: and every pass knows what to do with it.
+"""Two ops of your own, in one record each, outside the package: and every pass knows what to do with them.
 
-The op: ``shift(x, by, axis)`` moves a signal along an axis and fills with zeros.  Its record says its type, its meaning
-in NumPy, how a kernel reads it, its derivative, and that it is linear: which axes of the operand become which axes of
-the result.  That last line is all that sink_dequant needs to move a quantization scale through an op it has never seen.
+The first: ``shift(x, by, axis)`` moves a signal along an axis and fills with zeros.  Its record says its type, its
+meaning in NumPy, how a kernel reads it, its derivative, and that it is linear: which axes of the operand become which
+axes of the result.  That last line is all that sink_dequant needs to move a quantization scale through an op it has
+never seen.
+
+The second: ``pick(places, table)`` reads rows of a table.  Its record says that it gathers, which operand by which: so
+rows of a quantized table are read as int8 and become floats then, as those of ``ops.embedding`` are.
 
     python examples/02_custom_op.py
 """
@@ -12,7 +16,9 @@ import numpy as np
 import gradc
 from gradc import ops
 from gradc.errors import TypeRuleError
-from gradc.ir.op import BadSample, Movement, Primitive, Sample
+from gradc.ir.op import DISCRETE, BadSample, Movement, Primitive, Sample
+from gradc.ir.properties import Gathers
+from gradc.ir.statement import Index
 from gradc.ir.types import Type
 
 
@@ -110,6 +116,65 @@ for name, got, want in (
     assert error < 1e-5
 
 report = gradc.check(module, dims={"N": 4, "D": 6})
+print()
+print(report)
+assert report.ok
+
+
+def pick_type(places: Type, table: Type):
+    return table.with_shape(places.shape[0], *table.shape[1:])
+
+
+def pick_in_a_kernel(index, node, kernel):
+    places, table = node.operands
+    row = Index.of(kernel.read(places, index[:1]))
+    return kernel.read(table, [row, *index[1:]], where=kernel.in_bounds(row, 0, table.shape[0]), other=0)
+
+
+def pick_in_numpy(places, table):
+    inside = (places >= 0) & (places < len(table))
+    rows = np.concatenate([table, np.zeros_like(table[:1], shape=(1, *table.shape[1:]))])
+    return rows[np.where(inside, places, len(table))]
+
+
+pick = Primitive(
+    "pick",
+    infer=pick_type,
+    reference=pick_in_numpy,
+    lower=Movement(pick_in_a_kernel),
+    vjp=lambda g, y, places, table: (DISCRETE, ops.scatter_add(places, g, size=table.shape[0], oob="skip")),
+    indices={0: lambda node: node.operands[1].shape[0]},
+    access=lambda node: Gathers(table=1, indices=0, axis=0, oob="skip"),
+    in_place_of_dtype=True,
+    samples=(Sample(("i64[N]", "F[5,3]"), draw=("index:5", "normal")),),
+    doc="rows of a table; zeros for places outside",
+)
+
+graph = gradc.trace(
+    lambda places, q, scale: pick(places, ops.dequantize(q, scale, block=(1, 8))),
+    places="i64[N]",
+    q="i8[V,8]",
+    scale="f32[V,1]",
+)
+module = gradc.compile(graph, wrt="scale", target="cpu")
+pushed = module.stages["push_gathers"].result
+print("\na gather of one's own, before push_gathers and after it: the table is read where it is picked, as int8:\n")
+print(graph)
+print()
+print(pushed)
+rows_read = [str(n.operands[0].type) for n in pushed.nodes if n.op is ops.gather]
+assert sorted(rows_read) == ["f32[V,1]", "i8[V,8]"] and not any(n.op is pick for n in pushed.nodes)
+
+places, q, scale = np.array([4, 0, 4, 7]), q[:5, :8], scale[:5]
+y, residuals = module.forward(places=places, q=q, scale=scale)
+assert np.array_equal(y, pick_in_numpy(places, q * scale))
+dy = rng.standard_normal((4, 8)).astype("f4")
+by_hand = np.zeros((5, 1))
+np.add.at(by_hand, [4, 0, 4], (dy[:3] * q[[4, 0, 4]]).sum(1)[:, None])
+assert np.allclose(module.backward(residuals, dy)["scale"], by_hand, rtol=1e-5)
+with gradc.knobs.VALIDATE.set(True):  # is it what its record says?
+    gradc.compile(graph, target="cpu")
+report = gradc.check(module, dims={"N": 4, "V": 5})
 print()
 print(report)
 assert report.ok

@@ -26,6 +26,7 @@ from .arguments import lifted, meant, renamed, separate, signature_text
 from .dims import Assumption, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
+from .properties import Access
 from .types import Type, shown, typeof
 
 
@@ -231,6 +232,9 @@ class Op:
     :param infer: the type rule ``(*types, **attrs) -> Type`` or ``-> (Type, canonical attrs)``; its positional
         parameters are the operands, its annotated keyword-only parameters are the attributes.
     :param vjp: ``(g, y, *operands, **attrs)`` -> one node, ``ZERO`` or ``DISCRETE`` per operand.
+    :param access: ``(node) -> property``: which of the data movements of :mod:`gradc.ir.properties` the node is (a
+        gather along an axis, a sum into positions, a slice...), or None.  Passes rewrite it as they do the package's
+        own op of that kind, which must have the same derivative, too.
     :param multilinear: ``(node) -> {operand: axis map}``: the operands the op is linear in; the map gives for each
         operand axis the result axis it becomes, or None if it is mixed (summed, gathered).  The op is linear in each of
         them with the others fixed (mul), unless ``linear``.
@@ -265,6 +269,7 @@ class Op:
     bad: Sequence[BadSample] = field(default=(), kw_only=True)
     multilinear: Callable[[Node], Mapping[int, tuple[int | None, ...]]] | None = field(default=None, kw_only=True)
     linear: bool = field(default=False, kw_only=True)
+    access: Callable[[Node], Access | None] | None = field(default=None, kw_only=True)
     fills: bool = field(default=False, kw_only=True)
     replace_axis: Callable[[Node, int, tuple[Size, ...]], AxisReplacement | None] | None = field(
         default=None, kw_only=True

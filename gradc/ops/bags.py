@@ -12,11 +12,11 @@ from ..ir.dims import Dim, Size, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Lookup, Primitive, Sample
 from ..ir.operands import adopt
+from ..ir.properties import Bounds
 from ..ir.statement import Index
 from ..ir.types import I64, Type
 from ..process.forks import cached_property
 from .indexing import (
-    Bounds,
     Padding,
     _as_resolved,
     _padding,

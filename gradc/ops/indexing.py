@@ -5,7 +5,7 @@ index_select and index_add; check_index.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +13,12 @@ from ..errors import IndexOutOfRange, NotAscending, TypeRuleError
 from ..ir.dims import Assumption, Dim, Size, known_nonnegative, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Checked, Composite, Movement, Primitive, Sample, Scatter
+from ..ir.properties import Bounds, Gathers, GathersElements, Scatters
 from ..ir.statement import Index
 from ..ir.types import DTYPES, I32, I64, DType, Type
 from .pointwise import mul
 from .rules import canonical_axis, converted, full, number, reshaped, spread, summing
 
-Bounds = Literal["error", "skip", "clamp", "wrap"]
 INDEX_DTYPES = ("i8", "i16", "i32", "i64", "u2", "u4", "u8")
 
 
@@ -251,6 +251,7 @@ gather = Primitive(
     vjp=_gather_vjp,
     surrogate=_gather_surrogate,
     implies=lambda node: padding_exists(node.attrs["padding_idx"], node.operands[0].shape[node.attrs["axis"]]),
+    access=lambda node: Gathers(0, 1, **node.attrs),
     multilinear=_gather_map,
     fills=True,
     indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]},
@@ -353,6 +354,7 @@ scatter_add = Primitive(
     implies=lambda node: padding_exists(node.attrs["padding_idx"], node.attrs["size"]),
     lower=Scatter(_scatter_at, updates=1),
     vjp=_scatter_vjp,
+    access=lambda node: Scatters(0, 1, **{k: v for k, v in node.attrs.items() if k != "size"}),
     multilinear=_scatter_map,
     indices={0: lambda node: node.attrs["size"]},
     samples=(
@@ -450,6 +452,7 @@ take_along_axis = Primitive(
     indices={1: lambda node: node.operands[0].shape[node.attrs["axis"]]},
     in_place_of_dtype=True,
     vjp=_take_vjp,
+    access=lambda node: GathersElements(0, 1, **node.attrs),
     multilinear=lambda node: {0: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank))},
     fills=True,
     samples=(

@@ -15,6 +15,7 @@ from ..ir.dims import Dim, Size, SizeLike, ceildiv, floordiv, known_nonnegative,
 from ..ir.node import Node, call
 from ..ir.op import Alias, BadSample, Movement, Primitive, Sample
 from ..ir.operands import adopt
+from ..ir.properties import Broadcasts, Concats, Pads, Reshapes, Slices, Transposes
 from ..ir.statement import Index
 from ..ir.types import I64, DType, Type
 from ..process.ieee import plain
@@ -164,6 +165,7 @@ reshape = Primitive(
     sugar=_reshape_call,
     in_place_of_dtype=True,
     vjp=lambda g, y, x, *, shape: (reshaped(g, x.shape),),
+    access=lambda node: Reshapes(),
     multilinear=lambda node: {0: reshape_axes(node)},
     replace_axis=replace_axis_of_reshape,
     samples=(
@@ -214,6 +216,7 @@ transpose: Primitive = Primitive(
         lambda index, node, kernel: kernel.read(node.operands[0], [index[a] for a in _inverse(node.attrs["axes"])])
     ),
     vjp=lambda g, y, x, *, axes: (transpose(g, _inverse(axes)),),
+    access=lambda node: Transposes(**node.attrs),
     multilinear=lambda node: {0: _inverse(node.attrs["axes"])},
     replace_axis=replace_axis_of_transpose,
     samples=(
@@ -276,6 +279,7 @@ broadcast_to = Primitive(
     sugar=_broadcast_call,
     in_place_of_dtype=True,
     vjp=_broadcast_vjp,
+    access=lambda node: Broadcasts(),
     multilinear=_broadcast_map,
     replace_axis=replace_axis_of_broadcast,
     samples=(
@@ -357,6 +361,7 @@ slice: Primitive = Primitive(
         )
     ),
     vjp=_slice_vjp,
+    access=lambda node: Slices(**node.attrs),
     replace_axis=replace_axis_of_slice,
     multilinear=lambda node: {
         0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))
@@ -521,6 +526,7 @@ pad: Primitive = Primitive(
             step=(1,) * x.rank,
         ),
     ),
+    access=lambda node: Pads(**node.attrs),
     multilinear=lambda node: (
         {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))}
         if node.attrs["value"] == 0
@@ -626,6 +632,7 @@ concat = Primitive(
     reference=lambda *xs, axis: np.concatenate(xs, axis),
     lower=Movement(_concat_at),
     vjp=_concat_vjp,
+    access=lambda node: Concats(**node.attrs),
     in_place_of_dtype=True,
     multilinear=lambda node: {
         k: tuple(None if a == node.attrs["axis"] else a for a in range(node.rank)) for k in range(len(node.operands))

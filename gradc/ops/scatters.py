@@ -11,9 +11,10 @@ from ..errors import TypeRuleError
 from ..ir.dims import Size, known_nonnegative, same
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Primitive, Sample, Scatter
+from ..ir.properties import Bounds
 from ..ir.statement import neutral
 from ..ir.types import BOOL, I32, Type
-from .indexing import Bounds, _put, _put_at, index_type, resolve, scatter_add_along_axis, take_along_axis
+from .indexing import _put, _put_at, index_type, resolve, scatter_add_along_axis, take_along_axis
 from .pointwise import eq, gt, invert, logical_and, maximum, minimum, where
 from .rules import (
     UFUNCS,

@@ -12,9 +12,9 @@ from ..errors import TypeRuleError
 from ..ir.dims import Dim, Size, ceildiv, known_nonnegative, product, same
 from ..ir.node import Node, call
 from ..ir.op import BadSample, Composite, Sample
+from ..ir.properties import Bounds
 from ..ir.types import I64, Type
 from .indexing import (
-    Bounds,
     Padding,
     _as_resolved,
     _padding,

@@ -10,8 +10,9 @@ from ..errors import TypeRuleError, Unsupported
 from ..ir.node import Node, call
 from ..ir.op import DISCRETE, BadSample, Composite, Sample
 from ..ir.operands import adopt
+from ..ir.properties import Bounds
 from ..ir.types import I32, Type
-from .indexing import Bounds, Padding, _padding, gather, index_type, padding_exists, scatter_add
+from .indexing import Padding, _padding, gather, index_type, padding_exists, scatter_add
 from .pointwise import gt, ne, pow, sqrt, stop_gradient, where
 from .reduce import amax, amin, sum
 from .rules import along, converted, floating, full

@@ -107,6 +107,11 @@ class Pipeline:
     """For ``GRADC_VALIDATE``: of each program (forward, backward, joint), what it computes at some inputs."""
 
     def start(self, name: str, graph: Graph) -> Graph:
+        if knobs.VALIDATE.get():
+            with held_off:
+                from ..verify.exact import require_declared
+
+            self._at_sizes(graph, functools.partial(require_declared, graph))
         self._keep(name, graph, graph, 0.0)
         return graph
 
@@ -158,7 +163,7 @@ class Pipeline:
         """
         with held_off:
             from ..verify.exact import equal
-            from ..verify.meaning import meanings, own_sizes
+            from ..verify.meaning import meanings
         if isinstance(result, Program):
             program = name.partition(".")[0]
             if program not in self._meanings:
@@ -168,10 +173,17 @@ class Pipeline:
                 meaning.require(name, result)
         # differentiate adds inputs: what it makes is no other form of the same graph
         elif isinstance(before, Graph) and set(result.input_names) <= set(before.input_names):
-            try:
-                equal(before, result, licence=licence, stage=name)
-            except InvalidProblem:  # no small sizes fit
-                equal(before, result, licence=licence, dims=own_sizes(before, self.sizes), stage=name)
+            self._at_sizes(before, functools.partial(equal, before, result, licence=licence, stage=name))
+
+    def _at_sizes(self, graph: Graph, check: Callable[..., None]) -> None:
+        """Makes a check of a graph at small sizes, or at sizes of its own where none fit."""
+        try:
+            check()
+        except InvalidProblem:
+            with held_off:
+                from ..verify.meaning import own_sizes
+
+            check(dims=own_sizes(graph, self.sizes))
 
     def __getitem__(self, name: str) -> Stage:
         for stage in self.stages:

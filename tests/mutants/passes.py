@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "push-gathers.skip",
         "gradc/passes/graph/push_gathers.py",
-        'if self.read.attrs["oob"] == "skip" and not self.zero_at_zero:',
+        'if self.how.oob == "skip" and not self.zero_at_zero:',
         "if False:",
         "a row that is skipped is f(0), not 0",
         ("test_sink_dequant", "test_embedding_family", "test_exact -k identity"),

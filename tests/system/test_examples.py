@@ -36,6 +36,8 @@ LINES = {
         r"\w+_rows\(const void \*args, i64 task\)",
         r"d\.scale  worst relative error against NumPy: \d\.\de-0[78]",
         r"7 of 7 hold",
+        r"%2: i8\[N,8\] = gather %q, %places",
+        r"4 of 4 hold",
     ],
     "03_one_kernel": [
         r"kernel @\w+ rows\(i0: N\) cols\(i1: 256\)",

@@ -14,6 +14,7 @@ from ...ir.dims import Size, evaluate, product, same
 from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Expr, Library, Lookup, Movement, Primitive, Reduction
+from ...ir.properties import Broadcasts, Gathers, GathersElements, Reshapes, Transposes, access
 from ...ops.axes import reshape_axes
 from ...ops.rules import canonical_axes, reshaped, spread, without
 from ..manager import graph_pass
@@ -76,7 +77,7 @@ class _MergedRows:
 
     def of(self, node: Node) -> _Rows | None:
         if node not in self.known:
-            split = node.op.name == "reshape" and node.operands[0] in self.rows
+            split = access(node, Reshapes) is not None and node.operands[0] in self.rows
             self.known[node] = _split(node) if split else None
         return self.known[node]
 
@@ -108,7 +109,7 @@ class _MergedRows:
             to = _axes(new, place)
             at = tuple(a for axis in rows.at if (a := to[axis]) is not None) if to is not None else ()
             if len(at) < len(rows.at) or at != tuple(sorted(at)):
-                if node.op.name == "reshape" and rows.at == tuple(range(len(rows.at))):
+                if access(node, Reshapes) and rows.at == tuple(range(len(rows.at))):
                     return reshaped(rows.whole, node.shape)
                 continue
             whole = self.whole(new, at)
@@ -139,7 +140,7 @@ class _MergedRows:
         if node.op.name == "iota":
             axis = node.attrs["axis"]
             return None if axis in at else call("iota", **{**node.attrs, "shape": shape, "axis": _axis(axis, at)})
-        if node.op.name == "broadcast_to":
+        if access(node, Broadcasts):
             x = reshaped(node.operands[0], (*(1,) * (node.rank - node.operands[0].rank), *node.operands[0].shape))
             repeated = [a for a in at if x.shape[a] == 1]
             if len(repeated) == len(at):
@@ -147,12 +148,12 @@ class _MergedRows:
             return None if repeated or (whole := self.whole(x, at, depth + 1)) is None else spread(whole, shape)
         if not node.operands or _axes(node, len(node.operands) - 1) is None:
             return _viewed(node, at, shape)
-        fixed = {0} if node.op.name == "gather" else set()
+        gather, elements = access(node, Gathers), access(node, GathersElements)
         wholes = list[Node]()
         for place, operand in enumerate(node.operands):
             to = _axes(node, place)
             sources = tuple(axis for a in at for axis, result in enumerate(to or ()) if result == a)
-            if place in fixed:
+            if gather is not None and place == gather.table:
                 wholes.append(operand)
             elif len(sources) < len(at) or sources != tuple(sorted(sources)) or depth == DEEPEST:
                 return _viewed(node, at, shape)
@@ -160,18 +161,26 @@ class _MergedRows:
                 return _viewed(node, at, shape)
             else:
                 wholes.append(whole)
-        if node.op.name == "reshape":
+        if access(node, Reshapes):
             return reshaped(wholes[0], shape)
-        if node.op.name == "transpose":
-            order = (_axis(a, sources) for a in node.attrs["axes"] if a not in sources)
+        if (transpose := access(node, Transposes)) is not None:
+            order = (_axis(a, sources) for a in transpose.axes if a not in sources)
             return call("transpose", wholes[0], (0, *order))
         attrs = dict(node.attrs)
         if isinstance(node.op.lower, Reduction):
             self.reduces = True
             attrs["axis"] = tuple(_axis(a, sources) for a in _reduced(node))
-        elif node.op.name == "take_along_axis":
-            attrs["axis"] = _axis(attrs["axis"], at)
-        result: Node = node.op.apply(wholes, attrs)
+        result: Node = (
+            node.op.apply(wholes, attrs)
+            if elements is None
+            else call(
+                "take_along_axis",
+                wholes[elements.table],
+                wholes[elements.indices],
+                axis=_axis(elements.axis, at),
+                oob=elements.oob,
+            )
+        )
         self.anew[node] = at
         return result
 
@@ -198,15 +207,15 @@ def _axes(node: Node, place: int) -> Sequence[int | None] | None:
     if isinstance(op.lower, Reduction):
         gone, kept = _reduced(node), iter(range(node.rank))
         return [None if a in gone else next(kept) for a in range(operand.rank)]
-    if op.name == "take_along_axis":
-        return [None if a == node.attrs["axis"] else a for a in range(node.rank)]
-    if op.name == "gather":
-        return range(node.rank) if node.operands[0].rank == 1 and place == 1 else None
-    if op.name == "reshape":
+    if (elements := access(node, GathersElements)) is not None:
+        return [None if a == elements.axis else a for a in range(node.rank)]
+    if (gather := access(node, Gathers)) is not None:
+        return range(node.rank) if node.operands[gather.table].rank == 1 and place == gather.indices else None
+    if access(node, Reshapes):
         return reshape_axes(node)
-    if op.name == "transpose":
-        return [node.attrs["axes"].index(a) for a in range(node.rank)]
-    if op.name == "broadcast_to":
+    if (transpose := access(node, Transposes)) is not None:
+        return [transpose.axes.index(a) for a in range(node.rank)]
+    if access(node, Broadcasts):
         lead = node.rank - operand.rank
         return [a + lead if same(n, node.shape[a + lead]) else None for a, n in enumerate(operand.shape)]
     return None

@@ -9,19 +9,20 @@ axes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...ir.dims import Size
 from ...ir.graph import Graph
 from ...ir.node import Node, call
 from ...ir.op import Expr, Primitive, Reduction
-from ...ir.pattern import Var, match, op
+from ...ir.properties import Gathers, Reshapes, access
 from ...ops.axes import axis_groups
+from ...ops.indexing import gather
 from ..manager import graph_pass
 from .replace_axis import computes, plan
 
 DEEPEST = 100
-RESHAPE, GATHER = op("reshape", Var("x")), op("gather", Var("table"), Var("indices"))
 
 
 @graph_pass("REAL")
@@ -47,7 +48,7 @@ class _MergedAxes:
         return self.known[node]
 
     def _find(self, node: Node) -> tuple[Node, int, tuple[Size, ...]] | None:
-        if not match(RESHAPE, node, {}):
+        if access(node, Reshapes) is None:
             return None
         (x,) = node.operands
         if not isinstance(x.op, Primitive) or not isinstance(x.op.lower, Expr) or not x.operands:
@@ -80,12 +81,13 @@ class _MergedAxes:
                     range(axis, axis + len(sizes))
                 )
                 return self.build(primitive, (inner,), {**attrs, "axis": tuple(sorted(axes))})
-            if k == 0 and match(GATHER, whole, {}) and attrs["axis"] != axis:
-                to = whole.op.multilinear(whole)[0][axis]
-                at = attrs["axis"] if attrs["axis"] < axis else attrs["axis"] + len(sizes) - 1
-                return self.merged(
-                    self.build(primitive, (inner, operands[1]), {**attrs, "axis": at}), to, sizes, whole.shape
-                )
+            how = access(whole, Gathers)
+            if how is not None and k == how.table and how.axis != axis:
+                indices = operands[how.indices]
+                to = axis if axis < how.axis else axis + indices.rank - 1
+                at = how.axis if how.axis < axis else how.axis + len(sizes) - 1
+                rows = self.build(gather, (inner, indices), replace(how, axis=at).attrs)
+                return self.merged(rows, to, sizes, whole.shape)
             if not computes(whole) and not isinstance(primitive.lower, Reduction):
                 continue
             for result in range(whole.rank):

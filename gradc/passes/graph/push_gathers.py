@@ -11,7 +11,7 @@ the table has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from ...ir.dims import Size, known_nonnegative, product
 from ...ir.graph import Graph
 from ...ir.node import Node, call
 from ...ir.op import Composite, Expr, Lookup
-from ...ir.pattern import Var, match, op, splat
+from ...ir.pattern import splat
+from ...ir.properties import Gathers, access
 from ...ir.types import DTYPES
 from ...ir.walk import depends_on_inputs, postorder
 from ...ops.indexing import in_range, row_share, unpadded
@@ -28,19 +29,17 @@ from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
 from .replace_axis import computes, moves, nbytes, replace_axis
 
-GATHER = op("gather", Var("table"), Var("indices"))
-
 
 @graph_pass("REAL")
 def push_gathers(graph: Graph, *, numerics: str = "real") -> Graph:
     """gather(f(table..), i)  ->  f(gather(table, i)..): BITS in the value, REAL in the gradient"""
     if numerics == "strict":
         return graph
-    reads = {node: read for node in graph.nodes if (read := as_gather(node)) is not None}
+    reads = {node: read for node in graph.nodes if (read := Read.of(node)) is not None}
     refused: set[Node] = set()
     while True:
         inside = _only_gathered(graph, reads, refused)
-        taken = {node: Taken(read, inside) for node, read in reads.items() if read.operands[0] in inside}
+        taken = {node: Taken(read, inside) for node, read in reads.items() if read.table in inside}
         tables: dict[Node, list[Taken]] = {}
         for each in taken.values():
             tables.setdefault(each.table, []).append(each)
@@ -54,14 +53,26 @@ def push_gathers(graph: Graph, *, numerics: str = "real") -> Graph:
     return graph.rewrite(lambda node, operands: taken[node].rewritten(new) if node in taken else None, new)
 
 
-def as_gather(node: Node) -> Node | None:
-    """The node as a gather: itself, or the gather that a composite without a vjp decomposes into."""
-    if isinstance(node.op, Composite) and node.op.vjp is None and node.op.indices:
-        node = node.op.decompose(*node.operands, **node.attrs)
-    return node if match(GATHER, node, {}) else None
+@dataclass(frozen=True)
+class Read:
+    """A gather of slices: its operands, and how it gathers."""
+
+    table: Node
+    indices: Node
+    how: Gathers
+
+    @classmethod
+    def of(cls, node: Node) -> Read | None:
+        """The node as a gather, if its record says that it is one, or that of what a composite without a vjp decomposes
+        into.
+        """
+        how = access(node, Gathers)
+        if how is None and isinstance(node.op, Composite) and node.op.vjp is None and node.op.indices:
+            return cls.of(node.op.decompose(*node.operands, **node.attrs))
+        return None if how is None else cls(node.operands[how.table], node.operands[how.indices], how)
 
 
-def _only_gathered(graph: Graph, reads: Mapping[Node, Node], refused: set[Node]) -> set[Node]:
+def _only_gathered(graph: Graph, reads: Mapping[Node, Read], refused: set[Node]) -> set[Node]:
     """The values that are computed elementwise and whose only use, directly or through such values, is as the table of
     a gather.
     """
@@ -70,7 +81,7 @@ def _only_gathered(graph: Graph, reads: Mapping[Node, Node], refused: set[Node])
 
     def gathers(user: Node, node: Node) -> bool:
         read = reads.get(user)
-        return read is not None and read.operands[0] is node and read.operands[1] is not node
+        return read is not None and read.table is node and read.indices is not node
 
     for node in reversed(graph.nodes):
         if node in outputs or node in refused or not (moves(node) or computes(node)):
@@ -89,7 +100,7 @@ class Taken:
     :param fixed: operands that do not vary along the gathered axis.
     """
 
-    read: Node
+    read: Read
     inside: set[Node]
     leaves: dict[tuple[Node, int], None] = field(default_factory=dict)
     fixed: dict[Node, None] = field(default_factory=dict)
@@ -102,15 +113,19 @@ class Taken:
 
     @property
     def table(self) -> Node:
-        return self.read.operands[0]
+        return self.read.table
 
     @property
     def indices(self) -> Node:
-        return self.read.operands[1]
+        return self.read.indices
+
+    @property
+    def how(self) -> Gathers:
+        return self.read.how
 
     @property
     def axis(self) -> int:
-        return int(self.read.attrs["axis"])
+        return self.how.axis
 
     @property
     def size(self) -> Size:
@@ -135,16 +150,8 @@ class Taken:
         return replace_axis(self.table, self.axis, self.indices.shape, leaf, opens, stays)
 
     def _gather(self, node: Node, indices: Node, axis: int) -> Node:
-        return call(
-            "gather",
-            node,
-            indices,
-            **{
-                **self.read.attrs,
-                "axis": axis,
-                "scale_grad_by_freq": self.read.attrs["scale_grad_by_freq"] and not self.fixed,
-            },
-        )
+        scaled = self.how.scale_grad_by_freq and not self.fixed
+        return call("gather", node, indices, **replace(self.how, axis=axis, scale_grad_by_freq=scaled).attrs)
 
     @property
     def possible(self) -> bool:
@@ -159,16 +166,12 @@ class Taken:
     @property
     def shared(self) -> bool:
         """Whether operands that are not gathered get each row's gradient divided by its count too."""
-        return bool(self.fixed) and bool(self.read.attrs["scale_grad_by_freq"])
+        return bool(self.fixed) and bool(self.how.scale_grad_by_freq)
 
     @property
     def _needs_rows(self) -> bool:
         # clamp and wrap read 0 from a table without rows
-        return (
-            self.read.attrs["oob"] in ("clamp", "wrap")
-            and not known_nonnegative(self.size - 1)
-            and not self.zero_at_zero
-        )
+        return self.how.oob in ("clamp", "wrap") and not known_nonnegative(self.size - 1) and not self.zero_at_zero
 
     @property
     def zero_at_zero(self) -> bool:
@@ -186,14 +189,14 @@ class Taken:
                 indices,
                 self.size,
                 result.dtype.compute,
-                oob=self.read.attrs["oob"],
-                padding_idx=self.read.attrs["padding_idx"],
+                oob=self.how.oob,
+                padding_idx=self.how.padding_idx,
             )
             result = call("scale_gradient", result, self._along(share, result))
-        if self.fixed and self.read.attrs["padding_idx"] is not None and result.dtype.is_float:
+        if self.fixed and self.how.padding_idx is not None and result.dtype.is_float:
             # what is not gathered gets no gradient from padding either
             result = call("where", self._along(self._kept(indices), result), result, call("stop_gradient", result))
-        if self.read.attrs["oob"] == "skip" and not self.zero_at_zero:
+        if self.how.oob == "skip" and not self.zero_at_zero:
             result = call("where", self._along(in_range(indices, self.size), result), result, full(0, result))
         return result
 
@@ -202,10 +205,10 @@ class Taken:
         return spread(reshaped(mask, (*(1,) * self.axis, *mask.shape, *(1,) * rank)), result.shape)
 
     def _kept(self, indices: Node) -> Node:
-        if self.read.attrs["oob"] in ("clamp", "wrap"):
+        if self.how.oob in ("clamp", "wrap"):
             rows = call("iota", shape=(self.size,), dtype=DTYPES["i64"])
-            indices = call("gather", rows, indices, axis=0, oob=self.read.attrs["oob"])
-        return unpadded(indices, self.read.attrs["padding_idx"])
+            indices = call("gather", rows, indices, axis=0, oob=self.how.oob)
+        return unpadded(indices, self.how.padding_idx)
 
 
 def _pays(table: Node, uses: Sequence[Taken]) -> bool:

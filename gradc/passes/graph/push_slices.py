@@ -13,6 +13,7 @@ from ...ir.dims import Size, product, same
 from ...ir.graph import Graph
 from ...ir.node import Node, call
 from ...ir.op import Composite, Expr, Library, Primitive
+from ...ir.properties import Broadcasts, Reshapes, Slices, access
 from ...ops.rules import reshaped, spread
 from ..manager import graph_pass
 
@@ -20,7 +21,7 @@ from ..manager import graph_pass
 @graph_pass("REAL")
 def push_slices(graph: Graph, *, numerics: str = "real") -> Graph:
     """slice(matmul(x, w))  ->  matmul(slice(x), w), where nothing else reads the product"""
-    if numerics == "strict" or not any(node.op.name == "slice" for node in graph.nodes):
+    if numerics == "strict" or not any(access(node, Slices) for node in graph.nodes):
         return graph
     outputs = {node for _, node in graph.outputs}
     uses = {node: len(graph.users[node]) + (node in outputs) for node in graph.nodes}
@@ -28,24 +29,27 @@ def push_slices(graph: Graph, *, numerics: str = "real") -> Graph:
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         for old, new in zip(node.operands, operands, strict=True):
             uses.setdefault(new, uses[old])
-        return _pushed(node, operands[0], uses) if node.op.name == "slice" else None
+        cut = access(node, Slices)
+        return None if cut is None else _pushed(node, cut, operands[0], uses)
 
     return graph.rewrite(rule)
 
 
-def _pushed(node: Node, x: Node, uses: Mapping[Node, int]) -> Node | None:
+def _pushed(node: Node, cut: Slices, x: Node, uses: Mapping[Node, int]) -> Node | None:
     """A slice of a product as a product of slices, and a slice along the axes for which that cannot be; None if it can
     be for none.
 
-    :param x: what is sliced.  :param uses: how many there are of each node of the graph; what is made anew has one.
+    :param cut: the slice.  :param x: what is sliced.
+    :param uses: how many there are of each node of the graph; what is made anew has one.
     """
     value, left = x, list[_Slice]()
-    for axis, cut in enumerate(zip(node.attrs["start"], node.attrs["limit"], node.attrs["step"], strict=True)):
-        if cut[0] == 0 and same(cut[1], x.shape[axis]) and cut[2] == 1:
+    for axis, (start, limit, step) in enumerate(zip(cut.start, cut.limit, cut.step, strict=True)):
+        if start == 0 and same(limit, x.shape[axis]) and step == 1:
             continue
-        narrow = _Slice(axis, *cut).of_product(value, uses)
+        along = _Slice(axis, start, limit, step)
+        narrow = along.of_product(value, uses)
         if narrow is None:
-            left.append(_Slice(axis, *cut))
+            left.append(along)
         else:
             value = narrow
     if value is x:
@@ -79,7 +83,7 @@ class _Slice:
             return None if node.op.vjp else self.of_product(node.op.decompose(*node.operands, **node.attrs), uses)
         if isinstance(node.op, Library) and node.op.contraction:
             return self.of_contraction(node)
-        if node.op.name == "reshape":
+        if access(node, Reshapes):
             return self.of_rows(node, uses)
         if not isinstance(node.op, Primitive) or not isinstance(node.op.lower, Expr):
             return None
@@ -91,7 +95,7 @@ class _Slice:
 
     def of_operand(self, node: Node) -> Node:
         """The slice of a value that may be a broadcast along the axis."""
-        if node.op.name == "broadcast_to":
+        if access(node, Broadcasts):
             (x,) = node.operands
             own = self.axis - node.rank + x.rank
             if own < 0 or x.shape[own] == 1:

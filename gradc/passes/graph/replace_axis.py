@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from ...errors import TypeRuleError
 from ...ir.dims import Size, evaluate, product
 from ...ir.node import Node
-from ...ir.op import Alias, AxisReplacement, Composite, Expr, Lookup, Movement, Primitive
-from ...ir.pattern import Var, match, op, splat
+from ...ir.op import Alias, AxisReplacement, Composite, Expr, Lookup, Movement, Primitive, Reduction
+from ...ir.pattern import splat
+from ...ir.properties import Broadcasts, Reshapes, access
 from ...ir.walk import operands, positions, postorder, reachable
 from ...ops.rules import reshaped
 from ..reductions.cost import nominal
-
-RESHAPES = (op("reshape", Var("x")), op("broadcast_to", Var("x")))  # what is nothing if the shape stays
 
 
 def count(node: Node) -> int:
@@ -66,6 +65,18 @@ def mixes(node: Node) -> bool:
     """Whether an element is computed from several elements of its operand, which a kernel does where it reads it."""
     lower = getattr(node.op, "lower", None)
     return isinstance(lower, Lookup) and lower.mixes
+
+
+def converts(node: Node) -> bool:
+    """Whether an op only changes the dtype."""
+    lower = getattr(node.op, "lower", None)
+    return isinstance(lower, Expr) and lower.conversion
+
+
+def sums(node: Node) -> bool:
+    """Whether an op adds up the elements of its operand along the axes ``attrs["axis"]``."""
+    lower = getattr(node.op, "lower", None)
+    return isinstance(lower, Reduction) and lower.combine == "sum"
 
 
 def source(node: Node) -> Node:
@@ -122,7 +133,9 @@ def replace_axis(
         ]
         made = node.op.apply(operands, planned[1])
         done[key] = (
-            operands[0] if any(match(p, node, {}) for p in RESHAPES) and made.shape == operands[0].shape else made
+            operands[0]
+            if (access(node, Reshapes) or access(node, Broadcasts)) and made.shape == operands[0].shape
+            else made
         )
     return done[root, axis]
 

@@ -17,11 +17,12 @@ from ...ir.dims import Size
 from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.pattern import splat
+from ...ir.properties import Concats, Pads, Slices, access
 from ...ir.walk import postorder
 from ...ops.movement import pad
 from ...ops.rules import full, reshaped
 from ..manager import graph_pass
-from .replace_axis import computes, moves, plan, replace_axis, replaced_alike
+from .replace_axis import computes, moves, plan, replace_axis, replaced_alike, sums
 
 LONGEST = 4
 """Elements of an axis that become values."""
@@ -33,25 +34,25 @@ def _short(size: Size) -> bool:
 
 def _taken(node: Node) -> tuple[int, int] | None:
     """(axis, element) of a slice that takes one element of a short axis and all of the others."""
-    if node.op.name != "slice":
+    slice = access(node, Slices)
+    if slice is None:
         return None
     (source,) = node.operands
-    cut = [a for a in range(node.rank) if node.shape[a] != source.shape[a] or node.attrs["step"][a] != 1]
+    cut = [a for a in range(node.rank) if node.shape[a] != source.shape[a] or slice.step[a] != 1]
     if (
         len(cut) != 1
         or node.shape[cut[0]] != 1
         or not _short(source.shape[cut[0]])
-        or not isinstance(node.attrs["start"][cut[0]], int)
+        or not isinstance(start := slice.start[cut[0]], int)
     ):
         return None
-    return cut[0], node.attrs["start"][cut[0]]
+    return cut[0], start
 
 
 def _puts_together(node: Node, axis: int) -> bool:
     """Whether an op concatenates or pads along an axis of its result."""
-    if node.op.name == "concat":
-        return bool(node.attrs["axis"] == axis)
-    return bool(node.op.name == "pad" and node.attrs["pad_width"][axis] != (0, 0))
+    concat, pads = access(node, Concats), access(node, Pads)
+    return (concat is not None and concat.axis == axis) or (pads is not None and pads.pad_width[axis] != (0, 0))
 
 
 def _along(key: tuple[Node, int]) -> list[tuple[Node, int]]:
@@ -62,7 +63,7 @@ def _along(key: tuple[Node, int]) -> list[tuple[Node, int]]:
 
 def _summed(node: Node) -> int | None:
     """The one short axis that a sum goes over."""
-    if node.op.name != "sum" or node.dtype is not node.operands[0].dtype:
+    if not sums(node) or node.dtype is not node.operands[0].dtype:
         return None
     axes = [a for a in node.attrs["axis"] if _short(node.operands[0].shape[a])]
     return axes[0] if len(axes) == 1 else None
@@ -97,14 +98,15 @@ class _Unrolling:
                 _taken(u) or u in pieces or self.reduces(u) for u in self.before.users.get(node, ())
             ):
                 pieces.add(node)
-        return {n for n in pieces if computes(n) or moves(n) or n.op.name in ("concat", "pad", "constant", "sum")}
+        puts = {n for n in pieces if access(n, Concats) or access(n, Pads) or sums(n) or n.op.name == "constant"}
+        return {n for n in pieces if n in puts or computes(n) or moves(n)}
 
     def reduces(self, node: Node) -> bool:
         return _summed(node) is not None or any(self.stacked(node, a) for a in self.kept(node))
 
     def kept(self, node: Node) -> Iterator[int]:
         """The short axes that a sum over others leaves."""
-        if node.op.name == "sum":
+        if sums(node):
             yield from (a for a, size in enumerate(node.shape) if _short(size))
 
     def stacked(self, node: Node, axis: int) -> bool:
@@ -157,22 +159,21 @@ class _Unrolling:
 
     def part(self, node: Node, axis: int, k: int) -> Node:
         """Element k of a value that is not rewritten."""
-        if node.op.name == "concat" and node.attrs["axis"] == axis:
+        concat, pads = access(node, Concats), access(node, Pads)
+        if concat is not None and concat.axis == axis:
             sizes = [x.shape[axis] for x in node.operands]
             if all(isinstance(n, int) for n in sizes):
                 ends = list(itertools.accumulate(sizes))
                 which = bisect.bisect_right(ends, k)
                 return self.only(node.operands[which], axis, k - ends[which] + sizes[which])  # type: ignore[arg-type]
-        if node.op.name == "pad":
-            (x,), (low, _), size = node.operands, node.attrs["pad_width"][axis], node.operands[0].shape[axis]
+        if pads is not None:
+            (x,), (low, _), size = node.operands, pads.pad_width[axis], node.operands[0].shape[axis]
             if isinstance(low, int) and isinstance(size, int):
                 if not low <= k < low + size:
-                    return full(
-                        node.attrs["value"],
-                        node.type.with_shape(*(1 if a == axis else n for a, n in enumerate(node.shape))),
-                    )
-                width = tuple((0, 0) if a == axis else w for a, w in enumerate(node.attrs["pad_width"]))
-                return pad(self.only(x, axis, k - low), width, node.attrs["value"])
+                    narrow = node.type.with_shape(*(1 if a == axis else n for a, n in enumerate(node.shape)))
+                    return full(pads.value, narrow)
+                width = tuple((0, 0) if a == axis else w for a, w in enumerate(pads.pad_width))
+                return pad(self.only(x, axis, k - low), width, pads.value)
         if node.op.name == "constant":
             values = np.take(np.array(node.attrs["value"], object).reshape(node.shape), [k], axis)
             return call("constant", value=tuple(values.reshape(-1).tolist()), dtype=node.dtype, shape=values.shape)

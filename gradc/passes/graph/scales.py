@@ -19,14 +19,13 @@ from ...ir.graph import Graph, again
 from ...ir.node import Node, Note, call
 from ...ir.op import Expr, Library, Scatter
 from ...ir.pattern import Var, match, op, splat
+from ...ir.properties import Scatters, access
 from ...ir.types import BF16, DType
 from ...ir.walk import positions
 from ...ops.rules import converted, spread
-from .replace_axis import VaryingAxes, count, elements, moves, nbytes, placed
+from .replace_axis import VaryingAxes, converts, count, elements, moves, nbytes, placed
 
-MUL, DIV, NEG, CAST = Var("x") * Var("y"), Var("x") / Var("y"), -Var("x"), op("cast", Var("x"))
-DIM = op("dim")
-SCATTER = op("scatter_add", Var("indices"), Var("updates"))
+MUL, DIV, NEG, DIM = Var("x") * Var("y"), Var("x") / Var("y"), -Var("x"), op("dim")
 DEEPEST, MOST = 16, 64
 _RANGE = {"f16": 5, "bf16": 8, "f32": 8, "f64": 11}  # exponent bits
 
@@ -57,9 +56,7 @@ def homogeneous(node: Node, operand: int) -> tuple[int | None, ...] | None:
         return None
     if operand not in maps or (node.op.linear and not all(splat(node.operands[k]) == 0 for k in maps if k != operand)):
         return None
-    if match(CAST, node, {}) and not _RANGE.get(node.operands[operand].dtype.name, 99) <= _RANGE.get(
-        node.dtype.name, 0
-    ):
+    if converts(node) and not _RANGE.get(node.operands[operand].dtype.name, 99) <= _RANGE.get(node.dtype.name, 0):
         return None
     return maps[operand]
 
@@ -120,7 +117,7 @@ def _zero_stays(split: _Split, node: Node) -> tuple[bool, bool]:
     if split.scale is None:
         return True, True
     scale = node.operands[split.scale]
-    while splat(scale) is None and (moves(scale) or match(CAST, scale, {})):
+    while splat(scale) is None and (moves(scale) or converts(scale)):
         (scale,) = scale.operands
     value = splat(scale)
     if value is not None:
@@ -199,7 +196,7 @@ def _through(user: Node, operand: int, axes: Mapping[int, int], zero_stays: tupl
 def _read_as_bf16(node: Node) -> bool:
     while moves(node):
         node = node.operands[0]
-    return match(CAST, node, {}) and node.operands[0].dtype is BF16
+    return converts(node) and node.operands[0].dtype is BF16
 
 
 def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
@@ -284,13 +281,14 @@ class _Place:
 
     :param cost: elements multiplied there.
     :param path: ``(node, operand)`` from the scaled value down; the last operand is scaled.
-    :param axes: as in :class:`Scale`.  :param read: the scatter whose rows the scale is gathered for.
+    :param axes: as in :class:`Scale`.
+    :param read: how the scatter at the end of the path scatters, if the scale is gathered for its rows.
     """
 
     cost: float
     path: tuple[tuple[Node, int], ...]
     axes: dict[int, int]
-    read: Node | None = None
+    read: Scatters | None = None
 
 
 def hoist_scales(graph: Graph) -> Graph:
@@ -326,8 +324,8 @@ def _lowest(top: Node, axes: dict[int, int], uses: Uses, node: Node) -> _Place:
             best = _Place(count(at), path, axes)
         if not (uses.single(at) and len(path) < DEEPEST):
             continue
-        if match(SCATTER, at, {}):
-            if inside := _into_scatter(at, axes, path):
+        if (how := access(at, Scatters)) is not None:
+            if inside := _into_scatter(at, how, axes, path):
                 return inside
             continue
         if not (isinstance(at.op, Library) or moves(at) or isinstance(getattr(at.op, "lower", None), Expr)):
@@ -341,19 +339,21 @@ def _lowest(top: Node, axes: dict[int, int], uses: Uses, node: Node) -> _Place:
     return best
 
 
-def _into_scatter(scatter: Node, axes: Mapping[int, int], path: tuple[tuple[Node, int], ...]) -> _Place | None:
+def _into_scatter(
+    scatter: Node, how: Scatters, axes: Mapping[int, int], path: tuple[tuple[Node, int], ...]
+) -> _Place | None:
     """Rule (c), towards the inputs, where reading the scale once per row moves fewer bytes than another pass over the
     result."""
-    indices = scatter.operands[0]
-    at, wider = scatter.attrs["axis"], indices.rank - 1
+    indices = scatter.operands[how.indices]
+    at, wider = how.axis, indices.rank - 1
     rows = elements(indices.shape) if at in axes.values() else 1
     if rows * scatter.dtype.itemsize >= 2 * nbytes(scatter):
         return None
     return _Place(
         -1,
-        (*path, (scatter, 1)),
+        (*path, (scatter, how.updates)),
         {a: i if i <= at else i + wider for a, i in axes.items()},
-        scatter if at in axes.values() else None,
+        how if at in axes.values() else None,
     )
 
 
@@ -362,17 +362,17 @@ def _hoisted(place: _Place, split: _Split, node: Node, new: Mapping[Node, Node],
     value = variation.narrow(new[node.operands[split.scale]], split.axes)
     if value is None:
         return None
-    axes = place.axes
-    if place.read is not None:
-        indices, attrs = new[place.read.operands[0]], place.read.attrs
-        own = next(a for a, i in axes.items() if i == attrs["axis"])
-        value = call("gather", value, indices, axis=own, oob=attrs["oob"])
+    axes, read = place.axes, place.read
+    last, k = place.path[-1]
+    if read is not None:
+        indices = new[last.operands[read.indices]]
+        own = next(a for a, i in axes.items() if i == read.axis)
+        value = call("gather", value, indices, axis=own, oob=read.oob)
         rank = indices.rank
         axes = {(a if a < own else a + rank - 1): i for a, i in axes.items() if a != own} | {
-            own + r: attrs["axis"] + r for r in range(rank)
+            own + r: read.axis + r for r in range(rank)
         }
     scale = Scale(split.kind, value, tuple(sorted(axes.items())), node)
-    last, k = place.path[-1]
     result = scale.onto(new[last.operands[k]])
     for at, k in reversed(place.path):
         result = again(at, tuple(result if i == k else new[o] for i, o in enumerate(at.operands)))

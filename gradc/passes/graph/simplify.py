@@ -9,10 +9,12 @@ from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Alias, Movement
 from ...ir.pattern import Rule, Var, apply_rules, match, op, splat
+from ...ir.properties import Broadcasts, Reshapes, access
 from ...ir.types import DType
 from ...ops.movement import broadcast_axes
 from ...ops.rules import converted, full, reshaped, spread
 from ..manager import graph_pass
+from .replace_axis import converts, sums
 
 x, y, z = Var("x"), Var("y"), Var("z")
 
@@ -102,20 +104,19 @@ def _moved(node: Node) -> Node | None:
     if (
         value is not None
         and not node.op.fills
-        and node.op.name != "constant"
-        and not (node.op.name == "broadcast_to" and source.op.name == "constant" and source.rank == 0)
+        and not (access(node, Broadcasts) and not source.operands and source.rank == 0)
     ):
         return full(value, node)
-    if node.op.name == "broadcast_to" and source.op.name == "broadcast_to":
+    if access(node, Broadcasts) and access(source, Broadcasts):
         return spread(source.operands[0], node.shape)
-    if node.op.name == "reshape" and source.op.name == "reshape":
+    if access(node, Reshapes) and access(source, Reshapes):
         return reshaped(source.operands[0], node.shape)
     return None
 
 
 def _summed_broadcast(node: Node) -> Node | None:
     """sum(broadcast_to(x)) over axes that only the broadcast made  ->  x * count"""
-    if node.op.name != "sum" or node.operands[0].op.name != "broadcast_to" or not node.dtype.is_float:
+    if not sums(node) or not access(node.operands[0], Broadcasts) or not node.dtype.is_float:
         return None
     wide = node.operands[0]
     (narrow,) = wide.operands
@@ -137,7 +138,7 @@ def _summed_broadcast(node: Node) -> Node | None:
 
 def _unit_sum(node: Node) -> Node | None:
     """sum over axes of size 1  ->  reshape"""
-    if node.op.name != "sum" or node.operands[0].dtype is not node.dtype:
+    if not sums(node) or node.operands[0].dtype is not node.dtype:
         return None
     (source,) = node.operands
     unit = [a for a in node.attrs["axis"] if source.shape[a] == 1]
@@ -200,7 +201,7 @@ def _rounded_operands(graph: Graph, dtypes: Collection[DType]) -> set[Node]:
 
 def _widened_last(node: Node) -> Node:
     """move(cast(x, f32))  ->  cast(move(x), f32), which leaves the narrow value to be moved"""
-    if not _is_moved(node) or node.operands[0].op.name != "cast":
+    if not _is_moved(node) or not converts(node.operands[0]):
         return node
     (wide,) = node.operands
     return converted(again(node, wide.operands), wide.dtype)

@@ -19,15 +19,15 @@ from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Expr, Primitive, Reduction, Scatter
 from ...ir.pattern import Var, match, op, splat
+from ...ir.properties import Gathers, Scatters, access
 from ...ir.walk import positions
 from ...ops.indexing import in_range
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
-from .push_gathers import GATHER
-from .replace_axis import VaryingAxes, elements, moves, nbytes, replace_axis
-from .scales import CAST, DEEPEST, MOST, MUL, SCATTER, Uses, hoist_scales, homogeneous, sink_scales
+from .replace_axis import VaryingAxes, converts, elements, moves, nbytes, replace_axis, sums
+from .scales import DEEPEST, MOST, MUL, Uses, hoist_scales, homogeneous, sink_scales
 
-SUM, SELECT = op("sum", Var("x")), op("where", Var("kept"), Var("value"), Var("none"))
+SELECT = op("where", Var("kept"), Var("value"), Var("none"))
 ROUNDS = 4
 
 
@@ -70,9 +70,8 @@ def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
     masks = []
     for k, size in positions.items():
         mask = in_range(operands[k], size)
-        if match(SCATTER, scatter, {}):
-            at = scatter.attrs["axis"]
-            mask = reshaped(mask, (*(1,) * at, *mask.shape, *(1,) * (updates.rank - at - mask.rank)))
+        if (how := access(scatter, Scatters)) is not None:
+            mask = reshaped(mask, (*(1,) * how.axis, *mask.shape, *(1,) * (updates.rank - how.axis - mask.rank)))
         elif mask.rank == updates.rank - 1:  # positions of each batch element, the same for every channel
             mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
         elif mask.rank != updates.rank:
@@ -84,7 +83,8 @@ def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
 def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | None:
     factors: dict[str, Node] = {}
     if (
-        not match(op("sum", MUL), root, factors)
+        not sums(root)
+        or not match(MUL, root.operands[0], factors)
         or not uses.single(root.operands[0])
         or root.dtype is not root.operands[0].dtype
     ):
@@ -128,13 +128,15 @@ def _gathered_sum(root: Node, uses: Uses, new: Mapping[Node, Node]) -> Node | No
 class _Chain:
     """A scatter below a reduction, through ops that are linear in it and keep its scattered axis.
 
-    :param root: the reduction over kept axes.  :param axis: the scattered axis as an axis of root's result.
+    :param root: the reduction over kept axes.  :param how: how the scatter scatters.
+    :param axis: the scattered axis as an axis of root's result.
     :param path: from the reduction down to the scatter.
     :param outer: the graph's reduction, if that sums the scattered axis too.
     """
 
     root: Node
     scatter: Node
+    how: Scatters
     path: tuple[Node, ...]
     axis: int
     outer: Node
@@ -185,8 +187,8 @@ def _scatters_below(root: Node) -> list[_Chain]:
     while pending and visits < MOST:
         path, visits = pending.pop(), visits + 1
         node = path[-1]
-        if match(SCATTER, node, {}) and node is not root:
-            chain = _chain(path)
+        if (how := access(node, Scatters)) is not None and node is not root:
+            chain = _chain(path, how)
             chains += [chain] if chain is not None else []
         elif len(path) < DEEPEST:
             inner = [
@@ -198,37 +200,34 @@ def _scatters_below(root: Node) -> list[_Chain]:
     return chains
 
 
-def _chain(path: tuple[Node, ...]) -> _Chain | None:
-    root, scatter = path[0], path[-1]
-    axis = int(scatter.attrs["axis"])
+def _chain(path: tuple[Node, ...], how: Scatters) -> _Chain | None:
+    root, scatter, axis = path[0], path[-1], how.axis
     for below, above in zip(reversed(path), reversed(path[1:-1]), strict=False):
         known = homogeneous(above, positions(above, below)[0])
         moved = None if known is None else known[axis]
         if moved is None or not same(above.shape[moved], below.shape[axis]):
             return None
         axis = moved
-    if (
-        match(SUM, root, {}) and axis in root.attrs["axis"]
-    ):  # the columns first, then what is left of the scattered axis
+    if sums(root) and axis in root.attrs["axis"]:  # the columns first, then what is left of the scattered axis
         columns = tuple(a for a in root.attrs["axis"] if a != axis)
         if not columns:
             return None
         inner = call("sum", *root.operands, axis=columns)
-        return _Chain(inner, scatter, (inner, *path[1:]), axis - sum(c < axis for c in columns), root)
+        return _Chain(inner, scatter, how, (inner, *path[1:]), axis - sum(c < axis for c in columns), root)
     known = homogeneous(root, positions(root, path[1])[0])
     kept = None if known is None else known[axis]
-    return None if kept is None else _Chain(root, scatter, path, kept, root)
+    return None if kept is None else _Chain(root, scatter, how, path, kept, root)
 
 
 def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | None:
-    indices, updates = chain.scatter.operands
-    attrs = chain.scatter.attrs
+    scatter, how = chain.scatter, chain.how
+    indices, updates, size = scatter.operands[how.indices], scatter.operands[how.updates], scatter.shape[how.axis]
     read: dict[Node, Node] = {}
 
     def leaf(node: Node, axis: int) -> Node:
         if node is chain.scatter:
             return new[updates]
-        read[node] = call("gather", new[node], new[indices], axis=axis, oob=attrs["oob"])
+        read[node] = call("gather", new[node], new[indices], axis=axis, oob=how.oob)
         return read[node]
 
     def opens(node: Node) -> bool:
@@ -243,16 +242,16 @@ def _scattered_last(chain: _Chain, uses: Uses, new: dict[Node, Node]) -> Node | 
         )
 
     reduced = replace_axis(chain.root, chain.axis, indices.shape, leaf, opens, lambda node: new[node])
-    known = not any(symbols(size) for size in (*indices.shape, attrs["size"]))
+    known = not any(symbols(size) for size in (*indices.shape, size))
     if known and sum(nbytes(n) for n in read.values()) > 2 * nbytes(chain.scatter) + sum(nbytes(n) for n in read):
         return None  # so many rows are added that reading the table's rows for each costs more than the dense sum
-    whole = call("scatter_add", new[indices], reduced, **{**attrs, "axis": chain.axis})
+    whole = call("scatter_add", new[indices], reduced, size=size, **{**how.attrs, "axis": chain.axis})
     return whole if chain.outer is chain.root else call("sum", whole, axis=chain.axis)
 
 
 def _stored(node: Node) -> Node:
     """The value behind ops that only move or convert."""
-    while moves(node) or match(CAST, node, {}):
+    while moves(node) or converts(node):
         (node,) = node.operands
     return node
 
@@ -265,27 +264,31 @@ def _scale_after_scatter(graph: Graph) -> Graph:
     variation = VaryingAxes()
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
-        if not match(SCATTER, node, {}):
+        scatter = access(node, Scatters)
+        if scatter is None:
             return None
-        indices, updates = operands
+        indices, updates = operands[scatter.indices], operands[scatter.updates]
         factors: dict[str, Node] = {}
         if not match(MUL, updates, factors) or 2 * nbytes(node) >= elements(indices.shape) * node.dtype.itemsize:
             return None
-        axis = node.attrs["axis"]
+        axis = scatter.axis
         for scale, rest in ((factors["y"], factors["x"]), (factors["x"], factors["y"])):
             if not variation.of(scale) <= set(range(axis, axis + indices.rank)):
                 continue
             source = scale
             while moves(source):
                 (source,) = source.operands
+            gather = access(source, Gathers)
             if (
-                match(GATHER, source, {})
-                and source.operands[1] is indices
-                and source.operands[0].rank == 1
-                and source.attrs["oob"] == node.attrs["oob"]
+                gather is not None
+                and source.operands[gather.indices] is indices
+                and source.operands[gather.table].rank == 1
+                and gather.oob == scatter.oob
             ):
-                whole = call("scatter_add", indices, rest, **node.attrs)
-                column = source.operands[0].reshape(*(node.shape[a] if a == axis else 1 for a in range(node.rank)))
+                whole = call("scatter_add", indices, rest, size=node.shape[axis], **scatter.attrs)
+                column = source.operands[gather.table].reshape(
+                    *(node.shape[a] if a == axis else 1 for a in range(node.rank))
+                )
                 return call(
                     "where", call("eq", whole, full(0, whole)), whole, whole * column
                 )  # rows that nothing was added to stay 0

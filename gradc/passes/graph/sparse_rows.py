@@ -8,13 +8,15 @@ from ...errors import Unsupported
 from ...ir.dims import product
 from ...ir.graph import SPARSE_PARTS, Graph
 from ...ir.node import Node, call
-from ...ir.pattern import Var, match, op
+from ...ir.pattern import Var, match
+from ...ir.properties import Scatters, access
 from ...ir.types import I64
 from ...ops.rules import converted, reshaped
 from ...ops.sparse import coalesce
 from ..manager import graph_pass
+from .replace_axis import converts
 
-SCATTER, ADD, CAST = op("scatter_add", Var("indices"), Var("updates")), Var("x") + Var("y"), op("cast", Var("x"))
+ADD = Var("x") + Var("y")
 
 
 @graph_pass("REAL")
@@ -33,36 +35,34 @@ def sparse_rows(graph: Graph, *, names: Sequence[str]) -> Graph:
 
 
 def _coalesced(name: str, node: Node) -> tuple[Node, Node, Node]:
-    terms, pending = [], [node]
+    terms = list[tuple[Node, Scatters | None]]()
+    pending = [node]
     while pending:
         term = pending.pop()
-        bound: dict[str, Node] = {}
-        if match(ADD, term, bound) or match(CAST, term, bound):
-            pending += [bound[v] for v in ("y", "x") if v in bound]
+        if match(ADD, term, {}) or converts(term):
+            pending += reversed(term.operands)
         else:
-            terms.append(term)
-    unsupported = next(
-        (t for t in terms if not match(SCATTER, t, {}) or t.attrs["axis"] != 0 or t.attrs != terms[0].attrs), None
-    )
-    if unsupported is not None:
-        why = (
-            "scatters under different options meet in it"
-            if match(SCATTER, unsupported, {}) and unsupported.attrs["axis"] == 0
-            else f"'{unsupported.op.name}' has a part in it"
-        )
-        raise Unsupported(
-            f"{name} ({node.type}) has no sparse form: it is to be made of rows added along the first axis, and {why}"
-        )
-    attrs = {k: v for k, v in terms[0].attrs.items() if k != "axis"}
-    compute = node.dtype.compute
+            terms.append((term, access(term, Scatters)))
+    first = terms[0][1]
     lines, width = [], product(node.shape[1:])
-    for term in terms:
-        indices, updates = term.operands
+    for term, how in terms:
+        if how is None or how.axis != 0 or first is None or how.attrs != first.attrs:
+            why = (
+                "scatters under different options meet in it"
+                if how is not None and how.axis == 0
+                else f"'{term.op.name}' has a part in it"
+            )
+            raise Unsupported(
+                f"{name} ({node.type}) has no sparse form: it is to be made of rows added along the first axis, and"
+                f" {why}"
+            )
+        indices, updates = term.operands[how.indices], converted(term.operands[how.updates], node.dtype.compute)
         count = indices.type.count
-        lines.append(
-            (reshaped(converted(indices, I64), (count,)), reshaped(converted(updates, compute), (count, width)))
-        )
+        lines.append((reshaped(converted(indices, I64), (count,)), reshaped(updates, (count, width))))
+    assert first is not None
     indices = lines[0][0] if len(lines) == 1 else call("concat", *(i for i, _ in lines), axis=0)
     updates = lines[0][1] if len(lines) == 1 else call("concat", *(u for _, u in lines), axis=0)
-    rows, values, how_many = coalesce(indices, updates, **attrs)
+    rows, values, how_many = coalesce(
+        indices, updates, size=node.shape[0], oob=first.oob, padding_idx=first.padding_idx
+    )
     return rows, reshaped(converted(values, node.dtype), (values.shape[0], *node.shape[1:])), how_many

@@ -19,8 +19,8 @@ Floats are residues modulo the prime p = 2^61 - 1: sums and products are exact, 
 
 from __future__ import annotations
 
-from .compare import bindings, draw, equal
+from .compare import bindings, draw, equal, require_declared
 from .evaluate import evaluate
 from .values import ExactArray
 
-__all__ = ["ExactArray", "bindings", "draw", "equal", "evaluate"]
+__all__ = ["ExactArray", "bindings", "draw", "equal", "evaluate", "require_declared"]

@@ -16,6 +16,7 @@ from ...ir.graph import Graph, open_composites
 from ...ir.node import Node
 from ...ir.op import Alias
 from ...ir.walk import reachable
+from ...ops.canonical import canonical
 from .evaluate import evaluate
 from .field import Array
 from .values import ExactArray
@@ -139,6 +140,26 @@ def equal(
     made_by = f"{stage}: " if stage else ""
     sizes = "".join(f"{k}={v}, " for k, v in bound.items())
     raise InternalError(f"{made_by}{after.name} no longer means the same under {licence}: {wrong} ({sizes}seed {seed})")
+
+
+def require_declared(graph: Graph, dims: Mapping[str, int] | None = None) -> None:
+    """Requires that each node is the data movement that its record declares (:mod:`gradc.ir.properties`).
+
+    :param dims: as in :func:`equal`.
+    :raises InternalError: a node is not; its op is named, with the first position that differs.
+    """
+    for node in graph.nodes:
+        declared = _declared(node)
+        if declared is not node:
+            before, after = (graph.with_outputs([(node.op.name, n)]) for n in (node, declared))
+            equal(before, after, dims=dims, stage=f"the data movement that op {node.op.name} declares")
+
+
+def _declared(node: Node) -> Node:
+    try:
+        return canonical(node)
+    except GradcError as error:
+        raise InternalError(f"op {node.op.name} declares a data movement that cannot be: {error}") from error
 
 
 def _evaluated(
