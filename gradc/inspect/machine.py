@@ -16,15 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..process.forks import cached_property
+from ..targets.gpu import ALU_LATENCY, LATENCY, SECTOR_BYTES
 from .operands import MASK, address, following
 from .sass import Function, Instruction
 from .semantics import Decoder, array_of
 
-LATENCY: Mapping[str, int] = {"shared": 30, "shuffle": 25, "special": 25, "convert": 15, "f64": 16, "barrier": 30}
-"""Clocks until a result can be used, by class (published microbenchmarks, rounded); ``ALU`` for the others."""
-ALU = 5
-SECTOR = 32
-"""Bytes of a transfer between the caches."""
 MOST_BLOCKS = 10_000
 """Basic blocks that are followed before a thread is given up."""
 MOST_PASSES = 1 << 31
@@ -118,13 +114,13 @@ class Machine:
         step, written, read = decoder.step(i.opcode, i.modifiers, i.operands)
         if i.opcode in ("LDL", "STL"):
             step, written = _local(i, written)
-        latency = LATENCY.get(i.kind, ALU)
+        latency = LATENCY.get(i.kind, ALU_LATENCY)
         access = -1
         if i.width:
             access = len(self.accesses)
             self.accesses.append(Access(i))
             step = self._accessing(self.accesses[access], written)
-            latency = -1 if i.opcode in ("LDG", "ATOMG") else ALU
+            latency = -1 if i.opcode in ("LDG", "ATOMG") else ALU_LATENCY
         name = i.predicate.lstrip("!")
         return (
             "" if name in ("PT", "UPT") else name,
@@ -163,8 +159,8 @@ class Machine:
         if at is None:
             return 1.0
         distances = [abs(at - a.last) for a in self.accesses if a.array == array and a.last is not None]
-        nearest = min(distances, default=SECTOR)
-        return nearest / SECTOR if nearest < SECTOR else 1.0
+        nearest = min(distances, default=SECTOR_BYTES)
+        return nearest / SECTOR_BYTES if nearest < SECTOR_BYTES else 1.0
 
     # -- a thread ------------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,7 @@ import re
 
 from ..errors import InvalidProblem
 from ..passes.reductions.devices import ARCHITECTURES, Architecture
-
-_WARP = 32
-_REGISTERS = 65536
-_REGISTER_UNIT = 256  # registers are given to warps in units of this many
-_SHARED_UNIT = 128  # bytes
+from ..targets.gpu import REGISTER_UNIT, REGISTERS, SHARED_UNIT, WARP
 
 
 def multiprocessor_of(arch: str) -> Architecture:
@@ -31,10 +27,10 @@ def resident_blocks(arch: str, threads: int, registers: int, shared: int) -> int
     :param shared: bytes per block, static and dynamic.
     """
     limits = multiprocessor_of(arch)
-    warps = -(-threads // _WARP)
-    per_warp = -(-registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+    warps = -(-threads // WARP)
+    per_warp = -(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
     # A quarter of the register file belongs to each of the four schedulers, and a warp stays with one.
-    by_registers = 4 * (_REGISTERS // 4 // per_warp) // warps if per_warp else limits.blocks
+    by_registers = 4 * (REGISTERS // 4 // per_warp) // warps if per_warp else limits.blocks
     # What a block may not have is what the system takes per block, from sm_80 on.
-    taken = -(-shared // _SHARED_UNIT) * _SHARED_UNIT + limits.shared - limits.block_shared
+    taken = -(-shared // SHARED_UNIT) * SHARED_UNIT + limits.shared - limits.block_shared
     return min(limits.blocks, limits.warps // warps, by_registers, limits.shared // taken if taken else limits.blocks)

@@ -27,13 +27,13 @@ from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Program
 from ..passes.reductions.devices import ARCHITECTURES, Gpu
 from ..runtime.cuda.nvrtc import KernelResources
-from .machine import SECTOR, Access, Launched, Machine, Trace
+from ..targets.gpu import SECTOR_BYTES, WARP
+from .machine import Access, Launched, Machine, Trace
 from .occupancy import resident_blocks
 from .operands import MASK
 from .sass import Function
 from .semantics import ARRAY
 
-WARP = 32
 MANY_WARPS = 16
 """Warps of a block from which on its barriers cost issue slots."""
 FEW_BLOCKS, MORE_BLOCKS, SHORT = 3, 24, 1200
@@ -265,9 +265,9 @@ class _Moved:
         self.asked[key] += nbytes  # type: ignore[assignment]
         self.widths[width, key[1]] += nbytes  # type: ignore[assignment]
         if 0 < step <= width:
-            sectors = nbytes / SECTOR
+            sectors = nbytes / SECTOR_BYTES
         else:  # lanes apart: each transfers what it does not find in the sector of its access before
-            sectors = access.sectors * weight * (lanes * min(1.0, step / SECTOR) if step else 1)
+            sectors = access.sectors * weight * (lanes * min(1.0, step / SECTOR_BYTES) if step else 1)
         self.lines[key] += sectors  # type: ignore[assignment]
         if access.instruction.opcode not in ("LDG", "STG"):
             same = not step and access.executed <= 1 and self.launch.blocks > 1
@@ -290,7 +290,7 @@ class _Moved:
         return sum(self._sectors(array, stored, count) for (array, stored), count in self.lines.items())
 
     def _sectors(self, array: int, stored: bool, count: float) -> float:
-        nbytes, whole = count * SECTOR, self._whole(array)
+        nbytes, whole = count * SECTOR_BYTES, self._whole(array)
         if stored or not whole:
             return nbytes
         if whole <= self.l1:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 
 from ..ir.dims import Size, ceildiv, evaluate, known_nonnegative, product, symbols
 from ..ir.node import Node, call
+from ..targets.cpu import OF_A_FILTER, OF_AN_ELEMENT
 from .contract import Matrix, mode_product
 from .movement import pad
 from .rules import leading, reshaped
@@ -33,10 +34,6 @@ OF_FILTER: Matrix = ((1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0
 TO_RESPONSE: Matrix = ((1.0, 1.0, 1.0, 0.0), (0.0, 1.0, -1.0, -1.0))
 TURNED = (3, 1, 2, 0)
 """Where the elements of a transformed filter are found in the transform of the filter in the opposite order."""
-OF_A_FILTER, OF_AN_ELEMENT = 1000, 10
-"""Multiplications and additions that take as long as transforming one filter of a channel, and as making one element of
-the other transforms (one thread of an AMD EPYC, Zen 4).
-"""
 IMAGES, ACROSS = 4, 16
 """Images of a batch, and responses along an axis, that a symbol counts as where no size is told for it: where there are
 fewer it may take more time than the sum, and where there are more, leave some to be saved.

@@ -7,9 +7,10 @@ import pytest
 
 import gradc
 from gradc import interp, ops
-from gradc.codegen.cpu.collapse_axes import SHORT_COLUMNS, collapse_axes
+from gradc.codegen.cpu.collapse_axes import collapse_axes
 from gradc.ir.node import call
 from gradc.ir.types import DTYPES
+from gradc.targets.cpu import SHORT_COLUMNS
 
 JOINED = {
     "a map": (lambda x: ops.exp(x), "f32[N,5,28]", 1, "i1: 140"),

@@ -16,10 +16,11 @@ from gradc.codegen.cuda.launch import Launch
 from gradc.codegen.text import widened
 from gradc.errors import GradcError, Unsupported
 from gradc.inspect.occupancy import resident_blocks
-from gradc.passes.reductions.combine import OWN_BYTES, combines, shared_bytes
+from gradc.passes.reductions.combine import combines, shared_bytes
 from gradc.passes.reductions.devices import ARCHITECTURES
 from gradc.runtime.cuda import limits
 from gradc.runtime.cuda.nvrtc import compile_cuda, find_nvrtc
+from gradc.targets.gpu import SHARED_BYTES
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 
@@ -94,8 +95,8 @@ def test_a_computed_row_and_a_maximum() -> None:
 def test_a_launch_asks_for_its_memory() -> None:
     module = gradc.compile(table_gradient("f32", 155, 128), target="cuda-sim", reductions={"*": "privatized"})
     launch = rows_launch(module, {"N": 65536})
-    assert launch.shared == 155 * 32 * 8 <= OWN_BYTES and launch.threads == 512 and launch.blocks == 256
-    for keys, columns in ((OWN_BYTES // 256 + 1, 128), ("V", 128)):  # more rows than fit, or nobody knows how many
+    assert launch.shared == 155 * 32 * 8 <= SHARED_BYTES and launch.threads == 512 and launch.blocks == 256
+    for keys, columns in ((SHARED_BYTES // 256 + 1, 128), ("V", 128)):  # more rows than fit, or nobody knows how many
         other = gradc.compile(table_gradient("f32", keys, columns), target="cuda-sim", reductions={"*": "privatized"})
         assert (
             "extern __shared__" not in other.forward.source
@@ -109,12 +110,15 @@ def test_they_fit_beside_what_a_block_stages() -> None:
     for arch in ("sm_80", "sm_90", "sm_100"):
         for dtype in ("f32", "f64", "bf16"):
             module = gradc.compile(
-                table_gradient(dtype, OWN_BYTES // 256, "D"), target="cuda", arch=arch, reductions={"*": "privatized"}
+                table_gradient(dtype, SHARED_BYTES // 256, "D"),
+                target="cuda",
+                arch=arch,
+                reductions={"*": "privatized"},
             )
             (rows,) = [
                 k for name, k in module.forward.binary.kernels.items() if name.endswith("_rows") and k.shared > 8192
             ]
-            assert rows.shared + OWN_BYTES <= 96 * 1024
+            assert rows.shared + SHARED_BYTES <= 96 * 1024
             assert not any(k.spill_stores or k.spill_loads for k in module.forward.binary.kernels.values())
 
 

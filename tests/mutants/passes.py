@@ -132,6 +132,22 @@ MUTANTS = (
         ("test_sink_dequant", "test_embedding_family", "test_exact -k identity"),
     ),
     Mutant(
+        "push-gathers.operand",
+        "gradc/passes/graph/push_gathers.py",
+        "cls(node.operands[how.table], node.operands[how.indices], how)",
+        "cls(node.operands[0], node.operands[1], how)",
+        "the table is the first operand, whatever the record declares",
+        ("test_properties",),
+    ),
+    Mutant(
+        "properties.declared",
+        "gradc/passes/manager.py",
+        "            self._at_sizes(graph, functools.partial(require_declared, graph))\n",
+        "            assert require_declared\n",
+        "GRADC_VALIDATE holds no op against what it declares",
+        ("test_properties",),
+    ),
+    Mutant(
         "upcast.some-operands",
         "gradc/passes/graph/upcast.py",
         "if not any(o.dtype.is_float and o.dtype.compute is not o.dtype for o in operands)",

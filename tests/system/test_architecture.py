@@ -25,7 +25,7 @@ LAYERS = [
     ("errors", "version"),
     ("process",),
     ("files", "html_text", "json_text", "knobs"),
-    ("npz",),
+    ("npz", "targets"),
     ("ir",),
     ("ops",),
     ("pickles",),

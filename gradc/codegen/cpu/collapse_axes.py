@@ -13,10 +13,9 @@ from ...ir.dims import Size, same
 from ...ir.kernel import Kernel
 from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import DTYPES, I64, Type
+from ...targets.cpu import SHORT_COLUMNS
 from ..index import flatten
 
-SHORT_COLUMNS = 48
-"""Columns below which a row is collapsed with the next: more fill vectors well enough."""
 _U32 = DTYPES["u32"]
 
 

@@ -11,6 +11,7 @@ from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import F32, F64
 from ...passes.reductions.combine import ascends, row_searches
 from ...process.forks import cached_property
+from ...targets.cpu import CACHED_COST, HALF_LANES, RUN_WIDTHS, WAITING_COST, WIDEST_RUN
 from ..expr import carrier, stored, to_memory, variable
 from ..index import flatten, index, size
 from ..phases import phase_comment
@@ -19,7 +20,6 @@ from .accums import AccumWriter
 from .interior import interior
 from .packed import Packed, packed_values
 from .records import (
-    WIDEST_RUN,
     ByteFloats,
     Columns,
     Halves,
@@ -36,18 +36,10 @@ from .records import (
     grouped,
 )
 from .reductions import combined_terms, reduction
-from .row_memory import CACHED_COST, cost
+from .row_memory import cost
 from .scans import scan
 
-RUN_WIDTHS = (WIDEST_RUN, 64, 32, 16, 8)
-"""Columns whose sums processors have in registers."""
 _ALONE = tuple(map(str, RUN_WIDTHS[1:]))
-HALF_LANES = 32
-"""Columns that a half of a block has a multiple of: vectors of any processor fill it."""
-WAITING_COST = 12
-"""Additions' worth of computation below which a column takes less time than the addition to a sum does until the next
-can begin.
-"""
 
 
 def run_widths(columns: str, wide: bool) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ... import knobs
 from ...ir.dims import Assumption, Dim, Size, substitute, symbol
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
+from ...targets.cpu import WIDE_VECTOR_COST
 from ..index import size
 from ..jinja import render
 from .calls import CALLS, CallText
@@ -18,10 +19,6 @@ from .row_memory import cost
 
 PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
-WIDE_VECTOR_COST = 12
-"""Additions' worth of one op from which a kernel gets the widest vectors there are: exp, tanh, erf, sigmoid gain a
-third by 512 bits on processors for which compilers prefer 256, and what only moves and adds loses.
-"""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...passes.reductions.strategies import Strategy
+from ...targets.cpu import NARROW_RUN, WIDEST_RUN
 from ..declarations import Declaration
 from ..rows import LoopAxis
 from .interior import Interior
@@ -362,12 +363,6 @@ class ByteFloats:
     name: str
     ctype: str
     at: str
-
-
-WIDEST_RUN = 128
-"""Columns whose sums are in registers only where there are more than 16."""
-NARROW_RUN = 256
-"""Columns of rows of which any number stays in the nearest caches while a run is added."""
 
 
 @dataclass(frozen=True)

@@ -14,30 +14,15 @@ from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 from ...ir.walk import reachable
 from ...process.forks import cached_property
+from ...targets.cpu import CACHED_COST, GATHERED_BYTES, LINE_BYTES, PREFETCHED_BYTES, PRIVATE_BYTES, SHORT_ROW
 from ..expr import carrier, variable
 from ..index import flatten, index, size
 from ..rows import RowWriter
 from ..text import enumerators
 from .records import Gathered, Prefetch
 
-CACHED_COST = 8
-"""Additions' worth of computation from which a value is kept for the row's next pass: a store and a load that a near
-cache serves cost less.
-"""
-PREFETCHED_BYTES = 16 << 10
-"""Bytes of the next row up to which it is prefetched: longer ones push the present row out of the nearest cache."""
-STREAMED_BYTES = 1 << 20
-"""Bytes below which an array of known size is never written by streaming stores."""
 STREAMED_ROW = enumerators("cpu/program.h")["GRADC_STREAMED_ROW"]
 """Bytes of a row below which it is not written by streaming stores."""
-MOST_STREAMS = 8
-"""Stores of a kernel that stream at most: what more have to stage costs more than the lines that are not read."""
-LINE_BYTES = 64
-"""Of a cache line."""
-SHORT_ROW = 16
-"""Columns below which a processor is at several rows at a time by itself."""
-GATHERED_BYTES = 512
-"""Bytes of a gathered row that are asked for rows ahead: of a longer one the processor sees how it goes on."""
 
 
 def cost(s: Stmt) -> int:
@@ -104,7 +89,7 @@ class RowMemory(RowWriter):
     def large(self, buffer: str) -> bool:
         """Whether an array may be larger than caches are."""
         nbytes = self.types[buffer].nbytes
-        return not isinstance(nbytes, int) or nbytes >= STREAMED_BYTES
+        return not isinstance(nbytes, int) or nbytes >= PRIVATE_BYTES
 
     def streams(self, s: Stmt, number: int) -> bool:
         """Whether a store fills neighbouring elements of a large array that no later pass of the row reads back."""

@@ -13,12 +13,12 @@ from ...ir.types import DTYPES, F32, Type
 from ...passes.reductions.chunks import Bound, interchanged_bound, largest, task_bounds
 from ...passes.reductions.combine import Combine, row_searches
 from ...passes.reductions.strategies import ON_HOST
+from ...targets.cpu import MOST_STREAMS
 from ..declarations import Declaration
 from ..expr import Scribe, carrier, stored, variable
 from ..index import size
 from .columns import ColumnWriter, found_by
 from .records import BufferField, Gathered, KernelText, LocalArray, StreamedArray, grouped
-from .row_memory import MOST_STREAMS
 
 _I32 = of_type(DTYPES["i32"])
 TAPS = 4

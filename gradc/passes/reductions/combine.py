@@ -13,9 +13,10 @@ from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 from ...ir.walk import backward_slice
+from ...targets.gpu import SHARED_BYTES
 
-OWN_COLUMNS, OWN_BYTES, OWN_BLOCKS, OWN_SHORTEST, OWN_STAGED = 32, 60 * 1024, 256, 64, 128
-"""For partial results in shared memory: columns of a block, most bytes, blocks that a kernel is divided into, fewest
+OWN_COLUMNS, OWN_BLOCKS, OWN_SHORTEST, OWN_STAGED = 32, 256, 64, 128
+"""For partial results in shared memory: columns of a block, blocks that a kernel is divided into, fewest
 rows of one, rows that a block stages at once; :mod:`gradc.codegen.cuda` reads them here.
 """
 S = TypeVar("S", int, int | Dim)
@@ -295,7 +296,7 @@ def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
     in_order = [i.variable for i in combine.stmt.index[combine.leading :]] == [a for a, _ in kernel.cols] and product(
         inner
     ) == kernel.col_count
-    return in_order and own_bytes(keys, type_.dtype.itemsize) <= OWN_BYTES
+    return in_order and own_bytes(keys, type_.dtype.itemsize) <= SHARED_BYTES
 
 
 def shared_bytes(combine: Combine, types: Mapping[str, Type]) -> int:

@@ -15,11 +15,12 @@ from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Assumption, Dim, Size, known_nonnegative, symbol, symbols
 from ...ir.kernel import Kernel
 from ...ir.types import Type
+from ...targets.gpu import ROW_SECONDS
 from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST
 from .combine import Combine, Scatter, numbers, scatter_of, scatter_sizes
 from .cost import cheapest, deterministic, nominal
 from .devices import Gpu
-from .strategies import ATOMIC, ATOMIC_FIXED, PRIVATIZED, REGULAR, ROW, SEGMENTED, STRATEGIES, Strategy
+from .strategies import ATOMIC, ATOMIC_FIXED, PRIVATIZED, REGULAR, SEGMENTED, STRATEGIES, Strategy
 
 Case = tuple[Assumption | None, str]
 """(predicate, strategy); the first case that holds is taken, the last has no predicate."""
@@ -104,7 +105,7 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
     if REGULAR in ways and not (s.gathered and SEGMENTED in ways):
         # an owner for each SM: nothing is idle, and nothing else moves less; where an owner adds one row after another,
         # as many as do that as fast as atomics
-        thresholds.append((s.owners - (int(ROW * device.scattered) if s.gathered else device.sms), REGULAR))
+        thresholds.append((s.owners - (int(ROW_SECONDS * device.scattered) if s.gathered else device.sms), REGULAR))
     if ATOMIC in ways and SEGMENTED in ways and not s.exact:  # R hot > sort, R being N / V at least
         thresholds.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), SEGMENTED))
     if ATOMIC in ways:
@@ -127,7 +128,7 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
                     - amount,
                     SEGMENTED,
                 ),
-                (s.rows - int(pays / ROW) * GPU_MOST_CHUNKS, SEGMENTED),
+                (s.rows - int(pays / ROW_SECONDS) * GPU_MOST_CHUNKS, SEGMENTED),
                 (0, PRIVATIZED),
             ]
         else:

@@ -47,6 +47,7 @@ from ...errors import InternalError
 from ...ir.dims import ceildiv, evaluate
 from ...ir.kernel import ROW_ORDERS, RowOrder
 from ...ir.types import DType
+from ...targets.gpu import ADD_SECONDS, HIT_SECONDS, ROW_SECONDS
 from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
 from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
 from .devices import CPU, Cpu, Gpu
@@ -55,14 +56,6 @@ COLUMNS = 4
 """Columns of a thread."""
 BLOCK = 256
 """Threads of a block."""
-HIT = 17e-9
-"""Seconds per row that one warp adds to what it has in registers: an estimate."""
-ADD = 9e-9
-"""Seconds per row of OWN_COLUMNS columns that a multiprocessor adds to sums in shared memory: an estimate, two thirds
-of what an H100 took when half as many rows were staged at once.
-"""
-ROW = 0.25e-6
-"""Seconds per row of a task: an estimate."""
 
 Cost = tuple[int, float]
 """(bytes moved, seconds)"""
@@ -231,7 +224,7 @@ def _regular_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
 
 def _regular_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     moved = floor(s) + (2 * s.rows * s.width * s.wide if s.gathered else 0)
-    alone = s.rows / max(s.owners, 1) * ROW if s.gathered else 0.0
+    alone = s.rows / max(s.owners, 1) * ROW_SECONDS if s.gathered else 0.0
     return moved, max(moved / device.bandwidth * max(1.0, device.sms / max(s.owners, 1)), alone) + device.launch
 
 
@@ -263,18 +256,16 @@ def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
 def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     if s.own:
         scratch, streamed, tiles = 2 * partials(s) * s.out * s.wide, floor(s), max(1, -(-s.width // OWN_COLUMNS))
-        busy = s.rows * tiles / min(device.sms, partials(s) * tiles) * ADD
+        busy = s.rows * tiles / min(device.sms, partials(s) * tiles) * ADD_SECONDS
         rate = device.resident if scratch // 2 <= device.room else device.bandwidth
-        return (
-            streamed + scratch,
-            max(streamed / device.bandwidth, hits.most / partials(s) * HIT, busy) + scratch / rate + 2 * device.launch,
-        )
+        added = max(streamed / device.bandwidth, hits.most / partials(s) * HIT_SECONDS, busy)
+        return streamed + scratch, added + scratch / rate + 2 * device.launch
     parts, streamed, tasks = partials(s) * s.out * s.pair, floor(s), partials(s) * tasks_of_a_chunk(s)
     scratch = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
     rate = device.resident if parts <= device.room else device.bandwidth
     return (
         streamed + scratch,
-        max(streamed / device.bandwidth, s.rows / tasks * ROW) + scratch / rate + 2 * device.launch,
+        max(streamed / device.bandwidth, s.rows / tasks * ROW_SECONDS) + scratch / rate + 2 * device.launch,
     )
 
 

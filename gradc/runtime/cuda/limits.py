@@ -8,10 +8,8 @@ from collections.abc import Iterable
 from ...codegen.cuda.kernel import CudaKernel
 from ...errors import Unsupported
 from ...passes.reductions.devices import ARCHITECTURES
+from ...targets.gpu import REGISTERS
 from .nvrtc import CudaBinary
-
-REGISTERS = 65536
-"""Of a multiprocessor, and of a block at most."""
 
 
 def refuse_large_blocks(made: CudaBinary, kernels: Iterable[CudaKernel]) -> None:

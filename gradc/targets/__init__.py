@@ -1,0 +1,1 @@
+"""What a CPU and a GPU are: caches, lanes, registers, units of access, and what things cost there."""
