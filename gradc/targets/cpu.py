@@ -68,3 +68,12 @@ OF_A_FILTER, OF_AN_ELEMENT = 1000, 10
 """Of transforming one filter of a channel by minimal filtering, and of making one element of the other transforms, in
 multiplications and additions (measured 2026-11-26, one thread of an AMD EPYC, family 25 model 17).
 """
+CHEAP_COST = 8
+"""Of a value that each of its readers computes again rather than reads, where it is made of no more bytes (estimate).
+"""
+STORE_COST = 24
+"""As much as writing and reading an element once more, where a kernel fills vectors (estimate)."""
+FLOPS_PER_BYTE = 16
+"""Multiplications and additions of a product that take as long as a byte of traffic to memory (estimate, two cores).
+Gradients are made ahead where they save so many.
+"""

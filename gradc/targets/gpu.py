@@ -32,6 +32,10 @@ LATENCY: Mapping[str, int] = {"shared": 30, "shuffle": 25, "special": 25, "conve
 the others.  The model of machine code's time follows chains of them.
 """
 ALU_LATENCY = 5
+ACCESS_COST = 6.0
+"""Additions that take as long as an access that a cache serves, with its address (estimate); what is computed again
+costs less.
+"""
 
 # -- seconds of a step of a reduction ----------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from gradc.errors import IndexOutOfRange
 from gradc.ir.dims import evaluate
 from gradc.ir.kernel import Program, alternatives
 from gradc.ir.program_text import parse_program
-from gradc.passes.program.plan_buffers import LEAST_LENT, lifetimes, offsets, plan_buffers
+from gradc.passes.program.plan_buffers import lifetimes, offsets, plan_buffers
 from gradc.runtime.executable import Executable
+from gradc.targets.cpu import PRIVATE_BYTES
 
 
 def attention(x: Any, w: Any, v: Any) -> Any:
@@ -56,7 +57,7 @@ def test_what_is_alive_together_lies_apart_and_as_close_as_can_be(dims: dict[str
                 if output in {program.root(n) for n in (*item.reads, *item.writes)}
             ]
             in_place = program.types[name] == program.types[output] and at[name][1] == 0
-            assert program.buffer[output].kind == "output" and size[name] >= LEAST_LENT
+            assert program.buffer[output].kind == "output" and size[name] >= PRIVATE_BYTES
             assert span[name][1] < min(used) + in_place
             assert at[name][1] + size[name] <= evaluate(program.buffer[output].type.nbytes, dims)
         assert not any(output for output, _ in offsets(program, dims, 64)[0].values())

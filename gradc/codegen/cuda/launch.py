@@ -21,6 +21,7 @@ from ...ir.statement import Operand
 from ...passes.program.plan_buffers import offsets
 from ...passes.reductions.chunks import GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
 from ...passes.reductions.combine import OWN_BLOCKS, OWN_SHORTEST
+from ...targets.gpu import WARP
 from ..index import flatten
 from ..text import enumerators
 from .actions import (
@@ -54,7 +55,6 @@ MOST_STRIPS = 1024
 """Strips of all rows that are split."""
 MOST_BLOCKS = 2**31 - 1
 """Of a grid."""
-WARP = 32
 SCAN_BLOCKS = 2 * GPU_WORKERS // THREADS
 """Of a scan for the largest value, whose threads go on to further rows: some 8 for each multiprocessor."""
 ODD_SUMS = enumerators("cuda/program.h")["GRADC_ODD_SUMS"]

@@ -15,6 +15,7 @@ from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Stmt
 from ...ir.types import F64, Type
 from ...ir.walk import backward_slice, reachable
+from ...targets.gpu import SHARED_BYTES
 from .columns import LONG_BODY, Access, access, vector_length, weight
 
 LONGEST_ROW = 8192
@@ -27,8 +28,6 @@ ROW_REGISTERS = 64
 """For a thread's elements that are kept or under way, where no sums are."""
 ALL_REGISTERS = 120
 """For them, the loads of a phase and the sums of a thread: what NVRTC fits into 128 registers for sm_80, 90 and 100."""
-SHARED_SUMS = 60 * 1024
-"""Bytes of a block's sums in shared memory, which every device has: those that its threads have no registers for."""
 SHARED_ROOM = 8
 """Registers in which sums go to and from shared memory."""
 SHARING_TASK = 256
@@ -141,7 +140,7 @@ def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int, 
     while elements >= max(2 * least, 2 * vec) and elements * text > UNROLLED_TEXT:
         elements //= 2
     if shared and need.kept and need.crowded(elements) and count >= SHARING_TASK * elements:
-        need.shared = min(SHARED_SUMS // (8 * -(-count // elements)), sums * elements)
+        need.shared = min(SHARED_BYTES // (8 * -(-count // elements)), sums * elements)
         need.shared = need.shared if need.met(elements) else 0
     while need.crowded(elements) and elements >= max(2 * least, 2 * vec):
         elements //= 2

@@ -11,13 +11,12 @@ from ...ir.dims import evaluate
 from ...ir.kernel import Buffer, Kernel, Program, Step
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import Type
+from ...targets.gpu import SECTOR_BYTES
 from ..manager import program_pass
 from ..reductions.cost import nominal
 
 LEAST = 16
 """Fewest elements of an axis that threads may run along."""
-SECTOR = 32
-"""Bytes of a memory transaction: what one element that is not adjacent to others costs."""
 GAIN = 0.75
 """Another axis is chosen if it moves less than this share of the bytes."""
 
@@ -252,7 +251,7 @@ def _bytes(kernel: Kernel, types: Mapping[str, Type], s: Stmt, lane: str, extent
         v for entry in s.index for v, _ in entry.terms if v == lane or (v.startswith("%") and lane in kernel.levels[v])
     ]
     together = moving == [lane] and dict(s.index[-1].terms).get(lane) == 1
-    return count * (item if together else SECTOR)
+    return count * (item if together else SECTOR_BYTES)
 
 
 def _named(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:

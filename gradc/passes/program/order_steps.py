@@ -14,11 +14,9 @@ from dataclasses import replace
 
 from ...ir.dims import evaluate
 from ...ir.kernel import Kernel, Program, Step, alternatives
+from ...targets.cpu import PRIVATE_BYTES
 from ..manager import program_pass
 from ..reductions.cost import nominal
-
-LEAST_LATE = 1 << 20
-"""Bytes of temps of a step that runs late: fewer are no matter for memory, and stay in a cache."""
 
 
 @program_pass("BITS")
@@ -70,7 +68,7 @@ def order_steps(program: Program, *, dims: Mapping[str, int] | None = None) -> P
         for number in touched:
             if number not in order and not lacking[number] and given_back(number) > 0:
                 heapq.heappush(gaining, number)
-    still = {n for n in order if _checks(steps[n]) or sum(size[name] for name in used[n]) < LEAST_LATE}
+    still = {n for n in order if _checks(steps[n]) or sum(size[name] for name in used[n]) < PRIVATE_BYTES}
     return replace(program, steps=tuple(steps[n] for n in _as_late([*order], used, after, still)))
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ...ir.dims import Size, assuming, evaluate, known_nonnegative
 from ...ir.kernel import Call, Kernel, Loop, Program, alternatives
+from ...targets.cpu import PRIVATE_BYTES
 from ..manager import program_pass
 
 Span = tuple[int, int]
@@ -90,9 +91,6 @@ def _slots(program: Program, span: Mapping[str, Span]) -> dict[str, int]:
     return placed
 
 
-LEAST_LENT = 1 << 20
-"""Bytes of a temp that may lie in an output: a smaller one is better off in the workspace, which stays in a cache."""
-
 Place = tuple[str, int]
 """Where a temp lies: in which output, or "" for the workspace, and at which byte of it."""
 
@@ -110,7 +108,7 @@ def offsets(
     span = lifetimes(program)
     sizes = {name: -(-evaluate(program.buffer[name].type.nbytes, dims) // alignment) * alignment for name in span}
     plain = _packed(program, span, sizes, {})
-    if not lenders or max(sizes.values(), default=0) < LEAST_LENT:
+    if not lenders or max(sizes.values(), default=0) < PRIVATE_BYTES:
         return plain
     rooms = {
         name: (first, evaluate(program.buffer[name].type.nbytes, dims))
@@ -136,7 +134,7 @@ def _packed(
         beside = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
         gaps, end = _gaps([(at, at + size) for lender, at, size in beside if not lender], need, total)
         places = [(False, gap, "", at) for gap, at in gaps]
-        for output, (touched, room) in rooms.items() if not places and need >= LEAST_LENT else ():
+        for output, (touched, room) in rooms.items() if not places and need >= PRIVATE_BYTES else ():
             early = last < touched
             if early or (last == touched and _becomes(program, last, name, output)):
                 gaps, _ = _gaps([(at, at + size) for lender, at, size in beside if lender == output], need, room)

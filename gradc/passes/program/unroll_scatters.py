@@ -10,6 +10,7 @@ from ...ir.dims import Size
 from ...ir.kernel import Kernel, Program
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import Type
+from ...targets.gpu import SECTOR_BYTES
 from ..manager import program_pass
 from ..reductions.combine import combines
 from .unroll_columns import Unrolled, substituted
@@ -18,8 +19,8 @@ LONGEST = 4
 """Taps on an axis at most."""
 MOST = 16
 """Taps of a value at most."""
-SECTOR = 4
-"""Channels that a thread has at most: sums of 8 bytes in a sector of 32."""
+MOST_CHANNELS = SECTOR_BYTES // 8
+"""Of a thread: sums of 8 bytes that fill a sector."""
 PART = "r"
 """Ends the name of an axis of channels that lie beside each other."""
 LARGEST = 512
@@ -93,7 +94,7 @@ def _channels(kernel: Kernel) -> tuple[Axis, int] | None:
     values = {v for s in kernel.accums for i in s.index for v, _ in i.terms if v.startswith("%")}
     values |= {s.where for s in kernel.accums if s.where}
     for axis, n in kernel.rows:
-        step = max(k for k in range(1, SECTOR + 1) if n % k == 0) if isinstance(n, int) and n > 0 else 1
+        step = max(k for k in range(1, MOST_CHANNELS + 1) if n % k == 0) if isinstance(n, int) and n > 0 else 1
         shared = step > 1 and not any(axis in kernel.levels[v] for v in values)
         places = {_place_of(s, axis) for s in kernel.accums}
         if shared and len(places) == 1 and None not in places:

@@ -20,13 +20,12 @@ from ...ir.pattern import Var, match, op, splat
 from ...ir.types import BF16, F32, F64
 from ...ir.walk import topological
 from ...ops.rules import full, reshaped
+from ...targets.cpu import FLOPS_PER_BYTE
 from ..graph.replace_axis import moves
 from ..graph.scales import Scale
 from ..reductions.cost import nominal
 from .partition import bytes_of
 
-FLOPS_PER_BYTE = 16
-"""Multiplications and additions that take as long as a byte of traffic to memory (estimate of two cores)."""
 MOVED = 3
 """How often a gradient made ahead moves more than one that is not: it is written, read and written."""
 WHOLE = 3

@@ -18,6 +18,7 @@ from ...ir.node import Node
 from ...ir.op import Alias, Expr, Lookup, Movement, Scatter
 from ...ir.types import F64
 from ...ir.walk import reachable
+from ...targets.gpu import ACCESS_COST
 from ..program.unroll_scatters import unrollable
 from ..reductions.devices import ARCHITECTURES, Device, Gpu
 from .groups import elements, lowering, nbytes
@@ -26,8 +27,6 @@ MOST_SEEN = 96
 """Values that a chain is made of at most: longer ones are stored."""
 MOST_COST = 160
 """Of a chain that is computed again, in additions."""
-ACCESS = 6.0
-"""Additions that take as long as an access that a cache serves, with its address (estimate)."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def cheaper_again(node: Node, machine: RecomputeCost, decided: Decided) -> bool:
     times = max(1.0, uses.space / count)
     loaded = read * max(len(uses.ends) - 1, 0) + sum(nbytes(at) for at in own if decided.at_hand(at, node))
     again = cost * times + machine.per_byte * loaded / count
-    return again <= 2 * node.dtype.itemsize * machine.per_byte + ACCESS * (1 + times)
+    return again <= 2 * node.dtype.itemsize * machine.per_byte + ACCESS_COST * (1 + times)
 
 
 def uses_of(graph: Graph, stored: Set[Node]) -> dict[Node, Uses]:

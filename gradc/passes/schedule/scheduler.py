@@ -16,6 +16,7 @@ from ...ir.statement import Index
 from ...ir.types import BF16, F16, F32
 from ...ir.walk import reachable
 from ...process.forks import cached_property
+from ...targets.cpu import CHEAP_COST, STORE_COST
 from ..reductions.devices import Cpu, Device
 from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
@@ -34,9 +35,6 @@ class Limits:
     cost: int
 
 
-CHEAP = 8
-STORE_COST = 24
-"""Additions that cost as much as writing and reading an element once more, where a kernel fills vectors (estimate)."""
 COPIED = 2
 """A value that is filled up may be as many times as large as what it is made of, to be copied."""
 FEW_BETWEEN = 16
@@ -284,7 +282,7 @@ class Scheduler:
             return True
         if cost * (self.times_in_windows(node) - 1) > STORE_COST:
             return False
-        return cost <= CHEAP and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
+        return cost <= CHEAP_COST and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
 
     def times_in_windows(self, node: Node) -> float:
         """How many windows an element of it is in, if it is read in windows, else 1; on a GPU the threads that read an
