@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradc import files, ops
+from gradc import ops
 from gradc.errors import GradcError
 from gradc.ir.annotations import describe
 from gradc.ir.graph import input_node
@@ -31,6 +31,7 @@ from gradc.ir.size_text import parse_size
 from gradc.ir.types import DTYPES, DType, Type, parse_type, typeof
 from gradc.ir.walk import topological
 from gradc.passes.reductions.strategies import STRATEGIES
+from gradc.process import files
 
 FILE = "docs/ops.md"
 HEAD = """# Ops

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .process.forks import held_off
+from .process.version import VERSION
 from .runtime.dynamo import keep_out
-from .version import VERSION
 
 if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports each when it is first used
     from . import errors as errors
@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports eac
     from .api import load_module as load_module
     from .api import parse as parse
     from .autodiff import differentiate as differentiate
-    from .frontend import graph as graph
-    from .frontend import value_and_grad as value_and_grad
     from .ir.graph import Graph as Graph
     from .ir.node import Node as Node
     from .ir.types import Type as Type
@@ -41,6 +39,8 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports eac
     from .module.sparse import SparseRows as SparseRows
     from .onnx import from_onnx as from_onnx
     from .ops.bits import pack as pack
+    from .plans.traced import graph as graph
+    from .plans.traced import value_and_grad as value_and_grad
     from .runtime.executable import Executable as Executable
     from .torch import from_torch as from_torch
     from .trace import assume as assume
@@ -53,7 +53,7 @@ _PUBLIC = {
     "check": "verify.check",
     "compile": "api",
     "differentiate": "autodiff",
-    "graph": "frontend",
+    "graph": "plans.traced",
     "load": "api",
     "load_module": "api",
     "pack": "ops.bits",
@@ -61,7 +61,7 @@ _PUBLIC = {
     "scope": "trace",
     "trace": "trace",
     "typeof": "ir.types",
-    "value_and_grad": "frontend",
+    "value_and_grad": "plans.traced",
     "Executable": "runtime.executable",
     "Gradients": "module.gradients",
     "SparseRows": "module.sparse",

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import gradc.ops as ops
 
-from . import files, knobs, options
+from . import knobs
 from .errors import GradcError, InvalidProblem, Unsupported
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .ir.text import load as load_graph
 from .ir.text import parse as parse_graph
 from .knobs import TARGETS
+from .module import options
 from .module.module import Module, Recipe
+from .module.options import Options
 from .module.residuals import Orders
 from .module.saved import (
     RUNTIME,
@@ -37,13 +39,13 @@ from .module.saved import (
     sealed_module,
     unsealed_module,
 )
-from .options import Options
+from .process import files
 from .process.forks import held_off
 from .process.ieee import plain
+from .process.version import VERSION
 from .runtime.cache import default_cache, digest, unpack
 from .runtime.cuda import gpu
 from .trace import trace
-from .version import VERSION
 
 if TYPE_CHECKING:
     from .passes.manager import Pipeline

@@ -27,8 +27,8 @@ from .ir.graph import Graph
 from .ir.kernel import Program
 from .ir.types import BF16, F16, DType
 from .module.module import Code, Module, Recipe
+from .module.options import Options
 from .module.saved import parts_of
-from .options import Options
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold

@@ -1,7 +1,7 @@
 """Tests that take long run where what they test has changed since they passed.
 
-``@pytest.mark.long("gradc/files.py", "templates/export")`` names what a test tests, beside its own file.  ``make
-test-all`` runs all of them and writes ``tests/long.txt``: each test that passed, with a digest of those files.
+``@pytest.mark.long("gradc/process/files.py", "templates/export")`` names what a test tests, beside its own file.
+``make test-all`` runs all of them and writes ``tests/long.txt``: each test that passed, with a digest of those files.
 Any other run leaves out those whose digest still stands there.
 """
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 
 from ..errors import IndexOutOfRange
-from ..files import write, write_into
 from ..inspect.explain import summary
 from ..inspect.report import as_json as content_json
 from ..inspect.report import content, kernel_entries
 from ..inspect.trace_events import chrome_trace
 from ..module.module import Module
+from ..process.files import write, write_into
 from ..runtime.host.arrays import Results
 from ..verify.check import check as check_gradients
 from ..verify.samples import cotangents, sample

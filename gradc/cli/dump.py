@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 
-from ..files import write
 from ..inspect.export import model_explorer, to_dot, to_json
 from ..ir.graph import Graph, format_op
 from ..ir.kernel import Program
@@ -18,6 +17,7 @@ from ..ir.lexer import format_note
 from ..ir.node import Note
 from ..module.module import Module
 from ..passes.manager import Stage
+from ..process.files import write
 from .model import AS_JSON, Settings, compiled, with_model
 from .results import coloured, say_json
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from ..files import make_folder, write
-from ..npz import write_arrays
+from ..formats.npz import write_arrays
+from ..process.files import make_folder, write
 from ..verify.samples import SMALL
 from .model import Settings, compiled, with_model
 

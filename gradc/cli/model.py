@@ -17,11 +17,9 @@ import click
 import numpy as np
 from click.shell_completion import CompletionItem
 
-from .. import files, npz
 from ..api import compile, load, load_module, parse
 from ..errors import FileError, GradcError, InvalidProblem
-from ..frontend import TracedFunction
-from ..frontend import graph as decorated
+from ..formats import npz
 from ..ir.envelope import kind_of
 from ..ir.graph import Graph
 from ..ir.kernel import Program
@@ -30,7 +28,10 @@ from ..ir.program_text import parse_program
 from ..ir.types import Type, parse_type
 from ..knobs import TARGETS
 from ..module.module import Module
-from ..options import FIELDS, OneOf
+from ..module.options import FIELDS, OneOf
+from ..plans.traced import TracedFunction
+from ..plans.traced import graph as decorated
+from ..process import files
 from ..trace import trace
 from .progress import Progress
 
@@ -108,7 +109,7 @@ PARSERS: dict[str, Callable[[click.Context, click.Parameter, Any], Any]] = {"mem
 
 
 def _flag(each: Field[Any]) -> Decorator:
-    """The flag that sets a field of :class:`gradc.options.Options`; its default is None."""
+    """The flag that sets a field of :class:`gradc.module.options.Options`; its default is None."""
     about, name = each.metadata, each.name.replace("_", "-")
     if each.type == "bool":
         return click.option(f"--{name}/--no-{name}", default=None, help=about["flag"])

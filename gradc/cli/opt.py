@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from .. import files
 from ..autodiff import differentiate, primal_outputs
 from ..compiler import PASSES
 from ..ir.graph import Graph
@@ -21,6 +20,7 @@ from ..passes.program.plan_buffers import plan_buffers
 from ..passes.reductions.choose_reduction import choose_reduction
 from ..passes.schedule.partition import Partition, partition
 from ..passes.schedule.schedule import schedule
+from ..process import files
 from .model import names, read_ir
 
 

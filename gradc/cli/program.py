@@ -11,10 +11,10 @@ import click
 import numpy as np
 
 from ..errors import IndexOutOfRange, InvalidProblem
-from ..files import write_into
 from ..interp import bind_dims
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Loop, Program, alternatives
+from ..process.files import write_into
 from ..runtime.executable import Executable
 from ..runtime.host.arrays import Results
 from ..runtime.kernel import draw, index_limits

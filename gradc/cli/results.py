@@ -13,9 +13,9 @@ from typing import Any, TextIO
 import click
 import numpy as np
 
+from ..formats.json_text import finite
+from ..formats.npz import write_arrays
 from ..ir.kernel import Kernel
-from ..json_text import finite
-from ..npz import write_arrays
 from ..runtime.host.arrays import Arguments, Results
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import files
+from ..process import files
 
 NARROW, TERMINAL = 60, 116
 """Columns: what text is folded to at least, and at most."""

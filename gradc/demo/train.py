@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import files
 from ..api import compile
 from ..autodiff import differentiate
 from ..inspect.dump import dump_module
@@ -29,6 +28,7 @@ from ..module.module import Module
 from ..passes.graph.decompose import decompose
 from ..passes.graph.fold import fold
 from ..passes.graph.simplify import simplify
+from ..process import files
 from .corpus import Corpus, load
 from .model import BETA1, BETA2, CONTEXT, HIDDEN, VARIANTS, WIDTH, Arrays, Variant, adam_graph, donated, initial_values
 from .ngram import Trigram, Unigram, perplexity

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from .. import files
+from ..process import files
 from ..process.forks import lock
 from .explain import Explained, explain
 from .report import write_report

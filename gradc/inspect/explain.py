@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import (
     CompilerMissing,
@@ -20,7 +20,6 @@ from ..errors import (
 from ..ir.dims import evaluate
 from ..ir.graph import Graph
 from ..ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, taken
-from ..options import Options
 from ..passes.manager import Pipeline
 from ..passes.reductions.choose_reduction import decisions
 from ..passes.reductions.cost import Estimate, floor_bytes, kernel_bytes, nominal
@@ -30,6 +29,9 @@ from ..passes.schedule.schedule import missed_fusions
 from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle, time_call
 from .memory import Memory
+
+if TYPE_CHECKING:
+    from ..module.options import Options
 
 
 class Explained(Protocol):

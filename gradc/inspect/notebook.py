@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..html_text import Html, details, joined, pre, table
+from ..formats.html_text import Html, details, joined, pre, table
 from .explain import Explained, _bindings, _human, memory_lines
 from .report import KernelEntry, kernel_entries, residual_entries
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import files
 from ..errors import InvalidProblem, Unsupported
+from ..process import files
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5609a", "#dc9a18", "#56a5d8")
 """Told apart by people who do not see all colours, and on white and black."""

@@ -25,9 +25,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .. import files
 from ..errors import IRFormatError, OutOfMemory
-from ..json_text import read_json
+from ..formats.json_text import read_json
+from ..process import files
 from .types import DTYPES, dtype
 
 Array = np.ndarray[Any, Any]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import TypeRuleError
-from ..html_text import Html, joined, pre
+from ..formats.html_text import Html, joined, pre
 from ..process.forks import cached_property, held_off
 from .dims import Assumption, assuming, symbols
 from .graph_file import save_graph

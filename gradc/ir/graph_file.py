@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import files
+from ..process import files
 from .envelope import sealed
 from .lexer import FORMAT
 

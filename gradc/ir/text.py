@@ -44,8 +44,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import files, npz
 from ..errors import FileError, InvalidProblem, IRFormatError, TypeRuleError
+from ..formats import npz
+from ..process import files
 from .dims import Assumption, Dim, Size, assuming, same, substitute
 from .envelope import kind_of, load_opened
 from .graph import Graph, input_node

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import files
 from ..codegen.cpu.program import render_program
 from ..codegen.cpu.standalone import Array, Flags, Interface, Part, standalone
 from ..codegen.cuda.standalone import CudaPart, standalone_cuda
@@ -16,13 +15,14 @@ from ..codegen.identifiers import members
 from ..errors import FileError, InternalError, InvalidProblem, Unsupported
 from ..ir.types import Type
 from ..ir.verify import verify_program
+from ..process import files
 from ..process.ieee import plain
+from ..process.version import VERSION
 from ..runtime.cuda.nvrtc import compile_cuda
 from ..runtime.executable import Executable
 from ..runtime.host.pool import MATMUL_FLAGS
 from ..runtime.host.toolchain import FLAGS
 from ..verify.samples import cotangents, sample
-from ..version import VERSION
 from .module import Module
 
 LANGUAGES = ("c",)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidProblem
-from ..html_text import table
+from ..formats.html_text import table
 from ..runtime.cuda.on_device import DeviceArray
 from ..runtime.host.arrays import Arguments, empty, from_numpy, to_numpy
 from ..runtime.located import located

@@ -12,14 +12,13 @@ import numpy as np
 
 from ..autodiff import joint_names
 from ..errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
-from ..html_text import Sections
+from ..formats.html_text import Sections
 from ..inspect.memory import Memory, predicted
 from ..interp import by_name, refuse_inputs_as_options, sizes_given
 from ..ir.dims import symbols
 from ..ir.graph import Graph
 from ..ir.kernel import Program
 from ..ir.types import Type
-from ..options import Options
 from ..passes.manager import Pipeline, Stage
 from ..passes.schedule.residual import Residual
 from ..process.forks import cached_property, held_off
@@ -31,6 +30,7 @@ from ..runtime.kernel import Kernels
 from ..runtime.located import all_ordered
 from ..runtime.shared import Shared
 from .gradients import Gradients
+from .options import Options
 from .residuals import Residuals
 from .sparse import assembled
 from .variants import MOST, Orders, Targets, apply_layout, orders_of, undo_layout

@@ -10,13 +10,13 @@ import numpy as np
 from .. import knobs
 from ..errors import InvalidProblem
 from ..ir.types import Type
-from ..options import Options
 from ..passes.schedule.residual import Residual
 from ..runtime.cuda.on_device import to_host
 from ..runtime.host.arrays import Arguments
 from ..runtime.host.tensors import borrowed
 from ..runtime.located import located
 from ..runtime.torch_private import version_count
+from .options import Options
 
 Orders = dict[str, tuple[int, ...]]
 """Array name -> its axes in memory order, from slowest to fastest."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import files
 from ..errors import FileError, GradcError, InvalidProblem, IRFormatError, TypeRuleError
+from ..formats.json_text import read_json
 from ..ir.envelope import Envelope, load, sealed, unsealed
 from ..ir.graph import SPARSE_PARTS, Graph, input_node
 from ..ir.graph_file import file_text
@@ -28,14 +28,14 @@ from ..ir.program_text import parse_program
 from ..ir.text import graph_of_file
 from ..ir.types import Type, parse_type
 from ..ir.verify import verify_program
-from ..json_text import read_json
 from ..knobs import TARGETS
-from ..options import TEXTS, Options
 from ..passes.reductions.devices import gpu_of
 from ..passes.schedule.residual import Residual
+from ..process import files
 from ..process.forks import held_off
-from ..version import VERSION
+from ..process.version import VERSION
 from .module import Code, Module, Recipe
+from .options import TEXTS, Options
 
 MODULE_FORMAT = 3
 """1 was a directory of graph.gir, module.json and module.bin; 2 used the statements ``inside`` and ``bounded``."""

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from .. import files, knobs
+from .. import knobs
 from ..errors import InvalidProblem
 from ..ir.dims import assuming
 from ..ir.graph import Graph, format_op
 from ..ir.kernel import Program
 from ..ir.node import Note, made_by
 from ..ir.walk import operands
+from ..process import files
 from ..process.forks import held_off
 
 Licence = Literal["BITS", "REAL", "FAST"]

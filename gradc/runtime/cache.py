@@ -1,8 +1,9 @@
 """The on-disk cache of compiled code.
 
 An entry is one file, an envelope (:mod:`gradc.ir.envelope`) of key and payload.  It is verified completely at every
-load; an invalid entry is deleted, counted and treated as a miss.  Entries are created by renaming (:mod:`gradc.files`),
-so that processes may write concurrently and may be killed at any time.  An unusable cache costs time, but is no error.
+load; an invalid entry is deleted, counted and treated as a miss.  Entries are created by renaming
+(:mod:`gradc.process.files`), so that processes may write concurrently and may be killed at any time.  An unusable cache
+costs time, but is no error.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradc import files, knobs
+from gradc import knobs
 from gradc.errors import FileError
 from gradc.ir.envelope import load_opened, sealed, sealed_bytes, unsealed
+from gradc.process import files
 from gradc.process.forks import held_off, lock
 
 _FORMAT = 1

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import GradcError, InvalidProblem
-from ..html_text import Html, details, joined, pre, table
+from ..formats.html_text import Html, details, joined, pre, table
 from ..ir.accesses import assumed, check_of, checked_buffers
 from ..ir.dims import Size, evaluate, symbols
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph, name_of
-from ..options import NAMES as COMPILE_OPTIONS
+from ..module.options import NAMES as COMPILE_OPTIONS
 from .coverage import Compiled, listing, record
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function

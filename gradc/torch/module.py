@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from ..errors import InvalidProblem
-from ..frontend import generalised, serves
 from ..ir.graph import Graph, name_of
 from ..ir.types import DType, Type, typeof
-from ..options import check_names
+from ..module.options import check_names
+from ..plans.traced import generalised, serves
 from ..trace import flatten, trace, unflatten
 from .function import Function
 from .sizes import TORCH_DTYPES

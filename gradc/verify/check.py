@@ -12,7 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,9 +26,11 @@ from ..ir.op import Composite
 from ..ir.pattern import Var, match, op
 from ..ir.types import F64, DType, Type
 from ..ir.walk import topological
-from ..module.module import Module
 from ..process.forks import cached_property
 from .samples import sample
+
+if TYPE_CHECKING:
+    from ..module.module import Module
 
 Array = np.ndarray[Any, Any]
 STOP, CAST = op("stop_gradient", Var("x")), op("cast", Var("x"))
@@ -106,10 +108,10 @@ def check(
     :param inputs: arrays at which to check; the others are random, from ``seed``.
     :raises NotDifferentiable, InvalidProblem: a gradient does not exist, or the arguments do not fit the graph.
     """
-    graph = subject.graph if isinstance(subject, Module) else subject
+    graph = subject if isinstance(subject, Graph) else subject.graph
     wanted = (
         list(wrt)
-        or (list(subject.wrt) if isinstance(subject, Module) else [])
+        or ([] if isinstance(subject, Graph) else list(subject.wrt))
         or [n for n in graph.input_names if graph.input(n).dtype.is_float]
     )
     if not wanted:
@@ -117,7 +119,7 @@ def check(
             f"{graph.name} has no float input to differentiate:"
             f" {', '.join(f'{n}: {graph.input(n).type}' for n in graph.input_names)}"
         )
-    unused = subject.options.unused if isinstance(subject, Module) else "error"
+    unused = "error" if isinstance(subject, Graph) else subject.options.unused
     joint = differentiate(graph, wanted, unused=unused)
     arrays, bound = sample(graph, dims, seed, inputs)
     held = HeldGraph(graph, arrays, bound, wanted)
@@ -129,7 +131,7 @@ def check(
         findings += [problem.along(name), problem.elements(name)]
     say("the adjoint identity")
     findings.append(problem.adjoint())
-    if isinstance(subject, Module):
+    if not isinstance(subject, Graph):
         say("the compiled kernels")
         findings += _compiled(subject, problem)
     return Report(graph.name, bound, seed, tuple(findings), (*held.notes, *problem.notes))

@@ -19,7 +19,7 @@ from gradc.compiler import joint_program
 from gradc.errors import NotDifferentiable
 from gradc.ir.op import Expr, Op
 from gradc.ir.program_text import parse_program
-from gradc.options import Options
+from gradc.module.options import Options
 from gradc.passes.reductions.strategies import ON_GPU, ON_HOST
 from gradc.runtime.executable import Executable
 from tests.registry import cases

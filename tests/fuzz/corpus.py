@@ -14,7 +14,7 @@ from registry import Case, cases
 from gradc.autodiff import differentiate
 from gradc.compiler import kernels, optimise
 from gradc.errors import GradcError
-from gradc.options import Options
+from gradc.module.options import Options
 from gradc.passes.manager import Pipeline
 
 FORMS = ("graph", "joint", "program", "joint program", "cuda program")

@@ -130,7 +130,7 @@ def _report(path: Path, which: int) -> None:
 
 
 def _calibration(path: Path, which: int) -> None:
-    from gradc.files import write
+    from gradc.process.files import write
 
     write(path / "calibration.json", json.dumps({"version": which, "pad": "x" * 20_000}))
 

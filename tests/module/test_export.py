@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import files, knobs, ops
+from gradc import knobs, ops
 from gradc.cli import main
 from gradc.demo.model import VARIANTS
 from gradc.errors import FileError, IndexOutOfRange, Unsupported
+from gradc.process import files
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("gcc") and shutil.which("make")), reason="an export is built by gcc and make"

@@ -12,7 +12,7 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.html_text import MOST_LINES, MOST_ROWS, Sections, pre, table
+from gradc.formats.html_text import MOST_LINES, MOST_ROWS, Sections, pre, table
 
 TAGS = {"b", "details", "div", "pre", "summary", "table", "tbody", "td", "th", "thead", "tr"}
 

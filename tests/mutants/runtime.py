@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "files.fsync",
-        "gradc/files.py",
+        "gradc/process/files.py",
         "                os.fsync(file.fileno())\n",
         "",
         "a file is renamed before its bytes are on the disk",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "files.fsync-folder",
-        "gradc/files.py",
+        "gradc/process/files.py",
         "        _sync_folder(path.parent)\n",
         "",
         "the rename is not brought to the disk",
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "files.in-place",
-        "gradc/files.py",
+        "gradc/process/files.py",
         "            os.replace(temporary, path)\n",
         "            path.write_bytes(temporary.read_bytes())\n            os.unlink(temporary)\n",
         "missing rename: the old file is torn by a kill",

@@ -19,7 +19,7 @@ from gradc import ops
 from gradc.compiler import cut, lower
 from gradc.ir.graph import Graph
 from gradc.ir.kernel import Call
-from gradc.options import Options
+from gradc.module.options import Options
 from gradc.passes.graph.check_indices import check_indices
 from gradc.passes.manager import Pipeline
 from gradc.passes.reductions.devices import CPU

@@ -19,9 +19,9 @@ import pytest
 from caches import with_runtime
 
 import gradc
-from gradc import files, knobs, ops
+from gradc import knobs, ops
 from gradc.errors import CompilerError, GradcError, IndexOutOfRange, InvalidSetting, OutOfMemory
-from gradc.process import forks, limits
+from gradc.process import files, forks, limits
 from gradc.runtime.host import arrays, cpu, toolchain
 
 ROOT = Path(__file__).resolve().parents[2]

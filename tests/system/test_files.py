@@ -30,11 +30,13 @@ import pytest
 from caches import with_runtime
 
 import gradc
-from gradc import api, compiler, files, knobs, npz, ops
+from gradc import api, compiler, knobs, ops
 from gradc.cli import main
 from gradc.errors import CompilerMissing, FileError, GradcError, InvalidProblem, IRFormatError, TypeRuleError
+from gradc.formats import npz
 from gradc.ir import envelope
 from gradc.module import saved
+from gradc.process import files
 from gradc.runtime.cache import Cache
 from gradc.runtime.host import pool
 
@@ -57,7 +59,7 @@ def test_nothing_of_gradc_writes_a_file_but_the_writer() -> None:
     """
     direct = {"write_text", "write_bytes", "savez", "savez_compressed", "mkstemp", "rename", "replace"}
     allowed = {
-        "files.py",
+        "process/files.py",
         "runtime/host/toolchain.py",
         "runtime/cuda/nvdisasm.py",
     }  # what a tool reads lies in a folder that goes with the call
@@ -147,7 +149,7 @@ def test_links_permissions_and_devices(tmp_path: Path) -> None:
     files.write("/dev/null", b"gone")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     done = subprocess.run(
-        [sys.executable, "-c", "from gradc import files; files.write('/dev/stdout', b'said')"],
+        [sys.executable, "-c", "from gradc.process import files; files.write('/dev/stdout', b'said')"],
         cwd=ROOT,
         capture_output=True,
         check=True,
@@ -178,7 +180,7 @@ def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:
 def test_a_folder_that_a_killed_process_left_goes(tmp_path: Path) -> None:
     script = """
     import os, signal, sys
-    from gradc import files
+    from gradc.process import files
     write = files.write
     def killed(path, *parts, **more):
         write(path, *parts, **more)
@@ -253,7 +255,9 @@ VICTIMS = """
 import itertools, os, sys
 from pathlib import Path
 import numpy as np, gradc
-from gradc import files, npz, ops
+from gradc import ops
+from gradc.formats import npz
+from gradc.process import files
 from gradc.runtime.cache import Cache
 from gradc.runtime.host import pool
 folder = Path(sys.argv[1])
@@ -283,7 +287,7 @@ for write in itertools.cycle(writers):
 """
 
 
-@pytest.mark.long("gradc/files.py", "gradc/ir/envelope.py", "gradc/runtime/cache.py", "gradc/module/saved.py")
+@pytest.mark.long("gradc/process/files.py", "gradc/ir/envelope.py", "gradc/runtime/cache.py", "gradc/module/saved.py")
 def test_a_writer_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """kill -9 at random moments; every file of every writer is whole after each."""
     draw = random.Random(5)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradc.json_text import DEEPEST, read_json
+from gradc.formats.json_text import DEEPEST, read_json
 
 TRICKY = st.text(alphabet='[]{}"\\a:,\n\u2028', max_size=8)
 VALUES = st.recursive(

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import cli, files, ops
+from gradc import cli, ops
 from gradc.errors import InvalidProblem, TypeRuleError
+from gradc.process import files
 
 ROOT = Path(__file__).resolve().parents[2]
 f32 = np.float32

@@ -16,8 +16,8 @@ from gradc.cli import cli
 from gradc.cli.model import FLAGS
 from gradc.errors import InvalidProblem
 from gradc.ir.envelope import load
+from gradc.module.options import FIELDS, NAMES, TEXTS, Given, Options, checked, for_target
 from gradc.module.saved import MODULE_FORMAT
-from gradc.options import FIELDS, NAMES, TEXTS, Given, Options, checked, for_target
 
 GRAPH = gradc.trace(lambda x, w: ops.softmax(x @ w), x="f32[N,4]", w="f32[4,3]")
 

@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from ...errors import IRFormatError
+from ...formats.json_text import read_json
 from ...ir.dims import Dim
 from ...ir.size_text import parse_size
-from ...json_text import read_json
 from .kernel import CudaKernel, Stage
 
 

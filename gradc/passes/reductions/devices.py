@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidProblem, Unsupported
-from ...json_text import read_json
+from ...formats.json_text import read_json
 
 FORMAT = "gradc-device 1"
 _LONGEST_FILE = 65536

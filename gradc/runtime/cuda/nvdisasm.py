@@ -10,7 +10,7 @@ import subprocess
 
 from gradc import knobs
 from gradc.errors import CompilerError, CompilerMissing
-from gradc.files import scratch
+from gradc.process.files import scratch
 from gradc.runtime.host.toolchain import TIMEOUT
 
 

@@ -22,11 +22,11 @@ from typing import Any, Literal
 from gradc import knobs
 from gradc.codegen.cuda.cached_text import anonymous
 from gradc.errors import CompilerError, CompilerMissing, GradcError, InvalidProblem, RegistersSpilled
-from gradc.json_text import read_json
+from gradc.formats.json_text import read_json
 from gradc.process.forks import lock
+from gradc.process.version import VERSION
 from gradc.runtime.cache import default_cache, digest, object_cache
 from gradc.runtime.host.toolchain import LOG_LIMIT, TIMEOUT
-from gradc.version import VERSION
 
 OPTIONS = (
     "--std=c++17",

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from gradc import knobs
 from gradc.codegen.text import template_dirs
 from gradc.errors import CompilerError, CompilerMissing
-from gradc.files import scratch
+from gradc.process.files import scratch
 from gradc.process.forks import held_off
 from gradc.process.interrupts import interrupts_wait
 from gradc.runtime.cache import Cache, default_cache, digest, object_cache

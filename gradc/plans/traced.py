@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, get_origin, get_type_hints
 
-from . import knobs
-from .errors import InvalidProblem, TypeRuleError
-from .interp import bind_dims
-from .ir.dims import Size, symbol
-from .ir.graph import Graph
-from .ir.types import DTYPES, Type, typeof
-from .module.gradients import Gradients
-from .module.module import Module
-from .process.forks import held_off
-from .runtime.cuda.on_device import describe
-from .runtime.shared import Shared
-from .trace import flatten, said_of_numbers, trace, unflatten
+from .. import knobs
+from ..errors import InvalidProblem, TypeRuleError
+from ..interp import bind_dims
+from ..ir.dims import Size, symbol
+from ..ir.graph import Graph
+from ..ir.types import DTYPES, Type, typeof
+from ..module.gradients import Gradients
+from ..module.module import Module
+from ..process.forks import held_off
+from ..runtime.cuda.on_device import describe
+from ..runtime.shared import Shared
+from ..trace import flatten, said_of_numbers, trace, unflatten
 
 
 class TracedFunction(Shared):
@@ -67,7 +67,7 @@ class TracedFunction(Shared):
     def compile(self, wrt: Sequence[str] | str = (), target: str | None = None, **options: Any) -> Module:
         """:func:`gradc.compile` of the graph."""
         with held_off:
-            from .api import compile
+            from ..api import compile
 
         return compile(self.graph, wrt, target, **options)
 
@@ -82,7 +82,7 @@ class TracedFunction(Shared):
         symbolic, and one more module serves all sizes.
         """
         with held_off:
-            from .api import compile
+            from ..api import compile
 
         shape = {
             name: unflatten(tree, dict.fromkeys(flatten(tree, name), ...), name) for name, tree in arguments.items()

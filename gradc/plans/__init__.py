@@ -23,28 +23,28 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import ops
-from .api import compile
-from .autodiff import differentiate, joint_names
-from .errors import GradcError, InvalidProblem
-from .ir.dims import Size, substitute
-from .ir.graph import Graph, input_node, rebuild
-from .ir.node import Node
-from .ir.size_text import parse_size
-from .ir.types import Type
-from .ir.types import dtype as dtype_of
-from .ir.walk import topological
-from .ops.blocks import Blocks, canonical_block
-from .passes.program.precision import Precision
-from .process.forks import lock
-from .runtime.host.arrays import Arguments, Results
-from .runtime.shared import Shared
-from .trace import trace
+from .. import ops
+from ..api import compile
+from ..autodiff import differentiate, joint_names
+from ..errors import GradcError, InvalidProblem
+from ..ir.dims import Size, substitute
+from ..ir.graph import Graph, input_node, rebuild
+from ..ir.node import Node
+from ..ir.size_text import parse_size
+from ..ir.types import Type
+from ..ir.types import dtype as dtype_of
+from ..ir.walk import topological
+from ..ops.blocks import Blocks, canonical_block
+from ..passes.program.precision import Precision
+from ..process.forks import lock
+from ..runtime.host.arrays import Arguments, Results
+from ..runtime.shared import Shared
+from ..trace import trace
 
 if TYPE_CHECKING:
-    from .module.module import Module
-    from .runtime.executable import Executable
-    from .runtime.kernel import Kernels
+    from ..module.module import Module
+    from ..runtime.executable import Executable
+    from ..runtime.kernel import Kernels
 
 Shape = tuple[Size, ...]
 Settings = Mapping[str, Any]

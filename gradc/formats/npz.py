@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from . import files
-from .errors import InvalidProblem
-from .process.forks import held_off
+from ..errors import InvalidProblem
+from ..process import files
+from ..process.forks import held_off
 
 if TYPE_CHECKING:
     import zipfile

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import FileError
-from .process.forks import held_off
-from .process.interrupts import interrupts_wait
+from ..errors import FileError
+from .forks import held_off
+from .interrupts import interrupts_wait
 
 TEMPORARY = ".tmp-gradc-"
 """The prefix of the names of unfinished files and folders."""

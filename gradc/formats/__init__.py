@@ -1,0 +1,1 @@
+"""Formats of files and texts: HTML, JSON, NumPy's archives of arrays."""
