@@ -21,8 +21,8 @@ from typing import Any
 
 import gradc
 from gradc import ops
+from gradc.analysis.strategies import ATOMIC, Strategy
 from gradc.inspect.static import Direction, directions
-from gradc.passes.reductions.strategies import ATOMIC, Strategy
 
 from .gpu_cases import all_cases
 
@@ -258,7 +258,7 @@ HEAD = """# CUDA without a GPU: instructions, bytes, and a predicted time
 Written by `python -m benchmarks.cuda_static` from the machine code for sm_90; do not edit. **Only the column
 *measured* is.** Each kernel is compiled, disassembled and followed thread by thread (`gradc/inspect/machine.py`); the
 time is the model's of `gradc/inspect/predicted.py` with the constants of the H100 in
-`gradc/passes/reductions/devices.py`.
+`gradc/targets/devices.py`.
 
 - *instructions*: of threads, per element of the direction's largest array, in all of its launches;
 - *bytes*: what its kernels say that they move, over what must move (each input once, each output once);

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradc.passes.reductions.devices import Gpu, gpu_of
+from gradc.targets.devices import Gpu, gpu_of
 
 from .gpu_cases import GpuCase, all_cases
 from .gpu_contest import Round, judged, widest_combine
@@ -84,7 +84,7 @@ class Report:
     @property
     def wrong(self) -> list[str]:
         """Cases with a wrong result, or that did not run; of atomics, whose error depends on their order, none."""
-        from gradc.passes.reductions.strategies import STRATEGIES
+        from gradc.analysis.strategies import STRATEGIES
 
         rows = self.content["cases"].items()
         ids = [
@@ -200,8 +200,8 @@ class Benchmark:
         assert self._kept is not None
         round_, module, exact, theirs = self._kept
         import gradc
+        from gradc.analysis.strategies import STRATEGIES
         from gradc.codegen.cuda.launch import MOST_PARTIALS
-        from gradc.passes.reductions.strategies import STRATEGIES
 
         model = modelled(module)
         buffer, pick, predicted = widest_combine(module, vars(round_.sizes), model)
@@ -248,7 +248,7 @@ class Benchmark:
 
     def _verdict(self, row: dict[str, Any], timings: Mapping[str, Any]) -> None:
         """The choice's time over the fastest's."""
-        from gradc.passes.reductions.strategies import STRATEGIES
+        from gradc.analysis.strategies import STRATEGIES
 
         timed = {n: e["median"] for n, e in timings.items() if "median" in e}
         fixed = [n for n in timed if STRATEGIES[n].deterministic]

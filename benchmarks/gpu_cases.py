@@ -313,7 +313,7 @@ def _bag_torch(torch: Any, s: Sizes, ids: Any, table: Any) -> Any:
 
 
 def all_cases() -> dict[str, GpuCase]:
-    from gradc.passes.reductions.strategies import ATOMIC_FIXED
+    from gradc.analysis.strategies import ATOMIC_FIXED
 
     cases = [
         embedding("E2", "embedding", "bf16", uniform("V", "N"), 16384, 128256, 4096),

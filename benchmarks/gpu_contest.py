@@ -149,7 +149,7 @@ def widest_combine(module: Any, sizes: Mapping[str, int], device: Any) -> tuple[
     """(buffer, the strategy that it has, what the model predicts of each in seconds) of the combine that moves most in
     a module's last part.
     """
-    from gradc.passes.reductions.choose_reduction import decisions
+    from gradc.passes.program.choose_reduction import decisions
 
     program = list(module.executables.values())[-1].program
     combines = [

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gradc.calibration.measure import Bench, Scale, fitted, measure, text
-from gradc.passes.reductions.devices import Gpu, calibration_text, gpu_of
 from gradc.runtime.simulator.device import Simulator
+from gradc.targets.devices import Gpu, calibration_text, gpu_of
 
 CONSTANTS: Mapping[str, float] = {
     "bandwidth": 2.5e12,

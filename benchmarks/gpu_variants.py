@@ -187,7 +187,7 @@ TABLES: Mapping[str, Table] = {
     "chunks": Table(
         "threads that sums over rows are shared out to",
         ("N1", "B1", "E12"),
-        constant("gradc/passes/reductions/chunks.py", "GPU_WORKERS = 1 << 17", "1 << 16", "1 << 18"),
+        constant("gradc/analysis/chunks.py", "GPU_WORKERS = 1 << 17", "1 << 16", "1 << 18"),
     ),
     "scan": Table(
         "blocks that look for the largest value before sums in fixed point",
@@ -207,7 +207,7 @@ TABLES: Mapping[str, Table] = {
             Variant(
                 "digits of 8 bits (are 9)",
                 (
-                    Edit("gradc/passes/reductions/strategies.py", "DIGIT_BITS = 9", "DIGIT_BITS = 8"),
+                    Edit("gradc/analysis/strategies.py", "DIGIT_BITS = 9", "DIGIT_BITS = 8"),
                     Edit(
                         "templates/cuda/sort_tile.h",
                         "GRADC_DIGIT_BITS = 9, GRADC_DIGITS = 512",

@@ -18,7 +18,7 @@ def compiled(id: str, arch: str) -> str:
     """One case as the benchmark compiles it, and with each strategy forced."""
     import gradc
     from gradc.errors import GradcError
-    from gradc.passes.reductions.devices import gpu_of
+    from gradc.targets.devices import gpu_of
 
     from .gpu_contest import widest_combine
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradc.analysis.combine import Hits, Scatter, expected_hits, row_scatter
+from gradc.analysis.cost import cheapest, predict
+from gradc.analysis.strategies import floor
 from gradc.inspect.plot import Axis, Line, Plot, plot, side_by_side
-from gradc.passes.reductions.combine import Hits, Scatter, expected_hits, row_scatter
-from gradc.passes.reductions.cost import cheapest, predict
-from gradc.passes.reductions.devices import Gpu, device_for
-from gradc.passes.reductions.strategies import floor
+from gradc.targets.devices import Gpu, device_for
 
 TABLES = ((2500, 128), (32000, 512))
 """V, D of f32 tables."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gradc import ops
+from gradc.analysis.strategies import STRATEGIES
 from gradc.errors import GradcError
 from gradc.ir.annotations import describe
 from gradc.ir.graph import input_node
@@ -30,7 +31,6 @@ from gradc.ir.op import Composite, Function, Library, Op, Primitive, Sample
 from gradc.ir.size_text import parse_size
 from gradc.ir.types import DTYPES, DType, Type, parse_type, typeof
 from gradc.ir.walk import topological
-from gradc.passes.reductions.strategies import STRATEGIES
 from gradc.process import files
 
 FILE = "docs/ops.md"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 
+from .analysis.strategies import ON_GPU, ON_HOST
 from .autodiff import differentiate, joint_names
 from .codegen.cpu.program import Source, render_program
 from .codegen.cuda.render import render_cuda
@@ -44,6 +45,7 @@ from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
 from .passes.program.block_rows import block_rows, uncut
+from .passes.program.choose_reduction import choose_reduction
 from .passes.program.coalesce import coalesce, gather_vectors
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
@@ -55,15 +57,13 @@ from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.store_places import store_places
 from .passes.program.unroll_columns import unroll_columns
 from .passes.program.unroll_scatters import unroll_scatters
-from .passes.reductions.choose_reduction import choose_reduction
-from .passes.reductions.devices import CPU, Device, gpu_of
-from .passes.reductions.strategies import ON_GPU, ON_HOST
 from .passes.schedule.ahead import gradients_ahead, sums_by_products
 from .passes.schedule.partition import WIDE, Partition, Written, partition
 from .passes.schedule.schedule import schedule
 from .runtime.cache import default_cache, pack
 from .runtime.cuda.programs import CudaSource
 from .runtime.host.toolchain import compile_libraries
+from .targets.devices import CPU, Device, gpu_of
 
 # PASSES: every pass is registered by these imports
 __all__ = ["PASSES", "compile_graph", "cut", "joint_program", "kernels", "lower", "optimise"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..analysis.strategies import SEGMENTED, passes
 from ..api import compile
 from ..codegen.cuda.launch import FLAG, WORKSPACE, Launch, LaunchPlan, Part
 from ..codegen.cuda.render import render_cuda
@@ -22,9 +23,8 @@ from ..codegen.text import standalone
 from ..errors import DeviceError
 from ..ir.dims import symbol
 from ..ops import scatter_add
-from ..passes.reductions.devices import Gpu, calibration_text, listed_device
-from ..passes.reductions.strategies import SEGMENTED, passes
 from ..runtime.cuda.device import Device, Span
+from ..targets.devices import Gpu, calibration_text, listed_device
 from ..trace import trace
 
 FARTHEST = 0.25
@@ -221,7 +221,7 @@ def _sort_sample(bench: Bench, rows: int, keys: int) -> Sample:
 
 
 def fitted(samples: Collection[Sample], device: Gpu) -> dict[str, float]:
-    """The constants of :class:`~gradc.passes.reductions.devices.Gpu` that the samples give: rates per second, times in
+    """The constants of :class:`~gradc.targets.devices.Gpu` that the samples give: rates per second, times in
     seconds.
 
     :raises DeviceError: times that are not those of more and more work, or a constant far from what the device is

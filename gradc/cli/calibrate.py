@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from ..calibration.choose import calibration_file
 from ..calibration.measure import calibrate as measured
-from ..passes.reductions.devices import calibrated_by
 from ..process import files
+from ..targets.calibration import calibration_file
+from ..targets.devices import calibrated_by
 from .model import AS_JSON
 from .progress import Progress
 from .results import say_json

@@ -16,8 +16,8 @@ from ..ir.graph import Graph
 from ..ir.kernel import Program
 from ..ir.op import Composite
 from ..ir.verify import verify, verify_program
+from ..passes.program.choose_reduction import choose_reduction
 from ..passes.program.plan_buffers import plan_buffers
-from ..passes.reductions.choose_reduction import choose_reduction
 from ..passes.schedule.partition import Partition, partition
 from ..passes.schedule.schedule import schedule
 from ..process import files

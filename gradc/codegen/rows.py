@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..analysis.combine import Combine, combines
+from ..analysis.strategies import DEFAULT, STRATEGIES, Strategy
 from ..errors import InternalError
 from ..ir.dims import Size, product
 from ..ir.kernel import Kernel, Phase, RowOrder
 from ..ir.statement import Axis, Stmt
 from ..ir.types import F32, Type
 from ..ir.walk import backward_slice
-from ..passes.reductions.combine import Combine, combines
-from ..passes.reductions.strategies import DEFAULT, STRATEGIES, Strategy
 from .expr import Scribe, variable
 from .index import flatten, index, size
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..analysis.cost import Estimate, floor_bytes, kernel_bytes
 from ..errors import (
     CompilerMissing,
     GradcError,
@@ -17,17 +18,16 @@ from ..errors import (
     OutOfMemory,
     Unsupported,
 )
-from ..ir.dims import evaluate
+from ..ir.dims import evaluate, nominal
 from ..ir.graph import Graph
 from ..ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, taken
 from ..passes.manager import Pipeline
-from ..passes.reductions.choose_reduction import decisions
-from ..passes.reductions.cost import Estimate, floor_bytes, kernel_bytes, nominal
-from ..passes.reductions.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, Device, Gpu, gpu_of
+from ..passes.program.choose_reduction import decisions
 from ..passes.schedule.residual import Residual
 from ..passes.schedule.schedule import missed_fusions
 from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle, time_call
+from ..targets.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, Device, Gpu, gpu_of
 from .memory import Memory
 
 if TYPE_CHECKING:

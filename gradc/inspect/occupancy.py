@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..errors import InvalidProblem
-from ..passes.reductions.devices import ARCHITECTURES, Architecture
+from ..targets.devices import ARCHITECTURES, Architecture
 from ..targets.gpu import REGISTER_UNIT, REGISTERS, SHARED_UNIT, WARP
 
 

@@ -25,8 +25,8 @@ from ..codegen.cuda.actions import FLAG, WORKSPACE, Launch, Part
 from ..codegen.cuda.launch import LaunchPlan
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Program
-from ..passes.reductions.devices import ARCHITECTURES, Gpu
 from ..runtime.cuda.nvrtc import KernelResources
+from ..targets.devices import ARCHITECTURES, Gpu
 from ..targets.gpu import SECTOR_BYTES, WARP
 from .machine import Access, Launched, Machine, Trace
 from .occupancy import resident_blocks

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..analysis.cost import floor_bytes
 from ..codegen.text import read_template
 from ..errors import GradcError
 from ..formats.json_text import finite
@@ -25,14 +26,13 @@ from ..ir.dims import evaluate
 from ..ir.graph import Graph
 from ..ir.kernel import Kernel, Loop, Program, Select, alternatives, taken
 from ..passes.manager import Stage, changes
+from ..passes.program.choose_reduction import decisions
 from ..passes.program.plan_buffers import lifetimes
-from ..passes.reductions.choose_reduction import decisions
-from ..passes.reductions.cost import floor_bytes
-from ..passes.reductions.devices import Device
 from ..process import files
 from ..process.version import VERSION
 from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle
+from ..targets.devices import Device
 from .explain import Explained, _bindings, _compiled_for, _in_block, _step_bytes, _way, explain, missed_fusions_table
 
 SCRIPTS = ("text.js", "layout.js", "view.js", "parts.js", "page.js")

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..analysis.cost import floor_bytes, kernel_bytes
 from ..codegen.cuda.actions import Launch
 from ..errors import InvalidProblem
-from ..passes.reductions.cost import floor_bytes, kernel_bytes
-from ..passes.reductions.devices import Gpu, gpu_of
 from ..runtime.cuda.nvdisasm import disassemble
 from ..runtime.cuda.nvrtc import KernelResources
 from ..runtime.executable import Executable
+from ..targets.devices import Gpu, gpu_of
 from .occupancy import multiprocessor_of, resident_blocks
 from .predicted import Predicted, predict, setting_of
 from .sass import Function, Loop, classes, parse, widths

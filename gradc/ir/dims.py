@@ -668,3 +668,9 @@ def check_count(shape: Iterable[Size], subject: str = "a shape") -> None:
             raise TypeRuleError(f"{subject} has a negative size: {size}")
     if math.prod(s for s in sizes if isinstance(s, int) and s > 0) > LARGEST:
         raise TypeRuleError(f"{subject} has more than 2^63 elements: {'x'.join(map(str, sizes))}")
+
+
+def nominal(sizes: Sequence[Size], dims: Mapping[str, int] | None = None) -> dict[str, int]:
+    """A value for each symbol in ``sizes``: the given one, else 1024."""
+    names: frozenset[str] = frozenset().union(*(symbols(s) for s in sizes)) if sizes else frozenset()
+    return {name: (dims or {}).get(name, 1024) for name in sorted(names)}

@@ -35,7 +35,7 @@ RowOrder = Literal["", "by key", "by owner"]
 result they belong to."""
 ROW_ORDERS: dict[str, RowOrder] = {}
 """Every strategy for an accum by name, and the order of rows that it needs; the records in
-:mod:`gradc.passes.reductions.strategies` enter themselves."""
+:mod:`gradc.analysis.strategies` enter themselves."""
 
 
 @dataclass(frozen=True)

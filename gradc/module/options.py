@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
-from ..calibration.choose import calibration_text_for
+from ..analysis.strategies import ON_GPU, ON_HOST
 from ..errors import InvalidProblem, Unsupported
 from ..interp import sizes_given
 from ..ir.graph import Graph
-from ..passes.reductions.strategies import ON_GPU, ON_HOST
 from ..process.forks import held_off
 from ..runtime.cuda import gpu
+from ..targets.calibration import calibration_text_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -323,7 +323,7 @@ def for_target(options: Options, target: str) -> Options:
                 raise InvalidProblem(f"{name}={getattr(options, name)!r} is for a GPU, not for the target {target!r}")
         return options
     with held_off:
-        from ..passes.reductions.devices import gpu_of, listed_device
+        from ..targets.devices import gpu_of, listed_device
 
     if target == "cuda":
         here = gpu.current_device() if gpu.usable() else None

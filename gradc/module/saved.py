@@ -29,11 +29,11 @@ from ..ir.text import graph_of_file
 from ..ir.types import Type, parse_type
 from ..ir.verify import verify_program
 from ..knobs import TARGETS
-from ..passes.reductions.devices import gpu_of
 from ..passes.schedule.residual import Residual
 from ..process import files
 from ..process.forks import held_off
 from ..process.version import VERSION
+from ..targets.devices import gpu_of
 from .module import Code, Module, Recipe
 from .options import TEXTS, Options
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
+from ..analysis.precision import Precision
 from ..api import compile
 from ..autodiff import differentiate, joint_names
 from ..errors import GradcError, InvalidProblem
@@ -35,7 +36,6 @@ from ..ir.types import Type
 from ..ir.types import dtype as dtype_of
 from ..ir.walk import topological
 from ..ops.blocks import Blocks, canonical_block
-from ..passes.program.precision import Precision
 from ..process.forks import lock
 from ..runtime.host.arrays import Arguments, Results
 from ..runtime.shared import Shared

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import stat
@@ -292,3 +293,17 @@ def read(path: Any, most: int) -> bytes:
     if len(data) > most:  # the file grew while it was read
         raise FileError(path, "read", OSError(errno.EFBIG, f"it has more than {most} bytes"))
     return data
+
+
+@functools.cache
+def user_directory(kind: str = "cache") -> str:
+    """The user's ``cache`` or ``config`` directory of gradc, according to platformdirs, or to XDG if that package is
+    not installed.
+    """
+    try:
+        with held_off:
+            import platformdirs
+    except ModuleNotFoundError:
+        root = os.environ.get(f"XDG_{kind.upper()}_HOME") or os.path.join("~", f".{kind}")
+        return os.path.join(os.path.expanduser(root), "gradc")
+    return platformdirs.user_cache_dir("gradc") if kind == "cache" else platformdirs.user_config_dir("gradc")

@@ -24,7 +24,7 @@ from gradc import knobs
 from gradc.errors import FileError
 from gradc.ir.envelope import load_opened, sealed, sealed_bytes, unsealed
 from gradc.process import files
-from gradc.process.forks import held_off, lock
+from gradc.process.forks import lock
 
 _FORMAT = 1
 _TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
@@ -172,7 +172,7 @@ def default_cache() -> Cache:
         return _cache("")
     directory = knobs.CACHE_DIR.get()
     if not directory:
-        directory = user_directory()
+        directory = files.user_directory()
     return _cache(directory)
 
 
@@ -180,20 +180,6 @@ def object_cache() -> Cache | None:
     """The cache of machine code by its source, selected by ``GRADC_OBJECTS``; None if it is not set."""
     directory = knobs.OBJECTS.get()
     return _cache(directory) if directory else None
-
-
-@functools.cache
-def user_directory(kind: str = "cache") -> str:
-    """The user's ``cache`` or ``config`` directory of gradc, according to platformdirs, or to XDG if that package is
-    not installed.
-    """
-    try:
-        with held_off:
-            import platformdirs
-    except ModuleNotFoundError:
-        root = os.environ.get(f"XDG_{kind.upper()}_HOME") or os.path.join("~", f".{kind}")
-        return os.path.join(os.path.expanduser(root), "gradc")
-    return platformdirs.user_cache_dir("gradc") if kind == "cache" else platformdirs.user_config_dir("gradc")
 
 
 @functools.cache

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..analysis.cost import kernel_bytes
+from ..analysis.strategies import ON_HOST
 from ..errors import GradcError, InvalidProblem
 from ..formats.html_text import Html, details, joined, pre, table
 from ..ir.accesses import assumed, check_of, checked_buffers
@@ -16,9 +18,7 @@ from ..ir.dims import Size, evaluate, symbols
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
 from ..ir.statement import format_axes
 from ..ir.types import Type
-from ..passes.reductions.choose_reduction import choose_reduction
-from ..passes.reductions.cost import kernel_bytes
-from ..passes.reductions.strategies import ON_HOST
+from ..passes.program.choose_reduction import choose_reduction
 from ..process.forks import cached_property, held_off
 from .backend import Backend
 from .host.arrays import Arguments, Results
@@ -215,7 +215,7 @@ class KernelHandle:
         combines.
         """
         with held_off:
-            from ..passes.reductions.devices import CPU, gpu_of
+            from ..targets.devices import CPU, gpu_of
 
         on_gpu = self.owner.target.startswith("cuda")
         device, available = (

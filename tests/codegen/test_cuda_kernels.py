@@ -13,16 +13,16 @@ import pytest
 
 import gradc
 from gradc import interp, knobs, ops
+from gradc.analysis.strategies import ON_GPU
 from gradc.autodiff import differentiate
 from gradc.codegen.cuda.launch import TREE, Launch, LaunchPlan
 from gradc.codegen.cuda.render import render_cuda
 from gradc.codegen.cuda.row_sort import ONE_BLOCK
 from gradc.errors import Unsupported
 from gradc.ir.program_text import parse_program
-from gradc.passes.reductions.choose_reduction import choose_reduction
-from gradc.passes.reductions.devices import device_for
-from gradc.passes.reductions.strategies import ON_GPU
+from gradc.passes.program.choose_reduction import choose_reduction
 from gradc.runtime.executable import Executable
+from gradc.targets.devices import device_for
 
 FLOATS = ("f64", "f32", "bf16", "f16")
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}

@@ -11,15 +11,15 @@ import pytest
 
 import gradc
 from gradc import interp, knobs, ops
+from gradc.analysis.combine import combines, shared_bytes
 from gradc.autodiff import differentiate
 from gradc.codegen.cuda.launch import Launch
 from gradc.codegen.text import widened
 from gradc.errors import GradcError, Unsupported
 from gradc.inspect.occupancy import resident_blocks
-from gradc.passes.reductions.combine import combines, shared_bytes
-from gradc.passes.reductions.devices import ARCHITECTURES
 from gradc.runtime.cuda import limits
 from gradc.runtime.cuda.nvrtc import compile_cuda, find_nvrtc
+from gradc.targets.devices import ARCHITECTURES
 from gradc.targets.gpu import SHARED_BYTES
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}

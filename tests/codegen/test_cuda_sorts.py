@@ -7,14 +7,14 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis.strategies import passes
 from gradc.codegen.cuda.actions import ALIGN, FLAG, U32, U64, WORKSPACE, Launch, Part
 from gradc.codegen.cuda.render import prelude
 from gradc.codegen.cuda.row_sort import BOUNDS, FEW_TILES, ONE_BLOCK, TILE, RowSort
 from gradc.codegen.text import standalone
-from gradc.passes.reductions.devices import device_for
-from gradc.passes.reductions.strategies import passes
 from gradc.runtime.cuda.device import Span
 from gradc.runtime.simulator.device import Simulator
+from gradc.targets.devices import device_for
 
 pytestmark = pytest.mark.optimised
 

@@ -9,9 +9,9 @@ import pytest
 
 import gradc
 from gradc import interp, knobs, ops
+from gradc.analysis.chunks import chunk_rows
 from gradc.ir.types import DTYPES
 from gradc.ops.bits import PACKED
-from gradc.passes.reductions.chunks import chunk_rows
 from gradc.runtime.host import pool
 
 

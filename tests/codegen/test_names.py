@@ -12,6 +12,7 @@ import pytest
 
 import gradc
 from gradc import knobs, ops
+from gradc.analysis.strategies import ON_GPU, ON_HOST
 from gradc.codegen.cpu.kernel import render_kernel
 from gradc.codegen.cuda.render import cuda_kernel
 from gradc.codegen.identifiers import WRITTEN, identifier
@@ -20,7 +21,6 @@ from gradc.errors import NotDifferentiable
 from gradc.ir.op import Expr, Op
 from gradc.ir.program_text import parse_program
 from gradc.module.options import Options
-from gradc.passes.reductions.strategies import ON_GPU, ON_HOST
 from gradc.runtime.executable import Executable
 from tests.registry import cases
 from tests.standard_kernels import STANDARD

@@ -11,9 +11,9 @@ from gradc.errors import GradcError, InvalidProblem
 from gradc.inspect.machine import Launched, Machine
 from gradc.inspect.sass import parse
 from gradc.inspect.static import Direction, directions
-from gradc.passes.reductions.devices import ARCHITECTURES, GPUS
 from gradc.runtime.cuda import nvdisasm
 from gradc.runtime.cuda.nvrtc import find_nvrtc
+from gradc.targets.devices import ARCHITECTURES, GPUS
 
 LISTING = """
 	.section	.text.nested,"ax",@progbits

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gradc.analysis.strategies import ON_GPU, ON_HOST, PRIVATIZED, STRATEGIES
 from gradc.codegen.cpu.program import render_program
 from gradc.codegen.cuda.render import render_cuda
 from gradc.errors import InternalError
 from gradc.ir.kernel import ROW_ORDERS, Program
 from gradc.ir.program_text import parse_program
-from gradc.passes.reductions.strategies import ON_GPU, ON_HOST, PRIVATIZED, STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SUM = """

@@ -437,7 +437,7 @@ def test_precision_of_what_moves_compares_and_adds_up() -> None:
 def test_precision_knows_a_strategy_that_is_not_deterministic() -> None:
     from dataclasses import replace
 
-    from gradc.passes.program.precision import precision_of
+    from gradc.analysis.precision import precision_of
 
     program = gradc.compile(
         gradc.trace(ops.embedding, indices="i64[N]", weight="f32[5,3]"), wrt=["weight"]

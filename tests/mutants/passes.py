@@ -409,7 +409,7 @@ MUTANTS = (
     ),
     Mutant(
         "choose-reduction.order",
-        "gradc/passes/reductions/choose_reduction.py",
+        "gradc/passes/program/choose_reduction.py",
         "                chosen = instead(part)\n        final",
         "                pass\n        final",
         "two orders in which one kernel's rows are visited",

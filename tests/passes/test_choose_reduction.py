@@ -12,16 +12,16 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis.chunks import MOST_PARTIALS
+from gradc.analysis.combine import HostScatter, combines
+from gradc.analysis.cost import MOST_SORTED, check_sorts, estimates
+from gradc.analysis.strategies import ON_GPU, STRATEGIES
 from gradc.errors import Unsupported
 from gradc.ir.dims import symbol
 from gradc.ir.kernel import Select
 from gradc.ir.program_text import parse_program
-from gradc.passes.reductions.choose_reduction import choose_reduction, decisions, host_cases
-from gradc.passes.reductions.chunks import MOST_PARTIALS
-from gradc.passes.reductions.combine import HostScatter, combines
-from gradc.passes.reductions.cost import MOST_SORTED, check_sorts, estimates
-from gradc.passes.reductions.devices import CPU, device_for, gpu_of
-from gradc.passes.reductions.strategies import ON_GPU, STRATEGIES
+from gradc.passes.program.choose_reduction import choose_reduction, decisions, host_cases
+from gradc.targets.devices import CPU, device_for, gpu_of
 
 
 def embedding_gradient(size: str) -> gradc.Module:

@@ -20,6 +20,9 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis.combine import Scatter, combines, expected_hits, numbers, row_scatter, scatter_of
+from gradc.analysis.cost import cheapest, estimates, predict
+from gradc.analysis.strategies import ON_GPU, STRATEGIES, floor, partials, passes, sort_seconds
 from gradc.codegen.cuda.launch import sizes_of
 from gradc.codegen.cuda.render import render_cuda
 from gradc.codegen.cuda.row_sort import ONE_BLOCK
@@ -29,11 +32,8 @@ from gradc.ir.accesses import check_of
 from gradc.ir.kernel import Kernel, Program, Select, taken
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.reductions.choose_reduction import choose_reduction
-from gradc.passes.reductions.combine import Scatter, combines, expected_hits, numbers, row_scatter, scatter_of
-from gradc.passes.reductions.cost import cheapest, estimates, predict
-from gradc.passes.reductions.devices import CONSTANTS, CPU, GPUS, Cpu, Gpu, calibration_text, device_for
-from gradc.passes.reductions.strategies import ON_GPU, STRATEGIES, floor, partials, passes, sort_seconds
+from gradc.passes.program.choose_reduction import choose_reduction
+from gradc.targets.devices import CONSTANTS, CPU, GPUS, Cpu, Gpu, calibration_text, device_for
 
 ALL = tuple(STRATEGIES)
 DETERMINISTIC = tuple(s.name for s in STRATEGIES.values() if s.deterministic)

@@ -11,9 +11,9 @@ import gradc
 from gradc import interp, ops
 from gradc.errors import InvalidProblem
 from gradc.passes.graph.replace_axis import moves
-from gradc.passes.reductions.devices import CPU, Device, gpu_of
 from gradc.passes.schedule.partition import Partition, _drop, bytes_of, partition
 from gradc.passes.schedule.schedule import schedule, written
+from gradc.targets.devices import CPU, Device, gpu_of
 
 f32 = np.float32
 SIZES = {"N": 64}

@@ -12,8 +12,8 @@ from gradc import interp, knobs, ops
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.passes.program.unroll_scatters import unroll_scatters
-from gradc.passes.reductions.devices import CPU, gpu_of
 from gradc.passes.schedule.recompute import recompute_cost
+from gradc.targets.devices import CPU, gpu_of
 
 
 def sampled(channels: int, dtype: str = "f32", **options: Any) -> gradc.Graph:

@@ -22,10 +22,10 @@ from gradc.ir.kernel import Call
 from gradc.module.options import Options
 from gradc.passes.graph.check_indices import check_indices
 from gradc.passes.manager import Pipeline
-from gradc.passes.reductions.devices import CPU
 from gradc.passes.schedule import schedule as stage
 from gradc.passes.schedule.order import GroupOrder
 from gradc.passes.schedule.scheduler import Scheduler
+from gradc.targets.devices import CPU
 
 
 def halves(graph: Graph, wrt: list[str]) -> list[Graph]:

@@ -13,14 +13,14 @@ import pytest
 import gradc
 from benchmarks import gpu_dry
 from gradc import cli, knobs, ops
-from gradc.calibration import choose as calibration
+from gradc.analysis.strategies import passes
 from gradc.calibration import measure as calibrate
 from gradc.calibration.measure import Sample, fitted
 from gradc.errors import DeviceError, InvalidProblem, Unsupported
-from gradc.passes.reductions.devices import Gpu, calibrated_by, calibration_text, device_for, gpu_of, listed_device
-from gradc.passes.reductions.strategies import passes
 from gradc.runtime.cuda.device import Span
 from gradc.runtime.simulator.device import Simulator
+from gradc.targets import calibration as calibration
+from gradc.targets.devices import Gpu, calibrated_by, calibration_text, device_for, gpu_of, listed_device
 
 H100 = gpu_of("sm_90")
 GIVEN = {

@@ -41,7 +41,7 @@ importlib.util.find_spec = lambda name, package=None: (
 )
 import benchmarks.gpu_run, benchmarks.gpu, benchmarks.gpu_warm, benchmarks.gpu_clock
 import gradc, numpy, pytest
-from gradc.runtime.cache import user_directory
+from gradc.process.files import user_directory
 print(user_directory(), user_directory("config"))
 module = gradc.compile(gradc.trace(lambda x: x * 2.0, x="f32[N]"), target="cuda-sim")
 assert module(x=numpy.ones(3, "f4")).tolist() == [2, 2, 2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...analysis.combine import ascends, row_searches
 from ...ir.dims import product, same
 from ...ir.kernel import Phase
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import F32, F64
-from ...passes.reductions.combine import ascends, row_searches
 from ...process.forks import cached_property
 from ...targets.cpu import CACHED_COST, HALF_LANES, RUN_WIDTHS, WAITING_COST, WIDEST_RUN
 from ..expr import carrier, stored, to_memory, variable

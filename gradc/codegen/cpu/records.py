@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...passes.reductions.strategies import Strategy
+from ...analysis.strategies import Strategy
 from ...targets.cpu import NARROW_RUN, WIDEST_RUN
 from ..declarations import Declaration
 from ..rows import LoopAxis

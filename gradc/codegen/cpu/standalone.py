@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...analysis.combine import combines
+from ...analysis.cost import MOST_SORTED
 from ...errors import InternalError
 from ...ir.dims import LARGEST, Assumption, Size, evaluate, minimum, product, symbols
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.types import DType, Type
 from ...passes.program.plan_buffers import lifetimes
-from ...passes.reductions.combine import combines
-from ...passes.reductions.cost import MOST_SORTED
 from ..identifiers import member, members
 from ..jinja import render
 from ..text import read_template

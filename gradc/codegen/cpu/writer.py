@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ...analysis.chunks import Bound, interchanged_bound, largest, task_bounds
+from ...analysis.combine import Combine, row_searches
+from ...analysis.strategies import ON_HOST
 from ...ir.dims import Size, product, symbol
 from ...ir.kernel import Kernel
 from ...ir.ranges import KernelRanges, Range, of_type
 from ...ir.statement import Axis, Stmt
 from ...ir.types import DTYPES, F32, Type
-from ...passes.reductions.chunks import Bound, interchanged_bound, largest, task_bounds
-from ...passes.reductions.combine import Combine, row_searches
-from ...passes.reductions.strategies import ON_HOST
 from ...targets.cpu import MOST_STREAMS
 from ..declarations import Declaration
 from ..expr import Scribe, carrier, stored, variable

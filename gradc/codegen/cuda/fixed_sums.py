@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ...analysis.strategies import STRATEGIES
 from ...ir.dims import Size, floordiv, product
 from ...ir.kernel import Kernel
 from ...ir.statement import EFFECTS, REDUCTIONS, Index, Stmt
 from ...ir.walk import backward_slice
-from ...passes.reductions.strategies import STRATEGIES
 from ..index import flatten
 
 MOST = 16

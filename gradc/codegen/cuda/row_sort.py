@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ...passes.reductions.strategies import passes
+from ...analysis.strategies import passes
 from ..text import enumerators
 from .actions import Launch, Part, align, chunks
 

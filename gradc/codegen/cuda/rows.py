@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from ...analysis.chunks import GPU_FOLDED, fold_lanes
+from ...analysis.combine import sort_groups
 from ...ir.dims import Size, ceildiv, maximum, product
 from ...ir.kernel import Kernel
 from ...ir.statement import Axis, Stmt
 from ...ir.types import Type
-from ...passes.reductions.chunks import GPU_FOLDED, fold_lanes
-from ...passes.reductions.combine import sort_groups
 from ...process.forks import cached_property
 from ..declarations import Declaration, used
 from ..expr import carrier, loaded, stored, variable

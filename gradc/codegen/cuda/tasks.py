@@ -33,12 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...analysis.combine import OWN_COLUMNS, OWN_STAGED, own
+from ...analysis.strategies import ON_GPU
 from ...ir.dims import product
 from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import F64, Type
-from ...passes.reductions.combine import OWN_COLUMNS, OWN_STAGED, own
-from ...passes.reductions.strategies import ON_GPU
 from ..expr import Scribe
 from ..rows import RowWriter
 from .columns import OFFSETS, Access, access, columns_at_once, linear

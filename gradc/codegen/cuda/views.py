@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...analysis.strategies import Strategy
 from ...ir.types import DType
-from ...passes.reductions.strategies import Strategy
 from ..expr import to_memory
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir.dims import Size, evaluate, product, same
+from ...ir.dims import Size, evaluate, nominal, product, same
 from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Expr, Library, Lookup, Movement, Primitive, Reduction
@@ -18,7 +18,6 @@ from ...ir.properties import Broadcasts, Gathers, GathersElements, Reshapes, Tra
 from ...ops.axes import reshape_axes
 from ...ops.rules import canonical_axes, reshaped, spread, without
 from ..manager import graph_pass
-from ..reductions.cost import nominal
 
 WIDER = 2
 """A product's rows are wide if they have as many times the elements of what they are products of."""

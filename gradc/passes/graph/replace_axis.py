@@ -10,14 +10,13 @@ import functools
 from collections.abc import Callable, Mapping
 
 from ...errors import TypeRuleError
-from ...ir.dims import Size, evaluate, product
+from ...ir.dims import Size, evaluate, nominal, product
 from ...ir.node import Node
 from ...ir.op import Alias, AxisReplacement, Composite, Expr, Lookup, Movement, Primitive, Reduction
 from ...ir.pattern import splat
 from ...ir.properties import Broadcasts, Reshapes, access
 from ...ir.walk import operands, positions, postorder, reachable
 from ...ops.rules import reshaped
-from ..reductions.cost import nominal
 
 
 def count(node: Node) -> int:

@@ -11,14 +11,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from ...ir.dims import Size, assuming, evaluate, known_nonnegative, product, same, symbol
+from ...ir.dims import Size, assuming, evaluate, known_nonnegative, nominal, product, same, symbol
 from ...ir.kernel import Buffer, Call, Kernel, Loop, Program, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt
 from ...ir.types import F64, Type
 from ...ir.walk import backward_slice
 from ..manager import program_pass
-from ..reductions.cost import nominal
 from .column_bounds import column_bounds
 
 LEAST = 1 << 20

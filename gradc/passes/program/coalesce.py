@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
-from ...ir.dims import evaluate
+from ...ir.dims import evaluate, nominal
 from ...ir.kernel import Buffer, Kernel, Program, Step
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import Type
 from ...targets.gpu import SECTOR_BYTES
 from ..manager import program_pass
-from ..reductions.cost import nominal
 
 LEAST = 16
 """Fewest elements of an axis that threads may run along."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...analysis.combine import combines
 from ...ir.kernel import Kernel, Program, Step
 from ...ir.statement import REDUCTIONS
 from ...ir.types import Type
 from ..manager import program_pass
-from ..reductions.combine import combines
 
 
 @program_pass("BITS")

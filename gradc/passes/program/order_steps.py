@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ...ir.dims import evaluate
+from ...ir.dims import evaluate, nominal
 from ...ir.kernel import Kernel, Program, Step, alternatives
 from ...targets.cpu import PRIVATE_BYTES
 from ..manager import program_pass
-from ..reductions.cost import nominal
 
 
 @program_pass("BITS")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...ir.dims import Size, evaluate, known_nonnegative, product, same
+from ...ir.dims import Size, evaluate, known_nonnegative, nominal, product, same
 from ...ir.kernel import MOST_PARTS, Buffer, Call, Kernel, Program, Step
 from ...ir.lexer import suffixed
 from ...ir.node import REGISTRY, Note
@@ -17,7 +17,6 @@ from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import BOOL, F32, F64
 from ...ir.walk import backward_slice
 from ..manager import program_pass
-from ..reductions.cost import nominal
 
 WIDER = 2
 """Rows are narrow beside what has as many times their elements."""

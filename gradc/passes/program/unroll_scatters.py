@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from ...analysis.combine import combines
 from ...ir.dims import Size
 from ...ir.kernel import Kernel, Program
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.types import Type
 from ...targets.gpu import SECTOR_BYTES
 from ..manager import program_pass
-from ..reductions.combine import combines
 from .unroll_columns import Unrolled, substituted
 
 LONGEST = 4

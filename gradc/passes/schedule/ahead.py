@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ...errors import TypeRuleError
-from ...ir.dims import evaluate
+from ...ir.dims import evaluate, nominal
 from ...ir.graph import Graph, rebuild
 from ...ir.node import Node, Note, call
 from ...ir.op import Library
@@ -23,7 +23,6 @@ from ...ops.rules import full, reshaped
 from ...targets.cpu import FLOPS_PER_BYTE
 from ..graph.replace_axis import moves
 from ..graph.scales import Scale
-from ..reductions.cost import nominal
 from .partition import bytes_of
 
 MOVED = 3

@@ -20,16 +20,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import InvalidProblem
-from ...ir.dims import evaluate, symbols
+from ...ir.dims import evaluate, nominal, symbols
 from ...ir.graph import Graph, input_node, rebuild
 from ...ir.lexer import LONGEST_NAME, suffixed
 from ...ir.node import Node, Note
 from ...ir.op import Alias, Library, Movement, Reduction, Scan, Scatter
 from ...ir.walk import depends_on_inputs, reachable, topological
+from ...targets.devices import CPU, Device
 from ..graph.replace_axis import mixes, moves, source
 from ..program.block_rows import LEAST
-from ..reductions.cost import nominal
-from ..reductions.devices import CPU, Device
 from .residual import AHEAD, Residual
 from .schedule import written
 

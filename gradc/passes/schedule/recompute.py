@@ -18,9 +18,9 @@ from ...ir.node import Node
 from ...ir.op import Alias, Expr, Lookup, Movement, Scatter
 from ...ir.types import F64
 from ...ir.walk import reachable
+from ...targets.devices import ARCHITECTURES, Device, Gpu
 from ...targets.gpu import ACCESS_COST
 from ..program.unroll_scatters import unrollable
-from ..reductions.devices import ARCHITECTURES, Device, Gpu
 from .groups import elements, lowering, nbytes
 
 MOST_SEEN = 96

@@ -13,16 +13,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ...errors import InternalError
-from ...ir.dims import assuming, evaluate
+from ...ir.dims import assuming, evaluate, nominal
 from ...ir.graph import Graph
 from ...ir.kernel import MissedFusion, Program
 from ...ir.node import Node
 from ...ir.op import Alias, Checked
 from ...ir.walk import reachable
+from ...targets.devices import CPU, Device
 from ..graph.check_indices import check_indices
 from ..manager import program_pass
-from ..reductions.cost import nominal
-from ..reductions.devices import CPU, Device
 from .groups import lowering
 from .lower import CannotInline
 from .merge import merge

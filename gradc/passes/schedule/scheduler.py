@@ -17,7 +17,7 @@ from ...ir.types import BF16, F16, F32
 from ...ir.walk import reachable
 from ...process.forks import cached_property
 from ...targets.cpu import CHEAP_COST, STORE_COST
-from ..reductions.devices import Cpu, Device
+from ...targets.devices import Cpu, Device
 from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
 from .order import GroupOrder

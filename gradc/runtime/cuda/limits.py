@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ...codegen.cuda.kernel import CudaKernel
 from ...errors import Unsupported
-from ...passes.reductions.devices import ARCHITECTURES
+from ...targets.devices import ARCHITECTURES
 from ...targets.gpu import REGISTERS
 from .nvrtc import CudaBinary
 

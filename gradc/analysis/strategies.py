@@ -43,14 +43,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ...errors import InternalError
-from ...ir.dims import ceildiv, evaluate
-from ...ir.kernel import ROW_ORDERS, RowOrder
-from ...ir.types import DType
-from ...targets.gpu import ADD_SECONDS, HIT_SECONDS, ROW_SECONDS
+from ..errors import InternalError
+from ..ir.dims import ceildiv, evaluate
+from ..ir.kernel import ROW_ORDERS, RowOrder
+from ..ir.types import DType
+from ..targets.devices import CPU, Cpu, Gpu
+from ..targets.gpu import ADD_SECONDS, HIT_SECONDS, ROW_SECONDS
 from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
 from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
-from .devices import CPU, Cpu, Gpu
 
 COLUMNS = 4
 """Columns of a thread."""

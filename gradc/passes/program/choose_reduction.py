@@ -14,17 +14,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Literal
 
+from ...analysis.chunks import MOST_PARTIALS, chunk_rows
+from ...analysis.combine import Combine, ascends, combines, own, shared_bytes
+from ...analysis.cost import Estimate, estimates, ways
+from ...analysis.strategies import DEFAULT, ON_HOST, ORDERED_ROW, PRIVATIZED, SEGMENTED, SORTED_ROW, STRATEGIES
 from ...errors import InvalidProblem, TypeRuleError, Unsupported
-from ...ir.dims import Assumption, Size, evaluate, floordiv, known_nonnegative, product, total
+from ...ir.dims import Assumption, Size, evaluate, floordiv, known_nonnegative, nominal, product, total
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ...ir.types import Type
+from ...targets.devices import CPU, Device, Gpu
 from ..manager import program_pass
-from .chunks import MOST_PARTIALS, chunk_rows
-from .combine import Combine, ascends, combines, own, shared_bytes
-from .cost import Estimate, estimates, nominal, ways
-from .devices import CPU, Device, Gpu
 from .gpu_choice import Case, cases, fallback
-from .strategies import DEFAULT, ON_HOST, ORDERED_ROW, PRIVATIZED, SEGMENTED, SORTED_ROW, STRATEGIES
 
 
 def host_cases(rows: Size, cols: Size, size: Size, sorted_row: int = SORTED_ROW) -> tuple[Case, ...]:

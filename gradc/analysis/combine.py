@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ...ir.dims import Dim, Size, evaluate, floordiv, maximum, product
-from ...ir.kernel import Kernel
-from ...ir.statement import REDUCTIONS, Index, Stmt
-from ...ir.types import Type
-from ...ir.walk import backward_slice
-from ...targets.gpu import SHARED_BYTES
+from ..ir.dims import Dim, Size, evaluate, floordiv, maximum, product
+from ..ir.kernel import Kernel
+from ..ir.statement import REDUCTIONS, Index, Stmt
+from ..ir.types import Type
+from ..ir.walk import backward_slice
+from ..targets.gpu import SHARED_BYTES
 
 OWN_COLUMNS, OWN_BLOCKS, OWN_SHORTEST, OWN_STAGED = 32, 256, 64, 128
 """For partial results in shared memory: columns of a block, blocks that a kernel is divided into, fewest

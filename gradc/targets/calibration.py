@@ -10,8 +10,8 @@ from typing import Any
 
 from .. import knobs
 from ..errors import InvalidProblem
-from ..passes.reductions.devices import Gpu, calibrated_by, read_calibration
-from ..runtime.cache import user_directory
+from ..process.files import user_directory
+from .devices import Gpu, calibrated_by, read_calibration
 
 NONE = "none"
 

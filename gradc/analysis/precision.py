@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...ir.kernel import Call, Kernel, Program, alternatives
-from ...ir.node import REGISTRY
-from ...ir.statement import REDUCTIONS, Stmt
-from ..reductions.combine import combines
-from ..reductions.cost import deterministic as is_deterministic
+from ..ir.kernel import Call, Kernel, Program, alternatives
+from ..ir.node import REGISTRY
+from ..ir.statement import REDUCTIONS, Stmt
+from .combine import combines
+from .cost import deterministic as is_deterministic
 
 _SUMS = ("sum", "prod", "logsumexp", "affine")
 

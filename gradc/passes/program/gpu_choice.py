@@ -11,16 +11,16 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
+from ...analysis.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST
+from ...analysis.combine import Combine, Scatter, numbers, scatter_of, scatter_sizes
+from ...analysis.cost import cheapest, deterministic
+from ...analysis.strategies import ATOMIC, ATOMIC_FIXED, PRIVATIZED, REGULAR, SEGMENTED, STRATEGIES, Strategy
 from ...errors import InvalidProblem, Unsupported
-from ...ir.dims import Assumption, Dim, Size, known_nonnegative, symbol, symbols
+from ...ir.dims import Assumption, Dim, Size, known_nonnegative, nominal, symbol, symbols
 from ...ir.kernel import Kernel
 from ...ir.types import Type
+from ...targets.devices import Gpu
 from ...targets.gpu import ROW_SECONDS
-from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST
-from .combine import Combine, Scatter, numbers, scatter_of, scatter_sizes
-from .cost import cheapest, deterministic, nominal
-from .devices import Gpu
-from .strategies import ATOMIC, ATOMIC_FIXED, PRIVATIZED, REGULAR, SEGMENTED, STRATEGIES, Strategy
 
 Case = tuple[Assumption | None, str]
 """(predicate, strategy); the first case that holds is taken, the last has no predicate."""

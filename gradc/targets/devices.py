@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidProblem, Unsupported
-from ...formats.json_text import read_json
+from ..errors import InvalidProblem, Unsupported
+from ..formats.json_text import read_json
 
 FORMAT = "gradc-device 1"
 _LONGEST_FILE = 65536

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...errors import Unsupported
-from ...ir.dims import Size, evaluate, product, symbols
-from ...ir.kernel import Call, Kernel, Loop, Program, alternatives, taken
-from ...ir.node import REGISTRY
-from ...ir.types import Type
+from ..errors import Unsupported
+from ..ir.dims import evaluate, nominal, product
+from ..ir.kernel import Call, Kernel, Loop, Program, alternatives, taken
+from ..ir.node import REGISTRY
+from ..ir.types import Type
+from ..targets.devices import CPU, Cpu, Device, Gpu
 from .combine import (
     Combine,
     Hits,
@@ -27,7 +28,6 @@ from .combine import (
     scatter_of,
     scatter_sizes,
 )
-from .devices import CPU, Cpu, Device, Gpu
 from .strategies import DEFAULT, ON_GPU, ON_HOST, STRATEGIES, floor
 
 MARGIN = 1.1
@@ -67,12 +67,6 @@ def ways(combine: Combine, types: Mapping[str, Type], device: Device = CPU) -> l
 def deterministic(strategy: str, combine: Combine, types: Mapping[str, Type]) -> bool:
     """Whether an accum with this strategy gives the same bits in every run."""
     return STRATEGIES[strategy].deterministic or exact(combine, types)
-
-
-def nominal(sizes: Sequence[Size], dims: Mapping[str, int] | None = None) -> dict[str, int]:
-    """A value for each symbol in ``sizes``: the given one, else 1024."""
-    names: frozenset[str] = frozenset().union(*(symbols(s) for s in sizes)) if sizes else frozenset()
-    return {name: (dims or {}).get(name, 1024) for name in sorted(names)}
 
 
 def estimates(

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...ir.dims import Size, ceildiv, floordiv, known_nonnegative, maximum, minimum, total
+from ..ir.dims import Size, ceildiv, floordiv, known_nonnegative, maximum, minimum, total
 
 TASKS = 256
 """A few hundred tasks can be balanced: N/256 rows each."""
