@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.cost import floor_bytes
+from ..analysis.lifetimes import lifetimes
 from ..codegen.text import read_template
 from ..errors import GradcError
 from ..formats.json_text import finite
@@ -27,7 +28,6 @@ from ..ir.graph import Graph
 from ..ir.kernel import Kernel, Loop, Program, Select, alternatives, taken
 from ..passes.manager import Stage, changes
 from ..passes.program.choose_reduction import decisions
-from ..passes.program.plan_buffers import lifetimes
 from ..process import files
 from ..process.version import VERSION
 from ..runtime.executable import Executable

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..analysis.cost import check_sorts, floor_bytes
+from ..analysis.lifetimes import donations
 from ..analysis.precision import Precision, precision_of
 from ..errors import (
     BufferTooSmall,
@@ -28,7 +29,7 @@ from ..ir.kernel import Call, Kernel, Program, alternatives
 from ..ir.types import Type
 from ..ir.verify import verify_accesses, verify_program, verify_sizes
 from ..knobs import TARGETS
-from ..passes.program.plan_buffers import donations, plan_buffers
+from ..passes.program.plan_buffers import plan_buffers
 from ..process.forks import cached_property, held_off
 from .backend import NO_ALLOCATION, Array, Backend, BoundCall
 from .cuda.pending import AsyncErrors

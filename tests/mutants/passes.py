@@ -291,7 +291,7 @@ MUTANTS = (
     ),
     Mutant(
         "plan-buffers.overlap",
-        "gradc/passes/program/plan_buffers.py",
+        "gradc/analysis/lifetimes.py",
         "if first <= span[n][1] and span[n][0] <= last",
         "if first < span[n][1] and span[n][0] < last",
         "off by one: memory is given out in the step that still reads it",
@@ -299,7 +299,7 @@ MUTANTS = (
     ),
     Mutant(
         "plan-buffers.in-place",
-        "gradc/passes/program/plan_buffers.py",
+        "gradc/analysis/lifetimes.py",
         "load.index != store.index\n        or load.where",
         "load.where",
         "an output takes a donated input's memory that is read at other places",
@@ -307,7 +307,7 @@ MUTANTS = (
     ),
     Mutant(
         "plan-buffers.lent",
-        "gradc/passes/program/plan_buffers.py",
+        "gradc/analysis/lifetimes.py",
         "early = last < touched",
         "early = last <= touched",
         "a temp lies in an output whose kernel still reads it, elsewhere",

@@ -7,10 +7,10 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis.lifetimes import offsets
 from gradc.interp import run_program
 from gradc.ir.program_text import parse_program
 from gradc.passes.program.order_steps import order_steps
-from gradc.passes.program.plan_buffers import offsets
 
 DEEP = 6
 

@@ -10,11 +10,12 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis.lifetimes import lifetimes, offsets
 from gradc.errors import IndexOutOfRange
 from gradc.ir.dims import evaluate
 from gradc.ir.kernel import Program, alternatives
 from gradc.ir.program_text import parse_program
-from gradc.passes.program.plan_buffers import lifetimes, offsets, plan_buffers
+from gradc.passes.program.plan_buffers import plan_buffers
 from gradc.runtime.executable import Executable
 from gradc.targets.cpu import PRIVATE_BYTES
 

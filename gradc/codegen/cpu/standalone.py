@@ -13,12 +13,12 @@ import numpy as np
 
 from ...analysis.combine import combines
 from ...analysis.cost import MOST_SORTED
+from ...analysis.lifetimes import lifetimes
 from ...errors import InternalError
 from ...ir.dims import LARGEST, Assumption, Size, evaluate, minimum, product, symbols
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.types import DType, Type
-from ...passes.program.plan_buffers import lifetimes
 from ..identifiers import member, members
 from ..jinja import render
 from ..text import read_template

@@ -16,11 +16,11 @@ import numpy as np
 
 from ...analysis.chunks import GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
 from ...analysis.combine import OWN_BLOCKS, OWN_SHORTEST
+from ...analysis.lifetimes import offsets
 from ...errors import InternalError
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Kernel, Loop, Program, alternatives, taken
 from ...ir.statement import Operand
-from ...passes.program.plan_buffers import offsets
 from ...targets.gpu import WARP
 from ..index import flatten
 from ..text import enumerators

@@ -1,43 +1,19 @@
 """plan_buffers: temps that are never alive together share memory of the one workspace.
 
-A program says so by slots, which hold for all sizes; for given sizes, :func:`offsets` packs temps closer than that, and
-lays large ones where outputs will be written later.
+A program says so by slots, which hold for all sizes; for given sizes, :func:`gradc.analysis.lifetimes.offsets` packs
+temps closer than that, and lays large ones where outputs will be written later.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ir.dims import Size, assuming, evaluate, known_nonnegative
-from ...ir.kernel import Call, Kernel, Loop, Program, alternatives
-from ...targets.cpu import PRIVATE_BYTES
+from ...analysis.lifetimes import Span, in_place, lifetimes, lifetimes_of
+from ...ir.dims import Size, assuming, known_nonnegative
+from ...ir.kernel import Kernel, Loop, Program
 from ..manager import program_pass
-
-Span = tuple[int, int]
-"""The steps that first write and last use a buffer; the bytes at which it begins and ends."""
-
-
-def lifetimes(program: Program) -> dict[str, Span]:
-    """When each temp that owns bytes is alive."""
-    return _lifetimes(program, "temp", _items(program))
-
-
-def _items(program: Program) -> list[list[Kernel | Call]]:
-    """What each step may run."""
-    return [list(alternatives(step)) for step in program.steps]
-
-
-def _lifetimes(program: Program, kind: str, steps: Sequence[Sequence[Kernel | Call]]) -> dict[str, Span]:
-    span: dict[str, Span] = {}
-    for number, items in enumerate(steps):
-        for item in items:
-            for name in (*item.reads, *item.writes):
-                root = program.root(name)
-                if program.buffer[root].kind == kind:
-                    span[root] = (span.get(root, (number, number))[0], number)
-    return span
 
 
 @program_pass("BITS")
@@ -52,14 +28,14 @@ def plan_buffers(program: Program) -> Program:
 
 def _planned(loop: Loop, program: Program) -> Loop:
     """A block that is stored where another one was read last takes its memory."""
-    span = _lifetimes(program, "block", [[item] for item in loop.steps])
+    span = lifetimes_of(program, "block", [[item] for item in loop.steps])
     instead: dict[str, str] = {}  # block -> the one whose memory it takes
     for name in sorted(span, key=lambda n: span[n]):
         first = loop.steps[span[name][0]]
         for source in first.reads if isinstance(first, Kernel) else ():
             same = source in span and program.types[source] == program.types[name]
             if same and span[source][1] == span[name][0] and source not in instead.values():
-                if isinstance(first, Kernel) and _in_place(program, first, source, name):
+                if isinstance(first, Kernel) and in_place(program, first, source, name):
                     instead[name] = source
                     break
 
@@ -89,132 +65,3 @@ def _slots(program: Program, span: Mapping[str, Span]) -> dict[str, int]:
             slots.append((need, last))
         placed[name] = best
     return placed
-
-
-Place = tuple[str, int]
-"""Where a temp lies: in which output, or "" for the workspace, and at which byte of it."""
-
-
-def offsets(
-    program: Program, dims: Mapping[str, int], alignment: int, lenders: Collection[str] = ()
-) -> tuple[dict[str, Place], int]:
-    """Where each temp lies for these dims, and the bytes of the workspace: the largest temp first, each in the
-    smallest gap that holds it between those that are alive with it.  Rather than make the workspace larger, a temp
-    lies in a lender that no step has touched before its last use, or that is written there in its place.
-
-    :param alignment: of every temp, in bytes.
-    :param lenders: outputs of this alignment whose memory may be written before they are.
-    """
-    span = lifetimes(program)
-    sizes = {name: -(-evaluate(program.buffer[name].type.nbytes, dims) // alignment) * alignment for name in span}
-    plain = _packed(program, span, sizes, {})
-    if not lenders or max(sizes.values(), default=0) < PRIVATE_BYTES:
-        return plain
-    rooms = {
-        name: (first, evaluate(program.buffer[name].type.nbytes, dims))
-        for name, (first, _) in _lifetimes(program, "output", _items(program)).items()
-        if name in lenders
-    }
-    return min(plain, _packed(program, span, sizes, rooms), key=lambda plan: plan[1])  # never more than without them
-
-
-def _packed(
-    program: Program, span: Mapping[str, Span], sizes: Mapping[str, int], rooms: Mapping[str, Span]
-) -> tuple[dict[str, Place], int]:
-    """See :func:`offsets`.
-
-    :param rooms: of each output that lends memory the step that first touches it, and its bytes.
-    """
-    placed: dict[str, Place] = {}
-    total = 0
-    latest = max((touched for touched, _ in rooms.values()), default=0)
-    # of one size first what only the workspace has room for
-    for name in sorted(span, key=lambda n: (-sizes[n], span[n][1] < latest, span[n], n)):
-        need, (first, last) = sizes[name], span[name]
-        beside = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
-        gaps, end = _gaps([(at, at + size) for lender, at, size in beside if not lender], need, total)
-        places = [(False, gap, "", at) for gap, at in gaps]
-        for output, (touched, room) in rooms.items() if not places and need >= PRIVATE_BYTES else ():
-            early = last < touched
-            if early or (last == touched and _becomes(program, last, name, output)):
-                gaps, _ = _gaps([(at, at + size) for lender, at, size in beside if lender == output], need, room)
-                places += [(early, gap, output, at) for gap, at in gaps if early or not at]
-        placed[name] = min(places)[2:] if places else ("", end)
-        if not placed[name][0]:
-            total = max(total, placed[name][1] + need)
-    return placed, total
-
-
-def _becomes(program: Program, step: int, temp: str, output: str) -> bool:
-    """Whether the step reads a temp at the place where it stores an output, and may do so in the temp's own memory."""
-    same = program.types[temp] == program.types[output]
-    items = alternatives(program.steps[step])
-    return same and all(isinstance(item, Kernel) and _in_place(program, item, temp, output) for item in items)
-
-
-def _gaps(taken: list[Span], need: int, room: int) -> tuple[list[Span], int]:
-    """(size and beginning of each gap of ``need`` bytes or more in a ``room``, where the last of ``taken`` ends)."""
-    gaps, end = [], 0
-    for start, stop in sorted(taken):
-        if start - end >= need:
-            gaps.append((start - end, end))
-        end = max(end, stop)
-    return [*gaps, *([(room - end, end)] if room - end >= need else [])], end
-
-
-def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
-    """Output -> donated input whose memory it may take: one kernel reads the input, at the place it stores, and not
-    again after storing.
-
-    An input goes to the output of its own name before any other.
-    """
-    taken: dict[str, str] = {}
-    called = {buffer: name for name, buffer in program.outputs}
-    for name in names:
-        source = program.buffer[name]
-        readers = [
-            (i, k)
-            for i, step in enumerate(program.steps)
-            for k in alternatives(step)
-            if any(program.root(r) == name for r in k.reads)
-        ]
-        for target in sorted(program.of_kind("output"), key=lambda b: called.get(b.name) != name):
-            if target.alias or target.name in taken or target.type != source.type or not readers:
-                continue
-            writers = [
-                (i, k)
-                for i, step in enumerate(program.steps)
-                for k in alternatives(step)
-                if any(program.root(w) == target.name for w in k.writes)
-            ]
-            if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
-                continue
-            kernel = writers[0][1]
-            if isinstance(kernel, Kernel) and _in_place(program, kernel, name, target.name):
-                taken[target.name] = name
-                break
-    return taken
-
-
-def _in_place(program: Program, kernel: Kernel, source: str, target: str) -> bool:
-    stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer and program.root(s.buffer) == target]
-    loads = [s for s in kernel.body if s.buffer and program.root(s.buffer) == source]
-    if len(stores) != 1 or stores[0][1].op != "store" or kernel.accums:
-        return False
-    position, store = stores[0]
-    if any(
-        load.index != store.index
-        or load.where
-        or program.buffer[load.buffer].type.shape != program.buffer[store.buffer].type.shape
-        for load in loads
-    ):
-        return False
-    last = kernel.phases[position]
-    return (
-        all(
-            p == last
-            for i, p in kernel.phases.items()
-            if kernel.body[i].op in ("store", "accum") or kernel.is_column(kernel.body[i])
-        )
-        or len(kernel.passes) - 1 == last
-    )

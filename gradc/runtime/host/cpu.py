@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...analysis.lifetimes import offsets
 from ...codegen.text import CODES, enumerators
 from ...errors import IndexOutOfRange, InternalError, NotAscending
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Loop, Program, alternatives
 from ...ir.node import REGISTRY
-from ...passes.program.plan_buffers import offsets
 from ...process.forks import held_off
 from . import pool
 from .arrays import empty
@@ -95,7 +95,7 @@ class CpuProgram:
     def bind(self, dims: Mapping[str, int], lenders: frozenset[str] = frozenset()) -> Binding:
         """The memory plan for these dims; cached.
 
-        :param lenders: see :func:`.plan_buffers.offsets`.
+        :param lenders: see :func:`gradc.analysis.lifetimes.offsets`.
         """
         sizes = [dims[name] for name in self.program.dims]
         key = (lenders, *sizes)
