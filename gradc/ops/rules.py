@@ -200,7 +200,3 @@ def neutral_of(combine: str, array: np.ndarray[Any, Any]) -> int | float:
 
 UFUNCS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 """NumPy's ufunc for each combine of a reduction or scatter."""
-
-
-def as_tuple(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    return tuple(array.reshape(-1).tolist())

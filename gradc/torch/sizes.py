@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
-from ..ir.dims import Assumption, Size, floordiv, maximum, minimum, product, symbol, symbols, total
+from ..ir.dims import Assumption, Size, floordiv, maximum, minimum, product, symbol, total
 from ..ir.types import DTYPES, DType, Type
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
@@ -169,8 +169,3 @@ def _facts_of(expression: Any) -> list[Assumption]:
         case "StrictGreaterThan":
             return [Assumption(left, ">=", right + 1)]
     return [Assumption(right, ">=", left + 1)]
-
-
-def names_in(sizes: Iterable[Size]) -> set[str]:
-    """The symbols that these sizes depend on."""
-    return {name for size in sizes for name in symbols(size)}
