@@ -161,6 +161,16 @@ def test_imports_point_one_way():
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+@pytest.mark.parametrize("part", ["codegen", "passes"])
+def test_folders_of_a_part_import_one_way(part: str):
+    """Where a part has folders of its own; those of runtime call each other."""
+    folder = {_name(path): path.parent for path in MODULES}
+    found = (each for each in _all_imports() if each.part == part and each.target.startswith(f"gradc.{part}."))
+    edges = {(folder[each.source], folder.get(each.target, folder[each.source])) for each in found}
+    graph = networkx.DiGraph((a, b) for a, b in edges if a != b)
+    assert graph and networkx.is_directed_acyclic_graph(graph), networkx.find_cycle(graph)
+
+
 def _before_its_skip(source: str) -> list[str]:
     """The imports of extras that a test file makes before it asks whether anything is there."""
     wrong = []
