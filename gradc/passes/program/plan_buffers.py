@@ -1,4 +1,4 @@
-"""plan_buffers: temps that are never alive together share memory of the one workspace.
+"""plan_buffers: memory planning by live ranges: temps that are never live together share memory of the one workspace.
 
 A program says so by slots, which hold for all sizes; for given sizes, :func:`offsets` packs temps closer than that, and
 lays large ones where outputs will be written later.
@@ -19,16 +19,17 @@ Span = tuple[int, int]
 
 
 def lifetimes(program: Program) -> dict[str, Span]:
-    """When each temp that owns bytes is alive."""
-    return _lifetimes(program, "temp", _items(program))
+    """Program -> the live range of each temp that owns bytes, in steps."""
+    return _lifetimes(program, "temp", _alternatives(program))
 
 
-def _items(program: Program) -> list[list[Kernel | Call]]:
-    """What each step may run."""
+def _alternatives(program: Program) -> list[list[Kernel | Call]]:
+    """Program -> for each step the kernels and calls of which one runs."""
     return [list(alternatives(step)) for step in program.steps]
 
 
 def _lifetimes(program: Program, kind: str, steps: Sequence[Sequence[Kernel | Call]]) -> dict[str, Span]:
+    """(program, kind of buffer, steps) -> the live range of each buffer of the kind."""
     span: dict[str, Span] = {}
     for number, items in enumerate(steps):
         for item in items:
@@ -44,13 +45,15 @@ def plan_buffers(program: Program) -> Program:
     """temp t3: f32[N,D]  ->  temp t3: f32[N,D] slot 0"""
     with assuming(program.assumptions):
         placed = _slots(program, lifetimes(program))
-        steps = tuple(_planned(step, program) if isinstance(step, Loop) else step for step in program.steps)
+        steps = tuple(_with_block_slots(step, program) if isinstance(step, Loop) else step for step in program.steps)
     buffers = tuple(replace(b, slot=placed.get(b.name, -1)) for b in program.buffers)
     return replace(program, buffers=buffers, steps=steps)
 
 
-def _planned(loop: Loop, program: Program) -> Loop:
-    """A block that is stored where another one was read last takes its memory."""
+def _with_block_slots(loop: Loop, program: Program) -> Loop:
+    """Loop -> the loop with a slot for each block buffer; a block that a kernel may compute in place of a dead one
+    shares its slot.
+    """
     span = _lifetimes(program, "block", [[item] for item in loop.steps])
     instead: dict[str, str] = {}  # block -> the one whose memory it takes
     for name in sorted(span, key=lambda n: span[n]):
@@ -58,7 +61,7 @@ def _planned(loop: Loop, program: Program) -> Loop:
         for source in first.reads if isinstance(first, Kernel) else ():
             same = source in span and program.types[source] == program.types[name]
             if same and span[source][1] == span[name][0] and source not in instead.values():
-                if isinstance(first, Kernel) and _in_place(program, first, source, name):
+                if isinstance(first, Kernel) and _may_overwrite(program, first, source, name):
                     instead[name] = source
                     break
 
@@ -74,7 +77,9 @@ def _planned(loop: Loop, program: Program) -> Loop:
 
 
 def _slots(program: Program, span: Mapping[str, Span]) -> dict[str, int]:
-    """The number of each buffer's memory, which others share that are not alive together with it."""
+    """Live ranges -> slot of each buffer: interval-graph colouring, first fit, by sizes known to be no larger for all
+    symbols.
+    """
     slots: list[tuple[Size, int]] = []  # bytes, the last step that uses it
     placed: dict[str, int] = {}
     holds = functools.cache(lambda size, need: known_nonnegative(size - need))  # few sizes differ
@@ -109,21 +114,22 @@ def offsets(
     """
     span = lifetimes(program)
     sizes = {name: -(-evaluate(program.buffer[name].type.nbytes, dims) // alignment) * alignment for name in span}
-    plain = _packed(program, span, sizes, {})
+    plain = _best_fit(program, span, sizes, {})
     if not lenders or max(sizes.values(), default=0) < LEAST_LENT:
         return plain
     rooms = {
         name: (first, evaluate(program.buffer[name].type.nbytes, dims))
-        for name, (first, _) in _lifetimes(program, "output", _items(program)).items()
+        for name, (first, _) in _lifetimes(program, "output", _alternatives(program)).items()
         if name in lenders
     }
-    return min(plain, _packed(program, span, sizes, rooms), key=lambda plan: plan[1])  # never more than without them
+    return min(plain, _best_fit(program, span, sizes, rooms), key=lambda plan: plan[1])  # never more than without them
 
 
-def _packed(
+def _best_fit(
     program: Program, span: Mapping[str, Span], sizes: Mapping[str, int], rooms: Mapping[str, Span]
 ) -> tuple[dict[str, Place], int]:
-    """See :func:`offsets`.
+    """(live ranges, bytes) -> (offset of each temp, bytes of the workspace): largest temp first, each in the smallest
+    free interval that holds it.
 
     :param rooms: of each output that lends memory the step that first touches it, and its bytes.
     """
@@ -134,12 +140,14 @@ def _packed(
     for name in sorted(span, key=lambda n: (-sizes[n], span[n][1] < latest, span[n], n)):
         need, (first, last) = sizes[name], span[name]
         beside = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
-        gaps, end = _gaps([(at, at + size) for lender, at, size in beside if not lender], need, total)
+        gaps, end = _free_intervals([(at, at + size) for lender, at, size in beside if not lender], need, total)
         places = [(False, gap, "", at) for gap, at in gaps]
         for output, (touched, room) in rooms.items() if not places and need >= LEAST_LENT else ():
             early = last < touched
-            if early or (last == touched and _becomes(program, last, name, output)):
-                gaps, _ = _gaps([(at, at + size) for lender, at, size in beside if lender == output], need, room)
+            if early or (last == touched and _is_overwritten_by(program, last, name, output)):
+                gaps, _ = _free_intervals(
+                    [(at, at + size) for lender, at, size in beside if lender == output], need, room
+                )
                 places += [(early, gap, output, at) for gap, at in gaps if early or not at]
         placed[name] = min(places)[2:] if places else ("", end)
         if not placed[name][0]:
@@ -147,15 +155,19 @@ def _packed(
     return placed, total
 
 
-def _becomes(program: Program, step: int, temp: str, output: str) -> bool:
-    """Whether the step reads a temp at the place where it stores an output, and may do so in the temp's own memory."""
+def _is_overwritten_by(program: Program, step: int, temp: str, output: str) -> bool:
+    """Whether a step reads a temp at the index at which it stores an output of the same type, so that the two may be
+    one memory.
+    """
     same = program.types[temp] == program.types[output]
     items = alternatives(program.steps[step])
-    return same and all(isinstance(item, Kernel) and _in_place(program, item, temp, output) for item in items)
+    return same and all(isinstance(item, Kernel) and _may_overwrite(program, item, temp, output) for item in items)
 
 
-def _gaps(taken: list[Span], need: int, room: int) -> tuple[list[Span], int]:
-    """(size and beginning of each gap of ``need`` bytes or more in a ``room``, where the last of ``taken`` ends)."""
+def _free_intervals(taken: list[Span], need: int, room: int) -> tuple[list[Span], int]:
+    """(occupied intervals, bytes needed, bytes of the memory) -> its free intervals that are large enough, as (bytes,
+    begin), and where the last occupied one ends.
+    """
     gaps, end = [], 0
     for start, stop in sorted(taken):
         if start - end >= need:
@@ -165,8 +177,8 @@ def _gaps(taken: list[Span], need: int, room: int) -> tuple[list[Span], int]:
 
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
-    """Output -> donated input whose memory it may take: one kernel reads the input, at the place it stores, and not
-    again after storing.
+    """(program, donated inputs) -> {output: donated input whose memory it may take}: one kernel reads the input, at the
+    index that it stores, and not again after storing.
 
     An input goes to the output of its own name before any other.
     """
@@ -192,13 +204,16 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
             if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
                 continue
             kernel = writers[0][1]
-            if isinstance(kernel, Kernel) and _in_place(program, kernel, name, target.name):
+            if isinstance(kernel, Kernel) and _may_overwrite(program, kernel, name, target.name):
                 taken[target.name] = name
                 break
     return taken
 
 
-def _in_place(program: Program, kernel: Kernel, source: str, target: str) -> bool:
+def _may_overwrite(program: Program, kernel: Kernel, source: str, target: str) -> bool:
+    """Whether a kernel may store ``target`` into the memory of ``source``: it loads each element no later than it
+    stores the one at the same index.
+    """
     stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer and program.root(s.buffer) == target]
     loads = [s for s in kernel.body if s.buffer and program.root(s.buffer) == source]
     if len(stores) != 1 or stores[0][1].op != "store" or kernel.accums:
