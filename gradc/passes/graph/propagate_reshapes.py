@@ -31,8 +31,8 @@ def propagate_reshapes(graph: Graph, *, numerics: str = "real") -> Graph:
     """
     if numerics == "strict":
         return graph
-    merged = _CollapsedAxes()
-    return graph.rewrite(merged.rule)
+    collapsed = _CollapsedAxes()
+    return graph.rewrite(collapsed.rule)
 
 
 class _CollapsedAxes:
@@ -78,10 +78,10 @@ class _CollapsedAxes:
         """
         whole: Node = primitive.apply(operands, attrs)
         for k, operand in enumerate(operands):
-            merged = self.of(operand)
-            if merged is None:
+            collapsed = self.of(operand)
+            if collapsed is None:
                 continue
-            inner, axis, sizes = merged
+            inner, axis, sizes = collapsed
             if isinstance(primitive.lower, Reduction) and axis in (
                 gone := attrs["axis"] if isinstance(attrs["axis"], tuple) else ()
             ):
@@ -117,9 +117,9 @@ class _CollapsedAxes:
         """
         if not isinstance(at, int):
             return call("reshape", node, at)
-        merged = self.of(node)
-        if merged is not None and merged[1:] == (at, sizes):
-            return merged[0]
+        collapsed = self.of(node)
+        if collapsed is not None and collapsed[1:] == (at, sizes):
+            return collapsed[0]
         if isinstance(node.op, Primitive) and isinstance(node.op.lower, Expr) and node.operands and depth < DEEPEST:
             inner: Node = node.op.apply(
                 tuple(self.expanded(o, at, sizes, depth + 1) for o in node.operands), node.attrs

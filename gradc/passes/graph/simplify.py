@@ -177,10 +177,10 @@ def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
         axes = new.attrs["axes"]
         if axes[-1] != rank - 2:
             return None
-        turned = converted(call("matmul", bound["y"].T, bound["x"].T), new.dtype)
+        swapped_product = converted(call("matmul", bound["y"].T, bound["x"].T), new.dtype)
         swapped = {rank - 2: rank - 1, rank - 1: rank - 2}
         order = [swapped.get(axis, axis) for axis in axes]
-        return turned if order == [*range(rank)] else turned.transpose(*order)
+        return swapped_product if order == [*range(rank)] else swapped_product.transpose(*order)
 
     return rewrite
 
@@ -251,8 +251,8 @@ def simplify(graph: Graph, *, numerics: str = "real", round_operands: Collection
             new = apply_rules(rules, current)
             moved = next((m for rewrite in structural if (m := rewrite(new)) is not None), new)
             if moved is current:
-                turned = transposed(node, current) if numerics != "strict" else None
-                return current if turned is None else turned
+                swapped_product = transposed(node, current) if numerics != "strict" else None
+                return current if swapped_product is None else swapped_product
             current = moved
         return current
 

@@ -85,7 +85,7 @@ def relayout_temps(program: Program, wanted: Callable[[Kernel], bool] = lambda k
         touching = {
             i: step for i, step in enumerate(program.steps) if isinstance(step, Kernel) and temp.name in step.buffers
         }
-        turned = {
+        permuted = {
             i: _renamed(
                 replace(
                     k,
@@ -98,11 +98,11 @@ def relayout_temps(program: Program, wanted: Callable[[Kernel], bool] = lambda k
             )
             for i, k in touching.items()
         }
-        if sum(_least_bytes_moved(k, types[1]) for k in turned.values()) < sum(
+        if sum(_least_bytes_moved(k, types[1]) for k in permuted.values()) < sum(
             _least_bytes_moved(k, types[0]) for k in touching.values()
         ):
             program = replace(
-                program, buffers=buffers, steps=tuple(turned.get(i, step) for i, step in enumerate(program.steps))
+                program, buffers=buffers, steps=tuple(permuted.get(i, step) for i, step in enumerate(program.steps))
             )
     return program
 
@@ -143,17 +143,17 @@ def fuse_transposes(program: Program, wanted: Callable[[Kernel], bool] = lambda 
         if transposed is None or made is None:
             continue
         source, target, order = transposed
-        maker = program.steps[made]
-        assert isinstance(maker, Kernel)
-        if not wanted(maker):
+        producer = program.steps[made]
+        assert isinstance(producer, Kernel)
+        if not wanted(producer):
             continue
         body = tuple(
             replace(s, buffer=target, index=tuple(s.index[a] for a in order)) if s.buffer == source else s
-            for s in maker.body
+            for s in producer.body
         )
         steps = list(program.steps)
         buffers = tuple(b for b in program.buffers if b.name != source)
-        steps[made] = _renamed(replace(maker, body=body), {b.name: b.type for b in buffers})
+        steps[made] = _renamed(replace(producer, body=body), {b.name: b.type for b in buffers})
         del steps[number]
         return fuse_transposes(replace(program, steps=tuple(steps), buffers=buffers), wanted)
     return program
@@ -207,8 +207,8 @@ def _sole_producer(program: Program, number: int, source: str, target: str) -> i
     touching = [i for i, step in enumerate(program.steps) if i != number and source in (*step.reads, *step.writes)]
     if len(touching) != 1 or any(target in (*step.reads, *step.writes) for step in program.steps[:number]):
         return None
-    maker = program.steps[touching[0]]
-    return touching[0] if isinstance(maker, Kernel) and source not in maker.reads else None
+    producer = program.steps[touching[0]]
+    return touching[0] if isinstance(producer, Kernel) and source not in producer.reads else None
 
 
 def interchange_loops(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
@@ -264,8 +264,8 @@ def _bytes_of_access(kernel: Kernel, types: Mapping[str, Type], s: Stmt, lane: s
     moving = [
         v for entry in s.index for v, _ in entry.terms if v == lane or (v.startswith("%") and lane in kernel.levels[v])
     ]
-    together = moving == [lane] and dict(s.index[-1].terms).get(lane) == 1
-    return count * (item if together else SECTOR)
+    contiguous = moving == [lane] and dict(s.index[-1].terms).get(lane) == 1
+    return count * (item if contiguous else SECTOR)
 
 
 def _renamed(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:

@@ -21,16 +21,16 @@ def fuse_rounding(program: Program) -> Program:
     call t[m, n] <- matmul a[m, k], b[k, n];  store o[i] <- cast t[i] : bf16  ->  call o[m, n] <- matmul ...
     """
     steps: list[Step] = list(program.steps)
-    instead: dict[str, str] = {}
+    rounded_to: dict[str, str] = {}
     for number, step in enumerate(program.steps):
         rounded = _rounding(step) if isinstance(step, Kernel) else None
         if rounded is not None and _is_sole_consumer(program, number, *rounded):
-            instead[rounded[0]] = rounded[1]
+            rounded_to[rounded[0]] = rounded[1]
             steps.remove(step)
-    if not instead:
+    if not rounded_to:
         return program
-    kept = [_with_outputs(step, instead) if isinstance(step, Kernel | Call) else step for step in steps]
-    return replace(program, steps=tuple(kept), buffers=tuple(b for b in program.buffers if b.name not in instead))
+    kept = [_with_outputs(step, rounded_to) if isinstance(step, Kernel | Call) else step for step in steps]
+    return replace(program, steps=tuple(kept), buffers=tuple(b for b in program.buffers if b.name not in rounded_to))
 
 
 def _rounding(kernel: Kernel) -> tuple[str, str] | None:

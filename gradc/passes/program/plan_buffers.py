@@ -55,24 +55,24 @@ def _with_block_slots(loop: Loop, program: Program) -> Loop:
     shares its slot.
     """
     span = _lifetimes(program, "block", [[item] for item in loop.steps])
-    instead: dict[str, str] = {}  # block -> the one whose memory it takes
+    overwritten: dict[str, str] = {}  # block -> the one whose memory it takes
     for name in sorted(span, key=lambda n: span[n]):
         first = loop.steps[span[name][0]]
         for source in first.reads if isinstance(first, Kernel) else ():
             same = source in span and program.types[source] == program.types[name]
-            if same and span[source][1] == span[name][0] and source not in instead.values():
+            if same and span[source][1] == span[name][0] and source not in overwritten.values():
                 if isinstance(first, Kernel) and _may_overwrite(program, first, source, name):
-                    instead[name] = source
+                    overwritten[name] = source
                     break
 
     def owner(name: str) -> str:
-        return owner(instead[name]) if name in instead else name
+        return owner(overwritten[name]) if name in overwritten else name
 
     whole = dict(span)
-    for name in instead:
+    for name in overwritten:
         begin, end = whole[owner(name)]
         whole[owner(name)] = (begin, max(end, span[name][1]))
-    slots = _slots(program, {name: whole[name] for name in span if name not in instead})
+    slots = _slots(program, {name: whole[name] for name in span if name not in overwritten})
     return replace(loop, blocks=tuple(replace(b, slot=slots.get(owner(b.name), -1)) for b in loop.blocks))
 
 
@@ -105,9 +105,10 @@ Place = tuple[str, int]
 def offsets(
     program: Program, dims: Mapping[str, int], alignment: int, lenders: Collection[str] = ()
 ) -> tuple[dict[str, Place], int]:
-    """Where each temp lies for these dims, and the bytes of the workspace: the largest temp first, each in the
-    smallest gap that holds it between those that are alive with it.  Rather than make the workspace larger, a temp
-    lies in a lender that no step has touched before its last use, or that is written there in its place.
+    """(program, sizes of its dims) -> the place of each temp and the bytes of the workspace: best fit, the largest temp
+    first, each in the smallest free interval between those that are live with it.  Rather than make the workspace
+    larger, a temp takes memory of a lender that no step has touched before the temp's last use, or that is written
+    there in its place.
 
     :param alignment: of every temp, in bytes.
     :param lenders: outputs of this alignment whose memory may be written before they are.
@@ -139,14 +140,14 @@ def _best_fit(
     # of one size first what only the workspace has room for
     for name in sorted(span, key=lambda n: (-sizes[n], span[n][1] < latest, span[n], n)):
         need, (first, last) = sizes[name], span[name]
-        beside = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
-        gaps, end = _free_intervals([(at, at + size) for lender, at, size in beside if not lender], need, total)
+        live = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
+        gaps, end = _free_intervals([(at, at + size) for lender, at, size in live if not lender], need, total)
         places = [(False, gap, "", at) for gap, at in gaps]
         for output, (touched, room) in rooms.items() if not places and need >= LEAST_LENT else ():
             early = last < touched
             if early or (last == touched and _is_overwritten_by(program, last, name, output)):
                 gaps, _ = _free_intervals(
-                    [(at, at + size) for lender, at, size in beside if lender == output], need, room
+                    [(at, at + size) for lender, at, size in live if lender == output], need, room
                 )
                 places += [(early, gap, output, at) for gap, at in gaps if early or not at]
         placed[name] = min(places)[2:] if places else ("", end)

@@ -21,7 +21,7 @@ from ..manager import program_pass
 from ..reductions.cost import nominal
 
 WIDER = 2
-"""Rows are narrow beside what has as many times their elements."""
+"""Rows are narrow next to arrays of as many times their elements."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ def read_in_place(program: Program) -> Program:
     found = [(k, [m for s in k.body if s.op == "store" and (m := _view_of_store(k, s, program))]) for k in kernels]
     copies: dict[tuple[str, Footprint], Buffer] = {}
     for kernel, own in found:
-        for moved in own:
-            alike = [m for _, ms in found for m in ms if m.load.buffer == moved.load.buffer and m.guarded]
-            rest = _without_store(kernel, moved.target, program)
-            changed = _forward_to_products(program, kernel, rest, moved, alike, copies)
+        for view in own:
+            of_same_array = [m for _, ms in found for m in ms if m.load.buffer == view.load.buffer and m.guarded]
+            rest = _without_store(kernel, view.target, program)
+            changed = _forward_to_products(program, kernel, rest, view, of_same_array, copies)
             program, kernel = changed, kernel if changed is program else rest
     return program
 
@@ -139,43 +139,47 @@ def _forward_to_products(
     program: Program,
     kernel: Kernel,
     rest: Kernel,
-    moved: _View,
-    alike: Sequence[_View],
+    view: _View,
+    of_same_array: Sequence[_View],
     copies: dict[tuple[str, Footprint], Buffer],
 ) -> Program:
     """Program -> the program whose products read a view's array at the view's index, padded by a kernel of its own
     where the view is guarded; as it is unless all readers are such products.
+
+    :param rest: the kernel without the store of the view.
+    :param of_same_array: the views of the same array and the zeros around it.
+    :param copies: padded copies of arrays, so far.
     """
-    target = moved.target
+    target = view.target
     views = {b.name for b in program.buffers if program.root(b.name) == target}
     users = [step for step in program.steps if step is not kernel and views & {*step.reads, *step.writes}]
     if views & {b for _, b in program.outputs} or not users:
         return program
-    if _is_narrow_slice(program, moved, [b for step in users for b in (*step.reads, *step.writes) if b not in views]):
+    if _is_narrow_slice(program, view, [b for step in users for b in (*step.reads, *step.writes) if b not in views]):
         return program
-    read, index = program.buffer[moved.load.buffer], moved.load.index
+    read, index = program.buffer[view.load.buffer], view.load.index
     made: tuple[Kernel, ...] = ()
-    reach: Footprint | None = ()
-    if moved.guarded:
-        reaches = (_footprint(read, group) for group in (alike, [moved]))
-        reach = next((r for r in reaches if r is not None and not _exceeds(r, moved)), None)
-        if reach is None:
+    footprint: Footprint | None = ()
+    if view.guarded:
+        footprints = (_footprint(read, group) for group in (of_same_array, [view]))
+        footprint = next((r for r in footprints if r is not None and not _exceeds(r, view)), None)
+        if footprint is None:
             return program
-        copy = copies.get((read.name, reach))
+        copy = copies.get((read.name, footprint))
         if copy is None:
-            copy = Buffer(suffixed(target, ".padded"), read.type.with_shape(*_extents(reach)))
-            made = (_padding_kernel(read, reach, copy, kernel.note),)
-        read, index = copy, tuple(i + first * -1 for i, (first, _) in zip(index, reach, strict=True))
+            copy = Buffer(suffixed(target, ".padded"), read.type.with_shape(*_extents(footprint)))
+            made = (_padding_kernel(read, footprint, copy, kernel.note),)
+        read, index = copy, tuple(i + first * -1 for i, (first, _) in zip(index, footprint, strict=True))
     changed: dict[int, tuple[Step, ...]] = {id(kernel): (*made, *([rest] if rest.writes else []))}
     for step in users:
         call = step if isinstance(step, Call) and REGISTRY[step.op].contraction else None
         for name in views & {*step.reads}:
-            call = call and _with_operand(call, program.buffer[name], moved.axes, read.name, index)
+            call = call and _with_operand(call, program.buffer[name], view.axes, read.name, index)
         if call is None:
             return program
         changed[id(step)] = (call,)
-    if reach:
-        copies[moved.load.buffer, reach] = read
+    if footprint:
+        copies[view.load.buffer, footprint] = read
     steps = tuple(new for s in program.steps for new in changed.get(id(s), (s,)))
     kept = [b for b in program.buffers if b.name not in views]
     return replace(program, buffers=(*kept, *((read,) if made else ())), steps=steps)
@@ -184,12 +188,12 @@ def _forward_to_products(
 def _footprint(source: Buffer, moves: Sequence[_View]) -> Footprint | None:
     """(array, views of it) -> the box of positions that any of them reads; None if it is not known."""
     found: list[tuple[Size, Size]] = []
-    guarded = {axis for moved in moves for axis in moved.guarded}
+    guarded = {axis for view in moves for axis in view.guarded}
     for axis, size in enumerate(source.type.shape):
         if axis not in guarded:
             found.append((0, size - 1))
             continue
-        ends = [moved.range_of(axis) for moved in moves]
+        ends = [view.range_of(axis) for view in moves]
         known = [end for end in ends if end is not None]
         first = [low for low, _ in known if all(known_nonnegative(other - low) for other, _ in known)]
         last = [high for _, high in known if all(known_nonnegative(high - other) for _, other in known)]
@@ -199,28 +203,28 @@ def _footprint(source: Buffer, moves: Sequence[_View]) -> Footprint | None:
     return tuple(found)
 
 
-def _extents(reach: Footprint) -> list[Size]:
+def _extents(footprint: Footprint) -> list[Size]:
     """Footprint -> its size along each axis."""
-    return [last - first + 1 for first, last in reach]
+    return [last - first + 1 for first, last in footprint]
 
 
-def _exceeds(reach: Footprint, moved: _View) -> bool:
+def _exceeds(footprint: Footprint, view: _View) -> bool:
     """Whether a footprint has more elements than the view, at nominal sizes: a padded copy would not pay."""
-    copied, stored = product(_extents(reach)), product(size for _, size in moved.axes)
+    copied, stored = product(_extents(footprint)), product(size for _, size in view.axes)
     typical = nominal([copied, stored])
     return evaluate(copied, typical) > evaluate(stored, typical)
 
 
-def _is_narrow_slice(program: Program, moved: _View, others: Sequence[str]) -> bool:
+def _is_narrow_slice(program: Program, view: _View, others: Sequence[str]) -> bool:
     """Whether a view is a contiguous slice of rows, next to which what the products read or write is wide: it costs
     little, and a product that reads it elsewhere cannot be blocked by rows.
     """
-    last, size = moved.axes[-1]
-    source = program.buffer[moved.load.buffer].type.shape
-    in_order = [[v for v, _ in index.terms] for index in moved.load.index] == [[axis] for axis, _ in moved.axes]
-    if moved.guarded or not in_order or moved.load.index[-1] != Index.of(last) or not same(source[-1], size):
+    last, size = view.axes[-1]
+    source = program.buffer[view.load.buffer].type.shape
+    in_order = [[v for v, _ in index.terms] for index in view.load.index] == [[axis] for axis, _ in view.axes]
+    if view.guarded or not in_order or view.load.index[-1] != Index.of(last) or not same(source[-1], size):
         return False
-    rows = product(n for _, n in moved.axes)
+    rows = product(n for _, n in view.axes)
     wide = [program.types[b].count for b in others if program.buffer[program.root(b)].kind == "temp"]
     typical = nominal([rows, *wide])
     return any(evaluate(n, typical) >= WIDER * evaluate(rows, typical) for n in wide)
@@ -292,15 +296,17 @@ def _factors(shape: Sequence[Size], axes: Sequence[Axis]) -> list[list[_Factor]]
     return None if left else groups
 
 
-def _padding_kernel(source: Buffer, reach: Footprint, copy: Buffer, note: Note) -> Kernel:
+def _padding_kernel(source: Buffer, footprint: Footprint, copy: Buffer, note: Note) -> Kernel:
     """(array, footprint, buffer) -> the kernel that copies the array's footprint into the buffer, with zeros outside of
     the array.
     """
     shape, type_ = copy.type.shape, copy.type
     to = tuple(Index() if n == 1 else Index.of(f"i{a}") for a, n in enumerate(shape))
-    at = tuple(i + first for i, (first, _) in zip(to, reach, strict=True))
+    at = tuple(i + first for i, (first, _) in zip(to, footprint, strict=True))
     body: list[Stmt] = []
-    guarded = [axis for axis, (n, ends) in enumerate(zip(source.type.shape, reach, strict=True)) if ends != (0, n - 1)]
+    guarded = [
+        axis for axis, (n, ends) in enumerate(zip(source.type.shape, footprint, strict=True)) if ends != (0, n - 1)
+    ]
     for axis in guarded:
         attrs = (("hi", source.type.shape[axis]), ("lo", 0))
         body.append(Stmt(f"%{len(body)}", "in_bounds", (), BOOL, index=(at[axis],), attrs=attrs))

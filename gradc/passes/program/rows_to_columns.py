@@ -73,5 +73,5 @@ def _as_one_row(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
             body.append(rounded)
             s = replace(s, args=(rounded.name,), dtype=dtype)
         body.append(replace(s, op="store", attrs=()) if s.op == "accum" else s)
-    turned = replace(kernel, rows=(), cols=(*kernel.rows, *kernel.cols), body=tuple(body))
-    return turned.named_by_structure(kernel.name.rpartition("_")[0], types)
+    one_row = replace(kernel, rows=(), cols=(*kernel.rows, *kernel.cols), body=tuple(body))
+    return one_row.named_by_structure(kernel.name.rpartition("_")[0], types)

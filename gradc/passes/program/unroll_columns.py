@@ -50,9 +50,8 @@ def unroll_columns(program: Program, *, reorder: bool = True, side_by_side: bool
         rows(n) cols(w) { y[0, n, w] <- a + b, y[1, n, w] <- a - b }
 
     As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled;
-    elements of a few arrays that are joined in turn are taken one by one; elements that lie in windows a step apart
-    are gathered one by one; and where every place on a short axis is computed otherwise, all are computed for each, to
-    choose one.
+    elements of interleaved arrays are loaded one by one; elements of strided windows are gathered one by one; and where
+    each position of a short axis is another expression, all of them are computed for each position, to select one.
 
     :param reorder: sums may be added up in another order, as in the second line.
     :param side_by_side: a few of them are added up side by side, into buffers of their own (:mod:`.unroll_sums`).
@@ -79,8 +78,8 @@ def _rewritten(
     interchanged, whichever applies first.
     """
     given = kernel
-    if (short := unswitchable_axes(kernel)) and (apart := unswitched(kernel, short, types)) is not None:
-        return [apart], []
+    if (short := unswitchable_axes(kernel)) and (branches_folded := unswitched(kernel, short, types)) is not None:
+        return [branches_folded], []
     if _reduces_windows(kernel):
         kernel = _speculate_loads(
             Unrolled(kernel, kernel.cols).kernel(kernel.rows[:-1], kernel.rows[-1:], types), types

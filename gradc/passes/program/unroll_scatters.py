@@ -23,7 +23,7 @@ MOST = 16
 SECTOR = 4
 """Channels that a thread has at most: sums of 8 bytes in a sector of 32."""
 PART = "r"
-"""Ends the name of an axis of channels that lie beside each other."""
+"""Ends the name of the inner axis of a block of channels."""
 LARGEST = 512
 """Statements of an unrolled kernel at most, each distinct one once."""
 
@@ -57,11 +57,11 @@ def _unrolled(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
         return kernel
     channels = _axis_to_block(kernel)
     wide = _split(kernel, *channels) if channels is not None else kernel
-    beside = [axis for axis in wide.rows if axis not in kernel.rows and axis[0].endswith(PART)]
+    blocks = [axis for axis in wide.rows if axis not in kernel.rows and axis[0].endswith(PART)]
     taps = _axes_to_unroll(kernel)
     if prod(n for _, n in taps if isinstance(n, int)) > MOST:
         taps = ()
-    for whole, axes in ((wide, [*beside, *taps]), (kernel, taps)):
+    for whole, axes in ((wide, [*blocks, *taps]), (kernel, taps)):
         if axes:
             rows = tuple(axis for axis in whole.rows if axis not in axes)
             made = Unrolled(whole, axes).kernel(rows, whole.cols, types)
