@@ -38,6 +38,7 @@ class Stage:
 
     @property
     def size(self) -> int:
+        """Nodes of the graph, or steps of the program."""
         return len(self.result.nodes) if isinstance(self.result, Graph) else len(self.result.steps)
 
     def __str__(self) -> str:
@@ -107,6 +108,7 @@ class Pipeline:
     """For ``GRADC_VALIDATE``: of each program (forward, backward, joint), what it computes at some inputs."""
 
     def start(self, name: str, graph: Graph) -> Graph:
+        """Graph -> the same graph, kept as the first stage of its name."""
         self._keep(name, graph, graph, 0.0)
         return graph
 
@@ -129,6 +131,7 @@ class Pipeline:
         return self.keep(name, subject, lambda: step(subject, **options), step.licence)  # type: ignore[attr-defined]
 
     def keep(self, name: str, before: Any, compute: Callable[[], Any], licence: Licence = "BITS") -> Any:
+        """(name, what the pass was given, the pass) -> its result, timed and kept as a stage."""
         began = time.perf_counter()
         with assuming(getattr(before, "assumptions", ())):
             result = compute()
@@ -136,6 +139,7 @@ class Pipeline:
         return result
 
     def _keep(self, name: str, before: Any, result: Any, seconds: float, licence: Licence = "BITS") -> None:
+        """A stage: verified, validated, printed and dumped as the knobs ask, and appended."""
         stage = Stage(name, result, seconds)
         if knobs.VERIFY.get():
             with held_off:
@@ -186,6 +190,7 @@ class Pipeline:
         return len(self.stages)
 
     def names(self) -> Sequence[str]:
+        """The names of all stages, in order."""
         return [s.name for s in self.stages]
 
 
