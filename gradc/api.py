@@ -84,9 +84,9 @@ def compile(
         if not isinstance(layout, Mapping):
             raise InvalidProblem(f"layout={layout!r}: it maps names of inputs and outputs to orders of their axes")
         with held_off:
-            from .passes.graph.layouts import relaid
+            from .passes.graph.layouts import apply_layout
 
-        graph = relaid(graph, layout=layout)
+        graph = apply_layout(graph, layout=layout)
     return compiled(graph, names, target, options.for_target(options.checked(given, graph, target, names), target))
 
 
@@ -222,9 +222,9 @@ def _recipe(graph: Graph, wrt: Sequence[str], target: str, options: Options) -> 
     def variant(orders: Orders) -> Module:
         with knobs.DUMP.set(""):  # only the module itself is dumped
             with held_off:
-                from .passes.graph.layouts import relaid
+                from .passes.graph.layouts import apply_layout
 
-            return compiled(relaid(graph, layout=orders, results=False), wrt, target, options)
+            return compiled(apply_layout(graph, layout=orders, results=False), wrt, target, options)
 
     def value() -> Module:
         with knobs.DUMP.set(""):

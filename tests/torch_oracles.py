@@ -42,6 +42,30 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     )
 
 
+# -- what gradc's own ops keep of torch up to 2.13, where later releases differentiate otherwise -----------------------
+
+
+def clamp(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """``torch.clamp``: at a bound the gradient is all of x's; a lower bound not below the upper one has none."""
+    inside = torch.where(x > high, high, torch.where(x < low, low, x))
+    return torch.where(low < high, inside, torch.where(x < low, high.where(low > high, high.detach()), inside))
+
+
+def fmax(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``torch.fmax``: of equal operands the first has the gradient."""
+    return torch.where((a >= b) | b.isnan(), a, b)
+
+
+def fmin(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``torch.fmin``: of equal operands the first has the gradient."""
+    return torch.where((a <= b) | b.isnan(), a, b)
+
+
+def hinge(x: torch.Tensor, sign: int) -> torch.Tensor:
+    """``F.hinge_embedding_loss`` of one sign and margin 1: at the margin the gradient is that of what lies inside."""
+    return x if sign == 1 else torch.where(1 - x < 0, torch.zeros_like(x), 1 - x)
+
+
 def _axes(x: torch.Tensor, axis: Any) -> tuple[int, ...]:
     return tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
 

@@ -1,4 +1,4 @@
-"""When each buffer of a program is alive, and where it may lie then: at which bytes of the workspace or of an output,
+"""When each buffer of a program is live, and where it may lie then: at which bytes of the workspace or of an output,
 or in which donated input.
 """
 
@@ -15,17 +15,17 @@ Span = tuple[int, int]
 
 
 def lifetimes(program: Program) -> dict[str, Span]:
-    """When each temp that owns bytes is alive."""
-    return lifetimes_of(program, "temp", _items(program))
+    """Program -> the live range of each temp that owns bytes, in steps."""
+    return lifetimes_of(program, "temp", _alternatives(program))
 
 
-def _items(program: Program) -> list[list[Kernel | Call]]:
-    """What each step may run."""
+def _alternatives(program: Program) -> list[list[Kernel | Call]]:
+    """Program -> for each step the kernels and calls of which one runs."""
     return [list(alternatives(step)) for step in program.steps]
 
 
 def lifetimes_of(program: Program, kind: str, steps: Sequence[Sequence[Kernel | Call]]) -> dict[str, Span]:
-    """When each buffer of a kind that owns bytes is alive, among steps of which each may run several kernels."""
+    """(program, kind of buffer, steps) -> the live range of each buffer of the kind."""
     span: dict[str, Span] = {}
     for number, items in enumerate(steps):
         for item in items:
@@ -43,30 +43,32 @@ Place = tuple[str, int]
 def offsets(
     program: Program, dims: Mapping[str, int], alignment: int, lenders: Collection[str] = ()
 ) -> tuple[dict[str, Place], int]:
-    """Where each temp lies for these dims, and the bytes of the workspace: the largest temp first, each in the
-    smallest gap that holds it between those that are alive with it.  Rather than make the workspace larger, a temp
-    lies in a lender that no step has touched before its last use, or that is written there in its place.
+    """(program, sizes of its dims) -> the place of each temp and the bytes of the workspace: best fit, the largest temp
+    first, each in the smallest free interval between those that are live with it.  Rather than make the workspace
+    larger, a temp takes memory of a lender that no step has touched before the temp's last use, or that is written
+    there in its place.
 
     :param alignment: of every temp, in bytes.
     :param lenders: outputs of this alignment whose memory may be written before they are.
     """
     span = lifetimes(program)
     sizes = {name: -(-evaluate(program.buffer[name].type.nbytes, dims) // alignment) * alignment for name in span}
-    plain = _packed(program, span, sizes, {})
+    plain = _best_fit(program, span, sizes, {})
     if not lenders or max(sizes.values(), default=0) < PRIVATE_BYTES:
         return plain
     rooms = {
         name: (first, evaluate(program.buffer[name].type.nbytes, dims))
-        for name, (first, _) in lifetimes_of(program, "output", _items(program)).items()
+        for name, (first, _) in lifetimes_of(program, "output", _alternatives(program)).items()
         if name in lenders
     }
-    return min(plain, _packed(program, span, sizes, rooms), key=lambda plan: plan[1])  # never more than without them
+    return min(plain, _best_fit(program, span, sizes, rooms), key=lambda plan: plan[1])  # never more than without them
 
 
-def _packed(
+def _best_fit(
     program: Program, span: Mapping[str, Span], sizes: Mapping[str, int], rooms: Mapping[str, Span]
 ) -> tuple[dict[str, Place], int]:
-    """See :func:`offsets`.
+    """(live ranges, bytes) -> (offset of each temp, bytes of the workspace): largest temp first, each in the smallest
+    free interval that holds it.
 
     :param rooms: of each output that lends memory the step that first touches it, and its bytes.
     """
@@ -76,13 +78,15 @@ def _packed(
     # of one size first what only the workspace has room for
     for name in sorted(span, key=lambda n: (-sizes[n], span[n][1] < latest, span[n], n)):
         need, (first, last) = sizes[name], span[name]
-        beside = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
-        gaps, end = _gaps([(at, at + size) for lender, at, size in beside if not lender], need, total)
+        live = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
+        gaps, end = _free_intervals([(at, at + size) for lender, at, size in live if not lender], need, total)
         places = [(False, gap, "", at) for gap, at in gaps]
         for output, (touched, room) in rooms.items() if not places and need >= PRIVATE_BYTES else ():
             early = last < touched
-            if early or (last == touched and _becomes(program, last, name, output)):
-                gaps, _ = _gaps([(at, at + size) for lender, at, size in beside if lender == output], need, room)
+            if early or (last == touched and _is_overwritten_by(program, last, name, output)):
+                gaps, _ = _free_intervals(
+                    [(at, at + size) for lender, at, size in live if lender == output], need, room
+                )
                 places += [(early, gap, output, at) for gap, at in gaps if early or not at]
         placed[name] = min(places)[2:] if places else ("", end)
         if not placed[name][0]:
@@ -90,15 +94,19 @@ def _packed(
     return placed, total
 
 
-def _becomes(program: Program, step: int, temp: str, output: str) -> bool:
-    """Whether the step reads a temp at the place where it stores an output, and may do so in the temp's own memory."""
+def _is_overwritten_by(program: Program, step: int, temp: str, output: str) -> bool:
+    """Whether a step reads a temp at the index at which it stores an output of the same type, so that the two may be
+    one memory.
+    """
     same = program.types[temp] == program.types[output]
     items = alternatives(program.steps[step])
-    return same and all(isinstance(item, Kernel) and in_place(program, item, temp, output) for item in items)
+    return same and all(isinstance(item, Kernel) and may_overwrite(program, item, temp, output) for item in items)
 
 
-def _gaps(taken: list[Span], need: int, room: int) -> tuple[list[Span], int]:
-    """(size and beginning of each gap of ``need`` bytes or more in a ``room``, where the last of ``taken`` ends)."""
+def _free_intervals(taken: list[Span], need: int, room: int) -> tuple[list[Span], int]:
+    """(occupied intervals, bytes needed, bytes of the memory) -> its free intervals that are large enough, as (bytes,
+    begin), and where the last occupied one ends.
+    """
     gaps, end = [], 0
     for start, stop in sorted(taken):
         if start - end >= need:
@@ -108,8 +116,8 @@ def _gaps(taken: list[Span], need: int, room: int) -> tuple[list[Span], int]:
 
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
-    """Output -> donated input whose memory it may take: one kernel reads the input, at the place it stores, and not
-    again after storing.
+    """(program, donated inputs) -> {output: donated input whose memory it may take}: one kernel reads the input, at the
+    index that it stores, and not again after storing.
 
     An input goes to the output of its own name before any other.
     """
@@ -135,15 +143,15 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
             if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
                 continue
             kernel = writers[0][1]
-            if isinstance(kernel, Kernel) and in_place(program, kernel, name, target.name):
+            if isinstance(kernel, Kernel) and may_overwrite(program, kernel, name, target.name):
                 taken[target.name] = name
                 break
     return taken
 
 
-def in_place(program: Program, kernel: Kernel, source: str, target: str) -> bool:
-    """Whether a kernel may store a buffer in the memory of another one that it reads: it reads each element where it
-    stores one, and no element later.
+def may_overwrite(program: Program, kernel: Kernel, source: str, target: str) -> bool:
+    """Whether a kernel may store ``target`` into the memory of ``source``: it loads each element no later than it
+    stores the one at the same index.
     """
     stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer and program.root(s.buffer) == target]
     loads = [s for s in kernel.body if s.buffer and program.root(s.buffer) == source]

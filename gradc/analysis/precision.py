@@ -1,4 +1,6 @@
-"""What a program computes in, read off its kernels."""
+"""The dtypes that a program computes and accumulates in, and whether its bits are reproducible, derived from its
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Precision:
 
 
 def precision_of(program: Program, target: str) -> Precision:
-    """The precision of a program on a target."""
+    """(program, target) -> its :class:`Precision`."""
     math: set[str] = set()
     sums: set[str] = set()
     types = program.types
@@ -48,7 +50,7 @@ def precision_of(program: Program, target: str) -> Precision:
                 for s in item.body:
                     if s.dtype is not None and s.dtype.is_float and _computes(s):
                         math.add(s.dtype.name)
-                        if _adds_up(s):
+                        if _accumulates(s):
                             sums.add(s.dtype.name)
             elif isinstance(item, Call) and REGISTRY[item.op].contraction:
                 calls = True
@@ -63,6 +65,7 @@ def precision_of(program: Program, target: str) -> Precision:
 
 
 def _computes(s: Stmt) -> bool:
+    """Whether a statement does arithmetic, as opposed to moves, casts, selects and compares."""
     op = REGISTRY.get(s.op)
     return (
         s.op in REDUCTIONS
@@ -71,5 +74,6 @@ def _computes(s: Stmt) -> bool:
     )
 
 
-def _adds_up(s: Stmt) -> bool:
+def _accumulates(s: Stmt) -> bool:
+    """Whether a statement sums or multiplies up more than one value."""
     return REDUCTIONS.get(s.op, s.combine if s.op in ("scan", "accum") else "") in _SUMS

@@ -39,6 +39,7 @@ class Stage:
 
     @property
     def size(self) -> int:
+        """Nodes of the graph, or steps of the program."""
         return len(self.result.nodes) if isinstance(self.result, Graph) else len(self.result.steps)
 
     def __str__(self) -> str:
@@ -108,6 +109,7 @@ class Pipeline:
     """For ``GRADC_VALIDATE``: of each program (forward, backward, joint), what it computes at some inputs."""
 
     def start(self, name: str, graph: Graph) -> Graph:
+        """Graph -> the same graph, kept as the first stage of its name."""
         if knobs.VALIDATE.get():
             with held_off:
                 from ..verify.exact import require_declared
@@ -135,6 +137,7 @@ class Pipeline:
         return self.keep(name, subject, lambda: step(subject, **options), step.licence)  # type: ignore[attr-defined]
 
     def keep(self, name: str, before: Any, compute: Callable[[], Any], licence: Licence = "BITS") -> Any:
+        """(name, what the pass was given, the pass) -> its result, timed and kept as a stage."""
         began = time.perf_counter()
         with assuming(getattr(before, "assumptions", ())):
             result = compute()
@@ -142,6 +145,7 @@ class Pipeline:
         return result
 
     def _keep(self, name: str, before: Any, result: Any, seconds: float, licence: Licence = "BITS") -> None:
+        """A stage: verified, validated, printed and dumped as the knobs ask, and appended."""
         stage = Stage(name, result, seconds)
         if knobs.VERIFY.get():
             with held_off:
@@ -199,6 +203,7 @@ class Pipeline:
         return len(self.stages)
 
     def names(self) -> Sequence[str]:
+        """The names of all stages, in order."""
         return [s.name for s in self.stages]
 
 

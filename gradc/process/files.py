@@ -47,7 +47,7 @@ def as_path(path: Any, doing: str) -> Path:
 
 
 @contextlib.contextmanager
-def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replacing(path: Any, *, mode: int = 0o666, durable: bool = True) -> Iterator[BinaryIO]:
     """A context manager with a new file that replaces ``path`` at the end of the block; if the block raises, the new
     file is deleted.
 
@@ -55,6 +55,8 @@ def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     regular file (``/dev/null``, ``/dev/stdout``, a pipe) is written directly.
 
     :param mode: permissions of a new file, before the umask.
+    :param durable: after a loss of power there is the old file or the whole new one, which takes some 10 ms; without,
+        also a part of the new one, for readers that notice.
     :raises FileError: it cannot be written; the old file is unchanged.
     """
     path = as_path(path, "written")
@@ -67,14 +69,16 @@ def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         try:
             with open(_created(temporary, path, mode), "wb") as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:  # also KeyboardInterrupt
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
         sweep(path.parent)
     except FileError:
         raise
@@ -82,9 +86,9 @@ def replacing(path: Any, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         raise FileError(path, "written", error) from error
 
 
-def write(path: Any, *parts: Buffer | str, mode: int = 0o666) -> None:
+def write(path: Any, *parts: Buffer | str, mode: int = 0o666, durable: bool = True) -> None:
     """Writes the concatenation of ``parts`` to ``path`` (:func:`replacing`); text is encoded in UTF-8."""
-    with replacing(path, mode=mode) as file:
+    with replacing(path, mode=mode, durable=durable) as file:
         for part in parts:
             file.write(part.encode("utf-8") if isinstance(part, str) else part)
 

@@ -114,8 +114,9 @@ class Cache:
         if path is None:
             self._memory[key] = payload
             return
+        parts = sealed("entry", _FORMAT, {"key": _encoded(key), "payload": payload})
         try:
-            files.write(path, *sealed("entry", _FORMAT, {"key": _encoded(key), "payload": payload}), mode=0o600)
+            files.write(path, *parts, mode=0o600, durable=False)  # a torn entry has another digest, and is made again
         except OSError as error:
             with _lock:
                 self.counters.write_failures += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
 
 from torch.utils._pytree import tree_flatten, tree_unflatten  # noqa: E402
-from torch_samples import TAKEN  # noqa: E402
+from torch_samples import CALLS, DECOMPOSED, ELSEWHERE, FIRST_RESULT, REACHED_BY, TAKEN, TOLERANCES, real  # noqa: E402
 
 import gradc  # noqa: E402
 from benchmarks.opinfo import op_db  # noqa: E402
 from gradc import interp, ops  # noqa: E402
 from gradc.errors import Unsupported  # noqa: E402
+from gradc.runtime.torch_private import release  # noqa: E402
 from gradc.torch import normal_form, table  # noqa: E402
 from gradc.torch.importer import graph_of  # noqa: E402
 
@@ -84,8 +86,8 @@ class _Bare(torch.nn.Module):
         self.graph = graph
 
 
-def imported(cases: Sequence[Case]) -> tuple[gradc.Graph, dict[str, Any], list[str]]:
-    """The cases as one graph, its inputs' values, and the names of their outputs."""
+def imported(cases: Sequence[Case]) -> tuple[gradc.Graph, dict[str, Any], list[str], set[str]]:
+    """The cases as one graph, its inputs' values, the names of their outputs, and the lines that were taken for it."""
     module, arguments = program(cases)
     form = normal_form.normal_form(module, arguments, table.is_kept)
     graph = form.module.graph
@@ -102,33 +104,78 @@ def imported(cases: Sequence[Case]) -> tuple[gradc.Graph, dict[str, Any], list[s
         [n for n in graph.nodes if n.op == "call_function"], inputs, list(zip(names, results, strict=True)), "samples"
     )
     assert not refused, "\n".join(map(str, refused))
-    return made, {n: x.detach().numpy() for n, x in given.items()}, names
+    lines = {line.key for n in graph.nodes if n.op == "call_function" and (line := table.line_of(n.target))}
+    return made, {n: x.detach().numpy() for n, x in given.items()}, names, lines
 
 
-def batches() -> Iterator[list[str]]:
-    names = iter(TAKEN.split())
-    while batch := list(itertools.islice(names, 24)):
-        yield batch
+def batches() -> Iterator[tuple[str, ...]]:
+    """Names of cases whose samples are traced together, which takes a fifth of the time of one by one."""
+    for names in (iter(TAKEN.split()), iter(CALLS)):
+        while batch := tuple(itertools.islice(names, 24)):
+            yield batch
 
 
-@pytest.mark.parametrize("names", list(batches()), ids=lambda names: names[0])
-def test_torchs_samples(names: list[str]) -> None:
-    """The first samples of each op: values and gradients in f64, all in one traced graph that the interpreter runs."""
+BATCH = {name: batch for batch in batches() for name in batch}
+
+
+@functools.cache
+def differences(batch: tuple[str, ...]) -> tuple[dict[str, str], set[str]]:
+    """What of the batch's values and gradients in f64 differs from torch, and the lines of the table that it takes."""
     cases = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for op in op_db():
-            if title(op) in names:
+            if title(op) in batch:
                 torch.manual_seed(0)
                 samples = op.sample_inputs("cpu", torch.float64, requires_grad=True)
                 cases += [Case(op, sample) for sample in itertools.islice(samples, 2)]
-        assert {case.name for case in cases} == set(names)
-        check(cases)
+        for name in batch:
+            if name in CALLS:
+                torch.manual_seed(0)
+                cases.append(called(name))
+        assert {case.name for case in cases} == set(batch)
+        return compared(cases)
+
+
+@pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: batch[0])
+def test_torchs_samples(batch: tuple[str, ...]) -> None:
+    """The first samples of each op: values and gradients in f64, all in one traced graph that the interpreter runs."""
+    assert not differences(batch)[0]
+
+
+def cases_of(key: str) -> list[str]:
+    """The cases for a line of the table: the call of it, else the samples of torch's op of its name."""
+    if key in CALLS or key in REACHED_BY:
+        return [REACHED_BY.get(key, key)]
+    name = key.split(".")[-2]
+    return [case for case in TAKEN.split() if name in case.split(".")]
+
+
+@pytest.mark.parametrize("key", [key for key in table.lines() if cases_of(key)])
+def test_a_line(key: str) -> None:
+    """The cases of one line, for `pytest -k NAME`; traced with others, as in the test before."""
+    lines = set[str]()
+    for case in cases_of(key):
+        wrong, taken = differences(BATCH[case])
+        assert not {what: text for what, text in wrong.items() if what.startswith(f"{case}: ")}
+        lines |= taken
+    assert (key in lines) == (key not in DECOMPOSED) or release() != (2, 13, 0)
+
+
+def test_every_line_has_a_case() -> None:
+    """But for those that other tests of the front-end try."""
+    assert {key for key in table.lines() if not cases_of(key)} == ELSEWHERE
 
 
 def check(cases: Sequence[Case]) -> None:
     """Values and gradients of all cases against torch's in f64."""
-    graph, given, outputs = imported(cases)
+    wrong, _ = compared(cases)
+    assert not wrong
+
+
+def compared(cases: Sequence[Case]) -> tuple[dict[str, str], set[str]]:
+    """What differs from torch's values and gradients in f64, and the lines of the table that are taken."""
+    graph, given, outputs, lines = imported(cases)
     wanted = [case(*case.tensors) for case in cases]
     owners = [case.name for case, each in zip(cases, wanted, strict=True) for _ in each]
     flat = [y for each in wanted for y in each]
@@ -154,7 +201,7 @@ def check(cases: Sequence[Case]) -> None:
     for name, grad in zip(wrt, theirs, strict=True):
         want = torch.zeros_like(leaves[int(name[1:])]) if grad is None else grad
         wrong |= differing(f"{sources[int(name[1:])]}: gradient", found[f"d.{name}"], want)
-    assert not wrong
+    return wrong, lines
 
 
 # -- what torch has no samples of --------------------------------------------------------------------------------------
@@ -185,8 +232,12 @@ def made(name: str, function: Any, *args: Any, **kwargs: Any) -> Case:
     return Case(Call(name, function), Arguments(args[0], args[1:], kwargs))
 
 
-def real(*shape: int) -> Any:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+def called(key: str) -> Case:
+    """A line's overload on the arguments that it is tried on."""
+    args, kwargs = CALLS[key]()
+    overload = table.lines()[key].overload
+    first = key in FIRST_RESULT
+    return made(key, (lambda *args, **kwargs: overload(*args, **kwargs)[0]) if first else overload, *args, **kwargs)
 
 
 def recurrent(kind: Any, *states: Any, x: Any = None, **options: Any) -> Case:
@@ -315,7 +366,8 @@ def test_index_of_uint8_is_no_position() -> None:
 
 def differing(what: str, got: Any, want: Any) -> dict[str, str]:
     try:
-        torch.testing.assert_close(torch.as_tensor(np.array(got)), want, rtol=1e-10, atol=1e-10, equal_nan=True)
+        off = TOLERANCES.get(what.partition(":")[0], 1e-10)
+        torch.testing.assert_close(torch.as_tensor(np.array(got)), want, rtol=off, atol=off, equal_nan=True)
     except AssertionError as error:
         return {what: str(error)}
     return {}

@@ -1,4 +1,16 @@
-"""Entries of torch's op_db whose first samples gradc imports whole; one that is imported since is to be added."""
+"""What the lines of the table of ATen overloads are tried on: samples of torch's op_db, and calls.
+
+:data:`TAKEN` names the entries of op_db whose first samples gradc imports whole; one that is imported since is to be
+added.  A line is tried by the entry of its own name, by the one that :data:`REACHED_BY` names, or by the call that
+:data:`CALLS` has of its overload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
 
 TAKEN = """
 special.ndtri masked_scatter _upsample_bilinear2d_aa
@@ -57,3 +69,257 @@ torch.ops.aten._safe_softmax.default trace transpose transpose_copy trapezoid tr
 unflatten unsafe_chunk unsafe_split unsqueeze unsqueeze_copy var var.unbiased var_mean var_mean.unbiased vdot view
 view_as vsplit vstack where xlogy
 """
+
+REACHED_BY = {
+    "aten.upsample_bilinear2d.default": "nn.functional.upsample_bilinear",
+    "aten.special_entr.default": "special.entr",
+    "aten.special_ndtr.default": "special.ndtr",
+    "aten.special_ndtri.default": "special.ndtri",
+    "aten.special_log_ndtr.default": "special.log_ndtr",
+    "aten.special_erfcx.default": "special.erfcx",
+    "aten.special_i0e.default": "special.i0e",
+    "aten.special_i1.default": "special.i1",
+    "aten.special_i1e.default": "special.i1e",
+    "aten.bitwise_not.default": "_unsafe_masked_index",
+    "aten.logical_not.default": "nanmean",
+    "aten.log_sigmoid.default": "nn.functional.logsigmoid",
+    "aten.rsub.Scalar": "nn.functional.multi_margin_loss",
+    "aten.div.Scalar": "trapz",
+    "aten.remainder.Scalar": "take_along_dim",
+    "aten.pow.Tensor_Scalar": "nn.functional.local_response_norm",
+    "aten.special_xlog1py.default": "special.xlog1py",
+    "aten.ne.Tensor": "nanmean",
+    "aten.le.Scalar": "nn.functional.hardshrink",
+    "aten.gt.Scalar": "renorm",
+    "aten.clamp.default": "_unsafe_masked_index",
+    "aten.clamp_min.default": "nn.functional.normalize",
+    "aten.where.ScalarOther": "renorm",
+    "aten.where.ScalarSelf": "nn.functional.hardshrink",
+    "aten._to_copy.default": "to",
+    "aten.copy.default": "diff",
+    "aten.alias.default": "alias_copy",
+    "aten.lift_fresh_copy.default": "masked.std",
+    "aten.detach.default": "nanmean",
+    "aten._unsafe_view.default": "kron",
+    "aten.squeeze.dim": "nn.functional.conv1d",
+    "aten.zeros.default": "block_diag",
+    "aten.ones.default": "masked.std",
+    "aten.zeros_like.default": "diff",
+    "aten.new_full.default": "masked.normalize",
+    "aten.new_zeros.default": "masked.std",
+    "aten.arange.default": "nn.functional.multi_margin_loss",
+    "aten.arange.start_step": "mvlgamma.mvlgamma_p_1",
+    "aten.index.Tensor": "__getitem__",
+    "aten.index_put.default": "_unsafe_masked_index_put_accumulate",
+    "aten.linalg_vector_norm.default": "norm",
+    "aten.linalg_cross.default": "cross",
+    "aten.convolution.default": "nn.functional.conv1d",
+    "aten.max_pool2d_with_indices.default": "nn.functional.max_pool1d",
+    "aten.max_pool3d_with_indices.default": "nn.functional.max_pool3d",
+    "aten.im2col.default": "nn.functional.unfold",
+    "aten.upsample_nearest1d.vec": "nn.functional.upsample_nearest",
+    "aten.upsample_linear1d.vec": "nn.functional.interpolate.linear",
+    "aten.upsample_bilinear2d.vec": "nn.functional.upsample_bilinear",
+    "aten.upsample_trilinear3d.vec": "nn.functional.interpolate.trilinear",
+    "aten.upsample_bicubic2d.vec": "nn.functional.interpolate.bicubic",
+    "aten.grid_sampler.default": "nn.functional.grid_sample",
+    "aten._native_batch_norm_legit_functional.default": "_native_batch_norm_legit",
+    "aten._native_batch_norm_legit_no_training.default": "nn.functional.batch_norm",
+    "aten.cross_entropy_loss.default": "nn.functional.cross_entropy",
+    "aten.nll_loss_nd.default": "nn.functional.nll_loss",
+}
+"""Lines that entries of another name take."""
+
+
+def real(*shape: int) -> Any:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def positive(*shape: int) -> Any:
+    return torch.rand(shape, dtype=torch.float64).add(0.5).requires_grad_()
+
+
+def whole(*shape: int) -> Any:
+    return torch.randint(0, 7, shape)
+
+
+def _call(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs
+
+
+CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    **{
+        f"aten.{name}.default": lambda: _call(real(2, 3))
+        for name in (
+            "isnan",
+            "isinf",
+            "isfinite",
+            "isposinf",
+            "isneginf",
+            "signbit",
+            "hardtanh",
+            "ones_like",
+            "argmax",
+            "argmin",
+            "any",
+            "all",
+            "count_nonzero",
+            "numpy_T",
+            "log_sigmoid_forward",
+        )
+    },
+    **{f"aten.{name}.Tensor": lambda: _call(real(2, 3), real(2, 3)) for name in ("eq", "lt", "le", "gt", "ge")},
+    **{
+        f"aten.{name}.Scalar": lambda: _call(real(2, 3), 0.3)
+        for name in ("eq", "ne", "lt", "ge", "add", "sub", "mul", "fmod")
+    },
+    **{f"aten.logical_{name}.default": lambda: _call(whole(2, 3), whole(2, 3)) for name in ("and", "or", "xor")},
+    **{
+        f"aten.bitwise_{name}.Tensor": lambda: _call(whole(2, 3), whole(2, 3))
+        for name in ("and", "or", "xor", "left_shift", "right_shift")
+    },
+    **{f"aten.bitwise_{name}.Scalar": lambda: _call(whole(2, 3), 5) for name in ("and", "or", "xor")},
+    **{f"aten.bitwise_{name}_shift.Tensor_Scalar": lambda: _call(whole(2, 3), 2) for name in ("left", "right")},
+    **{f"aten.bitwise_{name}_shift.Scalar_Tensor": lambda: _call(50, whole(2, 3)) for name in ("left", "right")},
+    **{f"aten.__{name}shift__.Tensor": lambda: _call(whole(2, 3), whole(2, 3)) for name in "lr"},
+    **{f"aten.__{name}shift__.Scalar": lambda: _call(whole(2, 3), 2) for name in "lr"},
+    "aten.digamma.default": lambda: _call(positive(2, 3)),
+    "aten.polygamma.default": lambda: _call(1, positive(2, 3)),
+    "aten.hardsigmoid.default": lambda: _call(real(2, 3)),
+    "aten._int_mm.default": lambda: _call(whole(4, 3).to(torch.int8), whole(3, 5).to(torch.int8)),
+    "aten.special_erfinv.default": lambda: _call(torch.linspace(-0.9, 0.9, 6, dtype=torch.float64).requires_grad_()),
+    "aten._prelu_kernel.default": lambda: _call(real(2, 3), positive(1, 3)),
+    "aten.div.Scalar_mode": lambda: _call(real(2, 3), 0.7, rounding_mode="floor"),
+    "aten.floor_divide.default": lambda: _call(real(2, 3).detach(), positive(2, 3).detach()),
+    "aten.pow.Scalar": lambda: _call(2.0, real(2, 3)),
+    "aten.xlogy.Scalar_Other": lambda: _call(real(2, 3), 2.0),
+    "aten.xlogy.Scalar_Self": lambda: _call(2.0, positive(2, 3)),
+    "aten.special_xlog1py.other_scalar": lambda: _call(real(2, 3), 2.0),
+    "aten.special_xlog1py.self_scalar": lambda: _call(2.0, positive(2, 3)),
+    "aten.nextafter.default": lambda: _call(real(2, 3).detach(), real(2, 3).detach()),
+    "aten.clamp_max.default": lambda: _call(real(2, 3), 0.3),
+    "aten.lerp.Tensor": lambda: _call(real(2, 3), real(2, 3), real(2, 3)),
+    "aten.narrow.default": lambda: _call(real(2, 3), 1, 1, 2),
+    "aten.swapaxes.default": lambda: _call(real(2, 3), 0, 1),
+    **{
+        f"aten.{name}_pad{n}d.default": lambda n=n: _call(real(2, *(4,) * n), [1, 2] * n)
+        for name in ("reflection", "replication")
+        for n in (1, 2, 3)
+    },
+    "aten.full.default": lambda: _call([2, 3], 0.5, dtype=torch.float64),
+    "aten.full_like.default": lambda: _call(real(2, 3), 0.5),
+    "aten.new_ones.default": lambda: _call(real(2, 3), [2]),
+    "aten.fill.Scalar": lambda: _call(real(2, 3), 0.5),
+    "aten.fill.Tensor": lambda: _call(real(2, 3), real()),
+    "aten.scalar_tensor.default": lambda: _call(0.5, dtype=torch.float64),
+    "aten.arange.start": lambda: _call(1, 5),
+    "aten.index_copy.default": lambda: _call(real(4, 3), 0, torch.tensor([2, 0]), real(2, 3)),
+    "aten.index_fill.int_Scalar": lambda: _call(real(4, 3), 0, torch.tensor([2, 0]), 0.5),
+    "aten.index_fill.int_Tensor": lambda: _call(real(4, 3), 0, torch.tensor([2, 0]), real()),
+    "aten.put.default": lambda: _call(real(4, 3), torch.tensor([2, 7]), real(2)),
+    "aten.scatter.value": lambda: _call(real(4, 3), 0, torch.tensor([[2, 0, 1]]), 0.5),
+    "aten.any.dim": lambda: _call(whole(4, 3), 1),
+    "aten.all.dim": lambda: _call(whole(4, 3), 1),
+    "aten.any.dims": lambda: _call(whole(4, 3), [0, 1]),
+    "aten.all.dims": lambda: _call(whole(4, 3), [0, 1]),
+    "aten.count_nonzero.dim_IntList": lambda: _call(whole(4, 3), [0]),
+    "aten.histc.default": lambda: _call(real(20).detach(), 4, -1.0, 1.0),
+    "aten._softmax.default": lambda: _call(real(4, 3), 1, False),
+    "aten._log_softmax.default": lambda: _call(real(4, 3), 1, False),
+    "aten._cdist_forward.default": lambda: _call(real(4, 3), real(5, 3), 2.0, None),
+    "aten.searchsorted.Tensor": lambda: _call(torch.arange(5.0), torch.rand(4) * 5),
+    "aten.searchsorted.Scalar": lambda: _call(torch.arange(5.0), 2.5),
+    "aten.bucketize.Tensor": lambda: _call(torch.rand(4) * 5, torch.arange(5.0)),
+    "aten.bucketize.Scalar": lambda: _call(2.5, torch.arange(5.0)),
+    "aten.isin.Tensor_Scalar": lambda: _call(whole(2, 3), 1),
+    "aten.isin.Scalar_Tensor": lambda: _call(1, whole(2, 3)),
+    "aten.isin.Tensor_Tensor": lambda: _call(whole(2, 3), whole(2)),
+    "aten.sort.stable": lambda: _call(real(4, 3), stable=True, dim=1),
+    "aten.argsort.stable": lambda: _call(real(4, 3), stable=True, dim=1),
+    "aten.quantile.default": lambda: _call(real(7), torch.tensor([0.2, 0.5], dtype=torch.float64)),
+    "aten.nanquantile.default": lambda: _call(real(7), torch.tensor([0.2, 0.5], dtype=torch.float64)),
+    "aten._adaptive_avg_pool2d.default": lambda: _call(real(1, 2, 5, 5), [2, 3]),
+    "aten._adaptive_avg_pool3d.default": lambda: _call(real(1, 2, 4, 5, 5), [2, 3, 2]),
+    "aten.col2im.default": lambda: _call(real(1, 8, 9), [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]),
+    "aten.upsample_nearest1d.default": lambda: _call(real(1, 2, 4), [6]),
+    "aten.upsample_nearest2d.default": lambda: _call(real(1, 2, 4, 3), [6, 5]),
+    "aten.upsample_nearest3d.default": lambda: _call(real(1, 2, 4, 3, 2), [6, 5, 3]),
+    "aten.upsample_nearest2d.vec": lambda: _call(real(1, 2, 4, 3), [6, 5], None),
+    "aten.upsample_nearest3d.vec": lambda: _call(real(1, 2, 4, 3, 2), [6, 5, 3], None),
+    "aten.upsample_linear1d.default": lambda: _call(real(1, 2, 4), [6], False),
+    "aten.upsample_trilinear3d.default": lambda: _call(real(1, 2, 4, 3, 2), [6, 5, 3], False),
+    "aten.upsample_bicubic2d.default": lambda: _call(real(1, 2, 4, 3), [6, 5], False),
+    "aten._upsample_bicubic2d_aa.default": lambda: _call(real(1, 2, 6, 5), [4, 3], False),
+    "aten.affine_grid_generator.default": lambda: _call(real(2, 2, 3), [2, 1, 4, 3], False),
+    "aten.native_layer_norm.default": lambda: _call(real(4, 3), [3], real(3), real(3), 1e-5),
+    "aten.native_group_norm.default": lambda: _call(real(2, 4, 3), real(4), real(4), 2, 4, 3, 2, 1e-5),
+    "aten._native_batch_norm_legit.no_stats": lambda: _call(real(4, 3), real(3), real(3), True, 0.1, 1e-5),
+    "aten._weight_norm.default": lambda: _call(real(4, 3), real(4, 1), 0),
+    "aten.nll_loss.default": lambda: _call(real(4, 3), torch.tensor([0, 2, 1, 1])),
+    "aten.nll_loss2d.default": lambda: _call(real(2, 3, 2, 2), torch.randint(0, 3, (2, 2, 2))),
+    "aten.nll_loss_forward.default": lambda: _call(real(4, 3), torch.tensor([0, 2, 1, 1]), None, 1, -100),
+    "aten.nll_loss2d_forward.default": lambda: _call(real(2, 3, 2, 2), torch.randint(0, 3, (2, 2, 2)), None, 1, -100),
+    "aten.multilabel_margin_loss.default": lambda: _call(real(2, 3), torch.tensor([[1, -1, 0], [2, 0, -1]])),
+    "aten.fake_quantize_per_tensor_affine.default": lambda: _call(real(4, 3), 0.125, 2, 0, 15),
+    "aten.fake_quantize_per_channel_affine.default": lambda: _call(
+        real(4, 3), torch.tensor([0.125, 0.25, 0.5]), torch.tensor([1, 2, 0], dtype=torch.int32), 1, 0, 15
+    ),
+}
+"""Arguments of overloads that no entry's samples take."""
+
+TOLERANCES = {"aten.digamma.default": 1e-8, "aten.polygamma.default": 1e-8, "aten.hardsigmoid.default": 1e-8}
+"""Relative and absolute, where torch's own numbers are off by more than 1e-10: a sixth in f32, short series."""
+FIRST_RESULT = {
+    "aten.log_sigmoid_forward.default",
+    "aten.native_layer_norm.default",
+    "aten.native_group_norm.default",
+    "aten._native_batch_norm_legit.no_stats",
+    "aten.nll_loss_forward.default",
+    "aten.nll_loss2d_forward.default",
+}
+"""Lines that give the first of their overload's results alone; the others are for torch's own backward."""
+DECOMPOSED = {
+    "aten.chunk.default",
+    "aten.contiguous.default",
+    "aten.expand_as.default",
+    "aten.flatten.using_ints",
+    "aten.frexp.default",
+    "aten.hardshrink.default",
+    "aten.movedim.int",
+    "aten.movedim.intlist",
+    "aten.multi_margin_loss.default",
+    "aten.narrow.default",
+    "aten.numpy_T.default",
+    "aten.reshape.default",
+    "aten.reshape_as.default",
+    "aten.softshrink.default",
+    "aten.swapaxes.default",
+    "aten.to.dtype",
+    "aten.upsample_bicubic2d.default",
+    "aten.upsample_bilinear2d.default",
+    "aten.view_as.default",
+}
+"""Lines that other lines stand for in the graphs of these tests: torch, or the normal form, decomposes their overloads
+there, and only Dynamo's graphs have them.
+"""
+ELSEWHERE = {
+    "gradc.stop_gradient.default",  # test_torch_autograd.py: what is detached
+    "aten.empty_permuted.default",  # its values are nobody's
+    *("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"),  # test_grouped_products
+    *(f"aten.{name}.input" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),  # test_recurrent_layers
+    *(f"aten.{name}_cell.default" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+    *(f"aten._batch_norm_{name}.default" for name in ("no_update", "with_update_functional")),  # torch_models.py
+    *(f"aten._fake_quantize_learnable_per_{name}_affine.default" for name in ("tensor", "channel")),
+    *(
+        f"quantized_decomposed.{name}"
+        for name in (
+            "dequantize_per_channel.default",
+            "dequantize_per_tensor.default",
+            "dequantize_per_tensor.tensor",
+            "quantize_per_channel.default",
+            "quantize_per_tensor.default",
+            "quantize_per_tensor.tensor",
+        )
+    ),
+}
+"""Lines that have no case here: other tests of the front-ends try them."""

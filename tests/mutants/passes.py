@@ -29,8 +29,8 @@ MUTANTS = (
     Mutant(
         "simplify.narrow-cast",
         "gradc/passes/graph/simplify.py",
-        "Rule(_cast_twice, _through, _keeps_values)",
-        "Rule(_cast_twice, _through)",
+        "Rule(_cast_twice, _cast_once, _is_lossless)",
+        "Rule(_cast_twice, _cast_once)",
         "missing check: a cast through a narrower type is dropped",
         (
             "test_special_values -k 'strict_rewrites or dropped'",

@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "files.fsync",
         "gradc/process/files.py",
-        "                os.fsync(file.fileno())\n",
+        "                    os.fsync(file.fileno())\n",
         "",
         "a file is renamed before its bytes are on the disk",
         ("test_files",),
@@ -56,8 +56,8 @@ MUTANTS = (
     Mutant(
         "files.fsync-folder",
         "gradc/process/files.py",
-        "        _sync_folder(path.parent)\n",
-        "",
+        "            _sync_folder(path.parent)\n",
+        "            pass\n",
         "the rename is not brought to the disk",
         ("test_files",),
     ),

@@ -12,9 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch_oracles  # noqa: E402
+
 from gradc import compile, interp, ops  # noqa: E402
 from gradc.autodiff import differentiate  # noqa: E402
 from gradc.errors import IndexOutOfRange  # noqa: E402
+from gradc.runtime.torch_private import SHARES_TIES, release  # noqa: E402
 from gradc.trace import trace  # noqa: E402
 
 F = torch.nn.functional
@@ -67,16 +70,28 @@ UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[float]]] = {
     ),
 }
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    **{name: (getattr(ops, name), getattr(torch, name)) for name in "fmax fmin copysign atan2 hypot logaddexp".split()},
-    "clamp": (lambda x, y: ops.clamp(x, y, 1.0), lambda a, b: torch.clamp(a, b, torch.tensor(1.0, dtype=a.dtype))),
+    name: (getattr(ops, name), getattr(torch, name)) for name in "copysign atan2 hypot logaddexp".split()
+}
+TIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+    "fmax": (ops.fmax, torch.fmax, torch_oracles.fmax),
+    "fmin": (ops.fmin, torch.fmin, torch_oracles.fmin),
+    "clamp": (
+        lambda x, y: ops.clamp(x, y, 1.0),
+        lambda a, b: torch.clamp(a, b, torch.ones_like(a)),
+        lambda a, b: torch_oracles.clamp(a, b, torch.ones_like(a)),
+    ),
     **{
         f"hinge, {t}": (
             lambda x, y, t=t: ops.hinge_embedding_loss(x + y, np.full(36, t, np.int64), reduction="none"),
             lambda a, b, t=t: F.hinge_embedding_loss(a + b, torch.full((36,), t), reduction="none"),
+            lambda a, b, t=t: torch_oracles.hinge(a + b, t),
         )
         for t in (1, -1)
     },
 }
+"""Ours, torch's, and torch's up to 2.13 written out, which later releases differentiate otherwise at ties."""
+PAIRS |= {name: (ours, theirs) for name, (ours, theirs, _) in TIES.items() if release() < SHARES_TIES}
+PAIRS |= {f"{name} up to 2.13": (ours, written) for name, (ours, _, written) in TIES.items()}
 
 
 def both(

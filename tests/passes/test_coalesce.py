@@ -12,7 +12,7 @@ import gradc
 from gradc import interp, knobs, ops
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.program.coalesce import coalesce, gather_vectors, stored_as_asked
+from gradc.passes.program.coalesce import coalesce, fuse_transposes, gather_vectors
 
 TRANSPOSED = """program @p {
   input x: f32[N,64,H]
@@ -43,7 +43,7 @@ def columns(program: Any, name: str) -> list[str]:
 def test_a_result_is_stored_as_it_is_asked_for() -> None:
     """No kernel that transposes alone; what another reads, or what is an output itself, stays."""
     program = parse_program(TRANSPOSED)
-    made = stored_as_asked(program)
+    made = fuse_transposes(program)
     verify_program(made)
     assert len(made.steps) == 1 and "store y[n, h, c]" in str(made) and "t:" not in str(made)
     rng = np.random.default_rng(0)
@@ -53,7 +53,7 @@ def test_a_result_is_stored_as_it_is_asked_for() -> None:
     }
     np.testing.assert_array_equal(interp.run(made, given)["y"], interp.run(program, given)["y"])
     kept = parse_program(TRANSPOSED.replace("temp t", "output t").replace("return y=y", "return y=y, t=t"))
-    assert stored_as_asked(kept) == kept
+    assert fuse_transposes(kept) == kept
 
 
 @pytest.mark.parametrize(

@@ -252,10 +252,10 @@ def test_failing_writes_warn_once_and_stay_in_memory(
 ) -> None:
     store = Cache(tmp_path / "c")
 
-    def fail(descriptor: int) -> None:
+    def fail(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         store.put("a", b"1")
     with warnings.catch_warnings():

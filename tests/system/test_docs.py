@@ -1,7 +1,8 @@
-"""docs/ops.md is what the records say."""
+"""docs/ops.md is what the records say; README shows what its program prints, and links to what exists."""
 
 from __future__ import annotations
 
+import re
 import runpy
 import subprocess
 import sys
@@ -106,3 +107,28 @@ def test_writing_and_checking(
     assert docs.main([str(path), "--check"]) == 0
     path.write_text(path.read_text().replace("`g * y`", "`g`"))
     assert docs.main([str(path), "--check"]) == 1
+
+
+def test_readme_shows_what_its_program_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its one block of Python runs, and the graph and every line of the kernels shown are among what is printed."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(page.encode()) <= 8000
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    graph, program = re.findall(r"^```\n(graph .*?|  select .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "first.py"
+    path.write_text(block)
+    names = runpy.run_path(str(path))
+    assert str(names["graph"]) == graph.rstrip("\n")
+    printed = str(names["module"].backward.program)
+    for line in program.splitlines():
+        assert all(part in printed for part in line.split(" ... ")), line
+    assert names["grads"]["scale"].shape == (1000, 1)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_links_and_paths_exist(page: str) -> None:
+    """Links, from the page's own folder, and paths in back quotes, from the root."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [(ROOT / page).parent / link for link in re.findall(r"\]\(([^)#]+)", text)]
+    paths = [ROOT / path for path in re.findall(r"`((?:gradc|docs|benchmarks|examples|tests)/[\w./*]*)`", text)]
+    assert links and not [str(path) for path in links + paths if not path.exists()]

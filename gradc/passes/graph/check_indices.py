@@ -1,4 +1,4 @@
-"""check_indices: data-dependent indices are checked before anything is read through them.
+"""check_indices: bounds checks of data-dependent indices, which dominate every read and write through them.
 
 The check is a value of the graph and the read depends on it, so no kernel that reads through the indices runs earlier.
 """
@@ -17,8 +17,8 @@ from ..manager import graph_pass
 
 
 def name_readers(graph: Graph) -> Graph:
-    """The user's graph with a note on every index operand: the op that reads it, which an error names even after passes
-    have replaced that op.
+    """Graph -> the same graph with a note on every index operand: the op that reads through it, which an error names
+    even after passes have replaced that op.
     """
     notes = dict(graph.notes)
     for node in graph.nodes:
@@ -41,7 +41,7 @@ def check_indices(graph: Graph) -> Graph:
     def checked(index: Node, bound: Size, ascending: bool, op: str) -> Node:
         if not ascending and certain(index, bound):
             return index
-        if not ascending and keeps_elements(index):
+        if not ascending and only_moves_elements(index):
             return again(index, (checked(index.operands[0], bound, ascending, op),))
         key = index, bound, ascending
         if key not in checks:
@@ -66,18 +66,20 @@ def check_indices(graph: Graph) -> Graph:
 
 
 def certain(index: Node, bound: Size) -> bool:
-    """Whether all indices are known to be in [0, bound) from how they are computed."""
+    """Whether the ranges of values prove every element of an integer value to lie in [0, bound)."""
     if index.op.name == "constant" and constant(tuple(index.attrs["value"]), index.dtype).within(inside(bound)):
         return True
     if of_type(index.dtype).within(inside(bound)) or (
         index.op.below is not None and known_nonnegative(bound - index.op.below(index))
     ):
         return True
-    return keeps_elements(index) and certain(index.operands[0], bound)
+    return only_moves_elements(index) and certain(index.operands[0], bound)
 
 
-def keeps_elements(node: Node) -> bool:
-    """Whether the result's elements are exactly those of the operand, moved, repeated or widened."""
+def only_moves_elements(node: Node) -> bool:
+    """Whether a unary op only moves, repeats or widens integers, so that a bounds check of its operand covers its
+    result.
+    """
     lower = getattr(node.op, "lower", None)
     if len(node.operands) != 1 or isinstance(lower, Checked):
         return False
@@ -99,4 +101,4 @@ def keeps_elements(node: Node) -> bool:
     )
 
 
-__all__ = ["certain", "check_indices", "keeps_elements", "name_readers"]
+__all__ = ["certain", "check_indices", "only_moves_elements", "name_readers"]

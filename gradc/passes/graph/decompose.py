@@ -1,4 +1,4 @@
-"""decompose: composites become the ops they mean."""
+"""decompose: composites are expanded into the primitives that they are defined by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fold: pointwise ops on constants become constants."""
+"""fold: constant folding of pointwise ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ..manager import graph_pass
 
 @graph_pass("BITS")
 def fold(graph: Graph) -> Graph:
-    """2.0 * 3.0  ->  6.0, spread over any shape"""
+    """Constant folding: mul(full(2.0), full(3.0))  ->  full(6.0), for pointwise ops on constants of one value and any
+    shape
+    """
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         current = again(node, operands)

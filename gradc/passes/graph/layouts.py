@@ -1,4 +1,4 @@
-"""layouts: inputs and outputs whose axes are stored in another order than the graph's."""
+"""layouts: transposes at the inputs and outputs whose axes are stored in another order than the graph has them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ORDERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
 
 
 def permutation(name: str, rank: int, layout: str | Sequence[int]) -> tuple[int, ...]:
-    """For each axis in memory the axis of the graph: ``"NHWC"`` or ``(0, 2, 3, 1)``.
+    """(layout of an array, as ``"NHWC"`` or ``(0, 2, 3, 1)``) -> the permutation: for each axis in memory the axis of
+    the graph.
 
     :raises InvalidProblem: it is not a permutation of the axes.
     """
@@ -29,7 +30,7 @@ def permutation(name: str, rank: int, layout: str | Sequence[int]) -> tuple[int,
 
 
 @graph_pass("BITS")
-def relaid(graph: Graph, *, layout: Mapping[str, str | Sequence[int]], results: bool = True) -> Graph:
+def apply_layout(graph: Graph, *, layout: Mapping[str, str | Sequence[int]], results: bool = True) -> Graph:
     """f(x)  ->  f(transpose(x')): x' has x's axes in the order of its layout; an output is transposed to its own
 
     :param results: False: the names are those of inputs alone.

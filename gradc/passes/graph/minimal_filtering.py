@@ -1,4 +1,4 @@
-"""minimal_filtering: composites that have a form with fewer multiplications take it, where it takes less time."""
+"""minimal_filtering: convolutions by Winograd's algorithm, where fewer multiplications take less time."""
 
 from __future__ import annotations
 

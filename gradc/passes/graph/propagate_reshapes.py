@@ -1,5 +1,5 @@
-"""propagate_reshapes: computations on the result of a reshape that merges axes are done before it, on the unmerged
-axes.
+"""propagate_reshapes: a reshape that collapses axes sinks below the pointwise ops and reductions that read it, which
+then run on the separate axes.
 
 A loop over ``[V, 4, 32]`` reads ``[V, 128]`` at ``32*g + i``; a loop over ``[V, 128]`` would need ``d // 32`` to read
 ``[V, 4, 32]``, so the value would go through memory.  Blocks of a quantized tensor (a scale per group of 32) are such
@@ -32,22 +32,28 @@ def propagate_reshapes(graph: Graph, *, numerics: str = "real") -> Graph:
     """
     if numerics == "strict":
         return graph
-    merged = _MergedAxes()
-    return graph.rewrite(merged.rule)
+    collapsed = _CollapsedAxes()
+    return graph.rewrite(collapsed.rule)
 
 
-class _MergedAxes:
-    """Values with an axis that a reshape has merged: value -> (the value before, the axis, the sizes it is made of)."""
+class _CollapsedAxes:
+    """Reshapes that collapse axes of a computed value: value -> (a reshape of its source which keeps them apart, the
+    collapsed axis, the sizes that were collapsed).
+    """
 
     def __init__(self) -> None:
         self.known: dict[Node, tuple[Node, int, tuple[Size, ...]] | None] = {}
 
     def of(self, node: Node) -> tuple[Node, int, tuple[Size, ...]] | None:
+        """(uncollapsed value, axis, sizes) of a value, memoized; None if none of its axes is known to be collapsed."""
         if node not in self.known:
-            self.known[node] = self._find(node)
+            self.known[node] = self._of_reshape(node)
         return self.known[node]
 
-    def _find(self, node: Node) -> tuple[Node, int, tuple[Size, ...]] | None:
+    def _of_reshape(self, node: Node) -> tuple[Node, int, tuple[Size, ...]] | None:
+        """The same of a reshape of a pointwise result; None for every other value, which has a buffer to reshape for
+        nothing.
+        """
         if access(node, Reshapes) is None:
             return None
         (x,) = node.operands
@@ -62,18 +68,21 @@ class _MergedAxes:
         return call("reshape", x, (*node.shape[:axis], *sizes, *node.shape[axis + 1 :])), axis, sizes
 
     def rule(self, node: Node, operands: tuple[Node, ...]) -> Node | None:
+        """The rewrite of one op: recomputed on uncollapsed operands if it has any; None leaves it."""
         if not isinstance(node.op, Primitive) or not any(self.of(o) for o in operands):
             return None
         return self.build(node.op, operands, node.attrs)
 
     def build(self, primitive: Primitive, operands: tuple[Node, ...], attrs: Mapping[str, Any]) -> Node:
-        """The op on its operands, applied before the reshapes that merge their axes where that is possible."""
+        """(op, operands, attributes) -> the result, computed on uncollapsed operands and collapsed afterwards where the
+        op allows it.
+        """
         whole: Node = primitive.apply(operands, attrs)
         for k, operand in enumerate(operands):
-            merged = self.of(operand)
-            if merged is None:
+            collapsed = self.of(operand)
+            if collapsed is None:
                 continue
-            inner, axis, sizes = merged
+            inner, axis, sizes = collapsed
             if isinstance(primitive.lower, Reduction) and axis in (
                 gone := attrs["axis"] if isinstance(attrs["axis"], tuple) else ()
             ):
@@ -87,34 +96,36 @@ class _MergedAxes:
                 to = axis if axis < how.axis else axis + indices.rank - 1
                 at = how.axis if how.axis < axis else how.axis + len(sizes) - 1
                 rows = self.build(gather, (inner, indices), replace(how, axis=at).attrs)
-                return self.merged(rows, to, sizes, whole.shape)
+                return self.collapsed(rows, to, sizes, whole.shape)
             if not computes(whole) and not isinstance(primitive.lower, Reduction):
                 continue
             for result in range(whole.rank):
                 replacement = plan(whole, result, sizes)
                 if replacement is None or replacement[0][k] != axis:
                     continue
-                split = tuple(self.split(o, at, sizes) for o, at in zip(operands, replacement[0], strict=True))
-                return self.merged(self.build(primitive, split, replacement[1]), result, sizes, whole.shape)
+                split = tuple(self.expanded(o, at, sizes) for o, at in zip(operands, replacement[0], strict=True))
+                return self.collapsed(self.build(primitive, split, replacement[1]), result, sizes, whole.shape)
         return whole
 
-    def merged(self, inner: Node, axis: int, sizes: tuple[Size, ...], shape: tuple[Size, ...]) -> Node:
-        """``inner`` with its axes merged; recorded in ``known``."""
+    def collapsed(self, inner: Node, axis: int, sizes: tuple[Size, ...], shape: tuple[Size, ...]) -> Node:
+        """``inner`` with its axes from ``axis`` on collapsed by a reshape to ``shape``, recorded in ``known``."""
         node: Node = call("reshape", inner, shape)
         self.known[node] = (inner, axis, sizes)
         return node
 
-    def split(self, node: Node, at: int | tuple[Size, ...], sizes: tuple[Size, ...], depth: int = 0) -> Node:
-        """An operand with its axis ``at`` split into ``sizes``: the value before the merge, or the same op on operands
-        that are split.
+    def expanded(self, node: Node, at: int | tuple[Size, ...], sizes: tuple[Size, ...], depth: int = 0) -> Node:
+        """An operand with its axis ``at`` expanded into ``sizes``: the value before the collapse, else the same
+        pointwise op on expanded operands, else a reshape.
         """
         if not isinstance(at, int):
             return call("reshape", node, at)
-        merged = self.of(node)
-        if merged is not None and merged[1:] == (at, sizes):
-            return merged[0]
+        collapsed = self.of(node)
+        if collapsed is not None and collapsed[1:] == (at, sizes):
+            return collapsed[0]
         if isinstance(node.op, Primitive) and isinstance(node.op.lower, Expr) and node.operands and depth < DEEPEST:
-            inner: Node = node.op.apply(tuple(self.split(o, at, sizes, depth + 1) for o in node.operands), node.attrs)
+            inner: Node = node.op.apply(
+                tuple(self.expanded(o, at, sizes, depth + 1) for o in node.operands), node.attrs
+            )
             self.known[node] = (inner, at, sizes)
             return inner
         return call("reshape", node, (*node.shape[:at], *sizes, *node.shape[at + 1 :]))

@@ -20,22 +20,25 @@ from ...ops.rules import reshaped
 
 
 def count(node: Node) -> int:
-    """Elements, unknown sizes taken as nominal."""
+    """The number of elements of a value, unknown sizes taken at their nominal ones."""
     return elements(node.shape)
 
 
 @functools.lru_cache(4096)
 def elements(shape: tuple[Size, ...]) -> int:
-    """The product of sizes, unknown ones taken as nominal."""
+    """Shape -> number of elements, with the cost model's nominal size in place of each symbol."""
     return evaluate(product(shape), nominal(shape))
 
 
 def nbytes(node: Node) -> int:
+    """The bytes of a value at nominal sizes."""
     return count(node) * node.dtype.itemsize
 
 
 def computes(node: Node) -> bool:
-    """Whether an op computes each element of its result from the operands' elements at the same index."""
+    """Whether an op is elementwise: each element of its result depends on the operands' elements at the same index
+    alone.
+    """
     if isinstance(node.op, Primitive):
         return isinstance(node.op.lower, Expr)
     if not isinstance(node.op, Composite) or node.op.replace_axis is not None:
@@ -51,7 +54,7 @@ def computes(node: Node) -> bool:
 
 
 def moves(node: Node) -> bool:
-    """Whether an op only moves the elements of its one operand (unpack: bits of them)."""
+    """Whether an op is data movement: its result consists of elements of its one operand (unpack: of bits of them)."""
     return (
         isinstance(node.op, Primitive)
         and isinstance(node.op.lower, Movement | Alias | Lookup)
@@ -61,7 +64,9 @@ def moves(node: Node) -> bool:
 
 
 def mixes(node: Node) -> bool:
-    """Whether an element is computed from several elements of its operand, which a kernel does where it reads it."""
+    """Whether an op, which a kernel inlines into its loads, computes an element from several elements of its
+    operand.
+    """
     lower = getattr(node.op, "lower", None)
     return isinstance(lower, Lookup) and lower.mixes
 
@@ -79,14 +84,16 @@ def sums(node: Node) -> bool:
 
 
 def source(node: Node) -> Node:
-    """The value behind ops that only move it."""
+    """The value below a chain of data movement: the first one that is computed, or an input."""
     while moves(node):
         (node,) = node.operands
     return node
 
 
 def plan(node: Node, axis: int, sizes: tuple[Size, ...]) -> AxisReplacement | None:
-    """How a node is made with ``axis`` replaced, or None."""
+    """(value, axis of its result, sizes for it) -> for each operand the axis or shape to replace, and the op's new
+    attributes; None where the op is not elementwise along the axis.
+    """
     if node.op.replace_axis is not None:
         try:
             answer: AxisReplacement | None = node.op.replace_axis(node, axis, sizes)
@@ -105,7 +112,7 @@ def replace_axis(
     fixed: Callable[[Node], Node] = lambda node: node,
     done: dict[tuple[Node, int], Node] | None = None,
 ) -> Node:
-    """``root`` with ``axis`` replaced by axes of ``sizes``.
+    """Expression -> the expression rebuilt with ``axis`` of its root replaced by axes of ``sizes``, from the leaves up.
 
     :param leaf: ``(node, axis)``: the replacement of a node that is not rewritten.  :param opens: which nodes may be.
     :param fixed: the replacement of a node that does not vary along the axis.
@@ -119,7 +126,7 @@ def replace_axis(
         if key not in plans:
             plans[key] = plan(node, at, sizes) if opens(node) else None
         planned = plans[key]
-        return [] if planned is None else replaced_alike(node, planned)
+        return [] if planned is None else varying_operands(node, planned)
 
     for key in postorder([(root, axis)], done, sources):
         node, planned = key[0], plans[key]
@@ -139,8 +146,8 @@ def replace_axis(
     return done[root, axis]
 
 
-def replaced_alike(node: Node, planned: AxisReplacement) -> list[tuple[Node, int]]:
-    """The operands that vary along the axis, and the axis of each that is replaced."""
+def varying_operands(node: Node, planned: AxisReplacement) -> list[tuple[Node, int]]:
+    """(operand, axis) of the operands in which the replacement of an axis replaces one, too."""
     return [(o, a) for o, a in zip(node.operands, planned[0], strict=True) if isinstance(a, int)]
 
 
@@ -148,17 +155,19 @@ def replaced_alike(node: Node, planned: AxisReplacement) -> list[tuple[Node, int
 
 
 class VaryingAxes:
-    """Along which axes each value varies: a broadcast does not vary along the axes that it adds."""
+    """For each value the axes along which its elements may differ: not those along which it is a broadcast."""
 
     def __init__(self) -> None:
         self.known: dict[Node, frozenset[int]] = {}
 
     def of(self, node: Node) -> frozenset[int]:
+        """Value -> its varying axes, memoized with those of all that it is computed from."""
         for inner in postorder([node], self.known, operands):
             self.known[inner] = self._axes(inner)
         return self.known[node]
 
     def _axes(self, node: Node) -> frozenset[int]:
+        """The varying axes of a value whose operands' are known."""
         real = [a for a, size in enumerate(node.shape) if size != 1]
         if not real or splat(node) is not None:
             return frozenset()
@@ -169,12 +178,14 @@ class VaryingAxes:
         varying = set()
         for axis in real:
             planned = plan(node, axis, (1,))
-            if planned is None or any(a in self.known[o] for o, a in replaced_alike(node, planned)):
+            if planned is None or any(a in self.known[o] for o, a in varying_operands(node, planned)):
                 varying.add(axis)
         return frozenset(varying)
 
     def narrow(self, node: Node, keep: frozenset[int]) -> Node | None:
-        """The value with size 1 along all axes but ``keep``; None if it varies along another or cannot be narrowed."""
+        """The value recomputed with size 1 along every axis but ``keep``; None if it varies along another, or an op in
+        the way has no such form.
+        """
         if not self.of(node) <= keep:
             return None
         for axis, size in enumerate(node.shape):
@@ -196,7 +207,9 @@ class VaryingAxes:
 
 
 def placed(node: Node, axes: Mapping[int, int], rank: int) -> Node:
-    """A narrowed value whose axis ``a`` becomes axis ``axes[a]`` of ``rank`` axes, 1 elsewhere."""
+    """A narrowed value transposed and reshaped to broadcast in ``rank`` axes: its axis ``a`` becomes axis ``axes[a]``,
+    all others have size 1.
+    """
     order = sorted(axes, key=lambda a: axes[a])
     if order != sorted(order):
         rest = [a for a in range(node.rank) if a not in axes]

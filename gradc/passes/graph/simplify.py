@@ -1,4 +1,4 @@
-"""simplify: algebraic identities of single ops."""
+"""simplify: algebraic identities of single ops, as rewrite rules to a fixed point."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ x, y, z = Var("x"), Var("y"), Var("z")
 
 
 def holds(inner: DType, outer: DType) -> bool:
-    """Whether every value of ``inner`` is a value of ``outer``."""
+    """Whether every value of dtype ``inner`` is a value of dtype ``outer``."""
     fraction = {"f8e4m3": 3, "f8e5m2": 2, "f16": 10, "bf16": 7, "f32": 23, "f64": 52, "f4e2m1": 1, "e8m0": 0}
     exponent = {"f8e4m3": 4, "f8e5m2": 5, "f16": 5, "bf16": 8, "f32": 8, "f64": 11, "f4e2m1": 2, "e8m0": 8}
     if inner is outer:
@@ -37,13 +37,14 @@ def holds(inner: DType, outer: DType) -> bool:
     return False
 
 
-def _through(bound: Mapping[str, Node]) -> Node:
+def _cast_once(bound: Mapping[str, Node]) -> Node:
+    """cast(cast(x, inner), outer)  ->  cast(x, outer)"""
     return converted(bound["x"], bound["outer"].dtype)
 
 
-def _keeps_values(bound: Mapping[str, Node]) -> bool:
-    """Whether the cast in the middle changes no value.  An integer cast to a float and back to an integer saturates,
-    where a direct cast would wrap.
+def _is_lossless(bound: Mapping[str, Node]) -> bool:
+    """Whether cast(cast(x, inner), outer) equals cast(x, outer) for every x.  An integer cast to a float and back to an
+    integer saturates, where a direct cast would wrap.
     """
     source, middle, outer = bound["x"].dtype, bound["inner"].dtype, bound["outer"].dtype
     return holds(source, middle) and (
@@ -51,19 +52,23 @@ def _keeps_values(bound: Mapping[str, Node]) -> bool:
     )
 
 
-def _masked_once(bound: Mapping[str, Node]) -> Node:
+def _outer_select(bound: Mapping[str, Node]) -> Node:
+    """where(z, where(z, x, y), w)  ->  where(z, x, w)"""
     return call("where", bound["z"], bound["x"], bound["w"])
 
 
 def _quotient(bound: Mapping[str, Node]) -> Node:
+    """reciprocal(x) * y  ->  y / x"""
     return bound["y"] / bound["x"]
 
 
-def _same(bound: Mapping[str, Node]) -> Node:
+def _operand(bound: Mapping[str, Node]) -> Node:
+    """cast(x)  ->  x"""
     return bound["x"]
 
 
-def _rounds_only(bound: Mapping[str, Node]) -> bool:
+def _is_rounding(bound: Mapping[str, Node]) -> bool:
+    """Whether cast(cast(x, inner), outer) does nothing but round x to a narrower float of 16 bits or more."""
     source, middle, outer = bound["x"].dtype, bound["inner"].dtype, bound["outer"].dtype
     return source is outer and source.is_float and middle.is_float and not holds(source, middle) and middle.bits >= 16
 
@@ -81,22 +86,25 @@ BITS = [
     Rule(op("where", z, x, x), x),
     Rule(op("where", Var("c", lambda c: splat(c) is True), x, y), x),
     Rule(op("where", Var("c", lambda c: splat(c) is False), x, y), y),
-    Rule(op("where", z, op("where", z, x, y), Var("w")), _masked_once),
-    Rule(_cast_twice, _through, _keeps_values),
-    Rule(op("cast", x, bind="outer"), _same, lambda m: m["x"].dtype is m["outer"].dtype),
+    Rule(op("where", z, op("where", z, x, y), Var("w")), _outer_select),
+    Rule(_cast_twice, _cast_once, _is_lossless),
+    Rule(op("cast", x, bind="outer"), _operand, lambda m: m["x"].dtype is m["outer"].dtype),
 ]
 
 REAL = [
     Rule(x + 0.0, x),
     Rule(0.0 + x, x),
     Rule(x - -0.0, x),
-    Rule(_cast_twice, _through, _rounds_only),
+    Rule(_cast_twice, _cast_once, _is_rounding),
     Rule(op("reciprocal", x) * y, _quotient),
 ]
 """Equal over the reals: a dropped f32 -> bf16 -> f32, a zero added."""
 
 
-def _moved(node: Node) -> Node | None:
+def _composed_movement(node: Node) -> Node | None:
+    """movement of a constant of one value  ->  that constant; broadcast(broadcast(x)), reshape(reshape(x))  ->  one of
+    them
+    """
     if not isinstance(getattr(node.op, "lower", None), Movement | Alias) or len(node.operands) != 1:
         return None
     (source,) = node.operands
@@ -115,7 +123,7 @@ def _moved(node: Node) -> Node | None:
 
 
 def _summed_broadcast(node: Node) -> Node | None:
-    """sum(broadcast_to(x)) over axes that only the broadcast made  ->  x * count"""
+    """sum(broadcast(x)) over axes that the broadcast added  ->  sum(x) * number of copies"""
     if not sums(node) or not access(node.operands[0], Broadcasts) or not node.dtype.is_float:
         return None
     wide = node.operands[0]
@@ -137,7 +145,7 @@ def _summed_broadcast(node: Node) -> Node | None:
 
 
 def _unit_sum(node: Node) -> Node | None:
-    """sum over axes of size 1  ->  reshape"""
+    """sum(x) over axes of size 1  ->  reshape(x), or the sum of that over the other axes"""
     if not sums(node) or node.operands[0].dtype is not node.dtype:
         return None
     (source,) = node.operands
@@ -152,9 +160,9 @@ def _unit_sum(node: Node) -> Node | None:
 
 
 def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
-    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), or a transpose of that which keeps the last axis, where
-    the product's rows become the last axis and nothing else reads it: a library can write it transposed; what is read
-    may be rounded
+    """transpose(matmul(x, y))  ->  matmul(y.T, x.T), or a transpose of that which keeps the last axis, where the
+    product's rows become the last axis and nothing else reads it: a library can write it transposed; what is read may
+    be rounded
     """
     product = op("matmul", x, y)
     patterns = (op("transpose", product), op("transpose", op("cast", product)))
@@ -170,49 +178,52 @@ def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
         axes = new.attrs["axes"]
         if axes[-1] != rank - 2:
             return None
-        turned = converted(call("matmul", bound["y"].T, bound["x"].T), new.dtype)
+        swapped_product = converted(call("matmul", bound["y"].T, bound["x"].T), new.dtype)
         swapped = {rank - 2: rank - 1, rank - 1: rank - 2}
         order = [swapped.get(axis, axis) for axis in axes]
-        return turned if order == [*range(rank)] else turned.transpose(*order)
+        return swapped_product if order == [*range(rank)] else swapped_product.transpose(*order)
 
     return rewrite
 
 
-def _is_moved(node: Node) -> bool:
+def _is_movement(node: Node) -> bool:
+    """Whether an op is unary data movement."""
     return isinstance(getattr(node.op, "lower", None), Movement | Alias) and len(node.operands) == 1
 
 
 def _rounded_operands(graph: Graph, dtypes: Collection[DType]) -> set[Node]:
-    """The casts f32 -> bf16 -> f32 that contractions read, and what moves them: rounded, an operand lies in half the
-    memory, and processors multiply bf16 several times as fast.
+    """Graph -> the casts f32 -> bf16 -> f32 that contractions read, and the data movement between: rounded, an operand
+    lies in half the memory, and processors multiply bf16 several times as fast.
     """
     found: set[Node] = set()
     for node in graph.nodes:
         if getattr(node.op, "contraction", False):
             for operand in node.operands:
                 chain = [operand]
-                while _is_moved(chain[-1]):
+                while _is_movement(chain[-1]):
                     chain.append(chain[-1].operands[0])
                 bound: dict[str, Node] = {}
-                if match(_cast_twice, chain[-1], bound) and _rounds_only(bound) and bound["inner"].dtype in dtypes:
+                if match(_cast_twice, chain[-1], bound) and _is_rounding(bound) and bound["inner"].dtype in dtypes:
                     found.update(chain)
     return found
 
 
-def _widened_last(node: Node) -> Node:
-    """move(cast(x, f32))  ->  cast(move(x), f32), which leaves the narrow value to be moved"""
-    if not _is_moved(node) or not converts(node.operands[0]):
+def _sink_widening(node: Node) -> Node:
+    """move(cast(x, f32))  ->  cast(move(x), f32), so that the narrow value is what is moved"""
+    if not _is_movement(node) or not converts(node.operands[0]):
         return node
     (wide,) = node.operands
     return converted(again(node, wide.operands), wide.dtype)
 
 
-def _unrounded(node: Node) -> Node:
-    """A node of :func:`_rounded_operands`, as :func:`_widened_last` left it, for who is no contraction."""
+def _without_rounding(node: Node) -> Node:
+    """A rounded operand after :func:`_sink_widening` -> the value without its rounding, for a reader that is no
+    contraction.
+    """
 
     def below(narrow: Node) -> Node:
         (x,) = narrow.operands
-        return again(narrow, (below(x),)) if _is_moved(narrow) else x
+        return again(narrow, (below(x),)) if _is_movement(narrow) else x
 
     return below(node.operands[0])
 
@@ -225,24 +236,24 @@ def simplify(graph: Graph, *, numerics: str = "real", round_operands: Collection
     """
     rules = BITS + (REAL if numerics != "strict" else [])
     transposed = _product_transposed(graph)
-    structural = [_moved, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
+    structural = [_composed_movement, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
     rounded = _rounded_operands(graph, round_operands) if numerics != "strict" else set()
     new_rounded: set[Node] = set()
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         if node in rounded:
-            current = _widened_last(again(node, operands))
+            current = _sink_widening(again(node, operands))
             new_rounded.add(current)
             return current
         if not getattr(node.op, "contraction", False):
-            operands = tuple(_unrounded(o) if o in new_rounded else o for o in operands)
+            operands = tuple(_without_rounding(o) if o in new_rounded else o for o in operands)
         current = again(node, operands)
         for _ in range(20):
             new = apply_rules(rules, current)
             moved = next((m for rewrite in structural if (m := rewrite(new)) is not None), new)
             if moved is current:
-                turned = transposed(node, current) if numerics != "strict" else None
-                return current if turned is None else turned
+                swapped_product = transposed(node, current) if numerics != "strict" else None
+                return current if swapped_product is None else swapped_product
             current = moved
         return current
 

@@ -1,4 +1,4 @@
-"""upcast: "compute in f32" made visible for the storage floats (contracts 1)."""
+"""upcast: 8- and 16-bit floats are storage types; ops on them compute in f32, between explicit casts."""
 
 from __future__ import annotations
 

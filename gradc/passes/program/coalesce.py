@@ -1,4 +1,6 @@
-"""coalesce: neighbouring threads of a GPU, and elements of a CPU's vectors, access neighbouring elements of memory."""
+"""coalesce: loop interchange and layouts by which the threads of a GPU, and the lanes of a CPU's vectors, access
+contiguous memory.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ def coalesce(program: Program) -> Program:
     """rows(n, c, h) cols(w): x[n, h, w, c]  ->  rows(n, h, w) cols(c): x[n, h, w, c], after buffers have been laid out
     as they are read and as the outputs require.
     """
-    program = stored_as_asked(stored_as_read(program))
+    program = fuse_transposes(relayout_temps(program))
     types = {b.name: b.type for b in program.buffers}
     return replace(
-        program, steps=tuple(along_memory(step, types) if isinstance(step, Kernel) else step for step in program.steps)
+        program,
+        steps=tuple(interchange_loops(step, types) if isinstance(step, Kernel) else step for step in program.steps),
     )
 
 
@@ -37,17 +40,19 @@ def gather_vectors(program: Program) -> Program:
     """rows(n, c, h) cols(w): x[n, %i, %j, c]  ->  rows(n, h, w) cols(c): x[n, %i, %j, c], where a CPU would access the
     elements at positions that are data one by one; kernels without any keep their columns
     """
-    program = stored_as_asked(stored_as_read(program, _found_in_data), _found_in_data)
+    program = fuse_transposes(relayout_temps(program, _gathers_elements), _gathers_elements)
     types = {b.name: b.type for b in program.buffers}
     steps: list[Step] = [
-        along_memory(step, types) if isinstance(step, Kernel) and _found_in_data(step) else step
+        interchange_loops(step, types) if isinstance(step, Kernel) and _gathers_elements(step) else step
         for step in program.steps
     ]
     return program if steps == list(program.steps) else replace(program, steps=tuple(steps))
 
 
-def _found_in_data(kernel: Kernel) -> bool:
-    """Whether columns access an array at positions that are data, and go along none of its axes."""
+def _gathers_elements(kernel: Kernel) -> bool:
+    """Whether columns access an array at indices that are data and differ per column, but along none of its axes:
+    element by element.
+    """
     axes = {a for a, _ in kernel.cols}
     return any(
         s.buffer
@@ -57,9 +62,9 @@ def _found_in_data(kernel: Kernel) -> bool:
     )
 
 
-def stored_as_read(program: Program, wanted: Callable[[Kernel], bool] = lambda kernel: True) -> Program:
-    """store t[n, c, h] <- v;  load t[n, c, h] over rows(n, h) cols(c)  ->  store t[n, h, c] <- v;  load t[n, h, c],
-    where fewer bytes move so
+def relayout_temps(program: Program, wanted: Callable[[Kernel], bool] = lambda kernel: True) -> Program:
+    """Layout assignment of temps: store t[n, c, h] <- v;  load t[n, c, h] over rows(n, h) cols(c)  ->  store t[n, h, c]
+    <- v;  load t[n, h, c], where fewer bytes move so
 
     :param wanted: the kernels whose results are stored so.
     """
@@ -67,7 +72,7 @@ def stored_as_read(program: Program, wanted: Callable[[Kernel], bool] = lambda k
     for temp in program.of_kind("temp"):
         if temp.name not in made:
             continue
-        order = _order_read(program, temp)
+        order = _order_of_reads(program, temp)
         if order is None:
             continue
         buffers = tuple(
@@ -78,8 +83,8 @@ def stored_as_read(program: Program, wanted: Callable[[Kernel], bool] = lambda k
         touching = {
             i: step for i, step in enumerate(program.steps) if isinstance(step, Kernel) and temp.name in step.buffers
         }
-        turned = {
-            i: _named(
+        permuted = {
+            i: _renamed(
                 replace(
                     k,
                     body=tuple(
@@ -91,17 +96,19 @@ def stored_as_read(program: Program, wanted: Callable[[Kernel], bool] = lambda k
             )
             for i, k in touching.items()
         }
-        if sum(_least_moved(k, types[1]) for k in turned.values()) < sum(
-            _least_moved(k, types[0]) for k in touching.values()
+        if sum(_least_bytes_moved(k, types[1]) for k in permuted.values()) < sum(
+            _least_bytes_moved(k, types[0]) for k in touching.values()
         ):
             program = replace(
-                program, buffers=buffers, steps=tuple(turned.get(i, step) for i, step in enumerate(program.steps))
+                program, buffers=buffers, steps=tuple(permuted.get(i, step) for i, step in enumerate(program.steps))
             )
     return program
 
 
-def _order_read(program: Program, temp: Buffer) -> tuple[int, ...] | None:
-    """The order of a temp's axes in which all kernels that read it go through it, if that is another one."""
+def _order_of_reads(program: Program, temp: Buffer) -> tuple[int, ...] | None:
+    """(program, temp) -> the one permutation of its axes in which all kernels that read it traverse it; None if they
+    differ, or it is the layout that the temp has.
+    """
     if (
         temp.alias
         or any(b.alias == temp.name for b in program.buffers)
@@ -114,7 +121,7 @@ def _order_read(program: Program, temp: Buffer) -> tuple[int, ...] | None:
         for s in kernel.body:
             if s.buffer != temp.name or s.op in ("store", "accum"):
                 continue
-            places = _places(s, temp.type)
+            places = _axes_of_access(s, temp.type)
             units = [v for v in places if v.isdigit()]
             if s.op != "load" or len(set(places)) < len(places) or any(v not in (*units, *axes) for v in places):
                 return None
@@ -122,42 +129,43 @@ def _order_read(program: Program, temp: Buffer) -> tuple[int, ...] | None:
     return next(iter(orders)) if len(orders) == 1 and orders != {tuple(range(temp.type.rank))} else None
 
 
-def stored_as_asked(program: Program, wanted: Callable[[Kernel], bool] = lambda kernel: True) -> Program:
-    """store t[n, c, h] <- v;  store y[n, h, c] <- t[n, c, h]  ->  store y[n, h, c] <- v;  so with accum
+def fuse_transposes(program: Program, wanted: Callable[[Kernel], bool] = lambda kernel: True) -> Program:
+    """Transposes fused into their producers: store t[n, c, h] <- v;  store y[n, h, c] <- t[n, c, h]  ->  store y[n, h,
+    c] <- v;  so with accum
 
     :param wanted: the kernels whose results are stored so.
     """
     for number, step in enumerate(program.steps):
-        transposed = _transposing(step, program) if isinstance(step, Kernel) else None
-        made = _only_maker(program, number, *transposed[:2]) if transposed is not None else None
+        transposed = _as_transpose(step, program) if isinstance(step, Kernel) else None
+        made = _sole_producer(program, number, *transposed[:2]) if transposed is not None else None
         if transposed is None or made is None:
             continue
         source, target, order = transposed
-        maker = program.steps[made]
-        assert isinstance(maker, Kernel)
-        if not wanted(maker):
+        producer = program.steps[made]
+        assert isinstance(producer, Kernel)
+        if not wanted(producer):
             continue
         body = tuple(
             replace(s, buffer=target, index=tuple(s.index[a] for a in order)) if s.buffer == source else s
-            for s in maker.body
+            for s in producer.body
         )
         steps = list(program.steps)
         buffers = tuple(b for b in program.buffers if b.name != source)
-        steps[made] = _named(replace(maker, body=body), {b.name: b.type for b in buffers})
+        steps[made] = _renamed(replace(producer, body=body), {b.name: b.type for b in buffers})
         del steps[number]
-        return stored_as_asked(replace(program, steps=tuple(steps), buffers=buffers), wanted)
+        return fuse_transposes(replace(program, steps=tuple(steps), buffers=buffers), wanted)
     return program
 
 
-def _transposing(kernel: Kernel, program: Program) -> tuple[str, str, tuple[int, ...]] | None:
-    """(from, to, for each axis of the one that of the other) of a kernel that does nothing but store a buffer with its
-    axes in another order.
+def _as_transpose(kernel: Kernel, program: Program) -> tuple[str, str, tuple[int, ...]] | None:
+    """Kernel -> (source buffer, target buffer, permutation of the source's axes) if it only transposes the one into the
+    other, else None.
     """
     if [s.op for s in kernel.body] != ["load", "store"]:
         return None
     load, store = kernel.body
     a, b = program.buffer[load.buffer].type, program.buffer[store.buffer].type
-    read, written = _places(load, a), _places(store, b)
+    read, written = _axes_of_access(load, a), _axes_of_access(store, b)
     axes = {a for a, _ in (*kernel.rows, *kernel.cols)}
     if (
         load.where
@@ -176,8 +184,10 @@ def _transposing(kernel: Kernel, program: Program) -> tuple[str, str, tuple[int,
     )
 
 
-def _places(s: Stmt, type: Type) -> list[str]:
-    """The axis of the kernel along each axis of an array; axes of one element, at 0, are numbered; else it is ""."""
+def _axes_of_access(s: Stmt, type: Type) -> list[str]:
+    """(access, type of its buffer) -> the kernel axis that each axis of the buffer is indexed by; a number for an axis
+    of size 1 at index 0, "" for any other index.
+    """
     units = itertools.count()
     return [
         str(next(units)) if i == Index() and n == 1 else i.variable or ""
@@ -185,20 +195,22 @@ def _places(s: Stmt, type: Type) -> list[str]:
     ]
 
 
-def _only_maker(program: Program, number: int, source: str, target: str) -> int | None:
-    """The one kernel that writes the source, which nothing else reads, if it may write the target instead."""
+def _sole_producer(program: Program, number: int, source: str, target: str) -> int | None:
+    """The step that writes a temp which only step ``number`` reads, if it is a kernel that may write ``target``
+    instead.
+    """
     a, b = program.buffer[source], program.buffer[target]
     if a.kind != "temp" or a.alias or b.alias or any(x.alias in (source, target) for x in program.buffers):
         return None
     touching = [i for i, step in enumerate(program.steps) if i != number and source in (*step.reads, *step.writes)]
     if len(touching) != 1 or any(target in (*step.reads, *step.writes) for step in program.steps[:number]):
         return None
-    maker = program.steps[touching[0]]
-    return touching[0] if isinstance(maker, Kernel) and source not in maker.reads else None
+    producer = program.steps[touching[0]]
+    return touching[0] if isinstance(producer, Kernel) and source not in producer.reads else None
 
 
-def along_memory(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
-    """The same statements with the columns along the axis in which fewest bytes are moved.
+def interchange_loops(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+    """Kernel -> the kernel with another axis as its columns, the one along which fewest bytes are moved.
 
     Every effect runs over both axes, so that nothing happens more or less often; sums over rows and the places of bad
     elements depend on the order of axes, and what has these is left.
@@ -213,18 +225,18 @@ def along_memory(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     candidates = [axis for axis in kernel.rows if axis[0] in common and extents[axis[0]] >= LEAST]
     if now[0] not in common or not candidates:
         return kernel
-    best = min(candidates, key=lambda axis: _moved(kernel, types, axis[0], extents))
-    if _moved(kernel, types, best[0], extents) >= GAIN * _moved(kernel, types, now[0], extents):
+    best = min(candidates, key=lambda axis: _bytes_moved(kernel, types, axis[0], extents))
+    if _bytes_moved(kernel, types, best[0], extents) >= GAIN * _bytes_moved(kernel, types, now[0], extents):
         return kernel
     rows: tuple[Axis, ...] = tuple(axis for axis in (*kernel.rows, now) if axis != best)
-    return _named(replace(kernel, rows=rows, cols=(best,)), types)
+    return _renamed(replace(kernel, rows=rows, cols=(best,)), types)
 
 
-def _least_moved(kernel: Kernel, types: Mapping[str, Type]) -> int:
-    """Bytes that a kernel moves with its columns along the best axis that they may have."""
-    kernel = along_memory(kernel, types)
+def _least_bytes_moved(kernel: Kernel, types: Mapping[str, Type]) -> int:
+    """Bytes that a kernel moves once its loops are interchanged."""
+    kernel = interchange_loops(kernel, types)
     sizes = nominal([n for _, n in (*kernel.rows, *kernel.cols)])
-    return _moved(
+    return _bytes_moved(
         kernel,
         types,
         kernel.cols[-1][0] if kernel.cols else "",
@@ -232,12 +244,13 @@ def _least_moved(kernel: Kernel, types: Mapping[str, Type]) -> int:
     )
 
 
-def _moved(kernel: Kernel, types: Mapping[str, Type], lane: str, extents: Mapping[str, int]) -> int:
-    """Bytes that loads, stores and accums move where neighbouring threads go along an axis."""
-    return sum(_bytes(kernel, types, s, lane, extents) for s in kernel.body if s.buffer)
+def _bytes_moved(kernel: Kernel, types: Mapping[str, Type], lane: str, extents: Mapping[str, int]) -> int:
+    """Bytes that the accesses of a kernel move where neighbouring threads or lanes go along axis ``lane``."""
+    return sum(_bytes_of_access(kernel, types, s, lane, extents) for s in kernel.body if s.buffer)
 
 
-def _bytes(kernel: Kernel, types: Mapping[str, Type], s: Stmt, lane: str, extents: Mapping[str, int]) -> int:
+def _bytes_of_access(kernel: Kernel, types: Mapping[str, Type], s: Stmt, lane: str, extents: Mapping[str, int]) -> int:
+    """Bytes that one access moves: its elements where lanes are contiguous or share one, else a sector per element."""
     place = [entry for entry in s.index if entry != Index()]
     over = frozenset(v for entry in place for v, _ in entry.terms if not v.startswith("%")).union(
         *(kernel.levels[v] for entry in place for v, _ in entry.terms if v.startswith("%"))
@@ -249,9 +262,10 @@ def _bytes(kernel: Kernel, types: Mapping[str, Type], s: Stmt, lane: str, extent
     moving = [
         v for entry in s.index for v, _ in entry.terms if v == lane or (v.startswith("%") and lane in kernel.levels[v])
     ]
-    together = moving == [lane] and dict(s.index[-1].terms).get(lane) == 1
-    return count * (item if together else SECTOR_BYTES)
+    contiguous = moving == [lane] and dict(s.index[-1].terms).get(lane) == 1
+    return count * (item if contiguous else SECTOR_BYTES)
 
 
-def _named(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+def _renamed(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+    """The kernel under the name of its structure."""
     return kernel.named_by_structure(kernel.name.rpartition("_")[0], types)

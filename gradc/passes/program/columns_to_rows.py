@@ -1,4 +1,6 @@
-"""columns_to_rows: elements that are scattered one by one are rows, so that they can be sorted by where they go."""
+"""columns_to_rows: the columns of a kernel that scatters single elements become rows, which a strategy can sort by
+index.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ def columns_to_rows(program: Program) -> Program:
     """
     types = {b.name: b.type for b in program.buffers}
     steps: list[Step] = [
-        _turned(step) if isinstance(step, Kernel) and _scatters(step, types) else step for step in program.steps
+        _interchanged(step) if isinstance(step, Kernel) and _scatters(step, types) else step for step in program.steps
     ]
     return program if steps == list(program.steps) else replace(program, steps=tuple(steps))
 
 
 def _scatters(kernel: Kernel, types: dict[str, Type]) -> bool:
+    """Whether a kernel without rows scatters single elements, each column to an index of its own, and reduces
+    nothing.
+    """
     return (
         not kernel.rows
         and any(c.by_column for c in combines(kernel, types))
@@ -32,5 +37,6 @@ def _scatters(kernel: Kernel, types: dict[str, Type]) -> bool:
     )
 
 
-def _turned(kernel: Kernel) -> Kernel:
+def _interchanged(kernel: Kernel) -> Kernel:
+    """Kernel -> the same statements with the columns as rows."""
     return replace(kernel, rows=kernel.cols, cols=())

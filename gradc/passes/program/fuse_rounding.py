@@ -1,4 +1,4 @@
-"""fuse_rounding: a sum that is only rounded is rounded where it is written."""
+"""fuse_rounding: the cast to 16 bits of a sum or product becomes the epilogue of the step that computes it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ def fuse_rounding(program: Program) -> Program:
     call t[m, n] <- matmul a[m, k], b[k, n];  store o[i] <- cast t[i] : bf16  ->  call o[m, n] <- matmul ...
     """
     steps: list[Step] = list(program.steps)
-    instead: dict[str, str] = {}
+    rounded_to: dict[str, str] = {}
     for number, step in enumerate(program.steps):
         rounded = _rounding(step) if isinstance(step, Kernel) else None
-        if rounded is not None and _only_this(program, number, *rounded):
-            instead[rounded[0]] = rounded[1]
+        if rounded is not None and _is_sole_consumer(program, number, *rounded):
+            rounded_to[rounded[0]] = rounded[1]
             steps.remove(step)
-    if not instead:
+    if not rounded_to:
         return program
-    kept = [_renamed(step, instead) if isinstance(step, Kernel | Call) else step for step in steps]
-    return replace(program, steps=tuple(kept), buffers=tuple(b for b in program.buffers if b.name not in instead))
+    kept = [_with_outputs(step, rounded_to) if isinstance(step, Kernel | Call) else step for step in steps]
+    return replace(program, steps=tuple(kept), buffers=tuple(b for b in program.buffers if b.name not in rounded_to))
 
 
 def _rounding(kernel: Kernel) -> tuple[str, str] | None:
-    """(f32 buffer, 16-bit buffer) of a kernel that does nothing but round every element of one into the other."""
+    """(f32 buffer, 16-bit buffer) of a kernel that only casts every element of the one into the other; None for any
+    other kernel.
+    """
     if [s.op for s in kernel.body] != ["load", "cast", "store"]:
         return None
     load, cast, store = kernel.body
@@ -49,8 +51,10 @@ def _rounding(kernel: Kernel) -> tuple[str, str] | None:
     )
 
 
-def _only_this(program: Program, number: int, source: str, target: str) -> bool:
-    """Whether the source is nothing but a sum that one step before makes for this rounding, and neither is a view."""
+def _is_sole_consumer(program: Program, number: int, source: str, target: str) -> bool:
+    """Whether a rounding kernel is the only reader of a temp that one step writes, a sum in f32 or a product, so that
+    this step may write the rounded result itself; neither buffer has aliases.
+    """
     a, b = program.buffer[source], program.buffer[target]
     others = [step for i, step in enumerate(program.steps) if i != number]
     touched = [step for step in others if source in (*step.reads, *step.writes)]
@@ -60,18 +64,20 @@ def _only_this(program: Program, number: int, source: str, target: str) -> bool:
         a.kind == "temp"
         and not (a.alias or b.alias or any(x.alias == source for x in program.buffers))
         and len(touched) == 1
-        and (_sums(touched[0], source) or _multiplies(program, touched[0], target))
+        and (_is_f32_sum(touched[0], source) or _is_narrow_product(program, touched[0], target))
         and first
         and a.type.shape == b.type.shape
     )
 
 
-def _sums(step: Step, source: str) -> bool:
+def _is_f32_sum(step: Step, source: str) -> bool:
+    """Whether a step accumulates a buffer by one sum in f32."""
     made = [s for s in step.accums if s.buffer == source] if isinstance(step, Kernel) else []
     return len(made) == 1 and made[0].combine == "sum" and made[0].dtype is F32
 
 
-def _multiplies(program: Program, step: Step, target: str) -> bool:
+def _is_narrow_product(program: Program, step: Step, target: str) -> bool:
+    """Whether a step is a matrix product whose operands have the dtype of a buffer."""
     return (
         isinstance(step, Call)
         and REGISTRY[step.op].contraction
@@ -79,7 +85,8 @@ def _multiplies(program: Program, step: Step, target: str) -> bool:
     )
 
 
-def _renamed(step: Kernel | Call, names: dict[str, str]) -> Kernel | Call:
+def _with_outputs(step: Kernel | Call, names: dict[str, str]) -> Kernel | Call:
+    """Step -> the step that writes other buffers: ``names`` maps the old to the new."""
     if isinstance(step, Call):
         return replace(step, out=replace(step.out, buffer=names.get(step.out.buffer, step.out.buffer)))
 

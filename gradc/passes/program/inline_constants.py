@@ -1,4 +1,4 @@
-"""inline_constants: an element of a constant array, at a place that is known, is a constant."""
+"""inline_constants: constant propagation from constant arrays into kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def inline_constants(program: Program) -> Program:
     steps = []
     for step in program.steps:
         if isinstance(step, Kernel):
-            body = tuple(_inlined(s, constants) for s in step.body)
+            body = tuple(_folded(s, constants) for s in step.body)
             if body != step.body:
                 step = replace(step, body=body).named_by_structure(step.name.rpartition("_")[0], types)
         steps.append(step)
@@ -33,7 +33,10 @@ def inline_constants(program: Program) -> Program:
     return replace(program, steps=tuple(steps), buffers=buffers)
 
 
-def _inlined(s: Stmt, constants: Mapping[str, Buffer]) -> Stmt:
+def _folded(s: Stmt, constants: Mapping[str, Buffer]) -> Stmt:
+    """Load -> a constant statement, if it is unmasked and at a constant index of a constant array; any other statement
+    as it is.
+    """
     if s.op != "load" or s.where or s.buffer not in constants or any(i.terms for i in s.index):
         return s
     place, shape = [i.const for i in s.index], constants[s.buffer].type.shape

@@ -1,4 +1,5 @@
-"""order_steps: a step that gives back more memory than it takes runs as soon as it can, one that only takes it as late.
+"""order_steps: list scheduling of steps for peak memory: one that frees more than it allocates runs as soon as it can,
+one that only allocates as late.
 
 The gradient of a weight is often the last to read the widest values of a backward; where the graph has it at the end,
 all of them would be in memory until then.  What is made of inputs alone, as the transforms of weights are, would be in
@@ -32,7 +33,7 @@ def order_steps(program: Program, *, dims: Mapping[str, int] | None = None) -> P
     used = [{root for b in (*step.reads, *step.writes) if (root := program.root(b)) in size} for step in steps]
     left = Counter(name for names in used for name in names)
     begun = set[str]()
-    waits = _waits(program)
+    waits = _predecessors(program)
     after: list[list[int]] = [[] for _ in steps]
     for number, earlier in enumerate(waits):
         for each in earlier:
@@ -67,14 +68,15 @@ def order_steps(program: Program, *, dims: Mapping[str, int] | None = None) -> P
         for number in touched:
             if number not in order and not lacking[number] and given_back(number) > 0:
                 heapq.heappush(gaining, number)
-    still = {n for n in order if _checks(steps[n]) or sum(size[name] for name in used[n]) < PRIVATE_BYTES}
-    return replace(program, steps=tuple(steps[n] for n in _as_late([*order], used, after, still)))
+    still = {n for n in order if _has_check(steps[n]) or sum(size[name] for name in used[n]) < PRIVATE_BYTES}
+    return replace(program, steps=tuple(steps[n] for n in _sink([*order], used, after, still)))
 
 
-def _as_late(
+def _sink(
     order: Sequence[int], used: Sequence[Collection[str]], after: Sequence[Collection[int]], still: Collection[int]
 ) -> list[int]:
-    """The order in which a step that is the last to use no temp runs right before the first that waits for it.
+    """Order of steps -> the order in which a step that is the last to use no temp runs right before its first
+    successor.
 
     :param used: the temps of each step, :param after: the steps that wait for it.  :param still: steps that stay.
     """
@@ -89,8 +91,10 @@ def _as_late(
     return line
 
 
-def _waits(program: Program) -> list[set[int]]:
-    """For each step those that it runs after: what it reads is written by then, and what it writes has been read."""
+def _predecessors(program: Program) -> list[set[int]]:
+    """For each step those that must run before it: writers of what it reads, and readers and writers of what it
+    overwrites.
+    """
     waits: list[set[int]] = []
     writer: dict[str, int] = {}
     readers: dict[str, set[int]] = {}
@@ -101,7 +105,7 @@ def _waits(program: Program) -> list[set[int]]:
         earlier |= {n for b in writes for n in readers.get(b, ())}
         if checks is not None:
             earlier.add(checks)
-        if _checks(step):
+        if _has_check(step):
             earlier.update(range(number))
             checks = number
         for b in writes:
@@ -112,5 +116,6 @@ def _waits(program: Program) -> list[set[int]]:
     return waits
 
 
-def _checks(step: Step) -> bool:
+def _has_check(step: Step) -> bool:
+    """Whether a step checks data."""
     return any(s.op == "check" for item in alternatives(step) if isinstance(item, Kernel) for s in item.body)

@@ -1,4 +1,4 @@
-"""plan_buffers: temps that are never alive together share memory of the one workspace.
+"""plan_buffers: memory planning by live ranges: temps that are never live together share memory of the one workspace.
 
 A program says so by slots, which hold for all sizes; for given sizes, :func:`gradc.analysis.lifetimes.offsets` packs
 temps closer than that, and lays large ones where outputs will be written later.
@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...analysis.lifetimes import Span, in_place, lifetimes, lifetimes_of
+from ...analysis.lifetimes import Span, lifetimes, lifetimes_of, may_overwrite
 from ...ir.dims import Size, assuming, known_nonnegative
 from ...ir.kernel import Kernel, Loop, Program
 from ..manager import program_pass
@@ -21,37 +21,41 @@ def plan_buffers(program: Program) -> Program:
     """temp t3: f32[N,D]  ->  temp t3: f32[N,D] slot 0"""
     with assuming(program.assumptions):
         placed = _slots(program, lifetimes(program))
-        steps = tuple(_planned(step, program) if isinstance(step, Loop) else step for step in program.steps)
+        steps = tuple(_with_block_slots(step, program) if isinstance(step, Loop) else step for step in program.steps)
     buffers = tuple(replace(b, slot=placed.get(b.name, -1)) for b in program.buffers)
     return replace(program, buffers=buffers, steps=steps)
 
 
-def _planned(loop: Loop, program: Program) -> Loop:
-    """A block that is stored where another one was read last takes its memory."""
+def _with_block_slots(loop: Loop, program: Program) -> Loop:
+    """Loop -> the loop with a slot for each block buffer; a block that a kernel may compute in place of a dead one
+    shares its slot.
+    """
     span = lifetimes_of(program, "block", [[item] for item in loop.steps])
-    instead: dict[str, str] = {}  # block -> the one whose memory it takes
+    overwritten: dict[str, str] = {}  # block -> the one whose memory it takes
     for name in sorted(span, key=lambda n: span[n]):
         first = loop.steps[span[name][0]]
         for source in first.reads if isinstance(first, Kernel) else ():
             same = source in span and program.types[source] == program.types[name]
-            if same and span[source][1] == span[name][0] and source not in instead.values():
-                if isinstance(first, Kernel) and in_place(program, first, source, name):
-                    instead[name] = source
+            if same and span[source][1] == span[name][0] and source not in overwritten.values():
+                if isinstance(first, Kernel) and may_overwrite(program, first, source, name):
+                    overwritten[name] = source
                     break
 
     def owner(name: str) -> str:
-        return owner(instead[name]) if name in instead else name
+        return owner(overwritten[name]) if name in overwritten else name
 
     whole = dict(span)
-    for name in instead:
+    for name in overwritten:
         begin, end = whole[owner(name)]
         whole[owner(name)] = (begin, max(end, span[name][1]))
-    slots = _slots(program, {name: whole[name] for name in span if name not in instead})
+    slots = _slots(program, {name: whole[name] for name in span if name not in overwritten})
     return replace(loop, blocks=tuple(replace(b, slot=slots.get(owner(b.name), -1)) for b in loop.blocks))
 
 
 def _slots(program: Program, span: Mapping[str, Span]) -> dict[str, int]:
-    """The number of each buffer's memory, which others share that are not alive together with it."""
+    """Live ranges -> slot of each buffer: interval-graph colouring, first fit, by sizes known to be no larger for all
+    symbols.
+    """
     slots: list[tuple[Size, int]] = []  # bytes, the last step that uses it
     placed: dict[str, int] = {}
     holds = functools.cache(lambda size, need: known_nonnegative(size - need))  # few sizes differ

@@ -1,4 +1,5 @@
-"""read_in_place: a product reads an array through the index of the kernel that only moved its elements.
+"""read_in_place: implicit im2col: a matrix product reads an array through the affine index of the kernel that only
+copied its elements.
 
 The windows of a convolution are such a view: the product's packing reads the image, or a copy of it between zeros, and
 there is no array of windows, which is as many times larger as a window has elements.
@@ -19,12 +20,12 @@ from ...ir.walk import backward_slice
 from ..manager import program_pass
 
 WIDER = 2
-"""Rows are narrow beside what has as many times their elements."""
+"""Rows are narrow next to arrays of as many times their elements."""
 
 
 @dataclass(frozen=True)
-class _Moved:
-    """What a kernel stores that is only moved.
+class _View:
+    """What a store copies: elements of one array, at an affine index.
 
     :param target: where it is stored.
     :param axes: of what is stored, in order.
@@ -37,9 +38,9 @@ class _Moved:
     load: Stmt
     guarded: frozenset[int]
 
-    def reach(self, axis: int) -> tuple[Size, Size] | None:
-        """The first and the last position along an axis of the loaded array, or beyond its ends, that is read; None if
-        it is not known which these are.
+    def range_of(self, axis: int) -> tuple[Size, Size] | None:
+        """(first, last) position that is read along an axis of the loaded array, possibly beyond its ends; None if that
+        is not known.
         """
         first: Size = self.load.index[axis].const
         last: Size = first
@@ -53,45 +54,48 @@ class _Moved:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Positions of an axis, ``step`` apart."""
+class _Factor:
+    """A factor of an axis: positions that are ``step`` apart."""
 
     axis: str
     size: Size
     step: Size = 1
 
 
-Reach = tuple[tuple[Size, Size], ...]
+Footprint = tuple[tuple[Size, Size], ...]
 """Of an array: the first and the last position along each axis, or beyond its ends."""
 
 
 @program_pass("BITS")
 def read_in_place(program: Program) -> Program:
-    """kernel { store t[n, c, ky, kx, y, x] <- load image[n, c, y + ky, x + kx] };  matmul w[m, k], t[n, k, p]
+    """Implicit im2col: kernel { store t[n, c, ky, kx, y, x] <- load image[n, c, y + ky, x + kx] };  matmul w[m, k],
+    t[n, k, p]
     ->  matmul w[m, k], image[n, k0, p0 + k1, p1 + k2] with the parts k0, k1, k2 of k and p0, p1 of p
 
     Where the kernel stores zeros beyond the ends of an array, it copies the array between zeros instead.
     """
     kernels = [step for step in program.steps if isinstance(step, Kernel)]
-    found = [(k, [m for s in k.body if s.op == "store" and (m := _moved(k, s, program))]) for k in kernels]
-    copies: dict[tuple[str, Reach], Buffer] = {}
+    found = [(k, [m for s in k.body if s.op == "store" and (m := _view_of_store(k, s, program))]) for k in kernels]
+    copies: dict[tuple[str, Footprint], Buffer] = {}
     for kernel, own in found:
-        for moved in own:
-            alike = [m for _, ms in found for m in ms if m.load.buffer == moved.load.buffer and m.guarded]
-            rest = _without(kernel, moved.target, program)
-            changed = _read_by_products(program, kernel, rest, moved, alike, copies)
+        for view in own:
+            of_same_array = [m for _, ms in found for m in ms if m.load.buffer == view.load.buffer and m.guarded]
+            rest = _without_store(kernel, view.target, program)
+            changed = _forward_to_products(program, kernel, rest, view, of_same_array, copies)
             program, kernel = changed, kernel if changed is program else rest
     return program
 
 
-def _without(kernel: Kernel, target: str, program: Program) -> Kernel:
-    """The kernel without the store to a buffer."""
+def _without_store(kernel: Kernel, target: str, program: Program) -> Kernel:
+    """Kernel -> the kernel without the store to a buffer and what only that store used."""
     rest = replace(kernel, body=tuple(s for s in kernel.body if s.op != "store" or s.buffer != target)).live
     return rest.named_by_structure(kernel.name.rpartition("_")[0], program.types)
 
 
-def _moved(kernel: Kernel, store: Stmt, program: Program) -> _Moved | None:
-    """What a store has of an array, if nothing is computed for it."""
+def _view_of_store(kernel: Kernel, store: Stmt, program: Program) -> _View | None:
+    """(kernel, store to a temp) -> the view that it copies; None if a value is computed, or the index is no affine
+    function of the axes.
+    """
     needed = backward_slice(kernel.body, store.uses)
     loads = [s for s in needed if s.op == "load"]
     others = {s.op for s in needed} - {"load", "in_bounds", "bitwise_and"}
@@ -112,79 +116,83 @@ def _moved(kernel: Kernel, store: Stmt, program: Program) -> _Moved | None:
     if None in own or len(set(own)) != len(own) or set(own) != set(sizes) or not whole:
         return None
     guarded = set[int]()
-    for test in _tests(kernel, load.where):
+    for test in _bounds_tests(kernel, load.where):
         at = [a for a, i in enumerate(load.index) if i == test.index[0] and same(source.type.shape[a], test.attr("hi"))]
         if test.attr("lo") != 0 or not at:
             return None
         guarded.update(at)
-    return _Moved(store.buffer, tuple((str(v), sizes[str(v)]) for v in own), load, frozenset(guarded))
+    return _View(store.buffer, tuple((str(v), sizes[str(v)]) for v in own), load, frozenset(guarded))
 
 
-def _tests(kernel: Kernel, mask: str) -> Iterator[Stmt]:
+def _bounds_tests(kernel: Kernel, mask: str) -> Iterator[Stmt]:
+    """The in_bounds statements of which a mask is the conjunction."""
     if mask:
         s = kernel.stmts[mask]
         if s.op == "in_bounds":
             yield s
         for other in s.args:
-            yield from _tests(kernel, other)
+            yield from _bounds_tests(kernel, other)
 
 
-def _read_by_products(
+def _forward_to_products(
     program: Program,
     kernel: Kernel,
     rest: Kernel,
-    moved: _Moved,
-    alike: Sequence[_Moved],
-    copies: dict[tuple[str, Reach], Buffer],
+    view: _View,
+    of_same_array: Sequence[_View],
+    copies: dict[tuple[str, Footprint], Buffer],
 ) -> Program:
-    """:param rest: the kernel without the store of what is moved.
-    :param alike: what is moved from the same array and the zeros around it.
-    :param copies: of arrays between zeros, so far.
+    """Program -> the program whose products read a view's array at the view's index, padded by a kernel of its own
+    where the view is guarded; as it is unless all readers are such products.
+
+    :param rest: the kernel without the store of the view.
+    :param of_same_array: the views of the same array and the zeros around it.
+    :param copies: padded copies of arrays, so far.
     """
-    target = moved.target
+    target = view.target
     views = {b.name for b in program.buffers if program.root(b.name) == target}
     users = [step for step in program.steps if step is not kernel and views & {*step.reads, *step.writes}]
     if views & {b for _, b in program.outputs} or not users:
         return program
-    if _narrow_rows(program, moved, [b for step in users for b in (*step.reads, *step.writes) if b not in views]):
+    if _is_narrow_slice(program, view, [b for step in users for b in (*step.reads, *step.writes) if b not in views]):
         return program
-    read, index = program.buffer[moved.load.buffer], moved.load.index
+    read, index = program.buffer[view.load.buffer], view.load.index
     made: tuple[Kernel, ...] = ()
-    reach: Reach | None = ()
-    if moved.guarded:
-        reaches = (_reach(read, group) for group in (alike, [moved]))
-        reach = next((r for r in reaches if r is not None and not _is_larger(r, moved)), None)
-        if reach is None:
+    footprint: Footprint | None = ()
+    if view.guarded:
+        footprints = (_footprint(read, group) for group in (of_same_array, [view]))
+        footprint = next((r for r in footprints if r is not None and not _exceeds(r, view)), None)
+        if footprint is None:
             return program
-        copy = copies.get((read.name, reach))
+        copy = copies.get((read.name, footprint))
         if copy is None:
-            copy = Buffer(suffixed(target, ".padded"), read.type.with_shape(*_sizes(reach)))
-            made = (_between_zeros(read, reach, copy, kernel.note),)
-        read, index = copy, tuple(i + first * -1 for i, (first, _) in zip(index, reach, strict=True))
+            copy = Buffer(suffixed(target, ".padded"), read.type.with_shape(*_extents(footprint)))
+            made = (_padding_kernel(read, footprint, copy, kernel.note),)
+        read, index = copy, tuple(i + first * -1 for i, (first, _) in zip(index, footprint, strict=True))
     changed: dict[int, tuple[Step, ...]] = {id(kernel): (*made, *([rest] if rest.writes else []))}
     for step in users:
         call = step if isinstance(step, Call) and REGISTRY[step.op].contraction else None
         for name in views & {*step.reads}:
-            call = call and _through(call, program.buffer[name], moved.axes, read.name, index)
+            call = call and _with_operand(call, program.buffer[name], view.axes, read.name, index)
         if call is None:
             return program
         changed[id(step)] = (call,)
-    if reach:
-        copies[moved.load.buffer, reach] = read
+    if footprint:
+        copies[view.load.buffer, footprint] = read
     steps = tuple(new for s in program.steps for new in changed.get(id(s), (s,)))
     kept = [b for b in program.buffers if b.name not in views]
     return replace(program, buffers=(*kept, *((read,) if made else ())), steps=steps)
 
 
-def _reach(source: Buffer, moves: Sequence[_Moved]) -> Reach | None:
-    """What of an array, and of the zeros around it, is read by any of these; None if that is not known."""
+def _footprint(source: Buffer, moves: Sequence[_View]) -> Footprint | None:
+    """(array, views of it) -> the box of positions that any of them reads; None if it is not known."""
     found: list[tuple[Size, Size]] = []
-    guarded = {axis for moved in moves for axis in moved.guarded}
+    guarded = {axis for view in moves for axis in view.guarded}
     for axis, size in enumerate(source.type.shape):
         if axis not in guarded:
             found.append((0, size - 1))
             continue
-        ends = [moved.reach(axis) for moved in moves]
+        ends = [view.range_of(axis) for view in moves]
         known = [end for end in ends if end is not None]
         first = [low for low, _ in known if all(known_nonnegative(other - low) for other, _ in known)]
         last = [high for _, high in known if all(known_nonnegative(high - other) for _, other in known)]
@@ -194,34 +202,38 @@ def _reach(source: Buffer, moves: Sequence[_Moved]) -> Reach | None:
     return tuple(found)
 
 
-def _sizes(reach: Reach) -> list[Size]:
-    return [last - first + 1 for first, last in reach]
+def _extents(footprint: Footprint) -> list[Size]:
+    """Footprint -> its size along each axis."""
+    return [last - first + 1 for first, last in footprint]
 
 
-def _is_larger(reach: Reach, moved: _Moved) -> bool:
-    copied, stored = product(_sizes(reach)), product(size for _, size in moved.axes)
+def _exceeds(footprint: Footprint, view: _View) -> bool:
+    """Whether a footprint has more elements than the view, at nominal sizes: a padded copy would not pay."""
+    copied, stored = product(_extents(footprint)), product(size for _, size in view.axes)
     typical = nominal([copied, stored])
     return evaluate(copied, typical) > evaluate(stored, typical)
 
 
-def _narrow_rows(program: Program, moved: _Moved, others: Sequence[str]) -> bool:
-    """Whether a slice of rows is moved, beside which what the products read or write is wide: it costs little, and a
-    product that reads it elsewhere cannot be cut by its rows.
+def _is_narrow_slice(program: Program, view: _View, others: Sequence[str]) -> bool:
+    """Whether a view is a contiguous slice of rows, next to which what the products read or write is wide: it costs
+    little, and a product that reads it elsewhere cannot be blocked by rows.
     """
-    last, size = moved.axes[-1]
-    source = program.buffer[moved.load.buffer].type.shape
-    in_order = [[v for v, _ in index.terms] for index in moved.load.index] == [[axis] for axis, _ in moved.axes]
-    if moved.guarded or not in_order or moved.load.index[-1] != Index.of(last) or not same(source[-1], size):
+    last, size = view.axes[-1]
+    source = program.buffer[view.load.buffer].type.shape
+    in_order = [[v for v, _ in index.terms] for index in view.load.index] == [[axis] for axis, _ in view.axes]
+    if view.guarded or not in_order or view.load.index[-1] != Index.of(last) or not same(source[-1], size):
         return False
-    rows = product(n for _, n in moved.axes)
+    rows = product(n for _, n in view.axes)
     wide = [program.types[b].count for b in others if program.buffer[program.root(b)].kind == "temp"]
     typical = nominal([rows, *wide])
     return any(evaluate(n, typical) >= WIDER * evaluate(rows, typical) for n in wide)
 
 
-def _through(call: Call, view: Buffer, axes: Sequence[Axis], buffer: str, index: Sequence[Index]) -> Call | None:
-    """The call with the operands that read ``view`` reading ``buffer`` at ``index``, which goes along ``axes``."""
-    groups = _groups(view.type.shape, axes)
+def _with_operand(call: Call, view: Buffer, axes: Sequence[Axis], buffer: str, index: Sequence[Index]) -> Call | None:
+    """Call -> the call whose operands read ``buffer`` at ``index`` in place of ``view``, whose axes are ``axes``; None
+    if the call cannot express it.
+    """
+    groups = _factors(view.type.shape, axes)
     parts = dict(call.parts)
     args: list[Operand] = []
     for operand in call.args:
@@ -254,18 +266,21 @@ def _through(call: Call, view: Buffer, axes: Sequence[Axis], buffer: str, index:
 
 
 def _substituted(index: Index, names: Mapping[str, Index]) -> Index:
+    """Affine index -> the index with expressions for its axes; an axis without one is 0."""
     total = Index(index.const)
     for variable, factor in index.terms:
         total = total + names.get(variable, Index()) * factor
     return total
 
 
-def _groups(shape: Sequence[Size], axes: Sequence[Axis]) -> list[list[_Part]] | None:
-    """For each axis of a reshaped array what it is made of: axes, but for those of one element, and parts of axes."""
-    left = [_Part(*axis) for axis in axes if axis[1] != 1]
-    groups: list[list[_Part]] = []
+def _factors(shape: Sequence[Size], axes: Sequence[Axis]) -> list[list[_Factor]] | None:
+    """(shape of a reshape, axes of its source) -> for each dimension the axes, or factors of axes, that it is the
+    product of; None if an axis is cut unevenly.
+    """
+    left = [_Factor(*axis) for axis in axes if axis[1] != 1]
+    groups: list[list[_Factor]] = []
     for size in shape:
-        own: list[_Part] = []
+        own: list[_Factor] = []
         while not same(inside := product(part.size for part in own), size):
             if not left:
                 return None
@@ -280,13 +295,17 @@ def _groups(shape: Sequence[Size], axes: Sequence[Axis]) -> list[list[_Part]] | 
     return None if left else groups
 
 
-def _between_zeros(source: Buffer, reach: Reach, copy: Buffer, note: Note) -> Kernel:
-    """The kernel that copies what is in reach of an array, with zeros around it."""
+def _padding_kernel(source: Buffer, footprint: Footprint, copy: Buffer, note: Note) -> Kernel:
+    """(array, footprint, buffer) -> the kernel that copies the array's footprint into the buffer, with zeros outside of
+    the array.
+    """
     shape, type_ = copy.type.shape, copy.type
     to = tuple(Index() if n == 1 else Index.of(f"i{a}") for a, n in enumerate(shape))
-    at = tuple(i + first for i, (first, _) in zip(to, reach, strict=True))
+    at = tuple(i + first for i, (first, _) in zip(to, footprint, strict=True))
     body: list[Stmt] = []
-    guarded = [axis for axis, (n, ends) in enumerate(zip(source.type.shape, reach, strict=True)) if ends != (0, n - 1)]
+    guarded = [
+        axis for axis, (n, ends) in enumerate(zip(source.type.shape, footprint, strict=True)) if ends != (0, n - 1)
+    ]
     for axis in guarded:
         attrs = (("hi", source.type.shape[axis]), ("lo", 0))
         body.append(Stmt(f"%{len(body)}", "in_bounds", (), BOOL, index=(at[axis],), attrs=attrs))

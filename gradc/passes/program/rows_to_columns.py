@@ -1,4 +1,4 @@
-"""rows_to_columns: a sum over all rows and columns is the sum of one row, which a GPU cuts into strips."""
+"""rows_to_columns: a reduction over all rows and columns becomes that of one row, which a GPU splits among blocks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ def rows_to_columns(program: Program) -> Program:
     """
     types = {b.name: b.type for b in program.buffers}
     steps: list[Step] = [
-        _turned(step, types) if isinstance(step, Kernel) and _adds_up_everything(step, types) else step
+        _as_one_row(step, types) if isinstance(step, Kernel) and _is_full_reduction(step, types) else step
         for step in program.steps
     ]
     return program if steps == list(program.steps) else replace(program, steps=tuple(steps))
 
 
-def _adds_up_everything(kernel: Kernel, types: Mapping[str, Type]) -> bool:
+def _is_full_reduction(kernel: Kernel, types: Mapping[str, Type]) -> bool:
+    """Whether all that a kernel does is to reduce over its rows and columns into scalars, from arrays that it reads in
+    row-major order.
+    """
     if not kernel.rows or not kernel.cols or not kernel.accums:
         return False
     if any(s.op in ("scan", "check", "search") or s.where for s in kernel.body):
@@ -44,12 +47,12 @@ def _adds_up_everything(kernel: Kernel, types: Mapping[str, Type]) -> bool:
     return (
         not used_elsewhere
         and scalars
-        and all(_whole(kernel, types, s) for s in kernel.body if s.op in ("load", "store"))
+        and all(_is_row_major(kernel, types, s) for s in kernel.body if s.op in ("load", "store"))
     )
 
 
-def _whole(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> bool:
-    """Whether an access goes through all of its buffer in the order of rows and columns, or stays in one place."""
+def _is_row_major(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> bool:
+    """Whether an access goes through all of its buffer in the order of rows and columns, or stays at one element."""
     if s.op == "load" and all(i == Index() for i in s.index):
         return True
     axes = (*kernel.rows, *kernel.cols)
@@ -60,7 +63,8 @@ def _whole(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> bool:
     )
 
 
-def _turned(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+def _as_one_row(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+    """Kernel -> one row, whose columns are the rows and columns of the kernel, with a store in place of each accum."""
     body: list[Stmt] = []
     for number, s in enumerate(kernel.body):
         dtype = types[s.buffer].dtype if s.op == "accum" else s.dtype
@@ -69,5 +73,5 @@ def _turned(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
             body.append(rounded)
             s = replace(s, args=(rounded.name,), dtype=dtype)
         body.append(replace(s, op="store", attrs=()) if s.op == "accum" else s)
-    turned = replace(kernel, rows=(), cols=(*kernel.rows, *kernel.cols), body=tuple(body))
-    return turned.named_by_structure(kernel.name.rpartition("_")[0], types)
+    one_row = replace(kernel, rows=(), cols=(*kernel.rows, *kernel.cols), body=tuple(body))
+    return one_row.named_by_structure(kernel.name.rpartition("_")[0], types)

@@ -1,4 +1,6 @@
-"""unroll_columns: a kernel over windows holds the few elements of a window at once, one window per vector lane."""
+"""unroll_columns: unrolls short inner loops (windows, taps, stacked values), so that the lanes of a vector run along a
+longer axis.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
 
 @program_pass("REAL")
 def unroll_columns(program: Program, *, reorder: bool = True, side_by_side: bool = True) -> Program:
-    """rows(n, w) cols(k: 3) { max_cols x[n, w*2 + k] }  ->  rows(n) cols(w) { maximum x[n, w*2], x[n, w*2 + 1], ... }
+    """Full unrolling of short loops, so that a longer axis is vectorized:
+    rows(n, w) cols(k: 3) { max_cols x[n, w*2 + k] }  ->  rows(n) cols(w) { maximum x[n, w*2], x[n, w*2 + 1], ... }
     rows(n, w) cols(k: 3) { accum y[k] <- x[n, w+k] }  ->  rows(n, k: 3) cols(w) { accum y[k] <- sum_cols x[n, w+k] }
     rows(n, w) cols(k: 2) { y[n, w, k] <- where k < 1, a[n, w], b[n, w] }  ->
         rows(n) cols(w) { y[n, w, 0] <- a[n, w], y[n, w, 1] <- b[n, w] }
@@ -47,9 +50,8 @@ def unroll_columns(program: Program, *, reorder: bool = True, side_by_side: bool
         rows(n) cols(w) { y[0, n, w] <- a + b, y[1, n, w] <- a - b }
 
     As columns, the elements of a window are a loop of three inside the loop over windows, and no vector is filled;
-    elements of a few arrays that are joined in turn are taken one by one; elements that lie in windows a step apart
-    are gathered one by one; and where every place on a short axis is computed otherwise, all are computed for each, to
-    choose one.
+    elements of interleaved arrays are loaded one by one; elements of strided windows are gathered one by one; and where
+    each position of a short axis is another expression, all of them are computed for each position, to select one.
 
     :param reorder: sums may be added up in another order, as in the second line.
     :param side_by_side: a few of them are added up side by side, into buffers of their own (:mod:`.unroll_sums`).
@@ -59,7 +61,7 @@ def unroll_columns(program: Program, *, reorder: bool = True, side_by_side: bool
     buffers: list[Buffer] = []
     for step in program.steps:
         if isinstance(step, Kernel):
-            made, own = _changed(step, program, types, reorder, side_by_side)
+            made, own = _rewritten(step, program, types, reorder, side_by_side)
             steps += made
             buffers += own
         else:
@@ -69,34 +71,38 @@ def unroll_columns(program: Program, *, reorder: bool = True, side_by_side: bool
     return replace(program, steps=tuple(steps), buffers=(*program.buffers, *buffers))
 
 
-def _changed(
+def _rewritten(
     kernel: Kernel, program: Program, types: Mapping[str, Type], reorder: bool, side_by_side: bool
 ) -> tuple[list[Step], list[Buffer]]:
-    """What stands for a kernel, and the buffers that it needs beside."""
+    """Kernel -> the steps in place of it, and their new buffers: unswitched, unrolled over its windows or lanes, or
+    interchanged, whichever applies first.
+    """
     given = kernel
-    if (short := computed_apart(kernel)) and (apart := place_by_place(kernel, short, types)) is not None:
-        return [apart], []
-    if _over_windows(kernel):
-        kernel = _loaded_once(Unrolled(kernel, kernel.cols).kernel(kernel.rows[:-1], kernel.rows[-1:], types), types)
-    elif _in_turn(kernel):
+    if (short := unswitchable_axes(kernel)) and (branches_folded := unswitched(kernel, short, types)) is not None:
+        return [branches_folded], []
+    if _reduces_windows(kernel):
+        kernel = _speculate_loads(
+            Unrolled(kernel, kernel.cols).kernel(kernel.rows[:-1], kernel.rows[-1:], types), types
+        )
+    elif _interleaves(kernel):
         unrolled = Unrolled(kernel, kernel.cols).kernel(kernel.rows[:-1], kernel.rows[-1:], types)
         return [unrolled.live.named_by_structure(kernel.name.rpartition("_")[0], types)], []
-    if (step := _step_between_windows(kernel)) > 1:
-        return [_split(kernel, step, types)], []
-    lane = _summed_lane(kernel) if reorder and kernel is given else None
+    if (step := _unroll_factor(kernel)) > 1:
+        return [_unrolled_by(kernel, step, types)], []
+    lane = _axis_to_vectorize(kernel) if reorder and kernel is given else None
     if lane is None:
         return [kernel], []
     if side_by_side and prod(n for _, n in kernel.cols if isinstance(n, int)) * len(kernel.body) <= LARGEST:
         rows = tuple(axis for axis in kernel.rows if axis != lane)
-        unrolled = _loaded_once(Unrolled(kernel, kernel.cols).kernel(rows, (lane,), types), types)
+        unrolled = _speculate_loads(Unrolled(kernel, kernel.cols).kernel(rows, (lane,), types), types)
         if (made := unrolled_sums(kernel, unrolled, program)) is not None:
             return made
-    return [_loaded_once(_interchanged(kernel, lane), types)], []
+    return [_speculate_loads(_interchanged(kernel, lane), types)], []
 
 
-def _summed_lane(kernel: Kernel) -> Axis | None:
-    """The axis of the rows over which few columns are added up each: all that goes along it goes along the last axis of
-    what it reads.
+def _axis_to_vectorize(kernel: Kernel) -> Axis | None:
+    """The row axis along which a kernel that accumulates into few columns reads contiguous memory; None if there is
+    none.
     """
     sizes = [n for _, n in kernel.cols if isinstance(n, int)]
     effects = [s for s in kernel.body if s.op in EFFECTS]
@@ -110,16 +116,16 @@ def _summed_lane(kernel: Kernel) -> Axis | None:
         return None
     loads = [s for s in kernel.body if s.op == "load"]
     for lane in reversed(kernel.rows):
-        along = [s for s in loads if _depends(kernel, s, lane[0])]
+        along = [s for s in loads if _depends_on(kernel, s, lane[0])]
         long = not isinstance(lane[1], int) or lane[1] >= max(FEWEST, 2 * prod(sizes))
-        if long and along and all(_moves_along(kernel, s, lane[0]) for s in along):
-            return None if any(_depends(kernel, s, lane[0]) for s in effects) else lane
+        if long and along and all(_is_contiguous_along(kernel, s, lane[0]) for s in along):
+            return None if any(_depends_on(kernel, s, lane[0]) for s in effects) else lane
     return None
 
 
 def _interchanged(kernel: Kernel, lane: Axis) -> Kernel:
-    """The columns as rows, and the lane's as columns, summed before they are added."""
-    fresh = _fresh(kernel)
+    """Loop interchange: the columns become rows, and ``lane`` the columns, reduced before each accum."""
+    fresh = _fresh_names(kernel)
     body: list[Stmt] = []
     for s in kernel.body:
         if s.op == "accum":
@@ -131,32 +137,34 @@ def _interchanged(kernel: Kernel, lane: Axis) -> Kernel:
     return replace(kernel, rows=rows, cols=(lane,), body=tuple(body))
 
 
-def _in_turn(kernel: Kernel) -> bool:
-    """Whether the few columns of a row are elements of arrays that go along the rows."""
+def _interleaves(kernel: Kernel) -> bool:
+    """Whether a kernel interleaves a few arrays: its short columns choose among arrays that are contiguous along the
+    rows.
+    """
     sizes = [n for _, n in kernel.cols if isinstance(n, int)]
     if not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= prod(sizes) <= MOST_STEPS:
         return False
     lane, count = kernel.rows[-1]
-    if (isinstance(count, int) and count < FEWEST) or _combines(kernel):
+    if (isinstance(count, int) and count < FEWEST) or _has_reduction_or_check(kernel):
         return False
     loads = [s for s in kernel.body if s.op == "load"]
-    along = [s for s in loads if _depends(kernel, s, lane)]
+    along = [s for s in loads if _depends_on(kernel, s, lane)]
     bits = [s.dtype.bits for s in kernel.body if s.op in ("load", "store") and s.dtype is not None]
     return (
         len(along) > 1
         and min(bits) >= 8
-        and all(_moves_along(kernel, s, lane) for s in along)
-        and not any(_depends(kernel, s, axis) for s in loads for axis, _ in kernel.cols)
-        and all(_ends_with(s, (lane, *(a for a, _ in kernel.cols))) for s in kernel.body if s.op == "store")
+        and all(_is_contiguous_along(kernel, s, lane) for s in along)
+        and not any(_depends_on(kernel, s, axis) for s in loads for axis, _ in kernel.cols)
+        and all(_is_innermost(s, (lane, *(a for a, _ in kernel.cols))) for s in kernel.body if s.op == "store")
     )
 
 
-def computed_apart(kernel: Kernel, masks: bool = False) -> list[Axis]:
-    """The short axes whose places are each computed otherwise: a choice asks for one of them.
+def unswitchable_axes(kernel: Kernel, masks: bool = False) -> list[Axis]:
+    """The short axes on which a kernel branches: a select tests for one position of them.
 
     :param masks: or the mask of a load does.
     """
-    if _combines(kernel):
+    if _has_reduction_or_check(kernel):
         return []
     tests = {s.name: s.index[0] for s in kernel.body if s.op == "in_bounds" and s.attr("hi") - s.attr("lo") == 1}
     choices = [s.args[0] for s in kernel.body if s.op == "where"]
@@ -170,8 +178,10 @@ def computed_apart(kernel: Kernel, masks: bool = False) -> list[Axis]:
     return axes if prod(n for _, n in axes if isinstance(n, int)) <= LONGEST else []
 
 
-def place_by_place(kernel: Kernel, short: Sequence[Axis], types: Mapping[str, Type]) -> Kernel | None:
-    """The kernel without its short axes; None if it were too long, or has no others."""
+def unswitched(kernel: Kernel, short: Sequence[Axis], types: Mapping[str, Type]) -> Kernel | None:
+    """Loop unswitching: the kernel unrolled over its short axes, each branch folded; None if that is too long, or has
+    no other axes.
+    """
     rows, cols = ([axis for axis in axes if axis not in short] for axes in (kernel.rows, kernel.cols))
     if not rows and not cols:
         return None
@@ -183,20 +193,21 @@ def place_by_place(kernel: Kernel, short: Sequence[Axis], types: Mapping[str, Ty
     return made.named_by_structure(kernel.name.rpartition("_")[0], types)
 
 
-def _ends_with(store: Stmt, axes: Sequence[str]) -> bool:
+def _is_innermost(store: Stmt, axes: Sequence[str]) -> bool:
+    """Whether a store's last dimensions are indexed by these axes, in order."""
     return [i.variable for i in store.index[-len(axes) :]] == list(axes)
 
 
-def _combines(kernel: Kernel) -> bool:
-    """Whether a kernel does more than compute each element by itself."""
+def _has_reduction_or_check(kernel: Kernel) -> bool:
+    """Whether a kernel is more than a map: it reduces, scans, searches, checks or accumulates."""
     return any(s.op in REDUCTIONS or s.op in ("scan", "search", "check", "accum") for s in kernel.body)
 
 
-def _step_between_windows(kernel: Kernel) -> int:
-    """What the last column's place is divided by, as that of an element is by the step between the windows it is in;
-    1 where nothing is, or columns meet.
+def _unroll_factor(kernel: Kernel) -> int:
+    """The constant that all divisions of the last column's index share, by which unrolling the column folds them; 1
+    where there is none.
     """
-    if not kernel.cols or _combines(kernel):
+    if not kernel.cols or _has_reduction_or_check(kernel):
         return 1
     column, size = kernel.cols[-1]
     steps = {
@@ -216,8 +227,10 @@ def _step_between_windows(kernel: Kernel) -> int:
     return step if fits and step * len(kernel.body) <= LARGEST else 1
 
 
-def _split(kernel: Kernel, step: int, types: Mapping[str, Type]) -> Kernel:
-    """A column for each ``step`` columns: their places are divided here."""
+def _unrolled_by(kernel: Kernel, step: int, types: Mapping[str, Type]) -> Kernel:
+    """Partial unrolling: the kernel with one column for each ``step`` of its last axis, whose divisions by ``step`` are
+    folded.
+    """
     column, size = kernel.cols[-1]
     part = f"{column}r"
     moved = {column: Index(0, ((column, step), (part, 1)))}
@@ -229,18 +242,18 @@ def _split(kernel: Kernel, step: int, types: Mapping[str, Type]) -> Kernel:
 
 
 def substituted(index: Index, axes: Mapping[str, Index]) -> Index:
-    """The index with affine expressions for some of its axes."""
+    """Affine index -> the index with affine expressions for some of its axes."""
     new = Index(index.const)
     for variable, factor in index.terms:
         new += axes.get(variable, Index.of(variable)) * factor
     return new
 
 
-def _loaded_once(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
-    """Masked loads of what is there in any case, one for a whole row, as a choice after a load: under the mask they
-    would be loads of each column.
+def _speculate_loads(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+    """Masked loads whose address is dereferenceable for every column  ->  one unconditional load for the row and a
+    select for each column.
     """
-    fresh, once = _fresh(kernel), dict[str, str]()
+    fresh, once = _fresh_names(kernel), dict[str, str]()
     body: list[Stmt] = []
 
     def value(s: Stmt) -> str:
@@ -250,24 +263,24 @@ def _loaded_once(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
         return once[text]
 
     for s in kernel.body:
-        if s.op == "load" and s.where and _is_there(kernel, s, types[s.buffer]):
+        if s.op == "load" and s.where and _is_dereferenceable(kernel, s, types[s.buffer]):
             loaded = value(Stmt("", "load", (), s.dtype, s.buffer, s.index))
-            zero = value(_instead(s))
+            zero = value(_passthrough(s))
             s = Stmt(s.name, "where", (s.where, loaded, zero), s.dtype)
         body.append(s)
     new = replace(kernel, body=tuple(body))
     return new.named_by_structure(kernel.name.rpartition("_")[0] or kernel.name, types)
 
 
-def _instead(load: Stmt) -> Stmt:
-    """The constant that a load has for its value where its mask is false."""
+def _passthrough(load: Stmt) -> Stmt:
+    """Masked load -> the constant that is its value where the mask is false."""
     assert load.dtype is not None
     other = dict(load.attrs).get("other", 0)
     return Stmt("", "const", (), load.dtype, attrs=(("value", float(other) if load.dtype.is_float else other),))
 
 
-def _is_there(kernel: Kernel, s: Stmt, type_: Type) -> bool:
-    """Whether the place of a load is one for all columns, and in its buffer."""
+def _is_dereferenceable(kernel: Kernel, s: Stmt, type_: Type) -> bool:
+    """Whether a load is in bounds whatever its mask is, and independent of the columns."""
     sizes = dict(kernel.rows)
     for entry, size in zip(s.index, type_.shape, strict=True):
         if not entry.terms:
@@ -280,14 +293,16 @@ def _is_there(kernel: Kernel, s: Stmt, type_: Type) -> bool:
     return True
 
 
-def _fresh(kernel: Kernel) -> Iterator[str]:
-    """Names that no value of a kernel has."""
+def _fresh_names(kernel: Kernel) -> Iterator[str]:
+    """Kernel -> an endless supply of value names that it does not use."""
     taken = {s.name for s in kernel.body}
     return (name for k in itertools.count(len(taken)) if (name := f"%{k}") not in taken)
 
 
-def _over_windows(kernel: Kernel) -> bool:
-    """Whether few columns are reduced, and whatever is read by column lies beside what the next row reads."""
+def _reduces_windows(kernel: Kernel) -> bool:
+    """Whether a kernel reduces short columns of rows that overlap or adjoin: what it reads along them is contiguous
+    along the last row axis.
+    """
     sizes = [n for _, n in kernel.cols if isinstance(n, int)]
     count = prod(sizes)
     if not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= count <= LONGEST:
@@ -302,29 +317,33 @@ def _over_windows(kernel: Kernel) -> bool:
         bool(reductions)
         and all(kernel.stmts[s.args[0]].dtype is not BOOL for s in reductions)
         and all(
-            _moves_along(kernel, s, lane) or not _depends(kernel, s, lane)
+            _is_contiguous_along(kernel, s, lane) or not _depends_on(kernel, s, lane)
             for s in kernel.body
             if s.op == "load" and kernel.is_column(s)
         )
-        and all(not kernel.is_column(s) and _moves_along(kernel, s, lane) for s in kernel.body if s.op == "store")
+        and all(
+            not kernel.is_column(s) and _is_contiguous_along(kernel, s, lane) for s in kernel.body if s.op == "store"
+        )
     )
 
 
-def _moves_along(kernel: Kernel, s: Stmt, lane: str) -> bool:
-    """Whether an access goes along its buffer's last axis, and no other, where its row's last index does."""
+def _is_contiguous_along(kernel: Kernel, s: Stmt, lane: str) -> bool:
+    """Whether an access moves along its buffer's last dimension, and no other, when axis ``lane`` does."""
     along = [
         any(v == lane or (v.startswith("%") and lane in kernel.levels[v]) for v, _ in entry.terms) for entry in s.index
     ]
     return bool(along) and along[-1] and not any(along[:-1])
 
 
-def _depends(kernel: Kernel, s: Stmt, axis: str) -> bool:
-    """Whether the place of an access depends on an axis."""
+def _depends_on(kernel: Kernel, s: Stmt, axis: str) -> bool:
+    """Whether the address of an access depends on an axis."""
     return any(v == axis or axis in kernel.levels.get(v, ()) for entry in s.index for v, _ in entry.terms)
 
 
 class Unrolled:
-    """The statements of a kernel once per place on some of its axes, each distinct one once."""
+    """Full unrolling of some axes of a kernel: its statements once per iteration, value-numbered, with constants and
+    branches folded.
+    """
 
     def __init__(self, kernel: Kernel, axes: Sequence[Axis]):
         """:param axes: of constant sizes; all of the columns, if the kernel has reductions."""
@@ -342,29 +361,31 @@ class Unrolled:
         """(value, place) -> its new name; values that do not go along the axes have the place ()."""
 
     def kernel(self, rows: tuple[Axis, ...], cols: tuple[Axis, ...], types: Mapping[str, Type]) -> Kernel:
-        """The kernel over the axes that are left."""
+        """(rows, columns) that are left -> the unrolled kernel."""
         k = self.before
         for s in k.body:
             if s.op in REDUCTIONS:
-                self.names[s.name, ()] = self.reduced(s)
+                self.names[s.name, ()] = self.chain(s)
             elif k.stmt_level(s) & self.along:
-                for column in self.columns():
-                    self.names[s.name, column] = self.again(s, column)
+                for column in self.iterations():
+                    self.names[s.name, column] = self.instantiate(s, column)
             else:
-                name = self.again(s, ())
+                name = self.instantiate(s, ())
                 if s.name:
                     self.names[s.name, ()] = name
         new = replace(k, rows=rows, cols=cols, body=tuple(self.body))
         return new.named_by_structure(k.name.rpartition("_")[0], types)
 
-    def columns(self) -> Iterator[tuple[int, ...]]:
+    def iterations(self) -> Iterator[tuple[int, ...]]:
+        """All iterations of the unrolled axes, in order."""
         return itertools.product(*(range(n) for _, n in self.axes if isinstance(n, int)))
 
     def of(self, value: str, column: tuple[int, ...]) -> str:
+        """(value of the old kernel, iteration) -> its name in the new one."""
         return self.names[value, column] if (value, column) in self.names else self.names[value, ()]
 
-    def again(self, s: Stmt, column: tuple[int, ...]) -> str:
-        """The statement with a place's numbers for its axes."""
+    def instantiate(self, s: Stmt, column: tuple[int, ...]) -> str:
+        """(statement, iteration) -> the name of its value in the new kernel, folded where that is known."""
         here = dict(zip((a for a, _ in self.axes), column, strict=False))
 
         def at(index: Index) -> Index:
@@ -386,9 +407,9 @@ class Unrolled:
                 return self.value("const", (), s.dtype, value=lo <= index[0].const < hi)
         args, where = tuple(self.of(a, column) for a in s.args), s.where and self.of(s.where, column)
         if s.op == "index":
-            return self.place(index[0], s.dtype)
-        if s.op in DIVISIONS and (divided := self.divided(s.op, *args)) is not None:
-            return self.place(divided, s.dtype)
+            return self.affine(index[0], s.dtype)
+        if s.op in DIVISIONS and (divided := self.quotient(s.op, *args)) is not None:
+            return self.affine(divided, s.dtype)
         if s.op == "bitwise_and" and (false := [a for a in args if a in self.false]):
             return false[0]
         if s.op == "bitwise_and" and (true := [k for k, a in enumerate(args) if self.constants.get(a) is True]):
@@ -398,12 +419,12 @@ class Unrolled:
         if s.op == "where" and self.constants.get(args[0]) is True:
             return args[1]
         if s.op == "load" and where in self.false:  # a place outside, as beside the only window
-            return self.add(_instead(s))
+            return self.add(_passthrough(s))
         where = "" if self.constants.get(where) is True else where
         return self.add(replace(s, name="", args=args, index=index, where=where))
 
-    def place(self, index: Index, dtype: DType | None) -> str:
-        """An affine value."""
+    def affine(self, index: Index, dtype: DType | None) -> str:
+        """Affine index -> the name of the value that it is, a constant if it has no axes."""
         if not index.terms and isinstance(index.const, int):
             name = self.value("const", (), dtype, value=index.const)
         else:
@@ -411,8 +432,10 @@ class Unrolled:
         self.places[name] = index
         return name
 
-    def divided(self, op: str, value: str, by: str) -> Index | None:
-        """An affine value's quotient or rest by a constant that divides all its factors, if it is one."""
+    def quotient(self, op: str, value: str, by: str) -> Index | None:
+        """Quotient or remainder of an affine value by a constant that divides all its factors, as an affine index; None
+        if it is none.
+        """
         place, constant = self.places.get(value), self.constants.get(by)
         if place is None or constant is None or not isinstance(place.const, int):
             return None
@@ -424,7 +447,7 @@ class Unrolled:
         return Index(place.const // size, tuple((v, c // size) for v, c in place.terms))
 
     def add(self, s: Stmt) -> str:
-        """The name of a statement's value; a statement that is there already is not repeated."""
+        """Statement -> the name of its value; one that is there already is not repeated (value numbering)."""
         if s.op in EFFECTS:
             self.body.append(s)
             return ""
@@ -439,22 +462,24 @@ class Unrolled:
         return self.known[text]
 
     def value(self, op: str, args: tuple[str, ...], dtype: DType | None, **attrs: int | bool) -> str:
+        """(op, operands, dtype, attributes) -> the name of a new statement's value."""
         return self.add(Stmt("", op, args, dtype, attrs=tuple(attrs.items())))
 
-    def reduced(self, s: Stmt) -> str:
-        """A reduction as a chain over the columns, in their order."""
+    def chain(self, s: Stmt) -> str:
+        """Reduction -> a chain of pointwise ops over the iterations, in order."""
         own = self.before.stmts[s.args[0]].dtype
         assert own is not None
-        values = [self.of(s.args[0], column) for column in self.columns()]
+        values = [self.of(s.args[0], column) for column in self.iterations()]
         if s.op in EXTREMES:
-            return self.place_of_extreme(s, values, own)
+            return self.chain_of_extreme(s, values, own)
         values = [v if own is s.dtype else self.value("cast", (v,), s.dtype) for v in values]
         total = values[0]
         for v in values[1:]:
             total = self.value(CHAINS[s.op], (total, v), s.dtype)
         return total
 
-    def place_of_extreme(self, s: Stmt, values: list[str], own: DType) -> str:
+    def chain_of_extreme(self, s: Stmt, values: list[str], own: DType) -> str:
+        """argmax or argmin -> a chain of compares and selects that carries the best value and its index."""
         best, place = values[0], self.value("const", (), I32, value=0)  # lanes as wide as the values' most often
         for k, v in enumerate(values[1:], 1):
             better = self.value(EXTREMES[s.op], (v, best), BOOL)

@@ -1,4 +1,6 @@
-"""unroll_scatters: a thread that has computed a position adds at all of its taps, and some channels there."""
+"""unroll_scatters: unrolls the taps, and a block of channels, of a scatter into each thread, which loads values and
+computes indices once.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ MOST = 16
 MOST_CHANNELS = SECTOR_BYTES // 8
 """Of a thread: sums of 8 bytes that fill a sector."""
 PART = "r"
-"""Ends the name of an axis of channels that lie beside each other."""
+"""Ends the name of the inner axis of a block of channels."""
 LARGEST = 512
 """Statements of an unrolled kernel at most, each distinct one once."""
 
@@ -43,21 +45,24 @@ def unroll_scatters(program: Program) -> Program:
 
 
 def unrollable(sizes: Sequence[Size]) -> int:
-    """The product of those of an iteration space's sizes that are taps."""
+    """Sizes of an iteration space -> the unroll factor: the product of those that are taps, 1 if that is too large."""
     taps = [n for n in sizes if isinstance(n, int) and 1 <= n <= LONGEST]
     return prod(taps) if prod(taps) <= MOST else 1
 
 
 def _unrolled(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
-    if not _scatters_alone(kernel, types):
+    """Kernel -> the kernel unrolled over its taps and a block of channels, or over the taps alone; as it is where
+    neither is short enough.
+    """
+    if not _only_scatters(kernel, types):
         return kernel
-    channels = _channels(kernel)
-    wide = _divided(kernel, *channels) if channels is not None else kernel
-    beside = [axis for axis in wide.rows if axis not in kernel.rows and axis[0].endswith(PART)]
-    taps = _taps(kernel)
+    channels = _axis_to_block(kernel)
+    wide = _split(kernel, *channels) if channels is not None else kernel
+    blocks = [axis for axis in wide.rows if axis not in kernel.rows and axis[0].endswith(PART)]
+    taps = _axes_to_unroll(kernel)
     if prod(n for _, n in taps if isinstance(n, int)) > MOST:
         taps = ()
-    for whole, axes in ((wide, [*beside, *taps]), (kernel, taps)):
+    for whole, axes in ((wide, [*blocks, *taps]), (kernel, taps)):
         if axes:
             rows = tuple(axis for axis in whole.rows if axis not in axes)
             made = Unrolled(whole, axes).kernel(rows, whole.cols, types)
@@ -66,9 +71,9 @@ def _unrolled(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     return kernel
 
 
-def _scatters_alone(kernel: Kernel, types: Mapping[str, Type]) -> bool:
-    """Whether a kernel does nothing but add at positions that are data, of which each column has its own: rows cannot
-    be sorted by where they go.
+def _only_scatters(kernel: Kernel, types: Mapping[str, Type]) -> bool:
+    """Whether all that a kernel does is to accumulate at indices that are data, different ones for each column: rows
+    cannot be sorted by them.
     """
     parts = combines(kernel, types)
     if not parts or not all(part.gathered and part.by_column for part in parts):
@@ -76,8 +81,8 @@ def _scatters_alone(kernel: Kernel, types: Mapping[str, Type]) -> bool:
     return not any(s.op in REDUCTIONS or s.op in ("store", "check", "scan", "search") for s in kernel.body)
 
 
-def _taps(kernel: Kernel) -> tuple[Axis, ...]:
-    """Short axes of rows that are in no accum's place but through a value, and that every accum goes along."""
+def _axes_to_unroll(kernel: Kernel) -> tuple[Axis, ...]:
+    """The short row axes that every accum depends on through the values of its indices alone."""
     along = frozenset.intersection(*(kernel.stmt_level(s) for s in kernel.accums))
     by_itself = {v for s in kernel.accums for i in s.index for v, _ in i.terms}
     return tuple(
@@ -87,32 +92,32 @@ def _taps(kernel: Kernel) -> tuple[Axis, ...]:
     )
 
 
-def _channels(kernel: Kernel) -> tuple[Axis, int] | None:
-    """(an axis of rows that every accum goes along by itself, and no position along; how many of its places a thread
-    takes: as many as divide it, up to a sector of sums).
+def _axis_to_block(kernel: Kernel) -> tuple[Axis, int] | None:
+    """(row axis, block size) of channels to unroll by: an axis that is an affine index of every accum, while no index
+    that is data depends on it; None: there is none.
     """
     values = {v for s in kernel.accums for i in s.index for v, _ in i.terms if v.startswith("%")}
     values |= {s.where for s in kernel.accums if s.where}
     for axis, n in kernel.rows:
         step = max(k for k in range(1, MOST_CHANNELS + 1) if n % k == 0) if isinstance(n, int) and n > 0 else 1
         shared = step > 1 and not any(axis in kernel.levels[v] for v in values)
-        places = {_place_of(s, axis) for s in kernel.accums}
+        places = {_entry_of_axis(s, axis) for s in kernel.accums}
         if shared and len(places) == 1 and None not in places:
             return (axis, n), step
     return None
 
 
-def _place_of(accum: Stmt, axis: str) -> int | None:
-    """The entry of an accum's index that is all of an axis, which stands in no other, nor in the last; None: there is
-    none.
+def _entry_of_axis(accum: Stmt, axis: str) -> int | None:
+    """The dimension of an accum's buffer that is indexed by an axis, if it is one, not the last, and by nothing else;
+    None otherwise.
     """
     found = [k for k, i in enumerate(accum.index) if any(v == axis for v, _ in i.terms)]
     whole = len(found) == 1 and accum.index[found[0]].variable == axis and found[0] < len(accum.index) - 1
     return found[0] if whole else None
 
 
-def _divided(kernel: Kernel, axis: Axis, step: int) -> Kernel:
-    """The kernel with an axis of ``step`` places beside one of the others."""
+def _split(kernel: Kernel, axis: Axis, step: int) -> Kernel:
+    """Loop splitting: the kernel whose axis of n is two, of n / ``step`` and ``step``."""
     name, count = axis
     assert isinstance(count, int)
     part, outer = f"{name}{PART}", count // step

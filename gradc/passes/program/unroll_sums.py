@@ -1,4 +1,4 @@
-"""Few sums over the same rows, one for each place in a window, as a kernel that adds all of them up side by side."""
+"""unroll_sums: a reduction into a few elements becomes one kernel that keeps an accumulator for each in registers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unrolled_sums(given: Kernel, unrolled: Kernel, program: Program) -> tuple[li
     if len(given.accums) * prod(n for _, n in given.cols if isinstance(n, int)) > MOST_SUMS:
         return None
     taps = {axis for axis, _ in given.cols}
-    shapes = {s.buffer: _without_taps(s, taps, dict(given.rows), types) for s in given.accums}
+    shapes = {s.buffer: _kept_axes(s, taps, dict(given.rows), types) for s in given.accums}
     if len(shapes) < len(given.accums) or None in shapes.values():
         return None
     buffers: list[Buffer] = []
@@ -54,14 +54,19 @@ def unrolled_sums(given: Kernel, unrolled: Kernel, program: Program) -> tuple[li
             s = replace(s, args=(body[-1].name,), buffer=own.name, index=tuple(Index.of(a) for a, _ in kept))
         body.append(s)
     known = {**types, **{b.name: b.type for b in buffers}}
-    sums = replace(unrolled, body=tuple(body)).named_by_structure(_meaning(given), known)
-    return [sums, *(_stack(to, stack, shapes[to] or (), given, known) for to, stack in stacks.items())], buffers
+    sums = replace(unrolled, body=tuple(body)).named_by_structure(_base_name(given), known)
+    return [
+        sums,
+        *(_stacking_kernel(to, stack, shapes[to] or (), given, known) for to, stack in stacks.items()),
+    ], buffers
 
 
-def _without_taps(
+def _kept_axes(
     s: Stmt, taps: set[str], rows: Mapping[str, object], types: Mapping[str, Type]
 ) -> tuple[Axis, ...] | None:
-    """The axes of a result that are rows; None where one is no row, nor the place in a window, nor a single element."""
+    """The (axis, size) of a result's dimensions that are indexed by rows; None where a dimension is neither such, nor a
+    tap, nor of size 1.
+    """
     kept: list[Axis] = []
     for entry, size in zip(s.index, types[s.buffer].shape, strict=True):
         axis = entry.variable
@@ -73,22 +78,25 @@ def _without_taps(
     return tuple(kept)
 
 
-def _stack(
+def _stacking_kernel(
     to: str,
     parts: list[tuple[str, tuple[Index, ...]]],
     axes: tuple[Axis, ...],
     given: Kernel,
     types: Mapping[str, Type],
 ) -> Kernel:
-    """The kernel that writes all sums into the result."""
+    """(result, the buffers of its partial sums and their index in it) -> the kernel that copies each partial sum into
+    its element of the result.
+    """
     body: list[Stmt] = []
     for k, (name, index) in enumerate(parts):
         dtype = types[name].dtype
         body.append(Stmt(f"%{k}", "load", (), dtype, buffer=name, index=tuple(Index.of(a) for a, _ in axes)))
         body.append(Stmt("", "store", (f"%{k}",), dtype, buffer=to, index=index))
     made = Kernel("stack", (), axes, tuple(body), note=given.note)
-    return made.named_by_structure(f"{_meaning(given)}_stack", types)
+    return made.named_by_structure(f"{_base_name(given)}_stack", types)
 
 
-def _meaning(kernel: Kernel) -> str:
+def _base_name(kernel: Kernel) -> str:
+    """A kernel's name without the hash of its structure."""
     return kernel.name.rpartition("_")[0] or kernel.name
