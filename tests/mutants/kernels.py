@@ -271,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-cu.scan-carry",
-        "templates/cuda/kernel/warp_scan.cu.j2",
+        "templates/cuda/kernel/warp_segmented_scan.cu.j2",
         "if (key == segment) {{ a.join(",
         "if (false) {{ a.join(",
         "of a segment of more than 32 rows the last ones alone",
@@ -375,7 +375,7 @@ MUTANTS = (
     ),
     Mutant(
         "strips-cu.one-strip",
-        "templates/cuda/kernel/strips.cu.j2",
+        "templates/cuda/kernel/column_strips.cu.j2",
         "gradc_min(first_col + chunk, cols)",
         "first_col + chunk",
         "the last strip of a row goes on into the next row",

@@ -29,6 +29,7 @@ class CudaKernel:
     """A kernel's functions and what a launch must know of its sizes, over dims n0, n1... in the order of the kernel's.
 
     :param name: of the kernel.
+    :param mapping: of its rows to threads, :param reason: why it is this one.
     :param text: its functions.
     :param buffers: the step's buffers, in the order of the functions' parameters.
     :param dims: the step's dims, in their order.
@@ -62,6 +63,8 @@ class CudaKernel:
     """
 
     name: str
+    mapping: str
+    reason: str
     text: str
     buffers: tuple[str, ...]
     dims: tuple[str, ...]

@@ -40,13 +40,15 @@ from .actions import (
     chunks,
 )
 from .calls import CALLS
+from .facts import FEW_ROWS, LONG_ROW
 from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import CudaKernel, Stage, own_dims
+from .mapping import THREADS
+from .mappings.column_strips import STRIP
+from .mappings.tiled_transpose import SIDE
 from .products import gated
 from .render import rebind
 from .row_sort import TREE, RowSort
-from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
-from .turned import TURN
 
 MANY_STRIPS, LONGEST_STRIP = 8192, 4
 """Strips of maps, from twice as many of which on they are longer: that often as long at most."""
@@ -122,7 +124,7 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     tasks = rows * chunks(columns, chunk) if kernel.strips else chunks(chunked, chunk) * tiles * kernel.sharing
     if kernel.turned:
         planes, other, lane = (evaluate(x, dims) for x in kernel.turned)
-        tasks = planes * chunks(other, TURN) * chunks(lane, TURN)
+        tasks = planes * chunks(other, SIDE) * chunks(lane, SIDE)
     strips = 0
     if kernel.split_rows and rows < FEW_ROWS and columns > LONG_ROW:
         chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_STRIPS)))

@@ -16,13 +16,10 @@ from ..phases import phase_comment
 from ..text import CODES
 from .accums import AccumWriter
 from .columns import OFFSETS, Access, access, linear
-from .exp_sums import ExpSum, with_exp_sums
+from .exp_sums import ExpSum
 from .fixed_sums import place_of_sum
 from .views import PassView, Reduction, VectorAccess
 from .workspace import axis_declarations, declared
-
-EXP_SUMS_UNROLLED = 4
-"""Times round the columns with all loads under way where exponentials are added up: what the base takes is for all."""
 
 
 @dataclass
@@ -73,10 +70,7 @@ class PassWriter(AccumWriter):
         self.accesses: dict[tuple[str, Index, str], str] = {}
         self.moved: dict[str, Access] = {}
         self.loaded_first: set[str] = set()
-        self.phases, self.exp_sums = kernel.passes, dict[str, ExpSum]()
-        if self.unroll and self.row_task is None:
-            self.phases, self.exp_sums = with_exp_sums(kernel)
-            self.unroll = EXP_SUMS_UNROLLED if self.exp_sums else self.unroll
+        self.phases, self.exp_sums = self.mapping.phases(kernel)
         self.views = {s.buffer: self.accum(s) for s in kernel.accums}
         self.stored_casts = stored_casts(kernel)
         self.narrow_exponentials = narrow_exponentials(kernel.body)

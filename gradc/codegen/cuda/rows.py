@@ -21,9 +21,12 @@ from ..jinja import render
 from .columns import OFFSETS
 from .index_bound import index_bounds
 from .kernel import CudaKernel, Stage
+from .mapping import THREADS
+from .mappings.column_strips import STRIP
+from .mappings.shared_table import STAGED_ROWS, WARPS
+from .mappings.tiled import full_width, kept_values
+from .mappings.tiled_transpose import SIDE, TiledTranspose
 from .passes import PassWriter
-from .tasks import STAGED_ROWS, STRIP, THREADS, WARPS, full_width
-from .turned import TURN, Turn
 from .views import (
     AccumView,
     FunctionView,
@@ -57,12 +60,12 @@ PURPOSE = {
     "clear_fixed": "Zeros in sums in fixed point",
     "key": "The key of each row: the row of the result that it adds to",
     "scan": "The largest |value| that is added up in fixed point",
-    "strips": "Rows, in strips: a task has a strip of one row's columns",
+    "column_strips": "Rows, in strips: a task has a strip of one row's columns",
     "tiled": "Rows, tiled: a task has a chunk of rows x WIDTH * VEC columns",
     "shared_table": "Rows, a table in shared memory: a block has a chunk of rows x WIDTH columns",
-    "warp_scan": "Rows, a warp segmented scan: each lane of a task has a row",
-    "turned": "Tiles of two axes: loads lie together along another axis than stores",
-    "across": "Rows side by side: neighbouring threads have neighbouring rows",
+    "warp_segmented_scan": "Rows, a warp segmented scan: each lane of a task has a row",
+    "tiled_transpose": "Tiles of two axes: loads lie together along another axis than stores",
+    "thread_per_row": "Rows side by side: neighbouring threads have neighbouring rows",
     "whole_rows": "Whole rows: a task goes through those of a chunk",
     "split_rows": "One phase of few long rows: a task has a strip of a row",
     "fold": "The chunks' partial results, added up",
@@ -110,6 +113,8 @@ class Writer(PassWriter):
             private = private + count
         return CudaKernel(
             name=k.name,
+            mapping=self.mapping.name,
+            reason=self.mapping.reason,
             text="\n".join([self.comment(), *(f.text for f in functions)]),
             buffers=k.buffers,
             dims=self.dims,
@@ -197,9 +202,11 @@ class Writer(PassWriter):
         if self.shared:
             return self.function("rows", "rows", "shared_table", None, self.threads, self.width, s=self.table())
         tiles = self.turned_tiles(self.turn) if self.turn is not None else None
-        whole = self.whole_rows if self.mapping in ("whole_rows", "warp_scan", "across") else []
+        whole = (
+            self.whole_rows if self.mapping.template in ("whole_rows", "warp_segmented_scan", "thread_per_row") else []
+        )
         setup = [*scales, *([] if self.across or not whole else [self.chunk_index]), *whole]
-        return self.function("rows", "rows", self.mapping, None, self.width, setup=setup, tiles=tiles)
+        return self.function("rows", "rows", self.mapping.template, None, self.width, setup=setup, tiles=tiles)
 
     def after_rows(self) -> Iterator[Function]:
         """What finishes the results: partial results added up, sums stored in their own types."""
@@ -459,7 +466,7 @@ class Writer(PassWriter):
             key=SortKey((*key_axes, *key_lines), key),
         )
 
-    def turned_tiles(self, turn: Turn) -> TurnedTiles:
+    def turned_tiles(self, turn: TiledTranspose) -> TurnedTiles:
         """The tiles of a map, and what is done to an element of them."""
         (p,) = self.k.passes
         tiles: list[Tile] = []
@@ -476,7 +483,7 @@ class Writer(PassWriter):
         planes, other_size, lane_size = map(size, turn.extents)
         axes = axis_declarations(turn.planes, "plane")
         return TurnedTiles(
-            side=TURN,
+            side=SIDE,
             planes=planes,
             plane_axes=tuple(used(axes, "\n".join([*body, *(t.element for t in tiles)]))),
             lane=turn.lane[0],
@@ -504,7 +511,7 @@ class Writer(PassWriter):
         """The rows of a tiled kernel whose loads are under way together."""
         (p,), (view,) = self.k.passes, self.passes
         position = f"group + u{' * SHARING' if self.sharing > 1 else ''}"
-        values = self.kept_values()
+        values = kept_values(self.facts)
         values += [
             s for s in p.row if s.name and s not in values and s.op not in ("const", "size") and self.needed_again(s)
         ]

@@ -1,0 +1,62 @@
+"""Neighbouring threads with neighbouring rows, which are neighbours in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..facts import FEW_ROWS, LONG_ROW, NOMINAL, Facts
+from ..mapping import THREADS, ThreadMapping
+from ..row_registers import row_task_across
+
+FEWEST_ROWS = 16
+"""Fewest rows side by side for which neighbouring threads have neighbouring rows."""
+MOST_THREADS = 16
+"""Of a row; twice as many where the row stays in their registers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadPerRow(ThreadMapping):
+    """Neighbouring threads have neighbouring rows; the threads of a row are as far apart as a block has rows.
+
+    So an axis is reduced that is not the last in memory.  So have the lanes that exchange what they add to sums in
+    fixed point (:mod:`gradc.codegen.cuda.fixed_sums`) a row each.
+    """
+
+    template: ClassVar[str] = "thread_per_row"
+    purpose: ClassVar[str] = "Rows side by side: neighbouring threads have neighbouring rows"
+
+
+def reduces_rows_side_by_side(facts: Facts) -> bool:
+    """Whether rows are reduced whose neighbours in memory are neighbouring rows, enough of them for a GPU."""
+    kernel = facts.kernel
+    if kernel.scans or not facts.reduces or not facts.rows.rows_side_by_side:
+        return False
+    extent, rows, columns = kernel.rows[-1][1], kernel.row_count, kernel.col_count
+    enough = not isinstance(extent, int) or extent >= FEWEST_ROWS
+    long = not isinstance(columns, int) or columns > LONG_ROW
+    return enough and not (isinstance(rows, int) and rows < FEW_ROWS and long)
+
+
+def thread_per_row(facts: Facts) -> ThreadPerRow:
+    """The mapping of rows that are side by side; a thread has some columns of its row, if there are so many."""
+    if facts.vector_groups:  # 16 values of a lane, with places of 64 bits, are 34 KB of shared memory
+        reason = "values are added in fixed point to neighbouring sums: lanes exchange them"
+        return ThreadPerRow(reason=reason, width=_threads(facts), threads=THREADS // 2)
+    row = row_task_across(facts.kernel, facts.types, _threads(facts), 2 * MOST_THREADS)
+    width = _threads(facts) if row is None else row.width
+    return ThreadPerRow(
+        reason="rows are reduced whose neighbours in memory are neighbouring rows",
+        width=width,
+        threads=max(THREADS, min(32 * width, 2 * THREADS)),
+        row=row,
+        unroll=row.iterations if row is not None else 0,
+    )
+
+
+def _threads(facts: Facts) -> int:
+    """Threads of a row: a power of two."""
+    columns, width = NOMINAL if facts.known_columns is None else facts.known_columns, 1
+    while width < MOST_THREADS and 4 * width < columns:
+        width *= 2
+    return width

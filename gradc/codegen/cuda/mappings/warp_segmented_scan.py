@@ -1,0 +1,26 @@
+"""Rows of one element in the order of their keys, combined by a segmented scan of a warp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..facts import Facts
+from ..mapping import ThreadMapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarpSegmentedScan(ThreadMapping):
+    """A task is a warp, a lane has a row, and the rows of a segment are combined by a segmented scan of the warp."""
+
+    template: ClassVar[str] = "warp_segmented_scan"
+    purpose: ClassVar[str] = "Rows, a warp segmented scan: each lane of a task has a row"
+
+
+def segments_of_elements(facts: Facts) -> bool:
+    """Whether rows have no columns and are combined in the order of their keys."""
+    return not facts.kernel.cols and facts.order == "by key" and all(map(facts.rows.in_segments, facts.ordered))
+
+
+def warp_segmented_scan() -> WarpSegmentedScan:
+    return WarpSegmentedScan(reason="rows of one element are combined in the order of their keys", width=32)
