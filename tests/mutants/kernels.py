@@ -263,7 +263,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-cu.first-segment",
-        "templates/cuda/kernel/registers/flush_segment.cu.j2",
+        "templates/cuda/kernel/sums_in_registers.cu.j2",
         "if (segment >= 0 && segment < keys) {\nconst ix carry",
         "if (segment < keys) {\nconst ix carry",
         "missing mask: at its first row a chunk writes sums of no row before the array",
@@ -367,7 +367,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-cu.shared-sums",
-        "templates/cuda/kernel/registers/end_chunk.cu.j2",
+        "templates/cuda/kernel/sums_in_registers.cu.j2",
         "shared{{ a.number }}[i * WIDTH + lane];",
         "shared{{ a.number }}[i * WIDTH];",
         "all threads take the sums of the first",

@@ -48,7 +48,7 @@ def choose_mapping(facts: Facts) -> Mapping:
         if owned_columns(facts) and (mapping := tiled(facts, vec)) is not None:
             return mapping
         if plain_atomics(facts) and width > 1:
-            return tiled_transpose(facts) or column_strips(vec, width)
+            return tiled_transpose(facts) or column_strips(facts, vec, width)
     elif (in_registers := row_in_registers(facts)) is not None:
         return in_registers
     if few_long_rows(facts, width):

@@ -74,6 +74,17 @@ class Facts:
         """The columns of a row, if their number is known when the text is made."""
         return self.kernel.col_count if isinstance(self.kernel.col_count, int) else None
 
+    def may_alias(self, buffer: str) -> bool:
+        """Whether another may lie where it does: only an output that is stored where an input is read can take its
+        memory.
+        """
+        stores, loads = ([s for s in self.kernel.body if s.op == op] for op in ("store", "load"))
+        return any(
+            buffer in (s.buffer, t.buffer) and s.index == t.index and self.types[s.buffer] == self.types[t.buffer]
+            for s in stores
+            for t in loads
+        )
+
     # -- its columns ---------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -14,7 +14,7 @@ class Stage:
     :param name: the function.
     :param kind: ``clear``, ``scan``, ``key``, ``rows``, ``part``, ``last``, ``fold``, ``tree``, ``finish`` or
         ``settle``.
-    :param tasks: how many tasks, of ``width`` threads each; None for the rows, whose number depends on the chunk.
+    :param tasks: how many tasks, of ``width`` threads each; None where their number depends on the chunk.
     :param width: threads of a task.
     """
 
@@ -54,7 +54,6 @@ class CudaKernel:
     :param f32_staged: elements of each f32 sum of a 16-bit result that is added up in memory.
     :param split_rows: rows of each reduction, if rows may be cut up: a partial result per strip.
     :param strips: whether a row's columns are cut into tasks, too.
-    :param turned: where tiles are turned: planes, and elements of both axes.
     :param checks: whether it looks for bad indices.
     :param shared: bytes of the partial results that a block of the rows keeps in shared memory; 0: they lie in memory.
     :param exp_sums: whether it needs ``cuda/exp_sums.h``.
@@ -88,7 +87,6 @@ class CudaKernel:
     f32_staged: tuple[Size, ...]
     split_rows: tuple[Size, ...]
     strips: bool
-    turned: tuple[Size, ...]
     checks: bool
     shared: int
     exp_sums: bool

@@ -45,7 +45,6 @@ from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import CudaKernel, Stage, own_dims
 from .mapping import THREADS
 from .mappings.column_strips import STRIP
-from .mappings.tiled_transpose import SIDE
 from .products import gated
 from .render import rebind
 from .row_sort import TREE, RowSort
@@ -122,9 +121,6 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     if kernel.strips:
         chunk = STRIP * min(LONGEST_STRIP, max(1, rows * chunks(columns, STRIP) // MANY_STRIPS))
     tasks = rows * chunks(columns, chunk) if kernel.strips else chunks(chunked, chunk) * tiles * kernel.sharing
-    if kernel.turned:
-        planes, other, lane = (evaluate(x, dims) for x in kernel.turned)
-        tasks = planes * chunks(other, SIDE) * chunks(lane, SIDE)
     strips = 0
     if kernel.split_rows and rows < FEW_ROWS and columns > LONG_ROW:
         chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_STRIPS)))

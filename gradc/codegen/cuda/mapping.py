@@ -3,49 +3,82 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
+from ...ir.dims import Size
 from ...ir.kernel import Kernel, Phase
+from ..declarations import Declaration
 from .exp_sums import ExpSum
 from .facts import NOMINAL, Facts
 from .row_registers import RowTask
+from .workspace import declared
 
 THREADS = 256
 """Of a block, and of a task at most, but for mappings with a number of their own."""
 
 
+WHOLE_ROW = [declared("const ix first_col = 0;"), declared("const ix end_col = cols;")]
+"""The columns of a task that goes through whole rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ThreadMapping:
-    """Which threads do what of a kernel.
+    """Which threads do what of a kernel.  What its fields and these class variables say is all that the statements of
+    rows and columns depend on.
 
-    :cvar template: of the row program, in ``templates/cuda/kernel``.
     :cvar purpose: what it does, for the comment above it.
-    :cvar visits_whole_rows: whether a task goes through all columns of a row.
+    :cvar predicate: what a thread may lack while it goes along to barriers; ``live`` says then whether it is there.
+    :cvar cuts_rows: whether the columns of a row are cut into tasks, as a launch decides.
+    :cvar array_slot: where in an array of registers the loads of the row at hand are.
+    :cvar masked_vectors: whether loads that a value of the row masks move a thread's columns at once, too.
+    :cvar reduce: the function that reduces over the threads of a task; ``reduces_in_pairs``: whether two sums may go
+        together.
+    :cvar rounds_partials: whether partial results are rounded before they are in the workspace.
     :param reason: why a kernel has this mapping.
     :param width: threads of a task.
     :param vec: neighbouring columns of a thread at once.
     :param threads: of a block.
+    :param resident: threads that a multiprocessor is to hold, at least.
     :param unroll: times round the columns of a whole row whose loads are under way together; 0: each has its own.
     :param row: how a row is shared out that is kept in registers.
-    :param sums_in_registers: whether a thread keeps the sums of its columns in registers.
+    :param sums: where sums that are added in an order are on their way: in memory, in the registers of the threads that
+        have the columns, or one for each lane of a warp.
     :param sharing: tasks of a block that share a chunk of rows.
     :param prefetch: rows whose loads are under way together.
+    :param iterations: elements of a thread's arrays of VEC columns, where sums or a row are in registers.
+    :param column_loop: how a thread goes round its columns (``phases.cu.j2``).
+    :param tile: columns of a task that does not go through whole rows; 0: it does.
+    :param tasks: of the row program, if their number does not depend on what a launch decides.
+    :param shared_slots: of 16 bytes, in which the threads of a block reduce: one for each warp.
+    :param shared_bytes: dynamic shared memory of a block of the row program.
     """
 
-    template: ClassVar[str]
     purpose: ClassVar[str]
-    visits_whole_rows: ClassVar[bool] = True
+    predicate: ClassVar[Literal["", "rows", "columns"]] = ""
+    cuts_rows: ClassVar[bool] = False
+    array_slot: ClassVar[str] = "0"
+    masked_vectors: ClassVar[bool] = True
+    reduce: ClassVar[str] = "gradc_reduce"
+    reduces_in_pairs: ClassVar[bool] = True
+    rounds_partials: ClassVar[bool] = False
     reason: str
     width: int
     vec: int = 1
     threads: int = THREADS
+    resident: int = 2 * THREADS
     unroll: int = 0
     row: RowTask | None = None
-    sums_in_registers: bool = False
+    sums: Literal["memory", "registers", "lanes"] = "memory"
     sharing: int = 1
     prefetch: int = 1
+    iterations: int = 0
+    column_loop: Literal["columns", "iterations", "across", "scanned"] = "columns"
+    tile: int = 0
+    tasks: Size | None = None
+    shared_slots: int = 32
+    shared_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -53,13 +86,65 @@ class ThreadMapping:
         return re.sub("(?<!^)(?=[A-Z])", " ", type(self).__name__).lower()
 
     @property
-    def iterations(self) -> int:
-        """Elements of a thread's arrays of VEC columns, where it has sums or values of a row in registers; else 0."""
-        return self.row.iterations if self.row is not None else 0
+    def template(self) -> str:
+        """Of the row program, in ``templates/cuda/kernel``."""
+        return self.name.replace(" ", "_")
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether a row has several threads: one of them does what is done once for it."""
+        return self.width > 1
+
+    @property
+    def reduces_in_shared(self) -> bool:
+        """Whether reductions over the threads of a task go through shared memory."""
+        return self.width > 32
+
+    @property
+    def loads_together(self) -> bool:
+        """Whether all loads of a phase are under way together."""
+        return self.unroll > 0 and (self.row is None or self.row.together)
+
+    @property
+    def stage_width(self) -> int:
+        """Threads of a task of the row program, as a launch counts them."""
+        return self.width
 
     def phases(self, kernel: Kernel) -> tuple[tuple[Phase, ...], Mapping[str, ExpSum]]:
         """The phases of a kernel, and by their maximum the sums of exponentials that are found in its phase."""
         return kernel.passes, {}
+
+    # -- its row program -----------------------------------------------------------------------------------------------
+
+    def given(self, writer: Any) -> dict[str, Any]:
+        """Records that its template names, by name.  :param writer: the PhaseWriter of the kernel."""
+        return {}
+
+    def split_reductions(self, writer: Any) -> list[tuple[str, str]]:
+        """Type and name of the arrays of the strips' partial results, where a launch may split rows."""
+        return []
+
+    def split_phases(self, writer: Any) -> Iterable[dict[str, Any]]:
+        """What is said of the functions of phases, where a launch may split rows: arguments of their writer."""
+        return ()
+
+    def place_of_thread(self) -> list[Declaration]:
+        """A thread's task, and its number in the task."""
+        return [
+            declared("const ix task = element / WIDTH;"),
+            declared("const int lane = (int)(threadIdx.x % WIDTH);"),
+        ]
+
+    def place_of_task(self) -> list[Declaration]:
+        """The chunk of rows and the columns of a task, which its row program may need; else this declares them."""
+        return []
+
+
+class ChunkOfRows(ThreadMapping):
+    """A task goes through the whole rows of a chunk."""
+
+    def place_of_task(self) -> list[Declaration]:
+        return [declared(f"const ix chunk_index = task{' / SHARING' if self.sharing > 1 else ''};"), *WHOLE_ROW]
 
 
 def even_columns(facts: Facts, vec: int) -> bool:

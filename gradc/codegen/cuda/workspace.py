@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...ir.dims import Size, product
-from ...ir.statement import Axis
+from ...ir.statement import Axis, Index
 from ..declarations import Declaration
-from ..index import size
+from ..index import flatten, index, size
+from .columns import OFFSETS
 from .views import AccumView
 
 
@@ -28,6 +29,12 @@ def axis_declarations(axes: Sequence[Axis], linear: str) -> list[Declaration]:
         divided = f" / ({below})" if below != "1" else ""
         declarations.append(declared(f"const ix {name} = {linear}{divided}{f' % ({size(extent)})' if i else ''};"))
     return declarations
+
+
+def number_of_place(axes: Sequence[Axis], level: frozenset[str] | None = None) -> str:
+    """The number of a place among all of the axes', where those that are not in ``level`` are at their first."""
+    entries = [Index.of(a) if level is None or a in level else Index() for a, _ in axes]
+    return index(flatten(entries, [n for _, n in axes]), OFFSETS) if axes else "0"
 
 
 def size_declarations(

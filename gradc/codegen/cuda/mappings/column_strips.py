@@ -14,11 +14,14 @@ STRIP = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnStrips(ThreadMapping):
-    """A task is a strip of the columns of one row; nothing is combined in an order."""
+    """A task is a strip of the columns of one row; nothing is combined in an order.
 
-    template: ClassVar[str] = "column_strips"
-    visits_whole_rows: ClassVar[bool] = False
+    :param one: whether a row is one strip, whatever the sizes.
+    """
+
     purpose: ClassVar[str] = "Rows, in strips: a task has a strip of one row's columns"
+    cuts_rows: ClassVar[bool] = True
+    one: bool
 
 
 def plain_atomics(facts: Facts) -> bool:
@@ -26,6 +29,7 @@ def plain_atomics(facts: Facts) -> bool:
     return all(strategy.atomics == "values" for strategy in facts.rows.strategy_of.values())
 
 
-def column_strips(vec: int, width: int) -> ColumnStrips:
+def column_strips(facts: Facts, vec: int, width: int) -> ColumnStrips:
     reason = "each column is computed by itself, and nothing is combined in an order"
-    return ColumnStrips(reason=reason, vec=vec, width=width)
+    one = facts.known_columns is not None and facts.known_columns <= STRIP
+    return ColumnStrips(reason=reason, vec=vec, width=width, one=one)

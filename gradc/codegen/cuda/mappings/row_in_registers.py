@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..facts import Facts
-from ..mapping import THREADS, ThreadMapping, block_threads, tasks_of_chunk
+from ..mapping import THREADS, ChunkOfRows, block_threads, tasks_of_chunk
 from ..row_registers import RowTask, row_task
 
 WIDEST = 512
@@ -14,12 +14,11 @@ WIDEST = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowInRegisters(ThreadMapping):
+class RowInRegisters(ChunkOfRows):
     """A task goes through whole rows, whose values its threads keep in registers between the phases
     (:mod:`gradc.codegen.cuda.row_registers`), with the sums of their columns where these last.
     """
 
-    template: ClassVar[str] = "whole_rows"
     purpose: ClassVar[str] = "Whole rows: a task goes through those of a chunk"
     row: RowTask
 
@@ -40,7 +39,10 @@ def row_in_registers(facts: Facts) -> RowInRegisters | None:
         threads=threads,
         unroll=row.iterations,
         row=row,
-        sums_in_registers=facts.lasting_sums,
+        sums="registers" if facts.lasting_sums else "memory",
+        iterations=row.iterations,
+        column_loop="iterations",
+        shared_bytes=8 * row.shared_sums * row.width,
         sharing=tasks_of_chunk(facts, row.width, threads),
     )
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ..facts import NOMINAL, Facts
-from ..mapping import THREADS, ThreadMapping, block_threads
+from ..mapping import THREADS, ChunkOfRows, block_threads
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScannedRows(ThreadMapping):
+class ScannedRows(ChunkOfRows):
     """A task goes through whole rows, its threads round the columns together, one column each."""
 
-    template: ClassVar[str] = "whole_rows"
     purpose: ClassVar[str] = "Whole rows: a task goes through those of a chunk"
+    predicate: ClassVar[Literal["", "rows", "columns"]] = "columns"
 
 
 def scanned_rows(facts: Facts) -> ScannedRows:
@@ -26,4 +26,4 @@ def scanned_rows(facts: Facts) -> ScannedRows:
         width = 1
     while 1 < width < THREADS and width < (NOMINAL if facts.known_columns is None else facts.known_columns):
         width *= 2
-    return ScannedRows(reason="columns are scanned", width=width, threads=block_threads(width))
+    return ScannedRows(reason="columns are scanned", width=width, threads=block_threads(width), column_loop="scanned")

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ....passes.reductions.combine import OWN_COLUMNS, OWN_STAGED, own
+from ...declarations import used
+from ...expr import carrier, variable
+from ..accums import accumulator_bytes
 from ..facts import Facts
 from ..mapping import ThreadMapping
+from ..phase_writer import PhaseWriter
+from ..row_order import key_of_row
+from ..workspace import axis_declarations
 
 WARPS, STAGED_ROWS = 16, OWN_STAGED
 """Of a block: warps, and rows that they stage at once."""
@@ -22,9 +28,30 @@ class SharedTable(ThreadMapping):
     it are loaded.
     """
 
-    template: ClassVar[str] = "shared_table"
-    visits_whole_rows: ClassVar[bool] = False
     purpose: ClassVar[str] = "Rows, a table in shared memory: a block has a chunk of rows x WIDTH columns"
+    rounds_partials: ClassVar[bool] = True
+
+    @property
+    def stage_width(self) -> int:
+        return self.threads
+
+    def given(self, writer: PhaseWriter) -> dict[str, Any]:
+        """What a row brings, and where it goes."""
+        facts = writer.facts
+        (s,), (p,) = facts.kernel.accums, facts.kernel.passes
+        lines, value = [facts.scribe.value(v) for v in (*p.row, *p.body) if v.name], variable(s.args[0])
+        axes = [*axis_declarations(facts.kernel.rows, "r"), *axis_declarations(facts.kernel.cols, "c")]
+        key_lines, key = key_of_row(facts, facts.rows.parts[s.buffer], "-1", facts.kernel.rows, "r")
+        return {
+            "a": writer.accums.views[s.buffer],
+            "rows": STAGED_ROWS,
+            "warps": WARPS,
+            "ctype": carrier(facts.scribe.values[s.args[0]]),
+            "lines": [*used(axes, "\n".join([*lines, value])), *lines],
+            "value": value,
+            "key_lines": key_lines,
+            "key": key,
+        }
 
 
 def fits_table(facts: Facts) -> bool:
@@ -35,9 +62,14 @@ def fits_table(facts: Facts) -> bool:
 
 
 def shared_table(facts: Facts) -> SharedTable:
-    """The mapping of a kernel that fits."""
+    """The mapping of a kernel that fits: a sum for each column of a task in each row of the result."""
+    (part,) = facts.rows.parts.values()
+    keys = facts.rows.key_count(part)
+    assert isinstance(keys, int)
     return SharedTable(
         reason="whole rows are added to one result, for whose sums the shared memory of a block has room",
         width=OWN_COLUMNS,
         threads=32 * WARPS,
+        tile=OWN_COLUMNS,
+        shared_bytes=keys * OWN_COLUMNS * accumulator_bytes(facts, part.stmt),
     )

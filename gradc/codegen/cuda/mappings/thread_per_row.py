@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from ...declarations import Declaration
 from ..facts import FEW_ROWS, LONG_ROW, NOMINAL, Facts
-from ..mapping import THREADS, ThreadMapping
+from ..mapping import THREADS, WHOLE_ROW, ThreadMapping
 from ..row_registers import row_task_across
+from ..workspace import declared
 
 FEWEST_ROWS = 16
 """Fewest rows side by side for which neighbouring threads have neighbouring rows."""
@@ -23,8 +25,24 @@ class ThreadPerRow(ThreadMapping):
     fixed point (:mod:`gradc.codegen.cuda.fixed_sums`) a row each.
     """
 
-    template: ClassVar[str] = "thread_per_row"
     purpose: ClassVar[str] = "Rows side by side: neighbouring threads have neighbouring rows"
+    predicate: ClassVar[Literal["", "rows", "columns"]] = "rows"
+    reduce: ClassVar[str] = "gradc_reduce_across"
+    reduces_in_pairs: ClassVar[bool] = False
+
+    @property
+    def reduces_in_shared(self) -> bool:
+        return True
+
+    def place_of_task(self) -> list[Declaration]:
+        return WHOLE_ROW
+
+    def place_of_thread(self) -> list[Declaration]:
+        rows = self.threads // self.width
+        return [
+            declared(f"const ix task = ((ix)first_block + (ix)blockIdx.x) * {rows} + (ix)(threadIdx.x % {rows});"),
+            declared(f"const int lane = (int)(threadIdx.x / {rows});"),
+        ]
 
 
 def reduces_rows_side_by_side(facts: Facts) -> bool:
@@ -42,15 +60,20 @@ def thread_per_row(facts: Facts) -> ThreadPerRow:
     """The mapping of rows that are side by side; a thread has some columns of its row, if there are so many."""
     if facts.vector_groups:  # 16 values of a lane, with places of 64 bits, are 34 KB of shared memory
         reason = "values are added in fixed point to neighbouring sums: lanes exchange them"
-        return ThreadPerRow(reason=reason, width=_threads(facts), threads=THREADS // 2)
+        threads = THREADS // 2
+        return ThreadPerRow(reason=reason, width=1, threads=threads, shared_slots=threads)
     row = row_task_across(facts.kernel, facts.types, _threads(facts), 2 * MOST_THREADS)
     width = _threads(facts) if row is None else row.width
+    threads = max(THREADS, min(32 * width, 2 * THREADS))
     return ThreadPerRow(
         reason="rows are reduced whose neighbours in memory are neighbouring rows",
         width=width,
-        threads=max(THREADS, min(32 * width, 2 * THREADS)),
+        threads=threads,
+        shared_slots=threads,
         row=row,
         unroll=row.iterations if row is not None else 0,
+        iterations=row.iterations if row is not None else 0,
+        column_loop="iterations" if row is not None else "across",
     )
 
 

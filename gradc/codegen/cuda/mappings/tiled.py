@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ....ir.statement import Stmt
+from ...declarations import used
+from ...expr import carrier, variable
 from ..columns import Access, access
 from ..facts import Facts
 from ..mapping import THREADS, ThreadMapping, even_columns, tasks_of_chunk, threads_for_columns
+from ..phase_writer import PhaseWriter
+from ..row_order import row_at, visited_axes
+from ..views import Value
+from ..workspace import declared
 
 NARROWEST = 8
 """Threads of a row, if it has so many vectors: fewer leave parts of lines to others."""
+RESIDENT = 1024
+"""Threads of a multiprocessor, at least, that add up columns: with 128 multiprocessors or more all of GPU_WORKERS are
+resident at once, as a second wave of a few blocks would take as long as the first.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +36,62 @@ class Tiled(ThreadMapping):
     all of a thread's columns: some 8, of which an H100 issues 28 T/s, four times as fast as 3 TB/s bring the elements.
     """
 
-    template: ClassVar[str] = "tiled"
-    visits_whole_rows: ClassVar[bool] = False
     purpose: ClassVar[str] = "Rows, tiled: a task has a chunk of rows x WIDTH * VEC columns"
+    array_slot: ClassVar[str] = "u"
+    masked_vectors: ClassVar[bool] = False
 
-    @property
-    def iterations(self) -> int:
-        return 1
+    def given(self, writer: PhaseWriter) -> dict[str, Any]:
+        """Of the rows whose loads are under way together."""
+        facts, (p,), (view,) = writer.facts, writer.k.passes, writer.phases
+        position = f"group + u{' * SHARING' if self.sharing > 1 else ''}"
+        values = kept_values(facts)
+        values += [
+            s
+            for s in p.row
+            if s.name and s not in values and s.op not in ("const", "size") and self._needed_again(s, writer)
+        ]
+        constants = [declared(writer.scribe.value(s)) for s in p.row if s.op in ("const", "size")]
+        work = "\n".join([*view.body, *(f"{a.address} {a.guard}" for a in view.puts)])
+        again = used(constants, work)
+        names = " ".join([variable(s.name) for s in values] + [a.address for a in view.gets])
+        row_values = used([*map(declared, view.row)], names)
+        moved = "\n".join([*row_values, names])
+        work = "\n".join([*again, work])
+        later = used([declared("const ix r = group_rows[u];"), *visited_axes(facts)], work)
+        kept_row = any("group_rows" in line for line in later)
+        row = declared(f"const ix r = {'group_rows[u] = ' if kept_row else ''}{row_at(facts, position)};")
+        load = used([row, *visited_axes(facts)], f"{moved} r" if kept_row else moved)
+        if sorts := facts.order == "by key":
+            load.insert(1 if load[:1] == [row.line] else 0, "group_keys[u] = sorted_keys[group + u];")
+        return {
+            "kept": [Value(variable(s.name), carrier(s.dtype)) for s in values if s.dtype is not None],
+            "arrays": [*(["group_rows"] if kept_row else []), *(["group_keys"] if sorts else [])],
+            "load_lines": [*load, *row_values],
+            "work_lines": later,
+            "constants": again,
+        }
+
+    def _needed_again(self, s: Stmt, writer: PhaseWriter) -> bool:
+        """Whether a load or store that is not moved with its row's names it in its place."""
+        (p,) = writer.k.passes
+        return any(
+            s.name in t.uses
+            and t.op in ("load", "store")
+            and ((self.prefetch == 1 and self.vec == 1) or t.op == "store" or writer.vector(t) is None)
+            for t in (*p.body, *p.roots)
+        )
 
 
 def owned_columns(facts: Facts) -> bool:
     """Whether all that is combined in an order has a sum for each column, which a thread can have to itself."""
     owned = bool(facts.ordered) and all(map(facts.own, facts.ordered))
     return owned and (facts.order != "by owner" or all(map(facts.lasting, facts.ordered)))
+
+
+def sums_columns(facts: Facts) -> bool:
+    """Whether each column is added up over a chunk of rows as it comes, and nothing else is done."""
+    done = sorted(s.op for s in facts.kernel.body if s.op != "cast")
+    return not facts.order and facts.partial_sums and done == ["accum", "load"]
 
 
 def tiled(facts: Facts, vec: int) -> Tiled | None:
@@ -52,9 +105,13 @@ def tiled(facts: Facts, vec: int) -> Tiled | None:
         reason="each column is computed by itself, and combined over rows: a thread has its sums",
         vec=vec,
         width=width,
-        sums_in_registers=facts.lasting_sums,
+        resident=RESIDENT if sums_columns(facts) else 2 * THREADS,
+        sums="registers" if facts.lasting_sums else "memory",
         sharing=tasks_of_chunk(facts, width, THREADS),
         prefetch=_prefetched_rows(facts, vec),
+        iterations=1,
+        column_loop="iterations",
+        tile=width * vec,
     )
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ....ir.dims import Size, product
+from ....ir.dims import ceildiv, product
 from ....ir.statement import Axis, Stmt
 from ....ir.types import Type
-from ...index import flatten
+from ...declarations import used
+from ...expr import carrier, loaded, stored, variable
+from ...index import flatten, size
 from ..facts import Facts
 from ..mapping import THREADS, ThreadMapping
+from ..phase_writer import PhaseWriter
+from ..workspace import axis_declarations
 
 SIDE = 32
 """Elements of a tile's side."""
@@ -28,18 +32,36 @@ class TiledTranspose(ThreadMapping):
     :param loads: that are transposed.
     """
 
-    template: ClassVar[str] = "tiled_transpose"
-    visits_whole_rows: ClassVar[bool] = False
     purpose: ClassVar[str] = "Tiles of two axes: loads lie together along another axis than stores"
     lane: Axis
     other: Axis
     planes: tuple[Axis, ...]
     loads: tuple[Stmt, ...]
 
-    @property
-    def extents(self) -> tuple[Size, Size, Size]:
-        """(planes, elements of the other axis, elements of the lane's)"""
-        return product(n for _, n in self.planes), self.other[1], self.lane[1]
+    def given(self, writer: PhaseWriter) -> dict[str, Any]:
+        """The transposed loads, and what is done to an element."""
+        (p,) = writer.k.passes
+        tiles: list[tuple[str, str, str]] = []
+        body: list[str] = []
+        for s in (*p.row, *p.body):
+            if s not in self.loads:
+                body.append(writer.scribe.value(s))
+                continue
+            assert s.dtype is not None
+            name = f"tile{len(tiles)}"
+            body.append(f"const {carrier(s.dtype)} {variable(s.name)} = {loaded(s.dtype, f'{name}[beside][i]')};")
+            tiles.append((name, stored(s.dtype), writer.scribe.element(s.buffer, s.index)))
+        body += [line for s in p.roots for line in writer.effect(s)]
+        axes = axis_declarations(self.planes, "plane")
+        return {
+            "side": SIDE,
+            "planes": size(product(n for _, n in self.planes)),
+            "plane_axes": used(axes, "\n".join([*body, *(element for _, _, element in tiles)])),
+            "lane_size": size(self.lane[1]),
+            "other_size": size(self.other[1]),
+            "tiles": tiles,
+            "body": body,
+        }
 
 
 def tiled_transpose(facts: Facts) -> TiledTranspose | None:
@@ -62,12 +84,14 @@ def tiled_transpose(facts: Facts) -> TiledTranspose | None:
     pair = (axes[lane], axes[others[0]])
     if any(isinstance(n, int) and n < SIDE for _, n in pair):
         return None
+    planes = tuple(a for a in axes.values() if a not in pair)
     return TiledTranspose(
         reason=f"loads are contiguous along {others[0]}, and stores along {lane}",
         width=THREADS,
+        tasks=product(n for _, n in planes) * ceildiv(pair[1][1], SIDE) * ceildiv(pair[0][1], SIDE),
         lane=pair[0],
         other=pair[1],
-        planes=tuple(a for a in axes.values() if a not in pair),
+        planes=planes,
         loads=tuple([s for s in loads if along[s] == others[0]][:MOST_TILES]),
     )
 

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..facts import Facts
-from ..mapping import ThreadMapping
+from ..mapping import ChunkOfRows
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarpSegmentedScan(ThreadMapping):
+class WarpSegmentedScan(ChunkOfRows):
     """A task is a warp, a lane has a row, and the rows of a segment are combined by a segmented scan of the warp."""
 
-    template: ClassVar[str] = "warp_segmented_scan"
     purpose: ClassVar[str] = "Rows, a warp segmented scan: each lane of a task has a row"
+
+    @property
+    def shares_rows(self) -> bool:
+        return False
 
 
 def segments_of_elements(facts: Facts) -> bool:
@@ -23,4 +26,5 @@ def segments_of_elements(facts: Facts) -> bool:
 
 
 def warp_segmented_scan() -> WarpSegmentedScan:
-    return WarpSegmentedScan(reason="rows of one element are combined in the order of their keys", width=32)
+    reason = "rows of one element are combined in the order of their keys"
+    return WarpSegmentedScan(reason=reason, width=32, sums="lanes")

@@ -9,7 +9,7 @@ from typing import ClassVar
 from ....ir.kernel import Kernel, Phase
 from ..exp_sums import ExpSum, with_exp_sums
 from ..facts import Facts
-from ..mapping import ThreadMapping, block_threads, threads_for_columns
+from ..mapping import ChunkOfRows, block_threads, threads_for_columns
 from ..row_registers import LONGEST_ROW
 
 UNROLLED = 2
@@ -19,10 +19,9 @@ EXP_SUMS_UNROLLED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeRows(ThreadMapping):
+class WholeRows(ChunkOfRows):
     """A task goes through the whole rows of a chunk; sums are in memory."""
 
-    template: ClassVar[str] = "whole_rows"
     purpose: ClassVar[str] = "Whole rows: a task goes through those of a chunk"
 
     def phases(self, kernel: Kernel) -> tuple[tuple[Phase, ...], Mapping[str, ExpSum]]:
