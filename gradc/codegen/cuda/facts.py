@@ -85,6 +85,11 @@ class Facts:
             for t in loads
         )
 
+    @property
+    def nominal_columns(self) -> int:
+        """The columns of a row, or what is taken for their number where it is not known."""
+        return NOMINAL if self.known_columns is None else self.known_columns
+
     # -- its columns ---------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -11,7 +11,7 @@ from ...ir.dims import Size
 from ...ir.kernel import Kernel, Phase
 from ..declarations import Declaration
 from .exp_sums import ExpSum
-from .facts import NOMINAL, Facts
+from .facts import Facts
 from .row_registers import RowTask
 from .workspace import declared
 
@@ -48,7 +48,7 @@ class ThreadMapping:
     :param sharing: tasks of a block that share a chunk of rows.
     :param prefetch: rows whose loads are under way together.
     :param iterations: elements of a thread's arrays of VEC columns, where sums or a row are in registers.
-    :param column_loop: how a thread goes round its columns (``phases.cu.j2``).
+    :param column_loop: what opens the loop over a thread's columns of a row, if it is one of its own.
     :param tile: columns of a task that does not go through whole rows; 0: it does.
     :param tasks: of the row program, if their number does not depend on what a launch decides.
     :param shared_slots: of 16 bytes, in which the threads of a block reduce: one for each warp.
@@ -74,7 +74,7 @@ class ThreadMapping:
     sharing: int = 1
     prefetch: int = 1
     iterations: int = 0
-    column_loop: Literal["columns", "iterations", "across", "scanned"] = "columns"
+    column_loop: str = ""
     tile: int = 0
     tasks: Size | None = None
     shared_slots: int = 32
@@ -156,8 +156,8 @@ def threads_for_columns(facts: Facts, vec: int) -> int:
     """As many threads as there are columns to go through side by side: a power of two, at most a block."""
     if not facts.shares_columns:
         return 1
-    columns, width = NOMINAL if facts.known_columns is None else facts.known_columns, 1
-    while width < THREADS and width * vec < columns:
+    width = 1
+    while width < THREADS and width * vec < facts.nominal_columns:
         width *= 2
     return width
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..facts import Facts
 from ..mapping import ThreadMapping
@@ -19,8 +18,8 @@ class ColumnStrips(ThreadMapping):
     :param one: whether a row is one strip, whatever the sizes.
     """
 
-    purpose: ClassVar[str] = "Rows, in strips: a task has a strip of one row's columns"
-    cuts_rows: ClassVar[bool] = True
+    purpose = "Rows, in strips: a task has a strip of one row's columns"
+    cuts_rows = True
     one: bool
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..facts import Facts
 from ..mapping import THREADS, ChunkOfRows, block_threads, tasks_of_chunk
@@ -19,7 +18,7 @@ class RowInRegisters(ChunkOfRows):
     (:mod:`gradc.codegen.cuda.row_registers`), with the sums of their columns where these last.
     """
 
-    purpose: ClassVar[str] = "Whole rows: a task goes through those of a chunk"
+    purpose = "Whole rows: a task goes through those of a chunk"
     row: RowTask
 
 
@@ -41,7 +40,6 @@ def row_in_registers(facts: Facts) -> RowInRegisters | None:
         row=row,
         sums="registers" if facts.lasting_sums else "memory",
         iterations=row.iterations,
-        column_loop="iterations",
         shared_bytes=8 * row.shared_sums * row.width,
         sharing=tasks_of_chunk(facts, row.width, threads),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ....passes.reductions.combine import OWN_COLUMNS, OWN_STAGED, own
 from ...declarations import used
@@ -28,8 +28,8 @@ class SharedTable(ThreadMapping):
     it are loaded.
     """
 
-    purpose: ClassVar[str] = "Rows, a table in shared memory: a block has a chunk of rows x WIDTH columns"
-    rounds_partials: ClassVar[bool] = True
+    purpose = "Rows, a table in shared memory: a block has a chunk of rows x WIDTH columns"
+    rounds_partials = True
 
     @property
     def stage_width(self) -> int:

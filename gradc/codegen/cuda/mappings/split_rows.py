@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ...declarations import used
 from ..facts import FEW_ROWS, LONG_ROW, Facts
@@ -21,7 +21,7 @@ class SplitRows(WholeRows):
     reduces is combined from the strips by those after it.
     """
 
-    reduces_in_pairs: ClassVar[bool] = False
+    reduces_in_pairs = False
 
     @property
     def template(self) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from ...declarations import Declaration
-from ..facts import FEW_ROWS, LONG_ROW, NOMINAL, Facts
+from ..facts import FEW_ROWS, LONG_ROW, Facts
 from ..mapping import THREADS, WHOLE_ROW, ThreadMapping
 from ..row_registers import row_task_across
 from ..workspace import declared
@@ -15,6 +14,9 @@ FEWEST_ROWS = 16
 """Fewest rows side by side for which neighbouring threads have neighbouring rows."""
 MOST_THREADS = 16
 """Of a row; twice as many where the row stays in their registers."""
+COLUMN_LOOP = """#pragma unroll 4
+for (ix col = first_col + lane; col < end_col; col += WIDTH) {"""
+"""Loads of four columns are under way together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +27,10 @@ class ThreadPerRow(ThreadMapping):
     fixed point (:mod:`gradc.codegen.cuda.fixed_sums`) a row each.
     """
 
-    purpose: ClassVar[str] = "Rows side by side: neighbouring threads have neighbouring rows"
-    predicate: ClassVar[Literal["", "rows", "columns"]] = "rows"
-    reduce: ClassVar[str] = "gradc_reduce_across"
-    reduces_in_pairs: ClassVar[bool] = False
+    purpose = "Rows side by side: neighbouring threads have neighbouring rows"
+    predicate = "rows"
+    reduce = "gradc_reduce_across"
+    reduces_in_pairs = False
 
     @property
     def reduces_in_shared(self) -> bool:
@@ -73,13 +75,13 @@ def thread_per_row(facts: Facts) -> ThreadPerRow:
         row=row,
         unroll=row.iterations if row is not None else 0,
         iterations=row.iterations if row is not None else 0,
-        column_loop="iterations" if row is not None else "across",
+        column_loop=COLUMN_LOOP if row is None else "",
     )
 
 
 def _threads(facts: Facts) -> int:
     """Threads of a row: a power of two."""
-    columns, width = NOMINAL if facts.known_columns is None else facts.known_columns, 1
-    while width < MOST_THREADS and 4 * width < columns:
+    width = 1
+    while width < MOST_THREADS and 4 * width < facts.nominal_columns:
         width *= 2
     return width

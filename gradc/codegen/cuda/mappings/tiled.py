@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ....ir.statement import Stmt
 from ...declarations import used
@@ -36,9 +36,9 @@ class Tiled(ThreadMapping):
     all of a thread's columns: some 8, of which an H100 issues 28 T/s, four times as fast as 3 TB/s bring the elements.
     """
 
-    purpose: ClassVar[str] = "Rows, tiled: a task has a chunk of rows x WIDTH * VEC columns"
-    array_slot: ClassVar[str] = "u"
-    masked_vectors: ClassVar[bool] = False
+    purpose = "Rows, tiled: a task has a chunk of rows x WIDTH * VEC columns"
+    array_slot = "u"
+    masked_vectors = False
 
     def given(self, writer: PhaseWriter) -> dict[str, Any]:
         """Of the rows whose loads are under way together."""
@@ -110,7 +110,6 @@ def tiled(facts: Facts, vec: int) -> Tiled | None:
         sharing=tasks_of_chunk(facts, width, THREADS),
         prefetch=_prefetched_rows(facts, vec),
         iterations=1,
-        column_loop="iterations",
         tile=width * vec,
     )
 

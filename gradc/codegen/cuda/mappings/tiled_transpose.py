@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from ....ir.dims import ceildiv, product
 from ....ir.statement import Axis, Stmt
@@ -32,7 +32,7 @@ class TiledTranspose(ThreadMapping):
     :param loads: that are transposed.
     """
 
-    purpose: ClassVar[str] = "Tiles of two axes: loads lie together along another axis than stores"
+    purpose = "Tiles of two axes: loads lie together along another axis than stores"
     lane: Axis
     other: Axis
     planes: tuple[Axis, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..facts import Facts
 from ..mapping import ChunkOfRows
@@ -13,7 +12,7 @@ from ..mapping import ChunkOfRows
 class WarpSegmentedScan(ChunkOfRows):
     """A task is a warp, a lane has a row, and the rows of a segment are combined by a segmented scan of the warp."""
 
-    purpose: ClassVar[str] = "Rows, a warp segmented scan: each lane of a task has a row"
+    purpose = "Rows, a warp segmented scan: each lane of a task has a row"
 
     @property
     def shares_rows(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ....ir.kernel import Kernel, Phase
 from ..exp_sums import ExpSum, with_exp_sums
@@ -22,7 +21,7 @@ EXP_SUMS_UNROLLED = 4
 class WholeRows(ChunkOfRows):
     """A task goes through the whole rows of a chunk; sums are in memory."""
 
-    purpose: ClassVar[str] = "Whole rows: a task goes through those of a chunk"
+    purpose = "Whole rows: a task goes through those of a chunk"
 
     def phases(self, kernel: Kernel) -> tuple[tuple[Phase, ...], Mapping[str, ExpSum]]:
         return with_exp_sums(kernel) if self.unroll else super().phases(kernel)
