@@ -34,7 +34,6 @@ class Facts:
     """A kernel, and what the choice of a mapping and the text of its statements depend on.
 
     :param rows: the kernel taken apart, as for the writers of every target.
-    :param combined: one accum into each result.
     :param ordered: the accums that are combined in an order; atomics take the others.
     :param vector_groups: accums in fixed point into neighbouring sums, whose values the lanes of a warp exchange.
     :param layouts: the order of the sums of results of these, by name; None: that of the result.
@@ -43,7 +42,6 @@ class Facts:
     """
 
     rows: RowWriter
-    combined: tuple[Stmt, ...]
     ordered: tuple[Stmt, ...]
     vector_groups: tuple[tuple[Stmt, ...], ...]
     layouts: Mapping[str, Interleaved | None]
@@ -179,7 +177,6 @@ def facts_of(kernel: Kernel, types: Mapping[str, Type]) -> Facts:
     absmax_kernel, exponents = largest_of(kernel)
     return Facts(
         rows=rows,
-        combined=tuple(part.stmt for part in rows.parts.values()),
         ordered=tuple(s for s in kernel.accums if not rows.strategy_of[s.buffer].atomics),
         vector_groups=groups,
         layouts={b: interleaved(sums, types[b].shape) if groups else None for b, sums in accums.items()},

@@ -12,11 +12,11 @@ from ...ir.types import Type
 from ...passes.reductions.chunks import GPU_FOLDED, fold_lanes
 from ...process.forks import cached_property
 from ..declarations import Declaration, used
-from ..expr import carrier, stored, variable
+from ..expr import stored
 from ..indent import indented
-from ..index import size
 from ..jinja import render
-from .accums import Accums
+from .accums import Accum, accums_of
+from .axes import declared
 from .choose_mapping import choose_mapping
 from .facts import facts_of
 from .index_bound import index_bounds
@@ -24,9 +24,9 @@ from .kernel import CudaKernel, Stage
 from .mapping import THREADS, WHOLE_ROW, even_columns
 from .mappings.tiled import full_width
 from .phase_writer import PhaseView, PhaseWriter, VectorArrays
-from .row_order import Visit, row_axes, sorted_rows, visit
-from .views import AccumView, Value
-from .workspace import axis_declarations, declared, size_declarations, workspace
+from .row_order import row_axes, sorted_rows
+from .row_program import RowProgram
+from .workspace import size_declarations, workspace
 
 FOLDER = "cuda/kernel"
 EACH, TIMES = 4, 4
@@ -62,58 +62,6 @@ class Function:
     text: str
 
 
-@dataclass(frozen=True)
-class KernelView:
-    """A kernel's row program, beside its mapping.
-
-    :param even_cols: whether a thread's columns are all there or none, whatever the sizes.
-    :param full: whether each thread has all of its columns of a row that is kept in registers.
-    :param kept: values of the row that stay in registers between its phases.
-    :param order: of the rows: ``rows``, ``by_key`` or ``by_owner``.
-    :param syncs: whether what a row adds the next may add to.
-    :param phases: of a row.
-    :param row_axes: declare the axes of row ``r``.
-    :param accums: the results that rows are combined into.
-    :param visit: of a row at a position.
-    :param positions: how many positions a segmented order visits.
-    :param kept_axes: declare the axes of a kept row, from its number ``q``.
-    :param rest_count: rows that meet in a kept row.
-    """
-
-    even_cols: bool
-    full: bool
-    kept: tuple[Value, ...]
-    order: str
-    syncs: bool
-    phases: tuple[PhaseView, ...]
-    row_axes: tuple[str, ...]
-    accums: tuple[AccumView, ...]
-    visit: Visit
-    positions: str
-    kept_axes: tuple[str, ...]
-    rest_count: str
-
-    @property
-    def shares_sums(self) -> bool:
-        """Whether some of the sums that a thread keeps are in shared memory."""
-        return any(a.shared_sums for a in self.accums)
-
-    @property
-    def segmented(self) -> tuple[AccumView, ...]:
-        """Results into whose rows segments are combined: rows of one key."""
-        return tuple(a for a in self.accums if a.strategy.visits == "by key")
-
-    @property
-    def owned(self) -> tuple[AccumView, ...]:
-        """Results of which each kept row owns a part."""
-        return tuple(a for a in self.accums if a.strategy.visits == "by owner")
-
-    @property
-    def privatized(self) -> tuple[AccumView, ...]:
-        """Results of which each chunk has a partial one."""
-        return tuple(a for a in self.accums if a.strategy.partials)
-
-
 def cuda_functions(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
     """The functions of a kernel, and what a launch must know of them."""
     return KernelWriter(kernel, types).made()
@@ -124,6 +72,7 @@ class KernelWriter:
 
     :ivar facts: of the kernel, :ivar mapping: that they lead to.
     :ivar accums: its accums, :ivar writer: and phases, under this mapping.
+    :ivar program: the row program, for templates.
     :ivar fixed: results that are added up in fixed point, and :ivar absmax: the search for the largest value of these.
     :ivar sort: of the rows, where they are visited in the order of their keys.
     """
@@ -132,9 +81,10 @@ class KernelWriter:
         self.k, self.types, self.dims = kernel, types, kernel.dims(types)
         self.facts = facts_of(kernel, types)
         self.mapping = choose_mapping(self.facts)
-        self.accums, self.arrays = Accums(self.facts, self.mapping), VectorArrays()
+        self.accums, self.arrays = accums_of(self.facts, self.mapping), VectorArrays()
         self.writer = PhaseWriter(self.facts, self.mapping, self.accums, self.arrays)
-        self.fixed = tuple(a for a in self.accums.views.values() if a.fixed)
+        self.program = RowProgram(self.facts, self.mapping, tuple(self.accums.values()), self.writer.phases)
+        self.fixed = tuple(a for a in self.accums.values() if a.fixed)
         self.absmax = self.largest_values() if self.fixed else None
         self.sort = sorted_rows(self.facts)
 
@@ -144,10 +94,10 @@ class KernelWriter:
 
     def made(self) -> CudaKernel:
         """The functions, and what a launch must know of them."""
-        k, m, combined = self.k, self.mapping, self.facts.combined
+        k, m = self.k, self.mapping
         functions = [*self.before_rows(), self.rows(), *self.after_rows()]
-        partials = tuple(self.accums.scratch_size(s) for s in combined if self.accums.in_workspace(s))
-        folded = [self.types[a.buffer] for a in self.view.privatized]
+        partials = tuple(a.scratch_size for a in self.accums.values() if a.in_workspace)
+        folded = [self.types[a.buffer] for a in self.program.privatized]
         private: Size = 0
         for count, _ in partials:
             private = private + count
@@ -176,7 +126,7 @@ class KernelWriter:
             groups=self.sort.groups if self.sort is not None else 1,
             scratch=partials,
             fixed=tuple(self.types[a.buffer].count for a in self.fixed),
-            f32_staged=tuple(self.types[s.buffer].count for s in combined if self.accums.f32_staged(s)),
+            f32_staged=tuple(self.types[a.buffer].count for a in self.accums.values() if a.f32_staged),
             split_rows=tuple(k.row_count for _ in m.split_reductions(self.writer)),
             strips=m.cuts_rows,
             checks=any(s.op == "check" for s in k.body),
@@ -209,7 +159,7 @@ class KernelWriter:
         :param given: records that the template names.
         """
         m = self.mapping
-        body = render(f"{FOLDER}/{template}.cu.j2", k=self.view, m=m, **given)
+        body = render(f"{FOLDER}/{template}.cu.j2", k=self.program, m=m, **given)
         name = f"{self.k.name}_{suffix}"
         text = render(
             f"{FOLDER}/function.cu.j2",
@@ -226,7 +176,7 @@ class KernelWriter:
 
     def before_rows(self) -> Iterator[Function]:
         """What is done before rows are visited: results cleared, keys computed, the largest values looked for."""
-        for a in reversed([a for a in self.accums.views.values() if not a.ordered]):
+        for a in reversed([a for a in self.accums.values() if not a.ordered]):
             yield self.of_elements("clear", "clear_fixed" if a.fixed else "clear", a)
         if self.sort is not None:
             count = product(n for _, n in self.sort.axes)
@@ -250,7 +200,7 @@ class KernelWriter:
     def after_rows(self) -> Iterator[Function]:
         """What finishes the results: partial results added up, sums stored in their own types."""
         m = self.mapping
-        for a in self.view.privatized:
+        for a in self.program.privatized:
             count = self.types[a.buffer].count
             elements = fold_lanes(count)
             walkers = m.threads // elements
@@ -263,11 +213,11 @@ class KernelWriter:
             yield self.function("finish", "finish", "finish", tasks, width, vec=vec, each=each, beside=beside)
         for phase in m.split_phases(self.writer):
             yield self.function(template="split_rows", tasks=None, width=m.width, **phase)
-        for a in self.accums.views.values():
+        for a in self.accums.values():
             if a.fixed or a.f32_staged:
                 yield self.of_elements("settle", "settle_interleaved" if a.interleaved else "settle", a)
 
-    def of_elements(self, kind: str, template: str, a: AccumView) -> Function:
+    def of_elements(self, kind: str, template: str, a: Accum) -> Function:
         """What is done to each element of a result, whatever it was made from."""
         each = {"clear_fixed": 2, "settle_interleaved": a.interleaved}.get(template, EACH)  # 2 sums: 16 bytes
         times = EACH * TIMES // each
@@ -278,7 +228,7 @@ class KernelWriter:
         """(threads, columns of each at once, how often) for a row of the results that segments are combined into: no
         more than its elements, and few that are idle the last time.
         """
-        counts = [self.facts.result_row(self.facts.rows.parts[a.buffer].stmt) for a in self.view.segmented]
+        counts = [self.facts.result_row(self.facts.rows.parts[a.buffer].stmt) for a in self.program.segmented]
         known = [count for count in counts if isinstance(count, int)]
         if len(known) < len(counts):
             return self.mapping.width, self.mapping.vec, 1
@@ -303,8 +253,7 @@ class KernelWriter:
         """All that a function may need before its body, in order."""
         m, facts, sort = self.mapping, self.facts, self.sort
         kept = product(n for _, n in facts.rows.kept_axes) if facts.order == "by owner" else None
-        per_chunk = [self.accums.scratch_size(s)[0] if self.accums.in_workspace(s) else 0 for s in facts.combined]
-        arrays = workspace(self.view.accums, per_chunk, sort.groups if sort is not None else None)
+        arrays = workspace(self.accums.values(), sort.groups if sort is not None else None)
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
         even = "true" if even_columns(facts, m.vec) else "cols % VEC == 0"
         exchanged, slots = max(map(len, facts.vector_groups), default=0), "gradc_exchanged<EXCHANGED>::SLOTS"
@@ -330,43 +279,6 @@ class KernelWriter:
     def vector_conditions(self) -> list[str]:
         """What a launch must find to move a thread's columns at once."""
         vec = self.mapping.vec
-        flushed = [a for s in self.facts.combined if (a := self.accums.flushed(s)) is not None and a.fits(vec)]
+        flushed = [row for a in self.accums.values() if (row := a.flushed) is not None and row.fits(vec)]
         rows = [*self.arrays.moved.values(), *flushed] if vec > 1 else []
         return list(dict.fromkeys(c for a in rows for c in a.conditions(vec)))
-
-    # -- what templates are given --------------------------------------------------------------------------------------
-
-    @cached_property
-    def view(self) -> KernelView:
-        """What the row program's template is given of the kernel, beside its mapping."""
-        m, facts, phases = self.mapping, self.facts, self.writer.phases
-        text = "\n".join([p.text for p in phases] + [a.kept_text for a in self.accums.views.values()])
-        count = self.k.col_count
-        return KernelView(
-            even_cols=even_columns(facts, m.vec),
-            full=m.row is not None and m.row.iterations * m.width * m.vec == count,
-            kept=self.values_between_phases(),
-            order=facts.rows.order_name,
-            syncs=self.syncs,
-            phases=phases,
-            row_axes=row_axes(facts, phases),
-            accums=tuple(self.accums.views.values()),
-            visit=visit(facts, "\n".join(p.text for p in phases)),
-            positions="rows" if facts.rows.visits_all_rows else "segment_start[keys]",
-            kept_axes=tuple(used(axis_declarations(facts.rows.kept_axes, "q"), text)),
-            rest_count=size(product(n for _, n in facts.rows.rest_axes)),
-        )
-
-    def values_between_phases(self) -> tuple[Value, ...]:
-        """The values that stay in registers from one phase to the next."""
-        names = self.mapping.row.kept if self.mapping.row is not None else ()
-        dtypes = {name: self.k.stmts[name].dtype for name in names}
-        return tuple(Value(variable(name), carrier(d)) for name, d in dtypes.items() if d is not None)
-
-    @property
-    def syncs(self) -> bool:
-        """Whether what the threads of a task add for a row others of them may add to for the next, or read."""
-        in_memory = bool(self.facts.ordered) and self.mapping.sums == "memory"
-        return in_memory and not all(
-            self.facts.own(s) and not self.accums.wide_accumulator(s) for s in self.facts.ordered
-        )

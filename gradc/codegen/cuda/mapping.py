@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 from ...ir.dims import Size
 from ...ir.kernel import Kernel, Phase
 from ..declarations import Declaration
+from .axes import declared
 from .exp_sums import ExpSum
 from .facts import Facts
 from .row_registers import RowTask
-from .workspace import declared
 
 THREADS = 256
 """Of a block, and of a task at most, but for mappings with a number of their own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...ir.kernel import Kernel, Phase
@@ -14,12 +14,12 @@ from ..expr import ROUNDED, carrier, loaded, to_memory, unrounded, variable
 from ..index import literal
 from ..phases import phase_comment
 from ..text import CODES
-from .accums import Accums, sum_dtype
+from .accums import Accum
+from .axes import axis_declarations, declared, number_of_place
 from .columns import Access, access, linear
 from .facts import Facts
 from .mapping import ThreadMapping, even_columns
 from .reductions import Reduction, Reductions
-from .workspace import axis_declarations, declared, number_of_place
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,12 @@ class PhaseWriter:
     """
 
     def __init__(
-        self, facts: Facts, mapping: ThreadMapping, accums: Accums, arrays: VectorArrays, absmax: bool = False
+        self,
+        facts: Facts,
+        mapping: ThreadMapping,
+        accums: Mapping[str, Accum],
+        arrays: VectorArrays,
+        absmax: bool = False,
     ):
         self.facts, self.mapping, self.accums, self.arrays, self.absmax = facts, mapping, accums, arrays, absmax
         self.k, self.types, self.scribe = facts.kernel, facts.types, facts.scribe
@@ -218,7 +223,7 @@ class PhaseWriter:
     def column_effect(self, s: Stmt, walk: _Walk) -> None:
         """A store, accum or check of each column, or of a thread's columns at once."""
         if not self.absmax and (target := self.vector_add(s)) is not None:
-            name = f"z{self.facts.rows.number[s.buffer]}"
+            name = f"z{self.accums[s.buffer].number}"
             self.arrays.moved[name] = target
             guard = f"if ({variable(s.where)}) " if s.where else ""
             walk.puts[name] = VectorAccess(name, target.ctype, target.at, guard, "gradc_atomic_add_row")
@@ -257,9 +262,9 @@ class PhaseWriter:
         """
         if (
             s.op != "accum"
-            or self.facts.rows.strategy_of[s.buffer].atomics != "values"
+            or (a := self.accums[s.buffer]).strategy.atomics != "values"
             or s.combine != "sum"
-            or sum_dtype(self.facts, s) is not F32
+            or a.sum_dtype is not F32
             or self.mapping.vec % 4
             or not self.facts.in_columns(s)
         ):
@@ -267,7 +272,7 @@ class PhaseWriter:
         base = linear(self.k, self.types, s)
         if base is None or (s.where and self.k.levels[s.where] & {a for a, _ in self.k.cols}):
             return None
-        row = Access(self.accums.sum_array(s), "f32", 4, base)
+        row = Access(a.target, "f32", 4, base)
         return row if row.fits(self.mapping.vec) else None
 
     def loads_first(self, s: Stmt, row: Access) -> bool:
@@ -329,7 +334,7 @@ class PhaseWriter:
 
     def added_up(self, s: Stmt) -> Reduction:
         """An accum of all columns to one element: they are added up first."""
-        number = self.facts.rows.number[s.buffer]
+        number = self.accums[s.buffer].number
         name = f"b_a{number}"
         reduction = self.reductions.reduction(
             s.combine, s.args[0], name, self.types[s.buffer].dtype, s.where, f"t_a{number}"
@@ -342,22 +347,22 @@ class PhaseWriter:
     def effect(self, s: Stmt, value: str = "", once: bool = False) -> list[str]:
         """A store, accum or check; once: by one thread of the task."""
         value = value or variable(s.args[0])
-        if self.absmax and not (s.op == "accum" and self.facts.rows.strategy_of[s.buffer].atomics == "fixed point"):
+        if self.absmax and not (s.op == "accum" and self.accums[s.buffer].fixed):
             return []
         live = ["live"] if self.mapping.predicate == "rows" and not self.absmax else []  # absmax: rows that there are
         first = ["lane == 0"] if once and self.mapping.shares_rows else []
         alone = f"if ({' && '.join([*live, *first])}) " if live or first else ""
         if self.absmax:
-            return [self.accums.find_largest(s, value, alone)]
+            return [self.accums[s.buffer].find_largest(s, value, alone)]
         group = next((g for g in self.facts.vector_groups if any(a is s for a in g)), None)
         if group is not None:
-            return self.accums.add_together(group) if s is group[-1] else []
+            return self.accums[s.buffer].add_together(group) if s is group[-1] else []
         if s.op == "check":
             return self.check(s, value, alone)
         if s.op == "store":
             assert s.dtype is not None
             return [f"{alone}{self.scribe.element(s.buffer, s.index)} = {self.in_memory(s)};"]
-        return [self.accums.add(s, value, alone)]
+        return [self.accums[s.buffer].add(s, value, alone)]
 
     def in_memory(self, s: Stmt) -> str:
         """A stored value as it lies in memory; one that is rounded for this alone is converted once."""

@@ -9,10 +9,10 @@ from ...ir.statement import Stmt, neutral
 from ...ir.types import DType
 from ..expr import carrier, variable
 from ..index import literal
+from .axes import number_of_place
 from .exp_sums import ExpSum
 from .facts import Facts
 from .mapping import ThreadMapping
-from .workspace import number_of_place
 
 
 @dataclass(frozen=True)

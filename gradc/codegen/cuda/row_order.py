@@ -12,10 +12,10 @@ from ...ir.statement import Axis
 from ...passes.reductions.combine import Combine, sort_groups
 from ..declarations import Declaration, used
 from ..index import size
+from .axes import axis_declarations, declared
 from .columns import OFFSETS
 from .facts import Facts
 from .phase_writer import PhaseView
-from .workspace import axis_declarations, declared
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from ....passes.reductions.combine import OWN_COLUMNS, OWN_STAGED, own
 from ...declarations import used
 from ...expr import carrier, variable
 from ..accums import accumulator_bytes
+from ..axes import axis_declarations
 from ..facts import Facts
 from ..mapping import ThreadMapping
 from ..phase_writer import PhaseWriter
 from ..row_order import key_of_row
-from ..workspace import axis_declarations
 
 WARPS, STAGED_ROWS = 16, OWN_STAGED
 """Of a block: warps, and rows that they stage at once."""
@@ -43,7 +43,7 @@ class SharedTable(ThreadMapping):
         axes = [*axis_declarations(facts.kernel.rows, "r"), *axis_declarations(facts.kernel.cols, "c")]
         key_lines, key = key_of_row(facts, facts.rows.parts[s.buffer], "-1", facts.kernel.rows, "r")
         return {
-            "a": writer.accums.views[s.buffer],
+            "a": writer.accums[s.buffer],
             "rows": STAGED_ROWS,
             "warps": WARPS,
             "ctype": carrier(facts.scribe.values[s.args[0]]),

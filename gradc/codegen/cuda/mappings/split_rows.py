@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...declarations import used
+from ..axes import declared
 from ..facts import FEW_ROWS, LONG_ROW, Facts
 from ..mapping import block_threads
 from ..phase_writer import PhaseView, PhaseWriter
 from ..row_order import row_axes
-from ..workspace import declared, strip_arrays
+from ..workspace import strip_arrays
 from .whole_rows import WholeRows, unrolled
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...declarations import Declaration
+from ..axes import declared
 from ..facts import FEW_ROWS, LONG_ROW, Facts
 from ..mapping import THREADS, WHOLE_ROW, ThreadMapping
 from ..row_registers import row_task_across
-from ..workspace import declared
 
 FEWEST_ROWS = 16
 """Fewest rows side by side for which neighbouring threads have neighbouring rows."""

@@ -8,13 +8,12 @@ from typing import Any
 from ....ir.statement import Stmt
 from ...declarations import used
 from ...expr import carrier, variable
+from ..axes import declared
 from ..columns import Access, access
 from ..facts import Facts
 from ..mapping import THREADS, ThreadMapping, even_columns, tasks_of_chunk, threads_for_columns
 from ..phase_writer import PhaseWriter
 from ..row_order import row_at, visited_axes
-from ..views import Value
-from ..workspace import declared
 
 NARROWEST = 8
 """Threads of a row, if it has so many vectors: fewer leave parts of lines to others."""
@@ -64,7 +63,7 @@ class Tiled(ThreadMapping):
         if sorts := facts.order == "by key":
             load.insert(1 if load[:1] == [row.line] else 0, "group_keys[u] = sorted_keys[group + u];")
         return {
-            "kept": [Value(variable(s.name), carrier(s.dtype)) for s in values if s.dtype is not None],
+            "kept": [(carrier(s.dtype), variable(s.name)) for s in values if s.dtype is not None],
             "arrays": [*(["group_rows"] if kept_row else []), *(["group_keys"] if sorts else [])],
             "load_lines": [*load, *row_values],
             "work_lines": later,

@@ -12,10 +12,10 @@ from ....ir.types import Type
 from ...declarations import used
 from ...expr import carrier, loaded, stored, variable
 from ...index import flatten, size
+from ..axes import axis_declarations
 from ..facts import Facts
 from ..mapping import THREADS, ThreadMapping
 from ..phase_writer import PhaseWriter
-from ..workspace import axis_declarations
 
 SIDE = 32
 """Elements of a tile's side."""
