@@ -35,6 +35,7 @@ class ThreadMapping:
     :cvar masked_vectors: whether loads that a value of the row masks move a thread's columns at once, too.
     :cvar reduce: the function that reduces over the threads of a task; ``reduces_in_pairs``: whether two sums may go
         together.
+    :cvar exchanges: whether the lanes of a warp exchange what they add to neighbouring sums in fixed point.
     :cvar rounds_partials: whether partial results are rounded before they are in the workspace.
     :param reason: why a kernel has this mapping.
     :param width: threads of a task.
@@ -62,6 +63,7 @@ class ThreadMapping:
     masked_vectors: ClassVar[bool] = True
     reduce: ClassVar[str] = "gradc_reduce"
     reduces_in_pairs: ClassVar[bool] = True
+    exchanges: ClassVar[bool] = False
     rounds_partials: ClassVar[bool] = False
     reason: str
     width: int

@@ -355,7 +355,7 @@ class PhaseWriter:
         if self.absmax:
             return [self.accums[s.buffer].find_largest(s, value, alone)]
         group = next((g for g in self.facts.vector_groups if any(a is s for a in g)), None)
-        if group is not None:
+        if group is not None and self.mapping.exchanges:
             return self.accums[s.buffer].add_together(group) if s is group[-1] else []
         if s.op == "check":
             return self.check(s, value, alone)

@@ -31,6 +31,7 @@ class ThreadPerRow(ThreadMapping):
     predicate = "rows"
     reduce = "gradc_reduce_across"
     reduces_in_pairs = False
+    exchanges = True
 
     @property
     def reduces_in_shared(self) -> bool:
