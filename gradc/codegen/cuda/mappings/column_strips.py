@@ -29,6 +29,7 @@ def plain_atomics(facts: Facts) -> bool:
 
 
 def column_strips(facts: Facts, vec: int, width: int) -> ColumnStrips:
+    """The mapping of a map: ``width`` threads to a strip, ``vec`` columns of each at once."""
     reason = "each column is computed by itself, and nothing is combined in an order"
     one = facts.known_columns is not None and facts.known_columns <= STRIP
     return ColumnStrips(reason=reason, vec=vec, width=width, one=one)

@@ -64,6 +64,7 @@ def few_long_rows(facts: Facts, width: int) -> bool:
 
 
 def split_rows(facts: Facts, vec: int, width: int) -> SplitRows:
+    """The mapping of long rows of which a launch may have few."""
     return SplitRows(
         reason="its rows may be long and few, and each phase over strips of them is a function",
         vec=vec,

@@ -25,5 +25,6 @@ def segments_of_elements(facts: Facts) -> bool:
 
 
 def warp_segmented_scan() -> WarpSegmentedScan:
+    """The mapping of rows of one element in the order of their keys."""
     reason = "rows of one element are combined in the order of their keys"
     return WarpSegmentedScan(reason=reason, width=32, sums="lanes")

@@ -24,10 +24,12 @@ class WholeRows(ChunkOfRows):
     purpose = "Whole rows: a task goes through those of a chunk"
 
     def phases(self, kernel: Kernel) -> tuple[tuple[Phase, ...], Mapping[str, ExpSum]]:
+        """With sums of exponentials in the phase of their maximum, where loads of a row are under way together."""
         return with_exp_sums(kernel) if self.unroll else super().phases(kernel)
 
 
 def whole_rows(facts: Facts, vec: int) -> WholeRows:
+    """The mapping of any kernel: ``vec`` columns of a thread at once."""
     width = threads_for_columns(facts, vec)
     return WholeRows(
         reason=_reason(facts, width),
@@ -48,6 +50,7 @@ def unrolled(facts: Facts, width: int) -> int:
 
 
 def _reason(facts: Facts, width: int) -> str:
+    """Why a kernel has no other mapping."""
     if width == 1:
         return "a row has no columns that threads could share"
     if facts.separate_columns:
