@@ -182,7 +182,7 @@ TABLES: Mapping[str, Table] = {
         ("P1", "P2"),
         (
             *constant(STRIPS, "STRIP = 2048", "1024", "4096", same_bits=True),
-            *constant(LAUNCH, "MANY_STRIPS, LONGEST_STRIP = 8192, 4", "8192, 1", "8192, 16", same_bits=True),
+            *constant(STRIPS, "MANY_STRIPS, LONGEST_STRIP = 8192, 4", "8192, 1", "8192, 16", same_bits=True),
         ),
     ),
     "chunks": Table(

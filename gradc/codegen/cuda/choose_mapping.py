@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from .columns import columns_at_once
 from .facts import Facts
-from .mapping import threads_for_columns
+from .mapping import ThreadMapping, threads_for_columns
 from .mappings.column_strips import ColumnStrips, column_strips, plain_atomics
 from .mappings.row_in_registers import RowInRegisters, row_in_registers
 from .mappings.scanned_rows import ScannedRows, scanned_rows
@@ -30,6 +30,8 @@ Mapping: TypeAlias = (
     | SplitRows
     | WholeRows
 )
+MAPPINGS: dict[str, type[ThreadMapping]] = {kind.name(): kind for kind in get_args(Mapping)}
+"""By the names that launches know them by."""
 
 
 def choose_mapping(facts: Facts) -> Mapping:

@@ -104,7 +104,7 @@ class KernelWriter:
         by_owner = self.facts.order == "by owner"
         return CudaKernel(
             name=k.name,
-            mapping=m.name,
+            mapping=m.name(),
             reason=m.reason,
             text="\n".join([self.facts.rows.comment(), *(f.text for f in functions)]),
             buffers=k.buffers,
@@ -119,7 +119,6 @@ class KernelWriter:
             sharing=m.sharing,
             most_chunks=GPU_FOLDED * m.threads // max((fold_lanes(a.count) for a in folded), default=1),
             tile=m.tile,
-            warp_scan=m.sums == "lanes",
             private=private,
             keys=self.sort.keys if self.sort is not None else None,
             masked=self.sort is not None and bool(self.sort.part.stmt.where),
@@ -128,7 +127,6 @@ class KernelWriter:
             fixed=tuple(self.types[a.buffer].count for a in self.fixed),
             f32_staged=tuple(self.types[a.buffer].count for a in self.accums.values() if a.f32_staged),
             split_rows=tuple(k.row_count for _ in m.split_reductions(self.writer)),
-            strips=m.cuts_rows,
             checks=any(s.op == "check" for s in k.body),
             shared=m.shared_bytes,
             exp_sums=bool(self.writer.exp_sums),

@@ -9,10 +9,13 @@ from typing import Any, ClassVar, Literal
 
 from ...ir.dims import Size
 from ...ir.kernel import Kernel, Phase
+from ...passes.reductions.chunks import GPU_SHORTEST, GPU_SORTED
 from ..declarations import Declaration
+from .actions import chunks
 from .axes import declared
 from .exp_sums import ExpSum
 from .facts import Facts
+from .kernel import CudaKernel
 from .row_registers import RowTask
 
 THREADS = 256
@@ -23,6 +26,24 @@ WHOLE_ROW = [declared("const ix first_col = 0;"), declared("const ix end_col = c
 """The columns of a task that goes through whole rows."""
 
 
+@dataclass(frozen=True)
+class Extents:
+    """Sizes of a kernel for one set of dims, by which a launch cuts its rows up.
+
+    :param chunked: what chunks are cut from: rows, or kept rows.
+    :param tiles: of the columns of a row.
+    :param width: threads of a task.
+    :param workers: threads that a GPU's kernel is cut up for.
+    """
+
+    rows: int
+    columns: int
+    chunked: int
+    tiles: int
+    width: int
+    workers: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ThreadMapping:
     """Which threads do what of a kernel.  What its fields and these class variables say is all that the statements of
@@ -30,7 +51,6 @@ class ThreadMapping:
 
     :cvar purpose: what it does, for the comment above it.
     :cvar predicate: what a thread may lack while it goes along to barriers; ``live`` says then whether it is there.
-    :cvar cuts_rows: whether the columns of a row are cut into tasks, as a launch decides.
     :cvar array_slot: where in an array of registers the loads of the row at hand are.
     :cvar masked_vectors: whether loads that a value of the row masks move a thread's columns at once, too.
     :cvar reduce: the function that reduces over the threads of a task; ``reduces_in_pairs``: whether two sums may go
@@ -58,7 +78,6 @@ class ThreadMapping:
 
     purpose: ClassVar[str]
     predicate: ClassVar[Literal["", "rows", "columns"]] = ""
-    cuts_rows: ClassVar[bool] = False
     array_slot: ClassVar[str] = "0"
     masked_vectors: ClassVar[bool] = True
     reduce: ClassVar[str] = "gradc_reduce"
@@ -82,15 +101,15 @@ class ThreadMapping:
     shared_slots: int = 32
     shared_bytes: int = 0
 
-    @property
-    def name(self) -> str:
+    @classmethod
+    def name(cls) -> str:
         """``tiled transpose``, as explanations call it."""
-        return re.sub("(?<!^)(?=[A-Z])", " ", type(self).__name__).lower()
+        return re.sub("(?<!^)(?=[A-Z])", " ", cls.__name__).lower()
 
     @property
     def template(self) -> str:
         """Of the row program, in ``templates/cuda/kernel``."""
-        return self.name.replace(" ", "_")
+        return self.name().replace(" ", "_")
 
     @property
     def shares_rows(self) -> bool:
@@ -115,6 +134,24 @@ class ThreadMapping:
     def phases(self, kernel: Kernel) -> tuple[tuple[Phase, ...], Mapping[str, ExpSum]]:
         """The phases of a kernel, and by their maximum the sums of exponentials that are found in its phase."""
         return kernel.passes, {}
+
+    # -- a launch of its row program -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def chunk(kernel: CudaKernel, n: Extents) -> int:
+        """Rows, or positions of their order, of a task; columns, where it has a strip of a row."""
+        if kernel.keys is not None:
+            return min(GPU_SORTED, max(GPU_SHORTEST, chunks(n.rows * n.tiles * n.width, 2 * n.workers)))
+        if not kernel.by_chunk:
+            return 1
+        least = GPU_SHORTEST if kernel.tile else min(GPU_SHORTEST, max(1, THREADS // n.width))
+        taken, most = n.chunked * n.tiles * n.width * kernel.sharing, n.workers // (2 if kernel.row_sums else 1)
+        return max(least * kernel.sharing, chunks(taken, most), chunks(n.chunked, kernel.most_chunks))
+
+    @staticmethod
+    def task_count(kernel: CudaKernel, n: Extents, chunk: int) -> int:
+        """Tasks of a launch with so long chunks."""
+        return chunks(n.chunked, chunk) * n.tiles * kernel.sharing
 
     # -- its row program -----------------------------------------------------------------------------------------------
 

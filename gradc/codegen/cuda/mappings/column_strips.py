@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..actions import chunks
 from ..facts import Facts
-from ..mapping import ThreadMapping
+from ..kernel import CudaKernel
+from ..mapping import Extents, ThreadMapping
 
 STRIP = 2048
 """Columns per task at least."""
+MANY_STRIPS, LONGEST_STRIP = 8192, 4
+"""Strips of maps, from twice as many of which on they are longer: that often as long at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +23,15 @@ class ColumnStrips(ThreadMapping):
     """
 
     purpose = "Rows, in strips: a task has a strip of one row's columns"
-    cuts_rows = True
     one: bool
+
+    @staticmethod
+    def chunk(kernel: CudaKernel, n: Extents) -> int:
+        return STRIP * min(LONGEST_STRIP, max(1, n.rows * chunks(n.columns, STRIP) // MANY_STRIPS))
+
+    @staticmethod
+    def task_count(kernel: CudaKernel, n: Extents, chunk: int) -> int:
+        return n.rows * chunks(n.columns, chunk)
 
 
 def plain_atomics(facts: Facts) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ....passes.reductions.combine import OWN_COLUMNS, OWN_STAGED, own
+from ....passes.reductions.combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, OWN_STAGED, own
 from ...declarations import used
 from ...expr import carrier, variable
 from ..accums import accumulator_bytes
+from ..actions import chunks
 from ..axes import axis_declarations
 from ..facts import Facts
-from ..mapping import ThreadMapping
+from ..kernel import CudaKernel
+from ..mapping import Extents, ThreadMapping
 from ..phase_writer import PhaseWriter
 from ..row_order import key_of_row
 
@@ -34,6 +36,10 @@ class SharedTable(ThreadMapping):
     @property
     def stage_width(self) -> int:
         return self.threads
+
+    @staticmethod
+    def chunk(kernel: CudaKernel, n: Extents) -> int:
+        return max(OWN_SHORTEST, chunks(n.chunked, max(OWN_BLOCKS // max(n.tiles, 1), 1)))
 
     def given(self, writer: PhaseWriter) -> dict[str, Any]:
         """What a row brings, and where it goes."""

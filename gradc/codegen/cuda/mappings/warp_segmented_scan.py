@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ....passes.reductions.chunks import GPU_SORTED
+from ..actions import chunks
 from ..facts import Facts
-from ..mapping import ChunkOfRows
+from ..kernel import CudaKernel
+from ..mapping import ChunkOfRows, Extents
+
+WARP = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +23,10 @@ class WarpSegmentedScan(ChunkOfRows):
     def shares_rows(self) -> bool:
         return False
 
+    @staticmethod
+    def chunk(kernel: CudaKernel, n: Extents) -> int:
+        return min(GPU_SORTED, max(1, chunks(n.rows, 2 * n.workers))) * WARP
+
 
 def segments_of_elements(facts: Facts) -> bool:
     """Whether rows have no columns and are combined in the order of their keys."""
@@ -27,4 +36,4 @@ def segments_of_elements(facts: Facts) -> bool:
 def warp_segmented_scan() -> WarpSegmentedScan:
     """The mapping of rows of one element in the order of their keys."""
     reason = "rows of one element are combined in the order of their keys"
-    return WarpSegmentedScan(reason=reason, width=32, sums="lanes")
+    return WarpSegmentedScan(reason=reason, width=WARP, sums="lanes")
