@@ -67,8 +67,9 @@ def constant(file: str, text: str, *values: str, same_bits: bool = False) -> tup
     )
 
 
-ROWS, TASKS, COLUMNS, LAUNCH = (
-    f"gradc/codegen/cuda/{name}.py" for name in ("row_registers", "tasks", "columns", "launch")
+ROWS, TASK, STRIPS, COLUMNS, LAUNCH = (
+    f"gradc/codegen/cuda/{name}.py"
+    for name in ("row_registers", "mappings/row_in_registers", "mappings/column_strips", "columns", "launch")
 )
 PROGRAM, SORT = "templates/cuda/program.h", "templates/cuda/sort.cu"
 TWO_SUM = """  const f32 high = s.high + v, seen = high - s.high;
@@ -108,7 +109,7 @@ TABLES: Mapping[str, Table] = {
         (
             *constant(ROWS, "ELEMENTS = 32", "16", "64", "8"),
             *constant(ROWS, "FEWEST_ELEMENTS = 16", "8", "32"),
-            *constant(TASKS, "WIDEST = 512", "256"),
+            *constant(TASK, "WIDEST = 512", "256"),
         ),
     ),
     "sums": Table(
@@ -180,8 +181,8 @@ TABLES: Mapping[str, Table] = {
         "elements of a block of a map",
         ("P1", "P2"),
         (
-            *constant(TASKS, "STRIP = 2048", "1024", "4096", same_bits=True),
-            *constant(LAUNCH, "MANY_STRIPS, LONGEST_STRIP = 8192, 4", "8192, 1", "8192, 16", same_bits=True),
+            *constant(STRIPS, "STRIP = 2048", "1024", "4096", same_bits=True),
+            *constant(STRIPS, "MANY_STRIPS, LONGEST_STRIP = 8192, 4", "8192, 1", "8192, 16", same_bits=True),
         ),
     ),
     "chunks": Table(

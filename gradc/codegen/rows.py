@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..analysis.combine import Combine, combines
@@ -99,8 +99,12 @@ class RowWriter:
             if (i.variable not in kept or i.variable in named[:axis]) and self.types[s.buffer].shape[axis] != 1
         ]
 
-    def reloaded(self, p: Phase, number: int) -> list[Stmt]:
-        """A pass's values, where one that an earlier pass has stored is read back instead of computed again."""
+    def reloaded(self, p: Phase, number: int, cached: Callable[[Stmt, int], Stmt | None] | None = None) -> list[Stmt]:
+        """A pass's values, where one that an earlier pass has stored is read back instead of computed again.
+
+        :param cached: what stands for a value that is kept beside the buffers from one pass to the next.
+        """
+        cached = cached or self.cached
         stored_at: dict[str, Stmt] = {}
         for earlier in self.k.passes[:number]:
             stored_at |= {s.args[0]: s for s in earlier.roots if s.op == "store"}
@@ -109,8 +113,8 @@ class RowWriter:
         for s in reversed(p.body):
             if s.name not in needed:
                 continue
-            if (cached := self.cached(s, number)) is not None:
-                out.append(cached)
+            if (known := cached(s, number)) is not None:
+                out.append(known)
             elif s.name in stored_at and s.op != "load":
                 store = stored_at[s.name]
                 out.append(replace(s, op="load", args=(), buffer=store.buffer, index=store.index, where="", attrs=()))

@@ -178,6 +178,7 @@ def explain(module: Explained, dims: Mapping[str, int], device: Device | None = 
         ]
         lines += missed_fusions_table(module, direction, bound)
         if executable.target.startswith("cuda"):
+            lines += mappings_table(executable)
             lines.append(f"  {executable.native.counting(bound)}")
         if executable.target == "cuda":
             lines += resources_table(executable)
@@ -259,6 +260,12 @@ def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, 
         moved = _human(evaluate(pair.nbytes, {**nominal([pair.nbytes]), **bound}))
         lines.append(f"  {pair.first} and {pair.second} both move {moved} and are two kernels: {pair.why}")
     return [*lines, *([f"  ... and {len(pairs) - MOST_PAIRS} pairs more"] if len(pairs) > MOST_PAIRS else [])]
+
+
+def mappings_table(executable: Executable) -> list[str]:
+    """The mapping of each kernel to the threads of a GPU, with the reason."""
+    kernels = executable.native.kernels.values()
+    return [f"  {kernel.name}: {kernel.mapping}, because {kernel.reason}" for kernel in kernels]
 
 
 def resources_table(executable: Executable) -> list[str]:

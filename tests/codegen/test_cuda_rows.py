@@ -10,6 +10,7 @@ import pytest
 import gradc
 from gradc import ops
 from gradc.codegen.cuda import launch
+from gradc.codegen.cuda.mappings import column_strips
 
 torch = pytest.importorskip("torch")
 
@@ -157,7 +158,7 @@ def test_strips_of_large_maps_are_longer(monkeypatch: pytest.MonkeyPatch) -> Non
     x = np.arange(2 * 9001, dtype=np.float32).reshape(2, 9001)
     strips = []
     for most in (8192, 4, 1):
-        monkeypatch.setattr(launch, "MANY_STRIPS", most)
+        monkeypatch.setattr(column_strips, "MANY_STRIPS", most)
         plan = launch.LaunchPlan(module.forward.program, module.forward.native.kernels, {"R": 2, "C": 9001})
         strips.append(sum(a.blocks for actions in plan.actions for a in actions))
     assert strips == [10, 6, 4]

@@ -177,7 +177,7 @@ def test_a_softmax_over_another_axis_in_its_own_memory() -> None:
 def test_transposes_go_through_tiles(of: str) -> None:
     plan = planned(ops.transpose, {"N": 8192, "M": 8192}, x=of)
     (kernel,) = plan.kernels.values()
-    assert kernel.turned and "__syncthreads" in kernel.text and most_blocks(plan) == 256 * 256
+    assert kernel.mapping == "tiled transpose" and "__syncthreads" in kernel.text and most_blocks(plan) == 256 * 256
 
 
 def test_transposes() -> None:

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
 from gradc.codegen.cuda.fixed_sums import elements_as_rows, interleaved, neighbours  # noqa: E402
+from gradc.codegen.cuda.functions import cuda_functions  # noqa: E402
 from gradc.codegen.cuda.magnitudes import largest_of, ranges  # noqa: E402
-from gradc.codegen.cuda.rows import Writer  # noqa: E402
 from gradc.ir.kernel import Kernel  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 
@@ -145,7 +145,7 @@ def test_equal_accums_are_each_added() -> None:
     program = parse_program(TWICE)
     kernel = elements_as_rows(program.kernels[0])
     assert kernel.accums[0] == kernel.accums[1] and [len(group) for group in neighbours(kernel)] == [2]
-    text = Writer(kernel, {b.name: b.type for b in program.buffers}).made().text
+    text = cuda_functions(kernel, {b.name: b.type for b in program.buffers}).text
     assert text.count("gradc_fixed_add_together(") == 1
     (values,) = (line for line in text.splitlines() if "f32 values[]" in line)
     assert values.count("v1") == 2

@@ -263,7 +263,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-cu.first-segment",
-        "templates/cuda/kernel/registers/flush_segment.cu.j2",
+        "templates/cuda/kernel/sums_in_registers.cu.j2",
         "if (segment >= 0 && segment < keys) {\nconst ix carry",
         "if (segment < keys) {\nconst ix carry",
         "missing mask: at its first row a chunk writes sums of no row before the array",
@@ -271,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-cu.scan-carry",
-        "templates/cuda/kernel/warp_scan.cu.j2",
+        "templates/cuda/kernel/warp_segmented_scan.cu.j2",
         "if (key == segment) {{ a.join(",
         "if (false) {{ a.join(",
         "of a segment of more than 32 rows the last ones alone",
@@ -367,7 +367,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-cu.shared-sums",
-        "templates/cuda/kernel/registers/end_chunk.cu.j2",
+        "templates/cuda/kernel/sums_in_registers.cu.j2",
         "shared{{ a.number }}[i * WIDTH + lane];",
         "shared{{ a.number }}[i * WIDTH];",
         "all threads take the sums of the first",
@@ -375,7 +375,7 @@ MUTANTS = (
     ),
     Mutant(
         "strips-cu.one-strip",
-        "templates/cuda/kernel/strips.cu.j2",
+        "templates/cuda/kernel/column_strips.cu.j2",
         "gradc_min(first_col + chunk, cols)",
         "first_col + chunk",
         "the last strip of a row goes on into the next row",

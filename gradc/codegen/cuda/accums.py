@@ -1,130 +1,397 @@
-"""Results that rows are combined into: in which C types, and where partial results lie."""
+"""Results that rows are combined into: in which C types, where partial results lie, and the statement of one accum."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...analysis.strategies import Strategy
 from ...errors import InternalError
 from ...ir.dims import Size, product
 from ...ir.statement import Index, Stmt, neutral
 from ...ir.types import F32, DType
+from ...process.forks import cached_property
 from ..declarations import used
-from ..expr import stored
+from ..expr import stored, to_memory, variable
 from ..index import flatten, index, literal, size
+from .axes import axis_declarations
 from .columns import OFFSETS, Access
-from .tasks import TaskWriter
-from .views import AccumView, OwnedElements
-from .workspace import axis_declarations
+from .facts import Facts
+from .fixed_sums import place_of_sum
+from .mapping import ThreadMapping
 
 
-class AccumWriter(TaskWriter):
-    """A kernel's accums."""
+def sum_dtype(facts: Facts, s: Stmt) -> DType:
+    """What an accum is added up in: f32 for 16-bit results, which are rounded once."""
+    dtype = facts.types[s.buffer].dtype
+    return F32 if dtype.is_float and dtype.bits == 16 else dtype
 
-    def sums(self, s: Stmt) -> DType:
-        """What is added up in: f32 for 16-bit results, which are rounded once."""
-        dtype = self.types[s.buffer].dtype
-        return F32 if dtype.is_float and dtype.bits == 16 else dtype
 
-    def accumulator(self, s: Stmt) -> str:
+def accumulator(facts: Facts, s: Stmt) -> str:
+    """The C type that many values of an accum are combined in."""
+    dtype = sum_dtype(facts, s)
+    return "sum_f32" if dtype is F32 and s.combine == "sum" else stored(dtype)
+
+
+def accumulator_bytes(facts: Facts, s: Stmt) -> int:
+    """Of an element of that type."""
+    return 8 if accumulator(facts, s) == "sum_f32" else sum_dtype(facts, s).itemsize
+
+
+@dataclass(frozen=True)
+class OwnedElements:
+    """The elements of an owned result that belong to one kept row.
+
+    :param axes: declare their axes, from the number ``e`` of an element.
+    :param size: how many there are.
+    :param element: the element's place in the result.
+    :param partial: its place among wider sums.
+    """
+
+    axes: tuple[str, ...]
+    size: str
+    element: str
+    partial: str
+
+
+@dataclass(frozen=True, eq=False)
+class Accum:
+    """A result that rows are combined into, under a mapping.
+
+    :param stmt: an accum into it, of several the last.
+    """
+
+    facts: Facts
+    mapping: ThreadMapping
+    stmt: Stmt
+
+    @property
+    def buffer(self) -> str:
+        return self.stmt.buffer
+
+    @property
+    def combine(self) -> str:
+        """``sum``, ``prod``, ``max`` or ``min``."""
+        return self.stmt.combine
+
+    @property
+    def number(self) -> int:
+        """Of the accum in the kernel."""
+        return self.facts.rows.number[self.buffer]
+
+    @property
+    def strategy(self) -> Strategy:
+        """How rows meet."""
+        return self.facts.rows.strategy_of[self.buffer]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether they are combined in a fixed order."""
+        return not self.strategy.atomics
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is added up in fixed point."""
+        return self.strategy.atomics == "fixed point"
+
+    @property
+    def segmented(self) -> bool:
+        """Whether the rows of one key are combined into a row of the result."""
+        return self.strategy.visits == "by key"
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether each kept row owns a part of the result."""
+        return self.strategy.visits == "by owner"
+
+    # -- types ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> DType:
+        return self.facts.types[self.buffer].dtype
+
+    @property
+    def ctype(self) -> str:
+        """The C type of its elements in memory."""
+        return stored(self.dtype)
+
+    @cached_property
+    def sum_dtype(self) -> DType:
+        """What it is added up in."""
+        return sum_dtype(self.facts, self.stmt)
+
+    @property
+    def sum(self) -> str:
+        """The C type of a combined value in memory."""
+        return stored(self.sum_dtype)
+
+    @property
+    def accumulator(self) -> str:
         """The C type that many values are combined in."""
-        dtype = self.sums(s)
-        return "sum_f32" if dtype is F32 and s.combine == "sum" else stored(dtype)
+        return accumulator(self.facts, self.stmt)
 
-    def partial(self, s: Stmt) -> str:
+    @cached_property
+    def partial(self) -> str:
         """The C type of partial results in the workspace."""
-        if self.shared:
-            return stored(self.sums(s))
-        wide = self.wide_accumulator(s) or self.strategy_of[s.buffer].partials
-        return self.accumulator(s) if wide else stored(self.sums(s))
+        wide = (self.wide_accumulator or self.strategy.partials) and not self.mapping.rounds_partials
+        return self.accumulator if wide else self.sum
 
-    def wide_accumulator(self, s: Stmt) -> bool:
-        narrow = self.types[s.buffer].dtype is not self.sums(s)
-        return super().wide_accumulator(s) or (self.owned_by_row(s) and narrow)
+    @property
+    def register(self) -> str:
+        """The C type of partial results in registers."""
+        return self.accumulator if not self.strategy.visits or self.wide_accumulator else self.sum
 
-    def f32_staged(self, s: Stmt) -> bool:
-        """Whether its sums are added up in f32 in memory and rounded after that."""
-        return self.types[s.buffer].dtype is not self.sums(s) and (
-            self.strategy_of[s.buffer].atomics == "values"
-            or (self.in_segments(s) and not self.register_accumulators and not self.warp_scan)
-        )
+    @property
+    def neutral(self) -> str:
+        """What a combine of nothing gives, as C."""
+        return literal(neutral(self.combine, self.sum_dtype), self.sum_dtype)
 
-    def in_workspace(self, s: Stmt) -> bool:
-        """Whether chunks have partial results of it in the workspace."""
-        several = self.strategy_of[s.buffer].partials or self.in_segments(s)
-        return several or (self.wide_accumulator(s) and not self.register_accumulators)
+    @cached_property
+    def wide_accumulator(self) -> bool:
+        """Whether an owned result is added up in wider elements beside it."""
+        return self.facts.rows.wide_accumulator(self.stmt) or (self.is_owned and self.dtype is not self.sum_dtype)
 
-    def scratch_size(self, s: Stmt) -> tuple[Size, int]:
+    @cached_property
+    def f32_staged(self) -> bool:
+        """Whether a 16-bit result is added up in f32 in the workspace and rounded at the end."""
+        in_memory = self.segmented and self.mapping.sums == "memory"
+        return self.dtype is not self.sum_dtype and (self.strategy.atomics == "values" or in_memory)
+
+    # -- sizes and places ----------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Sequence[Size]:
+        return self.facts.types[self.buffer].shape
+
+    @property
+    def leading(self) -> int:
+        """Entries of its index that select the row of the result."""
+        return self.facts.rows.parts[self.buffer].leading
+
+    @property
+    def size(self) -> str:
+        """Elements of the result: ``outer`` times ``inner``, those of a row."""
+        return size(product(self.shape))
+
+    @property
+    def outer(self) -> str:
+        return size(product(self.shape[: self.leading]))
+
+    @property
+    def inner(self) -> str:
+        return size(self.facts.result_row(self.stmt))
+
+    @property
+    def target(self) -> str:
+        """The array that sums are finished in, and atomics add to: the result, or its f32 staging."""
+        return f"staged{self.number}" if self.f32_staged else self.buffer
+
+    def word(self, vec: int) -> int:
+        """Bytes that ``vec`` neighbouring elements of the target are moved in."""
+        return min(vec * (4 if self.f32_staged else self.dtype.itemsize), 16)
+
+    @property
+    def in_workspace(self) -> bool:
+        """Whether chunks have partial results in the workspace."""
+        in_memory = self.wide_accumulator and self.mapping.sums != "registers"
+        return self.strategy.partials or self.segmented or in_memory
+
+    @property
+    def scratch_size(self) -> tuple[Size, int]:
         """(elements per chunk, bytes of one) of its partial results."""
-        shape, part = self.types[s.buffer].shape, self.parts[s.buffer]
-        bytes_ = 8 if self.partial(s) == "sum_f32" else self.sums(s).itemsize
-        if self.in_segments(s):
-            return 2 * product(shape[part.leading :]), bytes_
-        if self.owned_by_row(s):
-            return product(shape[axis] for axis in self.free(s)), bytes_
-        return product(shape), bytes_
+        bytes_ = 8 if self.partial == "sum_f32" else self.sum_dtype.itemsize
+        if self.segmented:
+            return 2 * self.facts.result_row(self.stmt), bytes_
+        free = self.facts.rows.free(self.stmt) if self.is_owned else range(len(self.shape))
+        return product(self.shape[axis] for axis in free), bytes_
 
-    def flushed(self, s: Stmt) -> Access | None:
+    @property
+    def flushed(self) -> Access | None:
         """The row of the result that sums in registers are written to, a thread's columns at once."""
-        type_ = self.types[s.buffer]
-        if not self.register_accumulators or not self.strategy_of[s.buffer].visits:
+        if self.mapping.sums != "registers" or not self.strategy.visits:
             return None
-        row = product(type_.shape[self.parts[s.buffer].leading :])
-        return Access(s.buffer, stored(type_.dtype), type_.dtype.itemsize, Index(0, (("segment", row),)))
+        place = Index(0, (("segment", self.facts.result_row(self.stmt)),))
+        return Access(self.buffer, self.ctype, self.dtype.itemsize, place)
 
-    def accum(self, s: Stmt) -> AccumView:
-        """What templates are given of an accum."""
-        part, type_, number = self.parts[s.buffer], self.types[s.buffer], self.number[s.buffer]
-        strategy, dtype, staged = self.strategy_of[s.buffer], self.sums(s), self.f32_staged(s)
-        if dtype.is_float and dtype.bits < 32:
-            raise InternalError(f"an accum into {type_}: upcast makes it f32")
-        if strategy.atomics == "fixed point" and (s.combine != "sum" or dtype is not F32):
-            raise InternalError(f"{s.combine} into {type_} in fixed point: sums of f32 alone")
-        inner, owned = size(product(type_.shape[part.leading :])), self.owned_by_row(s)
-        row = index(flatten(s.index[: part.leading], type_.shape[: part.leading]), OFFSETS) if owned else ""
-        wide = not strategy.visits or self.wide_accumulator(s)
-        order = self.order_of_sums[s.buffer]
-        return AccumView(
-            number=number,
-            buffer=s.buffer,
-            dtype=type_.dtype,
-            ctype=stored(type_.dtype),
-            combine=s.combine,
-            strategy=strategy,
-            ordered=not strategy.atomics,
-            neutral=literal(neutral(s.combine, dtype), dtype),
-            sum=stored(dtype),
-            accumulator=self.accumulator(s),
-            partial=self.partial(s),
-            register=self.accumulator(s) if wide else stored(dtype),
-            size=size(type_.count),
-            outer=size(product(type_.shape[: part.leading])),
-            inner=inner,
-            in_workspace=self.in_workspace(s),
-            wide_accumulator=self.wide_accumulator(s),
-            f32_staged=staged,
-            additions=self.scribe.size(self.k.row_count * self.k.col_count * part.times),
-            target=f"staged{number}" if staged else s.buffer,
-            target_bytes=4 if staged else type_.dtype.itemsize,
-            over=f" - {self.exponents[s.buffer]}" if self.exponents[s.buffer] else "",
-            interleaved=order.width if order is not None else 0,
-            plane=size(order.plane) if order is not None else "",
-            kept_row=f"{s.buffer} + ({row}) * ({inner})" if owned else "",
-            owned=self.owned(s) if owned else None,
-            **self.shared_sums(s),
-        )
+    @property
+    def kept_row(self) -> str:
+        """The address of a kept row in an owned result."""
+        place = index(flatten(self.stmt.index[: self.leading], self.shape[: self.leading]), OFFSETS)
+        return f"{self.buffer} + ({place}) * ({self.inner})"
 
-    def shared_sums(self, s: Stmt) -> dict[str, int]:
-        """How many of a thread's sums are in shared memory: of this accum, and of those before it."""
-        if self.row_task is None or s not in self.ordered:
-            return {}
-        each = self.row_task.iterations * self.row_task.vec
-        before = min(self.ordered.index(s) * each, self.row_task.shared_sums)
-        return {"shared_sums": min(each, self.row_task.shared_sums - before), "shared_before": before}
+    @property
+    def segment_row(self) -> str:
+        """The address of the row of the result that a segment adds up to."""
+        return f"{self.buffer} + segment * ({self.inner})"
 
-    def owned(self, s: Stmt) -> OwnedElements:
+    @cached_property
+    def owned(self) -> OwnedElements:
         """The elements of an owned result that belong to one kept row."""
-        type_, free = self.types[s.buffer], self.free(s)
-        extents = [type_.shape[axis] for axis in free]
-        entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(s.index)]
-        element = index(flatten(entries, type_.shape), OFFSETS)
+        free = self.facts.rows.free(self.stmt)
+        extents = [self.shape[axis] for axis in free]
+        entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(self.stmt.index)]
+        element = index(flatten(entries, self.shape), OFFSETS)
         partial = index(flatten([entries[axis] for axis in free], extents), OFFSETS)
         axes = axis_declarations([(f"z{i}", n) for i, n in enumerate(extents)], "e")
         return OwnedElements(tuple(used(axes, f"{element} {partial}")), size(product(extents)), element, partial)
+
+    @property
+    def kept_text(self) -> str:
+        """What names the axes of a kept row."""
+        owned = self.owned if self.is_owned else None
+        return "\n".join((self.kept_row, *owned.axes, owned.element, owned.partial)) if owned is not None else ""
+
+    @property
+    def shared_before(self) -> int:
+        """Of a thread's sums that are in shared memory, those of the accums before it."""
+        row, ordered = self.mapping.row, self.facts.ordered
+        if row is None or self.stmt not in ordered:
+            return 0
+        return min(ordered.index(self.stmt) * row.iterations * row.vec, row.shared_sums)
+
+    @property
+    def shared_sums(self) -> int:
+        """Of a thread's sums, the first, that are in shared memory."""
+        row = self.mapping.row
+        if row is None or self.stmt not in self.facts.ordered:
+            return 0
+        return min(row.iterations * row.vec, row.shared_sums - self.shared_before)
+
+    # -- sums in fixed point -------------------------------------------------------------------------------------------
+
+    @property
+    def additions(self) -> str:
+        """Values that one element may be the sum of, at most."""
+        kernel, times = self.facts.kernel, self.facts.rows.parts[self.buffer].times
+        return self.facts.scribe.size(kernel.row_count * kernel.col_count * times)
+
+    @property
+    def over(self) -> str:
+        """Behind a scale, how far values may be above the largest that was looked for."""
+        exponent = self.facts.exponents[self.buffer]
+        return f" - {exponent}" if exponent else ""
+
+    @property
+    def interleaved(self) -> int:
+        """Places on an axis of the result whose sums are innermost; 0: its order is the result's."""
+        order = self.facts.layouts[self.buffer]
+        return order.width if order is not None else 0
+
+    @property
+    def plane(self) -> str:
+        """Elements of the axes behind that one."""
+        order = self.facts.layouts[self.buffer]
+        return size(order.plane) if order is not None else ""
+
+    @property
+    def settled(self) -> str:
+        """Element ``at + j`` of the result, of its sum in fixed point or in f32."""
+        flags = f"any_odd ? gradc_odd_flags(odd{self.number}, at + j) : 0u"
+        return self.final(f"gradc_fixed_value(sums[j], {flags}, scale)" if self.fixed else "sums[j]", self.sum)
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> str:
+        """The registers, or the row in memory, that values are being combined in."""
+        return f"a{self.number}"
+
+    def empty(self, target: str, ctype: str) -> str:
+        """``target``, of this type, becomes the neutral element."""
+        return f"gradc_clear({target});" if ctype == "sum_f32" else f"{target} = {self.neutral};"
+
+    def join(self, target: str, value: str) -> str:
+        """``target`` is combined with a value."""
+        if self.combine in ("sum", "prod"):
+            return f"{'gradc_add' if self.combine == 'sum' else 'gradc_times'}({target}, {value});"
+        return f"{target} = {self.combine}imum_{self.sum}({target}, {value});"
+
+    def result(self, total: str, ctype: str) -> str:
+        """An expression: the value of a combined element of this type."""
+        return f"gradc_value({total})" if ctype == "sum_f32" else total
+
+    def final(self, total: str, ctype: str) -> str:
+        """An expression: the same, as it is stored in the result."""
+        return to_memory(self.dtype, self.result(total, ctype))
+
+    def add(self, s: Stmt, value: str, alone: str) -> str:
+        """A value is combined where its sum is on its way; ``alone``: the condition of the threads that do so."""
+        number, guard = self.number, alone + (f"if ({variable(s.where)}) " if s.where else "")
+        if self.mapping.sums == "registers" and self.ordered:
+            return self.into_register(value, guard)
+        if self.segmented:
+            return self.into_segment(s, value, alone)
+        axes = self.facts.rows.free(s) if self.wide_accumulator else list(range(len(self.shape)))
+        at = index(flatten([s.index[axis] for axis in axes], [self.shape[axis] for axis in axes]), OFFSETS)
+        if self.wide_accumulator or self.strategy.partials:
+            return guard + self.join(f"p{number}[{at}]", value)
+        if self.fixed:
+            at = self.place_of_sum(s)
+            return f"{guard}gradc_fixed_add(fixed{number}, odd{number}, {at}, {value}, scale{number});"
+        element = f"{self.target}[{at}]"
+        if self.strategy.atomics == "values":
+            return f"{guard}gradc_atomic_{'add' if s.combine == 'sum' else s.combine}(&{element}, {value});"
+        return guard + self.join(element, value)
+
+    def find_largest(self, s: Stmt, value: str, alone: str) -> str:
+        """The largest |value| that is added in fixed point, so far."""
+        found, most = f"gradc_magnitude({value})", f"maximum{self.number}"
+        guard = alone + (f"if ({variable(s.where)}) " if s.where else "")
+        return f"{guard}{most} = {found} > {most} ? {found} : {most};"
+
+    def into_register(self, value: str, guard: str) -> str:
+        """An accum into the sum that a thread has of its column."""
+        number, row, target = self.number, self.mapping.row, f"a{self.number}[t][j]"
+        guard = "if (valid) " if self.segmented else guard
+        if self.register != "sum_f32":
+            return guard + self.join(target, value)
+        add = f"{guard}gradc_add_next({target}, {value});"
+        if row is None or not self.shared_sums:
+            return add
+        plain = f"{guard}plain{number}[t][j] += {value};"
+        all_shared = self.shared_sums == row.iterations * row.vec
+        return plain if all_shared else f"if (t * VEC + j < {self.shared_sums}) {{ {plain} }} else {add}"
+
+    def into_segment(self, s: Stmt, value: str, alone: str) -> str:
+        """An accum into the row of the segment: the first value of a segment is stored, others are combined with it."""
+        if self.mapping.sums == "lanes":
+            return f"if (valid) value{self.number} = {value};"
+        target = f"a{self.number}[{index(flatten(s.index[self.leading :], self.shape[self.leading :]), OFFSETS)}]"
+        joined = self.join(target, value)
+        if s.combine == "sum":
+            return f"{alone}if (valid) {{ if (first_in_segment) {target} = 0; {joined} }}"
+        return f"{alone}if (valid) {{ if (first_in_segment) {target} = {value}; else {joined} }}"
+
+    def add_together(self, group: Sequence[Stmt]) -> list[str]:
+        """Accums of neighbouring sums: what the lanes of a warp add is exchanged before."""
+        number = self.number
+        guards = [f"live && {variable(s.where)}" if s.where else "live" for s in group]
+        places = ", ".join(f"{g} ? {self.place_of_sum(s)} : -1" for g, s in zip(guards, group, strict=True))
+        values = ", ".join(variable(s.args[0]) for s in group)
+        own = "&exchanged[threadIdx.x / 32 * gradc_exchanged<EXCHANGED>::SLOTS]"
+        return [
+            "{",
+            f"const ix at[] = {{{places}}};",
+            f"const f32 values[] = {{{values}}};",
+            f"gradc_fixed_add_together(fixed{number}, odd{number}, at, values, scale{number}, {own});",
+            "}",
+        ]
+
+    def place_of_sum(self, s: Stmt) -> str:
+        """The number of the sum in fixed point that an accum adds to."""
+        return index(place_of_sum(s.index, self.shape, self.facts.layouts[self.buffer]), OFFSETS)
+
+
+def accums_of(facts: Facts, mapping: ThreadMapping) -> Mapping[str, Accum]:
+    """The accums of a kernel under a mapping, by their buffers.
+
+    :raises InternalError: there is no text for one of them.
+    """
+    accums = {s.buffer: Accum(facts, mapping, s) for s in facts.kernel.accums}
+    for a in accums.values():
+        type_ = facts.types[a.buffer]
+        if a.sum_dtype.is_float and a.sum_dtype.bits < 32:
+            raise InternalError(f"an accum into {type_}: upcast makes it f32")
+        if a.fixed and (a.combine != "sum" or a.sum_dtype is not F32):
+            raise InternalError(f"{a.combine} into {type_} in fixed point: sums of f32 alone")
+    return accums

@@ -14,7 +14,7 @@ class Stage:
     :param name: the function.
     :param kind: ``clear``, ``scan``, ``key``, ``rows``, ``part``, ``last``, ``fold``, ``tree``, ``finish`` or
         ``settle``.
-    :param tasks: how many tasks, of ``width`` threads each; None for the rows, whose number depends on the chunk.
+    :param tasks: how many tasks, of ``width`` threads each; None where their number depends on the chunk.
     :param width: threads of a task.
     """
 
@@ -29,6 +29,7 @@ class CudaKernel:
     """A kernel's functions and what a launch must know of its sizes, over dims n0, n1... in the order of the kernel's.
 
     :param name: of the kernel.
+    :param mapping: of its rows to threads, :param reason: why it is this one.
     :param text: its functions.
     :param buffers: the step's buffers, in the order of the functions' parameters.
     :param dims: the step's dims, in their order.
@@ -43,7 +44,6 @@ class CudaKernel:
     :param sharing: tasks of a block that share a chunk, whose rows they take in turn.
     :param most_chunks: chunks whose partial results its folds go through at most.
     :param tile: columns of a task that does not go through whole rows; 0: it does.
-    :param warp_scan: whether each thread of a task has a row of its own.
     :param private: elements of the partial results of one chunk.
     :param keys: keys of the sort; None without one.
     :param masked: whether rows may add to nothing: their key is the number of keys.
@@ -52,8 +52,6 @@ class CudaKernel:
     :param fixed: elements of each sum in integers.
     :param f32_staged: elements of each f32 sum of a 16-bit result that is added up in memory.
     :param split_rows: rows of each reduction, if rows may be cut up: a partial result per strip.
-    :param strips: whether a row's columns are cut into tasks, too.
-    :param turned: where tiles are turned: planes, and elements of both axes.
     :param checks: whether it looks for bad indices.
     :param shared: bytes of the partial results that a block of the rows keeps in shared memory; 0: they lie in memory.
     :param exp_sums: whether it needs ``cuda/exp_sums.h``.
@@ -62,6 +60,8 @@ class CudaKernel:
     """
 
     name: str
+    mapping: str
+    reason: str
     text: str
     buffers: tuple[str, ...]
     dims: tuple[str, ...]
@@ -75,7 +75,6 @@ class CudaKernel:
     sharing: int
     most_chunks: int
     tile: int
-    warp_scan: bool
     private: Size
     keys: Size | None
     masked: bool
@@ -84,8 +83,6 @@ class CudaKernel:
     fixed: tuple[Size, ...]
     f32_staged: tuple[Size, ...]
     split_rows: tuple[Size, ...]
-    strips: bool
-    turned: tuple[Size, ...]
     checks: bool
     shared: int
     exp_sums: bool

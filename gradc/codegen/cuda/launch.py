@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ...analysis.chunks import GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, MOST_PARTIALS
-from ...analysis.combine import OWN_BLOCKS, OWN_SHORTEST
+from ...analysis.chunks import GPU_WORKERS, MOST_PARTIALS
 from ...analysis.lifetimes import offsets
 from ...errors import InternalError
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Kernel, Loop, Program, alternatives, taken
 from ...ir.statement import Operand
-from ...targets.gpu import WARP
 from ..index import flatten
 from ..text import enumerators
 from .actions import (
@@ -41,16 +39,16 @@ from .actions import (
     chunks,
 )
 from .calls import CALLS
+from .choose_mapping import MAPPINGS
+from .facts import FEW_ROWS, LONG_ROW
 from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import CudaKernel, Stage, own_dims
+from .mapping import THREADS, Extents
+from .mappings.column_strips import STRIP
 from .products import gated
 from .render import rebind
 from .row_sort import TREE, RowSort
-from .tasks import FEW_ROWS, LONG_ROW, STRIP, THREADS
-from .turned import TURN
 
-MANY_STRIPS, LONGEST_STRIP = 8192, 4
-"""Strips of maps, from twice as many of which on they are longer: that often as long at most."""
 MOST_STRIPS = 1024
 """Strips of all rows that are split."""
 MOST_BLOCKS = 2**31 - 1
@@ -105,24 +103,10 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     rows, columns, chunked = (max(0, evaluate(x, dims)) for x in (kernel.rows, kernel.columns, kernel.chunked))
     keys = evaluate(kernel.keys, dims) if kernel.keys is not None else 0
     tiles = chunks(columns, kernel.tile) if kernel.tile else 1
-    chunk, width = 1, next(stage.width for stage in kernel.stages if stage.kind == "rows")
-    if kernel.keys is not None:
-        chunk = min(GPU_SORTED, max(GPU_SHORTEST, chunks(rows * tiles * width, 2 * GPU_WORKERS)))
-        if kernel.warp_scan:
-            chunk = min(GPU_SORTED, max(1, chunks(rows, 2 * GPU_WORKERS))) * WARP
-    elif kernel.shared and kernel.tile:  # a table of partial results, and no sums of whole rows
-        chunk = max(OWN_SHORTEST, chunks(chunked, max(OWN_BLOCKS // max(tiles, 1), 1)))
-    elif kernel.by_chunk:
-        least = GPU_SHORTEST if kernel.tile else min(GPU_SHORTEST, max(1, THREADS // width))
-        workers, most = chunked * tiles * width * kernel.sharing, GPU_WORKERS // (2 if kernel.row_sums else 1)
-        chunk = max(least * kernel.sharing, chunks(workers, most), chunks(chunked, kernel.most_chunks))
-    chunk = max(chunk, chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
-    if kernel.strips:
-        chunk = STRIP * min(LONGEST_STRIP, max(1, rows * chunks(columns, STRIP) // MANY_STRIPS))
-    tasks = rows * chunks(columns, chunk) if kernel.strips else chunks(chunked, chunk) * tiles * kernel.sharing
-    if kernel.turned:
-        planes, other, lane = (evaluate(x, dims) for x in kernel.turned)
-        tasks = planes * chunks(other, TURN) * chunks(lane, TURN)
+    width = next(stage.width for stage in kernel.stages if stage.kind == "rows")
+    n, mapping = Extents(rows, columns, chunked, tiles, width, GPU_WORKERS), MAPPINGS[kernel.mapping]
+    chunk = max(mapping.chunk(kernel, n), chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
+    tasks = mapping.task_count(kernel, n, chunk)
     strips = 0
     if kernel.split_rows and rows < FEW_ROWS and columns > LONG_ROW:
         chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_STRIPS)))

@@ -1,7 +1,7 @@
 """Programs as CUDA: one text of kernels, and the launches that run them.
 
 The statements are the ones of every target (:mod:`gradc.codegen.expr`); the templates of ``cuda/kernel`` own threads,
-visiting order, partial results and flush, and :mod:`gradc.codegen.cuda.rows` says what they need to know of a kernel.
+visiting order, partial results and flush, and :mod:`gradc.codegen.cuda.functions` says what they need to know.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..identifiers import foreign_axes, identifiers
 from ..text import standalone
 from .calls import support
 from .fixed_sums import elements_as_rows
+from .functions import cuda_functions
 from .kernel import CudaKernel, Stage, own_dims
-from .rows import Writer
 
 __all__ = ["CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "render_cuda"]
 
@@ -79,4 +79,4 @@ def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaK
 
 @functools.lru_cache(maxsize=4096)
 def _made(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> CudaKernel:
-    return Writer(elements_as_rows(kernel), dict(types)).made()
+    return cuda_functions(elements_as_rows(kernel), dict(types))

@@ -6,28 +6,13 @@ This is the one place that says where in the workspace an array lies; a launch c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from ...ir.dims import Size, product
-from ...ir.statement import Axis
+from ...ir.dims import Size
 from ..declarations import Declaration
 from ..index import size
-from .views import AccumView
-
-
-def declared(line: str) -> Declaration:
-    """``const ix rows = N;`` declares ``rows``."""
-    return Declaration(line.partition(" = ")[0].rpartition(" ")[2].lstrip("*"), line)
-
-
-def axis_declarations(axes: Sequence[Axis], linear: str) -> list[Declaration]:
-    """The axes of a place whose number among all of theirs, row-major, is ``linear``."""
-    declarations = []
-    for i, (name, extent) in enumerate(axes):
-        below = size(product(n for _, n in axes[i + 1 :]))
-        divided = f" / ({below})" if below != "1" else ""
-        declarations.append(declared(f"const ix {name} = {linear}{divided}{f' % ({size(extent)})' if i else ''};"))
-    return declarations
+from .accums import Accum
+from .axes import declared
 
 
 def size_declarations(
@@ -71,18 +56,17 @@ def sort_arrays(arrays: Workspace, groups: int) -> None:
         arrays.array("u32", "segment_start", "(i64)(keys + 2) * 4")
 
 
-def workspace(accums: Sequence[AccumView], per_chunk: Sequence[Size], groups: int | None) -> list[Declaration]:
+def workspace(accums: Collection[Accum], groups: int | None) -> list[Declaration]:
     """The arrays of a kernel's workspace.
 
-    :param per_chunk: elements of each accum's partial results.
     :param groups: neighbouring rows that the sort takes as one; None: rows are not sorted.
     """
     arrays = Workspace()
     if groups is not None:
         sort_arrays(arrays, groups)
-    for a, count in zip(accums, per_chunk, strict=True):
+    for a in accums:
         if a.in_workspace:
-            bytes_ = f"(i64)(chunks * {_factor(count)}) * (i64)sizeof({a.partial})"
+            bytes_ = f"(i64)(chunks * {_factor(a.scratch_size[0])}) * (i64)sizeof({a.partial})"
             arrays.array(a.partial, f"partial{a.number}", bytes_)
     for a in accums:
         if a.strategy.atomics == "fixed point":

@@ -1,0 +1,185 @@
+"""What is known of a kernel before its rows and columns are mapped to the threads of a GPU.
+
+A *task* is the threads that go through rows together.  Shapes alone decide everything here, so that the order of a sum
+is the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...analysis.strategies import ON_GPU
+from ...ir.dims import Size, product
+from ...ir.kernel import Kernel, RowOrder
+from ...ir.statement import REDUCTIONS, Index, Stmt
+from ...ir.types import F64, Type
+from ...process.forks import cached_property
+from ..expr import Scribe
+from ..rows import RowWriter
+from .columns import OFFSETS, linear
+from .fixed_sums import Interleaved, interleaved, neighbours
+from .magnitudes import largest_of
+
+NOMINAL = 1024
+"""Columns of a size that is not known when the text is made."""
+FEW_ROWS = 256
+"""Rows below which long ones are cut up."""
+LONG_ROW = 16384
+"""Columns of a row that may be cut up."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A kernel, and what the choice of a mapping and the text of its statements depend on.
+
+    :param rows: the kernel taken apart, as for the writers of every target.
+    :param ordered: the accums that are combined in an order; atomics take the others.
+    :param vector_groups: accums in fixed point into neighbouring sums, whose values the lanes of a warp exchange.
+    :param layouts: the order of the sums of results of these, by name; None: that of the result.
+    :param absmax_kernel: what the search for the largest |value| that is added in fixed point goes through.
+    :param exponents: of two, how far each result's values may be above these.
+    """
+
+    rows: RowWriter
+    ordered: tuple[Stmt, ...]
+    vector_groups: tuple[tuple[Stmt, ...], ...]
+    layouts: Mapping[str, Interleaved | None]
+    absmax_kernel: Kernel
+    exponents: Mapping[str, int]
+
+    # -- the kernel ----------------------------------------------------------------------------------------------------
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.rows.k
+
+    @property
+    def types(self) -> Mapping[str, Type]:
+        return self.rows.types
+
+    @property
+    def scribe(self) -> Scribe:
+        return self.rows.scribe
+
+    @property
+    def order(self) -> RowOrder:
+        """What decides in which order rows are visited."""
+        return self.rows.order
+
+    @property
+    def known_columns(self) -> int | None:
+        """The columns of a row, if their number is known when the text is made."""
+        return self.kernel.col_count if isinstance(self.kernel.col_count, int) else None
+
+    def may_alias(self, buffer: str) -> bool:
+        """Whether another may lie where it does: only an output that is stored where an input is read can take its
+        memory.
+        """
+        stores, loads = ([s for s in self.kernel.body if s.op == op] for op in ("store", "load"))
+        return any(
+            buffer in (s.buffer, t.buffer) and s.index == t.index and self.types[s.buffer] == self.types[t.buffer]
+            for s in stores
+            for t in loads
+        )
+
+    @property
+    def nominal_columns(self) -> int:
+        """The columns of a row, or what is taken for their number where it is not known."""
+        return NOMINAL if self.known_columns is None else self.known_columns
+
+    # -- its columns ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether the columns of a row are reduced."""
+        return any(s.op in REDUCTIONS for s in self.kernel.body)
+
+    @cached_property
+    def separate_columns(self) -> bool:
+        """Whether one sweep over the columns computes each by itself, and nothing else is done for a row: a row may be
+        cut into tasks.
+        """
+        once = any(not s.name for p in self.kernel.passes for s in p.row)
+        accums = all(s.op != "accum" or self.in_columns(s) for s in self.kernel.body)
+        one_sweep = len(self.kernel.passes) == 1 and bool(self.kernel.cols) and not once
+        return one_sweep and accums and not self.reduces and not self.kernel.scans
+
+    @property
+    def shares_columns(self) -> bool:
+        """Whether there are columns that threads can go through side by side."""
+        walked = bool(self.kernel.cols) and any(p.roots for p in self.kernel.passes)
+        return walked and all(map(self.side_by_side, self.ordered))
+
+    @property
+    def wide_values(self) -> bool:
+        """Whether values take two registers: NVRTC spills some kernels that have several loads in flight."""
+        return any(s.dtype is F64 for s in self.kernel.body)
+
+    # -- what rows are combined into -----------------------------------------------------------------------------------
+
+    @property
+    def partial_sums(self) -> bool:
+        """Whether each chunk of rows has a partial result of all that is combined in an order."""
+        return all(self.rows.strategy_of[s.buffer].partials for s in self.ordered)
+
+    @property
+    def lasting_sums(self) -> bool:
+        """Whether sums stay those of one row of the result while a segment, a kept row or a chunk lasts: registers can
+        hold them.
+        """
+        return bool(self.ordered) and all(map(self.lasting, self.ordered))
+
+    @property
+    def one_result_row(self) -> bool:
+        """Whether all rows of a chunk, in their own order, add a known number of columns to one row of the result."""
+        return self.known_columns is not None and not self.order and all(map(self.lasting, self.ordered))
+
+    def side_by_side(self, s: Stmt) -> bool:
+        """Whether columns may add at the same time: each into an element of its own, or all into one."""
+        return self.rows.parts[s.buffer].tail or not self.in_columns(s)
+
+    def in_columns(self, s: Stmt) -> bool:
+        """Whether an accum's place depends on the column."""
+        cols = {a for a, _ in self.kernel.cols}
+        places = [v for i in s.index for v, _ in i.terms]
+        return bool(cols & set(places)) or any(v.startswith("%") and self.kernel.levels[v] & cols for v in places)
+
+    def own(self, s: Stmt) -> bool:
+        """Whether columns add, in order and all, into the elements of a row of the result: each thread into its own."""
+        part = self.rows.parts[s.buffer]
+        return (
+            part.tail
+            and self.in_columns(s)
+            and linear(self.kernel, self.types, s, part.leading) == Index()
+            and self.result_row(s) == self.kernel.col_count
+        )
+
+    def lasting(self, s: Stmt) -> bool:
+        """Whether it adds to one row of the result while its segment, its kept row or its chunk lasts."""
+        leading = s.index[: self.rows.parts[s.buffer].leading]
+        if not self.own(s):
+            return False
+        if self.rows.owned_by_row(s):
+            return all(i == Index() or i.variable in self.rows.parts[self.kernel.order].kept for i in leading)
+        return self.rows.in_segments(s) or all(i == Index() for i in leading)
+
+    def result_row(self, s: Stmt) -> Size:
+        """Elements of a row of the result: those behind the entries of its index that columns do not move."""
+        return product(self.types[s.buffer].shape[self.rows.parts[s.buffer].leading :])
+
+
+def facts_of(kernel: Kernel, types: Mapping[str, Type]) -> Facts:
+    """The facts of a kernel."""
+    rows = RowWriter(kernel, types, Scribe(types, kernel.body, wraps=False, offsets=OFFSETS), ON_GPU)
+    groups = tuple(neighbours(kernel)) if not kernel.cols else ()
+    accums = {buffer: [s for s in kernel.accums if s.buffer == buffer] for buffer in rows.parts}
+    absmax_kernel, exponents = largest_of(kernel)
+    return Facts(
+        rows=rows,
+        ordered=tuple(s for s in kernel.accums if not rows.strategy_of[s.buffer].atomics),
+        vector_groups=groups,
+        layouts={b: interleaved(sums, types[b].shape) if groups else None for b, sums in accums.items()},
+        absmax_kernel=absmax_kernel,
+        exponents=exponents,
+    )

@@ -1,0 +1,88 @@
+"""Neighbouring threads with neighbouring rows, which are neighbours in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...declarations import Declaration
+from ..axes import declared
+from ..facts import FEW_ROWS, LONG_ROW, Facts
+from ..mapping import THREADS, WHOLE_ROW, ThreadMapping
+from ..row_registers import row_task_across
+
+FEWEST_ROWS = 16
+"""Fewest rows side by side for which neighbouring threads have neighbouring rows."""
+MOST_THREADS = 16
+"""Of a row; twice as many where the row stays in their registers."""
+COLUMN_LOOP = """#pragma unroll 4
+for (ix col = first_col + lane; col < end_col; col += WIDTH) {"""
+"""Loads of four columns are under way together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadPerRow(ThreadMapping):
+    """Neighbouring threads have neighbouring rows; the threads of a row are as far apart as a block has rows.
+
+    So an axis is reduced that is not the last in memory.  So have the lanes that exchange what they add to sums in
+    fixed point (:mod:`gradc.codegen.cuda.fixed_sums`) a row each.
+    """
+
+    purpose = "Rows side by side: neighbouring threads have neighbouring rows"
+    predicate = "rows"
+    reduce = "gradc_reduce_across"
+    reduces_in_pairs = False
+    exchanges = True
+
+    @property
+    def reduces_in_shared(self) -> bool:
+        return True
+
+    def place_of_task(self) -> list[Declaration]:
+        return WHOLE_ROW
+
+    def place_of_thread(self) -> list[Declaration]:
+        rows = self.threads // self.width
+        return [
+            declared(f"const ix task = ((ix)first_block + (ix)blockIdx.x) * {rows} + (ix)(threadIdx.x % {rows});"),
+            declared(f"const int lane = (int)(threadIdx.x / {rows});"),
+        ]
+
+
+def reduces_rows_side_by_side(facts: Facts) -> bool:
+    """Whether rows are reduced whose neighbours in memory are neighbouring rows, enough of them for a GPU."""
+    kernel = facts.kernel
+    if kernel.scans or not facts.reduces or not facts.rows.rows_side_by_side:
+        return False
+    extent, rows, columns = kernel.rows[-1][1], kernel.row_count, kernel.col_count
+    enough = not isinstance(extent, int) or extent >= FEWEST_ROWS
+    long = not isinstance(columns, int) or columns > LONG_ROW
+    return enough and not (isinstance(rows, int) and rows < FEW_ROWS and long)
+
+
+def thread_per_row(facts: Facts) -> ThreadPerRow:
+    """The mapping of rows that are side by side; a thread has some columns of its row, if there are so many."""
+    if facts.vector_groups:  # 16 values of a lane, with places of 64 bits, are 34 KB of shared memory
+        reason = "values are added in fixed point to neighbouring sums: lanes exchange them"
+        threads = THREADS // 2
+        return ThreadPerRow(reason=reason, width=1, threads=threads, shared_slots=threads)
+    row = row_task_across(facts.kernel, facts.types, _threads(facts), 2 * MOST_THREADS)
+    width = _threads(facts) if row is None else row.width
+    threads = max(THREADS, min(32 * width, 2 * THREADS))
+    return ThreadPerRow(
+        reason="rows are reduced whose neighbours in memory are neighbouring rows",
+        width=width,
+        threads=threads,
+        shared_slots=threads,
+        row=row,
+        unroll=row.iterations if row is not None else 0,
+        iterations=row.iterations if row is not None else 0,
+        column_loop=COLUMN_LOOP if row is None else "",
+    )
+
+
+def _threads(facts: Facts) -> int:
+    """Threads of a row: a power of two."""
+    width = 1
+    while width < MOST_THREADS and 4 * width < facts.nominal_columns:
+        width *= 2
+    return width

@@ -1,0 +1,107 @@
+"""What the templates of ``templates/cuda/kernel`` ask of a kernel, beside its mapping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir.dims import product
+from ..declarations import used
+from ..expr import carrier, variable
+from ..index import size
+from .accums import Accum
+from .axes import axis_declarations
+from .facts import Facts
+from .mapping import ThreadMapping, even_columns
+from .phase_writer import PhaseView
+from .row_order import Visit, row_axes, visit
+
+
+@dataclass(frozen=True, eq=False)
+class RowProgram:
+    """A kernel's row program.
+
+    :param accums: the results that rows are combined into.
+    :param phases: of a row.
+    """
+
+    facts: Facts
+    mapping: ThreadMapping
+    accums: tuple[Accum, ...]
+    phases: tuple[PhaseView, ...]
+
+    @property
+    def segmented(self) -> list[Accum]:
+        """Results into whose rows segments are combined: rows of one key."""
+        return [a for a in self.accums if a.segmented]
+
+    @property
+    def owned(self) -> list[Accum]:
+        """Results of which each kept row owns a part."""
+        return [a for a in self.accums if a.is_owned]
+
+    @property
+    def privatized(self) -> list[Accum]:
+        """Results of which each chunk has a partial one."""
+        return [a for a in self.accums if a.strategy.partials]
+
+    @property
+    def shares_sums(self) -> bool:
+        """Whether some of the sums that a thread keeps are in shared memory."""
+        return any(a.shared_sums for a in self.accums)
+
+    @property
+    def syncs(self) -> bool:
+        """Whether what the threads of a task add for a row others of them may add to for the next, or read."""
+        apart = all(self.facts.own(a.stmt) and not a.wide_accumulator for a in self.accums if a.ordered)
+        return self.mapping.sums == "memory" and not apart
+
+    @property
+    def even_cols(self) -> bool:
+        """Whether a thread's columns are all there or none, whatever the sizes."""
+        return even_columns(self.facts, self.mapping.vec)
+
+    @property
+    def full(self) -> bool:
+        """Whether each thread has all of its columns of a row that is kept in registers."""
+        m = self.mapping
+        return m.row is not None and m.row.iterations * m.width * m.vec == self.facts.known_columns
+
+    @property
+    def kept(self) -> list[tuple[str, str]]:
+        """C type and name of the values of the row that stay in registers between its phases."""
+        names = self.mapping.row.kept if self.mapping.row is not None else ()
+        dtypes = {name: self.facts.kernel.stmts[name].dtype for name in names}
+        return [(carrier(d), variable(name)) for name, d in dtypes.items() if d is not None]
+
+    # -- the rows of a chunk -------------------------------------------------------------------------------------------
+
+    @property
+    def order(self) -> str:
+        """``rows``, ``by_key`` or ``by_owner``"""
+        return self.facts.rows.order_name
+
+    @property
+    def positions(self) -> str:
+        """How many positions a segmented order visits."""
+        return "rows" if self.facts.rows.visits_all_rows else "segment_start[keys]"
+
+    @property
+    def visit(self) -> Visit:
+        """The row at a position."""
+        return visit(self.facts, "\n".join(p.text for p in self.phases))
+
+    @property
+    def row_axes(self) -> tuple[str, ...]:
+        """The declarations of the axes of row ``r``."""
+        return row_axes(self.facts, self.phases)
+
+    @property
+    def kept_axes(self) -> list[str]:
+        """The declarations of the axes of a kept row, from its number ``q``."""
+        text = "\n".join([p.text for p in self.phases] + [a.kept_text for a in self.accums])
+        return used(axis_declarations(self.facts.rows.kept_axes, "q"), text)
+
+    @property
+    def rest_count(self) -> str:
+        """Rows that meet in a kept row."""
+        return size(product(n for _, n in self.facts.rows.rest_axes))
