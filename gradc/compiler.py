@@ -32,7 +32,6 @@ from .options import Options
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
-from .passes.graph.merge_rows import merge_rows
 from .passes.graph.minimal_filtering import minimal_filtering
 from .passes.graph.propagate_reshapes import propagate_reshapes
 from .passes.graph.push_gathers import push_gathers
@@ -43,7 +42,6 @@ from .passes.graph.sink_dequant import sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
-from .passes.program.block_rows import block_rows, uncut
 from .passes.program.coalesce import coalesce, gather_vectors
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_rounding import fuse_rounding
@@ -58,7 +56,9 @@ from .passes.program.unroll_scatters import unroll_scatters
 from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import CPU, Device, gpu_of
 from .passes.reductions.strategies import ON_GPU, ON_HOST
-from .passes.schedule.ahead import gradients_ahead, sums_by_products
+from .passes.row_blocking.block_rows import block_rows, uncut
+from .passes.row_blocking.merge_rows import merge_rows
+from .passes.row_blocking.precompute_gradients import gradients_ahead, sums_by_products
 from .passes.schedule.partition import WIDE, Partition, Written, partition
 from .passes.schedule.schedule import schedule
 from .runtime.cache import default_cache, pack

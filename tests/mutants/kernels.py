@@ -391,7 +391,7 @@ MUTANTS = (
     ),
     Mutant(
         "loop.causal-offset",
-        "gradc/passes/program/column_bounds.py",
+        "gradc/passes/row_blocking/column_bounds.py",
         'return at.const - column.const + (s.op in ("le", "ge"))',
         "return at.const - column.const",
         "off by one: the column on the diagonal of a causal mask is left out",

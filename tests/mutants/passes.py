@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "merge-rows.axis",
-        "gradc/passes/graph/merge_rows.py",
+        "gradc/passes/row_blocking/merge_rows.py",
         "return 1 + axis - sum(a < axis for a in at)",
         "return 1 + axis - len(at)",
         "an axis between rows keeps its number",
@@ -171,7 +171,7 @@ MUTANTS = (
     ),
     Mutant(
         "block-rows.wide-columns",
-        "gradc/passes/program/block_rows.py",
+        "gradc/passes/row_blocking/block_rows.py",
         "any(len(s.index) <= len(axes) for s in reads)",
         "False",
         "the values of all columns are held, which is as much as the product",
@@ -307,7 +307,7 @@ MUTANTS = (
     ),
     Mutant(
         "block-rows.only-here",
-        "gradc/passes/program/block_rows.py",
+        "gradc/passes/row_blocking/block_rows.py",
         "if not numbers or not self.steps.keys() >= {*numbers}:",
         "if not numbers:",
         "what later steps read is a block of the loop",
@@ -339,7 +339,7 @@ MUTANTS = (
     ),
     Mutant(
         "ahead.cotangent",
-        "gradc/passes/schedule/ahead.py",
+        "gradc/passes/row_blocking/precompute_gradients.py",
         'return Scale("mul", cotangent, (), node).onto(one[node]) if node in found else None',
         "return one[node] if node in found else None",
         "gradients that are made ahead are not multiplied by the cotangent",
@@ -347,7 +347,7 @@ MUTANTS = (
     ),
     Mutant(
         "ahead.whole-backward",
-        "gradc/passes/schedule/ahead.py",
+        "gradc/passes/row_blocking/precompute_gradients.py",
         "return [] if any(node in late and isinstance(node.op, Library) for node in behind) else gradients",
         "return gradients",
         "a whole backward is made in the forward",

@@ -7,7 +7,7 @@ import pytest
 
 import gradc
 from gradc import compiler, knobs, ops
-from gradc.passes.schedule import ahead
+from gradc.passes.row_blocking import precompute_gradients
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -80,7 +80,7 @@ def _products(executable):
 @pytest.fixture
 def few_flops(monkeypatch):
     """As if a product of few columns took long: sizes that a test has time for."""
-    monkeypatch.setattr(ahead, "FLOPS_PER_BYTE", 0.25)
+    monkeypatch.setattr(precompute_gradients, "FLOPS_PER_BYTE", 0.25)
 
 
 @pytest.mark.parametrize("function", THEIRS, ids=lambda f: f.__name__)

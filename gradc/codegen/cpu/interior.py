@@ -13,7 +13,7 @@ from ...ir.kernel import Kernel
 from ...ir.ranges import KernelRanges, Range
 from ...ir.statement import Index, Stmt
 from ...ir.types import BOOL, Type
-from ...passes.program.column_bounds import place
+from ...passes.row_blocking.column_bounds import place
 from ..expr import variable
 from ..index import index
 

@@ -5,7 +5,7 @@ and reductions are never computed twice).  What the forward writes anyway, and a
 costs a write and a read.  The cut that moves the fewest bytes is what is saved; of several, one from which what the
 products of the backward read, which has to be in memory, is not computed again.
 
-A product with rows so wide that loops compute them block by block (:mod:`gradc.passes.program.block_rows`) is in memory
+A product with rows so wide that loops compute them block by block (:mod:`gradc.passes.row_blocking`) is in memory
 neither in the forward nor in the backward, and never saved.
 
 A memory budget bounds these bytes.  Where they exceed it, saved values are computed again after all, reductions among
@@ -27,9 +27,9 @@ from ...ir.node import Node, Note
 from ...ir.op import Alias, Library, Movement, Reduction, Scan, Scatter
 from ...ir.walk import depends_on_inputs, reachable, topological
 from ..graph.replace_axis import mixes, moves, source
-from ..program.block_rows import LEAST
 from ..reductions.cost import nominal
 from ..reductions.devices import CPU, Device
+from ..row_blocking.block_rows import LEAST
 from .residual import AHEAD, Residual
 from .schedule import written
 

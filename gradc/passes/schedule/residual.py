@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...ir.node import Node
 
 AHEAD = "a gradient for a cotangent of 1, made while what it is made of is there"
-"""Why a gradient of a loss is kept: :mod:`gradc.passes.schedule.ahead`."""
+"""Why a gradient of a loss is kept: :mod:`gradc.passes.row_blocking.precompute_gradients`."""
 
 
 @dataclass(frozen=True)

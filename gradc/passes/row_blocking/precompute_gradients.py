@@ -1,4 +1,4 @@
-"""ahead: gradients of a scalar that are made in the forward, while what they are made of is there.
+"""precompute_gradients: gradients of a scalar that are made in the forward, while what they are made of is there.
 
 A product with wide rows is in memory neither in the forward nor in the backward, which would compute it again: a third
 more work for the logits before a loss.  But a gradient is linear in its cotangent, and that of a loss is one number.
@@ -23,7 +23,7 @@ from ...ops.rules import full, reshaped
 from ..graph.replace_axis import moves
 from ..graph.scales import Scale
 from ..reductions.cost import nominal
-from .partition import bytes_of
+from ..schedule.partition import bytes_of
 
 FLOPS_PER_BYTE = 16
 """Multiplications and additions that take as long as a byte of traffic to memory (estimate of two cores)."""
