@@ -17,7 +17,7 @@ imported before one is compiled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from .autodiff import differentiate, joint_names
 from .codegen.cpu.program import Source, render_program
@@ -56,11 +56,11 @@ from .passes.program.unroll_scatters import unroll_scatters
 from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import CPU, Device, gpu_of
 from .passes.reductions.strategies import ON_GPU, ON_HOST
-from .passes.row_blocking.block_rows import block_rows, uncut
+from .passes.row_blocking.block_rows import block_rows
+from .passes.row_blocking.decision import Candidates, first_blocked
 from .passes.row_blocking.merge_rows import merge_rows
-from .passes.row_blocking.precompute_gradients import gradients_ahead, sums_by_products
-from .passes.schedule.partition import WIDE, Partition, Written, partition
-from .passes.schedule.schedule import schedule
+from .passes.schedule.partition import Partition, partition
+from .passes.schedule.schedule import schedule, written
 from .runtime.cache import default_cache, pack
 from .runtime.cuda.programs import CudaSource
 from .runtime.host.toolchain import compile_libraries
@@ -98,43 +98,22 @@ def run_passes(
     """Every pass, in order."""
     pipeline = Pipeline(sizes=options.dims or {})
     joint = lower(graph, wrt, options, target, pipeline)
-    lowered = pipeline.stages
-    written_by: Written = {}
-    attempts = ["ahead", "again", "kept"] if _cuts_rows(options, target) else ["kept"]
-    while attempts:
-        # stages of an attempt that is given up are no stages of the module
-        pipeline = Pipeline([*lowered], options.dims or {})
-        wide = attempts.pop(0)
-        parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, wide, written_by)
-        whole = any(uncut(program, WIDE, _hints(options)) for program in programs.values())
-        if not (whole and (parts.again or parts.ahead)):
-            break  # else what is computed again, or ahead, would be as large as what is kept
-        if wide == "ahead" and not parts.ahead:
-            attempts.remove("again")  # nothing was ahead, so that was this attempt
+    lowered = len(pipeline.stages)
+
+    def programs_of(parts: Partition) -> dict[str, Program]:
+        del pipeline.stages[lowered:]  # those of a partition that was given up are no stages of the module
+        if wrt:
+            pipeline.split(joint, parts.forward, parts.backward)
+        pipeline.start("forward.partition", parts.forward)
+        programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
+        if wrt:
+            pipeline.start("backward.partition", parts.backward)
+            programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
+        return programs
+
+    parts, programs = first_blocked(cut(graph, joint, wrt, options, target), programs_of, _hints(options))
     _check_forced(programs.values(), options.reductions or {})
     return pipeline, parts, programs
-
-
-def _scheduled(
-    graph: Graph,
-    joint: Graph,
-    wrt: Sequence[str],
-    options: Options,
-    target: str,
-    pipeline: Pipeline,
-    wide: str,
-    written_by: Written,
-) -> tuple[Partition, dict[str, Program]]:
-    """The optimised graph, cut in two, as programs.  :param wide, written_by: as :func:`cut` takes them."""
-    parts = cut(graph, joint, wrt, options, target, wide, written_by)
-    if wrt:
-        pipeline.split(joint, parts.forward, parts.backward)
-    pipeline.start("forward.partition", parts.forward)
-    programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
-    if wrt:
-        pipeline.start("backward.partition", parts.backward)
-        programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
-    return parts, programs
 
 
 def _cuts_rows(options: Options, target: str) -> bool:
@@ -172,46 +151,30 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipel
     return optimise(_joint(graph, wrt, options, pipeline) if wrt else graph, options, target, pipeline)
 
 
-def cut(
-    graph: Graph,
-    joint: Graph,
-    wrt: Sequence[str],
-    options: Options,
-    target: str,
-    wide: str,
-    written_by: Written | None = None,
-) -> Partition:
-    """Optimised graph -> forward with residuals and backward.
-
-    :param wide: products with wide rows, which a loop computes block by block, are ``"kept"`` nevertheless; computed
-        ``"again"`` in the backward; or what is made of them is computed ``"ahead"`` in the forward, where it can be.
-    """
+def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target: str) -> Iterator[Partition]:
+    """Optimised graph -> its partitions in a forward with residuals and a backward, the best one first."""
     if not wrt:
-        return Partition(joint, joint, ())
-    parted = functools.partial(
+        return iter([Partition(joint, joint, ())])
+    split = functools.partial(
         partition,
         values=graph.output_names,
         save=options.save,
         budget=options.memory_budget,
         dims=_hints(options),
         borrow=options.residuals == "borrow",
-        fuse=options.fuse,
-        device=_device(options, target),
-        blocks=wide != "kept",
-        written_by=written_by,
+        materialized=functools.cache(
+            functools.partial(written, fuse=options.fuse, device=_device(options, target)),
+        ),
     )
-    parts = parted(joint)
-    if parts.again and (options.reductions or {}).keys() <= {"*"}:  # else one of these sums may be named
-        summed = sums_by_products(joint, parts.again)
-        if summed is not joint:
-            joint, parts = summed, parted(summed)
-    if wide != "ahead" or options.save != "min-cut" or options.memory_budget is not None:
-        return parts
-    made = gradients_ahead(joint, graph.output_names, parts.again, _hints(options))
-    if made is None:
-        return parts
-    made = fold(simplify(made, numerics=options.numerics, round_operands=multiplied_as_they_are(target)))
-    return parted(made, ahead=made.output_names[len(joint.outputs) :])
+    return Candidates(
+        split,
+        graph.output_names,
+        _hints(options),
+        simplify=functools.partial(_tidy, numerics=options.numerics, target=target),
+        blocked=_cuts_rows(options, target),
+        multiply_sums=(options.reductions or {}).keys() <= {"*"},  # else one of these sums may be named
+        precompute=options.save == "min-cut" and options.memory_budget is None,
+    ).of(joint)
 
 
 def multiplied_as_they_are(target: str) -> tuple[DType, ...]:
@@ -252,9 +215,12 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
-    return pipeline.keep(
-        "tidy", graph, lambda: fold(simplify(graph, numerics=numerics, round_operands=round_operands)), "REAL"
-    )
+    return pipeline.keep("tidy", graph, lambda: _tidy(graph, numerics, target), "REAL")
+
+
+def _tidy(graph: Graph, numerics: str, target: str) -> Graph:
+    """simplify and fold, after passes that made more of it to do."""
+    return fold(simplify(graph, numerics=numerics, round_operands=multiplied_as_they_are(target)))
 
 
 def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, name: str) -> Program:

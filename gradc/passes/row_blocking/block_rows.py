@@ -7,7 +7,6 @@ is added up block by block.  How rows are cut depends on shapes alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -20,11 +19,7 @@ from ...ir.walk import backward_slice
 from ..manager import program_pass
 from ..reductions.cost import nominal
 from .column_bounds import column_bounds
-
-LEAST = 1 << 20
-"""Bytes that a product has at least whose rows are cut."""
-WIDER = 2
-"""A product's rows are wide if they have as many times the elements of what they are products of."""
+from .wide_products import BLOCKED, wide_products
 
 
 @program_pass("REAL")
@@ -38,11 +33,11 @@ def block_rows(program: Program, *, dims: Mapping[str, int] | None = None) -> Pr
     calls = {step.out.buffer: step for step in program.steps if isinstance(step, Call)}
     program = replace(program, steps=tuple(_narrowed(s) if isinstance(s, Call) else s for s in program.steps))
     program, apart = _sums_apart(
-        program, {b for seed in _seeds(program, WIDER, dims) for b in _with_rows(program, seed)}
+        program, {b for seed in wide_products(program, BLOCKED, dims) for b in _with_rows(program, seed)}
     )
     with assuming(program.assumptions):
         tried: set[str] = set()
-        while (seed := next((b for b in _seeds(program, WIDER, dims) if b not in tried), None)) is not None:
+        while (seed := next((b for b in wide_products(program, BLOCKED, dims) if b not in tried), None)) is not None:
             tried.add(seed)
             group = _Group.around(program, seed, dims)
             if group is not None:
@@ -201,50 +196,6 @@ def _narrowed(call: Call) -> Call:
     axes = tuple((axis, size) for axis, size in call.axes if axis not in single)
     used = {v for o in call.operands for i in o.index for v, _ in i.terms}
     return call if single & used else replace(call, axes=axes, out=replace(call.out, index=index))
-
-
-def uncut(program: Program, wider: int, dims: Mapping[str, int] | None = None) -> bool:
-    """Whether a product with rows of ``wider`` times the elements of what they are products of, or a value made of it,
-    is in memory whole.
-
-    :param dims: as :func:`block_rows` takes them.
-    """
-    return any(True for _ in _seeds(program, wider, dims)) or any(
-        2 * evaluate(program.types[name].count, bound) >= whole
-        for loop in program.loops
-        for whole, bound in _wide_products(loop, program, wider, dims)
-        for name in (*loop.reads, *loop.writes)
-        if program.buffer[program.root(name)].kind == "temp"
-    )
-
-
-def _wide_products(
-    loop: Loop, program: Program, wider: int, dims: Mapping[str, int] | None
-) -> Iterator[tuple[int, dict[str, int]]]:
-    """For each product in a loop with wide rows: the elements that all blocks have, and the sizes that this is for."""
-    sizes = [size for name in (*loop.reads, *loop.writes) for size in program.types[name].shape]
-    bound = nominal([*sizes, *loop.sizes, *(size for b in loop.blocks for size in b.type.shape)], dims)
-    inside = {**loop.largest(bound), loop.count: 1}
-    for step in loop.steps:
-        if isinstance(step, Call) and step.out.buffer not in loop.writes:
-            axes = {axis: evaluate(size, inside) for axis, size in step.axes}
-            inner = math.prod(n for axis, n in axes.items() if axis not in step.result_axes)
-            if axes[step.result_axes[-1]] >= wider * inner:
-                rows = evaluate(product(size for _, size in (*loop.over, loop.rows)), bound)
-                yield rows * axes[step.result_axes[-1]], bound
-
-
-def _seeds(program: Program, wider: int, dims: Mapping[str, int] | None) -> Iterator[str]:
-    """The temps that are products with wide rows."""
-    for step in program.steps:
-        if not isinstance(step, Call) or not REGISTRY[step.op].contraction or step.parts:
-            continue
-        buffer, axes = program.buffer[step.out.buffer], dict(step.axes)
-        inner = product(size for axis, size in step.axes if axis not in step.result_axes)
-        bound = nominal([*buffer.type.shape, inner], dims)
-        wide = evaluate(axes[step.result_axes[-1]], bound) >= wider * evaluate(inner, bound)
-        if buffer.kind == "temp" and wide and evaluate(buffer.type.nbytes, bound) >= LEAST:
-            yield buffer.name
 
 
 @dataclass(frozen=True)

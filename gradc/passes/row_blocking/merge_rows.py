@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir.dims import Size, evaluate, product, same
+from ...ir.dims import Size, product, same
 from ...ir.graph import Graph, again
 from ...ir.node import Node, call
-from ...ir.op import Expr, Library, Lookup, Movement, Primitive, Reduction
+from ...ir.op import Expr, Lookup, Movement, Primitive, Reduction
 from ...ops.axes import reshape_axes
 from ...ops.rules import canonical_axes, reshaped, spread, without
 from ..manager import graph_pass
-from ..reductions.cost import nominal
+from .wide_products import BLOCKED, is_wide_product
 
-WIDER = 2
-"""A product's rows are wide if they have as many times the elements of what they are products of."""
 DEEPEST = 100
 NUMBERED = ("argmax", "argmin")
 """Reductions whose result is an element's row-major number in the reduced axes."""
@@ -221,11 +219,7 @@ def _viewed(node: Node, at: tuple[int, ...], shape: tuple[Size, ...]) -> Node | 
 
 def _is_wide(node: Node) -> bool:
     """Whether a value is a product of matrices with wide rows."""
-    if not isinstance(node.op, Library) or not node.op.contraction or node.rank != 2:
-        return False
-    wide, inner = node.shape[1], node.operands[0].shape[1]
-    bound = nominal([wide, inner])
-    return evaluate(wide, bound) >= WIDER * evaluate(inner, bound)
+    return node.rank == 2 and is_wide_product(node, BLOCKED)
 
 
 def _split(node: Node) -> _Rows | None:

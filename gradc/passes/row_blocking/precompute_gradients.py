@@ -28,10 +28,10 @@ from ..schedule.partition import bytes_of
 FLOPS_PER_BYTE = 16
 """Multiplications and additions that take as long as a byte of traffic to memory (estimate of two cores)."""
 MOVED = 3
-"""How often a gradient made ahead moves more than one that is not: it is written, read and written."""
+"""Times its bytes that a precomputed gradient moves more than another one: it is written, read and written."""
 WHOLE = 3
 """Values of a product's size that a backward without blocks has in memory: the log of a softmax, its cotangent, and the
-product's.  Gradients made ahead are there twice, what is kept and what is given; they take no more.  Larger ones would
+product's.  Precomputed gradients are there twice, what is kept and what is given; they take no more.  Larger ones would
 not be kept either, but what they are made of: [rows, wide], whole.
 """
 SUM = op("sum", Var("x"))
@@ -60,15 +60,15 @@ def sums_by_products(joint: Graph, products: Collection[Node]) -> Graph:
     return joint.rewrite(rule) if shapes else joint
 
 
-def gradients_ahead(
+def precompute_gradients(
     joint: Graph, values: Collection[str], products: Collection[Node], dims: Mapping[str, int] | None
 ) -> Graph | None:
-    """d.x = f(product, cotangent)  ->  d.x = cotangent * ahead, ahead = f(product, 1)
+    """d.x = f(product, cotangent)  ->  d.x = cotangent * g, g = f(product, 1)
 
     :param values: the outputs that belong to the forward; the graph's last inputs are their cotangents.
     :param products: those that the backward would compute again.
     :param dims: sizes at which bytes are counted.
-    :return: the graph, with one more output at the end for each gradient that is made ahead; None where there is no
+    :return: the graph, with one more output at the end for each gradient that is precomputed; None where there is no
         scalar, or nothing is gained.
     """
     floats = [joint.output(name) for name in values if joint.output(name).dtype.is_float]
@@ -95,25 +95,25 @@ def gradients_ahead(
             (node,) = node.operands
         named.setdefault(node, name)
     notes = dict(joint.notes)
-    ahead: list[tuple[str, Node]] = []
+    precomputed: list[tuple[str, Node]] = []
     taken = {*joint.input_names, *joint.output_names}
-    names = (name for k in itertools.count() if (name := f"r.ahead.{k}") not in taken)
+    names = (name for k in itertools.count() if (name := f"r.precomputed.{k}") not in taken)
     for node in found:
         note = joint.notes.get(node, Note())
         notes[one[node]] = replace(note, name=note.name or named.get(node, ""))
-        ahead.append((next(names), one[node]))
+        precomputed.append((next(names), one[node]))
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         return Scale("mul", cotangent, (), node).onto(one[node]) if node in found else None
 
     scaled = replace(joint, notes=notes).rewrite(rule)
-    return replace(scaled, outputs=(*scaled.outputs, *ahead), notes={**scaled.notes, **notes})
+    return replace(scaled, outputs=(*scaled.outputs, *precomputed), notes={**scaled.notes, **notes})
 
 
 def _made_of(joint: Graph, product: Node, late: Collection[Node]) -> list[Node]:
     """The gradients that are made of a product: products among its late users, past what is no product, and outputs.
 
-    None of them where a product's gradient is made with another late product: the whole backward would be made ahead.
+    None of them where a product's gradient is made with another late product: the whole backward would be precomputed.
     """
     made = {product}
     gradients = []

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ...ir.node import Node
 
-AHEAD = "a gradient for a cotangent of 1, made while what it is made of is there"
-"""Why a gradient of a loss is kept: :mod:`gradc.passes.row_blocking.precompute_gradients`."""
+PRECOMPUTED = "a gradient for a cotangent of 1, made while what it is made of is there"
+"""Why a gradient of a loss is kept: :mod:`gradc.passes.row_blocking.precompute_gradients`; in saved modules, too."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,6 @@ class Residual:
         return self.why == "input" or bool(self.output)
 
     @property
-    def ahead(self) -> bool:
-        """Whether the forward makes it for the backward alone."""
-        return self.why == AHEAD
+    def precomputed(self) -> bool:
+        """Whether it is a gradient that the forward makes for the backward alone."""
+        return self.why == PRECOMPUTED
