@@ -171,7 +171,7 @@ MUTANTS = (
     ),
     Mutant(
         "block-rows.wide-columns",
-        "gradc/passes/row_blocking/block_rows.py",
+        "gradc/passes/row_blocking/fission.py",
         "any(len(s.index) <= len(axes) for s in reads)",
         "False",
         "the values of all columns are held, which is as much as the product",
@@ -306,9 +306,9 @@ MUTANTS = (
         ("test_plan_buffers",),
     ),
     Mutant(
-        "block-rows.only-here",
-        "gradc/passes/row_blocking/block_rows.py",
-        "if not numbers or not self.steps.keys() >= {*numbers}:",
+        "block-rows.private",
+        "gradc/passes/row_blocking/loop_writer.py",
+        "if not numbers or not group.tilings.keys() >= {*numbers}:",
         "if not numbers:",
         "what later steps read is a block of the loop",
         ("test_block_rows",),
