@@ -9,7 +9,8 @@ from ...ir.graph import Graph
 from ...ir.kernel import Program
 from ..schedule.partition import Partition
 from .policy import WideRowPolicy
-from .precompute_gradients import precompute_gradients, sums_by_products
+from .precompute_gradients import precompute_gradients
+from .sums_to_products import sums_to_products
 from .wide_products import Sizes, has_unblocked
 
 
@@ -48,7 +49,7 @@ class Candidates:
         parts = self.partition(joint, policy=WideRowPolicy.RECOMPUTE)
         if not self.multiply_sums or not parts.recomputed:
             return joint, parts
-        summed = sums_by_products(joint, parts.recomputed)
+        summed = sums_to_products(joint, parts.recomputed)
         return summed, parts if summed is joint else self.partition(summed, policy=WideRowPolicy.RECOMPUTE)
 
     def _precomputing(self, joint: Graph, recomputing: Partition) -> Partition | None:
