@@ -29,59 +29,56 @@ def merge_rows(graph: Graph, *, numerics: str = "real") -> Graph:
     """f(reshape[A,B,V](matmul(x, w)))  ->  reshape[A,B,V](f(matmul(x, w))), where f reduces the product's wide rows"""
     if numerics == "strict":
         return graph
-    required: dict[Node, tuple[int, ...]] = {}
+    asked: dict[Node, tuple[int, ...]] = {}
     while True:
-        rows = _RowMerger(required)
-        result = graph.rewrite(rows.rule)
-        if not rows.reduces:
+        merged = _MergedRows(asked)
+        result = graph.rewrite(merged.rule)
+        if not merged.reduces:
             return graph
-        if rows.computed.keys() <= required.keys():
+        if merged.anew.keys() <= asked.keys():
             return result
-        required |= rows.computed  # what is merged for the sake of others has other users, too
+        asked |= merged.anew  # what is merged for the sake of others has other users, too
 
 
 @dataclass(frozen=True)
-class _SplitRows:
-    """A value whose axes ``at``, in this order, are the first axis of ``merged``, which has its other axes, too."""
+class _Rows:
+    """A value whose axes ``at``, in this order, are the first axis of ``whole``, which has its other axes, too."""
 
-    merged: Node
+    whole: Node
     at: tuple[int, ...]
     sizes: tuple[Size, ...]
 
     def value(self) -> Node:
-        """The value itself, as a reshape of the merged one."""
-        node = reshaped(self.merged, (*self.sizes, *self.merged.shape[1:]))
+        """The value itself."""
+        node = reshaped(self.whole, (*self.sizes, *self.whole.shape[1:]))
         rest = iter(range(len(self.at), node.rank))
         order = tuple(self.at.index(a) if a in self.at else next(rest) for a in range(node.rank))
         return node if order == tuple(range(node.rank)) else call("transpose", node, order)
 
 
-class _RowMerger:
-    """Rewrites what is computed from the rows of wide products, in one axis.
+class _MergedRows:
+    """The values that are made of the rows of wide products.
 
-    :param required: other values, and the axes of theirs that are merged.
-    :ivar rows: the products, and what else has their rows in its first axis.
-    :ivar computed: the values that were computed with axes merged, and which.
-    :ivar reduces: rows have been reduced.
+    :param rows: the products, and what else has their rows in its first axis.
+    :param asked: other values whose axes are merged.
+    :param anew: the values that were computed with these axes merged.  :param reduces: rows have been reduced.
     """
 
-    def __init__(self, required: Mapping[Node, tuple[int, ...]]) -> None:
-        self.required = required
-        self.known: dict[Node, _SplitRows | None] = {}
+    def __init__(self, asked: Mapping[Node, tuple[int, ...]]) -> None:
+        self.asked = asked
+        self.known: dict[Node, _Rows | None] = {}
         self.merged: dict[tuple[Node, tuple[int, ...]], Node | None] = {}
         self.rows: set[Node] = set()
-        self.computed: dict[Node, tuple[int, ...]] = {}
+        self.anew: dict[Node, tuple[int, ...]] = {}
         self.reduces = False
 
-    def split_rows(self, node: Node) -> _SplitRows | None:
-        """A node as a reshape of one with its rows in one axis, if it is known to be."""
+    def of(self, node: Node) -> _Rows | None:
         if node not in self.known:
             split = node.op.name == "reshape" and node.operands[0] in self.rows
             self.known[node] = _split(node) if split else None
         return self.known[node]
 
     def rule(self, node: Node, operands: tuple[Node, ...]) -> Node | None:
-        """:meth:`rewritten`, of which the results that have a product's rows are noted."""
         new = self.rewritten(node, operands)
         made = again(node, operands) if new is None else new
         axes = (_axes(made, place) for place, o in enumerate(made.operands) if o in self.rows)
@@ -91,13 +88,13 @@ class _RowMerger:
 
     def rewritten(self, node: Node, operands: tuple[Node, ...]) -> Node | None:
         """What a node becomes on new operands; None for the same op."""
-        if not isinstance(node.op, Primitive) or not any(self.split_rows(o) for o in operands):
-            at = self.required.get(node)
-            merged = None if at is None else self.merge(node, at)
-            return None if at is None or merged is None else self.value(node, merged, at)
+        if not isinstance(node.op, Primitive) or not any(self.of(o) for o in operands):
+            at = self.asked.get(node)
+            whole = None if at is None else self.whole(node, at)
+            return None if at is None or whole is None else self.value(node, whole, at)
         new: Node = node.op.apply(operands, node.attrs)
         for place, operand in enumerate(operands):
-            rows = self.split_rows(operand)
+            rows = self.of(operand)
             if rows is None:
                 continue
             if isinstance(node.op.lower, Reduction) and {*rows.at} <= {*(gone := _reduced(node))}:
@@ -105,35 +102,37 @@ class _RowMerger:
                     continue  # elements are numbered in the order of the axes
                 self.reduces = True
                 axes = (0, *(_axis(a, rows.at) for a in gone if a not in rows.at))
-                return node.op.apply((rows.merged,), {**node.attrs, "axis": axes})
+                return node.op.apply((rows.whole,), {**node.attrs, "axis": axes})
             to = _axes(new, place)
             at = tuple(a for axis in rows.at if (a := to[axis]) is not None) if to is not None else ()
             if len(at) < len(rows.at) or at != tuple(sorted(at)):
                 if node.op.name == "reshape" and rows.at == tuple(range(len(rows.at))):
-                    return reshaped(rows.merged, node.shape)
+                    return reshaped(rows.whole, node.shape)
                 continue
-            merged = self.merge(new, at)
-            if merged is not None:
-                return self.value(new, merged, at)
+            whole = self.whole(new, at)
+            if whole is None:
+                continue
+            return self.value(new, whole, at)
         return new
 
-    def value(self, node: Node, merged: Node, at: tuple[int, ...]) -> Node:
-        """A node as a reshape of itself with its axes ``at`` merged, which its users are computed from."""
-        rows = _SplitRows(merged, at, tuple(node.shape[a] for a in at))
+    def value(self, node: Node, whole: Node, at: tuple[int, ...]) -> Node:
+        """A node made of the value with its axes merged, of which more can be made."""
+        rows = _Rows(whole, at, tuple(node.shape[a] for a in at))
         value = rows.value()
         self.known[value] = rows
         return value
 
-    def merge(self, node: Node, at: tuple[int, ...], depth: int = 0) -> Node | None:
+    def whole(self, node: Node, at: tuple[int, ...], depth: int = 0) -> Node | None:
         """A value with its axes ``at`` merged to the first one; None where that would take memory."""
         key = node, at
         if key not in self.merged:
-            rows = self.split_rows(node)
-            self.merged[key] = rows.merged if rows and rows.at == at else self.compute(node, at, depth)
+            rows = self.of(node)
+            whole = rows.whole if rows is not None and rows.at == at else self.made(node, at, depth)
+            self.merged[key] = whole
         return self.merged[key]
 
-    def compute(self, node: Node, at: tuple[int, ...], depth: int) -> Node | None:
-        """What :meth:`merge` returns, of a value of which it is not known."""
+    def made(self, node: Node, at: tuple[int, ...], depth: int) -> Node | None:
+        """What :meth:`whole` makes anew."""
         shape = (product(node.shape[a] for a in at), *without(node.shape, at))
         if node.op.name == "iota":
             axis = node.attrs["axis"]
@@ -143,35 +142,35 @@ class _RowMerger:
             repeated = [a for a in at if x.shape[a] == 1]
             if len(repeated) == len(at):
                 return spread(reshaped(x, (1, *without(x.shape, at))), shape)
-            return None if repeated or (merged := self.merge(x, at, depth + 1)) is None else spread(merged, shape)
+            return None if repeated or (whole := self.whole(x, at, depth + 1)) is None else spread(whole, shape)
         if not node.operands or _axes(node, len(node.operands) - 1) is None:
             return _viewed(node, at, shape)
         fixed = {0} if node.op.name == "gather" else set()
-        operands = list[Node]()
+        wholes = list[Node]()
         for place, operand in enumerate(node.operands):
             to = _axes(node, place)
             sources = tuple(axis for a in at for axis, result in enumerate(to or ()) if result == a)
             if place in fixed:
-                operands.append(operand)
+                wholes.append(operand)
             elif len(sources) < len(at) or sources != tuple(sorted(sources)) or depth == DEEPEST:
                 return _viewed(node, at, shape)
-            elif (merged := self.merge(operand, sources, depth + 1)) is None:
+            elif (whole := self.whole(operand, sources, depth + 1)) is None:
                 return _viewed(node, at, shape)
             else:
-                operands.append(merged)
+                wholes.append(whole)
         if node.op.name == "reshape":
-            return reshaped(operands[0], shape)
+            return reshaped(wholes[0], shape)
         if node.op.name == "transpose":
             order = (_axis(a, sources) for a in node.attrs["axes"] if a not in sources)
-            return call("transpose", operands[0], (0, *order))
+            return call("transpose", wholes[0], (0, *order))
         attrs = dict(node.attrs)
         if isinstance(node.op.lower, Reduction):
             self.reduces = True
             attrs["axis"] = tuple(_axis(a, sources) for a in _reduced(node))
         elif node.op.name == "take_along_axis":
             attrs["axis"] = _axis(attrs["axis"], at)
-        result: Node = node.op.apply(operands, attrs)
-        self.computed[node] = at
+        result: Node = node.op.apply(wholes, attrs)
+        self.anew[node] = at
         return result
 
 
@@ -218,7 +217,7 @@ def _viewed(node: Node, at: tuple[int, ...], shape: tuple[Size, ...]) -> Node | 
     return None if computed or any(size != 1 for size in before) else reshaped(node, shape)
 
 
-def _split(node: Node) -> _SplitRows | None:
+def _split(node: Node) -> _Rows | None:
     """The rows of a reshape that splits the first axis of a value, and no other."""
     (x,) = node.operands
     lead = node.rank - x.rank + 1
@@ -228,4 +227,4 @@ def _split(node: Node) -> _SplitRows | None:
     sizes = tuple(node.shape[a] for a in at)
     if len(at) < 2 or not same(product(sizes), x.shape[0]):
         return None
-    return _SplitRows(reshaped(x, (x.shape[0], *without(node.shape, at))), at, sizes)
+    return _Rows(reshaped(x, (x.shape[0], *without(node.shape, at))), at, sizes)
