@@ -57,7 +57,7 @@ from .passes.reductions.choose_reduction import choose_reduction
 from .passes.reductions.devices import CPU, Device, gpu_of
 from .passes.reductions.strategies import ON_GPU, ON_HOST
 from .passes.row_blocking.block_rows import block_rows
-from .passes.row_blocking.decision import Candidates, first_blocked
+from .passes.row_blocking.decision import candidates, first_blocked
 from .passes.row_blocking.merge_rows import merge_rows
 from .passes.schedule.partition import Partition, partition
 from .passes.schedule.schedule import schedule, written
@@ -116,7 +116,7 @@ def run_passes(
     return pipeline, parts, programs
 
 
-def _cuts_rows(options: Options, target: str) -> bool:
+def _blocks_rows(options: Options, target: str) -> bool:
     """Whether loops over blocks of rows are made."""
     return target == "cpu" and options.fuse and options.numerics != "strict"
 
@@ -155,26 +155,25 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
     """Optimised graph -> its partitions in a forward with residuals and a backward, the best one first."""
     if not wrt:
         return iter([Partition(joint, joint, ())])
-    split = functools.partial(
-        partition,
-        values=graph.output_names,
-        save=options.save,
-        budget=options.memory_budget,
-        dims=_hints(options),
-        borrow=options.residuals == "borrow",
-        materialized=functools.cache(
-            functools.partial(written, fuse=options.fuse, device=_device(options, target)),
+    dims, materialized = _hints(options), functools.partial(written, fuse=options.fuse, device=_device(options, target))
+    return candidates(
+        joint,
+        functools.partial(
+            partition,
+            values=graph.output_names,
+            save=options.save,
+            budget=options.memory_budget,
+            dims=dims,
+            borrow=options.residuals == "borrow",
+            materialized=functools.cache(materialized),
         ),
-    )
-    return Candidates(
-        split,
-        graph.output_names,
-        _hints(options),
+        values=graph.output_names,
+        dims=dims,
         simplify=functools.partial(_tidy, numerics=options.numerics, target=target),
-        blocked=_cuts_rows(options, target),
+        blocked=_blocks_rows(options, target),
         multiply_sums=(options.reductions or {}).keys() <= {"*"},  # else one of these sums may be named
         precompute=options.save == "min-cut" and options.memory_budget is None,
-    ).of(joint)
+    )
 
 
 def multiplied_as_they_are(target: str) -> tuple[DType, ...]:
@@ -255,7 +254,7 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     )
     if target == "cpu" and options.fuse:
         program = run(read_in_place, program)
-    if _cuts_rows(options, target):
+    if _blocks_rows(options, target):
         program = run(block_rows, program, dims=_hints(options))
     program = run(order_steps, program, dims=_hints(options))
     return run(plan_buffers, program)  # type: ignore[no-any-return]

@@ -7,6 +7,8 @@ import pytest
 
 import gradc
 from gradc import knobs, ops
+from gradc.compiler import Options, cut, lower
+from gradc.passes.manager import Pipeline
 from gradc.passes.row_blocking import decision, precompute_gradients
 
 torch = pytest.importorskip("torch")
@@ -212,6 +214,21 @@ def test_not_where_the_gradients_are_larger_than_logits(inner, few_flops):
     assert max(np.prod(r.node.shape) for r in made.residuals if not r.borrowed) < n * v  # no logits, nor made of them
     memory, logits = made.memory(), 4 * n * v
     assert memory.peak - memory.threads <= memory.gradients + 1.1 * logits
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "expected"),
+    [
+        (_linear, {}, ["PRECOMPUTE_GRADIENT", "RECOMPUTE", "SAVE"]),
+        (_linear, {"save": "none"}, ["RECOMPUTE", "SAVE"]),
+        (_rows, {}, ["RECOMPUTE", "SAVE"]),
+        (_linear, {"numerics": "strict"}, ["SAVE"]),
+    ],
+)
+def test_policies_that_shapes_allow_least_work_first(function, options, expected, few_flops):
+    graph, wrt, given = gradc.trace(function, **SYMBOLIC), ["x", "w", "b"], Options(**options)
+    joint = lower(graph, wrt, given, "cpu", Pipeline())
+    assert [parts.policy.name for parts in cut(graph, joint, wrt, given, "cpu")] == expected
 
 
 def test_stages_are_those_of_the_attempt_that_was_taken(few_flops, monkeypatch):
