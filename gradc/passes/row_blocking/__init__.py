@@ -56,8 +56,8 @@ What another target needs to lower the same loops
 
     - *tiles*: a ``block`` buffer ``[c, columns]`` is at most ``by`` rows; where a row does not fit either, the columns
       need a loop of their own, and a softmax over them an online maximum and sum that rescale what was accumulated;
-    - *parallelism*: the positions along ``over`` that are not ``sequential``, and the blocks of rows, are independent,
-      but for carries;
+    - *parallelism*: the positions along the axes ``loop.parallel`` are independent, and so are the blocks of rows where
+      not ``loop.reduces_rows``;
     - *carries*, what one iteration hands to the next: a call with ``add`` sums over the rows into a result that all
       blocks share, the last block first; along ``sequential`` axes kernels read and write an f64 accumulator.  A CPU
       runs these iterations one after another; as partial results that are combined at the end (the strategies of

@@ -79,7 +79,7 @@ def _bounded_axes(
 def _axis(step: Kernel | Call, blocks: Mapping[str, int], columns: Size) -> str | None:
     """The axis of a step that goes over the columns of blocks; None if it touches none, "" if it is not one axis."""
     found: set[str] = set()
-    for access in step.body if isinstance(step, Kernel) else (*step.operands, step.out):
+    for access in step.accesses:
         lead = blocks.get(access.buffer)
         if lead is not None:
             found.add(access.index[lead].variable or "" if len(access.index) == lead + 1 else "")

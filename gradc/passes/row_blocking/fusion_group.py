@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...ir.dims import Size, evaluate, product, same
-from ...ir.kernel import Program
+from ...ir.kernel import Call, Kernel, Program
 from ...ir.statement import Stmt
 from ..reductions.cost import nominal
 from .fission import split_store
-from .tiling import Tiling, accesses, starts_with, tile
+from .tiling import Tiling, starts_with, tile
 from .wide_products import Sizes
 
 
@@ -43,6 +43,12 @@ class FusionGroup:
     tilings: Mapping[int, Tiling]
     blocks: tuple[str, ...] = ()
 
+    @property
+    def steps(self) -> dict[int, Kernel | Call]:
+        """The steps by their numbers, in their order: no others can be tiled."""
+        steps = ((n, self.program.steps[n]) for n in sorted(self.tilings))
+        return {n: step for n, step in steps if isinstance(step, Kernel | Call)}
+
     # -- growth --------------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -52,8 +58,7 @@ class FusionGroup:
         group = cls(program, shape[:-1], shape[-1], dims, {}).with_block(seed)
         refused: set[str] = set()
         while group is not None:
-            steps = [group.program.steps[n] for n in sorted(group.tilings)]
-            names = (b for step in steps for b in (*step.reads, *step.writes))
+            names = (b for step in group.steps.values() for b in (*step.reads, *step.writes))
             name = next((b for b in names if b not in refused and group.is_candidate(b)), None)
             if name is None:
                 break
@@ -148,10 +153,10 @@ class FusionGroup:
     def reads_own_rows(self) -> bool:
         """Whether all that a step of the loop reads of another one is in the rows of the same iteration."""
         program = self.program
-        written = {program.root(b) for n in self.tilings for b in program.steps[n].writes}
-        for number, tiling in self.tilings.items():
-            step = program.steps[number]
-            for access in accesses(step):
+        written = {program.root(b) for step in self.steps.values() for b in step.writes}
+        for number, step in self.steps.items():
+            tiling = self.tilings[number]
+            for access in step.accesses:
                 root = program.root(access.buffer)
                 if root not in written or (isinstance(access, Stmt) and access.op == "store"):
                     continue

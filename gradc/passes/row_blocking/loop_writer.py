@@ -75,9 +75,7 @@ def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buff
     taken = {*program.dims, *(name for loop in program.loops for name in loop.symbols)}
     names = (*(f"at{i}" for i in range(len(sizes))), "row", "rows", "cols")
     *outer, row, count, column = (fresh_name(name, taken) for name in names)
-    numbers = sorted(group.tilings)
-    tilings = [group.tilings[n] for n in numbers]
-    whole = [step for n in numbers if isinstance(step := program.steps[n], Kernel | Call)]
+    whole, tilings = [*group.steps.values()], [group.tilings[n] for n in group.steps]
     lead = len(group.shape)
     bounds = column_bounds(whole, [t.row for t in tilings], dict.fromkeys(group.blocks, lead), group.columns)
 

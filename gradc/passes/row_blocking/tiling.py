@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...ir.dims import Size, same
-from ...ir.kernel import Call, Kernel, Step, alternatives
+from ...ir.kernel import Call, Kernel, Step
 from ...ir.node import REGISTRY
 from ...ir.statement import Operand, Stmt
 
@@ -42,12 +42,14 @@ def tile(step: Step, buffer: str, shape: tuple[Size, ...]) -> Tiling | None:
 
     :param shape: sizes of the buffer's outer axes, and of its rows.
     """
+    if not isinstance(step, Kernel | Call):
+        return None
     found = {
         tuple(i.variable for i, size in zip(a.index, shape, strict=False) if size != 1 or i.terms or i.const != 0)
-        for a in accesses(step)
+        for a in step.accesses
         if a.buffer == buffer
     }
-    if len(found) != 1 or not isinstance(step, Kernel | Call):
+    if len(found) != 1:
         return None
     names = next(iter(found))
     axes = dict(step.rows if isinstance(step, Kernel) else step.axes)
@@ -58,15 +60,6 @@ def tile(step: Step, buffer: str, shape: tuple[Size, ...]) -> Tiling | None:
         return None
     tiling = Tiling(tuple(map(str, names[:-1])), str(names[-1]))
     return _of_kernel(step, tiling) if isinstance(step, Kernel) else _of_call(step, tiling)
-
-
-def accesses(step: Step) -> list[Stmt | Operand]:
-    """The loads, stores and accums of a step's kernels, the operands and results of its calls."""
-    return [
-        access
-        for item in alternatives(step)
-        for access in ([s for s in item.body if s.buffer] if isinstance(item, Kernel) else [*item.operands, item.out])
-    ]
 
 
 def starts_with(access: Stmt | Operand, axes: Sequence[str]) -> bool:
