@@ -16,11 +16,11 @@ block of the product is as large as a cache holds::
 :class:`gradc.ir.kernel.Loop` says what such a loop means, and the interpreter and the verifier hold it to that.
 
 What the backward needs of it
-    cannot be saved, or it would be in memory after all.  :class:`.WideRowPolicy` has the three ways: save it whole,
-    recompute it in a loop of the backward (as FlashAttention does), or, before a scalar loss, compute its gradients in
-    the forward's loop already (as fused linear cross entropies do).  :mod:`.decision` ranks them by shapes, and takes
-    the first for which the programs' loops come out; the partition (:mod:`gradc.passes.schedule.partition`) follows it
-    when it cuts the joint graph.
+    cannot be saved, or it would be in memory after all.  A ``WideRowPolicy`` (:mod:`gradc.passes.schedule.residual`) is
+    one of three ways: save it whole, recompute it in a loop of the backward (as FlashAttention does), or, before a
+    scalar loss, compute its gradients in the forward's loop already (as fused linear cross entropies do).
+    :mod:`.decision` ranks them by shapes, and takes the first for which the programs' loops come out; the partition
+    (:mod:`gradc.passes.schedule.partition`) follows it when it cuts the joint graph.
 
 From a graph to a loop, in the order in which it happens
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 from ...ir.graph import Graph
 from ...ir.kernel import Program
 from ..schedule.partition import Partition
-from .policy import WideRowPolicy
+from ..schedule.residual import WideRowPolicy
 from .precompute_gradients import precompute_gradients
 from .sums_to_products import sums_to_products
-from .wide_products import Sizes, has_unblocked
+from .wide_products import Sizes, has_unblocked, is_recomputed
 
 
 def candidates(
@@ -26,7 +27,7 @@ def candidates(
 ) -> Iterator[Partition]:
     """A joint graph  ->  its partitions, one for each policy that its shapes allow, least work first.
 
-    :param partition: :func:`.partition` with all of its options but the policy's.
+    :param partition: :func:`.partition` with its other options.
     :param values: the joint graph's outputs that belong to the forward.
     :param dims: sizes at which bytes are counted.
     :param simplify: applied to the graph in which gradients are precomputed.
@@ -35,16 +36,17 @@ def candidates(
     :param precompute: the forward may make gradients.
     """
     if blocked:
-        graph, recomputing = joint, partition(joint, policy=WideRowPolicy.RECOMPUTE)
+        recompute = functools.partial(partition, blocked=functools.partial(is_recomputed, dims=dims))
+        graph, recomputing = joint, recompute(joint)
         if multiply_sums and (summed := sums_to_products(joint, recomputing.recomputed)) is not joint:
-            graph, recomputing = summed, partition(summed, policy=WideRowPolicy.RECOMPUTE)
+            graph, recomputing = summed, recompute(summed)
         scaled = precompute_gradients(graph, values, recomputing.recomputed, dims) if precompute else None
         if scaled is not None:
             scaled = simplify(scaled)
             names = scaled.output_names[len(joint.outputs) :]
-            yield partition(scaled, policy=WideRowPolicy.PRECOMPUTE_GRADIENT, precomputed=names)
+            yield recompute(scaled, precomputed=names)
         yield recomputing
-    yield partition(joint, policy=WideRowPolicy.SAVE)
+    yield partition(joint)
 
 
 def first_blocked(

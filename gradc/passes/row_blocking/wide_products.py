@@ -34,6 +34,12 @@ def is_wide_product(node: Node, ratio: int, dims: Sizes = None) -> bool:
     return contraction and is_wide(node.shape[-1], node.operands[0].shape[-1], ratio, dims)
 
 
+def is_recomputed(product: Node, dims: Sizes) -> bool:
+    """Whether a node is a product with rows so wide that it is computed twice, in blocks, rather than saved."""
+    wide = is_wide_product(product, RECOMPUTED, dims)
+    return wide and evaluate(product.type.nbytes, nominal(product.shape, dims)) >= MIN_BYTES
+
+
 def wide_products(program: Program, ratio: int, dims: Sizes) -> Iterator[str]:
     """The temps of a program that are products with rows that wide, and large."""
     for step in program.steps:

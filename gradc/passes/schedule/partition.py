@@ -28,9 +28,7 @@ from ...ir.op import Alias, Library, Movement, Reduction, Scan, Scatter
 from ...ir.walk import depends_on_inputs, reachable, topological
 from ..graph.replace_axis import mixes, moves, source
 from ..reductions.cost import nominal
-from ..row_blocking.policy import WideRowPolicy
-from ..row_blocking.wide_products import MIN_BYTES, RECOMPUTED, is_wide_product
-from .residual import PRECOMPUTED, Residual
+from .residual import PRECOMPUTED, Residual, WideRowPolicy
 from .schedule import written
 
 _FREE = 0
@@ -64,7 +62,7 @@ def partition(
     budget: int | float | None = None,
     dims: Mapping[str, int] | None = None,
     borrow: bool = False,
-    policy: WideRowPolicy = WideRowPolicy.SAVE,
+    blocked: Callable[[Node], bool] = lambda product: False,
     precomputed: Sequence[str] = (),
     materialized: Callable[[Graph], set[Node]] = written,
 ) -> Partition:
@@ -77,7 +75,7 @@ def partition(
         (0.0) and what ``save`` keeps (1.0).
     :param dims: sizes at which bytes are counted; 1024 stands for the others, which a budget in bytes does not allow.
     :param borrow: an output may be kept itself; else what is kept of it is a copy.
-    :param policy: for products with wide rows; those of which nothing is precomputed are recomputed.
+    :param blocked: the products that loops compute block by block: they are recomputed, not saved.
     :param precomputed: the joint graph's outputs that the forward makes for the backward alone, and keeps.
     :param materialized: of a graph the values that it writes on this device: :func:`.written`.
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
@@ -112,7 +110,7 @@ def partition(
         given - borrowed.keys(),
         borrowed.keys() - set(joint.inputs),
         dims,
-        policy is not WideRowPolicy.SAVE,
+        blocked,
         {source(n.operands[0]) for n in joint.nodes if mixes(n)},
     )
     saved = _cut(joint, boundary, save, traffic, _operands_of_products(late))
@@ -157,7 +155,7 @@ class Traffic:
     :param given: of it what the caller is given, who may change it: what is kept is a copy.
     :param borrowed: of it what the caller is given, and does not change before the backward.
     :param dims: sizes at which bytes are counted.
-    :param blocked: products with wide rows are never more than a block, and are recomputed,
+    :param blocked: products that are never more than a block, and are recomputed,
     :param mixed: but for these values, of which elements of several rows are read together.
     """
 
@@ -165,7 +163,7 @@ class Traffic:
     given: Collection[Node]
     borrowed: Collection[Node]
     dims: Mapping[str, int] | None
-    blocked: bool = False
+    blocked: Callable[[Node], bool] = lambda product: False
     mixed: Collection[Node] = ()
 
     def once(self, node: Node) -> bool:
@@ -177,10 +175,8 @@ class Traffic:
         return _always_kept(node) and not self.is_recomputed(node)
 
     def is_recomputed(self, node: Node) -> bool:
-        """Whether a value is a product with rows that are wide enough to compute it again, block by block."""
-        if not self.blocked or node in self.mixed or node in self.given:
-            return False
-        return is_wide_product(node, RECOMPUTED, self.dims) and bytes_of(node, self.dims) >= MIN_BYTES
+        """Whether a value is a product that the backward computes again, block by block."""
+        return node not in self.mixed and node not in self.given and self.blocked(node)
 
     def size(self, node: Node) -> int:
         """Bytes of memory to keep a value that is no input."""
