@@ -17,7 +17,7 @@ imported before one is compiled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from .analysis.strategies import ON_GPU, ON_HOST
 from .autodiff import differentiate, joint_names
@@ -33,7 +33,6 @@ from .module.saved import parts_of
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
-from .passes.graph.merge_rows import merge_rows
 from .passes.graph.minimal_filtering import minimal_filtering
 from .passes.graph.propagate_reshapes import propagate_reshapes
 from .passes.graph.push_gathers import push_gathers
@@ -44,7 +43,6 @@ from .passes.graph.sink_dequant import sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
-from .passes.program.block_rows import block_rows, uncut
 from .passes.program.choose_reduction import choose_reduction
 from .passes.program.coalesce import coalesce, gather_vectors
 from .passes.program.columns_to_rows import columns_to_rows
@@ -57,9 +55,11 @@ from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.store_places import store_places
 from .passes.program.unroll_columns import unroll_columns
 from .passes.program.unroll_scatters import unroll_scatters
-from .passes.schedule.ahead import gradients_ahead, sums_by_products
-from .passes.schedule.partition import WIDE, Partition, Written, partition
-from .passes.schedule.schedule import schedule
+from .passes.row_blocking.block_rows import block_rows
+from .passes.row_blocking.decision import candidates, first_blocked
+from .passes.row_blocking.merge_rows import merge_rows
+from .passes.schedule.partition import Partition, partition
+from .passes.schedule.schedule import schedule, written
 from .runtime.cache import default_cache, pack
 from .runtime.cuda.programs import CudaSource
 from .runtime.host.toolchain import compile_libraries
@@ -98,46 +98,25 @@ def run_passes(
     """Every pass, in order."""
     pipeline = Pipeline(sizes=options.dims or {})
     joint = lower(graph, wrt, options, target, pipeline)
-    lowered = pipeline.stages
-    written_by: Written = {}
-    attempts = ["ahead", "again", "kept"] if _cuts_rows(options, target) else ["kept"]
-    while attempts:
-        # stages of an attempt that is given up are no stages of the module
-        pipeline = Pipeline([*lowered], options.dims or {})
-        wide = attempts.pop(0)
-        parts, programs = _scheduled(graph, joint, wrt, options, target, pipeline, wide, written_by)
-        whole = any(uncut(program, WIDE, _hints(options)) for program in programs.values())
-        if not (whole and (parts.again or parts.ahead)):
-            break  # else what is computed again, or ahead, would be as large as what is kept
-        if wide == "ahead" and not parts.ahead:
-            attempts.remove("again")  # nothing was ahead, so that was this attempt
+    lowered = len(pipeline.stages)
+
+    def programs_of(parts: Partition) -> dict[str, Program]:
+        del pipeline.stages[lowered:]  # those of a partition that was given up are no stages of the module
+        if wrt:
+            pipeline.split(joint, parts.forward, parts.backward)
+        pipeline.start("forward.partition", parts.forward)
+        programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
+        if wrt:
+            pipeline.start("backward.partition", parts.backward)
+            programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
+        return programs
+
+    parts, programs = first_blocked(cut(graph, joint, wrt, options, target), programs_of, _hints(options))
     _check_forced(programs.values(), options.reductions or {})
     return pipeline, parts, programs
 
 
-def _scheduled(
-    graph: Graph,
-    joint: Graph,
-    wrt: Sequence[str],
-    options: Options,
-    target: str,
-    pipeline: Pipeline,
-    wide: str,
-    written_by: Written,
-) -> tuple[Partition, dict[str, Program]]:
-    """The optimised graph, cut in two, as programs.  :param wide, written_by: as :func:`cut` takes them."""
-    parts = cut(graph, joint, wrt, options, target, wide, written_by)
-    if wrt:
-        pipeline.split(joint, parts.forward, parts.backward)
-    pipeline.start("forward.partition", parts.forward)
-    programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
-    if wrt:
-        pipeline.start("backward.partition", parts.backward)
-        programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
-    return parts, programs
-
-
-def _cuts_rows(options: Options, target: str) -> bool:
+def _blocks_rows(options: Options, target: str) -> bool:
     """Whether loops over blocks of rows are made."""
     return target == "cpu" and options.fuse and options.numerics != "strict"
 
@@ -172,46 +151,29 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipel
     return optimise(_joint(graph, wrt, options, pipeline) if wrt else graph, options, target, pipeline)
 
 
-def cut(
-    graph: Graph,
-    joint: Graph,
-    wrt: Sequence[str],
-    options: Options,
-    target: str,
-    wide: str,
-    written_by: Written | None = None,
-) -> Partition:
-    """Optimised graph -> forward with residuals and backward.
-
-    :param wide: products with wide rows, which a loop computes block by block, are ``"kept"`` nevertheless; computed
-        ``"again"`` in the backward; or what is made of them is computed ``"ahead"`` in the forward, where it can be.
-    """
+def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target: str) -> Iterator[Partition]:
+    """Optimised graph -> its partitions in a forward with residuals and a backward, the best one first."""
     if not wrt:
-        return Partition(joint, joint, ())
-    parted = functools.partial(
-        partition,
+        return iter([Partition(joint, joint, ())])
+    dims, materialized = _hints(options), functools.partial(written, fuse=options.fuse, device=_device(options, target))
+    return candidates(
+        joint,
+        functools.partial(
+            partition,
+            values=graph.output_names,
+            save=options.save,
+            budget=options.memory_budget,
+            dims=dims,
+            borrow=options.residuals == "borrow",
+            materialized=functools.cache(materialized),
+        ),
         values=graph.output_names,
-        save=options.save,
-        budget=options.memory_budget,
-        dims=_hints(options),
-        borrow=options.residuals == "borrow",
-        fuse=options.fuse,
-        device=_device(options, target),
-        blocks=wide != "kept",
-        written_by=written_by,
+        dims=dims,
+        simplify=functools.partial(_tidy, numerics=options.numerics, target=target),
+        blocked=_blocks_rows(options, target),
+        multiply_sums=(options.reductions or {}).keys() <= {"*"},  # else one of these sums may be named
+        precompute=options.save == "min-cut" and options.memory_budget is None,
     )
-    parts = parted(joint)
-    if parts.again and (options.reductions or {}).keys() <= {"*"}:  # else one of these sums may be named
-        summed = sums_by_products(joint, parts.again)
-        if summed is not joint:
-            joint, parts = summed, parted(summed)
-    if wide != "ahead" or options.save != "min-cut" or options.memory_budget is not None:
-        return parts
-    made = gradients_ahead(joint, graph.output_names, parts.again, _hints(options))
-    if made is None:
-        return parts
-    made = fold(simplify(made, numerics=options.numerics, round_operands=multiplied_as_they_are(target)))
-    return parted(made, ahead=made.output_names[len(joint.outputs) :])
 
 
 def multiplied_as_they_are(target: str) -> tuple[DType, ...]:
@@ -252,9 +214,12 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
-    return pipeline.keep(
-        "tidy", graph, lambda: fold(simplify(graph, numerics=numerics, round_operands=round_operands)), "REAL"
-    )
+    return pipeline.keep("tidy", graph, lambda: _tidy(graph, numerics, target), "REAL")
+
+
+def _tidy(graph: Graph, numerics: str, target: str) -> Graph:
+    """simplify and fold, after passes that made more of it to do."""
+    return fold(simplify(graph, numerics=numerics, round_operands=multiplied_as_they_are(target)))
 
 
 def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, name: str) -> Program:
@@ -289,7 +254,7 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     )
     if target == "cpu" and options.fuse:
         program = run(read_in_place, program)
-    if _cuts_rows(options, target):
+    if _blocks_rows(options, target):
         program = run(block_rows, program, dims=_hints(options))
     program = run(order_steps, program, dims=_hints(options))
     return run(plan_buffers, program)  # type: ignore[no-any-return]

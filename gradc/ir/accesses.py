@@ -141,7 +141,7 @@ def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Ope
     the axis).
     """
     sizes = dict((*call.axes, *(part for _, own in call.parts for part in own)))
-    for operand in (*call.operands, call.out):
+    for operand in call.accesses:
         run = {v for i in operand.index for v, _ in i.terms} if operand is call.out else set(sizes)
         with assuming(
             [Assumption(sizes[v], ">=", 1) for v in run if not isinstance(sizes[v], int)]

@@ -169,6 +169,11 @@ class Kernel:
         """The order in which the rows are visited."""
         return ROW_ORDERS.get(self.strategies.get(self.order, ""), "")
 
+    @property
+    def accesses(self) -> list[Stmt]:
+        """The statements that access a buffer."""
+        return [s for s in self.body if s.buffer]
+
     @cached_property
     def buffers(self) -> tuple[str, ...]:
         """The buffers, in order of first appearance."""
@@ -349,6 +354,11 @@ class Call:
             yield from (arg, arg.scale) if arg.scale else (arg,)
 
     @property
+    def accesses(self) -> list[Operand]:
+        """The operands, and the result."""
+        return [*self.operands, self.out]
+
+    @property
     def writes(self) -> tuple[str, ...]:
         return (self.out.buffer,)
 
@@ -478,6 +488,16 @@ class Loop:
     def _outside(self, names: Iterator[str]) -> tuple[str, ...]:
         own = {b.name for b in self.blocks}
         return tuple(dict.fromkeys(name for name in names if name not in own))
+
+    @property
+    def parallel(self) -> tuple[Axis, ...]:
+        """The outer axes whose positions are independent of each other."""
+        return tuple(axis for axis in self.over if axis[0] not in self.sequential)
+
+    @property
+    def reduces_rows(self) -> bool:
+        """Whether blocks of rows add to one result, one after another; else they are independent of each other."""
+        return any(isinstance(step, Call) and step.add for step in self.steps)
 
     @property
     def sizes(self) -> tuple[Size, ...]:

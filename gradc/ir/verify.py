@@ -337,7 +337,7 @@ def _verify_loop(loop: Loop, program: Program) -> None:
     _demand(sequential <= {name for name, _ in loop.over}, "sequential names no axis that it goes over", line, "seq")
     made: dict[str, set[object]] = {}
     for step in loop.steps:
-        for access in _accesses(step):
+        for access in step.accesses:
             if access.buffer in own:
                 continue
             part = _own_part(access, loop, step)
@@ -355,7 +355,7 @@ def _verify_loop(loop: Loop, program: Program) -> None:
                 )
                 made.setdefault(program.root(access.buffer), set()).add((access.buffer, part, adds))
     for step in loop.steps:
-        for access in _accesses(step):
+        for access in step.accesses:
             root = program.root(access.buffer)
             if root in made and access.buffer not in own:
                 part = _own_part(access, loop, step)
@@ -365,10 +365,6 @@ def _verify_loop(loop: Loop, program: Program) -> None:
                     str(step).partition("\n")[0],
                     step.name,
                 )
-
-
-def _accesses(step: Kernel | Call) -> list[Stmt | Operand]:
-    return [s for s in step.body if s.buffer] if isinstance(step, Kernel) else [*step.operands, step.out]
 
 
 def _own_part(access: Stmt | Operand, loop: Loop, step: Kernel | Call) -> tuple[tuple[int, str] | None, ...]:
@@ -463,7 +459,7 @@ class _CallCheck(_StepCheck):
             self.wrong(f"{call.op} of {len(call.args)} operands is no library call", call.op)
         known = self.axes((*call.axes, *(part for _, own in call.parts for part in own)))
         self.parted(call, op)
-        for operand in (*call.operands, call.out):
+        for operand in call.accesses:
             self.access(operand, known)
         if op.contraction:
             self.contracted(call)

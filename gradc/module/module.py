@@ -445,7 +445,7 @@ class Module(Shared):
         is no compiler where the module was loaded).
         """
         made: Module | None = None
-        if any(r.ahead for r in self.residuals):
+        if any(r.precomputed for r in self.residuals):
             with contextlib.suppress(GradcError):
                 made = self.recipe.value()
         if made is not None:
@@ -499,7 +499,7 @@ class Module(Shared):
 
         :param inputs: arrays by name, for inputs that are not given as keywords (one may be called ``out``).
 
-        Where :attr:`forward` makes gradients ahead, it is computed without them, by a module that is compiled at the
+        Where :attr:`forward` precomputes gradients, it is computed without them, by a module that is compiled at the
         first such call.
         """
         flat = self.flat(inputs, more, extra, out=out, stream=stream, dims=dims)

@@ -391,9 +391,9 @@ MUTANTS = (
     ),
     Mutant(
         "loop.causal-offset",
-        "gradc/passes/program/column_bounds.py",
-        'return at.const - column.const + (s.op in ("le", "ge"))',
-        "return at.const - column.const",
+        "gradc/ir/affine.py",
+        'b + int(s.op in ("le", "ge"))',
+        "b",
         "off by one: the column on the diagonal of a causal mask is left out",
         ("test_loops", "test_block_rows"),
     ),
@@ -431,8 +431,8 @@ MUTANTS = (
     ),
     Mutant(
         "columns.diagonal",
-        "gradc/codegen/cpu/interior.py",
-        """(s.op in ("le", "ge"))""",
+        "gradc/ir/affine.py",
+        'int(s.op in ("le", "ge"))',
         "1",
         "a column on the diagonal takes the loop without tests",
         ("test_cpu_interior",),

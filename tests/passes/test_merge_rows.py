@@ -8,8 +8,8 @@ import pytest
 import gradc
 from gradc import interp, ops
 from gradc.ir.dims import evaluate, product
-from gradc.passes.graph.merge_rows import merge_rows
 from gradc.passes.graph.push_slices import push_slices
+from gradc.passes.row_blocking.merge_rows import merge_rows
 from gradc.runtime.host import pool
 
 torch = pytest.importorskip("torch")

@@ -29,7 +29,7 @@ from gradc.targets.devices import CPU
 
 
 def halves(graph: Graph, wrt: list[str]) -> list[Graph]:
-    parts = cut(graph, lower(graph, wrt, Options(), "cpu", Pipeline()), wrt, Options(), "cpu", False)
+    parts = next(cut(graph, lower(graph, wrt, Options(), "cpu", Pipeline()), wrt, Options(), "cpu"))
     return [parts.forward, parts.backward]
 
 

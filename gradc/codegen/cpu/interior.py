@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...ir.affine import less_than
 from ...ir.dims import ceildiv
 from ...ir.kernel import Kernel
 from ...ir.ranges import KernelRanges, Range
 from ...ir.statement import Index, Stmt
 from ...ir.types import BOOL, Type
-from ...passes.program.column_bounds import place
 from ..expr import variable
 from ..index import index
 
@@ -73,14 +73,12 @@ def _before_diagonal(kernel: Kernel, body: Sequence[Stmt], column: str) -> tuple
 
 def _last_column(kernel: Kernel, s: Stmt, column: str) -> Index | None:
     """The column behind the last one at which such a test is true; None if it is another statement."""
-    if s.op not in ("le", "lt", "ge", "gt"):
+    compared = less_than(kernel, s)
+    if compared is None or compared[0].terms != ((column, 1),):
         return None
-    below, above = (place(kernel, v) for v in (s.args if s.op in ("le", "lt") else reversed(s.args)))
-    if below is None or above is None or below.terms != ((column, 1),):
-        return None
-    if not {v for v, _ in above.terms} <= {axis for axis, _ in kernel.rows}:
-        return None
-    return above + (below.const * -1 + (s.op in ("le", "ge")))
+    place, bound = compared
+    of_row = {v for v, _ in bound.terms} <= {axis for axis, _ in kernel.rows}
+    return bound + place.const * -1 if of_row else None
 
 
 def _along(kernel: Kernel, s: Stmt, column: str) -> bool:

@@ -237,9 +237,9 @@ class _Steps:
         names = tuple(f"loop_{number}_{i}" for i in range(len(cases)))
         self.functions += zip(names, cases, strict=True)
         axes = {name: LoopAxisText(symbols[name], inner.over(size)) for name, size in loop.over}
-        over = tuple(axis for name, axis in axes.items() if name not in loop.sequential)
+        over = tuple(axes[name] for name, _ in loop.parallel)
         rows, by = inner.over(loop.rows[1]), inner.over(loop.by)
-        each_block = not any(isinstance(item, Call) and item.add for item in loop.steps) and bool(over)
+        each_block = bool(over) and not loop.reduces_rows
         blocks = [f"gradc_max(gradc_chunks({rows}, {by}), 1)"] if each_block else []
         slots: dict[int, list[str]] = {}
         for i, b in enumerate(loop.blocks):

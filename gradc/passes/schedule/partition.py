@@ -5,7 +5,7 @@ and reductions are never computed twice).  What the forward writes anyway, and a
 costs a write and a read.  The cut that moves the fewest bytes is what is saved; of several, one from which what the
 products of the backward read, which has to be in memory, is not computed again.
 
-A product with rows so wide that loops compute them block by block (:mod:`gradc.passes.program.block_rows`) is in memory
+A product with rows so wide that loops compute them block by block (:mod:`gradc.passes.row_blocking`) is in memory
 neither in the forward nor in the backward, and never saved.
 
 A memory budget bounds these bytes.  Where they exceed it, saved values are computed again after all, reductions among
@@ -26,34 +26,31 @@ from ...ir.lexer import LONGEST_NAME, suffixed
 from ...ir.node import Node, Note
 from ...ir.op import Alias, Library, Movement, Reduction, Scan, Scatter
 from ...ir.walk import depends_on_inputs, reachable, topological
-from ...targets.devices import CPU, Device
 from ..graph.replace_axis import mixes, moves, source
-from ..program.block_rows import LEAST
-from .residual import AHEAD, Residual
+from .residual import PRECOMPUTED, Residual, WideRowPolicy
 from .schedule import written
 
 _FREE = 0
-Written = dict[Graph, set[Node]]
-"""For each graph what :func:`written` says."""
-WIDE = 8
-"""A product's rows have as many times the elements of what they are products of where it is computed again."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """:param forward: outputs, then residuals ``r.NAME``.  :param backward: inputs are residuals and cotangents.
-    :param again: the matrix products of the forward that the backward computes again.
+    """:param forward: outputs, then residuals ``r.NAME``.
+    :param backward: inputs are residuals and cotangents.
+    :param recomputed: the matrix products of the forward that the backward computes again.
     """
 
     forward: Graph
     backward: Graph
     residuals: tuple[Residual, ...]
-    again: frozenset[Node] = frozenset()
+    recomputed: frozenset[Node] = frozenset()
 
     @property
-    def ahead(self) -> bool:
-        """Whether gradients are made in the forward."""
-        return any(r.ahead for r in self.residuals)
+    def policy(self) -> WideRowPolicy:
+        """What was done about products with wide rows: ``SAVE`` also where there are none."""
+        if any(r.precomputed for r in self.residuals):
+            return WideRowPolicy.PRECOMPUTE_GRADIENT
+        return WideRowPolicy.RECOMPUTE if self.recomputed else WideRowPolicy.SAVE
 
 
 def partition(
@@ -64,11 +61,9 @@ def partition(
     budget: int | float | None = None,
     dims: Mapping[str, int] | None = None,
     borrow: bool = False,
-    fuse: bool = True,
-    device: Device = CPU,
-    blocks: bool = False,
-    ahead: Sequence[str] = (),
-    written_by: Written | None = None,
+    blocked: Callable[[Node], bool] = lambda product: False,
+    precomputed: Sequence[str] = (),
+    materialized: Callable[[Graph], set[Node]] = written,
 ) -> Partition:
     """joint  ->  forward + residuals and backward
 
@@ -79,17 +74,16 @@ def partition(
         (0.0) and what ``save`` keeps (1.0).
     :param dims: sizes at which bytes are counted; 1024 stands for the others, which a budget in bytes does not allow.
     :param borrow: an output may be kept itself; else what is kept of it is a copy.
-    :param fuse, device: as :func:`.schedule` takes them, which decides what the forward writes.
-    :param blocks: products with wide rows are computed again.
-    :param ahead: the joint graph's outputs that the forward makes for the backward alone, and keeps.
-    :param written_by: what graphs write on this device, as far as it is known; this one's is added.
+    :param blocked: the products that loops compute block by block: they are recomputed, not saved.
+    :param precomputed: the joint graph's outputs that the forward makes for the backward alone, and keeps.
+    :param materialized: of a graph the values that it writes on this device: :func:`.written`.
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
         there are not.
     """
     floats = sum(joint.output(name).dtype.is_float for name in values)
     cotangents = set(joint.inputs[len(joint.inputs) - floats :])  # differentiate puts them last
-    made_ahead = {joint.output(name) for name in ahead}
-    early = set(topological([*(joint.output(name) for name in values), *made_ahead]))
+    made_early = {joint.output(name) for name in precomputed}
+    early = set(topological([*(joint.output(name) for name in values), *made_early]))
     # late: depends on a cotangent, or serves the gradients alone (a forward without a backward does not pay for it)
     late: set[Node] = set(cotangents)
     for node in joint.nodes:
@@ -97,7 +91,7 @@ def partition(
             node not in early and node.op.name != "input" and depends_on_inputs(node)
         ):
             late.add(node)
-    gradients = [(name, node) for name, node in joint.outputs if name not in values and name not in ahead]
+    gradients = [(name, node) for name, node in joint.outputs if name not in values and name not in precomputed]
     needed = set(topological(node for _, node in gradients))
     boundary = {o for n in needed if n in late for o in n.operands if o not in late and o in needed}
     boundary |= {n for _, n in gradients if n not in late}
@@ -109,16 +103,13 @@ def partition(
     )
     borrowed = {node: name for name, node in reversed(forward.outputs)} if borrow else {}
     given = set(reachable((n for _, n in forward.outputs), lambda n: n.operands if _is_alias(n) else ()))
-    computed = replace(forward, outputs=tuple((name, joint.output(name)) for name in (*values, *ahead)))
-    known = {} if written_by is None else written_by
-    if computed not in known:
-        known[computed] = written(computed, fuse=fuse, device=device)
+    computed = replace(forward, outputs=tuple((name, joint.output(name)) for name in (*values, *precomputed)))
     traffic = Traffic(
-        known[computed],
+        materialized(computed),
         given - borrowed.keys(),
         borrowed.keys() - set(joint.inputs),
         dims,
-        blocks,
+        blocked,
         {source(n.operands[0]) for n in joint.nodes if mixes(n)},
     )
     saved = _cut(joint, boundary, save, traffic, _operands_of_products(late))
@@ -131,13 +122,13 @@ def partition(
             residuals[node] = Residual(joint.input_name(node), node, "input")
             continue
         output = borrowed.get(node, "")
-        why = AHEAD if node in made_ahead else "output" if output else _why(node, traffic.written)
+        why = PRECOMPUTED if node in made_early else "output" if output else _why(node, traffic.written)
         residuals[node] = Residual(_name(node, joint, names), node, why, output)
     own = [(r.name, r.node) for r in residuals.values() if not r.borrowed]
     forward = replace(forward, outputs=(*forward.outputs, *own))
     backward = _backward(joint, gradients, residuals, cotangents)
     behind = reachable(boundary, lambda n: () if n in saved else n.operands)
-    products = frozenset(n for n in behind if n not in saved and traffic.in_blocks(n))
+    products = frozenset(n for n in behind if n not in saved and traffic.is_recomputed(n))
     return Partition(forward, backward, tuple(residuals.values()), products)
 
 
@@ -163,7 +154,7 @@ class Traffic:
     :param given: of it what the caller is given, who may change it: what is kept is a copy.
     :param borrowed: of it what the caller is given, and does not change before the backward.
     :param dims: sizes at which bytes are counted.
-    :param blocks: products with wide rows are never more than a block,
+    :param blocked: products that are never more than a block, and are recomputed,
     :param mixed: but for these values, of which elements of several rows are read together.
     """
 
@@ -171,25 +162,20 @@ class Traffic:
     given: Collection[Node]
     borrowed: Collection[Node]
     dims: Mapping[str, int] | None
-    blocks: bool = False
+    blocked: Callable[[Node], bool] = lambda product: False
     mixed: Collection[Node] = ()
 
     def once(self, node: Node) -> bool:
         """Whether a value is not computed twice."""
-        return _never_twice(node) and not self.in_blocks(node)
+        return _never_twice(node) and not self.is_recomputed(node)
 
     def always_kept(self, node: Node) -> bool:
         """Whether not even a budget lets a value be computed twice."""
-        return _always_kept(node) and not self.in_blocks(node)
+        return _always_kept(node) and not self.is_recomputed(node)
 
-    def in_blocks(self, node: Node) -> bool:
-        """Whether a value is a product with rows that are wide enough to compute it again, block by block."""
-        if not self.blocks or not isinstance(node.op, Library) or not node.op.contraction or node in self.mixed:
-            return False
-        inner = node.operands[0].shape[-1]
-        bound = nominal([*node.shape, inner], self.dims)
-        wide = evaluate(node.shape[-1], bound) >= WIDE * evaluate(inner, bound)
-        return wide and bytes_of(node, self.dims) >= LEAST and node not in self.given
+    def is_recomputed(self, node: Node) -> bool:
+        """Whether a value is a product that the backward computes again, block by block."""
+        return node not in self.mixed and node not in self.given and self.blocked(node)
 
     def size(self, node: Node) -> int:
         """Bytes of memory to keep a value that is no input."""
@@ -271,7 +257,7 @@ def _cut(
         name = joint.notes[node].name if node in joint.notes else ""
         if name and name in names:
             return _FREE
-        if traffic.in_blocks(node):
+        if traffic.is_recomputed(node):
             return None
         if save == "none" and node.op.name != "input" and not (traffic.once(node) or traffic.once(_unmixed(node))):
             return None
@@ -281,10 +267,10 @@ def _cut(
                 return None
         return traffic.cost(node, readers.get(node, ()) if node not in boundary else ())
 
-    def again(node: Node) -> int:
+    def recompute_bytes(node: Node) -> int:
         return 2 * bytes_of(node, traffic.dims) if node in whole else 0
 
-    return _minimum(joint, boundary, cost, traffic.once, traffic.size, again)
+    return _minimum(joint, boundary, cost, traffic.once, traffic.size, recompute_bytes)
 
 
 def _unmixed(node: Node) -> Node:
@@ -323,14 +309,14 @@ def _minimum(
     cost: Callable[[Node], int | None],
     once: Callable[[Node], bool],
     size: Callable[[Node], int],
-    again: Callable[[Node], int] = lambda node: 0,
+    recompute_bytes: Callable[[Node], int] = lambda node: 0,
 ) -> set[Node]:
     """The cheapest values from which, with inputs, the boundary can be computed; what is computed ``once`` is not
     computed from others.
 
     :param cost: of keeping a node; None: it is not kept.
     :param size: the bytes of a node; of cuts of one cost, that of fewest bytes beyond the inputs.
-    :param again: the bytes moved where a node is computed again, which count as much as those.
+    :param recompute_bytes: moved where a node is recomputed, which count as much as those.
     """
     import networkx as nx  # a tenth of a second, and nothing that comes from the cache is cut
 
@@ -341,7 +327,7 @@ def _minimum(
     # in lexicographic order: cost, bytes, and few nodes, no inputs (where an output is borrowed), moved ones (nothing
     # moves them again) and early ones, so that the cut can be repeated
     byte = 1 + 4 * len(nodes) ** 2
-    unit = byte * (1 + sum(map(size, nodes)) + sum(map(again, nodes)))
+    unit = byte * (1 + sum(map(size, nodes)) + sum(map(recompute_bytes, nodes)))
     for order, node in enumerate(nodes):
         inside, outside = ("in", node), ("out", node)
         is_input = node.op.name == "input"
@@ -352,8 +338,8 @@ def _minimum(
             network.add_edge(inside, outside, capacity=price * unit + (0 if is_input else size(node)) * byte + rank)
         if is_input or once(node):
             network.add_edge("S", inside)
-        elif again(node):
-            network.add_edge("S", inside, capacity=again(node) * byte)
+        elif recompute_bytes(node):
+            network.add_edge("S", inside, capacity=recompute_bytes(node) * byte)
         for operand in node.operands:
             if depends_on_inputs(operand):
                 network.add_edge(("out", operand), inside)
@@ -369,8 +355,8 @@ def _minimum(
 
 
 @dataclass(frozen=True)
-class _Again:
-    """A saved value, computed again instead.
+class _Rematerialized:
+    """A saved value that is recomputed instead.
 
     :param computed: what is computed with it.
     :param read: the saved values and inputs it is made from.
@@ -416,7 +402,7 @@ def _fewest(joint: Graph, boundary: set[Node], size: Mapping[Node, int], traffic
     """What has the fewest bytes beyond the inputs."""
 
     def cost(node: Node) -> int | None:
-        return _FREE if node.op.name == "input" else None if traffic.in_blocks(node) else size[node]
+        return _FREE if node.op.name == "input" else None if traffic.is_recomputed(node) else size[node]
 
     return _minimum(joint, boundary, cost, traffic.always_kept, size.__getitem__)
 
@@ -437,16 +423,16 @@ def _drop(
     """
     order = {node: i for i, node in enumerate(joint.nodes)}
     left, total = set(saved), _total(saved, size)
-    known: dict[Node, _Again] = {}
+    known: dict[Node, _Rematerialized] = {}
     dropped: list[Node] = []
     while total > budget:
         best, most = None, 0.0
         for node in sorted(
             (n for n in left if size[n] and n.op.name != "input" and not always_kept(n)), key=order.__getitem__
         ):
-            again = known[node] = known.get(node) or _again(node, left, always_kept)
-            given_back = size[node] - sum(size[n] for n in again.kept)
-            worth = given_back / max(sum(_work(n, size) for n in again.computed), 1)
+            instead = known[node] = known.get(node) or _rematerialized(node, left, always_kept)
+            given_back = size[node] - sum(size[n] for n in instead.kept)
+            worth = given_back / max(sum(_work(n, size) for n in instead.computed), 1)
             if worth > most:
                 best, most = node, worth
         if best is None:
@@ -464,7 +450,9 @@ def _drop(
     return left
 
 
-def _again(node: Node, saved: Collection[Node], always_kept: Callable[[Node], bool]) -> _Again:
+def _rematerialized(node: Node, saved: Collection[Node], always_kept: Callable[[Node], bool]) -> _Rematerialized:
+    """The node, computed from what else is saved, from inputs, and from what is always kept."""
+
     def held(n: Node) -> bool:
         return n in saved or n.op.name == "input"
 
@@ -477,7 +465,7 @@ def _again(node: Node, saved: Collection[Node], always_kept: Callable[[Node], bo
     behind = frozenset(reachable([node], sources))
     computed = frozenset(n for n in behind if computes(n))
     read = frozenset(n for n in behind - computed if held(n))
-    return _Again(computed, read, behind - computed - read)
+    return _Rematerialized(computed, read, behind - computed - read)
 
 
 def _work(node: Node, size: Mapping[Node, int]) -> int:

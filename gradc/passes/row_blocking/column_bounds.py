@@ -10,20 +10,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir.dims import Dim, Size, known_nonnegative, maximum, same
+from ...ir.affine import less_than
+from ...ir.dims import Size, known_nonnegative, maximum, same
 from ...ir.kernel import Call, Kernel
-from ...ir.statement import REDUCTIONS, Index, Stmt
-from ...ir.types import I64
-
-_FAR = 1 << 40
-"""Numbers below are far from 2^63, with sizes too."""
+from ...ir.statement import REDUCTIONS, Stmt
 
 Known = float | bool | None
 """A value in a hidden column, as far as it is known: equal over the reals, so that 0 times anything is 0."""
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnBounds:
     """How the steps of a loop go over columns.
 
     :param size: how many there are.
@@ -43,43 +40,46 @@ class Columns:
 
 def column_bounds(
     steps: Sequence[Kernel | Call], rows: Sequence[str], blocks: Mapping[str, int], columns: Size
-) -> Columns | None:
-    """The columns that rows need, if some are known not to be needed.
+) -> ColumnBounds | None:
+    """Steps of a loop  ->  the columns that their rows need; None if no row is known to need less than all.
 
-    :param steps: of a loop, in order, before they are cut.  :param rows: the axis of each that is cut.
+    :param steps: in order, before they are tiled.
+    :param rows: the axis of each of which the loop has a block.
     :param blocks: the buffers of a block, and how many axes of each come before its columns.
     :param columns: how many columns they have.
     """
-    for offset in dict.fromkeys(
-        offset
-        for step, row in zip(steps, rows, strict=True)
-        if isinstance(step, Kernel)
-        for offset in _offsets(step, row)
-    ):
-        zero: set[str] = set()  # blocks whose hidden columns are 0
-        axes: list[str | None] = []
-        for step, row in zip(steps, rows, strict=True):
-            axis = _axis(step, blocks, columns)
-            if axis == "":
-                break
-            if axis is not None:
-                holds = (
-                    _Hidden(step, row, axis, offset, blocks, zero).holds()
-                    if isinstance(step, Kernel)
-                    else _adds_nothing(step, axis, blocks, zero)
-                )
-                if not holds:
-                    break
-            axes.append(axis)
-        else:
-            return Columns(columns, offset, tuple(axes))
+    kernels = [(step, row) for step, row in zip(steps, rows, strict=True) if isinstance(step, Kernel)]
+    for offset in dict.fromkeys(offset for kernel, row in kernels for offset in _offsets(kernel, row)):
+        axes = _bounded_axes(steps, rows, blocks, columns, offset)
+        if axes is not None:
+            return ColumnBounds(columns, offset, axes)
     return None
+
+
+def _bounded_axes(
+    steps: Sequence[Kernel | Call], rows: Sequence[str], blocks: Mapping[str, int], columns: Size, offset: Size
+) -> tuple[str | None, ...] | None:
+    """For each step its axis of columns, where a row ``r`` needs those below ``r + offset`` only; else None."""
+    zero: set[str] = set()  # blocks whose hidden columns are 0
+    axes: list[str | None] = []
+    for step, row in zip(steps, rows, strict=True):
+        axis = _axis(step, blocks, columns)
+        if axis == "":
+            return None
+        if axis is not None and not (
+            _HiddenColumn(step, row, axis, offset, blocks, zero).changes_nothing()
+            if isinstance(step, Kernel)
+            else _adds_nothing(step, axis, blocks, zero)
+        ):
+            return None
+        axes.append(axis)
+    return tuple(axes)
 
 
 def _axis(step: Kernel | Call, blocks: Mapping[str, int], columns: Size) -> str | None:
     """The axis of a step that goes over the columns of blocks; None if it touches none, "" if it is not one axis."""
     found: set[str] = set()
-    for access in step.body if isinstance(step, Kernel) else (*step.operands, step.out):
+    for access in step.accesses:
         lead = blocks.get(access.buffer)
         if lead is not None:
             found.add(access.index[lead].variable or "" if len(access.index) == lead + 1 else "")
@@ -112,40 +112,18 @@ def _offsets(kernel: Kernel, row: str) -> Iterator[Size]:
 
 
 def _offset(kernel: Kernel, s: Stmt, row: str) -> Size | None:
-    if s.op not in ("le", "lt", "ge", "gt"):
+    """Of a mask ``column < row + offset`` the offset; None for another statement."""
+    compared = less_than(kernel, s)
+    if compared is None or len(kernel.cols) != 1:
         return None
-    below, above = s.args if s.op in ("le", "lt") else reversed(s.args)
-    column, at = place(kernel, below), place(kernel, above)
-    if column is None or at is None or len(kernel.cols) != 1:
+    column, bound = compared
+    if column.terms != ((kernel.cols[0][0], 1),) or bound.terms != ((row, 1),):
         return None
-    if column.terms != ((kernel.cols[0][0], 1),) or at.terms != ((row, 1),):
-        return None
-    return at.const - column.const + (s.op in ("le", "ge"))
+    return bound.const - column.const
 
 
-def place(kernel: Kernel, name: str) -> Index | None:
-    """The index that a value is, if it is one or the sum of one and sizes, and its numbers are such that the difference
-    of two of them does not overflow.
-    """
-    s = kernel.stmts[name]
-    found: Index | None = None
-    if s.op == "index":
-        found = s.index[0]
-    elif s.op == "size":
-        found = Index(s.attr("size"))
-    elif s.op == "const" and s.dtype is I64:
-        found = Index(s.attr("value"))
-    elif s.op in ("add", "sub") and s.dtype is I64:
-        a, b = (place(kernel, x) for x in s.args)
-        found = None if a is None or b is None else a + (b if s.op == "add" else b * -1)
-    if found is None:
-        return None
-    numbers = [c for _, c in found.const.terms] if isinstance(found.const, Dim) else [found.const]
-    return found if all(abs(c) < _FAR for c in numbers) else None
-
-
-class _Hidden:
-    """A kernel's statements in a hidden column."""
+class _HiddenColumn:
+    """A kernel's statements in a column that its mask hides from a row."""
 
     def __init__(
         self, kernel: Kernel, row: str, axis: str, offset: Size, blocks: Mapping[str, int], zero: set[str]
@@ -154,8 +132,8 @@ class _Hidden:
         self.blocks, self.zero = blocks, zero
         self.values: dict[str, Known] = {}
 
-    def holds(self) -> bool:
-        """Whether hidden columns change nothing; the blocks that are stored as 0 there join ``zero``."""
+    def changes_nothing(self) -> bool:
+        """Whether hidden columns change no result; the blocks that are stored as 0 there join ``zero``."""
         for s in self.kernel.body:
             if not self.statement(s):
                 return False

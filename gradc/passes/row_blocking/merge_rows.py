@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir.dims import Size, evaluate, nominal, product, same
+from ...ir.dims import Size, product, same
 from ...ir.graph import Graph, again
 from ...ir.node import Node, call
-from ...ir.op import Expr, Library, Lookup, Movement, Primitive, Reduction
+from ...ir.op import Expr, Lookup, Movement, Primitive, Reduction
 from ...ir.properties import Broadcasts, Gathers, GathersElements, Reshapes, Transposes, access
 from ...ops.axes import reshape_axes
 from ...ops.rules import canonical_axes, reshaped, spread, without
 from ..manager import graph_pass
+from .wide_products import BLOCKED, is_wide_product
 
-WIDER = 2
-"""A product's rows are wide if they have as many times the elements of what they are products of."""
 DEEPEST = 100
 NUMBERED = ("argmax", "argmin")
 """Reductions whose result is an element's row-major number in the reduced axes."""
@@ -84,7 +83,7 @@ class _MergedRows:
         new = self.rewritten(node, operands)
         made = again(node, operands) if new is None else new
         axes = (_axes(made, place) for place, o in enumerate(made.operands) if o in self.rows)
-        if _is_wide(made) or any(to and to[0] == 0 for to in axes):
+        if (made.rank == 2 and is_wide_product(made, BLOCKED)) or any(to and to[0] == 0 for to in axes):
             self.rows.add(made)
         return new
 
@@ -225,15 +224,6 @@ def _viewed(node: Node, at: tuple[int, ...], shape: tuple[Size, ...]) -> Node | 
     computed = isinstance(node.op, Primitive) and isinstance(node.op.lower, Expr | Movement | Lookup)
     before = (size for a, size in enumerate(node.shape[: at[-1] + 1]) if a not in at)
     return None if computed or any(size != 1 for size in before) else reshaped(node, shape)
-
-
-def _is_wide(node: Node) -> bool:
-    """Whether a value is a product of matrices with wide rows."""
-    if not isinstance(node.op, Library) or not node.op.contraction or node.rank != 2:
-        return False
-    wide, inner = node.shape[1], node.operands[0].shape[1]
-    bound = nominal([wide, inner])
-    return evaluate(wide, bound) >= WIDER * evaluate(inner, bound)
 
 
 def _split(node: Node) -> _Rows | None:

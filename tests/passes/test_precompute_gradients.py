@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import compiler, knobs, ops
-from gradc.passes.schedule import ahead
+from gradc import knobs, ops
+from gradc.compiler import Options, cut, lower
+from gradc.passes.manager import Pipeline
+from gradc.passes.row_blocking import decision, precompute_gradients
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -80,13 +82,13 @@ def _products(executable):
 @pytest.fixture
 def few_flops(monkeypatch):
     """As if a product of few columns took long: sizes that a test has time for."""
-    monkeypatch.setattr(ahead, "FLOPS_PER_BYTE", 0.25)
+    monkeypatch.setattr(precompute_gradients, "FLOPS_PER_BYTE", 0.25)
 
 
 @pytest.mark.parametrize("function", THEIRS, ids=lambda f: f.__name__)
 def test_values_and_gradients_are_torchs(function, few_flops):
     made, arrays = _compiled(function), _arrays()
-    assert any(r.ahead for r in made.residuals), made.residuals
+    assert any(r.precomputed for r in made.residuals), made.residuals
     assert not made.backward.program.loops and len(made.forward.program.loops) == 1
     loss, wanted = _wanted(function, made, arrays)
     y, residuals = made.forward(**arrays)
@@ -115,7 +117,7 @@ def test_logits_are_computed_once(few_flops):
     assert [step.op for step in _products(made.forward)] == ["matmul"] * 4  # logits, d.x, d.w, d.b
     assert not _products(made.backward)
     kept = [r for r in made.residuals if not r.borrowed]
-    assert sorted(r.name for r in kept) == ["r.d.b", "r.d.w", "r.d.x"] and all(r.ahead for r in kept)
+    assert sorted(r.name for r in kept) == ["r.d.b", "r.d.w", "r.d.x"] and all(r.precomputed for r in kept)
 
 
 def test_a_value_alone_does_not_pay_for_gradients(few_flops):
@@ -149,7 +151,7 @@ def test_a_saved_module_keeps_them(few_flops, tmp_path):
     made, arrays = _compiled(_linear), _arrays()
     made.save(tmp_path / "m.gradc")
     loaded = gradc.load_module(tmp_path / "m.gradc")
-    assert any(r.ahead for r in loaded.residuals)
+    assert any(r.precomputed for r in loaded.residuals)
     y, residuals = made.forward(**arrays)
     again, kept = loaded.forward(**arrays)
     assert y.tobytes() == again.tobytes() and loaded(**arrays).tobytes() == made(**arrays).tobytes()
@@ -189,7 +191,7 @@ NOT = {
 
 @pytest.mark.parametrize(("function", "types", "options"), NOT.values(), ids=NOT)
 def test_not_where(function, types, options, few_flops):
-    assert not any(r.ahead for r in _compiled(function, types, **options).residuals)
+    assert not any(r.precomputed for r in _compiled(function, types, **options).residuals)
 
 
 def _two_layers(x, w, b, t):
@@ -200,7 +202,7 @@ def _two_layers(x, w, b, t):
 def test_a_product_before_another_one_is_computed_again_instead(few_flops):
     """Else all of a network's backward would be made in its forward."""
     made = _compiled(_two_layers)
-    assert not any(r.ahead for r in made.residuals)
+    assert not any(r.precomputed for r in made.residuals)
 
 
 @pytest.mark.parametrize("inner", (192, 256))
@@ -208,30 +210,45 @@ def test_not_where_the_gradients_are_larger_than_logits(inner, few_flops):
     n, v = 128, 2100
     types = {"x": f"f32[{n},{inner}]", "w": f"f32[{v},{inner}]", "b": f"f32[{v}]", "t": f"i64[{n}]"}
     made = _compiled(_linear, types)
-    assert not any(r.ahead for r in made.residuals)
+    assert not any(r.precomputed for r in made.residuals)
     assert max(np.prod(r.node.shape) for r in made.residuals if not r.borrowed) < n * v  # no logits, nor made of them
     memory, logits = made.memory(), 4 * n * v
     assert memory.peak - memory.threads <= memory.gradients + 1.1 * logits
 
 
+@pytest.mark.parametrize(
+    ("function", "options", "expected"),
+    [
+        (_linear, {}, ["PRECOMPUTE_GRADIENT", "RECOMPUTE", "SAVE"]),
+        (_linear, {"save": "none"}, ["RECOMPUTE", "SAVE"]),
+        (_rows, {}, ["RECOMPUTE", "SAVE"]),
+        (_linear, {"numerics": "strict"}, ["SAVE"]),
+    ],
+)
+def test_policies_that_shapes_allow_least_work_first(function, options, expected, few_flops):
+    graph, wrt, given = gradc.trace(function, **SYMBOLIC), ["x", "w", "b"], Options(**options)
+    joint = lower(graph, wrt, given, "cpu", Pipeline())
+    assert [parts.policy.name for parts in cut(graph, joint, wrt, given, "cpu")] == expected
+
+
 def test_stages_are_those_of_the_attempt_that_was_taken(few_flops, monkeypatch):
-    """Where no loop comes of what was to be computed ahead or again, all is kept, and the stages say nothing else."""
-    monkeypatch.setattr(compiler, "uncut", lambda *_: True)
+    """Where no loop comes of what was to be precomputed or recomputed, all is saved, and no stage says else."""
+    monkeypatch.setattr(decision, "has_unblocked", lambda *_: True)
     with knobs.VERIFY.set("1"):  # the cache has the module that was not given up
         made = _compiled(_linear)
     names = made.stages.names()
     assert len(set(names)) == len(names)
-    assert not any(r.ahead for r in made.residuals)
+    assert not any(r.precomputed for r in made.residuals)
     assert {name for name in made.stages["forward.partition"].result.output_names if name.startswith("r.")} == {
         r.name for r in made.residuals if not r.borrowed
     }
 
 
 def test_an_output_may_have_any_name(few_flops):
-    made, arrays = _compiled(lambda **given: {"r.ahead.0": _linear(**given)}), _arrays()
+    made, arrays = _compiled(lambda **given: {"r.precomputed.0": _linear(**given)}), _arrays()
     plain = _compiled(_linear)
     (value, residuals), (wanted, theirs) = made.forward(**arrays), plain.forward(**arrays)
-    assert made.graph.output_names == ("r.ahead.0",) and value == wanted
+    assert made.graph.output_names == ("r.precomputed.0",) and value == wanted
     gradients, wanted = made.backward(residuals, np.float32(2)), plain.backward(theirs, np.float32(2))
     assert all(gradients[name].tobytes() == wanted[name].tobytes() for name in plain.wrt)
 

@@ -1,6 +1,6 @@
-"""ahead: gradients of a scalar that are made in the forward, while what they are made of is there.
+"""precompute_gradients: gradients of a scalar that are made in the forward, while what they are made of is there.
 
-A product with wide rows is in memory neither in the forward nor in the backward, which would compute it again: a third
+A product with wide rows is in memory neither in the forward nor in the backward, which would recompute it: a third
 more work for the logits before a loss.  But a gradient is linear in its cotangent, and that of a loss is one number.
 What is made of the product for a cotangent of 1 is as good a residual; the backward multiplies it.
 """
@@ -8,65 +8,44 @@ What is made of the product for a cotangent of 1 is as good a residual; the back
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from ...errors import TypeRuleError
 from ...ir.dims import evaluate, nominal
 from ...ir.graph import Graph, rebuild
-from ...ir.node import Node, Note, call
+from ...ir.node import Node, Note
 from ...ir.op import Library
-from ...ir.pattern import Var, match, op, splat
+from ...ir.pattern import splat
 from ...ir.types import BF16, F32, F64
 from ...ir.walk import topological
-from ...ops.rules import full, reshaped
+from ...ops.rules import full
 from ...targets.cpu import FLOPS_PER_BYTE
 from ..graph.replace_axis import moves
 from ..graph.scales import Scale
-from .partition import bytes_of
+from ..schedule.partition import bytes_of
+from .wide_products import Sizes
 
 MOVED = 3
-"""How often a gradient made ahead moves more than one that is not: it is written, read and written."""
+"""Times its bytes that a precomputed gradient moves more than another one: it is written, read and written."""
 WHOLE = 3
 """Values of a product's size that a backward without blocks has in memory: the log of a softmax, its cotangent, and the
-product's.  Gradients made ahead are there twice, what is kept and what is given; they take no more.  Larger ones would
+product's.  Precomputed gradients are there twice, what is kept and what is given; they take no more.  Larger ones would
 not be kept either, but what they are made of: [rows, wide], whole.
 """
-SUM = op("sum", Var("x"))
 WIDE_RANGE = (F32, F64, BF16)
+"""Dtypes in which a gradient for a cotangent of 1 is not too small, where a loss is scaled up lest it be."""
 
 
-def sums_by_products(joint: Graph, products: Collection[Node]) -> Graph:
-    """sum(x, axis=0)  ->  ones[1, N] @ x, where x is made of a product that is computed block by block, and has its
-    rows: a product can add up over the rows of each block.  Licence REAL: the order of the sum.
-    """
-    shapes = {n.shape for n in products if n.rank == 2}
-    made = set(products)
-    for node in joint.nodes:
-        if any(o in made for o in node.operands):
-            made.add(node)
-
-    def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
-        if not match(SUM, node, {}) or node.attrs["axis"] != (0,) or node.dtype not in WIDE_RANGE:
-            return None
-        (value,) = node.operands
-        if value not in made or value.shape not in shapes or value.dtype is not node.dtype:
-            return None
-        ones = full(1, replace(value.type, shape=(1, value.shape[0])))
-        return reshaped(call("matmul", ones, operands[0]), node.shape)
-
-    return joint.rewrite(rule) if shapes else joint
-
-
-def gradients_ahead(
-    joint: Graph, values: Collection[str], products: Collection[Node], dims: Mapping[str, int] | None
+def precompute_gradients(
+    joint: Graph, values: Collection[str], products: Collection[Node], dims: Sizes
 ) -> Graph | None:
-    """d.x = f(product, cotangent)  ->  d.x = cotangent * ahead, ahead = f(product, 1)
+    """d.x = f(product, cotangent)  ->  d.x = cotangent * g, g = f(product, 1)
 
     :param values: the outputs that belong to the forward; the graph's last inputs are their cotangents.
-    :param products: those that the backward would compute again.
+    :param products: those that the backward would recompute.
     :param dims: sizes at which bytes are counted.
-    :return: the graph, with one more output at the end for each gradient that is made ahead; None where there is no
+    :return: the graph, with one more output at the end for each gradient that is precomputed; None where there is no
         scalar, or nothing is gained.
     """
     floats = [joint.output(name) for name in values if joint.output(name).dtype.is_float]
@@ -74,16 +53,7 @@ def gradients_ahead(
         return None
     cotangent = joint.inputs[-1]
     early = set(topological(joint.output(name) for name in values))
-    late = {n for n in joint.nodes if n not in early}
-    found: dict[Node, None] = {}
-    for product in (n for n in joint.nodes if n in products):
-        gradients = _made_of(joint, product, late)
-        inner = product.operands[0].shape[-1]
-        flops = 2 * bytes_of(product, dims) // product.dtype.itemsize * evaluate(inner, nominal([inner], dims))
-        size = sum(bytes_of(n, dims) for n in gradients if n not in found)
-        gained = flops >= FLOPS_PER_BYTE * MOVED * size and 2 * size <= WHOLE * bytes_of(product, dims)
-        if gradients and gained and all(_linear(n, cotangent) for n in gradients):
-            found |= dict.fromkeys(gradients)
+    found = _profitable(joint, products, {n for n in joint.nodes if n not in early}, cotangent, dims)
     if not found:
         return None
     one = rebuild(found, {cotangent: full(1, cotangent)})
@@ -93,25 +63,40 @@ def gradients_ahead(
             (node,) = node.operands
         named.setdefault(node, name)
     notes = dict(joint.notes)
-    ahead: list[tuple[str, Node]] = []
-    taken = {*joint.input_names, *joint.output_names}
-    names = (name for k in itertools.count() if (name := f"r.ahead.{k}") not in taken)
     for node in found:
         note = joint.notes.get(node, Note())
         notes[one[node]] = replace(note, name=note.name or named.get(node, ""))
-        ahead.append((next(names), one[node]))
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         return Scale("mul", cotangent, (), node).onto(one[node]) if node in found else None
 
     scaled = replace(joint, notes=notes).rewrite(rule)
-    return replace(scaled, outputs=(*scaled.outputs, *ahead), notes={**scaled.notes, **notes})
+    taken = {*joint.input_names, *joint.output_names}
+    names = (name for k in itertools.count() if (name := f"r.precomputed.{k}") not in taken)
+    precomputed = zip(names, (one[node] for node in found), strict=False)
+    return replace(scaled, outputs=(*scaled.outputs, *precomputed), notes={**scaled.notes, **notes})
+
+
+def _profitable(
+    joint: Graph, products: Collection[Node], late: Collection[Node], cotangent: Node, dims: Sizes
+) -> dict[Node, None]:
+    """The gradients made of products that cost less to precompute than these products cost to recompute."""
+    found: dict[Node, None] = {}
+    for product in (n for n in joint.nodes if n in products):
+        gradients = _made_of(joint, product, late)
+        inner = product.operands[0].shape[-1]
+        flops = 2 * bytes_of(product, dims) // product.dtype.itemsize * evaluate(inner, nominal([inner], dims))
+        size = sum(bytes_of(n, dims) for n in gradients if n not in found)
+        gained = flops >= FLOPS_PER_BYTE * MOVED * size and 2 * size <= WHOLE * bytes_of(product, dims)
+        if gradients and gained and all(_is_linear(n, cotangent) for n in gradients):
+            found |= dict.fromkeys(gradients)
+    return found
 
 
 def _made_of(joint: Graph, product: Node, late: Collection[Node]) -> list[Node]:
     """The gradients that are made of a product: products among its late users, past what is no product, and outputs.
 
-    None of them where a product's gradient is made with another late product: the whole backward would be made ahead.
+    None of them where a product's gradient is made with another late product: the whole backward would be precomputed.
     """
     made = {product}
     gradients = []
@@ -129,10 +114,8 @@ def _made_of(joint: Graph, product: Node, late: Collection[Node]) -> list[Node]:
     return [] if any(node in late and isinstance(node.op, Library) for node in behind) else gradients
 
 
-def _linear(node: Node, cotangent: Node) -> bool:
-    """Whether a value is linear in the cotangent, and a float of a wide range all along: what is made for a cotangent
-    of 1 is not too small for its dtype, where a loss is scaled up lest it be.
-    """
+def _is_linear(node: Node, cotangent: Node) -> bool:
+    """Whether a value is linear in the cotangent, and of a dtype of wide range all along."""
     made = {cotangent}
     for each in topological([node]):
         scaled = {k for k, o in enumerate(each.operands) if o in made}

@@ -1,0 +1,54 @@
+"""block_rows: steps that hand wide rows to one another run for one block of rows at a time.
+
+What lies between a product with wide rows and the steps that read them, [rows, wide], is then never more than a block:
+the logits of a linear layer before a cross entropy, the scores of attention, and their gradients.  A sum over the rows
+is added up block by block.  How rows are blocked depends on shapes alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.dims import assuming
+from ...ir.kernel import Call, Program
+from ...ir.node import REGISTRY
+from ...ir.statement import Index
+from ..manager import program_pass
+from .fission import fuse_unused, split_sums
+from .fusion_group import FusionGroup
+from .loop_writer import fuse
+from .wide_products import BLOCKED, Sizes, wide_products
+
+
+@program_pass("REAL")
+def block_rows(program: Program, *, dims: Sizes = None) -> Program:
+    """matmul, softmax, matmul over rows(n: N)  ->  loop rows(n: N) by(144) { matmul, softmax, matmul }
+
+    Licence REAL: the order in which a product is added up may depend on the number of its rows.
+
+    :param dims: sizes at which elements are counted; 1024 stands for the others.
+    """
+    calls = {step.out.buffer: step for step in program.steps if isinstance(step, Call)}
+    program = replace(program, steps=tuple(_without_unit_axes(s) if isinstance(s, Call) else s for s in program.steps))
+    program, fissions = split_sums(program, wide_products(program, BLOCKED, dims))
+    with assuming(program.assumptions):
+        tried: set[str] = set()
+        while (seed := next((b for b in wide_products(program, BLOCKED, dims) if b not in tried), None)) is not None:
+            tried.add(seed)
+            group = FusionGroup.grow_from(program, seed, dims)
+            if group is not None:
+                program = fuse(group)
+    program = fuse_unused(program, fissions)
+    steps = tuple(calls[s.out.buffer] if isinstance(s, Call) else s for s in program.steps)
+    return replace(program, steps=steps)
+
+
+def _without_unit_axes(call: Call) -> Call:
+    """A product without the axes of length 1 that its result begins with, as kernels have none: they are position 0."""
+    if not REGISTRY[call.op].contraction:
+        return call
+    single = {axis for axis in call.result_axes[:-2] if dict(call.axes)[axis] == 1}
+    index = tuple(Index() if i.variable in single else i for i in call.out.index)
+    axes = tuple((axis, size) for axis, size in call.axes if axis not in single)
+    used = {v for o in call.operands for i in o.index for v, _ in i.terms}
+    return call if single & used else replace(call, axes=axes, out=replace(call.out, index=index))

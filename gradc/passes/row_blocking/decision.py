@@ -1,0 +1,67 @@
+"""Which policy a partition follows for products with wide rows: shapes rank the policies, programs refuse them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+
+from ...ir.graph import Graph
+from ...ir.kernel import Program
+from ..schedule.partition import Partition
+from ..schedule.residual import WideRowPolicy
+from .precompute_gradients import precompute_gradients
+from .sums_to_products import sums_to_products
+from .wide_products import Sizes, has_unblocked, is_recomputed
+
+
+def candidates(
+    joint: Graph,
+    partition: Callable[..., Partition],
+    *,
+    values: tuple[str, ...],
+    dims: Sizes,
+    simplify: Callable[[Graph], Graph],
+    blocked: bool,
+    multiply_sums: bool,
+    precompute: bool,
+) -> Iterator[Partition]:
+    """A joint graph  ->  its partitions, one for each policy that its shapes allow, least work first.
+
+    :param partition: :func:`.partition` with its other options.
+    :param values: the joint graph's outputs that belong to the forward.
+    :param dims: sizes at which bytes are counted.
+    :param simplify: applied to the graph in which gradients are precomputed.
+    :param blocked: loops over blocks of rows are made; without them everything is saved.
+    :param multiply_sums: a sum over rows may become a product, which adds up block by block.
+    :param precompute: the forward may make gradients.
+    """
+    if blocked:
+        recompute = functools.partial(partition, blocked=functools.partial(is_recomputed, dims=dims))
+        graph, recomputing = joint, recompute(joint)
+        if multiply_sums and (summed := sums_to_products(joint, recomputing.recomputed)) is not joint:
+            graph, recomputing = summed, recompute(summed)
+        scaled = precompute_gradients(graph, values, recomputing.recomputed, dims) if precompute else None
+        if scaled is not None:
+            scaled = simplify(scaled)
+            names = scaled.output_names[len(joint.outputs) :]
+            yield recompute(scaled, precomputed=names)
+        yield recomputing
+    yield partition(joint)
+
+
+def first_blocked(
+    partitions: Iterable[Partition], programs_of: Callable[[Partition], dict[str, Program]], dims: Sizes
+) -> tuple[Partition, dict[str, Program]]:
+    """Partitions, best first  ->  the first one in whose programs no wide rows are in memory, and these programs.
+
+    A graph's shapes rank the policies.  They do not say whether its products can be blocked: that depends on how the
+    nodes around them were fused into kernels and how these reduce (a batch norm's statistics read all rows before a
+    row can be normalized, a gradient's sum may be owned in an order of rows).  A product that was to be computed twice
+    and yet is in memory costs more than one that is saved, so a partition whose programs have one is given up for the
+    next.  Of the benchmarks ten have such products, and seven of them keep the first partition.
+    """
+    for parts in partitions:
+        programs = programs_of(parts)
+        if parts.policy is WideRowPolicy.SAVE or not any(has_unblocked(p, dims) for p in programs.values()):
+            break
+    return parts, programs

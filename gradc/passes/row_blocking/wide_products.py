@@ -1,0 +1,80 @@
+"""Which products have wide rows: in graphs and in programs, and which of those a program still has in memory whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from ...ir.dims import Size, evaluate, nominal, product
+from ...ir.kernel import Call, Loop, Program
+from ...ir.node import REGISTRY, Node
+from ...ir.op import Library
+
+BLOCKED = 2
+"""A product's rows are computed in blocks where they have as many times the elements of what they are products of."""
+RECOMPUTED = 8
+"""And computed twice, rather than saved, where they have as many."""
+MIN_BYTES = 1 << 20
+"""Bytes that such a product has at least: a smaller one is left to the caches."""
+
+Sizes = Mapping[str, int] | None
+"""Sizes at which elements are counted; 1024 stands for the others."""
+
+
+def is_wide(columns: Size, inner: Size, ratio: int, dims: Sizes = None) -> bool:
+    """Whether a row of ``columns`` elements has ``ratio`` times the ``inner`` ones that each of them is summed over."""
+    sizes = nominal([columns, inner], dims)
+    return evaluate(columns, sizes) >= ratio * evaluate(inner, sizes)
+
+
+def is_wide_product(node: Node, ratio: int, dims: Sizes = None) -> bool:
+    """Whether a node is a matrix product with rows that wide."""
+    contraction = isinstance(node.op, Library) and node.op.contraction
+    return contraction and is_wide(node.shape[-1], node.operands[0].shape[-1], ratio, dims)
+
+
+def is_recomputed(product: Node, dims: Sizes) -> bool:
+    """Whether a node is a product with rows so wide that it is computed twice, in blocks, rather than saved."""
+    wide = is_wide_product(product, RECOMPUTED, dims)
+    return wide and evaluate(product.type.nbytes, nominal(product.shape, dims)) >= MIN_BYTES
+
+
+def wide_products(program: Program, ratio: int, dims: Sizes) -> Iterator[str]:
+    """The temps of a program that are products with rows that wide, and large."""
+    for step in program.steps:
+        if not isinstance(step, Call) or not REGISTRY[step.op].contraction or step.parts:
+            continue
+        buffer, axes = program.buffer[step.out.buffer], dict(step.axes)
+        inner = product(size for axis, size in step.axes if axis not in step.result_axes)
+        large = evaluate(buffer.type.nbytes, nominal(buffer.type.shape, dims)) >= MIN_BYTES
+        if buffer.kind == "temp" and large and is_wide(axes[step.result_axes[-1]], inner, ratio, dims):
+            yield buffer.name
+
+
+def has_unblocked(program: Program, dims: Sizes) -> bool:
+    """Whether a program has a product that was to be recomputed, or a value of half its size that comes of its loop,
+    in memory whole.
+    """
+    return any(True for _ in wide_products(program, RECOMPUTED, dims)) or any(
+        2 * evaluate(program.types[name].count, sizes) >= elements
+        for loop in program.loops
+        for elements, sizes in _blocked_products(loop, program, dims)
+        for name in (*loop.reads, *loop.writes)
+        if program.buffer[program.root(name)].kind == "temp"
+    )
+
+
+def _blocked_products(loop: Loop, program: Program, dims: Sizes) -> Iterator[tuple[int, dict[str, int]]]:
+    """For each product with wide rows that a loop computes: the elements that all its blocks have, and the sizes for
+    which this is so.
+    """
+    shapes = [size for name in (*loop.reads, *loop.writes) for size in program.types[name].shape]
+    sizes = nominal([*shapes, *loop.sizes, *(size for b in loop.blocks for size in b.type.shape)], dims)
+    inside = {**loop.largest(sizes), loop.count: 1}
+    for step in loop.steps:
+        if isinstance(step, Call) and step.out.buffer not in loop.writes:
+            axes = {axis: evaluate(size, inside) for axis, size in step.axes}
+            inner = math.prod(n for axis, n in axes.items() if axis not in step.result_axes)
+            columns = axes[step.result_axes[-1]]
+            if columns >= RECOMPUTED * inner:
+                yield evaluate(product(size for _, size in (*loop.over, loop.rows)), sizes) * columns, sizes
