@@ -23,7 +23,6 @@ from gradc.ir.statement import Index
 from gradc.ir.types import Type
 from gradc.ops.canonical import canonical
 from gradc.passes.graph.decompose import decompose
-from gradc.passes.graph.merge_rows import merge_rows
 from gradc.passes.graph.propagate_reshapes import propagate_reshapes
 from gradc.passes.graph.push_gathers import push_gathers
 from gradc.passes.graph.push_slices import push_slices
@@ -31,6 +30,7 @@ from gradc.passes.graph.scalarize_axes import scalarize_axes
 from gradc.passes.graph.simplify import simplify
 from gradc.passes.graph.sink_dequant import sink_dequant
 from gradc.passes.graph.sparse_rows import sparse_rows
+from gradc.passes.row_blocking.merge_rows import merge_rows
 from gradc.trace import trace
 from gradc.verify.exact import equal, require_declared
 
