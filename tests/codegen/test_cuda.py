@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 from agreement import COMPOSITES, NAMES, OTHERS, POINTWISE, TURNS, agree_with_numpy, compiled, in_turns, joint, merged
@@ -276,6 +277,7 @@ def program_of(name: str) -> Any:
     return gradc.compile(merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)]), target="cuda").forward
 
 
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda", "tests/registry.py")
 @pytest.mark.parametrize("name", [*compiled(OTHERS, turn=3), *POINTWISE[1::2]])
 def test_nvrtc_takes_it_without_spills(name: str) -> None:
     """Every op's kernels; ops take turns in four dtypes and three architectures (the standard cases go through all).

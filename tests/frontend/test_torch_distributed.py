@@ -13,7 +13,14 @@ if not torch.distributed.is_available():
 import torch_processes as processes  # noqa: E402
 
 
-@pytest.mark.long("gradc/torch", "gradc/module", "gradc/runtime", "gradc/passes", "tests/frontend/torch_processes.py")
+@pytest.mark.long(
+    "gradc/torch",
+    "gradc/module",
+    "gradc/runtime",
+    "gradc/passes",
+    "gradc/analysis",
+    "tests/frontend/torch_processes.py",
+)
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(processes.worker, (str(tmp_path),), nprocs=processes.PROCESSES)
     found = torch.load(tmp_path / "found.pt")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -82,7 +83,7 @@ CROSS = [CROSSING, "-static"] if CROSSING else [*ZIG, "-target", "aarch64-linux-
 QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 
 
-BUILT = ("gradc/codegen", "gradc/passes", "gradc/module", "gradc/runtime", "templates")
+BUILT = (*long_tests.COMPILER, "gradc/module", "gradc/runtime")
 """What an export is made of."""
 
 
@@ -116,6 +117,7 @@ def test_it_crosses_to_another_architecture(attentions: tuple[gradc.Module, Path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long(*BUILT)
 def test_the_library_alone(bags: tuple[gradc.Module, Path], tmp_path: Path) -> None:
     bags[0].graph.save(tmp_path / "bag.gir")
     arguments = ["--wrt", "scale", "--dims", "N=40,V=11", "-o", str(tmp_path / "out"), "--library"]
@@ -162,6 +164,7 @@ class Exported:
         return int(self.call(function, self.module, *tables))
 
 
+@pytest.mark.long(*BUILT, "gradc/demo")
 def test_the_demos_model_gives_the_same_bits(tmp_path: Path) -> None:
     variant = VARIANTS[-1]
     graph = variant.graph(300)
@@ -178,6 +181,7 @@ def test_the_demos_model_gives_the_same_bits(tmp_path: Path) -> None:
     assert code == 1 and "1 elements differ, at most " in text and text.count("WRONG") == 1
 
 
+@pytest.mark.long(*BUILT)
 def test_one_build_serves_every_size(attentions: tuple[gradc.Module, Path]) -> None:
     module, folder = attentions
     assert checked(folder, "attention")[0] == 0

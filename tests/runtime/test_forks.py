@@ -253,6 +253,7 @@ class Interleaving:
             assert not thread.is_alive(), f"hangs at {self.now}"
 
 
+@pytest.mark.long("gradc/process")
 def test_ten_thousand_interleavings(monkeypatch: pytest.MonkeyPatch) -> None:
     module, hooks = fresh(monkeypatch)
     forked = interrupted = 0
@@ -316,6 +317,7 @@ def fork() -> None:
     os.waitpid(pid, 0)
 
 
+@pytest.mark.long("gradc/process")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("filename", [__file__, forks.__file__])
 @pytest.mark.parametrize("work", [section, fork])

@@ -88,7 +88,8 @@ NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_
 
 
 TESTED = dict.fromkeys(
-    ("06_ddp", "07_sharded_embedding"), ("gradc/torch", "gradc/module", "gradc/runtime", "gradc/passes")
+    ("06_ddp", "07_sharded_embedding"),
+    ("gradc/torch", "gradc/module", "gradc/runtime", "gradc/passes", "gradc/analysis"),
 )
 """What those that start processes test; the others are the compiler's."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import long_tests
 import pytest
 
 from benchmarks.gpu_cases import all_cases
@@ -41,10 +42,15 @@ FLOORS = {
 """MB, as the standard cases are stated."""
 
 
+MEASURED = (*long_tests.COMPILER, "gradc/runtime", "benchmarks")
+"""What is measured, and what measures it."""
+
+
 def test_floors() -> None:
     assert {id: round(CASES[id].floor(CASES[id].at(False)) / 1e6) for id in FLOORS} == FLOORS
 
 
+@pytest.mark.long(*MEASURED)
 def test_every_case_at_a_small_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     from benchmarks import gpu
@@ -58,6 +64,7 @@ def test_every_case_at_a_small_size(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "| E2 | embedding |" in (tmp_path / "gpu.md").read_text()
 
 
+@pytest.mark.long(*MEASURED)
 @pytest.mark.parametrize("id", ["E5", "E8b", "G1"])
 def test_every_strategy_of_a_case(id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
@@ -72,6 +79,7 @@ def test_every_strategy_of_a_case(id: str, tmp_path: Path, capsys: pytest.Captur
         assert "units" in entry and (entry["right"] or name == "atomic"), (name, entry)
 
 
+@pytest.mark.long(*MEASURED)
 def test_what_is_measured(tmp_path: Path) -> None:
     """With the simulator's own clock: times mean nothing, what is made of them does."""
     torch = pytest.importorskip("torch")

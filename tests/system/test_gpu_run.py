@@ -82,6 +82,7 @@ def test_a_process_that_does_not_listen_is_ended(tmp_path: Path) -> None:
     assert gpu_run.finish(process, 0.1) is None and process.poll() is not None
 
 
+@pytest.mark.long("benchmarks", "gradc/codegen", "gradc/runtime", "gradc/targets", "templates", "tests/gpu")
 def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests on a device in memory, in parts that are the whole; a case of the benchmark on the simulator; what needs a
     GPU says so.  Few files, because a machine that is lent may not bring many back.
