@@ -18,6 +18,7 @@ import gradc.ops as ops
 
 from . import knobs
 from .errors import GradcError, InvalidProblem, Unsupported
+from .ir.definition import definition
 from .ir.graph import Graph
 from .ir.kernel import Program
 from .ir.text import load as load_graph
@@ -157,9 +158,13 @@ def compiled(graph: Graph, wrt: Sequence[str], target: str, options: Options) ->
 
 
 def cache_key(graph: Graph, wrt: Sequence[str], target: str, options: Options) -> str:
-    """The key of a module in the cache: a digest of graph, wrt, options, gradc itself, and the C compiler and CPU."""
+    """The key of a module in the cache: a digest of the graph, what its ops mean, wrt, options, gradc itself, the C
+    compiler and the CPU.
+    """
+    ops = {node.op.name: node.op for node in graph.nodes}
     return digest(
         str(graph),
+        *(definition(ops[name]) for name in sorted(ops)),
         json.dumps([list(wrt), target, repr(options)]),
         fingerprint(),
         *_toolchain(target),
