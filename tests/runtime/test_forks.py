@@ -319,7 +319,7 @@ def fork() -> None:
 
 @pytest.mark.long("gradc/process")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("filename", [__file__, forks.__file__])
+@pytest.mark.parametrize("filename", [__file__, forks.__file__], ids=["caller", "forks"])
 @pytest.mark.parametrize("work", [section, fork])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_each_bytecode_leaves_nothing_held(work: Callable[[], None], filename: str) -> None:
