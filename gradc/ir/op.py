@@ -12,7 +12,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import sys
 import typing
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -215,6 +217,19 @@ AxisReplacement = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
 # -- the records -------------------------------------------------------------------------------------------------------
 
 
+_packages: weakref.WeakSet[Op] = weakref.WeakSet()
+
+
+def _importing() -> str:
+    """The name of the module whose statements make a record, now, be it by a function of another one; "" if none do."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "<module>":
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
+
+
 class _Documentation:
     """``__doc__`` of a class of records: the class's own text; of a record what ``help(ops.NAME)`` shall show."""
 
@@ -291,6 +306,13 @@ class Op:
 
     def __post_init__(self) -> None:
         REGISTRY[self.name] = self
+        if _importing().partition(".")[0] == __name__.partition(".")[0]:
+            _packages.add(self)
+
+    @property
+    def is_packages(self) -> bool:
+        """Whether a module of gradc made the record where it was imported, so that the name stands for it."""
+        return self in _packages
 
     def __repr__(self) -> str:
         return f"<op {self.name}{signature_text(self.__signature__)}>"

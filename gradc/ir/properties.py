@@ -3,8 +3,8 @@
 A pass asks ``access(node, Gathers)`` and not for the name ``gather``: an op of a user's that declares ``access=lambda
 node: Gathers(table=0, indices=1, axis=0)`` is rewritten as :func:`gradc.ops.gather` is.  What passes write in its place
 are the package's ops, so a declaration says two things: the node's value is that of the op named beside each property,
-and so is its derivative.  ``GRADC_VALIDATE=1`` holds the value against exact algebra, :func:`gradc.check` the
-derivative against differences.
+and so is its derivative.  ``GRADC_VALIDATE=1`` holds the value against exact algebra, at positions that are inside
+their bounds (what ``oob`` says of others is the record's word), :func:`gradc.check` the derivative against differences.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from ..errors import InternalError
 from .dims import Dim, Size
 from .node import Node
 
@@ -128,7 +129,33 @@ A = TypeVar("A")
 
 
 def access(node: Node, kind: type[A]) -> A | None:
-    """What the node's record declares of its data movement, if that is of this kind; else None."""
+    """What the node's record declares of its data movement, if that is of this kind; else None.
+
+    :raises InternalError: it names an axis that is not there; axes count from 0.
+    """
     declare = node.op.access
     declared = None if declare is None else declare(node)
-    return declared if isinstance(declared, kind) else None
+    if not isinstance(declared, kind):
+        return None
+    axes, rank = _axes(declared, node)
+    if not all(0 <= axis < rank for axis in axes):
+        shown = f"{declared}"[0].lower() + f"{declared}"[1:]
+        raise InternalError(f"op {node.op.name} declares a data movement that cannot be: {shown} of {rank} axes")
+    return declared
+
+
+def filling(node: Node, otherwise: Any) -> Any:
+    """What a node's result holds where nothing of its operand is: the value of a pad, be its attribute's name what it
+    may.
+    """
+    pad = access(node, Pads)
+    return node.attrs.get("value", otherwise) if pad is None else pad.value
+
+
+def _axes(declared: Any, node: Node) -> tuple[tuple[int, ...], int]:
+    """The axes that a property names, and how many there are."""
+    if isinstance(declared, Gathers):
+        return (declared.axis,), node.operands[declared.table].rank
+    if isinstance(declared, Transposes):
+        return declared.axes, node.rank
+    return ((declared.axis,) if isinstance(declared, GathersElements | Scatters | Concats) else ()), node.rank

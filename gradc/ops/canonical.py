@@ -14,14 +14,18 @@ from ..ir.properties import (
     Scatters,
     Slices,
     Transposes,
+    access,
 )
 from .indexing import gather, scatter_add, take_along_axis
 from .movement import broadcast_to, concat, pad, reshape, slice, transpose
 
 
 def canonical(node: Node) -> Node:
-    """The node that :mod:`gradc.ir.properties` says a node is equal to; itself if its record declares nothing."""
-    declared: Access | None = None if node.op.access is None else node.op.access(node)
+    """The node that :mod:`gradc.ir.properties` says a node is equal to; itself if its record declares nothing.
+
+    :raises InternalError: as :func:`.access`.
+    """
+    declared: Access | None = None if node.op.access is None else access(node, object)  # type: ignore[assignment]
     operands = node.operands
     match declared:
         case None:

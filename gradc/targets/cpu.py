@@ -1,7 +1,7 @@
 """What a CPU is, in numbers: caches, vectors, what a step costs.
 
 Each says its unit, where it is from and what depends on it.  "Estimate": chosen by what it means, and no measurement
-kept here moves it; "measured": a figure of CHANGELOG.md changed when it was set, on the machine that is named.  Costs
+kept here moves it; "measured": a figure changed when it was set, on the machine that is named.  Costs
 are in additions, as :attr:`gradc.ir.op.Expr.cost` is.
 """
 

@@ -18,7 +18,7 @@ from gradc.ir.dims import Dim, symbol
 from gradc.ir.graph import Graph
 from gradc.ir.node import REGISTRY, Node
 from gradc.ir.op import DISCRETE, Movement, Primitive, Scatter
-from gradc.ir.properties import Gathers, Reshapes, Scatters
+from gradc.ir.properties import Concats, Gathers, GathersElements, Pads, Reshapes, Scatters, Transposes, access
 from gradc.ir.statement import Index
 from gradc.ir.types import Type
 from gradc.ops.canonical import canonical
@@ -283,3 +283,93 @@ def test_what_a_pass_makes_of_a_false_declaration_is_found() -> None:
         assert after != graph
         with pytest.raises(InternalError, match="no longer means the same"):
             equal(graph, after)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [Gathers(1, 0, axis=-1), GathersElements(1, 0, axis=-1), Transposes((0, -1)), Concats(-1), Scatters(0, 1, axis=2)],
+    ids=str,
+)
+def test_axes_count_from_0(declared: Any) -> None:
+    says = "op pick_rows declares a data movement that cannot be: .* of 2 axes"
+    with rows_of_ones_own(lambda node: declared, None) as (pick, _):
+        graph = _square(pick)
+        (node,) = (n for n in graph.nodes if n.op is pick)
+        with pytest.raises(InternalError, match=says):
+            access(node, type(declared))
+        with pytest.raises(InternalError, match=says):
+            canonical(node)
+        if isinstance(declared, Gathers):
+            with pytest.raises(InternalError, match=says):
+                gradc.compile(graph, target="cpu")
+
+
+@pytest.mark.parametrize("oob", ["clamp", "skip", "wrap"])
+def test_what_a_declared_scatter_does_with_positions_outside(oob: Any) -> None:
+    """Its property says so, whatever attributes it has: the gather in its place reads the same rows."""
+    theirs = REGISTRY["scatter_add"]
+    own = Primitive(
+        "add_rows",
+        infer=lambda i, u: u.with_shape(5, *u.shape[1:]),
+        reference=lambda i, u: _added_outside(i, u, oob),
+        lower=Scatter(
+            lambda index, node, kernel: theirs.lower.at(  # type: ignore[attr-defined]
+                index, ops.scatter_add.plain(*node.operands, axis=0, size=5, oob=oob), kernel
+            ),
+            updates=1,
+        ),
+        vjp=lambda g, y, i, u: (DISCRETE, ops.gather(g, i, oob=oob)),
+        multilinear=lambda node: {1: (None, 1)},
+        indices={0: lambda node: 5},
+        access=lambda node: Scatters(0, 1, axis=0, oob=oob),
+    )
+    try:
+        graph = trace(lambda i, u, a: ops.sum(own(i, u) * a), i="i64[6]", u="f32[6,8]", a="f32[5,8]")
+        rng, i = np.random.default_rng(0), np.array([7, -2, 1, 4, 0, 9])
+        u, a = rng.standard_normal((6, 8)).astype("f4"), rng.standard_normal((5, 8)).astype("f4")
+        wanted = (_added_outside(i, u.astype("f8"), oob) * a).sum()
+        for target in ("cpu", "numpy"):
+            np.testing.assert_allclose(gradc.compile(graph, target=target)(i=i, u=u, a=a), wanted, rtol=1e-5)
+    finally:
+        del REGISTRY["add_rows"]
+
+
+def _added_outside(i: Any, u: Any, oob: str) -> Any:
+    total = np.zeros((5, *u.shape[1:]), u.dtype)
+    inside = (i >= 0) & (i < 5) if oob == "skip" else np.ones(i.shape, bool)
+    np.add.at(total, (np.clip(i, 0, 4) if oob == "clamp" else i % 5)[inside], u[inside])
+    return total
+
+
+def test_a_pad_of_ones_own_may_call_its_value_as_it_likes() -> None:
+    theirs = REGISTRY["pad"]
+
+    def plain(node: Node) -> Node:
+        return ops.pad.plain(*node.operands, pad_width=((0, 0), (0, 1)), value=node.attrs["fill"])
+
+    def own_type(x: Type, *, fill: float = 5.0) -> Type:
+        return x.with_shape(x.shape[0], x.shape[1] + 1)
+
+    own = Primitive(
+        "pad_columns",
+        infer=own_type,
+        reference=lambda x, *, fill: np.concatenate([x, np.full((len(x), 1), fill, x.dtype)], 1),
+        lower=Movement(lambda index, node, kernel: theirs.lower.at(index, plain(node), kernel)),  # type: ignore[attr-defined]
+        vjp=lambda g, y, x, *, fill: (g[:, :-1],),
+        in_place_of_dtype=True,
+        fills=True,
+        multilinear=lambda node: {0: (0, None)},
+        replace_axis=lambda node, axis, sizes: ((axis,), node.attrs) if axis == 0 else None,
+        access=lambda node: Pads(((0, 0), (0, 1)), node.attrs["fill"]),
+    )
+    try:
+        types = {"q": "i8[3,8]", "s": "f32[3,1]", "i": "i64[4]"}
+        graph = trace(lambda q, s, i: ops.gather(own(q.astype("f32") * s), i, oob="skip"), **types)
+        q, s = np.arange(24, dtype="i1").reshape(3, 8), np.full((3, 1), 2.5, "f4")
+        i = np.array([2, 0, 3, -1])
+        rows = np.concatenate([q * 2.5, np.full((3, 1), 5.0)], 1)
+        wanted = np.where(((i >= 0) & (i < 3))[:, None], rows[np.clip(i, 0, 2)], 0)
+        for target in ("cpu", "numpy"):
+            np.testing.assert_allclose(gradc.compile(graph, target=target)(q=q, s=s, i=i), wanted, rtol=1e-6)
+    finally:
+        del REGISTRY["pad_columns"]

@@ -21,7 +21,7 @@ from ...ir.graph import Graph
 from ...ir.node import Node, call
 from ...ir.op import Composite, Expr, Lookup
 from ...ir.pattern import splat
-from ...ir.properties import Gathers, access
+from ...ir.properties import Gathers, access, filling
 from ...ir.types import DTYPES
 from ...ir.walk import depends_on_inputs, postorder
 from ...ops.indexing import in_range, row_share, unpadded
@@ -258,9 +258,7 @@ def _scalar(
         return None
     if isinstance(node.op.lower, Expr):
         return apply(node, known, {})
-    if (
-        moves(node) and len(known) == 1 and node.attrs.get("value", known[0]) == known[0]
-    ):  # a pad may hold another value
+    if moves(node) and len(known) == 1 and filling(node, known[0]) == known[0]:  # a pad may hold another value
         if not isinstance(node.op.lower, Lookup):
             return known[0]
         return np.zeros(()).astype(node.dtype.np) if known[0] == 0 else None  # unpacked: other bits are other values

@@ -61,7 +61,8 @@ def _sum_without_scatter(graph: Graph) -> Graph:
 
 def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
     """Masks of the updates whose index is in range, each to be broadcast to the updates' shape; None where unknown."""
-    oob, updates = scatter.attrs.get("oob", "skip"), scatter.operands[scatter.op.lower.updates]
+    how, updates = access(scatter, Scatters), scatter.operands[scatter.op.lower.updates]
+    oob = scatter.attrs.get("oob", "skip") if how is None else how.oob
     positions = {k: bound(scatter) for k, bound in scatter.op.indices.items()}
     if oob == "error":
         return []
@@ -70,7 +71,7 @@ def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
     masks = []
     for k, size in positions.items():
         mask = in_range(operands[k], size)
-        if (how := access(scatter, Scatters)) is not None:
+        if how is not None:
             mask = reshaped(mask, (*(1,) * how.axis, *mask.shape, *(1,) * (updates.rank - how.axis - mask.rank)))
         elif mask.rank == updates.rank - 1:  # positions of each batch element, the same for every channel
             mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
