@@ -138,7 +138,7 @@ def compiled(graph: Graph, wrt: Sequence[str], target: str, options: Options) ->
     # interpreter and simulator have no machine code to cache; passes that are to be dumped or verified must run
     looked_at = knobs.DUMP.get() or knobs.VERIFY.get() or knobs.VALIDATE.get() or knobs.PRINT_PASSES.get()
     # of an op of the user's the graph's text has the name alone, whose record may be another one next time
-    own = any(not node.op.is_packages for node in graph.nodes)
+    own = any(not node.op.is_builtin for node in graph.nodes)
     key = None if looked_at or own or target not in ("cpu", "cuda") else cache_key(graph, wrt, target, options)
     module = _from_cache(key, graph, wrt, target, options, recipe) if key is not None else None
     if module is not None:

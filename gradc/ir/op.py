@@ -217,7 +217,7 @@ AxisReplacement = tuple[tuple[int | tuple[Size, ...], ...], Mapping[str, Any]]
 # -- the records -------------------------------------------------------------------------------------------------------
 
 
-_packages: weakref.WeakSet[Op] = weakref.WeakSet()
+_builtin: weakref.WeakSet[Op] = weakref.WeakSet()
 
 
 def _importing() -> str:
@@ -307,12 +307,12 @@ class Op:
     def __post_init__(self) -> None:
         REGISTRY[self.name] = self
         if _importing().partition(".")[0] == __name__.partition(".")[0]:
-            _packages.add(self)
+            _builtin.add(self)
 
     @property
-    def is_packages(self) -> bool:
+    def is_builtin(self) -> bool:
         """Whether a module of gradc made the record where it was imported, so that the name stands for it."""
-        return self in _packages
+        return self in _builtin
 
     def __repr__(self) -> str:
         return f"<op {self.name}{signature_text(self.__signature__)}>"

@@ -139,8 +139,7 @@ def access(node: Node, kind: type[A]) -> A | None:
         return None
     axes, rank = _axes(declared, node)
     if not all(0 <= axis < rank for axis in axes):
-        shown = f"{declared}"[0].lower() + f"{declared}"[1:]
-        raise InternalError(f"op {node.op.name} declares a data movement that cannot be: {shown} of {rank} axes")
+        raise InternalError(f"op {node.op.name} declares a data movement that cannot be: {declared} of {rank} axes")
     return declared
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..errors import InternalError
 from ..ir.node import Node
 from ..ir.properties import (
-    Access,
     Broadcasts,
     Concats,
     Gathers,
@@ -25,7 +25,7 @@ def canonical(node: Node) -> Node:
 
     :raises InternalError: as :func:`.access`.
     """
-    declared: Access | None = None if node.op.access is None else access(node, object)  # type: ignore[assignment]
+    declared = access(node, object)
     operands = node.operands
     match declared:
         case None:
@@ -49,3 +49,4 @@ def canonical(node: Node) -> Node:
             return concat.plain(*operands, **vars(declared))
         case Pads():
             return pad.plain(*operands, **vars(declared))
+    raise InternalError(f"op {node.op.name} declares {declared!r}, which no property of gradc.ir.properties is")

@@ -1,7 +1,8 @@
 """Atomic writing and safe reading of files; everything in gradc that reads or writes lasting files uses it.
 
 A file is written under a temporary name in the same directory, synced to disk and renamed, so that at any moment, even
-after a crash, the path holds the complete old or the complete new file.  Only regular files are read: a pipe or a
+after a crash, the path holds the complete old or the complete new file (``durable=False``, for the cache, does not wait
+for the disk).  Only regular files are read: a pipe or a
 device cannot block or flood a reader.
 """
 

@@ -263,7 +263,7 @@ def _square(pick: Any) -> Graph:
     ("gathers", "says"),
     [
         (lambda node: Gathers(1, 0, axis=1), r"op pick_rows declares: .* the output pick_rows differs at \["),
-        (lambda node: Gathers(1, 0, axis=2), r"op pick_rows declares a data movement that cannot be: gather.*axis=2"),
+        (lambda node: Gathers(1, 0, axis=2), r"op pick_rows declares a data movement that cannot be: Gathers.*axis=2"),
         (lambda node: Scatters(0, 1, axis=0), r"op pick_rows declares: .* the output pick_rows differs at \["),
         (lambda node: Reshapes(), r"op pick_rows declares a data movement that cannot be: reshape"),
     ],

@@ -59,11 +59,11 @@ def test_what_has_changed_since_is_seen(changed: str, tmp_path: Path) -> None:
 
 def test_an_op_is_the_packages_or_a_users(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [op for name in dir(ops) if isinstance(op := getattr(ops, name), Op)]
-    assert len(records) > 300 and all(op.is_packages for op in records)
+    assert len(records) > 300 and all(op.is_builtin for op in records)
     monkeypatch.setitem(REGISTRY, "own", None)
     monkeypatch.setitem(REGISTRY, "tanh", REGISTRY["tanh"])
-    assert not Composite("own", infer=lambda x: x, decompose=lambda x: x).is_packages
-    assert not dataclasses.replace(REGISTRY["tanh"]).is_packages
+    assert not Composite("own", infer=lambda x: x, decompose=lambda x: x).is_builtin
+    assert not dataclasses.replace(REGISTRY["tanh"]).is_builtin
 
 
 def test_modules_of_the_packages_ops_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
