@@ -42,6 +42,7 @@ ENGINES = ("eager", "gradc", "inductor")
 """In the order of their beginning; ``python -m benchmarks.gpu_models MODEL --engines autotune graphs`` runs more."""
 MODES: Mapping[str, Mapping[str, Any]] = {
     "gradc": {"backend": "gradc"},
+    "gradc_all": {"backend": "gradc", "options": {"take": "all"}},
     "gradc_graphs": {"backend": "gradc", "mode": "reduce-overhead"},
     "inductor": {},
     "autotune": {"mode": "max-autotune-no-cudagraphs"},
