@@ -192,10 +192,10 @@ class Executable(Shared):
         """
         backend = self.backend
         dims = sizes_given(dims)
-        at = backend.stream(stream, inputs.values())
-        outputs = self._given_outputs(out, at)
+        at = backend.stream(stream, inputs.values() if inputs or not isinstance(out, Mapping) else out.values())
+        outputs, kinds_given = self._given_outputs(out, at)
         arrays, kinds = self._read_inputs(inputs, at)
-        kind, captured = backend.kind(kinds), backend.capturing(at)
+        kind, captured = backend.kind(kinds if inputs else kinds_given), backend.capturing(at)
         sizes = self._sized(tuple([array.shape for array in arrays.values()]), arrays, outputs, dims)
         adding = self._adding(accumulate, outputs)
         if outputs:
@@ -279,10 +279,10 @@ class Executable(Shared):
         """The ids of host arrays that are accepted on a GPU, too: the defaults."""
         return {id(array) for array in self.defaults.values()}
 
-    def _given_outputs(self, out: Any, stream: int) -> dict[str, Array]:
-        """``out=`` as arrays."""
+    def _given_outputs(self, out: Any, stream: int) -> tuple[dict[str, Array], list[Kind]]:
+        """(``out=`` as arrays, the libraries they came from)."""
         if out is None:
-            return {}
+            return {}, []
         if not isinstance(out, Mapping):
             raise InvalidProblem(
                 f"out={type(out).__name__}: it maps names of outputs to arrays; the outputs are"
@@ -293,7 +293,8 @@ class Executable(Shared):
             raise InvalidProblem(
                 f"{self.program.name} has no output {min(unknown)!r}; it has {', '.join(self.outputs)}"
             )
-        return {key: self.backend.read(value, stream, f"out[{key!r}]")[0] for key, value in out.items()}
+        read = {key: self.backend.read(value, stream, f"out[{key!r}]") for key, value in out.items()}
+        return {key: array for key, (array, _) in read.items()}, [kind for _, kind in read.values()]
 
     def _adding(self, accumulate: Any, out: Mapping[str, Array]) -> set[str]:
         """The names of the outputs to accumulate."""

@@ -34,13 +34,14 @@ from .table import is_kept
 from .timing import Time
 
 SMALLEST = 3
-_OWN_OPTIONS = ("fallback", "smallest_region", "target", "timed")
+_OWN_OPTIONS = ("fallback", "smallest_region", "take", "target", "timed")
 
 
 @dataclass(frozen=True)
 class _Options:
     fallback: str
     smallest: int
+    take: str
     target: str | None
     timed: bool
     compile: Mapping[str, Any]
@@ -53,7 +54,8 @@ def backend(
 
     :param options: of torch.compile: ``fallback`` (``"torch"``, or ``"error"``: what gradc does not take is an error
         that lists it), ``smallest_region`` (ops that a region has at least, 3; a graph that gradc takes whole is one
-        region of any size), ``target``, ``timed`` (True: :func:`gradc.torch.report` tells the time of each region and
+        region of any size), ``take`` (``"faster"``, or ``"all"``: gradc runs what :mod:`.preference` leaves to torch on
+        CUDA, too), ``target``, ``timed`` (True: :func:`gradc.torch.report` tells the time of each region and
         op), and the options of :func:`gradc.compile`.
     :raises Unsupported: with ``fallback="error"``, what gradc does not take, all of it.
     :raises InvalidProblem: an option or a mode that there is not.
@@ -136,10 +138,13 @@ def _checked(mode: Any, options: Any) -> _Options:
         raise InvalidProblem(f"fallback={fallback!r}: 'torch' or 'error'")
     if not isinstance(smallest, int) or smallest < 1:
         raise InvalidProblem(f"smallest_region={smallest!r}: a number of ops from 1")
+    take = given.pop("take", "faster")
+    if take not in ("faster", "all"):
+        raise InvalidProblem(f"take={take!r}: 'faster' or 'all'")
     timed = given.pop("timed", False)
     if not isinstance(timed, bool):
         raise InvalidProblem(f"timed={timed!r}: True or False")
-    return _Options(fallback, smallest, given.pop("target", None), timed, given)
+    return _Options(fallback, smallest, take, given.pop("target", None), timed, given)
 
 
 def _first_line(error: BaseException) -> str:
@@ -179,10 +184,10 @@ class _Program:
         self.leaves = {
             node for node, x in zip(placeholders, given, strict=True) if isinstance(x, torch.Tensor) and x.requires_grad
         }
-        found = plan(graph, options.smallest)
+        found = plan(graph, options.smallest, options.take)
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
-        if refused and options.fallback == "error":
+        if options.fallback == "error" and not all(each.by_choice for each in refused):
             raise Unsupported(listing(name, refused))
         regions = [sum(map(computes, nodes)) for nodes in found.regions.values()]
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
@@ -197,7 +202,8 @@ class _Program:
             for number, nodes in found.regions.items():
                 try:
                     functions[number] = [
-                        self._function(graph, number, part) for part in losses_apart(graph, nodes, self.leaves)
+                        self._function(graph, number, part, found.devices[number])
+                        for part in losses_apart(graph, nodes, self.leaves)
                     ]
                 except GradcError as error:
                     found = without(found, graph, nodes, str(error).splitlines()[0])
@@ -205,7 +211,9 @@ class _Program:
             else:
                 return functions, found
 
-    def _function(self, graph: torch.fx.Graph, number: int, nodes: Sequence[torch.fx.Node]) -> _Region:
+    def _function(
+        self, graph: torch.fx.Graph, number: int, nodes: Sequence[torch.fx.Node], device: torch.device
+    ) -> _Region:
         inside = set(nodes)
         inputs: dict[torch.fx.Node, str] = {}
         for node in nodes:
@@ -221,7 +229,7 @@ class _Program:
         if refused:
             raise Unsupported(str(refused[0]))
         sparse = [inputs[table] for table in sparse_tables(nodes, inputs)]
-        function = Function(made, self.options.target, self.options.compile, sparse)
+        function = Function(made, self.options.target, self.options.compile, sparse, device)
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
         function.forget()

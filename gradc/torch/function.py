@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -34,6 +35,8 @@ class Function:
     :param options: of :func:`gradc.compile`.
     :param sparse: inputs whose gradients are sparse COO tensors, coalesced: one dimension is sparse, its indices
         ascend.
+    :param device: where it runs and its results lie, which operands without an axis need not; None: where a call's
+        operands lie.
     """
 
     def __init__(
@@ -42,10 +45,12 @@ class Function:
         target: str | None = None,
         options: Mapping[str, Any] | None = None,
         sparse: Collection[str] = (),
+        device: torch.device | None = None,
     ):
         self.graph, self.target, self.options, self.sparse = graph, target, dict(options or {}), frozenset(sparse)
+        self.device = device
         self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
-        self._variants: dict[tuple[str, tuple[str, ...]], Differentiated] = {}
+        self._variants: dict[tuple[str, int | None, tuple[str, ...]], Differentiated] = {}
 
     def __call__(self, dims: Mapping[str, int], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs, recorded where an input requires grad.
@@ -57,24 +62,35 @@ class Function:
         recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()  # torch looks at both
         if recording and any(x.requires_grad for x in inputs):
             return _Recorded.apply(self, dims, *inputs)  # type: ignore[no-any-return]
-        module = self.wrt((), inputs).module
-        with torch.no_grad(), storages_stay_resizable():
-            return self.outputs(module(dict(zip(self.names, inputs, strict=True)), dims=dims))
+        value = self.wrt((), inputs)
+        with torch.no_grad(), storages_stay_resizable(), _on(value.device):
+            out = None if inputs or value.device is None else self._new_outputs(dims, value.device)
+            return self.outputs(value.module(dict(zip(self.names, inputs, strict=True)), dims=dims, out=out))
 
     def wrt(self, names: tuple[str, ...], inputs: Sequence[torch.Tensor] = ()) -> Differentiated:
         """The graph with the gradients of these inputs.
 
-        :param inputs: whose device decides where there is no target.
+        :param inputs: whose device decides where the function has none.
         """
-        on_gpu = any(x.device.type == "cuda" for x in inputs)
+        device = self.device or next((x.device for x in inputs if x.device.type == "cuda"), None)
+        on_gpu = device is not None and device.type == "cuda"
         target = self.target or knobs.TARGET.get() or ("cuda" if on_gpu else "cpu")
-        if (target, names) not in self._variants:
-            self._variants[target, names] = Differentiated(self, names, target)
-        return self._variants[target, names]
+        on = device if on_gpu and target == "cuda" else None
+        key = target, on.index if on is not None else None, names
+        if key not in self._variants:
+            self._variants[key] = Differentiated(self, names, target, on)
+        return self._variants[key]
 
     def forget(self) -> None:
         """Drop what was compiled or differentiated."""
         self._variants.clear()
+
+    def _new_outputs(self, dims: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor]:
+        """Memory for the results of a call that no operand tells to be torch's."""
+        return {
+            name: torch.empty(node.type.concrete(dims), dtype=TORCH_DTYPES[node.dtype], device=device)
+            for name, node in self.graph.outputs
+        }
 
     def outputs(self, values: Any) -> tuple[torch.Tensor, ...]:
         """What a module's forward gave, as tensors in order."""
@@ -86,12 +102,13 @@ class Function:
 class Differentiated:
     """A graph and the gradients of some inputs.
 
+    :param device: the GPU that it is compiled for; None: there is none.
     :ivar wrt: those of the inputs that an output is computed from; the gradient of another is None.
     :ivar differentiable: for each output that is computed from one of these, from which.
     """
 
-    def __init__(self, function: Function, wanted: tuple[str, ...], target: str):
-        self.function, self.target = function, target
+    def __init__(self, function: Function, wanted: tuple[str, ...], target: str, device: torch.device | None = None):
+        self.function, self.target, self.device = function, target, device
         graph = function.graph
         reaching = _reaching(graph, wanted)
         reached = set().union(*reaching.values())
@@ -134,7 +151,7 @@ class Differentiated:
             notes=self._joint.notes,
             defaults=self._joint.defaults,
         )
-        return Function(_renamed(graph), self.target, self.function.options)
+        return Function(_renamed(graph), self.target, self.function.options, device=self.function.device)
 
 
 def _refuse_transforms(tensors: Sequence[torch.Tensor]) -> None:
@@ -196,12 +213,14 @@ class _Recorded(torch.autograd.Function):
         ctx.differentiated = differentiated = function.wrt(wanted, inputs)
         ctx.dims = dims
         given = dict(zip(function.names, inputs, strict=True))
+        ctx.devices = {n: x.device for n, x in given.items() if differentiated.device not in (None, x.device)}
         ctx.set_materialize_grads(False)
-        if not differentiated.wrt:
-            outputs = function.outputs(differentiated.module(given, dims=dims))
-            ctx.mark_non_differentiable(*outputs)
-            return outputs
-        values, residuals = differentiated.module.forward(given, dims=dims)
+        with _on(differentiated.device):
+            if not differentiated.wrt:
+                outputs = function.outputs(differentiated.module(given, dims=dims))
+                ctx.mark_non_differentiable(*outputs)
+                return outputs
+            values, residuals = differentiated.module.forward(given, dims=dims)
         outputs = function.outputs(values)
         ctx.residuals = residuals.carrying({})
         borrowed = {} if residuals.orders else {r.name for r in residuals.module.residuals if r.why == "input"}
@@ -242,12 +261,12 @@ class _Recorded(torch.autograd.Function):
                 made = _gradients_again(differentiated, ctx.dims, read, of_outputs)
             else:
                 residuals = ctx.residuals.carrying(dict(zip(ctx.own_names, own, strict=True)))
-                with storages_stay_resizable():
+                with storages_stay_resizable(), _on(differentiated.device):
                     made = differentiated.module.backward(
                         residuals, **_all_cotangents(differentiated, of_outputs)
                     ).as_dict()
-            found = [made[n] for n in wanted]
-            return _tensors(_sparse(g) if isinstance(g, SparseRows) else g for g in found)
+            found = _tensors(_sparse(g) if isinstance(g, SparseRows) else g for g in (made[n] for n in wanted))
+            return [g if n not in ctx.devices else g.to(ctx.devices[n]) for n, g in zip(wanted, found, strict=True)]
 
         operands = [*read, *(given[n] for n in upstream_of)]
         if batched(operands):
@@ -256,6 +275,13 @@ class _Recorded(torch.autograd.Function):
             found = gradients(*operands)
         made = dict(zip(wanted, found, strict=True))
         return None, None, *(made.get(n) for n in function.names)
+
+
+def _on(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a GPU is the current one."""
+    if device is None or device.index in (None, torch.cuda.current_device()):
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

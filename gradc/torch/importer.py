@@ -37,12 +37,14 @@ class Refusal:
     :param reason: why, in words.
     :param where: the path of the module that called it, "" if unknown.
     :param node: its name in the graph.
+    :param by_choice: gradc could take it.
     """
 
     op: str
     reason: str
     where: str
     node: str
+    by_choice: bool = False
 
     def __str__(self) -> str:
         return f"{self.op} ({self.node}{f' in {self.where}' if self.where else ''}): {self.reason}"
@@ -113,9 +115,9 @@ class Translation:
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 raise Unsupported("it draws random numbers: torch draws those of eager mode")
             raise Unsupported("gradc's table has no line for it")
-        devices = {v.device.type for v in _tensors(node) if v.ndim}
+        devices = sorted({str(device) for device in _devices(node)})
         if len(devices) > 1:
-            raise Unsupported(f"its tensors lie on {' and '.join(sorted(devices))}")
+            raise Unsupported(f"its tensors lie on {' and '.join(devices)}")
         args = tuple(self._argument(a) for a in node.args)
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items() if k not in _PLACES}
         wide = line.promotion == "opmath" and _made_with_numbers(node)
@@ -174,9 +176,19 @@ class Translation:
         return made
 
 
-def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    values = [each.meta.get("val") for each in (*node.all_input_nodes, node)]
-    return [v for v in values if isinstance(v, torch.Tensor)]
+def tensors_of(node: torch.fx.Node) -> list[torch.Tensor]:
+    """The traced value of a node: a tensor, or those of a tuple; none of a size."""
+    value = node.meta.get("val")
+    several = value if isinstance(value, tuple | list) else (value,)
+    return [v for v in several if isinstance(v, torch.Tensor)]
+
+
+def _devices(node: torch.fx.Node) -> set[torch.device]:
+    """Where a call's operands and results lie; of operands without an axis on the CPU, which torch takes beside those
+    of any device, nothing is said.
+    """
+    operands = [v for operand in node.all_input_nodes for v in tensors_of(operand)]
+    return {v.device for v in operands if v.ndim or v.device.type != "cpu"} | {v.device for v in tensors_of(node)}
 
 
 def _same_shape(made: Type, wanted: Type) -> bool:
@@ -222,9 +234,9 @@ def _promoted(line: Line, node: torch.fx.Node, args: tuple[Any, ...], wide: bool
     )
 
 
-def refusal(node: torch.fx.Node, reason: str) -> Refusal:
+def refusal(node: torch.fx.Node, reason: str, by_choice: bool = False) -> Refusal:
     op = "torch.autograd.Function" if node.target is custom_gradient else str(node.target)
-    return Refusal(op, reason, ".".join(scope_of(node)), node.name)
+    return Refusal(op, reason, ".".join(scope_of(node)), node.name, by_choice)
 
 
 def scope_of(node: torch.fx.Node) -> tuple[str, ...]:

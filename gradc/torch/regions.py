@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import graphlib
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .importer import Refusal, Translation, refusal
+from .importer import Refusal, Translation, refusal, tensors_of
 from .normal_form import stops_gradient
+from .preference import faster_in_torch
 from .sizes import assumptions
 
 Nodes = Sequence[torch.fx.Node]
+Homes = Mapping[torch.fx.Node, torch.device]
 
 
 @dataclass
 class Plan:
     """Who runs each call of a graph.
 
-    :ivar taken: the calls that gradc takes, each with the number of its region; region 0 runs first.
+    :ivar taken: the calls that gradc takes, each with the number of its region; regions run in ascending order.
     :ivar levels: for each other call, the region after which it runs.
     :ivar refused: why torch runs a call.
+    :ivar devices: where the values of each region lie.
     """
 
     taken: dict[torch.fx.Node, int] = field(default_factory=dict)
     levels: dict[torch.fx.Node, int] = field(default_factory=dict)
     refused: dict[torch.fx.Node, Refusal] = field(default_factory=dict)
+    devices: dict[int, torch.device] = field(default_factory=dict)
 
     @property
     def regions(self) -> dict[int, list[torch.fx.Node]]:
@@ -39,20 +43,22 @@ class Plan:
         return dict(sorted(regions.items()))
 
 
-def plan(graph: torch.fx.Graph, smallest: int) -> Plan:
+def plan(graph: torch.fx.Graph, smallest: int, take: str = "faster") -> Plan:
     """
     :param smallest: regions of fewer ops that compute something are torch's, unless gradc takes the whole graph.
+    :param take: ``"all"``, or those ops that :func:`faster_in_torch` does not leave to torch.
     """
     calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
-    taken, refused = _capabilities(graph, calls)
+    taken, refused = _capabilities(graph, calls, take)
     for node in reversed(calls):  # a view that leaves a region is torch's own: it shares memory as the user expects
         if node in taken and is_view(node):
             _leave(graph, node, taken)
     calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
     while True:
-        levels = _levels(calls, taken)
-        _sink(calls, taken, levels)
-        found = Plan({n: levels[n] for n in taken}, {n: levels[n] for n in calls if n not in taken}, refused)
+        homes = _homes(calls, taken)
+        levels = _levels(calls, homes)
+        _sink(calls, homes, levels)
+        found = _numbered(calls, homes, levels, refused)
         small = [
             nodes for nodes in found.regions.values() if refused and sum(map(computes, nodes)) < max(smallest, 1)
         ] + [nodes for nodes in found.regions.values() if not any(map(computes, nodes)) and not refused]
@@ -62,7 +68,41 @@ def plan(graph: torch.fx.Graph, smallest: int) -> Plan:
             for node in nodes:
                 del taken[node]
                 if computes(node) and refused:
-                    refused[node] = refusal(node, f"its region has fewer than {smallest} ops")
+                    refused[node] = refusal(node, f"its region has fewer than {smallest} ops", by_choice=True)
+
+
+def _numbered(
+    calls: Nodes, homes: Homes, levels: Mapping[torch.fx.Node, int], refused: dict[torch.fx.Node, Refusal]
+) -> Plan:
+    """The plan in which each level has a region for each device, one after another; those of a level read nothing of
+    each other.
+    """
+    order = {device: i for i, device in enumerate(dict.fromkeys(homes.values()))}
+    count = max(len(order), 1)
+    taken = {node: levels[node] * count + order[home] for node, home in homes.items()}
+    devices = {number: homes[node] for node, number in taken.items()}
+    return Plan(taken, {n: levels[n] * count + count - 1 for n in calls if n not in homes}, refused, devices)
+
+
+def _homes(calls: Nodes, taken: Collection[torch.fx.Node]) -> dict[torch.fx.Node, torch.device]:
+    """Where the value of each call lies that gradc takes.  A number that the graph writes out (a tensor on the CPU
+    without an axis, made of nothing else) lies where it is read.
+    """
+    homes = {node: _home(node) for node in calls if node in taken}
+    numbers: dict[torch.fx.Node, None] = {}
+    for node in calls:
+        if all(o in numbers for o in node.all_input_nodes if tensors_of(o)) and _home(node).type == "cpu":
+            if not any(v.ndim for v in tensors_of(node)):
+                numbers[node] = None
+    for node in reversed(numbers):
+        theirs = {homes.get(user) for user in node.users}
+        if node in homes and len(theirs) == 1 and None not in theirs:
+            homes[node] = theirs.pop()  # type: ignore[assignment]
+    return homes
+
+
+def _home(node: torch.fx.Node) -> torch.device:
+    return next((v.device for v in tensors_of(node)), torch.device("cpu"))
 
 
 def _leave(graph: torch.fx.Graph, view: torch.fx.Node, taken: dict[torch.fx.Node, None]) -> None:
@@ -205,12 +245,13 @@ def computes(node: torch.fx.Node) -> bool:
 
 
 def _capabilities(
-    graph: torch.fx.Graph, calls: Nodes
+    graph: torch.fx.Graph, calls: Nodes, take: str
 ) -> tuple[dict[torch.fx.Node, None], dict[torch.fx.Node, Refusal]]:
     """Which calls gradc takes, found by translating each, and why it does not take the others."""
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     translation = Translation(assumptions(n.meta["val"] for n in placeholders if is_sized(n)))
     taken: dict[torch.fx.Node, None] = {}
+    chosen: dict[torch.fx.Node, Refusal] = {}
     with translation:
         for node in placeholders:
             _as_input(translation, node)
@@ -219,14 +260,18 @@ def _capabilities(
                 _as_input(translation, node)
                 continue
             source = node.args[0] if node.target is operator.getitem else None
-            if source is None or source in taken:
+            reason = faster_in_torch(node) if take == "faster" else ""
+            if reason:
+                chosen[node] = refusal(node, reason, by_choice=True)
+            elif source is None or source in taken:
                 translation.translate(node)
             if node in translation.values:
                 if not isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat):
                     taken[node] = None
             else:
                 _as_input(translation, node)
-    return taken, {n: r for n, r in translation.refused.items() if computes(n) or not _only_sizes(n)}
+    refused = {n: r for n, r in translation.refused.items() if computes(n) or not _only_sizes(n)}
+    return taken, {**refused, **chosen}
 
 
 def is_sized(node: torch.fx.Node) -> bool:
@@ -249,10 +294,13 @@ def _as_input(translation: Translation, node: torch.fx.Node) -> None:
             return
 
 
-def _levels(calls: Nodes, taken: Collection[torch.fx.Node]) -> dict[torch.fx.Node, int]:
-    """The earliest region of each call, as regions and what torch runs after each take turns.
+def _levels(calls: Nodes, homes: Homes) -> dict[torch.fx.Node, int]:
+    """The earliest level of each call, as regions and what torch runs after each take turns.
 
-    Torch's random ops keep their order: each runs no earlier than the one before it.
+    Torch's random ops keep their order: each runs no earlier than the one before it.  A region that reads another
+    device's comes after it.
+
+    :param homes: of the calls that gradc takes.
     """
     levels: dict[torch.fx.Node, int] = {}
     last = 0
@@ -260,9 +308,9 @@ def _levels(calls: Nodes, taken: Collection[torch.fx.Node]) -> dict[torch.fx.Nod
         level = 0
         for operand in node.all_input_nodes:
             if operand in levels:
-                after_torch = node in taken and operand not in taken
-                level = max(level, levels[operand] + (1 if after_torch and operand.op != "get_attr" else 0))
-        if node not in taken and _ordered(node):
+                other = node in homes and homes.get(operand) != homes[node]
+                level = max(level, levels[operand] + (1 if other and operand.op != "get_attr" else 0))
+        if node not in homes and _ordered(node):
             last = level = max(level, last)
         levels[node] = level
     return levels
@@ -280,16 +328,16 @@ def _ordered(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def _sink(calls: Nodes, taken: Collection[torch.fx.Node], levels: dict[torch.fx.Node, int]) -> None:
+def _sink(calls: Nodes, homes: Homes, levels: dict[torch.fx.Node, int]) -> None:
     """Move what is computed from the graph's inputs alone to the first region that reads it: less is kept between."""
     free: set[torch.fx.Node] = set()
     for node in calls:
-        if node in taken and all(o.op in ("placeholder", "get_attr") or o in free for o in node.all_input_nodes):
+        if node in homes and all(o.op in ("placeholder", "get_attr") or o in free for o in node.all_input_nodes):
             if node.target is not operator.getitem and not isinstance(node.meta.get("val"), tuple | list):
                 free.add(node)
     for node in reversed(calls):
         if node in free and node.users and all(user in levels for user in node.users):
-            levels[node] = min(levels[user] for user in node.users)
+            levels[node] = min(levels[user] - (homes.get(user, homes[node]) != homes[node]) for user in node.users)
 
 
 def ordered_calls(found: Plan, calls: Nodes) -> list[tuple[int, Any]]:

@@ -139,6 +139,60 @@ def test_numbers_in_a_capture_of_the_callers(device: type[InMemory]) -> None:
     agree(y, [4, 4, 4])
 
 
+def on_host(array: Any) -> Tensor:
+    """A tensor of torch's on the CPU."""
+    tensor = to_torch(array)
+    tensor.device = tensor.device._replace(type="cpu")
+    tensor.__array__ = lambda: None  # type: ignore[attr-defined]
+    return tensor
+
+
+def test_a_tensor_without_an_axis_may_lie_in_host_memory() -> None:
+    """As torch takes it beside tensors of any device: by its value at the call, in forward, backward and alone."""
+    graph = gradc.trace(lambda x, a: ops.exp(x * a), x="f32[N]", a="f32[]")
+    module = gradc.compile(graph, wrt=["x", "a"], target="cuda")
+    cpu = gradc.compile(graph, wrt=["x", "a"], target="cpu")
+    x = rng.standard_normal(5).astype(np.float32)
+    for a in (0.5, -1.25):
+        number = np.asarray(a, np.float32)
+        y, residuals = module.forward(x=to_torch(x), a=on_host(number))
+        wanted, kept = cpu.forward(x=x, a=number)
+        dy = rng.standard_normal(5).astype(np.float32)
+        gradients, expected = module.backward(residuals, to_torch(dy)), cpu.backward(kept, dy)
+        agree(y, wanted)
+        for name in ("x", "a"):
+            assert gradients[name].device.type == "cuda"
+            agree(gradients[name], expected[name])
+    alone = gradc.compile(gradc.trace(lambda a: a + a, a="f64[]"), target="cuda")(a=on_host(np.asarray(0.75)))
+    assert isinstance(alone, Tensor) and alone.device.type == "cuda"
+    agree(alone, 1.5)
+
+
+@pytest.mark.parametrize("place", ["out", "x"])
+def test_a_tensor_without_an_axis_is_no_memory_of_a_device(place: str) -> None:
+    module = gradc.compile(gradc.trace(lambda x: ops.sum(x), x="f32[N]"), target="cuda")
+    given = {"x": to_torch(np.ones(3, np.float32)), "out": {"y": to_torch(np.zeros((), np.float32))}}
+    given[place] = {"y": on_host(np.zeros((), np.float32))} if place == "out" else on_host(np.ones(1, np.float32))
+    with pytest.raises(DeviceError, match="in host memory"):
+        module(x=given["x"], out=given["out"])
+
+
+@pytest.mark.parametrize("move", [to_cupy, to_torch])
+def test_a_call_without_inputs_is_of_the_library_of_what_it_writes(move: Any, device: type[InMemory]) -> None:
+    """Its stream, and the library that allocates what is not given."""
+    graph = gradc.trace(lambda: {"a": ops.iota(shape=(4,), axis=0, dtype="f32"), "b": ops.iota(shape=(3,), axis=0)})
+    module = gradc.compile(graph, target="cuda")
+    sys.modules["torch"].streams.append(7)
+    device.current = 5
+    for _ in range(2):
+        device.launched.clear()
+        made = module(out={"a": (a := move(np.zeros(4, np.float32)))})
+        assert made["a"] is a and type(made["b"]) is type(a)
+        assert {stream for _, stream in device.launched} == {7 if move is to_torch else 5}
+        agree(made["a"], range(4))
+        agree(made["b"], range(3))
+
+
 def test_a_number_whose_launch_failed_is_written_by_the_next_call(
     device: type[InMemory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,10 +483,7 @@ def refused(error: type[GradcError], match: str, **changes: Any) -> None:
 
 def test_wrong_places(device: type[InMemory]) -> None:
     refused(DeviceError, "the input x is a numpy.ndarray in host memory", x=np.zeros(7, np.float32))
-    tensor = to_torch(np.zeros(7, np.float32))
-    tensor.device = tensor.device._replace(type="cpu")
-    tensor.__array__ = lambda: None  # type: ignore[attr-defined]
-    refused(DeviceError, "the input x is a .*Tensor in host memory", x=tensor)
+    refused(DeviceError, "the input x is a .*Tensor in host memory", x=on_host(np.zeros(7, np.float32)))
     far = to_cupy(np.zeros(7, np.float32))
     far.device.id = 3
     refused(DeviceError, "the input x lies on device 3, and this module on device 0", x=far)

@@ -314,7 +314,8 @@ class DeviceArrays(ABC):
 
         :param name: its name in errors.
         :param constants: ids of host arrays that are uploaded once, as numbers are; None: neither is accepted.
-        :raises DeviceError: it is in host memory, or on another device; named.
+        :raises DeviceError: it is in host memory, or on another device; named.  A tensor of torch's without an axis is
+            a number there, as torch takes it beside tensors of any device.
         """
         if constants is not None and isinstance(x, bool | int | float | np.generic):
             array = np.asarray(x)
@@ -324,6 +325,9 @@ class DeviceArrays(ABC):
         found = describe(x)
         if found is None and constants is not None and id(x) in constants:
             return np.asarray(x), Kind.NUMPY
+        if found is None and constants is not None and is_tensor(x) and x.device.type == "cpu" and not len(x.shape):
+            check_unrecorded(x, name)
+            return to_numpy(x)[0], Kind.TORCH
         if found is None:
             with foreign(x):
                 found = self._through_protocol(x, stream, name)

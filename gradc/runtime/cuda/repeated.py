@@ -101,7 +101,7 @@ class RepeatedCalls:
             known = self._known.get(called)
         except Exception:  # of foreign objects: the closer look says what is wrong
             return None
-        at = self.backend.stream(stream, given[: len(self.inputs)])
+        at = self.backend.stream(stream, given[: len(self.inputs)] or given)
         return None if self.backend.capturing(at) else Repeated(called, known, addresses, at)
 
     @staticmethod

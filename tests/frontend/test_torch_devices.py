@@ -1,0 +1,218 @@
+"""Graphs whose values lie on a GPU, compiled where there is none: traced on the CPU, their values said to lie on one.
+
+What runs them is the CPU or the simulator, by the option ``target``; what would is what their functions say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch.utils._pytree import tree_map_only  # noqa: E402
+
+import gradc.torch  # noqa: E402
+from gradc import knobs, ops  # noqa: E402
+from gradc.errors import InvalidProblem  # noqa: E402
+from gradc.torch import dynamo  # noqa: E402
+from gradc.torch import function as functions  # noqa: E402
+from gradc.torch.normal_form import NormalForm  # noqa: E402
+
+CUDA = torch.device("cuda:0")
+
+
+@dataclass
+class Compiler:
+    """The backend, for which the values of a graph lie where a rule says.
+
+    :ivar made: the functions of its regions.
+    """
+
+    rule: Callable[[torch.fx.Node], str] = lambda node: "cuda"
+    made: list[functions.Function] = field(default_factory=list)
+
+    def normal_form(self, *args: Any, **kwargs: Any) -> NormalForm:
+        form = _normal_form(*args, **kwargs)
+        nodes = [n for n in form.module.graph.nodes if "val" in n.meta]
+        mode = next(v.fake_mode for n in nodes if isinstance(v := n.meta["val"], FakeTensor))
+        for node in nodes:
+            where = self.rule(node)
+
+            def moved(x: torch.Tensor, where: str = where) -> torch.Tensor:
+                with mode:
+                    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=where)
+
+            if where != "cpu":
+                node.meta["val"] = tree_map_only(torch.Tensor, moved, node.meta["val"])
+        return form
+
+    def function(self, *args: Any, **kwargs: Any) -> functions.Function:
+        self.made.append(functions.Function(*args, **kwargs))
+        return self.made[-1]
+
+
+_normal_form = dynamo.normal_form
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    made = Compiler()
+    monkeypatch.setattr(dynamo, "normal_form", made.normal_form)
+    monkeypatch.setattr(dynamo, "Function", made.function)
+    torch._dynamo.reset()
+    gradc.torch.report().clear()
+    yield made
+    gradc.torch.report().clear()
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="gradc", fullgraph=True, options={"target": "cpu", **options})
+
+
+def rows() -> set[tuple[str, str]]:
+    return {(row.op, row.reason) for row in gradc.torch.report().rows}
+
+
+def positions() -> tuple[torch.Tensor, torch.Tensor]:
+    at = torch.arange(6)
+    return at * at + 1, at[:, None] >= at
+
+
+def test_a_region_without_inputs_runs_where_its_values_lie(compiler: Compiler) -> None:
+    torch.testing.assert_close(compiled(positions)(), positions())
+    (made,) = compiler.made
+    assert made.names == () and made.device == CUDA
+    with knobs.TARGET.set(""):
+        alone = functions.Function(made.graph, device=made.device).wrt(())
+    assert (alone.target, alone.device) == ("cuda", CUDA)
+
+
+def test_results_that_no_operand_places_are_given_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = gradc.trace(lambda: {"at": ops.iota(shape=(3,), axis=0), "twice": ops.iota(shape=(2,), axis=0) * 2})
+    given: list[dict[str, torch.Tensor]] = []
+
+    def module(inputs: Any, dims: Any, out: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        given.append(out)
+        return out
+
+    monkeypatch.setattr(functions, "compile", lambda *args, **options: module)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with knobs.TARGET.set(""), FakeTensorMode():
+        found = functions.Function(graph, device=CUDA)({})
+    assert [(x.device, x.dtype, tuple(x.shape)) for x in found] == [
+        (CUDA, torch.int64, (3,)),
+        (CUDA, torch.int64, (2,)),
+    ]
+    assert list(given[0]) == ["at", "twice"]
+
+
+def two_devices(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a = (x.sin() * 2).cos()
+    b = (y.exp() + 1).log()
+    return a + a.tanh(), b * b.sqrt()
+
+
+def test_a_region_holds_the_values_of_one_device(compiler: Compiler) -> None:
+    """Each has a region of its own, and where one reads the other's number, it runs after it."""
+    other = {"arg1_1", "exp", "add", "log", "sqrt", "mul_1"}
+    compiler.rule = lambda node: "cuda:0" if node.name not in other else "cuda:1"
+    x, y = torch.randn(5, requires_grad=True), torch.rand(7, requires_grad=True)
+    wanted = two_devices(x, y)
+    found = compiled(two_devices)(x, y)
+    names = {str(f.device): [n.op.name for n in f.graph.nodes] for f in compiler.made}
+    assert "sin" in names["cuda:0"] and "exp" not in names["cuda:0"]
+    assert "exp" in names["cuda:1"] and "sin" not in names["cuda:1"]
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad([y.sum() for y in each], [x, y]) for each in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+
+
+def number_of_another(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    scale = (y.exp() + 1).log().sum()
+    return (x.sin() * scale).cos() + 1
+
+
+def test_a_number_on_the_cpu_is_read_by_another_devices_region(compiler: Compiler) -> None:
+    """With the gradient that it has, where it lies."""
+    compiler.rule = lambda node: "cpu" if node.name in {"arg1_1", "exp", "add", "log", "sum_1"} else "cuda"
+    x, y = torch.randn(5, requires_grad=True), torch.rand(7, requires_grad=True)
+    wanted, found = number_of_another(x, y), compiled(number_of_another)(x, y)
+    assert [str(f.device) for f in compiler.made] == ["cpu", "cuda:0"]
+    assert [f.wrt(()).target for f in compiler.made] == ["cpu", "cpu"], "what the option says"
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(each.sum(), [x, y]) for each in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+
+
+def back_to_the_cpu(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * 2).sum().to(torch.float64) + 1
+
+
+def test_a_number_that_is_moved_is_moved_by_torch(compiler: Compiler) -> None:
+    compiler.rule = lambda node: "cuda" if node.name in {"arg0_1", "sin", "mul", "sum_1"} else "cpu"
+    x = torch.randn(5)
+    torch.testing.assert_close(compiled(back_to_the_cpu)(x), back_to_the_cpu(x))
+    assert ("aten._to_copy.default", "its tensors lie on cpu and cuda:0") in rows()
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 0, x.exp(), torch.tensor(-3.0)) + torch.tensor(2.0)
+
+
+def test_a_number_that_the_graph_writes_out_is_the_regions_that_reads_it(compiler: Compiler) -> None:
+    """torch keeps it on the CPU; a region of its own would copy it there."""
+    compiler.rule = lambda node: "cpu" if node.name.startswith(("_tensor", "lift", "scalar")) else "cuda"
+    x = torch.randn(5)
+    torch.testing.assert_close(compiled(masked)(x), masked(x))
+    assert [str(f.device) for f in compiler.made] == ["cuda:0"] and gradc.torch.report().share == 1
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3, padding=1)
+        self.first, self.second = torch.nn.Linear(4, 12), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x).flatten(2).transpose(1, 2)
+        q, k, v = self.first(F.layer_norm(y, (4,)).tanh()).unflatten(-1, (3, 1, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return F.gelu(self.second(y)).square().sum()
+
+
+ATTENTION, CONVOLUTION = "aten.scaled_dot_product_attention.default", "aten.convolution.default"
+
+
+@pytest.mark.parametrize("fallback", ["torch", "error"])
+def test_what_torch_runs_faster_on_a_gpu_is_left_to_it(compiler: Compiler, fallback: str) -> None:
+    """With its gradient; ``fallback="error"`` is about what gradc cannot take."""
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(2, 3, 4, 4)
+    wanted = torch.autograd.grad(model(x), list(model.parameters()))
+    found = torch.autograd.grad(compiled(model, fallback=fallback)(x), list(model.parameters()))
+    torch.testing.assert_close(found, wanted)
+    assert {ATTENTION, CONVOLUTION} <= {op for op, _ in rows()}
+    assert (ATTENTION, "flash attention is faster on CUDA (take='all' has gradc run it)") in rows()
+    assert not {"convolution", "scaled_dot_product_attention"} & {
+        n.op.name for f in compiler.made for n in f.graph.nodes
+    }
+
+
+@pytest.mark.parametrize(("where", "take"), [("cuda", "all"), ("cpu", "faster")])
+def test_gradc_takes_all_where_it_is_told_to_and_on_the_cpu(compiler: Compiler, where: str, take: str) -> None:
+    compiler.rule = lambda node: where
+    model, x = Block(), torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(compiled(model, take=take, fallback="error")(x), model(x))
+    assert gradc.torch.report().share == 1 and len(compiler.made) == 1
+
+
+def test_a_wrong_option() -> None:
+    with pytest.raises(InvalidProblem, match="take='some': 'faster' or 'all'"):
+        dynamo.backend(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)], options={"take": "some"})
