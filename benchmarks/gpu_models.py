@@ -117,7 +117,7 @@ class Job:
         torch, cast = self.torch, self.model.autocast
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         began = time.perf_counter()
-        call = self.net if self.engine == "eager" else torch.compile(self.net, **MODES[self.engine])
+        call = self.net if self.engine == "eager" else torch.compile(self.net, **self.options())
         first = self.results(call, cast)
         self.wait()
         say(first_s=time.perf_counter() - began)
@@ -136,6 +136,15 @@ class Job:
                 say(flops=self.flops())
             elif self.engine.startswith("gradc"):
                 say(host_us=self.host(lambda: self.step(call, cast)))
+
+    def options(self) -> dict[str, Any]:
+        """Of torch.compile; the backend itself, because a bare machine has a checkout and no installed entry point."""
+        options = dict(MODES[self.engine])
+        if "backend" in options:
+            from gradc.torch.dynamo import backend
+
+            options["backend"] = backend
+        return options
 
     def judged(self, found: Tensors) -> dict[str, Any]:
         """The errors of an engine's first step, eager mode's, and whether ours are no larger than they may be."""
