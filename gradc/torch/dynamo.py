@@ -12,6 +12,7 @@ import torch
 from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph, name_of
 from ..module.options import NAMES as COMPILE_OPTIONS
+from ..runtime.torch_private import private
 from .coverage import Compiled, listing, record
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
@@ -32,6 +33,8 @@ from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_ca
 from .sizes import size_of, typical
 from .table import is_kept
 from .timing import Time
+
+_without_autocast = private("_DisableAutocast")
 
 SMALLEST = 3
 _OWN_OPTIONS = ("fallback", "smallest_region", "take", "target", "timed")
@@ -244,7 +247,8 @@ class _Program:
             return self.source(*arguments)
         for i in self.mutated:  # what is kept for backward stays as it was
             given[i] = (given[i], given[i].clone())
-        return self.run(given)
+        with _without_autocast():  # its casts are calls of the normal form
+            return self.run(given)
 
 
 def _flat(arguments: Sequence[Any]) -> list[Any]:
