@@ -13,6 +13,7 @@ from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph, name_of
 from ..module.options import NAMES as COMPILE_OPTIONS
 from ..runtime.torch_private import private
+from .borders import in_memory_order
 from .coverage import Compiled, listing, record
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
@@ -30,7 +31,7 @@ from .normal_form import (
     tree_leaves,
 )
 from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
-from .sizes import size_of, typical
+from .sizes import size_of
 from .table import is_kept
 from .timing import Time
 
@@ -187,7 +188,7 @@ class _Program:
         self.leaves = {
             node for node, x in zip(placeholders, given, strict=True) if isinstance(x, torch.Tensor) and x.requires_grad
         }
-        found = plan(graph, options.smallest, options.take)
+        found = in_memory_order(graph, plan(graph, options.smallest, options.take))
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
         if options.fallback == "error" and not all(each.by_choice for each in refused):
@@ -445,7 +446,6 @@ def _constant(node: torch.fx.Node, value: Any) -> _Step:
 
 def _calling(region: _Region, number: int, part: int) -> _Step:
     function, inputs, outputs, dims = region.function, region.inputs, region.outputs, region.dims
-    orders = {node: _memory_order(node.meta["val"]) for node in outputs}
     detached = [i for i, node in enumerate(inputs) if node in region.detached]
 
     def call(values: Values) -> None:
@@ -455,28 +455,10 @@ def _calling(region: _Region, number: int, part: int) -> _Step:
         given = [values[n] for n in inputs]
         for i in detached:
             given[i] = given[i].detach()
-        for node, value in zip(outputs, function(sizes, *given), strict=True):
-            values[node] = value if orders[node] is None else _laid_out(value, orders[node])
+        values.update(zip(outputs, function(sizes, *given), strict=True))
 
     name = f"region {number}{f', part {part + 1}' if part else ''}"
     return _Step(call, (*inputs, *(node for node, _ in dims.values())), outputs, name, name)
-
-
-def _memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """The axes of a traced value from the outermost in memory to the innermost; None where that is their order.  What
-    torch runs on it was chosen by its strides.
-    """
-    strides = [typical(stride) for stride in value.stride()]
-    sizes = [typical(size) for size in value.shape]
-    order = sorted(range(value.ndim), key=lambda axis: (-strides[axis], axis))
-    places = [axis for axis in order if sizes[axis] != 1]
-    return None if places == sorted(places) else tuple(order)
-
-
-def _laid_out(value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
-    if order is None:
-        return value
-    return value.permute(*order).contiguous().permute(*sorted(range(len(order)), key=order.__getitem__))
 
 
 def _copied(value: torch.Tensor, source: torch.Tensor, _: bool = False) -> torch.Tensor:
