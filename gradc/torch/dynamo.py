@@ -15,9 +15,10 @@ from ..module.options import NAMES as COMPILE_OPTIONS
 from ..runtime.torch_private import private
 from .borders import in_memory_order
 from .coverage import Compiled, listing, record
+from .cuda_graphs import Captures, WithGraphs
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
-from .importer import graph_of, refusal
+from .importer import graph_of, refusal, tensors_of
 from .normal_form import (
     NormalForm,
     enables_gradients,
@@ -38,7 +39,8 @@ from .timing import Time
 _without_autocast = private("_DisableAutocast")
 
 SMALLEST = 3
-_OWN_OPTIONS = ("fallback", "smallest_region", "take", "target", "timed")
+_OWN_OPTIONS = ("cuda_graphs", "fallback", "smallest_region", "take", "target", "timed")
+_MODES = (None, "default", "reduce-overhead")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class _Options:
     take: str
     target: str | None
     timed: bool
+    cuda_graphs: bool
     compile: Mapping[str, Any]
 
 
@@ -60,7 +63,8 @@ def backend(
         that lists it), ``smallest_region`` (ops that a region has at least, 3; a graph that gradc takes whole is one
         region of any size), ``take`` (``"faster"``, or ``"all"``: gradc runs what :mod:`.preference` leaves to torch on
         CUDA, too), ``target``, ``timed`` (True: :func:`gradc.torch.report` tells the time of each region and
-        op), and the options of :func:`gradc.compile`.
+        op), ``cuda_graphs`` (True, as the mode ``"reduce-overhead"``: calls on a GPU are captured and replayed), and
+        the options of :func:`gradc.compile`.
     :raises Unsupported: with ``fallback="error"``, what gradc does not take, all of it.
     :raises InvalidProblem: an option or a mode that there is not.
     """
@@ -81,7 +85,8 @@ def backend(
         record(Compiled(name, _count_calls(gm.graph), (), (), reason))
         return gm.forward
     program = _Program(gm, example_inputs, form, name, chosen)
-    run = torch.enable_grad()(program) if own_mode else program
+    run = program.with_graphs() if chosen.cuda_graphs else program
+    run = torch.enable_grad()(run) if own_mode else run
     mode = mode_left(gm)
     # Dynamo has the graph set the mode of its caller again, or the one that the function leaves behind
     return run if mode in (None, torch.is_grad_enabled()) else _leaving(run, mode)
@@ -129,8 +134,8 @@ def _refuse_wrong_gradients(form: NormalForm) -> None:
 
 def _checked(mode: Any, options: Any) -> _Options:
     given = dict(options or {})
-    if mode not in (None, "default"):
-        raise InvalidProblem(f"mode={mode!r}: the backend gradc has one mode, 'default'")
+    if mode not in _MODES:
+        raise InvalidProblem(f"mode={mode!r}: the backend gradc has the modes 'default' and 'reduce-overhead'")
     unknown = given.keys() - set(_OWN_OPTIONS) - set(COMPILE_OPTIONS)
     if unknown:
         raise InvalidProblem(
@@ -146,9 +151,13 @@ def _checked(mode: Any, options: Any) -> _Options:
     if take not in ("faster", "all"):
         raise InvalidProblem(f"take={take!r}: 'faster' or 'all'")
     timed = given.pop("timed", False)
-    if not isinstance(timed, bool):
-        raise InvalidProblem(f"timed={timed!r}: True or False")
-    return _Options(fallback, smallest, take, given.pop("target", None), timed, given)
+    cuda_graphs = given.pop("cuda_graphs", mode == "reduce-overhead")
+    for name, value in (("timed", timed), ("cuda_graphs", cuda_graphs)):
+        if not isinstance(value, bool):
+            raise InvalidProblem(f"{name}={value!r}: True or False")
+    if timed and cuda_graphs:
+        raise InvalidProblem("timed=True and cuda_graphs=True: a replay has no steps to measure")
+    return _Options(fallback, smallest, take, given.pop("target", None), timed, cuda_graphs, given)
 
 
 def _first_line(error: BaseException) -> str:
@@ -197,7 +206,17 @@ class _Program:
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
         self.run, steps = _assembled(form, found, functions)
         times = {step.name: step.timed() for step in steps if step.title} if options.timed else {}
-        record(Compiled(name, sum(map(computes, graph.nodes)), tuple(regions), refused, times=times))
+        on_gpu = any(v.device.type == "cuda" for n in graph.nodes for v in tensors_of(n))
+        self.captures = Captures(reason=_uncapturable(graph)) if options.cuda_graphs and on_gpu else None
+        ops = sum(map(computes, graph.nodes))
+        record(Compiled(name, ops, tuple(regions), refused, times=times, captures=self.captures))
+
+    def with_graphs(self) -> Callable[..., Any]:
+        """The program, whose calls on a GPU are captured and replayed where they can be."""
+        if self.captures is None or self.captures.reason or self.form.wraps:
+            return self
+        lifted = len(self.lifted)
+        return WithGraphs(self, [i - lifted for i in self.mutated if i >= lifted], self.captures)
 
     def _functions(self, graph: torch.fx.Graph, found: Plan) -> tuple[dict[int, list[_Region]], Plan]:
         """The regions' functions; a region with one whose gradient does not exist is left to torch."""
@@ -250,6 +269,17 @@ class _Program:
             given[i] = (given[i], given[i].clone())
         with _without_autocast():  # its casts are calls of the normal form
             return self.run(given)
+
+
+def _uncapturable(graph: torch.fx.Graph) -> str:
+    """What of a program no CUDA graph repeats; "" where there is nothing."""
+    for node in graph.nodes:
+        if "effect" in node.meta:
+            return f"{node.target} has an effect on the host"
+        seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if seeded and any(v.device.type == "cpu" for v in tensors_of(node)):
+            return f"{node.target} draws its numbers on the CPU"
+    return ""
 
 
 def _flat(arguments: Sequence[Any]) -> list[Any]:
