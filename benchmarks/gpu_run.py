@@ -1,7 +1,8 @@
-"""``make gpu``: the first light, tests on a GPU, the device's constants, the benchmark, the sanitizers and, if time is
-left, variants of the kernels (:mod:`.gpu_variants`), within eight minutes and from a bare checkout.
+"""``make gpu``: the first light, training steps of whole models, tests on a GPU, the device's constants, the benchmark
+of kernels, the sanitizers and, if time is left, variants of the kernels (:mod:`.gpu_variants`), within eight minutes
+and from a bare checkout.
 
-    python -m benchmarks.gpu_run [--seconds 460]
+    python -m benchmarks.gpu_run [--seconds 460] [--parts first_light models]
     python -m benchmarks.gpu_run --dry   # the parts at small sizes without a GPU: does this script work?
 
 Writes into $OUT, else into benchmarks/results: gpu-<device>-<date>.json, its .md, calibration-<the same>.json and the
@@ -32,8 +33,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-FIRST_LIGHT, TESTS, CONSTANTS, SANITIZERS = 60.0, 150.0, 30.0, 30.0
+FIRST_LIGHT, STEPS, TESTS, CONSTANTS, SANITIZERS = 60.0, 160.0, 110.0, 30.0, 30.0
 """Seconds that these parts may take at most; the benchmark gets the rest, and the sanitizers come last."""
+PARTS = ("first_light", "models", "tests", "constants", "benchmark", "sanitizers", "variants")
 FIRST_FILE, SANITIZER_FILE = "tests/gpu/test_gpu_first_light.py", "tests/gpu/test_gpu_sanitizer.py"
 OTHER_FILES = ("tests/gpu", f"--ignore={FIRST_FILE}", f"--ignore={SANITIZER_FILE}")
 CACHE = ROOT / "build" / "gpu-cache"
@@ -43,6 +45,7 @@ DRY = ("-m", "not gpu", "-k", "memory-torch-layer or (accumulate and memory)")
 VARIANTS = 20.0
 """Seconds without which the variants are not begun."""
 DRY_VARIANTS = ("sort", "--tiny", "--target", "cuda-sim")
+DRY_MODELS = ("gpt_block", "--tiny", "--device", "cpu", "--engines", "eager", "gradc")
 DRY_BENCHMARK = ("E5", "--tiny", "--target", "cuda-sim", "--no-strategies")
 MARGIN = 8.0
 """Seconds to write everything down."""
@@ -154,6 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help=f"only say whether this Python can: 0 yes, {NO_GPU} there is no GPU, {LACKING} packages are missing",
     )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="all, if unsaid")
     parser.add_argument("--no-strategies", action="store_true", help="the benchmark forces no strategy of a scatter")
     parser.add_argument("--dry", action="store_true", help="without a GPU, at small sizes")
     options = parser.parse_args(arguments)
@@ -179,6 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
         logs = Path(scratch) / "logs"
         logs.mkdir()
         run = Run(device, path, logs, until, options.shards, options.dry, not options.no_strategies)
+        run.chosen = options.parts
         run.write()
         try:
             run.parts()
@@ -202,7 +207,7 @@ def described(dry: bool) -> Any:
 class Run:
     """The parts, one after the other, each written down when it is done.
 
-    :ivar content: of the JSON.  :ivar status: the exit status so far.
+    :ivar chosen: of :data:`PARTS`.  :ivar content: of the JSON.  :ivar status: the exit status so far.
 
     :param logs: a folder for what the parts say.
     """
@@ -219,6 +224,7 @@ class Run:
     ):
         self.device, self.path, self.logs, self.strategies = device, path, logs, strategies
         self.until, self.shards, self.dry = until, shards, dry
+        self.chosen: Sequence[str] = PARTS
         self.content: dict[str, Any] = {"device": vars(device)}
         self.status = 0
 
@@ -236,17 +242,24 @@ class Run:
 
     def parts(self) -> None:
         print(f"{self.device.name}, {self.device.arch}: results in {self.path}", flush=True)
-        warm = None
-        if not self.dry:  # compiled beside the tests
+        warm = constants = None
+        if "first_light" in self.chosen:
+            self.tests("first light", FIRST_LIGHT, (FIRST_FILE,), 1)
+        if "models" in self.chosen:
+            self.models()
+        if "benchmark" in self.chosen and not self.dry:  # compiled beside the tests
             warm = start(["-m", "benchmarks.gpu_warm", "--arch", self.device.arch], self.logs / "warm.log")
-        self.tests("first light", FIRST_LIGHT, (FIRST_FILE,), 1)
-        self.tests("tests", TESTS, OTHER_FILES, self.shards)
+        if "tests" in self.chosen:
+            self.tests("tests", TESTS, OTHER_FILES, self.shards)
         if warm is not None:
             finish(warm, 30.0)
-        constants = self.constants()
-        self.benchmark(constants)
-        self.tests("sanitizers", SANITIZERS, (SANITIZER_FILE,), 4)
-        if self.box() > VARIANTS:
+        if "constants" in self.chosen:
+            constants = self.constants()
+        if "benchmark" in self.chosen:
+            self.benchmark(constants)
+        if "sanitizers" in self.chosen:
+            self.tests("sanitizers", SANITIZERS, (SANITIZER_FILE,), 4)
+        if "variants" in self.chosen and self.box() > VARIANTS:
             self.variants(constants)
 
     def tests(self, name: str, seconds: float, files: Sequence[str], shards: int) -> None:
@@ -263,6 +276,17 @@ class Run:
         )
         for failure in found["failures"]:
             print(f"  {failure['test']}: {failure['text'].splitlines()[-1] if failure['text'] else ''}")
+
+    def models(self) -> None:
+        """Training steps; each engine's row is in the file as soon as it is measured."""
+        out, log, left = self.logs / "models.json", self.logs / "models.log", self.box(STEPS)
+        arguments = ["-m", "benchmarks.gpu_models", "--seconds", f"{max(left - 5, 0):.0f}", "--out", str(out)]
+        arguments += ["--arch", self.device.arch, *(DRY_MODELS if self.dry else ())]
+        code = finish(start(arguments, log), left)
+        self.content["models"] = json.loads(out.read_text()) if out.exists() else {}
+        self.write()
+        self.status |= WRONG * (code not in (0, None)) | LATE * (code is None)
+        print(log.read_text(), flush=True)
 
     def constants(self) -> Path | None:
         """The device's, measured; the file, with which the benchmark's modules are compiled."""
