@@ -37,6 +37,7 @@ from .host.adopt import adopt
 from .host.arrays import Arguments, Kind, Results, overlap, overlapping, worth_asking
 from .host.backend import CpuBackend, NumpyBackend
 from .host.tensors import written
+from .recent import Recent
 from .shared import Shared
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Executable(Shared):
         if unknown:
             raise InvalidProblem(f"donate names {min(unknown)!r}; the inputs are {', '.join(self.inputs)}")
         self.donated = donations(program, dict.fromkeys(donate))
-        self._sizes: dict[Any, Sizes] = {}
+        self._sizes: Recent[Any, Sizes] = Recent(256)
         self.copied: dict[str, int] = {}
 
     def _new_backend(self, payload: bytes | None, sites: Mapping[int, tuple[str, str]] | None) -> Backend:
@@ -364,8 +365,6 @@ class Executable(Shared):
         check_sizes(self.program, bound)
         check_nonempty(self.program, bound)
         check_sorts(self.program, bound)
-        if len(self._sizes) > 256:
-            self._sizes.clear()
         concrete = {name: type_.concrete(bound) for name, type_ in self.outputs.items()}
         made = self._sizes[key] = Sizes(
             bound, concrete, {name: prod(shape) * self.outputs[name].dtype.itemsize for name, shape in concrete.items()}

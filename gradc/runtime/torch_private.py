@@ -69,6 +69,7 @@ SINCE: dict[str, tuple[tuple[Release, str], ...]] = {
     "tree_map_only": ((OLDEST, _PYTREE),),
     "tree_unflatten": ((OLDEST, _PYTREE),),
     "_set_grad_enabled": ((OLDEST, _C),),
+    "_DisableAutocast": ((OLDEST, _C),),
     "DispatchKey": ((OLDEST, _C),),
     "is_functorch_wrapped_tensor": ((OLDEST, _FUNCTORCH),),
     "is_legacy_batchedtensor": ((OLDEST, _FUNCTORCH),),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .cuda_graphs import Captures
 from .importer import Refusal
 from .timing import Time
 
@@ -20,6 +21,7 @@ class Compiled:
     :param refused: what torch runs, with reasons.
     :param reason: why torch runs all of it, "" if it does not.
     :param times: with the option ``timed``, of each step by the name of its node; of none where torch runs all.
+    :param captures: with ``mode="reduce-overhead"``, what became of its calls.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Compiled:
     refused: tuple[Refusal, ...]
     reason: str = ""
     times: Mapping[str, Time] = field(default_factory=dict)
+    captures: Captures | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class Report:
             for row in rows:
                 time = "" if not times else f"  {row.time:>4.0%}" if row.time is not None else "     -"
                 lines.append(f"  {row.op:<{width}}  {row.count:>4}  {row.share:>4.0%}{time}  {row.reason}")
+        lines += [f"{g.name}: {g.captures}" for g in self.graphs if g.captures is not None and g.captures.any]
         if times:
             width = max(len(each.op) for each in times)
             lines.append("time (share, calls, ms forward, ms backward):")

@@ -51,6 +51,7 @@ class CustomGradient:
     :param apply: torch's higher-order op, which runs it and records its gradient.
     :param forward: gives (outputs, what backward reads).
     :param is_tensor: of each operand, whether it is a tensor; the others are sizes.
+    :param autocast: the devices for which autocast was enabled around it, each with its dtype.
     """
 
     apply: Any
@@ -58,6 +59,7 @@ class CustomGradient:
     backward: torch.fx.GraphModule
     is_tensor: tuple[bool, ...]
     options: Mapping[str, Any]
+    autocast: Mapping[str, torch.dtype]
 
     @classmethod
     def traced(cls, apply: Any, args: Sequence[Any], options: Mapping[str, Any]) -> tuple[CustomGradient, Any]:
@@ -68,7 +70,8 @@ class CustomGradient:
         forward, backward, *operands = args
         if options.get("dirty_idx"):
             raise Unsupported(WRITES)
-        made = cls(apply, forward, backward, tuple(isinstance(x, torch.Tensor) for x in operands), dict(options))
+        is_tensor = tuple(isinstance(x, torch.Tensor) for x in operands)
+        made = cls(apply, forward, backward, is_tensor, dict(options), _autocast())
         results = forward.graph.output_node().args[0][0]
         several = isinstance(results, tuple | list)
         if not all(isinstance(r, torch.fx.Node) for r in (results if several else [results])):
@@ -88,12 +91,20 @@ class CustomGradient:
 def run_by_torch(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
     """What torch runs for :data:`custom_gradient`: recorded by autograd with the gradient of its own."""
     call = _known[key]
-    found = call.apply(call.forward, call.backward, *call.operands(tensors, sizes), **call.options)
+    with contextlib.ExitStack() as stack:
+        for device, dtype in call.autocast.items():
+            stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+        found = call.apply(call.forward, call.backward, *call.operands(tensors, sizes), **call.options)
     results = list(found) if isinstance(found, tuple | list) else [found]
     for result in results:
         if result.requires_grad:
             result.register_hook(_once)
     return results
+
+
+def _autocast() -> dict[str, torch.dtype]:
+    """The devices for which autocast is enabled, each with its dtype."""
+    return {each: torch.get_autocast_dtype(each) for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)}
 
 
 def _once(_: torch.Tensor) -> None:

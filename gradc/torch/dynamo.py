@@ -12,10 +12,13 @@ import torch
 from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph, name_of
 from ..module.options import NAMES as COMPILE_OPTIONS
+from ..runtime.torch_private import private
+from .borders import in_memory_order
 from .coverage import Compiled, listing, record
+from .cuda_graphs import Captures, WithGraphs
 from .custom_gradients import custom_gradient, run_by_torch
 from .function import Function
-from .importer import graph_of, refusal
+from .importer import graph_of, refusal, tensors_of
 from .normal_form import (
     NormalForm,
     enables_gradients,
@@ -29,12 +32,15 @@ from .normal_form import (
     tree_leaves,
 )
 from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
-from .sizes import size_of, typical
+from .sizes import size_of
 from .table import is_kept
 from .timing import Time
 
+_without_autocast = private("_DisableAutocast")
+
 SMALLEST = 3
-_OWN_OPTIONS = ("fallback", "smallest_region", "take", "target", "timed")
+_OWN_OPTIONS = ("cuda_graphs", "fallback", "smallest_region", "take", "target", "timed")
+_MODES = (None, "default", "reduce-overhead")
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class _Options:
     take: str
     target: str | None
     timed: bool
+    cuda_graphs: bool
     compile: Mapping[str, Any]
 
 
@@ -56,7 +63,8 @@ def backend(
         that lists it), ``smallest_region`` (ops that a region has at least, 3; a graph that gradc takes whole is one
         region of any size), ``take`` (``"faster"``, or ``"all"``: gradc runs what :mod:`.preference` leaves to torch on
         CUDA, too), ``target``, ``timed`` (True: :func:`gradc.torch.report` tells the time of each region and
-        op), and the options of :func:`gradc.compile`.
+        op), ``cuda_graphs`` (True, as the mode ``"reduce-overhead"``: calls on a GPU are captured and replayed), and
+        the options of :func:`gradc.compile`.
     :raises Unsupported: with ``fallback="error"``, what gradc does not take, all of it.
     :raises InvalidProblem: an option or a mode that there is not.
     """
@@ -77,7 +85,8 @@ def backend(
         record(Compiled(name, _count_calls(gm.graph), (), (), reason))
         return gm.forward
     program = _Program(gm, example_inputs, form, name, chosen)
-    run = torch.enable_grad()(program) if own_mode else program
+    run = program.with_graphs() if chosen.cuda_graphs else program
+    run = torch.enable_grad()(run) if own_mode else run
     mode = mode_left(gm)
     # Dynamo has the graph set the mode of its caller again, or the one that the function leaves behind
     return run if mode in (None, torch.is_grad_enabled()) else _leaving(run, mode)
@@ -125,8 +134,8 @@ def _refuse_wrong_gradients(form: NormalForm) -> None:
 
 def _checked(mode: Any, options: Any) -> _Options:
     given = dict(options or {})
-    if mode not in (None, "default"):
-        raise InvalidProblem(f"mode={mode!r}: the backend gradc has one mode, 'default'")
+    if mode not in _MODES:
+        raise InvalidProblem(f"mode={mode!r}: the backend gradc has the modes 'default' and 'reduce-overhead'")
     unknown = given.keys() - set(_OWN_OPTIONS) - set(COMPILE_OPTIONS)
     if unknown:
         raise InvalidProblem(
@@ -142,9 +151,13 @@ def _checked(mode: Any, options: Any) -> _Options:
     if take not in ("faster", "all"):
         raise InvalidProblem(f"take={take!r}: 'faster' or 'all'")
     timed = given.pop("timed", False)
-    if not isinstance(timed, bool):
-        raise InvalidProblem(f"timed={timed!r}: True or False")
-    return _Options(fallback, smallest, take, given.pop("target", None), timed, given)
+    cuda_graphs = given.pop("cuda_graphs", mode == "reduce-overhead")
+    for name, value in (("timed", timed), ("cuda_graphs", cuda_graphs)):
+        if not isinstance(value, bool):
+            raise InvalidProblem(f"{name}={value!r}: True or False")
+    if timed and cuda_graphs:
+        raise InvalidProblem("timed=True and cuda_graphs=True: a replay has no steps to measure")
+    return _Options(fallback, smallest, take, given.pop("target", None), timed, cuda_graphs, given)
 
 
 def _first_line(error: BaseException) -> str:
@@ -184,7 +197,7 @@ class _Program:
         self.leaves = {
             node for node, x in zip(placeholders, given, strict=True) if isinstance(x, torch.Tensor) and x.requires_grad
         }
-        found = plan(graph, options.smallest, options.take)
+        found = in_memory_order(graph, plan(graph, options.smallest, options.take))
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
         if options.fallback == "error" and not all(each.by_choice for each in refused):
@@ -193,7 +206,17 @@ class _Program:
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
         self.run, steps = _assembled(form, found, functions)
         times = {step.name: step.timed() for step in steps if step.title} if options.timed else {}
-        record(Compiled(name, sum(map(computes, graph.nodes)), tuple(regions), refused, times=times))
+        on_gpu = any(v.device.type == "cuda" for n in graph.nodes for v in tensors_of(n))
+        self.captures = Captures(reason=_uncapturable(graph)) if options.cuda_graphs and on_gpu else None
+        ops = sum(map(computes, graph.nodes))
+        record(Compiled(name, ops, tuple(regions), refused, times=times, captures=self.captures))
+
+    def with_graphs(self) -> Callable[..., Any]:
+        """The program, whose calls on a GPU are captured and replayed where they can be."""
+        if self.captures is None or self.captures.reason or self.form.wraps:
+            return self
+        lifted = len(self.lifted)
+        return WithGraphs(self, [i - lifted for i in self.mutated if i >= lifted], self.captures)
 
     def _functions(self, graph: torch.fx.Graph, found: Plan) -> tuple[dict[int, list[_Region]], Plan]:
         """The regions' functions; a region with one whose gradient does not exist is left to torch."""
@@ -244,7 +267,19 @@ class _Program:
             return self.source(*arguments)
         for i in self.mutated:  # what is kept for backward stays as it was
             given[i] = (given[i], given[i].clone())
-        return self.run(given)
+        with _without_autocast():  # its casts are calls of the normal form
+            return self.run(given)
+
+
+def _uncapturable(graph: torch.fx.Graph) -> str:
+    """What of a program no CUDA graph repeats; "" where there is nothing."""
+    for node in graph.nodes:
+        if "effect" in node.meta:
+            return f"{node.target} has an effect on the host"
+        seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if seeded and any(v.device.type == "cpu" for v in tensors_of(node)):
+            return f"{node.target} draws its numbers on the CPU"
+    return ""
 
 
 def _flat(arguments: Sequence[Any]) -> list[Any]:
@@ -441,7 +476,6 @@ def _constant(node: torch.fx.Node, value: Any) -> _Step:
 
 def _calling(region: _Region, number: int, part: int) -> _Step:
     function, inputs, outputs, dims = region.function, region.inputs, region.outputs, region.dims
-    orders = {node: _memory_order(node.meta["val"]) for node in outputs}
     detached = [i for i, node in enumerate(inputs) if node in region.detached]
 
     def call(values: Values) -> None:
@@ -451,28 +485,10 @@ def _calling(region: _Region, number: int, part: int) -> _Step:
         given = [values[n] for n in inputs]
         for i in detached:
             given[i] = given[i].detach()
-        for node, value in zip(outputs, function(sizes, *given), strict=True):
-            values[node] = value if orders[node] is None else _laid_out(value, orders[node])
+        values.update(zip(outputs, function(sizes, *given), strict=True))
 
     name = f"region {number}{f', part {part + 1}' if part else ''}"
     return _Step(call, (*inputs, *(node for node, _ in dims.values())), outputs, name, name)
-
-
-def _memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """The axes of a traced value from the outermost in memory to the innermost; None where that is their order.  What
-    torch runs on it was chosen by its strides.
-    """
-    strides = [typical(stride) for stride in value.stride()]
-    sizes = [typical(size) for size in value.shape]
-    order = sorted(range(value.ndim), key=lambda axis: (-strides[axis], axis))
-    places = [axis for axis in order if sizes[axis] != 1]
-    return None if places == sorted(places) else tuple(order)
-
-
-def _laid_out(value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
-    if order is None:
-        return value
-    return value.permute(*order).contiguous().permute(*sorted(range(len(order)), key=order.__getitem__))
 
 
 def _copied(value: torch.Tensor, source: torch.Tensor, _: bool = False) -> torch.Tensor:

@@ -212,6 +212,43 @@ def test_autocast_is_casts() -> None:
     torch.testing.assert_close(got, want, rtol=5e-2, atol=5e-2)
 
 
+class Product(torch.autograd.Function):
+    """Whose gradient is another one's: that torch ran it shows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g.float() * 3, None
+
+
+@pytest.mark.parametrize("left", [1, 100], ids=["gradc's", "torch's"])
+def test_autocast_around_a_call_is_what_it_was_at_each_op(left: int) -> None:
+    """Also where an inner block turns it off or on, and torch runs what is in it: it casts nothing a second time."""
+
+    def function(x: Any, w: Any) -> Any:
+        x = x * 1  # no leaf: torch's cache of casts knows no dtypes
+        with torch.autocast("cpu", enabled=False):
+            exact = x @ w
+        with torch.autocast("cpu", dtype=torch.float16):
+            half = Product.apply(x, w)
+        return exact, exact @ w, Product.apply(x, w), half
+
+    x, w = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8)
+    call = compiled(function, smallest_region=left, numerics="strict")
+    for ambient in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=ambient):
+            found, wanted = call(x, w), function(x, w)
+        low = torch.bfloat16 if ambient else torch.float32
+        assert [y.dtype for y in found] == [y.dtype for y in wanted] == [torch.float32, low, low, torch.float16]
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(sum(y.float().sum() for y in ys), x) for ys in (found, wanted))
+        )
+
+
 class Running(nn.Module):
     """A buffer that is written in training, as batch norm's are."""
 

@@ -216,3 +216,53 @@ def test_gradc_takes_all_where_it_is_told_to_and_on_the_cpu(compiler: Compiler, 
 def test_a_wrong_option() -> None:
     with pytest.raises(InvalidProblem, match="take='some': 'faster' or 'all'"):
         dynamo.backend(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)], options={"take": "some"})
+
+
+class ChannelsLast(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.Conv2d(6, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.first(x)
+        return self.second(y + y.sin() * y.cos()), y.detach().exp() * 2 + 1
+
+
+def test_values_cross_the_borders_of_regions_as_they_lie(compiler: Compiler) -> None:
+    """What torch gives channels last is read so, and what it reads was chosen by its strides; nothing is copied."""
+    torch.manual_seed(0)
+    model = ChannelsLast().double().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 4, 5).double().to(memory_format=torch.channels_last)
+    wanted, found = model(x), compiled(model)(x)
+    torch.testing.assert_close(found, wanted)
+    assert [y.stride() for y in found] == [y.stride() for y in wanted] == [(100, 1, 25, 5), (120, 1, 30, 6)]
+    gradients = [torch.autograd.grad(y.square().sum(), list(model.parameters())) for y, _ in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+    modules = [m.module for f in compiler.made for m in f._variants.values()]
+    assert modules and not any(m.forward.copied or (m.wrt and m.backward.copied) for m in modules)
+
+
+class Detached(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 6, 3), torch.nn.Conv2d(6, 6, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.first(x)
+        return (y.detach().sin().exp() * self.second.weight.sum()).sum(), y.sum()
+
+
+def test_what_is_read_detached_across_a_border_keeps_its_own_backward(compiler: Compiler) -> None:
+    """No ``retain_graph``: the losses share a detached value alone."""
+    torch.manual_seed(0)
+    model = Detached().double().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 4, 5).double().to(memory_format=torch.channels_last)
+    gradients = []
+    for call in (model, compiled(model, smallest_region=1)):
+        model.zero_grad()
+        first, second = call(x)
+        first.backward()
+        second.backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(*gradients)
+    assert len(gradients[0]) == 3, "the second convolution's bias is not read"

@@ -819,6 +819,21 @@ def wrong_calls(move: Any) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     }
 
 
+def test_a_call_that_is_repeated_stays_known_beside_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches drop what was used least recently, never all: neither its plan nor what was checked is made again."""
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x) + 1, x="f32[N]"), target="cuda")
+    executable = module.forward
+    bound, planned = [], []
+    bind, plan = executable.bind_call, cuda.LaunchPlan
+    monkeypatch.setattr(executable, "bind_call", lambda *args, **more: bound.append(1) or bind(*args, **more))
+    monkeypatch.setattr(cuda, "LaunchPlan", lambda *args: planned.append(1) or plan(*args))
+    often = to_cupy(np.ones(3, np.float32))
+    for n in range(4, 304):
+        module(x=often)
+        module(x=to_cupy(np.ones(n, np.float32)))
+    assert len(bound) == len(planned) == 301
+
+
 @pytest.mark.parametrize("move", [to_cupy, to_torch])
 def test_a_call_after_others_is_refused_as_the_first(move: Any, device: type[InMemory]) -> None:
     arrays = {k: move(v) for k, v in given().items()}

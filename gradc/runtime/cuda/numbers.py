@@ -13,6 +13,7 @@ import numpy as np
 from ...errors import CaptureError
 from ...process.forks import lock
 from ..host.arrays import address_of
+from ..recent import Recent
 from .device import Device, Span
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +45,7 @@ class Cells:
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.cells: dict[int, Cells] = {}
+        self.cells: Recent[int, Cells] = Recent(_STREAMS)
 
 
 class Numbers:
@@ -59,7 +60,7 @@ class Numbers:
     def __init__(self, device: Device, support: Device, inputs: Sequence[str]):
         self._device, self._support = device, support
         self._cell = {name: i for i, name in enumerate(inputs)}
-        self._shared: dict[int, Cells] = {}
+        self._shared: Recent[int, Cells] = Recent(_STREAMS)
         self._own = _OfThread()
         self._captured: list[Cells] = []  # the last one has room; graphs read from all of them
         self._left = 0
@@ -74,11 +75,9 @@ class Numbers:
                 if self._left < len(self._cell):
                     self._left = max(CAPTURED, len(self._cell))
                     self._captured.append(self._new(self._left, stream, True))
-                if stream not in known:
-                    if len(known) >= _STREAMS:
-                        known.clear()
-                    known[stream] = self._new(len(self._cell), stream)
-                found = known[stream]
+                found = known.get(stream)
+                if found is None:
+                    found = known[stream] = self._new(len(self._cell), stream)
         return found
 
     def _new(self, count: int, stream: int, captured: bool = False) -> Cells:

@@ -24,6 +24,7 @@ from ...process.limits import Limit
 from ..backend import NO_ALLOCATION, BoundCall
 from ..host.arrays import Kind, address_of, byte_bounds, foreign, to_numpy
 from ..host.tensors import BITS, NARROW, STORED, check_unrecorded, is_tensor
+from ..recent import Recent
 from ..torch_private import current_stream
 from .device import Device, Memory, Span
 from .numbers import Numbers, bits_of
@@ -280,7 +281,7 @@ class DeviceArrays(ABC):
     numbers: Numbers
 
     def __init__(self) -> None:
-        self._uploaded: dict[Any, tuple[Memory, Array]] = {}
+        self._uploaded: Recent[Any, tuple[Memory, Array]] = Recent(256)
         self._upload_lock = lock()
 
     @property
@@ -455,15 +456,14 @@ class DeviceArrays(ABC):
             return array
         key = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= _KEPT_BYTES else id(array)
         with self._upload_lock:
-            if key not in self._uploaded:
-                if len(self._uploaded) > 256:
-                    self._uploaded.clear()
+            found = self._uploaded.get(key)
+            if found is None:
                 self._check_allocation(stream)
                 memory = self.device.memory(max(array.nbytes, 1), stream)
                 self.device.upload(memory.address, array, stream)
                 self.device.synchronize(stream)  # other streams may read it next
-                self._uploaded[key] = (memory, array)
-            memory, _ = self._uploaded[key]
+                found = self._uploaded[key] = (memory, array)
+            memory, _ = found
         return remote(memory.address, array.shape, array.dtype, owner=memory, readonly=True)
 
     def contiguous(self, array: Array, stream: int) -> DeviceArray:

@@ -22,6 +22,7 @@ from ...ir.kernel import Kernel, Program
 from ...process.forks import cached_property, held_off, lock
 from ..cache import pack, unpack
 from ..host.arrays import address_of
+from ..recent import Recent
 from .device import Device, Memory, Prepared, Span
 from .on_device import add
 from .pending import DeferredCheck, FlagCopies
@@ -88,7 +89,7 @@ class CudaProgram:
             if b.kind == "const"
         }
         self._open = open_device
-        self._plans: dict[tuple[int, ...], LaunchPlan] = {}
+        self._plans: Recent[tuple[int, ...], LaunchPlan] = Recent(256, lambda plan: self._prepared.pop(plan, None))
         self._uploaded: dict[str, Memory] = {}
         self.started = False
         self._ready: set[bool] = set()  # offset widths (64 bits: True) of the loaded functions
@@ -161,11 +162,7 @@ class CudaProgram:
         key = tuple(dims[name] for name in self.program.dims)
         found = self._plans.get(key)
         if found is None:
-            found = LaunchPlan(self.program, self.kernels, dims, self.library)
-            if len(self._plans) > 256:
-                self._plans.clear()
-                self._prepared.clear()
-            self._plans[key] = found
+            found = self._plans[key] = LaunchPlan(self.program, self.kernels, dims, self.library)
         return found
 
     # -- a call --------------------------------------------------------------------------------------------------------

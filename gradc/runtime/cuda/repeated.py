@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ...codegen.cuda.launch import LaunchPlan
 from ..backend import BoundCall
 from ..host.arrays import Arguments, Kind, address_of
+from ..recent import Recent
 from ..torch_private import forward_level
 from .on_device import DeviceArrays, is_cupys
 
@@ -64,7 +65,7 @@ class RepeatedCalls:
 
     def __init__(self, backend: DeviceArrays, inputs: Iterable[str]):
         self.backend, self.inputs = backend, tuple(inputs)
-        self._known: dict[tuple[Any, ...], Known] = {}
+        self._known: Recent[tuple[Any, ...], Known] = Recent(KEPT)
 
     def described(self, inputs: Arguments, out: Any, dims: Any, stream: Any) -> Repeated | None:
         """A call as it may be known; None if it has anything that needs a closer look, errors included."""
@@ -131,8 +132,6 @@ class RepeatedCalls:
         if [address_of(array) for array in arrays] != call.addresses:
             return  # empty, or converted
         places = zip((*self.inputs, *(roots[name] for name in names)), arrays, strict=True)
-        if len(self._known) >= KEPT:
-            self._known.clear()
         self._known[call.key] = Known(
             bound.plan,
             bound.dims,

@@ -18,6 +18,7 @@ from ...ir.dims import evaluate
 from ...ir.kernel import Call, Loop, Program, alternatives
 from ...ir.node import REGISTRY
 from ...process.forks import held_off
+from ..recent import Recent
 from . import pool
 from .arrays import empty
 from .toolchain import compile_units, load_library
@@ -78,7 +79,7 @@ class CpuProgram:
             if b.kind == "const"
         }
         self._table = ctypes.c_void_p * max(len(self.roots), 1)
-        self._bindings: dict[tuple[Any, ...], Binding] = {}
+        self._bindings: Recent[tuple[Any, ...], Binding] = Recent(256)
         self._contexts: list[
             pool.Context
         ] = []  # those not in use; several are needed because a signal handler may make a call during a call
@@ -111,8 +112,6 @@ class CpuProgram:
             )
             local = int(self.library.gradc_local_bytes(values)) + self._packed(dims)
             binding = Binding(values, temps, lent, total, total + scratch, local, largest >= pool.least_streamed())
-            if len(self._bindings) > 256:
-                self._bindings.clear()
             self._bindings[key] = binding
         return binding
 

@@ -1,0 +1,84 @@
+"""What crosses the border of a region does so in its memory order, so that neither side copies it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .normal_form import stops_gradient
+from .regions import Plan
+from .sizes import typical
+
+_permute = torch.ops.aten.permute.default
+
+
+def in_memory_order(graph: torch.fx.Graph, found: Plan) -> Plan:
+    """The plan with views at the borders of its regions: a value whose axes do not lie in memory in their order (what
+    attention gives, channels last) enters and leaves a region with its axes as they lie, in rows one after another.
+
+    What torch runs on it was chosen by its strides, so it gets those.
+    """
+    for node in graph.nodes:  # those that are added, too
+        value = node.meta.get("val")
+        order = _memory_order(value) if node.op == "call_function" and isinstance(value, torch.Tensor) else None
+        if order is not None and (node in found.taken or _is_dense(value.permute(*order))):
+            _cross(graph, found, node, order)
+    found.taken = {node: found.taken[node] for node in graph.nodes if node in found.taken}
+    return found
+
+
+def _cross(graph: torch.fx.Graph, found: Plan, node: torch.fx.Node, order: Sequence[int]) -> None:
+    """Have others than the region that makes a value read it through views of its memory order."""
+    own = found.taken.get(node)
+    readers: dict[int | None, list[torch.fx.Node]] = {}
+    for user in node.users:
+        readers.setdefault(found.taken.get(user), []).append(user)
+    readers.pop(own, None)
+    if not readers:
+        return
+
+    def view(of: torch.fx.Node, axes: Sequence[int], region: int | None) -> torch.fx.Node:
+        """A new view, of a region, or of torch as soon as it can run it."""
+        with graph.inserting_after(of):
+            made = graph.call_function(_permute, (of, list(axes)))
+        told = {key: of.meta[key] for key in ("nn_module_stack", "stack_trace") if key in of.meta}
+        made.meta = {**told, "val": of.meta["val"].permute(*axes)}
+        if region is not None:
+            found.taken[made] = region
+        else:
+            found.levels[made] = found.levels[node] if own is None else own
+        return made
+
+    ordered = view(node, order, own)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    for region, users in readers.items():
+        detached = [user for user in users if region is not None and stops_gradient(user)]
+        for user in detached:  # the view comes after it: what is read for its value alone stays known as that
+            user.replace_input_with(node, ordered)
+            user.meta["val"] = user.meta["val"].permute(*order)
+            again = view(user, inverse, region)
+            user.replace_all_uses_with(again, lambda reader, view=again: reader is not view)
+        if len(detached) < len(users):
+            back = view(ordered, inverse, region)
+            for user in users:
+                user.replace_input_with(node, back)
+
+
+def _memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The axes of a traced value from the outermost in memory to the innermost; None where that is their order."""
+    strides = [typical(stride) for stride in value.stride()]
+    sizes = [typical(size) for size in value.shape]
+    order = sorted(range(value.ndim), key=lambda axis: (-strides[axis], axis))
+    places = [axis for axis in order if sizes[axis] != 1]
+    return None if places == sorted(places) else tuple(order)
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether a traced value's elements lie in memory one after another, the last axis innermost."""
+    step = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if typical(size) != 1 and typical(stride) != step:
+            return False
+        step *= typical(size)
+    return True
