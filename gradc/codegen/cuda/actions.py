@@ -109,11 +109,18 @@ class Side:
     step: int
 
 
+BatchAxis = tuple[int, tuple[int, int, int]]
+"""Of a batch: how many, and the strides in a, b and out."""
+
+
 @dataclass(frozen=True)
 class Library:
-    """What a library (cuBLAS) is asked: ``batch`` products of m x k and k x n, all row-major for us.
+    """What a library (cuBLAS) is asked: ``batch`` products of m x k and k x n, all row-major for us, for each position
+    along the axes ``outer`` a call.
 
-    :param product: the same as it stands in the plan.
+    :param product: the same as one product.
+    :param pointers: where the addresses of all matrices of a, of b and of out are, for one call with ``batch`` of each,
+        which then do not step.
     """
 
     product: Product
@@ -123,6 +130,18 @@ class Library:
     batch: int
     a: Side
     b: Side
+    out: Side
+    outer: tuple[BatchAxis, ...] = ()
+    pointers: Part | None = None
+
+    @property
+    def calls(self) -> list[tuple[int, int, int]]:
+        """For each call, the elements of a, b and out before its first ones."""
+        counts, steps = [count for count, _ in self.outer], [strides for _, strides in self.outer]
+        return [
+            (sum(i * s[0] for i, s in at), sum(i * s[1] for i, s in at), sum(i * s[2] for i, s in at))
+            for at in (list(zip(place, steps, strict=True)) for place in np.ndindex(*counts))
+        ]
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -143,6 +162,7 @@ class Plan(Protocol):
 
     flag: Part
     scratch_start: int
+    own_products: bool
 
     def part(self, name: str) -> Part: ...
 

@@ -157,10 +157,18 @@ class LaunchPlan:
     :ivar kept: outputs that a library writes and that are put back where a check has found something.
 
     :param library: bytes that the library of matrix products works in.
+    :param own_products: kernels of ours compute all of these.
     """
 
-    def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int], library: int = 0):
-        self.program, self.dims = program, dict(dims)
+    def __init__(
+        self,
+        program: Program,
+        kernels: Mapping[str, CudaKernel],
+        dims: Mapping[str, int],
+        library: int = 0,
+        own_products: bool = False,
+    ):
+        self.program, self.dims, self.own_products = program, dict(dims), own_products
         self.types = {b.name: b.type for b in program.buffers}
         self.kernels = kernels
         self.steps = [_launched(taken(step, dims)) for step in program.steps]
@@ -168,12 +176,12 @@ class LaunchPlan:
         places, total = offsets(program, dims, ALIGN)
         self.offsets = {name: at for name, (_, at) in places.items()}
         self.scratch_start = total
+        self.flag = Part(FLAG, 0, FLAG_WORDS + len(self.checks) if self.checks else 0, U64)
         self.scratch_size = max(
             (self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0
         )
         calls = [(n, s) for n, s in enumerate(self.steps) if isinstance(s, Call)]
         self.scratch_size = max([self.scratch_size, *(align(CALLS[s.op].scratch(self, s, n)) for n, s in calls)])
-        self.flag = Part(FLAG, 0, FLAG_WORDS + len(self.checks) if self.checks else 0, U64)
         self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
         products = [a.product for actions in self.actions for a in actions if isinstance(a, Library)]
         self.kept = {product.out.part.root for product in products if gated(product)}
