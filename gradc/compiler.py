@@ -210,7 +210,8 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     graph = pipeline.run(upcast, graph)
     graph = pipeline.run(simplify, graph, numerics=numerics, round_operands=round_operands)
     graph = pipeline.run(fold, graph)
-    graph = pipeline.run(sink_dequant, graph, numerics=numerics)
+    round_once = round_operands if target.startswith("cuda") else ()  # the library rounds, if nothing is between
+    graph = pipeline.run(sink_dequant, graph, numerics=numerics, round_once=round_once)
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
