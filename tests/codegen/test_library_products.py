@@ -17,6 +17,7 @@ from gradc import ops
 from gradc.codegen.cuda.actions import Launch, Library
 from gradc.errors import DeviceError, IndexOutOfRange
 from gradc.ir.types import BF16
+from gradc.passes.row_blocking import loop_writer, wide_products
 from gradc.runtime.cuda import cublas
 from gradc.runtime.cuda.device import Span
 from gradc.runtime.simulator.device import Simulator
@@ -42,13 +43,15 @@ class Blas:
         self.asked: list[tuple[str, int]] = []
         self.cublasSetStream_v2 = self.cublasSetWorkspace_v2 = lambda *a: 0
 
-    def multiply(self, sizes: Any, types: Any, leading: Any, starts: Any, alpha: Any) -> None:
+    def multiply(self, sizes: Any, types: Any, leading: Any, starts: Any, alpha: Any, beta: Any) -> None:
         (op_x, op_y, m, n, k), (xt, yt, ot) = sizes, (TYPES[t] for t in types)
         wide = np.float64 if ot == np.float64 else np.float32
+        assert alpha._obj.value == 1, "nothing is scaled"
         for x, y, out in starts:
             left, right = matrix(x, m, k, leading[0], xt, op_x), matrix(y, k, n, leading[1], yt, op_y)
             total = left.astype(wide) @ right.astype(wide)
-            matrix(out, m, n, leading[2], ot, False)[...] = total.astype(ot)
+            there = matrix(out, m, n, leading[2], ot, False)
+            there[...] = (total + there.astype(wide) if beta._obj.value else total).astype(ot)
 
     def cublasGemmStridedBatchedEx(
         self, handle: Any, op_x: int, op_y: int, m: int, n: int, k: int, alpha: Any, x: int, xt: int, ldx: int, sx: int,
@@ -59,7 +62,7 @@ class Blas:
         starts = [[at + i * step * size for at, step, size in zip((x, y, out), (sx, sy, so), sizes, strict=True)]
                   for i in range(batch)]  # fmt: skip
         self.asked.append(("strided", batch))
-        self.multiply((op_x, op_y, m, n, k), (xt, yt, ot), (ldx, ldy, ldo), starts, alpha)
+        self.multiply((op_x, op_y, m, n, k), (xt, yt, ot), (ldx, ldy, ldo), starts, alpha, beta)
         return 0
 
     def cublasGemmBatchedEx(
@@ -68,7 +71,7 @@ class Blas:
     ) -> int:  # fmt: skip
         read = [np.ctypeslib.as_array((ctypes.c_uint64 * batch).from_address(at)).tolist() for at in (x, y, out)]
         self.asked.append(("pointers", batch))
-        self.multiply((op_x, op_y, m, n, k), (xt, yt, ot), (ldx, ldy, ldo), zip(*read, strict=True), alpha)
+        self.multiply((op_x, op_y, m, n, k), (xt, yt, ot), (ldx, ldy, ldo), zip(*read, strict=True), alpha, beta)
         return 0
 
 
@@ -82,8 +85,10 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> Blas:
     def multiply(
         self: Simulator, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
     ) -> None:
+        there = self.bytes_at(out, library.product.out.part.nbytes)
+        before = there.copy() if library.product.add else 0xFF
         simulated(self, library, a, b, out, workspace, stream, pointers)  # which looks at the addresses, too
-        self.bytes_at(out, library.product.out.part.nbytes)[:] = 0xFF
+        there[:] = before
         cublas.multiply(0, library, a, b, out, workspace, stream, pointers)
 
     monkeypatch.setattr(Simulator, "multiply", multiply)
@@ -200,6 +205,28 @@ def test_nvrtc_takes_what_writes_copies_and_addresses(arch: str) -> None:
     binary = gradc.compile(graph, target="cuda", arch=arch, wrt=[]).forward.binary
     assert {"gradc_pointers", "gradc_copy_2"} <= binary.kernels.keys()
     assert not any(found.spill_stores for found in binary.kernels.values())
+
+
+def test_blocks_of_rows_add_to_one_result(blas: Blas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block writes what the others add to; each reads its rows, and writes to them."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(loop_writer, "LAUNCH_ELEMENTS", 1)
+    monkeypatch.setattr(wide_products, "MIN_BYTES", 1)
+    monkeypatch.setenv("GRADC_CACHE", "0")
+    graph = gradc.trace(lambda x, w, t: ops.linear_cross_entropy(x, w, t), x="f32[300,8]", w="f32[90,8]", t="i64[300]")
+    module = gradc.compile(graph, ["x", "w"], target="cuda-sim")
+    rng = np.random.default_rng(5)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((300, 8), (90, 8)))
+    t = rng.integers(0, 90, 300)
+    y, residuals = module.forward(x=x, w=w, t=t)
+    gradients = module.backward(residuals, np.asarray(1, np.float32))
+    assert blas.asked == [("strided", 1)] * 12, "three blocks: logits, the same again, and two gradients"
+    leaves = [torch.tensor(a.astype(np.float64), requires_grad=True) for a in (x, w)]
+    loss = torch.nn.functional.cross_entropy(leaves[0] @ leaves[1].T, torch.tensor(t))
+    loss.backward()
+    assert np.allclose(float(y), loss.item(), rtol=1e-6)
+    for name, leaf in zip(("x", "w"), leaves, strict=True):
+        assert np.allclose(np.asarray(gradients[name]), leaf.grad.numpy(), rtol=1e-4, atol=1e-7)
 
 
 def test_cublas_says_which_function_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,12 +87,14 @@ class Product:
     """``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; out is contiguous.
 
     :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
+    :param add: whether it is added to what is there.
     """
 
     a: Strided
     b: Strided
     out: Strided
     site: int
+    add: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,14 @@ Action = Launch | Library
 class Plan(Protocol):
     """What a library call knows of the launch plan that it is part of."""
 
-    flag: Part
-    scratch_start: int
-    own_products: bool
+    @property
+    def flag(self) -> Part: ...
+
+    @property
+    def scratch_start(self) -> int: ...
+
+    @property
+    def own_products(self) -> bool: ...
 
     def part(self, name: str) -> Part: ...
 

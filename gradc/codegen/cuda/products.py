@@ -66,7 +66,7 @@ def library_of(product: Product) -> Library | None:
 def product_of(plan: Plan, call: Call, number: int) -> Product:
     """A call's matrix product."""
     a, b = (plan.view(call, operand, axes) for operand, axes in zip(call.args, call.views, strict=True))
-    return Product(a, b, plan.result(call), plan.site(number))
+    return Product(a, b, plan.result(call), plan.site(number), call.add)
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,8 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
         return calls
     whole = replace(out.part, count=out.part.nbytes, dtype=U8)
     if planned.library.k == 0:
+        if product.add:
+            return []
         return [Launch("gradc_gate_zero", GATE_BLOCKS, 256, (whole, whole.count, plan.flag, product.site), (0,))]
     kept = replace(whole, root=WORKSPACE, start=0)  # over temporaries: after a failed check nothing reads them
     keep, restore = (
@@ -271,7 +273,7 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
                 _function(dtype_of(product.a.part.dtype), dtype_of(out.dtype)),
                 blocks,
                 THREADS,
-                (product.a.part, product.b.part, out, *sizes, *steps, flag, product.site),
+                (product.a.part, product.b.part, out, *sizes, *steps, int(product.add), flag, product.site),
                 (2,),
             )
         )
@@ -290,12 +292,13 @@ def _view(operand: Strided, memory: Array) -> Array:
     return np.lib.stride_tricks.as_strided(part, operand.shape, [s * part.itemsize for s in operand.strides])
 
 
-def multiplied(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
-    """``a @ b`` as the library does it: short floats are added up in f32, and the result is rounded once."""
+def multiplied(a: Array, b: Array, dtype: np.dtype[Any], more: Array | None = None) -> Array:
+    """``a @ b`` (+ ``more``) as the library does it: short floats are added up in f32, and it is rounded once."""
     with np.errstate(all="ignore"):
-        if dtype_of(a.dtype).is_float and a.itemsize < 4:
-            return np.asarray(np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(dtype))
-        return np.asarray(np.matmul(a, b))
+        narrow = dtype_of(a.dtype).is_float and a.itemsize < 4
+        a, b = (x.astype(np.float32) if narrow else x for x in (a, b))
+        total = np.matmul(a, b) if more is None else np.matmul(a, b) + more.astype(a.dtype)
+        return np.asarray(total.astype(dtype))
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------
@@ -356,12 +359,14 @@ def _entry(read: DType, written: DType) -> str:
     strides = ", ".join(f"i64 {name}" for name in _STRIDES)
     arguments = ", ".join(_STRIDES)
     sizes = "i64 from_a, i64 from_b, i64 m, i64 n, i64 k, i64 count1"
-    declared = f"const {ctype} *a, const {ctype} *b, {result} *out, {sizes}, {strides}, const u64 *flag, i64 site"
+    declared = (
+        f"const {ctype} *a, const {ctype} *b, {result} *out, {sizes}, {strides}, i64 add, const u64 *flag, i64 site"
+    )
     head = f'extern "C" __global__ void __launch_bounds__(256) {_function(read, written)}({declared})'
     kinds = f"gradc_element_{read.name}, gradc_element_{written.name}"
     return f"""{head} {{
   if (gradc_stopped(flag, site)) return;
-  gradc_matmul<{kinds}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments});
+  gradc_matmul<{kinds}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments}, add);
 }}"""
 
 

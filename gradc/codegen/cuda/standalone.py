@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import InternalError
-from ...ir.kernel import Call, Kernel, Program
+from ...ir.kernel import Call, Kernel, Program, alternatives
 from ...ir.types import Type
 from ..cpu.standalone import (
     GROUPS,
@@ -72,7 +72,8 @@ class _Tables:
     def __init__(self, part: CudaPart, dims: Mapping[str, int]):
         self.part, self.program = part, part.program
         text, kernels = render_cuda(part.program)
-        calls = [step for step in part.program.steps if isinstance(step, Call) and step.op == "matmul"]
+        items = [item for step in part.program.steps for item in alternatives(step)]
+        calls = [item for item in items if isinstance(item, Call) and item.op == "matmul"]
         self.text = "\n".join([text, without_library(part.program, calls)]) if calls else text
         self.plan = LaunchPlan(
             part.program, kernels, {name: dims[name] for name in part.program.dims}, own_products=True
@@ -84,7 +85,9 @@ class _Tables:
     def launches(self, number: int, aux: int = 0) -> list[LaunchText]:
         """Those of a step."""
         item, found = self.plan.steps[number], []
-        actions = self.plan.actions_of(number, item, aux) if aux else self.plan.actions[number]
+        actions = self.plan.actions[number]
+        if aux and isinstance(item, Kernel):
+            actions = self.plan.actions_of(number, item, aux)
         for action in actions:
             if not isinstance(action, Launch):
                 raise InternalError(f"{self.program.name}: a product of a product")

@@ -123,7 +123,7 @@ def multiply(
     blas, handle = _library(), _handle(device)
     (data, _), (result, compute) = (_TYPES[dtype_of(each).name] for each in (library.read, library.dtype))
     real = ctypes.c_double if library.dtype == np.float64 else ctypes.c_float
-    one, zero = real(1), real(0)
+    one, kept = real(1), real(library.product.add)  # what is there is added, or not even read
     # cuBLAS is column-major: it sees row-major matrices as transposes, and out^T = b^T a^T.
     sizes = (_operation(library.b), _operation(library.a), library.n, library.m, library.k)
     _check(blas.cublasSetStream_v2(handle, stream), library)
@@ -143,7 +143,7 @@ def multiply(
             of_a,
             data,
             right[0],
-            ctypes.byref(zero),
+            ctypes.byref(kept),
             of_out,
             result,
             written[0],
@@ -165,7 +165,7 @@ def multiply(
             a + at_a * read,
             data,
             *right,
-            ctypes.byref(zero),
+            ctypes.byref(kept),
             out + at_out * wrote,
             result,
             *written,

@@ -239,7 +239,7 @@ class Simulator:
                 for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)
             ]
             x, y, result = views(p, *memory)
-            result[...] = multiplied(x, y, result.dtype)
+            result[...] = multiplied(x, y, result.dtype, result if p.add else None)
             self.has(memory[2])
 
         self.ask(stream, work)
