@@ -4,7 +4,8 @@
 
 template <class From, class To>
 GRADC_FN void gradc_matmul(const typename From::stored *a, const typename From::stored *b, typename To::stored *out, i64 m, i64 n, i64 k, i64 count1,
-                           i64 a_m, i64 a_k, i64 b_k, i64 b_n, i64 a_0, i64 b_0, i64 out_0, i64 a_1, i64 b_1, i64 out_1, i64 add) {
+                           i64 a_m, i64 a_k, i64 b_k, i64 b_n, i64 a_0, i64 b_0, i64 out_0, i64 a_1, i64 b_1, i64 out_1, i64 out_m,
+                           i64 add) {
   __shared__ typename To::sum left[32][33];
   __shared__ typename To::sum right[32][33];
   const i64 across = (n + 31) / 32, tiles = across * ((m + 31) / 32);
@@ -30,7 +31,7 @@ GRADC_FN void gradc_matmul(const typename From::stored *a, const typename From::
   for (int i = 0; i < 4; i++) {
     const i64 row = from_row + y + 8 * i;
     if (row >= m || column >= n) continue;
-    if (add) sums[i] = To::load(out[row * n + column]) + sums[i];
-    out[row * n + column] = To::store(sums[i]);
+    typename To::stored *const to = out + row * out_m + column;
+    *to = To::store(add ? To::load(*to) + sums[i] : sums[i]);
   }
 }

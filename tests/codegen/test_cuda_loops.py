@@ -183,6 +183,7 @@ def test_the_logits_of_a_language_model_are_never_whole() -> None:
     actions = [a for step in module.forward.native.bind({}).actions for a in step]
     products = [a for a in actions if isinstance(a, Library)]
     assert len(products) == 3 * 11 and sum(a.product.add for a in products) == 10
+    assert all(side.leading % 8 == 0 for a in products for side in (a.a, a.b, a.out)), "rows begin at 16 bytes"
     assert not [a for a in actions if isinstance(a, Launch) and a.function.startswith("gradc_matmul")]
 
 

@@ -151,7 +151,26 @@ def test_a_product_of_ours_stops_behind_a_check(device: Simulator) -> None:
 
 def test_the_check_sees_a_product_out_ofbyte_bounds(device: Simulator) -> None:
     a, b, out = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32), np.zeros((3, 2), np.float32)
-    args = [span(a), span(b), span(out), 0, 0, 3, 3, 4, 1, 4, 1, 3, 1, *[0] * 7, span(FINE), 0]  # b has two columns
+    args = [
+        span(a),
+        span(b),
+        span(out),
+        0,
+        0,
+        3,
+        3,
+        4,
+        1,
+        4,
+        1,
+        3,
+        1,
+        *[0] * 6,
+        4,
+        0,
+        span(FINE),
+        0,
+    ]  # b has two columns
     with pytest.raises(SimulationFault, match="out of bounds"):
         device.launch("gradc_matmul_f32", 1, 256, args, [2])
 

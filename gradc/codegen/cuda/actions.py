@@ -84,7 +84,7 @@ class Strided:
 
 @dataclass(frozen=True)
 class Product:
-    """``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; out is contiguous.
+    """``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; elements of a row of out are neighbours.
 
     :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
     :param add: whether it is added to what is there.

@@ -366,11 +366,11 @@ class _PlanOfRun:
         return Strided(self.part(operand.buffer), shape, strides, 0 if 0 in shape else at)
 
     def result(self, item: Call) -> Strided:
-        """The result of a call: contiguous, in a loop a part of a buffer."""
+        """The result of a call, from its first element to its last."""
         seen = self.view(item, item.out, item.result_axes)
-        strides = tuple(prod(seen.shape[i + 1 :]) for i in range(len(seen.shape)))
-        whole = replace(seen.part, start=seen.part.start + seen.skipped, count=prod(seen.shape))
-        return Strided(whole, seen.shape, strides)
+        extent = 1 + sum((n - 1) * step for n, step in zip(seen.shape, seen.strides, strict=True))
+        count = 0 if 0 in seen.shape else extent
+        return Strided(replace(seen.part, start=seen.part.start + seen.skipped, count=count), seen.shape, seen.strides)
 
 
 def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:

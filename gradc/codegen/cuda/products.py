@@ -57,8 +57,11 @@ def library_of(product: Product) -> Library | None:
     longest = max(axes, key=lambda axis: axis[0], default=(1, (0, 0, 0)))
     outer = tuple(axis for axis in axes if axis is not longest)
     batch, (step_a, step_b, step_out) = longest
-    a, b, out = _side(product.a, step_a), _side(product.b, step_b), Side(False, n, step_out)
-    if a is None or b is None or max(m, n, k, prod(count for count, _ in axes), a.leading, b.leading) > _MOST:
+    a, b = _side(product.a, step_a), _side(product.b, step_b)
+    out = Side(False, product.out.strides[-2] if m > 1 else max(n, 1), step_out)
+    if a is None or b is None or (k == 0 and product.out.part.count != prod(product.out.shape)):
+        return None
+    if max(m, n, k, prod(count for count, _ in axes), a.leading, b.leading, out.leading) > _MOST:
         return None
     return Library(product, m, n, k, batch, a, b, out, outer)
 
@@ -267,7 +270,7 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
         out = product.out.part
         out = replace(out, start=out.start + to * out.dtype.itemsize, count=out.count - to)
         sizes = (product.a.start + from_a, product.b.start + from_b, m, n, k, second[0])
-        steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1]]
+        steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1], product.out.strides[-2]]
         launches.append(
             Launch(
                 _function(dtype_of(product.a.part.dtype), dtype_of(out.dtype)),
@@ -370,7 +373,7 @@ def _entry(read: DType, written: DType) -> str:
 }}"""
 
 
-_STRIDES = ("a_m", "a_k", "b_k", "b_n", "a_0", "b_0", "out_0", "a_1", "b_1", "out_1")
+_STRIDES = ("a_m", "a_k", "b_k", "b_n", "a_0", "b_0", "out_0", "a_1", "b_1", "out_1", "out_m")
 
 
 def _library_surely(program: Program, call: Call) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...ir.dims import Size, known_nonnegative, symbol
+from ...ir.dims import Size, ceildiv, known_nonnegative, symbol
 from ...ir.kernel import Buffer, Call, Kernel, Loop, Program
 from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import F64, Type
@@ -15,6 +15,10 @@ from .fission import fresh_name, renamed
 from .fusion_group import FusionGroup
 from .tiling import Tiling, tile
 
+ROW_ELEMENTS = 8
+"""Rows of a GPU's blocks begin at multiples of so many elements: products of 16-bit operands are several times as slow
+where rows do not begin at multiples of 16 bytes.
+"""
 LAUNCH_ELEMENTS = 40_000_000
 """Of the widest block of a loop on a GPU, about: 240 MB as f32 with its gradient in 16 bits."""
 
@@ -99,9 +103,13 @@ def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buff
     lead = len(group.shape)
     bounds = column_bounds(whole, [t.row for t in tilings], dict.fromkeys(group.blocks, lead), group.columns)
 
+    host = isinstance(device, Cpu)
+
     def block(name: str, columns: tuple[Size, ...] | None = None) -> Buffer:
         type_ = program.types[name]
         rest = type_.shape[lead:] if columns is None else columns
+        if name in group.blocks and len(rest) == 1 and not (bounds or host):
+            rest = (ROW_ELEMENTS * ceildiv(rest[0], ROW_ELEMENTS),)
         return Buffer(name, replace(type_, shape=(symbol(count), *rest)), "block")
 
     blocks = {name: block(name, (symbol(column),) if bounds else None) for name in group.blocks}
@@ -114,7 +122,6 @@ def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buff
         steps.append(_StepWriter(tiling, tuple(outer), row, count, blocks, lead - 1, columns, sums).step(step, types))
     carried = {n for tiling in tilings for n in tiling.carried}
     rows, parallel = group.shape[-1], len(carried) < len(sizes)
-    host = isinstance(device, Cpu)
     return Loop(
         over=tuple(zip(outer, sizes, strict=True)),
         rows=(row, rows),
