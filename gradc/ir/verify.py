@@ -511,13 +511,16 @@ class _CallCheck(_StepCheck):
             self.wrong(f"the result is {given}, and {call.out.buffer} is {out}", f"{call.out.buffer}[")
 
     def window(self, call: Call) -> bool:
-        """Whether the result of a call in a loop is contiguous: positions, part of an axis, whole axes."""
+        """Whether the rows of the result of a call in a loop are evenly spaced: positions, part of an axis, whole axes,
+        the last of which may be shorter than the buffer's.
+        """
         axes, shape = dict(call.axes), self.program.buffer[call.out.buffer].type.shape
         begun = False
-        for index, size in zip(call.out.index, shape, strict=True):
+        for place, (index, size) in enumerate(zip(call.out.index, shape, strict=True)):
             if len(index.terms) > 1 or any(v not in axes or c != 1 for v, c in index.terms):
                 return False
-            if index.terms and begun and (index.const != 0 or not same(axes[index.terms[0][0]], size)):
+            whole = place == len(shape) - 1 or (index.terms and same(axes[index.terms[0][0]], size))
+            if index.terms and begun and (index.const != 0 or not whole):
                 return False
             if begun and not index.terms:
                 return False

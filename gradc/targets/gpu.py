@@ -37,6 +37,17 @@ ACCESS_COST = 6.0
 costs less.
 """
 
+# -- matrix products ---------------------------------------------------------------------------------------------------
+
+LIBRARY_FLOPS: Mapping[str, float] = {"f16": 600e12, "bf16": 600e12, "f32": 45e12, "f64": 45e12}
+"""Of the library's products per second, by the dtype of their operands (estimate: two thirds of what is published of an
+H100 for 16 bits, with f32 sums, and for f32 and f64).
+"""
+PRODUCT_FLOPS = 8.5e12
+"""Of the kernel of ours for products of any strides and dtypes (what the model of machine code's time gives for an H100
+and bf16).
+"""
+
 # -- seconds of a step of a reduction ----------------------------------------------------------------------------------
 
 ROW_SECONDS = 0.25e-6
