@@ -21,6 +21,7 @@ onnx = pytest.importorskip("onnx", reason="the ONNX frontend needs onnx")
 import onnx_table  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx_node_cases import cases  # noqa: E402
 from onnx_versions import (  # noqa: E402
     CASES,
     DEPRECATED,
@@ -390,7 +391,7 @@ def in_opset(model: Any, opset: int) -> Any:
 def node_tests(op: str, version: int) -> list[tuple[Any, Any]]:
     """(the test, its model in the last opset of a version), some of those that are valid there."""
     found = []
-    for case in nodes.cases().get(op, []):
+    for case in cases().get(op, []):
         if nodes.name_of(case) not in onnx_table.REFUSED and len(case.model.graph.node) == 1:
             model = in_opset(case.model, last_opset(op, version))
             if model is not None:
