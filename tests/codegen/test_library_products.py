@@ -92,6 +92,7 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> Blas:
         cublas.multiply(0, library, a, b, out, workspace, stream, pointers)
 
     monkeypatch.setattr(Simulator, "multiply", multiply)
+    monkeypatch.setenv("GRADC_SIM_CHECK", "1")
     return stand_in
 
 
