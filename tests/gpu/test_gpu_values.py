@@ -13,7 +13,7 @@ import gradc
 from gradc import ops
 from gradc.ir.node import REGISTRY
 from gradc.ir.types import DTYPES
-from gradc.passes.row_blocking import loop_writer, wide_products
+from gradc.passes.row_blocking import wide_products
 
 FEW = ("mul", "embedding", "softmax", "scatter_add")
 """The simulator has every op in tests/codegen/test_cuda.py; here these show that the tests themselves are right."""
@@ -43,7 +43,7 @@ def test_a_few_ops_where_there_is_no_gpu(name: str, machine: Machine) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_a_loss_in_blocks_of_rows(dtype: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host goes over blocks, which add to one gradient; in f16 the backward makes the logits again."""
-    monkeypatch.setattr(loop_writer, "LAUNCH_ELEMENTS", 1)
+    monkeypatch.setattr(wide_products, "LAUNCH_ELEMENTS", 1)
     monkeypatch.setattr(wide_products, "MIN_BYTES", 1)
     monkeypatch.setenv("GRADC_CACHE", "0")
     types = {"x": f"{dtype}[N,32]", "w": f"{dtype}[V,32]", "t": "i64[N]"}
