@@ -183,6 +183,11 @@ def multiplied_as_they_are(target: str) -> tuple[DType, ...]:
     return (BF16, F16) if target.startswith("cuda") else (BF16,)
 
 
+def given_as_they_are(target: str) -> tuple[DType, ...]:
+    """The dtypes to which products stay rounded: a GPU's library rounds them, and moves half of the bytes."""
+    return (BF16, F16) if target.startswith("cuda") else ()
+
+
 def _hints(options: Options) -> dict[str, int]:
     """Sizes at which bytes are counted."""
     return {**(options.hints or {}), **(options.dims or {})}
@@ -205,15 +210,16 @@ def _joint(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipelin
 def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) -> Graph:
     """The Graph -> Graph passes, in order."""
     numerics = options.numerics
-    round_operands = multiplied_as_they_are(target)
+    round_operands, round_products = multiplied_as_they_are(target), given_as_they_are(target)
     if target == "cpu":
         graph = pipeline.run(minimal_filtering, graph, dims=_hints(options), numerics=numerics)
     graph = pipeline.run(decompose, graph)
     graph = pipeline.run(upcast, graph)
-    graph = pipeline.run(simplify, graph, numerics=numerics, round_operands=round_operands)
+    graph = pipeline.run(
+        simplify, graph, numerics=numerics, round_operands=round_operands, round_products=round_products
+    )
     graph = pipeline.run(fold, graph)
-    round_once = round_operands if target.startswith("cuda") else ()  # the library rounds, if nothing is between
-    graph = pipeline.run(sink_dequant, graph, numerics=numerics, round_once=round_once)
+    graph = pipeline.run(sink_dequant, graph, numerics=numerics, round_once=round_products)
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
@@ -222,7 +228,8 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
 
 def _tidy(graph: Graph, numerics: str, target: str) -> Graph:
     """simplify and fold, after passes that made more of it to do."""
-    return fold(simplify(graph, numerics=numerics, round_operands=multiplied_as_they_are(target)))
+    round_operands, round_products = multiplied_as_they_are(target), given_as_they_are(target)
+    return fold(simplify(graph, numerics=numerics, round_operands=round_operands, round_products=round_products))
 
 
 def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, name: str) -> Program:

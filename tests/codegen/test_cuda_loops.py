@@ -15,7 +15,7 @@ from gradc import interp, ops
 from gradc.codegen.cuda.actions import Launch, Library
 from gradc.errors import IndexOutOfRange
 from gradc.ir.types import DTYPES
-from gradc.passes.row_blocking import loop_writer, wide_products
+from gradc.passes.row_blocking import wide_products
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks of 128 rows, for any number of heads, and of small products, too."""
-    monkeypatch.setattr(loop_writer, "LAUNCH_ELEMENTS", 1)
+    monkeypatch.setattr(wide_products, "LAUNCH_ELEMENTS", 1)
     monkeypatch.setattr(wide_products, "MOST_POSITIONS", 1 << 40)
     monkeypatch.setattr(wide_products, "MIN_BYTES", 1)
     monkeypatch.setenv("GRADC_SIM_CHECK", "1")

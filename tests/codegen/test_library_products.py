@@ -17,7 +17,7 @@ from gradc import ops
 from gradc.codegen.cuda.actions import Launch, Library
 from gradc.errors import DeviceError, IndexOutOfRange
 from gradc.ir.types import BF16
-from gradc.passes.row_blocking import loop_writer, wide_products
+from gradc.passes.row_blocking import wide_products
 from gradc.runtime.cuda import cublas
 from gradc.runtime.cuda.device import Span
 from gradc.runtime.simulator.device import Simulator
@@ -92,6 +92,7 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> Blas:
         cublas.multiply(0, library, a, b, out, workspace, stream, pointers)
 
     monkeypatch.setattr(Simulator, "multiply", multiply)
+    monkeypatch.setenv("GRADC_SIM_CHECK", "1")
     return stand_in
 
 
@@ -210,7 +211,7 @@ def test_nvrtc_takes_what_writes_copies_and_addresses(arch: str) -> None:
 def test_blocks_of_rows_add_to_one_result(blas: Blas, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first block writes what the others add to; each reads its rows, and writes to them."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(loop_writer, "LAUNCH_ELEMENTS", 1)
+    monkeypatch.setattr(wide_products, "LAUNCH_ELEMENTS", 1)
     monkeypatch.setattr(wide_products, "MIN_BYTES", 1)
     monkeypatch.setenv("GRADC_CACHE", "0")
     graph = gradc.trace(lambda x, w, t: ops.linear_cross_entropy(x, w, t), x="f32[300,8]", w="f32[90,8]", t="i64[300]")

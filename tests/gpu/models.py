@@ -75,6 +75,12 @@ def embedding(how: str, dtype: str = "f32") -> Model:
     )
 
 
+def heads(q: Any, k: Any, v: Any) -> Any:
+    """Attention whose heads lie beside features: cuBLAS steps along one axis of two, or is given addresses."""
+    q, k, v = (ops.transpose(x, (0, 2, 1, 3)) for x in (q, k, v))
+    return ops.transpose(ops.scaled_dot_product_attention(q, k, v, is_causal=True), (0, 2, 1, 3))
+
+
 MODELS = {
     "embedding, sorted": embedding("segmented"),
     "embedding, sorted, bf16": embedding("segmented", "bf16"),
@@ -125,5 +131,21 @@ MODELS = {
         {"N": 20, "D": 30, "K": 25},
         {"N": 700, "D": 300, "K": 400},
         multiplied=("N", "D", "K"),
+    ),
+    "heads, bf16": Model(
+        heads,
+        dict.fromkeys("qkv", "bf16[B,S,H,32]"),
+        ("q", "k", "v"),
+        {"B": 2, "S": 9, "H": 3},
+        {"B": 3, "S": 300, "H": 8},
+        multiplied=("S",),
+    ),
+    "many heads": Model(
+        heads,
+        dict.fromkeys("qkv", "f32[B,S,H,8]"),
+        ("q", "k", "v"),
+        {"B": 17, "S": 2, "H": 18},
+        {"B": 20, "S": 40, "H": 18},
+        multiplied=("S",),
     ),
 }

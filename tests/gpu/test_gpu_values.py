@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from agreement import NAMES, UNIT, agree_with_numpy
 from machines import Machine
-from models import MODELS
+from models import MODELS, Model
 from registry import cases
 
 import gradc
+from gradc import ops
 from gradc.ir.node import REGISTRY
+from gradc.ir.types import DTYPES
+from gradc.passes.row_blocking import wide_products
 
 FEW = ("mul", "embedding", "softmax", "scatter_add")
 """The simulator has every op in tests/codegen/test_cuda.py; here these show that the tests themselves are right."""
@@ -34,6 +37,29 @@ def test_an_op_is_numpy(name: str, part: int, machine: Machine) -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_ops_where_there_is_no_gpu(name: str, machine: Machine) -> None:
     agree_with_numpy(cases(("f32", "bf16"), names=[name]), (7,), place=machine, target=machine.target)
+
+
+@pytest.mark.kinds("torch")
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_a_loss_in_blocks_of_rows(dtype: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host goes over blocks, which add to one gradient; in f16 the backward makes the logits again."""
+    monkeypatch.setattr(wide_products, "LAUNCH_ELEMENTS", 1)
+    monkeypatch.setattr(wide_products, "MIN_BYTES", 1)
+    monkeypatch.setenv("GRADC_CACHE", "0")
+    types = {"x": f"{dtype}[N,32]", "w": f"{dtype}[V,32]", "t": "i64[N]"}
+    model = Model(lambda x, w, t: ops.linear_cross_entropy(x, w, t), types, ("x", "w"), {}, {})
+    sizes = {"N": 1000, "V": 777} if machine.on_gpu else {"N": 300, "V": 99}
+    arrays = model.arrays(sizes)
+    module = machine.compile(model.graph, model.wrt)
+    assert module.forward.program.loops
+    _, residuals = module.forward({n: machine.put(a) for n, a in arrays.items()})
+    dy = np.ones((), DTYPES[dtype].np)
+    gradients = module.backward(residuals, machine.put(dy))
+    module.synchronize()
+    unit = UNIT[dtype]
+    for key, exact in model.exact(arrays, dy).items():
+        got = np.asarray(machine.get(gradients[key], arrays[key].dtype)).astype(np.float64)
+        assert np.abs(got - exact).max() <= 32 * unit * np.abs(exact).max(), key
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -48,6 +48,11 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Address(Part):
+    """Where a part begins, as a number: a function is given it and does not access the part."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """A function's start.
 

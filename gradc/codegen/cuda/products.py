@@ -27,7 +27,22 @@ from ...targets.gpu import LIBRARY_FLOPS, PRODUCT_FLOPS, SECTOR_BYTES
 from ..expr import stored
 from ..index import flatten
 from ..text import standalone
-from .actions import U8, U64, WORKSPACE, Action, BatchAxis, Launch, Library, Part, Plan, Product, Side, Strided, align
+from .actions import (
+    U8,
+    U64,
+    WORKSPACE,
+    Action,
+    Address,
+    BatchAxis,
+    Launch,
+    Library,
+    Part,
+    Plan,
+    Product,
+    Side,
+    Strided,
+    align,
+)
 from .support import AXES, blocks, element, merged_axes, packing
 
 Array = np.ndarray[Any, Any]
@@ -167,8 +182,10 @@ def _by_pointers(plan: Plan, library: Library, start: int) -> tuple[Library, tup
             size = operand.part.dtype.itemsize
             firsts.append(operand.skipped + before * size)
             steps += [strides[side] * size for _, strides in (first, second, third)]
-        args = (pointers, p.a.part, p.b.part, p.out.part, number * each, total, each, second[0], third[0])
-        launches.append(Launch("gradc_pointers", blocks(each), 256, (*args, *firsts, *steps), (0,)))
+        begin = (Address(x.part.root, x.part.start, x.part.count, x.part.dtype) for x in (p.a, p.b, p.out))
+        sizes = (number * each, total, each, second[0], third[0])
+        args: list[Part | int] = [pointers, *begin, *sizes, *firsts, *steps]
+        launches.append(Launch("gradc_pointers", blocks(each), 256, tuple(args), (0,)))
     a, b, out = (replace(side, step=0) for side in (library.a, library.b, library.out))
     return replace(library, batch=total, a=a, b=b, out=out, outer=(), pointers=pointers), tuple(launches)
 

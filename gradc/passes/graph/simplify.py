@@ -95,10 +95,9 @@ REAL = [
     Rule(x + 0.0, x),
     Rule(0.0 + x, x),
     Rule(x - -0.0, x),
-    Rule(_cast_twice, _cast_once, _is_rounding),
     Rule(op("reciprocal", x) * y, _quotient),
 ]
-"""Equal over the reals: a dropped f32 -> bf16 -> f32, a zero added."""
+"""Equal over the reals: a zero added."""
 
 
 def _composed_movement(node: Node) -> Node | None:
@@ -223,9 +222,9 @@ def _sink_widening(node: Node) -> Node:
     return converted(again(node, wide.operands), wide.dtype)
 
 
-def _without_rounding(node: Node) -> Node:
+def _without_rounding(node: Node, round_products: Collection[DType]) -> Node:
     """A rounded operand after :func:`_sink_widening` -> the value without its rounding, for a reader that is no
-    contraction.
+    contraction; a product stays rounded to one of some dtypes.
     """
 
     def below(narrow: Node) -> Node:
@@ -233,16 +232,37 @@ def _without_rounding(node: Node) -> Node:
             return again(narrow, (below(narrow.operands[0]),))
         return narrow.operands[0] if converts(narrow) else converted(narrow, node.dtype)  # a constant by now
 
-    return below(node.operands[0])
+    value = below(node.operands[0])
+    return node if node.operands[0].dtype in round_products and _is_contraction(value) else value
+
+
+def _is_contraction(node: Node) -> bool:
+    """Whether a value is a product, or one that was only moved since."""
+    while _is_movement(node):
+        node = node.operands[0]
+    return bool(getattr(node.op, "contraction", False))
 
 
 @graph_pass("REAL")
-def simplify(graph: Graph, *, numerics: str = "real", round_operands: Collection[DType] = ()) -> Graph:
-    """x * 1 -> x, cast(cast(x)) -> x, ...: the BITS rules, and the REAL ones unless numerics="strict".
+def simplify(
+    graph: Graph,
+    *,
+    numerics: str = "real",
+    round_operands: Collection[DType] = (),
+    round_products: Collection[DType] = (),
+) -> Graph:
+    """x * 1 -> x, cast(cast(x)) -> x, ...: the BITS rules, and the REAL ones unless numerics="strict"; of these,
+    f32 -> bf16 -> f32 is no rounding.
 
     :param round_operands: keep what rounds an operand of a contraction to one of these.
+    :param round_products: and what rounds its result, for every reader.
     """
-    rules = BITS + (REAL if numerics != "strict" else [])
+
+    def is_dropped(bound: Mapping[str, Node]) -> bool:
+        kept = bound["inner"].dtype in round_products and _is_contraction(bound["x"])
+        return _is_rounding(bound) and not kept
+
+    rules = BITS + ([*REAL, Rule(_cast_twice, _cast_once, is_dropped)] if numerics != "strict" else [])
     transposed = _product_transposed(graph)
     structural = [_composed_movement, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
     rounded = _rounded_operands(graph, round_operands) if numerics != "strict" else set()
@@ -254,7 +274,7 @@ def simplify(graph: Graph, *, numerics: str = "real", round_operands: Collection
             new_rounded.add(current)
             return current
         if not getattr(node.op, "contraction", False):
-            operands = tuple(_without_rounding(o) if o in new_rounded else o for o in operands)
+            operands = tuple(_without_rounding(o, round_products) if o in new_rounded else o for o in operands)
         current = again(node, operands)
         for _ in range(20):
             new = apply_rules(rules, current)

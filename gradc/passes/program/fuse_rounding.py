@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
 from ...ir.kernel import Call, Kernel, Program, Step
@@ -107,7 +107,70 @@ def _with_narrow_products(program: Program) -> Program:
     )
     types = {b.name: b.type for b in buffers}
     steps = [_reading_narrow(s, narrow, types) if isinstance(s, Kernel) else s for s in program.steps]
-    return replace(program, buffers=buffers, steps=tuple(steps))
+    return _without_copies(replace(program, buffers=buffers, steps=tuple(steps)), narrow)
+
+
+def _without_copies(program: Program, narrow: Mapping[str, DType]) -> Program:
+    """Program -> the program in which a rounded product that a kernel also stores elsewhere as it is, is written there.
+
+    :param narrow: the rounded products.
+    """
+    moved: dict[str, str] = {}
+    for number, step in enumerate(program.steps):
+        for source, target in _copies(step) if isinstance(step, Kernel) else ():
+            own = source in narrow and source not in moved and len(_same_memory(program, source)) == 1
+            if own and _is_first(program, number, target) and _alike(program, source, target):
+                moved[source] = target
+    if not moved:
+        return program
+    buffers = tuple(b for b in program.buffers if b.name not in moved)
+    types = {b.name: b.type for b in buffers}
+    steps = tuple(_moved(step, moved, types) if isinstance(step, Kernel | Call) else step for step in program.steps)
+    return replace(program, buffers=buffers, steps=steps)
+
+
+def _copies(kernel: Kernel) -> Iterator[tuple[str, str]]:
+    """(buffer, other buffer) where a kernel stores every element of the one, as it was loaded, at its place in the
+    other.
+    """
+    axes = sorted(a for a, _ in (*kernel.rows, *kernel.cols))
+    loads = {s.name: s for s in kernel.body if s.op == "load" and not s.where}
+    for store in kernel.body:
+        load = loads.get(store.args[0]) if store.op == "store" and not store.where else None
+        if load is not None and load.index == store.index and _variables(load) == axes:
+            yield load.buffer, store.buffer
+
+
+def _variables(s: Stmt) -> list[str]:
+    return sorted(str(i.variable) for i in s.index if i != Index())
+
+
+def _is_first(program: Program, number: int, name: str) -> bool:
+    """Whether no step before touches a buffer that owns its memory, and no other writes it."""
+    same_memory = _same_memory(program, program.root(name))
+    before = all(same_memory.isdisjoint((*step.reads, *step.writes)) for step in program.steps[:number])
+    writers = [step for step in program.steps if same_memory & {*step.writes}]
+    return program.root(name) == name and before and len(writers) == 1
+
+
+def _alike(program: Program, one: str, other: str) -> bool:
+    return program.buffer[one].type == program.buffer[other].type
+
+
+def _moved(step: Kernel | Call, names: Mapping[str, str], types: Mapping[str, Type]) -> Kernel | Call:
+    """A step that writes or loads other buffers; what it would copy to them is there."""
+    if isinstance(step, Call):
+        return _with_outputs(step, dict(names))
+    if not names.keys() & {*step.reads}:
+        return step
+    copied = {pair for pair in _copies(step) if names.get(pair[0]) == pair[1]}
+    loads = {s.name: s.buffer for s in step.body if s.op == "load"}
+    body = [
+        replace(s, buffer=names.get(s.buffer, s.buffer))
+        for s in step.body
+        if not (s.op == "store" and (loads.get(s.args[0], ""), s.buffer) in copied)
+    ]
+    return replace(step, body=tuple(body)).live.named_by_structure(step.name.rpartition("_")[0], types)
 
 
 def _rounded_by_all(program: Program, call: Call) -> DType | None:

@@ -10,6 +10,7 @@ from ...ir.kernel import Buffer, Call, Kernel, Loop, Program
 from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import F64, Type
 from ...targets.devices import CPU, Cpu, Device
+from . import wide_products
 from .column_bounds import column_bounds
 from .fission import fresh_name, renamed
 from .fusion_group import FusionGroup
@@ -19,8 +20,6 @@ ROW_ELEMENTS = 8
 """Rows of a GPU's blocks begin at multiples of so many elements: products of 16-bit operands are several times as slow
 where rows do not begin at multiples of 16 bytes.
 """
-LAUNCH_ELEMENTS = 40_000_000
-"""Of the widest block of a loop on a GPU, about: 240 MB as f32 with its gradient in 16 bits."""
 
 
 def fuse(group: FusionGroup, device: Device = CPU) -> Program:
@@ -60,7 +59,7 @@ def rows_per_launch(rows: Size, columns: Size) -> Size:
     blocks about as large, of some ``LAUNCH_ELEMENTS``: so many that what they are multiplied with, and what they add
     to, is read rarely.
     """
-    most = 128 * (1 + LAUNCH_ELEMENTS // (128 * (columns + 2048)))
+    most = 128 * (1 + wide_products.LAUNCH_ELEMENTS // (128 * (columns + 2048)))
     by = 128 * (1 + rows // (128 * (1 + rows // most)))
     return by if known_nonnegative(by - 1) else 512
 

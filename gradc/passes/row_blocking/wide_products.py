@@ -20,6 +20,8 @@ MIN_BYTES = 1 << 20
 
 Sizes = Mapping[str, int] | None
 """Sizes at which elements are counted; 1024 stands for the others."""
+LAUNCH_ELEMENTS = 40_000_000
+"""Of the widest block of a loop on a GPU, about: 240 MB as f32 with its gradient in 16 bits."""
 MOST_POSITIONS = 4
 """Positions along a product's batch for which a GPU goes over blocks of its rows: it does one after another, and many
 small products take longer than one large one.
@@ -38,14 +40,22 @@ def is_wide_product(node: Node, ratio: int, dims: Sizes = None) -> bool:
     return contraction and is_wide(node.shape[-1], node.operands[0].shape[-1], ratio, dims)
 
 
-def has_few_positions(shape: Sequence[Size], dims: Sizes, device: Device) -> bool:
-    """Whether a device goes over blocks of rows for each position along the outer axes of a shape."""
-    return isinstance(device, Cpu) or evaluate(product(shape[:-2]), nominal(shape, dims)) <= MOST_POSITIONS
+def is_worth_blocks(shape: Sequence[Size], columns: Size, inner: Size, dims: Sizes, device: Device) -> bool:
+    """Whether a device goes over blocks of rows of a product: on a GPU of one that is larger than a block, with rows
+    so wide that it may be computed twice.
+    """
+    if isinstance(device, Cpu):
+        return True
+    sizes = nominal(shape, dims)
+    few = evaluate(product(shape[:-2]), sizes) <= MOST_POSITIONS
+    return few and evaluate(product(shape), sizes) > LAUNCH_ELEMENTS and is_wide(columns, inner, RECOMPUTED, dims)
 
 
 def is_recomputed(product: Node, dims: Sizes, device: Device = CPU) -> bool:
     """Whether a node is a product with rows so wide that it is computed twice, in blocks, rather than saved."""
-    wide = is_wide_product(product, RECOMPUTED, dims) and has_few_positions(product.shape, dims, device)
+    wide = is_wide_product(product, RECOMPUTED, dims) and is_worth_blocks(
+        product.shape, product.shape[-1], product.operands[0].shape[-1], dims, device
+    )
     return wide and evaluate(product.type.nbytes, nominal(product.shape, dims)) >= MIN_BYTES
 
 
@@ -57,8 +67,9 @@ def wide_products(program: Program, ratio: int, dims: Sizes, device: Device = CP
         buffer, axes = program.buffer[step.out.buffer], dict(step.axes)
         inner = product(size for axis, size in step.axes if axis not in step.result_axes)
         large = evaluate(buffer.type.nbytes, nominal(buffer.type.shape, dims)) >= MIN_BYTES
-        few = has_few_positions(buffer.type.shape, dims, device)
-        if buffer.kind == "temp" and large and few and is_wide(axes[step.result_axes[-1]], inner, ratio, dims):
+        columns = axes[step.result_axes[-1]]
+        worth = large and is_worth_blocks(buffer.type.shape, columns, inner, dims, device)
+        if buffer.kind == "temp" and worth and is_wide(columns, inner, ratio, dims):
             yield buffer.name
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...codegen.cuda.actions import Action, Launch, Library, Part
+from ...codegen.cuda.actions import Action, Address, Launch, Library, Part
 from ...codegen.cuda.launch import LaunchPlan
 from ...errors import DeviceError, OutOfMemory
 from .device import Device, Span
@@ -24,11 +24,18 @@ def span_of(part: Part, roots: Roots) -> Span:
     return Span(roots[part.root] + part.start, part.count, part.dtype)
 
 
+def _argument(value: Part | int, roots: Roots) -> Span | int:
+    if isinstance(value, Part):
+        span = span_of(value, roots)
+        return span.address if isinstance(value, Address) else span
+    return value
+
+
 def submit(device: Device, plan: LaunchPlan, actions: Iterable[Action], roots: Roots, stream: int) -> None:
     """Submits actions of a plan one by one."""
     for action in actions:
         if isinstance(action, Launch):
-            args = [span_of(a, roots) if isinstance(a, Part) else a for a in action.args]
+            args = [_argument(a, roots) for a in action.args]
             device.launch(
                 action.function,
                 action.blocks,

@@ -250,7 +250,7 @@ class Simulator:
         for start, operand, given in zip(starts, (p.a, p.b, p.out), np.split(found, 3), strict=True):
             at = [np.arange(n) * s for n, s in zip(operand.shape[:-2], operand.strides[:-2], strict=True)]
             elements = sum(np.meshgrid(*at, indexing="ij", sparse=True), start=np.int64(0)).reshape(-1)
-            wanted = start - self.offset + elements * operand.part.dtype.itemsize
+            wanted = start + elements * operand.part.dtype.itemsize
             if not np.array_equal(given.astype(np.int64), wanted):
                 raise InternalError(f"{library.batch} products of addresses that are not their matrices'")
 
