@@ -185,6 +185,11 @@ class Graph:
         return (*self.inputs, *(n for n in self._order if n.op.name != "input"))
 
     @cached_property
+    def opened(self) -> Graph:
+        """The graph with all composites replaced by their decompositions."""
+        return open_composites(self)
+
+    @cached_property
     def input_names(self) -> tuple[str, ...]:
         return tuple(self.input_name(n) for n in self.inputs)
 
@@ -288,6 +293,8 @@ class Graph:
                     if result is not same and result not in self.notes and result in notes:
                         note = replace(note, by=notes[result].by)
                     carried.carry(note, result, result is node)
+        if notes == self.notes and all(new[node] is node for node in self.nodes):
+            return self
         outputs = tuple((name, new[node]) for name, node in self.outputs)
         return replace(
             self, outputs=outputs, notes={**{n: note for n, note in notes.items() if n not in new}, **carried}
@@ -356,6 +363,8 @@ def open_composites(graph: Graph, opens: Callable[[Composite], bool] = lambda op
 
     :param opens: which composites are replaced.
     """
+    if not any(isinstance(node.op, Composite) and opens(node.op) for node in graph.nodes):
+        return graph
     new: dict[Node, Node] = {}
     meant: dict[Node, Node] = {}
     notes = dict(graph.notes)

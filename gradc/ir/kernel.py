@@ -86,6 +86,11 @@ class Kernel:
         return s.op in REDUCTIONS or s.op == "scan" or bool(self.stmt_level(s) & {a for a, _ in self.cols})
 
     @cached_property
+    def in_columns(self) -> Sequence[bool]:
+        """For each statement (by position), whether it is executed inside a pass over the columns."""
+        return list(map(self.is_column, self.body))
+
+    @cached_property
     def phases(self) -> Mapping[int, int]:
         """For each statement (by position), the number of passes over the columns that must precede it."""
         of_value: dict[str, int] = {}
@@ -105,11 +110,11 @@ class Kernel:
         count = max(self.phases.values(), default=0) + 1
         out = []
         for p in range(count):
-            row = [s for i, s in enumerate(self.body) if self.phases[i] == p and not self.is_column(s)]
+            row = [s for i, s in enumerate(self.body) if self.phases[i] == p and not self.in_columns[i]]
             roots = [
                 s
                 for i, s in enumerate(self.body)
-                if self.phases[i] == p and self.is_column(s) and (s.op in REDUCTIONS or s.op in EFFECTS)
+                if self.phases[i] == p and self.in_columns[i] and (s.op in REDUCTIONS or s.op in EFFECTS)
             ]
             body = backward_slice(
                 self.body, (u for s in roots for u in s.uses), lambda s: self.is_column(s) and s.op not in REDUCTIONS
@@ -300,8 +305,8 @@ class Kernel:
             return positions
         try:
             opened = -1
-            for position, s in enumerate(self.body):
-                if self.is_column(s) and self.phases[position] > opened:
+            for position in range(len(self.body)):
+                if self.in_columns[position] and self.phases[position] > opened:
                     opened = self.phases[position]
                     positions.add(position)
         except KeyError:  # an invalid kernel (undefined value) must still print, for the verifier's error

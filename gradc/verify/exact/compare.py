@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import GradcError, InternalError, InvalidProblem
 from ...ir.dims import evaluate as evaluate_size
-from ...ir.graph import Graph, open_composites
+from ...ir.graph import Graph
 from ...ir.node import Node
 from ...ir.op import Alias
 from ...ir.walk import reachable
@@ -39,7 +39,7 @@ def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Arra
     bounds = _index_bounds(graph, dims)
     ascending = {
         graph.input_name(v)
-        for n in open_composites(graph).nodes
+        for n in graph.opened.nodes
         for k in n.op.ascending
         if (v := n.operands[k]).op.name == "input"
     }
@@ -67,7 +67,7 @@ def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Arra
 def _index_bounds(graph: Graph, dims: Mapping[str, int]) -> dict[str, int]:
     """For each input that is used as an index, directly or after integer ops, the size that it indexes."""
     bounds: dict[str, int] = {}
-    for node in open_composites(graph).nodes:
+    for node in graph.opened.nodes:
         for k, bound in node.op.indices.items():
             size = evaluate_size(bound(node), dims)
             for value in reachable([node.operands[k]], lambda n: n.operands if n.dtype.is_integer else ()):
@@ -82,7 +82,7 @@ def bindings(graphs: Sequence[Graph], given: Mapping[str, int] | None = None) ->
     given = given or {}
     names = [n for n in dict.fromkeys(n for g in graphs for n in g.dims) if n not in given]
     facts = [fact for g in graphs for fact in g.assumptions]
-    nodes = list(dict.fromkeys(n for g in graphs for n in open_composites(g).nodes))
+    nodes = list(dict.fromkeys(n for g in graphs for n in g.opened.nodes))
     orders = [_SIZES[i % 4 :] + _SIZES[: i % 4] for i in range(len(names))]
     for different, sizes in (
         (d, s) for d in (True, False) for s in itertools.islice(itertools.product(*orders), 10000)

@@ -13,7 +13,7 @@ import numpy as np
 from ... import interp
 from ...errors import IndexOutOfRange
 from ...ir.dims import assuming
-from ...ir.graph import Graph, open_composites
+from ...ir.graph import Graph
 from ...ir.node import Node
 from ...ir.op import Alias, Checked, Expr, Movement, Reduction, Scatter
 from ...ir.types import DType
@@ -58,7 +58,7 @@ class _Evaluation:
 
     def __init__(self, graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int], licence: str, folding: bool):
         self.inputs, self.real, self.folding = inputs, licence == "REAL", folding
-        self.graph = open_composites(graph)
+        self.graph = graph.opened
         self.dims = interp.bind_dims(
             {graph.input_name(n): n.type for n in graph.inputs}, {n: np.shape(a) for n, a in inputs.items()}, dims
         )
