@@ -25,6 +25,7 @@ import fcntl
 import json
 import os
 import queue
+import re
 import statistics
 import subprocess
 import sys
@@ -54,8 +55,12 @@ PEAK = {"sm_90": 989e12, "sm_80": 312e12}
 SEED, STEPS, KERNELS, HOST_ROWS = 7, 12, 14, 25
 ALLOWED = 2.0
 """An engine's error over eager mode's at the same dtype; 1 more where it is held against eager mode at that dtype."""
-SLACK = 2.0**-20
-"""A relative error that is none, where eager's is zero; f32 adds up in another order."""
+SLACK, LOSS_SLACK = 2.0**-20, 2.0**-11
+"""Relative errors that are none, where eager mode's is smaller by luck: f32 adds up in another order, and the loss is
+that of bf16 values; a loss that is rounded to bf16 is not taken for right.
+"""
+DRAWS_ITS_OWN = ("inductor", "autotune", "graphs")
+"""Engines whose random numbers are others than those of eager mode from the same seed, and are not held against it."""
 Tensors = dict[str, Any]
 
 
@@ -154,14 +159,10 @@ class Job:
         if self.model.random:  # the same numbers are drawn in f32 and in bf16 by no promise of torch's
             exact = self.results(self.net, self.model.autocast)
         own, allowed = errors(found, exact), ALLOWED + self.model.random
-        right = all(mine <= max(allowed * theirs, SLACK) for mine, theirs in zip(own[:2], eager[:2], strict=True))
-        return {
-            "loss_error": own[0],
-            "gradient_error": own[1],
-            "worst": own[2],
-            "eager_errors": eager[:2],
-            "right": bool(right),
-        }
+        slack = (LOSS_SLACK if self.model.autocast else SLACK, SLACK)
+        right = all(own[i] <= max(allowed * eager[i], slack[i]) for i in range(2))
+        told = {"loss_error": own[0], "gradient_error": own[1], "worst": own[2], "eager_errors": eager[:2]}
+        return told if self.model.random and self.engine in DRAWS_ITS_OWN else {**told, "right": bool(right)}
 
     @contextlib.contextmanager
     def without_dropout(self) -> Iterator[None]:
@@ -246,11 +247,15 @@ class Job:
         entries = sorted(profile.getstats(), key=lambda e: -e.inlinetime)[:HOST_ROWS]
         return {named(e.code): round(e.inlinetime / count * 1e6, 1) for e in entries}
 
-    def flops(self) -> float:
+    def flops(self) -> float | None:
+        """Of a step, as torch counts them; None where it cannot (up to 2.11 attention with grouped heads)."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        with FlopCounterMode(display=False) as counted:
-            self.step(self.net, self.model.autocast)
+        try:
+            with FlopCounterMode(display=False) as counted:
+                self.step(self.net, self.model.autocast)
+        except AssertionError:
+            return None
         return float(counted.get_total_flops())
 
     def report(self) -> dict[str, Any]:
@@ -298,7 +303,8 @@ def child(arguments: Sequence[str]) -> int:
     try:
         Job(name, engine, device, tiny == "tiny", Path(lock)).run()
     except BaseException as error:
-        say(failed=f"{type(error).__name__}: {error}"[:2000], trace=traceback.format_exc()[-3000:])
+        trace = re.sub(r'File "[^"]*/([^/"]+/[^/"]+)"', r'File "\1"', traceback.format_exc())
+        say(failed=f"{type(error).__name__}: {error}"[:2000], trace=trace[-3000:])
         return 1
     return 0
 

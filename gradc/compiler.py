@@ -111,14 +111,15 @@ def run_passes(
             programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
         return programs
 
-    parts, programs = first_blocked(cut(graph, joint, wrt, options, target), programs_of, _hints(options))
+    device = _device(options, target)
+    parts, programs = first_blocked(cut(graph, joint, wrt, options, target), programs_of, _hints(options), device)
     _check_forced(programs.values(), options.reductions or {})
     return pipeline, parts, programs
 
 
-def _blocks_rows(options: Options, target: str) -> bool:
+def _blocks_rows(options: Options) -> bool:
     """Whether loops over blocks of rows are made."""
-    return target == "cpu" and options.fuse and options.numerics != "strict"
+    return options.fuse and options.numerics != "strict"
 
 
 def _check_forced(programs: Collection[Program], reductions: Mapping[str, str]) -> None:
@@ -169,8 +170,9 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
         ),
         values=graph.output_names,
         dims=dims,
+        device=_device(options, target),
         simplify=functools.partial(_tidy, numerics=options.numerics, target=target),
-        blocked=_blocks_rows(options, target),
+        blocked=_blocks_rows(options),
         multiply_sums=(options.reductions or {}).keys() <= {"*"},  # else one of these sums may be named
         precompute=options.save == "min-cut" and options.memory_budget is None,
     )
@@ -210,7 +212,8 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     graph = pipeline.run(upcast, graph)
     graph = pipeline.run(simplify, graph, numerics=numerics, round_operands=round_operands)
     graph = pipeline.run(fold, graph)
-    graph = pipeline.run(sink_dequant, graph, numerics=numerics)
+    round_once = round_operands if target.startswith("cuda") else ()  # the library rounds, if nothing is between
+    graph = pipeline.run(sink_dequant, graph, numerics=numerics, round_once=round_once)
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
@@ -231,6 +234,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     run = functools.partial(pipeline.run, of=name)
     program: Program = run(schedule, graph, fuse=options.fuse, device=device)
     if target.startswith("cuda"):
+        if _blocks_rows(options):
+            program = run(block_rows, program, dims=_hints(options), device=device)
         program = run(store_places, program)
         program = run(coalesce, program)
         program = run(fuse_rounding, program)
@@ -254,8 +259,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     )
     if target == "cpu" and options.fuse:
         program = run(read_in_place, program)
-    if _blocks_rows(options, target):
-        program = run(block_rows, program, dims=_hints(options))
+    if target == "cpu" and _blocks_rows(options):
+        program = run(block_rows, program, dims=_hints(options), device=device)
     program = run(order_steps, program, dims=_hints(options))
     return run(plan_buffers, program)  # type: ignore[no-any-return]
 

@@ -410,6 +410,15 @@ def _mse(x: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Ten
     return F.mse_loss(*torch.broadcast_tensors(x, y), reduction=reduction)
 
 
+def _computed(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def _mixed_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    narrow = min((x.dtype, y.dtype), key=lambda dtype: torch.finfo(dtype).bits)
+    return _computed(x.to(narrow)) @ _computed(y.to(narrow))
+
+
 def _nf4(
     packed: torch.Tensor,
     scale: torch.Tensor,
@@ -765,6 +774,8 @@ TORCH: dict[str, Callable[..., Any]] = {
         ),
     ),
     "matmul": torch.matmul,
+    "mixed_matmul": _mixed_matmul,
+    "softmax_matmul": lambda x, value: (torch._safe_softmax(_computed(x), -1) @ _computed(value)).to(value.dtype),
     "linear": F.linear,
     "mode_product": lambda x, matrix, axis=-1: torch.tensordot(
         torch.tensor(matrix, dtype=x.dtype), x, dims=([1], [axis])

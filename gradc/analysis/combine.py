@@ -115,6 +115,7 @@ class Scatter(Generic[S]):
     :param own: whether partial results fit in shared memory.
     :param owners: rows of the result that each have one owner, which adds all kernel rows of it; 0 if not known.
     :param groups: neighbouring rows that a sort takes as one.
+    :param reduced: whether a row's columns are reduced to the one element that it adds.
     """
 
     rows: S
@@ -130,6 +131,7 @@ class Scatter(Generic[S]):
     gathered: bool = True
     own: bool = False
     groups: int = 1
+    reduced: bool = False
 
     @property
     def wide(self) -> int:
@@ -255,6 +257,7 @@ def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> S
         combine.gathered,
         own(kernel, combine, types),
         math.prod(sort_groups(kernel, combine, types)) if combine.tail else 1,
+        bool(cols) and not along,
     )
 
 
@@ -337,5 +340,18 @@ def numbers(s: Scatter[Size], bound: Mapping[str, int]) -> Scatter[int]:
     """The sizes with symbols replaced by numbers."""
     rows, width, keys, out, read, index, owners = (evaluate(size, bound) for size in scatter_sizes(s))
     return Scatter[int](
-        rows, width, keys, out, read, index, owners, s.item, s.contiguous, s.exact, s.gathered, s.own, s.groups
+        rows,
+        width,
+        keys,
+        out,
+        read,
+        index,
+        owners,
+        s.item,
+        s.contiguous,
+        s.exact,
+        s.gathered,
+        s.own,
+        s.groups,
+        s.reduced,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ..ir.dims import evaluate
-from ..ir.kernel import Call, Kernel, Program, alternatives
+from ..ir.kernel import Call, Kernel, Loop, Program, alternatives
 from ..targets.cpu import PRIVATE_BYTES
 
 Span = tuple[int, int]
@@ -41,7 +41,7 @@ Place = tuple[str, int]
 
 
 def offsets(
-    program: Program, dims: Mapping[str, int], alignment: int, lenders: Collection[str] = ()
+    program: Program, dims: Mapping[str, int], alignment: int, lenders: Collection[str] = (), blocks: bool = False
 ) -> tuple[dict[str, Place], int]:
     """(program, sizes of its dims) -> the place of each temp and the bytes of the workspace: best fit, the largest temp
     first, each in the smallest free interval between those that are live with it.  Rather than make the workspace
@@ -50,9 +50,12 @@ def offsets(
 
     :param alignment: of every temp, in bytes.
     :param lenders: outputs of this alignment whose memory may be written before they are.
+    :param blocks: whether those of loops lie there, too, each loop's as long as it runs, at sizes of its largest block.
     """
     span = lifetimes(program)
     sizes = {name: -(-evaluate(program.buffer[name].type.nbytes, dims) // alignment) * alignment for name in span}
+    if blocks:
+        return _with_blocks(program, span, sizes, dims, alignment)
     plain = _best_fit(program, span, sizes, {})
     if not lenders or max(sizes.values(), default=0) < PRIVATE_BYTES:
         return plain
@@ -62,6 +65,23 @@ def offsets(
         if name in lenders
     }
     return min(plain, _best_fit(program, span, sizes, rooms), key=lambda plan: plan[1])  # never more than without them
+
+
+def _with_blocks(
+    program: Program, span: dict[str, Span], sizes: dict[str, int], dims: Mapping[str, int], alignment: int
+) -> tuple[dict[str, Place], int]:
+    """The same with the blocks of loops; those of one slot share their memory."""
+    sharing: dict[str, str] = {}
+    for number, loop in enumerate(program.steps):
+        if isinstance(loop, Loop):
+            largest, owner = loop.largest(dims), dict[int, str]()
+            for block in loop.blocks:
+                first = owner.setdefault(block.slot, block.name) if block.slot >= 0 else block.name
+                nbytes = -(-evaluate(block.type.nbytes, largest) // alignment) * alignment
+                sizes[first], span[first] = max(sizes.get(first, 0), nbytes), (number, number)
+                sharing[block.name] = first
+    places, total = _best_fit(program, span, sizes, {})
+    return {**places, **{name: places[first] for name, first in sharing.items()}}, total
 
 
 def _best_fit(

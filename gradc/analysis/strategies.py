@@ -23,17 +23,18 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
       shared     = max((read + index + V D s) / B, R / P hit, N ceil(D / 32) / SMs add) + 2 P V D a / L2's rate or B
                    + 2 launches
                    P = min(256 / ceil(D / 32), ceil(N / 64)); where 32 columns of V pairs are 60 KB or less
-    regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), [gathered] N / owners row)
+    regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), N / owners owned)
                    + 1 launch
     atomic_fixed = (8.5 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B
                    + V D (8 + s) / B + 4 launches
 
 ``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the
-128-byte lines that they reach.  Partial results within 60 % of L2 move at its rate.  ``shared``: each block adds up in
-its own memory, its warps share the rows out by their index, so that every sum has one owner, and what is left of a
-block moves once.  ``row`` is a memory's latency shared by the rows that a task has under way, ``hit`` a row that a warp
-adds, ``add`` one that all of a multiprocessor's do.  The first four are models of kernels that others measured;
-privatized, regular and atomic_fixed are derived from what they move.  What an H100 took for each is in
+128-byte lines that they reach.  Partial results within 60 % of L2 move at its rate.  ``owned`` is ``row`` where the
+index is gathered, what a task takes to reduce a row where its columns are reduced first, else 0.  ``shared``: each
+block adds up in its own memory, its warps share the rows out by their index, so that every sum has one owner, and what
+is left of a block moves once.  ``row`` is a memory's latency shared by the rows that a task has under way, ``hit`` a
+row that a warp adds, ``add`` one that all of a multiprocessor's do.  The first four are models of kernels that others
+measured; privatized, regular and atomic_fixed are derived from what they move.  What an H100 took for each is in
 ``benchmarks/results``.
 """
 
@@ -44,11 +45,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InternalError
-from ..ir.dims import ceildiv, evaluate
+from ..ir.dims import Size, ceildiv, evaluate
 from ..ir.kernel import ROW_ORDERS, RowOrder
 from ..ir.types import DType
 from ..targets.devices import CPU, Cpu, Gpu
-from ..targets.gpu import ADD_SECONDS, HIT_SECONDS, ROW_SECONDS
+from ..targets.gpu import ADD_SECONDS, HIT_SECONDS, ROW_SECONDS, SUMMED_SECONDS
 from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
 from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
 
@@ -222,16 +223,21 @@ def _regular_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     )
 
 
+def owned_row_seconds(s: Scatter[Size] | Scatter[int]) -> float:
+    """What an owner takes for each of its rows, one after another; 0 where it has enough of them under way."""
+    return ROW_SECONDS if s.gathered else SUMMED_SECONDS if s.reduced else 0.0
+
+
 def _regular_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     moved = floor(s) + (2 * s.rows * s.width * s.wide if s.gathered else 0)
-    alone = s.rows / max(s.owners, 1) * ROW_SECONDS if s.gathered else 0.0
+    alone = s.rows / max(s.owners, 1) * owned_row_seconds(s)
     return moved, max(moved / device.bandwidth * max(1.0, device.sms / max(s.owners, 1)), alone) + device.launch
 
 
 def _regular_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
     idle = f": too few for {device.sms} SMs" if s.owners < device.sms else ""
-    idle = f": {s.rows // max(s.owners, 1)} rows each, one after another" if s.gathered and not idle else idle
-    return f"{s.owners} rows of the result, each owned by one task{idle}"
+    each = s.rows // max(s.owners, 1)
+    return f"{s.owners} rows of the result, each owned by one task{idle}: {each} rows each, one after another"
 
 
 REGULAR = Strategy(

@@ -89,12 +89,12 @@ def setting_of(gpu: Gpu, program: Program, plan: LaunchPlan) -> Setting:
     """What the launches of a plan share."""
     rows: dict[str, tuple[int, int]] = {}
     bounds = [1 << 20]
-    for step in plan.steps:
-        if isinstance(step, Kernel):
-            kernel = plan.kernel(step)
-            count = plan.sizes(kernel).rows
-            rows |= {stage.name: (count, stage.width) for stage in kernel.stages}
-            bounds += [evaluate(dict(s.attrs)["bound"], plan.dims) for s in step.body if s.op == "check"]
+    for run in plan.runs:
+        if isinstance(run.step, Kernel):
+            kernel = plan.kernel(run.step)
+            count = plan.sizes(kernel, run.dims).rows
+            rows |= {stage.name: (max(count, rows.get(stage.name, (0, 0))[0]), stage.width) for stage in kernel.stages}
+            bounds += [evaluate(dict(s.attrs)["bound"], run.dims) for s in run.step.body if s.op == "check"]
     launches = [a for actions in plan.actions for a in actions if isinstance(a, Launch)]
     sorts = [a.args[:4] for a in launches if a.function == "gradc_sort_bounds"]
     sorts += [(a.args[3], *a.args[5:8]) for a in launches if a.function == "gradc_sort_spread"]

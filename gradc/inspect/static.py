@@ -14,6 +14,7 @@ from typing import Protocol
 from ..analysis.cost import floor_bytes, kernel_bytes
 from ..codegen.cuda.actions import Launch
 from ..errors import InvalidProblem
+from ..ir.kernel import Kernel
 from ..runtime.cuda.nvdisasm import disassemble
 from ..runtime.cuda.nvrtc import KernelResources
 from ..runtime.executable import Executable
@@ -113,8 +114,8 @@ def _direction(executable: Executable, dims: Mapping[str, int]) -> Direction:
     plan = executable.native.bind(dims)
     actions = [action for step in plan.actions for action in step]
     launches = [action for action in actions if isinstance(action, Launch)]
-    types = {b.name: b.type for b in program.buffers}
-    moved = sum(kernel_bytes(kernel, types, dims) for kernel in plan.steps if kernel in program.kernels)
+    kernels = [(run.step, run.dims) for run in plan.runs if isinstance(run.step, Kernel)]
+    moved = sum(kernel_bytes(kernel, program.types, sizes) for kernel, sizes in kernels)
     functions = {f.name: f for f in parse(disassemble(binary.cubin))} if binary.cubin else {}
     setting = setting_of(gpu, program, plan)
     made: dict[Launch, Predicted] = {}

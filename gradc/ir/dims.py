@@ -154,6 +154,18 @@ class Dim:
         return parts, depth
 
     @cached_property
+    def _symbols(self) -> frozenset[str]:
+        names: set[str] = set()
+        for monomial, _ in self.terms:
+            for atom, _ in monomial:
+                if isinstance(atom, str):
+                    names.add(atom)
+                else:
+                    of = (atom.numerator, atom.denominator) if isinstance(atom, FloorDiv) else (atom.left, atom.right)
+                    names.update(*map(symbols, of))
+        return frozenset(names)
+
+    @cached_property
     def _hash(self) -> int:
         return hash(self.terms)
 
@@ -608,18 +620,10 @@ def same(a: Size, b: Size) -> bool:
 
 def symbols(size: Size) -> frozenset[str]:
     """The names of the symbols in a size."""
-    names: set[str] = set()
-    pending: list[Size] = [size]
-    while pending:
-        for monomial, _ in _terms(pending.pop()):
-            for atom, _ in monomial:
-                if isinstance(atom, str):
-                    names.add(atom)
-                else:
-                    pending += (
-                        [atom.numerator, atom.denominator] if isinstance(atom, FloorDiv) else [atom.left, atom.right]
-                    )
-    return frozenset(names)
+    return size._symbols if isinstance(size, Dim) else _NO_SYMBOLS
+
+
+_NO_SYMBOLS: frozenset[str] = frozenset()
 
 
 def substitute(size: Size, values: Mapping[str, Size]) -> Size:

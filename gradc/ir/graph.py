@@ -151,7 +151,7 @@ class Graph:
         for output, _ in self.outputs:
             check_name(output)
         known = set(self.inputs)
-        for node in topological(node for _, node in self.outputs):
+        for node in self._order:
             if node.op.name == "input" and node not in known:
                 raise TypeRuleError(f"graph {self.name}: {node!r} is used but is not an input of the graph")
 
@@ -176,10 +176,13 @@ class Graph:
         return str(node.attrs["name"])
 
     @cached_property
+    def _order(self) -> list[Node]:
+        return topological(node for _, node in self.outputs)
+
+    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """Every node in topological order: the inputs in their order, then the rest."""
-        rest = [n for n in topological(node for _, node in self.outputs) if n.op.name != "input"]
-        return (*self.inputs, *rest)
+        return (*self.inputs, *(n for n in self._order if n.op.name != "input"))
 
     @cached_property
     def input_names(self) -> tuple[str, ...]:

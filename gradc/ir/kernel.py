@@ -146,7 +146,7 @@ class Kernel:
     def col_count(self) -> Size:
         return product(size for _, size in self.cols)
 
-    @property
+    @cached_property
     def symbols(self) -> tuple[str, ...]:
         """The symbols in its text, sorted."""
         names: set[str] = set()
@@ -185,7 +185,7 @@ class Kernel:
         """
         sizes = [size for b in self.buffers for size in types[b].shape] + [size for _, size in (*self.rows, *self.cols)]
         plain = [
-            str(size) for size in sizes if str(size) in symbols(size)
+            text for size in sizes if (text := str(size)) in symbols(size)
         ]  # the symbols of one size are sorted by name
         names = [*plain, *(name for size in sizes for name in sorted(symbols(size))), *self.symbols]
         return tuple(dict.fromkeys(names))
@@ -226,7 +226,7 @@ class Kernel:
         body = []
         for s in plain.body:
             attrs = tuple((k, "" if k == "source" else v) for k, v in s.attrs)
-            body.append(replace(s, buffer=buffers.get(s.buffer, ""), attrs=attrs))
+            body.append(s.altered(buffer=buffers.get(s.buffer, ""), attrs=attrs))
         strategy = tuple((buffers[b], name) for b, name in self.strategy)
         plain = replace(plain, body=tuple(body), order=buffers.get(self.order, ""), strategy=strategy, note=Note())
         return plain, {buffers[b]: types[b].substitute(symbols_) for b in self.buffers}
@@ -237,7 +237,7 @@ class Kernel:
         def renamed(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
             return tuple((names.get(a, a), n) for a, n in axes)
 
-        body = tuple(replace(s, index=tuple(i.renamed(names) for i in s.index)) for s in self.body)
+        body = tuple(s.altered(index=tuple(i.renamed(names) for i in s.index)) for s in self.body)
         return replace(self, rows=renamed(self.rows), cols=renamed(self.cols), body=body)
 
     def canonical(self, types: Mapping[str, Type]) -> tuple[Kernel, dict[str, Type]]:
@@ -255,7 +255,12 @@ class Kernel:
         return replace(self, name=f"{meaning}_{hashlib.sha256(text.encode()).hexdigest()[:6]}")
 
     def substitute(self, values: Mapping[str, Size]) -> Kernel:
+        if not values:
+            return self
+
         def of_index(i: Index) -> Index:
+            if isinstance(i.const, int) and all(isinstance(c, int) for _, c in i.terms):
+                return i
             return Index(substitute(i.const, values), tuple((v, substitute(c, values)) for v, c in i.terms))
 
         def of_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -264,7 +269,7 @@ class Kernel:
         def of_attrs(attrs: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
             return tuple((k, substitute(v, values) if isinstance(v, Dim) else v) for k, v in attrs)
 
-        body = tuple(replace(s, index=tuple(map(of_index, s.index)), attrs=of_attrs(s.attrs)) for s in self.body)
+        body = tuple(s.altered(index=tuple(map(of_index, s.index)), attrs=of_attrs(s.attrs)) for s in self.body)
         return replace(self, rows=of_axes(self.rows), cols=of_axes(self.cols), body=body)
 
     def __str__(self) -> str:
@@ -504,7 +509,7 @@ class Loop:
         """The sizes that it stands over."""
         return (*(size for _, size in (*self.over, self.rows, *self.cols)), self.by, self.to)
 
-    @property
+    @cached_property
     def symbols(self) -> tuple[str, ...]:
         """What the loop binds."""
         return (*(name for name, _ in self.over), self.rows[0], self.count, *(name for name, _ in self.cols))

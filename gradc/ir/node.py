@@ -58,7 +58,7 @@ class Note:
     @property
     def strength(self) -> int:
         """Of two notes of one value, the stronger one stays: a name before a line, the user's line before a pass's."""
-        return 3 if self.name else bool(str(self)) * (1 if self.by else 2)
+        return 3 if self.name else bool(self.scope or self.where) * (1 if self.by else 2)
 
     def __str__(self) -> str:
         return "  ".join(
@@ -88,14 +88,17 @@ def maker() -> str:
 _listener: contextvars.ContextVar[Callable[[Node], None] | None] = contextvars.ContextVar("listener", default=None)
 
 
-@contextlib.contextmanager
-def listening(listener: Callable[[Node], None]) -> Iterator[None]:
+class listening(contextlib.AbstractContextManager[None]):
     """A context manager in which ``listener`` is called with every node that :func:`make` returns."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+
+    def __init__(self, listener: Callable[[Node], None]):
+        self.listener = listener
+
+    def __enter__(self) -> None:
+        self.token = _listener.set(self.listener)
+
+    def __exit__(self, *error: object) -> None:
+        _listener.reset(self.token)
 
 
 def identity(value: Any) -> Any:

@@ -153,6 +153,8 @@ def apply_rules(rules: Sequence[Rule], node: Node) -> Node:
     """The node after applying the first matching rule, repeated until none matches."""
     for _ in range(100):
         for rule in rules:
+            if isinstance(rule.left, Apply) and rule.left.op != node.op.name:
+                continue
             result = rule(node)
             if result is not None and result is not node:
                 node = result

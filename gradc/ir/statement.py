@@ -126,6 +126,12 @@ class Stmt:
     def attr(self, name: str) -> Any:
         return dict(self.attrs)[name]
 
+    def altered(self, **changes: Any) -> Stmt:
+        """:func:`dataclasses.replace`, in a third of its time: passes alter every statement several times."""
+        new = object.__new__(Stmt)
+        new.__dict__.update(self.__dict__, **changes)
+        return new
+
     @property
     def combine(self) -> str:
         """The combine operation of an ``accum`` or ``scan``."""

@@ -151,7 +151,7 @@ def verify_accesses(program: Program) -> list[Kernel | Call]:
                         _demand(
                             not isinstance(step, Loop),
                             f"{item.name} is not known to stay inside its buffers for all sizes, and it is in a loop",
-                            str(item).partition("\n")[0],
+                            item,
                             item.name,
                         )
             elements.after(step)
@@ -210,7 +210,7 @@ def _outside(kernel: Kernel, s: Stmt, axis: int, size: Size, why: str) -> NoRetu
 def _verify_buffers(program: Program) -> None:
     known: dict[str, Buffer] = {}
     for b in program.buffers:
-        line = str(b)
+        line = b
         _demand(b.name not in known, f"the buffer {b.name} is defined twice", line, b.name)
         check_name(b.name)
         _demand(b.kind in KINDS, f"{b.kind!r} is no kind of buffer; there are {', '.join(KINDS)}", line, b.kind)
@@ -241,12 +241,12 @@ def _verify_slots(buffers: Iterable[Buffer], kind: str) -> None:
             _demand(
                 b.kind == kind and not b.alias,
                 f"{b.name} has the slot {b.slot}, and only {kind}s of their own have one",
-                str(b),
+                b,
                 "slot",
             )
             slots.setdefault(b.slot, []).append(b)
     for number, (slot, sharing) in enumerate(sorted(slots.items())):
-        line = str(sharing[0])
+        line = sharing[0]
         _demand(slot == number, f"{sharing[0].name} has the slot {slot}, and there is no slot {number}", line, "slot")
         held = any(all(known_nonnegative(large.type.nbytes - b.type.nbytes) for b in sharing) for large in sharing)
         _demand(
@@ -261,13 +261,16 @@ def _verify_names(program: Program) -> None:
     """Kernels with the same name have the same structure, because they share a binary."""
     types = program.types
     named: dict[str, Kernel] = {}
+    forms: dict[str, object] = {}
     for kernel in program.kernels:
-        other = named.setdefault(kernel.name, kernel)
-        equal = other is kernel or other.canonical(types) == kernel.canonical(types)
+        first = named.setdefault(kernel.name, kernel)
+        if first is not kernel and kernel.name not in forms:
+            forms[kernel.name] = first.canonical(types)
+        equal = first is kernel or forms[kernel.name] == kernel.canonical(types)
         _demand(
             equal,
             f"two kernels are called {kernel.name}, and they differ",
-            str(kernel).partition("\n")[0],
+            kernel,
             kernel.name,
         )
 
@@ -383,23 +386,31 @@ _SIZES = {"in_bounds": ("hi", "lo"), "check": ("bound",), "size": ("size",), "cl
 """The attributes of statements that are sizes."""
 
 
-def _demand(holds: bool, message: str, line: str, part: str, start: int = 0) -> None:
+def _demand(holds: bool, message: str, at: object, part: str, start: int = 0) -> None:
+    """:param at: what is wrong; its text's first line is shown."""
     if not holds:
-        raise _pointing(TypeRuleError(message), line, part, start)
+        raise _pointing(TypeRuleError(message), _first_line(at), part, start)
+
+
+def _first_line(at: object) -> str:
+    return str(at).partition("\n")[0]
 
 
 @dataclass
 class _StepCheck:
-    """The checks common to kernels and calls."""
+    """The checks common to kernels and calls.
+
+    :param at: what is looked at, whose text an error shows: few are wrong, and texts take long.
+    """
 
     step: Kernel | Call
     program: Program
-    line: str = ""
+    at: object = ""
     loop: Loop | None = None
 
     def wrong(self, message: str, part: str, start: int = 0) -> NoReturn:
         kind = "kernel" if isinstance(self.step, Kernel) else "call"
-        raise _pointing(TypeRuleError(f"{kind} {self.step.name}: {message}"), self.line, part, start)
+        raise _pointing(TypeRuleError(f"{kind} {self.step.name}: {message}"), _first_line(self.at), part, start)
 
     def axes(self, axes: Iterable[Axis]) -> dict[str, DType]:
         dtypes: dict[str, DType] = {}
@@ -451,7 +462,7 @@ class _CallCheck(_StepCheck):
     def run(self, written: set[str]) -> None:
         call = self.step
         assert isinstance(call, Call)
-        self.line = str(call)
+        self.at = call
         if call.op not in REGISTRY:
             self.wrong(f"there is no op {call.op!r}", call.op)
         op = REGISTRY[call.op]
@@ -511,13 +522,16 @@ class _CallCheck(_StepCheck):
             self.wrong(f"the result is {given}, and {call.out.buffer} is {out}", f"{call.out.buffer}[")
 
     def window(self, call: Call) -> bool:
-        """Whether the result of a call in a loop is contiguous: positions, part of an axis, whole axes."""
+        """Whether the rows of the result of a call in a loop are evenly spaced: positions, part of an axis, whole axes,
+        the last of which may be shorter than the buffer's.
+        """
         axes, shape = dict(call.axes), self.program.buffer[call.out.buffer].type.shape
         begun = False
-        for index, size in zip(call.out.index, shape, strict=True):
+        for place, (index, size) in enumerate(zip(call.out.index, shape, strict=True)):
             if len(index.terms) > 1 or any(v not in axes or c != 1 for v, c in index.terms):
                 return False
-            if index.terms and begun and (index.const != 0 or not same(axes[index.terms[0][0]], size)):
+            whole = place == len(shape) - 1 or (index.terms and same(axes[index.terms[0][0]], size))
+            if index.terms and begun and (index.const != 0 or not whole):
                 return False
             if begun and not index.terms:
                 return False
@@ -553,21 +567,21 @@ class _KernelCheck(_StepCheck):
     def run(self, written: set[str]) -> None:
         kernel = self.step
         assert isinstance(kernel, Kernel)
-        self.line = str(kernel).partition("\n")[0]
+        self.at = kernel
         check_name(kernel.name)
         known = self.axes((*kernel.rows, *kernel.cols))
         for s in kernel.body:
-            self.line = str(s)
+            self.at = s
             self.statement(s, known, written)
             if s.name:
                 assert s.dtype is not None
                 known[s.name] = s.dtype
         for s in kernel.body:
-            self.line = str(s)
+            self.at = s
             if s.op == "store":
                 self.covers(s, kernel)
         self.scans(kernel)
-        self.line = str(kernel).partition("\n")[0]
+        self.at = kernel
         self.strategies(kernel)
 
     def statement(self, s: Stmt, known: Mapping[str, DType], written: set[str]) -> None:
@@ -684,14 +698,14 @@ class _KernelCheck(_StepCheck):
         """A pass visits the columns of one axis in one direction."""
         first = next(iter(kernel.scans), None)
         for s in kernel.scans:
-            self.line = str(s)
+            self.at = s
             assert first is not None
             if len(kernel.cols) != 1:
                 self.wrong(f"scans {len(kernel.cols)} axes of columns; a scan goes along one", s.op)
             if s.attr("reverse") is not first.attr("reverse"):
                 self.wrong(f"{first.name} scans the columns in the other direction", "reverse=")
         for s in kernel.body if kernel.descending else ():
-            self.line = str(s)
+            self.at = s
             if s.op in ("argmax_cols", "argmin_cols"):
                 self.wrong("the first of equals is not known in a kernel that scans its columns in reverse", s.op)
 

@@ -1,4 +1,10 @@
-"""Scaled dot product attention."""
+"""Scaled dot product attention.
+
+Of 16-bit operands, all of its products multiply 16-bit operands in f32, forward and backward.  What is rounded to their
+dtype are the exponentials before they meet the values (their sum divides after the product, so that the largest, which
+is 1, is exact), in the backward the weights before they meet the cotangent, and the gradient of the scores before it
+meets queries and keys.  The scores, their softmax and the gradient of the weights are in f32.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +15,14 @@ from functools import partial
 from ..errors import TypeRuleError
 from ..ir.dims import Size, same
 from ..ir.node import Node, call
-from ..ir.op import BadSample, Function, Sample
+from ..ir.op import BadSample, Composite, Function, Sample
 from ..ir.operands import broadcast_shapes
+from ..ir.types import Type
+from .contract import mixed_product_slopes, mixed_product_type
 from .movement import iota
 from .pointwise import le, where
-from .reduce import safe_softmax
-from .rules import converted, floating, full, reshaped, spread
+from .reduce import safe_exponentials, safe_softmax, softmax_slopes
+from .rules import along, converted, floating, full, reshaped, spread
 
 FEW = 16
 """Rows of a query that are multiplied together with those of other heads."""
@@ -50,7 +58,74 @@ def _split(x: Node, group: int) -> Node:
     return reshaped(x, (*lead, heads // group, group, rows, width))
 
 
-def _product(left: Node, right: Node) -> Node:
+def _softmax_matmul(x: Type, value: Type) -> Type:
+    if x.dtype not in (value.dtype, value.dtype.compute):
+        raise TypeRuleError(
+            f"dtypes differ: {x.dtype} and {value.dtype}; the first may be what the second is computed in"
+        )
+    return mixed_product_type(x, value).with_dtype(value.dtype)
+
+
+def _softmax_matmul_value(x: Node, value: Node) -> Node:
+    each, share = safe_exponentials(x, x.rank - 1)
+    y = call("mixed_matmul", each, value)
+    return converted(y * along(converted(share, y.dtype), y.shape, (y.rank - 1,)), value.dtype)
+
+
+def _softmax_matmul_surrogate(x: Node, value: Node) -> Node:
+    wide = value.dtype.compute
+    return converted(call("matmul", safe_softmax(converted(x, wide), -1), converted(value, wide)), value.dtype)
+
+
+def _softmax_matmul_vjp(g: Node, y: Node, x: Node, value: Node) -> tuple[Node, Node]:
+    # of weights @ value, then dx = weights (g - sum(g weights)), as softmax's
+    weights = safe_softmax(converted(x, value.dtype.compute), -1)
+    to_weights, to_value = mixed_product_slopes(converted(g, weights.dtype), y, weights, value)
+    return softmax_slopes(to_weights, weights, x, x.rank - 1), to_value
+
+
+softmax_matmul = Composite(
+    "softmax_matmul",
+    infer=_softmax_matmul,
+    decompose=_softmax_matmul_value,
+    vjp=_softmax_matmul_vjp,
+    surrogate=_softmax_matmul_surrogate,
+    samples=(
+        Sample(("F[3,4]", "F[4,N]")),
+        Sample(("F[2,N,4]", "F[2,4,3]")),
+        Sample(("f32[2,3,N]", "bf16[2,N,3]")),
+    ),
+    bad=(
+        BadSample(("f32[3,4]", "f32[3,4]"), match="inner sizes differ: 4 and 3"),
+        BadSample(("f32[3,4]", "f64[4,3]"), match="dtypes differ: f32 and f64"),
+        BadSample(("bf16[3,4]", "f32[4,3]"), match="dtypes differ: bf16 and f32"),
+        BadSample(("i32[3,4]", "i32[4,3]"), match="i32 is no float"),
+    ),
+    doc=(
+        "safe_softmax(x, -1) @ value, of value's dtype; x may be of the dtype that it is computed in; the product is in"
+        " mixed precision as mixed_matmul: exponentials are rounded, and divided by their sum after it"
+    ),
+    source="Dao, FlashAttention-2, 2023: the rows are divided once, after the product",
+)
+
+
+Product = Callable[[Node, Node], Node]
+
+
+def _scores(query: Node, key: Node) -> Node:
+    """A product in the dtype that the operands are computed in."""
+    return call("matmul" if query.dtype is query.dtype.compute else "mixed_matmul", query, key)
+
+
+def _mixed(scores: Node, value: Node) -> Node:
+    """The values weighted."""
+    if value.dtype is value.dtype.compute:
+        return call("matmul", safe_softmax(scores, -1), value)
+    batch = scores.shape[:-2]
+    return softmax_matmul.plain(scores, spread(value, (*batch, *value.shape[-2:])))
+
+
+def _merging_few(product: Product, left: Node, right: Node) -> Node:
     """[..., G, group, L, K] x [..., G, 1, K, N]  ->  [..., G, group, L, N]
 
     Few rows are one matrix with those of the heads that share their right side, which is then read once; many are not,
@@ -58,9 +133,9 @@ def _product(left: Node, right: Node) -> Node:
     """
     *lead, group, rows, width = left.shape
     if not isinstance(rows, int) or rows > FEW:
-        return call("matmul", left, right)
+        return product(left, right)
     shared = reshaped(right, (*right.shape[:-3], *right.shape[-2:]))
-    merged = call("matmul", reshaped(left, (*lead, group * rows, width)), shared)
+    merged = product(reshaped(left, (*lead, group * rows, width)), shared)
     return reshaped(merged, (*merged.shape[:-2], group, rows, merged.shape[-1]))
 
 
@@ -85,16 +160,17 @@ def _attention(
         scale = 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else math.inf
     heads = query.shape[-3:-2]
     group = _grouped(query, key) if enable_gqa else 1
-    product: Callable[[Node, Node], Node] = partial(call, "matmul")
+    multiply: Product = _scores
+    mix: Product = _mixed
     if group > 1:  # an axis for the heads that share a key
-        query, key, value, product = _split(query, group), _split(key, 1), _split(value, 1), _product
+        query, key, value = _split(query, group), _split(key, 1), _split(value, 1)
+        multiply, mix = partial(_merging_few, _scores), partial(_merging_few, _mixed)
         if attn_mask is not None and attn_mask.rank > 2:
             if attn_mask.shape[-3] not in (1, *heads):
                 raise TypeRuleError(f"attn_mask has {attn_mask.shape[-3]} heads and query {heads[0]}")
             attn_mask = _split(attn_mask, 1 if attn_mask.shape[-3] == 1 else group)
-    # the wide product of 16-bit types is not rounded before the softmax
     compute = query.dtype.compute
-    scores = product(converted(query, compute), converted(key, compute).T) * scale
+    scores = multiply(query, key.T) * scale
     if is_causal:
         earlier = le(iota.plain(shape=(rows, keys), axis=1), iota.plain(shape=(rows, keys)))
         scores = where(spread(earlier, scores.shape), scores, full(-math.inf, scores))
@@ -106,8 +182,7 @@ def _attention(
         else:
             floating(mask.type)
             scores = scores + converted(mask, compute)
-    weights = safe_softmax(scores, -1)
-    y = converted(product(weights, converted(value, compute)), query.dtype)
+    y = mix(scores, value)
     return reshaped(y, (*y.shape[:-4], *heads, *y.shape[-2:])) if group > 1 else y
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import TypeRuleError
 from ..ir.dims import product, same
-from ..ir.node import Node, call
+from ..ir.node import REGISTRY, Node, call
 from ..ir.op import BadSample, Composite, Library, Lookup, Primitive, Sample
 from ..ir.operands import adopt, broadcast_shapes
 from ..ir.statement import Index
-from ..ir.types import Type
+from ..ir.types import DType, Type
 from .axes import replace_axis_beside, replaced
-from .rules import canonical_axis, floating, reshaped, spread
+from .rules import canonical_axis, converted, floating, reshaped, spread
 
 
 def _matmul(x: Type, y: Type) -> Type:
@@ -32,21 +32,28 @@ def _matmul(x: Type, y: Type) -> Type:
     return floating(x).with_shape(*x.shape[:-1], y.shape[-1])
 
 
-def _matmul_call(x: Any, y: Any) -> Node:
-    x, y = adopt("matmul", [x, y], broadcasting=False)
-    if x.rank == 0 or y.rank == 0:
-        raise TypeRuleError(f"matmul({x.type}, {y.type}): a scalar operand; * multiplies by it")
-    if x.rank == 1:
-        full = _matmul_call(reshaped(x, (1, *x.shape)), y)
-        return reshaped(full, (*full.shape[:-2], *full.shape[-1:]) if y.rank > 1 else full.shape[:-1])
-    if y.rank == 1:
-        full = _matmul_call(x, reshaped(y, (*y.shape, 1)))
-        return reshaped(full, full.shape[:-1])
-    if y.rank == 2 and x.rank > 2:  # flatten the batch: one matrix product, and one for the gradient of y
-        flat = matmul.plain(reshaped(x, (product(x.shape[:-1]), x.shape[-1])), y)
-        return reshaped(flat, (*x.shape[:-1], y.shape[-1]))
-    batch = broadcast_shapes([x.shape[:-2], y.shape[:-2]])
-    return matmul.plain(spread(x, (*batch, *x.shape[-2:])), spread(y, (*batch, *y.shape[-2:])))
+def _call_of(name: str) -> Callable[[Any, Any], Node]:
+    """A call of a product with NumPy's broadcasting of batch axes, and with vectors."""
+
+    def called(x: Any, y: Any) -> Node:
+        op = REGISTRY[name]
+        x, y = adopt(name, [x, y], broadcasting=False)
+        if x.rank == 0 or y.rank == 0:
+            raise TypeRuleError(f"{name}({x.type}, {y.type}): a scalar operand; * multiplies by it")
+        if x.rank == 1:
+            full = called(reshaped(x, (1, *x.shape)), y)
+            return reshaped(full, (*full.shape[:-2], *full.shape[-1:]) if y.rank > 1 else full.shape[:-1])
+        if y.rank == 1:
+            full = called(x, reshaped(y, (*y.shape, 1)))
+            return reshaped(full, full.shape[:-1])
+        if y.rank == 2 and x.rank > 2:  # flatten the batch: one matrix product, and one for the gradient of y
+            flat = op.plain(reshaped(x, (product(x.shape[:-1]), x.shape[-1])), y)
+            return reshaped(flat, (*x.shape[:-1], y.shape[-1]))
+        batch = broadcast_shapes([x.shape[:-2], y.shape[:-2]])
+        whole: Node = op.plain(spread(x, (*batch, *x.shape[-2:])), spread(y, (*batch, *y.shape[-2:])))
+        return whole
+
+    return called
 
 
 def _matmul_axes(node: Node) -> Any:
@@ -74,7 +81,7 @@ def _matmul_reference(x: Any, y: Any) -> Any:
 matmul: Library = Library(
     "matmul",
     infer=_matmul,
-    sugar=_matmul_call,
+    sugar=_call_of("matmul"),
     reference=_matmul_reference,
     axes=_matmul_axes,
     views=lambda out, inner: ((*out[:-1], *inner), (*out[:-2], *inner, out[-1])),
@@ -99,6 +106,64 @@ matmul: Library = Library(
         BadSample(("i32[3,4]", "i32[4,3]"), match="i32 is no float"),
     ),
     doc="the matrix product with NumPy's broadcasting of batch axes; accumulates in f32 for 16-bit types",
+)
+
+
+def _narrower(x: DType, y: DType) -> DType:
+    """The dtype to which the operands of a mixed product are rounded."""
+    if x is not y and x.compute is not y and y.compute is not x:
+        raise TypeRuleError(f"dtypes differ: {x} and {y}; one may be the dtype that the other is computed in")
+    return x if x.bits < y.bits else y
+
+
+def mixed_product_type(x: Type, y: Type) -> Type:
+    """The type of a mixed product."""
+    narrow = _narrower(floating(x).dtype, floating(y).dtype)
+    return _matmul(x.with_dtype(narrow), y.with_dtype(narrow)).with_dtype(narrow.compute)
+
+
+def _mixed_matmul_value(x: Node, y: Node) -> Node:
+    narrow = _narrower(x.dtype, y.dtype)
+    return matmul.plain(*(converted(converted(o, narrow), narrow.compute) for o in (x, y)))
+
+
+def _mixed_matmul_surrogate(x: Node, y: Node) -> Node:
+    wide = _narrower(x.dtype, y.dtype).compute
+    return call("matmul", converted(x, wide), converted(y, wide))
+
+
+def mixed_product_slopes(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
+    # matmul's; the cotangent is rounded as an operand is, so that all three products multiply one narrow dtype
+    narrow = _narrower(a.dtype, b.dtype)
+    slope, left, right = (converted(x, narrow) for x in (g, a, b))
+    to_a, to_b = mixed_matmul.plain(slope, right.T), mixed_matmul.plain(left.T, slope)
+    return converted(to_a, a.dtype), converted(to_b, b.dtype)
+
+
+mixed_matmul = Composite(
+    "mixed_matmul",
+    infer=mixed_product_type,
+    sugar=_call_of("mixed_matmul"),
+    decompose=_mixed_matmul_value,
+    vjp=mixed_product_slopes,
+    surrogate=_mixed_matmul_surrogate,
+    samples=(
+        Sample(("F[3,4]", "F[4,N]")),
+        Sample(("F[2,1,N,4]", "F[3,4,2]")),
+        Sample(("f32[N,4]", "bf16[4,3]")),
+        Sample(("f16[2,3,4]", "f32[2,4,N]")),
+    ),
+    bad=(
+        BadSample(("f32[3,4]", "f32[3,4]"), match="inner sizes differ: 4 and 3"),
+        BadSample(("bf16[3,4]", "f16[4,3]"), match="dtypes differ: bf16 and f16"),
+        BadSample(("f32[]", "f32[4,3]"), match="scalar"),
+        BadSample(("i32[3,4]", "f32[4,3]"), match="i32 is no float"),
+    ),
+    doc=(
+        "the matrix product in mixed precision: of 16-bit operands in f32; an f32 operand beside one of 16 bits is"
+        " rounded to its dtype, and so is the gradient before the two products that it is an operand of"
+    ),
+    source="Micikevicius et al., Mixed Precision Training, 2018",
 )
 
 

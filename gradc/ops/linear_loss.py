@@ -92,9 +92,8 @@ linear_cross_entropy = Function(
         BadSample(("f32[2,3]", "f32[]", "i64[2]"), match="linear_weight is f32[]: [C, ..., I]"),
     ),
     doc=(
-        "cross_entropy of input @ linear_weight.T + linear_bias, which a CPU computes for a block of rows at a time,"
-        " forward and backward; with batch_chunk_size so many rows at a time, of which a forward without gradients"
-        " holds one [rows, C] on a GPU, too"
+        "cross_entropy of input @ linear_weight.T + linear_bias, computed for a block of rows at a time, forward and"
+        " backward; with batch_chunk_size so many rows at a time, whatever a block has"
     ),
     source="torch.nn.functional.linear_cross_entropy",
 )

@@ -428,15 +428,15 @@ def _softmax_value(x: Node, *, axis: int) -> Node:
 
 def _softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
     # dx = y (g - sum(g y)), computed on g / 2: the difference of two finite g may overflow where dx does not
-    return _softmax_slopes(g, softmax(converted(x, x.dtype.compute), axis), x, axis)
+    return (softmax_slopes(g, softmax(converted(x, x.dtype.compute), axis), x, axis),)
 
 
-def _softmax_slopes(g: Node, p: Node, x: Node, axis: int) -> tuple[Node]:
-    """p (g - sum(g p)) of probabilities p."""
+def softmax_slopes(g: Node, p: Node, x: Node, axis: int) -> Node:
+    """p (g - sum(g p)) of probabilities p, in x's dtype."""
     centred = converted(g, p.dtype) * 0.5
     for _ in range(2):  # where y is nearly 1 the first difference cancels; since sum(y) = 1, the second corrects it
         centred = centred - along(sum.plain(centred * p, axis=(axis,)), x.shape, (axis,))
-    return (converted(p * 2 * centred, x.dtype),)
+    return converted(p * 2 * centred, x.dtype)
 
 
 _SOFT = (
@@ -457,19 +457,27 @@ softmax = Composite(
 )
 
 
-def _safe_softmax_value(x: Node, *, axis: int) -> Node:
+def safe_exponentials(x: Node, axis: int) -> tuple[Node, Node]:
+    """exp(x - max(x)) along an axis in x's compute dtype, and 1 over their sum, the axis left out; zeros and 1 where x
+    is -inf alone.
+    """
     wide = converted(x, x.dtype.compute)
     top = amax.plain(wide, axis=(axis,), empty="infinite")
     hidden = eq(top, full(-float("inf"), top))
     # exp(-inf - 0) is 0: in a row of only -inf the sum is 0, too
     each = exp(wide - along(where(hidden, zeros_like(top), top), x.shape, (axis,)))
     total = sum.plain(each, axis=(axis,))
-    return converted(each * along(reciprocal(where(hidden, full(1, total), total)), x.shape, (axis,)), x.dtype)
+    return each, reciprocal(where(hidden, full(1, total), total))
+
+
+def _safe_softmax_value(x: Node, *, axis: int) -> Node:
+    each, share = safe_exponentials(x, axis)
+    return converted(each * along(share, x.shape, (axis,)), x.dtype)
 
 
 def _safe_softmax_vjp(g: Node, y: Node, x: Node, *, axis: int) -> tuple[Node]:
     # dx = y (g - sum(g y)), as softmax's: 0 where y is
-    return _softmax_slopes(g, safe_softmax(converted(x, x.dtype.compute), axis), x, axis)
+    return (softmax_slopes(g, safe_softmax(converted(x, x.dtype.compute), axis), x, axis),)
 
 
 safe_softmax = Composite(

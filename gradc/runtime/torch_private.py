@@ -27,6 +27,7 @@ __all__ = [
     "composite_kernel",
     "current_stream",
     "forward_level",
+    "has_kernel",
     "mutated_parameters",
     "overload_schema",
     "present",
@@ -59,6 +60,8 @@ SINCE: dict[str, tuple[tuple[Release, str], ...]] = {
     "_split_decomp_table_to_cia_and_python_decomp": ((OLDEST, _EXPORTED),),
     "preserve_node_meta": ((OLDEST, "torch.fx.traceback"),),
     "TorchDispatchMode": ((OLDEST, _DISPATCH),),
+    "_disable_current_modes": ((OLDEST, _DISPATCH),),
+    "FakeTensorMode": ((OLDEST, "torch._subclasses.fake_tensor"),),
     "is_traceable_wrapper_subclass": ((OLDEST, _DISPATCH),),
     "is_traceable_wrapper_subclass_type": ((OLDEST, _DISPATCH),),
     "tree_flatten_with_path": ((OLDEST, _PYTREE),),
@@ -163,6 +166,14 @@ def version_count(tensor: Any) -> int:
 def composite_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
     """What the kernel gives by which torch decomposes an overload; in every release from :data:`OLDEST` on."""
     return overload._op_dk(private("DispatchKey").CompositeImplicitAutograd, *args, **kwargs)
+
+
+def has_kernel(overload: Any, key: str) -> bool:
+    """Whether an overload is registered under a dispatch key itself; one of Python's under none."""
+    try:
+        return bool(sys.modules["torch"]._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
+    except RuntimeError:
+        return False
 
 
 def overload_schema(overload: Any) -> Any:

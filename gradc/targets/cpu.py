@@ -30,9 +30,9 @@ MOST_STREAMS = 8
 
 # -- vectors and registers ---------------------------------------------------------------------------------------------
 
-HALF_LANES = 32
-"""Columns that a half of a block has a multiple of: vectors of any processor fill it (derived: two vectors of 512 bits
-of f32).
+LANE_BYTES = 128
+"""Of the accumulators that the columns of a strip have: several additions are on their way at once in vectors of any
+processor, and those of three reductions fit 16 registers of 256 bits (derived).
 """
 SHORT_COLUMNS = 48
 """Columns below which a row is collapsed with the next: more fill vectors well enough (estimate)."""
@@ -58,7 +58,7 @@ less (estimate).
 """
 WAITING_COST = 12
 """Of computation below which a column takes less time than the addition to a sum does until the next can begin, so that
-two halves of a block are added side by side (measured 2026-11-26, AMD EPYC, family 25 model 1).
+accumulators are in registers (measured 2026-11-26, AMD EPYC, family 25 model 1).
 """
 WIDE_VECTOR_COST = 12
 """Of one op from which a kernel gets the widest vectors there are: exp, tanh, erf, sigmoid gain a third by 512 bits on

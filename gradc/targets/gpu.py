@@ -37,10 +37,25 @@ ACCESS_COST = 6.0
 costs less.
 """
 
+# -- matrix products ---------------------------------------------------------------------------------------------------
+
+LIBRARY_FLOPS: Mapping[str, float] = {"f16": 600e12, "bf16": 600e12, "f32": 45e12, "f64": 45e12}
+"""Of the library's products per second, by the dtype of their operands (estimate: two thirds of what is published of an
+H100 for 16 bits, with f32 sums, and for f32 and f64).
+"""
+PRODUCT_FLOPS = 8.5e12
+"""Of the kernel of ours for products of any strides and dtypes (what the model of machine code's time gives for an H100
+and bf16).
+"""
+
 # -- seconds of a step of a reduction ----------------------------------------------------------------------------------
 
 ROW_SECONDS = 0.25e-6
 """Per row of a task that has one row after another: a memory's latency, shared by the rows under way (estimate)."""
+SUMMED_SECONDS = 0.73e-6
+"""Per row of a task that reduces one row after another and adds what comes out: a chain of dependent instructions (by
+the model of machine code; sums of 32 x 64 x 56 rows of a channel took an H200 1.4 ms where it says 1.3).
+"""
 HIT_SECONDS = 17e-9
 """Per row that one warp adds to what it has in registers (estimate)."""
 ADD_SECONDS = 9e-9

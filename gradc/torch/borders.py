@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -11,17 +11,22 @@ from .regions import Plan
 from .sizes import typical
 
 _permute = torch.ops.aten.permute.default
+BEFORE = -1
+"""The level of what torch runs before the first region."""
 
 
-def in_memory_order(graph: torch.fx.Graph, found: Plan) -> Plan:
+def in_memory_order(graph: torch.fx.Graph, found: Plan, written: Collection[str] = ()) -> Plan:
     """The plan with views at the borders of its regions: a value whose axes do not lie in memory in their order (what
     attention gives, channels last) enters and leaves a region with its axes as they lie, in rows one after another.
 
     What torch runs on it was chosen by its strides, so it gets those.
+
+    :param written: names of inputs that are written in place: they stay as they are, as a region may write them itself.
     """
     for node in graph.nodes:  # those that are added, too
         value = node.meta.get("val")
-        order = _memory_order(value) if node.op == "call_function" and isinstance(value, torch.Tensor) else None
+        enters = node.op == "call_function" or (node.op == "placeholder" and node.name not in written)
+        order = _memory_order(value) if enters and isinstance(value, torch.Tensor) else None
         if order is not None and (node in found.taken or _is_dense(value.permute(*order))):
             _cross(graph, found, node, order)
     found.taken = {node: found.taken[node] for node in graph.nodes if node in found.taken}
@@ -47,7 +52,7 @@ def _cross(graph: torch.fx.Graph, found: Plan, node: torch.fx.Node, order: Seque
         if region is not None:
             found.taken[made] = region
         else:
-            found.levels[made] = found.levels[node] if own is None else own
+            found.levels[made] = found.levels.get(node, BEFORE) if own is None else own
         return made
 
     ordered = view(node, order, own)

@@ -31,7 +31,18 @@ from .normal_form import (
     transformed,
     tree_leaves,
 )
-from .regions import Plan, computes, is_sized, is_view, losses_apart, ordered_calls, plan, sparse_tables, without
+from .regions import (
+    Plan,
+    computes,
+    is_sized,
+    is_view,
+    losses_apart,
+    ordered_calls,
+    plan,
+    sparse_tables,
+    viewed,
+    without,
+)
 from .sizes import size_of
 from .table import is_kept
 from .timing import Time
@@ -204,7 +215,7 @@ class _Program:
             if recording and isinstance(x, torch.Tensor) and x.requires_grad
         }
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
-        found = in_memory_order(graph, plan(graph, options.smallest, options.take))
+        found = in_memory_order(graph, plan(graph, options.smallest, options.take), form.mutated)
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
         if options.fallback == "error" and not all(each.by_choice for each in refused):
@@ -249,7 +260,9 @@ class _Program:
         for node in nodes:
             for operand in node.all_input_nodes:
                 if operand not in inside and operand not in inputs and isinstance(operand.meta["val"], torch.Tensor):
-                    inputs[operand] = name_of(self.names.get(operand, operand.name), lambda n: n in inputs.values())
+                    named = viewed(operand)
+                    name = self.names.get(named, operand.name)
+                    inputs[operand] = name_of(name, lambda n: n in inputs.values())
         outputs = [
             n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and any(user not in inside for user in n.users)
         ]

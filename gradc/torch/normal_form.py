@@ -21,7 +21,7 @@ from ..runtime.torch_private import (
     present,
     private,
 )
-from . import foreach
+from . import autocast, foreach
 from .custom_gradients import CustomGradient
 
 __all__ = [
@@ -309,6 +309,7 @@ class _Interpreter(torch.fx.Interpreter):
         gradients = self.gradients
         gradients.fresh.clear()
         gradients.written.clear()
+        gradients.autocast = autocast.enabled()
         result = super().run_node(n)
         outs = tree_leaves(n.kwargs.get("out"))
         if not all(id(self.env[x]) in gradients.written for x in outs if isinstance(x, torch.fx.Node)):
@@ -356,6 +357,7 @@ class _ExplicitGradients(TorchDispatchMode):
     """Puts :data:`stop_gradient` where torch would not record, and refuses writes that have no functional form.
 
     :ivar recording: whether autograd would record now.
+    :ivar autocast: what is enabled now, which a dispatch mode finds switched off.
     :ivar constant: tensors that no gradient reaches, by identity.
     :ivar detached: views that pass no gradient on to what they view, which may have one.
     :ivar detached_constants: those of what has none.
@@ -369,6 +371,7 @@ class _ExplicitGradients(TorchDispatchMode):
     def __init__(self, arguments: Sequence[Any], recording: bool):
         super().__init__()
         self.recording = recording
+        self.autocast: autocast.Dtypes = {}
         self.constant: dict[int, torch.Tensor] = {}
         self.detached: dict[int, torch.Tensor] = {}
         self.detached_constants: dict[int, torch.Tensor] = {}
@@ -392,7 +395,14 @@ class _ExplicitGradients(TorchDispatchMode):
             function = _alias
         if function is _detach or function is _view_as_dtype:
             return self._detached(*args)
+        casts = autocast.casts_within(self.autocast, function, args, kwargs or {})
         with self:
+            if casts is None:
+                with autocast.enabling(self.autocast):
+                    return composite_kernel(function, *args, **(kwargs or {}))
+            if casts:
+                args, kwargs = autocast.cast(casts, args, kwargs or {})
+                return function(*args, **kwargs)
             decomposed = _decomposed(function, args, kwargs or {})
         if decomposed is not NotImplemented:
             return decomposed

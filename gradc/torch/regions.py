@@ -148,7 +148,7 @@ def losses_apart(graph: torch.fx.Graph, nodes: Nodes, leaves: Collection[torch.f
     :param leaves: the placeholders that require grad.  Results that do not depend on them are not cut off, nor is what
         torch reads.
     """
-    returned = set(map(_viewed, graph.output_node().all_input_nodes)) & _recorded(graph, leaves)
+    returned = set(map(viewed, graph.output_node().all_input_nodes)) & _recorded(graph, leaves)
     for cut_at_detach in (True, False):
         parts = _parts(nodes, returned, cut_at_detach)
         order = _order(parts)
@@ -158,7 +158,7 @@ def losses_apart(graph: torch.fx.Graph, nodes: Nodes, leaves: Collection[torch.f
     return [parts[i] for i in order]
 
 
-def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+def viewed(node: torch.fx.Node) -> torch.fx.Node:
     """What a chain of permuted axes is a view of."""
     while node.target is torch.ops.aten.permute.default:
         node = node.all_input_nodes[0]

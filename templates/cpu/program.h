@@ -64,38 +64,49 @@ static inline __attribute__((unused)) void gradc_add(f64 *sum, f64 *lost, f64 x)
 }
 static inline __attribute__((unused)) f64 gradc_total(f64 sum, f64 lost) { return sum - sum == 0 ? sum + lost : sum; } /* lost is NaN beside inf */
 
-/* Sums and products of a block's terms, in the order of this text whatever the compiler, its level and the processor's vectors:
- * four accumulators of vectors, then one, then the terms that fill no vector. */
-#define GRADC_COMBINE(name, T, W, lanes, sign, start)                                                                \
-  GRADC_FN W name(const T *terms, i64 count) {                                                                       \
-    typedef T narrow __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T))));                            \
-    typedef W wide __attribute__((vector_size(lanes * sizeof(W))));                                                  \
-    W all = start;                                                                                                   \
-    i64 i = 0;                                                                                                       \
-    if (count >= lanes) {                                                                                            \
-      wide a = (wide){ 0 } + start, b = a, c = a, d = a;                                                             \
-      for (; i + 4 * lanes <= count; i += 4 * lanes) {                                                               \
-        a = a sign __builtin_convertvector(*(const narrow *)(terms + i), wide);                                      \
-        b = b sign __builtin_convertvector(*(const narrow *)(terms + i + lanes), wide);                              \
-        c = c sign __builtin_convertvector(*(const narrow *)(terms + i + 2 * lanes), wide);                          \
-        d = d sign __builtin_convertvector(*(const narrow *)(terms + i + 3 * lanes), wide);                          \
-      }                                                                                                              \
-      a = (a sign b) sign (c sign d);                                                                                \
-      for (; i + lanes <= count; i += lanes) a = a sign __builtin_convertvector(*(const narrow *)(terms + i), wide); \
-      W lane[lanes];                                                                                                 \
-      __builtin_memcpy(lane, &a, sizeof a);                                                                          \
-      for (int half = lanes / 2; half; half /= 2)                                                                    \
-        for (int l = 0; l < half; l++) lane[l] = lane[l] sign lane[l + half];                                        \
-      all = lane[0];                                                                                                 \
-    }                                                                                                                \
-    for (; i < count; i++) all = all sign (W)terms[i];                                                               \
-    return all;                                                                                                      \
+/* The combination of accumulators, a constant power of two of them and one more, in the order of this text whatever the compiler, its
+ * level and the processor's vectors: each of the first half with the one half of all further on, the one more last.  No vector is
+ * longer than those that are stored: its parts would have to reach the cache before it can be read. */
+#define GRADC_COMBINE(name, T, both)                                                                                 \
+  GRADC_FN T name(T *lane, int count) {                                                                              \
+    GRADC_HALVE(32, T, both)                                                                                         \
+    GRADC_HALVE(16, T, both)                                                                                         \
+    GRADC_HALVE(8, T, both)                                                                                          \
+    GRADC_HALVE(4, T, both)                                                                                          \
+    GRADC_HALVE(2, T, both)                                                                                          \
+    return both(lane[0], lane[count]);                                                                               \
   }
-GRADC_COMBINE(gradc_sum_f32, f32, f32, 8, +, 0)
-GRADC_COMBINE(gradc_sum_f64, f64, f64, 4, +, 0)
-GRADC_COMBINE(gradc_sum_f32_in_f64, f32, f64, 4, +, 0)
-GRADC_COMBINE(gradc_prod_f32, f32, f32, 8, *, 1)
-GRADC_COMBINE(gradc_prod_f64, f64, f64, 4, *, 1)
+#define GRADC_HALVE(from, T, both)                                                                                   \
+  if (count >= from) {                                                                                               \
+    enum { half = from / 2, vector = GRADC_VECTOR / sizeof(T), each = half < vector ? half : vector };               \
+    _Pragma("GCC unroll 4")                                                                                          \
+    for (int first = 0; first < half; first += each) {                                                               \
+      _Pragma("omp simd")                                                                                            \
+      for (int i = first; i < first + each; i++) lane[i] = both(lane[i], lane[i + half]);                            \
+    }                                                                                                                \
+  }
+#define GRADC_ADDED(a, b) ((a) + (b))
+#define GRADC_MULTIPLIED(a, b) ((a) * (b))
+#define GRADC_LARGER(a, b) ((b) > (a) ? (b) : (a))
+#define GRADC_SMALLER(a, b) ((b) < (a) ? (b) : (a))
+#define GRADC_EITHER(a, b) ((a) | (b))
+#define GRADC_COMBINES(T)                                                                                            \
+  GRADC_COMBINE(gradc_sum_##T, T, GRADC_ADDED)                                                                       \
+  GRADC_COMBINE(gradc_prod_##T, T, GRADC_MULTIPLIED)                                                                 \
+  GRADC_COMBINE(gradc_max_##T, T, GRADC_LARGER)                                                                      \
+  GRADC_COMBINE(gradc_min_##T, T, GRADC_SMALLER)
+GRADC_COMBINES(f32)
+GRADC_COMBINES(f64)
+GRADC_COMBINES(i8)
+GRADC_COMBINES(i16)
+GRADC_COMBINES(i32)
+GRADC_COMBINES(i64)
+GRADC_COMBINES(u8)
+GRADC_COMBINES(u16)
+GRADC_COMBINES(u32)
+GRADC_COMBINES(u64)
+GRADC_COMBINE(gradc_any_i32, i32, GRADC_EITHER)
+GRADC_COMBINE(gradc_any_i64, i64, GRADC_EITHER)
 
 static inline __attribute__((unused)) i64 gradc_min(i64 a, i64 b) { return a < b ? a : b; }
 static inline __attribute__((unused)) i64 gradc_max(i64 a, i64 b) { return a > b ? a : b; }

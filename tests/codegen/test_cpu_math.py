@@ -18,6 +18,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from caches import compiled
 
 from gradc.ir.types import DTYPES
 from gradc.ops import bessel, special
@@ -170,14 +171,10 @@ class Loops:
         self.machine = machine
         self.source = directory / "loops.c"
         self.source.write_text(loops_source(names))
-        library = directory / "loops.so"
         report = ["-fopt-info-vec-optimized"] if is_gcc() else []
         options = [*FLAGS, "-fPIC", "-shared", *flags, *report, f"-march={machine}", "-I", str(TEMPLATES)]
-        command = [COMPILER, *options, str(self.source), "-o", str(library), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        self.report = done.stderr
-        self.library = ctypes.CDLL(str(library))
+        code, self.report = compiled([COMPILER, *options], self.source, TEMPLATES)
+        self.library = opened(code, directory)
 
     def __call__(self, name: str, *operands) -> np.ndarray:
         types, result = SIGNATURES[name]
@@ -192,6 +189,13 @@ class Loops:
         rows = self.source.read_text().splitlines()
         found = re.findall(r"loops\.c:(\d+):\d+: optimized: loop vectorized", self.report)
         return {re.search(r"void loop_(\w+)\(", rows[int(line) - 1])[1] for line in found}
+
+
+def opened(code: bytes, directory: Path) -> ctypes.CDLL:
+    """A shared object in this process."""
+    library = directory / "loaded.so"
+    library.write_bytes(code)
+    return ctypes.CDLL(str(library))
 
 
 def is_gcc() -> bool:

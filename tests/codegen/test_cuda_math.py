@@ -6,7 +6,6 @@ bits of the CPU's, whose meaning tests/codegen/test_cpu_math.py checks.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import itertools
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from caches import compiled
 from registry import call
 from test_cpu_math import (
     COMPILER,
@@ -30,6 +30,7 @@ from test_cpu_math import (
     largest_error,
     nearest_to_quarter_turns,
     numpy_dtype,
+    opened,
     pairs,
     random_f32,
     storage_samples,
@@ -175,15 +176,9 @@ class Simulated(Loops):
                 f" {name}({', '.join(f'{x}[i]' for x in letters)}); }}"
             )
         source.write_text(AS_SIMULATED + standalone("cuda/math.h") + "\n".join(loops) + "\n")
-        library = directory / "loops.so"
         flags = ["-std=c++17", *(flag for flag in FLAGS if not flag.startswith("-std"))]
-        done = subprocess.run(
-            [CXX, *flags, "-Wall", "-Werror", "-fPIC", "-shared", "-march=native", str(source), "-o", str(library)],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        self.library = ctypes.CDLL(str(library))
+        code, _ = compiled([CXX, *flags, "-Wall", "-Werror", "-fPIC", "-shared", "-march=native"], source)
+        self.library = opened(code, directory)
 
 
 @pytest.fixture(scope="module")

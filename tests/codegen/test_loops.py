@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from gradc import knobs
+from gradc.errors import Unsupported
 from gradc.interp import run_program
 from gradc.ir.program_text import parse_program
+from gradc.ir.verify import verify_program
 from gradc.passes.program.plan_buffers import plan_buffers
 from gradc.runtime.host import pool
 from gradc.runtime.host.cpu import CpuProgram
@@ -110,3 +112,15 @@ def test_products_in_a_loop_are_looked_at_where_bounds_are(program):
         checked = CpuProgram(replace(bad, name="outside"))
         with pytest.raises(InternalError, match="touches element"):
             _run(checked, _inputs(1, 20, 5), 1, 20, 5)
+
+
+def test_rows_of_a_product_that_lie_apart() -> None:
+    """A block whose rows are longer than the product's: the interpreter and a GPU leave the rest; C refuses it."""
+    text = TEXT.replace("block s: f32[c,M]", "block s: f32[c,M + 3]")
+    padded = parse_program(text)
+    verify_program(padded)
+    inputs = _inputs(2, 19, 5)
+    for name, value in run_program(parse_program(TEXT), inputs).items():
+        assert np.array_equal(run_program(padded, inputs)[name], value), name
+    with pytest.raises(Unsupported, match="not the whole rows of a buffer"):
+        CpuProgram(plan_buffers(padded)).bind({"B": 2, "N": 19, "M": 5})

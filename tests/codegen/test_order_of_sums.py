@@ -24,6 +24,10 @@ KINDS: dict[str, Callable[..., Any]] = {
     "two in a pass": lambda x: ops.sum(x, axis=-1) * ops.sum(x * x, axis=-1),
     "beside a maximum": lambda x: ops.sum(x, axis=-1) + ops.max(x, axis=-1),
     "of a slice": lambda x: ops.sum(ops.pad(x, ((0, 0), (3, 2))), axis=-1),
+    "of zeros of both signs": lambda x: 1.0 / ops.max(x * 0.0, axis=-1),
+    "least of zeros": lambda x: 1.0 / ops.min(x * 0.0, axis=-1),
+    "beside a place": lambda x: ops.sum(x, axis=-1) + ops.argmax(x, axis=-1).astype(x.dtype),
+    "of gathered values": lambda x: ops.sum(ops.gather(x, ops.argmax(x * 0.0, axis=0), axis=0), axis=-1),
     "scan": lambda x: ops.cumsum(x, axis=-1),
 }
 

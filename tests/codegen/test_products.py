@@ -42,10 +42,11 @@ def multiplied(
     flag: np.ndarray = FINE,
     site: int = 0,
     dtype: np.dtype[Any] | None = None,
+    more: np.ndarray | None = None,
 ) -> np.ndarray:
-    """By our kernel, whatever the strides."""
+    """By our kernel, whatever the strides, added to ``more``."""
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    out = np.full(shape, 7, dtype or a.dtype)
+    out = np.full(shape, 7, dtype or a.dtype) if more is None else more.copy()
 
     def operand(name: str, array: np.ndarray) -> tuple[Strided, np.ndarray]:
         low, high = byte_bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
@@ -63,8 +64,9 @@ def multiplied(
         "out": out.ctypes.data,
         "flag": flag.ctypes.data,
     }
-    device.begin([Span(out.ctypes.data, out.nbytes, np.dtype(np.uint8))])
-    for launch in launches_of(Product(parts["a"], parts["b"], parts["out"], site), Part("flag", 0, 4, U64)):
+    device.begin([Span(out.ctypes.data, out.nbytes, np.dtype(np.uint8))] if more is None else [])
+    asked = Product(parts["a"], parts["b"], parts["out"], site, more is not None)
+    for launch in launches_of(asked, Part("flag", 0, 4, U64)):
         args = [Span(bases[x.root] + x.start, x.count, x.dtype) if isinstance(x, Part) else x for x in launch.args]
         device.launch(launch.function, launch.blocks, launch.threads, args, launch.written)
     return out
@@ -119,6 +121,16 @@ def test_products_of_ours(device: Simulator, name: str, result: str, sizes: tupl
             assert np.array_equal(out, wanted)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_a_product_that_is_added(device: Simulator, dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b, more = (values(rng, shape, dtype) for shape in ((33, 5), (5, 40), (33, 40)))
+    wanted = exact(a, b) + more
+    found = multiplied(device, a, b, more=more)
+    unit = {"f64": 1e-15, "f32": 1e-7, "bf16": 4e-3}[dtype]
+    assert (np.abs(found.astype(np.float64) - wanted) <= unit * np.abs(wanted) + 20 * min(unit, 1e-7)).all()
+
+
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 2), (2, 1, 3, 2)])
 def test_batches_of_any_strides(device: Simulator, shape: tuple[int, ...]) -> None:
     """Axes of a batch in another order, repeated, and more of them than a launch takes."""
@@ -139,7 +151,26 @@ def test_a_product_of_ours_stops_behind_a_check(device: Simulator) -> None:
 
 def test_the_check_sees_a_product_out_ofbyte_bounds(device: Simulator) -> None:
     a, b, out = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32), np.zeros((3, 2), np.float32)
-    args = [span(a), span(b), span(out), 0, 0, 3, 3, 4, 1, 4, 1, 3, 1, *[0] * 6, span(FINE), 0]  # b has two columns
+    args = [
+        span(a),
+        span(b),
+        span(out),
+        0,
+        0,
+        3,
+        3,
+        4,
+        1,
+        4,
+        1,
+        3,
+        1,
+        *[0] * 6,
+        4,
+        0,
+        span(FINE),
+        0,
+    ]  # b has two columns
     with pytest.raises(SimulationFault, match="out of bounds"):
         device.launch("gradc_matmul_f32", 1, 256, args, [2])
 

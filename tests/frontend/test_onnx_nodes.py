@@ -15,10 +15,11 @@ onnx = pytest.importorskip("onnx", reason="the ONNX frontend needs onnx")
 
 import onnx_table as table  # noqa: E402
 from onnx import numpy_helper  # noqa: E402
+from onnx_node_cases import cases  # noqa: E402
 
 import gradc  # noqa: E402
 from benchmarks import onnx_nodes as nodes  # noqa: E402
-from benchmarks.onnx_nodes import cases, name_of  # noqa: E402
+from benchmarks.onnx_nodes import name_of  # noqa: E402
 from gradc import interp  # noqa: E402
 from gradc.errors import GradcError  # noqa: E402
 

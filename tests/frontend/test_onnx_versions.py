@@ -21,6 +21,7 @@ onnx = pytest.importorskip("onnx", reason="the ONNX frontend needs onnx")
 import onnx_table  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx_node_cases import cases  # noqa: E402
 from onnx_versions import (  # noqa: E402
     CASES,
     DEPRECATED,
@@ -390,7 +391,7 @@ def in_opset(model: Any, opset: int) -> Any:
 def node_tests(op: str, version: int) -> list[tuple[Any, Any]]:
     """(the test, its model in the last opset of a version), some of those that are valid there."""
     found = []
-    for case in nodes.cases().get(op, []):
+    for case in cases().get(op, []):
         if nodes.name_of(case) not in onnx_table.REFUSED and len(case.model.graph.node) == 1:
             model = in_opset(case.model, last_opset(op, version))
             if model is not None:
@@ -556,7 +557,7 @@ def with_other_axes(case: Any) -> tuple[Any, dict[str, Any]] | None:
 @pytest.mark.parametrize("op", [op for op in onnx_table.OPERATORS if op not in FROM_THE_FRONT])
 def test_axes_count_from_both_ends(op: str) -> None:
     """Of data, the others known: each node test with an axis says the same from the other end."""
-    for case in nodes.cases()[op]:
+    for case in cases()[op]:
         if nodes.name_of(case) in onnx_table.REFUSED or len(case.model.graph.node) > 1 or not case.model.graph.input:
             continue
         other = with_other_axes(case)
@@ -577,7 +578,7 @@ OF_ONE_AXIS = sorted(
 @pytest.mark.parametrize("op", OF_ONE_AXIS)
 def test_an_axis_that_is_not_there_is_refused(op: str) -> None:
     """Beyond either end; counted modulo the rank it would be another axis."""
-    case = nodes.cases()[op][PER_AXIS.get(op, 0)]
+    case = cases()[op][PER_AXIS.get(op, 0)]
     values = dict(zip((i.name for i in case.model.graph.input), map(nodes.array, case.data_sets[0][0]), strict=False))
     (node,) = case.model.graph.node
     rank = values[node.input[0]].ndim + EXTRA_AXES.get(op, 0)

@@ -242,6 +242,27 @@ def test_values_cross_the_borders_of_regions_as_they_lie(compiler: Compiler) -> 
     assert modules and not any(m.forward.copied or (m.wrt and m.backward.copied) for m in modules)
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_what_a_program_is_given_enters_as_it_lies(compiler: Compiler, written: bool) -> None:
+    """Channels last, and a matrix that is given transposed; what the program writes to stays as it is."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = (x.sin() * 2).mean((0, 2, 3)) + (w.exp() + 1).sum(0)
+        if written:
+            x.mul_(2)
+        return y
+
+    x = torch.randn(2, 3, 4, 5).double().to(memory_format=torch.channels_last)
+    w = torch.randn(3, 6).double().t()
+    others = [x.clone(), w.clone()]
+    assert others[0].stride() == x.stride()
+    wanted, found = function(*others), compiled(function)(x, w)
+    torch.testing.assert_close((found, x), (wanted, others[0]))
+    assert x.stride() == (60, 1, 15, 3)
+    shapes = {n: tuple(made.graph.input(n).shape) for made in compiler.made for n in made.names}
+    assert shapes == {"x": (2, 3, 4, 5) if written else (2, 4, 5, 3), "w": (3, 6)}
+
+
 class Detached(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

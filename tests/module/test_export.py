@@ -16,6 +16,7 @@ from typing import Any
 import long_tests
 import numpy as np
 import pytest
+from codegen.test_order_of_sums import NAMED
 
 import gradc
 from gradc import knobs, ops
@@ -115,6 +116,20 @@ def test_it_crosses_to_another_architecture(attentions: tuple[gradc.Module, Path
         pytest.skip("it was built; to run it needs qemu-aarch64 (qemu-user)")
     done = subprocess.run([QEMU, "./attention_main", "sample", "1e-5"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long(*BUILT, "tests/codegen/test_order_of_sums.py")
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_sums_have_the_same_bits_on_another_architecture(dtype: str, tmp_path: Path) -> None:
+    """Vectors are shorter there, and the order of a sum is not theirs."""
+    if not CROSSING or QEMU is None:
+        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64 (qemu-user)")
+    graph = gradc.trace(lambda x: {name: f(x) for name, f in NAMED.items()}, x=f"{dtype}[N,D]")
+    module = gradc.compile(graph, target="cpu")
+    folder = module.export(tmp_path / "sums", dims={"N": 3, "D": 2047})
+    build(folder, f"CC={shlex.join(CROSS)}", "ARCH=")
+    done = subprocess.run([QEMU, "./graph_main"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("the same bits") == len(NAMED), done.stdout + done.stderr
 
 
 @pytest.mark.long(*BUILT)

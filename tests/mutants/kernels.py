@@ -6,12 +6,28 @@ from . import Mutant
 
 MUTANTS = (
     Mutant(
-        "rows-c.combined-terms",
+        "rows-c.combined-lanes",
         "templates/cpu/program.h",
-        "for (; i < count; i++) all = all sign (W)terms[i];",
-        "for (; i + 1 < count; i++) all = all sign (W)terms[i];",
-        "off by one: the last term of a sum or product that fills no vector is left out",
-        ("test_cpu -k 'is_numpy and mean'",),
+        "return both(lane[0], lane[count]);",
+        "return lane[0];",
+        "off by one: what the columns that fill no strip are reduced to is left out",
+        ("test_strips",),
+    ),
+    Mutant(
+        "rows-c.halved-lanes",
+        "templates/cpu/program.h",
+        "    GRADC_HALVE(8, T, both) ",
+        "    GRADC_HALVE(4, T, both) ",
+        "half of a vector's accumulators are not combined",
+        ("test_strips",),
+    ),
+    Mutant(
+        "columns.rest-of-parts",
+        "gradc/codegen/cpu/columns.py",
+        "if isinstance(inner, int) and not parted else -1",
+        "if isinstance(inner, int) else -1",
+        "columns of an interior that fill no strip are left out where all columns would fill strips",
+        ("test_strips -k interior",),
     ),
     Mutant(
         "rows-c.flush",

@@ -130,6 +130,46 @@ def test_what_happens_once_a_row_is_left_alone(value: str, turned: bool) -> None
     np.testing.assert_array_equal(interp.run(made, given)["y"], interp.run(program, given)["y"])
 
 
+def batch_norm(x: gradc.Node, gain: gradc.Node) -> gradc.Node:
+    wide, axes = ops.cast(x, "f32"), (0, 2, 3)
+    mean = ops.mean(wide, axes, keepdims=True)
+    off = wide - mean
+    y = off * ops.rsqrt(ops.mean(off * off, axes, keepdims=True) + 1e-5) * gain[None, :, None, None]
+    return ops.cast(ops.relu(y), x.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("shape", ["3,32,6,5", "N,32,H,W"])
+def test_sums_of_channels_go_along_channels(dtype: str, shape: str) -> None:
+    """Channels last: what the rows of an image are reduced to is added to its channel, so that neighbouring threads may
+    as well have a channel each; where the channels come first, the columns stay those of the image.
+    """
+    graph = gradc.trace(batch_norm, x=f"{dtype}[{shape}]", gain="f32[32]")
+    name = graph.output_names[0]
+    rng = np.random.default_rng(0)
+    kind = graph.input("x").dtype.np
+    x, g = (rng.standard_normal((3, 32, 6, 5)).astype(kind) for _ in range(2))
+    gain = rng.standard_normal(32).astype(np.float32)
+    wide = gradc.compile(gradc.trace(batch_norm, x=f"f32[{shape}]", gain="f32[32]"), wrt=["x", "gain"], target="numpy")
+    _, kept = wide.forward(x=x.astype(np.float32), gain=gain)
+    wanted = wide.backward(kept, g.astype(np.float32))
+    unit = 2.0**-8 if dtype == "bf16" else 2.0**-22
+    for layout, axis in (({"x": "NHWC", name: "NHWC"}, 32), ({}, 5)):
+        with knobs.SIM_CHECK.set(True):
+            module = gradc.compile(graph, wrt=["x", "gain"], target="cuda-sim", layout=layout)
+            order = (0, 2, 3, 1) if layout else (0, 1, 2, 3)
+            _, residuals = module.forward(x=np.ascontiguousarray(x.transpose(order)), gain=gain)
+            found = module.backward(residuals, np.ascontiguousarray(g.transpose(order)))
+        summed = [k for m in (module.forward, module.backward) for k in m.program.kernels if k.accums and k.rows]
+        assert len(summed) >= 3 and all(str(n) in (str(axis), "W") for k in summed for _, n in k.cols)
+        assert all([n for _, n in k.cols] == [32] for k in summed) == bool(layout)
+        for got, want in (
+            (np.asarray(found["x"]).transpose(np.argsort(order)), wanted["x"]),
+            (np.asarray(found["gain"]), wanted["gain"]),
+        ):
+            assert np.abs(got.astype(np.float64) - want).max() <= 16 * unit * np.abs(want).max()
+
+
 @pytest.mark.parametrize(("dtype", "channels"), [("f32", 32), ("f32", 33), ("bf16", 32)])
 def test_grid_sample_of_channels_last(dtype: str, channels: int) -> None:
     """Forward and both gradients go along channels, nothing is transposed by itself, and all agree with NumPy."""

@@ -32,7 +32,7 @@ from gradc.ir.accesses import check_of
 from gradc.ir.kernel import Kernel, Program, Select, taken
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.program.choose_reduction import choose_reduction
+from gradc.passes.program.choose_reduction import choose_reduction, decisions
 from gradc.targets.devices import CONSTANTS, CPU, GPUS, Cpu, Gpu, calibration_text, device_for
 
 ALL = tuple(STRATEGIES)
@@ -449,6 +449,23 @@ def test_a_broadcast_gradient_has_owners_or_partials() -> None:
     assert picks(scheduled("broadcast"), {"A": 131, "B": 4096}) == ["privatized"]
     assert picks(scheduled("broadcast"), {"A": 132, "B": 4096}) == ["regular"]
     assert picks(scheduled("bias"), {"N": 65536}) == ["privatized"]
+
+
+@pytest.mark.parametrize("batch", [32, "N"])
+def test_sums_of_channels_have_partials(batch: int | str) -> None:
+    """A row of an image is reduced in a chain of instructions: few channels that own many rows each would take a
+    thousand times what the bytes take.
+    """
+    shape = f"f32[{batch},64,56,56]"
+    graph = gradc.trace(lambda x: ops.sum(x, (0, 2, 3)), x=shape)
+    program: Program = gradc.compile(graph, target="numpy").stages["forward.schedule"].result
+    dims = {"N": 32} if batch == "N" else {}
+    assert picks(program, dims) == ["privatized"]
+    ((_, _, _, table),) = decisions(choose_reduction(program, available=ALL, device=H100), {"N": 32}, H100)
+    seconds = {each.strategy: each.seconds for each in table}
+    assert seconds["regular"] > 20 * seconds["privatized"]
+    many = gradc.trace(lambda x: ops.sum(x, (0, 2, 3)), x="f32[2,4096,14,14]")
+    assert picks(gradc.compile(many, target="numpy").stages["forward.schedule"].result, {}) == ["regular"]
 
 
 TWO = """program @p {

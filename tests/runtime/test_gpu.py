@@ -468,7 +468,9 @@ def test_what_cublas_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_the_library_takes() -> None:
-    """Both strides not 1, rows that overlap or repeat, and batches that do not step alike are ours."""
+    """Both strides not 1, and rows that overlap or repeat, are ours; axes of a batch that step alike are one, and of
+    others the longest is stepped along.
+    """
     plain = ((7, 4), (4, 1))
     assert library_of(product(((5, 7), (14, 2)), plain)) is None
     assert library_of(product(((5, 7), (1, 1)), plain)) is None
@@ -477,7 +479,9 @@ def test_what_the_library_takes() -> None:
     assert batched is not None and (batched.batch, batched.a.step, batched.b.step) == (6, 35, 0)
     merged = library_of(product(((2, 3, 5, 7), (105, 35, 7, 1)), ((2, 3, 7, 4), (84, 28, 4, 1))))
     assert merged is not None and merged.batch == 6
-    assert library_of(product(((2, 3, 5, 7), (35, 70, 7, 1)), ((2, 3, 7, 4), (84, 28, 4, 1)))) is None
+    apart = library_of(product(((2, 3, 5, 7), (35, 70, 7, 1)), ((2, 3, 7, 4), (84, 28, 4, 1))))
+    assert apart is not None and (apart.batch, apart.outer) == (3, ((2, (35, 84, 60)),))
+    assert (apart.a.step, apart.b.step, apart.out.step, apart.calls) == (70, 28, 20, [(0, 0, 0), (35, 84, 60)])
 
 
 # -- a whole call ------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from ...analysis.combine import ascends, row_searches
 from ...ir.dims import product, same
 from ...ir.kernel import Phase
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
-from ...ir.types import F32, F64
+from ...ir.types import F32
 from ...process.forks import cached_property
-from ...targets.cpu import CACHED_COST, HALF_LANES, RUN_WIDTHS, WAITING_COST, WIDEST_RUN
+from ...targets.cpu import CACHED_COST, LANE_BYTES, RUN_WIDTHS, WAITING_COST, WIDEST_RUN
 from ..expr import carrier, stored, to_memory, variable
 from ..index import flatten, index, size
 from ..phases import phase_comment
@@ -20,9 +20,9 @@ from .accums import AccumWriter
 from .interior import interior
 from .packed import Packed, packed_values
 from .records import (
+    Accumulators,
     ByteFloats,
     Columns,
-    Halves,
     Lanes,
     PhaseText,
     Reduction,
@@ -31,11 +31,12 @@ from .records import (
     RunSum,
     Scatter,
     StreamedStore,
+    Strips,
     Unpacking,
     combined,
     grouped,
 )
-from .reductions import combined_terms, reduction
+from .reductions import accumulator_type, combined_lanes, reduction
 from .row_memory import cost
 from .scans import scan
 
@@ -176,18 +177,14 @@ class ColumnWriter(AccumWriter):
             self.root(s, p, roots)
         reductions, stores = roots.reductions, roots.stores
         vectors = roots.vectors and all(r.vectors for r in reductions) and not running
-        clauses: dict[str, list[str]] = {}
-        for operator, name in (clause for r in reductions for clause in r.clauses):
-            clauses.setdefault(operator, []).append(name)
-        pragma = "".join(f" reduction({operator}:{','.join(names)})" for operator, names in clauses.items())
         block = "GRADC_FINE_BLOCK" if any(r.fine for r in reductions) else "GRADC_BLOCK" if reductions else ""
         unpackings = tuple(map(self.unpacking, self.packed[number]))
         block = block or ("GRADC_STAGED" if stores or roots.scatters or unpackings else "")
         first, last, block, poll = self.extent(block)
-        body = [*values, *roots.body] if roots.body else []
+        body = [*values, *roots.body]
         if self.k.descending:
             body.insert(0, f"const i64 {self.innermost} = {last} - 1 - {self.visited};")
-        inside = interior(self.k, self.types, self.reloaded(p, number), self.innermost) if vectors and body else None
+        inside = interior(self.k, self.types, self.reloaded(p, number), self.innermost) if vectors else None
         return Columns(
             outer=tuple(self.axes(self.k.cols[:-1])),
             axis=self.visited,
@@ -200,42 +197,50 @@ class ColumnWriter(AccumWriter):
             stores=tuple(stores),
             prefetches=self.prefetches(number),
             unpackings=unpackings,
-            pragma=f"#pragma omp simd{pragma}" if vectors else "",
+            pragma="#pragma omp simd" if vectors else "",
             body=tuple(body),
             poll=poll,
             interior=inside[0] if inside else None,
             interior_body=(*self.values(inside[1], number), *roots.body) if inside else (),
-            halves=self.halves(p, number, reductions, values) if vectors and block and not inside else None,
+            strips=self.strips(p, number, inside is not None) if any(r.lanes for r in reductions) else None,
         )
 
-    def halves(self, p: Phase, number: int, reductions: Sequence[Reduction], values: Sequence[str]) -> Halves | None:
-        """How a pass goes through both halves of its blocks at a time, where accumulators would wait for themselves."""
-        count, work = self.k.col_count, sum(cost(s) for s in self.reloaded(p, number))
-        inner = self.axes(self.k.cols[-1:])[0] if self.k.cols else None
-        only = any(r.clauses for r in reductions) and all(s.op in REDUCTIONS for s in p.roots)
-        if inner is None or not only or self.k.descending or self.mixed(p) or self.packed[number]:
-            return None
-        if work >= WAITING_COST or (isinstance(count, int) and len(self.k.cols) == 1 and count < 4 * HALF_LANES):
-            return None
-        second = [self.reduction(s, p, half=True) for s in p.roots]
-        clauses: dict[str, list[str]] = {}
-        for operator, name in (clause for r in (*reductions, *second) for clause in r.clauses):
-            clauses.setdefault(operator, []).append(name)
-        pragma = "".join(f" reduction({operator}:{','.join(found)})" for operator, found in clauses.items())
-        whole = isinstance(inner.size, str) and inner.size.isdigit() and int(inner.size) % (2 * HALF_LANES) == 0
-        return Halves(
-            each=f"(c1 - c0) / {2 * HALF_LANES} * {HALF_LANES}",
-            rest=not whole,
-            reductions=tuple(second),
-            body=(*values, *(line for r in second for line in r.update.splitlines())),
-            axis=f"half{self.innermost}",
-            pragma=f"#pragma omp simd{pragma}",
-        )
+    def strips(self, p: Phase, number: int, parted: bool) -> Strips:
+        """How a pass goes through the columns that its accumulators are for.
+
+        They are in registers by vectors that the text states, where nothing else takes longer than an addition does
+        until the next can begin: neither computation nor conversion, which is the faster the longer a vector is.
+
+        :param parted: whether some of the columns have a loop of their own.
+        """
+        inner, lanes, most = self.k.cols[-1][1] if self.k.cols else 1, self.lane_count(p), self.most_lanes(p)
+        known = inner if isinstance(inner, int) and not parted else -1
+        fewer = most // 4  # a vector of them
+        widths = (lanes, fewer) if lanes > fewer and known % lanes >= fewer else (lanes,)
+        statements = [s for s in self.reloaded(p, number) if self.column_value(s.name)]
+        narrow = min([8, *map(self.bytes_of, statements)])
+        waits = sum(cost(s) for s in statements) < WAITING_COST and narrow * most >= LANE_BYTES
+        return Strips(widths, f"GRADC_VECTOR / {narrow}" if waits else "", rest=known % widths[-1] != 0)
+
+    def lane_count(self, p: Phase) -> int:
+        """How many columns of a pass have accumulators of their own: no more than there are columns."""
+        inner, most = self.k.cols[-1][1] if self.k.cols else 1, self.most_lanes(p)
+        if not isinstance(inner, int):
+            return most if len(self.k.cols) == 1 else most // 4  # a row of several axes ends often
+        return min(most, 1 << inner.bit_length() - 1) if inner >= 4 else 1
+
+    def most_lanes(self, p: Phase) -> int:
+        """So few that a pass's accumulators stay in registers."""
+        types = [self.accumulator_type(s, p) for s in p.roots if s.op in REDUCTIONS or self.by_block(s)]
+        return LANE_BYTES // (8 if {"f64", "i64", "u64"} & {*types} else 4)
+
+    def accumulator_type(self, s: Stmt, p: Phase) -> str:
+        return accumulator_type(s, self.wide_blocks(p)) if s.op in REDUCTIONS else self.partial_type(s)
 
     def root(self, s: Stmt, p: Phase, text: RootText) -> None:
         """Adds what a statement that ends a pass makes of a column."""
         if s.op in REDUCTIONS or self.by_block(s):
-            text.reductions.append(self.reduction(s, p) if s.op in REDUCTIONS else self.run_sum(s))
+            text.reductions.append(self.reduction(s, p) if s.op in REDUCTIONS else self.run_sum(s, p))
             text.body += text.reductions[-1].update.splitlines()
         elif self.decided_by_column(s):
             text.scatters.append(self.scatter(s))
@@ -460,34 +465,14 @@ class ColumnWriter(AccumWriter):
         along = self.innermost in {v for i in s.index for v, _ in i.terms}
         return s.op != "check" and along and not self.placed_by_column(s)
 
-    def reduction(self, s: Stmt, p: Phase, half: bool = False) -> Reduction:
-        """:param half: that of the second half of a block."""
+    def reduction(self, s: Stmt, p: Phase) -> Reduction:
         axes = self.k.cols
         place = index(flatten([Index.of(a) for a, _ in axes], [n for _, n in axes])) if axes else "0"
-        wide_blocks, there = not self.k.rows or self.mixed(p), self.terms_in_memory(p).get(s, "")
-        return reduction(s, self.scribe.values[s.args[0]], place, f"{self.visited} - c0", wide_blocks, half, there)
+        return reduction(s, self.scribe.values[s.args[0]], place, self.lane_count(p), self.wide_blocks(p))
 
-    def terms_in_memory(self, p: Phase) -> dict[Stmt, str]:
-        """Where the terms of a block begin, of a pass that only adds up or multiplies what lies side by side in memory:
-        it needs no loop over the columns.
-        """
-        if self.k.descending or self.scribe.guarded or self.packed[self.k.passes.index(p)]:
-            return {}
-        number, found = self.k.passes.index(p), dict[Stmt, str]()
-        loads = {s.name: s for s in self.reloaded(p, number)}
-        for s in p.roots:
-            load = loads.get(s.args[0]) if s.args else None
-            if load is None or load.op != "load" or load.where or REDUCTIONS.get(s.op) not in ("sum", "prod"):
-                return {}
-            dtype = self.types[load.buffer].dtype
-            if (
-                not (dtype is s.dtype and dtype in (F32, F64) and self.by_neighbours(load))
-                or len(self.line(load, number)) > 1
-            ):
-                return {}
-            first = [i.renamed({self.innermost: "c0"}) for i in load.index]
-            found[s] = f"&{self.scribe.element(load.buffer, first)}"
-        return found if {s.args[0] for s in found} == {*loads} else {}
+    def wide_blocks(self, p: Phase) -> bool:
+        """Whether blocks of f32 are added in f64 too."""
+        return not self.k.rows or self.mixed(p)
 
     def mixed(self, p: Phase) -> bool:
         """Whether a pass gathers or computes on wider values than f32: a compiler then adds the lanes, or the elements,
@@ -515,25 +500,12 @@ class ColumnWriter(AccumWriter):
             return False
         return self.innermost not in places and not self.placed_by_column(s)
 
-    def run_sum(self, s: Stmt) -> Reduction:
+    def run_sum(self, s: Stmt, p: Phase) -> Reduction:
         """Such an accum: the run is added up first."""
-        number, value = self.number[s.buffer], variable(s.args[0])
-        name, terms = f"run_a{number}", f"terms_a{number}"
+        value, of = variable(s.args[0]), Accumulators(self.partial_type(s), f"lanes_a{self.number[s.buffer]}", "0")
         term = f"{variable(s.where)} ? {value} : 0" if s.where else value
-        operand, ctype = self.scribe.values[s.args[0]], self.partial_type(s)
-        if not self.types[s.buffer].dtype.is_float:
-            (merge,) = self.effect(replace(s, where=""), name)
-            return Reduction("", f"{ctype} {name} = 0;", f"{name} += {term};", merge, "", clauses=(("+", name),))
-        narrow = "f32" if operand.is_float and carrier(operand) == "f32" else ctype
-        (merge,) = self.effect(replace(s, where=""), combined_terms("sum", narrow, ctype, terms))
-        return Reduction(
-            totals="",
-            block="",
-            update=f"{terms}[{self.visited} - c0] = {term};",
-            merge=merge,
-            result="",
-            terms=(narrow, terms),
-        )
+        (merge,) = self.effect(replace(s, where=""), combined_lanes("sum", of, self.lane_count(p)))
+        return Reduction("", f"{of.name}[lane] += {term};", merge, "", (of,))
 
     def decided_by_column(self, s: Stmt) -> bool:
         """Whether an accum goes where each column says: values and places are computed side by side, then added one

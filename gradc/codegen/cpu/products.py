@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ...errors import Unsupported
-from ...ir.dims import Size, product, symbol
+from ...ir.dims import Size, product, same, symbol
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import Operand
@@ -128,6 +128,8 @@ def product_call(
     dtype = program.buffer[call.out.buffer].type.dtype
     if dtype not in (F32, F64):
         raise Unsupported(f"a matrix product in {dtype} on the cpu")
+    if not same(program.buffer[call.out.buffer].type.shape[-1], sizes[n]):
+        raise Unsupported("a matrix product on the cpu whose rows are not the whole rows of a buffer")
 
     def view(operand: Operand | None) -> OperandView:
         return operand_view(operand, program, place, over_dims, dtype) if operand else _ABSENT

@@ -103,29 +103,36 @@ def combined(combine: str, ctype: str, target: str, value: str) -> str:
 
 
 @dataclass(frozen=True)
+class Accumulators:
+    """Accumulators of a reduction, one for each column of a strip, and one for columns that fill no strip.
+
+    :param ctype: their type, :param name: the array of them, and :param start: what they begin with, as C.
+    """
+
+    ctype: str
+    name: str
+    start: str
+
+
+@dataclass(frozen=True)
 class Reduction:
     """A reduction over the columns: that of a block of columns, merged into totals.
 
     :param totals: declarations before the columns.
-    :param block: declarations at the start of a block of columns.
-    :param update: statements of one column.
-    :param merge: the statement at the end of a block.
+    :param update: statements of one column, which has the accumulators ``[lane]``.
+    :param merge: the statements at the end of a block.
     :param result: the statement behind the columns.
-    :param clauses: what the loop is declared to reduce, operator and name, so that it may be a loop of vectors.
-    :param vectors: whether it may be one at all.
-    :param terms: the array that a block's terms are put into where the order in which they are combined is rounded by,
-        type and name, or ().
+    :param lanes: the accumulators of a block.
+    :param vectors: whether its loop may be one of vectors.
     :param fine: whether blocks are short.
     """
 
     totals: str
-    block: str
     update: str
     merge: str
     result: str
-    clauses: tuple[tuple[str, str], ...] = ()
+    lanes: tuple[Accumulators, ...] = ()
     vectors: bool = True
-    terms: tuple[()] | tuple[str, str] = ()
     fine: bool = False
 
 
@@ -140,22 +147,24 @@ class StreamedArray(LocalArray):
 
 
 @dataclass(frozen=True)
-class Halves:
-    """Columns of both halves of a block side by side, so that an accumulator does not wait for itself.
+class Strips:
+    """A loop over columns strip by strip, each column of which has accumulators of its own: what is added to what does
+    not depend on the vectors that a compiler makes.  The columns that fill no strip share one accumulator.
 
-    :param each: columns of a half, as C.
-    :param rest: whether there may be columns behind both halves.
-    :param reductions: those of the second half, into accumulators of their own.
-    :param body: the statements of its column, :param axis: and the variable that both halves' columns come from.
-    :param pragma: what says that the loop is one of vectors.
+    :param widths: columns of a strip, the widest first: each as often as it fits.
+    :param vector: columns that are computed at a time while the accumulators stay in registers, as C; "" leaves it to
+        the compiler how many.
+    :param rest: whether there may be columns behind the strips.
     """
 
-    each: str
+    widths: tuple[int, ...]
+    vector: str
     rest: bool
-    reductions: tuple[Reduction, ...]
-    body: tuple[str, ...]
-    axis: str
-    pragma: str
+
+    @property
+    def lanes(self) -> int:
+        """Accumulators, beside the one that is shared."""
+        return self.widths[0]
 
 
 @dataclass(frozen=True)
@@ -289,7 +298,7 @@ class Columns:
     :param body: the statements of one column.
     :param poll: the statement at a block's end that leaves when the call is to end, or "".
     :param interior: the columns that a loop of their own takes, :param interior_body: and its statements.
-    :param halves: how two columns are computed at a time, or None.
+    :param strips: how the columns' accumulators are gone through, or None if there are none.
     """
 
     outer: tuple[LoopAxis, ...]
@@ -308,7 +317,7 @@ class Columns:
     poll: str
     interior: Interior | None
     interior_body: tuple[str, ...]
-    halves: Halves | None
+    strips: Strips | None
 
     @property
     def blocked(self) -> bool:

@@ -1,7 +1,7 @@
 """Reductions over the columns: those of blocks of columns, merged into totals.
 
-The terms of a float's sum or product are put into an array, which a function of the templates combines in an order that
-its text states: a loop with one accumulator has as many partial sums as a compiler makes of it.
+Each column of a strip has accumulators of its own, which are combined in an order that the templates' text states: a
+loop with one accumulator has as many partial sums as a compiler makes of it.
 """
 
 from __future__ import annotations
@@ -10,119 +10,88 @@ from ...ir.statement import REDUCTIONS, Stmt
 from ...ir.types import F32, F64, DType
 from ..expr import carrier, variable
 from ..index import literal
-from .records import Reduction
+from .records import Accumulators, Reduction
 
 
-def reduction(
-    s: Stmt, operand: DType, place: str, at: str, wide_blocks: bool, half: bool = False, there: str = ""
-) -> Reduction:
+def reduction(s: Stmt, operand: DType, place: str, lanes: int, wide_blocks: bool) -> Reduction:
     """A reduction of values that are ``operand``.
 
-    :param place: the position along the columns, as C, :param at: and that in a block of them.
+    :param place: the position along the columns, as C.
+    :param lanes: how many columns have accumulators of their own.
     :param wide_blocks: blocks of f32 are added in f64 too, which costs nothing where memory or a gather bounds the
         pass.
-    :param half: that of the second half of a block, whose accumulators have names of their own.
-    :param there: where the terms of a block lie side by side in memory already, as C, or "".
     """
-    assert s.dtype is not None
     kind = REDUCTIONS[s.op]
-    if kind == "sum" and s.dtype is F64:
-        return _sum_f64(s, at, there)
-    if kind in ("sum", "prod") and s.dtype.is_float:
-        return _sum_or_product(s, kind, at, wide_blocks, there)
     if kind in ("sum", "prod"):
-        return _of_integers(s, kind, half)
+        return _sum_or_product(s, kind, lanes, wide_blocks)
     if kind in ("max", "min"):
-        return _extreme(s, kind, operand, half)
+        return _extreme(s, kind, operand, lanes)
     return _place_of_extreme(s, kind, operand, place)
 
 
-def _of_block(name: str, half: bool) -> str:
-    """The accumulator of a block of columns, or of its second half."""
-    return f"{'half' if half else 'block'}_{name}"
+def accumulator_type(s: Stmt, wide_blocks: bool) -> str:
+    """The C type of what a block of columns is reduced in."""
+    assert s.dtype is not None
+    return "f64" if wide_blocks and s.dtype.is_float and REDUCTIONS[s.op] == "sum" else carrier(s.dtype)
 
 
-def _sum_f64(s: Stmt, at: str, there: str) -> Reduction:
-    """There is no wider total: what its additions lose is kept beside it."""
-    name = variable(s.name)
-    terms = there or f"terms_{name}"
-    return Reduction(
-        totals=f"f64 total_{name} = 0, lost_{name} = 0;",
-        block="",
-        update="" if there else f"terms_{name}[{at}] = {variable(s.args[0])};",
-        merge=f"gradc_add(&total_{name}, &lost_{name}, {combined_terms('sum', 'f64', 'f64', terms)});",
-        result=f"const f64 {name} = gradc_total(total_{name}, lost_{name});",
-        terms=() if there else ("f64", terms),
-        fine=True,
-    )
+def combined_lanes(kind: str, of: Accumulators, lanes: int) -> str:
+    """The combination of accumulators, as C.
+
+    :param kind: ``sum``, ``prod``, ``max``, ``min`` or, of flags, ``any``.
+    """
+    return f"gradc_{kind}_{of.ctype}({of.name}, {lanes})"
 
 
-def _sum_or_product(s: Stmt, kind: str, at: str, wide_blocks: bool, there: str) -> Reduction:
-    """Sums of blocks of f32 add up in f64."""
+def _sum_or_product(s: Stmt, kind: str, lanes: int, wide_blocks: bool) -> Reduction:
+    """Blocks of f32 add up in f64; of f64 there is no wider total: what its additions lose is kept beside it."""
     assert s.dtype is not None
     name, ctype = variable(s.name), carrier(s.dtype)
     sign, start = ("+", "0") if kind == "sum" else ("*", "1")
-    total = "f64" if kind == "sum" else ctype
-    block = combined_terms(kind, ctype, total if wide_blocks else ctype, there or f"terms_{name}")
+    of = Accumulators(accumulator_type(s, wide_blocks), f"lanes_{name}", start)
+    block = combined_lanes(kind, of, lanes)
+    exact = kind == "sum" and s.dtype is F64
+    total = "f64" if kind == "sum" and s.dtype.is_float else ctype
+    whole = f"gradc_total(total_{name}, lost_{name})" if exact else f"({ctype})total_{name}"
     return Reduction(
-        totals=f"{total} total_{name} = {start};",
-        block="",
-        update="" if there else f"terms_{name}[{at}] = {variable(s.args[0])};",
-        merge=f"total_{name} {sign}= {block};",
-        result=f"const {ctype} {name} = ({ctype})total_{name};",
-        terms=() if there else (ctype, f"terms_{name}"),
+        totals=f"{total} total_{name} = {start}{f', lost_{name} = 0' if exact else ''};",
+        lanes=(of,),
+        update=f"{of.name}[lane] {sign}= {variable(s.args[0])};",
+        merge=f"gradc_add(&total_{name}, &lost_{name}, {block});" if exact else f"total_{name} {sign}= {block};",
+        result=f"const {ctype} {name} = {whole};",
+        fine=exact,
     )
 
 
-def combined_terms(kind: str, ctype: str, wide: str, terms: str) -> str:
-    """The sum or product of a block's terms, as C.
-
-    :param ctype: the type of a term, :param wide: and that in which they are combined.
-    """
-    return f"gradc_{kind}_{ctype}{'' if wide == ctype else f'_in_{wide}'}({terms}, c1 - c0)"
-
-
-def _of_integers(s: Stmt, kind: str, half: bool) -> Reduction:
-    """The same in any order."""
+def _extreme(s: Stmt, kind: str, operand: DType, lanes: int) -> Reduction:
+    """The largest or least; NaN wins: flagged beside the comparison that loses it."""
     assert s.dtype is not None
     name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
-    sign, start = ("+", "0") if kind == "sum" else ("*", "1")
-    block = _of_block(name, half)
-    return Reduction(
-        totals=f"{ctype} total_{name} = {start};",
-        block=f"{ctype} {block} = {start};",
-        update=f"{block} {sign}= {value};",
-        merge=f"total_{name} {sign}= {block};",
-        result=f"const {ctype} {name} = ({ctype})total_{name};",
-        clauses=((sign, block),),
-    )
-
-
-def _extreme(s: Stmt, kind: str, operand: DType, half: bool) -> Reduction:
-    """The largest or least; NaN wins: counted beside the comparison that loses it."""
-    assert s.dtype is not None
-    name, value, ctype = variable(s.name), variable(s.args[0]), carrier(s.dtype)
-    block, nans = _of_block(name, half), f"{'half' * half}nan_{name}"
     total, better = f"total_{name}", ">" if kind == "max" else "<"
     worst = neutral_extreme(operand, kind == "max")
-    declared = f"{ctype} {block} = {worst};"
-    update = f"{block} = {value} {better} {block} ? {value} : {block};"
-    merge = f"{total} = {block} {better} {total} ? {block} : {total};"
-    clauses = [(kind, block)]
+    best, nans = Accumulators(ctype, f"lanes_{name}", worst), Accumulators(_flag(operand), f"nan_{name}", "0")
+    block = f"block_{name}"
+    update = f"{best.name}[lane] = {value} {better} {best.name}[lane] ? {value} : {best.name}[lane];"
+    merge = [
+        f"const {ctype} {block} = {combined_lanes(kind, best, lanes)};",
+        f"{total} = {block} {better} {total} ? {block} : {total};",
+    ]
     if operand.is_float:
         nan = "f64_of_bits(0x7ff8000000000000ull)" if operand is F64 else "f32_of_bits(0x7fc00000u)"
-        declared += f" i32 {nans} = 0;"
-        update += f"\n{nans} |= {value} != {value};"
-        merge = f"if ({total} == {total}) {{ {merge} if ({nans}) {total} = {nan}; }}"
-        clauses.append(("|", nans))
+        update += f"\n{nans.name}[lane] |= {value} != {value};"
+        merge.append(f"if ({combined_lanes('any', nans, lanes)}) {total} = {nan};")
     return Reduction(
         totals=f"{ctype} {total} = {worst};",
-        block=declared,
+        lanes=(best, nans) if operand.is_float else (best,),
         update=update,
-        merge=merge,
+        merge="\n".join(merge),
         result=f"const {ctype} {name} = {total};",
-        clauses=tuple(clauses),
     )
+
+
+def _flag(operand: DType) -> str:
+    """The type of a flag that is as wide as what it is of, so that a vector of comparisons is one of flags."""
+    return "i64" if operand is F64 else "i32"
 
 
 def _place_of_extreme(s: Stmt, kind: str, operand: DType, place: str) -> Reduction:
@@ -132,7 +101,6 @@ def _place_of_extreme(s: Stmt, kind: str, operand: DType, place: str) -> Reducti
     wins = f"{total} < 0 || {value} {better} {best} || ({value} != {value} && {best} == {best})"
     return Reduction(
         totals=f"i64 {total} = -1; {carrier(operand)} {best} = 0;",
-        block="",
         update=f"if ({wins}) {best} = {value}, {total} = {place};",
         merge="",
         result=f"const i64 {name} = gradc_max({total}, 0);",

@@ -84,15 +84,17 @@ class Strided:
 
 @dataclass(frozen=True)
 class Product:
-    """``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; out is contiguous.
+    """``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; elements of a row of out are neighbours.
 
     :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
+    :param add: whether it is added to what is there.
     """
 
     a: Strided
     b: Strided
     out: Strided
     site: int
+    add: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,18 @@ class Side:
     step: int
 
 
+BatchAxis = tuple[int, tuple[int, int, int]]
+"""Of a batch: how many, and the strides in a, b and out."""
+
+
 @dataclass(frozen=True)
 class Library:
-    """What a library (cuBLAS) is asked: ``batch`` products of m x k and k x n, all row-major for us.
+    """What a library (cuBLAS) is asked: ``batch`` products of m x k and k x n, all row-major for us, for each position
+    along the axes ``outer`` a call.
 
-    :param product: the same as it stands in the plan.
+    :param product: the same as one product.
+    :param pointers: where the addresses of all matrices of a, of b and of out are, for one call with ``batch`` of each,
+        which then do not step.
     """
 
     product: Product
@@ -123,6 +132,18 @@ class Library:
     batch: int
     a: Side
     b: Side
+    out: Side
+    outer: tuple[BatchAxis, ...] = ()
+    pointers: Part | None = None
+
+    @property
+    def calls(self) -> list[tuple[int, int, int]]:
+        """For each call, the elements of a, b and out before its first ones."""
+        counts, steps = [count for count, _ in self.outer], [strides for _, strides in self.outer]
+        return [
+            (sum(i * s[0] for i, s in at), sum(i * s[1] for i, s in at), sum(i * s[2] for i, s in at))
+            for at in (list(zip(place, steps, strict=True)) for place in np.ndindex(*counts))
+        ]
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -141,8 +162,14 @@ Action = Launch | Library
 class Plan(Protocol):
     """What a library call knows of the launch plan that it is part of."""
 
-    flag: Part
-    scratch_start: int
+    @property
+    def flag(self) -> Part: ...
+
+    @property
+    def scratch_start(self) -> int: ...
+
+    @property
+    def own_products(self) -> bool: ...
 
     def part(self, name: str) -> Part: ...
 

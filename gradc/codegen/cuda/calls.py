@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...ir.kernel import Call, Program
+from ...ir.kernel import Call, Program, alternatives
 from . import products, sorts
 from .actions import Action, Plan
 
@@ -33,6 +33,6 @@ CALLS = {
 
 def support(program: Program) -> str:
     """The CUDA functions that a program's calls need."""
-    calls = [step for step in program.steps if isinstance(step, Call)]
+    calls = [item for step in program.steps for item in alternatives(step) if isinstance(item, Call)]
     texts = [function.text(program, [c for c in calls if c.op == op]) for op, function in CALLS.items()]
     return "\n".join(text for text in texts if text)

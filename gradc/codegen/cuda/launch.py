@@ -7,8 +7,8 @@ addresses and runs the steps in order, now or into a graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 
 from ...analysis.chunks import GPU_WORKERS, MOST_PARTIALS
 from ...analysis.lifetimes import offsets
-from ...errors import InternalError
 from ...ir.dims import evaluate
 from ...ir.kernel import Call, Kernel, Loop, Program, alternatives, taken
 from ...ir.statement import Operand
@@ -147,9 +146,39 @@ def index_bound_of(kernel: CudaKernel, dims: Mapping[str, int]) -> int:
     return max(evaluate(bound, ones) for bound in kernel.index_bounds)
 
 
+@dataclass(frozen=True)
+class Run:
+    """One execution of a kernel or of a library call.
+
+    :param number: of its step.
+    :param dims: the sizes, and what a loop that it is in binds for one block.
+    """
+
+    step: Kernel | Call
+    number: int
+    dims: Mapping[str, int]
+
+
+def runs_of(number: int, step: Kernel | Call | Loop, dims: Mapping[str, int]) -> Iterator[Run]:
+    """What a step executes, in order: a loop goes over its blocks on the host.  The first block of a position writes
+    what the others add to.
+    """
+    if not isinstance(step, Loop):
+        yield Run(step, number, dims)
+        return
+    rows = evaluate(step.rows[1], dims)
+    for position in step.positions(dims):
+        first = step.is_last(position, rows)
+        for item in step.steps:
+            item = replace(item, add=False) if isinstance(item, Call) and first else item
+            yield Run(item, number, {**dims, **position})
+
+
 class LaunchPlan:
     """A Program's steps for one set of dims.
 
+    :ivar steps: one kernel, call or loop for each step of the program, :ivar actions: and what they start.
+    :ivar runs: what they execute.
     :ivar workspace: bytes: temps, the widest kernel's scratch (``scratch_size`` bytes from
         ``scratch_start`` on), the flag, the library's own (``library``).
     :ivar checks: the steps that look for bad indices.
@@ -157,24 +186,31 @@ class LaunchPlan:
     :ivar kept: outputs that a library writes and that are put back where a check has found something.
 
     :param library: bytes that the library of matrix products works in.
+    :param own_products: kernels of ours compute all of these.
     """
 
-    def __init__(self, program: Program, kernels: Mapping[str, CudaKernel], dims: Mapping[str, int], library: int = 0):
-        self.program, self.dims = program, dict(dims)
-        self.types = {b.name: b.type for b in program.buffers}
+    def __init__(
+        self,
+        program: Program,
+        kernels: Mapping[str, CudaKernel],
+        dims: Mapping[str, int],
+        library: int = 0,
+        own_products: bool = False,
+    ):
+        self.program, self.dims, self.own_products = program, dict(dims), own_products
+        self.types = program.types
         self.kernels = kernels
-        self.steps = [_launched(taken(step, dims)) for step in program.steps]
+        self.steps = [taken(step, dims) for step in program.steps]
+        self.runs = [run for number, step in enumerate(self.steps) for run in runs_of(number, step, self.dims)]
         self.checks = checks_of(program, kernels)
-        places, total = offsets(program, dims, ALIGN)
+        places, total = offsets(program, dims, ALIGN, blocks=True)
         self.offsets = {name: at for name, (_, at) in places.items()}
         self.scratch_start = total
-        self.scratch_size = max(
-            (self.sizes(self.kernel(s)).scratch for s in self.steps if isinstance(s, Kernel)), default=0
-        )
-        calls = [(n, s) for n, s in enumerate(self.steps) if isinstance(s, Call)]
-        self.scratch_size = max([self.scratch_size, *(align(CALLS[s.op].scratch(self, s, n)) for n, s in calls)])
         self.flag = Part(FLAG, 0, FLAG_WORDS + len(self.checks) if self.checks else 0, U64)
-        self.actions = [self.actions_of(number, item) for number, item in enumerate(self.steps)]
+        self.scratch_size = max(map(self._scratch, self.runs), default=0)
+        self.actions: list[list[Action]] = [[] for _ in self.steps]
+        for run in self.runs:
+            self.actions[run.number] += self._actions(run)
         products = [a.product for actions in self.actions for a in actions if isinstance(a, Library)]
         self.kept = {product.out.part.root for product in products if gated(product)}
         start = total + self.scratch_size + align(self.flag.nbytes)
@@ -185,15 +221,16 @@ class LaunchPlan:
         """A step's functions over its own dims: steps of one structure share a name and a text."""
         return rebind(self.kernels[item.name], item, self.types)
 
-    def sizes(self, kernel: CudaKernel) -> Sizes:
-        """A kernel's."""
-        return sizes_of(kernel, {own: self.dims[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
+    def sizes(self, kernel: CudaKernel, dims: Mapping[str, int] | None = None) -> Sizes:
+        """A kernel's; in a loop, in a block of it."""
+        given = self.dims if dims is None else dims
+        return sizes_of(kernel, {own: given[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str, dims: Mapping[str, int] | None = None) -> Part:
         """Where a buffer lies."""
         root = self.program.root(name)
         type_ = self.program.buffer[root].type
-        count = prod(type_.concrete(self.dims))
+        count = prod(type_.concrete(self.dims if dims is None else dims))
         return (
             Part(WORKSPACE, self.offsets[root], count, type_.dtype.np)
             if root in self.offsets
@@ -216,16 +253,27 @@ class LaunchPlan:
     @property
     def index_bound(self) -> int:
         """The largest bound of an offset in any of its kernels."""
-        return max((self.sizes(self.kernel(s)).index_bound for s in self.steps if isinstance(s, Kernel)), default=0)
+        kernels = [(run.step, run.dims) for run in self.runs if isinstance(run.step, Kernel)]
+        return max((self.sizes(self.kernel(step), dims).index_bound for step, dims in kernels), default=0)
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def actions_of(self, number: int, item: Kernel | Call, aux: int = 0) -> list[Action]:
         """A step's; ``aux``: a position + 1 at which its check writes down what stands there, instead of working."""
+        return self._actions(Run(item, number, self.dims), aux)
+
+    def _scratch(self, run: Run) -> int:
+        """Bytes of scratch memory."""
+        if isinstance(run.step, Call):
+            return align(CALLS[run.step.op].scratch(_PlanOfRun(self, run), run.step, run.number))
+        return self.sizes(self.kernel(run.step), run.dims).scratch
+
+    def _actions(self, run: Run, aux: int = 0) -> list[Action]:
+        item, number = run.step, run.number
         if isinstance(item, Call):
-            return CALLS[item.op].actions(self, item, number)
+            return CALLS[item.op].actions(_PlanOfRun(self, run), item, number)
         kernel = self.kernel(item)
-        sizes = self.sizes(kernel)
+        sizes = self.sizes(kernel, run.dims)
         actions: list[Action] = []
         for stage in kernel.stages:
             tasks = (
@@ -236,16 +284,16 @@ class LaunchPlan:
             tasks += sizes.chunks if stage.kind == "finish" else 0
             own = aux or (-1 if stage.kind == "key" and sizes.sort and sizes.sort.moves % 2 else 0)
             if tasks > 0:
-                actions += self.launches(stage, kernel, item, sizes, tasks, number, own)
+                actions += self.launches(stage, kernel, run, sizes, tasks, own)
             if stage.kind == "key" and sizes.sort:
                 actions += self.sort(sizes.sort, self.site(number))
         return actions
 
-    def launches(
-        self, stage: Stage, kernel: CudaKernel, item: Kernel, sizes: Sizes, tasks: int, number: int, aux: int
-    ) -> list[Launch]:
+    def launches(self, stage: Stage, kernel: CudaKernel, run: Run, sizes: Sizes, tasks: int, aux: int) -> list[Launch]:
         """A stage; more than one where it has more blocks than a grid can have."""
-        args = [self.part(b) for b in item.buffers]
+        item = run.step
+        assert isinstance(item, Kernel)
+        args = [self.part(b, run.dims) for b in item.buffers]
         written = [i for i, b in enumerate(item.buffers) if b in item.writes]
         scratch, flag = len(args) + len(sizes.dims), len(args) + len(sizes.dims) + 1
         shared: tuple[Part | int, ...] = (
@@ -253,7 +301,7 @@ class LaunchPlan:
             *sizes.dims,
             self.space(0, self.scratch_size, np.dtype(np.uint8)),
             self.flag,
-            self.site(number),
+            self.site(run.number),
             sizes.chunk,
             aux,
         )
@@ -279,26 +327,50 @@ class LaunchPlan:
         counts = self.space(self.scratch_size - align(4 * sort.counts), sort.counts, U32)
         return sort.launches(lambda start, count: self.space(start, count, U32), counts, (self.flag, site))
 
+
+@dataclass(frozen=True)
+class _PlanOfRun:
+    """What a library call knows of the launch plan that one execution of it is part of."""
+
+    plan: LaunchPlan
+    run: Run
+
+    @property
+    def flag(self) -> Part:
+        return self.plan.flag
+
+    @property
+    def scratch_start(self) -> int:
+        return self.plan.scratch_start
+
+    @property
+    def own_products(self) -> bool:
+        return self.plan.own_products
+
+    def part(self, name: str) -> Part:
+        return self.plan.part(name, self.run.dims)
+
+    def space(self, start: int, count: int, dtype: np.dtype[Any]) -> Part:
+        return self.plan.space(start, count, dtype)
+
+    def site(self, number: int) -> int:
+        return self.plan.site(number)
+
     def view(self, item: Call, operand: Operand, axes: Sequence[str]) -> Strided:
         """An operand of a call, seen with axes of the call."""
-        sizes = dict(item.axes)
-        shape = tuple(evaluate(sizes[a], self.dims) for a in axes)
-        flat = flatten(operand.index, self.program.buffer[operand.buffer].type.shape)
-        steps, at = dict(flat.terms), evaluate(flat.const, self.dims)
-        strides = tuple(evaluate(steps.get(a, 0), self.dims) for a in axes)
+        sizes, dims = dict(item.axes), self.run.dims
+        shape = tuple(evaluate(sizes[a], dims) for a in axes)
+        flat = flatten(operand.index, self.plan.types[operand.buffer].shape)
+        steps, at = dict(flat.terms), evaluate(flat.const, dims)
+        strides = tuple(evaluate(steps.get(a, 0), dims) for a in axes)
         return Strided(self.part(operand.buffer), shape, strides, 0 if 0 in shape else at)
 
     def result(self, item: Call) -> Strided:
-        """The result of a call, contiguous."""
-        sizes = dict(item.axes)
-        shape = tuple(evaluate(sizes[a], self.dims) for a in item.result_axes)
-        return Strided(self.part(item.out.buffer), shape, tuple(prod(shape[i + 1 :]) for i in range(len(shape))))
-
-
-def _launched(step: Kernel | Call | Loop) -> Kernel | Call:
-    if isinstance(step, Loop):
-        raise InternalError(f"{step.name}: no launches are written for loops over blocks of rows")
-    return step
+        """The result of a call, from its first element to its last."""
+        seen = self.view(item, item.out, item.result_axes)
+        extent = 1 + sum((n - 1) * step for n, step in zip(seen.shape, seen.strides, strict=True))
+        count = 0 if 0 in seen.shape else extent
+        return Strided(replace(seen.part, start=seen.part.start + seen.skipped, count=count), seen.shape, seen.strides)
 
 
 def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:

@@ -1,13 +1,18 @@
 """Matrix products on a GPU: which of them cuBLAS takes, and the kernel of ours for the others.
 
 ``out[..., m, n] = a[..., m, k] @ b[..., k, n]``; floats of 32 bits and less are added up in f32, integers wrap.
+
+cuBLAS steps along one axis of a batch.  Axes that step alike are one (:func:`merged`); it is given the longest, and the
+others as a loop of calls, or, where these were many, every matrix by its address.  A matrix without a unit stride is
+copied before where that is predicted to be faster than the kernel of ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,11 +22,13 @@ from ...ir.kernel import Call, Program
 from ...ir.statement import Operand
 from ...ir.types import DTYPES, DType
 from ...ir.types import dtype as dtype_of
+from ...targets.devices import gpu_of
+from ...targets.gpu import LIBRARY_FLOPS, PRODUCT_FLOPS, SECTOR_BYTES
 from ..expr import stored
 from ..index import flatten
 from ..text import standalone
-from .actions import U8, WORKSPACE, Action, Launch, Library, Part, Plan, Product, Side, Strided
-from .support import element
+from .actions import U8, U64, WORKSPACE, Action, BatchAxis, Launch, Library, Part, Plan, Product, Side, Strided, align
+from .support import AXES, blocks, element, merged_axes, packing
 
 Array = np.ndarray[Any, Any]
 TILE = 32
@@ -33,42 +40,85 @@ Kinds = tuple[str, str]
 """The dtypes of a product's operands and of its result."""
 LIBRARY = {*((name, name) for name in ("f16", "bf16", "f32", "f64")), ("f16", "f32"), ("bf16", "f32")}
 """What cuBLAS multiplies, to our rules of rounding."""
+MOST_CALLS = 16
+"""For the axes of a batch that a call does not step along: more would take the host longer than two more launches."""
+POINTER_AXES = 3
+"""Of a batch whose matrices one launch writes the addresses of."""
 _MOST = 2**31 - 1
-Axis = tuple[int, tuple[int, int, int]]
-"""Of a batch: how many, and the strides in a, b and out."""
 
 
 def library_of(product: Product) -> Library | None:
-    """The call of cuBLAS, or None: it does not take such strides or sizes."""
+    """The calls of cuBLAS, or None: it does not take such strides or sizes."""
     *_, m, n = product.out.shape
     k = product.a.shape[-1]
+    if (dtype_of(product.a.part.dtype).name, dtype_of(product.out.part.dtype).name) not in LIBRARY:
+        return None
     axes = merged(product)
-    if len(axes) > 1 or (dtype_of(product.a.part.dtype).name, dtype_of(product.out.part.dtype).name) not in LIBRARY:
-        return None
-    batch, (step_a, step_b, _) = axes[0] if axes else (1, (0, 0, 0))
+    longest = max(axes, key=lambda axis: axis[0], default=(1, (0, 0, 0)))
+    outer = tuple(axis for axis in axes if axis is not longest)
+    batch, (step_a, step_b, step_out) = longest
     a, b = _side(product.a, step_a), _side(product.b, step_b)
-    if a is None or b is None or max(m, n, k, batch, a.leading, b.leading) > _MOST:
+    out = Side(False, product.out.strides[-2] if m > 1 else max(n, 1), step_out)
+    if a is None or b is None or (k == 0 and product.out.part.count != prod(product.out.shape)):
         return None
-    return Library(product, m, n, k, batch, a, b)
+    if max(m, n, k, prod(count for count, _ in axes), a.leading, b.leading, out.leading) > _MOST:
+        return None
+    return Library(product, m, n, k, batch, a, b, out, outer)
 
 
 def product_of(plan: Plan, call: Call, number: int) -> Product:
     """A call's matrix product."""
     a, b = (plan.view(call, operand, axes) for operand, axes in zip(call.args, call.views, strict=True))
-    return Product(a, b, plan.result(call), plan.site(number))
+    return Product(a, b, plan.result(call), plan.site(number), call.add)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """How a product is computed.
+
+    :param library: its calls; None: the kernel of ours computes it.
+    :param before: the launches that make what the calls read: copies of operands, the addresses of matrices.
+    :param scratch: bytes of scratch memory that these, and the output of a gated product, need.
+    """
+
+    library: Library | None
+    before: tuple[Launch, ...] = ()
+    scratch: int = 0
+
+
+def _planned(plan: Plan, product: Product) -> _Planned:
+    if plan.own_products or 0 in product.out.shape:
+        return _Planned(None)
+    room = max(0, product.out.part.nbytes - plan.scratch_start) if gated(product) else 0
+    read, before = _with_unit_strides(plan, product, align(room))
+    library = library_of(read)
+    if library is None:
+        return _Planned(None)
+    end = max([align(room), *(_end(plan, launch) for launch in before)])
+    if len(library.calls) > MOST_CALLS and library.k > 0:
+        library, written = _by_pointers(plan, library, end)
+        before += written
+        end = _end(plan, written[-1])
+    return _Planned(library, before, end)
+
+
+def _end(plan: Plan, launch: Launch) -> int:
+    """Where scratch memory that a launch writes ends."""
+    (written,) = (launch.args[i] for i in launch.written)
+    assert isinstance(written, Part)
+    return align(written.start + written.nbytes - plan.scratch_start)
 
 
 def gated(product: Product) -> bool:
     """Whether the library must leave an output as it is once a check has found something: it cannot read the flag, so
     that a kernel of ours keeps the output's bytes meanwhile.
     """
-    return product.site > 0 and product.out.part.root != WORKSPACE and library_of(product) is not None
+    return product.site > 0 and product.out.part.root != WORKSPACE
 
 
 def scratch_of(plan: Plan, call: Call, number: int) -> int:
-    """Scratch bytes with which the workspace has room for the output of a gated product."""
-    product = product_of(plan, call, number)
-    return max(0, product.out.part.nbytes - plan.scratch_start) if gated(product) else 0
+    """Scratch bytes of a product: the workspace has room for the output of a gated one."""
+    return _planned(plan, product_of(plan, call, number)).scratch
 
 
 def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
@@ -77,20 +127,101 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
     out = product.out
     if 0 in out.shape:
         return []
-    taken_by = library_of(product)
-    if taken_by is None:
+    planned = _planned(plan, product)
+    if planned.library is None:
         return [*launches_of(product, plan.flag)]
+    calls: list[Action] = [*planned.before, planned.library]
     if not gated(product):
-        return [taken_by]
+        return calls
     whole = replace(out.part, count=out.part.nbytes, dtype=U8)
-    if taken_by.k == 0:
+    if planned.library.k == 0:
+        if product.add:
+            return []
         return [Launch("gradc_gate_zero", GATE_BLOCKS, 256, (whole, whole.count, plan.flag, product.site), (0,))]
     kept = replace(whole, root=WORKSPACE, start=0)  # over temporaries: after a failed check nothing reads them
     keep, restore = (
         Launch("gradc_gate", GATE_BLOCKS, 256, (to, source, whole.count, plan.flag, product.site), (0,))
         for to, source in ((kept, whole), (whole, kept))
     )
-    return [keep, taken_by, restore]
+    return [keep, *calls, restore]
+
+
+# -- what the library cannot step along --------------------------------------------------------------------------------
+
+
+def _by_pointers(plan: Plan, library: Library, start: int) -> tuple[Library, tuple[Launch, ...]]:
+    """The same product as one call with the address of each matrix, and the launches that write these addresses to
+    scratch memory from ``start`` on.
+    """
+    p = library.product
+    *further, first, second, third = [(1, (0, 0, 0))] * POINTER_AXES + merged(p)
+    each = first[0] * second[0] * third[0]
+    total = each * prod(count for count, _ in further)
+    pointers = plan.space(start, 3 * total, U64)
+    places = np.ndindex(*(count for count, _ in further))
+    launches = []
+    for number, place in enumerate(places):
+        firsts, steps = [], []
+        for side, operand in enumerate((p.a, p.b, p.out)):
+            before = sum(at * strides[side] for at, (_, strides) in zip(place, further, strict=True))
+            size = operand.part.dtype.itemsize
+            firsts.append(operand.skipped + before * size)
+            steps += [strides[side] * size for _, strides in (first, second, third)]
+        args = (pointers, p.a.part, p.b.part, p.out.part, number * each, total, each, second[0], third[0])
+        launches.append(Launch("gradc_pointers", blocks(each), 256, (*args, *firsts, *steps), (0,)))
+    a, b, out = (replace(side, step=0) for side in (library.a, library.b, library.out))
+    return replace(library, batch=total, a=a, b=b, out=out, outer=(), pointers=pointers), tuple(launches)
+
+
+def _with_unit_strides(plan: Plan, product: Product, start: int) -> tuple[Product, tuple[Launch, ...]]:
+    """The product of operands that the library can read, and the launches that copy those which it cannot to scratch
+    memory from ``start`` on; the product as it is, if the kernel of ours is predicted to be faster.
+    """
+    kinds = dtype_of(product.a.part.dtype).name, dtype_of(product.out.part.dtype).name
+    copied = [side for side in ("a", "b") if _side(getattr(product, side), 0) is None]
+    if not copied or kinds not in LIBRARY or product.a.shape[-1] == 0:
+        return product, ()
+    given, launches, seconds = product, [], 0.0
+    for side in copied:
+        operand: Strided = getattr(product, side)
+        packed = _packed(plan, operand, start)
+        launch = _packing(operand, packed, plan.flag, product.site)
+        if launch is None:
+            return product, ()
+        launches.append(launch)
+        start = _end(plan, launch)
+        given = replace(given, a=packed) if side == "a" else replace(given, b=packed)
+        seconds += _GPU.launch + packed.part.count * (SECTOR_BYTES + operand.part.dtype.itemsize) / _GPU.bandwidth
+    flops = 2.0 * prod(product.out.shape) * product.a.shape[-1]
+    faster = seconds + flops / LIBRARY_FLOPS[kinds[0]] < flops / PRODUCT_FLOPS
+    return (given, tuple(launches)) if faster and library_of(given) is not None else (product, ())
+
+
+_GPU = gpu_of("sm_90")
+"""What a copy is weighed by; as the plan follows from shapes alone, the same for every device."""
+
+
+def _packed(plan: Plan, operand: Strided, start: int) -> Strided:
+    """Scratch memory for an operand's elements in row-major order, each matrix once."""
+    held = [1 if step == 0 else size for size, step in zip(operand.shape[:-2], operand.strides[:-2], strict=True)]
+    held += operand.shape[-2:]
+    strides = [0 if size == 1 else prod(held[i + 1 :]) for i, size in enumerate(held)]
+    strides[-2:] = [held[-1], 1]
+    return Strided(plan.space(start, prod(held), operand.part.dtype), operand.shape, tuple(strides))
+
+
+def _packing(operand: Strided, packed: Strided, flag: Part, site: int) -> Launch | None:
+    """The launch that copies an operand; None where it has more axes that step differently than the kernel takes."""
+    held = [1 if step == 0 else size for size, step in zip(operand.shape[:-2], operand.strides[:-2], strict=True)]
+    sizes, steps = merged_axes([*held, *operand.shape[-2:]], operand.strides)
+    pad = AXES - len(sizes)
+    if pad < 0:
+        return None
+    sizes, steps = [1] * pad + sizes, [0] * pad + steps
+    size = operand.part.dtype.itemsize
+    source, to = (replace(part, dtype=np.dtype(f"u{size}")) for part in (operand.part, packed.part))
+    args: list[Part | int] = [source, to, to.count, operand.start, *sizes[1:], *steps, flag, site]
+    return Launch(f"gradc_copy_{size}", blocks(to.count), 256, tuple(args), (1,))
 
 
 def _side(operand: Strided, step: int) -> Side | None:
@@ -107,9 +238,9 @@ def _side(operand: Strided, step: int) -> Side | None:
     return None
 
 
-def merged(product: Product) -> list[Axis]:
+def merged(product: Product) -> list[BatchAxis]:
     """The axes of the batch, neighbours that step alike as one."""
-    axes: list[Axis] = []
+    axes: list[BatchAxis] = []
     for axis in range(len(product.out.shape) - 2):
         count = product.out.shape[axis]
         strides = (product.a.strides[axis], product.b.strides[axis], product.out.strides[axis])
@@ -139,13 +270,13 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
         out = product.out.part
         out = replace(out, start=out.start + to * out.dtype.itemsize, count=out.count - to)
         sizes = (product.a.start + from_a, product.b.start + from_b, m, n, k, second[0])
-        steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1]]
+        steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1], product.out.strides[-2]]
         launches.append(
             Launch(
                 _function(dtype_of(product.a.part.dtype), dtype_of(out.dtype)),
                 blocks,
                 THREADS,
-                (product.a.part, product.b.part, out, *sizes, *steps, flag, product.site),
+                (product.a.part, product.b.part, out, *sizes, *steps, int(product.add), flag, product.site),
                 (2,),
             )
         )
@@ -164,12 +295,13 @@ def _view(operand: Strided, memory: Array) -> Array:
     return np.lib.stride_tricks.as_strided(part, operand.shape, [s * part.itemsize for s in operand.strides])
 
 
-def multiplied(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
-    """``a @ b`` as the library does it: short floats are added up in f32, and the result is rounded once."""
+def multiplied(a: Array, b: Array, dtype: np.dtype[Any], more: Array | None = None) -> Array:
+    """``a @ b`` (+ ``more``) as the library does it: short floats are added up in f32, and it is rounded once."""
     with np.errstate(all="ignore"):
-        if dtype_of(a.dtype).is_float and a.itemsize < 4:
-            return np.asarray(np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(dtype))
-        return np.asarray(np.matmul(a, b))
+        narrow = dtype_of(a.dtype).is_float and a.itemsize < 4
+        a, b = (x.astype(np.float32) if narrow else x for x in (a, b))
+        total = np.matmul(a, b) if more is None else np.matmul(a, b) + more.astype(a.dtype)
+        return np.asarray(total.astype(dtype))
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------
@@ -180,10 +312,21 @@ def support(program: Program, calls: Sequence[Call]) -> str:
     come before one.
     """
     own = sorted({_kinds(program, call) for call in calls if not _library_surely(program, call)})
+    taken = [call for call in calls if _kinds(program, call) in LIBRARY]
+    copied = {
+        program.buffer[operand.buffer].type.dtype.itemsize
+        for call in taken
+        if not _library_surely(program, call)
+        for operand in call.args
+    }
     checks = any(s.op == "check" for kernel in program.kernels for s in kernel.body)
-    return "\n".join(
-        [*([matmul_text(own)] if own else []), *([standalone("cuda/gate.cu")] if calls and checks else [])]
-    )
+    texts = [
+        matmul_text(own) if own else "",
+        "\n".join([standalone("cuda/pack.cu"), *(packing("copy", size) for size in sorted(copied))]) if copied else "",
+        standalone("cuda/pointers.cu") if any(not _one_axis(program, call) for call in taken) else "",
+        standalone("cuda/gate.cu") if calls and checks else "",
+    ]
+    return "\n".join(text for text in texts if text)
 
 
 def without_library(program: Program, calls: Sequence[Call]) -> str:
@@ -219,16 +362,18 @@ def _entry(read: DType, written: DType) -> str:
     strides = ", ".join(f"i64 {name}" for name in _STRIDES)
     arguments = ", ".join(_STRIDES)
     sizes = "i64 from_a, i64 from_b, i64 m, i64 n, i64 k, i64 count1"
-    declared = f"const {ctype} *a, const {ctype} *b, {result} *out, {sizes}, {strides}, const u64 *flag, i64 site"
+    declared = (
+        f"const {ctype} *a, const {ctype} *b, {result} *out, {sizes}, {strides}, i64 add, const u64 *flag, i64 site"
+    )
     head = f'extern "C" __global__ void __launch_bounds__(256) {_function(read, written)}({declared})'
     kinds = f"gradc_element_{read.name}, gradc_element_{written.name}"
     return f"""{head} {{
   if (gradc_stopped(flag, site)) return;
-  gradc_matmul<{kinds}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments});
+  gradc_matmul<{kinds}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments}, add);
 }}"""
 
 
-_STRIDES = ("a_m", "a_k", "b_k", "b_n", "a_0", "b_0", "out_0", "a_1", "b_1", "out_1")
+_STRIDES = ("a_m", "a_k", "b_k", "b_n", "a_0", "b_0", "out_0", "a_1", "b_1", "out_1", "out_m")
 
 
 def _library_surely(program: Program, call: Call) -> bool:
@@ -236,18 +381,26 @@ def _library_surely(program: Program, call: Call) -> bool:
     if _kinds(program, call) not in LIBRARY:
         return False
     sizes = dict(call.axes)
-    *batch, m, inner = call.views[0]
+    *_, m, inner = call.views[0]
     n = call.result_axes[-1]
-
-    def strides(operand: Operand) -> dict[str, Size]:
-        return dict(flatten(operand.index, program.buffer[operand.buffer].type.shape).terms)
-
-    seen = [strides(operand) for operand in (*call.args, call.out)]
-    for steps, rows, columns in ((seen[0], m, inner), (seen[1], inner, n)):
+    for operand, rows, columns in zip(call.args, (m, inner), (inner, n), strict=True):
+        steps = _strides(program, operand)
         down, across = steps.get(rows, 0), steps.get(columns, 0)
         if not (across == 1 and _covers(down, sizes[columns])) and not (down == 1 and _covers(across, sizes[rows])):
             return False
+    return True
+
+
+def _one_axis(program: Program, call: Call) -> bool:
+    """Whether a product's batch is one axis whatever the sizes, or none."""
+    sizes, batch = dict(call.axes), call.result_axes[:-2]
+    seen = [_strides(program, operand) for operand in (*call.args, call.out)]
     return all(steps.get(a, 0) == sizes[b] * steps.get(b, 0) for steps in seen for a, b in pairwise(batch))
+
+
+def _strides(program: Program, operand: Operand) -> dict[str, Size]:
+    """Elements that an operand steps along each axis of its call."""
+    return dict(flatten(operand.index, program.buffer[operand.buffer].type.shape).terms)
 
 
 def _covers(stride: Size, extent: Size) -> bool:

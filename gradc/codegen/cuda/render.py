@@ -29,7 +29,7 @@ _CANONICAL = re.compile(r"\b[bn]\d+\b")
 
 def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
     """The text of a program, one translation unit, and its kernels by name."""
-    types = {b.name: b.type for b in program.buffers}
+    types = program.types
     kernels: dict[str, CudaKernel] = {}
     for step in program.steps:
         for item in alternatives(step):

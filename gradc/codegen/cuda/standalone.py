@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import InternalError
-from ...ir.kernel import Call, Kernel, Program
+from ...ir.kernel import Call, Kernel, Program, alternatives
 from ...ir.types import Type
 from ..cpu.standalone import (
     GROUPS,
@@ -23,9 +23,9 @@ from ..cpu.standalone import (
 )
 from ..jinja import render
 from ..text import read_template, widened
-from .actions import FLAG, FLAG_WORDS, WORKSPACE, Launch, Library, Part
+from .actions import FLAG, FLAG_WORDS, WORKSPACE, Launch, Part
 from .launch import LaunchPlan
-from .products import launches_of, without_library
+from .products import without_library
 from .render import render_cuda
 
 AUX = 0x7FFF_FFFF_FFFF_FF00
@@ -72,9 +72,12 @@ class _Tables:
     def __init__(self, part: CudaPart, dims: Mapping[str, int]):
         self.part, self.program = part, part.program
         text, kernels = render_cuda(part.program)
-        calls = [step for step in part.program.steps if isinstance(step, Call) and step.op == "matmul"]
+        items = [item for step in part.program.steps for item in alternatives(step)]
+        calls = [item for item in items if isinstance(item, Call) and item.op == "matmul"]
         self.text = "\n".join([text, without_library(part.program, calls)]) if calls else text
-        self.plan = LaunchPlan(part.program, kernels, {name: dims[name] for name in part.program.dims})
+        self.plan = LaunchPlan(
+            part.program, kernels, {name: dims[name] for name in part.program.dims}, own_products=True
+        )
         self.functions: dict[tuple[str, bool], int] = {}
         self.arguments: list[ArgumentText] = []
         self.constants = [b for b in part.program.buffers if not b.alias and b.kind == "const"]
@@ -82,10 +85,9 @@ class _Tables:
     def launches(self, number: int, aux: int = 0) -> list[LaunchText]:
         """Those of a step."""
         item, found = self.plan.steps[number], []
-        actions = self.plan.actions_of(number, item, aux) if aux else self.plan.actions[number]
-        products = [action.product for action in actions if isinstance(action, Library)]
-        if products:  # and what keeps an output from the library, which does not look at the flag
-            actions = [each for product in products for each in launches_of(product, self.plan.flag)]
+        actions = self.plan.actions[number]
+        if aux and isinstance(item, Kernel):
+            actions = self.plan.actions_of(number, item, aux)
         for action in actions:
             if not isinstance(action, Launch):
                 raise InternalError(f"{self.program.name}: a product of a product")

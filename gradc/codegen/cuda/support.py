@@ -16,6 +16,7 @@ ADDED = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u
 AXES = 8
 """Of an array that ``gradc_pack_BYTES`` packs, at most; axes that step alike are one."""
 THREADS, BLOCKS = 256, 1 << 14
+_ENTRY = f'extern "C" __global__ void __launch_bounds__({THREADS})'
 
 
 def element(dtype: DType) -> str:
@@ -35,27 +36,32 @@ def support_text() -> str:
     """``gradc_add_NAME(to, from, count, flag, checks)`` and ``gradc_pack_BYTES(from, to, count, start, n1..n7,
     s0..s7)``, and ``gradc_numbers(cells, count, at0..at7, v0..v7)``.
     """
-    names = ("math.h", "program.h", "support.cu", "numbers.cu")
+    names = ("math.h", "program.h", "pack.cu", "support.cu", "numbers.cu")
     parts = [standalone(f"cuda/{name}") for name in names]
-    entry = f'extern "C" __global__ void __launch_bounds__({THREADS})'
     for name in ADDED:
         ctype = stored(DTYPES[name])
         declared = f"{ctype} *to, const {ctype} *from, i64 count, const u64 *flag, i64 site"
         parts.append(
-            f"""{element(DTYPES[name])}{entry} gradc_add_{name}({declared}) {{
+            f"""{element(DTYPES[name])}{_ENTRY} gradc_add_{name}({declared}) {{
   gradc_add_elements<gradc_element_{name}>(to, from, count, flag, site);
 }}"""
         )
-    sizes, steps = [f"n{i}" for i in range(1, AXES)], [f"s{i}" for i in range(AXES)]
-    for size in (1, 2, 4, 8):
-        declared, given = ", ".join(f"i64 {name}" for name in (*sizes, *steps)), ", ".join((*sizes, *steps))
-        declared = f"const u{8 * size} *from, u{8 * size} *to, i64 count, i64 start, {declared}"
-        parts.append(
-            f"""{entry} gradc_pack_{size}({declared}) {{
-  gradc_pack_elements(from, to, count, start, {given});
+    return "\n".join([*parts, *(packing("pack", size) for size in (1, 2, 4, 8))])
+
+
+def packing(name: str, size: int) -> str:
+    """The function that packs elements of so many bytes: ``gradc_pack_BYTES``, or a program's ``gradc_copy_BYTES``,
+    which stops behind a check that has found something.
+    """
+    names = [*(f"n{i}" for i in range(1, AXES)), *(f"s{i}" for i in range(AXES))]
+    declared = ", ".join(
+        [f"const u{8 * size} *from, u{8 * size} *to, i64 count, i64 start", *(f"i64 {n}" for n in names)]
+    )
+    stops = "  if (gradc_stopped(flag, site)) return;\n" if name == "copy" else ""
+    declared += ", const u64 *flag, i64 site" if stops else ""
+    return f"""{_ENTRY} gradc_{name}_{size}({declared}) {{
+{stops}  gradc_pack_elements(from, to, count, start, {", ".join(names)});
 }}"""
-        )
-    return "\n".join(parts)
 
 
 def blocks(count: int) -> int:

@@ -10,7 +10,7 @@ unknown sizes taken as nominal, so the two never undo each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...errors import TypeRuleError
@@ -20,7 +20,7 @@ from ...ir.node import Node, Note, call
 from ...ir.op import Expr, Library, Scatter
 from ...ir.pattern import Var, match, op, splat
 from ...ir.properties import Scatters, access
-from ...ir.types import BF16, DType
+from ...ir.types import BF16, F16, DType
 from ...ir.walk import positions
 from ...ops.rules import converted, spread
 from .replace_axis import VaryingAxes, converts, count, elements, moves, nbytes, placed
@@ -139,10 +139,14 @@ class _Step:
 
 @dataclass
 class _Look:
-    """A search for the cheapest places among the users of one scaled value."""
+    """A search for the cheapest places among the users of one scaled value.
+
+    :param stops: the dtypes rounding to which it does not pass.
+    """
 
     uses: Uses
     zero_stays: tuple[bool, bool]
+    stops: Collection[DType] = ()
     seen: set[Node] = field(default_factory=set)
 
     def best(self, node: Node, axes: dict[int, int], depth: int = DEEPEST) -> tuple[int, dict[tuple[Node, int], _Step]]:
@@ -159,7 +163,8 @@ class _Look:
             self.seen.add(user)
             (operand,) = read
             options = []
-            through = _through(user, operand, axes, self.zero_stays)
+            stopped = user.dtype in self.stops and converts(user)
+            through = None if stopped else _through(user, operand, axes, self.zero_stays)
             if through is not None:
                 cost, more = self.best(user, through, depth - 1)
                 options.append((cost, {(user, operand): _Step(through), **more}))
@@ -193,17 +198,26 @@ def _through(user: Node, operand: int, axes: Mapping[int, int], zero_stays: tupl
     return None if None in moved.values() else {a: at for a, at in moved.items() if at is not None}
 
 
-def _read_as_bf16(node: Node) -> bool:
-    while moves(node):
-        node = node.operands[0]
-    return converts(node) and node.operands[0].dtype is BF16
+def _multiplies_narrow(node: Node) -> bool:
+    """Whether it is a product that reads all of its operands as 16-bit floats, which one with a scale is no longer."""
+
+    def read(operand: Node) -> Node:
+        while moves(operand):
+            operand = operand.operands[0]
+        return operand.operands[0] if converts(operand) else operand
+
+    return (
+        isinstance(node.op, Library)
+        and node.op.contraction
+        and all(read(operand).dtype in (BF16, F16) for operand in node.operands)
+    )
 
 
 def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
-    """sum_k (x s)[m,k] y[k,n]  =  sum_k x[m,k] (s y)[k,n]; not where both are bf16, which y would be no longer"""
+    """sum_k (x s)[m,k] y[k,n]  =  sum_k x[m,k] (s y)[k,n]"""
     if not isinstance(user.op, Library) or user.op.axes is None or homogeneous(user, operand) is None:
         return None
-    if all(_read_as_bf16(o) for o in user.operands):
+    if _multiplies_narrow(user):
         return None
     _, places, _ = user.op.axes(user)
     names = {a: places[operand][at].variable for a, at in axes.items()}
@@ -218,14 +232,20 @@ def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
     return None
 
 
-def sink_scales(graph: Graph) -> Graph:
-    """f(x * s)  ->  f(x) * s, where fewer elements are multiplied so"""
+def sink_scales(graph: Graph, round_once: Collection[DType] = ()) -> Graph:
+    """f(x * s)  ->  f(x) * s, where fewer elements are multiplied so
+
+    :param round_once: a constant stays before a cast to one of these: what is multiplied after a product, the library
+        that computes the product does not round.
+    """
     uses, variation = Uses(graph), VaryingAxes()
     plans: dict[Node, tuple[_Split, dict[tuple[Node, int], _Step]]] = {}
     for node in graph.nodes:
         best = count(node)
         for split in splits(node, variation):
-            cost, steps = _Look(uses, _zero_stays(split, node)).best(node, {a: a for a in split.axes})
+            constant = split.scale is not None and splat(node.operands[split.scale]) is not None
+            look = _Look(uses, _zero_stays(split, node), round_once if constant else ())
+            cost, steps = look.best(node, {a: a for a in split.axes})
             if cost < best and steps:
                 best, plans[node] = cost, (split, steps)
     return _sunk(graph, plans) if plans else graph
@@ -329,6 +349,8 @@ def _lowest(top: Node, axes: dict[int, int], uses: Uses, node: Node) -> _Place:
                 return inside
             continue
         if not (isinstance(at.op, Library) or moves(at) or isinstance(getattr(at.op, "lower", None), Expr)):
+            continue
+        if _multiplies_narrow(at):
             continue
         for k, operand in enumerate(at.operands):
             maps = homogeneous(at, k)

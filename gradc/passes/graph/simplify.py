@@ -192,7 +192,7 @@ def _is_movement(node: Node) -> bool:
 
 
 def _rounded_operands(graph: Graph, dtypes: Collection[DType]) -> set[Node]:
-    """Graph -> the casts f32 -> bf16 -> f32 that contractions read, and the data movement between: rounded, an operand
+    """Graph -> the casts f32 -> bf16 -> f32 that contractions read, and the data movement after: rounded, an operand
     lies in half the memory, and processors multiply bf16 several times as fast.
     """
     found: set[Node] = set()
@@ -202,10 +202,17 @@ def _rounded_operands(graph: Graph, dtypes: Collection[DType]) -> set[Node]:
                 chain = [operand]
                 while _is_movement(chain[-1]):
                     chain.append(chain[-1].operands[0])
-                bound: dict[str, Node] = {}
-                if match(_cast_twice, chain[-1], bound) and _is_rounding(bound) and bound["inner"].dtype in dtypes:
+                if converts(chain[-1]) and _is_rounded(chain[-1].operands[0], chain[-1].dtype, dtypes):
                     found.update(chain)
     return found
+
+
+def _is_rounded(narrow: Node, wide: DType, dtypes: Collection[DType]) -> bool:
+    """Whether a value is what was rounded from a wider float to one of these dtypes, and may have been moved since."""
+    while _is_movement(narrow):
+        narrow = narrow.operands[0]
+    source = narrow.operands[0].dtype if converts(narrow) else narrow.dtype
+    return narrow.dtype in dtypes and source is wide and source.is_float and not holds(source, narrow.dtype)
 
 
 def _sink_widening(node: Node) -> Node:
@@ -222,8 +229,9 @@ def _without_rounding(node: Node) -> Node:
     """
 
     def below(narrow: Node) -> Node:
-        (x,) = narrow.operands
-        return again(narrow, (below(x),)) if _is_movement(narrow) else x
+        if _is_movement(narrow):
+            return again(narrow, (below(narrow.operands[0]),))
+        return narrow.operands[0] if converts(narrow) else converted(narrow, node.dtype)  # a constant by now
 
     return below(node.operands[0])
 

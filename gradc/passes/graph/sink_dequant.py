@@ -11,8 +11,9 @@ Rule (a) works before differentiation: :mod:`gradc.passes.graph.push_gathers`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ...ir.dims import known_nonnegative, same, symbols
 from ...ir.graph import Graph, again
@@ -20,6 +21,7 @@ from ...ir.node import Node, call
 from ...ir.op import Expr, Primitive, Reduction, Scatter
 from ...ir.pattern import Var, match, op, splat
 from ...ir.properties import Gathers, Scatters, access
+from ...ir.types import DType
 from ...ir.walk import positions
 from ...ops.indexing import in_range
 from ...ops.rules import full, reshaped, spread
@@ -32,15 +34,18 @@ ROUNDS = 4
 
 
 @graph_pass("REAL")
-def sink_dequant(graph: Graph, *, numerics: str = "real") -> Graph:
+def sink_dequant(graph: Graph, *, numerics: str = "real", round_once: Collection[DType] = ()) -> Graph:
     """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u)), or sum(gather(a, i) * u); a
     scale moves to where it costs least
+
+    :param round_once: constants do not pass a rounding to one of these.
     """
     if numerics == "strict":
         return graph
     for _ in range(ROUNDS):
         before = graph
-        for step in (_sum_without_scatter, _reduce_before_scatter, sink_scales, hoist_scales, _scale_after_scatter):
+        sink = partial(sink_scales, round_once=round_once)
+        for step in (_sum_without_scatter, _reduce_before_scatter, sink, hoist_scales, _scale_after_scatter):
             graph = step(graph)
         if graph == before:
             break

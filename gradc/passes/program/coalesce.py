@@ -212,11 +212,12 @@ def _sole_producer(program: Program, number: int, source: str, target: str) -> i
 def interchange_loops(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     """Kernel -> the kernel with another axis as its columns, the one along which fewest bytes are moved.
 
-    Every effect runs over both axes, so that nothing happens more or less often; sums over rows and the places of bad
-    elements depend on the order of axes, and what has these is left.
+    Every effect runs over both axes, so that nothing happens more or less often; what reduces its columns to a value of
+    a row, and the places of bad elements, depend on the order of axes, and what has these is left.
     """
+    before, kernel = kernel, _combining_columns(kernel)
     if len(kernel.cols) != 1 or any(s.op in REDUCTIONS or s.op in ("scan", "check", "search") for s in kernel.body):
-        return kernel
+        return before
     (now,) = kernel.cols
     sizes = nominal([n for _, n in (*kernel.rows, now)])
     extents = {a: evaluate(n, sizes) for a, n in (*kernel.rows, now)}
@@ -224,12 +225,28 @@ def interchange_loops(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     common = frozenset(extents).intersection(*(kernel.stmt_level(s) for s in effects))
     candidates = [axis for axis in kernel.rows if axis[0] in common and extents[axis[0]] >= LEAST]
     if now[0] not in common or not candidates:
-        return kernel
+        return before
     best = min(candidates, key=lambda axis: _bytes_moved(kernel, types, axis[0], extents))
     if _bytes_moved(kernel, types, best[0], extents) >= GAIN * _bytes_moved(kernel, types, now[0], extents):
-        return kernel
+        return before
     rows: tuple[Axis, ...] = tuple(axis for axis in (*kernel.rows, now) if axis != best)
     return _renamed(replace(kernel, rows=rows, cols=(best,)), types)
+
+
+def _combining_columns(kernel: Kernel) -> Kernel:
+    """%1 = sum_cols %0;  accum y[c] <- %1  ->  accum y[c] <- %0, where all that is reduced is combined so: the columns
+    are then as good as rows.
+    """
+    reductions = {s.name: s for s in kernel.body if s.op in REDUCTIONS}
+    uses = [s for s in kernel.body if reductions.keys() & set(s.uses)]
+    if not all(
+        s.op == "accum" and s.args[0] in reductions and s.combine == REDUCTIONS[reductions[s.args[0]].op] for s in uses
+    ) or any(reductions.keys() & {v for i in s.index for v, _ in i.terms} or s.where in reductions for s in uses):
+        return kernel
+    body = tuple(
+        replace(s, args=reductions[s.args[0]].args) if s in uses else s for s in kernel.body if s.name not in reductions
+    )
+    return replace(kernel, body=body) if uses else kernel
 
 
 def _least_bytes_moved(kernel: Kernel, types: Mapping[str, Type]) -> int:

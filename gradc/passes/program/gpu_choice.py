@@ -14,7 +14,16 @@ from collections.abc import Mapping, Sequence
 from ...analysis.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST
 from ...analysis.combine import Combine, Scatter, numbers, scatter_of, scatter_sizes
 from ...analysis.cost import cheapest, deterministic
-from ...analysis.strategies import ATOMIC, ATOMIC_FIXED, PRIVATIZED, REGULAR, SEGMENTED, STRATEGIES, Strategy
+from ...analysis.strategies import (
+    ATOMIC,
+    ATOMIC_FIXED,
+    PRIVATIZED,
+    REGULAR,
+    SEGMENTED,
+    STRATEGIES,
+    Strategy,
+    owned_row_seconds,
+)
 from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Assumption, Dim, Size, known_nonnegative, nominal, symbol, symbols
 from ...ir.kernel import Kernel
@@ -104,8 +113,13 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
     thresholds: list[tuple[Size, Strategy]] = []  # taken where the size is >= 0
     if REGULAR in ways and not (s.gathered and SEGMENTED in ways):
         # an owner for each SM: nothing is idle, and nothing else moves less; where an owner adds one row after another,
-        # as many as do that as fast as atomics
-        thresholds.append((s.owners - (int(ROW_SECONDS * device.scattered) if s.gathered else device.sms), REGULAR))
+        # as many as do that as fast as atomics, or as there would be partial results, or so few rows for each that they
+        # are done before those would be folded
+        each = owned_row_seconds(s)
+        if s.reduced:
+            thresholds.append((s.owners * int(2 * device.launch / each) - s.rows, REGULAR))
+        enough = int(each * device.scattered) if s.gathered else GPU_MOST_CHUNKS if s.reduced else device.sms
+        thresholds.append((s.owners - enough, REGULAR))
     if ATOMIC in ways and SEGMENTED in ways and not s.exact:  # R hot > sort, R being N / V at least
         thresholds.append((s.rows - s.keys * int((device.sort_base + 2 * device.sort_pass) / device.hot), SEGMENTED))
     if ATOMIC in ways:

@@ -22,7 +22,8 @@ def plan_buffers(program: Program) -> Program:
     with assuming(program.assumptions):
         placed = _slots(program, lifetimes(program))
         steps = tuple(_with_block_slots(step, program) if isinstance(step, Loop) else step for step in program.steps)
-    buffers = tuple(replace(b, slot=placed.get(b.name, -1)) for b in program.buffers)
+    slots = ((b, placed.get(b.name, -1)) for b in program.buffers)
+    buffers = tuple(b if b.slot == slot else replace(b, slot=slot) for b, slot in slots)
     return replace(program, buffers=buffers, steps=steps)
 
 

@@ -50,9 +50,15 @@ Licence
     ``REAL`` for all that reorders a sum: how many rows a product has decides how its terms are grouped.  It depends on
     shapes alone, never on threads, so that a module's bits are its own.  ``numerics="strict"`` makes no loops.
 
-What another target needs to lower the same loops
-    Here only :func:`.rows_per_block` (the caches of a CPU), the ratios of :mod:`.wide_products` and ``FLOPS_PER_BYTE``
-    of :mod:`.precompute_gradients` know a machine.  A GPU has to give
+On a GPU
+    the host goes over the blocks (:func:`gradc.codegen.cuda.launch.runs_of`): each is the launches and library calls of
+    its steps, with the position as an argument, and blocks lie in the workspace.  So blocks are large
+    (:func:`.rows_per_launch`), and a product with many positions along its batch (heads) is not blocked
+    (``MOST_POSITIONS``).
+
+What a target needs to run such a loop as one kernel
+    Here only :func:`.rows_per_block` (the caches of a CPU), :func:`.rows_per_launch`, the numbers of
+    :mod:`.wide_products` and ``FLOPS_PER_BYTE`` of :mod:`.precompute_gradients` know a machine.  A GPU has to give
 
     - *tiles*: a ``block`` buffer ``[c, columns]`` is at most ``by`` rows; where a row does not fit either, the columns
       need a loop of their own, and a softmax over them an online maximum and sum that rescale what was accumulated;

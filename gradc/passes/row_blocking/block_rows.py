@@ -13,6 +13,7 @@ from ...ir.dims import assuming
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import Index
+from ...targets.devices import CPU, Device
 from ..manager import program_pass
 from .fission import fuse_unused, split_sums
 from .fusion_group import FusionGroup
@@ -21,23 +22,24 @@ from .wide_products import BLOCKED, Sizes, wide_products
 
 
 @program_pass("REAL")
-def block_rows(program: Program, *, dims: Sizes = None) -> Program:
+def block_rows(program: Program, *, dims: Sizes = None, device: Device = CPU) -> Program:
     """matmul, softmax, matmul over rows(n: N)  ->  loop rows(n: N) by(144) { matmul, softmax, matmul }
 
     Licence REAL: the order in which a product is added up may depend on the number of its rows.
 
     :param dims: sizes at which elements are counted; 1024 stands for the others.
+    :param device: whose blocks they are.
     """
     calls = {step.out.buffer: step for step in program.steps if isinstance(step, Call)}
     program = replace(program, steps=tuple(_without_unit_axes(s) if isinstance(s, Call) else s for s in program.steps))
-    program, fissions = split_sums(program, wide_products(program, BLOCKED, dims))
+    program, fissions = split_sums(program, wide_products(program, BLOCKED, dims, device))
     with assuming(program.assumptions):
         tried: set[str] = set()
-        while (seed := next((b for b in wide_products(program, BLOCKED, dims) if b not in tried), None)) is not None:
-            tried.add(seed)
-            group = FusionGroup.grow_from(program, seed, dims)
+        while seeds := [b for b in wide_products(program, BLOCKED, dims, device) if b not in tried]:
+            tried.add(seeds[0])
+            group = FusionGroup.grow_from(program, seeds[0], dims)
             if group is not None:
-                program = fuse(group)
+                program = fuse(group, device)
     program = fuse_unused(program, fissions)
     steps = tuple(calls[s.out.buffer] if isinstance(s, Call) else s for s in program.steps)
     return replace(program, steps=steps)

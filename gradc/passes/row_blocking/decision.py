@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ...ir.graph import Graph
 from ...ir.kernel import Program
+from ...targets.devices import Device
 from ..schedule.partition import Partition
 from ..schedule.residual import WideRowPolicy
 from .precompute_gradients import precompute_gradients
@@ -20,6 +21,7 @@ def candidates(
     *,
     values: tuple[str, ...],
     dims: Sizes,
+    device: Device,
     simplify: Callable[[Graph], Graph],
     blocked: bool,
     multiply_sums: bool,
@@ -30,13 +32,14 @@ def candidates(
     :param partition: :func:`.partition` with its other options.
     :param values: the joint graph's outputs that belong to the forward.
     :param dims: sizes at which bytes are counted.
+    :param device: that runs the loops.
     :param simplify: applied to the graph in which gradients are precomputed.
     :param blocked: loops over blocks of rows are made; without them everything is saved.
     :param multiply_sums: a sum over rows may become a product, which adds up block by block.
     :param precompute: the forward may make gradients.
     """
     if blocked:
-        recompute = functools.partial(partition, blocked=functools.partial(is_recomputed, dims=dims))
+        recompute = functools.partial(partition, blocked=functools.partial(is_recomputed, dims=dims, device=device))
         graph, recomputing = joint, recompute(joint)
         if multiply_sums and (summed := sums_to_products(joint, recomputing.recomputed)) is not joint:
             graph, recomputing = summed, recompute(summed)
@@ -50,7 +53,7 @@ def candidates(
 
 
 def first_blocked(
-    partitions: Iterable[Partition], programs_of: Callable[[Partition], dict[str, Program]], dims: Sizes
+    partitions: Iterable[Partition], programs_of: Callable[[Partition], dict[str, Program]], dims: Sizes, device: Device
 ) -> tuple[Partition, dict[str, Program]]:
     """Partitions, best first  ->  the first one in whose programs no wide rows are in memory, and these programs.
 
@@ -62,6 +65,6 @@ def first_blocked(
     """
     for parts in partitions:
         programs = programs_of(parts)
-        if parts.policy is WideRowPolicy.SAVE or not any(has_unblocked(p, dims) for p in programs.values()):
+        if parts.policy is WideRowPolicy.SAVE or not any(has_unblocked(p, dims, device) for p in programs.values()):
             break
     return parts, programs

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...ir.dims import Size, known_nonnegative, symbol
+from ...ir.dims import Size, ceildiv, known_nonnegative, symbol
 from ...ir.kernel import Buffer, Call, Kernel, Loop, Program
 from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import F64, Type
+from ...targets.devices import CPU, Cpu, Device
 from .column_bounds import column_bounds
 from .fission import fresh_name, renamed
 from .fusion_group import FusionGroup
 from .tiling import Tiling, tile
 
+ROW_ELEMENTS = 8
+"""Rows of a GPU's blocks begin at multiples of so many elements: products of 16-bit operands are several times as slow
+where rows do not begin at multiples of 16 bytes.
+"""
+LAUNCH_ELEMENTS = 40_000_000
+"""Of the widest block of a loop on a GPU, about: 240 MB as f32 with its gradient in 16 bits."""
 
-def fuse(group: FusionGroup) -> Program:
+
+def fuse(group: FusionGroup, device: Device = CPU) -> Program:
     """matmul, softmax, matmul over rows(n: N)  ->  loop rows(n: N) by(144) { matmul, softmax, matmul }"""
     program, steps = group.program, group.program.steps
     before, after, _ = group.placement()
@@ -24,7 +32,13 @@ def fuse(group: FusionGroup) -> Program:
     new = {name: b for name, b in sums.items() if b.name != name}
     zeros = [_zeros(b) for b in sums.values()]
     rounded = [_rounded(b, program.buffer[name]) for name, b in new.items()]
-    ordered = (*(steps[n] for n in before), *zeros, _loop(group, own_rows, sums), *rounded, *(steps[n] for n in after))
+    ordered = (
+        *(steps[n] for n in before),
+        *zeros,
+        _loop(group, own_rows, sums, device),
+        *rounded,
+        *(steps[n] for n in after),
+    )
     kept = (b for b in program.buffers if b.name not in group.blocks and b.name not in own_rows)
     return replace(program, buffers=(*kept, *new.values()), steps=ordered)
 
@@ -39,6 +53,16 @@ def rows_per_block(rows: Size, columns: Size, parallel: bool) -> Size:
     most = 48 * (1 + (1 << 13) // (columns + 2048)) if parallel else 480 * (1 + (1 << 14) // (columns + 2048))
     by = 12 * (1 + rows // (12 * (1 + rows // most)))
     return by if known_nonnegative(by - 1) else 48  # of a count of windows no sign may be known
+
+
+def rows_per_launch(rows: Size, columns: Size) -> Size:
+    """How many rows a block has on a GPU, which has one after another: a multiple of 128 (of a product's tile), all
+    blocks about as large, of some ``LAUNCH_ELEMENTS``: so many that what they are multiplied with, and what they add
+    to, is read rarely.
+    """
+    most = 128 * (1 + LAUNCH_ELEMENTS // (128 * (columns + 2048)))
+    by = 128 * (1 + rows // (128 * (1 + rows // most)))
+    return by if known_nonnegative(by - 1) else 512
 
 
 def _is_private(group: FusionGroup, buffer: Buffer) -> bool:
@@ -65,7 +89,7 @@ def _accumulators(group: FusionGroup) -> dict[str, Buffer]:
     return found
 
 
-def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buffer]) -> Loop:
+def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buffer], device: Device) -> Loop:
     """The loop that runs a group's steps.
 
     :param own_rows: the temps of which a block is left beside those with wide rows.
@@ -79,9 +103,13 @@ def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buff
     lead = len(group.shape)
     bounds = column_bounds(whole, [t.row for t in tilings], dict.fromkeys(group.blocks, lead), group.columns)
 
+    host = isinstance(device, Cpu)
+
     def block(name: str, columns: tuple[Size, ...] | None = None) -> Buffer:
         type_ = program.types[name]
         rest = type_.shape[lead:] if columns is None else columns
+        if name in group.blocks and len(rest) == 1 and not (bounds or host):
+            rest = (ROW_ELEMENTS * ceildiv(rest[0], ROW_ELEMENTS),)
         return Buffer(name, replace(type_, shape=(symbol(count), *rest)), "block")
 
     blocks = {name: block(name, (symbol(column),) if bounds else None) for name in group.blocks}
@@ -93,10 +121,11 @@ def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buff
         columns = (axis, column) if axis else None
         steps.append(_StepWriter(tiling, tuple(outer), row, count, blocks, lead - 1, columns, sums).step(step, types))
     carried = {n for tiling in tilings for n in tiling.carried}
+    rows, parallel = group.shape[-1], len(carried) < len(sizes)
     return Loop(
         over=tuple(zip(outer, sizes, strict=True)),
-        rows=(row, group.shape[-1]),
-        by=rows_per_block(group.shape[-1], group.columns, len(carried) < len(sizes)),
+        rows=(row, rows),
+        by=rows_per_block(rows, group.columns, parallel) if host else rows_per_launch(rows, group.columns),
         count=count,
         blocks=tuple(blocks.values()),
         steps=tuple(steps),

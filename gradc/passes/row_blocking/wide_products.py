@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...ir.dims import Size, evaluate, nominal, product
 from ...ir.kernel import Call, Loop, Program
 from ...ir.node import REGISTRY, Node
 from ...ir.op import Library
+from ...targets.devices import CPU, Cpu, Device
 
 BLOCKED = 2
 """A product's rows are computed in blocks where they have as many times the elements of what they are products of."""
@@ -19,6 +20,10 @@ MIN_BYTES = 1 << 20
 
 Sizes = Mapping[str, int] | None
 """Sizes at which elements are counted; 1024 stands for the others."""
+MOST_POSITIONS = 4
+"""Positions along a product's batch for which a GPU goes over blocks of its rows: it does one after another, and many
+small products take longer than one large one.
+"""
 
 
 def is_wide(columns: Size, inner: Size, ratio: int, dims: Sizes = None) -> bool:
@@ -33,13 +38,18 @@ def is_wide_product(node: Node, ratio: int, dims: Sizes = None) -> bool:
     return contraction and is_wide(node.shape[-1], node.operands[0].shape[-1], ratio, dims)
 
 
-def is_recomputed(product: Node, dims: Sizes) -> bool:
+def has_few_positions(shape: Sequence[Size], dims: Sizes, device: Device) -> bool:
+    """Whether a device goes over blocks of rows for each position along the outer axes of a shape."""
+    return isinstance(device, Cpu) or evaluate(product(shape[:-2]), nominal(shape, dims)) <= MOST_POSITIONS
+
+
+def is_recomputed(product: Node, dims: Sizes, device: Device = CPU) -> bool:
     """Whether a node is a product with rows so wide that it is computed twice, in blocks, rather than saved."""
-    wide = is_wide_product(product, RECOMPUTED, dims)
+    wide = is_wide_product(product, RECOMPUTED, dims) and has_few_positions(product.shape, dims, device)
     return wide and evaluate(product.type.nbytes, nominal(product.shape, dims)) >= MIN_BYTES
 
 
-def wide_products(program: Program, ratio: int, dims: Sizes) -> Iterator[str]:
+def wide_products(program: Program, ratio: int, dims: Sizes, device: Device = CPU) -> Iterator[str]:
     """The temps of a program that are products with rows that wide, and large."""
     for step in program.steps:
         if not isinstance(step, Call) or not REGISTRY[step.op].contraction or step.parts:
@@ -47,15 +57,16 @@ def wide_products(program: Program, ratio: int, dims: Sizes) -> Iterator[str]:
         buffer, axes = program.buffer[step.out.buffer], dict(step.axes)
         inner = product(size for axis, size in step.axes if axis not in step.result_axes)
         large = evaluate(buffer.type.nbytes, nominal(buffer.type.shape, dims)) >= MIN_BYTES
-        if buffer.kind == "temp" and large and is_wide(axes[step.result_axes[-1]], inner, ratio, dims):
+        few = has_few_positions(buffer.type.shape, dims, device)
+        if buffer.kind == "temp" and large and few and is_wide(axes[step.result_axes[-1]], inner, ratio, dims):
             yield buffer.name
 
 
-def has_unblocked(program: Program, dims: Sizes) -> bool:
+def has_unblocked(program: Program, dims: Sizes, device: Device = CPU) -> bool:
     """Whether a program has a product that was to be recomputed, or a value of half its size that comes of its loop,
     in memory whole.
     """
-    return any(True for _ in wide_products(program, RECOMPUTED, dims)) or any(
+    return any(True for _ in wide_products(program, RECOMPUTED, dims, device)) or any(
         2 * evaluate(program.types[name].count, sizes) >= elements
         for loop in program.loops
         for elements, sizes in _blocked_products(loop, program, dims)

@@ -9,7 +9,7 @@ and the scheduler gives that node a kernel of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...ir.dims import Size, known_nonnegative, same
@@ -443,7 +443,7 @@ class KernelBuilder:
         if node in self.numbers:
             for at in range(first, len(self.body)):
                 if self.body[at].of is None:
-                    self.body[at] = replace(self.body[at], of=self.numbers[node])
+                    self.body[at] = self.body[at].altered(of=self.numbers[node])
 
     def accumulate(self, buffer: str, node: Node, index: tuple[Index, ...], value: str, where: str | None) -> None:
         lower: Any = getattr(node.op, "lower", None)

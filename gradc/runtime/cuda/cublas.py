@@ -72,6 +72,30 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         _int,
         _int,
     ),
+    # handle, transa, transb, m, n, k, alpha, Aarray, Atype, lda, Barray, Btype, ldb, beta, Carray, Ctype, ldc,
+    # batchCount, computeType, algo; the arrays of addresses lie on the device
+    "cublasGemmBatchedEx": (
+        _pointer,
+        _int,
+        _int,
+        _int,
+        _int,
+        _int,
+        _pointer,
+        _pointer,
+        _int,
+        _int,
+        _pointer,
+        _int,
+        _int,
+        _pointer,
+        _pointer,
+        _int,
+        _int,
+        _int,
+        _int,
+        _int,
+    ),
 }
 
 
@@ -88,47 +112,68 @@ def workspace_bytes(arch: str) -> int:
     return (32 if int(arch.removeprefix("sm_").rstrip("af")) >= 90 else 4) << 20
 
 
-def multiply(device: int, library: Library, a: int, b: int, out: int, workspace: Span, stream: int) -> None:
+def multiply(
+    device: int, library: Library, a: int, b: int, out: int, workspace: Span, stream: int, pointers: int = 0
+) -> None:
     """Submits a product to a stream, which may be under capture.
 
+    :param pointers: the address of ``library.pointers``.
     :raises DeviceError: there is no cuBLAS, or it reported an error; the message has the sizes.
     """
     blas, handle = _library(), _handle(device)
     (data, _), (result, compute) = (_TYPES[dtype_of(each).name] for each in (library.read, library.dtype))
     real = ctypes.c_double if library.dtype == np.float64 else ctypes.c_float
-    one, zero = real(1), real(0)
+    one, kept = real(1), real(library.product.add)  # what is there is added, or not even read
     # cuBLAS is column-major: it sees row-major matrices as transposes, and out^T = b^T a^T.
-    (op_b, op_a), out_step = (_operation(library.b), _operation(library.a)), library.m * library.n
+    sizes = (_operation(library.b), _operation(library.a), library.n, library.m, library.k)
     _check(blas.cublasSetStream_v2(handle, stream), library)
     _check(
         blas.cublasSetWorkspace_v2(handle, workspace.address, workspace.nbytes), library
     )  # set after the stream, because setting the stream resets the workspace
-    code = blas.cublasGemmStridedBatchedEx(
-        handle,
-        op_b,
-        op_a,
-        library.n,
-        library.m,
-        library.k,
-        ctypes.byref(one),
-        b,
-        data,
-        library.b.leading,
-        library.b.step,
-        a,
-        data,
-        library.a.leading,
-        library.a.step,
-        ctypes.byref(zero),
-        out,
-        result,
-        library.n,
-        out_step,
-        library.batch,
-        compute,
-        _DEFAULT_ALGORITHM,
-    )
-    _check(code, library)
+    left, right, written = ((side.leading, side.step) for side in (library.b, library.a, library.out))
+    if pointers:
+        of_a, of_b, of_out = (pointers + 8 * library.batch * i for i in range(3))
+        code = blas.cublasGemmBatchedEx(
+            handle,
+            *sizes,
+            ctypes.byref(one),
+            of_b,
+            data,
+            left[0],
+            of_a,
+            data,
+            right[0],
+            ctypes.byref(kept),
+            of_out,
+            result,
+            written[0],
+            library.batch,
+            compute,
+            _DEFAULT_ALGORITHM,
+        )
+        _check(code, library)
+        return
+    read, wrote = library.read.itemsize, library.dtype.itemsize
+    for at_a, at_b, at_out in library.calls:
+        code = blas.cublasGemmStridedBatchedEx(
+            handle,
+            *sizes,
+            ctypes.byref(one),
+            b + at_b * read,
+            data,
+            *left,
+            a + at_a * read,
+            data,
+            *right,
+            ctypes.byref(kept),
+            out + at_out * wrote,
+            result,
+            *written,
+            library.batch,
+            compute,
+            _DEFAULT_ALGORITHM,
+        )
+        _check(code, library)
 
 
 def _operation(side: Side) -> int:

@@ -169,8 +169,12 @@ class Device(Protocol):
     def read(self, span: Span, stream: int | None = None) -> Array:
         """Waits for the stream, then copies to the host."""
 
-    def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
-        """Computes a :class:`gradc.codegen.cuda.actions.Library` product on addresses."""
+    def multiply(
+        self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
+    ) -> None:
+        """Computes a :class:`gradc.codegen.cuda.actions.Library` product on addresses; ``pointers`` is that of its
+        ``pointers``.
+        """
 
     def stream(self) -> int:
         """A new stream, which exists as long as this object."""

@@ -418,11 +418,13 @@ class Gpu:
             self.runtime.memcpy(out.ctypes.data, span.address, span.nbytes, self.runtime.memcpyDeviceToHost)
         return out
 
-    def multiply(self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
+    def multiply(
+        self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
+    ) -> None:
         with held_off:
             from . import cublas
 
-        cublas.multiply(self.description.number, library, a, b, out, workspace, stream)
+        cublas.multiply(self.description.number, library, a, b, out, workspace, stream, pointers)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 

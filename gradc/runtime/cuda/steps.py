@@ -48,10 +48,11 @@ def product(device: Device, plan: LaunchPlan, action: Library, roots: Roots) -> 
     p = action.product
     out = span_of(p.out.part, roots)
     if action.k == 0:  # an empty sum
-        return lambda stream: device.fill(out.address, 0, out.nbytes, stream)
+        return lambda stream: None if p.add else device.fill(out.address, 0, out.nbytes, stream)
     a, b = (span_of(side.part, roots).address + side.skipped for side in (p.a, p.b))
     workspace = span_of(plan.library, roots)
-    return lambda stream: device.multiply(action, a, b, out.address, workspace, stream)
+    pointers = span_of(action.pointers, roots).address if action.pointers is not None else 0
+    return lambda stream: device.multiply(action, a, b, out.address, workspace, stream, pointers)
 
 
 class StepByStep:

@@ -226,19 +226,33 @@ class Simulator:
         self.synchronize(stream)
         return self.seen(span).copy()
 
-    def multiply(self, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0) -> None:
+    def multiply(
+        self, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
+    ) -> None:
         p = library.product
 
         def work() -> None:
+            if pointers:
+                self.check_pointers(library, (a, b, out), pointers)
             memory = [
                 self.bytes_at(at - operand.skipped, operand.part.nbytes)
                 for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)
             ]
             x, y, result = views(p, *memory)
-            result[...] = multiplied(x, y, result.dtype)
+            result[...] = multiplied(x, y, result.dtype, result if p.add else None)
             self.has(memory[2])
 
         self.ask(stream, work)
+
+    def check_pointers(self, library: Library, starts: Sequence[int], pointers: int) -> None:
+        """Raises InternalError where the addresses of matrices in memory are others than those of the product."""
+        p, found = library.product, self.seen(Span(pointers, 3 * library.batch, np.dtype(np.uint64)))
+        for start, operand, given in zip(starts, (p.a, p.b, p.out), np.split(found, 3), strict=True):
+            at = [np.arange(n) * s for n, s in zip(operand.shape[:-2], operand.strides[:-2], strict=True)]
+            elements = sum(np.meshgrid(*at, indexing="ij", sparse=True), start=np.int64(0)).reshape(-1)
+            wanted = start - self.offset + elements * operand.part.dtype.itemsize
+            if not np.array_equal(given.astype(np.int64), wanted):
+                raise InternalError(f"{library.batch} products of addresses that are not their matrices'")
 
     # -- streams -------------------------------------------------------------------------------------------------------
 

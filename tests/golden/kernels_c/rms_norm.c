@@ -59,15 +59,23 @@ static void rms_norm_17f2b6_rows(const void *args, i64 task) {
       f64 total_v3 = 0;
       for (i64 c0 = 0; c0 < 768; c0 += GRADC_BLOCK) {
         const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 768);
-        f32 terms_v3[GRADC_BLOCK];
-        #pragma omp simd
-        for (i64 i1 = c0; i1 < c1; i1++) {
-          const f32 v0 = bf16_load(x[i0 * 768 + i1]);
-          const f32 v1 = (f32)v0;
-          const f32 v2 = v1 * v1;
-          terms_v3[i1 - c0] = v2;
+        f32 lanes_v3[33] = { [0 ... 32] = 0 };
+        {
+          i64 strip = c0;
+          for (; strip + 32 <= c1; strip += 32) {
+            for (i64 lane0 = 0; lane0 < 32; lane0 += 32) {
+              #pragma omp simd
+              for (i64 lane = lane0; lane < lane0 + 32; lane++) {
+                const i64 i1 = strip + lane;
+                const f32 v0 = bf16_load(x[i0 * 768 + i1]);
+                const f32 v1 = (f32)v0;
+                const f32 v2 = v1 * v1;
+                lanes_v3[lane] += v2;
+              }
+            }
+          }
         }
-        total_v3 += gradc_sum_f32(terms_v3, c1 - c0);
+        total_v3 += gradc_sum_f32(lanes_v3, 32);
       }
       const f32 v3 = (f32)total_v3;
       /* phase 2: store y */

@@ -1,0 +1,195 @@
+"""Loops over blocks of rows on a GPU: the host goes over the blocks; in the simulator's checking mode, against torch in
+f64, and what is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, ops
+from gradc.codegen.cuda.actions import Launch, Library
+from gradc.errors import IndexOutOfRange
+from gradc.ir.types import DTYPES
+from gradc.passes.row_blocking import loop_writer, wide_products
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+HEADS = dict.fromkeys("qkv", "f32[2,3,S,8]")
+Case = tuple[Callable[..., Any], Callable[..., Any], dict[str, str]]
+CASES: dict[str, Case] = {
+    "loss": (
+        lambda x, w, t: ops.linear_cross_entropy(x, w, t),
+        lambda x, w, t: F.cross_entropy(x @ w.T, t),
+        {"x": "f32[N,8]", "w": "f32[V,8]", "t": "i64[N]"},
+    ),
+    "loss of each row": (
+        lambda x, w, t: ops.linear_cross_entropy(x, w, t, reduction="none"),
+        lambda x, w, t: F.cross_entropy(x @ w.T, t, reduction="none"),
+        {"x": "f32[N,8]", "w": "f32[V,8]", "t": "i64[N]"},
+    ),
+    "layers": (
+        lambda x, v, w: ops.gelu(x @ v) @ w,
+        lambda x, v, w: F.gelu(x @ v) @ w,
+        {"x": "f32[N,8]", "v": "f32[8,V]", "w": "f32[V,5]"},
+    ),
+    "heads": (
+        lambda q, k, v: ops.scaled_dot_product_attention(q, k, v),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        HEADS,
+    ),
+    "causal heads": (
+        lambda q, k, v: ops.scaled_dot_product_attention(q, k, v, is_causal=True),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        HEADS,
+    ),
+    "a bias of all heads": (
+        lambda q, k, v, bias: ops.scaled_dot_product_attention(q, k, v, attn_mask=bias),
+        lambda q, k, v, bias: (q @ k.mT / 8**0.5 + bias).softmax(-1) @ v,
+        {**HEADS, "bias": "f32[S,S]"},
+    ),
+}
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks of 128 rows, for any number of heads, and of small products, too."""
+    monkeypatch.setattr(loop_writer, "LAUNCH_ELEMENTS", 1)
+    monkeypatch.setattr(wide_products, "MOST_POSITIONS", 1 << 40)
+    monkeypatch.setattr(wide_products, "MIN_BYTES", 1)
+    monkeypatch.setenv("GRADC_SIM_CHECK", "1")
+    monkeypatch.setenv("GRADC_CACHE", "0")
+    yield
+
+
+def compiled(name: str, **options: Any) -> gradc.Module:
+    ours, _, types = CASES[name]
+    wrt = [n for n, t in types.items() if t.startswith("f")]
+    return gradc.compile(gradc.trace(ours, **types), wrt, target="cuda-sim", **options)
+
+
+def arrays_of(name: str, dims: dict[str, int]) -> dict[str, np.ndarray]:
+    rng, made = np.random.default_rng(0), {}
+    for x, text in CASES[name][2].items():
+        dtype, _, sizes = text.rstrip("]").partition("[")
+        shape = [dims[s] if s in dims else int(s) for s in sizes.split(",")]
+        drawn = (0.7 * rng.standard_normal(shape)).astype(np.float32)
+        made[x] = drawn if dtype == "f32" else rng.integers(0, max(dims["V"], 1), shape)
+    return made
+
+
+def wanted(name: str, arrays: dict[str, np.ndarray], dy: np.ndarray) -> dict[str, np.ndarray]:
+    """The value and the gradients by torch in f64."""
+    given = {n: torch.from_numpy(a.astype(np.float64) if a.dtype == np.float32 else a) for n, a in arrays.items()}
+    leaves = {n: x.requires_grad_() for n, x in given.items() if x.is_floating_point()}
+    y = CASES[name][1](**given)
+    gradients = torch.autograd.grad(y, [*leaves.values()], torch.from_numpy(dy.astype(np.float64)))
+    return {"y": y.detach().numpy(), **{n: g.numpy() for n, g in zip(leaves, gradients, strict=True)}}
+
+
+def results(module: gradc.Module, arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The value and the gradients, and the cotangent."""
+    y, residuals = module.forward(**arrays)
+    dy = np.asarray(np.random.default_rng(1).standard_normal(np.shape(y)), np.float32)
+    return {"y": np.asarray(y), **{n: np.asarray(g) for n, g in module.backward(residuals, dy).items()}}, dy
+
+
+SIZES = [
+    *((name, {"N": n, "V": v}) for name in ("loss", "layers") for n, v in ((1, 64), (127, 65), (128, 200), (300, 129))),
+    ("loss of each row", {"N": 300, "V": 129}),
+    ("layers", {"N": 0, "V": 70}),
+    *((name, {"S": s}) for name in ("heads", "causal heads", "a bias of all heads") for s in (1, 128, 130)),
+]
+
+
+@pytest.mark.parametrize(("name", "dims"), SIZES)
+@pytest.mark.usefixtures("blocks")
+def test_values_and_gradients_are_torchs_and_the_same_in_each_run(name: str, dims: dict[str, int]) -> None:
+    module, arrays = compiled(name), arrays_of(name, dims)
+    assert all(executable.program.loops for n, executable in module.executables.items() if n == "forward")
+    found, dy = results(module, arrays)
+    exact = wanted(name, arrays, dy)
+    for x, value in exact.items():
+        scale = max(float(np.abs(value).max(initial=0)), 1e-3)
+        np.testing.assert_allclose(found[x], value, rtol=0, atol=4e-6 * scale, err_msg=x)
+    for x, value in results(module, arrays)[0].items():
+        assert value.tobytes() == found[x].tobytes(), x
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("blocks")
+def test_the_interpreter_agrees(name: str) -> None:
+    module, dims = compiled(name), {"N": 200, "V": 90, "S": 140}
+    program = module.forward.program
+    arrays = arrays_of(name, dims)
+    meant = interp.run_program(program, arrays, precision="f64")["y"]
+    y, _ = module.forward(**arrays)
+    np.testing.assert_allclose(np.asarray(y), meant, rtol=0, atol=4e-6 * max(np.abs(meant).max(), 1e-3))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.usefixtures("blocks")
+def test_a_loss_of_16_bit_operands(dtype: str) -> None:
+    """Gradients are added up over the blocks in f32 and rounded once; in f16 the backward makes the logits again."""
+    types = {"x": f"{dtype}[300,16]", "w": f"{dtype}[200,16]", "t": "i64[300]"}
+    graph = gradc.trace(CASES["loss"][0], **types)
+    module = gradc.compile(graph, ["x", "w"], target="cuda-sim")
+    loops = {name: executable.program.loops for name, executable in module.executables.items()}
+    assert loops["forward"] and bool(loops["backward"]) == (dtype == "f16")
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(n).astype(DTYPES[dtype].np) for n in ((300, 16), (200, 16)))
+    t = rng.integers(0, 200, 300)
+    y, residuals = module.forward(x=x, w=w, t=t)
+    found = {**module.backward(residuals, np.asarray(1, x.dtype)), "y": y}
+    leaves = [torch.tensor(a.astype(np.float64), requires_grad=True) for a in (x, w)]
+    loss = F.cross_entropy(leaves[0] @ leaves[1].T, torch.tensor(t))
+    loss.backward()
+    unit = {"bf16": 2.0**-8, "f16": 2.0**-11}[dtype]
+    for name, exact in (("y", loss.detach()), ("x", leaves[0].grad), ("w", leaves[1].grad)):
+        error = np.abs(np.asarray(found[name]).astype(np.float64) - exact.numpy())
+        # logits, their gradient and the result are rounded
+        assert error.max() <= 4 * unit * np.abs(exact.numpy()).max(), name
+
+
+@pytest.mark.usefixtures("blocks")
+def test_nothing_is_written_behind_a_check_that_finds_something() -> None:
+    module, arrays = compiled("loss"), arrays_of("loss", {"N": 300, "V": 129})
+    arrays["t"][170] = 129
+    out = np.full((), 7, np.float32)
+    with pytest.raises(IndexOutOfRange, match="129"):
+        module(**arrays, out={"y": out})
+    assert out == 7
+    arrays["t"][170] = 128
+    y, exact = module(**arrays), wanted("loss", arrays, np.ones(()))["y"]
+    np.testing.assert_allclose(np.asarray(y), exact, rtol=1e-5)
+
+
+def test_the_logits_of_a_language_model_are_never_whole() -> None:
+    """8192 tokens, 50257 words: no residual has a row of logits, and the workspace stays below 300 MB."""
+    types = {"x": "bf16[8192,768]", "w": "bf16[50257,768]", "t": "i64[8192]"}
+    graph = gradc.trace(CASES["loss"][0], **types)
+    module = gradc.compile(graph, ["x", "w"], target="cuda", arch="sm_90")
+    for executable in module.executables.values():
+        program = executable.program
+        plan = executable.native.bind({})
+        assert plan.workspace <= 300e6
+        kept = [b.type.shape for b in program.buffers if b.kind in ("input", "output", "temp")]
+        assert max(int(np.prod(shape, dtype=np.int64)) for shape in kept) <= 50257 * 768
+    actions = [a for step in module.forward.native.bind({}).actions for a in step]
+    products = [a for a in actions if isinstance(a, Library)]
+    assert len(products) == 3 * 11 and sum(a.product.add for a in products) == 10
+    assert all(side.leading % 8 == 0 for a in products for side in (a.a, a.b, a.out)), "rows begin at 16 bytes"
+    assert not [a for a in actions if isinstance(a, Launch) and a.function.startswith("gradc_matmul")]
+
+
+def test_many_heads_are_not_gone_over_one_by_one() -> None:
+    graph = gradc.trace(CASES["causal heads"][0], **dict.fromkeys("qkv", "f32[8,12,1024,64]"))
+    module = gradc.compile(graph, list("qkv"), target="cuda", arch="sm_90")
+    assert not any(executable.program.loops for executable in module.executables.values())
+    graph = gradc.trace(CASES["causal heads"][0], **dict.fromkeys("qkv", "f32[1,2,16384,64]"))
+    assert gradc.compile(graph, [], target="cuda", arch="sm_90").forward.program.loops
