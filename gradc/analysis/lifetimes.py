@@ -139,10 +139,11 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
     """(program, donated inputs) -> {output: donated input whose memory it may take}: one kernel reads the input, at the
     index that it stores, and not again after storing.
 
-    An input goes to the output of its own name before any other.
+    Where an output has the name of an input, that input goes to it or to none.
     """
     taken: dict[str, str] = {}
     called = {buffer: name for name, buffer in program.outputs}
+    named = {name for name, _ in program.outputs}
     for name in names:
         source = program.buffer[name]
         readers = [
@@ -151,7 +152,9 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
             for k in alternatives(step)
             if any(program.root(r) == name for r in k.reads)
         ]
-        for target in sorted(program.of_kind("output"), key=lambda b: called.get(b.name) != name):
+        for target in program.of_kind("output"):
+            if name in named and called.get(target.name) != name:
+                continue
             if target.alias or target.name in taken or target.type != source.type or not readers:
                 continue
             writers = [

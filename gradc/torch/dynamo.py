@@ -95,7 +95,7 @@ def backend(
             raise Unsupported(f"{name} has no normal form: {reason}") from error
         record(Compiled(name, _count_calls(gm.graph), (), (), reason))
         return gm.forward
-    program = _Program(gm, example_inputs, form, name, chosen)
+    program = _Program(gm, example_inputs, form, name, chosen, own_mode or torch.is_grad_enabled())
     run = program.with_graphs() if chosen.cuda_graphs else program
     run = torch.enable_grad()(run) if own_mode else run
     mode = mode_left(gm)
@@ -189,7 +189,10 @@ def _count_calls(graph: torch.fx.Graph) -> int:
 
 
 class _Program:
-    """A graph of Dynamo's, compiled: called with its inputs in order, it gives its outputs."""
+    """A graph of Dynamo's, compiled: called with its inputs in order, it gives its outputs.
+
+    :param recording: whether autograd records its calls.
+    """
 
     def __init__(
         self,
@@ -198,6 +201,7 @@ class _Program:
         form: NormalForm,
         name: str,
         options: _Options,
+        recording: bool,
     ):
         self.source, self.form, self.options, self.name = gm, form, options, name
         graph = form.module.graph
@@ -206,16 +210,19 @@ class _Program:
         given = [*self.lifted, *_flat(example_inputs)]
         self.names = _names(gm, example_inputs, placeholders, form.lifted)
         self.leaves = {
-            node for node, x in zip(placeholders, given, strict=True) if isinstance(x, torch.Tensor) and x.requires_grad
+            node
+            for node, x in zip(placeholders, given, strict=True)
+            if recording and isinstance(x, torch.Tensor) and x.requires_grad
         }
+        self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
         found = in_memory_order(graph, plan(graph, options.smallest, options.take), form.mutated)
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
         if options.fallback == "error" and not all(each.by_choice for each in refused):
             raise Unsupported(listing(name, refused))
         regions = [sum(map(computes, nodes)) for nodes in found.regions.values()]
-        self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
         self.run, steps = _assembled(form, found, functions)
+        self.reads_first = not any(_base(n).op == "placeholder" for n in _written(form))
         times = {step.name: step.timed() for step in steps if step.title} if options.timed else {}
         on_gpu = any(v.device.type == "cuda" for n in graph.nodes for v in tensors_of(n))
         self.captures = Captures(reason=_uncapturable(graph)) if options.cuda_graphs and on_gpu else None
@@ -265,12 +272,29 @@ class _Program:
         if refused:
             raise Unsupported(str(refused[0]))
         sparse = [inputs[table] for table in sparse_tables(nodes, inputs)]
-        function = Function(made, self.options.target, self.options.compile, sparse, device)
+        in_place = (
+            {} if any(n.attrs.get("oob") == "error" for n in made.nodes) else self._in_place(inputs, outputs, inside)
+        )
+        function = Function(made, self.options.target, self.options.compile, sparse, device, in_place)
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
         function.forget()
         detached = {n for n in inputs if all(stops_gradient(u) for u in n.users if u in inside)}
         return _Region(function, tuple(inputs), tuple(outputs), _dims(graph, made), frozenset(detached))
+
+    def _in_place(
+        self,
+        inputs: Mapping[torch.fx.Node, str],
+        outputs: Sequence[torch.fx.Node],
+        inside: Collection[torch.fx.Node],
+    ) -> dict[str, str]:
+        """The outputs of a region that are new values of inputs that nothing else reads, each with that input."""
+        written = _written(self.form)
+        return {
+            f"y{i}" if len(outputs) > 1 else "y": inputs[written[n]]
+            for i, n in enumerate(outputs)
+            if written.get(n) in inputs and all(user in inside for user in written[n].users)
+        }
 
     def __call__(self, *arguments: Any) -> Any:
         given = [*self.lifted, *(_flat(arguments) if self.form.wraps else arguments)]
@@ -278,8 +302,9 @@ class _Program:
             return self.source(*arguments)
         if self.mutated and _overlap(given, frozenset(self.mutated)):  # which they did not when this was traced
             return self.source(*arguments)
+        recording = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
         for i in self.mutated:  # what is kept for backward stays as it was
-            given[i] = (given[i], given[i].clone())
+            given[i] = (given[i], given[i] if self.reads_first and not recording else given[i].clone())
         with _without_autocast():  # its casts are calls of the normal form
             return self.run(given)
 
@@ -420,8 +445,7 @@ def _assembled(
     calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
     results = list(graph.output_node().args[0])
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    by_name = {n.name: n for n in placeholders}
-    written = dict(zip(results[: len(form.mutated)], (by_name[name] for name in form.mutated), strict=True))
+    written = _written(form)
     steps = [_constant(n, _attribute(form.module, str(n.target))) for n in calls if n.op == "get_attr"]
     for level, node in ordered_calls(found, calls):
         if node is None:
@@ -450,6 +474,20 @@ def _assembled(
     return run, steps
 
 
+def _written(form: NormalForm) -> dict[torch.fx.Node, torch.fx.Node]:
+    """The new value of each placeholder that is written in place, with that placeholder."""
+    by_name = {n.name: n for n in form.module.graph.nodes if n.op == "placeholder"}
+    results = form.module.graph.output_node().args[0]
+    return dict(zip(results[: len(form.mutated)], (by_name[name] for name in form.mutated), strict=True))  # type: ignore[index, arg-type]
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """What a call is a view of; of no view, itself."""
+    while node.op == "call_function" and is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 def _release(steps: Sequence[_Step], returned: Sequence[Any]) -> None:
     """Let each step drop what it is the last to read."""
     seen = {r for r in returned if isinstance(r, torch.fx.Node)}
@@ -475,7 +513,8 @@ def _writing(node: torch.fx.Node, placeholder: torch.fx.Node) -> _Step:
         target, value = values["written", placeholder], values[node]
         if target.shape != value.shape:  # what the first call of an observer does to its buffers
             target.resize_(value.shape)
-        values[node] = target.copy_(value)
+        there = value.data_ptr() == target.data_ptr() and value.stride() == target.stride()  # a region wrote it there
+        values[node] = target if there else target.copy_(value)
 
     return _Step(write, (node,))
 

@@ -35,6 +35,8 @@ class Function:
     :param options: of :func:`gradc.compile`.
     :param sparse: inputs whose gradients are sparse COO tensors, coalesced: one dimension is sparse, its indices
         ascend.
+    :param in_place: outputs that may be written into the memory of an input, which the caller then reads no more, where
+        nothing is recorded: each with that input.
     :param device: where it runs and its results lie, which operands without an axis need not; None: where a call's
         operands lie.
     """
@@ -46,9 +48,10 @@ class Function:
         options: Mapping[str, Any] | None = None,
         sparse: Collection[str] = (),
         device: torch.device | None = None,
+        in_place: Mapping[str, str] | None = None,
     ):
         self.graph, self.target, self.options, self.sparse = graph, target, dict(options or {}), frozenset(sparse)
-        self.device = device
+        self.device, self.in_place = device, dict(in_place or {})
         self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
         self._variants: dict[tuple[str, int | None, tuple[str, ...]], Differentiated] = {}
 
@@ -65,7 +68,8 @@ class Function:
         value = self.wrt((), inputs)
         with torch.no_grad(), storages_stay_resizable(), _on(value.device):
             out = None if inputs or value.device is None else self._new_outputs(dims, value.device)
-            return self.outputs(value.module(dict(zip(self.names, inputs, strict=True)), dims=dims, out=out))
+            values = value.module(dict(zip(self.names, inputs, strict=True)), dims=dims, out=out)
+        return self.outputs(values, value.graph.output_names)
 
     def wrt(self, names: tuple[str, ...], inputs: Sequence[torch.Tensor] = ()) -> Differentiated:
         """The graph with the gradients of these inputs.
@@ -92,9 +96,12 @@ class Function:
             for name, node in self.graph.outputs
         }
 
-    def outputs(self, values: Any) -> tuple[torch.Tensor, ...]:
-        """What a module's forward gave, as tensors in order."""
-        names = self.graph.output_names
+    def outputs(self, values: Any, names: Sequence[str] = ()) -> tuple[torch.Tensor, ...]:
+        """What a module's forward gave, as tensors in order.
+
+        :param names: what the module calls them, where that is not what the graph does.
+        """
+        names = names or self.graph.output_names
         each = [values[name] for name in names] if len(names) > 1 else [values]
         return tuple(_tensors(each))
 
@@ -110,6 +117,8 @@ class Differentiated:
     def __init__(self, function: Function, wanted: tuple[str, ...], target: str, device: torch.device | None = None):
         self.function, self.target, self.device = function, target, device
         graph = function.graph
+        self.in_place = {} if wanted else function.in_place
+        self.graph = _renamed_outputs(graph, self.in_place) if self.in_place else graph
         reaching = _reaching(graph, wanted)
         reached = set().union(*reaching.values())
         self.wrt = tuple(name for name in wanted if name in reached)
@@ -125,7 +134,9 @@ class Differentiated:
     @cached_property
     def module(self) -> Module:
         options = {"unused": "zeros", **({"sparse": self.sparse} if self.sparse else {}), **self.function.options}
-        return compile(self.function.graph, self.wrt, self.target, **options)
+        if self.in_place:
+            options["donate"] = [*self.in_place.values(), *options.get("donate", ())]
+        return compile(self.graph, self.wrt, self.target, **options)
 
     def reached(self, outputs: Iterable[str]) -> set[str]:
         """The inputs in ``wrt`` that one of these outputs is computed from."""
@@ -176,6 +187,14 @@ def _renamed(graph: Graph) -> Graph:
         notes={made[n]: note for n, note in graph.notes.items() if n in made},
         defaults={names[n]: a for n, a in graph.defaults.items() if n in names},
     )
+
+
+def _renamed_outputs(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """The graph with other names for some outputs: one of an input's name goes to the memory of that input, or of
+    none.
+    """
+    outputs = tuple((names.get(name, name), node) for name, node in graph.outputs)
+    return Graph(graph.name, graph.inputs, outputs, graph.assumptions, notes=graph.notes, defaults=graph.defaults)
 
 
 def _reaching(graph: Graph, names: Sequence[str]) -> dict[str, set[str]]:

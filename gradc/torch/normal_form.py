@@ -21,7 +21,7 @@ from ..runtime.torch_private import (
     present,
     private,
 )
-from . import autocast
+from . import autocast, foreach
 from .custom_gradients import CustomGradient
 
 __all__ = [
@@ -219,7 +219,8 @@ def _decompositions(kept: Callable[[Any], bool]) -> tuple[dict[Any, Any], dict[A
     table = torch.export.default_decompositions()
     for overload in filter(kept, list(table)):
         del table[overload]
-    return _split_decomp_table_to_cia_and_python_decomp(table.materialize())  # type: ignore[no-any-return]
+    composite_implicit, python = _split_decomp_table_to_cia_and_python_decomp(table.materialize())
+    return composite_implicit, {**python, **foreach.decompositions()}
 
 
 def _drop_known_checks(graph: torch.fx.Graph) -> None:

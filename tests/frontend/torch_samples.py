@@ -305,6 +305,7 @@ there, and only Dynamo's graphs have them.
 ELSEWHERE = {
     "gradc.stop_gradient.default",  # test_torch_autograd.py: what is detached
     "aten.empty_permuted.default",  # its values are nobody's
+    "prims.fma.default",  # test_torch_optimizers
     *("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"),  # test_grouped_products
     *(f"aten.{name}.input" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),  # test_recurrent_layers
     *(f"aten.{name}_cell.default" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),

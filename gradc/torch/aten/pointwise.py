@@ -295,6 +295,7 @@ LINES: dict[str, Any] = {
     "aten.clamp_max.default": to_result(lambda x, max: _clamp(x, None, max)),
     "aten.addcmul.default": in_opmath(lambda x, y, z, *, value=1: x + _times(y * z, value)),
     "aten.addcdiv.default": in_opmath(lambda x, y, z, *, value=1: x + _times(y / z, value)),
+    "prims.fma.default": to_result(lambda x, y, z: x * y + z),  # what Dynamo makes of addcmul_ with a tensor's value
     "aten.lerp.Scalar": in_opmath(lambda x, y, weight: ops.lerp(x, y, weight)),
     "aten.lerp.Tensor": in_opmath(lambda x, y, weight: ops.lerp(x, y, weight)),
     "aten.where.self": to_result(lambda condition, x, y: ops.where(condition, x, y)),
