@@ -1,7 +1,7 @@
 """``python -m benchmarks.gpu_models``: training steps of whole models on a GPU through
 ``torch.compile(backend="gradc")`` beside eager mode and inductor.
 
-    python -m benchmarks.gpu_models [MODEL ...] [--seconds 200] [--out FILE]
+    python -m benchmarks.gpu_models [MODEL[:ENGINE] ...] [--seconds 200] [--out FILE]
     python -m benchmarks.gpu_models --tiny --device cpu   # the same at small sizes without a GPU
 
 A step is the loss and every parameter's gradient; models and sizes are those of :mod:`.gpu_model_list`.  Each pair of a
@@ -431,8 +431,8 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help="all, if none is named")
-    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=("eager", *MODES))
+    parser.add_argument("models", nargs="*", help="all, if none is named; gpt2:inductor is one engine of one")
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=("eager", *MODES), help="of the others")
     parser.add_argument("--seconds", type=float, default=200.0, help="for everything")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes at a time")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -445,11 +445,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return child(options.child)
     from .gpu_model_list import MODELS
 
-    unknown = [name for name in options.models if name not in MODELS]
-    if unknown:
-        parser.error(f"there is no model {unknown[0]!r}; there are {', '.join(MODELS)}")
-    names = options.models or list(MODELS)
-    pairs = [(name, engine) for name in names for engine in options.engines]
+    named = [name.partition(":")[::2] for name in options.models or MODELS]
+    for kind, given, known in (
+        ("model", [name for name, _ in named], MODELS),
+        ("engine", [engine for _, engine in named if engine], ("eager", *MODES)),
+    ):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"there is no {kind} {unknown[0]!r}; there are {', '.join(known)}")
+    names = list(dict.fromkeys(name for name, _ in named))
+    pairs = [(name, each) for name, engine in named for each in ([engine] if engine else options.engines)]
 
     def write(rows: dict[str, dict[str, Any]]) -> None:
         derived(rows, options.arch)

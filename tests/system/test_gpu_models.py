@@ -56,6 +56,12 @@ def test_engines_are_measured_and_a_failure_stays_in_its_row(
     row = json.loads(out.read_text())["gpt_block"]["eager"]
     assert row["step_ms"] > 0 and row["flops"] > 0 and "right" not in row
     assert "| gpt_block | eager |" in capsys.readouterr().out
+    for wrong, why in (("gpt", "no model 'gpt'"), ("gpt_block:fast", "no engine 'fast'")):
+        with pytest.raises(SystemExit):
+            gpu_models.main([wrong])
+        assert why in capsys.readouterr().err
+    alone = ["gpt_block:eager", "--tiny", "--device", "cpu", "--workers", "1", "--out", str(out)]
+    assert gpu_models.main(alone) == 0 and list(json.loads(out.read_text())["gpt_block"]) == ["eager"]
     if not torch.cuda.is_available():
         assert gpu_models.main(["gpt_block", "--tiny", "--workers", "1", "--engines", "eager", "--out", str(out)]) == 1
         row = json.loads(out.read_text())["gpt_block"]["eager"]
