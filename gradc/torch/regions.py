@@ -53,11 +53,17 @@ def plan(graph: torch.fx.Graph, smallest: int, take: str = "faster") -> Plan:
     for node in reversed(calls):  # a view that leaves a region is torch's own: it shares memory as the user expects
         if node in taken and is_view(node):
             _leave(graph, node, taken)
-    calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
     while True:
+        calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
         homes = _homes(calls, taken)
         levels = _levels(calls, homes)
         _sink(calls, homes, levels)
+        casts = _shared_casts(graph, homes, levels)
+        if casts:
+            for node, copies in casts.items():
+                _leave_cast(graph, node, copies, taken)
+                refused[node] = refusal(node, "several regions read what it gives", by_choice=True)
+            continue
         found = _numbered(calls, homes, levels, refused)
         small = [
             nodes for nodes in found.regions.values() if refused and sum(map(computes, nodes)) < max(smallest, 1)
@@ -120,6 +126,32 @@ def _leave(graph: torch.fx.Graph, view: torch.fx.Node, taken: dict[torch.fx.Node
         return
     if theirs.target is operator.getitem:
         _take_apart(graph, theirs)
+
+
+def _shared_casts(
+    graph: torch.fx.Graph, homes: Homes, levels: Mapping[torch.fx.Node, int]
+) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """The casts of inputs whose results several levels read, each with its copies: autocast writes one for each use of
+    a weight, and eager mode casts it once.
+    """
+    alike: dict[Any, list[torch.fx.Node]] = {}
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
+        if node in homes and node.args[0].op == "placeholder":
+            alike.setdefault((node.args, tuple(sorted(node.kwargs.items()))), []).append(node)
+    return {
+        first: copies
+        for first, *copies in alike.values()
+        if len({levels[user] for node in (first, *copies) for user in node.users if user in homes}) > 1
+    }
+
+
+def _leave_cast(graph: torch.fx.Graph, node: torch.fx.Node, copies: Nodes, taken: dict[torch.fx.Node, None]) -> None:
+    """Have torch run a cast in place of the regions, once."""
+    del taken[node]
+    for copy in copies:
+        copy.replace_all_uses_with(node)
+        del taken[copy]
+        graph.erase_node(copy)
 
 
 def _take_apart(graph: torch.fx.Graph, part: torch.fx.Node) -> None:
@@ -302,7 +334,7 @@ def _as_input(translation: Translation, node: torch.fx.Node) -> None:
 
 
 def _levels(calls: Nodes, homes: Homes) -> dict[torch.fx.Node, int]:
-    """The earliest level of each call, as regions and what torch runs after each take turns.
+    """The earliest level of each call, as regions and what torch runs after each take turns; -1 before all regions.
 
     Torch's random ops keep their order: each runs no earlier than the one before it.  A region that reads another
     device's comes after it.
@@ -312,11 +344,11 @@ def _levels(calls: Nodes, homes: Homes) -> dict[torch.fx.Node, int]:
     levels: dict[torch.fx.Node, int] = {}
     last = 0
     for node in calls:
-        level = 0
+        level = 0 if node in homes or _ordered(node) else -1
         for operand in node.all_input_nodes:
             if operand in levels:
                 other = node in homes and homes.get(operand) != homes[node]
-                level = max(level, levels[operand] + (1 if other and operand.op != "get_attr" else 0))
+                level = max(level, levels[operand] + other)
         if node not in homes and _ordered(node):
             last = level = max(level, last)
         levels[node] = level

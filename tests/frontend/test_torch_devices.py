@@ -287,3 +287,34 @@ def test_what_is_read_detached_across_a_border_keeps_its_own_backward(compiler: 
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
     torch.testing.assert_close(*gradients)
     assert len(gradients[0]) == 3, "the second convolution's bias is not read"
+
+
+class Tied(torch.nn.Module):
+    """A weight on both sides of what torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = F.linear(x.tanh() * 2, self.weight)[:, None]
+        y = F.scaled_dot_product_attention(q, q, q)[:, 0]
+        return (F.linear(y.sin().cos(), self.weight) + F.linear(y, self.weight)).float().sum()
+
+
+def test_autocast_casts_a_weight_once(compiler: Compiler) -> None:
+    """Where several regions read it, too; forward and backward read that one cast."""
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randn(4, 8, 16)
+    call = compiled(model, numerics="strict")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = call(x), model(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, model.weight), torch.autograd.grad(wanted, model.weight), rtol=2e-2, atol=2e-2
+    )
+    assert ("aten._to_copy.default", "several regions read what it gives") in rows()
+    assert len(compiler.made) == 2 and all("weight" not in name for f in compiler.made for name in f.names)
+    assert [str(n.operands[0].type) for f in compiler.made for n in f.graph.nodes if n.op.name == "cast"].count(
+        "f32[16,16]"
+    ) == 0
