@@ -419,6 +419,8 @@ def _run_call(step: Call, memory: _Memory) -> None:
     for index in step.out.index:
         start = evaluate(index.const, memory.bindings)
         window.append(slice(start, start + sizes[index.terms[0][0]]) if index.terms else start)
+    stored = [index.terms[0][0] for index in step.out.index if index.terms]
+    value = np.transpose(value, [step.result_axes.index(axis) for axis in stored])
     target = memory.read(step.out.buffer)
     if step.add and not memory.first:
         value = value + target[tuple(window)]

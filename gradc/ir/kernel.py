@@ -374,8 +374,11 @@ class Call:
 
     @property
     def result_axes(self) -> list[str]:
-        """The axes of the result, in its order.  In a loop an index may have a constant, its first row."""
-        return [v for i in self.out.index for v, _ in i.terms]
+        """The axes of the result, in the order in which the call has its axes: that of its buffer may be another.  In a
+        loop an index may have a constant, its first row.
+        """
+        used = {v for i in self.out.index for v, _ in i.terms}
+        return [axis for axis, _ in self.axes if axis in used]
 
     @property
     def views(self) -> tuple[tuple[str, ...], ...]:

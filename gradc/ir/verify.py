@@ -498,7 +498,7 @@ class _CallCheck(_StepCheck):
     def typed(self, call: Call, op: Library) -> None:
         """The op's type rule for the operands as the call sees them gives the result's type."""
         axes, out = dict(call.axes), self.program.buffer[call.out.buffer].type
-        whole = self.window(call) if self.loop else len(set(call.result_axes)) == out.rank
+        whole = self.window(call) if self.loop else len(call.result_axes) == out.rank
         if not whole or (not self.loop and any(i.variable not in axes for i in call.out.index)):
             self.wrong("the index of the result is one axis at each place", f"{call.out.buffer}[")
         if call.add and not (self.loop and op.contraction):
@@ -536,7 +536,7 @@ class _CallCheck(_StepCheck):
             if begun and not index.terms:
                 return False
             begun = begun or bool(index.terms)
-        return len(set(call.result_axes)) == len(call.result_axes)
+        return [v for i in call.out.index for v, _ in i.terms] == call.result_axes
 
     def contracted(self, call: Call) -> None:
         """Operands that are converted and scaled as they are read."""

@@ -130,6 +130,24 @@ def test_two_axes_of_a_batch_that_step_differently(
     assert np.allclose(np.asarray(y), exact(q, k), rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize(("batch", "heads_"), [(3, 5), (17, 18)])
+def test_rows_of_a_result_that_lie_apart(batch: int, heads_: int, blas: Blas) -> None:
+    """Heads are written beside features, by the library itself; the simulator says what of the result was written."""
+
+    def f(p: Any, v: Any) -> Any:
+        return ops.transpose(ops.matmul(p, ops.transpose(v, (0, 2, 1, 3))), (0, 2, 1, 3))
+
+    module = compiled(f, p=f"f64[{batch},{heads_},7,6]", v=f"f64[{batch},6,{heads_},4]")
+    ((*before, library),) = module.forward.native.bind({}).actions
+    assert isinstance(library, Library) and library.out.leading == 4 * heads_ and len(before) == (batch > 16)
+    rng = np.random.default_rng(6)
+    p, v = rng.standard_normal((batch, heads_, 7, 6)), rng.standard_normal((batch, 6, heads_, 4))
+    y = np.asarray(module(p=p, v=v))
+    assert np.allclose(y, np.einsum("bhmk,bkhn->bmhn", p, v), rtol=1e-13, atol=1e-13)
+    none = compiled(f, p=f"f64[{batch},{heads_},7,0]", v=f"f64[{batch},0,{heads_},4]")
+    assert not np.asarray(none(p=p[..., :0], v=v[:, :0])).any()
+
+
 def test_sizes_that_the_first_call_knows(blas: Blas) -> None:
     """One module with symbolic sizes is one call, a loop of calls, and addresses."""
     module = compiled(heads, q="f32[B,M,H,4]", k="f32[B,N,H,4]")

@@ -12,6 +12,7 @@ from gradc import interp, ops
 from gradc.ir.kernel import Call, Kernel, Program
 from gradc.ir.program_text import parse_program
 from gradc.ir.types import DTYPES
+from gradc.ir.verify import verify_program
 from gradc.passes.program.fuse_rounding import fuse_rounding
 
 TEXT = """program @twice {
@@ -117,6 +118,39 @@ def test_a_rounded_product_that_is_kept_is_written_where_it_is_kept() -> None:
     )
     (call,) = (step for step in fuse_rounding(parse_program(turned)).steps if isinstance(step, Call))
     assert call.out.buffer == "t", "a copy that turns it is one"
+
+
+MOVED = """program @moved {
+  input a: bf16[2,3,5,4]
+  input b: bf16[2,3,4,6]
+  temp t: f32[2,3,5,6]
+  output y: bf16[2,5,3,6]
+  call @matmul_0 axes(b0: 2, b1: 3, m: 5, n: 6, k: 4) t[b0, b1, m, n] <- matmul a[b0, b1, m, k], b[b0, b1, k, n]
+  kernel @moved_000000 rows(i0: 2, i1: 5, i2: 3) cols(i3: 6) {
+    phase
+    %0 = load t[i0, i2, i1, i3] : f32
+    %1 = cast %0 {dtype=bf16} : bf16
+    store y[i0, i1, i2, i3] <- %1 : bf16
+  }
+  return y=y
+}"""
+
+
+def test_a_product_that_is_moved_is_written_where_it_is_moved_to() -> None:
+    program = parse_program(MOVED)
+    made = fuse_rounding(program)
+    (call,) = made.steps
+    assert isinstance(call, Call) and str(call.out) == "y[b0, m, b1, n]" and call.result_axes == ["b0", "b1", "m", "n"]
+    verify_program(made)
+    assert parse_program(str(made)) == made
+    rng = np.random.default_rng(0)
+    given = {n: rng.standard_normal(s).astype(DTYPES["bf16"].np) for n, s in (("a", (2, 3, 5, 4)), ("b", (2, 3, 4, 6)))}
+    assert interp.run(program, given)["y"].tobytes() == interp.run(made, given)["y"].tobytes()
+    turned = MOVED.replace("bf16[2,5,3,6]", "bf16[2,3,6,5]").replace(
+        "rows(i0: 2, i1: 5, i2: 3) cols(i3: 6)", "rows(i0: 2, i1: 3, i2: 6) cols(i3: 5)"
+    )
+    turned = turned.replace("t[i0, i2, i1, i3]", "t[i0, i1, i3, i2]")
+    assert len(fuse_rounding(parse_program(turned)).steps) == 2, "a library writes rows"
 
 
 def pure(kernel: Kernel) -> bool:

@@ -128,8 +128,11 @@ def product_call(
     dtype = program.buffer[call.out.buffer].type.dtype
     if dtype not in (F32, F64):
         raise Unsupported(f"a matrix product in {dtype} on the cpu")
-    if not same(program.buffer[call.out.buffer].type.shape[-1], sizes[n]):
-        raise Unsupported("a matrix product on the cpu whose rows are not the whole rows of a buffer")
+    stored = [v for i in call.out.index for v, _ in i.terms]
+    if stored != call.result_axes or not same(program.buffer[call.out.buffer].type.shape[-1], sizes[n]):
+        raise Unsupported(
+            "a matrix product on the cpu whose rows are not neighbours, or not the whole rows of a buffer"
+        )
 
     def view(operand: Operand | None) -> OperandView:
         return operand_view(operand, program, place, over_dims, dtype) if operand else _ABSENT

@@ -24,6 +24,10 @@ def fuse_rounding(program: Program) -> Program:
     Where the kernels that read such a product do more than round it, the product itself is rounded in memory:
 
     call t: f32 <- matmul ...;  %1 = cast t[i] : bf16;  ... %1  ->  call t: bf16 <- matmul ...;  %1 = load t[i];  ...
+
+    And where a kernel only moves it, rows apart (heads beside features), the library writes it where it is moved to:
+
+    call t[b, m, n] <- matmul ...;  store o[m, b, n] <- load t[b, m, n]  ->  call o[m, b, n] <- matmul ...
     """
     steps: list[Step] = list(program.steps)
     rounded_to: dict[str, str] = {}
@@ -36,7 +40,7 @@ def fuse_rounding(program: Program) -> Program:
         kept = [_with_outputs(step, rounded_to) if isinstance(step, Kernel | Call) else step for step in steps]
         buffers = tuple(b for b in program.buffers if b.name not in rounded_to)
         program = replace(program, steps=tuple(kept), buffers=buffers)
-    return _with_narrow_products(program)
+    return _with_moved_results(_with_narrow_products(program))
 
 
 def _rounding(kernel: Kernel) -> tuple[str, str] | None:
@@ -222,6 +226,50 @@ def _reading_narrow(kernel: Kernel, narrow: Mapping[str, DType], types: Mapping[
         dtype = narrow[s.buffer] if s.name in loads else s.dtype
         body.append(replace(s, args=args, index=index, where=rounded.get(s.where, s.where), dtype=dtype))
     return replace(kernel, body=tuple(body)).live.named_by_structure(kernel.name.rpartition("_")[0], types)
+
+
+# -- products that are moved -------------------------------------------------------------------------------------------
+
+
+def _with_moved_results(program: Program) -> Program:
+    """Program -> the program in which products that a kernel only moves are written where it moves them to."""
+    for number, step in enumerate(program.steps):
+        moved = _movement(step) if isinstance(step, Kernel) else None
+        if moved is None:
+            continue
+        load, store = moved
+        source, target = program.buffer[load.buffer], program.buffer[store.buffer]
+        others = [(n, s) for n, s in enumerate(program.steps) if n != number and load.buffer in (*s.reads, *s.writes)]
+        call = others[0][1] if len(others) == 1 else None
+        if not isinstance(call, Call) or not REGISTRY[call.op].contraction or call.out.buffer != source.name:
+            continue
+        if (
+            source.kind != "temp"
+            or len(_same_memory(program, source.name)) > 1
+            or source.type.dtype is not target.type.dtype
+        ):
+            continue
+        if not _is_first(program, number, target.name):
+            continue
+        axes = dict(zip((i.variable for i in load.index), call.out.index, strict=True))
+        index = tuple(axes[i.variable] for i in store.index)
+        if index[-1] != call.out.index[-1]:  # elements of a row stay neighbours
+            continue
+        written = replace(call, out=replace(call.out, buffer=target.name, index=index))
+        steps = tuple(written if s is call else s for s in program.steps if s is not step)
+        buffers = tuple(b for b in program.buffers if b.name != source.name)
+        return _with_moved_results(replace(program, steps=steps, buffers=buffers))
+    return program
+
+
+def _movement(kernel: Kernel) -> tuple[Stmt, Stmt] | None:
+    """(load, store) of a kernel that only stores every element at a place with the same positions in another order."""
+    if [s.op for s in kernel.body] != ["load", "store"]:
+        return None
+    load, store = kernel.body
+    axes = sorted(a for a, _ in (*kernel.rows, *kernel.cols))
+    plain = all(sorted(str(i.variable) for i in s.index) == axes and not s.where for s in (load, store))
+    return (load, store) if plain and store.args == (load.name,) else None
 
 
 def _with_outputs(step: Kernel | Call, names: dict[str, str]) -> Kernel | Call:

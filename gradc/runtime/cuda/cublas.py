@@ -11,7 +11,6 @@ import functools
 import glob
 import importlib.util
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from ...codegen.cuda.actions import Library, Side
 from ...errors import DeviceError
 from ...ir.types import dtype as dtype_of
+from ...process.forks import lock
 from .device import Span
 
 _OK, _DEFAULT_ALGORITHM = 0, -1
@@ -99,12 +99,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _Handles(threading.local):
-    def __init__(self) -> None:
-        self.of: dict[int, int] = {}
-
-
-_handles = _Handles()
+_handles: dict[int, int] = {}
+"""One of each device, for all threads (autograd's, too) and streams: each has memory of its own on the device."""
+_lock = lock(reentrant=True)
+"""Held from where a handle is given a stream and a workspace to where it has submitted all that goes there."""
 
 
 def workspace_bytes(arch: str) -> int:
@@ -120,7 +118,20 @@ def multiply(
     :param pointers: the address of ``library.pointers``.
     :raises DeviceError: there is no cuBLAS, or it reported an error; the message has the sizes.
     """
-    blas, handle = _library(), _handle(device)
+    with _lock:
+        _multiply(_library(), _handle(device), library, (a, b, out), workspace, stream, pointers)
+
+
+def _multiply(
+    blas: Any,
+    handle: int,
+    library: Library,
+    starts: tuple[int, int, int],
+    workspace: Span,
+    stream: int,
+    pointers: int,
+) -> None:
+    a, b, out = starts
     (data, _), (result, compute) = (_TYPES[dtype_of(each).name] for each in (library.read, library.dtype))
     real = ctypes.c_double if library.dtype == np.float64 else ctypes.c_float
     one, kept = real(1), real(library.product.add)  # what is there is added, or not even read
@@ -191,18 +202,18 @@ def _check(code: int, library: Library | None = None) -> None:
 
 
 def _handle(device: int) -> int:
-    """The handle of this thread: a handle has one stream and one workspace at a time."""
-    known = _handles.of
-    if device not in known:
-        made = ctypes.c_void_p()
-        _check(_library().cublasCreate_v2(ctypes.byref(made)))
-        _check(_library().cublasSetMathMode(made, _MATH))
-        known[device] = made.value or 0
-    return known[device]
+    """The handle of a device, which is the current one."""
+    with _lock:
+        if device not in _handles:
+            made = ctypes.c_void_p()
+            _check(_library().cublasCreate_v2(ctypes.byref(made)))
+            _check(_library().cublasSetMathMode(made, _MATH))
+            _handles[device] = made.value or 0
+        return _handles[device]
 
 
 def prepare(device: int) -> None:
-    """Creates the thread's handle now, because that allocates, which is not possible during a capture."""
+    """Creates the device's handle now, because that allocates, which is not possible during a capture."""
     _handle(device)
 
 
