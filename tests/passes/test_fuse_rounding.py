@@ -200,3 +200,29 @@ def test_no_kernel_only_rounds_or_scales_a_product(dtype: str) -> None:
 
 def graph_types(graph: gradc.Graph) -> dict[str, Any]:
     return {name: node.type for name, node in zip(graph.input_names, graph.inputs, strict=True)}
+
+
+@pytest.mark.parametrize(("read", "dtype"), [(False, "f32"), (True, "bf16")])
+def test_a_product_that_is_only_added_up_is_not_rounded_before(read: bool, dtype: str) -> None:
+    """The gradient of an operand that stands for a whole batch: the sum is rounded once.  Where others read the product
+    too, all read it rounded.
+    """
+
+    def function(a: gradc.Node, b: gradc.Node) -> dict[str, gradc.Node]:
+        y = ops.matmul(a, b)
+        return {"z": ops.sum(y, 0)} | ({"y": y} if read else {})
+
+    graph = gradc.trace(function, a="bf16[64,16,32]", b="bf16[64,32,8]")
+    module = gradc.compile(graph, target="cuda-sim")
+    program = module.forward.program
+    (product,) = [step for step in program.steps if isinstance(step, Call)]
+    assert program.buffer[product.out.buffer].type.dtype.name == dtype
+    rng = np.random.default_rng(0)
+    a, b = (
+        rng.standard_normal(t.concrete({})).astype(t.dtype.np) for t in (graph.input("a").type, graph.input("b").type)
+    )
+    exact = np.einsum("bmk,bkn->mn", a.astype(np.longdouble), b.astype(np.longdouble))
+    found = module(a=a, b=b)
+    off = np.abs(np.asarray(found["z"] if read else found, np.longdouble) - exact)
+    once = 2.0**-8 * np.abs(exact) + 2.0**-20 * np.abs(exact).max()
+    assert (off <= (2.0**-6 * np.abs(exact).max() if read else once)).all()

@@ -185,6 +185,23 @@ def _product_transposed(graph: Graph) -> Callable[[Node, Node], Node | None]:
     return rewrite
 
 
+def _sum_of_product(graph: Graph) -> Callable[[Node, Node], Node | None]:
+    """sum(cast(cast(product, bf16), f32))  ->  sum(product), where nothing else reads the rounded product: there is
+    nobody to move fewer bytes for, and a sum of many rounded values is off by more than one rounding
+    """
+    pattern, results = op("sum", _cast_twice), {node for _, node in graph.outputs}
+
+    def rewrite(old: Node, new: Node) -> Node | None:
+        bound: dict[str, Node] = {}
+        if not match(pattern, new, bound) or not (_is_rounding(bound) and _is_contraction(bound["x"])):
+            return None
+        chain = (old.operands[0], *old.operands[0].operands)
+        alone = all(len(graph.users.get(n, ())) == 1 and n not in results for n in chain)
+        return again(new, (bound["x"],)) if alone else None
+
+    return rewrite
+
+
 def _is_movement(node: Node) -> bool:
     """Whether an op is unary data movement."""
     return isinstance(getattr(node.op, "lower", None), Movement | Alias) and len(node.operands) == 1
@@ -263,7 +280,7 @@ def simplify(
         return _is_rounding(bound) and not kept
 
     rules = BITS + ([*REAL, Rule(_cast_twice, _cast_once, is_dropped)] if numerics != "strict" else [])
-    transposed = _product_transposed(graph)
+    of_products = [_product_transposed(graph), _sum_of_product(graph)] if numerics != "strict" else []
     structural = [_composed_movement, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
     rounded = _rounded_operands(graph, round_operands) if numerics != "strict" else set()
     new_rounded: set[Node] = set()
@@ -280,8 +297,7 @@ def simplify(
             new = apply_rules(rules, current)
             moved = next((m for rewrite in structural if (m := rewrite(new)) is not None), new)
             if moved is current:
-                swapped_product = transposed(node, current) if numerics != "strict" else None
-                return current if swapped_product is None else swapped_product
+                return next((m for rewrite in of_products if (m := rewrite(node, current)) is not None), current)
             current = moved
         return current
 
