@@ -5,6 +5,7 @@ One form for ``torch.export`` and for Dynamo's graphs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -182,9 +183,10 @@ def normal_form(
     flat = [x for argument in arguments for _, x in inner_tensors(argument)]
     composite_implicit, python = _decompositions(kept)
     custom: list[CustomGradient] = []
+    libraries = torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled
     with _ignore_backend_decomps(), _override_composite_implicit_decomp(composite_implicit), preserve_node_meta():
         traced, signature = aot_export_module(
-            _Program(module, arguments, custom, recording),
+            _Program(module, arguments, custom, recording, libraries),
             flat,
             trace_joint=False,
             pre_dispatch=False,
@@ -273,6 +275,7 @@ class _Program(torch.nn.Module):
     :param examples: of its arguments.
     :param custom: filled with the calls of ``torch.autograd.Function``.
     :param recording: whether autograd records where it begins.
+    :param libraries: whether cuDNN and oneDNN are enabled where it is called.
     """
 
     def __init__(
@@ -281,13 +284,14 @@ class _Program(torch.nn.Module):
         examples: Sequence[Any],
         custom: list[CustomGradient],
         recording: bool,
+        libraries: tuple[bool, bool],
     ):
         super().__init__()
-        self.program, self.custom, self.recording = program, custom, recording
+        self.program, self.custom, self.recording, self.libraries = program, custom, recording, libraries
         self.examples = tuple(examples)
 
     def forward(self, *tensors: Any) -> Any:
-        gradients, levels = _ExplicitGradients(tensors, self.recording), maybe_current_level() or 0
+        gradients, levels = _ExplicitGradients(tensors, self.recording, self.libraries), maybe_current_level() or 0
         try:
             with gradients:
                 remaining = iter(tensors)
@@ -357,6 +361,7 @@ class _ExplicitGradients(TorchDispatchMode):
     """Puts :data:`stop_gradient` where torch would not record, and refuses writes that have no functional form.
 
     :ivar recording: whether autograd would record now.
+    :ivar libraries: whether cuDNN and oneDNN are enabled where the program is called.
     :ivar autocast: what is enabled now, which a dispatch mode finds switched off.
     :ivar constant: tensors that no gradient reaches, by identity.
     :ivar detached: views that pass no gradient on to what they view, which may have one.
@@ -368,9 +373,9 @@ class _ExplicitGradients(TorchDispatchMode):
     :ivar fresh: what ops without operands have made in the call that runs now: torch's own functions detach it.
     """
 
-    def __init__(self, arguments: Sequence[Any], recording: bool):
+    def __init__(self, arguments: Sequence[Any], recording: bool, libraries: tuple[bool, bool]):
         super().__init__()
-        self.recording = recording
+        self.recording, self.libraries = recording, libraries
         self.autocast: autocast.Dtypes = {}
         self.constant: dict[int, torch.Tensor] = {}
         self.detached: dict[int, torch.Tensor] = {}
@@ -408,7 +413,8 @@ class _ExplicitGradients(TorchDispatchMode):
             return decomposed
         if overload_schema(function).is_mutable:
             self._check_write(function, args, kwargs or {}, constant)
-        result = function(*args, **(kwargs or {}))
+        with self._enabled(function):
+            result = function(*args, **(kwargs or {}))
         if overload_schema(function).is_mutable:
             self._written(function, args, kwargs or {}, constant)
             return result
@@ -424,6 +430,23 @@ class _ExplicitGradients(TorchDispatchMode):
         elif not self.recording:
             return tree_map_only(torch.Tensor, self._detached if view else self._stopped, result)
         return result
+
+    @contextlib.contextmanager
+    def _enabled(self, function: Any) -> Iterator[None]:
+        """The caller's libraries for a convolution, which gives images in the memory order that its library has; what
+        else they have kernels for is traced without them, as ATen's own ops.
+        """
+        if function is not torch.ops.aten.convolution.default:
+            yield
+            return
+        before = torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled
+        torch.backends.cudnn.set_flags(self.libraries[0])
+        torch.backends.mkldnn.set_flags(self.libraries[1])
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.set_flags(before[0])
+            torch.backends.mkldnn.set_flags(before[1])
 
     def detach_in_place(self, x: torch.Tensor) -> torch.Tensor:
         """What ``x.detach_()`` means: x has no gradient from here on; what was computed from it keeps its own.

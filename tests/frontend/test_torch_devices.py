@@ -318,3 +318,27 @@ def test_autocast_casts_a_weight_once(compiler: Compiler) -> None:
     assert [str(n.operands[0].type) for f in compiler.made for n in f.graph.nodes if n.op.name == "cast"].count(
         "f32[16,16]"
     ) == 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_convolution_is_traced_with_the_callers_libraries(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
+    """Which library runs it decides in which order its result lies; all else is traced without them."""
+    seen: list[tuple[bool, bool]] = []
+    select = torch._C._select_conv_backend
+
+    def spied(*args: Any, **kwargs: Any) -> Any:
+        seen.append((torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled))
+        return select(*args, **kwargs)
+
+    monkeypatch.setattr(torch._C, "_select_conv_backend", spied)
+    x, w = torch.randn(2, 3, 7, 5 + enabled), torch.randn(4, 3, 3, 3)
+    with torch.backends.cudnn.flags(enabled=enabled), torch.backends.mkldnn.flags(enabled=enabled):
+        form = _normal_form(torch.fx.symbolic_trace(Convolved()), [x, w], dynamo.is_kept)
+        assert (torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled) == (enabled, enabled)
+    assert seen and set(seen) == {(enabled, enabled)}
+    assert any(n.target is torch.ops.aten.convolution.default for n in form.module.graph.nodes)
+
+
+class Convolved(torch.nn.Module):
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.nn.functional.conv2d(x, w),)
