@@ -187,6 +187,21 @@ def test_the_logits_of_a_language_model_are_never_whole() -> None:
     assert not [a for a in actions if isinstance(a, Launch) and a.function.startswith("gradc_matmul")]
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_logits_that_are_reshaped_and_widened_are_never_whole(target: str) -> None:
+    """As a model under autocast has them: rows of a batch, in f32 before the loss."""
+
+    def loss(x: Any, w: Any, t: Any) -> Any:
+        logits = ops.cast(ops.linear(x, w), "f32")
+        return ops.cross_entropy(ops.reshape(logits, (8192, 50257)), ops.reshape(t, (8192,)))
+
+    graph = gradc.trace(loss, x="bf16[8,1024,768]", w="bf16[50257,768]", t="i64[8,1024]")
+    module = gradc.compile(graph, ["x", "w"], target=target, **({"arch": "sm_90"} if target == "cuda" else {}))
+    for executable in module.executables.values():
+        kept = [b.type.shape for b in executable.program.buffers]
+        assert max(int(np.prod(shape, dtype=np.int64)) for shape in kept) <= 50257 * 768
+
+
 def test_many_heads_are_not_gone_over_one_by_one() -> None:
     graph = gradc.trace(CASES["causal heads"][0], **dict.fromkeys("qkv", "f32[8,12,1024,64]"))
     module = gradc.compile(graph, list("qkv"), target="cuda", arch="sm_90")

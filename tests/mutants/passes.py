@@ -6,6 +6,30 @@ from . import Mutant
 
 MUTANTS = (
     Mutant(
+        "fuse_rounding.readers",
+        "gradc/passes/program/fuse_rounding.py",
+        "rounded = all(isinstance(step, Kernel) and",
+        "rounded = any(isinstance(step, Kernel) and",
+        "a product is rounded though one of its readers does not round it",
+        ("test_fuse_rounding",),
+    ),
+    Mutant(
+        "fuse_rounding.rows",
+        "gradc/passes/program/fuse_rounding.py",
+        "if index[-1] != call.out.index[-1]:",
+        "if False:",
+        "a library writes columns as rows",
+        ("test_fuse_rounding",),
+    ),
+    Mutant(
+        "attention.weights-rounded",
+        "gradc/ops/contract.py",
+        "slope, left, right = (converted(x, narrow) for x in (g, a, b))",
+        "slope, left, right = g, a, b",
+        "the gradient of the scores is not rounded before its products",
+        ("test_attention",),
+    ),
+    Mutant(
         "pass.validated-programs",
         "gradc/passes/manager.py",
         "                meaning.require(name, result)\n",

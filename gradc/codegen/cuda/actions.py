@@ -12,6 +12,7 @@ import numpy as np
 
 from ...ir.kernel import Call
 from ...ir.statement import Operand
+from ...process.forks import cached_property
 from ..text import enumerators
 
 WORKSPACE, FLAG = ".workspace", ".flag"
@@ -141,7 +142,7 @@ class Library:
     outer: tuple[BatchAxis, ...] = ()
     pointers: Part | None = None
 
-    @property
+    @cached_property
     def calls(self) -> list[tuple[int, int, int]]:
         """For each call, the elements of a, b and out before its first ones."""
         counts, steps = [count for count, _ in self.outer], [strides for _, strides in self.outer]

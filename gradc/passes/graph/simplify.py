@@ -102,7 +102,7 @@ REAL = [
 
 def _composed_movement(node: Node) -> Node | None:
     """movement of a constant of one value  ->  that constant; broadcast(broadcast(x)), reshape(reshape(x))  ->  one of
-    them
+    them; reshape(cast(reshape(x)))  ->  cast(reshape(x))
     """
     if not isinstance(getattr(node.op, "lower", None), Movement | Alias) or len(node.operands) != 1:
         return None
@@ -118,6 +118,8 @@ def _composed_movement(node: Node) -> Node | None:
         return spread(source.operands[0], node.shape)
     if access(node, Reshapes) and access(source, Reshapes):
         return reshaped(source.operands[0], node.shape)
+    if access(node, Reshapes) and converts(source) and access(source.operands[0], Reshapes):
+        return converted(reshaped(source.operands[0].operands[0], node.shape), source.dtype)
     return None
 
 
