@@ -224,6 +224,12 @@ def _promoted(line: Line, node: torch.fx.Node, args: tuple[Any, ...], wide: bool
         dtype = dtype_of(torch.result_type(*numbers))
     first = 1 if line.key.startswith("aten.where") else 0
     number = float if dtype.is_float else lambda x: x
+    args = tuple(
+        [converted(x, dtype) for x in a]
+        if isinstance(a, list | tuple) and a and all(isinstance(x, Node) for x in a)
+        else a
+        for a in args
+    )
     return tuple(
         converted(a, dtype)
         if isinstance(a, Node) and i >= first

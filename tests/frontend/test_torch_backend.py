@@ -525,3 +525,25 @@ def test_a_batch_of_one_of_an_export() -> None:
         x = torch.randn(rows, 3)
         given = {name: p.detach() for name, p in net.named_parameters()}
         torch.testing.assert_close(gradc.compile(graph, target="numpy")(input=x, **given), net(x).detach())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: torch.cat([a, b], 1),
+        lambda a, b: torch.stack([b, a]),
+        lambda a, b: torch.cat([a.int(), b]),
+        lambda a, b: torch.cat([torch.zeros(0), b]),
+        lambda a, b: torch.hstack([b, a.double()]),
+    ],
+    ids=["cat", "stack", "integers", "empty", "hstack"],
+)
+def test_parts_of_several_dtypes_are_joined_as_the_widest(function: Any) -> None:
+    """As a class token in float32 before patches in bfloat16 is, under autocast; each part's gradient has its dtype."""
+    a, b = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3).bfloat16().requires_grad_()
+    wanted, found = function(a, b) * 2, compiled(lambda a, b: function(a, b) * 2, fallback="error")(a, b)
+    torch.testing.assert_close(found, wanted)
+    g = torch.randn_like(wanted)
+    gradients = [torch.autograd.grad((y * g).sum(), [a, b], allow_unused=True) for y in (found, wanted)]
+    torch.testing.assert_close(*[[x for x in each if x is not None] for each in gradients])
+    assert [x is None for x in gradients[0]] == [x is None for x in gradients[1]]

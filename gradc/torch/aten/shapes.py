@@ -11,6 +11,7 @@ from ...ir.dims import Dim, Size, ceildiv
 from ...ir.node import Node
 from ...ir.types import F32, I64, DType
 from ...ops.rules import converted
+from ..table import to_result
 from .casts import cast, number
 
 _LAST = 2**62  # torch's ends of slices are 2**63 - 1 where they are not given
@@ -213,8 +214,8 @@ LINES: dict[str, Any] = {
     "aten.split_with_sizes.default": _parts,
     "aten.chunk.default": lambda x, count, axis=0: _split(x, ceildiv(x.shape[axis], count), axis),
     "aten.unbind.int": _unbind,
-    "aten.cat.default": lambda parts, axis=0: _concat(parts, axis),
-    "aten.stack.default": _stack,
+    "aten.cat.default": to_result(lambda parts, axis=0: _concat(parts, axis)),
+    "aten.stack.default": to_result(_stack),
     "aten.flip.default": lambda x, axes: ops.flip(x, axes) if axes else x,
     "aten.roll.default": _roll,
     "aten.repeat.default": _repeat,
