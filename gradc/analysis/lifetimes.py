@@ -137,7 +137,7 @@ def _free_intervals(taken: list[Span], need: int, room: int) -> tuple[list[Span]
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
     """(program, donated inputs) -> {output: donated input whose memory it may take}: one kernel reads the input, at the
-    index that it stores, and not again after storing.
+    index that it stores, and not again after storing; no loop over blocks, which come one after another, reads it.
 
     Where an output has the name of an input, that input goes to it or to none.
     """
@@ -165,7 +165,9 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
             ]
             if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
                 continue
-            kernel = writers[0][1]
+            number, kernel = writers[0]
+            if isinstance(program.steps[number], Loop) and any(i == number for i, _ in readers):
+                continue  # a later block may read what an earlier one has stored
             if isinstance(kernel, Kernel) and may_overwrite(program, kernel, name, target.name):
                 taken[target.name] = name
                 break

@@ -59,7 +59,8 @@ def casts_within(dtypes: Dtypes, function: Any, args: Any, kwargs: Any) -> Casts
     """
     if not _decomposed(dtypes, function, args, kwargs):
         return {}
-    key = (function, *sorted(dtypes.items(), key=str), *(_described(x) for x in tree_leaves((args, kwargs))))
+    leaves = [_described(x) for x in tree_leaves((args, kwargs))]
+    key = (function, *sorted(dtypes.items(), key=str), len(args), *kwargs, *leaves)
     if key not in _found:
         _found[key] = _traced(dtypes, function, args, kwargs)
     return _found[key]

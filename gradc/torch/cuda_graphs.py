@@ -282,9 +282,11 @@ def warming() -> Iterator[Callable[[Sequence[Any]], None]]:
                 x.record_stream(current)
 
     capturing.wait_stream(current)
-    with torch.cuda.stream(capturing):
-        yield used
-    current.wait_stream(capturing)
+    try:
+        with torch.cuda.stream(capturing):
+            yield used
+    finally:
+        current.wait_stream(capturing)
 
 
 def _described(x: torch.Tensor) -> tuple[Any, ...]:

@@ -266,14 +266,14 @@ class _Program:
         outputs = [
             n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and any(user not in inside for user in n.users)
         ]
-        made, refused = graph_of(
-            nodes, inputs, [(f"y{i}" if len(outputs) > 1 else "y", n) for i, n in enumerate(outputs)], f"region{number}"
-        )
+        taken = {*inputs.values()}
+        results = {n: name_of(f"y{i}" if len(outputs) > 1 else "y", taken.__contains__) for i, n in enumerate(outputs)}
+        made, refused = graph_of(nodes, inputs, [(name, n) for n, name in results.items()], f"region{number}")
         if refused:
             raise Unsupported(str(refused[0]))
         sparse = [inputs[table] for table in sparse_tables(nodes, inputs)]
         in_place = (
-            {} if any(n.attrs.get("oob") == "error" for n in made.nodes) else self._in_place(inputs, outputs, inside)
+            {} if any(n.attrs.get("oob") == "error" for n in made.nodes) else self._in_place(inputs, results, inside)
         )
         function = Function(made, self.options.target, self.options.compile, sparse, device, in_place)
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
@@ -285,14 +285,14 @@ class _Program:
     def _in_place(
         self,
         inputs: Mapping[torch.fx.Node, str],
-        outputs: Sequence[torch.fx.Node],
+        outputs: Mapping[torch.fx.Node, str],
         inside: Collection[torch.fx.Node],
     ) -> dict[str, str]:
         """The outputs of a region that are new values of inputs that nothing else reads, each with that input."""
         written = _written(self.form)
         return {
-            f"y{i}" if len(outputs) > 1 else "y": inputs[written[n]]
-            for i, n in enumerate(outputs)
+            name: inputs[written[n]]
+            for n, name in outputs.items()
             if written.get(n) in inputs and all(user in inside for user in written[n].users)
         }
 

@@ -132,17 +132,22 @@ def _shared_casts(
     graph: torch.fx.Graph, homes: Homes, levels: Mapping[torch.fx.Node, int]
 ) -> dict[torch.fx.Node, list[torch.fx.Node]]:
     """The casts of inputs whose results several levels read, each with its copies: autocast writes one for each use of
-    a weight, and eager mode casts it once.
+    a weight, and eager mode casts it once.  What is returned stays a tensor of its own, as the caller may write to it.
     """
     alike: dict[Any, list[torch.fx.Node]] = {}
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
-        if node in homes and node.args[0].op == "placeholder":
+        if node in homes and node.args[0].op == "placeholder" and not _is_returned(node):
             alike.setdefault((node.args, tuple(sorted(node.kwargs.items()))), []).append(node)
     return {
         first: copies
         for first, *copies in alike.values()
         if len({levels[user] for node in (first, *copies) for user in node.users if user in homes}) > 1
     }
+
+
+def _is_returned(node: torch.fx.Node) -> bool:
+    """Whether a value, or a view of it, is a result of the graph."""
+    return any(user.op == "output" or (is_view(user) and _is_returned(user)) for user in node.users)
 
 
 def _leave_cast(graph: torch.fx.Graph, node: torch.fx.Node, copies: Nodes, taken: dict[torch.fx.Node, None]) -> None:

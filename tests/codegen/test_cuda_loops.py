@@ -14,6 +14,7 @@ import gradc
 from gradc import interp, ops
 from gradc.codegen.cuda.actions import Launch, Library
 from gradc.errors import IndexOutOfRange
+from gradc.ir.kernel import Loop
 from gradc.ir.types import DTYPES
 from gradc.passes.row_blocking import wide_products
 
@@ -208,3 +209,30 @@ def test_many_heads_are_not_gone_over_one_by_one() -> None:
     assert not any(executable.program.loops for executable in module.executables.values())
     graph = gradc.trace(CASES["causal heads"][0], **dict.fromkeys("qkv", "f32[1,2,16384,64]"))
     assert gradc.compile(graph, [], target="cuda", arch="sm_90").forward.program.loops
+
+
+@pytest.mark.usefixtures("blocks")
+def test_sums_over_nothing_in_a_loop_whose_blocks_have_padded_rows() -> None:
+    graph = gradc.trace(lambda x, v, w: ops.gelu(x @ v + 1.0) @ w, x="f32[N,K]", v="f32[K,129]", w="f32[129,5]")
+    module = gradc.compile(graph, target="cuda-sim", hints={"N": 300, "K": 3})
+    assert any(isinstance(step, Loop) for step in module.forward.program.steps)
+    rng = np.random.default_rng(0)
+    for k in (0, 3):
+        shapes = {"x": (300, k), "v": (k, 129), "w": (129, 5)}
+        arrays = {n: rng.standard_normal(shape).astype(np.float32) for n, shape in shapes.items()}
+        exact = gradc.compile(graph, target="numpy")(**arrays)
+        np.testing.assert_allclose(module(**arrays), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
+def test_a_donated_input_is_whole_until_the_last_block_has_read_it(target: str, request: Any) -> None:
+    """Each block of rows of ``x @ x.T`` reads all of x, whose memory the result would take."""
+    if target != "cpu":
+        request.getfixturevalue("blocks")
+    n = 3000 if target == "cpu" else 300
+    graph = gradc.trace(lambda x: ops.sum(ops.relu(x @ x.T), 1)[:, None] * 0.01 + x, x=f"f32[{n},1]")
+    module = gradc.compile(graph, target=target, donate=["x"])
+    assert any(isinstance(step, Loop) for step in module.forward.program.steps)
+    x = np.random.default_rng(0).standard_normal((n, 1)).astype(np.float32)
+    exact = np.maximum(x.astype("f8") @ x.T.astype("f8"), 0).sum(1, keepdims=True) * 0.01 + x
+    np.testing.assert_allclose(module(x=x.copy()), exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())

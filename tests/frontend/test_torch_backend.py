@@ -547,3 +547,28 @@ def test_parts_of_several_dtypes_are_joined_as_the_widest(function: Any) -> None
     gradients = [torch.autograd.grad((y * g).sum(), [a, b], allow_unused=True) for y in (found, wanted)]
     torch.testing.assert_close(*[[x for x in each if x is not None] for each in gradients])
     assert [x is None for x in gradients[0]] == [x is None for x in gradients[1]]
+
+
+def test_two_results_of_one_cast_are_two_tensors() -> None:
+    """Also where several regions read it, so that it is cast once: the caller may write to either."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b = x.double(), x.double()
+        between = torch.sort((a * 2).exp().sin().cos(), 0).values + torch.rand(()) * 0
+        return (between * b).exp().sin().cos(), a, b
+
+    _, a, b = compiled(function)(torch.ones(4))
+    a.zero_()
+    assert b.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["y", "y0", "y1", "y2"])
+def test_an_input_may_have_the_name_of_a_result(name: str) -> None:
+    """Where a region writes it in place, too."""
+    scope: dict[str, Any] = {}
+    exec(f"def function({name}, b):\n r = b * 2 + {name}\n {name}.add_(b).mul_(3)\n return r.sin().cos()", scope)
+    x, b = rand(5).detach(), rand(5).detach()
+    other = x.clone()
+    with torch.no_grad():
+        wanted, found = scope["function"](other, b), compiled(scope["function"], smallest_region=1)(x, b)
+    torch.testing.assert_close((found, x), (wanted, other))

@@ -226,3 +226,21 @@ def test_a_product_that_is_only_added_up_is_not_rounded_before(read: bool, dtype
     off = np.abs(np.asarray(found["z"] if read else found, np.longdouble) - exact)
     once = 2.0**-8 * np.abs(exact) + 2.0**-20 * np.abs(exact).max()
     assert (off <= (2.0**-6 * np.abs(exact).max() if read else once)).all()
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
+@pytest.mark.parametrize("dtype", ["u8", "i32", "f64", "f16"])
+def test_casts_there_and_back_leave_the_last_ones_dtype(dtype: str, target: str) -> None:
+    """Read by a product, which keeps the rounding, and by something else, which does without it."""
+
+    def function(x: gradc.Node, b: gradc.Node) -> dict[str, gradc.Node]:
+        for each in ("bf16", "f32", "bf16", "f32"):
+            x = ops.cast(x, each)
+        return {"product": x @ b, "negative": -x}
+
+    graph = gradc.trace(function, x=f"{dtype}[5,8]", b="f32[8,4]")
+    x = np.arange(40).reshape(5, 8).astype(graph.input("x").dtype.np)
+    found = gradc.compile(graph, target=target)(x=x, b=np.ones((8, 4), np.float32))
+    assert np.asarray(found["negative"]).dtype == np.float32
+    np.testing.assert_array_equal(found["negative"], -x.astype(np.float64))
+    np.testing.assert_array_equal(found["product"], np.tile(x.astype(np.float64).sum(1, keepdims=True), (1, 4)))

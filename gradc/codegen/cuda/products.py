@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.dims import Size
+from ...ir.dims import Size, product, same
 from ...ir.kernel import Call, Program
 from ...ir.statement import Operand
 from ...ir.types import DTYPES, DType
@@ -405,7 +405,11 @@ def _library_surely(program: Program, call: Call) -> bool:
         down, across = steps.get(rows, 0), steps.get(columns, 0)
         if not (across == 1 and _covers(down, sizes[columns])) and not (down == 1 and _covers(across, sizes[rows])):
             return False
-    return True
+    inner_size, result = sizes[inner], product(sizes[axis] for axis in call.result_axes)
+    if isinstance(inner_size, int) and inner_size > 0:
+        return True
+    # a sum over nothing is written as the zeros of a whole buffer
+    return same(product(program.buffer[call.out.buffer].type.shape), result)
 
 
 def _one_axis(program: Program, call: Call) -> bool:

@@ -249,7 +249,9 @@ def _without_rounding(node: Node, round_products: Collection[DType]) -> Node:
     def below(narrow: Node) -> Node:
         if _is_movement(narrow):
             return again(narrow, (below(narrow.operands[0]),))
-        return narrow.operands[0] if converts(narrow) else converted(narrow, node.dtype)  # a constant by now
+        if converts(narrow) and narrow.operands[0].dtype is node.dtype:
+            return narrow.operands[0]
+        return converted(narrow, node.dtype)  # a constant by now, or what had that dtype before it was widened
 
     value = below(node.operands[0])
     return node if node.operands[0].dtype in round_products and _is_contraction(value) else value

@@ -59,7 +59,8 @@ static void rms_norm_17f2b6_rows(const void *args, i64 task) {
       f64 total_v3 = 0;
       for (i64 c0 = 0; c0 < 768; c0 += GRADC_BLOCK) {
         const i64 c1 = gradc_min(c0 + GRADC_BLOCK, 768);
-        f32 lanes_v3[33] = { [0 ... 32] = 0 };
+        f32 lanes_v3[33];
+        for (int lane = 0; lane <= 32; lane++) lanes_v3[lane] = 0;
         {
           i64 strip = c0;
           for (; strip + 32 <= c1; strip += 32) {
