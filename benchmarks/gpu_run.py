@@ -182,8 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.setdefault("GRADC_CACHE_DIR", str(CACHE) if CACHE.is_dir() else str(Path(scratch) / "cache"))
         logs = Path(scratch) / "logs"
         logs.mkdir()
-        run = Run(device, path, logs, until, options.shards, options.dry, not options.no_strategies)
-        run.chosen = options.parts
+        run = Run(device, path, logs, until, options.shards, options.dry, not options.no_strategies, options.parts)
         run.write()
         try:
             run.parts()
@@ -207,9 +206,9 @@ def described(dry: bool) -> Any:
 class Run:
     """The parts, one after the other, each written down when it is done.
 
-    :ivar chosen: of :data:`PARTS`.  :ivar content: of the JSON.  :ivar status: the exit status so far.
+    :ivar content: of the JSON.  :ivar status: the exit status so far.
 
-    :param logs: a folder for what the parts say.
+    :param logs: a folder for what the parts say.  :param chosen: of :data:`PARTS`.
     """
 
     def __init__(
@@ -221,10 +220,10 @@ class Run:
         shards: int,
         dry: bool = False,
         strategies: bool = True,
+        chosen: Sequence[str] = PARTS,
     ):
-        self.device, self.path, self.logs, self.strategies = device, path, logs, strategies
+        self.device, self.path, self.logs, self.strategies, self.chosen = device, path, logs, strategies, chosen
         self.until, self.shards, self.dry = until, shards, dry
-        self.chosen: Sequence[str] = PARTS
         self.content: dict[str, Any] = {"device": vars(device)}
         self.status = 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 K = TypeVar("K")
@@ -15,14 +14,13 @@ class Recent(dict[K, V]):
     Threads may use it at once: at worst one of them makes a value that another has dropped just now.
 
     :param room: how many it holds.
-    :param dropped: told each value that is dropped to make room.
     """
 
     room: int = 256
 
-    def __init__(self, room: int, dropped: Callable[[V], Any] | None = None):
+    def __init__(self, room: int):
         super().__init__()
-        self.room, self._dropped = room, dropped
+        self.room = room
 
     def get(self, key: K, default: Any = None) -> Any:
         """The value, which is now the most recent one."""
@@ -40,6 +38,4 @@ class Recent(dict[K, V]):
                 oldest = next(iter(self))
             except (StopIteration, RuntimeError):  # another thread changes it
                 continue
-            gone = self.pop(oldest, None)
-            if gone is not None and self._dropped is not None:
-                self._dropped(gone)
+            self.pop(oldest, None)

@@ -39,64 +39,19 @@ _STATUS = {
     14: "internal error",
     15: "not supported",
 }
-_pointer, _int, _i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cublasCreate_v2": (_pointer,),
-    "cublasSetStream_v2": (_pointer, _pointer),
-    "cublasSetWorkspace_v2": (_pointer, _pointer, ctypes.c_size_t),
-    "cublasSetMathMode": (_pointer, _int),
-    # handle, transa, transb, m, n, k, alpha, A, Atype, lda, strideA, B, Btype, ldb, strideB, beta, C, Ctype, ldc,
-    # strideC, batchCount, computeType, algo
-    "cublasGemmStridedBatchedEx": (
-        _pointer,
-        _int,
-        _int,
-        _int,
-        _int,
-        _int,
-        _pointer,
-        _pointer,
-        _int,
-        _int,
-        _i64,
-        _pointer,
-        _int,
-        _int,
-        _i64,
-        _pointer,
-        _pointer,
-        _int,
-        _int,
-        _i64,
-        _int,
-        _int,
-        _int,
-    ),
-    # handle, transa, transb, m, n, k, alpha, Aarray, Atype, lda, Barray, Btype, ldb, beta, Carray, Ctype, ldc,
-    # batchCount, computeType, algo; the arrays of addresses lie on the device
-    "cublasGemmBatchedEx": (
-        _pointer,
-        _int,
-        _int,
-        _int,
-        _int,
-        _int,
-        _pointer,
-        _pointer,
-        _int,
-        _int,
-        _pointer,
-        _int,
-        _int,
-        _pointer,
-        _pointer,
-        _int,
-        _int,
-        _int,
-        _int,
-        _int,
-    ),
+_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int, "l": ctypes.c_longlong, "z": ctypes.c_size_t}
+_SIGNATURES = {
+    "cublasCreate_v2": "p",
+    "cublasSetStream_v2": "p p",
+    "cublasSetWorkspace_v2": "p p z",
+    "cublasSetMathMode": "p i",
+    # handle, transa, transb, m, n, k, alpha; A, Atype, lda, strideA; B the same; beta; C the same; batchCount,
+    # computeType, algo
+    "cublasGemmStridedBatchedEx": "p i i i i i p  p i i l  p i i l  p  p i i l  i i i",
+    # without strides: A, B and C are arrays of addresses, which lie on the device
+    "cublasGemmBatchedEx": "p i i i i i p  p i i  p i i  p  p i i  i i i",
 }
+"""The types of arguments: pointers, ints, long longs and a size."""
 
 
 _handles: dict[int, int] = {}
@@ -141,50 +96,18 @@ def _multiply(
     _check(
         blas.cublasSetWorkspace_v2(handle, workspace.address, workspace.nbytes), library
     )  # set after the stream, because setting the stream resets the workspace
+    product, added = (handle, *sizes, ctypes.byref(one)), ctypes.byref(kept)
     left, right, written = ((side.leading, side.step) for side in (library.b, library.a, library.out))
+    how = (library.batch, compute, _DEFAULT_ALGORITHM)
     if pointers:
         of_a, of_b, of_out = (pointers + 8 * library.batch * i for i in range(3))
-        code = blas.cublasGemmBatchedEx(
-            handle,
-            *sizes,
-            ctypes.byref(one),
-            of_b,
-            data,
-            left[0],
-            of_a,
-            data,
-            right[0],
-            ctypes.byref(kept),
-            of_out,
-            result,
-            written[0],
-            library.batch,
-            compute,
-            _DEFAULT_ALGORITHM,
-        )
-        _check(code, library)
+        arrays = (of_b, data, left[0], of_a, data, right[0], added, of_out, result, written[0])
+        _check(blas.cublasGemmBatchedEx(*product, *arrays, *how), library)
         return
     read, wrote = library.read.itemsize, library.dtype.itemsize
     for at_a, at_b, at_out in library.calls:
-        code = blas.cublasGemmStridedBatchedEx(
-            handle,
-            *sizes,
-            ctypes.byref(one),
-            b + at_b * read,
-            data,
-            *left,
-            a + at_a * read,
-            data,
-            *right,
-            ctypes.byref(kept),
-            out + at_out * wrote,
-            result,
-            *written,
-            library.batch,
-            compute,
-            _DEFAULT_ALGORITHM,
-        )
-        _check(code, library)
+        operands = (b + at_b * read, data, *left, a + at_a * read, data, *right, added, out + at_out * wrote, result)
+        _check(blas.cublasGemmStridedBatchedEx(*product, *operands, *written, *how), library)
 
 
 def _operation(side: Side) -> int:
@@ -231,7 +154,7 @@ def _library() -> Any:
         try:
             library = ctypes.CDLL(name)
             for function, types in _SIGNATURES.items():
-                getattr(library, function).argtypes = types
+                getattr(library, function).argtypes = [_KINDS[letter] for letter in types.split()]
             return library
         except (OSError, AttributeError) as error:
             tried.append(f"{name}: {error}")

@@ -30,6 +30,8 @@ from .steps import Roots, span_of, submit
 
 Array = np.ndarray[Any, Any]
 FINE = 2**64 - 1
+_PLANS = 256
+"""Launch plans that a program keeps."""
 Arrays = Mapping[str, Array]
 
 
@@ -89,11 +91,11 @@ class CudaProgram:
             if b.kind == "const"
         }
         self._open = open_device
-        self._plans: Recent[tuple[int, ...], LaunchPlan] = Recent(256, lambda plan: self._prepared.pop(plan, None))
+        self._plans: Recent[tuple[int, ...], LaunchPlan] = Recent(_PLANS)
         self._uploaded: dict[str, Memory] = {}
         self.started = False
         self._ready: set[bool] = set()  # offset widths (64 bits: True) of the loaded functions
-        self._prepared: dict[LaunchPlan, Prepared] = {}
+        self._prepared: Recent[LaunchPlan, Prepared] = Recent(_PLANS)
         self._constant_roots: dict[str, int] | None = None if self.constants else {}
         self._lock = lock()
 
@@ -201,6 +203,7 @@ class CudaProgram:
         if only < 0 and until < 0:
             started = self.start_at(roots, plan, stream, space)
         else:
+            self._prepare(plan, stream)
             started = self._begun(roots, plan, stream, space)
             for number, actions in enumerate(plan.actions):
                 if only in (-1, number) and not 0 <= until <= number:
@@ -218,8 +221,9 @@ class CudaProgram:
 
         :param workspace: (what keeps it allocated, its address).
         """
+        prepared = self._prepare(plan, stream)
         started = self._begun(roots, plan, stream, workspace)
-        self._prepared[plan].submit(roots, stream)
+        prepared.submit(roots, stream)
         self.started = True
         return started
 
@@ -228,8 +232,6 @@ class CudaProgram:
     ) -> Submission:
         """A call with memory and a clear error flag, whose steps are submitted next."""
         device = self.device
-        if plan not in self._prepared:
-            self._prepare(plan, stream)
         own, base = workspace or (None, 0)
         if workspace is None and plan.workspace:
             own = device.memory(plan.workspace, stream)
@@ -244,18 +246,22 @@ class CudaProgram:
             device.fill(roots[FLAG], 255, plan.flag.nbytes, stream)
         return started
 
-    def _prepare(self, plan: LaunchPlan, stream: int) -> None:
-        """Prepares the plan for calls; loads the functions that it needs.
+    def _prepare(self, plan: LaunchPlan, stream: int) -> Prepared:
+        """The plan prepared for calls, with the functions that it needs loaded; kept.
 
         :raises CaptureError: the stream is being captured, and functions would be loaded.
         """
+        found: Prepared | None = self._prepared.get(plan)
+        if found is not None:
+            return found
         widths = {a.wide for actions in plan.actions for a in actions if isinstance(a, Launch)}
         if not (self.started and widths <= self._ready) and self.device.capturing(stream):
             raise CaptureError(
                 f"the first call of {self.program.name} loads its kernels, which a capture cannot: run it once before"
             )
-        self._prepared[plan] = self.device.prepare(plan)
+        found = self._prepared[plan] = self.device.prepare(plan)
         self._ready |= widths
+        return found
 
     def _fresh(self, arrays: Roots, base: int, plan: LaunchPlan) -> list[Span]:
         """The uninitialised memory: the workspace, and outputs that do not reuse a donated input and are not put by."""

@@ -13,6 +13,7 @@ import numpy as np
 from ...codegen.cuda.actions import Action, Address, Launch, Library, Part
 from ...codegen.cuda.launch import LaunchPlan
 from ...errors import DeviceError, OutOfMemory
+from ..recent import Recent
 from .device import Device, Span
 
 Array = np.ndarray[Any, Any]
@@ -125,7 +126,7 @@ class PackedPlan:
         self._starts = np.array([x.start if isinstance(x, Part) else x for x in args], np.int64)
         self._root = np.array([number[x.root] if isinstance(x, Part) else 0 for x in args], np.intp)
         self._handles = {id(a): device.handle(a.function, a.wide, a.shared) for a in launches}
-        self._packed: dict[tuple[int, ...], Packed] = {}
+        self._packed: Recent[tuple[int, ...], Packed] = Recent(self.KEPT)
 
     def submit(self, roots: Roots, stream: int) -> None:
         """Submits all actions.
@@ -165,8 +166,6 @@ class PackedPlan:
                 at += 8 * len(action.args)
             else:
                 calls.append((action, None, product(self.device, self.plan, action, dict(roots))))
-        if len(self._packed) >= self.KEPT:
-            self._packed.clear()
         packed = self._packed[addresses] = Packed(values, places, tuple(calls))
         return packed
 
