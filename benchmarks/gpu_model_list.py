@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-Batch = tuple[torch.Tensor, ...]
+from .model_list import DLRM, Batch, UNet
 
 
 @dataclass(frozen=True)
@@ -303,52 +302,15 @@ class ConvBlock(nn.Module):
         return (self.block(x) * weights).mean()
 
 
-class UNet(nn.Module):
-    """Down by pooling, up by transposed convolutions; dropout in the middle."""
+class LanguageHead(nn.Module):
+    """What a language model ends with, alone: logits of many words and their loss."""
 
-    def __init__(self, width: int, levels: int, dropout: float):
+    def __init__(self, rows: int, width: int, words: int):
         super().__init__()
-        sizes = [width << k for k in range(levels + 1)]
-        double = lambda inner, outer: nn.Sequential(convolved(inner, outer, 3), convolved(outer, outer, 3))
-        self.down = nn.ModuleList(double(a, b) for a, b in zip([3, *sizes], sizes[:-1], strict=False))
-        self.middle, self.drop = double(sizes[-2], sizes[-1]), nn.Dropout(dropout)
-        self.rise = nn.ModuleList(nn.ConvTranspose2d(2 * n, n, 2, stride=2) for n in reversed(sizes[:-1]))
-        self.up = nn.ModuleList(double(2 * n, n) for n in reversed(sizes[:-1]))
-        self.head = nn.Conv2d(width, 2, 1)
+        self.rows, self.head = nn.Parameter(torch.randn(rows, width)), nn.Linear(width, words, bias=False)
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        seen = []
-        for block in self.down:
-            seen.append(block(x))
-            x = F.max_pool2d(seen[-1], 2)
-        x = self.drop(self.middle(x))
-        for rise, block in zip(self.rise, self.up, strict=True):
-            x = block(torch.cat([seen.pop(), rise(x)], 1))
-        return F.cross_entropy(self.head(x), labels)
-
-
-class DLRM(nn.Module):
-    """Dense features and bags of categories, products of all pairs, a click's probability."""
-
-    def __init__(self, tables: int, rows: int, width: int, bottom: Sequence[int], top: Sequence[int]):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
-        self.bottom, pairs = self._layers([13, *bottom, width], True), (tables + 1) * tables // 2
-        self.top = self._layers([width + pairs, *top, 1], False)
-        self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
-
-    @staticmethod
-    def _layers(sizes: Sequence[int], last: bool) -> nn.Sequential:
-        layers: list[nn.Module] = []
-        for inner, outer in pairwise(sizes):
-            layers += [nn.Linear(inner, outer), nn.ReLU()]
-        return nn.Sequential(*layers[: None if last else -1])
-
-    def forward(self, dense: torch.Tensor, bags: torch.Tensor, clicks: torch.Tensor) -> torch.Tensor:
-        x = self.bottom(dense)
-        features = torch.stack([x, *(table(bags[:, i]) for i, table in enumerate(self.tables))], 1)
-        products = (features @ features.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
-        return F.binary_cross_entropy_with_logits(self.top(torch.cat([x, products], 1)).squeeze(1), clicks)
+    def forward(self, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.rows), targets)
 
 
 # -- the list ----------------------------------------------------------------------------------------------------------
@@ -404,9 +366,13 @@ def _maps(make: Callable[[], nn.Module], channels: int, batch: int, size: int, l
     return build
 
 
+def _head(rows: int, width: int, words: int) -> Any:
+    return lambda: (LanguageHead(rows, width, words), (torch.randint(0, words, (rows,)),))
+
+
 def _dlrm(batch: int, tables: int, rows: int, bag: int, width: int, *layers: Any) -> Any:
     return lambda: (
-        DLRM(tables, rows, width, *layers),
+        DLRM(width, tables, rows, *layers),
         (
             torch.randn(batch, 13),
             torch.randint(0, rows, (batch, tables, bag)),
@@ -439,6 +405,7 @@ _LIST = (
         "tokens",
         8192,
     ),
+    GpuModel("lm_head", _head(8192, 768, 50257), _head(64, 16, 131), "tokens", 8192),
     GpuModel(
         "llama",
         _language(8, 1024, 32000, "llama", 768, 16, 12, 4, tied=False),

@@ -10,8 +10,9 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -257,15 +258,30 @@ _TRANSFORMERS = [
 # -- written here ------------------------------------------------------------------------------------------------------
 
 
-class DLRM(nn.Module):
-    """Dense and categorical features, pairwise products, a click's probability."""
+def _layers(*sizes: int) -> nn.Sequential:
+    """Linear layers with ReLUs between them."""
+    layers = [layer for inner, outer in pairwise(sizes) for layer in (nn.Linear(inner, outer), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
 
-    def __init__(self, width: int = 16, tables: int = 8, rows: int = 500):
+
+class DLRM(nn.Module):
+    """Dense and categorical features, pairwise products, a click's probability.
+
+    :param bottom: sizes between the dense features and ``width``.  :param top: between the products and the click.
+    """
+
+    def __init__(
+        self,
+        width: int = 16,
+        tables: int = 8,
+        rows: int = 500,
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (64,),
+    ):
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
-        self.bottom = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, width), nn.ReLU())
-        pairs = (tables + 1) * tables // 2
-        self.top = nn.Sequential(nn.Linear(width + pairs, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.bottom, pairs = _layers(13, *bottom, width).append(nn.ReLU()), (tables + 1) * tables // 2
+        self.top = _layers(width + pairs, *top, 1)
         self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
 
     def forward(self, dense: torch.Tensor, bags: torch.Tensor, clicks: torch.Tensor) -> torch.Tensor:
@@ -310,14 +326,17 @@ def _double(inner: int, outer: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Down by pooling, up by transposed convolutions, with what was seen on the way down beside it."""
+    """Down by pooling, up by transposed convolutions, with what was seen on the way down beside it; dropout in the
+    middle.
+    """
 
-    def __init__(self, width: int = 8):
+    def __init__(self, width: int = 8, levels: int = 2, dropout: float = 0.0):
         super().__init__()
-        self.down = nn.ModuleList([_double(3, width), _double(width, 2 * width)])
-        self.middle = _double(2 * width, 4 * width)
-        self.rise = nn.ModuleList(nn.ConvTranspose2d(2 * n, n, 2, stride=2) for n in (2 * width, width))
-        self.up = nn.ModuleList(_double(2 * n, n) for n in (2 * width, width))
+        sizes = [width << level for level in range(levels + 1)]
+        self.down = nn.ModuleList(_double(inner, outer) for inner, outer in pairwise([3, *sizes[:-1]]))
+        self.middle, self.drop = _double(sizes[-2], sizes[-1]), nn.Dropout(dropout)
+        self.rise = nn.ModuleList(nn.ConvTranspose2d(2 * n, n, 2, stride=2) for n in reversed(sizes[:-1]))
+        self.up = nn.ModuleList(_double(2 * n, n) for n in reversed(sizes[:-1]))
         self.head = nn.Conv2d(width, 2, 1)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -325,7 +344,7 @@ class UNet(nn.Module):
         for block in self.down:
             seen.append(block(x))
             x = F.max_pool2d(seen[-1], 2)
-        x = self.middle(x)
+        x = self.drop(self.middle(x))
         for rise, block in zip(self.rise, self.up, strict=True):
             x = block(torch.cat([seen.pop(), rise(x)], 1))
         return F.cross_entropy(self.head(x), labels)
