@@ -16,10 +16,10 @@ BEFORE = -1
 
 
 def in_memory_order(graph: torch.fx.Graph, found: Plan, written: Collection[str] = ()) -> Plan:
-    """The plan with views at the borders of its regions: a value whose axes do not lie in memory in their order (what
-    attention gives, channels last) enters and leaves a region with its axes as they lie, in rows one after another.
+    """The plan in which a value whose axes do not lie in memory in their order (what attention gives, channels last)
+    enters a region by a view with its axes as they lie, in rows one after another, and is given by a region as it lies.
 
-    What torch runs on it was chosen by its strides, so it gets those.
+    What torch runs on it was chosen by its strides, so it gets those; and what is returned is no view.
 
     :param written: names of inputs that are written in place: they stay as they are, as a region may write them itself.
     """
@@ -33,13 +33,15 @@ def in_memory_order(graph: torch.fx.Graph, found: Plan, written: Collection[str]
     return found
 
 
-def _cross(graph: torch.fx.Graph, found: Plan, node: torch.fx.Node, order: Sequence[int]) -> None:
-    """Have others than the region that makes a value read it through views of its memory order."""
+def _cross(graph: torch.fx.Graph, found: Plan, node: torch.fx.Node, order: tuple[int, ...]) -> None:
+    """Have other regions than the one that makes a value read it through views of its memory order."""
     own = found.taken.get(node)
-    readers: dict[int | None, list[torch.fx.Node]] = {}
+    readers: dict[int, list[torch.fx.Node]] = {}
     for user in node.users:
-        readers.setdefault(found.taken.get(user), []).append(user)
-    readers.pop(own, None)
+        if (region := found.taken.get(user)) is not None and region != own:
+            readers.setdefault(region, []).append(user)
+    if own is not None and any(found.taken.get(user) != own for user in node.users):
+        found.orders[node] = order
     if not readers:
         return
 
@@ -55,10 +57,10 @@ def _cross(graph: torch.fx.Graph, found: Plan, node: torch.fx.Node, order: Seque
             found.levels[made] = found.levels.get(node, BEFORE) if own is None else own
         return made
 
-    ordered = view(node, order, own)
+    ordered = view(node, order, None)
     inverse = sorted(range(len(order)), key=order.__getitem__)
     for region, users in readers.items():
-        detached = [user for user in users if region is not None and stops_gradient(user)]
+        detached = [user for user in users if stops_gradient(user)]
         for user in detached:  # the view comes after it: what is read for its value alone stays known as that
             user.replace_input_with(node, ordered)
             user.meta["val"] = user.meta["val"].permute(*order)

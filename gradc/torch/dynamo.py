@@ -12,6 +12,7 @@ import torch
 from ..errors import GradcError, InvalidProblem, Unsupported
 from ..ir.graph import Graph, name_of
 from ..module.options import NAMES as COMPILE_OPTIONS
+from ..passes.graph.layouts import apply_layout
 from ..runtime.torch_private import private
 from .borders import in_memory_order
 from .coverage import Compiled, listing, record
@@ -243,8 +244,7 @@ class _Program:
             for number, nodes in found.regions.items():
                 try:
                     functions[number] = [
-                        self._function(graph, number, part, found.devices[number])
-                        for part in losses_apart(graph, nodes, self.leaves)
+                        self._function(graph, number, part, found) for part in losses_apart(graph, nodes, self.leaves)
                     ]
                 except GradcError as error:
                     found = without(found, graph, nodes, str(error).splitlines()[0])
@@ -252,9 +252,7 @@ class _Program:
             else:
                 return functions, found
 
-    def _function(
-        self, graph: torch.fx.Graph, number: int, nodes: Sequence[torch.fx.Node], device: torch.device
-    ) -> _Region:
+    def _function(self, graph: torch.fx.Graph, number: int, nodes: Sequence[torch.fx.Node], found: Plan) -> _Region:
         inside = set(nodes)
         inputs: dict[torch.fx.Node, str] = {}
         for node in nodes:
@@ -271,11 +269,16 @@ class _Program:
         made, refused = graph_of(nodes, inputs, [(name, n) for n, name in results.items()], f"region{number}")
         if refused:
             raise Unsupported(str(refused[0]))
+        orders = {name: found.orders[n] for n, name in results.items() if n in found.orders}
+        made = apply_layout(made, layout=orders)
         sparse = [inputs[table] for table in sparse_tables(nodes, inputs)]
+        rows = {n: name for n, name in results.items() if name not in orders}
         in_place = (
-            {} if any(n.attrs.get("oob") == "error" for n in made.nodes) else self._in_place(inputs, results, inside)
+            {} if any(n.attrs.get("oob") == "error" for n in made.nodes) else self._in_place(inputs, rows, inside)
         )
-        function = Function(made, self.options.target, self.options.compile, sparse, device, in_place)
+        function = Function(
+            made, self.options.target, self.options.compile, sparse, found.devices[number], in_place, orders
+        )
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
         function.forget()

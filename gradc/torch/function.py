@@ -39,6 +39,8 @@ class Function:
         nothing is recorded: each with that input.
     :param device: where it runs and its results lie, which operands without an axis need not; None: where a call's
         operands lie.
+    :param orders: of outputs that the graph gives with their axes in memory order, and a call with those of the
+        program: the axis of the program for each axis in memory.
     """
 
     def __init__(
@@ -49,9 +51,10 @@ class Function:
         sparse: Collection[str] = (),
         device: torch.device | None = None,
         in_place: Mapping[str, str] | None = None,
+        orders: Mapping[str, tuple[int, ...]] | None = None,
     ):
         self.graph, self.target, self.options, self.sparse = graph, target, dict(options or {}), frozenset(sparse)
-        self.device, self.in_place = device, dict(in_place or {})
+        self.device, self.in_place, self.orders = device, dict(in_place or {}), dict(orders or {})
         self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
         self._variants: dict[tuple[str, int | None, tuple[str, ...]], Differentiated] = {}
 
@@ -97,13 +100,20 @@ class Function:
         }
 
     def outputs(self, values: Any, names: Sequence[str] = ()) -> tuple[torch.Tensor, ...]:
-        """What a module's forward gave, as tensors in order.
+        """What a module's forward gave, as tensors in order, with the program's axes.
 
         :param names: what the module calls them, where that is not what the graph does.
         """
         names = names or self.graph.output_names
-        each = [values[name] for name in names] if len(names) > 1 else [values]
-        return tuple(_tensors(each))
+        each = _tensors([values[name] for name in names] if len(names) > 1 else [values])
+        return tuple(
+            _with_axes(x, self.orders[name]) if name in self.orders else x
+            for name, x in zip(self.graph.output_names, each, strict=True)
+        )
+
+    def in_memory_order(self, output: str, value: torch.Tensor) -> torch.Tensor:
+        """An output, or its cotangent, with the axes that the graph gives it."""
+        return value.permute(self.orders[output]) if output in self.orders else value
 
 
 class Differentiated:
@@ -248,6 +258,7 @@ class _Recorded(torch.autograd.Function):
         returned = dict(zip(function.graph.output_names, outputs, strict=True))
         own |= {r.name: returned[r.output] for r in residuals.module.residuals if r.output}
         ctx.own_names = tuple(own)
+        ctx.own_outputs = {r.name: r.output for r in residuals.module.residuals if r.output}
         ctx.save_for_backward(*[given[n] for n in differentiated.read], *_tensors(own.values()))
         names = function.graph.output_names
         ctx.mark_non_differentiable(
@@ -274,12 +285,19 @@ class _Recorded(torch.autograd.Function):
         def gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
             _refuse_transforms(tensors)
             read, upstream = tensors[: len(differentiated.read)], tensors[len(differentiated.read) :]
-            of_outputs = {**given, **dict(zip(upstream_of, upstream, strict=True))}
+            of_outputs = {
+                **given,
+                **{n: function.in_memory_order(n, c) for n, c in zip(upstream_of, upstream, strict=True)},
+            }
             made: Mapping[str, Any]
             if torch.is_grad_enabled():
                 made = _gradients_again(differentiated, ctx.dims, read, of_outputs)
             else:
-                residuals = ctx.residuals.carrying(dict(zip(ctx.own_names, own, strict=True)))
+                carried = {
+                    n: function.in_memory_order(ctx.own_outputs.get(n, ""), x)
+                    for n, x in zip(ctx.own_names, own, strict=True)
+                }
+                residuals = ctx.residuals.carrying(carried)
                 with storages_stay_resizable(), _on(differentiated.device):
                     made = differentiated.module.backward(
                         residuals, **_all_cotangents(differentiated, of_outputs)
@@ -301,6 +319,14 @@ def _on(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
     if device is None or device.index in (None, torch.cuda.current_device()):
         return contextlib.nullcontext()
     return torch.cuda.device(device)
+
+
+def _with_axes(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A tensor whose axes are in memory order, with those of the program; no view, which eager mode's result is not:
+    a view cannot be detached in place, nor written to where one made it without recording.
+    """
+    y = x.detach().permute(*sorted(range(x.ndim), key=order.__getitem__))
+    return x.new_empty(0).set_(x.untyped_storage(), y.storage_offset(), y.size(), y.stride())  # type: ignore[call-overload, no-any-return]
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

@@ -27,12 +27,15 @@ class Plan:
     :ivar levels: for each other call, the region after which it runs.
     :ivar refused: why torch runs a call.
     :ivar devices: where the values of each region lie.
+    :ivar orders: the memory order in which a region gives a value, its axes from the outermost to the innermost, where
+        that is not their own.
     """
 
     taken: dict[torch.fx.Node, int] = field(default_factory=dict)
     levels: dict[torch.fx.Node, int] = field(default_factory=dict)
     refused: dict[torch.fx.Node, Refusal] = field(default_factory=dict)
     devices: dict[int, torch.device] = field(default_factory=dict)
+    orders: dict[torch.fx.Node, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def regions(self) -> dict[int, list[torch.fx.Node]]:

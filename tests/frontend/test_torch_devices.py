@@ -342,3 +342,50 @@ def test_a_convolution_is_traced_with_the_callers_libraries(monkeypatch: pytest.
 class Convolved(torch.nn.Module):
     def forward(self, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor]:
         return (torch.nn.functional.conv2d(x, w),)
+
+
+def lasting(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x * w).sin().cos().exp()
+
+
+@pytest.mark.parametrize("options", [{}, {"residuals": "borrow"}], ids=["keep", "borrow"])
+def test_what_is_returned_in_another_memory_order_is_no_view(options: dict[str, str]) -> None:
+    """It has eager mode's strides, and is detached and written to as eager mode's result is; its second derivative
+    stays.
+    """
+    x = torch.randn(2, 3, 4, 5).double().to(memory_format=torch.channels_last)
+    w = torch.randn(1, 3, 1, 1).double().requires_grad_()
+    call = compiled(lasting, **options)
+    y, wanted = call(x, w), lasting(x, w)
+    assert y.stride() == wanted.stride() == (60, 1, 15, 3) and not y._is_view()
+    gradients = [torch.autograd.grad(z.square().sum(), w, create_graph=True)[0] for z in (y, wanted)]
+    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(*[torch.autograd.grad(g.square().sum(), w)[0] for g in gradients])
+    y = call(x, w)
+    y.mul_(2)
+    try:
+        found = torch.autograd.grad(y.sum(), w)[0]
+    except RuntimeError as error:  # eager mode keeps the result, and says so
+        assert "modified by an inplace operation" in str(error)
+    else:
+        torch.testing.assert_close(found, torch.autograd.grad((2 * lasting(x, w)).sum(), w)[0])
+    assert not call(x, w).detach_().requires_grad
+    with torch.no_grad():
+        y = call(x, w)
+    assert y.add_(torch.ones(1, requires_grad=True)).requires_grad
+
+
+def test_a_channels_last_buffer_that_is_written_keeps_its_memory() -> None:
+    """What is written does not lie in rows, so that a region gives its new value in memory of its own."""
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    b = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+
+    def function(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        b.mul_(x.sin()).add_(1)
+        return (b * x).cos().exp()
+
+    other, address = b.clone(), b.data_ptr()
+    with torch.no_grad():
+        wanted, found = function(x, other), compiled(function)(x, b)
+    torch.testing.assert_close((found, b), (wanted, other))
+    assert b.data_ptr() == address and found.stride() == wanted.stride() and b.stride() == other.stride()
