@@ -148,6 +148,25 @@ def test_rows_of_a_result_that_lie_apart(batch: int, heads_: int, blas: Blas) ->
     assert not np.asarray(none(p=p[..., :0], v=v[:, :0])).any()
 
 
+@pytest.mark.parametrize(("width", "start", "asked"), [(8, 0, "pointers"), (8, 3, "strided"), (4, 0, "strided")])
+def test_addresses_of_16_bit_matrices_are_multiples_of_16_bytes(width: int, start: int, asked: str, blas: Blas) -> None:
+    """As far as steps tell when it is planned, and at each call by where the caller's arrays begin."""
+    rng = np.random.default_rng(3)
+    shapes = {"q": (17, 8, 18, width), "k": (17, 16, 18, width)}
+    module = compiled(heads, **{n: f"bf16[{','.join(map(str, shape))}]" for n, shape in shapes.items()})
+    bf16 = BF16.np
+    given = {}
+    for name, shape in shapes.items():
+        size = int(np.prod(shape))
+        memory = np.zeros(size + 32, bf16)
+        first = -memory.ctypes.data // 2 % 8 + start  # of the element at a multiple of 16 bytes
+        given[name] = memory[first : first + size].reshape(shape)
+        given[name][:] = rng.standard_normal(shape)
+    y = np.asarray(module(**given)).astype(np.float64)
+    assert {how for how, _ in blas.asked} == {asked}
+    assert np.allclose(y, exact(given["q"], given["k"]), rtol=2.0**-7, atol=1e-3)
+
+
 def test_sizes_that_the_first_call_knows(blas: Blas) -> None:
     """One module with symbolic sizes is one call, a loop of calls, and addresses."""
     module = compiled(heads, q="f32[B,M,H,4]", k="f32[B,N,H,4]")

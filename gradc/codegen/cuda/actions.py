@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -127,8 +128,7 @@ class Library:
     along the axes ``outer`` a call.
 
     :param product: the same as one product.
-    :param pointers: where the addresses of all matrices of a, of b and of out are, for one call with ``batch`` of each,
-        which then do not step.
+    :param pointers: where the addresses of all ``matrices`` of a, of b and of out are, for one call in place of these.
     """
 
     product: Product
@@ -141,6 +141,11 @@ class Library:
     out: Side
     outer: tuple[BatchAxis, ...] = ()
     pointers: Part | None = None
+
+    @property
+    def matrices(self) -> int:
+        """How many products there are in all."""
+        return self.batch * prod(count for count, _ in self.outer)
 
     @cached_property
     def calls(self) -> list[tuple[int, int, int]]:

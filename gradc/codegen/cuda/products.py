@@ -57,6 +57,8 @@ LIBRARY = {*((name, name) for name in ("f16", "bf16", "f32", "f64")), ("f16", "f
 """What cuBLAS multiplies, to our rules of rounding."""
 MOST_CALLS = 16
 """For the axes of a batch that a call does not step along: more would take the host longer than two more launches."""
+POINTER_ALIGN = 16
+"""Bytes at multiples of which matrices of 16-bit elements begin, where a library is given their addresses."""
 POINTER_AXES = 3
 """Of a batch whose matrices one launch writes the addresses of."""
 _MOST = 2**31 - 1
@@ -110,7 +112,7 @@ def _planned(plan: Plan, product: Product) -> _Planned:
     if library is None:
         return _Planned(None)
     end = max([align(room), *(_end(plan, launch) for launch in before)])
-    if len(library.calls) > MOST_CALLS and library.k > 0:
+    if len(library.calls) > MOST_CALLS and library.k > 0 and _may_point(read):
         library, written = _by_pointers(plan, library, end)
         before += written
         end = _end(plan, written[-1])
@@ -186,8 +188,22 @@ def _by_pointers(plan: Plan, library: Library, start: int) -> tuple[Library, tup
         sizes = (number * each, total, each, second[0], third[0])
         args: list[Part | int] = [pointers, *begin, *sizes, *firsts, *steps]
         launches.append(Launch("gradc_pointers", blocks(each), 256, tuple(args), (0,)))
-    a, b, out = (replace(side, step=0) for side in (library.a, library.b, library.out))
-    return replace(library, batch=total, a=a, b=b, out=out, outer=(), pointers=pointers), tuple(launches)
+    return replace(library, pointers=pointers), tuple(launches)
+
+
+def _may_point(product: Product) -> bool:
+    """Whether all matrices of 16-bit elements lie at multiples of :data:`POINTER_ALIGN` bytes if the arrays do, for
+    kernels that use tensor cores are not chosen by addresses that lie on the device.
+    """
+    sides = enumerate((product.a, product.b, product.out))
+    return product.a.part.dtype.itemsize > 2 or not any(
+        at % POINTER_ALIGN
+        for side, operand in sides
+        for at in (
+            operand.skipped,
+            *(strides[side] * operand.part.dtype.itemsize for _, strides in merged(product)),
+        )
+    )
 
 
 def _with_unit_strides(plan: Plan, product: Product, start: int) -> tuple[Product, tuple[Launch, ...]]:
@@ -218,10 +234,15 @@ _GPU = gpu_of("sm_90")
 """What a copy is weighed by; as the plan follows from shapes alone, the same for every device."""
 
 
+def _held(operand: Strided) -> list[int]:
+    """The sizes of an operand's axes, of a batch that does not step 1: each matrix once."""
+    batch = zip(operand.shape[:-2], operand.strides[:-2], strict=True)
+    return [*(1 if step == 0 else size for size, step in batch), *operand.shape[-2:]]
+
+
 def _packed(plan: Plan, operand: Strided, start: int) -> Strided:
     """Scratch memory for an operand's elements in row-major order, each matrix once."""
-    held = [1 if step == 0 else size for size, step in zip(operand.shape[:-2], operand.strides[:-2], strict=True)]
-    held += operand.shape[-2:]
+    held = _held(operand)
     strides = [0 if size == 1 else prod(held[i + 1 :]) for i, size in enumerate(held)]
     strides[-2:] = [held[-1], 1]
     return Strided(plan.space(start, prod(held), operand.part.dtype), operand.shape, tuple(strides))
@@ -229,8 +250,7 @@ def _packed(plan: Plan, operand: Strided, start: int) -> Strided:
 
 def _packing(operand: Strided, packed: Strided, flag: Part, site: int) -> Launch | None:
     """The launch that copies an operand; None where it has more axes that step differently than the kernel takes."""
-    held = [1 if step == 0 else size for size, step in zip(operand.shape[:-2], operand.strides[:-2], strict=True)]
-    sizes, steps = merged_axes([*held, *operand.shape[-2:]], operand.strides)
+    sizes, steps = merged_axes(_held(operand), operand.strides)
     pad = AXES - len(sizes)
     if pad < 0:
         return None

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...codegen.cuda.actions import Library, Side
+from ...codegen.cuda.products import POINTER_ALIGN
 from ...errors import DeviceError
 from ...ir.types import dtype as dtype_of
 from ...process.forks import lock
@@ -70,7 +71,8 @@ def multiply(
 ) -> None:
     """Submits a product to a stream, which may be under capture.
 
-    :param pointers: the address of ``library.pointers``.
+    :param pointers: the address of ``library.pointers``, by which one call is made unless an array of 16-bit elements
+        begins between multiples of POINTER_ALIGN bytes.
     :raises DeviceError: there is no cuBLAS, or it reported an error; the message has the sizes.
     """
     with _lock:
@@ -98,16 +100,16 @@ def _multiply(
     )  # set after the stream, because setting the stream resets the workspace
     product, added = (handle, *sizes, ctypes.byref(one)), ctypes.byref(kept)
     left, right, written = ((side.leading, side.step) for side in (library.b, library.a, library.out))
-    how = (library.batch, compute, _DEFAULT_ALGORITHM)
-    if pointers:
-        of_a, of_b, of_out = (pointers + 8 * library.batch * i for i in range(3))
+    how = (compute, _DEFAULT_ALGORITHM)
+    if pointers and (library.read.itemsize > 2 or not any(start % POINTER_ALIGN for start in starts)):
+        of_a, of_b, of_out = (pointers + 8 * library.matrices * i for i in range(3))
         arrays = (of_b, data, left[0], of_a, data, right[0], added, of_out, result, written[0])
-        _check(blas.cublasGemmBatchedEx(*product, *arrays, *how), library)
+        _check(blas.cublasGemmBatchedEx(*product, *arrays, library.matrices, *how), library)
         return
     read, wrote = library.read.itemsize, library.dtype.itemsize
     for at_a, at_b, at_out in library.calls:
         operands = (b + at_b * read, data, *left, a + at_a * read, data, *right, added, out + at_out * wrote, result)
-        _check(blas.cublasGemmStridedBatchedEx(*product, *operands, *written, *how), library)
+        _check(blas.cublasGemmStridedBatchedEx(*product, *operands, *written, library.batch, *how), library)
 
 
 def _operation(side: Side) -> int:
@@ -117,7 +119,7 @@ def _operation(side: Side) -> int:
 def _check(code: int, library: Library | None = None) -> None:
     if code != _OK:
         subject = (
-            f"{library.batch} x {library.m} x {library.n} x {library.k} in {library.dtype}"
+            f"{library.matrices} x {library.m} x {library.n} x {library.k} in {library.dtype}"
             if library is not None
             else "its beginning"
         )

@@ -249,13 +249,13 @@ class Simulator:
 
     def check_pointers(self, library: Library, starts: Sequence[int], pointers: int) -> None:
         """Raises InternalError where the addresses of matrices in memory are others than those of the product."""
-        p, found = library.product, self.seen(Span(pointers, 3 * library.batch, np.dtype(np.uint64)))
+        p, found = library.product, self.seen(Span(pointers, 3 * library.matrices, np.dtype(np.uint64)))
         for start, operand, given in zip(starts, (p.a, p.b, p.out), np.split(found, 3), strict=True):
             at = [np.arange(n) * s for n, s in zip(operand.shape[:-2], operand.strides[:-2], strict=True)]
             elements = sum(np.meshgrid(*at, indexing="ij", sparse=True), start=np.int64(0)).reshape(-1)
             wanted = start + elements * operand.part.dtype.itemsize
             if not np.array_equal(given.astype(np.int64), wanted):
-                raise InternalError(f"{library.batch} products of addresses that are not their matrices'")
+                raise InternalError(f"{library.matrices} products of addresses that are not their matrices'")
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
