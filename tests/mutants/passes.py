@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "attention.weights-rounded",
-        "gradc/ops/contract.py",
+        "gradc/ops/products/contract.py",
         "slope, left, right = (converted(x, narrow) for x in (g, a, b))",
         "slope, left, right = g, a, b",
         "the gradient of the scores is not rounded before its products",
@@ -471,7 +471,7 @@ MUTANTS = (
     ),
     Mutant(
         "minimal-filtering.turned",
-        "gradc/ops/minimal_filtering.py",
+        "gradc/ops/products/minimal_filtering.py",
         "TURNED = (3, 1, 2, 0)",
         "TURNED = (3, 2, 1, 0)",
         "the filter of an image's gradient is in no order",
@@ -479,7 +479,7 @@ MUTANTS = (
     ),
     Mutant(
         "minimal-filtering.pays",
-        "gradc/ops/minimal_filtering.py",
+        "gradc/ops/products/minimal_filtering.py",
         "return saved > OF_A_FILTER",
         "return saved >= 0 * OF_A_FILTER",
         "few images are filtered, too, which takes longer",
@@ -495,7 +495,7 @@ MUTANTS = (
     ),
     Mutant(
         "mode_product.order",
-        "gradc/ops/contract.py",
+        "gradc/ops/products/contract.py",
         "total = (add if row[k] * row[first] > 0 else subtract)(total, term(k))",
         "total = (add if row[k] > 0 else subtract)(total, term(k))",
         "of a row that begins with a negative number the others have the wrong sign",

@@ -21,7 +21,7 @@ from gradc.ir.op import DISCRETE, Movement, Primitive, Scatter
 from gradc.ir.properties import Concats, Gathers, GathersElements, Pads, Reshapes, Scatters, Transposes, access
 from gradc.ir.statement import Index
 from gradc.ir.types import Type
-from gradc.ops.canonical import canonical
+from gradc.ops.shapes.canonical import canonical
 from gradc.passes.graph.decompose import decompose
 from gradc.passes.graph.propagate_reshapes import propagate_reshapes
 from gradc.passes.graph.push_gathers import push_gathers

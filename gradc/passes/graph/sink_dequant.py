@@ -23,7 +23,7 @@ from ...ir.pattern import Var, match, op, splat
 from ...ir.properties import Gathers, Scatters, access
 from ...ir.types import DType
 from ...ir.walk import positions
-from ...ops.indexing import in_range
+from ...ops.indexing.gathers import in_range
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
 from .replace_axis import VaryingAxes, converts, elements, moves, nbytes, replace_axis, sums

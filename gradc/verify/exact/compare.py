@@ -16,7 +16,7 @@ from ...ir.graph import Graph
 from ...ir.node import Node
 from ...ir.op import Alias
 from ...ir.walk import reachable
-from ...ops.canonical import canonical
+from ...ops.shapes.canonical import canonical
 from .evaluate import evaluate
 from .field import Array
 from .values import ExactArray

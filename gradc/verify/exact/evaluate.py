@@ -17,7 +17,7 @@ from ...ir.graph import Graph
 from ...ir.node import Node
 from ...ir.op import Alias, Checked, Expr, Movement, Reduction, Scatter
 from ...ir.types import DType
-from ...ops.pointwise import convert
+from ...ops.elementwise.pointwise import convert
 from .field import Array, P, U, joined, last, matmul, mixed, product, total
 from .values import (
     ARITHMETIC,
