@@ -361,7 +361,9 @@ class PhaseWriter:
             return self.check(s, value, alone)
         if s.op == "store":
             assert s.dtype is not None
-            return [f"{alone}{self.scribe.element(s.buffer, s.index)} = {self.in_memory(s)};"]
+            read = ["gradc_sync<WIDTH>(); /* the task's other threads have read what may lie there */"]
+            store = f"{alone}{self.scribe.element(s.buffer, s.index)} = {self.in_memory(s)};"
+            return [*(read if first and self.facts.may_alias(s.buffer) else []), store]
         return [self.accums[s.buffer].add(s, value, alone)]
 
     def in_memory(self, s: Stmt) -> str:

@@ -99,6 +99,10 @@ def _scatter_at(index: Sequence[Index], node: Node, kernel: Any) -> tuple[list[I
     return _read(index, node.operands[1:], node.attrs["size"], kernel)
 
 
+def _but_channels(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank))
+
+
 def _channels(node: Node) -> dict[int, tuple[int | None, ...]]:
     return {0: (0, 1, *(None for _ in node.operands[0].shape[2:]))}
 
@@ -164,7 +168,7 @@ def _pair(rank: int, gather_rule: Any, scatter_rule: Any) -> tuple[Primitive, Pr
         f"scatter_{name}",
         infer=scatter_rule,
         reference=_scatter_reference,
-        lower=Scatter(_scatter_at, updates=0),
+        lower=Scatter(_scatter_at, updates=0, positions=lambda node: _but_channels(node.operands[0].rank)),
         indices=indices,
         multilinear=_channels,
         vjp=lambda g, y, updates, *positions, size: (gather.plain(g, *positions), *(DISCRETE for _ in positions)),

@@ -470,7 +470,7 @@ scatter_add_along_axis: Primitive = Primitive(
     "scatter_add_along_axis",
     infer=_put,
     reference=_put_reference,
-    lower=Scatter(_put_at, updates=1),
+    lower=Scatter(_put_at, updates=1, positions=lambda node: tuple(range(node.rank))),
     indices={0: lambda node: node.attrs["size"]},
     vjp=lambda g, y, indices, updates, *, axis, size, oob: (
         DISCRETE,
