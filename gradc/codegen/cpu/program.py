@@ -26,12 +26,12 @@ class Source:
     """A program as C.
 
     :param units: texts compiled apart and linked.
-    :param kernels: kernel name -> its own text.
+    :param kernels: by name.
     :param sites: step number -> (op, source) of its check.
     """
 
     units: tuple[str, ...]
-    kernels: Mapping[str, str]
+    kernels: Mapping[str, KernelSource]
     sites: Mapping[int, tuple[str, str]]
 
     @property
@@ -161,7 +161,7 @@ def render_program(program: Program) -> Source:
         thread_sizes=[*dict.fromkeys(writer.thread_sizes)],
     )
     texts = {name: kernel.text for name, kernel in kernels.items()}
-    return Source(_units(texts, costly, sorts, entry), texts, sites)
+    return Source(_units(texts, costly, sorts, entry), kernels, sites)
 
 
 def _units(texts: Mapping[str, str], costly: set[str], sorts: set[str], entry: str) -> tuple[str, ...]:

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ...ir.statement import Stmt
 from ...ir.types import F64, DType
 from ..expr import carrier, variable
 from ..index import literal
-from .records import RunningValue, Scan
 from .reductions import neutral_extreme
+
+
+@dataclass(frozen=True)
+class RunningValue:
+    """What a scan keeps of the columns so far.
+
+    :param name: of the variable, or of the array with one for each row of several side by side.
+    :param ctype: its type.
+    :param start: its value before the first column.
+    """
+
+    name: str
+    ctype: str
+    start: str
+
+    @property
+    def number(self) -> str:
+        """Of the scan."""
+        return self.name.lstrip("abcdefghijklmnopqrstuvwxyz")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan along the columns.
+
+    :param running: what is kept of the columns so far.
+    :param update: the statements of one column that take it further.
+    :param value: the column's value, as C.
+    """
+
+    running: tuple[RunningValue, ...]
+    update: tuple[str, ...]
+    value: str
 
 
 def scan(s: Stmt, operand: DType, number: int, place: str, lane: str = "") -> Scan:

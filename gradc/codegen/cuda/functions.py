@@ -13,6 +13,7 @@ from ...ir.types import Type
 from ...process.forks import cached_property
 from ..declarations import Declaration, used
 from ..expr import stored
+from ..heading import kernel_comment
 from ..indent import indented
 from ..jinja import render
 from .accums import Accum, accums_of
@@ -106,7 +107,7 @@ class KernelWriter:
             name=k.name,
             mapping=m.name(),
             reason=m.reason,
-            text="\n".join([self.facts.rows.comment(), *(f.text for f in functions)]),
+            text="\n".join([kernel_comment(self.k), *(f.text for f in functions)]),
             buffers=k.buffers,
             dims=self.dims,
             stages=tuple(f.stage for f in functions),

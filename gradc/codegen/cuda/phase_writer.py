@@ -165,7 +165,7 @@ class PhaseWriter:
     def phase(self, p: Phase, number: int) -> PhaseView:
         """What templates are given of a phase."""
         walk = _Walk()
-        for s in self.facts.rows.reloaded(p, 0 if self.absmax else number, self.cached):
+        for s in self.facts.rows.values(p, 0 if self.absmax else number, self.cached):
             if s.name in self.stored_casts:
                 continue
             if s.op == "scan":
@@ -212,7 +212,7 @@ class PhaseWriter:
             reduction = self.reductions.with_exp_sum(s, exp_sums[s.name])
         elif s.op in REDUCTIONS:
             reduction = self.reductions.reduction(REDUCTIONS[s.op], s.args[0], variable(s.name), s.dtype)
-        elif s.op == "accum" and not self.facts.in_columns(s) and self.mapping.shares_rows:
+        elif s.op == "accum" and not self.facts.rows.in_columns(s) and self.mapping.shares_rows:
             reduction = self.added_up(s)
         else:
             self.column_effect(s, walk)
@@ -266,7 +266,7 @@ class PhaseWriter:
             or s.combine != "sum"
             or a.sum_dtype is not F32
             or self.mapping.vec % 4
-            or not self.facts.in_columns(s)
+            or not self.facts.rows.in_columns(s)
         ):
             return None
         base = linear(self.k, self.types, s)
