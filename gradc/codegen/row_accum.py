@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ..analysis.strategies import Strategy
 from ..ir.dims import Size
@@ -93,3 +94,31 @@ class RowAccum:
         extents = tuple(self.shape[axis] for axis in free)
         entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(self.stmt.index)]
         return OwnedElements(extents, flatten(entries, self.shape), flatten([entries[axis] for axis in free], extents))
+
+
+A = TypeVar("A", bound=RowAccum)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Results(Generic[A]):
+    """The results that rows are combined into, as templates ask for them.
+
+    :param accums: all of them.
+    """
+
+    accums: tuple[A, ...]
+
+    @property
+    def segmented(self) -> list[A]:
+        """Results into whose rows segments are combined: rows of one key."""
+        return [a for a in self.accums if a.segmented]
+
+    @property
+    def owned(self) -> list[A]:
+        """Results of which each kept row owns a part."""
+        return [a for a in self.accums if a.is_owned]
+
+    @property
+    def privatized(self) -> list[A]:
+        """Results of which each chunk has a partial one."""
+        return [a for a in self.accums if a.strategy.partials]

@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         "writer.short-rows-staged",
         "gradc/codegen/cpu/row_program.py",
-        "({w.row} >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0)",
+        "({row} >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0)",
         "GRADC_BLOCK",
         "threads keep a block to stage short rows in",
         ("test_streaming_store",),

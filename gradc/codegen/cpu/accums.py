@@ -11,9 +11,8 @@ from ...ir.statement import Stmt, neutral
 from ...ir.types import F32, F64, DType
 from ...process.forks import cached_property
 from ..expr import stored, variable
-from ..index import flatten, index, literal, size
+from ..index import flatten, grouped, index, literal, size
 from ..row_accum import RowAccum
-from .arrays import grouped
 from .facts import Facts
 from .row_memory import is_large
 

@@ -79,6 +79,11 @@ class Facts:
         """How many rows these are."""
         return product(n for _, n in self.rows.rest_axes)
 
+    @property
+    def owners(self) -> Size:
+        """How many owners there are."""
+        return product(n for _, n in self.rows.kept_axes)
+
     @cached_property
     def gathered(self) -> tuple[Gathered, ...]:
         """What rows gather from places that their indices tell."""

@@ -91,7 +91,7 @@ def _rendered(
     facts = facts_of(*collapse_axes(kernel, dict(types)), guarded)
     mapping, accums = choose_mapping(facts), accums_of(facts)
     writer = PhaseWriter(facts, mapping, accums)
-    k = RowProgram(facts, mapping, dims, accums, writer)
+    k = RowProgram(accums=tuple(accums.values()), facts=facts, mapping=mapping, dims=dims, writer=writer)
     parts = [
         f"{kernel_comment(facts.kernel, above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
         *_sizes(k),
@@ -146,10 +146,10 @@ def _function(k: RowProgram, signature: str, body: str, args: Sequence[Declarati
     known = [
         *args,
         *(_const(d, f"A->{d}") for d in k.dims),
-        *(Declaration(b.name, f"{b.ctype} *restrict const {b.name} = A->{b.name};") for b in k.buffers),
+        *(Declaration(b, f"{ctype} *restrict const {b} = A->{b};") for ctype, b in k.buffers),
         *k.counts,
         *(
-            [_const("chunk", chunk), _const("chunks", f"gradc_chunks({k.chunked}, chunk)")]
+            [_const("chunk", chunk), _const("chunks", f"gradc_chunks({k.mapping.chunked}, chunk)")]
             if laid_out or k.workspace
             else []
         ),

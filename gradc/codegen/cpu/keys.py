@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...analysis.combine import Combine, ascends, row_searches
-from ...ir.dims import same
+from ...ir.dims import Size, same
 from ...ir.statement import Index, Stmt
 from ...process.forks import cached_property
 from ..expr import Scribe, carrier, stored, variable
@@ -59,6 +59,11 @@ class RowKeys:
         first = place == Index.of(search.name) + -1 and same(self.rows.types[search.buffer].shape[-1], keys)
         return search if bounded and first and dict(search.attrs).get("ascending") else None
 
+    @property
+    def count(self) -> Size:
+        """Keys that a row may have: the rows of the result."""
+        return self.rows.key_count(self.part)
+
     # -- as text -------------------------------------------------------------------------------------------------------
 
     @property
@@ -92,7 +97,7 @@ class RowKeys:
     @property
     def key(self) -> str:
         """The key of row ``r``, as C."""
-        return self.rows.key_expression(self.part, size(self.rows.key_count(self.part)))
+        return self.rows.key_expression(self.part, size(self.count))
 
     def known(self, s: Stmt) -> str:
         """A value of a row as C, where its key says it, if no row without one comes, or a search along with the keys

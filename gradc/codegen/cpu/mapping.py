@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ...analysis.chunks import Bound, task_bounds
-from ...ir.dims import Size, product, symbol
+from ...ir.dims import Size, product
 from ..mapping import KernelMapping
 from .facts import Facts
 
@@ -33,26 +33,32 @@ class RowMapping(KernelMapping):
     """Which task, and which lane of a vector, does what of a kernel.  What its fields and these class variables say is
     all that the statements of rows and columns depend on.
 
+    :cvar chunked: what chunks are cut from.
     :cvar strips: whether a task has a strip of a row's columns, not all of them.
     :cvar streams: whether stores may go past the caches.
     :cvar asks_ahead: whether rows ask for what later ones gather.
     :cvar sums_in_registers: whether all that rows are combined into is in registers while they last.
     :cvar owners_at_once: whether a thread has the wide sums of all owners of a chunk.
-    :param sizes: that its text names.
-    :param bounds: the largest is the rows per task, or owners.
-    :param tasks: of the row program, as C.
     :param starts: where the rows of key ``k`` begin, as C, if their own order is that of their keys; else "".
     """
 
+    chunked: ClassVar[Literal["rows", "owners"]] = "rows"
     strips: ClassVar[bool] = False
     streams: ClassVar[bool] = True
     asks_ahead: ClassVar[bool] = True
     sums_in_registers: ClassVar[bool] = False
     owners_at_once: ClassVar[bool] = False
-    sizes: tuple[tuple[str, Size], ...]
-    bounds: tuple[Bound, ...]
-    tasks: str = "chunks"
     starts: str = ""
+
+    def bounds(self, facts: Facts, short: Callable[[str, Size], Size]) -> list[Bound]:
+        """The bounds of which the largest is the rows per task, or owners.  :param short: gives a size a name."""
+        private = [product(facts.types[b].shape) for b, how in facts.rows.strategy_of.items() if how.partials]
+        private = [short(f"size{i}", n) for i, n in enumerate(private)]
+        return task_bounds(short("rows", facts.kernel.row_count), short("cols", facts.kernel.col_count), private)
+
+    def tasks(self, facts: Facts) -> str:
+        """How many tasks go through rows, as C."""
+        return "chunks"
 
     @property
     def before(self) -> tuple[Stage, ...]:
@@ -69,9 +75,11 @@ class RowMapping(KernelMapping):
         return {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Segmented(RowMapping):
     """Rows are visited in the order of their keys: those of one key, a segment, meet in a row of the result."""
+
+    def tasks(self, facts: Facts) -> str:
+        return f"gradc_chunks({'rows' if facts.rows.visits_all_rows else 'start[keys]'}, chunk)"
 
     @property
     def before(self) -> tuple[Stage, ...]:
@@ -85,51 +93,11 @@ class Segmented(RowMapping):
         return (Stage("finish", "finish", "gradc_chunks(keys, GRADC_SEGMENTS)"),)
 
 
-def short(sizes: dict[str, Size], name: str, value: Size) -> Size:
-    """A size by a name, so that expressions of it are as short for sizes that are long themselves.
+class Owned(RowMapping):
+    """Elements of the result have an owner each, which combines all its members."""
 
-    :param sizes: to which it is added.
-    """
-    if isinstance(value, int):
-        return value
-    sizes[name] = value
-    return symbol(name)
+    chunked = "owners"
 
-
-def rows_and_columns(facts: Facts) -> dict[str, Size]:
-    """The sizes that every kernel's text names."""
-    return {"rows": facts.kernel.row_count, "cols": facts.kernel.col_count}
-
-
-def chunked_rows(facts: Facts, **more: Size) -> dict[str, Any]:
-    """Fields of a mapping whose tasks have chunks of rows.
-
-    :param more: other sizes that its text names.
-    """
-    sizes = rows_and_columns(facts) | more
-    private = [product(facts.types[b].shape) for b, how in facts.rows.strategy_of.items() if how.partials]
-    partials = [short(sizes, f"size{i}", n) for i, n in enumerate(private)]
-    kernel = facts.kernel
-    bounds = task_bounds(short(sizes, "rows", kernel.row_count), short(sizes, "cols", kernel.col_count), partials)
-    return fields(sizes, bounds)
-
-
-def segments(facts: Facts) -> dict[str, Any]:
-    """Fields of a mapping whose tasks have chunks of sorted rows."""
-    assert facts.keys is not None
-    visited = "rows" if facts.rows.visits_all_rows else "start[keys]"
-    count = facts.rows.key_count(facts.keys.part)
-    return chunked_rows(facts, keys=count) | {"tasks": f"gradc_chunks({visited}, chunk)"}
-
-
-def chunked_owners(facts: Facts) -> dict[str, Any]:
-    """Fields of a mapping whose tasks have chunks of owners."""
-    owners: Size = product(n for _, n in facts.rows.kept_axes)
-    sizes = rows_and_columns(facts) | {"owners": owners}
-    combined = short(sizes, "combined", facts.members * facts.kernel.col_count)
-    return fields(sizes, task_bounds(short(sizes, "owners", owners), combined))
-
-
-def fields(sizes: dict[str, Size], bounds: Sequence[Bound]) -> dict[str, Any]:
-    """Fields of a mapping."""
-    return {"sizes": tuple(sizes.items()), "bounds": tuple(bounds)}
+    def bounds(self, facts: Facts, short: Callable[[str, Size], Size]) -> list[Bound]:
+        combined = short("combined", facts.members * facts.kernel.col_count)
+        return task_bounds(short("owners", facts.owners), combined)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from ...ir.kernel import Phase
-from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
+from ...ir.statement import REDUCTIONS, Axis, Stmt
 from ...targets.cpu import MOST_STREAMS
 from ..expr import carrier, stored, to_memory, variable
-from ..index import flatten, index, size
+from ..index import flatten, index, number_of_place, size
 from ..phases import phase_comment
 from .accums import Accum
 from .facts import Facts
@@ -17,7 +18,7 @@ from .interior import Interior, interior
 from .mapping import RowMapping
 from .packed import Unpacking, unpacked, unpacking
 from .reductions import Accumulators, Reduction, combined_lanes, reduction
-from .row_memory import Prefetch, of_next_row
+from .row_memory import of_next_row
 from .scans import RunningValue, scan
 from .strips import PassLanes, Strips
 
@@ -25,21 +26,9 @@ UNPOLLED_COLUMNS = 4096
 """Columns of a row that no task need interrupt to find out whether the call is to end."""
 
 
-@dataclass(frozen=True)
-class LoopAxis:
-    """An axis of a kernel as a loop.
-
-    :param name: of the loop's variable.
-    :param size: its extent, as C.
-    """
-
-    name: str
-    size: str
-
-
-def loop_axes(axes: Sequence[Axis]) -> tuple[LoopAxis, ...]:
-    """Axes as loops."""
-    return tuple(LoopAxis(name, size(extent)) for name, extent in axes)
+def extents(axes: Sequence[Axis]) -> list[tuple[str, str]]:
+    """Axes and their extents, as C."""
+    return [(name, size(extent)) for name, extent in axes]
 
 
 @dataclass(frozen=True)
@@ -63,32 +52,19 @@ class Scatter:
 
 
 @dataclass(frozen=True)
-class StreamedStore:
-    """A store by streaming stores, where its array is large enough: a block of columns is staged in thread memory.
-
-    :param number: of the store in its kernel.
-    :param ctype: the type of an element in memory.
-    :param at: where the block goes, as C.
-    """
-
-    number: int
-    ctype: str
-    at: str
-
-
-@dataclass(frozen=True)
 class Columns:
     """A pass over the columns.
 
-    :param outer: the loops around the innermost.
+    :param outer: the axes of the loops around the innermost, and their extents.
     :param axis: the variable of the innermost loop.
     :param first: its first column, :param last: and the one behind its last, as C.
     :param block: columns of a block, as C; "" where there are no blocks.
     :param running: what scans keep of the columns so far.
     :param reductions: what is reduced.
     :param scatters: what goes to places that the columns decide.
-    :param stores: the streamed stores.
-    :param prefetches: what is asked for.
+    :param stores: by streaming stores, where their arrays are large enough, of a block that is staged in thread memory:
+        numbers, C types of elements in memory, and where the block goes.
+    :param prefetches: where a block of what the next row reads begins, and elements of a cache line.
     :param unpackings: what is unpacked before.
     :param pragma: what says that the innermost loop is one of vectors, or "".
     :param body: the statements of one column.
@@ -97,7 +73,7 @@ class Columns:
     :param strips: how the columns' accumulators are gone through, or None if there are none.
     """
 
-    outer: tuple[LoopAxis, ...]
+    outer: Sequence[tuple[str, str]]
     axis: str
     first: str
     last: str
@@ -105,8 +81,8 @@ class Columns:
     running: tuple[RunningValue, ...]
     reductions: tuple[Reduction, ...]
     scatters: tuple[Scatter, ...]
-    stores: tuple[StreamedStore, ...]
-    prefetches: tuple[Prefetch, ...]
+    stores: Sequence[tuple[int, str, str]]
+    prefetches: Sequence[tuple[str, int]]
     unpackings: tuple[Unpacking, ...]
     pragma: str
     body: tuple[str, ...]
@@ -121,18 +97,10 @@ class Columns:
         return bool(self.block or self.prefetches or self.poll)
 
 
-@dataclass(frozen=True)
-class PhaseText:
-    """A phase of a row: statements, then a pass over the columns.
-
-    :param comment: what it computes, in words, as a C comment.
-    :param row: the statements before the columns.
-    :param columns: the pass over the columns, if there is one.
-    """
-
-    comment: str
-    row: tuple[str, ...]
-    columns: Columns | None
+PhaseText: TypeAlias = tuple[str, list[str], Columns | None]
+"""A phase of a row: what it computes, in words, as a C comment; statements; then the pass over the columns, if there is
+one.
+"""
 
 
 @dataclass
@@ -147,7 +115,7 @@ class _Pass:
     body: list[str] = field(default_factory=list)
     reductions: list[Reduction] = field(default_factory=list)
     scatters: list[Scatter] = field(default_factory=list)
-    stores: list[StreamedStore] = field(default_factory=list)
+    stores: list[tuple[int, str, str]] = field(default_factory=list)
     vectors: bool = True
 
 
@@ -163,13 +131,9 @@ class PhaseWriter:
         streamed = facts.streamed if mapping.streams else []
         self.stream_number = {s: i for i, s in enumerate(streamed if len(streamed) <= MOST_STREAMS else ())}
 
-    def phases(self) -> tuple[PhaseText, ...]:
-        """The phases of a row."""
-        return tuple(self.phase(p, i) for i, p in enumerate(self.k.passes))
-
     def phase(self, p: Phase, number: int) -> PhaseText:
         row = [line for s in p.row for line in ([self.row_value(s)] if s.name else self.effect(s))]
-        return PhaseText(phase_comment(self.k, p, number), tuple(row), self.columns(p, number) if p.roots else None)
+        return phase_comment(self.k, p, number), row, self.columns(p, number) if p.roots else None
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -186,18 +150,12 @@ class PhaseWriter:
         if s.op == "unpacked":
             value = f"{unpacked(s.name)}[{self.facts.innermost} - c0]"
         kept = self.facts.kept_values
-        place = f"cache{list(kept).index(s.name)}[{self.place_of_column}]" if s.name in kept else ""
+        place = f"cache{list(kept).index(s.name)}[{number_of_place(self.k.cols)}]" if s.name in kept else ""
         if s.op == "cached":
             value = place
         line = self.scribe.declaration(s, value) if value else self.scribe.value(s)
         keeps = s.op != "cached" and kept.get(s.name) == number
         return [line, f"{place} = {variable(s.name)};"] if keeps else [line]
-
-    @property
-    def place_of_column(self) -> str:
-        """The position along the columns, as C."""
-        axes = self.k.cols
-        return index(flatten([Index.of(a) for a, _ in axes], [n for _, n in axes])) if axes else "0"
 
     def computed(self, p: Phase, number: int, lane: str = "") -> tuple[list[str], tuple[RunningValue, ...]]:
         """The statements of a column's values, and what their scans keep.
@@ -211,9 +169,9 @@ class PhaseWriter:
                 lines += self.line(s, number)
                 continue
             known = number * len(self.k.scans) + self.k.scans.index(s)
-            made = scan(s, self.scribe.values[s.args[-1]], known, self.facts.innermost, lane)
-            running += made.running
-            lines += [*made.update, *self.line(s, number, made.value)]
+            kept, update, value = scan(s, self.scribe.values[s.args[-1]], known, self.facts.innermost, lane)
+            running += kept
+            lines += [*update, *self.line(s, number, value)]
         return lines, tuple(running)
 
     # -- a pass over the columns ---------------------------------------------------------------------------------------
@@ -239,7 +197,7 @@ class PhaseWriter:
         lanes = any(r.lanes for r in made.reductions)
         next_row = not self.facts.guarded and 0 < number == len(self.k.passes) - 1
         return Columns(
-            outer=loop_axes(self.k.cols[:-1]),
+            outer=extents(self.k.cols[:-1]),
             axis=self.visited,
             first=first,
             last=last,
@@ -247,7 +205,7 @@ class PhaseWriter:
             running=running,
             reductions=tuple(made.reductions),
             scatters=tuple(made.scatters),
-            stores=tuple(made.stores),
+            stores=made.stores,
             prefetches=of_next_row(self.facts.rows) if next_row else (),
             unpackings=unpackings,
             pragma="#pragma omp simd" if vectors else "",
@@ -292,7 +250,7 @@ class PhaseWriter:
 
     def reduction(self, s: Stmt, lanes: PassLanes) -> Reduction:
         operand = self.scribe.values[s.args[0]]
-        return reduction(s, operand, self.place_of_column, lanes.count, lanes.wide_blocks)
+        return reduction(s, operand, number_of_place(self.k.cols), lanes.count, lanes.wide_blocks)
 
     def sum_of_columns(self, s: Stmt, lanes: PassLanes) -> Reduction:
         """An accum that adds a run of columns to one element: the run is added up first."""
@@ -316,10 +274,7 @@ class PhaseWriter:
 
     def check(self, s: Stmt, value: str) -> list[str]:
         """A value that is out of range, or below what it must not be below, is reported with its position."""
-        axes, level = (*self.k.rows, *self.k.cols), self.k.stmt_level(s)
-        # along the other axes the value repeats: the first is meant
-        entries = [Index.of(a) if a in level else Index() for a, _ in axes]
-        at = index(flatten(entries, [n for _, n in axes])) if axes else "0"
+        at = number_of_place((*self.k.rows, *self.k.cols), self.k.stmt_level(s))
         bound = size(s.attr("bound"))
         report = "gradc_report(A->ctx, {0}, A->site, {1}, {2}, {3});"
         return [
@@ -352,10 +307,10 @@ class PhaseWriter:
             add=accum.joined(accum.guarded(f"place{n}[i]"), f"value{n}[i]"),
         )
 
-    def streamed_store(self, s: Stmt) -> StreamedStore:
+    def streamed_store(self, s: Stmt) -> tuple[int, str, str]:
+        """The number of such a store, the C type of an element in memory, and where a block goes."""
         place = flatten([i.renamed({self.facts.innermost: "c0"}) for i in s.index], self.types[s.buffer].shape)
-        ctype = stored(self.types[s.buffer].dtype)
-        return StreamedStore(self.stream_number[s], ctype, f"{s.buffer} + {index(place)}")
+        return self.stream_number[s], stored(self.types[s.buffer].dtype), f"{s.buffer} + {index(place)}"
 
     def staged(self, s: Stmt) -> str:
         """The statement that stores one column of a block."""

@@ -14,7 +14,7 @@ from ..rows import NARROW_SUM_ROWS
 from .accums import Accum
 from .facts import Facts
 from .packed import Unpacking, unpacked, unpacking
-from .phase_writer import LoopAxis, PhaseWriter, loop_axes
+from .phase_writer import PhaseWriter, extents
 from .row_memory import cost
 
 _ALONE = tuple(map(str, RUN_WIDTHS[1:]))
@@ -36,19 +36,6 @@ class RegisterSum:
 
 
 @dataclass(frozen=True)
-class ByteFloats:
-    """The floats of a block's columns that bytes are cast to.
-
-    :param name: of their array.
-    :param ctype: the C type of a byte, :param at: and where those of the block begin.
-    """
-
-    name: str
-    ctype: str
-    at: str
-
-
-@dataclass(frozen=True)
 class RegisterSums:
     """Rows that are added to one row of a result: sums of a block of columns are in registers for all of them.
 
@@ -66,14 +53,14 @@ class RegisterSums:
 
     row: tuple[str, ...]
     where: str
-    outer: tuple[LoopAxis, ...]
+    outer: Sequence[tuple[str, str]]
     axis: str
     last: str
     widths: tuple[int, ...]
     narrow: int
     sums: tuple[RegisterSum, ...]
     unpackings: tuple[Unpacking, ...]
-    floats: tuple[ByteFloats, ...]
+    floats: Sequence[tuple[str, str, str]]
     body: tuple[str, ...]
 
     @property
@@ -175,14 +162,14 @@ def register_sums(writer: PhaseWriter) -> RegisterSums:
     return RegisterSums(
         row=tuple(writer.row_value(s) for s in p.row),
         where=" && ".join(masks),
-        outer=loop_axes(facts.kernel.cols[:-1]),
+        outer=extents(facts.kernel.cols[:-1]),
         axis=facts.innermost,
         last=last,
         widths=_widths(last, wide),
         narrow=min([4, *map(facts.bytes_of, computed)]),
         sums=tuple(sums),
         unpackings=tuple(unpacking(packed, facts.scribe) for packed in facts.packed[0]),
-        floats=tuple(ByteFloats(_floats(s.name), carrier(t.dtype), at) for s, (t, at) in bytes_.items() if t.dtype),
+        floats=[(_floats(s.name), carrier(t.dtype), at) for s, (t, at) in bytes_.items() if t.dtype],
         body=tuple(body),
     )
 

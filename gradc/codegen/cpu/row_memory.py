@@ -25,18 +25,6 @@ STREAMED_ROW = enumerators("cpu/program.h")["GRADC_STREAMED_ROW"]
 
 
 @dataclass(frozen=True)
-class Prefetch:
-    """What the next row reads, asked for while this one is computed.
-
-    :param at: where a block of it begins.
-    :param step: elements of a cache line.
-    """
-
-    at: str
-    step: int
-
-
-@dataclass(frozen=True)
 class Gathered:
     """What a row reads at a place that its indices tell, asked for rows ahead.
 
@@ -154,11 +142,14 @@ def _asked_for(type_: Type, width: Size) -> tuple[str, int, str]:
     return elements, LINE_BYTES // type_.dtype.itemsize, size(type_.count)
 
 
-def of_next_row(rows: RowFacts) -> tuple[Prefetch, ...]:
-    """What the next row reads, asked for while the last of several passes computes: memory would stand still."""
+def of_next_row(rows: RowFacts) -> list[tuple[str, int]]:
+    """What the next row reads, asked for while the last of several passes computes: memory would stand still.
+
+    :returns: where a block of it begins, as C, and elements of a cache line.
+    """
     kernel = rows.kernel
     if not (kernel.rows and kernel.cols) or rows.order:
-        return ()
+        return []
     innermost, row = kernel.cols[-1][0], kernel.rows[-1][0]
     element_bytes: dict[str, int] = {}
     for s in kernel.body:
@@ -170,5 +161,5 @@ def of_next_row(rows: RowFacts) -> tuple[Prefetch, ...]:
             element_bytes[f"{s.buffer} + {index(next_row)}"] = rows.types[s.buffer].dtype.itemsize
     width = sum(element_bytes.values())
     if not isinstance(kernel.col_count, int) or kernel.col_count * width > PREFETCHED_BYTES:
-        return ()
-    return tuple(Prefetch(at, LINE_BYTES // itemsize) for at, itemsize in element_bytes.items())
+        return []
+    return [(at, LINE_BYTES // itemsize) for at, itemsize in element_bytes.items()]

@@ -5,37 +5,54 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...analysis.chunks import largest
-from ...ir.dims import product, symbol
+from ...analysis.chunks import Bound, largest
+from ...ir.dims import Size, product, symbol
 from ...ir.statement import Axis
 from ...ir.types import F32
 from ...process.forks import cached_property
 from ..declarations import Declaration
 from ..expr import carrier, stored
-from ..index import size
+from ..index import grouped, size
+from ..row_accum import Results
 from .accums import Accum
-from .arrays import BufferField, LocalArray, StreamedArray, grouped
 from .facts import Facts
-from .keys import RowKeys, found_by
+from .keys import found_by
 from .mapping import RowMapping, Stage
 from .phase_writer import PhaseText, PhaseWriter
 from .row_memory import Gathered
 
 
-@dataclass(frozen=True, eq=False)
-class RowProgram:
+@dataclass(frozen=True)
+class LocalArray:
+    """An array in the workspace, or in the memory of the running thread.
+
+    :param name: what it is called.
+    :param ctype: the type of its elements.
+    :param count: how many there are, as C.
+    """
+
+    name: str
+    ctype: str
+    count: str
+
+    @property
+    def bytes(self) -> str:
+        """Its bytes, as C."""
+        return f"{grouped(self.count)} * (i64)sizeof({self.ctype})"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowProgram(Results[Accum]):
     """A kernel's stages and memory.
 
     :param dims: the symbols in the order in which a caller passes their values: that of the kernel as it stands in the
         program. Collapsed columns name them in another order, and may not name them all.
-    :param by_buffer: the results that rows are combined into.
     :param writer: writes the phases of a row.
     """
 
     facts: Facts
     mapping: RowMapping
     dims: tuple[str, ...]
-    by_buffer: Mapping[str, Accum]
     writer: PhaseWriter
 
     @property
@@ -44,9 +61,9 @@ class RowProgram:
         return self.facts.kernel.name
 
     @cached_property
-    def phases(self) -> tuple[PhaseText, ...]:
+    def phases(self) -> list[PhaseText]:
         """Of a row."""
-        return self.writer.phases()
+        return [self.writer.phase(p, number) for number, p in enumerate(self.facts.kernel.passes)]
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -55,7 +72,7 @@ class RowProgram:
         folds = [
             Stage(f"fold{a.number}", a.strategy.fold, f"gradc_chunks({a.size}, GRADC_FOLD)") for a in self.privatized
         ]
-        return (*m.before, Stage("rows", m.template, m.tasks), *folds, *m.after)
+        return (*m.before, Stage("rows", m.template, m.tasks(self.facts)), *folds, *m.after)
 
     @property
     def checks(self) -> bool:
@@ -64,30 +81,41 @@ class RowProgram:
 
     # -- sizes and memory ----------------------------------------------------------------------------------------------
 
+    @cached_property
+    def bounds(self) -> tuple[list[Bound], Mapping[str, Size]]:
+        """The bounds of which the largest is the rows per task, or owners, and the sizes that the stages name."""
+        facts = self.facts
+        sizes: dict[str, Size] = {"rows": facts.kernel.row_count, "cols": facts.kernel.col_count}
+        sizes |= {"owners": facts.owners} if self.mapping.chunked == "owners" else {}
+        sizes |= {"keys": facts.keys.count} if facts.keys is not None else {}
+
+        def short(name: str, value: Size) -> Size:
+            """A size by a name, so that expressions of it are as short for sizes that are long themselves."""
+            if isinstance(value, int):
+                return value
+            sizes[name] = value
+            return symbol(name)
+
+        return self.mapping.bounds(facts, short), sizes
+
     @property
-    def counts(self) -> tuple[Declaration, ...]:
-        """Sizes that the stages name, of which the largest bound is the rows per task."""
-        return (
-            *(Declaration(name, f"const i64 {name} = {size(value)};") for name, value in self.mapping.sizes),
-            *(Declaration(b.name, f"const i64 {b.name} = {size(b.rows)}; /* {b.why} */") for b in self.mapping.bounds),
-        )
+    def counts(self) -> list[Declaration]:
+        """The declarations of these."""
+        bounds, sizes = self.bounds
+        counts = [Declaration(name, f"const i64 {name} = {size(value)};") for name, value in sizes.items()]
+        return [*counts, *(Declaration(b.name, f"const i64 {b.name} = {size(b.rows)}; /* {b.why} */") for b in bounds)]
 
     @property
     def chunk(self) -> str:
         """Rows per task, or owners, as C."""
-        bounds = self.mapping.bounds
+        bounds, _ = self.bounds
         return size(largest([b if isinstance(b.rows, int) else replace(b, rows=symbol(b.name)) for b in bounds]))
 
     @property
-    def chunked(self) -> str:
-        """What chunks are cut from: ``owners`` or ``rows``."""
-        return "owners" if "owners" in dict(self.mapping.sizes) else "rows"
-
-    @property
-    def buffers(self) -> list[BufferField]:
-        """In the order in which a caller passes them."""
+    def buffers(self) -> list[tuple[str, str]]:
+        """C types of elements and names of its buffers, in the order in which a caller passes them."""
         k, types = self.facts.kernel, self.facts.types
-        return [BufferField(b, f"{'' if b in k.writes else 'const '}{stored(types[b].dtype)}") for b in k.buffers]
+        return [(f"{'' if b in k.writes else 'const '}{stored(types[b].dtype)}", b) for b in k.buffers]
 
     @cached_property
     def workspace(self) -> list[LocalArray]:
@@ -119,8 +147,10 @@ class RowProgram:
         """What a task keeps: values of a row, blocks and rows to stream, sums of a few rows, wide sums of a chunk."""
         types = [self.facts.kernel.stmts[v].dtype or F32 for v in self.facts.kept_values]
         arrays = [LocalArray(f"cache{i}", carrier(dtype), "cols") for i, dtype in enumerate(types)]
-        for i, w in enumerate(self.streams):
-            arrays.append(LocalArray(f"staged{i}", w.ctype, f"({w.row} >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0)"))
+        for number, array, row in self.streams:
+            arrays.append(
+                LocalArray(f"staged{number}", array.ctype, f"({row} >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0)")
+            )
         arrays += [LocalArray(f"block{a.number}", a.ctype, a.block_size) for a in self.block_sums]
         arrays += [LocalArray(f"row_a{a.number}", a.ctype, a.inner) for a in self.streamed_results]
         if self.mapping.owners_at_once:
@@ -129,35 +159,17 @@ class RowProgram:
         return arrays
 
     @property
-    def streams(self) -> list[StreamedArray]:
-        """The arrays that a store streams to."""
+    def streams(self) -> list[tuple[int, LocalArray, str]]:
+        """The stores that may stream: number, array, and bytes of it that lie side by side in a row of the kernel."""
         arrays = []
         for s, number in self.writer.stream_number.items():
             type_ = self.facts.types[s.buffer]
-            row = f"{grouped(size(self.facts.kernel.cols[-1][1]))} * (i64)sizeof({stored(type_.dtype)})"
-            arrays.append(StreamedArray(f"stream{number}", stored(type_.dtype), size(type_.count), row))
+            array = LocalArray(s.buffer, stored(type_.dtype), size(type_.count))
+            row = f"{grouped(size(self.facts.kernel.cols[-1][1]))} * (i64)sizeof({array.ctype})"
+            arrays.append((number, array, row))
         return arrays
 
     # -- what rows are combined into -----------------------------------------------------------------------------------
-
-    @property
-    def accums(self) -> list[Accum]:
-        return [*self.by_buffer.values()]
-
-    @property
-    def privatized(self) -> list[Accum]:
-        """Results of which each chunk has a partial one."""
-        return [a for a in self.accums if a.strategy.partials]
-
-    @property
-    def owned(self) -> list[Accum]:
-        """Results of which each kept row owns a part."""
-        return [a for a in self.accums if a.is_owned]
-
-    @property
-    def segmented(self) -> list[Accum]:
-        """Results into whose rows segments are combined: rows of one key."""
-        return [a for a in self.accums if a.segmented]
 
     @property
     def block_sums(self) -> list[Accum]:
@@ -195,16 +207,6 @@ class RowProgram:
     def member_count(self) -> str:
         """Rows that are combined into an owner's elements, as C."""
         return size(self.facts.members)
-
-    @property
-    def visits_all(self) -> bool:
-        """Whether rows without a key are visited too."""
-        return self.facts.rows.visits_all_rows
-
-    @property
-    def keys(self) -> RowKeys | None:
-        """Of its rows, if they are visited in the order of these."""
-        return self.facts.keys
 
     @property
     def gathered(self) -> tuple[Gathered, ...]:

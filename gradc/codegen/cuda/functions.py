@@ -84,7 +84,9 @@ class KernelWriter:
         self.mapping = choose_mapping(self.facts)
         self.accums, self.arrays = accums_of(self.facts, self.mapping), VectorArrays()
         self.writer = PhaseWriter(self.facts, self.mapping, self.accums, self.arrays)
-        self.program = RowProgram(self.facts, self.mapping, tuple(self.accums.values()), self.writer.phases)
+        self.program = RowProgram(
+            accums=tuple(self.accums.values()), facts=self.facts, mapping=self.mapping, phases=self.writer.phases
+        )
         self.fixed = tuple(a for a in self.accums.values() if a.fixed)
         self.absmax = self.largest_values() if self.fixed else None
         self.sort = sorted_rows(self.facts)

@@ -11,12 +11,12 @@ from ...ir.types import F32
 from ..declarations import used
 from ..exponentials import is_exp_below_one, narrow_exponentials
 from ..expr import ROUNDED, carrier, loaded, to_memory, unrounded, variable
-from ..index import literal
+from ..index import literal, number_of_place
 from ..phases import phase_comment
 from ..text import CODES
 from .accums import Accum
-from .axes import axis_declarations, declared, number_of_place
-from .columns import Access, access, linear
+from .axes import axis_declarations, declared
+from .columns import OFFSETS, Access, access, linear
 from .facts import Facts
 from .mapping import ThreadMapping, even_columns
 from .reductions import Reduction, Reductions
@@ -375,7 +375,7 @@ class PhaseWriter:
     def check(self, s: Stmt, value: str, alone: str) -> list[str]:
         """Reports an index that is out of range, or below the one before it."""
         # along the axes that it does not depend on the value repeats: the first is meant
-        at = number_of_place((*self.k.rows, *self.k.cols), self.k.stmt_level(s))
+        at = number_of_place((*self.k.rows, *self.k.cols), self.k.stmt_level(s), OFFSETS)
         bound = self.scribe.size(s.attr("bound"))
         low = [variable(v) for v in s.args[1:]]
         report = f"{alone}if ({{0}}) gradc_report(flag, site, aux, {{1}}, {at}, {value}, {{2}});"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..facts import Facts
-from ..mapping import RowMapping, chunked_rows
+from ..mapping import RowMapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,10 +14,5 @@ class ColumnStrips(RowMapping):
 
     strips = True
 
-
-def column_strips(facts: Facts) -> ColumnStrips:
-    """The mapping of rows that are only mapped."""
-    return ColumnStrips(
-        reason="each element is computed by itself: rows and columns are both cut up",
-        **chunked_rows(facts) | {"tasks": "gradc_chunks(rows, chunk) * gradc_chunks(cols, GRADC_STRIP)"},
-    )
+    def tasks(self, facts: Facts) -> str:
+        return "gradc_chunks(rows, chunk) * gradc_chunks(cols, GRADC_STRIP)"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ....analysis.chunks import interchanged_bound
-from ....ir.dims import Size, product
+from ....analysis.chunks import Bound, interchanged_bound
+from ....ir.dims import Size
 from ..facts import Facts
-from ..mapping import RowMapping, fields, rows_and_columns, short
+from ..mapping import Owned
 
 
 @dataclass(frozen=True, kw_only=True)
-class InterchangedOwners(RowMapping):
+class InterchangedOwners(Owned):
     """All owners of a chunk go through one member before the next."""
 
     asks_ahead = False
     owners_at_once = True
+
+    def bounds(self, facts: Facts, short: Callable[[str, Size], Size]) -> list[Bound]:
+        return [interchanged_bound(short("owners", facts.owners), short("cols", facts.kernel.col_count))]
 
 
 def gathers_by_member(facts: Facts) -> bool:
@@ -27,12 +31,3 @@ def gathers_by_member(facts: Facts) -> bool:
     return any(
         axes & places and any(v.startswith("%") and facts.rows.by_column(v) for v in places) for places in gathered
     )
-
-
-def interchanged_owners(facts: Facts) -> InterchangedOwners:
-    """The mapping of owners whose members gather."""
-    owners: Size = product(n for _, n in facts.rows.kept_axes)
-    sizes = rows_and_columns(facts) | {"owners": owners}
-    bound = interchanged_bound(short(sizes, "owners", owners), short(sizes, "cols", facts.kernel.col_count))
-    reason = "each row that an owner adds up gathers from a part of memory of its own, which stays near for all owners"
-    return InterchangedOwners(reason=reason, **fields(sizes, [bound]))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ....ir.statement import Stmt
 from ..facts import Facts
-from ..mapping import Segmented, segments
+from ..mapping import Segmented
 from ..phase_writer import PhaseWriter
 from ..register_sums import register_sums
 
@@ -24,9 +23,7 @@ class SegmentsInRegisters(Segmented):
         return {"t": register_sums(writer)}
 
 
-def segments_in_registers(facts: Facts) -> SegmentsInRegisters:
-    """The mapping of sorted rows that are only added up."""
-    begins: Stmt | None = facts.keys.begins if facts.keys is not None else None
-    reason = "all that is done with the rows of a key is to add them up, column by column"
-    starts = "" if begins is None else f"{begins.buffer}[k]"
-    return SegmentsInRegisters(reason=reason, starts=starts, **segments(facts))
+def segments_in_registers(facts: Facts, reason: str) -> SegmentsInRegisters:
+    """The mapping of sorted rows that are only added up, which may be in the order of their keys as they are."""
+    begins = facts.keys.begins if facts.keys is not None else None
+    return SegmentsInRegisters(reason=reason, starts="" if begins is None else f"{begins.buffer}[k]")
