@@ -255,7 +255,7 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
         if reorder and options.fuse:
             program = run(gather_vectors, program)
         unnamed = (options.reductions or {}).keys() <= {"*"}  # else one of the sums may be named
-        program = run(unroll_columns, program, reorder=reorder, side_by_side=unnamed)
+        program = run(unroll_columns, program, reassociate=reorder, side_by_side=unnamed)
     program = run(
         choose_reduction,
         program,

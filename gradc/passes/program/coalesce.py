@@ -10,10 +10,13 @@ from dataclasses import replace
 from math import prod
 
 from ...ir.dims import evaluate, nominal
-from ...ir.kernel import Buffer, Kernel, Program, Step
-from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
+from ...ir.kernel import Buffer, Kernel, Program
+from ...ir.statement import Index, Stmt
 from ...ir.types import Type
 from ...targets.gpu import SECTOR_BYTES
+from ..loops.accums import demote_reductions
+from ..loops.legality import attempt
+from ..loops.reorder import reorder
 from ..manager import program_pass
 
 LEAST = 16
@@ -28,11 +31,7 @@ def coalesce(program: Program) -> Program:
     as they are read and as the outputs require.
     """
     program = fuse_transposes(relayout_temps(program))
-    types = {b.name: b.type for b in program.buffers}
-    return replace(
-        program,
-        steps=tuple(interchange_loops(step, types) if isinstance(step, Kernel) else step for step in program.steps),
-    )
+    return program.with_kernels(lambda kernel: interchange_loops(kernel, program.types))
 
 
 @program_pass("BITS")
@@ -41,12 +40,8 @@ def gather_vectors(program: Program) -> Program:
     elements at positions that are data one by one; kernels without any keep their columns
     """
     program = fuse_transposes(relayout_temps(program, _gathers_elements), _gathers_elements)
-    types = {b.name: b.type for b in program.buffers}
-    steps: list[Step] = [
-        interchange_loops(step, types) if isinstance(step, Kernel) and _gathers_elements(step) else step
-        for step in program.steps
-    ]
-    return program if steps == list(program.steps) else replace(program, steps=tuple(steps))
+    types = program.types
+    return program.with_kernels(lambda k: interchange_loops(k, types) if _gathers_elements(k) else k)
 
 
 def _gathers_elements(kernel: Kernel) -> bool:
@@ -84,16 +79,12 @@ def relayout_temps(program: Program, wanted: Callable[[Kernel], bool] = lambda k
             i: step for i, step in enumerate(program.steps) if isinstance(step, Kernel) and temp.name in step.buffers
         }
         permuted = {
-            i: _renamed(
-                replace(
-                    k,
-                    body=tuple(
-                        replace(s, index=tuple(s.index[a] for a in order)) if s.buffer == temp.name else s
-                        for s in k.body
-                    ),
+            i: replace(
+                k,
+                body=tuple(
+                    replace(s, index=tuple(s.index[a] for a in order)) if s.buffer == temp.name else s for s in k.body
                 ),
-                types[1],
-            )
+            ).rehashed(types[1])
             for i, k in touching.items()
         }
         if sum(_least_bytes_moved(k, types[1]) for k in permuted.values()) < sum(
@@ -151,7 +142,7 @@ def fuse_transposes(program: Program, wanted: Callable[[Kernel], bool] = lambda 
         )
         steps = list(program.steps)
         buffers = tuple(b for b in program.buffers if b.name != source)
-        steps[made] = _renamed(replace(producer, body=body), {b.name: b.type for b in buffers})
+        steps[made] = replace(producer, body=body).rehashed({b.name: b.type for b in buffers})
         del steps[number]
         return fuse_transposes(replace(program, steps=tuple(steps), buffers=buffers), wanted)
     return program
@@ -210,43 +201,20 @@ def _sole_producer(program: Program, number: int, source: str, target: str) -> i
 
 
 def interchange_loops(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
-    """Kernel -> the kernel with another axis as its columns, the one along which fewest bytes are moved.
-
-    Every effect runs over both axes, so that nothing happens more or less often; what reduces its columns to a value of
-    a row, and the places of bad elements, depend on the order of axes, and what has these is left.
-    """
-    before, kernel = kernel, _combining_columns(kernel)
-    if len(kernel.cols) != 1 or any(s.op in REDUCTIONS or s.op in ("scan", "check", "search") for s in kernel.body):
-        return before
-    (now,) = kernel.cols
-    sizes = nominal([n for _, n in (*kernel.rows, now)])
-    extents = {a: evaluate(n, sizes) for a, n in (*kernel.rows, now)}
-    effects = [s for s in kernel.body if not s.name]
-    common = frozenset(extents).intersection(*(kernel.stmt_level(s) for s in effects))
-    candidates = [axis for axis in kernel.rows if axis[0] in common and extents[axis[0]] >= LEAST]
-    if now[0] not in common or not candidates:
-        return before
-    best = min(candidates, key=lambda axis: _bytes_moved(kernel, types, axis[0], extents))
-    if _bytes_moved(kernel, types, best[0], extents) >= GAIN * _bytes_moved(kernel, types, now[0], extents):
-        return before
-    rows: tuple[Axis, ...] = tuple(axis for axis in (*kernel.rows, now) if axis != best)
-    return _renamed(replace(kernel, rows=rows, cols=(best,)), types)
-
-
-def _combining_columns(kernel: Kernel) -> Kernel:
-    """%1 = sum_cols %0;  accum y[c] <- %1  ->  accum y[c] <- %0, where all that is reduced is combined so: the columns
-    are then as good as rows.
-    """
-    reductions = {s.name: s for s in kernel.body if s.op in REDUCTIONS}
-    uses = [s for s in kernel.body if reductions.keys() & set(s.uses)]
-    if not all(
-        s.op == "accum" and s.args[0] in reductions and s.combine == REDUCTIONS[reductions[s.args[0]].op] for s in uses
-    ) or any(reductions.keys() & {v for i in s.index for v, _ in i.terms} or s.where in reductions for s in uses):
+    """Kernel -> the kernel with another axis as its columns, the one along which fewest bytes are moved."""
+    if len(kernel.cols) != 1 or any(s.op == "search" for s in kernel.body):
         return kernel
-    body = tuple(
-        replace(s, args=reductions[s.args[0]].args) if s in uses else s for s in kernel.body if s.name not in reductions
-    )
-    return replace(kernel, body=body) if uses else kernel
+    summed = attempt(demote_reductions, kernel) or kernel
+    (now,) = summed.cols
+    sizes = nominal([n for _, n in (*summed.rows, now)])
+    extents = {a: evaluate(n, sizes) for a, n in (*summed.rows, now)}
+    candidates = [a for a, _ in summed.rows if extents[a] >= LEAST and attempt(reorder, summed, [a]) is not None]
+    if not candidates:
+        return kernel
+    best = min(candidates, key=lambda axis: _bytes_moved(summed, types, axis, extents))
+    if _bytes_moved(summed, types, best, extents) >= GAIN * _bytes_moved(summed, types, now[0], extents):
+        return kernel
+    return reorder(summed, [best])
 
 
 def _least_bytes_moved(kernel: Kernel, types: Mapping[str, Type]) -> int:
@@ -281,8 +249,3 @@ def _bytes_of_access(kernel: Kernel, types: Mapping[str, Type], s: Stmt, lane: s
     ]
     contiguous = moving == [lane] and dict(s.index[-1].terms).get(lane) == 1
     return count * (item if contiguous else SECTOR_BYTES)
-
-
-def _renamed(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
-    """The kernel under the name of its structure."""
-    return kernel.named_by_structure(kernel.name.rpartition("_")[0], types)
