@@ -6,20 +6,20 @@ from . import Mutant
 
 MUTANTS = (
     Mutant(
-        "fuse_rounding.readers",
-        "gradc/passes/program/fuse_rounding.py",
+        "narrow_products.readers",
+        "gradc/passes/program/narrow_products.py",
         "rounded = all(isinstance(step, Kernel) and",
         "rounded = any(isinstance(step, Kernel) and",
         "a product is rounded though one of its readers does not round it",
-        ("test_fuse_rounding",),
+        ("test_narrow_products",),
     ),
     Mutant(
-        "fuse_rounding.rows",
-        "gradc/passes/program/fuse_rounding.py",
-        "if index[-1] != call.out.index[-1]:",
-        "if False:",
+        "loops.copies-rows",
+        "gradc/passes/loops/copies.py",
+        "or order[-1:] != (len(order) - 1,) or rounds",
+        "or rounds",
         "a library writes columns as rows",
-        ("test_fuse_rounding",),
+        ("test_narrow_products",),
     ),
     Mutant(
         "attention.weights-rounded",
@@ -539,6 +539,22 @@ MUTANTS = (
         "if not kernel.levels[s.args[0]] & cols:",
         "if not kernel.cols:",
         "missing check: a sum of equal columns is one of them",
+        ("test_loops",),
+    ),
+    Mutant(
+        "loops.copies-whole",
+        "gradc/passes/loops/copies.py",
+        "or not all(v.isdigit() or same(axes[v], n) for v, n in sizes)",
+        "",
+        "missing check: a copy of a part stands for all",
+        ("test_loops",),
+    ),
+    Mutant(
+        "loops.copies-before",
+        "gradc/passes/loops/copies.py",
+        "before = any(memory & {*s.reads, *s.writes} for s in program.steps[:number])",
+        "before = False",
+        "missing check: what a step writes before the copy is written after it",
         ("test_loops",),
     ),
     Mutant(

@@ -21,9 +21,11 @@ from gradc.ir.statement import Index, Stmt
 from gradc.ir.types import BOOL, F32, I64, Type
 from gradc.ir.verify import verify_program
 from gradc.passes.loops.accums import demote_reductions, promote_accums, store_sums
+from gradc.passes.loops.copies import find_copy, write_through
 from gradc.passes.loops.fuse import fuse
 from gradc.passes.loops.hoist import hoist_loads
 from gradc.passes.loops.legality import IllegalMove, attempt
+from gradc.passes.loops.relayout import relayout
 from gradc.passes.loops.reorder import reorder
 from gradc.passes.loops.split import split
 from gradc.passes.loops.unroll import unroll
@@ -354,6 +356,106 @@ def test_kernels_that_are_not_fused(before: str, after: str, why: str) -> None:
     program = parse_program(text.replace("temp t", "output t") if "t=t" in text else text)
     with pytest.raises(IllegalMove, match=re.escape(why)):
         fuse(program, 0, 2)
+
+
+COPIED = """program @p {
+  input x: f32[4,1,3]
+  input a: f32[4,2,5]
+  input b: f32[4,5,3]
+  temp t: f32[4,1,3]
+  temp p: f32[4,2,3]
+  temp s: f32[4]
+  output y: f32[3,4,1]
+  output q: f32[2,4,3]
+  output z: f32[4,1,3]
+  output r: bf16[4]
+  kernel @one_aaaaaa rows(n: 4) cols(k: 3) {
+    phase
+    %0 = load x[n, 0, k] : f32
+    %1 = exp %0 : f32
+    store t[n, 0, k] <- %1 : f32
+    accum s[n] <- %1 : f32
+  }
+  call @matmul axes(b0: 4, m: 2, n: 3, k: 5) p[b0, m, n] <- matmul a[b0, m, k], b[b0, k, n]
+  kernel @turn_bbbbbb rows(i: 3) cols(j: 4) {
+    phase
+    %0 = load t[j, 0, i] : f32
+    store y[i, j, 0] <- %0 : f32
+    %1 = neg %0 : f32
+    store z[j, 0, i] <- %1 : f32
+  }
+  kernel @move_cccccc rows(i: 2, j: 4) cols(k: 3) {
+    phase
+    %0 = load p[j, i, k] : f32
+    store q[i, j, k] <- %0 : f32
+  }
+  kernel @round_dddddd rows() cols(i: 4) {
+    phase
+    %0 = load s[i] : f32
+    %1 = cast %0 {dtype=bf16} : bf16
+    store r[i] <- %1 : bf16
+  }
+  return y=y, q=q, z=z, r=r
+}
+"""
+
+
+@pytest.mark.parametrize("number, target, steps", [(2, "y", 5), (3, "q", 4), (4, "r", 4)])
+def test_a_copy_is_written_by_its_producer(number: int, target: str, steps: int) -> None:
+    """A transposed one, which its reader reads on; the rows of a product, moved; a sum, rounded."""
+    program = parse_program(COPIED)
+    made = write_through(program, find_copy(program, number, target))
+    assert len(made.steps) == steps and len(made.buffers) == len(program.buffers) - 1
+    verify_program(made)
+    given = arrays(program)
+    want, got = (interp.run(p, given) for p in (program, made))
+    for name in want:
+        np.testing.assert_array_equal(np.asarray(got[name]), np.asarray(want[name]), name)
+
+
+@pytest.mark.parametrize(
+    "number, target, before, after, why",
+    [
+        (2, "z", "", "", "what it writes to z is no copy"),
+        (1, "q", "", "", "it is no kernel"),
+        (2, "y", "rows(i: 3)", "rows(i: 2)", "it does not copy all of t"),
+        (2, "y", "load t[j, 0, i]", "load t[j, 0, 0]", "not at the same positions"),
+        (2, "y", "return y=y", "return t=t, y=y", "t is memory that others have"),
+        (2, "y", "temp p: f32[4,2,3]", "temp p: f32[4,2,3]\n  temp u: f32[12] of t", "t is memory that others have"),
+        (2, "y", "accum s[n] <- %1", "accum y[0, n, 0] <- %1", "y is touched before"),
+        (3, "q", "rows(i: 2, j: 4) cols(k: 3)", "rows(i: 2, k: 3) cols(j: 4)", "writes rows"),
+        (4, "r", "accum s[n] <- %1 :", 'accum s[n] <- %1 {combine="max"} :', "no sum in f32"),
+        (4, "r", "rows() cols(i: 4)", "rows() cols(i: 3)", "it does not copy all of s"),
+        (4, "r", "%1 = neg %0", "%2 = load s[j] : f32\n    %1 = neg %2", "read by kernels as it is"),
+    ],
+)
+def test_copies_that_are_not_written_by_their_producers(
+    number: int, target: str, before: str, after: str, why: str
+) -> None:
+    text = COPIED.replace(before, after) if before else COPIED
+    assert not before or before in COPIED
+    if "t=t" in after:
+        text = text.replace("temp t", "output t")
+    if "cols(j: 4)" in after:
+        text = text.replace("q: f32[2,4,3]", "q: f32[2,3,4]").replace("q[i, j, k]", "q[i, k, j]")
+    with pytest.raises(IllegalMove, match=re.escape(why)):
+        find_copy(parse_program(text), number, target)
+
+
+def test_a_temp_lies_in_another_order() -> None:
+    program = parse_program(COPIED)
+    made = relayout(program, "t", (2, 0, 1))
+    assert str(made.buffer["t"].type) == "f32[3,4,1]" and "store t[k, n, 0]" in str(made)
+    verify_program(made)
+    given = arrays(program)
+    for name, want in interp.run(program, given).items():
+        np.testing.assert_array_equal(np.asarray(interp.run(made, given)[name]), np.asarray(want))
+
+
+@pytest.mark.parametrize("temp, why", [("p", "not only kernels"), ("x", "memory that others have")])
+def test_what_does_not_lie_in_another_order(temp: str, why: str) -> None:
+    with pytest.raises(IllegalMove, match=why):
+        relayout(parse_program(COPIED), temp, (0, 2, 1))
 
 
 def test_scanned_columns_do_not_become_rows() -> None:

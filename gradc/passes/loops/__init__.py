@@ -9,6 +9,8 @@
 :func:`~.accums.store_sums`         of one row, accum y[] <- sum_cols v  ->  store y[] <- sum_cols v
 :func:`~.hoist.hoist_loads`         load x[n] where %k  ->  %1 = load x[n], where %k, %1, 0
 :func:`~.fuse.fuse`                 two kernels  ->  one; what the first stores for the second stays in registers
+:func:`~.relayout.relayout`         t: f32[N,C,H] of t[n, c, h]  ->  t: f32[N,H,C] of t[n, h, c]
+:func:`~.copies.write_through`      a step, and a store that copies its result  ->  the step, which writes the copy
 ==================================  ================================================================================
 
 A transformation checks all that makes it legal, whoever asks, and raises :class:`~.legality.IllegalMove` with the
