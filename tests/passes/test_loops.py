@@ -29,6 +29,7 @@ from gradc.passes.loops.relayout import relayout
 from gradc.passes.loops.reorder import reorder
 from gradc.passes.loops.split import split
 from gradc.passes.loops.unroll import unroll
+from gradc.passes.loops.views import find_view, inline_view, pad
 
 PLACES = 5
 """Rows of what is scattered to."""
@@ -456,6 +457,104 @@ def test_a_temp_lies_in_another_order() -> None:
 def test_what_does_not_lie_in_another_order(temp: str, why: str) -> None:
     with pytest.raises(IllegalMove, match=why):
         relayout(parse_program(COPIED), temp, (0, 2, 1))
+
+
+VIEWED = """program @p {
+  input x: f32[3,7]
+  input w: f32[2,6]
+  temp t: f32[3,2,7]
+  temp u: f32[6,7] of t
+  output y: f32[2,7]
+  output z: f32[3]
+  kernel @windows_aaaaaa rows(c: 3, k: 2) cols(i: 7) {
+    phase
+    %0 = in_bounds i + k {hi=7, lo=0} : bool
+    %1 = load x[c, i + k] where %0 : f32
+    store t[c, k, i] <- %1 : f32
+  }
+  call @matmul axes(m: 2, n: 7, k: 6) y[m, n] <- matmul w[m, k], u[k, n]
+  kernel @last_bbbbbb rows() cols(c: 3) {
+    phase
+    %0 = load x[c, 6] : f32
+    store z[c] <- %0 : f32
+  }
+  return y=y, z=z
+}
+"""
+BOX = ((0, 2), (0, 7))
+
+
+def test_a_product_reads_windows_of_a_padded_array() -> None:
+    program = parse_program(VIEWED)
+    view = find_view(program, "t")
+    assert view.guarded == {1} and view.range_of(1) == (0, 7)
+    padded = pad(program, "t", BOX)
+    require_same(program, padded)
+    made = inline_view(padded, "t")
+    require_same(program, made)
+    assert "matmul w[m, k], t.padded[k0, n + k1]" in str(made) and "temp u" not in str(made)
+    more = """y[m, n] <- matmul w[m, k], u[k, n]
+  kernel @windows_cccccc rows(c: 3) cols(i: 7) {
+    phase
+    %0 = in_bounds i + 1 {hi=7, lo=0} : bool
+    %1 = load x[c, i + 1] where %0 : f32
+    store v[c, i] <- %1 : f32
+  }
+  call @matmul axes(m: 3, n: 3, k: 7) q[m, n] <- matmul v[m, k], v[n, k]
+"""
+    buffers = "  temp v: f32[3,7]\n  output q: f32[3,3]\n  output y"
+    text = VIEWED.replace("y[m, n] <- matmul w[m, k], u[k, n]\n", more).replace("  output y", buffers)
+    twice = parse_program(text.replace("y=y", "y=y, q=q"))
+    both = pad(pad(twice, "t", BOX), "v", BOX)
+    assert [b.name for b in both.buffers if "padded" in b.name] == ["t.padded"]
+    require_same(twice, inline_view(inline_view(both, "v"), "t"))
+
+
+@pytest.mark.parametrize(
+    "before, after, why",
+    [
+        ("store t[c, k, i] <- %1", "%2 = exp %1 : f32\n    store t[c, k, i] <- %2", "is computed"),
+        ("temp t: f32[3,2,7]", "temp t: f32[3,2,8]", "does not store all"),
+        ("return y=y", "return t=t, y=y", "memory that others have"),
+        ("in_bounds i + k {hi=7, lo=0}", "in_bounds i + k {hi=7, lo=1}", "no test of its bounds"),
+        ("in_bounds i + k {hi=7, lo=0}", "in_bounds i + c {hi=7, lo=0}", "no test of its bounds"),
+        ("load x[c, i + k] where %0 :", "load x[c, i + k] where %0 {other=0x1p+0} :", "other values around"),
+        ("rows(c: 3, k: 2) cols(i: 7)", "rows(c: 3, k: 2, j: 2) cols(i: 7)", "does not store all"),
+        ("load x[c, 6] :", "load t[c, 0, 6] :", "cannot read"),
+    ],
+)
+def test_views_that_stay(before: str, after: str, why: str) -> None:
+    text = VIEWED.replace(before, after)
+    assert before in VIEWED
+    if "t=t" in after:
+        text = text.replace("temp t", "output t")
+    if "2,8" in after:
+        text = text.replace("u: f32[6,7]", "u: f32[6,8]").replace("n: 7", "n: 8").replace("y: f32[2,7]", "y: f32[2,8]")
+    with pytest.raises(IllegalMove, match=why):
+        inline_view(pad(parse_program(text), "t", BOX), "t")
+
+
+def test_a_padded_copy_has_all_that_is_read() -> None:
+    program = parse_program(VIEWED)
+    for box in (((0, 2), (0, 6)), ((0, 1), (0, 7)), ((0, 2), (1, 7))):
+        with pytest.raises(IllegalMove, match="may be outside"):
+            pad(program, "t", box)
+    with pytest.raises(IllegalMove, match="read where the array is not"):
+        inline_view(program, "t")
+
+
+def test_an_array_that_is_written_again_is_not_read_later() -> None:
+    inside = (VIEWED.replace("    %0 = in_bounds i + k {hi=7, lo=0} : bool\n", "").replace(" where %0", "")
+              .replace("cols(i: 7)", "cols(i: 6)").replace("n: 7", "n: 6").replace("t: f32[3,2,7]", "t: f32[3,2,6]")
+              .replace("y: f32[2,7]", "y: f32[2,6]").replace("u: f32[6,7]", "u: f32[6,6]"))  # fmt: skip
+    require_same(parse_program(inside), inline_view(parse_program(inside), "t"))
+    moved = inside.split("  call @matmul")
+    call, last = moved[1].split("\n", 1)
+    again = moved[0] + last.replace("store z[c]", "store x[c, 0]").replace(
+        "  return", f"  call @matmul{call}\n  return"
+    )
+    with pytest.raises(IllegalMove, match="is written again"):
+        inline_view(parse_program(again.replace("input x", "output x")), "t")
 
 
 def test_scanned_columns_do_not_become_rows() -> None:
