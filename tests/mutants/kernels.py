@@ -471,7 +471,7 @@ MUTANTS = (
     ),
     Mutant(
         "read-in-place.groups",
-        "gradc/passes/program/read_in_place.py",
+        "gradc/passes/loops/views.py",
         "part = replace(part, size=rest, step=part.step * inner)",
         "part = replace(part, size=rest)",
         "wrong distance: the groups of a convolution read neighbouring channels",

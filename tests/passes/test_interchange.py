@@ -12,7 +12,9 @@ import gradc
 from gradc import interp, knobs, ops
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
-from gradc.passes.program.coalesce import coalesce, fuse_transposes, gather_vectors
+from gradc.passes.program.fuse_copies import fuse_copies
+from gradc.passes.program.interchange import gathers_elements, interchange
+from gradc.passes.program.relayout_temps import relayout_temps
 
 TRANSPOSED = """program @p {
   input x: f32[N,64,H]
@@ -43,7 +45,7 @@ def columns(program: Any, name: str) -> list[str]:
 def test_a_result_is_stored_as_it_is_asked_for() -> None:
     """No kernel that transposes alone; what another reads, or what is an output itself, stays."""
     program = parse_program(TRANSPOSED)
-    made = fuse_transposes(program)
+    made = fuse_copies(program)
     verify_program(made)
     assert len(made.steps) == 1 and "store y[n, h, c]" in str(made) and "t:" not in str(made)
     rng = np.random.default_rng(0)
@@ -53,7 +55,7 @@ def test_a_result_is_stored_as_it_is_asked_for() -> None:
     }
     np.testing.assert_array_equal(interp.run(made, given)["y"], interp.run(program, given)["y"])
     kept = parse_program(TRANSPOSED.replace("temp t", "output t").replace("return y=y", "return y=y, t=t"))
-    assert fuse_transposes(kept) == kept
+    assert fuse_copies(kept) == kept
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_columns_go_where_fewest_bytes_move(x: str, y: str, axis: str) -> None:
 }}
 """
     program = parse_program(text)
-    made = coalesce(program)
+    made = interchange(program)
     verify_program(made)
     assert columns(made, "exp") == [axis] and (made.kernels[0].name == program.kernels[0].name) == (axis == "h")
     given = {
@@ -119,7 +121,7 @@ def test_what_happens_once_a_row_is_left_alone(value: str, turned: bool) -> None
         .replace("    phase\n", "    phase\n" if turned else "    accum y[n] <- %0 : f32\n    phase\n")
         .replace("    accum y[n] <- %0 : f32\n  }", "  }")
     )
-    made = coalesce(program)
+    made = interchange(program)
     verify_program(made)
     assert (columns(made, "k") == ["c"]) == turned
     rng = np.random.default_rng(0)
@@ -263,5 +265,6 @@ def test_a_cpu_gathers_vectors_of_channels(channels: int, size: str, padding: An
 def test_a_cpu_turns_only_what_it_gathers() -> None:
     """Kernels without positions in data keep their columns, and a sum of what one gathers counts once."""
     program = parse_program(ROWS.replace("VALUE", "%1"))
-    assert gather_vectors(program) == program
-    assert coalesce(program) != program
+    for each in (relayout_temps, fuse_copies, interchange):
+        assert each(program, wanted=gathers_elements) == program
+    assert interchange(program) != program

@@ -1,4 +1,4 @@
-"""fuse_rounding: products of 16-bit operands that are rounded at once are 16 bits in memory, with the same bits."""
+"""narrow_products: products of 16-bit operands that are rounded at once are 16 bits in memory, with the same bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from gradc.ir.kernel import Call, Kernel, Program
 from gradc.ir.program_text import parse_program
 from gradc.ir.types import DTYPES
 from gradc.ir.verify import verify_program
-from gradc.passes.program.fuse_rounding import fuse_rounding
+from gradc.passes.program.fuse_copies import fuse_copies
+from gradc.passes.program.narrow_products import narrow_products
 
 TEXT = """program @twice {
   input a: bf16[5,4]
@@ -40,6 +41,12 @@ TEXT = """program @twice {
   }
   return y=y, z=z
 }"""
+
+
+def rounded(program: Program) -> Program:
+    return fuse_copies(narrow_products(program))
+
+
 UNROUNDED = {
     "a reader does not round": ("%2 = cast %1 {dtype=f32} : f32", "%2 = mul %0, %0 : f32"),
     "a reader rounds to another dtype": ("%1 = cast %0 {dtype=bf16} : bf16", "%1 = cast %0 {dtype=f16} : f16"),
@@ -61,13 +68,13 @@ def dtype_of_product(program: Program) -> str:
 
 def test_a_product_that_all_its_readers_round() -> None:
     program = parse_program(TEXT)
-    made = fuse_rounding(program)
+    made = rounded(program)
     assert dtype_of_product(made) == "bf16"
     assert [[s.op for s in kernel.body] for kernel in made.kernels] == [
         ["load", "cast", "load", "add", "store"],
         ["load", "store"],
     ]
-    assert fuse_rounding(made) == made
+    assert rounded(made) == made
     assert all(kernel.name.partition("_")[0] in ("biased", "turned") for kernel in made.kernels)
     before, after = interp.run(program, arrays()), interp.run(made, arrays())
     for name in ("y", "z"):
@@ -80,7 +87,7 @@ def test_a_product_that_stays_wide(name: str) -> None:
     text = TEXT.replace(found, given, 1)
     text = text.replace("return ", "return t=t, ") if name == "an output" else text
     program = parse_program(text)
-    assert fuse_rounding(program) == program and dtype_of_product(program) == "f32"
+    assert rounded(program) == program and dtype_of_product(program) == "f32"
 
 
 COPIED = """program @kept {
@@ -105,7 +112,7 @@ COPIED = """program @kept {
 
 def test_a_rounded_product_that_is_kept_is_written_where_it_is_kept() -> None:
     program = parse_program(COPIED)
-    made = fuse_rounding(program)
+    made = rounded(program)
     (call,) = (step for step in made.steps if isinstance(step, Call))
     assert call.out.buffer == "kept" and "t" not in made.buffer
     assert [s.op for s in made.kernels[0].body] == ["load", "cast", "exp", "store"]
@@ -116,7 +123,7 @@ def test_a_rounded_product_that_is_kept_is_written_where_it_is_kept() -> None:
     turned = COPIED.replace("output kept: bf16[5,6]", "output kept: bf16[6,5]").replace(
         "store kept[i0, i1]", "store kept[i1, i0]"
     )
-    (call,) = (step for step in fuse_rounding(parse_program(turned)).steps if isinstance(step, Call))
+    (call,) = (step for step in rounded(parse_program(turned)).steps if isinstance(step, Call))
     assert call.out.buffer == "t", "a copy that turns it is one"
 
 
@@ -138,7 +145,7 @@ MOVED = """program @moved {
 
 def test_a_product_that_is_moved_is_written_where_it_is_moved_to() -> None:
     program = parse_program(MOVED)
-    made = fuse_rounding(program)
+    made = rounded(program)
     (call,) = made.steps
     assert isinstance(call, Call) and str(call.out) == "y[b0, m, b1, n]" and call.result_axes == ["b0", "b1", "m", "n"]
     verify_program(made)
@@ -150,7 +157,7 @@ def test_a_product_that_is_moved_is_written_where_it_is_moved_to() -> None:
         "rows(i0: 2, i1: 5, i2: 3) cols(i3: 6)", "rows(i0: 2, i1: 3, i2: 6) cols(i3: 5)"
     )
     turned = turned.replace("t[i0, i2, i1, i3]", "t[i0, i1, i3, i2]")
-    assert len(fuse_rounding(parse_program(turned)).steps) == 2, "a library writes rows"
+    assert len(rounded(parse_program(turned)).steps) == 2, "a library writes rows"
 
 
 def pure(kernel: Kernel) -> bool:
