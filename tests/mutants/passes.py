@@ -118,7 +118,7 @@ MUTANTS = (
     Mutant(
         "sink-dequant.skipped",
         "gradc/passes/graph/sink_dequant.py",
-        "        masks.append(mask)\n    return masks",
+        "        masks.append(reshaped(mask, tuple(at.get(axis, 1) for axis in range(rank))))\n    return masks",
         "    return masks",
         "missing mask: a skipped update is counted",
         ("test_sink_dequant",),
