@@ -173,7 +173,7 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
         values=graph.output_names,
         dims=dims,
         device=_device(options, target),
-        simplify=functools.partial(_tidy, numerics=options.numerics, target=target),
+        simplify=functools.partial(_simplified, numerics=options.numerics, target=target),
         blocked=_blocks_rows(options),
         multiply_sums=(options.reductions or {}).keys() <= {"*"},  # else one of these sums may be named
         precompute=options.save == "min-cut" and options.memory_budget is None,
@@ -225,11 +225,14 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
-    return pipeline.keep("tidy", graph, lambda: _tidy(graph, numerics, target), "REAL")
+    graph = pipeline.run(  # what the passes between made of it
+        simplify, graph, of="tidy", numerics=numerics, round_operands=round_operands, round_products=round_products
+    )
+    return pipeline.run(fold, graph, of="tidy")
 
 
-def _tidy(graph: Graph, numerics: str, target: str) -> Graph:
-    """simplify and fold, after passes that made more of it to do."""
+def _simplified(graph: Graph, numerics: str, target: str) -> Graph:
+    """simplify and fold, after what a partition leaves out."""
     round_operands, round_products = multiplied_as_they_are(target), given_as_they_are(target)
     return fold(simplify(graph, numerics=numerics, round_operands=round_operands, round_products=round_products))
 
