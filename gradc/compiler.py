@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from .analysis.strategies import ON_GPU, ON_HOST
 from .autodiff import differentiate, joint_names
 from .codegen.cpu.program import Source, render_program
-from .codegen.cuda.render import render_cuda
 from .errors import InvalidProblem
 from .ir.graph import Graph
 from .ir.kernel import Program
@@ -62,10 +62,13 @@ from .passes.row_blocking.decision import candidates, first_blocked
 from .passes.row_blocking.merge_rows import merge_rows
 from .passes.schedule.partition import Partition, partition
 from .passes.schedule.schedule import schedule, written
+from .process.forks import held_off
 from .runtime.cache import default_cache, pack
-from .runtime.cuda.programs import CudaSource
 from .runtime.host.toolchain import compile_libraries
 from .targets.devices import CPU, Device, gpu_of
+
+if TYPE_CHECKING:
+    from .runtime.cuda.programs import CudaSource
 
 # PASSES: every pass is registered by these imports
 __all__ = ["PASSES", "compile_graph", "cut", "joint_program", "kernels", "lower", "optimise"]
@@ -283,7 +286,7 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
 
 # -- Program -> text -> machine code -> a process ----------------------------------------------------------------------
 
-Sources = Sequence[Source | CudaSource]
+Sources = Sequence["Source | CudaSource"]
 """Of forward and backward, or of forward alone."""
 
 
@@ -292,6 +295,9 @@ def render(module: Module) -> Sources:
     programs = [executable.program for executable in module.executables.values()]
     if module.target == "cpu":
         return [render_program(program) for program in programs]
+    with held_off:  # a sixth of importing the compiler, of no use to a CPU
+        from .codegen.cuda.render import render_cuda
+        from .runtime.cuda.programs import CudaSource
     return [CudaSource(*render_cuda(program)) for program in programs]
 
 
