@@ -81,23 +81,15 @@ _LIBRARY.impl("random_mask", _random_mask, "CompositeExplicitAutograd")
 _LIBRARY.impl("dropout", _dropout, "CompositeImplicitAutograd")
 _LIBRARY.impl("dropout_attention", _dropout_attention, "CompositeImplicitAutograd")
 
-_LIKE_OPERAND = {
-    aten.bernoulli.p,
-    aten.cauchy.default,
-    aten.exponential.default,
-    aten.geometric.default,
-    aten.log_normal.default,
-    aten.normal_functional.default,
+_LIKE_OPERAND = (
     aten.rand_like.default,
     aten.randint_like.default,
     aten.randint_like.low_dtype,
     aten.randn_like.default,
-    aten.random.default,
-    aten.random.to,
-    getattr(aten.random, "from"),
-    aten.uniform.default,
-}
-"""Overloads that give numbers like their first operand, whatever its values are."""
+)
+"""Overloads that give numbers like their operand, whatever its values are.  Those that write into it (``normal_``) stay
+where they are if it is computed: what they give has a gradient where that has, of zeros.
+"""
 
 
 def is_draw(node: torch.fx.Node) -> bool:
@@ -120,7 +112,7 @@ def draw_first(graph: torch.fx.Graph, random: str = "torch", attention_on_gpu: b
                 _dropout_apart(node, sizes)
             elif node.target is aten.scaled_dot_product_attention.default:
                 _attention_apart(node, sizes, attention_on_gpu and random == "gradc")
-            elif node.target is aten.bernoulli.p and random == "gradc":
+            elif node.target is aten.bernoulli.p and random == "gradc" and node.args[0].target in _EMPTY:
                 _bernoulli_apart(node, sizes)
             elif node.target in _LIKE_OPERAND and node.args[0].op == "call_function":
                 like = node.args[0].meta["val"]
