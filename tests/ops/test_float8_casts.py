@@ -35,7 +35,7 @@ def midpoints(format: str) -> Array:
 
 
 def numbers(source: str, format: str) -> Array:
-    """Every number of 16 bits; of 32 and 64 the values and midpoints with their neighbours, and the ends of the range."""
+    """Every number of 16 bits; of more bits values and midpoints with their neighbours, and the ends of the range."""
     dtype = np.dtype(DTYPES[source].np).type
     if source in ("f16", "bf16"):
         return np.arange(65536, dtype=np.uint16).view(dtype)
