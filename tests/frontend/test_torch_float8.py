@@ -17,7 +17,8 @@ FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu]
 SOURCES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64]
 EDGES = (
     0.0, 1.5, 3.3, 240, 447, 448, 463.99999, 464, 464.00001, 465, 479, 480, 1e4, 57344, 61439, 61439.9999999, 61440,
-    61441, 65504, 1e30, 1e300, 1e-12, 0.0136, math.inf, math.nan,
+    61441, 65504, 1e30, 1e300, 1e-12, 0.0136, 2.0**-150, 2.0**-128, 2.0**-127, 1.0001 * 2.0**-127, 1.25 * 2.0**-127,
+    1.5 * 2.0**-127, 1.75 * 2.0**-127, 2.0**-126, 1.5 * 2.0**-126, math.inf, math.nan,
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-W", "default", "-c", script], capture_output=True, text=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("version", ["2.14.2", "a-build-of-mine"])
+@pytest.mark.parametrize("version", ["2.15.1", "a-build-of-mine"])
 def test_a_newer_release_warns_once_and_works(version: str) -> None:
     done = run(f"""
 import torch
@@ -51,13 +51,13 @@ print(graph.input_names)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "('weight', 'bias', 'input')"
     told = [line for line in done.stderr.splitlines() if "UntestedVersion" in line]
-    assert len(told) == 1 and f"torch {version} is newer than 2.14.1" in told[0]
+    assert len(told) == 1 and f"torch {version} is newer than 2.15.0" in told[0]
 
 
 VERSIONS = {
     **dict.fromkeys(("1.13.0", "2.5.1", "2.5.99+cu121"), "older"),
-    **dict.fromkeys(("2.6", "2.6.0+cu124", "2.9.0.dev20250801", "2.13.0+cpu", "2.14.1", "2.14.1a0"), "tested"),
-    **dict.fromkeys(("2.14.2", "2.15.0a0+git1234567", "3.0.1+cu140", "a-build-of-mine"), "newer"),
+    **dict.fromkeys(("2.6", "2.6.0+cu124", "2.9.0.dev20250801", "2.13.0+cpu", "2.15.0", "2.15.0a0"), "tested"),
+    **dict.fromkeys(("2.15.1", "2.16.0a0+git1234567", "3.0.1+cu140", "a-build-of-mine"), "newer"),
 }
 
 

@@ -145,9 +145,10 @@ class KernelBuilder:
 
     def _is_masked_load(self, value: str, other: Any) -> bool:
         statement = self._stmt(value)
-        return (
-            statement.op == "load" and statement.where == self.guard and dict(statement.attrs).get("other", 0) == other
-        )
+        if statement.op != "load" or statement.where != self.guard or statement.dtype is None:
+            return False
+        own = dict(statement.attrs).get("other", 0)
+        return identity(_as_python(own, statement.dtype)) == identity(_as_python(other, statement.dtype))
 
     @staticmethod
     def parted(index: Index, sizes: Sequence[Size]) -> None:
@@ -327,7 +328,7 @@ class KernelBuilder:
         home = self.homes.get(node)
         if home is not None and home != index:
             raise CannotInline(node, "it is read at another place than it is computed at")
-        key = (node, index, self.guard, other)
+        key = (node, index, self.guard, identity(_as_python(other, node.dtype)))
         if key in self.memo:
             return self.memo[key]
         first = len(self.body)
@@ -356,7 +357,8 @@ class KernelBuilder:
 
     def _load(self, buffer: str, node: Node, index: tuple[Index, ...], other: Any) -> str:
         index = tuple(Index() if size == 1 else i for i, size in zip(index, node.shape, strict=True))
-        attrs = (("other", _as_python(other, node.dtype)),) if self.guard and other != 0 else ()
+        filling, zero = (_as_python(v, node.dtype) for v in (other, 0))
+        attrs = (("other", filling),) if self.guard and identity(filling) != identity(zero) else ()  # -0.0 is another
         self.loaded[buffer] = node
         return self._emit("load", (), node.dtype, buffer=buffer, index=index, where=self.guard, attrs=attrs)
 

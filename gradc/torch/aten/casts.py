@@ -50,7 +50,9 @@ def _is_magnitude(dtype: DType) -> bool:
 def cast(x: Node, dtype: DType) -> Node:
     """x in a dtype.  torch makes a float of 8 bits of f32, so that it rounds a value of f64 twice."""
     if dtype.name == "e8m0" and x.dtype is not dtype and _is_magnitude(dtype):
-        return converted(_magnitude(converted(x, F32), number(0.0, dtype)), dtype)
+        least = number(0.0, dtype)
+        lifted = 2 * least if number(1.25 * least, dtype) == 2 * least else least
+        return converted(_magnitude(converted(x, F32), least, lifted), dtype)
     overflow = _overflow(dtype)
     if overflow is None or x.dtype is dtype:
         return converted(x, dtype)
@@ -64,12 +66,19 @@ def cast(x: Node, dtype: DType) -> Node:
     return converted(x, dtype)
 
 
-def _magnitude(x: Node, least: float) -> Node:
-    """The larger of abs(x) and ``least``, to which torch passes the gradient as to any cast: what it lacks is added."""
+def _magnitude(x: Node, least: float, lifted: float) -> Node:
+    """The larger of abs(x) and ``least``, to which torch passes the gradient as to any cast: what it lacks is added.
+
+    :param lifted: what becomes of values above ``least`` and below this: torch's own rounding takes the digits of a
+        subnormal f32 for those after a one.
+    """
     value = ops.stop_gradient(x)
     size = ops.abs(value)
     to_zero = ops.where(value < 0, size, 0.0)  # twice, as the sum of both may overflow
-    return x + to_zero + to_zero + ops.where(size < least, least - size, 0.0)
+    lacking = ops.where(size < least, least - size, 0.0)
+    if lifted > least:
+        lacking = ops.where((size > least) & (size < lifted), lifted - size, lacking)
+    return x + to_zero + to_zero + lacking
 
 
 def _signed(magnitude: float, like: Node) -> Node:
