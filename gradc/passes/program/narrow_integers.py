@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from math import prod
 
@@ -94,6 +94,9 @@ def _in_i32(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
         if s.dtype is I64 and (known := ranges.get(s.name)) is not None and low <= known[0] and known[1] <= high
     }
     narrowed = {s.name for s in kernel.body if s.name in small and s.op not in REDUCTIONS}  # whose dtype is their own
+    for s in reversed(kernel.body):  # to widen a value for each of its users again costs what it saves
+        if s.name in narrowed and not any(_takes(u, s.name, narrowed) for u in kernel.body):
+            narrowed.discard(s.name)
     if not narrowed:
         return kernel
     fresh = (name for k in itertools.count(len(kernel.body)) if (name := f"%{k}") not in kernel.stmts)
@@ -113,11 +116,23 @@ def _in_i32(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
             others = () if s.op == "cast" else (small - narrowed).intersection(s.args)
             cast(others, I32)
         else:
-            alike = s.op == "cast" or s.op in REDUCTIONS or (s.dtype is BOOL and narrowed.issuperset(s.args))
+            alike = s.op == "cast" or s.op in REDUCTIONS or _compares(s, narrowed)
             others = () if alike else narrowed.intersection(s.args)
             cast(others, I64)
         body.append(replace(s, args=tuple(casts[a] if a in others else a for a in s.args)))
     return replace(kernel, body=tuple(body)).named_by_structure(kernel.name.rpartition("_")[0], types)
+
+
+def _takes(user: Stmt, value: str, narrowed: Set[str]) -> bool:
+    """Whether a statement takes a value in i32."""
+    if value not in user.uses:
+        return False
+    return value not in user.args or user.name in narrowed or user.op == "cast" or _compares(user, narrowed)
+
+
+def _compares(s: Stmt, narrowed: Set[str]) -> bool:
+    """Whether a statement compares values that are all i32."""
+    return s.dtype is BOOL and narrowed.issuperset(s.args)
 
 
 # -- ranges ------------------------------------------------------------------------------------------------------------
