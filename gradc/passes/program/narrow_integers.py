@@ -132,7 +132,7 @@ def _takes(user: Stmt, value: str, narrowed: Set[str]) -> bool:
 
 def _compares(s: Stmt, narrowed: Set[str]) -> bool:
     """Whether a statement compares values that are all i32."""
-    return s.dtype is BOOL and narrowed.issuperset(s.args)
+    return s.dtype is BOOL and all(a in narrowed for a in s.args)
 
 
 # -- ranges ------------------------------------------------------------------------------------------------------------
