@@ -33,6 +33,7 @@ from .module.saved import parts_of
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
+from .passes.graph.invert_scatters import invert_scatters
 from .passes.graph.minimal_filtering import minimal_filtering
 from .passes.graph.propagate_reshapes import propagate_reshapes
 from .passes.graph.push_gathers import push_gathers
@@ -48,6 +49,7 @@ from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_copies import fuse_copies
 from .passes.program.inline_constants import inline_constants
 from .passes.program.interchange import gathers_elements, interchange
+from .passes.program.narrow_integers import narrow_integers
 from .passes.program.narrow_products import narrow_products
 from .passes.program.order_steps import order_steps
 from .passes.program.plan_buffers import plan_buffers
@@ -57,6 +59,7 @@ from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.store_places import store_places
 from .passes.program.unroll_columns import unroll_columns
 from .passes.program.unroll_scatters import unroll_scatters
+from .passes.program.unroll_windows import unroll_windows
 from .passes.row_blocking.block_rows import block_rows
 from .passes.row_blocking.decision import candidates, first_blocked
 from .passes.row_blocking.merge_rows import merge_rows
@@ -224,6 +227,9 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
         simplify, graph, numerics=numerics, round_operands=round_operands, round_products=round_products
     )
     graph = pipeline.run(fold, graph)
+    if target.startswith("cuda"):
+        # exact algebra, to which floor is an unknown function, cannot follow positions that are computed
+        graph = pipeline.start("invert_scatters", invert_scatters(graph, numerics=numerics))
     graph = pipeline.run(sink_dequant, graph, numerics=numerics, round_once=round_products)
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
@@ -253,9 +259,12 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
             program = run(block_rows, program, dims=_hints(options), device=device)
         program = run(store_places, program)
         program = run(narrow_products, program)
+        program = run(fuse_copies, program)
+        program = run(unroll_windows, program)
         program = run(relayout_temps, program)
         program = run(fuse_copies, program)
         program = run(interchange, program)
+        program = run(narrow_integers, program)
         program = run(columns_to_rows, program)
         program = run(rows_to_columns, program)
         program = run(unroll_scatters, program)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
 from ..errors import InternalError
 from ..ir.dims import Size
 from ..ir.node import REGISTRY
@@ -63,6 +65,14 @@ def to_memory(dtype: DType, value: str) -> str:
     if dtype.name in _NARROW_INT and dtype.kind == "i":  # the bits above a value's own are 0, as ml_dtypes stores it
         return f"({value}) & {2**dtype.bits - 1}"
     return f"(u8)({value})" if dtype is BOOL else value
+
+
+def literal_in_memory(dtype: DType, value: float | bool) -> str:
+    """A number as it lies in memory, as C: of a storage float the bits."""
+    if dtype.name in ROUNDED:
+        bits = np.array(value).astype(dtype.np).view(f"u{dtype.itemsize}")
+        return f"({stored(dtype)}){int(bits)}"
+    return to_memory(dtype, literal(value, dtype))
 
 
 def unrounded(value: str, source: DType) -> str:

@@ -137,6 +137,14 @@ GRADC_FN void gradc_get_all(gradc_vector<T, N> (&to)[TIMES], const T *from, ix c
   }
 }
 
+/* Vectors of which nothing is loaded: one value in all elements. */
+template <class T, int N, int TIMES, class V> GRADC_FN void gradc_fill(gradc_vector<T, N> (&to)[TIMES], V value) {
+#pragma unroll
+  for (int t = 0; t < TIMES; t++)
+#pragma unroll
+    for (int j = 0; j < N; j++) gradc_set(to[t], j, (T)value);
+}
+
 template <class T, int N> GRADC_FN void gradc_get_vector(gradc_vector<T, N> &to, const T *from, ix col, ix col_step, ix end_col, bool vectorized) {
   gradc_get_all((gradc_vector<T, N>(&)[1])to, from, col, 0, col_step, end_col, vectorized);
 }

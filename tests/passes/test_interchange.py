@@ -211,7 +211,7 @@ def test_corners_move_16_bytes_at_a_time() -> None:
     """The mask of a corner is the row's: its channels are loaded as words, or none of them."""
     graph = gradc.trace(lambda x, grid: ops.grid_sample(x, grid), x="f32[2,128,7,9]", grid="f32[2,5,6,2]")
     module = gradc.compile(graph, target="cuda-sim", layout={"x": "NHWC", graph.output_names[0]: "NHWC"})
-    assert len(re.findall(r"if \(v\d+\) gradc_get(?:_all)?\(loaded\d+, ", module.forward.source)) == 4
+    assert len(re.findall(r"if \(v\d+\) gradc_get(?:_all)?\(loaded\d+, .*, true\);", module.forward.source)) == 4
 
 
 @pytest.mark.parametrize(

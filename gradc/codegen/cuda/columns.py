@@ -31,6 +31,8 @@ PACKED_REGISTERS, UNPACKED_REGISTERS = 40, 32
 """Registers for loaded elements: packed, and one each where a row's length may not allow wide accesses."""
 PASS_WEIGHT = 4
 """Of a further pass in a body's length: its first loads overlap the end of the one before."""
+MOST_SINGLE = 18
+"""Loads of single elements that a thread has for its columns, where each has several at places that are no data."""
 LONG_BODY = 50
 """Instructions, more or less by tens, from which on a thread takes half as many columns: each is written out for every
 one of them.
@@ -110,6 +112,12 @@ def _accesses(kernel: Kernel, types: Mapping[str, Type]) -> dict[tuple[str, Inde
     return {(a.buffer, a.base): a for a in found if a is not None}
 
 
+def _is_single(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> bool:
+    """Whether each column has a load of its own, some places from its neighbour's, as in a strided window."""
+    affine = not any(v.startswith("%") for i in s.index for v, _ in i.terms)
+    return s.op == "load" and affine and kernel.is_column(s) and linear(kernel, types, s) is None
+
+
 def _widest(accesses: Collection[Access]) -> int:
     """Columns in 16 bytes of the narrowest access."""
     return min(MAX_COLUMNS, max(ACCESS_BYTES // a.item for a in accesses)) if accesses else 1
@@ -148,6 +156,9 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int, reduce
         else vec
     )
     count: Size = product(n for _, n in kernel.cols)
+    single = max(sum(_is_single(kernel, types, s) for s in body) for body in bodies)
+    while vec > 1 and vec * single > MOST_SINGLE:
+        vec //= 2
 
     def spills() -> bool:
         if isinstance(count, int):

@@ -10,8 +10,8 @@ from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import F32
 from ..declarations import used
 from ..exponentials import is_exp_below_one, narrow_exponentials
-from ..expr import ROUNDED, carrier, loaded, to_memory, unrounded, variable
-from ..index import literal, number_of_place
+from ..expr import ROUNDED, carrier, literal_in_memory, loaded, to_memory, unrounded, variable
+from ..index import number_of_place
 from ..phases import phase_comment
 from ..text import CODES
 from .accums import Accum
@@ -30,6 +30,7 @@ class VectorAccess:
     :param ctype: of an element, as it is stored.
     :param address: of the row's first column.
     :param guard: ``if (v3) ``, or nothing.
+    :param other: an element where the guard does not hold, as it lies in memory.
     :param function: what moves them.
     :param first: whether the load begins before the row's first phase.
     """
@@ -38,6 +39,7 @@ class VectorAccess:
     ctype: str
     address: str
     guard: str = ""
+    other: str = ""
     function: str = "gradc_get"
     first: bool = False
 
@@ -95,7 +97,8 @@ class VectorArrays:
     def of(self, s: Stmt, row: Access) -> str:
         """The array of a load or store of a row."""
         name = f"{'loaded' if s.op == 'load' else 'stored'}{len(self.names)}"
-        name = self.names.setdefault((row.buffer, row.base, s.op + s.where), name)
+        masked = f"{s.where} else {dict(s.attrs).get('other', 0)!r}" if s.where else ""
+        name = self.names.setdefault((row.buffer, row.base, s.op + masked), name)
         self.moved[name] = row
         return name
 
@@ -226,7 +229,7 @@ class PhaseWriter:
             name = f"z{self.accums[s.buffer].number}"
             self.arrays.moved[name] = target
             guard = f"if ({variable(s.where)}) " if s.where else ""
-            walk.puts[name] = VectorAccess(name, target.ctype, target.at, guard, "gradc_atomic_add_row")
+            walk.puts[name] = VectorAccess(name, target.ctype, target.at, guard, function="gradc_atomic_add_row")
             walk.body.append(f"{name}[j] = {variable(s.args[0])};")
         elif not self.absmax and s.dtype is not None and (moved := self.vector(s)) is not None:
             name, row = moved
@@ -317,17 +320,21 @@ class PhaseWriter:
             return f"const f32 {variable(s.name)} = gradc_exp_narrow({variable(s.args[0])});"
         if is_exp_below_one(self.k.stmts, s):
             return f"const f32 {variable(s.name)} = gradc_exp_f32({variable(s.args[0])});"
+        if s.op == "load" and moved is None and s.where and s.dtype is not None:  # predicated, and no branch
+            other = literal_in_memory(s.dtype, dict(s.attrs).get("other", 0))
+            element = f"({variable(s.where)} ? {self.scribe.element(s.buffer, s.index)} : {other})"
+            return f"const {carrier(s.dtype)} {variable(s.name)} = {loaded(s.dtype, element)};"
         if moved is None or s.dtype is None:
             return self.scribe.value(s)
         name, row = moved
         if name not in self.loaded_first:
             guard, first = f"if ({variable(s.where)}) " if s.where else "", self.loads_first(s, row)
-            walk.gets[name] = VectorAccess(name, row.ctype, row.at, guard, first=first)
+            other = literal_in_memory(s.dtype, dict(s.attrs).get("other", 0)) if s.where else ""
+            walk.gets[name] = VectorAccess(name, row.ctype, row.at, guard, other, first=first)
             self.loaded_first |= {name} if first else set()
         together = name in self.loaded_first or self.mapping.loads_together
         array = f"{name}[{'t' if together else 0 if self.absmax else self.mapping.array_slot}]"
         read = f"gradc_bf16_at({array}, j)" if s.dtype.name == "bf16" else loaded(s.dtype, f"{array}.items[j]")
-        read = f"{variable(s.where)} ? {read} : {literal(dict(s.attrs).get('other', 0), s.dtype)}" if s.where else read
         return f"const {carrier(s.dtype)} {variable(s.name)} = {read};"
 
     # -- reductions ----------------------------------------------------------------------------------------------------

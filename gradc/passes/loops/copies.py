@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...ir.dims import same
 from ...ir.kernel import Call, Kernel, Program, Step
 from ...ir.node import REGISTRY
 from ...ir.statement import Stmt
-from ...ir.types import F32, Type
+from ...ir.types import BF16, F16, F32, Type
 from .legality import IllegalMove, refuse, require_open
 from .relayout import axes_of_access, redirected
 
@@ -21,7 +23,8 @@ class Copy:
     :param source: the temp.  :param target: where it is copied to.
     :param order: the axis of the source that each axis of the target is.
     :param readers: the numbers of all steps that read the source.
-    :param rounds: from f32 to 16 bits.
+    :param epilogue: what it computes of an element before it is stored: a rounding from f32 to 16 bits, or, of what
+        its producer stores, any pointwise ops.
     """
 
     number: int
@@ -30,7 +33,12 @@ class Copy:
     target: str
     order: tuple[int, ...]
     readers: tuple[int, ...]
-    rounds: bool
+    epilogue: tuple[Stmt, ...]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the copy is another value than its source's."""
+        return bool(self.epilogue)
 
 
 def find_copy(program: Program, number: int, target: str) -> Copy:
@@ -44,7 +52,7 @@ def find_copy(program: Program, number: int, target: str) -> Copy:
     if not isinstance(kernel, Kernel):
         raise IllegalMove(f"find_copy in {kernel.name}: it is no kernel")
     require_open("find_copy", kernel)
-    load, store, rounds = _statements(kernel, target)
+    load, store, epilogue = _statements(kernel, target)
     source = load.buffer
     order = _order(kernel, load, store, program.types[source], program.types[target])
     touching = [i for i, s in enumerate(program.steps) if source in (*s.reads, *s.writes)]
@@ -55,7 +63,7 @@ def find_copy(program: Program, number: int, target: str) -> Copy:
         refuse("find_copy", kernel, f"{source} is memory that others have")
     if (
         len(writers) != 1
-        or (rounds and len(readers) > 1)
+        or (epilogue and len(readers) > 1)
         or not all(_only_loads(program.steps[i], source) for i in readers)
     ):
         refuse("find_copy", kernel, f"{source} is not computed by one step and read by kernels as it is")
@@ -64,8 +72,8 @@ def find_copy(program: Program, number: int, target: str) -> Copy:
     again = len(readers) > 1 and any(memory & {*s.writes} for s in program.steps[number + 1 :])
     if target not in memory or before or again or writers[0] > number:
         refuse("find_copy", kernel, f"{target} is touched before, or written again")
-    _require_writable(program.steps[writers[0]], source, program, order, rounds)
-    return Copy(number, writers[0], source, target, order, readers, rounds)
+    _require_writable(program.steps[writers[0]], source, program, order, epilogue)
+    return Copy(number, writers[0], source, target, order, readers, epilogue)
 
 
 def write_through(program: Program, copy: Copy) -> Program:
@@ -87,26 +95,43 @@ def write_through(program: Program, copy: Copy) -> Program:
             rest = [s for s in step.body if s.op != "store" or s.buffer != copy.target]
             step = moved(replace(step, body=tuple(rest))).live.rehashed(types)
         elif isinstance(step, Kernel) and (i == copy.producer or i in copy.readers):
-            step = moved(step).rehashed(types)
+            step = moved(_with_epilogue(step, copy) if i == copy.producer else step).rehashed(types)
         if i != copy.number or step.writes:
             steps.append(step)
     return replace(program, steps=tuple(steps), buffers=buffers)
 
 
-def _statements(kernel: Kernel, target: str) -> tuple[Stmt, Stmt, bool]:
-    """(load, store, whether it is rounded between).
+def _with_epilogue(producer: Kernel, copy: Copy) -> Kernel:
+    """The kernel that stores what the copy computes of its values; a sum is rounded where it is combined."""
+    fresh = (name for k in itertools.count(len(producer.body)) if (name := f"%{k}") not in producer.stmts)
+    body: list[Stmt] = []
+    for s in producer.body:
+        if s.buffer == copy.source and s.op == "store" and copy.epilogue:
+            names: dict[str, str] = {}  # what has none is the load
+            for e in copy.epilogue:
+                args = tuple(names.get(a, s.args[0]) for a in e.args)
+                names[e.name] = value = next(fresh)
+                body.append(e.altered(name=value, args=args))
+            s = s.altered(args=(value,), dtype=copy.epilogue[-1].dtype)
+        body.append(s)
+    return replace(producer, body=tuple(body))
+
+
+def _statements(kernel: Kernel, target: str) -> tuple[Stmt, Stmt, tuple[Stmt, ...]]:
+    """(load, store, what is computed between).
 
     :raises IllegalMove: there are others between, or no such two.
     """
     stores = [s for s in kernel.body if s.buffer == target]
     value = kernel.stmts[stores[0].args[0]] if [s.op for s in stores] == ["store"] else None
-    rounds = value is not None and [s.op for s in kernel.body] == ["load", "cast", "store"]
-    if rounds and value is not None:
-        narrow = value.dtype is not None and value.dtype.is_float and value.dtype.bits == 16
-        value = kernel.body[0] if narrow and kernel.body[0].dtype is F32 else None
+    epilogue: tuple[Stmt, ...] = ()
+    if value is not None and value.op != "load" and len(kernel.body) > 2 and value is kernel.body[-2]:
+        first, *between, _ = kernel.body
+        pointwise = all(s.op == "const" or (s.op in REGISTRY and not s.index) for s in between)
+        value, epilogue = (first, tuple(between)) if pointwise else (None, ())
     if value is None or value.op != "load" or value.where:
         refuse("find_copy", kernel, f"what it writes to {target} is no copy")
-    return value, stores[0], rounds
+    return value, stores[0], epilogue
 
 
 def _order(kernel: Kernel, load: Stmt, store: Stmt, source: Type, target: Type) -> tuple[int, ...]:
@@ -129,18 +154,23 @@ def _only_loads(step: Step, buffer: str) -> bool:
     return isinstance(step, Kernel) and all(s.op == "load" for s in step.body if s.buffer == buffer)
 
 
-def _require_writable(step: Step, source: str, program: Program, order: tuple[int, ...], rounds: bool) -> None:
+def _require_writable(
+    step: Step, source: str, program: Program, order: tuple[int, ...], epilogue: Sequence[Stmt]
+) -> None:
     """
     :raises IllegalMove: the producer of a temp cannot write the copy itself.
     """
     if isinstance(step, Call):
-        if not REGISTRY[step.op].contraction or order[-1:] != (len(order) - 1,) or rounds:
+        if not REGISTRY[step.op].contraction or order[-1:] != (len(order) - 1,) or epilogue:
             raise IllegalMove(f"write_through of {source}: {step.op} writes rows, in its own dtype")
         return
     if not isinstance(step, Kernel) or source in step.reads:
         raise IllegalMove(f"write_through of {source}: {step.name} is no kernel, or reads it")
     require_open("write_through", step)
     writes = [s for s in step.body if s.buffer == source]
+    if all(s.op == "store" and s.dtype is program.types[source].dtype for s in writes) or not epilogue:
+        return
     f32 = all(s.op == "accum" and s.combine == "sum" and s.dtype is F32 for s in writes)
-    if rounds and not (f32 and len(writes) == 1):
+    narrow = [s.op for s in epilogue] == ["cast"] and epilogue[0].dtype in (F16, BF16)
+    if not (f32 and narrow and len(writes) == 1):
         raise IllegalMove(f"write_through of {source}: it is no sum in f32, which is rounded once")

@@ -22,8 +22,8 @@ DIVISIONS: dict[str, Callable[[int], int]] = {
 """Divisions of an integer by the constant that they have, and what the constant says that it is divided by."""
 CHAINS = {"sum_cols": "add", "prod_cols": "mul", "max_cols": "maximum", "min_cols": "minimum"}
 """A reduction and the pointwise op that adds one more element."""
-EXTREMES = {"argmax_cols": "gt", "argmin_cols": "lt"}
-"""A reduction and the comparison that finds a better element; of equal ones the first stays, and the first NaN."""
+EXTREMES = {"argmax_cols": "le", "argmin_cols": "ge"}
+"""A reduction and the comparison that says of an element that it is not better; of equal ones the first stays."""
 
 
 def unroll(kernel: Kernel, axes: Sequence[Axis]) -> Kernel:
@@ -192,10 +192,9 @@ class _Unrolled:
         """argmax or argmin -> a chain of compares and selects that carries the best value and its index."""
         best, place = values[0], self.value("const", (), I32, value=0)  # lanes as wide as the values' most often
         for k, v in enumerate(values[1:], 1):
-            better = self.value(EXTREMES[s.op], (v, best), BOOL)
-            if own.is_float:  # a NaN is better than a number
-                nan, found = self.value("ne", (v, v), BOOL), self.value("eq", (best, best), BOOL)
-                better = self.value("bitwise_or", (better, self.value("bitwise_and", (nan, found), BOOL)), BOOL)
-            best = self.value("where", (better, v, best), own)
-            place = self.value("where", (better, self.value("const", (), I32, value=k), place), I32)
+            stays = self.value(EXTREMES[s.op], (v, best), BOOL)
+            if own.is_float:  # a NaN is better than a number, the first of several best
+                stays = self.value("bitwise_or", (stays, self.value("ne", (best, best), BOOL)), BOOL)
+            best = self.value("where", (stays, best, v), own)
+            place = self.value("where", (stays, place, self.value("const", (), I32, value=k)), I32)
         return place if s.dtype is I32 else self.add(Stmt("", "cast", (place,), s.dtype, attrs=(("dtype", s.dtype),)))

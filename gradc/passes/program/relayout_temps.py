@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...ir.kernel import Buffer, Program, Step
+from ...ir.kernel import Buffer, Kernel, Program, Step
+from ...ir.statement import Index, Stmt
+from ...ir.types import Type
+from ...ir.walk import backward_slice
 from ..loops.legality import attempt
-from ..loops.relayout import axes_of_access, relayout
+from ..loops.relayout import relayout
 from ..manager import program_pass
 from .interchange import least_bytes_moved
 
@@ -37,13 +40,29 @@ def _order_of_reads(program: Program, temp: Buffer) -> tuple[int, ...] | None:
     """
     orders = set()
     for kernel in program.kernels:
-        axes = [a for a, _ in (*kernel.rows, *kernel.cols)]
         for s in kernel.body:
             if s.buffer != temp.name or s.op in ("store", "accum"):
                 continue
-            places = axes_of_access(s, temp.type)
-            units = [v for v in places if v.isdigit()]
-            if s.op != "load" or len(set(places)) < len(places) or any(v not in (*units, *axes) for v in places):
+            order = _loop_order(kernel, s, temp.type) if s.op == "load" else None
+            if order is None:
                 return None
-            orders.add(tuple(places.index(axis) for axis in (*units, *axes) if axis in places))
+            orders.add(order)
     return next(iter(orders)) if len(orders) == 1 and orders != {tuple(range(temp.type.rank))} else None
+
+
+def _loop_order(kernel: Kernel, load: Stmt, type: Type) -> tuple[int, ...] | None:
+    """(kernel, load, type of its buffer) -> the buffer's axes, outermost loop first, of which each moves with a loop
+    of its own, by any computed index; those of size 1 before all.  None: two move with one loop, or one by data.
+    """
+    loops = [a for a, _ in (*kernel.rows, *kernel.cols)]
+    found: dict[str, int] = {}
+    for dim, (entry, size) in enumerate(zip(load.index, type.shape, strict=True)):
+        values = [v for v, _ in entry.terms if v.startswith("%")]
+        if any(s.op == "load" for s in backward_slice(kernel.body, values)):
+            return None
+        moving = {v for v, _ in entry.terms if not v.startswith("%")}.union(*(kernel.levels[v] for v in values))
+        unit = str(dim) if entry == Index() and size == 1 else ""
+        if not (unit or len(moving) == 1) or found.setdefault(unit or next(iter(moving)), dim) != dim:
+            return None
+    units = sorted((v for v in found if v.isdigit()), key=int)
+    return tuple(found[loop] for loop in (*units, *loops) if loop in found)

@@ -106,7 +106,7 @@ def _axis_to_vectorize(kernel: Kernel) -> str | None:
     for lane in reversed(kernel.rows):
         along = [s for s in loads if _depends_on(kernel, s, lane[0])]
         long = not isinstance(lane[1], int) or lane[1] >= max(FEWEST, 2 * prod(sizes))
-        if long and along and all(_is_contiguous_along(kernel, s, lane[0]) for s in along):
+        if long and along and all(is_contiguous_along(kernel, s, lane[0]) for s in along):
             return None if any(_depends_on(kernel, s, lane[0]) for s in effects) else lane[0]
     return None
 
@@ -119,7 +119,7 @@ def _interleaves(kernel: Kernel) -> bool:
     if not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= prod(sizes) <= MOST_STEPS:
         return False
     lane, count = kernel.rows[-1]
-    if (isinstance(count, int) and count < FEWEST) or _has_reduction_or_check(kernel):
+    if (isinstance(count, int) and count < FEWEST) or has_reduction_or_check(kernel):
         return False
     loads = [s for s in kernel.body if s.op == "load"]
     along = [s for s in loads if _depends_on(kernel, s, lane)]
@@ -127,7 +127,7 @@ def _interleaves(kernel: Kernel) -> bool:
     return (
         len(along) > 1
         and min(bits) >= 8
-        and all(_is_contiguous_along(kernel, s, lane) for s in along)
+        and all(is_contiguous_along(kernel, s, lane) for s in along)
         and not any(_depends_on(kernel, s, axis) for s in loads for axis, _ in kernel.cols)
         and all(_is_innermost(s, (lane, *(a for a, _ in kernel.cols))) for s in kernel.body if s.op == "store")
     )
@@ -138,7 +138,7 @@ def unswitchable_axes(kernel: Kernel, masks: bool = False) -> list[Axis]:
 
     :param masks: or the mask of a load does.
     """
-    if _has_reduction_or_check(kernel):
+    if has_reduction_or_check(kernel):
         return []
     tests = {s.name: s.index[0] for s in kernel.body if s.op == "in_bounds" and s.attr("hi") - s.attr("lo") == 1}
     choices = [s.args[0] for s in kernel.body if s.op == "where"]
@@ -170,7 +170,7 @@ def _is_innermost(store: Stmt, axes: Sequence[str]) -> bool:
     return [i.variable for i in store.index[-len(axes) :]] == list(axes)
 
 
-def _has_reduction_or_check(kernel: Kernel) -> bool:
+def has_reduction_or_check(kernel: Kernel) -> bool:
     """Whether a kernel is more than a map: it reduces, scans, searches, checks or accumulates."""
     return any(s.op in REDUCTIONS or s.op in ("scan", "search", "check", "accum") for s in kernel.body)
 
@@ -179,24 +179,29 @@ def _unroll_factor(kernel: Kernel) -> int:
     """The constant that all divisions of the last column's index share, by which unrolling the column folds them; 1
     where there is none.
     """
-    if not kernel.cols or _has_reduction_or_check(kernel):
+    if not kernel.cols or has_reduction_or_check(kernel):
         return 1
     column, size = kernel.cols[-1]
-    steps = {
-        step
-        for s in kernel.body
-        if s.op in DIVISIONS
-        and (place := kernel.stmts[s.args[0]]).op == "index"
-        and kernel.stmts[s.args[1]].op == "const"
-        and (column, 1) in place.index[0].terms
-        and (step := DIVISIONS[s.op](kernel.stmts[s.args[1]].attr("value")))
-    }
+    steps = divisors(kernel, column)
     bytes_ = any(s.op == "load" and s.dtype is not None and s.dtype.bits <= 8 and s.uses for s in kernel.body)
     if len(steps) != 1 or not isinstance(size, int) or bytes_:  # bytes have parts, which a block unpacks
         return 1
     (step,) = steps
     fits = 1 < step <= MOST_STEPS and size % step == 0 and size // step >= FEWEST
     return step if fits and step * len(kernel.body) <= LARGEST else 1
+
+
+def divisors(kernel: Kernel, axis: str) -> set[int]:
+    """The constants by which a kernel divides indices that go along an axis one by one."""
+    return {
+        step
+        for s in kernel.body
+        if s.op in DIVISIONS
+        and (place := kernel.stmts[s.args[0]]).op == "index"
+        and kernel.stmts[s.args[1]].op == "const"
+        and (axis, 1) in place.index[0].terms
+        and (step := DIVISIONS[s.op](kernel.stmts[s.args[1]].attr("value")))
+    }
 
 
 def _reduces_windows(kernel: Kernel) -> bool:
@@ -217,17 +222,17 @@ def _reduces_windows(kernel: Kernel) -> bool:
         bool(reductions)
         and all(kernel.stmts[s.args[0]].dtype is not BOOL for s in reductions)
         and all(
-            _is_contiguous_along(kernel, s, lane) or not _depends_on(kernel, s, lane)
+            is_contiguous_along(kernel, s, lane) or not _depends_on(kernel, s, lane)
             for s in kernel.body
             if s.op == "load" and kernel.is_column(s)
         )
         and all(
-            not kernel.is_column(s) and _is_contiguous_along(kernel, s, lane) for s in kernel.body if s.op == "store"
+            not kernel.is_column(s) and is_contiguous_along(kernel, s, lane) for s in kernel.body if s.op == "store"
         )
     )
 
 
-def _is_contiguous_along(kernel: Kernel, s: Stmt, lane: str) -> bool:
+def is_contiguous_along(kernel: Kernel, s: Stmt, lane: str) -> bool:
     """Whether an access moves along its buffer's last dimension, and no other, when axis ``lane`` does."""
     along = [
         any(v == lane or (v.startswith("%") and lane in kernel.levels[v]) for v, _ in entry.terms) for entry in s.index
