@@ -107,6 +107,8 @@ def draw_first(graph: torch.fx.Graph, random: str = "torch", attention_on_gpu: b
     """
     sizes = _Sizes(graph, random == "gradc")
     for node in list(graph.nodes):
+        if is_draw(node):
+            _read_memory_itself(node)
         try:
             if node.target is aten.native_dropout.default and node.args[2] is not False:
                 _dropout_apart(node, sizes)
@@ -121,6 +123,16 @@ def draw_first(graph: torch.fx.Graph, random: str = "torch", attention_on_gpu: b
         except Unsupported:  # a size that only values tell: torch draws where it stands
             continue
     graph.eliminate_dead_code(is_impure_node=lambda n: n.target not in _EMPTY and n.target not in _SAME)
+
+
+def _read_memory_itself(node: torch.fx.Node) -> None:
+    """Have a draw into empty memory read that, and no alias of it."""
+    for operand in node.all_input_nodes:
+        memory = operand
+        while memory.target in _SAME:
+            memory = memory.all_input_nodes[0]
+        if memory.target in _EMPTY:
+            node.replace_input_with(operand, memory)
 
 
 _EMPTY = (aten.empty.memory_format, aten.empty_permuted.default)
