@@ -43,6 +43,7 @@ from .passes.graph.sink_dequant import sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
+from .passes.program.align_rows import align_rows
 from .passes.program.choose_reduction import choose_reduction
 from .passes.program.coalesce import coalesce, gather_vectors
 from .passes.program.columns_to_rows import columns_to_rows
@@ -246,6 +247,7 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
         program = run(store_places, program)
         program = run(coalesce, program)
         program = run(fuse_rounding, program)
+        program = run(align_rows, program)
         program = run(columns_to_rows, program)
         program = run(rows_to_columns, program)
         program = run(unroll_scatters, program)

@@ -20,7 +20,7 @@ import pytest
 import gradc
 from gradc import ops
 from gradc.codegen.cuda.actions import Part, Product, Strided
-from gradc.codegen.cuda.products import library_of
+from gradc.codegen.cuda.library_products import library_of
 from gradc.errors import CaptureError, CompilerError, DeviceError, DriverTooOld, NoDevice, OutOfMemory
 from gradc.runtime.cuda import cublas, gpu
 from gradc.runtime.cuda.device import Span

@@ -367,10 +367,7 @@ class _PlanOfRun:
 
     def result(self, item: Call) -> Strided:
         """The result of a call, from its first element to its last."""
-        seen = self.view(item, item.out, item.result_axes)
-        extent = 1 + sum((n - 1) * step for n, step in zip(seen.shape, seen.strides, strict=True))
-        count = 0 if 0 in seen.shape else extent
-        return Strided(replace(seen.part, start=seen.part.start + seen.skipped, count=count), seen.shape, seen.strides)
+        return self.view(item, item.out, item.result_axes).trimmed
 
 
 def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from ...ir.kernel import Call, Kernel, Program, Step
+from ...ir.kernel import Buffer, Call, Kernel, Loop, Program, Step
 from ...ir.node import REGISTRY
 from ...ir.statement import Index, Stmt
 from ...ir.types import F32, DType, Type
@@ -21,7 +21,8 @@ def fuse_rounding(program: Program) -> Program:
 
     call t[m, n] <- matmul a[m, k], b[k, n];  store o[i] <- cast t[i] : bf16  ->  call o[m, n] <- matmul ...
 
-    Where the kernels that read such a product do more than round it, the product itself is rounded in memory:
+    Where the kernels that read such a product do more than round it, the product itself is rounded in memory, in a loop
+    in a block's:
 
     call t: f32 <- matmul ...;  %1 = cast t[i] : bf16;  ... %1  ->  call t: bf16 <- matmul ...;  %1 = load t[i];  ...
 
@@ -101,17 +102,26 @@ def _is_narrow_product(program: Program, step: Step, target: str) -> bool:
 def _with_narrow_products(program: Program) -> Program:
     """Program -> the program in which products that every reader rounds at once are rounded where they are written."""
     narrow: dict[str, DType] = {}
-    for step in program.steps:
-        if isinstance(step, Call) and (dtype := _rounded_by_all(program, step)) is not None:
-            narrow |= dict.fromkeys(_same_memory(program, step.out.buffer), dtype)
+    for steps in (program.steps, *(loop.steps for loop in program.loops)):
+        for step in steps:
+            if isinstance(step, Call) and (dtype := _rounded_by_all(program, step, steps)) is not None:
+                narrow |= dict.fromkeys(_same_memory(program, step.out.buffer), dtype)
     if not narrow:
         return program
-    buffers = tuple(
-        replace(b, type=b.type.with_dtype(narrow[b.name])) if b.name in narrow else b for b in program.buffers
-    )
-    types = {b.name: b.type for b in buffers}
-    steps = [_reading_narrow(s, narrow, types) if isinstance(s, Kernel) else s for s in program.steps]
-    return _without_copies(replace(program, buffers=buffers, steps=tuple(steps)), narrow)
+
+    def rounded(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+        return tuple(replace(b, type=b.type.with_dtype(narrow[b.name])) if b.name in narrow else b for b in buffers)
+
+    types = {name: type_.with_dtype(narrow[name]) if name in narrow else type_ for name, type_ in program.types.items()}
+
+    def reading(step: Step) -> Step:
+        if isinstance(step, Loop):
+            steps = tuple(_reading_narrow(s, narrow, types) if isinstance(s, Kernel) else s for s in step.steps)
+            return replace(step, blocks=rounded(step.blocks), steps=steps)
+        return _reading_narrow(step, narrow, types) if isinstance(step, Kernel) else step
+
+    steps = tuple(map(reading, program.steps))
+    return _without_copies(replace(program, buffers=rounded(program.buffers), steps=steps), narrow)
 
 
 def _without_copies(program: Program, narrow: Mapping[str, DType]) -> Program:
@@ -177,14 +187,16 @@ def _moved(step: Kernel | Call, names: Mapping[str, str], types: Mapping[str, Ty
     return replace(step, body=tuple(body)).live.named_by_structure(step.name.rpartition("_")[0], types)
 
 
-def _rounded_by_all(program: Program, call: Call) -> DType | None:
-    """The 16-bit dtype of a product's operands, if the product is a temp in f32 that is read by kernels alone, each of
-    which rounds what it loads to it.
+def _rounded_by_all(program: Program, call: Call, steps: Sequence[Step]) -> DType | None:
+    """The 16-bit dtype of a product's operands, if the product is a temp (in a loop, a block) in f32 that is read by
+    kernels alone, each of which rounds what it loads to it.
+
+    :param steps: the product's own sequence: the program's or a loop's.
     """
     out = program.buffer[call.out.buffer]
     read = {program.buffer[o.buffer].type.dtype for o in call.operands}
     if (
-        out.kind != "temp"
+        out.kind != ("temp" if steps is program.steps else "block")
         or out.alias
         or out.type.dtype is not F32
         or len(read) != 1
@@ -195,13 +207,13 @@ def _rounded_by_all(program: Program, call: Call) -> DType | None:
     if not (dtype.is_float and dtype.bits == 16):
         return None
     names = _same_memory(program, out.name)
-    readers = [step for step in program.steps if step is not call and names & {*step.reads, *step.writes}]
+    readers = [step for step in steps if step is not call and names & {*step.reads, *step.writes}]
     rounded = all(isinstance(step, Kernel) and _rounds_loads(step, names, dtype) for step in readers)
     return dtype if readers and rounded else None
 
 
 def _same_memory(program: Program, name: str) -> set[str]:
-    return {b.name for b in program.buffers if program.root(b.name) == name}
+    return {other for other in program.buffer if program.root(other) == name}
 
 
 def _rounds_loads(kernel: Kernel, names: Set[str], dtype: DType) -> bool:
