@@ -8,6 +8,8 @@ results of both, 9.7 GFLOP to 1.1 TFLOP; ``benchmarks/results/gpu-nvidia-h200-20
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 from ...ir.types import dtype as dtype_of
@@ -16,16 +18,38 @@ from ...targets.gpu import LIBRARY_CALL, LIBRARY_FLOPS, MATRIX_ALIGN, UNALIGNED_
 from .actions import Library, Side, Strided
 
 
+@dataclass(frozen=True)
+class ProductTime:
+    """The predicted time of all calls of a product.
+
+    :param bounds: seconds by what bounds it: the calls themselves, flops, bytes.
+    """
+
+    seconds: float
+    bounds: Mapping[str, float]
+
+    @property
+    def bound(self) -> str:
+        """What takes longest."""
+        return max(self.bounds, key=self.bounds.__getitem__)
+
+
 def library_seconds(library: Library, gpu: Gpu) -> float:
     """Predicted seconds of all calls of a product."""
+    return product_time(library, gpu).seconds
+
+
+def product_time(library: Library, gpu: Gpu) -> ProductTime:
+    """The predicted time of all calls of a product."""
     p, count = library.product, library.matrices
     kind = dtype_of(library.read).name
     rate = LIBRARY_FLOPS[kind] if is_aligned(library) else UNALIGNED_FLOPS[kind]
-    flops = 2.0 * count * library.m * library.n * library.k
-    read = sum(map(_held_bytes, (p.a, p.b)))
-    written = count * library.m * library.n * library.dtype.itemsize * (2 if p.add else 1)
-    calls = 1 if library.pointers is not None else len(library.calls)
-    return calls * LIBRARY_CALL + max(flops / rate, read / gpu.bandwidth) + written / gpu.bandwidth
+    flops = 2.0 * count * library.m * library.n * library.k / rate
+    read = sum(map(_held_bytes, (p.a, p.b))) / gpu.bandwidth
+    written = count * library.m * library.n * library.dtype.itemsize * (2 if p.add else 1) / gpu.bandwidth
+    calls = (1 if library.pointers is not None else len(library.calls)) * LIBRARY_CALL
+    bounds = {"launches": calls, "flops": flops, "bytes": read + written}
+    return ProductTime(calls + max(flops, read) + written, bounds)
 
 
 def is_aligned(library: Library) -> bool:
