@@ -305,7 +305,7 @@ time is the model's of `gradc/inspect/predicted.py` with the constants of the H1
   was measured with (`gradc/codegen/cuda/library_time.py`: `gpu-nvidia-h200-2026-11-28-tiles.json`);
   with > and <, a loop's end depends on data, and what was followed of it is all that counts;
 - *share*: how much of *us* the floor's bytes take at 3.35 TB/s; *host*: us that launches, calls and memory of results
-  take the host to start (8, 30 and 5 us, `gradc/targets/gpu.py`); *MB*: of the workspace;
+  take the host to start (8, 13 and 5 us, `gradc/targets/gpu.py`); *MB*: of the workspace;
 - *measured*: us of that direction on an H100, by the code of that day: `benchmarks/results/{source}`;
 - *review*: the share that a review by hand predicted, at a commit before the first of this page;
 - *before*: the share at the last commit of this page, where it is another.

@@ -49,9 +49,9 @@ UNALIGNED_FLOPS: Mapping[str, float] = {"f16": 114e12, "bf16": 114e12, "f32": 47
 (measured of bf16: two products of 632 GFLOP each at 102 and 130, ``linear_cross_entropy`` of
 ``gpu-nvidia-h200-2026-11-28.json``).
 """
-HOST_CALL, HOST_LAUNCH, HOST_RESULT = 30e-6, 8e-6, 5e-6
+HOST_CALL, HOST_LAUNCH, HOST_RESULT = 13e-6, 8e-6, 5e-6
 """Seconds of the host for a call of the library, a launch, and the memory of a result (measured beside an H200 on
-2026-11-28, docs/gpu.md).
+2026-11-28, docs/gpu.md; estimate of a call: 30 us less the 17 that ``python -m benchmarks.host`` has less since).
 """
 LIBRARY_CALL = 5e-6
 """Seconds of a product beside its flops and bytes (fitted to the same)."""

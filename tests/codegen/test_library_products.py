@@ -113,7 +113,7 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> Blas:
     """The simulator's products are those of :mod:`gradc.runtime.cuda.cublas`, with this library."""
     stand_in, simulated = Blas(), Simulator.multiply
     monkeypatch.setattr(cublas, "_library", lambda: stand_in)
-    monkeypatch.setattr(cublas, "_handle", lambda device: 1)
+    monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(1))
 
     def multiply(
         self: Simulator, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
@@ -127,7 +127,7 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> Blas:
                 ...
             ] = -7
         there[:] = before
-        cublas.multiply(0, library, a, b, out, workspace, stream, pointers)
+        cublas.prepared(0, library, a, b, out, workspace, pointers)(stream)
 
     monkeypatch.setattr(Simulator, "multiply", multiply)
     monkeypatch.setenv("GRADC_SIM_CHECK", "1")
@@ -363,8 +363,8 @@ def test_cublas_says_which_function_refused(monkeypatch: pytest.MonkeyPatch) -> 
         cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmBatchedEx=lambda *a: 15
     )
     monkeypatch.setattr(cublas, "_library", lambda: refusing)
-    monkeypatch.setattr(cublas, "_handle", lambda device: 1)
+    monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(1))
     module = compiled(heads, q="f32[17,7,18,4]", k="f32[17,6,18,4]")
     ((*_, library),) = module.forward.native.bind({}).actions
     with pytest.raises(DeviceError, match=r"\(306 x 7 x 6 x 4 in float32\): status 15, not supported"):
-        cublas.multiply(0, library, 0, 0, 0, Span(0, 0, np.dtype(np.uint8)), 0, pointers=8)
+        cublas.prepared(0, library, 0, 0, 0, Span(0, 0, np.dtype(np.uint8)), pointers=8)(0)

@@ -15,6 +15,7 @@ from gradc.inspect.static import Direction, directions
 from gradc.runtime.cuda import nvdisasm
 from gradc.runtime.cuda.nvrtc import find_nvrtc
 from gradc.targets.devices import ARCHITECTURES, GPUS, gpu_of
+from gradc.targets.gpu import HOST_CALL, HOST_LAUNCH, HOST_RESULT
 
 LISTING = """
 	.section	.text.nested,"ax",@progbits
@@ -108,7 +109,7 @@ def test_products_by_a_library_are_part_of_the_time() -> None:
     assert forward.seconds == sum(step.seconds for step in forward.steps) == product.seconds + relu.seconds
     assert [(step.launches, step.calls) for step in forward.steps] == [(0, 1), (1, 0)]
     outputs = len(module.forward.program.outputs)
-    assert forward.host_seconds == pytest.approx(30e-6 + 8e-6 + 5e-6 * outputs)
+    assert forward.host_seconds == pytest.approx(HOST_CALL + HOST_LAUNCH + HOST_RESULT * outputs)
     assert forward.share is not None and 0 < forward.share < 1
     text = module.explain_static()
     assert "1 launches of kernels and 1 calls of a library" in text
