@@ -56,6 +56,7 @@ from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.store_places import store_places
 from .passes.program.unroll_columns import unroll_columns
 from .passes.program.unroll_scatters import unroll_scatters
+from .passes.row_blocking.block_batch import block_batch
 from .passes.row_blocking.block_rows import block_rows
 from .passes.row_blocking.decision import candidates, first_blocked
 from .passes.row_blocking.merge_rows import merge_rows
@@ -252,6 +253,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
         program = run(rows_to_columns, program)
         program = run(unroll_scatters, program)
         program = run(inline_constants, program)
+        if _blocks_rows(options):
+            program = run(block_batch, program, dims=_hints(options))
     if target == "cpu":
         reorder = options.numerics != "strict"
         if reorder and options.fuse:

@@ -17,7 +17,6 @@ from ..codegen.cuda.actions import Action, Launch, Library
 from ..codegen.cuda.library_time import ProductTime, product_time
 from ..errors import InvalidProblem
 from ..ir.kernel import Kernel
-from ..module.options import Options
 from ..runtime.cuda.nvdisasm import disassemble
 from ..runtime.cuda.nvrtc import KernelResources
 from ..runtime.executable import Executable
@@ -31,11 +30,20 @@ MOST_LOOPS = 6
 """The most loops of a function in the table."""
 
 
+class _Options(Protocol):
+    """Of :class:`.Options`."""
+
+    @property
+    def device(self) -> str | None: ...
+
+
 class Compiled(Protocol):
     """The part of :class:`gradc.Module` that the table uses."""
 
     target: str
-    options: Options
+
+    @property
+    def options(self) -> _Options: ...
 
     @property
     def executables(self) -> Mapping[str, Executable]: ...
@@ -141,13 +149,15 @@ def directions(module: Compiled, dims: Mapping[str, int]) -> dict[str, Direction
     missing = sorted({d for e in module.executables.values() for d in e.program.dims} - bound.keys())
     if missing:
         raise InvalidProblem(f"a static table needs a size for {', '.join(missing)}: {missing[0]}=4096")
-    return {name: _direction(executable, bound, module.options) for name, executable in module.executables.items()}
+    return {
+        name: _direction(executable, bound, module.options.device) for name, executable in module.executables.items()
+    }
 
 
-def _direction(executable: Executable, dims: Mapping[str, int], options: Options) -> Direction:
+def _direction(executable: Executable, dims: Mapping[str, int], device: str | None) -> Direction:
     program, binary = executable.program, executable.binary
     multiprocessor_of(binary.arch)
-    gpu = gpu_of(options.device or binary.arch)
+    gpu = gpu_of(device or binary.arch)
     plan = executable.native.bind(dims)
     kernels = [(run.step, run.dims) for run in plan.runs if isinstance(run.step, Kernel)]
     moved = sum(kernel_bytes(kernel, program.types, sizes) for kernel, sizes in kernels)
