@@ -299,7 +299,7 @@ def _int8_linear(torch: Any, s: Sizes, x: Any, q: Any, scale: Any) -> Any:
 
 
 def _nf4_linear(torch: Any, s: Sizes, x: Any, q: Any, scale: Any) -> Any:
-    from gradc.ops.block_scales import NF4
+    from gradc.ops.quantized.block_scales import NF4
 
     codes = torch.stack([q & 15, q >> 4], -1).reshape(s.O, s.D).long()
     values = torch.tensor(NF4, device=q.device, dtype=scale.dtype)[codes]

@@ -72,6 +72,11 @@ def home(op: Op) -> str:
     return str(op.infer.__module__) if op.infer is not None else "gradc.ops"
 
 
+def title(module: str) -> str:
+    """A module's section: its family, and itself."""
+    return module.removeprefix("gradc.ops.").replace(".", ": ")
+
+
 # -- how it is called --------------------------------------------------------------------------------------------------
 
 
@@ -360,13 +365,12 @@ def text() -> str:
             by.setdefault(home(op), []).append(op)
     parts = [HEAD]
     parts += [
-        f"- [{module.rpartition('.')[2]}](#{module.rpartition('.')[2]}):"
-        f" {' '.join(f'`{op.name}`' for op in by[module])}"
+        f"- [{title(module)}](#{title(module).replace(': ', '-')}): {' '.join(f'`{op.name}`' for op in by[module])}"
         for module in sorted(by)
     ]
     for module in sorted(by):
         words = (importlib.import_module(module).__doc__ or "").split("\n\n")[0]
-        parts.append(f"\n## {module.rpartition('.')[2]}\n\n{' '.join(words.split())}\n")
+        parts.append(f"\n## {title(module)}\n\n{' '.join(words.split())}\n")
         parts.append("\n\n".join(entry(op) for op in by[module]))
     parts.append(strategies())
     return "\n".join(parts) + "\n"

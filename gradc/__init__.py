@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports eac
     from .module.module import Module as Module
     from .module.sparse import SparseRows as SparseRows
     from .onnx import from_onnx as from_onnx
-    from .ops.bits import pack as pack
+    from .ops.elementwise.bits import pack as pack
     from .plans.traced import graph as graph
     from .plans.traced import value_and_grad as value_and_grad
     from .runtime.executable import Executable as Executable

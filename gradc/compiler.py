@@ -45,13 +45,15 @@ from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
 from .passes.program.align_rows import align_rows
 from .passes.program.choose_reduction import choose_reduction
-from .passes.program.coalesce import coalesce, gather_vectors
 from .passes.program.columns_to_rows import columns_to_rows
-from .passes.program.fuse_rounding import fuse_rounding
+from .passes.program.fuse_copies import fuse_copies
 from .passes.program.inline_constants import inline_constants
+from .passes.program.interchange import gathers_elements, interchange
+from .passes.program.narrow_products import narrow_products
 from .passes.program.order_steps import order_steps
 from .passes.program.plan_buffers import plan_buffers
 from .passes.program.read_in_place import read_in_place
+from .passes.program.relayout_temps import relayout_temps
 from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.store_places import store_places
 from .passes.program.unroll_columns import unroll_columns
@@ -246,9 +248,11 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
         if _blocks_rows(options):
             program = run(block_rows, program, dims=_hints(options), device=device)
         program = run(store_places, program)
-        program = run(coalesce, program)
-        program = run(fuse_rounding, program)
+        program = run(narrow_products, program)
+        program = run(relayout_temps, program)
+        program = run(fuse_copies, program)
         program = run(align_rows, program)
+        program = run(interchange, program)
         program = run(columns_to_rows, program)
         program = run(rows_to_columns, program)
         program = run(unroll_scatters, program)
@@ -258,9 +262,11 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     if target == "cpu":
         reorder = options.numerics != "strict"
         if reorder and options.fuse:
-            program = run(gather_vectors, program)
+            program = run(relayout_temps, program, wanted=gathers_elements)
+            program = run(fuse_copies, program, wanted=gathers_elements, rounded=False)
+            program = run(interchange, program, wanted=gathers_elements)
         unnamed = (options.reductions or {}).keys() <= {"*"}  # else one of the sums may be named
-        program = run(unroll_columns, program, reorder=reorder, side_by_side=unnamed)
+        program = run(unroll_columns, program, reassociate=reorder, side_by_side=unnamed)
     program = run(
         choose_reduction,
         program,

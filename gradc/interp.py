@@ -26,11 +26,11 @@ from .ir.op import Composite
 from .ir.statement import REDUCTIONS, Index, Operand, Stmt, neutral
 from .ir.types import DTYPES, DType, Type, read
 from .ir.walk import postorder, topological
-from .ops.bags import count_not_above
-from .ops.indexing import check_positions
-from .ops.pointwise import convert
+from .ops.elementwise.pointwise import convert
+from .ops.indexing.bags import count_not_above
+from .ops.indexing.gathers import check_positions
+from .ops.reductions.scans import accumulate
 from .ops.rules import UFUNCS, summing
-from .ops.scans import accumulate
 from .process.ieee import plain
 
 Array = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradc.ir.types import DTYPES, dtype
-from gradc.ops.block_scales import NF4
+from gradc.ops.quantized.block_scales import NF4
 
 
 def _over_blocks(parameter: Any, shape: Any, block: Any) -> Any:

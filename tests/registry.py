@@ -26,7 +26,7 @@ from gradc.ir.node import REGISTRY, Node, make
 from gradc.ir.op import Composite, Function, Op, Sample
 from gradc.ir.size_text import parse_size
 from gradc.ir.types import DTYPES, DType, Type, parse_type, typeof
-from gradc.ops.pointwise import convert
+from gradc.ops.elementwise.pointwise import convert
 
 FLOATS = ("f64", "f32", "bf16", "f16")
 SIZES = (7, 0, 1, 64)

@@ -16,7 +16,7 @@ from oracles import _unpack
 from gradc.ir.node import REGISTRY
 from gradc.ir.op import Function
 from gradc.ir.types import DTYPES, dtype
-from gradc.ops.block_scales import NF4
+from gradc.ops.quantized.block_scales import NF4
 
 DTYPE = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64, "bool": torch.bool}
 DTYPE |= {f"i{n}": getattr(torch, f"int{n}") for n in (8, 16, 32, 64)} | {

@@ -90,7 +90,7 @@ class Strategy:
         None: there is no kernel for CPUs.
     :param gpu: the cost on a GPU; None: there is no CUDA kernel.
     :param visits: what decides in which order a kernel visits its rows: part of the kernel language.
-    :param fold: the template that combines the partial results of the tasks, in ``templates/cpu/rows`` and in
+    :param fold: the template that combines the partial results of the tasks, in ``templates/cpu/kernel`` and in
         ``templates/cuda/kernel``; "": a task has no partial result of its own.
     :param atomics: what atomics combine.
     :param deterministic: floats have the same bits in every run.

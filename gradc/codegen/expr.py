@@ -168,8 +168,11 @@ class Scribe:
 
         :param seek: what a search goes on from, and leaves for the next one.
         """
-        assert s.dtype is not None
-        return f"const {carrier(s.dtype)} {variable(s.name)} = {self.expression(s, seek)};"
+        return self.declaration(s, self.expression(s, seek))
+
+    def declaration(self, s: Stmt, value: str) -> str:
+        """The same of a value that is something else in C."""
+        return f"const {carrier(self.values[s.name])} {variable(s.name)} = {value};"
 
     def place_compared(self, s: Stmt) -> tuple[str, str] | None:
         """An axis and the value that it is compared with for equality, where axes may have fewer bits than values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..ir.dims import Size, product
 from ..ir.kernel import Kernel
@@ -14,6 +14,12 @@ from ..ir.types import Type
 
 LONGEST = 160
 """Characters of a place in the user's files."""
+
+
+def kernel_comment(kernel: Kernel, above: Sequence[str] = ()) -> str:
+    """The C comment above a kernel: its heading, if there is one, then its IR."""
+    lines = [*above, *([""] if above else []), *str(kernel).splitlines()]
+    return "\n".join(["/*", *(f" * {line}".rstrip() for line in lines), " */"])
 
 
 def heading(kernel: Kernel, types: Mapping[str, Type], note: Note) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 
 from ..ir.dims import Dim, FloorDiv, Max, Size
-from ..ir.statement import Index
+from ..ir.statement import Axis, Index
 from ..ir.types import DType
 from ..process.forks import held_off
 
@@ -52,14 +52,15 @@ def _smaller_of(value: Dim) -> Max | None:
 def index(value: Index, kind: str = "i64") -> str:
     """An affine index: ``%3`` is ``(i64)v3``, or of another C type; an axis is itself."""
     names = {v: f"({kind})v{v[1:]}" if v.startswith("%") else v for v, _ in value.terms}
-    parts = [names[v] if c == 1 else f"{names[v]} * {_grouped(size(c))}" for v, c in value.terms]
+    parts = [names[v] if c == 1 else f"{names[v]} * {grouped(size(c))}" for v, c in value.terms]
     if value.const != 0 or not parts:
         parts.append(size(value.const))
     text = " + ".join(parts)
     return f"({text})" if len(parts) > 1 else text
 
 
-def _grouped(text: str) -> str:
+def grouped(text: str) -> str:
+    """A size as a factor of a product, or as what something is divided by."""
     return f"({text})" if (" " in text and not text.startswith("(")) or text.startswith("-") else text
 
 
@@ -79,6 +80,12 @@ def flatten(place: Sequence[Index], shape: Sequence[Size]) -> Index:
     for entry, step in zip(place, strides(shape), strict=True):
         total = total + entry * step
     return total
+
+
+def number_of_place(axes: Sequence[Axis], level: frozenset[str] | None = None, kind: str = "i64") -> str:
+    """The number of a place among all of the axes', where those that are not in ``level`` are at their first."""
+    entries = [Index.of(a) if level is None or a in level else Index() for a, _ in axes]
+    return index(flatten(entries, [n for _, n in axes]), kind) if axes else "0"
 
 
 def literal(value: float, dtype: DType) -> str:

@@ -1,8 +1,8 @@
-"""What the writers of every target ask of a kernel."""
+"""What is known of a kernel's rows on every target: their order, and what they are combined into."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ..analysis.combine import Combine, combines
@@ -13,63 +13,31 @@ from ..ir.kernel import Kernel, Phase, RowOrder
 from ..ir.statement import Axis, Stmt
 from ..ir.types import F32, Type
 from ..ir.walk import backward_slice
-from .expr import Scribe, variable
-from .index import flatten, index, size
+from .expr import variable
+from .index import flatten, index
 
-UNPOLLED_COLUMNS = 4096
-"""Columns of a row that no task need interrupt to find out whether the call is to end."""
 NARROW_SUM_ROWS = 32
 """Rows that are added in f32 where a wider row beside the result would cost as much again."""
 
 
-@dataclass(frozen=True)
-class LoopAxis:
-    """An axis of a kernel as a template writes it.
+@dataclass(frozen=True, eq=False)
+class RowFacts:
+    """A kernel, and what is known of its rows.
 
-    :param name: of the loop's variable.
-    :param size: its extent, as C.
-    :param long: whether a task that walks along it finds out on the way whether the call is to end.
-    :param below: the product of the extents of the axes behind it, as C.
+    :param types: of its buffers.
+    :param parts: the accum into each buffer, :param number: and numbered.
+    :param strategy_of: the strategy of each.
+    :param order: what decides in which order the rows are visited.
     """
 
-    name: str
-    size: str
-    long: bool
-    below: str
+    kernel: Kernel
+    types: Mapping[str, Type]
+    parts: Mapping[str, Combine]
+    number: Mapping[str, int]
+    strategy_of: Mapping[str, Strategy]
+    order: RowOrder
 
-
-class RowWriter:
-    """A kernel taken apart for a template; a target's writer adds how its statements are written.
-
-    :ivar parts: each accum by its buffer, :ivar number: and numbered.
-    :ivar strategy_of: the strategy of each.
-    :ivar order: what decides in which order the rows are visited.
-
-    :param available: names of the strategies that the target has text for.
-    :raises InternalError: the kernel has another.
-    """
-
-    def __init__(self, kernel: Kernel, types: Mapping[str, Type], scribe: Scribe, available: Collection[str]):
-        self.k, self.types, self.scribe = kernel, types, scribe
-        self.parts: dict[str, Combine] = {c.buffer: c for c in combines(kernel, types)}
-        self.number = {s.buffer: i for i, s in enumerate(kernel.accums)}
-        self.strategy_of = _strategies(kernel, available)
-        self.order: RowOrder = self.strategy_of[kernel.order].visits if kernel.order else ""
-
-    def axes(self, axes: Sequence[Axis]) -> list[LoopAxis]:
-        return [
-            LoopAxis(
-                a,
-                size(s),
-                long=not isinstance(s, int) or s > UNPOLLED_COLUMNS,
-                below=size(product(t for _, t in axes[i + 1 :])),
-            )
-            for i, (a, s) in enumerate(axes)
-        ]
-
-    def slice_of(self, values: Sequence[str]) -> list[Stmt]:
-        """The statements that values are computed by, in order."""
-        return backward_slice(self.k.body, (v for v in values if v))
+    # -- what rows are combined into -----------------------------------------------------------------------------------
 
     def wide_accumulator(self, s: Stmt) -> bool:
         """Whether an owner adds up in a wider row beside its result: where more rows may meet than add up in f32
@@ -77,7 +45,7 @@ class RowWriter:
         """
         if not self.owned_by_row(s) or s.combine != "sum" or self.types[s.buffer].dtype is not F32:
             return False
-        members: Size = product(n for a, n in self.k.rows if a not in self.parts[self.k.order].kept)
+        members: Size = product(n for a, n in self.kernel.rows if a not in self.parts[self.kernel.order].kept)
         return not isinstance(members, int) or members > NARROW_SUM_ROWS
 
     def owned_by_row(self, s: Stmt) -> bool:
@@ -92,28 +60,42 @@ class RowWriter:
         """The axes of an owned accum's buffer that it runs along while its kept row stands still; where one row names
         two axes, the second is such: all of it is owned.
         """
-        kept, named = set(self.parts[self.k.order].kept), [i.variable for i in s.index]
+        kept, named = set(self.parts[self.kernel.order].kept), [i.variable for i in s.index]
         return [
             axis
             for axis, i in enumerate(s.index)
             if (i.variable not in kept or i.variable in named[:axis]) and self.types[s.buffer].shape[axis] != 1
         ]
 
-    def reloaded(self, p: Phase, number: int, cached: Callable[[Stmt, int], Stmt | None] | None = None) -> list[Stmt]:
+    # -- its columns ---------------------------------------------------------------------------------------------------
+
+    def by_column(self, value: str) -> bool:
+        """Whether a value depends on the column."""
+        return bool(self.kernel.levels[value] & {a for a, _ in self.kernel.cols})
+
+    def placed_by_column(self, s: Stmt) -> bool:
+        """Whether a value that depends on the column says where an effect goes."""
+        return any(v.startswith("%") and self.by_column(v) for i in s.index for v, _ in i.terms)
+
+    def in_columns(self, s: Stmt) -> bool:
+        """Whether the place of an effect depends on the column."""
+        cols, places = {a for a, _ in self.kernel.cols}, {v for i in s.index for v, _ in i.terms}
+        return bool(cols & places) or self.placed_by_column(s)
+
+    def values(self, p: Phase, number: int, kept: Callable[[Stmt, int], Stmt | None]) -> list[Stmt]:
         """A pass's values, where one that an earlier pass has stored is read back instead of computed again.
 
-        :param cached: what stands for a value that is kept beside the buffers from one pass to the next.
+        :param kept: what stands for a value that is kept beside the buffers from one pass to the next.
         """
-        cached = cached or self.cached
         stored_at: dict[str, Stmt] = {}
-        for earlier in self.k.passes[:number]:
+        for earlier in self.kernel.passes[:number]:
             stored_at |= {s.args[0]: s for s in earlier.roots if s.op == "store"}
         needed = {u for s in p.roots for u in s.uses}
         out: list[Stmt] = []
         for s in reversed(p.body):
             if s.name not in needed:
                 continue
-            if (known := cached(s, number)) is not None:
+            if (known := kept(s, number)) is not None:
                 out.append(known)
             elif s.name in stored_at and s.op != "load":
                 store = stored_at[s.name]
@@ -123,19 +105,17 @@ class RowWriter:
                 out.append(s)
         return out[::-1]
 
-    def cached(self, s: Stmt, number: int) -> Stmt | None:
-        """What stands for a value that a target keeps beside its buffers from one pass to the next."""
-        return None
+    # -- the order of its rows -----------------------------------------------------------------------------------------
 
     @property
     def scans_side_by_side(self) -> bool:
         """Whether it scans, and neighbours in memory are neighbouring rows, not columns."""
-        return bool(self.k.scans) and self.rows_side_by_side
+        return bool(self.kernel.scans) and self.rows_side_by_side
 
     @property
     def rows_side_by_side(self) -> bool:
         """Whether neighbours in memory are neighbouring rows, not columns, and rows are combined with no others."""
-        k = self.k
+        k = self.kernel
         if not k.rows or not k.cols or k.row_order or k.accums:
             return False
         along, cols = {axis: 0 for axis in (k.rows[-1][0], k.cols[-1][0])}, {a for a, _ in k.cols}
@@ -147,28 +127,30 @@ class RowWriter:
                 along[axis] += steps.get(axis) == 1
         return along[k.rows[-1][0]] > along[k.cols[-1][0]]
 
-    # -- what both targets write of a kernel -------------------------------------------------------------------------
-
     @property
     def kept_axes(self) -> list[Axis]:
         """The row axes that stand in the index of an owned accum: each of their rows is a part of the result."""
-        return [a for a in self.k.rows if self.order == "by owner" and a[0] in self.parts[self.k.order].kept]
+        return [a for a in self.kernel.rows if self.order == "by owner" and a[0] in self.parts[self.kernel.order].kept]
 
     @property
     def rest_axes(self) -> list[Axis]:
         """The other row axes: their rows meet in a part of the result."""
         kept = self.kept_axes
-        return [a for a in self.k.rows if a not in kept]
+        return [a for a in self.kernel.rows if a not in kept]
 
     @property
     def visits_all_rows(self) -> bool:
         """Whether rows that add to no segment have other effects: they are visited, too."""
-        return not all(s.op == "accum" and self.in_segments(s) for s in self.k.body if not s.name)
+        return not all(s.op == "accum" and self.in_segments(s) for s in self.kernel.body if not s.name)
 
     @property
     def order_name(self) -> str:
         """The order in which rows are visited, as templates' names have it."""
         return self.order.replace(" ", "_") or "rows"
+
+    def slice_of(self, values: Collection[str]) -> list[Stmt]:
+        """The statements that values are computed by, in order."""
+        return backward_slice(self.kernel.body, (v for v in values if v))
 
     def key_count(self, part: Combine) -> Size:
         """Keys that a row may have: the rows of a result."""
@@ -180,19 +162,27 @@ class RowWriter:
         values = [v for i in leading for v, _ in i.terms if v.startswith("%")]
         return self.slice_of([*values, part.stmt.where])
 
-    def key_statements(self, part: Combine) -> list[str]:
-        """The same as text."""
-        return [self.scribe.value(s) for s in self.key_slice(part)]
-
     def key_expression(self, part: Combine, masked: str, kind: str = "i64") -> str:
         """A row's key, the row of the result that it adds to, as a C expression; ``masked`` where it adds to none."""
         at = index(flatten(part.stmt.index[: part.leading], self.types[part.buffer].shape[: part.leading]), kind)
         return f"{variable(part.stmt.where)} ? {at} : {masked}" if part.stmt.where else at
 
-    def comment(self, heading: Sequence[str] = ()) -> str:
-        """The C comment above a kernel: its heading, if there is one, then its IR."""
-        lines = [*heading, *([""] if heading else []), *str(self.k).splitlines()]
-        return "\n".join(["/*", *(f" * {line}".rstrip() for line in lines), " */"])
+
+def row_facts(kernel: Kernel, types: Mapping[str, Type], available: Collection[str]) -> RowFacts:
+    """What is known of a kernel's rows.
+
+    :param available: names of the strategies that the target has text for.
+    :raises InternalError: the kernel has another.
+    """
+    strategy_of = _strategies(kernel, available)
+    return RowFacts(
+        kernel,
+        types,
+        parts={c.buffer: c for c in combines(kernel, types)},
+        number={s.buffer: i for i, s in enumerate(kernel.accums)},
+        strategy_of=strategy_of,
+        order=strategy_of[kernel.order].visits if kernel.order else "",
+    )
 
 
 def _strategies(kernel: Kernel, available: Collection[str]) -> dict[str, Strategy]:

@@ -177,8 +177,9 @@ def explain(module: Explained, dims: Mapping[str, int], device: Device | None = 
             for name, calls in executable.copied.items()
         ]
         lines += missed_fusions_table(module, direction, bound)
-        if executable.target.startswith("cuda"):
+        if executable.target != "numpy":
             lines += mappings_table(executable)
+        if executable.target.startswith("cuda"):
             lines.append(f"  {executable.native.counting(bound)}")
         if executable.target == "cuda":
             lines += resources_table(executable)
@@ -263,7 +264,7 @@ def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, 
 
 
 def mappings_table(executable: Executable) -> list[str]:
-    """The mapping of each kernel to the threads of a GPU, with the reason."""
+    """The mapping of each kernel, to the tasks of a CPU or to the threads of a GPU, with the reason."""
     kernels = executable.native.kernels.values()
     return [f"  {kernel.name}: {kernel.mapping}, because {kernel.reason}" for kernel in kernels]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -258,6 +258,14 @@ class Kernel:
         plain, own = self.canonical(types)
         text = str(replace(plain, name="k")) + ";".join(map(str, own.values()))
         return replace(self, name=f"{meaning}_{hashlib.sha256(text.encode()).hexdigest()[:6]}")
+
+    def rehashed(self, types: Mapping[str, Type]) -> Kernel:
+        """The kernel under the meaning that its name says, with the hash of its structure."""
+        return self.named_by_structure(self.name.rpartition("_")[0] or self.name, types)
+
+    def fresh_names(self) -> Iterator[str]:
+        """Names of values that it does not have, without end."""
+        return (name for k in itertools.count(len(self.body)) if (name := f"%{k}") not in self.stmts)
 
     def substitute(self, values: Mapping[str, Size]) -> Kernel:
         if not values:
@@ -637,6 +645,18 @@ class Program:
 
     def of_kind(self, kind: str) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.kind == kind)
+
+    def with_kernels(self, rewrite: Callable[[Kernel], Kernel]) -> Program:
+        """The program with other kernels for its own, not those of selects and loops, each named by its structure;
+        itself where none is another.
+        """
+
+        def made(step: Step) -> Step:
+            other = rewrite(step) if isinstance(step, Kernel) else step
+            return other.rehashed(self.types) if isinstance(other, Kernel) and other != step else step
+
+        steps = tuple(map(made, self.steps))
+        return self if steps == self.steps else replace(self, steps=steps)
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -113,11 +113,15 @@ class Scatter:
 
     :param combine: ``sum``, ``prod``, ``max`` or ``min``; result elements without an update are
         :func:`gradc.ir.statement.neutral`.
+    :param positions: ``(node) -> axes``: which axes of the updates the axes of each index operand are, in order: an
+        update is at the position that stands there.  Without it no pass takes the scatter apart, unless the op has the
+        property :class:`gradc.ir.properties.Scatters`.
     """
 
     at: Callable[..., Any]
     updates: int = 0
     combine: str = "sum"
+    positions: Callable[[Node], tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)

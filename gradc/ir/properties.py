@@ -3,8 +3,8 @@
 A pass asks ``access(node, Gathers)`` and not for the name ``gather``: an op of a user's that declares ``access=lambda
 node: Gathers(table=0, indices=1, axis=0)`` is rewritten as :func:`gradc.ops.gather` is.  What passes write in its place
 are the package's ops, so a declaration says two things: the node's value is that of the op named beside each property,
-and so is its derivative.  ``GRADC_VALIDATE=1`` holds the value against exact algebra, at positions that are inside
-their bounds (what ``oob`` says of others is the record's word), :func:`gradc.check` the derivative against differences.
+and so is its derivative.  ``GRADC_VALIDATE=1`` holds the value against exact algebra, also at positions outside of
+their bounds, :func:`gradc.check` the derivative against differences.
 """
 
 from __future__ import annotations

@@ -45,6 +45,13 @@ class Index:
     def renamed(self, names: Mapping[str, str]) -> Index:
         return Index(self.const, tuple((names.get(v, v), c) for v, c in self.terms))
 
+    def compose(self, values: Mapping[str, Index]) -> Index:
+        """The index with affine expressions for some of its variables."""
+        new = Index(self.const)
+        for variable, factor in self.terms:
+            new += values.get(variable, Index.of(variable)) * factor
+        return new
+
     def __str__(self) -> str:
         parts = [v if c == 1 else f"{v}*{_factor(c)}" for v, c in self.terms]
         if self.const != 0 or not parts:

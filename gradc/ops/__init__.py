@@ -1,4 +1,4 @@
-"""Every op, callable: ``ops.exp(x)``.  One record per op lives in the modules of this package."""
+"""Every op, callable: ``ops.exp(x)``.  One record per op lives in the modules of this package, in folders by family."""
 
 from __future__ import annotations
 
@@ -7,58 +7,20 @@ import importlib
 from ..ir.node import REGISTRY, Node
 from ..ir.op import Composite, Function, Library, Op, Primitive
 
-_MODULES = (
-    "pointwise",
-    "elementary",
-    "special",
-    "bessel",
-    "rounding",
-    "logic",
-    "activations",
-    "piecewise",
-    "movement",
-    "diagonals",
-    "windows",
-    "reduce",
-    "window_reductions",
-    "views",
-    "statistics",
-    "norms",
-    "scans",
-    "differences",
-    "indexing",
-    "contract",
-    "convolution",
-    "pooling",
-    "bits",
-    "quantization",
-    "block_scales",
-    "normalize",
-    "batch_norm",
-    "einsum",
-    "algebra",
-    "attention",
-    "resample",
-    "loss",
-    "losses",
-    "class_losses",
-    "tables",
-    "bags",
-    "scatters",
-    "writes",
-    "unpooling",
-    "recurrent",
-    "ctc",
-    "linear_loss",
-    "sparse",
-    "sample",
-    "search",
-    "sorts",
-    "quantiles",
-    "random",
-)
-for _module in _MODULES:  # importing a module registers its records
-    importlib.import_module(f".{_module}", __name__)
+_MODULES = {
+    "elementwise": "pointwise elementary special bessel rounding logic activations piecewise bits random",
+    "shapes": "movement diagonals windows views",
+    "reductions": "reduce window_reductions statistics norms scans differences sorts quantiles",
+    "indexing": "gathers tables bags scatters writes sparse search",
+    "products": "contract convolution einsum algebra attention",
+    "layers": "pooling normalize batch_norm unpooling recurrent",
+    "quantized": "quantization block_scales",
+    "images": "resample sample",
+    "losses": "cross_entropy elementwise classes ctc linear_cross_entropy",
+}
+for _family, _modules in _MODULES.items():  # importing a module registers its records
+    for _module in _modules.split():
+        importlib.import_module(f".{_family}.{_module}", __name__)
 # A module and an op may have the same name; ops.NAME is always the op.
 globals().update(REGISTRY)
 

@@ -35,7 +35,7 @@ from ..ir.size_text import parse_size
 from ..ir.types import Type
 from ..ir.types import dtype as dtype_of
 from ..ir.walk import topological
-from ..ops.blocks import Blocks, canonical_block
+from ..ops.quantized.blocks import Blocks, canonical_block
 from ..process.forks import lock
 from ..runtime.host.arrays import Arguments, Results
 from ..runtime.shared import Shared

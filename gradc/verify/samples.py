@@ -17,7 +17,7 @@ from ..ir.node import Node
 from ..ir.op import Composite
 from ..ir.types import DType, Type
 from ..ir.walk import topological
-from ..ops.pointwise import convert
+from ..ops.elementwise.pointwise import convert
 
 Array = np.ndarray[Any, Any]
 SMALL = (5, 4, 7, 3, 6)

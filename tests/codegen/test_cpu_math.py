@@ -22,8 +22,8 @@ from caches import compiled
 
 from gradc.ir.types import DTYPES
 from gradc.ops import bessel, special
-from gradc.ops.activations import gelu_derivative
-from gradc.ops.pointwise import convert
+from gradc.ops.elementwise.activations import gelu_derivative
+from gradc.ops.elementwise.pointwise import convert
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cpu"
 COMPILER = shutil.which(os.environ.get("CC") or "gcc")

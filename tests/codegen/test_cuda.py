@@ -229,6 +229,29 @@ def test_donated_memory() -> None:
     assert np.shares_memory(x, y) and (y == 1).all()
 
 
+@pytest.mark.parametrize(
+    ("columns", "function"),
+    [
+        (64, lambda x, c, total: (total(x * c) + c, x)),
+        (64, lambda x, c, total: (c * 0.5 + total(x), (x + total(x)) * c)),
+        (3, lambda x, c, total: (c + total(x), ops.cumsum(x * c, axis=1))),
+    ],
+    ids=["read alone", "read for columns", "read before a scan"],
+)
+def test_donated_memory_that_all_threads_of_a_row_read(columns: int, function: Any) -> None:
+    """None of them reads what one has stored there for the row: exchanges between lanes order no memory."""
+    total = functools.partial(ops.sum, axis=1, keepdims=True)
+    graph = gradc.trace(lambda x, c: function(x, c, total), x=f"f32[N,{columns}]", c="f32[N,1]")
+    module = gradc.compile(graph, target="cuda-sim", donate=["c"])
+    rng = np.random.default_rng(0)
+    x, c = rng.standard_normal((6, columns)).astype("f4"), rng.standard_normal((6, 1)).astype("f4")
+    wanted = gradc.compile(graph, target="numpy")(x=x, c=c.copy())
+    found = module(x=x, c=c)
+    assert np.shares_memory(found["y0"], c)
+    for got, want in zip(found.values(), wanted.values(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_a_bad_index_before_a_sort() -> None:
     module = gradc.compile(
         gradc.trace(lambda i, u: ops.scatter_add(i, u, size=30), i="i64[N]", u="f32[N,3]"),

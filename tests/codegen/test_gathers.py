@@ -11,7 +11,7 @@ import gradc
 from gradc import interp, knobs, ops
 from gradc.analysis.chunks import chunk_rows
 from gradc.ir.types import DTYPES
-from gradc.ops.bits import PACKED
+from gradc.ops.elementwise.bits import PACKED
 from gradc.runtime.host import pool
 
 

@@ -1,4 +1,6 @@
-"""Each mapping of a kernel to a GPU's threads: a kernel that has it, its file and template, and what explain says."""
+"""Each mapping of a kernel, to a CPU's tasks or to a GPU's threads: a kernel that has it, its file and template, and
+what explain says.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,12 @@ import pytest
 
 import gradc
 from gradc import Graph, ops
-from gradc.codegen.cuda.choose_mapping import MAPPINGS
+from gradc.codegen.cpu import choose_mapping as cpu
+from gradc.codegen.cuda import choose_mapping as cuda
 
 ROOT = Path(__file__).resolve().parents[2]
+MAPPINGS = {"cpu": cpu.MAPPINGS, "cuda": cuda.MAPPINGS}
+ENDING = {"cpu": "c.j2", "cuda": "cu.j2"}
 
 
 def bag(rows: int, width: int) -> Graph:
@@ -20,33 +25,57 @@ def bag(rows: int, width: int) -> Graph:
     return gradc.trace(lambda w, i: ops.gather(w, i), w=table, i="i32[4096]")
 
 
-CASES: dict[str, tuple[Graph, dict[str, Any]]] = {
-    "column strips": (gradc.trace(lambda x: ops.exp(x), x="f32[64,8192]"), {}),
-    "tiled transpose": (gradc.trace(lambda x: ops.transpose(x) + 1.0, x="f32[256,512]"), {}),
-    "thread per row": (gradc.trace(lambda x: ops.sum(x, axis=1), x="f32[64,32,128]"), {}),
-    "row in registers": (gradc.trace(lambda x: ops.softmax(x), x="f32[64,512]"), {}),
-    "whole rows": (gradc.trace(lambda x: ops.softmax(x), x="f32[512,100000]"), {}),
-    "split rows": (gradc.trace(lambda x: ops.sum(x, axis=1), x="f32[4,1000000]"), {}),
-    "scanned rows": (gradc.trace(lambda x: ops.cumsum(x, axis=1), x="f32[64,512]"), {}),
-    "tiled": (bag(1000, 256), {"reductions": {"*": "segmented"}}),
-    "shared table": (bag(16, 256), {"reductions": {"*": "privatized"}}),
-    "warp segmented scan": (bag(1000, 0), {"reductions": {"*": "segmented"}}),
+def scaled_bag() -> Graph:
+    """Whose gradient adds what is left of a row to one element of its scale."""
+    weight = lambda table, w: ops.dequantize(table, w, block=(1, 64))
+    return gradc.trace(
+        lambda i, table, w: ops.embedding(i, weight(table, w)), i="i64[4096]", table="i8[1000,64]", w="f32[1000,1]"
+    )
+
+
+def sampled() -> Graph:
+    """Whose gradient of the grid adds up what each channel's image has at places that the grid says, and whose gradient
+    of the image goes to these places.
+    """
+    return gradc.trace(lambda w, grid: ops.grid_sample(w, grid), w="f32[2,64,32,32]", grid="f32[2,32,32,2]")
+
+
+CASES: dict[tuple[str, str], tuple[Graph, dict[str, Any]]] = {
+    ("cuda", "column strips"): (gradc.trace(lambda x: ops.exp(x), x="f32[64,8192]"), {}),
+    ("cuda", "tiled transpose"): (gradc.trace(lambda x: ops.transpose(x) + 1.0, x="f32[256,512]"), {}),
+    ("cuda", "thread per row"): (gradc.trace(lambda x: ops.sum(x, axis=1), x="f32[64,32,128]"), {}),
+    ("cuda", "row in registers"): (gradc.trace(lambda x: ops.softmax(x), x="f32[64,512]"), {}),
+    ("cuda", "whole rows"): (gradc.trace(lambda x: ops.softmax(x), x="f32[512,100000]"), {}),
+    ("cuda", "split rows"): (gradc.trace(lambda x: ops.sum(x, axis=1), x="f32[4,1000000]"), {}),
+    ("cuda", "scanned rows"): (gradc.trace(lambda x: ops.cumsum(x, axis=1), x="f32[64,512]"), {}),
+    ("cuda", "tiled"): (bag(1000, 256), {"reductions": {"*": "segmented"}}),
+    ("cuda", "shared table"): (bag(16, 256), {"reductions": {"*": "privatized"}}),
+    ("cuda", "warp segmented scan"): (bag(1000, 0), {"reductions": {"*": "segmented"}}),
+    ("cpu", "column strips"): (gradc.trace(lambda x: ops.exp(x), x="f32[64,8192]"), {}),
+    ("cpu", "lane per row"): (gradc.trace(lambda x: ops.cumsum(x, axis=0), x="f32[64,512]"), {}),
+    ("cpu", "whole rows"): (gradc.trace(lambda x: ops.softmax(x), x="f32[64,512]"), {}),
+    ("cpu", "segments in registers"): (bag(1000, 256), {"reductions": {"*": "segmented"}}),
+    ("cpu", "segmented rows"): (scaled_bag(), {"reductions": {"*": "segmented"}}),
+    ("cpu", "owners in registers"): (gradc.trace(lambda x: ops.sum(x, axis=1), x="f32[64,32,128]"), {}),
+    ("cpu", "owned rows"): (sampled(), {"reductions": {"*": "regular"}}),
+    ("cpu", "interchanged owners"): (sampled(), {"reductions": {"*": "regular"}, "wrt": ["grid"]}),
 }
 
 
 def test_every_mapping_has_a_case_a_file_and_a_template() -> None:
-    assert CASES.keys() == MAPPINGS.keys()
-    for name in MAPPINGS:
+    assert CASES.keys() == {(target, name) for target, mappings in MAPPINGS.items() for name in mappings}
+    for target, name in CASES:
         stem = name.replace(" ", "_")
-        assert (ROOT / f"gradc/codegen/cuda/mappings/{stem}.py").exists()
-        assert (ROOT / f"templates/cuda/kernel/{stem}.cu.j2").exists()
+        assert (ROOT / f"gradc/codegen/{target}/mappings/{stem}.py").exists()
+        assert (ROOT / f"templates/{target}/kernel/{stem}.{ENDING[target]}").exists()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_kernel_has_the_mapping_and_explain_says_why(name: str) -> None:
-    graph, options = CASES[name]
-    wrt = ["w"] if options else []
-    module = gradc.compile(graph, wrt=wrt, target="cuda", arch="sm_90", **options)
+@pytest.mark.parametrize(("target", "name"), CASES)
+def test_a_kernel_has_the_mapping_and_explain_says_why(target: str, name: str) -> None:
+    graph, options = CASES[target, name]
+    given: dict[str, Any] = {"wrt": ["w"] if options else []} | options
+    given |= {"arch": "sm_90"} if target == "cuda" else {}
+    module = gradc.compile(graph, target=target, **given)
     kernels = [k for e in module.executables.values() for k in e.native.kernels.values()]
     reasons = {k.name: k.reason for k in kernels if k.mapping == name}
     assert reasons, [(k.name, k.mapping, k.reason) for k in kernels]

@@ -63,10 +63,10 @@ def test_a_fold_without_a_template_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(ROW_ORDERS, "a_new_one", "")  # as the record enters itself; taken out again at the end
     new = replace(PRIVATIZED, name="a_new_one", fold="fold_otherwise")
     monkeypatch.setitem(STRATEGIES, new.name, new)
-    monkeypatch.setattr("gradc.codegen.cpu.writer.ON_HOST", (new.name,))
+    monkeypatch.setattr("gradc.codegen.cpu.facts.ON_HOST", (new.name,))
     monkeypatch.setattr("gradc.codegen.cuda.facts.ON_GPU", (new.name,))
     for render, path in (
-        (render_program, "cpu/rows/fold_otherwise.c.j2"),
+        (render_program, "cpu/kernel/fold_otherwise.c.j2"),
         (render_cuda, "cuda/kernel/fold_otherwise.cu.j2"),
     ):
         with pytest.raises(InternalError, match=f"there is no template {path}"):

@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns.rest-of-parts",
-        "gradc/codegen/cpu/columns.py",
+        "gradc/codegen/cpu/strips.py",
         "if isinstance(inner, int) and not parted else -1",
         "if isinstance(inner, int) else -1",
         "columns of an interior that fill no strip are left out where all columns would fill strips",
@@ -31,15 +31,15 @@ MUTANTS = (
     ),
     Mutant(
         "rows-c.flush",
-        "templates/cpu/rows/end.c.j2",
-        '{% include "cpu/rows/flush.c.j2" %}\n',
+        "templates/cpu/kernel/whole_rows.c.j2",
+        "{{ task.flush(k) }}\n",
         "",
         "sums of the last few rows are dropped",
         ("test_cpu", "test_embedding_family"),
     ),
     Mutant(
         "rows-c.masked-scatter",
-        "templates/cpu/rows/columns.c.j2",
+        "templates/cpu/kernel/phases.c.j2",
         '{{ "if (place%s[i] >= 0) "|format(x.number) if x.masked }}{{ x.add }}',
         "{{ x.add }}",
         "missing mask: an update outside is added in front of the array",
@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-c.carry",
-        "templates/cpu/rows/by_key.c.j2",
+        "templates/cpu/kernel/segments_in_registers.c.j2",
         "if (carry < 0 && start[to] < first) continue;",
         "if (carry < 0 && start[to] < first - 1) continue;",
         "off by one: the end of a segment of the task before is written as if it were all of it",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-c.whole-segment",
-        "templates/cpu/rows/finish.c.j2",
+        "templates/cpu/kernel/finish.c.j2",
         "if (last > first && gradc_whole(start, segment, chunk)) continue;",
         "if (last > first && last - first < chunk) continue;",
         "off by one: a segment as long as a chunk is written again, from carry rows of others",
@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-c.last-carry",
-        "templates/cpu/rows/finish.c.j2",
+        "templates/cpu/kernel/finish.c.j2",
         "c <= (last - 1) / chunk; c++)",
         "c < (last - 1) / chunk; c++)",
         "the last piece of a long segment is dropped",
@@ -119,8 +119,8 @@ MUTANTS = (
     ),
     Mutant(
         "writer.short-rows-staged",
-        "gradc/codegen/cpu/writer.py",
-        "({streamed.row} >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0)",
+        "gradc/codegen/cpu/row_program.py",
+        "({row} >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0)",
         "GRADC_BLOCK",
         "threads keep a block to stage short rows in",
         ("test_streaming_store",),
@@ -223,7 +223,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns-c.switch",
-        "templates/cpu/rows/columns.c.j2",
+        "templates/cpu/kernel/phases.c.j2",
         "const i32 {{ c.interior.switch }} = 0;",
         "const i32 {{ c.interior.switch }} = 1;",
         "what lies outside along the rows is read",
@@ -399,7 +399,7 @@ MUTANTS = (
     ),
     Mutant(
         "cpu-columns.descending",
-        "gradc/codegen/cpu/columns.py",
+        "gradc/codegen/cpu/phase_writer.py",
         "{last} - 1 - {self.visited};",
         "{self.visited};",
         "a scan in reverse begins at the first column",
@@ -487,7 +487,7 @@ MUTANTS = (
     ),
     Mutant(
         "read-in-place.groups",
-        "gradc/passes/program/read_in_place.py",
+        "gradc/passes/loops/views.py",
         "part = replace(part, size=rest, step=part.step * inner)",
         "part = replace(part, size=rest)",
         "wrong distance: the groups of a convolution read neighbouring channels",
@@ -495,7 +495,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns.interior-rows",
-        "templates/cpu/rows/columns.c.j2",
+        "templates/cpu/kernel/phases.c.j2",
         """{{ "!(%s) || "|format(inner.rows) if inner.rows }}""",
         "",
         "rows at an edge of an image take the loop without tests",
@@ -511,7 +511,7 @@ MUTANTS = (
     ),
     Mutant(
         "columns.begins",
-        "gradc/codegen/cpu/columns.py",
+        "gradc/codegen/cpu/keys.py",
         'if bounded and first and dict(search.attrs).get("ascending") else None',
         "if bounded and first else None",
         "rows of bags whose offsets do not ascend are taken to lie together",
@@ -519,7 +519,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-c.starts",
-        "templates/cpu/rows/by_key.c.j2",
+        "templates/cpu/kernel/segments_in_registers.c.j2",
         "while (start[to + 1] <= run_first) to++;",
         "if (start[to + 1] <= run_first) to++;",
         "rows behind a bag without any are added to it",

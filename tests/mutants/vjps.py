@@ -7,7 +7,7 @@ from . import Mutant
 MUTANTS = (
     Mutant(
         "vjp.sub-sign",
-        "gradc/ops/pointwise.py",
+        "gradc/ops/elementwise/pointwise.py",
         "vjp=lambda g, y, a, b: (g, -g)",
         "vjp=lambda g, y, a, b: (g, g)",
         "sign of the second operand's gradient",
@@ -15,7 +15,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.div-sign",
-        "gradc/ops/pointwise.py",
+        "gradc/ops/elementwise/pointwise.py",
         "(g / b, -(g * y) / b)",
         "(g / b, (g * y) / b)",
         "sign of the divisor's gradient",
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.rsqrt-sign",
-        "gradc/ops/pointwise.py",
+        "gradc/ops/elementwise/pointwise.py",
         "(g * y / (x * -2),)",
         "(g * y / (x * 2),)",
         "sign",
@@ -31,7 +31,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.pow-zero",
-        "gradc/ops/pointwise.py",
+        "gradc/ops/elementwise/pointwise.py",
         "da = where(eq(b, zero), zero, g * b * pow(a, b - 1))",
         "da = g * b * pow(a, b - 1)",
         "missing mask: NaN at pow(0, 0)",
@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.maximum-tie",
-        "gradc/ops/pointwise.py",
+        "gradc/ops/elementwise/pointwise.py",
         "half = where(eq(a, b), g * 0.5, g)",
         "half = g",
         "a tie gives the whole gradient to both",
@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.clamp-bound",
-        "gradc/ops/pointwise.py",
+        "gradc/ops/elementwise/pointwise.py",
         "inside = [ge(x, full(min, x))]",
         "inside = [gt(x, full(min, x))]",
         "derivative on the closed lower bound",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.where-branch",
-        "gradc/ops/pointwise.py",
+        "gradc/ops/elementwise/pointwise.py",
         "where(condition, g, zero), where(condition, zero, g)",
         "where(condition, g, zero), where(condition, g, zero)",
         "the mask of the other branch",
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.gelu-term",
-        "gradc/ops/activations.py",
+        "gradc/ops/elementwise/activations.py",
         "(6 * _TANH[0] * _TANH[1])",
         "(2 * _TANH[0] * _TANH[1])",
         "factor of a term",
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.softplus-threshold",
-        "gradc/ops/activations.py",
+        "gradc/ops/elementwise/activations.py",
         "slope = where(gt(scaled, full(threshold, scaled)), full(1, scaled), sigmoid(scaled))",
         "slope = sigmoid(scaled)",
         "missing mask above the threshold",
@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.prod-one-zero",
-        "gradc/ops/reduce.py",
+        "gradc/ops/reductions/reduce.py",
         "where(zero, one, none)",
         "where(zero, zeros_like(x), none)",
         "one zero in a product",
@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.amax-ties",
-        "gradc/ops/reduce.py",
+        "gradc/ops/reductions/reduce.py",
         "along(g / count, x.shape, axis)",
         "along(g, x.shape, axis)",
         "ties share the gradient",
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.var-ddof",
-        "gradc/ops/reduce.py",
+        "gradc/ops/reductions/reduce.py",
         "/ _freedom(count, ddof), x.shape, axis)",
         "/ _freedom(count, 0), x.shape, axis)",
         "dropped ddof",
@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.softmax-once",
-        "gradc/ops/reduce.py",
+        "gradc/ops/reductions/reduce.py",
         "for _ in range(2):  # where y is nearly 1",
         "for _ in range(1):  # where y is nearly 1",
         "cancellation where one probability is nearly 1",
@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.logsumexp-infinite",
-        "gradc/ops/reduce.py",
+        "gradc/ops/reductions/reduce.py",
         'eq(exact, full(-float("inf"), exact))',
         'eq(exact, full(float("inf"), exact))',
         "rows of -inf give NaN",
@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.transpose-inverse",
-        "gradc/ops/movement.py",
+        "gradc/ops/shapes/movement.py",
         "(transpose(g, _inverse(axes)),)",
         "(transpose(g, axes),)",
         "the permutation for its inverse",
@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.slice-ends",
-        "gradc/ops/movement.py",
+        "gradc/ops/shapes/movement.py",
         "pad(g, tuple((low, size - low - n) for size, low, n in zip(x.shape, start, y.shape, strict=True)), 0),)",
         "pad(g, tuple((size - low - n, low) for size, low, n in zip(x.shape, start, y.shape, strict=True)), 0),)",
         "padded at the wrong end",
@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.stride-place",
-        "gradc/ops/movement.py",
+        "gradc/ops/shapes/movement.py",
         "(0, stride - 1 if a == axis + 1 else 0)",
         "(stride - 1 if a == axis + 1 else 0, 0)",
         "off by a step less 1",
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.concat-start",
-        "gradc/ops/movement.py",
+        "gradc/ops/shapes/movement.py",
         "start = start + x.shape[axis]\n    return tuple(parts)",
         "start = x.shape[axis]\n    return tuple(parts)",
         "the third operand's part begins at the second's size",
@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.gather-padding",
-        "gradc/ops/indexing.py",
+        "gradc/ops/indexing/gathers.py",
         "return scatter_add.plain(indices, g, axis=axis, size=size, oob=oob, padding_idx=padding_idx), DISCRETE",
         "return scatter_add.plain(indices, g, axis=axis, size=size, oob=oob), DISCRETE",
         "the padded row gets a gradient",
@@ -159,7 +159,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.frequency",
-        "gradc/ops/indexing.py",
+        "gradc/ops/indexing/gathers.py",
         "return full(1, count) / count",
         "return full(1, count)",
         "scale_grad_by_freq has no effect",
@@ -167,7 +167,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.scatter-max-share",
-        "gradc/ops/scatters.py",
+        "gradc/ops/indexing/scatters.py",
         "share = take_along_axis.plain(converted(g, wide) / maximum(count, full(1, count)), indices",
         "share = take_along_axis.plain(converted(g, wide), indices",
         "ties of scatter_amax share the gradient",
@@ -175,7 +175,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.layer-norm-slope",
-        "gradc/ops/normalize.py",
+        "gradc/ops/layers/normalize.py",
         "(h - mean - xhat * slope)",
         "(h - mean)",
         "dropped term",
@@ -183,7 +183,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.cross-entropy-ignored",
-        "gradc/ops/loss.py",
+        "gradc/ops/losses/cross_entropy.py",
         "keep = (lambda x: x) if e.probabilities else e.keep",
         "keep = lambda x: x",
         "missing mask of ignore_index",
@@ -191,7 +191,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.dequantize-zero-point",
-        "gradc/ops/quantization.py",
+        "gradc/ops/quantized/quantization.py",
         "dzp = -(reshaped(s, zero_point.shape) * blocks.total(dy, zero_point))",
         "dzp = reshaped(s, zero_point.shape) * blocks.total(dy, zero_point)",
         "sign",
@@ -199,7 +199,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.bag-max-first",
-        "gradc/ops/bags.py",
+        "gradc/ops/indexing/bags.py",
         "return where(logical_and(winner, eq(first, line)), self.back(g)",
         "return where(winner, self.back(g)",
         "every winner takes the whole gradient",
@@ -207,7 +207,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.half-pixel",
-        "gradc/ops/coordinates.py",
+        "gradc/ops/images/coordinates.py",
         "else ((x + 1) * size - 1) / 2",
         "else (x + 1) * size / 2",
         "off by half a pixel",
@@ -215,7 +215,7 @@ MUTANTS = (
     ),
     Mutant(
         "vjp.last-pixel",
-        "gradc/ops/coordinates.py",
+        "gradc/ops/images/coordinates.py",
         "inside = logical_and(ge(place, 0), le(place, size - 1))",
         "inside = logical_and(ge(place, 0), lt(place, size - 1))",
         "off by one: the last pixel counts as outside",

@@ -23,9 +23,9 @@ from gradc.errors import InvalidProblem, NotDifferentiable
 from gradc.ir.dims import evaluate
 from gradc.ir.types import DTYPES
 from gradc.ir.verify import verify
-from gradc.ops.bits import PACKED, with_bits
-from gradc.ops.block_scales import NF4
-from gradc.ops.pointwise import convert
+from gradc.ops.elementwise.bits import PACKED, with_bits
+from gradc.ops.elementwise.pointwise import convert
+from gradc.ops.quantized.block_scales import NF4
 from gradc.passes.graph.push_gathers import push_gathers
 from gradc.verify.exact import equal
 

@@ -25,7 +25,7 @@ from gradc.ir.graph import Graph  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 from gradc.ir.types import DTYPES, typeof  # noqa: E402
 from gradc.ir.verify import verify_program  # noqa: E402
-from gradc.ops.sparse import coalesce  # noqa: E402
+from gradc.ops.indexing.sparse import coalesce  # noqa: E402
 from gradc.runtime.host import pool  # noqa: E402
 
 torch.set_num_threads(1)

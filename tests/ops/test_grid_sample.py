@@ -461,7 +461,7 @@ def test_a_chunk_goes_through_a_channel_before_the_next(channels: int) -> None:
     assert any(
         "regular" in k.strategies.values() and "stays near for all of the chunk" in text
         for k in program.kernels
-        for text in [module.backward.native.source.kernels[k.name]]
+        for text in [module.backward.native.kernels[k.name].text]
     )
     scratch = [
         (made := module.backward.native.bind({"N": 2, "H": 9, "W": 7, "Q": q, "P": 11})).workspace - made.scratch

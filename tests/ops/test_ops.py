@@ -27,7 +27,7 @@ from gradc.ir.node import REGISTRY
 from gradc.ir.op import Composite, Op
 from gradc.ir.text import parse
 from gradc.ir.types import DTYPES, parse_type
-from gradc.ops.pointwise import convert
+from gradc.ops.elementwise.pointwise import convert
 from gradc.trace import trace
 
 Arrays = Mapping[str, np.ndarray]

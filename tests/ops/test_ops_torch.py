@@ -39,7 +39,7 @@ from torch_oracles import TORCH, to_numpy, to_torch  # noqa: E402
 from gradc import interp  # noqa: E402
 from gradc.ir.graph import Graph  # noqa: E402
 from gradc.ir.op import Composite, Op  # noqa: E402
-from gradc.ops.pointwise import convert  # noqa: E402
+from gradc.ops.elementwise.pointwise import convert  # noqa: E402
 from gradc.passes.graph.decompose import decompose  # noqa: E402
 from gradc.passes.graph.simplify import simplify  # noqa: E402
 from gradc.passes.graph.upcast import upcast  # noqa: E402

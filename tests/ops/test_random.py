@@ -9,7 +9,7 @@ from oracles import philox4x32
 import gradc
 from gradc import interp, ops
 from gradc.errors import TypeRuleError
-from gradc.ops.random import philox_block
+from gradc.ops.elementwise.random import philox_block
 
 KNOWN = (  # counter, key, words: Random123's kat_vectors, philox 4x32 10
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),

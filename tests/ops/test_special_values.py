@@ -12,7 +12,7 @@ import pytest
 import gradc
 from gradc import interp, ops
 from gradc.ir.types import DTYPES, parse_type
-from gradc.ops.pointwise import convert
+from gradc.ops.elementwise.pointwise import convert
 from gradc.passes.graph.decompose import decompose
 from gradc.passes.graph.simplify import simplify
 from gradc.passes.graph.sink_dequant import sink_dequant

@@ -20,7 +20,7 @@ def compiled(dtype: str = "bf16", columns: str = "131", **options: object) -> gr
 @pytest.mark.parametrize("target", ["forward", "backward"])
 def test_no_temp_of_a_product_has_rows_of_131_elements(target: str) -> None:
     stages = {stage.name: stage.result for stage in compiled().stages}
-    before, after = stages[f"{target}.fuse_rounding"], stages[f"{target}.align_rows"]
+    before, after = stages[f"{target}.fuse_copies"], stages[f"{target}.align_rows"]
     old = {b.name: b.type.shape for b in before.buffers}
     new = {b.name: b.type.shape for b in after.buffers}
     changed = {name for name, shape in new.items() if shape != old[name]}

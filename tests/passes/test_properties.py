@@ -20,8 +20,8 @@ from gradc.ir.node import REGISTRY, Node
 from gradc.ir.op import DISCRETE, Movement, Primitive, Scatter
 from gradc.ir.properties import Concats, Gathers, GathersElements, Pads, Reshapes, Scatters, Transposes, access
 from gradc.ir.statement import Index
-from gradc.ir.types import Type
-from gradc.ops.canonical import canonical
+from gradc.ir.types import Type, typeof
+from gradc.ops.shapes.canonical import canonical
 from gradc.passes.graph.decompose import decompose
 from gradc.passes.graph.propagate_reshapes import propagate_reshapes
 from gradc.passes.graph.push_gathers import push_gathers
@@ -304,13 +304,13 @@ def test_axes_count_from_0(declared: Any) -> None:
                 gradc.compile(graph, target="cpu")
 
 
-@pytest.mark.parametrize("oob", ["clamp", "skip", "wrap"])
-def test_what_a_declared_scatter_does_with_positions_outside(oob: Any) -> None:
-    """Its property says so, whatever attributes it has: the gather in its place reads the same rows."""
+@contextlib.contextmanager
+def five_rows_of_ones_own(oob: Any, says: Any = None) -> Iterator[Primitive]:
+    """A sum into five rows, without attributes, that declares to do ``says`` with positions outside, or nothing."""
     theirs = REGISTRY["scatter_add"]
     own = Primitive(
         "add_rows",
-        infer=lambda i, u: u.with_shape(5, *u.shape[1:]),
+        infer=lambda i, u: u.with_shape(5, *u.shape[i.rank :]),
         reference=lambda i, u: _added_outside(i, u, oob),
         lower=Scatter(
             lambda index, node, kernel: theirs.lower.at(  # type: ignore[attr-defined]
@@ -319,23 +319,63 @@ def test_what_a_declared_scatter_does_with_positions_outside(oob: Any) -> None:
             updates=1,
         ),
         vjp=lambda g, y, i, u: (DISCRETE, ops.gather(g, i, oob=oob)),
-        multilinear=lambda node: {1: (None, 1)},
+        multilinear=lambda node: {1: (*(None for _ in node.operands[0].shape), 1)},
         indices={0: lambda node: 5},
-        access=lambda node: Scatters(0, 1, axis=0, oob=oob),
+        access=None if says is None else lambda node: Scatters(0, 1, axis=0, oob=says),
     )
     try:
-        graph = trace(lambda i, u, a: ops.sum(own(i, u) * a), i="i64[6]", u="f32[6,8]", a="f32[5,8]")
-        rng, i = np.random.default_rng(0), np.array([7, -2, 1, 4, 0, 9])
-        u, a = rng.standard_normal((6, 8)).astype("f4"), rng.standard_normal((5, 8)).astype("f4")
-        wanted = (_added_outside(i, u.astype("f8"), oob) * a).sum()
-        for target in ("cpu", "numpy"):
-            np.testing.assert_allclose(gradc.compile(graph, target=target)(i=i, u=u, a=a), wanted, rtol=1e-5)
+        yield own
     finally:
         del REGISTRY["add_rows"]
 
 
+def check_sum_of_rows(own: Primitive, i: Any, oob: str) -> None:
+    """The sum of the rows, weighted, against NumPy."""
+    rng = np.random.default_rng(0)
+    u, a = rng.standard_normal((*i.shape, 4)).astype("f4"), rng.standard_normal((5, 4)).astype("f4")
+    types = {"i": typeof(i), "u": typeof(u), "a": typeof(a)}
+    graph = trace(lambda i, u, a: ops.sum(own(i, u) * a), **types)
+    wanted = (_added_outside(i, u.astype("f8"), oob) * a).sum()
+    for target in ("cpu", "numpy"):
+        with gradc.knobs.VALIDATE.set(True):
+            module = gradc.compile(graph, target=target)
+        np.testing.assert_allclose(module(i=i, u=u, a=a), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("oob", ["clamp", "skip", "wrap"])
+def test_what_a_declared_scatter_does_with_positions_outside(oob: Any) -> None:
+    """Its property says so, whatever attributes it has: the gather in its place reads the same rows."""
+    with five_rows_of_ones_own(oob, oob) as own:
+        check_sum_of_rows(own, np.array([7, -2, 1, 4, 0, 9]), oob)
+
+
+def test_positions_of_an_undeclared_scatter_may_have_any_axes() -> None:
+    """Two axes of positions before one of columns are not taken for a batch axis and points, whatever their sizes."""
+    with five_rows_of_ones_own("skip") as own:
+        check_sum_of_rows(own, np.random.default_rng(1).integers(-2, 7, (3, 4)), "skip")
+
+
+@pytest.mark.parametrize(
+    ("oob", "says", "found"),
+    [
+        *(
+            (a, b, "outside.* differs at")
+            for a in ("clamp", "skip", "wrap")
+            for b in ("clamp", "skip", "wrap")
+            if a != b
+        ),
+        ("skip", "error", "declares has oob='error', but the positions are not checked"),
+    ],
+)
+def test_a_false_word_about_positions_outside_is_found(oob: Any, says: Any, found: str) -> None:
+    with five_rows_of_ones_own(oob, says) as own:
+        graph = trace(lambda i, u: own(i, u), i="i64[6]", u="f32[6,8]")
+        with gradc.knobs.VALIDATE.set(True), pytest.raises(InternalError, match=found):
+            gradc.compile(graph, target="numpy")
+
+
 def _added_outside(i: Any, u: Any, oob: str) -> Any:
-    total = np.zeros((5, *u.shape[1:]), u.dtype)
+    total = np.zeros((5, *u.shape[i.ndim :]), u.dtype)
     inside = (i >= 0) & (i < 5) if oob == "skip" else np.ones(i.shape, bool)
     np.add.at(total, (np.clip(i, 0, 4) if oob == "clamp" else i % 5)[inside], u[inside])
     return total
@@ -370,6 +410,8 @@ def test_a_pad_of_ones_own_may_call_its_value_as_it_likes() -> None:
         rows = np.concatenate([q * 2.5, np.full((3, 1), 5.0)], 1)
         wanted = np.where(((i >= 0) & (i < 3))[:, None], rows[np.clip(i, 0, 2)], 0)
         for target in ("cpu", "numpy"):
-            np.testing.assert_allclose(gradc.compile(graph, target=target)(q=q, s=s, i=i), wanted, rtol=1e-6)
+            with gradc.knobs.VALIDATE.set(True):
+                module = gradc.compile(graph, target=target)
+            np.testing.assert_allclose(module(q=q, s=s, i=i), wanted, rtol=1e-6)
     finally:
         del REGISTRY["pad_columns"]

@@ -182,7 +182,7 @@ def test_few_sums_are_added_up_side_by_side() -> None:
     given = {b.name: draw.standard_normal([int(n) for n in b.type.shape]).astype("f4") for b in before.of_kind("input")}
     want, got = run(before, **given), run(after, **given)
     np.testing.assert_allclose(got["d.w"], want["d.w"], rtol=1e-5, atol=1e-4)
-    assert not any(len(k.accums) > 1 for k in unroll_columns(before, reorder=False).kernels)
+    assert not any(len(k.accums) > 1 for k in unroll_columns(before, reassociate=False).kernels)
 
 
 def test_a_sum_whose_reduction_is_named_stays_one() -> None:

@@ -5,6 +5,7 @@ bytecode, sections that wait for other threads.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import random
@@ -63,6 +64,7 @@ class Interleaving:
         self.errors: list[BaseException] = []
         self.longest = 0.0
         self.forked = self.interrupted = 0
+        self.leaves_litter = False
 
     # -- the scheduler -------------------------------------------------------------------------------------------------
 
@@ -93,9 +95,10 @@ class Interleaving:
         return self.now
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """At each bytecode of the module and of :meth:`section`."""
-        code = frame.f_code
-        if code.co_filename != forks.__file__ and code is not Interleaving.section.__code__:
+        """At each bytecode of the module and of :meth:`section`.  Not of the process's own :mod:`gradc.process.forks`,
+        which has the same file: a finalizer of garbage may run that anywhere, also where no thread is to hand over.
+        """
+        if frame.f_globals is not self.module.__dict__ and frame.f_code is not Interleaving.section.__code__:
             return None
         frame.f_trace_opcodes = True
         me = threading.get_ident()
@@ -175,6 +178,8 @@ class Interleaving:
 
     def in_child(self) -> None:
         """A child in which nothing of another thread is left; then back in the parent."""
+        if self.leaves_litter:
+            Litter()
         module, me, before = self.module, threading.get_ident(), sys.gettrace()
         kept = module._claims.copy(), module._inside.copy(), module._yielding.copy()
         sys.settrace(None)
@@ -266,6 +271,38 @@ def test_ten_thousand_interleavings(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not (module._claims or module._inside or module._yielding), seed
         forked, interrupted = forked + world.forked, interrupted + world.interrupted
     assert forked > 10_000 and interrupted > 500, (forked, interrupted)
+
+
+class Litter:
+    """Garbage whose finalizer holds off the forks of this process."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+    def __del__(self) -> None:
+        section()
+
+
+def test_what_is_collected_meanwhile_changes_no_interleaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector runs finalizers in the middle of anything that a thread does."""
+
+    def schedules(collected: bool) -> Iterator[tuple[Any, ...]]:
+        module, hooks = fresh(monkeypatch)
+        for seed in range(40):
+            world = Interleaving(module, hooks, seed)
+            module.time = world  # type: ignore[attr-defined]
+            world.leaves_litter = collected
+            world.run()
+            assert not world.errors, (seed, world.errors)
+            yield world.now, world.forked, world.interrupted, world.random.random(), module._claims.copy()
+
+    threshold = gc.get_threshold()
+    quiet = list(schedules(False))
+    gc.set_threshold(5)
+    try:
+        assert list(schedules(True)) == quiet
+    finally:
+        gc.set_threshold(*threshold)
 
 
 # ---- Each by itself, in real time ------------------------------------------------------------------------------------

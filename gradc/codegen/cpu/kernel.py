@@ -1,9 +1,8 @@
 """A kernel as C: its arguments, its stages, and the function that runs them.
 
-The stages of a kernel, each a function of a task: ``key`` (the sort key of each row), ``rows`` (rows outside, passes
-over the columns inside), ``foldN`` (partial results of the chunks into result N) and ``finish`` (segments
-longer than a chunk, and rows of the result that no row goes to).  The templates own loops, visiting order, ownership,
-partial results; statements come from the writers.
+The stages of a kernel, each a function of a task: ``key`` (the sort key of each row), or ``starts`` (where the rows of
+each key begin), ``rows`` (rows outside, passes over the columns inside), ``foldN`` (partial results of the chunks into
+result N) and ``finish`` (segments longer than a chunk, and rows of the result that no row goes to).
 """
 
 from __future__ import annotations
@@ -12,19 +11,24 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ... import knobs
 from ...ir.kernel import Kernel
 from ...ir.types import Type
 from ..declarations import Declaration, used
-from ..heading import heading
+from ..heading import heading, kernel_comment
 from ..identifiers import foreign_axes, identifier, identifiers
 from ..indent import indented
 from ..jinja import render
+from .accums import accums_of
+from .choose_mapping import choose_mapping
 from .collapse_axes import collapse_axes
-from .records import KernelText
+from .facts import facts_of
+from .mapping import Stage
+from .phase_writer import PhaseWriter
+from .row_program import RowProgram
 from .unread import without_unread
-from .writer import KernelWriter
 
 WIDTH = 120
 """Characters of a line on which declarations are put together."""
@@ -35,12 +39,17 @@ _SIZE = "const i64 "
 class KernelSource:
     """The C of a kernel.
 
+    :param name: of the kernel.
     :param text: its functions.
+    :param mapping: of its rows and columns to tasks and vector lanes, :param reason: and why it is this one.
     :param has_workspace: whether it has a function that says how many bytes of workspace it needs.
     :param has_thread_memory: whether it has one that says how many bytes each thread keeps for it.
     """
 
+    name: str
     text: str
+    mapping: str
+    reason: str
     has_workspace: bool
     has_thread_memory: bool
 
@@ -79,18 +88,21 @@ def _identifiers(kernel: Kernel, dims: Sequence[str]) -> tuple[dict[str, str], d
 def _rendered(
     kernel: Kernel, types: tuple[tuple[str, Type], ...], dims: tuple[str, ...], above: tuple[str, ...], guarded: bool
 ) -> KernelSource:
-    writer = KernelWriter(*collapse_axes(kernel, dict(types)), dims, guarded)
-    k = writer.record()
+    facts = facts_of(*collapse_axes(kernel, dict(types)), guarded)
+    mapping, accums = choose_mapping(facts), accums_of(facts)
+    writer = PhaseWriter(facts, mapping, accums)
+    k = RowProgram(accums=tuple(accums.values()), facts=facts, mapping=mapping, dims=dims, writer=writer)
     parts = [
-        f"{writer.comment(above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
+        f"{kernel_comment(facts.kernel, above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
         *_sizes(k),
-        *_stages(k, writer.mapping, writer.order == "by key"),
+        *(_stage(k, stage, mapping.given(writer) if stage.name == "rows" else {}) for stage in k.stages),
         _entry(k),
     ]
-    return KernelSource(indented("\n".join(parts)), bool(k.workspace), bool(k.thread_memory))
+    text = indented("\n".join(parts))
+    return KernelSource(k.name, text, mapping.name(), mapping.reason, bool(k.workspace), bool(k.thread_memory))
 
 
-def _sizes(k: KernelText) -> list[str]:
+def _sizes(k: RowProgram) -> list[str]:
     """The functions that lay out memory, and say how much there is of it."""
     memory = ", char *workspace" if k.workspace else ""
     signature = f"static {'i64' if k.workspace else 'void'} {k.name}_layout({k.name}_args *A{memory})"
@@ -103,55 +115,41 @@ def _sizes(k: KernelText) -> list[str]:
     return parts
 
 
-def _stages(k: KernelText, mapping: str, sorts: bool) -> list[str]:
-    """The functions of a task.
+def _stage(k: RowProgram, stage: Stage, given: Mapping[str, Any]) -> str:
+    """The function of a task of a stage.
 
-    :param mapping: the template that visits rows.
-    :param sorts: whether they are visited in the order of their keys.
+    :param given: records that its template names.
     """
-
-    def stage(name: str, body: str) -> str:
-        args = Declaration("A", f"const {k.name}_args *const A = args;")
-        return _function(k, f"static void {k.name}_{name}(const void *args, i64 task)", body, [args])
-
-    keys = "starts" if k.starts else "key"
-    return [
-        *([stage(keys, render(f"cpu/rows/{keys}.c.j2", k=k))] if sorts else []),
-        stage("rows", render(f"cpu/rows/{mapping}.c.j2", k=k)),
-        *(stage(f"fold{a.number}", render(f"cpu/rows/{a.strategy.fold}.c.j2", k=k, a=a)) for a in k.privatized),
-        *([stage("finish", render("cpu/rows/finish.c.j2", k=k))] if sorts else []),
-    ]
+    of_fold = {f"fold{a.number}": a for a in k.privatized}
+    body = render(f"cpu/kernel/{stage.template}.c.j2", k=k, m=k.mapping, a=of_fold.get(stage.name), **given)
+    args = Declaration("A", f"const {k.name}_args *const A = args;")
+    return _function(k, f"static void {k.name}_{stage.name}(const void *args, i64 task)", body, [args])
 
 
-def _entry(k: KernelText) -> str:
+def _entry(k: RowProgram) -> str:
     """The function that runs the stages."""
     signature = (
         f"GRADC_SHARED int {k.name}(const gradc_ctx *ctx, void *const *buffers, const i64 *dims, char *workspace,"
         " i64 site)"
     )
-    args = Declaration("A", f"const {k.name}_args *const A = &args;")
-    begin, body = (render(f"cpu/kernel/{part}.c.j2", k=k) for part in ("fill_args", "entry"))
-    return _function(k, signature, body, [args], begin)
+    args = Declaration("A", f"{render('cpu/kernel/fill_args.c.j2', k=k)}const {k.name}_args *const A = &args;")
+    return _function(k, signature, render("cpu/kernel/entry.c.j2", k=k), [args])
 
 
-def _function(
-    k: KernelText, signature: str, body: str, args: Sequence[Declaration] = (), begin: str = "", laid_out: bool = True
-) -> str:
+def _function(k: RowProgram, signature: str, body: str, args: Sequence[Declaration] = (), laid_out: bool = True) -> str:
     """A function with the declarations that its body needs.
 
     :param args: the declaration of the arguments ``A``, where they are no parameter.
-    :param begin: statements before all declarations.
     :param laid_out: whether the arguments have the rows per task, and the arrays in the workspace.
     """
     chunk = "A->chunk" if laid_out else k.chunk
-    chunked = "owners" if any(count.name == "owners" for count in k.counts) else "rows"
     known = [
         *args,
         *(_const(d, f"A->{d}") for d in k.dims),
-        *(Declaration(b.name, f"{b.ctype} *restrict const {b.name} = A->{b.name};") for b in k.buffers),
+        *(Declaration(b, f"{ctype} *restrict const {b} = A->{b};") for ctype, b in k.buffers),
         *k.counts,
         *(
-            [_const("chunk", chunk), _const("chunks", f"gradc_chunks({chunked}, chunk)")]
+            [_const("chunk", chunk), _const("chunks", f"gradc_chunks({k.mapping.chunked}, chunk)")]
             if laid_out or k.workspace
             else []
         ),
@@ -161,7 +159,7 @@ def _function(
     ]
     body = without_unread(body)
     declared = "".join(f"{line}\n" for line in _joined(used(known, body)))
-    return f"{signature} {{\n{begin}{declared}{body}}}\n"
+    return f"{signature} {{\n{declared}{body}}}\n"
 
 
 def _joined(lines: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ir.statement import Index, Stmt
-from ..expr import carrier
+from ..expr import Scribe, carrier, variable
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,23 @@ class Packed:
     place: str
     parts: tuple[str, ...]
     body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Unpacking:
+    """Values of a block's columns that bytes have in parts.
+
+    :param name: of the array that they are put into, :param ctype: and the type of its elements.
+    :param per: parts of a byte.
+    :param place: the variable of a byte's number.
+    :param parts: the statements of each part.
+    """
+
+    name: str
+    ctype: str
+    per: int
+    place: str
+    parts: tuple[tuple[str, ...], ...]
 
 
 def packed_values(
@@ -86,3 +103,22 @@ def _from_byte(
     (value,) = read_outside
     computed = tuple(s for s in body if (s.name in made or s.name in shifts) and s.name not in own_parts)
     return [Packed(value, per, place, tuple(sorted(own_parts)), computed)]
+
+
+def unpacked(value: str) -> str:
+    """The array of a block's values that bytes have in parts."""
+    return f"unpacked{value[1:]}"
+
+
+def unpacking(packed: Packed, scribe: Scribe) -> Unpacking:
+    """The statements that a block of such values is computed by: for each part, then for the byte."""
+    each = tuple(
+        (
+            *(f"const i64 {variable(name)} = {part};" for name in packed.parts),
+            *(scribe.value(s) for s in packed.body),
+            f"{unpacked(packed.value)}[{packed.per} * e + {part}] = {variable(packed.value)};",
+        )
+        for part in range(packed.per)
+    )
+    ctype = carrier(scribe.values[packed.value])
+    return Unpacking(unpacked(packed.value), ctype, packed.per, variable(packed.place), each)

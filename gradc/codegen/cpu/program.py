@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ... import knobs
 from ...ir.dims import Assumption, Dim, Size, substitute, symbol
@@ -26,12 +27,12 @@ class Source:
     """A program as C.
 
     :param units: texts compiled apart and linked.
-    :param kernels: kernel name -> its own text.
+    :param kernels: by name.
     :param sites: step number -> (op, source) of its check.
     """
 
     units: tuple[str, ...]
-    kernels: Mapping[str, str]
+    kernels: Mapping[str, KernelSource]
     sites: Mapping[int, tuple[str, str]]
 
     @property
@@ -71,20 +72,8 @@ class StepText:
     call: CallText | None
 
 
-@dataclass(frozen=True)
-class BlockPlace:
-    """:param place: of a block in the loop's table of pointers.  :param slot: its memory."""
-
-    place: int
-    slot: int
-
-
-@dataclass(frozen=True)
-class LoopAxisText:
-    """:param place: of a position in the loop's table of dims.  :param size: of the axis, as C."""
-
-    place: int
-    size: str
+LoopAxis: TypeAlias = tuple[int, str]
+"""The place of a position in a loop's table of dims, and the size of its axis, as C."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +87,8 @@ class LoopText:
     :param first, count: the places of a block's first row, and of how many it has.
     :param cols: the columns of a block; () where it has all.  :param to: how many it has.
     :param tasks: how many there are.  :param each_block: a task has one block, which no other block waits for.
-    :param slots: the bytes of each piece of a block's memory, :param blocks: and where each buffer lies.
+    :param slots: the bytes of each piece of a block's memory, :param blocks: and each block's place in the
+        table of pointers with the piece that it lies in.
     :param steps: the functions of its steps.
     :param workspace_sizes, thread_sizes: statements that raise ``most`` to what each step needs.
     """
@@ -109,18 +99,18 @@ class LoopText:
     dims: int
     outer_buffers: int
     outer_dims: int
-    over: tuple[LoopAxisText, ...]
-    sequential: tuple[LoopAxisText, ...]
+    over: tuple[LoopAxis, ...]
+    sequential: tuple[LoopAxis, ...]
     rows: str
     by: str
     first: int
     count: int
-    cols: tuple[LoopAxisText, ...]
+    cols: tuple[LoopAxis, ...]
     to: str
     tasks: str
     each_block: bool
     slots: tuple[str, ...]
-    blocks: tuple[BlockPlace, ...]
+    blocks: tuple[tuple[int, int], ...]
     steps: tuple[str, ...]
     workspace_sizes: list[str]
     thread_sizes: list[str]
@@ -161,7 +151,7 @@ def render_program(program: Program) -> Source:
         thread_sizes=[*dict.fromkeys(writer.thread_sizes)],
     )
     texts = {name: kernel.text for name, kernel in kernels.items()}
-    return Source(_units(texts, costly, sorts, entry), texts, sites)
+    return Source(_units(texts, costly, sorts, entry), kernels, sites)
 
 
 def _units(texts: Mapping[str, str], costly: set[str], sorts: set[str], entry: str) -> tuple[str, ...]:
@@ -236,7 +226,7 @@ class _Steps:
         cases = [self.cases(number, item, inner) for item in loop.steps]
         names = tuple(f"loop_{number}_{i}" for i in range(len(cases)))
         self.functions += zip(names, cases, strict=True)
-        axes = {name: LoopAxisText(symbols[name], inner.over(size)) for name, size in loop.over}
+        axes = {name: (symbols[name], inner.over(size)) for name, size in loop.over}
         over = tuple(axes[name] for name, _ in loop.parallel)
         rows, by = inner.over(loop.rows[1]), inner.over(loop.by)
         each_block = bool(over) and not loop.reduces_rows
@@ -258,14 +248,13 @@ class _Steps:
             by=by,
             first=symbols[loop.rows[0]],
             count=symbols[loop.count],
-            cols=tuple(LoopAxisText(symbols[name], inner.over(size)) for name, size in loop.cols),
+            cols=tuple((symbols[name], inner.over(size)) for name, size in loop.cols),
             to=inner.over(loop.to),
-            tasks=" * ".join([*(axis.size for axis in over), *blocks]) or "1",
+            tasks=" * ".join([*(extent for _, extent in over), *blocks]) or "1",
             each_block=each_block,
             slots=tuple(functools.reduce(lambda a, b: f"gradc_max({a}, {b})", each) for each in slots.values()),
             blocks=tuple(
-                BlockPlace(inner.place[b.name], order[b.slot if b.slot >= 0 else -1 - i])
-                for i, b in enumerate(loop.blocks)
+                (inner.place[b.name], order[b.slot if b.slot >= 0 else -1 - i]) for i, b in enumerate(loop.blocks)
             ),
             steps=names,
             workspace_sizes=[line for each in cases for line in _workspace_size(each)],

@@ -6,11 +6,46 @@ loop with one accumulator has as many partial sums as a compiler makes of it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ...ir.statement import REDUCTIONS, Stmt
 from ...ir.types import F32, F64, DType
 from ..expr import carrier, variable
 from ..index import literal
-from .records import Accumulators, Reduction
+
+
+@dataclass(frozen=True)
+class Accumulators:
+    """Accumulators of a reduction, one for each column of a strip, and one for columns that fill no strip.
+
+    :param ctype: their type, :param name: the array of them, and :param start: what they begin with, as C.
+    """
+
+    ctype: str
+    name: str
+    start: str
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction over the columns: that of a block of columns, merged into totals.
+
+    :param totals: declarations before the columns.
+    :param update: statements of one column, which has the accumulators ``[lane]``.
+    :param merge: the statements at the end of a block.
+    :param result: the statement behind the columns.
+    :param lanes: the accumulators of a block.
+    :param vectors: whether its loop may be one of vectors.
+    :param fine: whether blocks are short.
+    """
+
+    totals: str
+    update: str
+    merge: str
+    result: str
+    lanes: tuple[Accumulators, ...] = ()
+    vectors: bool = True
+    fine: bool = False
 
 
 def reduction(s: Stmt, operand: DType, place: str, lanes: int, wide_blocks: bool) -> Reduction:

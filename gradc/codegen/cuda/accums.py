@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...analysis.strategies import Strategy
 from ...errors import InternalError
 from ...ir.dims import Size, product
 from ...ir.statement import Index, Stmt, neutral
@@ -14,6 +13,7 @@ from ...process.forks import cached_property
 from ..declarations import used
 from ..expr import stored, to_memory, variable
 from ..index import flatten, index, literal, size
+from ..row_accum import RowAccum
 from .axes import axis_declarations
 from .columns import OFFSETS, Access
 from .facts import Facts
@@ -39,7 +39,7 @@ def accumulator_bytes(facts: Facts, s: Stmt) -> int:
 
 
 @dataclass(frozen=True)
-class OwnedElements:
+class OwnedText:
     """The elements of an owned result that belong to one kept row.
 
     :param axes: declare their axes, from the number ``e`` of an element.
@@ -55,34 +55,11 @@ class OwnedElements:
 
 
 @dataclass(frozen=True, eq=False)
-class Accum:
-    """A result that rows are combined into, under a mapping.
-
-    :param stmt: an accum into it, of several the last.
-    """
+class Accum(RowAccum):
+    """A result that rows are combined into, under a mapping."""
 
     facts: Facts
     mapping: ThreadMapping
-    stmt: Stmt
-
-    @property
-    def buffer(self) -> str:
-        return self.stmt.buffer
-
-    @property
-    def combine(self) -> str:
-        """``sum``, ``prod``, ``max`` or ``min``."""
-        return self.stmt.combine
-
-    @property
-    def number(self) -> int:
-        """Of the accum in the kernel."""
-        return self.facts.rows.number[self.buffer]
-
-    @property
-    def strategy(self) -> Strategy:
-        """How rows meet."""
-        return self.facts.rows.strategy_of[self.buffer]
 
     @property
     def ordered(self) -> bool:
@@ -94,26 +71,7 @@ class Accum:
         """Whether it is added up in fixed point."""
         return self.strategy.atomics == "fixed point"
 
-    @property
-    def segmented(self) -> bool:
-        """Whether the rows of one key are combined into a row of the result."""
-        return self.strategy.visits == "by key"
-
-    @property
-    def is_owned(self) -> bool:
-        """Whether each kept row owns a part of the result."""
-        return self.strategy.visits == "by owner"
-
     # -- types ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def dtype(self) -> DType:
-        return self.facts.types[self.buffer].dtype
-
-    @property
-    def ctype(self) -> str:
-        """The C type of its elements in memory."""
-        return stored(self.dtype)
 
     @cached_property
     def sum_dtype(self) -> DType:
@@ -149,7 +107,7 @@ class Accum:
     @cached_property
     def wide_accumulator(self) -> bool:
         """Whether an owned result is added up in wider elements beside it."""
-        return self.facts.rows.wide_accumulator(self.stmt) or (self.is_owned and self.dtype is not self.sum_dtype)
+        return self.rows.wide_accumulator(self.stmt) or (self.is_owned and self.dtype is not self.sum_dtype)
 
     @cached_property
     def f32_staged(self) -> bool:
@@ -158,15 +116,6 @@ class Accum:
         return self.dtype is not self.sum_dtype and (self.strategy.atomics == "values" or in_memory)
 
     # -- sizes and places ----------------------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> Sequence[Size]:
-        return self.facts.types[self.buffer].shape
-
-    @property
-    def leading(self) -> int:
-        """Entries of its index that select the row of the result."""
-        return self.facts.rows.parts[self.buffer].leading
 
     @property
     def size(self) -> str:
@@ -202,7 +151,7 @@ class Accum:
         bytes_ = 8 if self.partial == "sum_f32" else self.sum_dtype.itemsize
         if self.segmented:
             return 2 * self.facts.result_row(self.stmt), bytes_
-        free = self.facts.rows.free(self.stmt) if self.is_owned else range(len(self.shape))
+        free = self.rows.free(self.stmt) if self.is_owned else range(len(self.shape))
         return product(self.shape[axis] for axis in free), bytes_
 
     @property
@@ -225,15 +174,12 @@ class Accum:
         return f"{self.buffer} + segment * ({self.inner})"
 
     @cached_property
-    def owned(self) -> OwnedElements:
+    def owned(self) -> OwnedText:
         """The elements of an owned result that belong to one kept row."""
-        free = self.facts.rows.free(self.stmt)
-        extents = [self.shape[axis] for axis in free]
-        entries = [Index.of(f"z{free.index(axis)}") if axis in free else i for axis, i in enumerate(self.stmt.index)]
-        element = index(flatten(entries, self.shape), OFFSETS)
-        partial = index(flatten([entries[axis] for axis in free], extents), OFFSETS)
-        axes = axis_declarations([(f"z{i}", n) for i, n in enumerate(extents)], "e")
-        return OwnedElements(tuple(used(axes, f"{element} {partial}")), size(product(extents)), element, partial)
+        owned = self.owned_elements
+        element, partial = index(owned.element, OFFSETS), index(owned.partial, OFFSETS)
+        axes = axis_declarations([(f"z{i}", n) for i, n in enumerate(owned.extents)], "e")
+        return OwnedText(tuple(used(axes, f"{element} {partial}")), size(product(owned.extents)), element, partial)
 
     @property
     def kept_text(self) -> str:
@@ -262,7 +208,7 @@ class Accum:
     @property
     def additions(self) -> str:
         """Values that one element may be the sum of, at most."""
-        kernel, times = self.facts.kernel, self.facts.rows.parts[self.buffer].times
+        kernel, times = self.facts.kernel, self.rows.parts[self.buffer].times
         return self.facts.scribe.size(kernel.row_count * kernel.col_count * times)
 
     @property
@@ -321,7 +267,7 @@ class Accum:
             return self.into_register(value, guard)
         if self.segmented:
             return self.into_segment(s, value, alone)
-        axes = self.facts.rows.free(s) if self.wide_accumulator else list(range(len(self.shape)))
+        axes = self.rows.free(s) if self.wide_accumulator else list(range(len(self.shape)))
         at = index(flatten([s.index[axis] for axis in axes], [self.shape[axis] for axis in axes]), OFFSETS)
         if self.wide_accumulator or self.strategy.partials:
             return guard + self.join(f"p{number}[{at}]", value)
@@ -387,7 +333,7 @@ def accums_of(facts: Facts, mapping: ThreadMapping) -> Mapping[str, Accum]:
 
     :raises InternalError: there is no text for one of them.
     """
-    accums = {s.buffer: Accum(facts, mapping, s) for s in facts.kernel.accums}
+    accums = {s.buffer: Accum(facts.rows, s, facts, mapping) for s in facts.kernel.accums}
     for a in accums.values():
         type_ = facts.types[a.buffer]
         if a.sum_dtype.is_float and a.sum_dtype.bits < 32:

@@ -1,14 +1,13 @@
-"""Declarations of the axes of a place, from its number among all of theirs, and the way back."""
+"""Declarations of the axes of a place, from its number among all of theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ...ir.dims import product
-from ...ir.statement import Axis, Index
+from ...ir.statement import Axis
 from ..declarations import Declaration
-from ..index import flatten, index, size
-from .columns import OFFSETS
+from ..index import size
 
 
 def declared(line: str) -> Declaration:
@@ -24,9 +23,3 @@ def axis_declarations(axes: Sequence[Axis], linear: str) -> list[Declaration]:
         divided = f" / ({below})" if below != "1" else ""
         declarations.append(declared(f"const ix {name} = {linear}{divided}{f' % ({size(extent)})' if i else ''};"))
     return declarations
-
-
-def number_of_place(axes: Sequence[Axis], level: frozenset[str] | None = None) -> str:
-    """The number of a place among all of the axes', where those that are not in ``level`` are at their first."""
-    entries = [Index.of(a) if level is None or a in level else Index() for a, _ in axes]
-    return index(flatten(entries, [n for _, n in axes]), OFFSETS) if axes else "0"

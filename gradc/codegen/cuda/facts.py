@@ -16,7 +16,7 @@ from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import F64, Type
 from ...process.forks import cached_property
 from ..expr import Scribe
-from ..rows import RowWriter
+from ..rows import RowFacts, row_facts
 from .columns import OFFSETS, linear
 from .fixed_sums import Interleaved, interleaved, neighbours
 from .magnitudes import largest_of
@@ -33,7 +33,8 @@ LONG_ROW = 16384
 class Facts:
     """A kernel, and what the choice of a mapping and the text of its statements depend on.
 
-    :param rows: the kernel taken apart, as for the writers of every target.
+    :param rows: what is known of its rows on every target.
+    :param scribe: writes its statements.
     :param ordered: the accums that are combined in an order; atomics take the others.
     :param vector_groups: accums in fixed point into neighbouring sums, whose values the lanes of a warp exchange.
     :param layouts: the order of the sums of results of these, by name; None: that of the result.
@@ -41,7 +42,8 @@ class Facts:
     :param exponents: of two, how far each result's values may be above these.
     """
 
-    rows: RowWriter
+    rows: RowFacts
+    scribe: Scribe
     ordered: tuple[Stmt, ...]
     vector_groups: tuple[tuple[Stmt, ...], ...]
     layouts: Mapping[str, Interleaved | None]
@@ -52,15 +54,11 @@ class Facts:
 
     @property
     def kernel(self) -> Kernel:
-        return self.rows.k
+        return self.rows.kernel
 
     @property
     def types(self) -> Mapping[str, Type]:
         return self.rows.types
-
-    @property
-    def scribe(self) -> Scribe:
-        return self.rows.scribe
 
     @property
     def order(self) -> RowOrder:
@@ -101,7 +99,7 @@ class Facts:
         cut into tasks.
         """
         once = any(not s.name for p in self.kernel.passes for s in p.row)
-        accums = all(s.op != "accum" or self.in_columns(s) for s in self.kernel.body)
+        accums = all(s.op != "accum" or self.rows.in_columns(s) for s in self.kernel.body)
         one_sweep = len(self.kernel.passes) == 1 and bool(self.kernel.cols) and not once
         return one_sweep and accums and not self.reduces and not self.kernel.scans
 
@@ -137,20 +135,14 @@ class Facts:
 
     def side_by_side(self, s: Stmt) -> bool:
         """Whether columns may add at the same time: each into an element of its own, or all into one."""
-        return self.rows.parts[s.buffer].tail or not self.in_columns(s)
-
-    def in_columns(self, s: Stmt) -> bool:
-        """Whether an accum's place depends on the column."""
-        cols = {a for a, _ in self.kernel.cols}
-        places = [v for i in s.index for v, _ in i.terms]
-        return bool(cols & set(places)) or any(v.startswith("%") and self.kernel.levels[v] & cols for v in places)
+        return self.rows.parts[s.buffer].tail or not self.rows.in_columns(s)
 
     def own(self, s: Stmt) -> bool:
         """Whether columns add, in order and all, into the elements of a row of the result: each thread into its own."""
         part = self.rows.parts[s.buffer]
         return (
             part.tail
-            and self.in_columns(s)
+            and self.rows.in_columns(s)
             and linear(self.kernel, self.types, s, part.leading) == Index()
             and self.result_row(s) == self.kernel.col_count
         )
@@ -171,12 +163,13 @@ class Facts:
 
 def facts_of(kernel: Kernel, types: Mapping[str, Type]) -> Facts:
     """The facts of a kernel."""
-    rows = RowWriter(kernel, types, Scribe(types, kernel.body, wraps=False, offsets=OFFSETS), ON_GPU)
+    rows = row_facts(kernel, types, ON_GPU)
     groups = tuple(neighbours(kernel)) if not kernel.cols else ()
     accums = {buffer: [s for s in kernel.accums if s.buffer == buffer] for buffer in rows.parts}
     absmax_kernel, exponents = largest_of(kernel)
     return Facts(
         rows=rows,
+        scribe=Scribe(types, kernel.body, wraps=False, offsets=OFFSETS),
         ordered=tuple(s for s in kernel.accums if not rows.strategy_of[s.buffer].atomics),
         vector_groups=groups,
         layouts={b: interleaved(sums, types[b].shape) if groups else None for b, sums in accums.items()},

@@ -13,6 +13,7 @@ from ...ir.types import Type
 from ...process.forks import cached_property
 from ..declarations import Declaration, used
 from ..expr import stored
+from ..heading import kernel_comment
 from ..indent import indented
 from ..jinja import render
 from .accums import Accum, accums_of
@@ -83,7 +84,9 @@ class KernelWriter:
         self.mapping = choose_mapping(self.facts)
         self.accums, self.arrays = accums_of(self.facts, self.mapping), VectorArrays()
         self.writer = PhaseWriter(self.facts, self.mapping, self.accums, self.arrays)
-        self.program = RowProgram(self.facts, self.mapping, tuple(self.accums.values()), self.writer.phases)
+        self.program = RowProgram(
+            accums=tuple(self.accums.values()), facts=self.facts, mapping=self.mapping, phases=self.writer.phases
+        )
         self.fixed = tuple(a for a in self.accums.values() if a.fixed)
         self.absmax = self.largest_values() if self.fixed else None
         self.sort = sorted_rows(self.facts)
@@ -106,7 +109,7 @@ class KernelWriter:
             name=k.name,
             mapping=m.name(),
             reason=m.reason,
-            text="\n".join([self.facts.rows.comment(), *(f.text for f in functions)]),
+            text="\n".join([kernel_comment(self.k), *(f.text for f in functions)]),
             buffers=k.buffers,
             dims=self.dims,
             stages=tuple(f.stage for f in functions),

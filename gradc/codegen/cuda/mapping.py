@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -11,6 +10,7 @@ from ...analysis.chunks import GPU_SHORTEST, GPU_SORTED
 from ...ir.dims import Size
 from ...ir.kernel import Kernel, Phase
 from ..declarations import Declaration
+from ..mapping import KernelMapping
 from .actions import chunks
 from .axes import declared
 from .exp_sums import ExpSum
@@ -45,7 +45,7 @@ class Extents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThreadMapping:
+class ThreadMapping(KernelMapping):
     """Which threads do what of a kernel.  What its fields and these class variables say is all that the statements of
     rows and columns depend on.
 
@@ -57,7 +57,6 @@ class ThreadMapping:
         together.
     :cvar exchanges: whether the lanes of a warp exchange what they add to neighbouring sums in fixed point.
     :cvar rounds_partials: whether partial results are rounded before they are in the workspace.
-    :param reason: why a kernel has this mapping.
     :param width: threads of a task.
     :param vec: neighbouring columns of a thread at once.
     :param threads: of a block.
@@ -84,7 +83,6 @@ class ThreadMapping:
     reduces_in_pairs: ClassVar[bool] = True
     exchanges: ClassVar[bool] = False
     rounds_partials: ClassVar[bool] = False
-    reason: str
     width: int
     vec: int = 1
     threads: int = THREADS
@@ -100,16 +98,6 @@ class ThreadMapping:
     tasks: Size | None = None
     shared_slots: int = 32
     shared_bytes: int = 0
-
-    @classmethod
-    def name(cls) -> str:
-        """``tiled transpose``, as explanations call it."""
-        return re.sub("(?<!^)(?=[A-Z])", " ", cls.__name__).lower()
-
-    @property
-    def template(self) -> str:
-        """Of the row program, in ``templates/cuda/kernel``."""
-        return self.name().replace(" ", "_")
 
     @property
     def shares_rows(self) -> bool:

@@ -11,12 +11,12 @@ from ...ir.types import F32
 from ..declarations import used
 from ..exponentials import is_exp_below_one, narrow_exponentials
 from ..expr import ROUNDED, carrier, loaded, to_memory, unrounded, variable
-from ..index import literal
+from ..index import literal, number_of_place
 from ..phases import phase_comment
 from ..text import CODES
 from .accums import Accum
-from .axes import axis_declarations, declared, number_of_place
-from .columns import Access, access, linear
+from .axes import axis_declarations, declared
+from .columns import OFFSETS, Access, access, linear
 from .facts import Facts
 from .mapping import ThreadMapping, even_columns
 from .reductions import Reduction, Reductions
@@ -165,7 +165,7 @@ class PhaseWriter:
     def phase(self, p: Phase, number: int) -> PhaseView:
         """What templates are given of a phase."""
         walk = _Walk()
-        for s in self.facts.rows.reloaded(p, 0 if self.absmax else number, self.cached):
+        for s in self.facts.rows.values(p, 0 if self.absmax else number, self.cached):
             if s.name in self.stored_casts:
                 continue
             if s.op == "scan":
@@ -212,7 +212,7 @@ class PhaseWriter:
             reduction = self.reductions.with_exp_sum(s, exp_sums[s.name])
         elif s.op in REDUCTIONS:
             reduction = self.reductions.reduction(REDUCTIONS[s.op], s.args[0], variable(s.name), s.dtype)
-        elif s.op == "accum" and not self.facts.in_columns(s) and self.mapping.shares_rows:
+        elif s.op == "accum" and not self.facts.rows.in_columns(s) and self.mapping.shares_rows:
             reduction = self.added_up(s)
         else:
             self.column_effect(s, walk)
@@ -266,7 +266,7 @@ class PhaseWriter:
             or s.combine != "sum"
             or a.sum_dtype is not F32
             or self.mapping.vec % 4
-            or not self.facts.in_columns(s)
+            or not self.facts.rows.in_columns(s)
         ):
             return None
         base = linear(self.k, self.types, s)
@@ -361,7 +361,9 @@ class PhaseWriter:
             return self.check(s, value, alone)
         if s.op == "store":
             assert s.dtype is not None
-            return [f"{alone}{self.scribe.element(s.buffer, s.index)} = {self.in_memory(s)};"]
+            read = ["gradc_sync<WIDTH>(); /* the task's other threads have read what may lie there */"]
+            store = f"{alone}{self.scribe.element(s.buffer, s.index)} = {self.in_memory(s)};"
+            return [*(read if first and self.facts.may_alias(s.buffer) else []), store]
         return [self.accums[s.buffer].add(s, value, alone)]
 
     def in_memory(self, s: Stmt) -> str:
@@ -375,7 +377,7 @@ class PhaseWriter:
     def check(self, s: Stmt, value: str, alone: str) -> list[str]:
         """Reports an index that is out of range, or below the one before it."""
         # along the axes that it does not depend on the value repeats: the first is meant
-        at = number_of_place((*self.k.rows, *self.k.cols), self.k.stmt_level(s))
+        at = number_of_place((*self.k.rows, *self.k.cols), self.k.stmt_level(s), OFFSETS)
         bound = self.scribe.size(s.attr("bound"))
         low = [variable(v) for v in s.args[1:]]
         report = f"{alone}if ({{0}}) gradc_report(flag, site, aux, {{1}}, {at}, {value}, {{2}});"

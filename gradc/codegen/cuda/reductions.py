@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ...ir.statement import Stmt, neutral
 from ...ir.types import DType
 from ..expr import carrier, variable
-from ..index import literal
-from .axes import number_of_place
+from ..index import literal, number_of_place
+from .columns import OFFSETS
 from .exp_sums import ExpSum
 from .facts import Facts
 from .mapping import ThreadMapping
@@ -76,7 +76,7 @@ class Reductions:
         if kind in ("argmax", "argmin"):
             ctype, join = f"gradc_arg_extremum<{carrier(own)}>", f"gradc_{kind.replace('arg', 'arg_')}<{carrier(own)}>"
             start = f"{ctype} {part} = {{0, -1}};"
-            line = f"{join}::join({part}, {ctype}{{{v}, {number_of_place(self.kernel.cols)}}});"
+            line = f"{join}::join({part}, {ctype}{{{v}, {number_of_place(self.kernel.cols, kind=OFFSETS)}}});"
             result = f"const i64 {name} = gradc_max({reduce}<{join}, WIDTH>({part}, {shared}).index, 0);"
         elif kind == "sum":
             ctype = "sum_f32" if dtype.is_float and carrier(dtype) == "f32" else carrier(dtype)
@@ -140,7 +140,11 @@ class Reductions:
         carry = f"carry{number * len(self.kernel.scans) + self.kernel.scans.index(s)}"
         if s.combine in ("argmax", "argmin"):
             ctype, join = f"gradc_arg_extremum<{own}>", f"gradc_last_{s.combine.removeprefix('arg')}<{own}>"
-            start, item, member = "{0, -1}", f"{ctype}{{{value}, {number_of_place(self.kernel.cols)}}}", ".index"
+            start, item, member = (
+                "{0, -1}",
+                f"{ctype}{{{value}, {number_of_place(self.kernel.cols, kind=OFFSETS)}}}",
+                ".index",
+            )
         elif s.combine == "affine":
             ctype, join = f"gradc_affine<{own}>", f"gradc_composed<{own}>"
             start, item, member = "{1, 0}", f"{ctype}{{{variable(s.args[0])}, {value}}}", ".term"

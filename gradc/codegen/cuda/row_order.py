@@ -54,7 +54,8 @@ def key_of_row(facts: Facts, part: Combine, masked: str, axes: Sequence[Axis], r
 
     :param masked: what stands for the key of a row that adds to nothing.
     """
-    lines, key = facts.rows.key_statements(part), facts.rows.key_expression(part, masked, OFFSETS)
+    lines = [facts.scribe.value(s) for s in facts.rows.key_slice(part)]
+    key = facts.rows.key_expression(part, masked, OFFSETS)
     return (*used(axis_declarations(axes, row), "\n".join([*lines, key])), *lines), key
 
 

@@ -8,6 +8,7 @@ from ...ir.dims import product
 from ..declarations import used
 from ..expr import carrier, variable
 from ..index import size
+from ..row_accum import Results
 from .accums import Accum
 from .axes import axis_declarations
 from .facts import Facts
@@ -16,33 +17,16 @@ from .phase_writer import PhaseView
 from .row_order import Visit, row_axes, visit
 
 
-@dataclass(frozen=True, eq=False)
-class RowProgram:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowProgram(Results[Accum]):
     """A kernel's row program.
 
-    :param accums: the results that rows are combined into.
     :param phases: of a row.
     """
 
     facts: Facts
     mapping: ThreadMapping
-    accums: tuple[Accum, ...]
     phases: tuple[PhaseView, ...]
-
-    @property
-    def segmented(self) -> list[Accum]:
-        """Results into whose rows segments are combined: rows of one key."""
-        return [a for a in self.accums if a.segmented]
-
-    @property
-    def owned(self) -> list[Accum]:
-        """Results of which each kept row owns a part."""
-        return [a for a in self.accums if a.is_owned]
-
-    @property
-    def privatized(self) -> list[Accum]:
-        """Results of which each chunk has a partial one."""
-        return [a for a in self.accums if a.strategy.partials]
 
     @property
     def shares_sums(self) -> bool:

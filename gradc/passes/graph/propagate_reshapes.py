@@ -17,8 +17,8 @@ from ...ir.graph import Graph
 from ...ir.node import Node, call
 from ...ir.op import Expr, Primitive, Reduction
 from ...ir.properties import Gathers, Reshapes, access
-from ...ops.axes import axis_groups
-from ...ops.indexing import gather
+from ...ops.indexing.gathers import gather
+from ...ops.shapes.axes import axis_groups
 from ..manager import graph_pass
 from .replace_axis import computes, plan
 

@@ -24,7 +24,7 @@ from ...ir.pattern import splat
 from ...ir.properties import Gathers, access, filling
 from ...ir.types import DTYPES
 from ...ir.walk import depends_on_inputs, postorder
-from ...ops.indexing import in_range, row_share, unpadded
+from ...ops.indexing.gathers import in_range, row_share, unpadded
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
 from .replace_axis import computes, moves, nbytes, replace_axis

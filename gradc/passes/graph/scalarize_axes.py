@@ -19,8 +19,8 @@ from ...ir.node import Node, call
 from ...ir.pattern import splat
 from ...ir.properties import Concats, Pads, Slices, access
 from ...ir.walk import postorder
-from ...ops.movement import pad
 from ...ops.rules import full, reshaped
+from ...ops.shapes.movement import pad
 from ..manager import graph_pass
 from .replace_axis import computes, moves, plan, replace_axis, sums, varying_operands
 

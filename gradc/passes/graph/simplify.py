@@ -11,8 +11,8 @@ from ...ir.op import Alias, Movement
 from ...ir.pattern import Rule, Var, apply_rules, match, op, splat
 from ...ir.properties import Broadcasts, Reshapes, access
 from ...ir.types import DType
-from ...ops.movement import broadcast_axes
 from ...ops.rules import converted, full, reshaped, spread
+from ...ops.shapes.movement import broadcast_axes
 from ..manager import graph_pass
 from .replace_axis import converts, sums
 

@@ -23,7 +23,7 @@ from ...ir.pattern import Var, match, op, splat
 from ...ir.properties import Gathers, Scatters, access
 from ...ir.types import DType
 from ...ir.walk import positions
-from ...ops.indexing import in_range
+from ...ops.indexing.gathers import in_range
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
 from .replace_axis import VaryingAxes, converts, elements, moves, nbytes, replace_axis, sums
@@ -66,7 +66,8 @@ def _sum_without_scatter(graph: Graph) -> Graph:
 
 def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
     """Masks of the updates whose index is in range, each to be broadcast to the updates' shape; None where unknown."""
-    how, updates = access(scatter, Scatters), scatter.operands[scatter.op.lower.updates]
+    how, lower = access(scatter, Scatters), scatter.op.lower
+    rank = scatter.operands[lower.updates].rank
     oob = scatter.attrs.get("oob", "skip") if how is None else how.oob
     positions = {k: bound(scatter) for k, bound in scatter.op.indices.items()}
     if oob == "error":
@@ -77,12 +78,13 @@ def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
     for k, size in positions.items():
         mask = in_range(operands[k], size)
         if how is not None:
-            mask = reshaped(mask, (*(1,) * how.axis, *mask.shape, *(1,) * (updates.rank - how.axis - mask.rank)))
-        elif mask.rank == updates.rank - 1:  # positions of each batch element, the same for every channel
-            mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
-        elif mask.rank != updates.rank:
+            axes = tuple(range(how.axis, how.axis + mask.rank))
+        elif lower.positions is not None:
+            axes = lower.positions(scatter)
+        else:
             return None
-        masks.append(mask)
+        at = dict(zip(axes, mask.shape, strict=True))
+        masks.append(reshaped(mask, tuple(at.get(axis, 1) for axis in range(rank))))
     return masks
 
 

@@ -11,8 +11,8 @@ from ...ir.node import Node, call
 from ...ir.pattern import Var, match
 from ...ir.properties import Scatters, access
 from ...ir.types import I64
+from ...ops.indexing.sparse import coalesce
 from ...ops.rules import converted, reshaped
-from ...ops.sparse import coalesce
 from ..manager import graph_pass
 from .replace_axis import converts
 

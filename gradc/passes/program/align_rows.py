@@ -34,7 +34,7 @@ def align_rows(program: Program) -> Program:
             return replace(step, steps=tuple(map(over, step.steps)))
         if not isinstance(step, Kernel) or not padded.keys() & {*step.buffers}:
             return step
-        return step.named_by_structure(step.name.rpartition("_")[0], types)
+        return step.rehashed(types)
 
     buffers = tuple(padded.get(b.name, b) for b in program.buffers)
     return replace(program, buffers=buffers, steps=tuple(map(over, program.steps)))

@@ -4,12 +4,10 @@ index.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...analysis.combine import combines
-from ...ir.kernel import Kernel, Program, Step
-from ...ir.statement import REDUCTIONS
-from ...ir.types import Type
+from ...ir.kernel import Kernel, Program
+from ..loops.legality import attempt
+from ..loops.reorder import reorder
 from ..manager import program_pass
 
 
@@ -19,24 +17,9 @@ def columns_to_rows(program: Program) -> Program:
 
     A kernel of one row is one task: its columns share no place of their own, so that one thread would add them up.
     """
-    types = {b.name: b.type for b in program.buffers}
-    steps: list[Step] = [
-        _interchanged(step) if isinstance(step, Kernel) and _scatters(step, types) else step for step in program.steps
-    ]
-    return program if steps == list(program.steps) else replace(program, steps=tuple(steps))
 
+    def rewritten(kernel: Kernel) -> Kernel:
+        scatters = not kernel.rows and any(c.by_column for c in combines(kernel, program.types))
+        return attempt(reorder, kernel, ()) or kernel if scatters else kernel
 
-def _scatters(kernel: Kernel, types: dict[str, Type]) -> bool:
-    """Whether a kernel without rows scatters single elements, each column to an index of its own, and reduces
-    nothing.
-    """
-    return (
-        not kernel.rows
-        and any(c.by_column for c in combines(kernel, types))
-        and not any(s.op in REDUCTIONS for s in kernel.body)
-    )
-
-
-def _interchanged(kernel: Kernel) -> Kernel:
-    """Kernel -> the same statements with the columns as rows."""
-    return replace(kernel, rows=kernel.cols, cols=())
+    return program.with_kernels(rewritten)

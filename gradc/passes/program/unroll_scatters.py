@@ -5,17 +5,17 @@ computes indices once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 from ...analysis.combine import combines
 from ...ir.dims import Size
 from ...ir.kernel import Kernel, Program
-from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
+from ...ir.statement import REDUCTIONS, Axis, Stmt
 from ...ir.types import Type
 from ...targets.gpu import SECTOR_BYTES
+from ..loops.split import split
+from ..loops.unroll import unroll
 from ..manager import program_pass
-from .unroll_columns import Unrolled, substituted
 
 LONGEST = 4
 """Taps on an axis at most."""
@@ -23,8 +23,6 @@ MOST = 16
 """Taps of a value at most."""
 MOST_CHANNELS = SECTOR_BYTES // 8
 """Of a thread: sums of 8 bytes that fill a sector."""
-PART = "r"
-"""Ends the name of the inner axis of a block of channels."""
 LARGEST = 512
 """Statements of an unrolled kernel at most, each distinct one once."""
 
@@ -39,9 +37,7 @@ def unroll_scatters(program: Program) -> Program:
     As rows, the taps of one value are threads far from each other: each loads the value, and computes its position; so
     do those of the channels, which share their positions.
     """
-    types = {b.name: b.type for b in program.buffers}
-    steps = tuple(_unrolled(step, types) if isinstance(step, Kernel) else step for step in program.steps)
-    return program if steps == program.steps else replace(program, steps=steps)
+    return program.with_kernels(lambda kernel: _unrolled(kernel, program.types))
 
 
 def unrollable(sizes: Sequence[Size]) -> int:
@@ -56,18 +52,16 @@ def _unrolled(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     """
     if not _only_scatters(kernel, types):
         return kernel
-    channels = _axis_to_block(kernel)
-    wide = _split(kernel, *channels) if channels is not None else kernel
-    blocks = [axis for axis in wide.rows if axis not in kernel.rows and axis[0].endswith(PART)]
     taps = _axes_to_unroll(kernel)
     if prod(n for _, n in taps if isinstance(n, int)) > MOST:
         taps = ()
-    for whole, axes in ((wide, [*blocks, *taps]), (kernel, taps)):
-        if axes:
-            rows = tuple(axis for axis in whole.rows if axis not in axes)
-            made = Unrolled(whole, axes).kernel(rows, whole.cols, types)
-            if len(made.body) <= LARGEST:
-                return made
+    tried = [(kernel, taps)]
+    if (channels := _axis_to_block(kernel)) is not None:
+        blocked, part = split(kernel, *channels)
+        tried = [(blocked, (part, *taps)), *tried]
+    for whole, axes in tried:
+        if axes and len((made := unroll(whole, axes)).body) <= LARGEST:
+            return made
     return kernel
 
 
@@ -92,7 +86,7 @@ def _axes_to_unroll(kernel: Kernel) -> tuple[Axis, ...]:
     )
 
 
-def _axis_to_block(kernel: Kernel) -> tuple[Axis, int] | None:
+def _axis_to_block(kernel: Kernel) -> tuple[str, int] | None:
     """(row axis, block size) of channels to unroll by: an axis that is an affine index of every accum, while no index
     that is data depends on it; None: there is none.
     """
@@ -103,7 +97,7 @@ def _axis_to_block(kernel: Kernel) -> tuple[Axis, int] | None:
         shared = step > 1 and not any(axis in kernel.levels[v] for v in values)
         places = {_entry_of_axis(s, axis) for s in kernel.accums}
         if shared and len(places) == 1 and None not in places:
-            return (axis, n), step
+            return axis, step
     return None
 
 
@@ -114,15 +108,3 @@ def _entry_of_axis(accum: Stmt, axis: str) -> int | None:
     found = [k for k, i in enumerate(accum.index) if any(v == axis for v, _ in i.terms)]
     whole = len(found) == 1 and accum.index[found[0]].variable == axis and found[0] < len(accum.index) - 1
     return found[0] if whole else None
-
-
-def _split(kernel: Kernel, axis: Axis, step: int) -> Kernel:
-    """Loop splitting: the kernel whose axis of n is two, of n / ``step`` and ``step``."""
-    name, count = axis
-    assert isinstance(count, int)
-    part, outer = f"{name}{PART}", count // step
-    place = Index(0, ((name, step), (part, 1))) if outer > 1 else Index.of(part)
-    body = tuple(replace(s, index=tuple(substituted(i, {name: place}) for i in s.index)) for s in kernel.body)
-    at = kernel.rows.index(axis)
-    new = ((name, outer), (part, step)) if outer > 1 else ((part, step),)
-    return replace(kernel, rows=(*kernel.rows[:at], *new, *kernel.rows[at + 1 :]), body=body)

@@ -15,8 +15,8 @@ from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Expr, Lookup, Movement, Primitive, Reduction
 from ...ir.properties import Broadcasts, Gathers, GathersElements, Reshapes, Transposes, access
-from ...ops.axes import reshape_axes
 from ...ops.rules import canonical_axes, reshaped, spread, without
+from ...ops.shapes.axes import reshape_axes
 from ..manager import graph_pass
 from .wide_products import BLOCKED, is_wide_product
 

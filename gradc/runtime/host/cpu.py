@@ -24,6 +24,7 @@ from .arrays import empty
 from .toolchain import compile_units, load_library
 
 if TYPE_CHECKING:
+    from ...codegen.cpu.kernel import KernelSource
     from ...codegen.cpu.program import Source
 
 Array = np.ndarray[Any, Any]
@@ -92,6 +93,11 @@ class CpuProgram:
                 from ...codegen.cpu.program import render_program
             self._source = render_program(self.program)
         return self._source
+
+    @property
+    def kernels(self) -> Mapping[str, KernelSource]:
+        """The C of its kernels, by name."""
+        return self.source.kernels
 
     def bind(self, dims: Mapping[str, int], lenders: frozenset[str] = frozenset()) -> Binding:
         """The memory plan for these dims; cached.

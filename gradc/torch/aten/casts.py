@@ -15,7 +15,7 @@ import torch
 from ... import ops
 from ...ir.node import Node
 from ...ir.types import F32, DType
-from ...ops.pointwise import LIMITS
+from ...ops.elementwise.pointwise import LIMITS
 from ...ops.rules import converted
 from ..sizes import TORCH_DTYPES
 

@@ -8,7 +8,7 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
 from ...ir.types import I64, DType
-from ...ops.rounding import largest
+from ...ops.elementwise.rounding import largest
 from ...ops.rules import converted
 from ..table import to_result
 

@@ -16,7 +16,7 @@ from ...ir.graph import Graph
 from ...ir.node import Node
 from ...ir.op import Alias
 from ...ir.walk import reachable
-from ...ops.canonical import canonical
+from ...ops.shapes.canonical import canonical
 from .evaluate import evaluate
 from .field import Array
 from .values import ExactArray
@@ -34,8 +34,11 @@ _DRAWN = {
 """dtype -> (fractional bits, bound) of the random inputs."""
 
 
-def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """Random inputs: small dyadic rationals that the dtype holds exactly; valid indices; otherwise small ints."""
+def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0, outside: bool = False) -> dict[str, Array]:
+    """Random inputs: small dyadic rationals that the dtype holds exactly; valid indices; otherwise small ints.
+
+    :param outside: indices, but those that never decrease, lie on both sides of their bounds, too.
+    """
     bounds = _index_bounds(graph, dims)
     ascending = {
         graph.input_name(v)
@@ -54,7 +57,9 @@ def draw(graph: Graph, dims: Mapping[str, int], seed: int = 0) -> dict[str, Arra
             bits, largest = _DRAWN[dtype.name]
             array = np.asarray(rng.integers(-(largest << bits) + 1, largest << bits, shape) / 2.0**bits)
         elif name in bounds:
-            array = rng.integers(0, max(bounds[name], 1), shape)
+            most = max(bounds[name], 1)
+            beyond = most + 1 if outside and name not in ascending else 0
+            array = rng.integers(max(-beyond, dtype.range[0]), min(most + beyond, dtype.range[1] + 1), shape)
             if name in ascending:
                 array = np.where(np.arange(array.size) == 0, 0, np.sort(array))
         else:
@@ -115,19 +120,21 @@ def equal(
     dims: Mapping[str, int] | None = None,
     *,
     stage: str = "",
+    outside: bool = False,
 ) -> None:
     """Requires that two graphs are equal: they have equal outputs in exact algebra on random inputs.
 
     :param licence: what a pass may change: nothing (``BITS``), rounding (``REAL``), anything (``FAST``: not compared).
     :param dims: sizes for some symbols; the others get small ones.
     :param stage: the pass that made ``after``, for errors.
+    :param outside: as in :func:`draw`.
     :raises InternalError: an output differs; it is named with the first position.
     """
     if licence == "FAST" or before == after:
         return
     _same_interface(before, after, f"{stage}: " if stage else "")
     bound = bindings((before, after), dims)
-    inputs = draw(before, bound, seed)
+    inputs = draw(before, bound, seed, outside)
     wrong = ""
     for folding in (True, False):
         one, other = (
@@ -143,7 +150,8 @@ def equal(
 
 
 def require_declared(graph: Graph, dims: Mapping[str, int] | None = None) -> None:
-    """Requires that each node is the data movement that its record declares (:mod:`gradc.ir.properties`).
+    """Requires that each node is the data movement that its record declares (:mod:`gradc.ir.properties`), also at
+    positions that are outside.
 
     :param dims: as in :func:`equal`.
     :raises InternalError: a node is not; its op is named, with the first position that differs.
@@ -152,7 +160,25 @@ def require_declared(graph: Graph, dims: Mapping[str, int] | None = None) -> Non
         declared = _declared(node)
         if declared is not node:
             before, after = (graph.with_outputs([(node.op.name, n)]) for n in (node, declared))
-            equal(before, after, dims=dims, stage=f"the data movement that op {node.op.name} declares")
+            stage = f"the data movement that op {node.op.name} declares"
+            equal(before, after, dims=dims, stage=stage)
+            if node.op.indices and not _is_checked(node, declared):
+                equal(before, after, dims=dims, stage=f"{stage}, at positions outside", outside=True)
+
+
+def _is_checked(node: Node, declared: Node) -> bool:
+    """Whether positions outside are an error, of a node and of what it declares.  They are checked if a node has the
+    attribute ``oob="error"``, and else mean what its kernel makes of them.
+
+    :raises InternalError: they are an error of one of the two alone.
+    """
+    own, says = node.attrs.get("oob"), declared.attrs["oob"]
+    if (own == "error") != (says == "error"):
+        raise InternalError(
+            f"the data movement that op {node.op.name} declares has oob={says!r}, but the positions are"
+            f" {'' if own == 'error' else 'not '}checked: the op's own attribute oob is {own!r}"
+        )
+    return bool(own == "error")
 
 
 def _declared(node: Node) -> Node:
@@ -169,6 +195,8 @@ def _evaluated(
         return evaluate(graph, inputs, dims, licence, folding=folding)
     except GradcError as error:
         raise InternalError(f"{graph.name} cannot be evaluated: {error}") from error
+    except IndexError as error:  # of an op's reference, which NumPy raises where it does not expect a position
+        raise InternalError(f"{graph.name} cannot be evaluated: IndexError: {error}") from error
 
 
 def _same_interface(before: Graph, after: Graph, made_by: str) -> None:

@@ -17,7 +17,7 @@ from ...ir.graph import Graph
 from ...ir.node import Node
 from ...ir.op import Alias, Checked, Expr, Movement, Reduction, Scatter
 from ...ir.types import DType
-from ...ops.pointwise import convert
+from ...ops.elementwise.pointwise import convert
 from .field import Array, P, U, joined, last, matmul, mixed, product, total
 from .values import (
     ARITHMETIC,
@@ -51,6 +51,10 @@ def evaluate(
     """
     with assuming(graph.assumptions):
         return _Evaluation(graph, inputs, dims or {}, licence, folding).run()
+
+
+_FIRST = 2.0**52
+"""The number of the first element of what an op moves, as f64: nothing that an op fills in is that large."""
 
 
 class _Evaluation:
@@ -124,8 +128,10 @@ class _Evaluation:
         if any(x.constant is None for x in operands) or not operands:
             return None
         constants = [x.constant for x in operands if x.constant is not None]
-        if isinstance(node.op.lower, Movement | Alias) and len(operands) == 1 and "value" not in attrs:
-            return self.spread(constants[0], node.dtype, shape)
+        if isinstance(node.op.lower, Movement | Alias) and len(operands) == 1:
+            moved = np.asarray(interp.apply(node, [np.broadcast_to(constants[0], operands[0].shape)], self.dims))
+            only_moved = {a.tobytes() for a in moved.reshape(-1)} <= {constants[0].tobytes()}
+            return self.spread(constants[0], node.dtype, shape) if only_moved else None
         if isinstance(node.op.lower, Expr):
             return self.spread(interp.apply(node, constants, self.dims), node.dtype, shape)
         return None
@@ -181,14 +187,15 @@ class _Evaluation:
         for k in node.op.indices:
             arrays[k] = self.index(node, k)
         attrs = {n: interp.concrete(v, self.dims) for n, v in node.attrs.items()}
-        attrs |= {"value": 0} if "value" in attrs else {}
         try:
             return np.asarray(node.op.reference(*arrays, **attrs)), False
         except IndexOutOfRange:
             return np.asarray(node.op.reference(*arrays, **{**attrs, "oob": "skip"})), True
 
     def moved(self, node: Node, operands: list[ExactArray]) -> ExactArray:
-        """A movement op: its NumPy reference is applied to element numbers, where 0 marks filled-in elements."""
+        """A movement op: its NumPy reference is applied to the numbers of the elements; what is no such number in the
+        result was filled in.
+        """
         dtype = node.dtype
         if not node.operands:
             array = np.asarray(interp.apply(node, [], self.dims))
@@ -204,18 +211,29 @@ class _Evaluation:
         data = [k for k in range(len(operands)) if k not in node.op.indices]
         if not dtype.is_float and any(operands[k].dtype.is_float for k in data):
             return self.rounded(self.unknown(node, operands), dtype)
-        arrays, start = [x.value for x in operands], 1
+        arrays, count = [x.value for x in operands], 0
         for k in data:
-            arrays[k] = np.arange(start, start + operands[k].value.size).reshape(operands[k].shape)
-            start += operands[k].value.size
-        numbers, outside = self.through(node, arrays)
-        fill = convert(np.asarray(node.attrs.get("value", 0)), dtype)
+            size = operands[k].value.size
+            arrays[k] = (_FIRST + np.arange(count, count + size)).astype(np.float64).reshape(operands[k].shape)
+            count += size
+        result, outside = self.through(node, arrays)
+        is_element = (result >= _FIRST) & (result < _FIRST + count)
+        numbers = np.where(is_element, result - _FIRST, count).astype(np.int64)
+        fill = convert(np.where(is_element, 0.0, result), dtype)
         first = embed(fill, dtype) if dtype.is_float else concrete(fill, dtype)
-        values = np.concatenate([first.value.reshape(1), *(operands[k].value.reshape(-1) for k in data)])
-        tags = np.concatenate([first.tag.reshape(1) | outside, *(operands[k].tag.reshape(-1) for k in data)])
+        values, tags = (
+            np.concatenate([*(getattr(operands[k], part).reshape(-1) for k in data), np.zeros(1, kind)])[numbers]
+            for part, kind in (("value", first.value.dtype), ("tag", bool))
+        )
         exact_in = frozenset.intersection(*(operands[k].exact_in for k in data))
         exact_in &= HOLDERS[dtype.name] if fill.astype(bool).any() else exact_in
-        return ExactArray(dtype, values[numbers], tags[numbers], exact_in, any(operands[k].derived for k in data))
+        return ExactArray(
+            dtype,
+            np.where(is_element, values, first.value),
+            np.where(is_element, tags, first.tag | outside),
+            exact_in,
+            any(operands[k].derived for k in data),
+        )
 
     def computed(self, node: Node, operands: list[ExactArray]) -> ExactArray:
         name, lower = node.op.name, getattr(node.op, "lower", None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...ir.types import DTYPES, DType
-from ...ops.pointwise import convert
+from ...ops.elementwise.pointwise import convert
 from .field import Array, P, U, inverse, mixed, multiply, negative, reduced, shifted
 
 INFINITY, NAN = 0x1234567_89ABCDE, 0xFEDCBA9_8765432  # residues that represent 1/0 and NaN

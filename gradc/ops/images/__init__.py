@@ -1,0 +1,1 @@
+"""Images sampled at points and at other sizes."""

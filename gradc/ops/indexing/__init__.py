@@ -1,0 +1,1 @@
+"""Data movement that indices decide: gathers, scatters, tables, bags."""

@@ -1,0 +1,196 @@
+"""The gradient of a table in coalesced sparse form: the rows that indices select, ascending; their values; the count.
+
+Sizes do not depend on data: N indices select at most N rows, so rows and values have size N; entries from ``count`` on
+have the row number ``size`` and the value 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import TypeRuleError
+from ...ir.dims import Dim, Size, ceildiv, known_nonnegative, product, same
+from ...ir.node import Node, call
+from ...ir.op import BadSample, Composite, Sample
+from ...ir.properties import Bounds
+from ...ir.types import I64, Type
+from ..elementwise.pointwise import gt, le, where
+from ..reductions.reduce import sum
+from ..rules import converted, full, leading, number, reshaped, spread
+from ..shapes.movement import iota
+from .gathers import (
+    Padding,
+    _as_resolved,
+    _padding,
+    gather,
+    in_range,
+    index_type,
+    padding_exists,
+    scatter_add,
+    unpadded,
+)
+
+BLOCK, LEVELS = 64, 3
+"""A running sum is computed in blocks, and recursively over the blocks' totals, at most LEVELS deep: 2^31 elements
+leave 2^13 totals.
+"""
+
+
+def running_sum(x: Node, levels: int = LEVELS) -> Node:
+    """The inclusive prefix sum of ints [N]: a masked sum within each block plus the total of the blocks before it."""
+    (size,) = x.shape
+    small = isinstance(size, int) and size <= BLOCK
+    block: Size = size if small or not levels else BLOCK
+    count = ceildiv(size, block) if levels and not small else 1
+    cut = x if same(count * block, size) else call("pad", x, ((0, count * block - size),), 0)
+    shape = (count, block, block)
+    before = le(
+        spread(reshaped(iota(shape=(block,)), (1, 1, block)), shape),
+        spread(reshaped(iota(shape=(block,)), (1, block, 1)), shape),
+    )
+    each = spread(reshaped(cut, (count, 1, block)), shape)
+    within = sum.plain(where(before, each, full(0, each)), axis=(2,))
+    if small or not levels:
+        return reshaped(within, (size,))
+    totals = sum.plain(reshaped(cut, (count, block)), axis=(1,))
+    whole = within + spread(reshaped(running_sum(totals, levels - 1) - totals, (count, 1)), within.shape)
+    line = reshaped(whole, (count * block,))
+    return leading(line, (size,))
+
+
+class _Coalesced:
+    """What the three ops share: the flattened indices, and which rows they select."""
+
+    def __init__(self, indices: Node, size: Size, oob: str, padding_idx: Padding):
+        self.size, self.oob = size, oob
+        self.indices = reshaped(indices, (product(indices.shape),))
+        if oob in ("clamp", "wrap"):
+            self.indices = _as_resolved(self.indices, size, oob)
+        self.padding_idx = padding_idx
+        self.room = self.indices.shape[0]
+
+    @property
+    def hit(self) -> Node:
+        """i64[size]: 1 for each row that an index selects, else 0."""
+        count = scatter_add.plain(
+            self.indices, full(1, self.indices, I64), axis=0, size=self.size, oob=self.oob, padding_idx=self.padding_idx
+        )
+        return converted(gt(count, full(0, count)), I64)
+
+    @property
+    def slot(self) -> Node:
+        """i64[size]: the rank of each selected row among the selected rows, -1 for the others."""
+        return where(gt(self.hit, full(0, self.hit)), running_sum(self.hit) - 1, full(-1, self.hit))
+
+    def rows(self) -> Node:
+        line = iota(shape=(self.size,))
+        limit = call("dim", size=self.size)
+        return scatter_add.plain(self.slot, line - limit, axis=0, size=self.room, oob="skip") + limit
+
+    def values(self, updates: Node) -> Node:
+        flat = reshaped(updates, (self.room, *updates.shape[len(updates.shape) - 1 :]))
+        place = gather.plain(self.slot, self.indices, axis=0, oob=self.oob)
+        if self.oob != "error" and not (self.oob in ("clamp", "wrap") and known_nonnegative(self.size - 1)):
+            place = where(
+                in_range(self.indices, self.size), place, full(-1, place)
+            )  # a gather out of range gives 0, which would be a valid slot
+        if self.padding_idx is not None:
+            place = where(unpadded(self.indices, self.padding_idx), place, full(-1, place))
+        return scatter_add.plain(place, flat, axis=0, size=self.room, oob="skip")
+
+
+def _rows(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:
+    return Type(I64, (index_type(indices).count,)), {
+        "size": size,
+        "oob": oob,
+        "padding_idx": _padding(padding_idx, size),
+    }
+
+
+def _count(indices: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None) -> Any:
+    return Type(I64), _rows(indices, size=size, oob=oob, padding_idx=padding_idx)[1]
+
+
+def _values(
+    indices: Type, updates: Type, *, size: int | Dim, oob: Bounds = "error", padding_idx: Padding = None
+) -> Any:
+    line, attrs = _rows(indices, size=size, oob=oob, padding_idx=padding_idx)
+    lead = updates.shape[:-1]
+    if updates.rank != indices.rank + 1 or not all(same(n, m) for n, m in zip(lead, indices.shape, strict=True)):
+        raise TypeRuleError(f"updates {updates} for the indices {indices}: a row each")
+    return number(updates).with_shape(line.shape[0], updates.shape[-1]), attrs
+
+
+_PLAIN = {"size": 5}
+_SAMPLES: tuple[tuple[tuple[str, ...], dict[str, Any], tuple[str, ...]], ...] = (
+    (("i64[N]",), _PLAIN, ("index:5",)),
+    (("i32[2,N]",), {"size": 5, "padding_idx": -1}, ("index:5",)),
+    (("u8[N]",), {"size": 70}, ("index:70",)),
+    (("i8[N]",), {"size": 3, "oob": "skip"}, ("int",)),
+    (("i8[N]",), {"size": 3, "oob": "wrap", "padding_idx": 1}, ("int",)),
+    (("i64[]",), _PLAIN, ("index:5",)),
+)
+_BAD = (
+    BadSample(("f32[3]",), {"size": 5}, match="indices are f32"),
+    BadSample(("i64[3]",), {"size": 5, "padding_idx": 5}, match="padding_idx=5 of 5 rows"),
+)
+
+
+def _op(name: str, infer: Any, value: Any, doc: str, updates: bool = False) -> Composite:
+    more, word = (
+        ((lambda shape: (f"F[{shape},3]" if shape else "F[3]",)), ("normal",)) if updates else ((lambda shape: ()), ())
+    )
+    samples = tuple(
+        Sample((*operands, *more(operands[0].partition("[")[2].rstrip("]"))), attrs, draw=(*draw, *word))
+        for operands, attrs, draw in _SAMPLES
+    )
+    bad = (
+        (
+            BadSample(("i64[3]", "f32[2,4]"), {"size": 5}, match="a row each"),
+            BadSample(("f32[3]", "f32[3,4]"), {"size": 5}, match="indices are f32"),
+        )
+        if updates
+        else _BAD
+    )
+    return Composite(
+        name,
+        infer=infer,
+        decompose=value,
+        samples=samples,
+        bad=bad,
+        doc=doc,
+        indices={0: lambda node: node.attrs["size"]},
+        implies=lambda node: padding_exists(node.attrs["padding_idx"], node.attrs["size"]),
+        source="torch.sparse_coo_tensor(...).coalesce()",
+    )
+
+
+coalesce_rows = _op(
+    "coalesce_rows",
+    _rows,
+    lambda indices, **attrs: _Coalesced(indices, **attrs).rows(),
+    "the distinct rows that the indices select, ascending: i64 with one entry per index, filled up with size",
+)
+coalesce_count = _op(
+    "coalesce_count",
+    _count,
+    lambda indices, **attrs: sum.plain(_Coalesced(indices, **attrs).hit, axis=(0,)),
+    "the number of distinct rows that the indices select: i64[]",
+)
+coalesce_values = _op(
+    "coalesce_values",
+    _values,
+    lambda indices, updates, **attrs: _Coalesced(indices, **attrs).values(updates),
+    "the sum of the updates of each row of coalesce_rows, filled up with zeros",
+    updates=True,
+)
+
+
+def coalesce(
+    indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None
+) -> tuple[Node, Node, Node]:
+    """(rows i64[N], values [N, D], count i64[]): a ``[size, D]`` gradient in coalesced sparse form, valid in the first
+    ``count`` entries.
+    """
+    attrs: dict[str, Any] = {"size": size, "oob": oob, "padding_idx": padding_idx}
+    return coalesce_rows(indices, **attrs), coalesce_values(indices, updates, **attrs), coalesce_count(indices, **attrs)

@@ -1,0 +1,1 @@
+"""Layers of networks: normalisations, poolings, recurrent layers."""

@@ -1,0 +1,215 @@
+"""Scaled dot product attention.
+
+Of 16-bit operands, all of its products multiply 16-bit operands in f32, forward and backward.  What is rounded to their
+dtype are the exponentials before they meet the values (their sum divides after the product, so that the largest, which
+is 1, is exact), in the backward the weights before they meet the cotangent, and the gradient of the scores before it
+meets queries and keys.  The scores, their softmax and the gradient of the weights are in f32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from ...errors import TypeRuleError
+from ...ir.dims import Size, same
+from ...ir.node import Node, call
+from ...ir.op import BadSample, Composite, Function, Sample
+from ...ir.operands import broadcast_shapes
+from ...ir.types import Type
+from ..elementwise.pointwise import le, where
+from ..reductions.reduce import safe_exponentials, safe_softmax, softmax_slopes
+from ..rules import along, converted, floating, full, reshaped, spread
+from ..shapes.movement import iota
+from .contract import mixed_product_slopes, mixed_product_type
+
+FEW = 16
+"""Rows of a query that are multiplied together with those of other heads."""
+
+
+def _check(query: Node, key: Node, value: Node, dropout_p: float) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if floating(x.type).rank < 2:
+            raise TypeRuleError(f"{name} of rank {x.rank}: [..., L, E]")
+        if x.dtype is not query.dtype:
+            raise TypeRuleError(f"dtypes differ: query {query.dtype} and {name} {x.dtype}; write a cast")
+    if not same(query.shape[-1], key.shape[-1]):
+        raise TypeRuleError(f"query has {query.shape[-1]} features and key {key.shape[-1]}")
+    if not same(key.shape[-2], value.shape[-2]):
+        raise TypeRuleError(f"there are {key.shape[-2]} keys and {value.shape[-2]} values")
+    if dropout_p != 0:
+        raise TypeRuleError(f"dropout_p={dropout_p}: there are no random numbers; 0 is the one probability")
+
+
+def _grouped(query: Node, key: Node) -> int:
+    """How many heads of the query share one of the key."""
+    if query.rank < 3 or key.rank < 3:
+        raise TypeRuleError("enable_gqa wants an axis of heads: [..., H, L, E]")
+    heads, shared = query.shape[-3], key.shape[-3]
+    if not isinstance(heads, int) or not isinstance(shared, int) or shared == 0 or heads % shared:
+        raise TypeRuleError(f"{heads} heads of the query are not a multiple of the key's {shared}")
+    return heads // shared
+
+
+def _split(x: Node, group: int) -> Node:
+    """[..., G * group, L, E]  ->  [..., G, group, L, E]"""
+    *lead, heads, rows, width = x.shape
+    return reshaped(x, (*lead, heads // group, group, rows, width))
+
+
+def _softmax_matmul(x: Type, value: Type) -> Type:
+    if x.dtype not in (value.dtype, value.dtype.compute):
+        raise TypeRuleError(
+            f"dtypes differ: {x.dtype} and {value.dtype}; the first may be what the second is computed in"
+        )
+    return mixed_product_type(x, value).with_dtype(value.dtype)
+
+
+def _softmax_matmul_value(x: Node, value: Node) -> Node:
+    each, share = safe_exponentials(x, x.rank - 1)
+    y = call("mixed_matmul", each, value)
+    return converted(y * along(converted(share, y.dtype), y.shape, (y.rank - 1,)), value.dtype)
+
+
+def _softmax_matmul_surrogate(x: Node, value: Node) -> Node:
+    wide = value.dtype.compute
+    return converted(call("matmul", safe_softmax(converted(x, wide), -1), converted(value, wide)), value.dtype)
+
+
+def _softmax_matmul_vjp(g: Node, y: Node, x: Node, value: Node) -> tuple[Node, Node]:
+    # of weights @ value, then dx = weights (g - sum(g weights)), as softmax's
+    weights = safe_softmax(converted(x, value.dtype.compute), -1)
+    to_weights, to_value = mixed_product_slopes(converted(g, weights.dtype), y, weights, value)
+    return softmax_slopes(to_weights, weights, x, x.rank - 1), to_value
+
+
+softmax_matmul = Composite(
+    "softmax_matmul",
+    infer=_softmax_matmul,
+    decompose=_softmax_matmul_value,
+    vjp=_softmax_matmul_vjp,
+    surrogate=_softmax_matmul_surrogate,
+    samples=(
+        Sample(("F[3,4]", "F[4,N]")),
+        Sample(("F[2,N,4]", "F[2,4,3]")),
+        Sample(("f32[2,3,N]", "bf16[2,N,3]")),
+    ),
+    bad=(
+        BadSample(("f32[3,4]", "f32[3,4]"), match="inner sizes differ: 4 and 3"),
+        BadSample(("f32[3,4]", "f64[4,3]"), match="dtypes differ: f32 and f64"),
+        BadSample(("bf16[3,4]", "f32[4,3]"), match="dtypes differ: bf16 and f32"),
+        BadSample(("i32[3,4]", "i32[4,3]"), match="i32 is no float"),
+    ),
+    doc=(
+        "safe_softmax(x, -1) @ value, of value's dtype; x may be of the dtype that it is computed in; the product is in"
+        " mixed precision as mixed_matmul: exponentials are rounded, and divided by their sum after it"
+    ),
+    source="Dao, FlashAttention-2, 2023: the rows are divided once, after the product",
+)
+
+
+Product = Callable[[Node, Node], Node]
+
+
+def _scores(query: Node, key: Node) -> Node:
+    """A product in the dtype that the operands are computed in."""
+    return call("matmul" if query.dtype is query.dtype.compute else "mixed_matmul", query, key)
+
+
+def _mixed(scores: Node, value: Node) -> Node:
+    """The values weighted."""
+    if value.dtype is value.dtype.compute:
+        return call("matmul", safe_softmax(scores, -1), value)
+    batch = scores.shape[:-2]
+    return softmax_matmul.plain(scores, spread(value, (*batch, *value.shape[-2:])))
+
+
+def _merging_few(product: Product, left: Node, right: Node) -> Node:
+    """[..., G, group, L, K] x [..., G, 1, K, N]  ->  [..., G, group, L, N]
+
+    Few rows are one matrix with those of the heads that share their right side, which is then read once; many are not,
+    so that the steps of attention are one loop over them.
+    """
+    *lead, group, rows, width = left.shape
+    if not isinstance(rows, int) or rows > FEW:
+        return product(left, right)
+    shared = reshaped(right, (*right.shape[:-3], *right.shape[-2:]))
+    merged = product(reshaped(left, (*lead, group * rows, width)), shared)
+    return reshaped(merged, (*merged.shape[:-2], group, rows, merged.shape[-1]))
+
+
+def _attention(
+    query: Node,
+    key: Node,
+    value: Node,
+    attn_mask: Node | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Node:
+    _check(query, key, value, dropout_p)
+    rows: Size = query.shape[-2]
+    keys = key.shape[-2]
+    if is_causal and attn_mask is not None:
+        raise TypeRuleError("is_causal with an attn_mask: one of them")
+    if scale is None:
+        if not isinstance(query.shape[-1], int):
+            raise TypeRuleError(f"the features {query.shape[-1]} are symbolic: give a scale")
+        scale = 1 / math.sqrt(query.shape[-1]) if query.shape[-1] else math.inf
+    heads = query.shape[-3:-2]
+    group = _grouped(query, key) if enable_gqa else 1
+    multiply: Product = _scores
+    mix: Product = _mixed
+    if group > 1:  # an axis for the heads that share a key
+        query, key, value = _split(query, group), _split(key, 1), _split(value, 1)
+        multiply, mix = partial(_merging_few, _scores), partial(_merging_few, _mixed)
+        if attn_mask is not None and attn_mask.rank > 2:
+            if attn_mask.shape[-3] not in (1, *heads):
+                raise TypeRuleError(f"attn_mask has {attn_mask.shape[-3]} heads and query {heads[0]}")
+            attn_mask = _split(attn_mask, 1 if attn_mask.shape[-3] == 1 else group)
+    compute = query.dtype.compute
+    scores = multiply(query, key.T) * scale
+    if is_causal:
+        earlier = le(iota.plain(shape=(rows, keys), axis=1), iota.plain(shape=(rows, keys)))
+        scores = where(spread(earlier, scores.shape), scores, full(-math.inf, scores))
+    if attn_mask is not None:
+        shape = broadcast_shapes([scores.shape, attn_mask.shape])
+        scores, mask = spread(scores, shape), spread(attn_mask, shape)
+        if mask.dtype.kind == "b":
+            scores = where(mask, scores, full(-math.inf, scores))
+        else:
+            floating(mask.type)
+            scores = scores + converted(mask, compute)
+    y = mix(scores, value)
+    return reshaped(y, (*y.shape[:-4], *heads, *y.shape[-2:])) if group > 1 else y
+
+
+scaled_dot_product_attention = Function(
+    "scaled_dot_product_attention",
+    write=_attention,
+    samples=(
+        Sample(("F[2,4,3,8]", "F[2,2,5,8]", "F[2,2,5,6]"), {"is_causal": True, "enable_gqa": True}),
+        Sample(("F[2,3,8]", "F[2,5,8]", "F[2,5,6]", "bool[3,5]"), {"scale": 0.5}),
+        Sample(("F[2,2,3,8]", "F[2,2,5,8]", "F[2,2,5,6]", "F[2,1,3,5]")),
+        Sample(("F[N,M,8]", "F[N,M,8]", "F[N,M,8]"), {"is_causal": True}),
+    ),
+    bad=(
+        BadSample(("f32[3,8]", "f32[5,7]", "f32[5,7]"), match="query has 8 features and key 7"),
+        BadSample(("f32[3,8]", "f32[5,8]", "f32[4,8]"), match="5 keys and 4 values"),
+        BadSample(("f32[3,8]", "f32[5,8]", "f32[5,8]"), {"dropout_p": 0.5}, match="dropout_p=0.5"),
+        BadSample(("f32[3,3,8]", "f32[2,5,8]", "f32[2,5,8]"), {"enable_gqa": True}, match="not a multiple"),
+        BadSample(
+            ("f32[4,3,8]", "f32[2,5,8]", "f32[2,5,8]", "f32[3,3,5]"),
+            {"enable_gqa": True},
+            match="attn_mask has 3 heads and query 4",
+        ),
+    ),
+    doc=(
+        "softmax(query @ key.T * scale + mask) @ value over [..., L, E], [..., S, E] and [..., S, D]; a bool mask keeps"
+        " where it is true; a row without keys is zeros; the default scale is 1/sqrt(E); with enable_gqa heads of the"
+        " query share those of the key and value"
+    ),
+    source="torch.nn.functional.scaled_dot_product_attention; Vaswani et al. 2017",
+)

@@ -1,0 +1,1 @@
+"""Quantization: blocks, their scales, formats of less than a byte."""

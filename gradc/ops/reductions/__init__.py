@@ -1,0 +1,1 @@
+"""Reductions over axes, scans along them, sorts."""

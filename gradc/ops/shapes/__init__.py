@@ -1,0 +1,1 @@
+"""Data movement that shapes alone decide: views, windows, other orders of axes."""

@@ -1,0 +1,104 @@
+"""Loop fusion: what one kernel stores for another stays in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...ir.dims import same
+from ...ir.kernel import Kernel, Program
+from ...ir.statement import REDUCTIONS, Index, Stmt
+from .legality import IllegalMove, refuse, require_open
+
+
+@dataclass(frozen=True)
+class _Forwarded:
+    """A temp between two kernels whose loads can be replaced by the value that is stored: each element is a row's, or a
+    column's, of both.
+
+    :param store: in the kernel that makes it.
+    :param axes: of the one that reads it, as axes of the other.
+    """
+
+    store: Stmt
+    axes: Mapping[str, str]
+
+
+def fuse(program: Program, first: int, second: int) -> Program:
+    """rows(n) { store t[n] <- f };  rows(i) { store y[i] <- g(t[i]) }  ->  rows(n) { store y[n] <- g(f) }
+
+    :param first, second: the numbers of two steps; all temps that the second reads of the first go.
+    :raises IllegalMove: they are no kernels; the second does more than to compute and store elements; the first hands
+        it no temp, or one that somebody else touches, or whose elements it visits otherwise; a step between writes what
+        the second reads, or touches what it writes.
+    """
+    producer, reader = program.steps[first], program.steps[second]
+    if not isinstance(producer, Kernel) or not isinstance(reader, Kernel) or not first < second:
+        raise IllegalMove(f"fuse of {producer.name} and {reader.name}: they are not two kernels in order")
+    require_open("fuse", producer)
+    require_open("fuse", reader)
+    if any(s.op in REDUCTIONS or s.op in ("scan", "accum", "check") for s in reader.body):
+        refuse("fuse", reader, "it does more than to store elements")
+    handed = [b for b in sorted(reader.reads) if b in producer.writes]
+    memory = {b.name: program.root(b.name) for b in program.buffers}
+    for b in handed:
+        others = [s for i, s in enumerate(program.steps) if i not in (first, second)]
+        shared = [name for name, root in memory.items() if root == memory[b]]
+        if program.buffer[b].kind != "temp" or len(shared) > 1 or any(b in (*s.reads, *s.writes) for s in others):
+            refuse("fuse", reader, f"{b} is not between these two alone")
+    read, written = ({memory[b] for b in own if b not in handed} for own in (reader.reads, reader.writes))
+    for step in program.steps[first:second]:
+        if {memory[b] for b in step.writes} & read or {memory[b] for b in (*step.reads, *step.writes)} & written:
+            refuse("fuse", reader, f"{step.name} comes between")
+    temps = [_forwarded(program, producer, reader, b) for b in handed]
+    if not temps or any(t.axes != temps[0].axes for t in temps):
+        refuse("fuse", reader, "it has no axes in common with the producer")
+    fused = replace(producer, body=tuple(_fused_body(producer, reader, temps))).live.rehashed(program.types)
+    steps = [fused if i == first else step for i, step in enumerate(program.steps) if i != second]
+    return replace(program, steps=tuple(steps), buffers=tuple(b for b in program.buffers if b.name not in handed))
+
+
+def _forwarded(program: Program, producer: Kernel, reader: Kernel, buffer: str) -> _Forwarded:
+    """
+    :raises IllegalMove: not one store is what the one load reads, or the kernels do not traverse the temp alike.
+    """
+    stores = [s for s in producer.body if s.buffer == buffer]
+    loads = [s for s in reader.body if s.buffer == buffer]
+    if [s.op for s in (*stores, *loads)] != ["store", "load"] or loads[0].where:
+        refuse("fuse", reader, f"{buffer} is not stored once and loaded once")
+    (store,), (load,) = stores, loads
+    axes: dict[str, str] = {}
+    for own, other in zip(load.index, store.index, strict=True):
+        if own == other == Index():
+            continue
+        if own.variable is None or other.variable is None or own.variable in axes:
+            refuse("fuse", reader, f"{buffer} is read elsewhere than it is stored")
+        axes[own.variable] = other.variable
+    extents, given = dict((*reader.rows, *reader.cols)), dict(producer.rows)
+    given |= dict(producer.cols) if producer.is_column(store) else {}
+    alike = axes.keys() == extents.keys() and sorted(axes.values()) == sorted(given)
+    if not alike or not all(same(extents[a], given[b]) for a, b in axes.items()):
+        refuse("fuse", reader, f"it does not traverse {buffer} as it is stored")
+    return _Forwarded(store, axes)
+
+
+def _fused_body(producer: Kernel, reader: Kernel, temps: Sequence[_Forwarded]) -> list[Stmt]:
+    """The producer's statements followed by the reader's, with the stored values in place of the reader's loads."""
+    gone = {t.store.buffer: t.store.args[0] for t in temps}
+    body = [s for s in producer.body if s.buffer not in gone]
+    known = {str(replace(s, name="")): s.name for s in body if s.name}
+    names, fresh = dict(temps[0].axes), producer.fresh_names()
+    for s in reader.body:
+        if s.buffer in gone:
+            names[s.name] = gone[s.buffer]
+            continue
+        index = tuple(i.renamed(names) for i in s.index)
+        own = replace(s, name="", args=tuple(names[a] for a in s.args), index=index, where=names.get(s.where, ""))
+        if not s.name:
+            body.append(own)
+            continue
+        if (text := str(own)) not in known:
+            known[text] = next(fresh)
+            body.append(replace(own, name=known[text]))
+        names[s.name] = known[text]
+    return body
