@@ -135,7 +135,8 @@ class Direction:
     def bound(self) -> str | None:
         """What bounds the launches and products that take longest together; None without any."""
         by: Counter[str] = Counter()
-        for p in (*(p for _, p in self.launches), *(p for _, p in self.products)):
+        timed: list[Predicted | ProductTime] = [*(p for _, p in self.launches), *(p for _, p in self.products)]
+        for p in timed:
             by[p.bound] += p.seconds  # type: ignore[assignment]
         return max(by, key=by.__getitem__, default=None)
 

@@ -29,12 +29,14 @@ def align_rows(program: Program) -> Program:
         return program
     types = {**program.types, **{name: b.type for name, b in padded.items()}}
 
+    def own(step: Kernel | Call) -> Kernel | Call:
+        reads = isinstance(step, Kernel) and padded.keys() & {*step.buffers}
+        return step.rehashed(types) if isinstance(step, Kernel) and reads else step
+
     def over(step: Step) -> Step:
         if isinstance(step, Loop):
-            return replace(step, steps=tuple(map(over, step.steps)))
-        if not isinstance(step, Kernel) or not padded.keys() & {*step.buffers}:
-            return step
-        return step.rehashed(types)
+            return replace(step, steps=tuple(map(own, step.steps)))
+        return own(step) if isinstance(step, Kernel) else step
 
     buffers = tuple(padded.get(b.name, b) for b in program.buffers)
     return replace(program, buffers=buffers, steps=tuple(map(over, program.steps)))
