@@ -76,7 +76,7 @@ forward = gradc.compile(graph, target="cpu")  # without gradients, to keep the p
 print("\nbefore sink_dequant the scale multiplies N x D numbers:\n")
 print(forward.stages["fold"])
 print("\nafter it the scale has passed the shift and the sum, and multiplies N:\n")
-print(forward.stages["tidy"])
+print(forward.stages["tidy.fold"])
 
 
 def multiplied(stage):
@@ -89,7 +89,7 @@ def multiplied(stage):
     return [str(n.type) for n in graph.nodes if len(n.operands) == 2 and any(o in holds for o in n.operands)]
 
 
-before, after = multiplied(forward.stages["fold"]), multiplied(forward.stages["tidy"])
+before, after = multiplied(forward.stages["fold"]), multiplied(forward.stages["tidy.fold"])
 print(f"\nthe scale is applied to: {', '.join(before)} before, {', '.join(after)} after")
 assert before == ["f32[N,D]"] and after == ["f32[N]"]
 

@@ -194,12 +194,7 @@ def _from_cache(
 def _import_compiler() -> None:
     """Imports the compiler lazily: it takes 0.1 s, and modules from the cache do not need it."""
     with held_off:
-        for name in (
-            "encodings.unicode_escape",
-            "networkx",
-            "gradc.compiler",
-            "gradc.codegen.jinja",
-        ):  # Jinja needs the first
+        for name in ("encodings.unicode_escape", "gradc.compiler", "gradc.codegen.jinja"):  # Jinja needs the first
             importlib.import_module(name)
         importlib.import_module("gradc.codegen.jinja").environment()
 

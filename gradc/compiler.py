@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from .analysis.strategies import ON_GPU, ON_HOST
 from .autodiff import differentiate, joint_names
 from .codegen.cpu.program import Source, render_program
-from .codegen.cuda.render import render_cuda
 from .errors import InvalidProblem
 from .ir.graph import Graph
 from .ir.kernel import Program
@@ -64,10 +64,13 @@ from .passes.row_blocking.decision import candidates, first_blocked
 from .passes.row_blocking.merge_rows import merge_rows
 from .passes.schedule.partition import Partition, partition
 from .passes.schedule.schedule import schedule, written
+from .process.forks import held_off
 from .runtime.cache import default_cache, pack
-from .runtime.cuda.programs import CudaSource
 from .runtime.host.toolchain import compile_libraries
 from .targets.devices import CPU, Device, gpu_of
+
+if TYPE_CHECKING:
+    from .runtime.cuda.programs import CudaSource
 
 # PASSES: every pass is registered by these imports
 __all__ = ["PASSES", "compile_graph", "cut", "joint_program", "kernels", "lower", "optimise"]
@@ -175,7 +178,7 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
         values=graph.output_names,
         dims=dims,
         device=_device(options, target),
-        simplify=functools.partial(_tidy, numerics=options.numerics, target=target),
+        simplify=functools.partial(_simplified, numerics=options.numerics, target=target),
         blocked=_blocks_rows(options),
         multiply_sums=(options.reductions or {}).keys() <= {"*"},  # else one of these sums may be named
         precompute=options.save == "min-cut" and options.memory_budget is None,
@@ -227,11 +230,14 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
-    return pipeline.keep("tidy", graph, lambda: _tidy(graph, numerics, target), "REAL")
+    graph = pipeline.run(  # what the passes between made of it
+        simplify, graph, of="tidy", numerics=numerics, round_operands=round_operands, round_products=round_products
+    )
+    return pipeline.run(fold, graph, of="tidy")
 
 
-def _tidy(graph: Graph, numerics: str, target: str) -> Graph:
-    """simplify and fold, after passes that made more of it to do."""
+def _simplified(graph: Graph, numerics: str, target: str) -> Graph:
+    """simplify and fold, after what a partition leaves out."""
     round_operands, round_products = multiplied_as_they_are(target), given_as_they_are(target)
     return fold(simplify(graph, numerics=numerics, round_operands=round_operands, round_products=round_products))
 
@@ -285,7 +291,7 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
 
 # -- Program -> text -> machine code -> a process ----------------------------------------------------------------------
 
-Sources = Sequence[Source | CudaSource]
+Sources = Sequence["Source | CudaSource"]
 """Of forward and backward, or of forward alone."""
 
 
@@ -294,6 +300,9 @@ def render(module: Module) -> Sources:
     programs = [executable.program for executable in module.executables.values()]
     if module.target == "cpu":
         return [render_program(program) for program in programs]
+    with held_off:  # a sixth of importing the compiler, of no use to a CPU
+        from .codegen.cuda.render import render_cuda
+        from .runtime.cuda.programs import CudaSource
     return [CudaSource(*render_cuda(program)) for program in programs]
 
 

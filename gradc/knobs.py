@@ -231,8 +231,8 @@ OBJECTS = Knob(
     "GRADC_OBJECTS",
     _path,
     "",
-    "directory that keeps machine code by its source, flags and compiler, so that a changed gradc compiles only the"
-    " kernels that it changed; for who develops gradc",
+    "directory that keeps machine code by its source, flags and compiler, and headers that gcc has read, so that a"
+    " changed gradc compiles only the kernels that it changed; for who develops gradc",
 )
 CC = Knob(
     "CC",

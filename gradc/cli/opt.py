@@ -29,11 +29,6 @@ def _alone(function: Callable[..., Any]) -> bool:
     return all(p.default is not p.empty for p in list(inspect.signature(function).parameters.values())[1:])
 
 
-def tidy(graph: Graph, numerics: str = "real") -> Graph:
-    """simplify and fold again, after the other passes."""
-    return PASSES["fold"](PASSES["simplify"](graph, numerics=numerics))
-
-
 def cut(graph: Graph) -> Partition:
     """A joint graph partitioned into forward and backward at the default residuals."""
     return partition(graph, primal_outputs(graph))
@@ -42,7 +37,6 @@ def cut(graph: Graph) -> Partition:
 GRAPH_PASSES: dict[str, Callable[..., Any]] = {
     "differentiate": differentiate,
     **{name: p for name, p in PASSES.items() if _alone(p)},
-    "tidy": tidy,
     "forward.partition": lambda graph: cut(graph).forward,
     "backward.partition": lambda graph: cut(graph).backward,
     "schedule": schedule,
@@ -80,7 +74,7 @@ def opt(
     \b
     gradc opt 03-joint.gir -p decompose,upcast,simplify
     gradc opt model.gir -p differentiate,decompose,simplify --wrt w --all
-    gradc opt 03-joint.gir -p decompose,simplify,tidy,backward.partition,schedule,choose_reduction -o program.gir
+    gradc opt 03-joint.gir -p decompose,simplify,fold,backward.partition,schedule,choose_reduction -o program.gir
 
     GRADC_DUMP=folder, or gradc compile --emit ir, writes 03-joint.gir. Passes have the names of these files; an unknown
     name lists all passes. forward.partition and backward.partition each give one of the two graphs that a joint graph

@@ -49,21 +49,25 @@ def reserved(target: str = "") -> frozenset[str]:
 
     :param target: the folder of templates whose texts count, beside the common ones; those of all kernels if unsaid.
     """
-    words = {*_KEYWORDS.split(), *WRITTEN.split()}
-    for folder in template_dirs():
-        for path in folder.rglob("*"):
-            if path.suffix not in (".j2", ".h", ".c", ".cu"):
-                continue
-            if path.relative_to(folder).parts[0] not in ((target, "common") if target else _OF_KERNELS):
-                continue
-            text = re.sub(_ELSEWHERE, " ", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-            if path.suffix == ".j2":
-                words.update(re.findall(r"[A-Za-z_]\w*", text))
-            else:
-                words.update(re.findall(r"\b([A-Za-z_]\w*)[ \t]*\(", text))  # functions, and macros with arguments
-                words.update(re.findall(r"#[ \t]*define[ \t]+(\w+)", text))
-                words.update(re.findall(r"\b([A-Z_][A-Z0-9_]+)\b", text))  # constants
-                words.update(re.findall(r"\b(\w+)[ \t]*;", " ".join(re.findall(r"typedef[^;{]*;|\}[^;{}]*;", text))))
+    rooms = dict.fromkeys((target, "common") if target else _OF_KERNELS)
+    return frozenset({*_KEYWORDS.split(), *WRITTEN.split()}.union(*map(_of_templates, rooms)))
+
+
+@functools.cache
+def _of_templates(room: str) -> frozenset[str]:
+    """The words that mean something in the texts of one folder of templates."""
+    words: set[str] = set()
+    for path in (path for folder in template_dirs() for path in (folder / room).rglob("*")):
+        if path.suffix not in (".j2", ".h", ".c", ".cu"):
+            continue
+        text = re.sub(_ELSEWHERE, " ", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        if path.suffix == ".j2":
+            words.update(re.findall(r"[A-Za-z_]\w*", text))
+        else:
+            words.update(re.findall(r"\b([A-Za-z_]\w*)[ \t]*\(", text))  # functions, and macros with arguments
+            words.update(re.findall(r"#[ \t]*define[ \t]+(\w+)", text))
+            words.update(re.findall(r"\b([A-Z_][A-Z0-9_]+)\b", text))  # constants
+            words.update(re.findall(r"\b(\w+)[ \t]*;", " ".join(re.findall(r"typedef[^;{]*;|\}[^;{}]*;", text))))
     return frozenset(words)
 
 

@@ -24,6 +24,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        auto_reload=False,  # which looks at each template's file whenever one is rendered
     )
 
 

@@ -13,7 +13,7 @@ from ..ir.kernel import Kernel, Phase, RowOrder
 from ..ir.statement import Axis, Stmt
 from ..ir.types import F32, Type
 from ..ir.walk import backward_slice
-from .expr import variable
+from .expr import Scribe, variable
 from .index import flatten, index
 
 NARROW_SUM_ROWS = 32
@@ -166,6 +166,31 @@ class RowFacts:
         """A row's key, the row of the result that it adds to, as a C expression; ``masked`` where it adds to none."""
         at = index(flatten(part.stmt.index[: part.leading], self.types[part.buffer].shape[: part.leading]), kind)
         return f"{variable(part.stmt.where)} ? {at} : {masked}" if part.stmt.where else at
+
+
+@dataclass(frozen=True, eq=False)
+class KernelFacts:
+    """What the facts of a kernel begin with on every target.
+
+    :param rows: what is known of its rows.
+    :param scribe: writes its statements.
+    """
+
+    rows: RowFacts
+    scribe: Scribe
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.rows.kernel
+
+    @property
+    def types(self) -> Mapping[str, Type]:
+        return self.rows.types
+
+    @property
+    def order(self) -> RowOrder:
+        """What decides in which order rows are visited."""
+        return self.rows.order
 
 
 def row_facts(kernel: Kernel, types: Mapping[str, Type], available: Collection[str]) -> RowFacts:

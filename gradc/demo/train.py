@@ -228,7 +228,7 @@ def compile_all(report: Report, text: Corpus) -> list[Trainee]:
 def show_derivative(report: Report, quantized: Trainee, folder: Path) -> None:
     """Shows the gradient of the scales as autodiff gives it, and after sink_dequant."""
     plain = derivative(quantized.module)
-    sunk = quantized.module.stages["tidy"].result
+    sunk = quantized.module.stages["tidy.fold"].result
     assert isinstance(sunk, Graph)
     files.write(folder / "backward-before.gir", f"{plain}\n")
     files.write(folder / "backward-after.gir", f"{sunk}\n")

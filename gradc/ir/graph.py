@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,24 +82,29 @@ def rebuild(roots: Iterable[Node], new: dict[Node, Node]) -> dict[Node, Node]:
     return new
 
 
-def parts_of(source: Note, notes: dict[Node, Note]) -> AbstractContextManager[None]:
+class parts_of(listening):
     """A context manager that notes every node made in it as made of what has the note ``source``: its line, its scope,
     and its composite unless the node is part of another one; a node that a composite and its gradient share belongs to
     the composite.
-    """
-    composite = source.composite
 
-    def noted(node: Node) -> None:
-        note = notes.get(node)
+    :ivar source: may be set to another note, for what is made from then on, and to None, for what shall have none.
+    """
+
+    def __init__(self, source: Note | None, notes: dict[Node, Note]):
+        super().__init__(self._noted)
+        self.source, self.notes = source, notes
+
+    def _noted(self, node: Node) -> None:
+        if self.source is None:
+            return
+        composite, note = self.source.composite, self.notes.get(node)
         if note is None:
             if node.op.name != "input":
-                notes[node] = source.derived(maker(), composite)
+                self.notes[node] = self.source.derived(maker(), composite)
         elif composite and (
             not note.composite or (note.composite.endswith("_grad") and not composite.endswith("_grad"))
         ):
-            notes[node] = replace(note, composite=composite)
-
-    return listening(noted)
+            self.notes[node] = replace(note, composite=composite)
 
 
 class _Carried(dict[Node, Note]):
@@ -236,7 +240,7 @@ class Graph:
     def numbered(self) -> Graph:
         """The graph with every node's number in its note, so that it keeps it through passes."""
         found = {node: (number, self.notes.get(node, NO_NOTE)) for node, number in self.numbers.items()}
-        new = {node: replace(note, id=number) for node, (number, note) in found.items() if note.id != number}
+        new = {node: note.numbered(number) for node, (number, note) in found.items() if note.id != number}
         return replace(self, notes={**self.notes, **new}) if new else self
 
     @property
@@ -278,11 +282,12 @@ class Graph:
         """
         notes, carried = dict(self.notes), _Carried()
         new = {} if new is None else new
-        with assuming(self.assumptions):
+        with assuming(self.assumptions), parts_of(None, notes) as made:
             for node in self.nodes:
-                operands = tuple(new[o] for o in node.operands)
-                with parts_of(self.notes.get(node, NO_NOTE), notes):
-                    result = rule(node, operands)
+                operands = tuple([new[o] for o in node.operands])
+                made.source = self.notes.get(node, NO_NOTE)
+                result = rule(node, operands)
+                made.source = None
                 same = again(node, operands) if result is not node else node
                 if result is None:
                     result = same

@@ -18,6 +18,7 @@ from .borders import in_memory_order
 from .coverage import Compiled, listing, record
 from .cuda_graphs import Captures, WithGraphs
 from .custom_gradients import custom_gradient, run_by_torch
+from .draws import draw_first
 from .function import Function
 from .importer import graph_of, refusal, tensors_of
 from .normal_form import (
@@ -51,7 +52,7 @@ from .timing import Time
 _without_autocast = private("_DisableAutocast")
 
 SMALLEST = 3
-_OWN_OPTIONS = ("cuda_graphs", "fallback", "smallest_region", "take", "target", "timed")
+_OWN_OPTIONS = ("cuda_graphs", "fallback", "random", "smallest_region", "take", "target", "timed")
 _MODES = (None, "default", "reduce-overhead")
 
 
@@ -60,6 +61,7 @@ class _Options:
     fallback: str
     smallest: int
     take: str
+    random: str
     target: str | None
     timed: bool
     cuda_graphs: bool
@@ -74,9 +76,10 @@ def backend(
     :param options: of torch.compile: ``fallback`` (``"torch"``, or ``"error"``: what gradc does not take is an error
         that lists it), ``smallest_region`` (ops that a region has at least, 3; a graph that gradc takes whole is one
         region of any size), ``take`` (``"faster"``, or ``"all"``: gradc runs what :mod:`.preference` leaves to torch on
-        CUDA, too), ``target``, ``timed`` (True: :func:`gradc.torch.report` tells the time of each region and
-        op), ``cuda_graphs`` (True, as the mode ``"reduce-overhead"``: calls on a GPU are captured and replayed), and
-        the options of :func:`gradc.compile`.
+        CUDA, too), ``random`` (``"torch"``: the numbers of eager mode; ``"gradc"``: masks of dropouts are computed
+        where they are read, from a key that torch draws once a call), ``target``, ``timed`` (True:
+        :func:`gradc.torch.report` tells the time of each region and op), ``cuda_graphs`` (True, as the mode
+        ``"reduce-overhead"``: calls on a GPU are captured and replayed), and the options of :func:`gradc.compile`.
     :raises Unsupported: with ``fallback="error"``, what gradc does not take, all of it.
     :raises InvalidProblem: an option or a mode that there is not.
     """
@@ -162,6 +165,9 @@ def _checked(mode: Any, options: Any) -> _Options:
     take = given.pop("take", "faster")
     if take not in ("faster", "all"):
         raise InvalidProblem(f"take={take!r}: 'faster' or 'all'")
+    random = given.pop("random", "torch")
+    if random not in ("torch", "gradc"):
+        raise InvalidProblem(f"random={random!r}: 'torch' or 'gradc'")
     timed = given.pop("timed", False)
     cuda_graphs = given.pop("cuda_graphs", mode == "reduce-overhead")
     for name, value in (("timed", timed), ("cuda_graphs", cuda_graphs)):
@@ -169,7 +175,7 @@ def _checked(mode: Any, options: Any) -> _Options:
             raise InvalidProblem(f"{name}={value!r}: True or False")
     if timed and cuda_graphs:
         raise InvalidProblem("timed=True and cuda_graphs=True: a replay has no steps to measure")
-    return _Options(fallback, smallest, take, given.pop("target", None), timed, cuda_graphs, given)
+    return _Options(fallback, smallest, take, random, given.pop("target", None), timed, cuda_graphs, given)
 
 
 def _first_line(error: BaseException) -> str:
@@ -206,6 +212,7 @@ class _Program:
     ):
         self.source, self.form, self.options, self.name = gm, form, options, name
         graph = form.module.graph
+        draw_first(graph, options.random, options.take == "all")
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         self.lifted = [_attribute(gm, path) for path in form.lifted]
         given = [*self.lifted, *_flat(example_inputs)]

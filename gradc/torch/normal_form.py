@@ -184,9 +184,10 @@ def normal_form(
     composite_implicit, python = _decompositions(kept)
     custom: list[CustomGradient] = []
     libraries = torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled
+    program = _Program(module, arguments, custom, recording, libraries)
     with _ignore_backend_decomps(), _override_composite_implicit_decomp(composite_implicit), preserve_node_meta():
         traced, signature = aot_export_module(
-            _Program(module, arguments, custom, recording, libraries),
+            program,
             flat,
             trace_joint=False,
             pre_dispatch=False,
@@ -200,6 +201,7 @@ def normal_form(
     own = {**mutated_parameters(signature), **signature.buffers_to_mutate}
     changed = [*map(by_target.__getitem__, own.values()), *signature.user_inputs_to_mutate.values()]
     _drop_tokens(traced.graph, len(signature.input_tokens))
+    _drop_results(traced.graph, program.drawn)
     wraps = any(map(is_traceable_wrapper_subclass, arguments))
     _drop_known_checks(traced.graph)
     for node in traced.graph.find_nodes(op="get_attr"):  # up to 2.6 constants come without their values
@@ -240,6 +242,15 @@ def _drop_known_checks(graph: torch.fx.Graph) -> None:
                     graph.erase_node(held)
 
 
+def _drop_results(graph: torch.fx.Graph, count: int) -> None:
+    """Without the last results, which were copies of what was drawn: the draws stay, whoever reads them."""
+    if count:
+        results = graph.output_node().args[0]
+        graph.output_node().args = (tuple(results[:-count]),)  # type: ignore[index]
+        for copy in results[-count:]:  # type: ignore[index]
+            graph.erase_node(copy)
+
+
 def _drop_tokens(graph: torch.fx.Graph, count: int) -> None:
     """Calls with effects (checks of values, prints) as plain calls in their order, marked by ``meta["effect"]``."""
     if not count:
@@ -276,6 +287,8 @@ class _Program(torch.nn.Module):
     :param custom: filled with the calls of ``torch.autograd.Function``.
     :param recording: whether autograd records where it begins.
     :param libraries: whether cuDNN and oneDNN are enabled where it is called.
+    :ivar drawn: how many random numbers, or masks of them, it gives after its results: a tracer drops calls that
+        nothing reads, and eager mode draws.
     """
 
     def __init__(
@@ -289,6 +302,7 @@ class _Program(torch.nn.Module):
         super().__init__()
         self.program, self.custom, self.recording, self.libraries = program, custom, recording, libraries
         self.examples = tuple(examples)
+        self.drawn = 0
 
     def forward(self, *tensors: Any) -> Any:
         gradients, levels = _ExplicitGradients(tensors, self.recording, self.libraries), maybe_current_level() or 0
@@ -296,7 +310,9 @@ class _Program(torch.nn.Module):
             with gradients:
                 remaining = iter(tensors)
                 arguments = [_rewrapped(example, remaining) for example in self.examples]
-                return _Interpreter(self.program, gradients, self.custom).run(*arguments)
+                results = _Interpreter(self.program, gradients, self.custom).run(*arguments)
+                self.drawn = len(gradients.drawn)
+                return (*results, *gradients.drawn) if gradients.drawn else results
         finally:  # an error inside of torch.vmap leaves its levels entered
             while (maybe_current_level() or 0) > levels:
                 private("_vmap_decrement_nesting")()
@@ -370,6 +386,7 @@ class _ExplicitGradients(TorchDispatchMode):
     :ivar aliases: views, and what they are views of.
     :ivar viewed: by the identity of a view, the operands of the call that gave it.
     :ivar written: what the call that runs now has written to, itself or through views.
+    :ivar drawn: copies of what random ops have drawn.
     :ivar fresh: what ops without operands have made in the call that runs now: torch's own functions detach it.
     """
 
@@ -385,6 +402,7 @@ class _ExplicitGradients(TorchDispatchMode):
         self.viewed: dict[int, Sequence[torch.Tensor]] = {}
         self.written: dict[int, torch.Tensor] = {}
         self.fresh: dict[int, torch.Tensor] = {}
+        self.drawn: list[torch.Tensor] = []
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
                 self._mark(self.aliases, argument)  # the caller has it, too
@@ -415,6 +433,8 @@ class _ExplicitGradients(TorchDispatchMode):
             self._check_write(function, args, kwargs or {}, constant)
         with self._enabled(function):
             result = function(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            self.drawn.append(tree_leaves(result)[-1].clone())
         if overload_schema(function).is_mutable:
             self._written(function, args, kwargs or {}, constant)
             return result

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .draws import is_draw, is_drawn_into
 from .importer import Refusal, Translation, refusal, tensors_of
 from .normal_form import stops_gradient
 from .preference import faster_in_torch
@@ -68,15 +69,14 @@ def plan(graph: torch.fx.Graph, smallest: int, take: str = "faster") -> Plan:
                 refused[node] = refusal(node, "several regions read what it gives", by_choice=True)
             continue
         found = _numbered(calls, homes, levels, refused)
-        small = [
-            nodes for nodes in found.regions.values() if refused and sum(map(computes, nodes)) < max(smallest, 1)
-        ] + [nodes for nodes in found.regions.values() if not any(map(computes, nodes)) and not refused]
+        least = 1 if all(map(is_draw, refused)) else max(smallest, 1)
+        small = [nodes for nodes in found.regions.values() if sum(map(computes, nodes)) < least]
         if not small:
             return found
         for nodes in small:
             for node in nodes:
                 del taken[node]
-                if computes(node) and refused:
+                if computes(node):
                     refused[node] = refusal(node, f"its region has fewer than {smallest} ops", by_choice=True)
 
 
@@ -303,13 +303,15 @@ def _capabilities(
         for node in placeholders:
             _as_input(translation, node)
         for node in calls:
-            if node.op == "get_attr":
+            if node.op == "get_attr" or is_drawn_into(node):
                 _as_input(translation, node)
                 continue
             source = node.args[0] if node.target is operator.getitem else None
             reason = faster_in_torch(node) if take == "faster" else ""
             if reason:
                 chosen[node] = refusal(node, reason, by_choice=True)
+            elif is_draw(node):
+                chosen[node] = refusal(node, "torch draws the random numbers of eager mode", by_choice=True)
             elif source is None or source in taken:
                 translation.translate(node)
             if node in translation.values:
@@ -344,15 +346,15 @@ def _as_input(translation: Translation, node: torch.fx.Node) -> None:
 def _levels(calls: Nodes, homes: Homes) -> dict[torch.fx.Node, int]:
     """The earliest level of each call, as regions and what torch runs after each take turns; -1 before all regions.
 
-    Torch's random ops keep their order: each runs no earlier than the one before it.  A region that reads another
-    device's comes after it.
+    Torch's random ops keep their order: each runs no earlier than the one before it, and those that read nothing of a
+    region before all.  A region that reads another device's comes after it.
 
     :param homes: of the calls that gradc takes.
     """
     levels: dict[torch.fx.Node, int] = {}
-    last = 0
+    last = -1
     for node in calls:
-        level = 0 if node in homes or _ordered(node) else -1
+        level = 0 if node in homes or (_ordered(node) and not is_draw(node)) else -1
         for operand in node.all_input_nodes:
             if operand in levels:
                 other = node in homes and homes.get(operand) != homes[node]
@@ -376,15 +378,25 @@ def _ordered(node: torch.fx.Node) -> bool:
 
 
 def _sink(calls: Nodes, homes: Homes, levels: dict[torch.fx.Node, int]) -> None:
-    """Move what is computed from the graph's inputs alone to the first region that reads it: less is kept between."""
+    """Move what is computed from the graph's inputs alone, and draws, to the first region that reads it: less is kept
+    between.
+    """
     free: set[torch.fx.Node] = set()
     for node in calls:
         if node in homes and all(o.op in ("placeholder", "get_attr") or o in free for o in node.all_input_nodes):
             if node.target is not operator.getitem and not isinstance(node.meta.get("val"), tuple | list):
                 free.add(node)
+    following = max(levels.values(), default=0)
     for node in reversed(calls):
-        if node in free and node.users and all(user in levels for user in node.users):
-            levels[node] = min(levels[user] - (homes.get(user, homes[node]) != homes[node]) for user in node.users)
+        needed = [
+            levels[user] - (user in homes and homes[user] != homes.get(node)) for user in node.users if user in levels
+        ]
+        if node in free and needed and len(needed) == len(node.users):
+            levels[node] = min(needed)
+        elif node not in homes and (is_draw(node) or is_drawn_into(node)) and needed:
+            levels[node] = max(levels[node], min(*needed, following))
+        if node not in homes and _ordered(node):
+            following = levels[node]
 
 
 def ordered_calls(found: Plan, calls: Nodes) -> list[tuple[int, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
-from ..ir.dims import Assumption, Size, floordiv, maximum, minimum, product, symbol, total
+from ..ir.dims import Assumption, Size, maximum, minimum, symbol
 from ..ir.types import DTYPES, DType, Type
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
@@ -78,40 +80,47 @@ def size_of(value: int | torch.SymInt) -> Size:
 
 def _of_expression(expression: Any) -> Size:
     """A sympy expression over integer symbols as a size."""
+    return with_symbols(expression, _symbol, lambda function, *sizes: _ON_SIZES.get(function, function)(*sizes))  # type: ignore[no-any-return]
+
+
+def _symbol(symbol_: Any) -> Size:
+    if str(symbol_)[:1] in "uz":  # torch's names of sizes that only running the program can tell
+        raise Unsupported(f"the size {symbol_} depends on data")
+    return symbol(_names.get().get(str(symbol_), str(symbol_)))
+
+
+def with_symbols(expression: Any, leaf: Callable[[Any], Any], call: Callable[..., Any]) -> Any:
+    """The value of a sympy expression over integer symbols.
+
+    :param leaf: the value of a symbol.
+    :param call: of a function of two integers (``operator``'s, :func:`torch.sym_max`) and two values.
+    :raises Unsupported: it is no polynomial with floordiv, mod, max and min.
+    """
     name = type(expression).__name__
     if expression.is_Symbol:
-        if str(expression)[:1] in "uz":  # torch's names of sizes that only running the program can tell
-            raise Unsupported(f"the size {expression} depends on data")
-        return symbol(_names.get().get(str(expression), str(expression)))
+        return leaf(expression)
     if expression.is_Integer:
         return int(expression)
     if name == "Pow" and expression.exp.is_Integer and expression.exp >= 0:
-        return product([_of_expression(expression.base)] * int(expression.exp))
+        operands = [with_symbols(expression.base, leaf, call)] * int(expression.exp)
+        return functools.reduce(functools.partial(call, operator.mul), operands, 1)
     if name not in _FUNCTIONS:
         raise Unsupported(f"the size {expression}")
-    return _FUNCTIONS[name]([_of_expression(argument) for argument in expression.args])
+    operands = [with_symbols(argument, leaf, call) for argument in expression.args]
+    return functools.reduce(functools.partial(call, _FUNCTIONS[name]), operands)
 
 
-def _folded(function: Callable[[Size, Size], Size]) -> Callable[[list[Size]], Size]:
-    def fold(sizes: list[Size]) -> Size:
-        result = sizes[0]
-        for size in sizes[1:]:
-            result = function(result, size)
-        return result
-
-    return fold
-
-
-_FUNCTIONS: dict[str, Callable[[list[Size]], Size]] = {
-    "Add": total,
-    "Mul": product,
-    "FloorDiv": lambda sizes: floordiv(sizes[0], sizes[1]),
-    "CleanDiv": lambda sizes: floordiv(sizes[0], sizes[1]),
-    "Mod": lambda sizes: sizes[0] - floordiv(sizes[0], sizes[1]) * sizes[1],
-    "PythonMod": lambda sizes: sizes[0] - floordiv(sizes[0], sizes[1]) * sizes[1],
-    "Max": _folded(maximum),
-    "Min": _folded(minimum),
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "Max": torch.sym_max,
+    "Min": torch.sym_min,
 }
+_ON_SIZES: dict[Any, Callable[[Size, Size], Size]] = {torch.sym_max: maximum, torch.sym_min: minimum}
 
 
 def typical(size: int | torch.SymInt) -> int:

@@ -5,6 +5,7 @@ What runs them is the CPU or the simulator, by the option ``target``; what would
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ from gradc import knobs, ops  # noqa: E402
 from gradc.errors import InvalidProblem  # noqa: E402
 from gradc.torch import dynamo  # noqa: E402
 from gradc.torch import function as functions  # noqa: E402
+from gradc.torch.draws import is_draw  # noqa: E402
+from gradc.torch.importer import tensors_of  # noqa: E402
 from gradc.torch.normal_form import NormalForm  # noqa: E402
 
 CUDA = torch.device("cuda:0")
@@ -389,3 +392,28 @@ def test_a_channels_last_buffer_that_is_written_keeps_its_memory() -> None:
         wanted, found = function(x, other), compiled(function)(x, b)
     torch.testing.assert_close((found, b), (wanted, other))
     assert b.data_ptr() == address and found.stride() == wanted.stride() and b.stride() == other.stride()
+
+
+@pytest.mark.parametrize("random", ["torch", "gradc"])
+def test_a_gpu_draws_there_and_no_region_is_cut(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, random: str
+) -> None:
+    """Eager mode's masks are drawn by the kernel of its dropout, on an empty tensor; gradc's from a key on the GPU."""
+    plans = []
+    plan = dynamo.plan
+
+    def kept(graph: torch.fx.Graph, *options: Any) -> Any:
+        plans.append((graph, plan(graph, *options)))
+        return plans[-1][1]
+
+    monkeypatch.setattr(dynamo, "plan", kept)
+    call = compiled(lambda x: F.dropout(F.dropout(x.exp(), 0.3).sin(), 0.2).cos(), random=random)
+    with contextlib.suppress(AssertionError, RuntimeError):  # there is no GPU to draw on
+        call(torch.ones(3, 4))
+    ((graph, found),) = plans
+    drawn = [n for n in graph.nodes if is_draw(n)]
+    names = {"torch": ["aten.native_dropout.default"] * 2, "gradc": ["aten.randint.low"]}[random]
+    assert [str(n.target) for n in drawn] == names
+    assert all(o.target is torch.ops.aten.empty_permuted.default for n in drawn for o in n.all_input_nodes)
+    assert all(v.device.type == "cuda" for n in drawn for v in tensors_of(n))
+    assert len(found.regions) == 1 and all(found.levels[n] == -1 for n in drawn)

@@ -46,6 +46,14 @@ MUTANTS = (
         ("test_meaning",),
     ),
     Mutant(
+        "minimum-cut.reverse",
+        "gradc/passes/schedule/minimum_cut.py",
+        "left[edge ^ 1] += amount",
+        "left[edge ^ 1] += 0",
+        "flow is not taken back: the cut is not the least",
+        ("test_minimum_cut",),
+    ),
+    Mutant(
         "simplify.negative-zero",
         "gradc/passes/graph/simplify.py",
         "Rule(x + -0.0, x)",

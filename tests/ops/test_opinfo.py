@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 import warnings
@@ -25,8 +26,11 @@ torch.set_num_threads(1)
 SAMPLES, LARGEST = 6, 3000
 
 
+@functools.cache
 def entries() -> dict[str, Any]:
-    """label -> OpInfo of what torch differentiates in f32."""
+    """label -> OpInfo of what torch differentiates in f32; importing them takes seconds, in every process that collects
+    tests.
+    """
     return {
         info.name + (f".{info.variant_test_name}" if info.variant_test_name else ""): info
         for info in op_db()
@@ -75,7 +79,7 @@ def flat(result: Any) -> list[Any]:
 
 
 def check(label: str, sample: Any) -> None:
-    info, call, tolerance = ENTRIES[label], TABLE[label], LOOSE.get(label, (1e-10, ""))[0]
+    info, call, tolerance = entries()[label], TABLE[label], LOOSE.get(label, (1e-10, ""))[0]
     arguments = (sample.input, sample.args, sample.kwargs)
     given = tensors(arguments)
     leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in given]
@@ -152,19 +156,18 @@ def close(got: np.ndarray, want: np.ndarray, rtol: float, what: str) -> None:
     assert worst <= tolerance * scale or worst <= 1e-14, f"{what}: off by {worst} of {scale}\n got {a}\nwant {b}"
 
 
-ENTRIES = entries()
-
-
-@pytest.mark.parametrize("label", [label for label in ENTRIES if label in TABLE])
+@pytest.mark.parametrize("label", TABLE)
 def test_samples_of_torch(label: str) -> None:
+    if label not in entries():
+        pytest.skip("this release of torch has no such entry")
     left_out = LEFT_OUT.get(label, ("", lambda args, named: False))[1]
-    for sample in samples(ENTRIES[label]):
+    for sample in samples(entries()[label]):
         if not left_out((sample.input, *sample.args), sample.kwargs):
             check(label, sample)
 
 
 def test_every_entry_is_written_or_has_a_reason() -> None:
-    known = {label for label, info in ENTRIES.items() if info.name in OURS}  # those of make conformance
+    known = {label for label, info in entries().items() if info.name in OURS}  # those of make conformance
     assert not (TABLE.keys() | known) & ABSENT.keys()
-    assert {*TABLE, *ABSENT, *known} == {*ENTRIES}
+    assert {*TABLE, *ABSENT, *known} == {*entries()}
     assert len({*TABLE, *known}) >= 450

@@ -210,7 +210,7 @@ def test_a_sum_over_many_heads_errs_as_torchs_at_most() -> None:
 @pytest.mark.parametrize("mask", ["f32[5,7]", "f32[1,5,7]", "f32[6,5,7]", "f32[2,1,1,7]", "f32[2,6,5,7]"])
 def test_grouped_heads_with_a_mask(few: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of the heads that share a key, together and apart."""
-    monkeypatch.setattr("gradc.ops.attention.FEW", few)
+    monkeypatch.setattr("gradc.ops.products.attention.FEW", few)
 
     def grouped(q, k, v, mask):
         return ops.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)

@@ -116,7 +116,7 @@ def test_dequantize_is_read_where_it_is_used(name: str, granularity: str, golden
     check_against_float64(module)
     stages = {
         "before": module.graph,
-        "gradient": module.stages["tidy"],
+        "gradient": module.stages["tidy.fold"],
         "forward": module.forward.program,
         "backward": module.backward.program,
     }

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import gradc
 from gradc import interp, ops
+from gradc.analysis.strategies import ATOMIC
 from gradc.ir.kernel import Buffer, Kernel, Program
 from gradc.ir.program_text import parse_program
 from gradc.ir.statement import Index, Stmt
@@ -22,6 +23,7 @@ from gradc.ir.types import BOOL, F32, I64, Type
 from gradc.ir.verify import verify_program
 from gradc.passes.loops.accums import demote_reductions, promote_accums, store_sums
 from gradc.passes.loops.copies import find_copy, write_through
+from gradc.passes.loops.fission import fission
 from gradc.passes.loops.fuse import fuse
 from gradc.passes.loops.hoist import hoist_loads
 from gradc.passes.loops.legality import IllegalMove, attempt
@@ -357,6 +359,67 @@ def test_kernels_that_are_not_fused(before: str, after: str, why: str) -> None:
     program = parse_program(text.replace("temp t", "output t") if "t=t" in text else text)
     with pytest.raises(IllegalMove, match=re.escape(why)):
         fuse(program, 0, 2)
+
+
+SPLIT = """program @p {
+  input x: f32[4,3]
+  input z: f32[4]
+  output s: f32[4]
+  output v: f32[4]
+  output y: f32[3]
+  kernel @both_aaaaaa rows(n: 4) cols(k: 3) order(y) strategy(y: atomic) {
+    %0 = load z[n] : f32
+    %1 = mul %0, %0 : f32
+    store v[n] <- %1 : f32
+    phase
+    %2 = load x[n, k] : f32
+    %3 = sum_cols %2 : f32
+    store s[n] <- %3 : f32
+    phase
+    %4 = mul %2, %3 : f32
+    accum y[k] <- %4 : f32
+  }
+  return s=s, v=v, y=y
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "buffer, ops, columns", [("s", ["load", "sum_cols", "store"], "k"), ("v", ["load", "mul", "store"], "n")]
+)
+def test_a_kernel_is_split_in_two(buffer: str, ops: list[str], columns: str) -> None:
+    """The strategies of its sums stay with them; what is computed of rows alone goes along these."""
+    program = parse_program(SPLIT)
+    made = fission(program, 0, buffer)
+    require_same(program, made)
+    first, second = made.kernels
+    assert [s.op for s in first.body] == ops and [a for a, _ in first.cols] == [columns]
+    assert first.strategies == {} and second.strategies == {"y": ATOMIC.name}
+    assert (buffer in second.reads) == (buffer == "s")
+
+
+@pytest.mark.parametrize(
+    "buffer, before, after, why",
+    [
+        ("y", "", "", "y is not stored once for each row"),
+        ("v", "%1 = mul %0, %0", "%1 = exp %0 : f32\n    store v[n] <- %1", "v is not stored once for each row"),
+        ("s", "    store v[n] <- %1 : f32\n", "    store s[n] <- %1 : f32\n", "s is not stored once for each row"),
+    ],
+)
+def test_kernels_that_stay_whole(buffer: str, before: str, after: str, why: str) -> None:
+    text = SPLIT.replace(before, after) if before else SPLIT
+    text = text.replace("store v[n] <- %1\n    store", "store") if before else text
+    text = text.replace(" : f32 : f32", " : f32")
+    with pytest.raises(IllegalMove, match=re.escape(why)):
+        fission(parse_program(text), 0, buffer)
+
+
+def test_a_kernel_that_only_stores_is_not_split() -> None:
+    text = SPLIT.replace("    accum y[k] <- %4 : f32\n", "").replace("    store v[n] <- %1 : f32\n", "")
+    for gone in ("  output v: f32[4]\n", "  output y: f32[3]\n", ", v=v, y=y", " order(y) strategy(y: atomic)"):
+        text = text.replace(gone, "")
+    with pytest.raises(IllegalMove, match="it does nothing else"):
+        fission(parse_program(text), 0, "s")
 
 
 COPIED = """program @p {

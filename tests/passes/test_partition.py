@@ -33,7 +33,7 @@ def graph() -> gradc.Graph:
 
 @pytest.fixture(scope="module")
 def joint(graph: gradc.Graph) -> gradc.Graph:
-    stage = gradc.compile(graph, wrt=WRT, target="numpy").stages["tidy"].result
+    stage = gradc.compile(graph, wrt=WRT, target="numpy").stages["tidy.fold"].result
     assert isinstance(stage, gradc.Graph)
     return stage
 
@@ -85,7 +85,9 @@ def test_what_is_cheap_to_compute_again_goes_first() -> None:
         return ops.exp(x) * w + sums * w
 
     joint = (
-        gradc.compile(gradc.trace(model, x="f32[256]", w="f32[256]"), wrt=["w"], target="numpy").stages["tidy"].result
+        gradc.compile(gradc.trace(model, x="f32[256]", w="f32[256]"), wrt=["w"], target="numpy")
+        .stages["tidy.fold"]
+        .result
     )
     every = {n.op.name: n for n in joint.nodes}
     saved = {every["sum"], *(n for n in joint.nodes if n.op.name == "exp" and n.shape == (256,))}
@@ -102,7 +104,7 @@ def test_what_still_fits_is_kept_after_all() -> None:
         return ops.sum(ops.exp(a) * b), ops.sum(ops.exp(b) * a)
 
     graph = gradc.trace(model, a="f32[8]", b="f32[8]")
-    joint = gradc.compile(graph, wrt=["a", "b"], target="numpy").stages["tidy"].result
+    joint = gradc.compile(graph, wrt=["a", "b"], target="numpy").stages["tidy.fold"].result
     names = [n for n, _ in joint.outputs][:2]
     every = partition(joint, names, save="all")
     part = partition(joint, names, save="all", budget=kept(every) - 32)
@@ -262,7 +264,7 @@ def test_an_operand_of_a_product_is_kept_as_the_product_read_it() -> None:
 @pytest.mark.parametrize("device", [CPU, gpu_of("sm_90")], ids=["cpu", "sm_90"])
 @pytest.mark.parametrize("fuse", [True, False])
 def test_what_is_written_is_what_the_schedule_gives_memory(graph: gradc.Graph, device: Device, fuse: bool) -> None:
-    tidy = gradc.compile(graph, target="numpy").stages["tidy"].result
+    tidy = gradc.compile(graph, target="numpy").stages["tidy.fold"].result
     assert isinstance(tidy, gradc.Graph)
     program = schedule(tidy, fuse=fuse, device=device)
     buffers = [b.type for b in program.buffers if b.kind in ("temp", "output") and not b.alias]

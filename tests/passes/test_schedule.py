@@ -144,6 +144,15 @@ def test_contraction(pairs: list[tuple[int, int]], a: int, b: int) -> None:
     agree(order, graph)
 
 
+@given(edges)
+def test_the_order_in_which_groups_run(pairs: list[tuple[int, int]]) -> None:
+    def rank(key: int) -> tuple[bool, int]:
+        return key % 3 > 0, -key
+
+    order, graph = drawn(pairs)
+    assert list(order.sorted(rank)) == list(nx.lexicographical_topological_sort(graph, key=rank))
+
+
 def test_few_elements_between_others_are_walked_along_where_they_are_computed() -> None:
     """Channels of grid_sample's backward are added where their terms are; rows of a bag, which are only read, by the
     threads of their columns.

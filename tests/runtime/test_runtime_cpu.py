@@ -478,6 +478,34 @@ def test_kept_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert compiled[10:] == [one]
 
 
+def test_a_precompiled_header_changes_no_code(tmp_path: Path) -> None:
+    """GRADC_OBJECTS keeps the headers that units begin with, by level; one that gcc cannot use costs time alone."""
+    if "gcc version" not in toolchain.find_compiler().version:
+        pytest.skip("headers are precompiled for gcc")
+    visible = '__attribute__((visibility("default")))'
+    text = f"{toolchain._C_HEADER}{visible} float f(float x) {{ return exponent_f32(x); }}\n"
+    other = text.replace("(x)", "(-x)")
+    plain = {level: compiled_at(level, text) for level in "02"}
+    kept = tmp_path / "objects"
+    with knobs.OBJECTS.set(str(kept)):
+        for count, level in enumerate(plain, 1):
+            assert compiled_at(level, text) == plain[level]
+            assert len(list(kept.glob("*.gch"))) == count
+        assert compiled_at("2", f"int one;\n{text}") != plain["2"]  # begins with something else
+        found = list(kept.glob("*.gch"))
+        for path in found:
+            path.write_bytes(b"gpch" + bytes(100))
+        assert compiled_at("2", other) != plain["2"]
+        for path in found:
+            path.unlink()
+        assert compiled_at("0", other) != plain["0"]
+
+
+def compiled_at(level: str, text: str) -> bytes:
+    with knobs.OPTIMIZE.set(level):
+        return toolchain.compile_c(text)
+
+
 def test_no_level_is_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """GRADC_OPTIMIZE= is as good as none; -O alone would be -O1."""
     for text in (None, "", "2"):

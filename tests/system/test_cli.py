@@ -402,7 +402,7 @@ def test_options_reach_the_compiler(gradc_command):
     assert "measured" in gradc_command("explain", *PLAIN, "--dims", "N=4", "--timed", "1")[0]
     assert (
         "f32[V,8]"
-        in gradc_command("dump", "model.py:bag", "--wrt", "scale", "--numerics", "strict", "--after", "tidy")[0]
+        in gradc_command("dump", "model.py:bag", "--wrt", "scale", "--numerics", "strict", "--after", "tidy.fold")[0]
     )
 
 

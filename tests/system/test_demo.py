@@ -168,7 +168,7 @@ def test_no_float_of_the_table_s_size_is_made(trainees):
         ]
         assert not held, f"{executable.program.name} holds {held}"
     assert len(train.dense(train.derivative(frozen.module), VOCABULARY)) >= 4, "as calculus gives it, there are some"
-    assert not train.dense(frozen.module.stages["tidy"].result, VOCABULARY)
+    assert not train.dense(frozen.module.stages["tidy.fold"].result, VOCABULARY)
 
 
 @pytest.mark.parametrize("name", NAMES)

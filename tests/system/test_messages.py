@@ -277,7 +277,8 @@ def test_opt_goes_from_a_dumped_joint_graph_to_a_program(model: str, tmp_path: P
                 "opt",
                 str(joint),
                 "-p",
-                f"decompose,upcast,simplify,fold,sink_dequant,tidy,{part}.partition,schedule,choose_reduction,plan_buffers",
+                "decompose,upcast,simplify,fold,sink_dequant,simplify,fold,"
+                f"{part}.partition,schedule,choose_reduction,plan_buffers",
                 "-o",
                 str(tmp_path / part),
             ]

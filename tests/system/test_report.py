@@ -237,7 +237,7 @@ def test_differences_make_the_texts_of_large_graphs(module: gradc.Module, short_
 
 
 @IN_A_BROWSER
-@pytest.mark.parametrize("stage", ["joint", "tidy", "backward.plan_buffers"])
+@pytest.mark.parametrize("stage", ["joint", "tidy.fold", "backward.plan_buffers"])
 def test_a_page_with_differences_shows_the_same(file: Path, short_file: Path, stage: str) -> None:
     shown = [
         browser.asked(p, "return document.getElementById('view').textContent", f"tab=graph&stage={stage}")
@@ -299,10 +299,10 @@ def test_search_and_what_a_value_says(module: gradc.Module, file: Path) -> None:
         first.click();
         return { name, nodes: document.querySelectorAll(".node").length, broken: window.broken ?? null };
         """,
-        "tab=graph&stage=tidy",
+        "tab=graph&stage=tidy.fold",
     )
     assert found["broken"] is None and found["nodes"] > 50
-    tidy = module.stages["tidy"].result
+    tidy = module.stages["tidy.fold"].result
     (erf,) = (name for node, name in tidy.value_names.items() if node.op.name == "erf")
     assert found["name"] == erf
 
@@ -323,12 +323,12 @@ def test_labels_are_written_where_they_are_in_view(file: Path) -> None:
 
 @IN_A_BROWSER
 def test_a_value_from_the_address(module: gradc.Module, file: Path) -> None:
-    tidy = module.stages["tidy"].result
+    tidy = module.stages["tidy.fold"].result
     ((erf, name),) = ((node, name) for node, name in tidy.value_names.items() if node.op.name == "erf")
     said = browser.asked(
         file,
         'return [document.querySelector(".details").textContent, document.querySelectorAll(".node.chosen").length];',
-        f"tab=graph&stage=tidy&value={name.replace('%', '%25')}",
+        f"tab=graph&stage=tidy.fold&value={name.replace('%', '%25')}",
     )
     assert said[1] == 1
     for words in (
@@ -427,11 +427,11 @@ def test_a_large_graph_is_folded(tmp_path: Path) -> None:
         [...document.querySelectorAll(".tools button")].find((each) => each.textContent === "unfold").click();
         return [folded, count()];
         """,
-        "tab=graph&stage=tidy",
+        "tab=graph&stage=tidy.fold",
         (400, 800),
     )
     assert found[0] < 150 < 900 < found[1]
-    assert found[1] == len(module.stages["tidy"].result.nodes) + len(module.stages["tidy"].result.outputs)
+    assert found[1] == len(module.stages["tidy.fold"].result.nodes) + len(module.stages["tidy.fold"].result.outputs)
 
 
 def test_scripts_are_the_ones_that_are_there() -> None:

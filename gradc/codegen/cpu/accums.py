@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ...errors import InternalError
 from ...ir.dims import Size, product
 from ...ir.statement import Stmt, neutral
-from ...ir.types import F32, F64, DType
+from ...ir.types import F32, F64
 from ...process.forks import cached_property
-from ..expr import stored, variable
+from ..expr import variable
 from ..index import flatten, grouped, index, literal, size
 from ..row_accum import RowAccum
 from .facts import Facts
@@ -33,13 +33,9 @@ class Accum(RowAccum):
     # -- types ---------------------------------------------------------------------------------------------------------
 
     @property
-    def _wide(self) -> DType:
-        return F64 if self.dtype.is_float else self.dtype
-
-    @property
     def wide(self) -> str:
         """The C type in which partial results are combined."""
-        return stored(self._wide)
+        return "f64" if self.dtype.is_float else self.ctype
 
     @cached_property
     def partial(self) -> str:
@@ -54,7 +50,7 @@ class Accum(RowAccum):
     @property
     def wide_start(self) -> str:
         """The same in the wide type."""
-        return literal(neutral(self.combine, self.dtype), self._wide)
+        return literal(neutral(self.combine, self.dtype), F64 if self.dtype.is_float else self.dtype)
 
     @cached_property
     def wide_accumulator(self) -> bool:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 from ...analysis.strategies import ON_HOST
 from ...ir.dims import Size, product
-from ...ir.kernel import Kernel, Phase, RowOrder
+from ...ir.kernel import Kernel, Phase
 from ...ir.ranges import KernelRanges, Range, of_type
 from ...ir.statement import REDUCTIONS, Axis, Stmt
 from ...ir.types import DTYPES, F32, Type
 from ...process.forks import cached_property
 from ..expr import Scribe, carrier, stored
 from ..index import flatten
-from ..rows import RowFacts, row_facts
-from .keys import RowKeys, beside_keys
+from ..rows import KernelFacts, row_facts
+from .keys import RowKeys
 from .packed import Packed, packed_values
 from .row_memory import Gathered, gathered, kept_values, may_stream
 
@@ -30,32 +30,15 @@ _I32 = of_type(DTYPES["i32"])
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class Facts(KernelFacts):
     """A kernel, and what the choice of a mapping and the text of its statements depend on.
 
-    :param rows: what is known of its rows on every target.
-    :param scribe: writes its statements.
     :param keys: of its rows, where they are visited in the order of their keys.
     """
 
-    rows: RowFacts
-    scribe: Scribe
     keys: RowKeys | None
 
     # -- the kernel ----------------------------------------------------------------------------------------------------
-
-    @property
-    def kernel(self) -> Kernel:
-        return self.rows.kernel
-
-    @property
-    def types(self) -> Mapping[str, Type]:
-        return self.rows.types
-
-    @property
-    def order(self) -> RowOrder:
-        """What decides in which order rows are visited."""
-        return self.rows.order
 
     @property
     def guarded(self) -> bool:
@@ -88,11 +71,6 @@ class Facts:
     def gathered(self) -> tuple[Gathered, ...]:
         """What rows gather from places that their indices tell."""
         return gathered(self.rows, self.scribe)
-
-    @cached_property
-    def beside_keys(self) -> list[Stmt]:
-        """The statements of all that a row computes but its key."""
-        return beside_keys(self.rows)
 
     # -- its columns ---------------------------------------------------------------------------------------------------
 

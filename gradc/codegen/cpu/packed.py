@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ...ir.statement import Index, Stmt
 from ..expr import Scribe, carrier, variable
@@ -29,22 +30,36 @@ class Packed:
     parts: tuple[str, ...]
     body: tuple[Stmt, ...]
 
+    @property
+    def array(self) -> str:
+        """The array of a block's values."""
+        return unpacked(self.value)
 
-@dataclass(frozen=True)
-class Unpacking:
-    """Values of a block's columns that bytes have in parts.
+    @property
+    def byte(self) -> str:
+        """The variable of a byte's number."""
+        return variable(self.place)
 
-    :param name: of the array that they are put into, :param ctype: and the type of its elements.
-    :param per: parts of a byte.
-    :param place: the variable of a byte's number.
-    :param parts: the statements of each part.
-    """
+    def unpacking(self, scribe: Scribe) -> Unpacking:
+        """The statements that a block of such values is computed by: for each part, then for the byte."""
+        each = [
+            [
+                *(f"const i64 {variable(name)} = {part};" for name in self.parts),
+                *(scribe.value(s) for s in self.body),
+                f"{self.array}[{self.per} * e + {part}] = {variable(self.value)};",
+            ]
+            for part in range(self.per)
+        ]
+        return self, carrier(scribe.values[self.value]), each
 
-    name: str
-    ctype: str
-    per: int
-    place: str
-    parts: tuple[tuple[str, ...], ...]
+
+Unpacking: TypeAlias = tuple[Packed, str, list[list[str]]]
+"""Values that bytes have in parts, the C type of an element of their array, and the statements of each part."""
+
+
+def unpacked(value: str) -> str:
+    """The array of a block's values that bytes have in parts."""
+    return f"unpacked{value[1:]}"
 
 
 def packed_values(
@@ -103,22 +118,3 @@ def _from_byte(
     (value,) = read_outside
     computed = tuple(s for s in body if (s.name in made or s.name in shifts) and s.name not in own_parts)
     return [Packed(value, per, place, tuple(sorted(own_parts)), computed)]
-
-
-def unpacked(value: str) -> str:
-    """The array of a block's values that bytes have in parts."""
-    return f"unpacked{value[1:]}"
-
-
-def unpacking(packed: Packed, scribe: Scribe) -> Unpacking:
-    """The statements that a block of such values is computed by: for each part, then for the byte."""
-    each = tuple(
-        (
-            *(f"const i64 {variable(name)} = {part};" for name in packed.parts),
-            *(scribe.value(s) for s in packed.body),
-            f"{unpacked(packed.value)}[{packed.per} * e + {part}] = {variable(packed.value)};",
-        )
-        for part in range(packed.per)
-    )
-    ctype = carrier(scribe.values[packed.value])
-    return Unpacking(unpacked(packed.value), ctype, packed.per, variable(packed.place), each)

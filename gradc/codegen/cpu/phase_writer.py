@@ -16,7 +16,7 @@ from .accums import Accum
 from .facts import Facts
 from .interior import Interior, interior
 from .mapping import RowMapping
-from .packed import Unpacking, unpacked, unpacking
+from .packed import Unpacking, unpacked
 from .reductions import Accumulators, Reduction, combined_lanes, reduction
 from .row_memory import of_next_row
 from .scans import RunningValue, scan
@@ -83,7 +83,7 @@ class Columns:
     scatters: tuple[Scatter, ...]
     stores: Sequence[tuple[int, str, str]]
     prefetches: Sequence[tuple[str, int]]
-    unpackings: tuple[Unpacking, ...]
+    unpackings: Sequence[Unpacking]
     pragma: str
     body: tuple[str, ...]
     poll: str
@@ -188,7 +188,7 @@ class PhaseWriter:
         for s in p.roots:
             self.root(s, made)
         vectors = made.vectors and all(r.vectors for r in made.reductions) and not running
-        unpackings = tuple(unpacking(packed, self.scribe) for packed in self.facts.packed[number])
+        unpackings = [packed.unpacking(self.scribe) for packed in self.facts.packed[number]]
         first, last, block, poll = self.extent(made, bool(unpackings))
         body = [*values, *made.body]
         if self.k.descending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ...errors import Unsupported
 from ...ir.dims import Size, product, same, symbol
@@ -63,12 +64,8 @@ class Extent:
     steps: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class BatchAxis:
-    """:param size: its extent, as C.  :param steps: of both operands and of their scales."""
-
-    size: str
-    steps: tuple[str, ...]
+BatchAxis: TypeAlias = tuple[str, tuple[str, ...]]
+"""The extent of an axis that all operands have, as C, and the steps of both and of their scales."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ def product_call(
     places = (_places(a, call, over_dims, m, k), _places(b, call, over_dims, k, n))
     return ProductCall(
         width=dtype.bits,
-        batch=tuple(BatchAxis(over_dims(sizes[x]), tuple(o.step(x) for o in (a, b, a_scale, b_scale))) for x in batch),
+        batch=tuple((over_dims(sizes[x]), tuple(o.step(x) for o in (a, b, a_scale, b_scale))) for x in batch),
         m=over_dims(sizes[m]),
         n=over_dims(sizes[n]),
         k=over_dims(sizes[k]),

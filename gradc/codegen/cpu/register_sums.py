@@ -13,7 +13,8 @@ from ..index import flatten, index, size
 from ..rows import NARROW_SUM_ROWS
 from .accums import Accum
 from .facts import Facts
-from .packed import Unpacking, unpacked, unpacking
+from .keys import beside_keys
+from .packed import Unpacking, unpacked
 from .phase_writer import PhaseWriter, extents
 from .row_memory import cost
 
@@ -59,7 +60,7 @@ class RegisterSums:
     widths: tuple[int, ...]
     narrow: int
     sums: tuple[RegisterSum, ...]
-    unpackings: tuple[Unpacking, ...]
+    unpackings: Sequence[Unpacking]
     floats: Sequence[tuple[str, str, str]]
     body: tuple[str, ...]
 
@@ -109,8 +110,9 @@ def obstacle(facts: Facts) -> str:
         return "columns do not add to elements of their own"
     if other := next(filter(None, (_other_elements(facts, s) for s in roots)), ""):
         return other
+    beside = beside_keys(facts.rows)
     kept = facts.keys.kept_searches if facts.keys is not None else []
-    read = [s for s in k.passes[0].row if not s.name or (s in facts.beside_keys and s not in kept)]
+    read = [s for s in k.passes[0].row if not s.name or (s in beside and s not in kept)]
     costly = any(not s.name or s.op == "search" or cost(s) >= CACHED_COST for s in read)
     if costly and size(k.cols[-1][1]) not in _ALONE:
         return "what a row computes once would be computed again for each block of columns"
@@ -168,7 +170,7 @@ def register_sums(writer: PhaseWriter) -> RegisterSums:
         widths=_widths(last, wide),
         narrow=min([4, *map(facts.bytes_of, computed)]),
         sums=tuple(sums),
-        unpackings=tuple(unpacking(packed, facts.scribe) for packed in facts.packed[0]),
+        unpackings=[packed.unpacking(facts.scribe) for packed in facts.packed[0]],
         floats=[(_floats(s.name), carrier(t.dtype), at) for s, (t, at) in bytes_.items() if t.dtype],
         body=tuple(body),
     )

@@ -50,7 +50,7 @@ def sort_call(
     return SortCall(
         key=key.name,
         keys=view.at,
-        batch=tuple(BatchAxis(sizes[a], (view.step(a),)) for a in batch),
+        batch=tuple((sizes[a], (view.step(a),)) for a in batch),
         rows=over_dims(product(size for axis, size in call.axes if axis in batch)),
         n=sizes[along],
         step=view.step(along),

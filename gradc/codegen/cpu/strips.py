@@ -19,7 +19,8 @@ class Strips:
     """A loop over columns strip by strip, each column of which has accumulators of its own: what is added to what does
     not depend on the vectors that a compiler makes.  The columns that fill no strip share one accumulator.
 
-    :param widths: columns of a strip, the widest first: each as often as it fits.
+    :param widths: columns of a strip, the widest first: each as often as it fits.  The first is the number of
+        accumulators, beside the one that is shared.
     :param vector: columns that are computed at a time while the accumulators stay in registers, as C; "" leaves it to
         the compiler how many.
     :param rest: whether there may be columns behind the strips.
@@ -28,11 +29,6 @@ class Strips:
     widths: tuple[int, ...]
     vector: str
     rest: bool
-
-    @property
-    def lanes(self) -> int:
-        """Accumulators, beside the one that is shared."""
-        return self.widths[0]
 
 
 @dataclass(frozen=True, eq=False)

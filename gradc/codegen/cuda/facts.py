@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from ...analysis.strategies import ON_GPU
 from ...ir.dims import Size, product
-from ...ir.kernel import Kernel, RowOrder
+from ...ir.kernel import Kernel
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import F64, Type
 from ...process.forks import cached_property
 from ..expr import Scribe
-from ..rows import RowFacts, row_facts
+from ..rows import KernelFacts, row_facts
 from .columns import OFFSETS, linear
 from .fixed_sums import Interleaved, interleaved, neighbours
 from .magnitudes import largest_of
@@ -30,11 +30,9 @@ LONG_ROW = 16384
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(KernelFacts):
     """A kernel, and what the choice of a mapping and the text of its statements depend on.
 
-    :param rows: what is known of its rows on every target.
-    :param scribe: writes its statements.
     :param ordered: the accums that are combined in an order; atomics take the others.
     :param vector_groups: accums in fixed point into neighbouring sums, whose values the lanes of a warp exchange.
     :param layouts: the order of the sums of results of these, by name; None: that of the result.
@@ -42,8 +40,6 @@ class Facts:
     :param exponents: of two, how far each result's values may be above these.
     """
 
-    rows: RowFacts
-    scribe: Scribe
     ordered: tuple[Stmt, ...]
     vector_groups: tuple[tuple[Stmt, ...], ...]
     layouts: Mapping[str, Interleaved | None]
@@ -51,19 +47,6 @@ class Facts:
     exponents: Mapping[str, int]
 
     # -- the kernel ----------------------------------------------------------------------------------------------------
-
-    @property
-    def kernel(self) -> Kernel:
-        return self.rows.kernel
-
-    @property
-    def types(self) -> Mapping[str, Type]:
-        return self.rows.types
-
-    @property
-    def order(self) -> RowOrder:
-        """What decides in which order rows are visited."""
-        return self.rows.order
 
     @property
     def known_columns(self) -> int | None:

@@ -28,7 +28,7 @@ FEW = 16
 """Rows of a query that are multiplied together with those of other heads."""
 
 
-def _check(query: Node, key: Node, value: Node, dropout_p: float) -> None:
+def _check(query: Node, key: Node, value: Node, dropout_p: float, dropout_mask: Node | None) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if floating(x.type).rank < 2:
             raise TypeRuleError(f"{name} of rank {x.rank}: [..., L, E]")
@@ -38,8 +38,12 @@ def _check(query: Node, key: Node, value: Node, dropout_p: float) -> None:
         raise TypeRuleError(f"query has {query.shape[-1]} features and key {key.shape[-1]}")
     if not same(key.shape[-2], value.shape[-2]):
         raise TypeRuleError(f"there are {key.shape[-2]} keys and {value.shape[-2]} values")
-    if dropout_p != 0:
-        raise TypeRuleError(f"dropout_p={dropout_p}: there are no random numbers; 0 is the one probability")
+    if not 0 <= dropout_p <= 1:
+        raise TypeRuleError(f"dropout_p={dropout_p} is no probability")
+    if (dropout_mask is not None) != (dropout_p > 0):
+        raise TypeRuleError(f"dropout_p={dropout_p} {'without' if dropout_p else 'with'} a dropout_mask")
+    if dropout_mask is not None and dropout_mask.dtype.kind != "b":
+        raise TypeRuleError(f"dropout_mask is {dropout_mask.type}: a bool for each weight")
 
 
 def _grouped(query: Node, key: Node) -> int:
@@ -114,7 +118,7 @@ Product = Callable[[Node, Node], Node]
 
 def _scores(query: Node, key: Node) -> Node:
     """A product in the dtype that the operands are computed in."""
-    return call("matmul" if query.dtype is query.dtype.compute else "mixed_matmul", query, key)
+    return call("matmul" if key.dtype is key.dtype.compute else "mixed_matmul", query, key)
 
 
 def _mixed(scores: Node, value: Node) -> Node:
@@ -148,8 +152,10 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    dropout_mask: Node | None = None,
 ) -> Node:
-    _check(query, key, value, dropout_p)
+    _check(query, key, value, dropout_p, dropout_mask)
     rows: Size = query.shape[-2]
     keys = key.shape[-2]
     if is_causal and attn_mask is not None:
@@ -169,6 +175,8 @@ def _attention(
             if attn_mask.shape[-3] not in (1, *heads):
                 raise TypeRuleError(f"attn_mask has {attn_mask.shape[-3]} heads and query {heads[0]}")
             attn_mask = _split(attn_mask, 1 if attn_mask.shape[-3] == 1 else group)
+        if dropout_mask is not None and dropout_mask.rank > 2:
+            dropout_mask = _split(dropout_mask, group)
     compute = query.dtype.compute
     scores = multiply(query, key.T) * scale
     if is_causal:
@@ -182,7 +190,12 @@ def _attention(
         else:
             floating(mask.type)
             scores = scores + converted(mask, compute)
-    y = mix(scores, value)
+    if dropout_mask is None:
+        y = mix(scores, value)
+    else:
+        kept = converted(spread(dropout_mask, scores.shape), compute)
+        weights = safe_softmax(scores, -1) * kept * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0)
+        y = converted(multiply(weights, value), value.dtype)
     return reshaped(y, (*y.shape[:-4], *heads, *y.shape[-2:])) if group > 1 else y
 
 
@@ -198,7 +211,8 @@ scaled_dot_product_attention = Function(
     bad=(
         BadSample(("f32[3,8]", "f32[5,7]", "f32[5,7]"), match="query has 8 features and key 7"),
         BadSample(("f32[3,8]", "f32[5,8]", "f32[4,8]"), match="5 keys and 4 values"),
-        BadSample(("f32[3,8]", "f32[5,8]", "f32[5,8]"), {"dropout_p": 0.5}, match="dropout_p=0.5"),
+        BadSample(("f32[3,8]", "f32[5,8]", "f32[5,8]"), {"dropout_p": 0.5}, match="dropout_p=0.5 without"),
+        BadSample(("f32[3,8]", "f32[5,8]", "f32[5,8]"), {"dropout_p": 1.5}, match="no probability"),
         BadSample(("f32[3,3,8]", "f32[2,5,8]", "f32[2,5,8]"), {"enable_gqa": True}, match="not a multiple"),
         BadSample(
             ("f32[4,3,8]", "f32[2,5,8]", "f32[2,5,8]", "f32[3,3,5]"),
@@ -209,7 +223,8 @@ scaled_dot_product_attention = Function(
     doc=(
         "softmax(query @ key.T * scale + mask) @ value over [..., L, E], [..., S, E] and [..., S, D]; a bool mask keeps"
         " where it is true; a row without keys is zeros; the default scale is 1/sqrt(E); with enable_gqa heads of the"
-        " query share those of the key and value"
+        " query share those of the key and value; weights are kept where dropout_mask, bool [..., L, S], is true, and"
+        " divided by 1 - dropout_p"
     ),
     source="torch.nn.functional.scaled_dot_product_attention; Vaswani et al. 2017",
 )

@@ -241,7 +241,7 @@ def _with(
         final[part.buffer] = chosen
     strategy = tuple((p.buffer, final[p.buffer]) for p in parts)
     decided = replace(kernel, order=order.buffer if order else "", strategy=strategy)
-    return decided.named_by_structure(kernel.name.rpartition("_")[0], types)  # the strategy is part of the structure
+    return decided.rehashed(types)  # the strategy is part of the structure
 
 
 def _visited(part: Combine, strategy: str) -> object:

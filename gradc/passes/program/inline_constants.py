@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ir.kernel import Buffer, Kernel, Program
+from ...ir.kernel import Buffer, Program
 from ...ir.statement import Stmt
 from ..manager import program_pass
 
@@ -17,20 +17,13 @@ def inline_constants(program: Program) -> Program:
     So are the coefficients of weights where taps are unrolled: a compiler leaves out a product with 1.
     """
     constants = {b.name: b for b in program.of_kind("const") if not b.alias}
-    types = {b.name: b.type for b in program.buffers}
-    steps = []
-    for step in program.steps:
-        if isinstance(step, Kernel):
-            body = tuple(_folded(s, constants) for s in step.body)
-            if body != step.body:
-                step = replace(step, body=body).named_by_structure(step.name.rpartition("_")[0], types)
-        steps.append(step)
-    if tuple(steps) == program.steps:
+    made = program.with_kernels(lambda k: replace(k, body=tuple(_folded(s, constants) for s in k.body)))
+    if made is program:
         return program
-    kept = {b for step in steps for b in (*step.reads, *step.writes)} | {b.alias for b in program.buffers}
+    kept = {b for step in made.steps for b in (*step.reads, *step.writes)} | {b.alias for b in program.buffers}
     kept |= {b for _, b in program.outputs}
     buffers = tuple(b for b in program.buffers if b.kind != "const" or b.name in kept)
-    return replace(program, steps=tuple(steps), buffers=buffers)
+    return replace(made, buffers=buffers)
 
 
 def _folded(s: Stmt, constants: Mapping[str, Buffer]) -> Stmt:

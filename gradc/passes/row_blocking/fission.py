@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ...ir.dims import same
 from ...ir.kernel import Buffer, Kernel, Program, Step
-from ...ir.statement import EFFECTS, REDUCTIONS, Index, Stmt
+from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 from ...ir.walk import backward_slice
 from .tiling import starts_with
@@ -46,7 +46,7 @@ def split_sums(program: Program, wide: Iterable[str]) -> tuple[Program, list[Fis
         own, rows, sums = split
         buffers += own
         types = {b.name: b.type for b in buffers}
-        found.append(Fission(step, renamed(rows, types), tuple(renamed(k, types) for k in sums)))
+        found.append(Fission(step, rows.rehashed(types), tuple(k.rehashed(types) for k in sums)))
         steps += [found[-1].rows, *found[-1].sums]
     return replace(program, steps=tuple(steps), buffers=tuple(buffers)), found
 
@@ -60,40 +60,6 @@ def fuse_unused(program: Program, fissions: Iterable[Fission]) -> Program:
         steps = tuple(each.whole if s == each.rows else s for s in program.steps if s not in each.sums)
         program = replace(program, steps=steps, buffers=tuple(b for b in program.buffers if b.name not in gone))
     return program
-
-
-def split_store(program: Program, step: Step, buffer: str, without: Set[str]) -> tuple[Kernel, Kernel] | None:
-    """A kernel -> one that stores a value of each row to a buffer, and one of the rest; None if the value depends on
-    the buffers ``without``, or is one of columns.
-    """
-    if not isinstance(step, Kernel) or not step.cols:
-        return None
-    stores = [s for s in step.body if s.buffer == buffer]
-    if len(stores) != 1 or stores[0].op != "store" or step.is_column(stores[0]):
-        return None
-    (store,) = stores
-    body = backward_slice(step.body, store.uses)
-    if any(s.op in EFFECTS or program.root(s.buffer) in without for s in body if s.buffer):
-        return None
-    rest = [s for s in step.body if s is not store]
-    if any(s.op in REDUCTIONS for s in body):  # the other kernel reads the sum
-        (value,) = store.args
-        at = next(n for n, s in enumerate(rest) if s.name == value)
-        if rest[at].dtype is not program.types[buffer].dtype:
-            return None
-        rest[at] = replace(rest[at], op="load", args=(), buffer=buffer, index=store.index, where="", attrs=())
-        first = replace(step, body=(*body, store))
-    elif step.rows and not any(map(step.is_column, body)):
-        first = replace(step, rows=step.rows[:-1], cols=step.rows[-1:], body=(*body, store))
-    else:
-        return None
-    second = replace(step, body=_live(rest))
-    return renamed(first, program.types), renamed(second, program.types)
-
-
-def renamed(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
-    """The kernel under the meaning that its name says, with the hash of its structure."""
-    return kernel.named_by_structure(kernel.name.rpartition("_")[0] or kernel.name, types)
 
 
 def fresh_name(name: str, taken: set[str]) -> str:

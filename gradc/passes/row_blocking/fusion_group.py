@@ -9,7 +9,8 @@ from typing import NamedTuple
 from ...ir.dims import Size, evaluate, nominal, product, same
 from ...ir.kernel import Call, Kernel, Program
 from ...ir.statement import Stmt
-from .fission import split_store
+from ..loops.fission import fission
+from ..loops.legality import attempt
 from .tiling import Tiling, starts_with, tile
 from .wide_products import Sizes
 
@@ -140,10 +141,10 @@ class FusionGroup:
         program, tilings, moved = self.program, dict(self.tilings), dict[int, int]()
         for first, name in asked:
             number = first + sum(by for n, by in moved.items() if n <= first)
-            parts = split_store(program, program.steps[number], name, made)
-            if parts is None:
+            apart = attempt(fission, program, number, name)
+            if apart is None or made & set(map(program.root, apart.steps[number].reads)):
                 return None
-            program = replace(program, steps=(*program.steps[:number], *parts, *program.steps[number + 1 :]))
+            program = apart
             tilings = {n + (n >= number): tiling for n, tiling in tilings.items()}
             moved[first] = moved.get(first, 0) + 1
         return replace(self, program=program, tilings=tilings) if moved else None

@@ -12,7 +12,7 @@ from ...ir.types import F64, Type
 from ...targets.devices import CPU, Cpu, Device
 from . import wide_products
 from .column_bounds import column_bounds
-from .fission import fresh_name, renamed
+from .fission import fresh_name
 from .fusion_group import FusionGroup
 from .tiling import Tiling, tile
 
@@ -168,7 +168,7 @@ class _StepWriter:
         body = tuple(part for s in step.body for part in self.statements(s, len(step.body)))
         if self.tiling.accums:
             step = replace(step, order="", strategy=())
-        return renamed(replace(step, rows=self.axes(step.rows), cols=self.axes(step.cols), body=body), types)
+        return replace(step, rows=self.axes(step.rows), cols=self.axes(step.cols), body=body).rehashed(types)
 
     def statements(self, s: Stmt, count: int) -> Iterator[Stmt]:
         """A statement over the rows of a block; an accum adds to what its iterations so far came to.

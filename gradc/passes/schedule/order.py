@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 
 
@@ -24,6 +25,19 @@ class GroupOrder:
     @property
     def edges(self) -> Iterator[tuple[int, int]]:
         return ((a, b) for a, after in self.successors.items() for b in after)
+
+    def sorted(self, rank: Callable[[int], tuple[bool, int]]) -> Iterator[int]:
+        """The groups in an order in which they can run: always the one of least rank of those that can be next."""
+        waits_for = {key: len(before) for key, before in self.predecessors.items()}
+        ready = [(rank(key), key) for key, count in waits_for.items() if not count]
+        heapq.heapify(ready)
+        while ready:
+            _, key = heapq.heappop(ready)
+            yield key
+            for after in self.successors[key]:
+                waits_for[after] -= 1
+                if not waits_for[after]:
+                    heapq.heappush(ready, (rank(after), after))
 
     def has_path(self, first: int, second: int) -> bool:
         return bool(self.before[second] >> first & 1)

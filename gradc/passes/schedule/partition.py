@@ -27,6 +27,7 @@ from ...ir.node import Node, Note
 from ...ir.op import Alias, Library, Movement, Reduction, Scan, Scatter
 from ...ir.walk import depends_on_inputs, reachable, topological
 from ..graph.replace_axis import mixes, moves, source
+from .minimum_cut import Network
 from .residual import PRECOMPUTED, Residual, WideRowPolicy
 from .schedule import written
 
@@ -318,12 +319,9 @@ def _minimum(
     :param size: the bytes of a node; of cuts of one cost, that of fewest bytes beyond the inputs.
     :param recompute_bytes: moved where a node is recomputed, which count as much as those.
     """
-    import networkx as nx  # a tenth of a second, and nothing that comes from the cache is cut
-
     behind = set(topological(boundary))
     nodes = [n for n in joint.nodes if n in behind and depends_on_inputs(n)]
-    network: nx.DiGraph[object] = nx.DiGraph()
-    network.add_node("T")
+    network: Network[object] = Network()
     # in lexicographic order: cost, bytes, and few nodes, no inputs (where an output is borrowed), moved ones (nothing
     # moves them again) and early ones, so that the cut can be repeated
     byte = 1 + 4 * len(nodes) ** 2
@@ -333,22 +331,20 @@ def _minimum(
         is_input = node.op.name == "input"
         price, rank = cost(node), order + len(nodes) * (3 if is_input else 1 if moves(node) else 2)
         if price is None:
-            network.add_edge(inside, outside)  # no capacity: infinite
+            network.add_edge(inside, outside, None)
         else:
-            network.add_edge(inside, outside, capacity=price * unit + (0 if is_input else size(node)) * byte + rank)
+            network.add_edge(inside, outside, price * unit + (0 if is_input else size(node)) * byte + rank)
         if is_input or once(node):
-            network.add_edge("S", inside)
+            network.add_edge("S", inside, None)
         elif recompute_bytes(node):
-            network.add_edge("S", inside, capacity=recompute_bytes(node) * byte)
+            network.add_edge("S", inside, recompute_bytes(node) * byte)
         for operand in node.operands:
             if depends_on_inputs(operand):
-                network.add_edge(("out", operand), inside)
+                network.add_edge(("out", operand), inside, None)
         if node in boundary:
-            network.add_edge(outside, "T")
-    if "S" not in network:
-        return set()
-    _, (reachable, _) = nx.minimum_cut(network, "S", "T")
-    return {node for node in behind if ("in", node) in reachable and ("out", node) not in reachable}
+            network.add_edge(outside, "T", None)
+    near = network.source_side("S", "T")
+    return {node for node in behind if ("in", node) in near and ("out", node) not in near}
 
 
 # -- a budget ----------------------------------------------------------------------------------------------------------

@@ -127,17 +127,10 @@ class ProgramBuilder:
         return kernel.named_by_structure(meaning, types)
 
     def steps(self, used: set[Node]) -> list[Step]:
-        import networkx as nx
-
         steps: list[Step] = []
         groups = self.s.groups
         # checks as early as they can be: of a call with a bad index as little as possible has run
-        ordered: nx.DiGraph[int] = nx.DiGraph(self.s.order.edges)
-        ordered.add_nodes_from(self.s.order.before)
-        order = nx.lexicographical_topological_sort(
-            ordered, key=lambda key: ("check" not in groups[key].placed.values(), key)
-        )
-        for key in order:
+        for key in self.s.order.sorted(lambda key: ("check" not in groups[key].placed.values(), key)):
             group = groups[key]
             first, *_ = group.placed
             if group.placed[first] == "library":

@@ -24,7 +24,7 @@ import numpy as np
 
 from ... import knobs
 from ...codegen.cuda.cached_text import anonymous
-from ...codegen.text import read_template
+from ...codegen.text import read_template, standalone
 from ...errors import InvalidProblem, OutOfMemory, SimulationFault
 from ...process.forks import lock
 from ...process.ieee import plain
@@ -68,6 +68,8 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _GAP_NAME = "gradc_sim_gap_"  # the prefix in sim.h of the padding between variables
 _GAP = 1 << 20  # bytes between the copies of two arrays, never touched and therefore not mapped
 _SLICE = 100  # milliseconds between checks for Ctrl-C
+# In an anonymous namespace, whose names hide those of the C headers.
+_BEGIN, _END = f'#include "sim.h"\nnamespace {{\n#line 1 "{faults.FILE}"\n', "\n}\n"
 MAX_SHARED = 227 * 1024
 MAX_BLOCKS_CHECKED = 1 << 20
 
@@ -92,14 +94,15 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
         flags += _CHECK_ZIG
     text = _DYNAMIC.sub(r"\1 *const \2 = (\1 *)gradc_sim_dynamic();", source)
     entries = "".join(f"GRADC_SIM_KERNEL({name})\n" for name in kernels)
-    # In an anonymous namespace, whose names hide those of the C headers.
-    unit = f'#include "sim.h"\nnamespace {{\n#line 1 "{faults.FILE}"\n{text}\n}}\n#line 1 "entries"\n{entries}'
+    unit = f'{_BEGIN}{text}{_END}#line 1 "entries"\n{entries}'
     stamp = digest(made_by(compiler), *headers("c++"))
     key = digest("cuda-sim", anonymous(unit), stamp, knobs.OPTIMIZE.get(), *flags)
     cache = kept_code(compiler) or default_cache()
     payload = cache.get(key)
     if payload is None:
-        payload = link_objects([compile_object(unit, extra=flags), _runtime(stamp, cache)])
+        math = standalone("cuda/math.h")
+        header = f"{_BEGIN}{math}{_END}" if text.startswith(math) else ""
+        payload = link_objects([compile_object(unit, extra=flags, header=header), _runtime(stamp, cache)])
         cache.put(key, payload)
     return SimLibrary(payload, kernels, source, check)
 

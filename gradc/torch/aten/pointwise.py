@@ -10,6 +10,7 @@ from ...ir.node import Node
 from ...ir.types import F32, DType
 from ...ops.rules import converted
 from ...runtime.torch_private import SHARES_TIES, release
+from ..draws import mask_of, scale_of_kept
 from ..table import in_opmath, to_common, to_result
 from .casts import cast
 
@@ -129,7 +130,14 @@ def _shift(op: Any) -> Any:
     return to_result(shifted)
 
 
+def _dropout(x: Node, mask: Node, p: float) -> Node:
+    wide = x.dtype.compute
+    return converted(converted(x, wide) * converted(mask, wide) * scale_of_kept(p), x.dtype)
+
+
 LINES: dict[str, Any] = {
+    "gradc.dropout.default": _dropout,
+    "gradc.random_mask.default": mask_of,
     # one operand
     "aten.abs.default": to_result(lambda x: ops.abs(x)),
     "aten.neg.default": to_result(lambda x: -x),

@@ -1,0 +1,279 @@
+"""Random numbers apart from what is computed with them: torch draws what eager mode draws, in eager mode's order, and
+no region is cut for it.
+
+What an op draws depends on the shape, the memory order, the dtype and the device of its operand, not on its values.  So
+it draws for an empty tensor like its operand, before the region in which that is computed; the region takes the numbers
+(of a dropout, the mask) as an input.  Or masks are gradc's: a function of a key, which torch draws once a call, that
+kernels compute where they read it, forward and backward.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import ops
+from ..errors import Unsupported
+from ..interp import run
+from ..ir.dims import SizeLike
+from ..ir.node import Node
+from ..trace import trace
+from .sizes import typical, with_symbols
+from .table import line_of
+
+aten = torch.ops.aten
+
+_LIBRARY = torch.library.Library("gradc", "FRAGMENT")  # lives as long as its ops are to exist
+_LIBRARY.define("dropout(Tensor x, Tensor mask, float p) -> Tensor")
+_LIBRARY.define(
+    "dropout_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor mask, float p, bool is_causal,"
+    " float? scale, bool enable_gqa) -> Tensor"
+)
+
+
+def scale_of_kept(p: float) -> float:
+    """What a dropout multiplies with what it keeps."""
+    return 1 / (1 - p) if p < 1 else 0.0
+
+
+def _dropout(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    """``native_dropout``, once its mask is drawn."""
+    return x * mask * scale_of_kept(p)
+
+
+def _dropout_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    mask: torch.Tensor,
+    p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """``scaled_dot_product_attention``, once the mask of its dropout [..., L, S] is drawn."""
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype is torch.bool else scores + attn_mask
+    return _dropout(aten._safe_softmax.default(scores, -1), mask, p) @ value
+
+
+def _random_mask(key: torch.Tensor, shape: Sequence[int], p: float, stream: int) -> torch.Tensor:
+    """``true`` with probability 1 - p: what gradc's kernels compute, by NumPy."""
+    graph = trace(lambda key: mask_of(key, tuple(shape), p, stream), key="i64[]")
+    return torch.from_numpy(run(graph, {"key": key.cpu().numpy()})["y"]).to(key.device)
+
+
+def mask_of(key: Node, shape: Sequence[SizeLike], p: float, stream: int) -> Node:
+    return ops.rand(key, shape=tuple(shape), stream=stream) < 1 - p
+
+
+_LIBRARY.define("random_mask(Tensor key, SymInt[] shape, float p, int stream) -> Tensor")
+_LIBRARY.impl("random_mask", _random_mask, "CompositeExplicitAutograd")
+_LIBRARY.impl("dropout", _dropout, "CompositeImplicitAutograd")
+_LIBRARY.impl("dropout_attention", _dropout_attention, "CompositeImplicitAutograd")
+
+_LIKE_OPERAND = {
+    aten.bernoulli.p,
+    aten.cauchy.default,
+    aten.exponential.default,
+    aten.geometric.default,
+    aten.log_normal.default,
+    aten.normal_functional.default,
+    aten.rand_like.default,
+    aten.randint_like.default,
+    aten.randint_like.low_dtype,
+    aten.randn_like.default,
+    aten.random.default,
+    aten.random.to,
+    getattr(aten.random, "from"),
+    aten.uniform.default,
+}
+"""Overloads that give numbers like their first operand, whatever its values are."""
+
+
+def is_draw(node: torch.fx.Node) -> bool:
+    """Whether a call of ATen's draws random numbers, and does nothing that gradc could take."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    return node.target.namespace == "aten" and line_of(node.target) is None  # type: ignore[union-attr]
+
+
+def draw_first(graph: torch.fx.Graph, random: str = "torch", attention_on_gpu: bool = False) -> None:
+    """Have the draws of a normal form read no value, where they need none.
+
+    :param random: who computes the masks of dropouts: ``"torch"``, those of eager mode, or ``"gradc"``, from a key.
+    :param attention_on_gpu: whether attention with dropout on a GPU is gradc's, if the masks are.
+    """
+    sizes = _Sizes(graph, random == "gradc")
+    for node in list(graph.nodes):
+        try:
+            if node.target is aten.native_dropout.default and node.args[2] is not False:
+                _dropout_apart(node, sizes)
+            elif node.target is aten.scaled_dot_product_attention.default:
+                _attention_apart(node, sizes, attention_on_gpu and random == "gradc")
+            elif node.target is aten.bernoulli.p and random == "gradc":
+                _bernoulli_apart(node, sizes)
+            elif node.target in _LIKE_OPERAND and node.args[0].op == "call_function":
+                like = node.args[0].meta["val"]
+                with graph.inserting_before(node):
+                    node.replace_input_with(node.args[0], sizes.empty(like, like.shape, like.dtype, like))
+        except Unsupported:  # a size that only values tell: torch draws where it stands
+            continue
+    graph.eliminate_dead_code(is_impure_node=lambda n: n.target not in _EMPTY and n.target not in _SAME)
+
+
+_EMPTY = (aten.empty.memory_format, aten.empty_permuted.default)
+_SAME = (aten.alias.default, aten.detach.default)
+
+
+def is_drawn_into(node: torch.fx.Node) -> bool:
+    """Whether a call gives memory that draws alone fill."""
+    return node.target in _EMPTY and all(map(is_draw, node.users))
+
+
+def _dropout_apart(node: torch.fx.Node, sizes: _Sizes) -> None:
+    x, p, *_ = node.args
+    like, (value, _) = x.meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    reads_mask = any(user.args[1] and user.users for user in node.users)
+    with node.graph.inserting_before(node):
+        if p == 1 and not reads_mask:  # for which eager mode's dropout draws nothing
+            y = mask = _call(node, aten.mul.Scalar, (x, 0.0), value)
+        else:
+            mask = sizes.mask(like, like.shape, float(p), like)  # type: ignore[arg-type]
+            y = _call(node, torch.ops.gradc.dropout.default, (x, mask, p), value)
+    for user in list(node.users):
+        user.replace_all_uses_with(mask if user.args[1] else y)
+        node.graph.erase_node(user)
+    node.graph.erase_node(node)
+
+
+def _bernoulli_apart(node: torch.fx.Node, sizes: _Sizes) -> None:
+    like = node.meta["val"]
+    with node.graph.inserting_before(node):
+        mask = sizes.mask(like, like.shape, 1 - float(node.args[1]), like)  # type: ignore[arg-type]
+        y = _call(node, aten._to_copy.default, (mask,), like)
+        y.kwargs = {"dtype": like.dtype}
+    node.replace_all_uses_with(y)
+    node.graph.erase_node(node)
+
+
+def _attention_apart(node: torch.fx.Node, sizes: _Sizes, on_gpu: bool) -> None:
+    named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), node.args, strict=False))
+    named |= node.kwargs
+    query, key, p = named["query"], named["key"], named.get("dropout_p", 0.0)
+    like, keys = query.meta["val"], key.meta["val"]
+    if p in (0, 1) or not (on_gpu or like.device.type == "cpu"):  # a GPU draws in the kernels of its attention
+        return
+    grouped = bool(named.get("enable_gqa", False))
+    if not grouped and like.shape[:-2] != keys.shape[:-2]:
+        return
+    with node.graph.inserting_before(node):
+        mask = sizes.mask(like, (*like.shape[:-1], keys.shape[-2]), float(p))
+        tensors = (query, key, named["value"], named.get("attn_mask"), mask)
+        options = (p, bool(named.get("is_causal", False)), named.get("scale"), grouped)
+        y = _call(node, torch.ops.gradc.dropout_attention.default, (*tensors, *options), node.meta["val"])
+    node.replace_all_uses_with(y)
+    node.graph.erase_node(node)
+
+
+def _call(at: torch.fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> torch.fx.Node:
+    made = at.graph.call_function(target, args)
+    made.meta = {**at.meta, "val": value}
+    return made
+
+
+class _Sizes:
+    """Sizes of values as arguments of calls that read none of these values, and empty tensors of such sizes."""
+
+    def __init__(self, graph: torch.fx.Graph, has_keys: bool):
+        self.graph, self.has_keys = graph, has_keys
+        self.keys: dict[torch.device, torch.fx.Node] = {}
+        self.streams = 0
+        self.known: dict[Any, torch.fx.Node] = {}
+        """By their expressions."""
+        self.axes: dict[Any, tuple[torch.fx.Node, int]] = {}
+        """Where a placeholder has a size."""
+        for node in graph.find_nodes(op="placeholder"):
+            value = node.meta["val"]
+            if isinstance(value, torch.SymInt):
+                self.known.setdefault(value.node.expr, node)
+            for axis, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
+                if isinstance(size, torch.SymInt):
+                    self.axes.setdefault(size.node.expr, (node, axis))
+        self.first = next(n for n in graph.nodes if n.op != "placeholder")
+
+    def of(self, size: int | torch.SymInt) -> int | torch.fx.Node:
+        """
+        :raises Unsupported: no size of the graph's inputs tells it.
+        """
+        if not isinstance(size, torch.SymInt):
+            return size
+        with self.graph.inserting_before(self.first):
+            return with_symbols(size.node.expr, self._symbol, self._computed)  # type: ignore[no-any-return]
+
+    def _symbol(self, symbol: Any) -> torch.fx.Node:
+        if symbol not in self.known:
+            if symbol not in self.axes:
+                raise Unsupported(f"the size {symbol}")
+            node, axis = self.axes[symbol]
+            self.known[symbol] = self._call(aten.sym_size.int, (node, axis), node.meta["val"].shape[axis])
+        return self.known[symbol]
+
+    def _computed(self, function: Any, *operands: Any) -> Any:
+        if not any(isinstance(o, torch.fx.Node) for o in operands):
+            return function(*operands)
+        value = function(*(o.meta["val"] if isinstance(o, torch.fx.Node) else o for o in operands))
+        return self._call(function, operands, value)
+
+    def _call(self, target: Any, args: tuple[Any, ...], value: Any) -> torch.fx.Node:
+        made = self.graph.call_function(target, args)
+        made.meta["val"] = value
+        return made
+
+    def _key(self, of: torch.Tensor) -> torch.fx.Node:
+        """What torch draws once a call, where ``of`` lies."""
+        if of.device not in self.keys:
+            with of.fake_mode, self.graph.inserting_before(self.first):  # type: ignore[attr-defined]
+                value = torch.empty((), dtype=torch.int64, device=of.device)
+                key = self._call(aten.randint.low, (-(2**63), 2**63 - 1, []), value)
+            key.kwargs = {"dtype": torch.int64, "device": of.device}
+            self.keys[of.device] = key
+        return self.keys[of.device]
+
+    def empty(
+        self, of: torch.Tensor, shape: Sequence[Any], dtype: torch.dtype, like: torch.Tensor | None = None
+    ) -> torch.fx.Node:
+        """An empty tensor where another one lies, with its axes in the order in which they lie in a third."""
+        with of.fake_mode:  # type: ignore[attr-defined]
+            steps = () if like is None else [typical(s) for s in torch.empty_like(like).stride()]
+            order = sorted(range(len(steps)), key=lambda axis: -steps[axis]) or [*range(len(shape))]
+            value = torch.empty_permuted(tuple(shape), order, dtype=dtype, device=of.device)
+        made = self._call(aten.empty_permuted.default, ([self.of(n) for n in shape], order), value)
+        made.kwargs = {"dtype": dtype, "device": of.device}
+        return made
+
+    def mask(self, of: torch.Tensor, shape: Sequence[Any], p: float, like: torch.Tensor | None = None) -> torch.fx.Node:
+        """What a dropout keeps of a value of this shape: bool, drawn where ``of`` lies."""
+        if self.has_keys:
+            with of.fake_mode:  # type: ignore[attr-defined]
+                value = torch.empty(tuple(shape), dtype=torch.bool, device=of.device)
+            self.streams += 1
+            args = (self._key(of), [self.of(n) for n in shape], p, self.streams)
+            return self._call(torch.ops.gradc.random_mask.default, args, value)
+        if of.device.type == "cpu":
+            empty = self.empty(of, shape, torch.bool, like)
+            return self._call(aten.bernoulli.p, (empty, 1 - p), empty.meta["val"])
+        empty = self.empty(of, shape, of.dtype, like)  # a GPU draws in the kernel of the dropout
+        with of.fake_mode:  # type: ignore[attr-defined]
+            value = torch.native_dropout(empty.meta["val"], p, True)
+        both = self._call(aten.native_dropout.default, (empty, p, True), value)
+        return self._call(operator.getitem, (both, 1), value[1])
