@@ -25,7 +25,8 @@ import numpy as np
 
 import gradc
 from gradc import ops
-from gradc.runtime.cuda import gpu
+from gradc.ir.types import BF16
+from gradc.runtime.cuda import cublas, gpu
 
 REPEAT, CALLS = 25, 40
 WAITS = ("streamSynchronize", "deviceSynchronize", "eventSynchronize", "memcpy")
@@ -46,6 +47,17 @@ def _empty_function() -> Any:
     function = ctypes.CDLL(None).abs  # ignores what is beyond its first argument
     function.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     return function
+
+
+def cublas_of() -> Any:
+    """cuBLAS's functions with their parameters, which do nothing and give 0 (as ``pthread_condattr_destroy`` does);
+    ctypes converts their arguments as it does for cuBLAS.
+    """
+    made = {}
+    for name, types in cublas._SIGNATURES.items():
+        made[name] = ctypes.CDLL(None)["pthread_condattr_destroy"]  # indexing gives a new function each time
+        made[name].argtypes = [cublas._KINDS[letter] for letter in types.split()]
+    return SimpleNamespace(**made)
 
 
 class Driver:
@@ -188,6 +200,17 @@ def adam(count: int) -> Any:
     return gradc.trace(function, lr="f32[]", **{f"{name}{i}": "f32[64]" for name in "pgmv" for i in range(count)})
 
 
+def perceptron(layers: int) -> Any:
+    """``layers`` products, and a kernel behind each."""
+
+    def function(x: Any, **weights: Any) -> Any:
+        for weight in weights.values():
+            x = ops.tanh(ops.linear(x, weight))
+        return x
+
+    return gradc.trace(function, x="bf16[64,64]", **{f"w{i}": "bf16[64,64]" for i in range(layers)})
+
+
 def programs() -> dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, Any]]]]:
     """Name -> (a call, its arguments by the number of the call)."""
     new = lambda shape, dtype=np.float32: Array(shape, dtype, SimpleNamespace(ptr=next(_fixed)))
@@ -201,12 +224,15 @@ def programs() -> dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, 
     x, square = new((4096,)), new((64, 64))
     t, w, dy = new((20000,), np.int64), new((1 << 20, 64)), new((20000, 64))
     _, residuals = rows.forward(t=t, w=w)
+    layers = gradc.compile(perceptron(16), target="cuda", arch="sm_90")
+    matrices = {n: new((64, 64), BF16.np) for n in ("x", *(f"w{i}" for i in range(16)))}
     states = {f"{name}{i}": new((64,)) for name in "pgmv" for i in range(8)}
     return {
         "one launch": (one, lambda _: {"x": x}),
         "many launches": (many, lambda _: {"x": square}),
         "embedding forward, checked": (rows, lambda _: {"t": t, "w": w}),
         "embedding backward, sorted": (lambda **_: rows.backward(residuals, dy), lambda _: {}),
+        "16 products and kernels": (layers, lambda _: matrices),
         "Adam, 8 parameters": (step, lambda number: {"lr": 1e-3 / (1 + number), **states}),
         **of_torch(one, rows),
     }
@@ -287,6 +313,8 @@ def main() -> int:
     driver = Driver()
     cupy = cupy_of(driver)
     gpu._cupy, gpu.count = (lambda: cupy), (lambda: 1)  # type: ignore[assignment]
+    blas = cublas_of()
+    cublas._library = lambda: blas  # type: ignore[assignment]
     gpu.Gpu.load = _load  # type: ignore[method-assign]
     records = measured(driver)
     print(f"{'':<40} launches {'us':>8} {'bare launches':>14}  other driver calls")

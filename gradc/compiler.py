@@ -44,6 +44,7 @@ from .passes.graph.sink_dequant import sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
+from .passes.program.align_rows import align_rows
 from .passes.program.choose_reduction import choose_reduction
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.fuse_copies import fuse_copies
@@ -60,6 +61,7 @@ from .passes.program.store_places import store_places
 from .passes.program.unroll_columns import unroll_columns
 from .passes.program.unroll_scatters import unroll_scatters
 from .passes.program.unroll_windows import unroll_windows
+from .passes.row_blocking.block_batch import block_batch
 from .passes.row_blocking.block_rows import block_rows
 from .passes.row_blocking.decision import candidates, first_blocked
 from .passes.row_blocking.merge_rows import merge_rows
@@ -263,12 +265,15 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
         program = run(unroll_windows, program)
         program = run(relayout_temps, program)
         program = run(fuse_copies, program)
+        program = run(align_rows, program)
         program = run(interchange, program)
         program = run(narrow_integers, program)
         program = run(columns_to_rows, program)
         program = run(rows_to_columns, program)
         program = run(unroll_scatters, program)
         program = run(inline_constants, program)
+        if _blocks_rows(options):
+            program = run(block_batch, program, dims=_hints(options))
     if target == "cpu":
         reorder = options.numerics != "strict"
         if reorder and options.fuse:

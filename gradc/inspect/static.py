@@ -1,7 +1,8 @@
-"""What a module's kernels will execute on a GPU, as far as machine code and shapes say it, without a GPU.
+"""What a module will execute on a GPU, as far as machine code and shapes say it, without a GPU.
 
-Nothing here is measured.  Counts are of instructions in the text, per loop and per pass through it; times are those of
-the model in :mod:`predicted`, which follows threads through the text.
+Nothing here is measured.  Counts are of instructions in the text, per loop and per pass through it; times of kernels
+are those of the model in :mod:`predicted`, which follows threads through the text, and times of a library's products
+those of :mod:`gradc.codegen.cuda.library_time`, which has rates that were measured.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..analysis.cost import floor_bytes, kernel_bytes
-from ..codegen.cuda.actions import Launch
+from ..codegen.cuda.actions import Action, Launch, Library
+from ..codegen.cuda.library_time import ProductTime, product_time
 from ..errors import InvalidProblem
 from ..ir.kernel import Kernel
 from ..runtime.cuda.nvdisasm import disassemble
 from ..runtime.cuda.nvrtc import KernelResources
 from ..runtime.executable import Executable
 from ..targets.devices import Gpu, gpu_of
+from ..targets.gpu import HOST_CALL, HOST_LAUNCH, HOST_RESULT
 from .occupancy import multiprocessor_of, resident_blocks
 from .predicted import Predicted, predict, setting_of
 from .sass import Function, Loop, classes, parse, widths
@@ -27,21 +30,32 @@ MOST_LOOPS = 6
 """The most loops of a function in the table."""
 
 
+class _Options(Protocol):
+    """Of :class:`.Options`."""
+
+    @property
+    def device(self) -> str | None: ...
+
+
 class Compiled(Protocol):
     """The part of :class:`gradc.Module` that the table uses."""
 
     target: str
 
     @property
+    def options(self) -> _Options: ...
+
+    @property
     def executables(self) -> Mapping[str, Executable]: ...
 
 
 def static_table(module: Compiled, dims: Mapping[str, int]) -> str:
-    """For each direction: bytes as the kernels say against the floor, launches; for each function of the cubin: blocks,
+    """For each direction: bytes as the kernels say against the floor, launches, the predicted time of all steps and of
+    each with its share, and what they take the host; for each function of the cubin: blocks,
     threads, registers, spills, shared memory, resident blocks per multiprocessor; the classes of its instructions, and
     its loops that access global memory, with the bytes per thread of each access: those that compute or store before
-    those that only load (the check of the error flags is one), then the widest first.  Each launch, and each direction,
-    has its predicted time, what bounds it, and the share of it that the floor's bytes take at the peak bandwidth.
+    those that only load (the check of the error flags is one), then the widest first.  Each launch has its predicted
+    time, what bounds it, and the share of it that its bytes take at the peak bandwidth.
 
     :param dims: a size for every symbolic dim.
     :raises InvalidProblem: the target is not ``cuda``, a dim has no size, or the architecture's limits are not known.
@@ -54,43 +68,75 @@ def static_table(module: Compiled, dims: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True)
-class Direction:
-    """A direction's launches at given sizes, each with its prediction.
+class StepTime:
+    """The predicted time of a step, in a loop of all its blocks.
 
+    :param name: of a kernel or call.  :param launches: of ours.  :param calls: of a library.
+    :param bound: what bounds the part that takes longest.
+    """
+
+    name: str
+    seconds: float
+    launches: int
+    calls: int
+    bound: str
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A direction's launches and products by a library at given sizes, each with its prediction.
+
+    :param steps: the same, one for each step of the program.
     :param floor: bytes that must move.  :param kernel_bytes: those that the kernels say they move.
-    :param other: actions that are no launches (products by a library), which no time is predicted for.
+    :param workspace: bytes of it.
     """
 
     executable: Executable
     gpu: Gpu
     functions: Mapping[str, Function]
     launches: tuple[tuple[Launch, Predicted], ...]
-    other: int
+    products: tuple[tuple[Library, ProductTime], ...]
+    steps: tuple[StepTime, ...]
     kernel_bytes: int
     floor: int
+    workspace: int
 
     @property
-    def seconds(self) -> float | None:
-        """Predicted, of all launches; what was followed of them may be a sample, and the floor's bytes are known, if
-        nothing but launches moves them.  None without launches: nothing is predicted of a library.
+    def seconds(self) -> float:
+        """Predicted, of all launches and products; what was followed of launches may be a sample, and the floor's
+        bytes are known.
         """
-        if not self.launches:
-            return None
-        followed = sum(p.seconds for _, p in self.launches)
-        return followed if self.other else max(followed, self.floor / self.gpu.bandwidth)
+        return max(sum(step.seconds for step in self.steps), self.floor / self.gpu.bandwidth)
+
+    @property
+    def product_seconds(self) -> float:
+        """Of the products."""
+        return sum(p.seconds for _, p in self.products)
+
+    @property
+    def calls(self) -> int:
+        """Of a library."""
+        return sum(step.calls for step in self.steps)
+
+    @property
+    def host_seconds(self) -> float:
+        """What launches, calls of a library and memory of results take the host to start."""
+        results = len(self.executable.program.outputs)
+        return HOST_LAUNCH * len(self.launches) + HOST_CALL * self.calls + HOST_RESULT * results
 
     @property
     def share(self) -> float | None:
-        """The time of the floor's bytes at the peak bandwidth, as a share of the predicted time; None where a library
-        takes some of the time, or there is none.
+        """The time of the floor's bytes at the peak bandwidth, as a share of the predicted time; None where nothing is
+        predicted to take any.
         """
-        return None if self.other or not self.seconds else self.floor / self.gpu.peak / self.seconds
+        return self.floor / self.gpu.peak / self.seconds if self.seconds else None
 
     @property
     def bound(self) -> str | None:
-        """What bounds the launches that take longest together; None without launches."""
+        """What bounds the launches and products that take longest together; None without any."""
         by: Counter[str] = Counter()
-        for _, p in self.launches:
+        timed: list[Predicted | ProductTime] = [*(p for _, p in self.launches), *(p for _, p in self.products)]
+        for p in timed:
             by[p.bound] += p.seconds  # type: ignore[assignment]
         return max(by, key=by.__getitem__, default=None)
 
@@ -104,35 +150,59 @@ def directions(module: Compiled, dims: Mapping[str, int]) -> dict[str, Direction
     missing = sorted({d for e in module.executables.values() for d in e.program.dims} - bound.keys())
     if missing:
         raise InvalidProblem(f"a static table needs a size for {', '.join(missing)}: {missing[0]}=4096")
-    return {name: _direction(executable, bound) for name, executable in module.executables.items()}
+    return {
+        name: _direction(executable, bound, module.options.device) for name, executable in module.executables.items()
+    }
 
 
-def _direction(executable: Executable, dims: Mapping[str, int]) -> Direction:
+def _direction(executable: Executable, dims: Mapping[str, int], device: str | None) -> Direction:
     program, binary = executable.program, executable.binary
     multiprocessor_of(binary.arch)
-    gpu = gpu_of(binary.arch)
+    gpu = gpu_of(device or binary.arch)
     plan = executable.native.bind(dims)
-    actions = [action for step in plan.actions for action in step]
-    launches = [action for action in actions if isinstance(action, Launch)]
     kernels = [(run.step, run.dims) for run in plan.runs if isinstance(run.step, Kernel)]
     moved = sum(kernel_bytes(kernel, program.types, sizes) for kernel, sizes in kernels)
     functions = {f.name: f for f in parse(disassemble(binary.cubin))} if binary.cubin else {}
     setting = setting_of(gpu, program, plan)
     made: dict[Launch, Predicted] = {}
-    for launch in launches:
-        if launch not in made:
-            made[launch] = predict(setting, functions[launch.function], binary.kernels[launch.function], launch)
-    timed = tuple((launch, made[launch]) for launch in launches)
-    return Direction(executable, gpu, functions, timed, len(actions) - len(launches), moved, floor_bytes(program, dims))
+    steps: dict[tuple[int, str], list[tuple[Action, Predicted | ProductTime]]] = {}
+    for run, started in zip(plan.runs, plan.started, strict=True):
+        timed = steps.setdefault((run.number, run.step.name), [])
+        for action in started:
+            if isinstance(action, Library):
+                timed.append((action, product_time(action, gpu)))
+                continue
+            if action not in made:
+                made[action] = predict(setting, functions[action.function], binary.kernels[action.function], action)
+            timed.append((action, made[action]))
+    every = [pair for timed in steps.values() for pair in timed]
+    return Direction(
+        executable,
+        gpu,
+        functions,
+        tuple((a, p) for a, p in every if isinstance(a, Launch) and isinstance(p, Predicted)),
+        tuple((a, p) for a, p in every if isinstance(a, Library) and isinstance(p, ProductTime)),
+        tuple(_step_time(name, timed) for (_, name), timed in steps.items() if timed),
+        moved,
+        floor_bytes(program, dims),
+        plan.workspace,
+    )
+
+
+def _step_time(name: str, timed: Sequence[tuple[Action, Predicted | ProductTime]]) -> StepTime:
+    calls = [1 if a.pointers is not None else len(a.calls) for a, _ in timed if isinstance(a, Library)]
+    longest = max((p for _, p in timed), key=lambda p: p.seconds)
+    launches = sum(isinstance(a, Launch) for a, _ in timed)
+    return StepTime(name, sum(p.seconds for _, p in timed), launches, sum(calls), longest.bound)
 
 
 def _lines(name: str, d: Direction) -> list[str]:
     binary = d.executable.binary
     against = f", {d.kernel_bytes / d.floor:.2f}x" if d.floor else ""
     lines = [
-        f"{name} for {binary.arch}: {len(d.launches)} launches of kernels and {d.other} other"
-        f" actions; kernels move {d.kernel_bytes} bytes, the floor is {d.floor}{against}",
-        _predicted(d),
+        f"{name} for {binary.arch}: {len(d.launches)} launches of kernels and {d.calls} calls of a library;"
+        f" kernels move {d.kernel_bytes} bytes, the floor is {d.floor}{against}; workspace of {d.workspace} bytes",
+        *_predicted(d),
     ]
     for function, resources in binary.kernels.items():
         used = [(launch, p) for launch, p in d.launches if launch.function == function]
@@ -140,15 +210,21 @@ def _lines(name: str, d: Direction) -> list[str]:
     return lines
 
 
-def _predicted(d: Direction) -> str:
-    if d.seconds is None:
-        return f"  nothing is predicted for {d.gpu.name}: it has no launches of ours"
-    share = (
-        f" + {d.other} by a library, whose time is not predicted"
-        if d.share is None
-        else f", {d.share:.0%} of the floor"
-    )
-    return f"  predicted for {d.gpu.name}: {d.seconds * 1e6:.1f} us{share}; bound by {d.bound}"
+def _predicted(d: Direction) -> list[str]:
+    """The time of a direction and of its steps."""
+    if d.share is None:
+        return [f"  nothing is predicted for {d.gpu.name}: nothing is executed"]
+    products = f", {d.product_seconds / d.seconds:.0%} of it in products" if d.products else ""
+    lines = [
+        f"  predicted for {d.gpu.name}: {d.seconds * 1e6:.1f} us{products}, {d.share:.0%} of the floor; bound by"
+        f" {d.bound}; to start it takes the host {d.host_seconds * 1e6:.0f} us"
+    ]
+    for step in d.steps:
+        counted = [(step.launches, "launches"), (step.calls, "calls of a library")]
+        parts = " and ".join(f"{n} {what}" for n, what in counted if n)
+        seconds, share = step.seconds * 1e6, step.seconds / d.seconds
+        lines.append(f"    {seconds:9.1f} us {share:4.0%}  {step.name}: {parts}, bound by {step.bound}")
+    return lines
 
 
 def _function(

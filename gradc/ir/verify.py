@@ -522,8 +522,8 @@ class _CallCheck(_StepCheck):
             self.wrong(f"the result is {given}, and {call.out.buffer} is {out}", f"{call.out.buffer}[")
 
     def window(self, call: Call) -> bool:
-        """Whether the rows of the result of a call in a loop are evenly spaced: positions, part of an axis, whole axes,
-        the last of which may be shorter than the buffer's.
+        """Whether the rows of the result of a call in a loop are evenly spaced: positions, part of an axis, whole axes
+        in any order, the last of which may be shorter than the buffer's.
         """
         axes, shape = dict(call.axes), self.program.buffer[call.out.buffer].type.shape
         begun = False
@@ -536,7 +536,8 @@ class _CallCheck(_StepCheck):
             if begun and not index.terms:
                 return False
             begun = begun or bool(index.terms)
-        return [v for i in call.out.index for v, _ in i.terms] == call.result_axes
+        found = [v for i in call.out.index for v, _ in i.terms]
+        return sorted(found) == sorted(call.result_axes) and found[-1:] == call.result_axes[-1:]
 
     def contracted(self, call: Call) -> None:
         """Operands that are converted and scaled as they are read."""

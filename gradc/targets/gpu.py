@@ -39,9 +39,25 @@ costs less.
 
 # -- matrix products ---------------------------------------------------------------------------------------------------
 
-LIBRARY_FLOPS: Mapping[str, float] = {"f16": 600e12, "bf16": 600e12, "f32": 45e12, "f64": 45e12}
-"""Of the library's products per second, by the dtype of their operands (estimate: two thirds of what is published of an
-H100 for 16 bits, with f32 sums, and for f32 and f64).
+LIBRARY_FLOPS: Mapping[str, float] = {"f16": 850e12, "bf16": 850e12, "f32": 47e12, "f64": 47e12}
+"""Of the library's products per second, without the time in which results are written, by the dtype of their operands
+(measured of bf16 and f32: fitted to the products of ``gpu-nvidia-h200-2026-11-28-tiles.json``, whose multiprocessors
+are an H100's; estimate of f16 and f64: as these).
+"""
+UNALIGNED_FLOPS: Mapping[str, float] = {"f16": 114e12, "bf16": 114e12, "f32": 47e12, "f64": 47e12}
+"""The same of operands of 16 bits whose rows do not begin, or end, at multiples of :data:`MATRIX_ALIGN` bytes
+(measured of bf16: two products of 632 GFLOP each at 102 and 130, ``linear_cross_entropy`` of
+``gpu-nvidia-h200-2026-11-28.json``).
+"""
+HOST_CALL, HOST_LAUNCH, HOST_RESULT = 13e-6, 8e-6, 5e-6
+"""Seconds of the host for a call of the library, a launch, and the memory of a result (measured beside an H200 on
+2026-11-28, docs/gpu.md; estimate of a call: 30 us less the 17 that ``python -m benchmarks.host`` has less since).
+"""
+LIBRARY_CALL = 5e-6
+"""Seconds of a product beside its flops and bytes (fitted to the same)."""
+MATRIX_ALIGN = 16
+"""Bytes at multiples of which rows of matrices of 16-bit elements begin and end for the library's fast kernels
+(published: cuBLAS documentation, "Tensor Core Usage").
 """
 PRODUCT_FLOPS = 8.5e12
 """Of the kernel of ours for products of any strides and dtypes (what the model of machine code's time gives for an H100

@@ -7,13 +7,15 @@ import pytest
 import gradc
 from benchmarks import cuda_static
 from gradc import ops
+from gradc.codegen.cuda.library_time import product_time
 from gradc.errors import GradcError, InvalidProblem
 from gradc.inspect.machine import Launched, Machine
 from gradc.inspect.sass import parse
 from gradc.inspect.static import Direction, directions
 from gradc.runtime.cuda import nvdisasm
 from gradc.runtime.cuda.nvrtc import find_nvrtc
-from gradc.targets.devices import ARCHITECTURES, GPUS
+from gradc.targets.devices import ARCHITECTURES, GPUS, gpu_of
+from gradc.targets.gpu import HOST_CALL, HOST_LAUNCH, HOST_RESULT
 
 LISTING = """
 	.section	.text.nested,"ax",@progbits
@@ -97,17 +99,36 @@ def _forward(module: gradc.Module, rows: int) -> Direction:
 
 
 @tools
-def test_a_product_by_a_library_has_no_predicted_time() -> None:
-    graph = gradc.trace(lambda x, w: ops.relu(x @ w), x="f32[64,64]", w="f32[64,64]")
-    module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90")
+def test_products_by_a_library_are_part_of_the_time() -> None:
+    """Steps add up to the whole, by the device that the module is for; so does what they take the host."""
+    graph = gradc.trace(lambda x, w: ops.relu(x @ w), x="bf16[4096,512]", w="bf16[512,1024]")
+    module = gradc.compile(graph, wrt=["x", "w"], target="cuda", arch="sm_90")
     forward = directions(module, {})["forward"]
-    assert forward.share is None and forward.other == 1 and 0 < forward.seconds == forward.launches[0][1].seconds
-    assert "us + 1 by a library" in module.explain_static()
+    ((library, product),), ((_, relu),) = forward.products, forward.launches
+    assert product == product_time(library, gpu_of("H100")) and product.bound == "flops"
+    assert forward.seconds == sum(step.seconds for step in forward.steps) == product.seconds + relu.seconds
+    assert [(step.launches, step.calls) for step in forward.steps] == [(0, 1), (1, 0)]
+    outputs = len(module.forward.program.outputs)
+    assert forward.host_seconds == pytest.approx(HOST_CALL + HOST_LAUNCH + HOST_RESULT * outputs)
+    assert forward.share is not None and 0 < forward.share < 1
+    text = module.explain_static()
+    assert "1 launches of kernels and 1 calls of a library" in text
+    assert f"{product.seconds * 1e6:.1f} us {product.seconds / forward.seconds:4.0%}  matmul" in text
+    h200 = gradc.compile(graph, wrt=["x", "w"], target="cuda", arch="sm_90", device="H200")
+    assert directions(h200, {})["forward"].gpu.name == "H200"
+    assert directions(h200, {})["forward"].seconds < forward.seconds
+
+
+@tools
+def test_nothing_but_a_product_and_nothing_at_all() -> None:
     alone = gradc.compile(gradc.trace(lambda x: x @ x, x="f32[64,64]"), target="cuda", arch="sm_90")
     only = directions(alone, {})["forward"]
-    assert (only.seconds, only.share, only.bound, only.other) == (None, None, None, 1)
-    text = alone.explain_static()
-    assert "it has no launches of ours" in text and "bound by" not in text
+    assert only.launches == () and only.calls == 1 and only.bound == "launches"
+    assert only.seconds == only.product_seconds and "100% of it in products" in alone.explain_static()
+    nothing = gradc.compile(gradc.trace(lambda x: x * 2, x="f32[N]"), target="cuda", arch="sm_90")
+    empty = directions(nothing, {"N": 0})["forward"]
+    assert (empty.seconds, empty.share, empty.bound) == (0, None, None)
+    assert "nothing is executed" in nothing.explain_static(N=0)
 
 
 @tools

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gradc.codegen.cuda.actions import Part, Product, Strided
-from gradc.codegen.cuda.products import launches_of, library_of, matmul_text
+from gradc.codegen.cuda.library_products import library_of
+from gradc.codegen.cuda.products import launches_of, matmul_text
 from gradc.codegen.cuda.render import prelude
 from gradc.codegen.cuda.support import ADDED, support_text
 from gradc.errors import SimulationFault

@@ -6,6 +6,14 @@ from . import Mutant
 
 MUTANTS = (
     Mutant(
+        "align_rows.aliases",
+        "gradc/passes/program/align_rows.py",
+        'buffer.kind == "temp" and bool(odd) and not aliased and plain',
+        'buffer.kind != "input" and bool(odd) and not aliased and plain',
+        "a result has rows that its reader does not expect",
+        ("test_align_rows",),
+    ),
+    Mutant(
         "narrow_products.readers",
         "gradc/passes/program/narrow_products.py",
         "rounded = all(isinstance(step, Kernel) and",

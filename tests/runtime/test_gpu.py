@@ -20,7 +20,7 @@ import pytest
 import gradc
 from gradc import ops
 from gradc.codegen.cuda.actions import Part, Product, Strided
-from gradc.codegen.cuda.products import library_of
+from gradc.codegen.cuda.library_products import library_of
 from gradc.errors import CaptureError, CompilerError, DeviceError, DriverTooOld, NoDevice, OutOfMemory
 from gradc.runtime.cuda import cublas, gpu
 from gradc.runtime.cuda.device import Span
@@ -445,8 +445,8 @@ def test_what_cublas_is_asked(a: Any, b_transposed: bool, n: int, monkeypatch: p
         cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmStridedBatchedEx=gemm
     )
     monkeypatch.setattr(cublas, "_library", lambda: blas)
-    monkeypatch.setattr(cublas, "_handle", lambda device: 1)
-    cublas.multiply(0, library, 0, 1, 2, Span(0, 0, np.dtype(np.uint8)), 0)
+    monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(1))
+    cublas.prepared(0, library, 0, 1, 2, Span(0, 0, np.dtype(np.uint8)))(0)
     x, y = (
         np.lib.stride_tricks.as_strided(m, o.shape, [s * 4 for s in o.strides])
         for m, o in zip(memory, (asked.a, asked.b), strict=False)
@@ -494,7 +494,7 @@ def test_one_handle_of_cublas_serves_all_threads(monkeypatch: pytest.MonkeyPatch
 
     def work(number: int) -> None:
         for _ in range(5):
-            cublas.multiply(0, library, 0, 0, number, Span(number, 0, np.dtype(np.uint8)), number)
+            cublas.prepared(0, library, 0, 0, number, Span(number, 0, np.dtype(np.uint8)))(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
     for thread in threads:
@@ -510,12 +510,12 @@ def test_what_cublas_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmStridedBatchedEx=lambda *a: 15
     )
     monkeypatch.setattr(cublas, "_library", lambda: blas)
-    monkeypatch.setattr(cublas, "_handle", lambda device: 1)
+    monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(1))
     library = library_of(product(((5, 7), (7, 1)), ((7, 2), (2, 1))))
     with pytest.raises(
         DeviceError, match=r"cuBLAS refused a product \(1 x 5 x 2 x 7 in float32\): status 15, not supported"
     ):
-        cublas.multiply(0, library, 0, 1, 2, Span(0, 0, np.dtype(np.uint8)), 0)
+        cublas.prepared(0, library, 0, 1, 2, Span(0, 0, np.dtype(np.uint8)))(0)
 
 
 def test_what_the_library_takes() -> None:

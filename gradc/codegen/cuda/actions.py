@@ -5,7 +5,7 @@ addresses yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol
 
@@ -87,6 +87,20 @@ class Strided:
     def skipped(self) -> int:
         """Bytes before its first element."""
         return self.start * self.part.dtype.itemsize
+
+    def between(self, axis: int, start: int, end: int) -> Strided:
+        """Its elements from ``start`` to ``end`` along an axis."""
+        shape = list(self.shape)
+        shape[axis] = end - start
+        return replace(self, shape=tuple(shape), start=self.start + start * self.strides[axis])
+
+    @property
+    def trimmed(self) -> Strided:
+        """The same of a part that is from its first element to its last."""
+        last = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+        count = 0 if 0 in self.shape else 1 + last
+        part = replace(self.part, start=self.part.start + self.skipped, count=count)
+        return Strided(part, self.shape, self.strides)
 
 
 @dataclass(frozen=True)

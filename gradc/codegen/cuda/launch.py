@@ -178,7 +178,7 @@ class LaunchPlan:
     """A Program's steps for one set of dims.
 
     :ivar steps: one kernel, call or loop for each step of the program, :ivar actions: and what they start.
-    :ivar runs: what they execute.
+    :ivar runs: what they execute, :ivar started: and what each of these starts.
     :ivar workspace: bytes: temps, the widest kernel's scratch (``scratch_size`` bytes from
         ``scratch_start`` on), the flag, the library's own (``library``).
     :ivar checks: the steps that look for bad indices.
@@ -209,8 +209,9 @@ class LaunchPlan:
         self.flag = Part(FLAG, 0, FLAG_WORDS + len(self.checks) if self.checks else 0, U64)
         self.scratch_size = max(map(self._scratch, self.runs), default=0)
         self.actions: list[list[Action]] = [[] for _ in self.steps]
-        for run in self.runs:
-            self.actions[run.number] += self._actions(run)
+        self.started = [self._actions(run) for run in self.runs]
+        for run, started in zip(self.runs, self.started, strict=True):
+            self.actions[run.number] += started
         products = [a.product for actions in self.actions for a in actions if isinstance(a, Library)]
         self.kept = {product.out.part.root for product in products if gated(product)}
         start = total + self.scratch_size + align(self.flag.nbytes)
@@ -367,10 +368,7 @@ class _PlanOfRun:
 
     def result(self, item: Call) -> Strided:
         """The result of a call, from its first element to its last."""
-        seen = self.view(item, item.out, item.result_axes)
-        extent = 1 + sum((n - 1) * step for n, step in zip(seen.shape, seen.strides, strict=True))
-        count = 0 if 0 in seen.shape else extent
-        return Strided(replace(seen.part, start=seen.part.start + seen.skipped, count=count), seen.shape, seen.strides)
+        return self.view(item, item.out, item.result_axes).trimmed
 
 
 def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:

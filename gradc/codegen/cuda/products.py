@@ -33,16 +33,15 @@ from .actions import (
     WORKSPACE,
     Action,
     Address,
-    BatchAxis,
     Launch,
     Library,
     Part,
     Plan,
     Product,
-    Side,
     Strided,
     align,
 )
+from .library_products import LIBRARY, library_of, merged, side_of, with_aligned_ends
 from .support import AXES, blocks, element, merged_axes, packing
 
 Array = np.ndarray[Any, Any]
@@ -53,34 +52,12 @@ GATE_BLOCKS = 32
 """Of a launch that has work only where a check has found something, or where a product is empty."""
 Kinds = tuple[str, str]
 """The dtypes of a product's operands and of its result."""
-LIBRARY = {*((name, name) for name in ("f16", "bf16", "f32", "f64")), ("f16", "f32"), ("bf16", "f32")}
-"""What cuBLAS multiplies, to our rules of rounding."""
 MOST_CALLS = 16
 """For the axes of a batch that a call does not step along: more would take the host longer than two more launches."""
 POINTER_ALIGN = 16
 """Bytes at multiples of which matrices of 16-bit elements begin, where a library is given their addresses."""
 POINTER_AXES = 3
 """Of a batch whose matrices one launch writes the addresses of."""
-_MOST = 2**31 - 1
-
-
-def library_of(product: Product) -> Library | None:
-    """The calls of cuBLAS, or None: it does not take such strides or sizes."""
-    *_, m, n = product.out.shape
-    k = product.a.shape[-1]
-    if (dtype_of(product.a.part.dtype).name, dtype_of(product.out.part.dtype).name) not in LIBRARY:
-        return None
-    axes = merged(product)
-    longest = max(axes, key=lambda axis: axis[0], default=(1, (0, 0, 0)))
-    outer = tuple(axis for axis in axes if axis is not longest)
-    batch, (step_a, step_b, step_out) = longest
-    a, b = _side(product.a, step_a), _side(product.b, step_b)
-    out = Side(False, product.out.strides[-2] if m > 1 else max(n, 1), step_out)
-    if a is None or b is None or (k == 0 and product.out.part.count != prod(product.out.shape)):
-        return None
-    if max(m, n, k, prod(count for count, _ in axes), a.leading, b.leading, out.leading) > _MOST:
-        return None
-    return Library(product, m, n, k, batch, a, b, out, outer)
 
 
 def product_of(plan: Plan, call: Call, number: int) -> Product:
@@ -93,30 +70,33 @@ def product_of(plan: Plan, call: Call, number: int) -> Product:
 class _Planned:
     """How a product is computed.
 
-    :param library: its calls; None: the kernel of ours computes it.
-    :param before: the launches that make what the calls read: copies of operands, the addresses of matrices.
+    :param libraries: the library's products that it is, in order; none: the kernel of ours computes it.
+    :param before: the launches that make what these read: copies of operands, the addresses of matrices.
     :param scratch: bytes of scratch memory that these, and the output of a gated product, need.
     """
 
-    library: Library | None
+    libraries: tuple[Library, ...] = ()
     before: tuple[Launch, ...] = ()
     scratch: int = 0
 
 
 def _planned(plan: Plan, product: Product) -> _Planned:
     if plan.own_products or 0 in product.out.shape:
-        return _Planned(None)
+        return _Planned()
     room = max(0, product.out.part.nbytes - plan.scratch_start) if gated(product) else 0
     read, before = _with_unit_strides(plan, product, align(room))
-    library = library_of(read)
-    if library is None:
-        return _Planned(None)
+    whole = library_of(read)
+    if whole is None:
+        return _Planned()
     end = max([align(room), *(_end(plan, launch) for launch in before)])
-    if len(library.calls) > MOST_CALLS and library.k > 0 and _may_point(read):
-        library, written = _by_pointers(plan, library, end)
-        before += written
-        end = _end(plan, written[-1])
-    return _Planned(library, before, end)
+    libraries = []
+    for library in with_aligned_ends(whole, _GPU):
+        if len(library.calls) > MOST_CALLS and library.k > 0 and _may_point(library.product):
+            library, written = _by_pointers(plan, library, end)
+            before += written
+            end = _end(plan, written[-1])
+        libraries.append(library)
+    return _Planned(tuple(libraries), before, end)
 
 
 def _end(plan: Plan, launch: Launch) -> int:
@@ -145,13 +125,13 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
     if 0 in out.shape:
         return []
     planned = _planned(plan, product)
-    if planned.library is None:
+    if not planned.libraries:
         return [*launches_of(product, plan.flag)]
-    calls: list[Action] = [*planned.before, planned.library]
+    calls: list[Action] = [*planned.before, *planned.libraries]
     if not gated(product):
         return calls
     whole = replace(out.part, count=out.part.nbytes, dtype=U8)
-    if planned.library.k == 0:
+    if planned.libraries[0].k == 0:
         if product.add:
             return []
         return [Launch("gradc_gate_zero", GATE_BLOCKS, 256, (whole, whole.count, plan.flag, product.site), (0,))]
@@ -211,7 +191,7 @@ def _with_unit_strides(plan: Plan, product: Product, start: int) -> tuple[Produc
     memory from ``start`` on; the product as it is, if the kernel of ours is predicted to be faster.
     """
     kinds = dtype_of(product.a.part.dtype).name, dtype_of(product.out.part.dtype).name
-    copied = [side for side in ("a", "b") if _side(getattr(product, side), 0) is None]
+    copied = [side for side in ("a", "b") if side_of(getattr(product, side), 0) is None]
     if not copied or kinds not in LIBRARY or product.a.shape[-1] == 0:
         return product, ()
     given, launches, seconds = product, [], 0.0
@@ -259,35 +239,6 @@ def _packing(operand: Strided, packed: Strided, flag: Part, site: int) -> Launch
     source, to = (replace(part, dtype=np.dtype(f"u{size}")) for part in (operand.part, packed.part))
     args: list[Part | int] = [source, to, to.count, operand.start, *sizes[1:], *steps, flag, site]
     return Launch(f"gradc_copy_{size}", blocks(to.count), 256, tuple(args), (1,))
-
-
-def _side(operand: Strided, step: int) -> Side | None:
-    rows, columns = operand.shape[-2:]
-    down, across = operand.strides[-2:]
-    if 0 in (rows, columns):
-        return Side(False, max(columns, 1), step)
-    if columns == 1 or across == 1:
-        leading = down if rows > 1 else max(columns, 1)
-        return Side(False, leading, step) if leading >= max(columns, 1) else None
-    if rows == 1 or down == 1:
-        leading = across if columns > 1 else max(rows, 1)
-        return Side(True, leading, step) if leading >= max(rows, 1) else None
-    return None
-
-
-def merged(product: Product) -> list[BatchAxis]:
-    """The axes of the batch, neighbours that step alike as one."""
-    axes: list[BatchAxis] = []
-    for axis in range(len(product.out.shape) - 2):
-        count = product.out.shape[axis]
-        strides = (product.a.strides[axis], product.b.strides[axis], product.out.strides[axis])
-        if count == 1:
-            continue
-        if axes and all(before == count * step for before, step in zip(axes[-1][1], strides, strict=True)):
-            axes[-1] = (axes[-1][0] * count, strides)
-        else:
-            axes.append((count, strides))
-    return axes
 
 
 def launches_of(product: Product, flag: Part) -> list[Launch]:

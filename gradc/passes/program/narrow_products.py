@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from ...ir.kernel import Call, Kernel, Program
+from ...ir.kernel import Buffer, Call, Kernel, Loop, Program, Step
 from ...ir.node import REGISTRY
 from ...ir.types import F32, DType
 from ..manager import program_pass
@@ -15,28 +15,46 @@ from ..manager import program_pass
 def narrow_products(program: Program) -> Program:
     """call t: f32 <- matmul ...;  %1 = cast t[i] : bf16;  ... %1  ->  call t: bf16 <- matmul ...;  %1 = load t[i];  ...
 
-    Of operands in 16 bits, whose product the library rounds as the kernels would; half of the bytes move.
+    Of operands in 16 bits, whose product the library rounds as the kernels would; half of the bytes move.  In a loop a
+    block's product is.
     """
     narrow: dict[str, DType] = {}
-    for step in program.steps:
-        if isinstance(step, Call) and (dtype := _rounded_by_all(program, step)) is not None:
-            narrow |= dict.fromkeys(_same_memory(program, step.out.buffer), dtype)
+    for steps in (program.steps, *(loop.steps for loop in program.loops)):
+        for step in steps:
+            if isinstance(step, Call) and (dtype := _rounded_by_all(program, step, steps)) is not None:
+                narrow |= dict.fromkeys(_same_memory(program, step.out.buffer), dtype)
     if not narrow:
         return program
-    buffers = tuple(
-        replace(b, type=b.type.with_dtype(narrow[b.name])) if b.name in narrow else b for b in program.buffers
-    )
-    return replace(program, buffers=buffers).with_kernels(lambda kernel: _reading_narrow(kernel, narrow))
+
+    def rounded(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+        return tuple(replace(b, type=b.type.with_dtype(narrow[b.name])) if b.name in narrow else b for b in buffers)
+
+    types = {name: t.with_dtype(narrow[name]) if name in narrow else t for name, t in program.types.items()}
+
+    def in_loop(step: Kernel | Call) -> Kernel | Call:
+        reads = isinstance(step, Kernel) and narrow.keys() & {*step.reads}
+        return _reading_narrow(step, narrow).rehashed(types) if isinstance(step, Kernel) and reads else step
+
+    def over_blocks(step: Step) -> Step:
+        if not isinstance(step, Loop):
+            return step
+        return replace(step, blocks=rounded(step.blocks), steps=tuple(map(in_loop, step.steps)))
+
+    steps = tuple(map(over_blocks, program.steps))
+    program = replace(program, buffers=rounded(program.buffers), steps=steps)
+    return program.with_kernels(lambda kernel: _reading_narrow(kernel, narrow))
 
 
-def _rounded_by_all(program: Program, call: Call) -> DType | None:
-    """The 16-bit dtype of a product's operands, if the product is a temp in f32 that is read by kernels alone, each of
-    which rounds what it loads to it.
+def _rounded_by_all(program: Program, call: Call, steps: Sequence[Step]) -> DType | None:
+    """The 16-bit dtype of a product's operands, if the product is a temp (in a loop, a block) in f32 that is read by
+    kernels alone, each of which rounds what it loads to it.
+
+    :param steps: the product's own sequence: the program's or a loop's.
     """
     out = program.buffer[call.out.buffer]
     read = {program.buffer[o.buffer].type.dtype for o in call.operands}
     if (
-        out.kind != "temp"
+        out.kind != ("temp" if steps is program.steps else "block")
         or out.alias
         or out.type.dtype is not F32
         or len(read) != 1
@@ -47,13 +65,13 @@ def _rounded_by_all(program: Program, call: Call) -> DType | None:
     if not (dtype.is_float and dtype.bits == 16):
         return None
     names = _same_memory(program, out.name)
-    readers = [step for step in program.steps if step is not call and names & {*step.reads, *step.writes}]
+    readers = [step for step in steps if step is not call and names & {*step.reads, *step.writes}]
     rounded = all(isinstance(step, Kernel) and _rounds_loads(step, names, dtype) for step in readers)
     return dtype if readers and rounded else None
 
 
 def _same_memory(program: Program, name: str) -> set[str]:
-    return {b.name for b in program.buffers if program.root(b.name) == name}
+    return {other for other in program.buffer if program.root(other) == name}
 
 
 def _rounds_loads(kernel: Kernel, names: Set[str], dtype: DType) -> bool:

@@ -53,8 +53,9 @@ Licence
 On a GPU
     the host goes over the blocks (:func:`gradc.codegen.cuda.launch.runs_of`): each is the launches and library calls of
     its steps, with the position as an argument, and blocks lie in the workspace.  So blocks are large
-    (:func:`.rows_per_launch`), and a product with many positions along its batch (heads) is not blocked
-    (``MOST_POSITIONS``).
+    (:func:`.rows_per_launch`), and of a product with many positions along its batch (heads) no rows are blocked
+    (``MOST_POSITIONS``), but the batch: :mod:`.block_batch` makes the same loops over its first axis, and changes
+    nothing of what is saved.
 
 What a target needs to run such a loop as one kernel
     Here only :func:`.rows_per_block` (the caches of a CPU), :func:`.rows_per_launch`, the numbers of

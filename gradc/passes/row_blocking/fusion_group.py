@@ -34,6 +34,7 @@ class FusionGroup:
     :param dims: sizes at which elements are counted.
     :param tilings: the steps, by their numbers.
     :param blocks: the buffers with such columns.
+    :param by: positions along the first axis of a batch, where these are what the loop goes over, in place of rows.
     """
 
     program: Program
@@ -42,6 +43,7 @@ class FusionGroup:
     dims: Sizes
     tilings: Mapping[int, Tiling]
     blocks: tuple[str, ...] = ()
+    by: Size | None = None
 
     @property
     def steps(self) -> dict[int, Kernel | Call]:
@@ -52,10 +54,14 @@ class FusionGroup:
     # -- growth --------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def grow_from(cls, program: Program, seed: str, dims: Sizes) -> FusionGroup | None:
-        """A product  ->  the largest group found that has a block of it; None where no two steps can share a loop."""
+    def grow_from(cls, program: Program, seed: str, dims: Sizes, by: Size | None = None) -> FusionGroup | None:
+        """A product  ->  the largest group found that has a block of it; None where no two steps can share a loop.
+
+        :param by: of a batch's first axis, a block; None: a block of rows.
+        """
         shape = program.types[seed].shape
-        group = cls(program, shape[:-1], shape[-1], dims, {}).with_block(seed)
+        lead = len(shape) - 1 if by is None else 1
+        group = cls(program, shape[:lead], product(shape[lead:]), dims, {}, by=by).with_block(seed)
         refused: set[str] = set()
         while group is not None:
             names = (b for step in group.steps.values() for b in (*step.reads, *step.writes))

@@ -100,8 +100,10 @@ def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buff
     *outer, row, count, column = (fresh_name(name, taken) for name in names)
     whole, tilings = [*group.steps.values()], [group.tilings[n] for n in group.steps]
     lead = len(group.shape)
-    bounds = column_bounds(whole, [t.row for t in tilings], dict.fromkeys(group.blocks, lead), group.columns)
-
+    rows = [tiling.row for tiling in tilings]
+    by, bounds = group.by, None
+    if by is None:
+        bounds = column_bounds(whole, rows, dict.fromkeys(group.blocks, lead), group.columns)
     host = isinstance(device, Cpu)
 
     def block(name: str, columns: tuple[Size, ...] | None = None) -> Buffer:
@@ -120,11 +122,13 @@ def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buff
         columns = (axis, column) if axis else None
         steps.append(_StepWriter(tiling, tuple(outer), row, count, blocks, lead - 1, columns, sums).step(step, types))
     carried = {n for tiling in tilings for n in tiling.carried}
-    rows, parallel = group.shape[-1], len(carried) < len(sizes)
+    every, parallel = group.shape[-1], len(carried) < len(sizes)
+    if by is None:
+        by = rows_per_block(every, group.columns, parallel) if host else rows_per_launch(every, group.columns)
     return Loop(
         over=tuple(zip(outer, sizes, strict=True)),
-        rows=(row, rows),
-        by=rows_per_block(rows, group.columns, parallel) if host else rows_per_launch(rows, group.columns),
+        rows=(row, every),
+        by=by,
         count=count,
         blocks=tuple(blocks.values()),
         steps=tuple(steps),

@@ -105,7 +105,7 @@ def _summed_axes(kernel: Kernel, accum: Stmt, tiling: Tiling) -> set[int] | None
 def _of_call(call: Call, tiling: Tiling) -> Tiling | None:
     """A product with the rows of the loop, or one that sums over them."""
     lead, out = len(tiling.outer), [i.variable for i in call.out.index if i.terms]
-    if not REGISTRY[call.op].contraction or call.parts or len(out) != lead + 2:
+    if not REGISTRY[call.op].contraction or call.parts or len(out) < lead + 2:
         return None
     batch, row = out[:lead], out[lead]
     divided = {axis for o in call.operands for axis, _ in o.per}

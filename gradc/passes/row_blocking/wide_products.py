@@ -97,6 +97,6 @@ def _blocked_products(loop: Loop, program: Program, dims: Sizes) -> Iterator[tup
         if isinstance(step, Call) and step.out.buffer not in loop.writes:
             axes = {axis: evaluate(size, inside) for axis, size in step.axes}
             inner = math.prod(n for axis, n in axes.items() if axis not in step.result_axes)
-            columns = axes[step.result_axes[-1]]
-            if columns >= RECOMPUTED * inner:
-                yield evaluate(product(size for _, size in (*loop.over, loop.rows)), sizes) * columns, sizes
+            if axes[step.result_axes[-1]] >= RECOMPUTED * inner:
+                own = math.prod(axes[axis] for axis in step.result_axes)
+                yield evaluate(product(size for _, size in (*loop.over, loop.rows)), sizes) * own, sizes

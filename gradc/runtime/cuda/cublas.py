@@ -11,7 +11,8 @@ import functools
 import glob
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,18 @@ _SIGNATURES = {
 """The types of arguments: pointers, ints, long longs and a size."""
 
 
-_handles: dict[int, int] = {}
+@dataclass
+class _Handle:
+    """A handle of cuBLAS.
+
+    :param given: the stream, and the address and bytes of the workspace, that it was given last.
+    """
+
+    number: int
+    given: tuple[int, int, int] | None = None
+
+
+_handles: dict[int, _Handle] = {}
 """One of each device, for all threads (autograd's, too) and streams: each has memory of its own on the device."""
 _lock = lock(reentrant=True)
 """Held from where a handle is given a stream and a workspace to where it has submitted all that goes there."""
@@ -66,50 +78,76 @@ def workspace_bytes(arch: str) -> int:
     return (32 if int(arch.removeprefix("sm_").rstrip("af")) >= 90 else 4) << 20
 
 
-def multiply(
-    device: int, library: Library, a: int, b: int, out: int, workspace: Span, stream: int, pointers: int = 0
-) -> None:
-    """Submits a product to a stream, which may be under capture.
+def prepared(
+    device: int, library: Library, a: int, b: int, out: int, workspace: Span, pointers: int = 0
+) -> Callable[[int], None]:
+    """A function that submits a product to a stream, which may be under capture; arguments are converted once.
 
     :param pointers: the address of ``library.pointers``, by which one call is made unless an array of 16-bit elements
         begins between multiples of POINTER_ALIGN bytes.
-    :raises DeviceError: there is no cuBLAS, or it reported an error; the message has the sizes.
+    :raises DeviceError: there is no cuBLAS; the function raises it where that reports an error, with the sizes.
     """
-    with _lock:
-        _multiply(_library(), _handle(device), library, (a, b, out), workspace, stream, pointers)
+    blas, handle = _library(), _handle(device)
+    asked = _calls(blas, handle, library, (a, b, out), pointers)
+    calls = [(_untyped(function), _converted(function, given)) for function, given in asked]
+    set_stream, set_workspace = blas.cublasSetStream_v2, blas.cublasSetWorkspace_v2
+    number, (address, nbytes) = handle.number, (workspace.address, workspace.nbytes)
+
+    def submit(stream: int) -> None:
+        given = (stream, address, nbytes)
+        with _lock:
+            if handle.given != given:
+                handle.given = None
+                _check(set_stream(number, stream), library)
+                # set after the stream, because setting the stream resets the workspace
+                _check(set_workspace(number, address, nbytes), library)
+                handle.given = given
+            for function, arguments in calls:
+                code = function(*arguments)
+                if code:
+                    _check(code, library)
+
+    return submit
 
 
-def _multiply(
-    blas: Any,
-    handle: int,
-    library: Library,
-    starts: tuple[int, int, int],
-    workspace: Span,
-    stream: int,
-    pointers: int,
-) -> None:
+def _calls(
+    blas: Any, handle: _Handle, library: Library, starts: tuple[int, int, int], pointers: int
+) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Functions of cuBLAS with their arguments."""
     a, b, out = starts
     (data, _), (result, compute) = (_TYPES[dtype_of(each).name] for each in (library.read, library.dtype))
     real = ctypes.c_double if library.dtype == np.float64 else ctypes.c_float
     one, kept = real(1), real(library.product.add)  # what is there is added, or not even read
     # cuBLAS is column-major: it sees row-major matrices as transposes, and out^T = b^T a^T.
     sizes = (_operation(library.b), _operation(library.a), library.n, library.m, library.k)
-    _check(blas.cublasSetStream_v2(handle, stream), library)
-    _check(
-        blas.cublasSetWorkspace_v2(handle, workspace.address, workspace.nbytes), library
-    )  # set after the stream, because setting the stream resets the workspace
-    product, added = (handle, *sizes, ctypes.byref(one)), ctypes.byref(kept)
+    product, added = (handle.number, *sizes, ctypes.byref(one)), ctypes.byref(kept)
     left, right, written = ((side.leading, side.step) for side in (library.b, library.a, library.out))
     how = (compute, _DEFAULT_ALGORITHM)
     if pointers and (library.read.itemsize > 2 or not any(start % POINTER_ALIGN for start in starts)):
         of_a, of_b, of_out = (pointers + 8 * library.matrices * i for i in range(3))
         arrays = (of_b, data, left[0], of_a, data, right[0], added, of_out, result, written[0])
-        _check(blas.cublasGemmBatchedEx(*product, *arrays, library.matrices, *how), library)
+        yield blas.cublasGemmBatchedEx, (*product, *arrays, library.matrices, *how)
         return
     read, wrote = library.read.itemsize, library.dtype.itemsize
     for at_a, at_b, at_out in library.calls:
         operands = (b + at_b * read, data, *left, a + at_a * read, data, *right, added, out + at_out * wrote, result)
-        _check(blas.cublasGemmStridedBatchedEx(*product, *operands, *written, library.batch, *how), library)
+        yield blas.cublasGemmStridedBatchedEx, (*product, *operands, *written, library.batch, *how)
+
+
+def _converted(function: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments as the types of a foreign function; those of any other are as they are."""
+    types = getattr(function, "argtypes", None)
+    if not types:
+        return given
+    return tuple(kind(x) if isinstance(x, int) else x for kind, x in zip(types, given, strict=True))
+
+
+def _untyped(function: Any) -> Any:
+    """The same foreign function for arguments that have its types, which ctypes then need not convert in each call;
+    any other as it is.
+    """
+    foreign = getattr(function, "argtypes", None)
+    return type(function)(ctypes.cast(function, ctypes.c_void_p).value) if foreign else function
 
 
 def _operation(side: Side) -> int:
@@ -126,14 +164,14 @@ def _check(code: int, library: Library | None = None) -> None:
         raise DeviceError(f"cuBLAS refused a product ({subject}): status {code}, {_STATUS.get(code, 'unknown')}")
 
 
-def _handle(device: int) -> int:
+def _handle(device: int) -> _Handle:
     """The handle of a device, which is the current one."""
     with _lock:
         if device not in _handles:
             made = ctypes.c_void_p()
             _check(_library().cublasCreate_v2(ctypes.byref(made)))
             _check(_library().cublasSetMathMode(made, _MATH))
-            _handles[device] = made.value or 0
+            _handles[device] = _Handle(made.value or 0)
         return _handles[device]
 
 

@@ -7,7 +7,7 @@ stream, None means the current one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -169,11 +169,11 @@ class Device(Protocol):
     def read(self, span: Span, stream: int | None = None) -> Array:
         """Waits for the stream, then copies to the host."""
 
-    def multiply(
-        self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
-    ) -> None:
-        """Computes a :class:`gradc.codegen.cuda.actions.Library` product on addresses; ``pointers`` is that of its
-        ``pointers``.
+    def product(
+        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0
+    ) -> Callable[[int], None]:
+        """A function that submits a :class:`gradc.codegen.cuda.actions.Library` product on addresses to a stream;
+        ``pointers`` is the address of its ``pointers``.
         """
 
     def stream(self) -> int:

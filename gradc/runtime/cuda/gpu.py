@@ -21,7 +21,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -418,13 +418,13 @@ class Gpu:
             self.runtime.memcpy(out.ctypes.data, span.address, span.nbytes, self.runtime.memcpyDeviceToHost)
         return out
 
-    def multiply(
-        self, library: Any, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
-    ) -> None:
+    def product(
+        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0
+    ) -> Callable[[int], None]:
         with held_off:
             from . import cublas
 
-        cublas.multiply(self.description.number, library, a, b, out, workspace, stream, pointers)
+        return cublas.prepared(self.description.number, library, a, b, out, workspace, pointers)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ def product(device: Device, plan: LaunchPlan, action: Library, roots: Roots) -> 
     a, b = (span_of(side.part, roots).address + side.skipped for side in (p.a, p.b))
     workspace = span_of(plan.library, roots)
     pointers = span_of(action.pointers, roots).address if action.pointers is not None else 0
-    return lambda stream: device.multiply(action, a, b, out.address, workspace, stream, pointers)
+    return device.product(action, a, b, out.address, workspace, pointers)
 
 
 class StepByStep:

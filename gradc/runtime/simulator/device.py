@@ -226,9 +226,15 @@ class Simulator:
         self.synchronize(stream)
         return self.seen(span).copy()
 
+    def product(
+        self, library: Library, a: int, b: int, out: int, workspace: Span, pointers: int = 0
+    ) -> Callable[[int], None]:
+        return lambda stream: self.multiply(library, a, b, out, workspace, stream, pointers)
+
     def multiply(
         self, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
     ) -> None:
+        """Computes a product on addresses, whose steps and matrices it looks at."""
         p = library.product
 
         def work() -> None:

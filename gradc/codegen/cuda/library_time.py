@@ -1,0 +1,86 @@
+"""How long cuBLAS takes for a product on a GPU, from its shapes alone: a model that was fitted to measured times.
+
+A product takes the longer of its flops at the library's rate and its operands' bytes at the device's bandwidth; its
+result is written behind them, by an epilogue that nothing hides.  Of 29 products that an H200 was given (bf16 and f32,
+results of both, 9.7 GFLOP to 1.1 TFLOP; ``benchmarks/results/gpu-nvidia-h200-2026-11-28-tiles.json``) all took within
+10 % of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ...ir.types import dtype as dtype_of
+from ...targets.devices import Gpu
+from ...targets.gpu import LIBRARY_CALL, LIBRARY_FLOPS, MATRIX_ALIGN, UNALIGNED_FLOPS
+from .actions import Library, Side, Strided
+
+
+@dataclass(frozen=True)
+class ProductTime:
+    """The predicted time of all calls of a product.
+
+    :param bounds: seconds by what bounds it: the calls themselves, flops, bytes.
+    """
+
+    seconds: float
+    bounds: Mapping[str, float]
+
+    @property
+    def bound(self) -> str:
+        """What takes longest."""
+        return max(self.bounds, key=self.bounds.__getitem__)
+
+
+def library_seconds(library: Library, gpu: Gpu) -> float:
+    """Predicted seconds of all calls of a product."""
+    return product_time(library, gpu).seconds
+
+
+def product_time(library: Library, gpu: Gpu) -> ProductTime:
+    """The predicted time of all calls of a product."""
+    p, count = library.product, library.matrices
+    kind = dtype_of(library.read).name
+    rate = LIBRARY_FLOPS[kind] if is_aligned(library) else UNALIGNED_FLOPS[kind]
+    flops = 2.0 * count * library.m * library.n * library.k / rate
+    read = sum(map(_held_bytes, (p.a, p.b))) / gpu.bandwidth
+    written = count * library.m * library.n * library.dtype.itemsize * (2 if p.add else 1) / gpu.bandwidth
+    calls = (1 if library.pointers is not None else len(library.calls)) * LIBRARY_CALL
+    bounds = {"launches": calls, "flops": flops, "bytes": read + written}
+    return ProductTime(calls + max(flops, read) + written, bounds)
+
+
+def is_aligned(library: Library) -> bool:
+    """Whether cuBLAS has its fast kernels for a product of 16-bit operands; those of others are one kind.
+
+    Matrices and their rows begin at multiples of 16 bytes (cuBLAS documentation, "Tensor Core Usage"), and so do those
+    extents that a kernel must not go beyond by a part of 16 bytes: of a result's rows, which it would write, and of the
+    summed axis where that is an operand's unit stride, which it would add.  Beyond the others it reads, and drops what
+    comes of it: with V odd and rows padded to multiples of 8, an H200 had ``align1`` kernels for x[N,D] w[V,D] and
+    dy[N,V] w[V,D], and an ``align8`` one for dy[N,V] x[N,D] (the table ``linear_cross_entropy`` of
+    ``benchmarks/results/gpu-nvidia-h200-2026-11-28.json``).
+    """
+    if library.read.itemsize > 2:
+        return True
+    p = library.product
+    summed = library.k if library.b.transposed or not library.a.transposed else 0
+    sides = ((p.a, library.a), (p.b, library.b), (p.out, library.out))
+    ends = (library.n * library.dtype.itemsize, summed * library.read.itemsize)
+    return all(begins_aligned(*side) for side in sides) and not any(end % MATRIX_ALIGN for end in ends)
+
+
+def begins_aligned(operand: Strided, side: Side) -> bool:
+    """Whether all rows of all matrices of an operand begin at multiples of 16 bytes, if its memory does."""
+    size = operand.part.dtype.itemsize
+    steps = [step for count, step in zip(operand.shape[:-2], operand.strides[:-2], strict=True) if count > 1]
+    at = (operand.part.start, operand.skipped, side.leading * size, *(step * size for step in steps))
+    return not any(place % MATRIX_ALIGN for place in at)
+
+
+def _held_bytes(operand: Strided) -> int:
+    """Bytes of an operand's matrices, each once."""
+    batch = zip(operand.shape[:-2], operand.strides[:-2], strict=True)
+    held = prod(count for count, step in batch if step) * operand.shape[-2] * operand.shape[-1]
+    return held * operand.part.dtype.itemsize
