@@ -24,8 +24,8 @@ MUTANTS = (
     Mutant(
         "loops.copies-rows",
         "gradc/passes/loops/copies.py",
-        "or order[-1:] != (len(order) - 1,) or rounds",
-        "or rounds",
+        "or order[-1:] != (len(order) - 1,) or epilogue",
+        "or epilogue",
         "a library writes columns as rows",
         ("test_narrow_products",),
     ),
@@ -428,8 +428,8 @@ MUTANTS = (
     Mutant(
         "lower.guard",
         "gradc/passes/schedule/lower.py",
-        "key = (node, index, self.guard, other)",
-        "key = (node, index, other)",
+        "key = (node, index, self.guard, identity(_as_python(other, node.dtype)))",
+        "key = (node, index, identity(_as_python(other, node.dtype)))",
         "a value read under a mask serves where there is none",
         (
             "test_fusions -k under_a_mask",

@@ -148,7 +148,8 @@ class KernelBuilder:
         if statement.op != "load" or statement.where != self.guard or statement.dtype is None:
             return False
         own = dict(statement.attrs).get("other", 0)
-        return identity(_as_python(own, statement.dtype)) == identity(_as_python(other, statement.dtype))
+        same: bool = identity(_as_python(own, statement.dtype)) == identity(_as_python(other, statement.dtype))
+        return same
 
     @staticmethod
     def parted(index: Index, sizes: Sequence[Size]) -> None:
