@@ -20,9 +20,10 @@ from ..errors import Unsupported
 from ..interp import run
 from ..ir.dims import SizeLike
 from ..ir.node import Node
+from ..ops.products.attention import scale_of_kept
 from ..trace import trace
-from .sizes import typical, with_symbols
-from .table import line_of
+from .sizes import evaluated, typical
+from .table import draws
 
 aten = torch.ops.aten
 
@@ -32,11 +33,6 @@ _LIBRARY.define(
     "dropout_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor mask, float p, bool is_causal,"
     " float? scale, bool enable_gqa) -> Tensor"
 )
-
-
-def scale_of_kept(p: float) -> float:
-    """What a dropout multiplies with what it keeps."""
-    return 1 / (1 - p) if p < 1 else 0.0
 
 
 def _dropout(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
@@ -55,15 +51,21 @@ def _dropout_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """``scaled_dot_product_attention``, once the mask of its dropout [..., L, S] is drawn."""
+    """``scaled_dot_product_attention``, once the mask of its dropout [..., L, S] is drawn: as in eager mode, 16-bit
+    operands are multiplied in f32.
+    """
+    dtype = query.dtype
+    if dtype.itemsize == 2:
+        query, key, value = (x.float() for x in (query, key, value))
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype is torch.bool else scores + attn_mask
-    return _dropout(aten._safe_softmax.default(scores, -1), mask, p) @ value
+        is_bool = attn_mask.dtype is torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if is_bool else scores + attn_mask.to(scores.dtype)
+    return (_dropout(aten._safe_softmax.default(scores, -1), mask, p) @ value).to(dtype)
 
 
 def _random_mask(key: torch.Tensor, shape: Sequence[int], p: float, stream: int) -> torch.Tensor:
@@ -94,9 +96,12 @@ where they are if it is computed: what they give has a gradient where that has, 
 
 def is_draw(node: torch.fx.Node) -> bool:
     """Whether a call of ATen's draws random numbers, and does nothing that gradc could take."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    return node.target.namespace == "aten" and line_of(node.target) is None  # type: ignore[union-attr]
+    return hasattr(node.target, "namespace") and draws(node.target)
+
+
+def is_own_draw(node: torch.fx.Node) -> bool:
+    """Whether a call computes a mask of gradc's."""
+    return node.target is torch.ops.gradc.random_mask.default
 
 
 def draw_first(graph: torch.fx.Graph, random: str = "torch", attention_on_gpu: bool = False) -> None:
@@ -110,7 +115,7 @@ def draw_first(graph: torch.fx.Graph, random: str = "torch", attention_on_gpu: b
         if is_draw(node):
             _read_memory_itself(node)
         try:
-            if node.target is aten.native_dropout.default and node.args[2] is not False:
+            if node.target is aten.native_dropout.default and node.args[2] is True:
                 _dropout_apart(node, sizes)
             elif node.target is aten.scaled_dot_product_attention.default:
                 _attention_apart(node, sizes, attention_on_gpu and random == "gradc")
@@ -137,16 +142,19 @@ def _read_memory_itself(node: torch.fx.Node) -> None:
 
 _EMPTY = (aten.empty.memory_format, aten.empty_permuted.default)
 _SAME = (aten.alias.default, aten.detach.default)
+"""What gives all of its operand's memory."""
 
 
 def is_drawn_into(node: torch.fx.Node) -> bool:
     """Whether a call gives memory that draws alone fill."""
-    return node.target in _EMPTY and all(map(is_draw, node.users))
+    return node.target in _EMPTY and bool(node.users) and all(map(is_draw, node.users))
 
 
 def _dropout_apart(node: torch.fx.Node, sizes: _Sizes) -> None:
     x, p, *_ = node.args
     like, (value, _) = x.meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    if like.device.type == "cuda" and not sizes.has_keys and not _is_whole(like):
+        return  # what its kernel draws for an element depends on where the operand lies
     reads_mask = any(user.args[1] and user.users for user in node.users)
     with node.graph.inserting_before(node):
         if p == 1 and not reads_mask:  # for which eager mode's dropout draws nothing
@@ -158,6 +166,11 @@ def _dropout_apart(node: torch.fx.Node, sizes: _Sizes) -> None:
         user.replace_all_uses_with(mask if user.args[1] else y)
         node.graph.erase_node(user)
     node.graph.erase_node(node)
+
+
+def _is_whole(x: torch.Tensor) -> bool:
+    """Whether a tensor is all of its memory, each element once."""
+    return not x.storage_offset() and bool(aten.is_non_overlapping_and_dense(x))
 
 
 def _bernoulli_apart(node: torch.fx.Node, sizes: _Sizes) -> None:
@@ -178,8 +191,10 @@ def _attention_apart(node: torch.fx.Node, sizes: _Sizes, on_gpu: bool) -> None:
     if p in (0, 1) or not (on_gpu or like.device.type == "cpu"):  # a GPU draws in the kernels of its attention
         return
     grouped = bool(named.get("enable_gqa", False))
-    if not grouped and like.shape[:-2] != keys.shape[:-2]:
-        return
+    values = named["value"].meta["val"]
+    same = values.shape[:-2] == keys.shape[:-2] == (keys if grouped else like).shape[:-2]
+    if not same or (named.get("scale") is None and isinstance(like.shape[-1], torch.SymInt)):
+        return  # gradc's takes no such operands
     with node.graph.inserting_before(node):
         mask = sizes.mask(like, (*like.shape[:-1], keys.shape[-2]), float(p))
         tensors = (query, key, named["value"], named.get("attn_mask"), mask)
@@ -213,7 +228,8 @@ class _Sizes:
             for axis, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
                 if isinstance(size, torch.SymInt):
                     self.axes.setdefault(size.node.expr, (node, axis))
-        self.first = next(n for n in graph.nodes if n.op != "placeholder")
+        self.last = list(graph.find_nodes(op="placeholder"))[-1]
+        """After which sizes and keys are computed."""
 
     def of(self, size: int | torch.SymInt) -> int | torch.fx.Node:
         """
@@ -221,22 +237,26 @@ class _Sizes:
         """
         if not isinstance(size, torch.SymInt):
             return size
-        with self.graph.inserting_before(self.first):
-            return with_symbols(size.node.expr, self._symbol, self._computed)  # type: ignore[no-any-return]
+        return evaluated(size.node.expr, self._symbol, self._computed)  # type: ignore[no-any-return]
 
     def _symbol(self, symbol: Any) -> torch.fx.Node:
         if symbol not in self.known:
             if symbol not in self.axes:
                 raise Unsupported(f"the size {symbol}")
             node, axis = self.axes[symbol]
-            self.known[symbol] = self._call(aten.sym_size.int, (node, axis), node.meta["val"].shape[axis])
+            self.known[symbol] = self._first(aten.sym_size.int, (node, axis), node.meta["val"].shape[axis])
         return self.known[symbol]
 
     def _computed(self, function: Any, *operands: Any) -> Any:
         if not any(isinstance(o, torch.fx.Node) for o in operands):
             return function(*operands)
         value = function(*(o.meta["val"] if isinstance(o, torch.fx.Node) else o for o in operands))
-        return self._call(function, operands, value)
+        return self._first(function, operands, value)
+
+    def _first(self, target: Any, args: tuple[Any, ...], value: Any) -> torch.fx.Node:
+        with self.graph.inserting_after(self.last):
+            self.last = self._call(target, args, value)
+        return self.last
 
     def _call(self, target: Any, args: tuple[Any, ...], value: Any) -> torch.fx.Node:
         made = self.graph.call_function(target, args)
@@ -246,9 +266,9 @@ class _Sizes:
     def _key(self, of: torch.Tensor) -> torch.fx.Node:
         """What torch draws once a call, where ``of`` lies."""
         if of.device not in self.keys:
-            with of.fake_mode, self.graph.inserting_before(self.first):  # type: ignore[attr-defined]
+            with of.fake_mode:  # type: ignore[attr-defined]
                 value = torch.empty((), dtype=torch.int64, device=of.device)
-                key = self._call(aten.randint.low, (-(2**63), 2**63 - 1, []), value)
+                key = self._first(aten.randint.low, (-(2**63), 2**63 - 1, []), value)
             key.kwargs = {"dtype": torch.int64, "device": of.device}
             self.keys[of.device] = key
         return self.keys[of.device]

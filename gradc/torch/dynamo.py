@@ -314,7 +314,7 @@ class _Program:
             return self.source(*arguments)
         recording = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
         for i in self.mutated:  # what is kept for backward stays as it was
-            given[i] = (given[i], given[i] if self.reads_first and not recording else given[i].clone())
+            given[i] = (given[i], given[i] if self.reads_first and not recording else _copy(given[i]))
         with _without_autocast():  # its casts are calls of the normal form
             return self.run(given)
 
@@ -499,10 +499,10 @@ def _base(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _release(steps: Sequence[_Step], returned: Sequence[Any]) -> None:
-    """Let each step drop what it is the last to read."""
+    """Let each step drop what it is the last to read, and of what it makes what nothing reads."""
     seen = {r for r in returned if isinstance(r, torch.fx.Node)}
     for step in reversed(steps):
-        last = dict.fromkeys(n for n in step.reads if n not in seen)
+        last = dict.fromkeys(n for n in (*step.reads, *step.makes) if n not in seen)
         step.done = tuple(last)
         seen.update(last)
 
@@ -561,9 +561,16 @@ def _in_place(overload: Any) -> Callable[..., Any]:
     """The functional form of an overload that writes in place, with the gradient that eager mode has."""
 
     def functional(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return overload(x.clone(), *args, **kwargs)
+        return overload(_copy(x), *args, **kwargs)
 
     return functional
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    """A copy of the same strides, also where there are gaps between elements: on them depends what is drawn."""
+    if torch.ops.aten.is_non_overlapping_and_dense(x) or 0 in x.stride():
+        return x.clone()
+    return x.new_empty_strided(x.size(), x.stride()).copy_(x)
 
 
 def _rrelu(x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:

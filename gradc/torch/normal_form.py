@@ -24,6 +24,7 @@ from ..runtime.torch_private import (
 )
 from . import autocast, foreach
 from .custom_gradients import CustomGradient
+from .table import draws
 
 __all__ = [
     "NormalForm",
@@ -433,7 +434,7 @@ class _ExplicitGradients(TorchDispatchMode):
             self._check_write(function, args, kwargs or {}, constant)
         with self._enabled(function):
             result = function(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in function.tags:
+        if draws(function):
             self.drawn.append(tree_leaves(result)[-1].clone())
         if overload_schema(function).is_mutable:
             self._written(function, args, kwargs or {}, constant)

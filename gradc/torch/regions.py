@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .draws import is_draw, is_drawn_into
+from .draws import is_draw, is_drawn_into, is_own_draw
 from .importer import Refusal, Translation, refusal, tensors_of
 from .normal_form import stops_gradient
 from .preference import faster_in_torch
@@ -69,8 +69,13 @@ def plan(graph: torch.fx.Graph, smallest: int, take: str = "faster") -> Plan:
                 refused[node] = refusal(node, "several regions read what it gives", by_choice=True)
             continue
         found = _numbered(calls, homes, levels, refused)
-        least = 1 if all(map(is_draw, refused)) else max(smallest, 1)
-        small = [nodes for nodes in found.regions.values() if sum(map(computes, nodes)) < least]
+        whole = all(is_draw(node) and reason.by_choice for node, reason in refused.items())
+        least = 1 if whole else max(smallest, 1)
+        small = [
+            nodes
+            for nodes in found.regions.values()
+            if sum(map(computes, nodes)) < least and not any(map(is_own_draw, nodes))
+        ]
         if not small:
             return found
         for nodes in small:
@@ -310,7 +315,7 @@ def _capabilities(
             reason = faster_in_torch(node) if take == "faster" else ""
             if reason:
                 chosen[node] = refusal(node, reason, by_choice=True)
-            elif is_draw(node):
+            elif is_draw(node) and not any(o in taken for o in node.all_input_nodes):
                 chosen[node] = refusal(node, "torch draws the random numbers of eager mode", by_choice=True)
             elif source is None or source in taken:
                 translation.translate(node)
@@ -393,10 +398,16 @@ def _sink(calls: Nodes, homes: Homes, levels: dict[torch.fx.Node, int]) -> None:
         ]
         if node in free and needed and len(needed) == len(node.users):
             levels[node] = min(needed)
-        elif node not in homes and (is_draw(node) or is_drawn_into(node)) and needed:
+        elif node not in homes and _is_drawing(node) and needed:
             levels[node] = max(levels[node], min(*needed, following))
         if node not in homes and _ordered(node):
             following = levels[node]
+
+
+def _is_drawing(node: torch.fx.Node) -> bool:
+    """Whether a call draws, makes the memory for it, or is one of several values that are drawn."""
+    drawn = node.args[0] if node.target is operator.getitem else node
+    return is_draw(drawn) or is_drawn_into(node)  # type: ignore[arg-type]
 
 
 def ordered_calls(found: Plan, calls: Nodes) -> list[tuple[int, Any]]:

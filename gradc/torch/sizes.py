@@ -80,7 +80,7 @@ def size_of(value: int | torch.SymInt) -> Size:
 
 def _of_expression(expression: Any) -> Size:
     """A sympy expression over integer symbols as a size."""
-    return with_symbols(expression, _symbol, lambda function, *sizes: _ON_SIZES.get(function, function)(*sizes))  # type: ignore[no-any-return]
+    return evaluated(expression, _symbol, lambda function, *sizes: _ON_SIZES.get(function, function)(*sizes))  # type: ignore[no-any-return]
 
 
 def _symbol(symbol_: Any) -> Size:
@@ -89,7 +89,7 @@ def _symbol(symbol_: Any) -> Size:
     return symbol(_names.get().get(str(symbol_), str(symbol_)))
 
 
-def with_symbols(expression: Any, leaf: Callable[[Any], Any], call: Callable[..., Any]) -> Any:
+def evaluated(expression: Any, leaf: Callable[[Any], Any], call: Callable[..., Any]) -> Any:
     """The value of a sympy expression over integer symbols.
 
     :param leaf: the value of a symbol.
@@ -102,11 +102,11 @@ def with_symbols(expression: Any, leaf: Callable[[Any], Any], call: Callable[...
     if expression.is_Integer:
         return int(expression)
     if name == "Pow" and expression.exp.is_Integer and expression.exp >= 0:
-        operands = [with_symbols(expression.base, leaf, call)] * int(expression.exp)
+        operands = [evaluated(expression.base, leaf, call)] * int(expression.exp)
         return functools.reduce(functools.partial(call, operator.mul), operands, 1)
     if name not in _FUNCTIONS:
         raise Unsupported(f"the size {expression}")
-    operands = [with_symbols(argument, leaf, call) for argument in expression.args]
+    operands = [evaluated(argument, leaf, call) for argument in expression.args]
     return functools.reduce(functools.partial(call, _FUNCTIONS[name]), operands)
 
 

@@ -93,6 +93,12 @@ def line_of(overload: Any) -> Line | None:
     return lines().get(str(overload))
 
 
+def draws(overload: Any) -> bool:
+    """Whether an overload of ATen's draws random numbers, and does nothing that gradc could take."""
+    seeded = torch.Tag.nondeterministic_seeded in overload.tags
+    return seeded and overload.namespace == "aten" and line_of(overload) is None
+
+
 def is_kept(overload: Any) -> bool:
     """Whether a normal form keeps an overload whole: one with a line, and one that draws random numbers, as torch then
     draws the same in eager mode.

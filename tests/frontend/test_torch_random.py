@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ WRITTEN: dict[str, Callable[[Any], Any]] = {
     "normal_": lambda x: (x * 2).normal_(1, 2).sin(),
     "uniform_": lambda x: (x * 2).uniform_(1, 2).sin(),
     "bernoulli_": lambda x: (x * 2).bernoulli_(0.3).sin(),
+    "normal_ with gaps": lambda x: [y := x * 2, y[:, ::2].normal_(), y.sin()][-1],
 }
 """What is written into a computed value: eager mode's result has a gradient, of zeros."""
 SIZES = (3, 6, 4)
@@ -141,6 +143,62 @@ def test_attention_rounds_no_more_than_eager_mode(dtype: Any) -> None:
         assert (ours - exact).abs().max() <= (eager - exact).abs().max() + 2 * unit
 
 
+def alone(q: Any, k: Any, v: Any, mask: Any, x: Any) -> Any:
+    """Attention in a region too small for gradc, beside what is torch's."""
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=0.3), torch.linalg.det(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_that_torch_runs_is_eager_mode_s(dtype: Any, causal: bool) -> None:
+    """It multiplies in f32, large values and masks of f32 too, whole rows masked among them."""
+    q, k, v = (torch.randn(2, 4, 5, 16).to(dtype) * 60 for _ in range(3))
+    mask = None if causal else torch.randn(5, 5).masked_fill(torch.eye(5) > 0, -torch.inf)
+    x = torch.randn(3, 3)
+
+    def function(q: Any, k: Any, v: Any, mask: Any, x: Any) -> Any:
+        return alone(q, k, v, mask, x) if not causal else (attention(is_causal=True)(q, k, v), torch.linalg.det(x))
+
+    found = []
+    for call in (function, compiled(function, smallest_region=50)):
+        torch.manual_seed(2)
+        found.append(call(q, k, v, mask, x)[0])
+    assert not gradc.torch.report().graphs[0].regions
+    torch.testing.assert_close(found[1], found[0], rtol=4 * torch.finfo(dtype).eps, atol=1e-3)
+
+
+def test_what_gradc_s_attention_does_not_take_is_left_whole_to_torch() -> None:
+    """Features of no known size, other batches of keys: one call of torch's, in eager mode's order."""
+    function = attention()
+    agree(function, rand(2, 4, 5, 8), rand(2, 4, 7, 8), rand(2, 4, 7, 6), dynamic=True)
+    agree(function, rand(2, 4, 5, 8), rand(1, 4, 7, 8), rand(1, 4, 7, 6))
+    for graph in gradc.torch.report().graphs:
+        assert "aten.scaled_dot_product_attention.default" in {r.op for r in graph.refused}
+
+
+def test_draws_that_nothing_reads_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is gone when the next is made."""
+    drawn: list[Any] = []
+    alive: list[int] = []
+
+    def rand_like(x: Any, **options: Any) -> Any:
+        alive.append(sum(each() is not None for each in drawn))
+        y = torch.rand_like(x)
+        drawn.append(weakref.ref(y))
+        return y
+
+    monkeypatch.setitem(gradc.torch.dynamo.IN_EAGER, torch.ops.aten.rand_like.default, rand_like)
+
+    def function(x: Any) -> Any:
+        for _ in range(5):
+            torch.rand_like(x)
+            x = x.sin()
+        return x
+
+    compiled(function)(torch.ones(3))
+    assert alive == [0] * 5
+
+
 def test_draws_keep_their_order_among_those_that_read_values() -> None:
     def function(x: Any) -> Any:
         a = F.dropout(x.exp(), 0.3)
@@ -150,6 +208,18 @@ def test_draws_keep_their_order_among_those_that_read_values() -> None:
     agree(function, rand(*SIZES))
     (graph,) = gradc.torch.report().graphs
     assert len(graph.regions) == 2
+
+
+def test_a_draw_that_reads_values_is_refused() -> None:
+    def function(x: Any) -> Any:
+        return torch.bernoulli(x.sigmoid()) * x
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"aten\.bernoulli\.default .*random numbers"):
+        compiled(function, fallback="error")(rand(3))
+    torch._dynamo.reset()
+    gradc.torch.report().clear()
+    agree(function, rand(3))
+    assert not gradc.torch.report().graphs[0].regions, "too small, both of them"
 
 
 def test_a_size_that_values_tell_is_left_to_torch() -> None:

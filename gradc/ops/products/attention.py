@@ -28,6 +28,11 @@ FEW = 16
 """Rows of a query that are multiplied together with those of other heads."""
 
 
+def scale_of_kept(p: float) -> float:
+    """What a dropout multiplies with what it keeps."""
+    return 1 / (1 - p) if p < 1 else 0.0
+
+
 def _check(query: Node, key: Node, value: Node, dropout_p: float, dropout_mask: Node | None) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if floating(x.type).rank < 2:
@@ -194,7 +199,7 @@ def _attention(
         y = mix(scores, value)
     else:
         kept = converted(spread(dropout_mask, scores.shape), compute)
-        weights = safe_softmax(scores, -1) * kept * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0)
+        weights = safe_softmax(scores, -1) * kept * scale_of_kept(dropout_p)
         y = converted(multiply(weights, value), value.dtype)
     return reshaped(y, (*y.shape[:-4], *heads, *y.shape[-2:])) if group > 1 else y
 

@@ -8,9 +8,10 @@ from typing import Any
 from ... import ops
 from ...ir.node import Node
 from ...ir.types import F32, DType
+from ...ops.products.attention import scale_of_kept
 from ...ops.rules import converted
 from ...runtime.torch_private import SHARES_TIES, release
-from ..draws import mask_of, scale_of_kept
+from ..draws import mask_of
 from ..table import in_opmath, to_common, to_result
 from .casts import cast
 
