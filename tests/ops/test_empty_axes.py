@@ -186,3 +186,23 @@ def test_an_extremum_over_nothing_that_is_allowed_is_the_bound_of_its_dtype() ->
     compiled, _ = gradc.compile(graph, wrt=[]).forward(x=empty)
     for found in (list(interp.run(graph, {"x": empty}).values()), list(compiled.values())):
         np.testing.assert_array_equal(found, [[bounds.min] * 2, [bounds.max] * 2])
+
+
+EMPTY_RESULTS: dict[str, tuple[Fn, dict[str, str]]] = {
+    "rows of a table": (lambda x, i: ops.gather(x, i, axis=0), {"x": "f32[V,0]", "i": "i64[M]"}),
+    "updates": (lambda x, i: ops.scatter_add(i, x, size=3, axis=0), {"x": "f32[M,0]", "i": "i64[M]"}),
+    "a grid": (lambda x, g: ops.grid_sample(x, g), {"x": "f32[1,1,2,2]", "g": "f32[1,0,2,2]"}),
+    "a symbolic grid": (lambda x, g: ops.grid_sample(x, g), {"x": "f32[1,1,2,2]", "g": "f32[1,H,2,2]"}),
+}
+
+
+@every_target
+@pytest.mark.parametrize("name", EMPTY_RESULTS)
+def test_gradients_of_rows_without_elements(name: str, target: str) -> None:
+    fn, types = EMPTY_RESULTS[name]
+    module = gradc.compile(trace(fn, **types), ["x"], target=target)
+    dims = {"V": 4, "M": 5, "H": 0}
+    given = {n: np.zeros(parse_type(t).concrete(dims), parse_type(t).dtype.np) for n, t in types.items()}
+    y, residuals = module.forward(**given)
+    dx = module.backward(residuals, y).as_dict()["x"]
+    assert dx.shape == given["x"].shape and not dx.any()

@@ -106,3 +106,13 @@ def test_the_workspace_of_attention_is_that_of_some_heads() -> None:
     assert spaces["backward"] <= (4 + 2 + 2) * each + 4096
     small = gradc.compile(gradc.trace(heads, **dict.fromkeys("qkv", "bf16[2,12,512,64]")), target="cuda", arch="sm_90")
     assert not small.forward.program.loops
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 0, 8), (2, 0, 5, 8), (0, 3, 5, 8)])
+def test_empty_axes_of_symbolic_sizes(shape: tuple[int, ...]) -> None:
+    types = dict.fromkeys("qkv", "bf16[B,H,S,8]")
+    module = gradc.compile(gradc.trace(lambda q, k, v: heads(q, k, v), **types), list("qkv"), target="cuda-sim")
+    given = np.zeros(shape, DTYPES["bf16"].np)
+    y, residuals = module.forward(q=given, k=given, v=given)
+    assert y.shape == shape
+    assert all(g.shape == shape for g in module.backward(residuals, y).as_dict().values())

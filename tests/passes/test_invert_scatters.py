@@ -92,3 +92,31 @@ def test_windows_that_would_be_long_are_left() -> None:
         np.add.at(exact, positions, dy.astype(np.float64))
         np.testing.assert_allclose(dx, exact, rtol=0, atol=2.0**-20 * np.abs(dy).sum(0).max())
         assert accums(program)
+
+
+def at(size: int) -> Node:
+    return ops.iota((size,), dtype="i64")
+
+
+CLAMPED: dict[str, Callable[[], Node]] = {
+    "above": lambda: ops.where(at(4) < 3, at(4), 2**32),
+    "below": lambda: ops.where(at(4) < 1, at(4) - 2**32 + 2, at(4)),
+    "of a float": lambda: ops.cast(
+        ops.where(ops.cast(at(4), "f64") < 3.0, ops.cast(at(4), "f64"), ops.cast(at(4), "f64") * 1e10), "i64"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLAMPED)
+def test_positions_beyond_i32_are_clamped_as_they_are(name: str) -> None:
+    graph = gradc.trace(lambda x: ops.scatter_add(CLAMPED[name](), x, size=4, axis=0, oob="clamp"), x="f32[4]")
+    x = np.arange(1, 5, dtype=np.float32)
+    want = gradc.compile(graph, [], target="numpy")(x=x)
+    np.testing.assert_array_equal(gradc.compile(graph, [], target="cuda-sim")(x=x), want)
+    np.testing.assert_array_equal(want, x)
+
+
+def test_a_sum_of_one_negative_zero_is_zero() -> None:
+    graph = gradc.trace(lambda x: ops.scatter_add(at(4), x, size=4, axis=0), x="f32[4]")
+    y = gradc.compile(graph, [], target="cuda-sim")(x=-np.zeros(4, np.float32))
+    assert not np.signbit(y).any()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from gradc import interp
+import gradc
+from gradc import interp, ops
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.passes.program.narrow_integers import narrow_integers, ranges_of
@@ -73,3 +76,20 @@ def test_products_beyond_32_bits_stay_64_and_so_does_what_they_alone_are_made_of
     dtypes = {s.op: s.dtype.name for s in made.kernels[1].body if s.dtype is not None}
     assert dtypes["index"] == dtypes["mul"] == "i64"
     verify_program(made)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        lambda i: ops.cast(ops.minimum(i * 2**31, 1), "i32"),
+        lambda i: ops.cast((i * 2**31) // 2**31, "i32"),
+        lambda i: ops.cast((i * 2654435761) % 16, "i32"),
+        lambda i: ops.cast(ops.maximum(i - 2**31, 3), "i32"),
+        lambda i: ops.cast(ops.bitwise_and(i * 2**31 + i, ops.cast(7, "i64")), "i32"),
+    ],
+)
+def test_small_values_of_what_does_not_fit(index: Any) -> None:
+    graph = gradc.trace(lambda x: x + index(ops.iota((16,), dtype="i64")), x="i32[16]")
+    x = np.arange(16, dtype=np.int32)
+    got = gradc.compile(graph, [], target="cuda-sim")(x=x)
+    np.testing.assert_array_equal(got, gradc.compile(graph, [], target="numpy")(x=x))

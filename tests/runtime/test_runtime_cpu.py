@@ -496,6 +496,13 @@ def test_a_precompiled_header_changes_no_code(tmp_path: Path) -> None:
         for path in found:
             path.write_bytes(b"gpch" + bytes(100))
         assert compiled_at("2", other) != plain["2"]
+        for size in (100, 4096, 200_000):  # what another process finds is made anew
+            for path in found:
+                with path.open("r+b") as file:
+                    file.truncate(size)
+            toolchain._precompiled.cache_clear()
+            assert compiled_at("0", text) == plain["0"]
+            assert any(path.stat().st_size > 1_000_000 for path in found)
         for path in found:
             path.unlink()
         assert compiled_at("0", other) != plain["0"]

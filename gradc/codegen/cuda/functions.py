@@ -233,11 +233,11 @@ class KernelWriter:
         known = [count for count in counts if isinstance(count, int)]
         if len(known) < len(counts):
             return self.mapping.width, self.mapping.vec, 1
-        vec = self.mapping.vec
-        while vec > max(known):
+        vec, longest = self.mapping.vec, max([1, *known])
+        while vec > longest:
             vec //= 2
-        width = full_width(-(-max(known) // vec), self.mapping.width)
-        return width, vec, -(-max(known) // (width * vec))
+        width = full_width(-(-longest // vec), self.mapping.width)
+        return width, vec, -(-longest // (width * vec))
 
     # -- declarations --------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+from ...ir.types import F16
 from ...ir.types import dtype as dtype_of
 from ...targets.devices import Gpu
 from ...targets.gpu import HOST_CALL, MATRIX_ALIGN
@@ -75,12 +76,17 @@ def with_aligned_ends(library: Library, gpu: Gpu) -> list[Library]:
     And the summed axis likewise, whose last elements are summed first, and the others added to them, so that a 16-bit
     result is rounded twice: once as the sum of at most seven terms.  Only where this is predicted to be faster by more
     than the further calls take the host; there is no other way where rows do not begin at multiples of 16 bytes, or
-    where it is a caller's array that has the odd size.
+    where it is a caller's array that has the odd size.  A sum in f16 stays one: a part of it may be out of range where
+    the sum is not.
     """
     if is_aligned(library):
         return [library]
-    *rest, product = _parts(library)
-    libraries = [each for each in map(library_of, (*rest, product)) if each is not None]
+    libraries: list[Library] = []
+    for part in _parts(library):
+        each = library_of(part)
+        if each is None:
+            return [library]
+        libraries.append(each)
     before = library_seconds(library, gpu)
     after = sum(library_seconds(each, gpu) + HOST_CALL * len(each.calls) for each in libraries)
     faster = after < before + HOST_CALL * len(library.calls)
@@ -94,7 +100,7 @@ def _parts(library: Library) -> Iterator[Product]:
     if 0 < columns < library.n:
         yield _columns(product, columns, library.n)
         product = _columns(product, 0, columns)
-    if 0 < summed < library.k:
+    if 0 < summed < library.k and dtype_of(product.out.part.dtype) is not F16:
         yield _summed(product, summed, library.k)
         product = replace(_summed(product, 0, summed), add=True)
     yield product

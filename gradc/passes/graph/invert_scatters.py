@@ -25,7 +25,7 @@ from ..manager import graph_pass
 LONGEST = 16
 """Places of an element's window at most."""
 WASTE = 2
-"""Of these for each summand that an element has at most, one more than there are."""
+"""A window has this many times the most summands of an element, and one, as its places at most."""
 MOST_POSITIONS = 1 << 16
 """Positions that are computed at most."""
 EXACT = {"floor", "ceil", "trunc", "rint", "minimum", "maximum", "abs", "cast"}
@@ -99,10 +99,10 @@ class _Scattered:
         shape: list[Size] = [1] * values.rank  # for each axis nodes of its own, which its kernel computes
         shape[axis], shape[-1] = self.size, length
         own, turn = (call("iota", shape=tuple(shape), axis=a, dtype=I32) for a in (axis, values.rank - 1))
-        places = converted(_at(self.indices, own * self.step + turn + first), I32)
+        places = _at(self.indices, own * self.step + turn + first)
         if self.scatter.oob == "clamp":
             places = call("maximum", call("minimum", places, full(self.size - 1, places)), full(0, places))
-        hit = spread(call("eq", places, own), values.shape)
+        hit = spread(call("eq", converted(places, I32), own), values.shape)
         return call("sum", call("where", hit, values, full(0, values)), axis=(values.rank - 1,))
 
 
@@ -125,7 +125,7 @@ def _scattered(node: Node, known: Known) -> _Scattered | None:
     apart = np.arange(len(positions)) - step * positions
     first, last = min(int(apart.min()), 0), int(apart.max())
     most = min(LONGEST, WASTE * (int(np.bincount(positions).max()) + 1))
-    if last - first >= most:
+    if last == first or last - first >= most:  # a sum of one is that one, and -0.0 added to 0.0 is not
         return None
     return _Scattered(scatter, indices, len(positions), size, step, first, last, most)
 

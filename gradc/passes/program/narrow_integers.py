@@ -93,7 +93,14 @@ def _in_i32(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
         for s in kernel.body
         if s.dtype is I64 and (known := ranges.get(s.name)) is not None and low <= known[0] and known[1] <= high
     }
-    narrowed = {s.name for s in kernel.body if s.name in small and s.op not in REDUCTIONS}  # whose dtype is their own
+    wide = {s.name for s in kernel.body if s.dtype is I64} - small
+    narrowed = {
+        s.name
+        for s in kernel.body
+        if s.name in small
+        and s.op not in REDUCTIONS  # whose dtype is their own
+        and (s.op == "cast" or wide.isdisjoint(s.args))
+    }
     for s in reversed(kernel.body):  # to widen a value for each of its users again costs what it saves
         if s.name in narrowed and not any(_takes(u, s.name, narrowed) for u in kernel.body):
             narrowed.discard(s.name)

@@ -82,7 +82,7 @@ def _axes_to_unroll(kernel: Kernel) -> tuple[Axis, ...]:
     return tuple(
         (axis, n)
         for axis, n in kernel.rows
-        if isinstance(n, int) and n <= LONGEST and axis in along and axis not in by_itself
+        if isinstance(n, int) and 1 <= n <= LONGEST and axis in along and axis not in by_itself
     )
 
 

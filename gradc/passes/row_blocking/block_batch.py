@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...ir.dims import assuming, evaluate, known_nonnegative, nominal, product
+from ...ir.dims import assuming, evaluate, known_nonnegative, maximum, nominal, product
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
 from ..manager import program_pass
@@ -35,7 +35,7 @@ def block_batch(program: Program, *, dims: Sizes = None) -> Program:
         while seeds := [name for name in _large(program, dims) if name not in tried]:
             tried.add(seeds[0])
             positions, *rest = program.types[seeds[0]].shape
-            by = 1 + (BATCH_ELEMENTS - 1) // product(rest)
+            by = 1 + (BATCH_ELEMENTS - 1) // maximum(product(rest), 1)
             if not known_nonnegative(by - 1) or known_nonnegative(by - positions):
                 continue
             group = FusionGroup.grow_from(program, seeds[0], dims, by)

@@ -437,18 +437,24 @@ def _compiled_header(
 def _precompiled(
     compiler: Compiler, folder: Path, flags: tuple[str, ...], header: str, language: Literal["c", "c++"]
 ) -> Path | None:
-    """The file of a header compiled with these flags, made if it is not there; None if it cannot be."""
+    """The file of a header compiled with these flags, made if it is not there or is damaged, which gcc does not
+    survive; None if it cannot be.
+    """
     made = folder.absolute() / f"{digest('header', made_by(compiler), *flags, *headers(language), header)}.gch"
-    if made.exists():
-        return made
+    proof = made.with_suffix(".sha256")
+    with contextlib.suppress(OSError):
+        if proof.read_text(encoding="ascii") == hashlib.sha256(made.read_bytes()).hexdigest():
+            return made
     with scratch() as directory:
         (directory / "header.h").write_text(header, encoding="utf-8")
         command = [*compiler.argv, *flags, "-x", f"{language}-header", "header.h", "-o", "header.gch"]
         ((status, _),) = _run_all([command], directory, TIMEOUT)
         if status != 0:
             return None
+        compiled = (directory / "header.gch").read_bytes()
         with contextlib.suppress(OSError):
-            files.write(made, (directory / "header.gch").read_bytes(), mode=0o600, durable=False)
+            files.write(made, compiled, mode=0o600, durable=False)
+            files.write(proof, hashlib.sha256(compiled).hexdigest(), mode=0o600, durable=False)
             return made
     return None
 
