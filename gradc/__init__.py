@@ -56,7 +56,7 @@ _PUBLIC = {
     "graph": "plans.traced",
     "load": "api",
     "load_module": "api",
-    "pack": "ops.bits",
+    "pack": "ops.elementwise.bits",
     "parse": "api",
     "scope": "trace",
     "trace": "trace",

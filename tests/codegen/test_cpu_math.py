@@ -21,7 +21,7 @@ import pytest
 from caches import compiled
 
 from gradc.ir.types import DTYPES
-from gradc.ops import bessel, special
+from gradc.ops.elementwise import bessel, special
 from gradc.ops.elementwise.activations import gelu_derivative
 from gradc.ops.elementwise.pointwise import convert
 

@@ -19,7 +19,7 @@ MUTANTS = (
         "rounded = all(isinstance(step, Kernel) and",
         "rounded = any(isinstance(step, Kernel) and",
         "a product is rounded though one of its readers does not round it",
-        ("test_narrow_products",),
+        ("test_rounded_products",),
     ),
     Mutant(
         "loops.copies-rows",
@@ -27,7 +27,7 @@ MUTANTS = (
         "or order[-1:] != (len(order) - 1,) or epilogue",
         "or epilogue",
         "a library writes columns as rows",
-        ("test_narrow_products",),
+        ("test_rounded_products",),
     ),
     Mutant(
         "attention.weights-rounded",
@@ -523,7 +523,7 @@ MUTANTS = (
         "            if now != then:",
         "            if now < then:",
         "missing check: an accum that no column decides is executed once, not once per former column",
-        ("test_loops",),
+        ("test_loop_transformations",),
     ),
     Mutant(
         "loops.reorder-scans",
@@ -531,7 +531,7 @@ MUTANTS = (
         "if moved and kernel.scans:",
         "if moved and not kernel.cols and kernel.scans:",
         "missing check: a scan without columns",
-        ("test_loops",),
+        ("test_loop_transformations",),
     ),
     Mutant(
         "loops.reorder-places",
@@ -539,7 +539,7 @@ MUTANTS = (
         "if place_level(kernel, s) & columns:",
         "if place_level(kernel, s) & {*cols} - columns:",
         "missing check: one sum of all rows is added to each of their places",
-        ("test_loops",),
+        ("test_loop_transformations",),
     ),
     Mutant(
         "loops.unroll-accums",
@@ -547,7 +547,7 @@ MUTANTS = (
         "once = not along & over or along <= level",
         "once = True",
         "missing check: an accum that an unrolled axis does not decide is executed once",
-        ("test_loops",),
+        ("test_loop_transformations",),
     ),
     Mutant(
         "loops.demote-counts",
@@ -555,7 +555,7 @@ MUTANTS = (
         "if not kernel.levels[s.args[0]] & cols:",
         "if not kernel.cols:",
         "missing check: a sum of equal columns is one of them",
-        ("test_loops",),
+        ("test_loop_transformations",),
     ),
     Mutant(
         "loops.copies-whole",
@@ -563,7 +563,7 @@ MUTANTS = (
         "or not all(v.isdigit() or same(axes[v], n) for v, n in sizes)",
         "",
         "missing check: a copy of a part stands for all",
-        ("test_loops",),
+        ("test_loop_transformations",),
     ),
     Mutant(
         "loops.copies-before",
@@ -571,7 +571,7 @@ MUTANTS = (
         "before = any(memory & {*s.reads, *s.writes} for s in program.steps[:number])",
         "before = False",
         "missing check: what a step writes before the copy is written after it",
-        ("test_loops",),
+        ("test_loop_transformations",),
     ),
     Mutant(
         "loops.fuse-between",
@@ -579,6 +579,6 @@ MUTANTS = (
         "for step in program.steps[first:second]:",
         "for step in program.steps[second:second]:",
         "missing check: what a step between writes is read before",
-        ("test_loops",),
+        ("test_loop_transformations",),
     ),
 )

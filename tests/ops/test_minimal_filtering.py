@@ -13,7 +13,7 @@ import gradc
 from gradc import ops
 from gradc.autodiff import differentiate
 from gradc.ir.kernel import Call
-from gradc.ops import minimal_filtering
+from gradc.ops.products import minimal_filtering
 from gradc.runtime.host import pool
 from gradc.verify import exact
 
