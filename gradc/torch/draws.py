@@ -228,8 +228,8 @@ class _Sizes:
             for axis, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else ():
                 if isinstance(size, torch.SymInt):
                     self.axes.setdefault(size.node.expr, (node, axis))
-        self.last = list(graph.find_nodes(op="placeholder"))[-1]
-        """After which sizes and keys are computed."""
+        self.last = next(reversed(graph.find_nodes(op="placeholder")), None)
+        """After which sizes and keys are computed; None: before all."""
 
     def of(self, size: int | torch.SymInt) -> int | torch.fx.Node:
         """
@@ -254,7 +254,11 @@ class _Sizes:
         return self._first(function, operands, value)
 
     def _first(self, target: Any, args: tuple[Any, ...], value: Any) -> torch.fx.Node:
-        with self.graph.inserting_after(self.last):
+        graph = self.graph
+        after = (
+            graph.inserting_before(next(iter(graph.nodes))) if self.last is None else graph.inserting_after(self.last)
+        )
+        with after:
             self.last = self._call(target, args, value)
         return self.last
 

@@ -91,6 +91,8 @@ def test_every_composite_without_a_rule_has_a_case() -> None:
     found = set()
     for name in lines():
         namespace, packet, *overload = name.split(".")
+        if namespace == "gradc":  # the normal form's own, which runs without autocast
+            continue
         op = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload[0], None) if overload else None
         ruled = op is not None and all(has_kernel(op, f"Autocast{device}") for device in ("CPU", "CUDA"))
         if op is not None and has_kernel(op, "CompositeImplicitAutograd") and not ruled:

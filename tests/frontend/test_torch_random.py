@@ -350,3 +350,16 @@ def test_attention_with_a_mask_of_gradc_s() -> None:
 def test_the_option_has_two_values() -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="random='numpy': 'torch' or 'gradc'"):
         compiled(lambda x: x.exp(), random="numpy")(torch.ones(2))
+
+
+@pytest.mark.parametrize("random", ["torch", "gradc"])
+def test_draws_of_a_function_without_inputs(random: str) -> None:
+    def function() -> Any:
+        return F.dropout(torch.ones(5, 3).exp() + torch.rand(5, 3), 0.3).sin()
+
+    torch.manual_seed(2)
+    want = function()
+    torch.manual_seed(2)
+    got = compiled(function, random=random)()
+    assert got.shape == want.shape
+    assert random == "gradc" or torch.allclose(got, want)

@@ -304,6 +304,7 @@ there, and only Dynamo's graphs have them.
 """
 ELSEWHERE = {
     "gradc.stop_gradient.default",  # test_torch_autograd.py: what is detached
+    *(f"gradc.{name}.default" for name in ("dropout", "dropout_attention", "random_mask")),  # test_torch_random.py
     "aten.empty_permuted.default",  # its values are nobody's
     "prims.fma.default",  # test_torch_optimizers
     *("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"),  # test_grouped_products
