@@ -501,8 +501,8 @@ def test_a_precompiled_header_changes_no_code(tmp_path: Path) -> None:
                 with path.open("r+b") as file:
                     file.truncate(size)
             toolchain._precompiled.cache_clear()
-            assert compiled_at("0", text) == plain["0"]
-            assert any(path.stat().st_size > 1_000_000 for path in found)
+            assert compiled_at("0", f"{text}int another{size};\n") != plain["0"]
+            assert max(path.stat().st_size for path in found) > 1_000_000
         for path in found:
             path.unlink()
         assert compiled_at("0", other) != plain["0"]
