@@ -104,7 +104,8 @@ def _in_i32(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     for s in reversed(kernel.body):  # to widen a value for each of its users again costs what it saves
         if s.name in narrowed and not any(_takes(u, s.name, narrowed) for u in kernel.body):
             narrowed.discard(s.name)
-    if not narrowed:
+    places = {v for s in kernel.body if s.buffer for entry in s.index for v, _ in entry.terms}
+    if not narrowed or places & narrowed:  # the proof that a place is inside reads what computes it
         return kernel
     fresh = (name for k in itertools.count(len(kernel.body)) if (name := f"%{k}") not in kernel.stmts)
     casts: dict[str, str] = {}
