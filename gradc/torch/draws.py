@@ -75,6 +75,7 @@ def _random_mask(key: torch.Tensor, shape: Sequence[int], p: float, stream: int)
 
 
 def mask_of(key: Node, shape: Sequence[SizeLike], p: float, stream: int) -> Node:
+    """What a dropout keeps, with probability 1 - p: bool of a shape."""
     return ops.rand(key, shape=tuple(shape), stream=stream) < 1 - p
 
 
@@ -110,21 +111,21 @@ def draw_first(graph: torch.fx.Graph, random: str = "torch", attention_on_gpu: b
     :param random: who computes the masks of dropouts: ``"torch"``, those of eager mode, or ``"gradc"``, from a key.
     :param attention_on_gpu: whether attention with dropout on a GPU is gradc's, if the masks are.
     """
-    sizes = _Sizes(graph, random == "gradc")
+    drawing = _Drawing(graph, random == "gradc")
     for node in list(graph.nodes):
         if is_draw(node):
             _read_memory_itself(node)
         try:
             if node.target is aten.native_dropout.default and node.args[2] is True:
-                _dropout_apart(node, sizes)
+                _dropout_apart(node, drawing)
             elif node.target is aten.scaled_dot_product_attention.default:
-                _attention_apart(node, sizes, attention_on_gpu and random == "gradc")
+                _attention_apart(node, drawing, attention_on_gpu and random == "gradc")
             elif node.target is aten.bernoulli.p and random == "gradc" and node.args[0].target in _EMPTY:
-                _bernoulli_apart(node, sizes)
+                _bernoulli_apart(node, drawing)
             elif node.target in _LIKE_OPERAND and node.args[0].op == "call_function":
                 like = node.args[0].meta["val"]
                 with graph.inserting_before(node):
-                    node.replace_input_with(node.args[0], sizes.empty(like, like.shape, like.dtype, like))
+                    node.replace_input_with(node.args[0], drawing.empty(like, like.shape, like.dtype, like))
         except Unsupported:  # a size that only values tell: torch draws where it stands
             continue
     graph.eliminate_dead_code(is_impure_node=lambda n: n.target not in _EMPTY and n.target not in _SAME)
@@ -150,17 +151,17 @@ def is_drawn_into(node: torch.fx.Node) -> bool:
     return node.target in _EMPTY and bool(node.users) and all(map(is_draw, node.users))
 
 
-def _dropout_apart(node: torch.fx.Node, sizes: _Sizes) -> None:
+def _dropout_apart(node: torch.fx.Node, drawing: _Drawing) -> None:
     x, p, *_ = node.args
     like, (value, _) = x.meta["val"], node.meta["val"]  # type: ignore[union-attr]
-    if like.device.type == "cuda" and not sizes.has_keys and not _is_whole(like):
+    if like.device.type == "cuda" and not drawing.has_keys and not _is_whole(like):
         return  # what its kernel draws for an element depends on where the operand lies
     reads_mask = any(user.args[1] and user.users for user in node.users)
     with node.graph.inserting_before(node):
         if p == 1 and not reads_mask:  # for which eager mode's dropout draws nothing
             y = mask = _call(node, aten.mul.Scalar, (x, 0.0), value)
         else:
-            mask = sizes.mask(like, like.shape, float(p), like)  # type: ignore[arg-type]
+            mask = drawing.mask(like, like.shape, float(p), like)  # type: ignore[arg-type]
             y = _call(node, torch.ops.gradc.dropout.default, (x, mask, p), value)
     for user in list(node.users):
         user.replace_all_uses_with(mask if user.args[1] else y)
@@ -173,17 +174,17 @@ def _is_whole(x: torch.Tensor) -> bool:
     return not x.storage_offset() and bool(aten.is_non_overlapping_and_dense(x))
 
 
-def _bernoulli_apart(node: torch.fx.Node, sizes: _Sizes) -> None:
+def _bernoulli_apart(node: torch.fx.Node, drawing: _Drawing) -> None:
     like = node.meta["val"]
     with node.graph.inserting_before(node):
-        mask = sizes.mask(like, like.shape, 1 - float(node.args[1]), like)  # type: ignore[arg-type]
+        mask = drawing.mask(like, like.shape, 1 - float(node.args[1]), like)  # type: ignore[arg-type]
         y = _call(node, aten._to_copy.default, (mask,), like)
         y.kwargs = {"dtype": like.dtype}
     node.replace_all_uses_with(y)
     node.graph.erase_node(node)
 
 
-def _attention_apart(node: torch.fx.Node, sizes: _Sizes, on_gpu: bool) -> None:
+def _attention_apart(node: torch.fx.Node, drawing: _Drawing, on_gpu: bool) -> None:
     named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), node.args, strict=False))
     named |= node.kwargs
     query, key, p = named["query"], named["key"], named.get("dropout_p", 0.0)
@@ -196,7 +197,7 @@ def _attention_apart(node: torch.fx.Node, sizes: _Sizes, on_gpu: bool) -> None:
     if not same or (named.get("scale") is None and isinstance(like.shape[-1], torch.SymInt)):
         return  # gradc's takes no such operands
     with node.graph.inserting_before(node):
-        mask = sizes.mask(like, (*like.shape[:-1], keys.shape[-2]), float(p))
+        mask = drawing.mask(like, (*like.shape[:-1], keys.shape[-2]), float(p))
         tensors = (query, key, named["value"], named.get("attn_mask"), mask)
         options = (p, bool(named.get("is_causal", False)), named.get("scale"), grouped)
         y = _call(node, torch.ops.gradc.dropout_attention.default, (*tensors, *options), node.meta["val"])
@@ -210,8 +211,11 @@ def _call(at: torch.fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> 
     return made
 
 
-class _Sizes:
-    """Sizes of values as arguments of calls that read none of these values, and empty tensors of such sizes."""
+class _Drawing:
+    """Calls that read no value: sizes of values by those of inputs, empty tensors of such sizes, masks of dropouts.
+
+    :param has_keys: whether masks are gradc's, from keys.
+    """
 
     def __init__(self, graph: torch.fx.Graph, has_keys: bool):
         self.graph, self.has_keys = graph, has_keys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -103,7 +102,7 @@ def write_through(program: Program, copy: Copy) -> Program:
 
 def _with_epilogue(producer: Kernel, copy: Copy) -> Kernel:
     """The kernel that stores what the copy computes of its values; a sum is rounded where it is combined."""
-    fresh = (name for k in itertools.count(len(producer.body)) if (name := f"%{k}") not in producer.stmts)
+    fresh = producer.fresh_names()
     body: list[Stmt] = []
     for s in producer.body:
         if s.buffer == copy.source and s.op == "store" and copy.epilogue:

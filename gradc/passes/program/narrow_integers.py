@@ -62,7 +62,7 @@ def _narrowed(program: Program, temp: Buffer, dtype: DType) -> Program:
     types = {b.name: b.type for b in buffers}
 
     def rewritten(kernel: Kernel) -> Kernel:
-        fresh = (name for k in itertools.count(len(kernel.body)) if (name := f"%{k}") not in kernel.stmts)
+        fresh = kernel.fresh_names()
         body: list[Stmt] = []
         for s in kernel.body:
             if s.buffer != temp.name:
@@ -73,7 +73,7 @@ def _narrowed(program: Program, temp: Buffer, dtype: DType) -> Program:
             else:
                 body.append(replace(s, name=next(fresh), dtype=dtype))
                 body.append(Stmt(s.name, "cast", (body[-1].name,), wide, attrs=(("dtype", wide),)))
-        return replace(kernel, body=tuple(body)).named_by_structure(kernel.name.rpartition("_")[0], types)
+        return replace(kernel, body=tuple(body)).rehashed(types)
 
     steps = tuple(
         rewritten(step) if isinstance(step, Kernel) and temp.name in (*step.reads, *step.writes) else step
@@ -93,21 +93,21 @@ def _in_i32(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
         for s in kernel.body
         if s.dtype is I64 and (known := ranges.get(s.name)) is not None and low <= known[0] and known[1] <= high
     }
+    addresses = _address_slice(kernel)
     wide = {s.name for s in kernel.body if s.dtype is I64} - small
     narrowed = {
         s.name
         for s in kernel.body
-        if s.name in small
+        if s.name in small - addresses
         and s.op not in REDUCTIONS  # whose dtype is their own
         and (s.op == "cast" or wide.isdisjoint(s.args))
     }
     for s in reversed(kernel.body):  # to widen a value for each of its users again costs what it saves
         if s.name in narrowed and not any(_takes(u, s.name, narrowed) for u in kernel.body):
             narrowed.discard(s.name)
-    places = {v for s in kernel.body if s.buffer for entry in s.index for v, _ in entry.terms}
-    if not narrowed or places & narrowed:  # the proof that a place is inside reads what computes it
+    if not narrowed:
         return kernel
-    fresh = (name for k in itertools.count(len(kernel.body)) if (name := f"%{k}") not in kernel.stmts)
+    fresh = kernel.fresh_names()
     casts: dict[str, str] = {}
     body: list[Stmt] = []
 
@@ -128,7 +128,19 @@ def _in_i32(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
             others = () if alike else narrowed.intersection(s.args)
             cast(others, I64)
         body.append(replace(s, args=tuple(casts[a] if a in others else a for a in s.args)))
-    return replace(kernel, body=tuple(body)).named_by_structure(kernel.name.rpartition("_")[0], types)
+    return replace(kernel, body=tuple(body)).rehashed(types)
+
+
+def _address_slice(kernel: Kernel) -> set[str]:
+    """The backward slice of the addresses and masks of accesses: what proves that these are inside."""
+    found: set[str] = set()
+    for s in reversed(kernel.body):
+        if s.buffer:
+            found.update(v for entry in s.index for v, _ in entry.terms)
+            found.update({s.where} - {""})
+        elif s.name in found:
+            found.update(s.uses)
+    return found
 
 
 def _takes(user: Stmt, value: str, narrowed: Set[str]) -> bool:

@@ -30,22 +30,6 @@ def _attention(
     )
 
 
-def _dropout_attention(
-    query: Node,
-    key: Node,
-    value: Node,
-    attn_mask: Node | None,
-    mask: Node,
-    p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Node:
-    return ops.scaled_dot_product_attention(
-        query, key, value, attn_mask, p, is_causal, scale, enable_gqa, dropout_mask=mask
-    )
-
-
 def _grouped_mm(x: Node, weight: Node, ends: Node | None = None, bias: Any = None, out_dtype: Any = None) -> Node:
     """Rows [S, K], those of group e from ends[e - 1] to ends[e], times the group's weight of [E, K, N]; other rows are
     zero.
@@ -85,7 +69,9 @@ LINES: dict[str, Any] = {
     "aten._grouped_mm.default": _grouped_mm,
     "transformers.grouped_mm_fallback.default": _grouped_mm,
     "aten.scaled_dot_product_attention.default": _attention,
-    "gradc.dropout_attention.default": _dropout_attention,
+    "gradc.dropout_attention.default": lambda q, k, v, attn_mask, mask, p, causal, scale, enable_gqa: (
+        ops.scaled_dot_product_attention(q, k, v, attn_mask, p, causal, scale, enable_gqa, dropout_mask=mask)
+    ),
     "aten.einsum.default": lambda equation, operands, *, path=None: ops.einsum(equation, *operands),
     "aten.bilinear.default": lambda x, y, weight, bias=None: ops.bilinear(x, y, weight, bias),
     "aten.linalg_cross.default": to_result(lambda x, y, *, dim=-1: ops.cross(x, y, dim)),
