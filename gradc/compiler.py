@@ -230,8 +230,7 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     )
     graph = pipeline.run(fold, graph)
     if target.startswith("cuda"):
-        # exact algebra, to which floor is an unknown function, cannot follow positions that are computed
-        graph = pipeline.start("invert_scatters", invert_scatters(graph, numerics=numerics))
+        graph = pipeline.run(invert_scatters, graph, numerics=numerics)
     graph = pipeline.run(sink_dequant, graph, numerics=numerics, round_once=round_products)
     graph = pipeline.run(scalarize_axes, graph, numerics=numerics)
     graph = pipeline.run(merge_rows, graph, numerics=numerics)

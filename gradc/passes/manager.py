@@ -134,17 +134,29 @@ class Pipeline:
         :param of: the program that it makes or changes.
         """
         name = f"{of}.{step.__name__}" if of else step.__name__
-        return self.keep(name, subject, lambda: step(subject, **options), step.licence)  # type: ignore[attr-defined]
+        compute = functools.partial(step, subject, **options)
+        by_values = getattr(step, "by_values", False)
+        return self.keep(name, subject, compute, step.licence, by_values)  # type: ignore[attr-defined]
 
-    def keep(self, name: str, before: Any, compute: Callable[[], Any], licence: Licence = "BITS") -> Any:
+    def keep(
+        self, name: str, before: Any, compute: Callable[[], Any], licence: Licence = "BITS", by_values: bool = False
+    ) -> Any:
         """(name, what the pass was given, the pass) -> its result, timed and kept as a stage."""
         began = time.perf_counter()
         with assuming(getattr(before, "assumptions", ())):
             result = compute()
-        self._keep(name, before, result, time.perf_counter() - began, licence)
+        self._keep(name, before, result, time.perf_counter() - began, licence, by_values)
         return result
 
-    def _keep(self, name: str, before: Any, result: Any, seconds: float, licence: Licence = "BITS") -> None:
+    def _keep(
+        self,
+        name: str,
+        before: Any,
+        result: Any,
+        seconds: float,
+        licence: Licence = "BITS",
+        by_values: bool = False,
+    ) -> None:
         """A stage: verified, validated, printed and dumped as the knobs ask, and appended."""
         stage = Stage(name, result, seconds)
         if knobs.VERIFY.get():
@@ -153,7 +165,7 @@ class Pipeline:
 
             verify(result) if isinstance(result, Graph) else verify_program(result)
         if knobs.VALIDATE.get() and before is not result and licence != "FAST":
-            self._validate(name, before, result, licence)
+            self._validate(name, before, result, licence, by_values)
         if knobs.PRINT_PASSES.get() and (before != result or before is result):
             old = Stage(name, before, 0).size if isinstance(before, Graph | Program) else 0
             print(f"after {name}: {old} -> {stage.size} nodes, {seconds * 1e3:.1f} ms")
@@ -162,7 +174,9 @@ class Pipeline:
             files.write(folder / f"{len(self.stages):02d}-{name}.gir", f"{result}\n")
         self.stages.append(stage)
 
-    def _validate(self, name: str, before: Graph | Program, result: Graph | Program, licence: Licence) -> None:
+    def _validate(
+        self, name: str, before: Graph | Program, result: Graph | Program, licence: Licence, by_values: bool
+    ) -> None:
         """
         :raises InternalError: the pass changed what the graph or program means.
         """
@@ -175,6 +189,9 @@ class Pipeline:
                 assert isinstance(before, Graph)  # from which the first of a program's passes makes it
                 self._meanings[program] = meanings(before, self.sizes)
             for meaning in self._meanings[program]:
+                meaning.require(name, result)
+        elif by_values and isinstance(before, Graph):
+            for meaning in meanings(before, self.sizes, precision=""):
                 meaning.require(name, result)
         # differentiate adds inputs: what it makes is no other form of the same graph
         elif isinstance(before, Graph) and set(result.input_names) <= set(before.input_names):
@@ -226,8 +243,12 @@ def credited(graph: Graph, name: str) -> Graph:
     return replace(graph, notes=notes).numbered()
 
 
-def graph_pass(licence: Licence = "BITS") -> Callable[[GraphPass], GraphPass]:
-    """Marks a Graph -> Graph pass with what it may lose (contracts 1)."""
+def graph_pass(licence: Licence = "BITS", by_values: bool = False) -> Callable[[GraphPass], GraphPass]:
+    """Marks a Graph -> Graph pass with what it may lose (contracts 1).
+
+    :param by_values: it is validated at random inputs, each side in its own precision: positions that follow from
+        rounding (floor) are beyond exact algebra.
+    """
 
     def mark(function: GraphPass) -> GraphPass:
         @functools.wraps(function)
@@ -237,7 +258,7 @@ def graph_pass(licence: Licence = "BITS") -> Callable[[GraphPass], GraphPass]:
                 after = function(before, **options)
                 return graph if after is before else credited(after, function.__name__)
 
-        run.licence = licence  # type: ignore[attr-defined]
+        run.licence, run.by_values = licence, by_values  # type: ignore[attr-defined]
         PASSES[function.__name__] = run
         return run
 

@@ -21,8 +21,10 @@ from ..ir.kernel import Program
 from .samples import SMALL, sample, sizes
 
 Array = np.ndarray[Any, Any]
-CLOSE = 1e-7
-"""Of the largest element of an output: both sides are computed in f64, from the same inputs."""
+CLOSE = {"f64": 1e-7, "": 2.0**-7}
+"""By the precision in which both sides are computed, from the same inputs: of the largest element of an output.  In
+their own, values of a sum in another order may be rounded to bf16.
+"""
 LARGER = (67, 35, 41, 33, 39)
 """Sizes at which loops are unrolled, peeled and blocked, ..."""
 MOST = 1 << 20
@@ -35,6 +37,7 @@ class Meaning:
 
     :param inputs: arrays by name.  :param dims: the value of each symbol.  :param outputs: in f64, by name.
     :param scale: the largest finite magnitude of a value: a sum that cancels is known as well as its terms are.
+    :param precision: of the interpreter.
     """
 
     name: str
@@ -42,13 +45,14 @@ class Meaning:
     dims: Mapping[str, int]
     outputs: Mapping[str, Array]
     scale: float
+    precision: str = "f64"
 
     @classmethod
-    def of(cls, graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int]) -> Meaning:
+    def of(cls, graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int], precision: str = "f64") -> Meaning:
         """A graph's at these inputs."""
-        values = interp.evaluate_graph(graph, inputs, dims, "f64")
+        values = interp.evaluate_graph(graph, inputs, dims, precision)
         outputs = {name: values[node] for name, node in graph.outputs}
-        return cls(graph.name, inputs, dims, outputs, max(map(largest, values.values()), default=0.0))
+        return cls(graph.name, inputs, dims, outputs, max(map(largest, values.values()), default=0.0), precision)
 
     def difference(self, result: Graph | Program) -> str:
         """How the outputs of a graph or program differ from these; "" if they do not.
@@ -57,11 +61,11 @@ class Meaning:
         """
         names = result.input_names if isinstance(result, Graph) else [b.name for b in result.of_kind("input")]
         given = {name: self.inputs[name] for name in names if name in self.inputs}
-        got = interp.run(result, given, dims={d: self.dims[d] for d in result.dims}, precision="f64")
+        got = interp.run(result, given, dims={d: self.dims[d] for d in result.dims}, precision=self.precision)
         for name, wanted in self.outputs.items():
             if name not in got:
                 return f"the output {name} is lost"
-            found = apart(np.asarray(wanted), np.asarray(got[name]), 1e-5 * self.scale)
+            found = apart(np.asarray(wanted), np.asarray(got[name]), 1e-5 * self.scale, CLOSE[self.precision])
             if found:
                 sizes = ", ".join(f"{k}={v}" for k, v in self.dims.items())
                 return f"the output {name}{found}{f' ({sizes})' if sizes else ''}"
@@ -79,13 +83,13 @@ class Meaning:
             raise InternalError(f"{stage}: {self.name} no longer means the same: {found}")
 
 
-def meanings(graph: Graph, given: Mapping[str, int] | None = None) -> list[Meaning]:
+def meanings(graph: Graph, given: Mapping[str, int] | None = None, precision: str = "f64") -> list[Meaning]:
     """What a graph computes of random inputs, at small sizes and at larger ones.
 
     :param given: sizes that are taken where neither fit its assumptions.
     :raises InvalidProblem: no such sizes fit.
     """
-    return [Meaning.of(graph, *sample(graph, bound)) for bound in _bindings(graph, own_sizes(graph, given))]
+    return [Meaning.of(graph, *sample(graph, bound), precision) for bound in _bindings(graph, own_sizes(graph, given))]
 
 
 def own_sizes(graph: Graph, given: Mapping[str, int] | None) -> dict[str, int]:
@@ -151,8 +155,8 @@ def largest(value: Array) -> float:
     return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
 
 
-def apart(wanted: Array, got: Array, least: float) -> str:
-    """Where two arrays differ by more than :data:`CLOSE` of the largest element; "" if they do not.  Integers must be
+def apart(wanted: Array, got: Array, least: float, close: float = CLOSE["f64"]) -> str:
+    """Where two arrays differ by more than a share ``close`` of the largest element; "" if they do not.  Integers must be
     equal, NaN and infinities stand in the same places.
 
     :param least: magnitude below which the largest element does not count.
@@ -165,7 +169,7 @@ def apart(wanted: Array, got: Array, least: float) -> str:
     finite = np.isfinite(a) & np.isfinite(b)
     scale = np.abs(a[finite]).max(initial=least)
     with np.errstate(invalid="ignore"):
-        same = np.where(finite, np.abs(a - b) <= CLOSE * scale, (a == b) | (np.isnan(a) & np.isnan(b)))
+        same = np.where(finite, np.abs(a - b) <= close * scale, (a == b) | (np.isnan(a) & np.isnan(b)))
     if wanted.dtype.kind in "iub":
         same = wanted == got
     if same.all():

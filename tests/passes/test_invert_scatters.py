@@ -10,7 +10,9 @@ import pytest
 
 import gradc
 from gradc import knobs, ops
+from gradc.errors import InternalError
 from gradc.ir.node import Node
+from gradc.passes.graph import invert_scatters
 
 torch = pytest.importorskip("torch")
 
@@ -120,3 +122,22 @@ def test_a_sum_of_one_negative_zero_is_zero() -> None:
     graph = gradc.trace(lambda x: ops.scatter_add(at(4), x, size=4, axis=0), x="f32[4]")
     y = gradc.compile(graph, [], target="cuda-sim")(x=-np.zeros(4, np.float32))
     assert not np.signbit(y).any()
+
+
+def enlarged(x: Node) -> Node:
+    return ops.interpolate(x, size=(18, 20), mode="bilinear")
+
+
+def test_validation_follows_positions() -> None:
+    with knobs.VALIDATE.set(True):
+        gradient(enlarged, (2, 3, 9, 10))
+        for case in CLAMPED.values():
+            graph = gradc.trace(lambda x, at=case: ops.scatter_add(at(), x, size=4, axis=0, oob="clamp"), x="f32[4]")
+            gradc.compile(graph, [], target="cuda-sim")
+
+
+def test_validation_names_it_where_a_window_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = invert_scatters._Scattered.gathered
+    monkeypatch.setattr(invert_scatters._Scattered, "gathered", lambda self, a, b, v: gathered(self, a, b - 1, v))
+    with knobs.VALIDATE.set(True), pytest.raises(InternalError, match=r"^invert_scatters: .* no longer means the same"):
+        gradient(enlarged, (2, 3, 9, 10))

@@ -35,7 +35,7 @@ Known = dict[Node, np.ndarray | None]
 """What arrays of a graph are; None: not known."""
 
 
-@graph_pass("REAL")
+@graph_pass("REAL", by_values=True)
 def invert_scatters(graph: Graph, *, numerics: str = "real") -> Graph:
     """scatter_add(f(iota), v)  ->  sum(where(f(place) == iota, windows(v), 0)), where the positions f(iota) are made of
     constants, and those of each element lie in a short window that steps along with it
