@@ -156,7 +156,7 @@ def largest(value: Array) -> float:
 
 
 def apart(wanted: Array, got: Array, least: float, close: float = CLOSE["f64"]) -> str:
-    """Where two arrays differ by more than a share ``close`` of the largest element; "" if they do not.  Integers must be
+    """Where two arrays differ by more than ``close`` times the largest element; "" if they do not.  Integers must be
     equal, NaN and infinities stand in the same places.
 
     :param least: magnitude below which the largest element does not count.
