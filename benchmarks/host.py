@@ -151,6 +151,18 @@ def cupy_of(driver: Driver) -> Any:
     return SimpleNamespace(cuda=cuda, ndarray=Array, get_default_memory_pool=lambda: free, __version__="14")
 
 
+def replaced(driver: Driver) -> list[tuple[Any, str, Any]]:
+    """What the benchmark puts in the place of CuPy, cuBLAS and NVRTC: (owner, name, value) of each."""
+    cupy, blas = cupy_of(driver), cublas_of()
+    return [
+        (gpu, "_cupy", lambda: cupy),
+        (gpu, "count", lambda: 1),
+        (gpu.Gpu, "load", _load),
+        (cublas, "_library", lambda: blas),
+        (cublas, "_handles", {}),
+    ]
+
+
 def tensors_of() -> Callable[..., Any] | None:
     """(shape, dtype) -> a tensor that says that it is on a GPU; None without torch.  torch's current stream and its
     ``torch.empty`` for a GPU, which a build for the CPU lacks, are replaced by what takes no time.
@@ -311,11 +323,8 @@ def main() -> int:
     parser.add_argument("--json", help="write the records to this file")
     given = parser.parse_args()
     driver = Driver()
-    cupy = cupy_of(driver)
-    gpu._cupy, gpu.count = (lambda: cupy), (lambda: 1)  # type: ignore[assignment]
-    blas = cublas_of()
-    cublas._library = lambda: blas  # type: ignore[assignment]
-    gpu.Gpu.load = _load  # type: ignore[method-assign]
+    for owner, name, value in replaced(driver):
+        setattr(owner, name, value)
     records = measured(driver)
     print(f"{'':<40} launches {'us':>8} {'bare launches':>14}  other driver calls")
     for r in records:

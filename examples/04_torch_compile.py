@@ -1,7 +1,7 @@
 """A PyTorch model trained through gradc with one line: torch.compile(model, backend="gradc").
 
-Its forward and backward are gradc's, sizes that vary are symbols, what gradc does not take (here: dropout, whose random
-numbers are torch's) runs in torch between its regions, and a report says so.
+Its forward and backward are gradc's, sizes that vary are symbols, what gradc leaves to torch (here: the random numbers
+of dropout, which are eager mode's) runs in torch before or between its regions, and a report says so.
 
     python examples/04_torch_compile.py
 """

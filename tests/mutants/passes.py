@@ -40,8 +40,8 @@ MUTANTS = (
     Mutant(
         "pass.validated-programs",
         "gradc/passes/manager.py",
-        "                meaning.require(name, result)\n",
-        "                assert meaning\n",
+        "self._meanings[program]:\n                meaning.require(name, result)\n",
+        "self._meanings[program]:\n                assert meaning\n",
         "GRADC_VALIDATE holds no program against its graph",
         ("test_meaning",),
     ),
