@@ -33,7 +33,7 @@ def test_costly_kernels_stand_apart() -> None:
         lambda x, w: ops.sum(x, axis=0),
         lambda x, w: ops.sqrt(x),
     )
-    assert [text.startswith('#include "wide_vectors.h"\n') for text in found] == [True, False]
+    assert ['#include "wide_vectors.h"\n' in text for text in found] == [True, False]
     assert {n.split("_")[0] for n in names(found[0])} == {"exp", "tanh"} and {
         n.split("_")[0] for n in names(found[1])
     } >= {"add", "sum", "sqrt"}

@@ -164,7 +164,7 @@ def _units(texts: Mapping[str, str], costly: set[str], sorts: set[str], entry: s
     for part in parts:
         vectors = '#include "wide_vectors.h"\n' if part and part[0] in costly else ""
         sort = '#include "counting_sort.h"\n' if sorts & {*part} else ""
-        includes = f'{vectors}#include "math.h"\n#include "program.h"\n{sort}#define GRADC_SHARED {linkage}\n'
+        includes = f'#include "math.h"\n#include "program.h"\n{vectors}{sort}#define GRADC_SHARED {linkage}\n'
         units.append("\n".join([includes, *(texts[name] for name in part)]))
     units[-1] += f"\n{entry}"
     return tuple(units)
