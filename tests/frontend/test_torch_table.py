@@ -153,7 +153,12 @@ def cases_of(key: str) -> list[str]:
     return [case for case in TAKEN.split() if name in case.split(".")]
 
 
-@pytest.mark.parametrize("key", [key for key in table.lines() if cases_of(key)])
+ORDER = [name for batch in batches() for name in batch]
+
+
+@pytest.mark.parametrize(  # a process that has traced a batch has all its lines
+    "key", sorted(filter(cases_of, table.lines()), key=lambda key: ORDER.index(cases_of(key)[0]))
+)
 def test_a_line(key: str) -> None:
     """The cases of one line, for `pytest -k NAME`; traced with others, as in the test before."""
     lines = set[str]()

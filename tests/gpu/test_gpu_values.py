@@ -36,7 +36,8 @@ def test_an_op_is_numpy(name: str, part: int, machine: Machine) -> None:
 @pytest.mark.kinds("torch")
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_ops_where_there_is_no_gpu(name: str, machine: Machine) -> None:
-    agree_with_numpy(cases(("f32", "bf16"), names=[name]), (7,), place=machine, target=machine.target)
+    chosen = [case for case in cases(("f32", "bf16"), names=[name]) if case.number < AT_ONCE]
+    agree_with_numpy(chosen, (7,), place=machine, target=machine.target)
 
 
 @pytest.mark.kinds("torch")

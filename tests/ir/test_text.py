@@ -734,6 +734,7 @@ def attribute_rich() -> str:
     return "\n".join([*lines, f"  return {', '.join(f'o{i}=%{i}' for i in range(len(body)))}", "}"])
 
 
+@pytest.mark.long("gradc/ir", "gradc/ops", "gradc/errors.py")
 @pytest.mark.parametrize("which", ["graph", "attributes", "program"])
 def test_mutations(which: str) -> None:
     text, read = {

@@ -255,6 +255,7 @@ def test_errors_are_codes_and_texts(bags: tuple[gradc.Module, Path]) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long(*BUILT)
 def test_no_sizes_are_too_large_to_be_refused(tmp_path: Path) -> None:
     """Four of 2^40 each are 2^160 elements, more than any integer of C counts."""
     product = lambda x, y: ops.exp(x) * ops.reshape(y, x.shape)
@@ -358,6 +359,7 @@ def test_names_of_users_are_no_c(tmp_path: Path) -> None:
         subprocess.run([*words, name], cwd=folder, check=True)
 
 
+@pytest.mark.long(*BUILT)
 def test_names_of_users_are_no_macros(tmp_path: Path) -> None:
     """Neither those of the headers that a user's own file includes, nor those of the runtime."""
     names = ("BUFSIZ", "SEEK_SET", "EXPORT", "INT_MAX", "SIGINT", "sa_handler", "PUBLIC", "MAP_SHARED", "K")
@@ -369,6 +371,7 @@ def test_names_of_users_are_no_macros(tmp_path: Path) -> None:
     assert code == 0 and text.count("the same bits") == 2 * len(names), text
 
 
+@pytest.mark.long(*BUILT)
 def test_the_program_that_checks_reads_truth_values_as_one_byte(tmp_path: Path) -> None:
     graph = gradc.trace(lambda x: x > 0, name="above", x="f32[N]")
     folder = gradc.compile(graph, target="cpu").export(tmp_path / "above", dims={"N": 100})

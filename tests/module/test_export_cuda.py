@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -196,6 +197,7 @@ def export(name: str, folder: Path) -> Path:
     return module.export(folder / name, dims=dims)
 
 
+@pytest.mark.long(*long_tests.COMPILER, "gradc/module", "gradc/runtime")
 @pytest.mark.parametrize("name", MODELS)
 def test_it_gives_what_the_programs_mean(name: str, stub: Path, tmp_path: Path) -> None:
     folder = export(name, tmp_path)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import long_tests
 import pytest
 
 pytestmark = pytest.mark.compiles
@@ -48,6 +49,7 @@ def features() -> set[str]:
     return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
+@pytest.mark.long(*long_tests.COMPILER, "gradc/module", "gradc/runtime", *(f"tests/{name}" for name in FILES))
 @pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("gcc") is None, reason="gcc's processors of x86-64")
 @pytest.mark.parametrize("machine", PROCESSORS)
 def test_products_and_layouts(machine: str) -> None:
