@@ -21,6 +21,7 @@ from registry import cases
 
 import gradc
 from benchmarks import resources
+from benchmarks.network_cases import block_case
 from benchmarks.resources import ARCHITECTURES
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
@@ -335,6 +336,19 @@ def test_standard_cases_do_not_spill(name: str, arch: str) -> None:
     for executable in resources.module(name, dtype, arch).executables.values():
         found = compile_cuda(executable.source, arch=arch, spills="error").kernels
         assert found and all(r.registers <= 128 for r in found.values())
+
+
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda", "benchmarks/network_cases.py")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_block_of_gpt2_does_not_spill(arch: str) -> None:
+    """Gradients of its norms read and write twenty arrays: a thread has 168 registers, a multiprocessor 384 threads."""
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    block = block_case("", "bf16", 8, 1024)
+    module = gradc.compile(gradc.trace(block.ours, **block.types), wrt=block.wrt, target="cuda", arch=arch)
+    kernels = module.backward.binary.kernels
+    assert not {name: r for name, r in kernels.items() if r.spill_stores or r.spill_loads}
+    crowded = [r.registers for name, r in kernels.items() if "layer_norm" in name and r.registers > 128]
+    assert len(crowded) == 2 and max(crowded) <= 168
 
 
 def test_a_module_for_cuda_without_a_gpu(tmp_path: Path) -> None:

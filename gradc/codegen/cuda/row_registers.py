@@ -28,6 +28,11 @@ ROW_REGISTERS = 64
 """For a thread's elements that are kept or under way, where no sums are."""
 ALL_REGISTERS = 120
 """For them, the loads of a phase and the sums of a thread: what NVRTC fits into 128 registers for sm_80, 90 and 100."""
+RESIDENT_REGISTERS = 130
+"""The same with two for the address of each array; a thread that needs more has a third more registers, and a
+multiprocessor three quarters of the threads.  Of 27 gradients of norms those at up to 124 do not spill in 128
+registers, those at 134 to 160 do (NVRTC 12.9 for sm_80, 90, 100).
+"""
 SHARED_ROOM = 8
 """Registers in which sums go to and from shared memory."""
 SHARING_TASK = 256
@@ -50,6 +55,7 @@ class RowTask:
     :param loads_first: whether the row's loads begin before its first phase.
     :param kept: the values that stay in registers, and the first phase that computes each.
     :param shared_sums: of a thread's sums, one an element for each accum, those in shared memory.
+    :param crowds: whether a thread needs more registers than a multiprocessor has for the usual number of threads.
     """
 
     vec: int
@@ -59,6 +65,7 @@ class RowTask:
     loads_first: bool
     kept: Mapping[str, int]
     shared_sums: int = 0
+    crowds: bool = False
 
 
 class _Need:
@@ -109,6 +116,13 @@ class _Need:
         words = max(self.held, self.row_loads) if self.all_at_once else self.held + self.row_loads
         return not (self.crowded(elements) and not self.shared) and self.fits(elements, words)
 
+    def crowds(self, elements: int) -> bool:
+        """Whether sums, elements and addresses need more registers than the usual number of threads leaves each."""
+        addresses = 2 * len({*self.kernel.reads, *self.kernel.writes})
+        of_elements = elements * (self.held + self.phase_loads)
+        needed = self.of_sums(elements) + of_elements + addresses
+        return self.sums > 0 and not self.shared and needed > RESIDENT_REGISTERS
+
     def keep_less(self) -> None:
         """The value that costs least is computed again."""
         self.kept.pop(min(self.kept, key=lambda v: (_work(self.kernel, v), -_words(self.kernel, v))))
@@ -150,7 +164,8 @@ def row_task(kernel: Kernel, types: Mapping[str, Type], sums: int, widest: int, 
         width *= 2
     each = -(-count // (width * vec)) * vec
     kept = {} if alone else need.kept  # to read the row again takes no registers
-    return RowTask(vec, width, each // vec, need.together(each), need.loads_first(each), kept, need.shared)
+    together, first = need.together(each), need.loads_first(each)
+    return RowTask(vec, width, each // vec, together, first, kept, need.shared, need.crowds(each))
 
 
 def row_task_across(kernel: Kernel, types: Mapping[str, Type], width: int, widest: int) -> RowTask | None:

@@ -36,6 +36,7 @@ def row_in_registers(facts: Facts) -> RowInRegisters | None:
         width=row.width,
         vec=row.vec,
         threads=threads,
+        resident=(3 * THREADS // 2) if row.crowds else 2 * THREADS,
         unroll=row.iterations,
         row=row,
         sums="registers" if facts.lasting_sums else "memory",
