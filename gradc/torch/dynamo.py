@@ -223,6 +223,9 @@ class _Program:
             if recording and isinstance(x, torch.Tensor) and x.requires_grad
         }
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
+        # Dynamo's guards: a shape, strides, a dtype and a device
+        own = () if form.wraps else placeholders[len(self.lifted) :]
+        self.guarded = {node for node in own if node.name not in form.mutated}
         found = in_memory_order(graph, plan(graph, options.smallest, options.take), form.mutated)
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
@@ -283,14 +286,16 @@ class _Program:
         in_place = (
             {} if any(n.attrs.get("oob") == "error" for n in made.nodes) else self._in_place(inputs, rows, inside)
         )
+        dims = _dims(graph, made)
+        guarded = {name for node, name in inputs.items() if node in self.guarded} if dims.keys() == set(made.dims) else ()
         function = Function(
-            made, self.options.target, self.options.compile, sparse, found.devices[number], in_place, orders
+            made, self.options.target, self.options.compile, sparse, found.devices[number], in_place, orders, guarded
         )
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
         function.forget()
         detached = {n for n in inputs if all(stops_gradient(u) for u in n.users if u in inside)}
-        return _Region(function, tuple(inputs), tuple(outputs), _dims(graph, made), frozenset(detached))
+        return _Region(function, tuple(inputs), tuple(outputs), dims, frozenset(detached))
 
     def _in_place(
         self,
