@@ -31,6 +31,7 @@ from .normal_form import (
     stop_gradient,
     stops_gradient,
     transformed,
+    transforming,
     tree_leaves,
 )
 from .regions import (
@@ -313,11 +314,15 @@ class _Program:
 
     def __call__(self, *arguments: Any) -> Any:
         given = [*self.lifted, *(_flat(arguments) if self.form.wraps else arguments)]
-        if transformed(x for x in given if isinstance(x, torch.Tensor)):
+        if transforming() and transformed(x for x in given if isinstance(x, torch.Tensor)):
             return self.source(*arguments)
         if self.mutated and _overlap(given, frozenset(self.mutated)):  # which they did not when this was traced
             return self.source(*arguments)
-        recording = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
+        recording = (
+            bool(self.mutated)
+            and torch.is_grad_enabled()
+            and any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
+        )
         for i in self.mutated:  # what is kept for backward stays as it was
             given[i] = (given[i], given[i] if self.reads_first and not recording else _copy(given[i]))
         with _without_autocast():  # its casts are calls of the normal form
@@ -470,16 +475,13 @@ def _assembled(
     steps += [_writing(node, placeholder) for node, placeholder in written.items()]
     # views of what was written lie in the input's own memory
     steps += [_running(node) for node in _views_of(written, calls, found)]
-    returned = results[len(form.mutated) :]
+    returned, targets = results[len(form.mutated) :], [n for n in placeholders if n.name in form.mutated]
     _release(steps, returned)
 
     def run(given: list[Any]) -> list[Any]:
-        values: Values = {}
-        for node, value in zip(placeholders, given, strict=True):
-            if isinstance(value, tuple):
-                values["written", node], values[node] = value
-            else:
-                values[node] = value
+        values: Values = dict(zip(placeholders, given, strict=True))
+        for node in targets:
+            values["written", node], values[node] = values[node]
         for step in steps:
             step.run(values)
             for node in step.done:

@@ -28,8 +28,8 @@ from .normal_form import batched, transformed, transforming
 from .prepared import PreparedFunction, described, with_axes
 from .sizes import TORCH_DTYPES
 
-_PREPARED = 64
-"""Calls of a function that are kept prepared, by what wants a gradient."""
+_CALLS = 128
+"""Calls of a function that are kept prepared."""
 
 
 class Function:
@@ -65,7 +65,8 @@ class Function:
         self.graph, self.target, self.options, self.sparse = graph, target, dict(options or {}), frozenset(sparse)
         self.device, self.in_place, self.orders = device, dict(in_place or {}), dict(orders or {})
         self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
-        self._variants: dict[tuple[str, int | None, tuple[str, ...]], Differentiated] = {}
+        self._variants: dict[tuple[int | None, tuple[str, ...]], Differentiated] = {}
+        self._calls: Recent[tuple[Any, ...], tuple[Differentiated, PreparedFunction | None]] = Recent(_CALLS)
         self._unguarded = [i for i, name in enumerate(self.names) if name not in guarded]
 
     def __call__(self, dims: Mapping[str, int], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -77,10 +78,9 @@ class Function:
         if transforming():
             _refuse_transforms(inputs)
         recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()  # torch looks at both
-        if recording and any(x.requires_grad for x in inputs):
-            return _Recorded.apply(self, dims, *inputs)  # type: ignore[no-any-return]
-        value = self.wrt((), inputs)
-        prepared = value.prepared(dims, inputs)
+        if recording and any([x.requires_grad for x in inputs]):
+            return _apply(self, dims, *inputs)  # type: ignore[no-any-return]
+        value, prepared = self.call((), dims, inputs)
         made = prepared.forward(inputs) if prepared is not None else None
         if made is not None:
             return tuple(made[0])
@@ -90,13 +90,26 @@ class Function:
             values = value.module(dict(zip(self.names, inputs, strict=True)), dims=dims, out=out)
         return self.outputs(values, value.graph.output_names)
 
-    def described(self, dims: Mapping[str, int], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        """What distinguishes a call from others, but for the addresses of its inputs.
+    def call(
+        self, recorded: tuple[bool, ...], dims: Mapping[str, int], inputs: Sequence[torch.Tensor]
+    ) -> tuple[Differentiated, PreparedFunction | None]:
+        """(the graph and its gradients, a call of it of which the addresses of its inputs are left to say; None where
+        there is more to it).
 
-        :raises RuntimeError: an input has no strides.
+        :param recorded: of each input, whether it wants a gradient; () where none does.
         """
-        sizes = tuple(dims.values())
-        return sizes + tuple([described(inputs[i]) for i in self._unguarded]) if self._unguarded else sizes
+        key: tuple[Any, ...] | None = None
+        if not transforming():
+            with contextlib.suppress(RuntimeError):  # an input without strides
+                key = (recorded, *dims.items(), *[described(inputs[i]) for i in self._unguarded])
+        found: tuple[Differentiated, PreparedFunction | None] | None = self._calls.get(key) if key is not None else None
+        if found is None:
+            differentiated = self.wrt(tuple(itertools.compress(self.names, recorded)), inputs)
+            found = differentiated, None
+            if key is not None:
+                with torch.no_grad():
+                    found = self._calls[key] = differentiated, PreparedFunction.of(differentiated, dims, inputs)
+        return found
 
     def wrt(self, names: tuple[str, ...], inputs: Sequence[torch.Tensor] = ()) -> Differentiated:
         """The graph with the gradients of these inputs.
@@ -105,16 +118,17 @@ class Function:
         """
         device = self.device or next((x.device for x in inputs if x.is_cuda), None)
         on_gpu = device is not None and device.type == "cuda"
-        target = self.target or knobs.TARGET.get() or ("cuda" if on_gpu else "cpu")
-        on = device if on_gpu and target == "cuda" else None
-        key = target, on.index if on is not None else None, names
-        if key not in self._variants:
-            self._variants[key] = Differentiated(self, names, target, on)
-        return self._variants[key]
+        key = device.index if on_gpu and device is not None else None, names
+        found = self._variants.get(key)
+        if found is None:
+            target = self.target or knobs.TARGET.get() or ("cuda" if on_gpu else "cpu")
+            found = self._variants[key] = Differentiated(self, names, target, device if target == "cuda" else None)
+        return found
 
     def forget(self) -> None:
         """Drop what was compiled or differentiated."""
         self._variants.clear()
+        self._calls.clear()
 
     def _new_outputs(self, dims: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor]:
         """Memory for the results of a call that no operand tells to be torch's."""
@@ -164,7 +178,6 @@ class Differentiated:
             sparse_rows(self._joint, names=[gradients[n] for n in self.sparse])  # raises Unsupported before a call
         read = _read_by(self._joint, gradients.values()) if self._joint is not None else set()
         self.read = tuple(n for n in function.names if n in read)  # inputs that the gradients depend on
-        self._prepared: Recent[tuple[Any, ...], PreparedFunction | bool] = Recent(_PREPARED)
 
     @cached_property
     def module(self) -> Module:
@@ -172,21 +185,6 @@ class Differentiated:
         if self.in_place:
             options["donate"] = [*self.in_place.values(), *options.get("donate", ())]
         return compile(self.graph, self.wrt, self.target, **options)
-
-    def prepared(self, dims: Mapping[str, int], inputs: Sequence[torch.Tensor]) -> PreparedFunction | None:
-        """The call as one of which the addresses of its inputs are left to say; None where there is more to it."""
-        if self.target != "cpu" or transforming():
-            return None
-        try:
-            key = self.function.described(dims, inputs)
-        except RuntimeError:
-            return None
-        found: PreparedFunction | bool | None = self._prepared.get(key)
-        if found is None:
-            with torch.no_grad():
-                found = PreparedFunction.of(self, dims, inputs) or False
-            self._prepared[key] = found
-        return found or None  # type: ignore[return-value]
 
     def reached(self, outputs: Iterable[str]) -> set[str]:
         """The inputs in ``wrt`` that one of these outputs is computed from."""
@@ -311,10 +309,9 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, function: Function, dims: Mapping[str, int], *inputs: torch.Tensor) -> Any:  # type: ignore[override]
-        wanted = tuple(itertools.compress(function.names, ctx.needs_input_grad[2:]))
-        ctx.differentiated = differentiated = function.wrt(wanted, inputs)
+        differentiated, prepared = function.call(ctx.needs_input_grad[2:], dims, inputs)
+        ctx.differentiated = differentiated
         ctx.set_materialize_grads(False)
-        prepared = differentiated.prepared(dims, inputs) if differentiated.wrt else None
         made = prepared.forward(inputs) if prepared is not None else None
         if made is not None:
             outputs, kept, ctx.where = made
@@ -377,6 +374,10 @@ class _Recorded(torch.autograd.Function):
             found = gradients(*operands)
         made = dict(zip(wanted, found, strict=True))
         return None, None, *(made.get(n) for n in function.names)
+
+
+_apply: Any = super(torch.autograd.Function, _Recorded).apply
+"""What ``_Recorded.apply`` calls, without its look at each operand for values that have left torch.func."""
 
 
 @storages_stay_resizable()

@@ -12,7 +12,8 @@ call of the module.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,38 +41,32 @@ Tensors = Sequence[torch.Tensor]
 _new = empty_strided()
 
 
-class _Memory(NamedTuple):
-    """How a result is allocated.
+_Memory = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+"""How a result is allocated: a function and its arguments."""
 
-    :param large: it is memory of gradc's pool.
-    :param dtype: NumPy's if it is large, else torch's.
-    """
 
-    large: bool
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: Any
-
-    def allocate(self) -> torch.Tensor:
-        if self.large:
-            return to_tensor(empty(self.shape, self.dtype))  # type: ignore[no-any-return]
-        return _new(self.shape, self.strides, self.dtype)  # type: ignore[no-any-return]
+def _from_pool(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
+    return to_tensor(empty(shape, dtype))  # type: ignore[no-any-return]
 
 
 def _memory_of(type_: Type, dims: Mapping[str, int]) -> _Memory:
-    """:raises KeyError: torch has no such dtype."""
+    """Memory of gradc's pool for what is large, else of torch's.
+
+    :raises KeyError: torch has no such dtype.
+    """
     of_torch, shape, strides, step = TORCH_DTYPES[type_.dtype], type_.concrete(dims), [], 1
     for size in reversed(shape):
         strides.append(step)
         step *= max(size, 1)
-    large = step * type_.dtype.np.itemsize >= SMALL
-    return _Memory(large, shape, tuple(reversed(strides)), type_.dtype.np if large else of_torch)
+    if step * type_.dtype.np.itemsize >= SMALL:
+        return _from_pool, (shape, type_.dtype.np)
+    return _new, (shape, tuple(reversed(strides)), of_torch)
 
 
 def _size_of(type_: Type, dims: Mapping[str, int]) -> tuple[int, int]:
     """(bytes, bytes of an element)."""
     item = type_.dtype.np.itemsize
-    return int(np.prod(type_.concrete(dims), dtype=object)) * item, item
+    return math.prod(type_.concrete(dims)) * item, item
 
 
 def described(x: torch.Tensor) -> tuple[Any, ...]:
@@ -156,7 +151,7 @@ class PreparedFunction:
                 self._kept[r.name] = _Kept(len(inputs) + len(outputs), end)
                 self._offsets.append(end)
                 end += -(-_size_of(types[r.name], dims)[0] // ALIGN) * ALIGN
-        self._own = _memory_of(Type(DTYPES["u8"], (end,)), {}) if end else None
+        self._own = _memory_of(Type(DTYPES["u8"], (end,)), {}) if self._offsets else None
         self._backward: _Backward | bool | None = None
 
     @staticmethod
@@ -181,12 +176,13 @@ class PreparedFunction:
             addresses = [x.data_ptr() for x in inputs]
         except RuntimeError:  # it is inside a transform of torch.func
             return None
-        results = [memory.allocate() for memory in self._outputs]
+        results = [new(*like) for new, like in self._outputs]
         where = [y.data_ptr() for y in results]
         call = [*addresses, *self._fixed, *where]
         own = []
         if self._own is not None:
-            own = [self._own.allocate()]
+            new, like = self._own
+            own = [new(*like)]
             where.append(own[0].data_ptr())
             call += [where[-1] + at for at in self._offsets]
         if not self._forward(call):
@@ -235,7 +231,8 @@ class _Backward:
     """The backward of a :class:`PreparedFunction`.
 
     :param kept: where it finds each residual.
-    :param cotangents: position, shape and dtype of the outputs whose cotangents it reads.
+    :param cotangents: of each that it reads: the position of the output, the program's name, shape and dtype.
+    :param saved: what was kept, of a call.
     """
 
     def __init__(
@@ -245,12 +242,14 @@ class _Backward:
         dims: Mapping[str, int],
         defaults: Arrays,
         kept: Sequence[_Kept],
-        cotangents: Sequence[tuple[int, tuple[int, ...], torch.dtype]],
+        cotangents: Sequence[tuple[int, str, tuple[int, ...], torch.dtype]],
+        saved: Tensors,
     ):
+        self._saved = [described(x) for x in saved]
         self._prepared, self._defaults, self._kept, self._cotangents = prepared, defaults, kept, cotangents
         self._fixed = [array.ctypes.data for array in defaults.values()]
         function, module = differentiated.function, differentiated.module
-        names, types = module.joint_names[1], module.backward.outputs
+        names, types, self._copied = module.joint_names[1], module.backward.outputs, module.backward.copied
         self._results = [_memory_of(types[names[n]], dims) for n in differentiated.wrt]
         number = {name: i for i, name in enumerate(differentiated.wrt)}
         self._inputs = [number.get(name) for name in function.names]
@@ -272,37 +271,41 @@ class _Backward:
         if made is None:
             return None
         kept = [call.kept(n) for n in list(inputs)[: len(inputs) - len(read)]]
-        places = [(graph.output_names.index(n), tuple(zeros[n].shape), zeros[n].dtype) for n in read]
+        places = [(graph.output_names.index(n), cotangent_names[n], tuple(x.shape), x.dtype) for n, x in zeros.items()]
         prepared, _, defaults = made
-        return _Backward(differentiated, prepared, dims, defaults, kept, places)
+        return _Backward(differentiated, prepared, dims, defaults, kept, places, saved)
 
     def __call__(self, saved: Tensors, where: Sequence[int], cotangents: Sequence[Any]) -> list[Any] | None:
         """:meth:`PreparedFunction.backward`."""
         upstream = []
-        for i, shape, dtype in self._cotangents:
+        for i, name, shape, dtype in self._cotangents:
             x = cotangents[i]
             if x is None:
                 x = torch.zeros(shape, dtype=dtype)
-            elif x.dtype is not dtype or x.shape != shape or not x.is_contiguous() or x.is_neg():
+            elif x.dtype is not dtype or x.shape != shape or x.is_neg():
                 return None
+            elif not x.is_contiguous():  # that of a sum repeats one element
+                x = x.contiguous()
+                self._copied[name] = self._copied.get(name, 0) + 1
             upstream.append(x)
         try:
-            # a hook may have put other tensors there, or their owner other memory (FSDP)
-            if [x.data_ptr() for x in saved if x.is_contiguous()] != where:
-                return None
+            found = [x.data_ptr() for x in saved if x.is_contiguous()]
+            if found != where:  # a hook gave other tensors (checkpoints do), or their owner other memory (FSDP does)
+                if len(found) < len(saved) or [described(x) for x in saved] != self._saved:
+                    return None
             own = [x.data_ptr() for x in upstream]
-        except RuntimeError:  # it is inside a transform of torch.func
+        except RuntimeError:  # one is inside a transform of torch.func
             return None
-        results = [memory.allocate() for memory in self._results]
-        call = [where[saved] + at for saved, at in self._kept]
+        results = [new(*like) for new, like in self._results]
+        call = [found[i] + at for i, at in self._kept]
         call += own
         call += self._fixed
         call += [y.data_ptr() for y in results]
         if not self._prepared(call):
             return None
-        found = [None if i is None else results[i] for i in self._inputs]
-        if any(x is None for x in cotangents):
+        gradients = [None if i is None else results[i] for i in self._inputs]
+        if any([x is None for x in cotangents]):
             # where no cotangent comes from, there is no gradient: None, which an optimizer skips, not zeros
             reached = set().union(*(r for r, x in zip(self._reached, cotangents, strict=True) if x is not None))
-            return [x if i in reached else None for i, x in enumerate(found)]
-        return found
+            return [x if i in reached else None for i, x in enumerate(gradients)]
+        return gradients
