@@ -1,9 +1,10 @@
 """What a call costs beside its kernels, on the CPU: layers so small that the way to their kernels is what is measured.
 
-``python -m benchmarks.calls [--json FILE]`` runs forward and backward of 2, 13 and 50 layers ``Linear(8, 8)`` (4, 26
+``python -m benchmarks.calls [--save]`` runs forward and backward of 2, 13 and 50 layers ``Linear(8, 8)`` (4, 26
 and 100 parameters) on 4 rows, in eager mode, compiled by inductor and compiled by gradc, in turn in one process with
 one thread; and a module over 1, 10 and 100 arrays of NumPy's, 8 elements each.  Times are processor times of the
-process, the least of several repetitions.
+process, the least of several repetitions.  With ``--save`` they are written to
+``benchmarks/results/calls-PROCESSOR.json``, for docs/performance.md.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy as np
 
 import gradc
 from gradc import ops
+
+from .__main__ import RESULTS, machine, processor, words_of
 
 PARAMETERS, ARRAYS = (4, 26, 100), (1, 10, 100)
 ENGINES = ("eager", "inductor", "gradc")
@@ -103,7 +106,7 @@ def measured() -> list[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", help="write the records to this file")
+    parser.add_argument("--save", action="store_true", help="write the records to benchmarks/results")
     given = parser.parse_args()
     import torch
 
@@ -115,9 +118,9 @@ def main() -> int:
         cells = [f"{r['us'][e]:.1f}" if e in r["us"] else "" for e in ENGINES]
         ratio = f"{r['of inductor']:.2f}" if "of inductor" in r else ""
         print(f"{title:<16}" + "".join(f"{cell:>12}" for cell in (*cells, ratio)))
-    if given.json:
-        with open(given.json, "w", encoding="utf-8") as file:
-            json.dump(records, file, indent=1)
+    if given.save:
+        path = RESULTS / f"calls-{words_of(processor())}.json"
+        path.write_text(json.dumps({"machine": machine(1), "calls": records}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -288,7 +288,9 @@ class _Program:
             {} if any(n.attrs.get("oob") == "error" for n in made.nodes) else self._in_place(inputs, rows, inside)
         )
         dims = _dims(graph, made)
-        guarded = {name for node, name in inputs.items() if node in self.guarded} if dims.keys() == set(made.dims) else ()
+        guarded = (
+            {name for node, name in inputs.items() if node in self.guarded} if dims.keys() == set(made.dims) else ()
+        )
         function = Function(
             made, self.options.target, self.options.compile, sparse, found.devices[number], in_place, orders, guarded
         )

@@ -75,11 +75,12 @@ class Function:
         :param dims: sizes that no input tells; others may stand there, too.
         :raises Unsupported: inside a transform of torch.func, or forward-mode autograd.
         """
-        if transforming():
+        entered = transforming()
+        if entered:
             _refuse_transforms(inputs)
         recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()  # torch looks at both
-        if recording and any([x.requires_grad for x in inputs]):
-            return _apply(self, dims, *inputs)  # type: ignore[no-any-return]
+        if recording and any(x.requires_grad for x in inputs):
+            return (_Recorded.apply if entered else _apply)(self, dims, *inputs)  # type: ignore[no-any-return]
         value, prepared = self.call((), dims, inputs)
         made = prepared.forward(inputs) if prepared is not None else None
         if made is not None:
@@ -335,7 +336,11 @@ class _Recorded(torch.autograd.Function):
         dense = [c if c is None else _dense(c) for c in cotangents]
         saved = ctx.saved_tensors
         if ctx.where is not None and not torch.is_grad_enabled() and not transforming():
-            upstream = dense if not function.orders else [c if c is None else function.in_memory_order(n, c) for n, c in zip(names, dense, strict=True)]
+            upstream = (
+                dense
+                if not function.orders
+                else [c if c is None else function.in_memory_order(n, c) for n, c in zip(names, dense, strict=True)]
+            )
             made = ctx.kept.backward(saved, ctx.where, upstream)
             if made is not None:
                 return None, None, *made

@@ -91,7 +91,9 @@ def _prepared(
             call = executable.bind_call(inputs, dims=dims, allocate=False)
     except GradcError:
         return None  # the module's call raises it
-    if any(n not in call.arrays or (call.arrays[n].ctypes.data != x.data_ptr() and x.numel()) for n, x in inputs.items()):
+    if any(
+        n not in call.arrays or (call.arrays[n].ctypes.data != x.data_ptr() and x.numel()) for n, x in inputs.items()
+    ):
         return None  # it was converted
     defaults = {n: a for n, a in call.arrays.items() if n not in inputs}
     arrays = {n: call.arrays[n] for n in (*inputs, *defaults)}
@@ -187,7 +189,11 @@ class PreparedFunction:
             call += [where[-1] + at for at in self._offsets]
         if not self._forward(call):
             return None
-        outputs = [with_axes(y, o) if o else y for y, o in zip(results, self._orders)] if self._orders else results
+        outputs = (
+            [with_axes(y, o) if o else y for y, o in zip(results, self._orders, strict=True)]
+            if self._orders
+            else results
+        )
         of_inputs, of_outputs = self._saved_inputs, self._saved_outputs
         kept = [*[inputs[i] for i in of_inputs], *[outputs[i] for i in of_outputs], *own]
         at = [*[addresses[i] for i in of_inputs], *[where[i] for i in of_outputs], *where[len(results) :]]
@@ -277,24 +283,16 @@ class _Backward:
 
     def __call__(self, saved: Tensors, where: Sequence[int], cotangents: Sequence[Any]) -> list[Any] | None:
         """:meth:`PreparedFunction.backward`."""
-        upstream = []
-        for i, name, shape, dtype in self._cotangents:
-            x = cotangents[i]
-            if x is None:
-                x = torch.zeros(shape, dtype=dtype)
-            elif x.dtype is not dtype or x.shape != shape or x.is_neg():
-                return None
-            elif not x.is_contiguous():  # that of a sum repeats one element
-                x = x.contiguous()
-                self._copied[name] = self._copied.get(name, 0) + 1
-            upstream.append(x)
         try:
+            upstream = [self._upstream(cotangents[i], *like) for i, *like in self._cotangents]
             found = [x.data_ptr() for x in saved if x.is_contiguous()]
             if found != where:  # a hook gave other tensors (checkpoints do), or their owner other memory (FSDP does)
                 if len(found) < len(saved) or [described(x) for x in saved] != self._saved:
                     return None
             own = [x.data_ptr() for x in upstream]
-        except RuntimeError:  # one is inside a transform of torch.func
+        except (
+            RuntimeError
+        ):  # one is inside a transform of torch.func, or of another type: the module says what is wrong
             return None
         results = [new(*like) for new, like in self._results]
         call = [found[i] + at for i, at in self._kept]
@@ -309,3 +307,14 @@ class _Backward:
             reached = set().union(*(r for r, x in zip(self._reached, cotangents, strict=True) if x is not None))
             return [x if i in reached else None for i, x in enumerate(gradients)]
         return gradients
+
+    def _upstream(self, x: torch.Tensor | None, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A cotangent as the program reads it, the tensor itself if it is that already."""
+        if x is None:
+            return torch.zeros(shape, dtype=dtype)
+        if x.dtype is not dtype or x.shape != shape:
+            raise RuntimeError(f"the cotangent {name} is a {x.dtype}{list(x.shape)}")
+        if x.is_contiguous() and not x.is_neg():
+            return x
+        self._copied[name] = self._copied.get(name, 0) + 1  # that of a sum repeats one element
+        return x.resolve_neg().contiguous()

@@ -155,7 +155,7 @@ typedef struct {
 
 enum { UNFIT = -1 }; /* an array has no memory, or is not aligned, or not what was bound: nothing was run */
 
-/* `table` has the addresses of constants, and room for the others. */
+/* What the entry gives, or 1 where it reported an error; `table` has the addresses of constants, and room for the others. */
 EXPORT int gradc_call_prepared(const gradc_prepared *p, const gradc_ctx *ctx, const uintptr_t *addresses, void **table, char *workspace) {
   for (int64_t i = 0; i < p->given; i++) {
     const int64_t unit = p->places[2 * i + 1];
@@ -170,7 +170,8 @@ EXPORT int gradc_call_prepared(const gradc_prepared *p, const gradc_ctx *ctx, co
   for (int64_t i = 0; i < p->lent; i++) {
     table[p->lent_places[3 * i]] = (char *)table[p->lent_places[3 * i + 1]] + p->lent_places[3 * i + 2];
   }
-  return gradc_call(p->entry, ctx, table, p->dims, workspace + p->scratch, -1);
+  const int code = gradc_call(p->entry, ctx, table, p->dims, workspace + p->scratch, -1);
+  return code ? code : gradc_failed(ctx);
 }
 
 /* An array of NumPy's, as its ABI lays it out; read only where Python has found it so. */

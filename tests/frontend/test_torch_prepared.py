@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from gradc.runtime.executable import Executable  # noqa: E402
 
 
 def model_of(*sizes: int) -> nn.Sequential:
-    return nn.Sequential(*[nn.Sequential(nn.Linear(m, n), nn.Tanh()) for m, n in zip(sizes, sizes[1:], strict=False)])
+    return nn.Sequential(*[nn.Sequential(nn.Linear(m, n), nn.Tanh()) for m, n in itertools.pairwise(sizes)])
 
 
 def gradients(call: Any, model: nn.Module, x: torch.Tensor, dy: torch.Tensor | None = None) -> list[Any]:

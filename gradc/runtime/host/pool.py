@@ -168,8 +168,8 @@ class ArrayTypes(ctypes.Structure):
 
 @functools.cache
 def prepared_entry() -> Callable[..., int]:
-    """``gradc_call_prepared``: (address of a :class:`PreparedCall`, context, addresses, table, workspace) -> the
-    entry's return value, or :data:`UNFIT`; as :func:`call_entry` in all else.
+    """``gradc_call_prepared``: (address of a :class:`PreparedCall`, context, addresses, table, workspace) -> 0, or
+    :data:`UNFIT`, or anything else where an error was reported; as :func:`call_entry` in all else.
     """
     pointer = ctypes.c_void_p
     return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer, pointer)(

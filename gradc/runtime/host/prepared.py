@@ -122,8 +122,7 @@ class Prepared:
             own = empty((self.binding.workspace,), np.uint8, brief=True)
             pointers = (*pointers[:3], own.ctypes.data)
         code = entry(*first, self._pointer, *pointers)
-        context = frame.context
-        error = self.native.failure(context) if code != pool.UNFIT and (code or context.code) else None
+        error = self.native.failure(frame.context) if code not in (0, pool.UNFIT) else None
         self._frames.append(frame)
         if error is not None:
             raise error
