@@ -153,7 +153,8 @@ def calls(folder: Path = RESULTS) -> list[str]:
         for row in data["calls"]:
             title = f"{row['parameters']} parameters" if "parameters" in row else f"{row['arrays']} arrays of NumPy's"
             cells = [f"{row['us'][e]:.0f}" if e in row["us"] else "-" for e in ("eager", "inductor", "gradc")]
-            lines.append(f"| {title} | {' | '.join(cells)} | {row.get('of inductor', math.nan):.2f} |".replace("nan", "-"))
+            cells.append(f"{row['of inductor']:.2f}" if "of inductor" in row else "-")
+            lines.append(f"| {title} | {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
     return [CALLS, *parts] if parts else []
 

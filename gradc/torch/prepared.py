@@ -14,13 +14,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from ..errors import GradcError
+from ..ir.graph import Graph
 from ..ir.types import DTYPES, Type
+from ..module.module import Module
 from ..module.residuals import Residuals
 from ..runtime.executable import Executable
 from ..runtime.host.arrays import SMALL, empty
@@ -29,9 +31,6 @@ from ..runtime.host.prepared import Prepared
 from ..runtime.host.tensors import storages_stay_resizable, to_tensor
 from ..runtime.torch_private import empty_strided
 from .sizes import TORCH_DTYPES
-
-if TYPE_CHECKING:
-    from .function import Differentiated
 
 ALIGN = 64
 """Of values that lie in one tensor of bytes."""
@@ -108,6 +107,33 @@ def with_axes(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """
     y = x.detach().permute(*sorted(range(x.ndim), key=order.__getitem__))
     return x.new_empty(0).set_(x.untyped_storage(), y.storage_offset(), y.size(), y.stride())  # type: ignore[call-overload, no-any-return]
+
+
+class Called(Protocol):
+    """The part of a :class:`.Function` that its calls use."""
+
+    graph: Graph
+    names: tuple[str, ...]
+    orders: dict[str, tuple[int, ...]]
+
+    def in_memory_order(self, output: str, value: torch.Tensor) -> torch.Tensor: ...
+
+
+class Differentiated(Protocol):
+    """The part of a :class:`.function.Differentiated` that its calls use."""
+
+    target: str
+    sparse: list[str]
+    in_place: dict[str, str]
+    wrt: tuple[str, ...]
+    read: tuple[str, ...]
+    differentiable: dict[str, set[str]]
+
+    @property
+    def function(self) -> Called: ...
+
+    @property
+    def module(self) -> Module: ...
 
 
 class _Kept(NamedTuple):
