@@ -136,7 +136,8 @@ CALLS = """## What a call costs
 
 Microseconds of processor time of a call whose kernels do next to nothing: forward and backward of layers `Linear(8, 8)`
 with biases on 4 rows by `torch.compile` (one thread, all three in turn in one process), and `module(...)` that adds up
-arrays of NumPy's of 8 elements. `python -m benchmarks.calls` measures it.
+arrays of NumPy's of 8 elements. `python -m benchmarks.calls` measures it. On a busy machine all three take longer: the
+ratio is what to read.
 """
 
 
@@ -151,7 +152,7 @@ def calls(folder: Path = RESULTS) -> list[str]:
             "|---|---|---|---|---|",
         ]
         for row in data["calls"]:
-            title = f"{row['parameters']} parameters" if "parameters" in row else f"{row['arrays']} arrays of NumPy's"
+            title = f"{row['parameters']} parameters" if "parameters" in row else f"NumPy's arrays: {row['arrays']}"
             cells = [f"{row['us'][e]:.0f}" if e in row["us"] else "-" for e in ("eager", "inductor", "gradc")]
             cells.append(f"{row['of inductor']:.2f}" if "of inductor" in row else "-")
             lines.append(f"| {title} | {' | '.join(cells)} |")
