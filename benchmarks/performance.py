@@ -132,10 +132,39 @@ def _cell(row: dict[str, Any], key: str, form: str) -> str:
     return format(row[key], form) if key in row else "-"
 
 
+CALLS = """## What a call costs
+
+Microseconds of processor time of a call whose kernels do next to nothing: forward and backward of layers `Linear(8, 8)`
+with biases on 4 rows by `torch.compile` (one thread, all three in turn in one process), and `module(...)` that adds up
+arrays of NumPy's of 8 elements. `python -m benchmarks.calls` measures it. On a busy machine all three take longer: the
+ratio is what to read.
+"""
+
+
+def calls(folder: Path = RESULTS) -> list[str]:
+    """The cost of calls on each processor."""
+    parts = []
+    for path in sorted(folder.glob("calls-*.json")):
+        data = json.loads(path.read_text())
+        lines = [
+            f"{data['machine']['cpu']} (`benchmarks/results/{path.name}`):\n",
+            "| call | eager | inductor | gradc | gradc / inductor |",
+            "|---|---|---|---|---|",
+        ]
+        for row in data["calls"]:
+            title = f"{row['parameters']} parameters" if "parameters" in row else f"NumPy's arrays: {row['arrays']}"
+            cells = [f"{row['us'][e]:.0f}" if e in row["us"] else "-" for e in ("eager", "inductor", "gradc")]
+            cells.append(f"{row['of inductor']:.2f}" if "of inductor" in row else "-")
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines) + "\n")
+    return [CALLS, *parts] if parts else []
+
+
 def page(found: dict[str, Any]) -> str:
     parts = [HEAD]
     if found:
         parts += ["## Ratios\n", "\n".join(side_by_side(found)) + "\n"]
+    parts += calls()
     for name, data in found.items():
         machine = data["machine"]
         known = (f"{word} {machine[word]}" for word in ("python", "numpy", "torch") if word in machine)

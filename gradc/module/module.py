@@ -79,10 +79,11 @@ class Forward(Executable):
         kept = {
             r.name: given[r.name] if r.why == "input" else results[r.output or r.name] for r in self.module.residuals
         }
-        return Residuals(self.module, kept, given, dims, self._cotangent_types, self.donated.values())
+        return Residuals(self.module, kept, given, dims, self.cotangent_types, self.donated.values())
 
     @cached_property
-    def _cotangent_types(self) -> dict[str, Type]:
+    def cotangent_types(self) -> dict[str, Type]:
+        """The types of the float outputs."""
         return {name: node.type for name, node in self.module.graph.outputs if node.dtype.is_float}
 
 
@@ -505,10 +506,15 @@ class Module(Shared):
         flat = self.flat(inputs, more, extra, out=out, stream=stream, dims=dims)
         if self._value is not None:
             return self._value(flat, out=out, stream=stream, dims=dims)
-        variant, orders = self.variant(flat, dims)
-        if variant is not None:
-            return variant(apply_layout(flat, orders), out=out, stream=stream, dims=dims)
-        results, _ = self.forward.run_bound(flat, out, False, stream, None, self.sizes(dims))
+        sizes = self.sizes(dims)
+        described = self.forward.described(flat, out, sizes, stream)
+        done = self.forward.repeated(described, flat, out)
+        if done is None:
+            variant, orders = self.variant(flat, dims)
+            if variant is not None:
+                return variant(apply_layout(flat, orders), out=out, stream=stream, dims=dims)
+            done = self.forward.run_bound(flat, out, False, stream, None, sizes, described)
+        results, _ = done
         return _single({name: results[name] for name in self.graph.output_names})
 
     def value_and_grad(

@@ -494,6 +494,32 @@ class Executable(Shared):
         refuse_inputs_as_options(self.program.name, self.inputs.keys() - self.defaults.keys(), given, **options)
         return self.run_bound(given, out, accumulate, stream, workspace, dims)[0]
 
+    def described(self, inputs: Arguments, out: Any, dims: Mapping[str, int] | None, stream: Any) -> Any:
+        """What a call is without its addresses, for :meth:`repeated`; None: it must be bound."""
+        if self.donated:
+            return None
+        given = {**self.defaults, **inputs} if self.defaults and self.backend.on_host else inputs
+        return self.backend.described(given, out, dims, stream)
+
+    def repeated(
+        self, described: Any, inputs: Arguments, out: Arguments | None
+    ) -> tuple[Results, dict[str, int]] | None:
+        """Runs a call that has been checked but for its addresses, as :meth:`run_bound`; None, and nothing was done, if
+        it has not.
+        """
+        if described is None or described.known is None:
+            return None
+        self.pending.check()
+        done = self.backend.repeat(described, inputs, out or {}, self._rebind)
+        if done is None:
+            return None
+        results, bound, check = done
+        if check is not None:
+            self.pending.add(check)
+        if out:
+            written(*out.values())
+        return {key: results[key] for key in self.outputs}, bound
+
     def run_bound(
         self,
         inputs: Arguments,
@@ -502,20 +528,17 @@ class Executable(Shared):
         stream: Any,
         workspace: Any,
         dims: Mapping[str, int] | None,
+        described: Any = None,
     ) -> tuple[Results, dict[str, int]]:
-        """(the results of :meth:`run`, the values of the dims)."""
-        simple = workspace is None and accumulate is False and not self.donated
-        described = self.backend.described(inputs, out, dims, stream) if simple else None
-        if described is not None and described.known is not None:
-            self.pending.check()
-            done = self.backend.repeat(described, inputs, out or {}, self._rebind)
-            if done is not None:
-                results, bound, check = done
-                if check is not None:
-                    self.pending.add(check)
-                if out:
-                    written(*out.values())
-                return {key: results[key] for key in self.outputs}, bound
+        """(the results of :meth:`run`, the values of the dims).
+
+        :param described: what :meth:`described` said of the call, if it was asked.
+        """
+        if described is None and workspace is None and accumulate is False:
+            described = self.described(inputs, out, dims, stream)
+        done = self.repeated(described, inputs, out)
+        if done is not None:
+            return done
         call = self.bind_call(inputs, out, accumulate, dims, True, stream)
         if not call.captured:  # the error of an earlier call is none of the capture's
             self.pending.check()

@@ -26,8 +26,10 @@ __all__ = [
     "check_release",
     "composite_kernel",
     "current_stream",
+    "empty_strided",
     "forward_level",
     "has_kernel",
+    "is_tracing",
     "mutated_parameters",
     "overload_schema",
     "present",
@@ -161,6 +163,24 @@ def version_count(tensor: Any) -> int:
     :raises RuntimeError: an inference tensor counts nothing.
     """
     return int(tensor._version)
+
+
+def empty_strided() -> Any:
+    """(shape, strides, dtype) -> a tensor on the CPU; the private function takes a third of the public one's time."""
+    torch: Any = sys.modules["torch"]
+    try:
+        return torch._C._dynamo.guards._empty_strided_cpu
+    except AttributeError:  # a newer release
+        return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def is_tracing() -> bool:
+    """Whether torch.jit.trace records; the private function takes a fifth of the public one's time."""
+    torch: Any = sys.modules["torch"]
+    try:
+        return bool(torch._C._is_tracing())
+    except AttributeError:  # a newer release
+        return bool(torch.jit.is_tracing())
 
 
 def composite_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ from .normal_form import (
     stop_gradient,
     stops_gradient,
     transformed,
+    transforming,
     tree_leaves,
 )
 from .regions import (
@@ -223,6 +224,9 @@ class _Program:
             if recording and isinstance(x, torch.Tensor) and x.requires_grad
         }
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
+        # Dynamo's guards: a shape, strides, a dtype and a device
+        own = () if form.wraps else placeholders[len(self.lifted) :]
+        self.guarded = {node for node in own if node.name not in form.mutated}
         found = in_memory_order(graph, plan(graph, options.smallest, options.take), form.mutated)
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
@@ -283,14 +287,18 @@ class _Program:
         in_place = (
             {} if any(n.attrs.get("oob") == "error" for n in made.nodes) else self._in_place(inputs, rows, inside)
         )
+        dims = _dims(graph, made)
+        guarded = (
+            {name for node, name in inputs.items() if node in self.guarded} if dims.keys() == set(made.dims) else ()
+        )
         function = Function(
-            made, self.options.target, self.options.compile, sparse, found.devices[number], in_place, orders
+            made, self.options.target, self.options.compile, sparse, found.devices[number], in_place, orders, guarded
         )
         wanted = tuple(name for node, name in inputs.items() if node.meta["val"].is_floating_point())
         function.wrt(wanted)  # raises NotDifferentiable here, where torch can still take the region
         function.forget()
         detached = {n for n in inputs if all(stops_gradient(u) for u in n.users if u in inside)}
-        return _Region(function, tuple(inputs), tuple(outputs), _dims(graph, made), frozenset(detached))
+        return _Region(function, tuple(inputs), tuple(outputs), dims, frozenset(detached))
 
     def _in_place(
         self,
@@ -308,11 +316,15 @@ class _Program:
 
     def __call__(self, *arguments: Any) -> Any:
         given = [*self.lifted, *(_flat(arguments) if self.form.wraps else arguments)]
-        if transformed(x for x in given if isinstance(x, torch.Tensor)):
+        if transforming() and transformed(x for x in given if isinstance(x, torch.Tensor)):
             return self.source(*arguments)
         if self.mutated and _overlap(given, frozenset(self.mutated)):  # which they did not when this was traced
             return self.source(*arguments)
-        recording = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
+        recording = (
+            bool(self.mutated)
+            and torch.is_grad_enabled()
+            and any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
+        )
         for i in self.mutated:  # what is kept for backward stays as it was
             given[i] = (given[i], given[i] if self.reads_first and not recording else _copy(given[i]))
         with _without_autocast():  # its casts are calls of the normal form
@@ -465,16 +477,13 @@ def _assembled(
     steps += [_writing(node, placeholder) for node, placeholder in written.items()]
     # views of what was written lie in the input's own memory
     steps += [_running(node) for node in _views_of(written, calls, found)]
-    returned = results[len(form.mutated) :]
+    returned, targets = results[len(form.mutated) :], [n for n in placeholders if n.name in form.mutated]
     _release(steps, returned)
 
     def run(given: list[Any]) -> list[Any]:
-        values: Values = {}
-        for node, value in zip(placeholders, given, strict=True):
-            if isinstance(value, tuple):
-                values["written", node], values[node] = value
-            else:
-                values[node] = value
+        values: Values = dict(zip(placeholders, given, strict=True))
+        for node in targets:
+            values["written", node], values[node] = values[node]
         for step in steps:
             step.run(values)
             for node in step.done:

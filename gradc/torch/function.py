@@ -17,13 +17,19 @@ from ..errors import NotDifferentiable, Unsupported
 from ..ir.graph import Graph, input_node, rebuild
 from ..ir.node import Node
 from ..module.module import Module
+from ..module.residuals import Residuals
 from ..module.sparse import SparseRows
 from ..passes.graph.sparse_rows import sparse_rows
 from ..process.forks import cached_property
 from ..runtime.host.tensors import storages_stay_resizable, to_tensor
+from ..runtime.recent import Recent
 from .batches import one_by_one
-from .normal_form import batched, transformed
+from .normal_form import batched, transformed, transforming
+from .prepared import PreparedFunction, described, with_axes
 from .sizes import TORCH_DTYPES
+
+_CALLS = 128
+"""Calls of a function that are kept prepared."""
 
 
 class Function:
@@ -41,6 +47,8 @@ class Function:
         operands lie.
     :param orders: of outputs that the graph gives with their axes in memory order, and a call with those of the
         program: the axis of the program for each axis in memory.
+    :param guarded: inputs whose dtype, device, shape and strides somebody has checked before each call: no more of them
+        differs from call to call than the ``dims`` given with it, in whose order they are.
     """
 
     def __init__(
@@ -52,11 +60,14 @@ class Function:
         device: torch.device | None = None,
         in_place: Mapping[str, str] | None = None,
         orders: Mapping[str, tuple[int, ...]] | None = None,
+        guarded: Collection[str] = (),
     ):
         self.graph, self.target, self.options, self.sparse = graph, target, dict(options or {}), frozenset(sparse)
         self.device, self.in_place, self.orders = device, dict(in_place or {}), dict(orders or {})
         self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
-        self._variants: dict[tuple[str, int | None, tuple[str, ...]], Differentiated] = {}
+        self._variants: dict[tuple[int | None, tuple[str, ...]], Differentiated] = {}
+        self._calls: Recent[tuple[Any, ...], tuple[Differentiated, PreparedFunction | None]] = Recent(_CALLS)
+        self._unguarded = [i for i, name in enumerate(self.names) if name not in guarded]
 
     def __call__(self, dims: Mapping[str, int], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs, recorded where an input requires grad.
@@ -64,33 +75,61 @@ class Function:
         :param dims: sizes that no input tells; others may stand there, too.
         :raises Unsupported: inside a transform of torch.func, or forward-mode autograd.
         """
-        _refuse_transforms(inputs)
+        entered = transforming()
+        if entered:
+            _refuse_transforms(inputs)
         recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()  # torch looks at both
         if recording and any(x.requires_grad for x in inputs):
-            return _Recorded.apply(self, dims, *inputs)  # type: ignore[no-any-return]
-        value = self.wrt((), inputs)
+            return (_Recorded.apply if entered else _apply)(self, dims, *inputs)  # type: ignore[no-any-return]
+        value, prepared = self.call((), dims, inputs)
+        made = prepared.forward(inputs) if prepared is not None else None
+        if made is not None:
+            return tuple(made[0])
+        _refuse_transforms(inputs)
         with torch.no_grad(), storages_stay_resizable(), _on(value.device):
             out = None if inputs or value.device is None else self._new_outputs(dims, value.device)
             values = value.module(dict(zip(self.names, inputs, strict=True)), dims=dims, out=out)
         return self.outputs(values, value.graph.output_names)
+
+    def call(
+        self, recorded: tuple[bool, ...], dims: Mapping[str, int], inputs: Sequence[torch.Tensor]
+    ) -> tuple[Differentiated, PreparedFunction | None]:
+        """(the graph and its gradients, a call of it of which the addresses of its inputs are left to say; None where
+        there is more to it).
+
+        :param recorded: of each input, whether it wants a gradient; () where none does.
+        """
+        key: tuple[Any, ...] | None = None
+        if not transforming():
+            with contextlib.suppress(RuntimeError):  # an input without strides
+                key = (recorded, *dims.items(), *[described(inputs[i]) for i in self._unguarded])
+        found: tuple[Differentiated, PreparedFunction | None] | None = self._calls.get(key) if key is not None else None
+        if found is None:
+            differentiated = self.wrt(tuple(itertools.compress(self.names, recorded)), inputs)
+            found = differentiated, None
+            if key is not None:
+                with torch.no_grad():
+                    found = self._calls[key] = differentiated, PreparedFunction.of(differentiated, dims, inputs)
+        return found
 
     def wrt(self, names: tuple[str, ...], inputs: Sequence[torch.Tensor] = ()) -> Differentiated:
         """The graph with the gradients of these inputs.
 
         :param inputs: whose device decides where the function has none.
         """
-        device = self.device or next((x.device for x in inputs if x.device.type == "cuda"), None)
+        device = self.device or next((x.device for x in inputs if x.is_cuda), None)
         on_gpu = device is not None and device.type == "cuda"
-        target = self.target or knobs.TARGET.get() or ("cuda" if on_gpu else "cpu")
-        on = device if on_gpu and target == "cuda" else None
-        key = target, on.index if on is not None else None, names
-        if key not in self._variants:
-            self._variants[key] = Differentiated(self, names, target, on)
-        return self._variants[key]
+        key = device.index if on_gpu and device is not None else None, names
+        found = self._variants.get(key)
+        if found is None:
+            target = self.target or knobs.TARGET.get() or ("cuda" if on_gpu else "cpu")
+            found = self._variants[key] = Differentiated(self, names, target, device if target == "cuda" else None)
+        return found
 
     def forget(self) -> None:
         """Drop what was compiled or differentiated."""
         self._variants.clear()
+        self._calls.clear()
 
     def _new_outputs(self, dims: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor]:
         """Memory for the results of a call that no operand tells to be torch's."""
@@ -107,7 +146,7 @@ class Function:
         names = names or self.graph.output_names
         each = _tensors([values[name] for name in names] if len(names) > 1 else [values])
         return tuple(
-            _with_axes(x, self.orders[name]) if name in self.orders else x
+            with_axes(x, self.orders[name]) if name in self.orders else x
             for name, x in zip(self.graph.output_names, each, strict=True)
         )
 
@@ -232,55 +271,87 @@ def _read_by(graph: Graph, outputs: Iterable[str]) -> set[str]:
     return {Graph.input_name(n) for n in graph.inputs if n in seen}
 
 
+class _Kept:
+    """What autograd keeps of a call of a module.
+
+    :param given: the inputs by name; ``outputs``: by name, too.
+    :ivar tensors: what autograd is to keep.
+    """
+
+    def __init__(
+        self,
+        differentiated: Differentiated,
+        given: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
+        residuals: Residuals,
+    ):
+        self._function, self._residuals = differentiated.function, residuals.carrying({})
+        borrowed = {} if residuals.orders else {r.name for r in residuals.module.residuals if r.why == "input"}
+        own = {n: given[n] if n in borrowed and n in given else a for n, a in residuals.arrays.items()}
+        # saved as the very tensor that is returned, a change of it before backward is an error of autograd's
+        self._outputs = {r.name: r.output for r in residuals.module.residuals if r.output}
+        own |= {name: outputs[output] for name, output in self._outputs.items()}
+        self._names, self._count = tuple(own), len(differentiated.read)
+        self.tensors = [*[given[n] for n in differentiated.read], *_tensors(own.values())]
+
+    def read(self, saved: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Of what was kept, the inputs that gradients depend on."""
+        return saved[: self._count]
+
+    def residuals(self, saved: Sequence[torch.Tensor]) -> Residuals:
+        """What was kept, for a call of the module."""
+        own = zip(self._names, saved[self._count :], strict=True)
+        in_order = self._function.in_memory_order
+        return self._residuals.carrying({n: in_order(self._outputs.get(n, ""), x) for n, x in own})
+
+
 class _Recorded(torch.autograd.Function):
     """A call of a :class:`Function` that autograd records."""
 
     @staticmethod
-    @storages_stay_resizable()
     def forward(ctx: Any, function: Function, dims: Mapping[str, int], *inputs: torch.Tensor) -> Any:  # type: ignore[override]
-        wanted = tuple(itertools.compress(function.names, ctx.needs_input_grad[2:]))
-        ctx.differentiated = differentiated = function.wrt(wanted, inputs)
-        ctx.dims = dims
-        given = dict(zip(function.names, inputs, strict=True))
-        ctx.devices = {n: x.device for n, x in given.items() if differentiated.device not in (None, x.device)}
+        differentiated, prepared = function.call(ctx.needs_input_grad[2:], dims, inputs)
+        ctx.differentiated = differentiated
         ctx.set_materialize_grads(False)
-        with _on(differentiated.device):
-            if not differentiated.wrt:
-                outputs = function.outputs(differentiated.module(given, dims=dims))
-                ctx.mark_non_differentiable(*outputs)
-                return outputs
-            values, residuals = differentiated.module.forward(given, dims=dims)
-        outputs = function.outputs(values)
-        ctx.residuals = residuals.carrying({})
-        borrowed = {} if residuals.orders else {r.name for r in residuals.module.residuals if r.why == "input"}
-        own = {n: given[n] if n in borrowed and n in given else a for n, a in residuals.arrays.items()}
-        # saved as the very tensor that is returned, a change of it before backward is an error of autograd's
-        returned = dict(zip(function.graph.output_names, outputs, strict=True))
-        own |= {r.name: returned[r.output] for r in residuals.module.residuals if r.output}
-        ctx.own_names = tuple(own)
-        ctx.own_outputs = {r.name: r.output for r in residuals.module.residuals if r.output}
-        ctx.save_for_backward(*[given[n] for n in differentiated.read], *_tensors(own.values()))
-        names = function.graph.output_names
-        ctx.mark_non_differentiable(
-            *(y for n, y in zip(names, outputs, strict=True) if n not in differentiated.differentiable)
-        )
-        return outputs
+        made = prepared.forward(inputs) if prepared is not None else None
+        if made is not None:
+            outputs, kept, ctx.where = made
+            ctx.kept, ctx.dims, ctx.devices = prepared, dims, {}
+            ctx.save_for_backward(*kept)
+        else:
+            _refuse_transforms(inputs)
+            outputs = _by_module(ctx, differentiated, dims, inputs)
+        if len(differentiated.differentiable) < len(outputs):
+            names = function.graph.output_names
+            ctx.mark_non_differentiable(
+                *(y for n, y in zip(names, outputs, strict=True) if n not in differentiated.differentiable)
+            )
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
         differentiated: Differentiated = ctx.differentiated
         function = differentiated.function
         names = function.graph.output_names
-        dense = (c if c is None else _dense(c) for c in cotangents)
+        dense = [c if c is None else _dense(c) for c in cotangents]
+        saved = ctx.saved_tensors
+        if ctx.where is not None and not torch.is_grad_enabled() and not transforming():
+            upstream = (
+                dense
+                if not function.orders
+                else [c if c is None else function.in_memory_order(n, c) for n, c in zip(names, dense, strict=True)]
+            )
+            made = ctx.kept.backward(saved, ctx.where, upstream)
+            if made is not None:
+                return None, None, *made
         given = {n: c for n, c in zip(names, dense, strict=True) if n in differentiated.differentiable}
         reached = differentiated.reached(n for n, c in given.items() if c is not None)
         if not reached:
             return (None,) * (2 + len(function.names))
-        saved = ctx.saved_tensors
-        read, own = saved[: len(differentiated.read)], saved[len(differentiated.read) :]
         # where no cotangent comes from, there is no gradient: None, which an optimizer skips, not zeros
         wanted = [n for n in function.names if n in reached]
         upstream_of = [n for n, c in given.items() if c is not None]
+        read = ctx.kept.read(saved)
 
         def gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
             _refuse_transforms(tensors)
@@ -293,11 +364,7 @@ class _Recorded(torch.autograd.Function):
             if torch.is_grad_enabled():
                 made = _gradients_again(differentiated, ctx.dims, read, of_outputs)
             else:
-                carried = {
-                    n: function.in_memory_order(ctx.own_outputs.get(n, ""), x)
-                    for n, x in zip(ctx.own_names, own, strict=True)
-                }
-                residuals = ctx.residuals.carrying(carried)
+                residuals = ctx.kept.residuals(saved)
                 with storages_stay_resizable(), _on(differentiated.device):
                     made = differentiated.module.backward(
                         residuals, **_all_cotangents(differentiated, of_outputs)
@@ -314,19 +381,34 @@ class _Recorded(torch.autograd.Function):
         return None, None, *(made.get(n) for n in function.names)
 
 
+_apply: Any = super(torch.autograd.Function, _Recorded).apply
+"""What ``_Recorded.apply`` calls, without its look at each operand for values that have left torch.func."""
+
+
+@storages_stay_resizable()
+def _by_module(
+    ctx: Any, differentiated: Differentiated, dims: Mapping[str, int], inputs: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """The outputs, of a call of the module; in the context of autograd's what backward needs."""
+    function = differentiated.function
+    ctx.dims, ctx.where = dims, None
+    given = dict(zip(function.names, inputs, strict=True))
+    ctx.devices = {n: x.device for n, x in given.items() if differentiated.device not in (None, x.device)}
+    with _on(differentiated.device):
+        if not differentiated.wrt:
+            return function.outputs(differentiated.module(given, dims=dims))
+        values, residuals = differentiated.module.forward(given, dims=dims)
+    outputs = function.outputs(values)
+    ctx.kept = _Kept(differentiated, given, dict(zip(function.graph.output_names, outputs, strict=True)), residuals)
+    ctx.save_for_backward(*ctx.kept.tensors)
+    return outputs
+
+
 def _on(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
     """A context in which a GPU is the current one."""
     if device is None or device.index in (None, torch.cuda.current_device()):
         return contextlib.nullcontext()
     return torch.cuda.device(device)
-
-
-def _with_axes(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """A tensor whose axes are in memory order, with those of the program; no view, which eager mode's result is not:
-    a view cannot be detached in place, nor written to where one made it without recording.
-    """
-    y = x.detach().permute(*sorted(range(x.ndim), key=order.__getitem__))
-    return x.new_empty(0).set_(x.untyped_storage(), y.storage_offset(), y.size(), y.stride())  # type: ignore[call-overload, no-any-return]
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ..errors import Unsupported
 from ..runtime.torch_private import (
     composite_kernel,
     forward_level,
+    is_tracing,
     mutated_parameters,
     overload_schema,
     present,
@@ -75,6 +76,11 @@ view is, where what it views was written to.
 def stops_gradient(node: torch.fx.Node) -> bool:
     """Whether a call of a normal form passes its operand on, but no gradient to it."""
     return node.target is stop_gradient or node.target is _detach
+
+
+def transforming() -> bool:
+    """Whether a transform of torch.func, forward-mode autograd or torch.jit.trace is entered."""
+    return maybe_current_level() is not None or forward_level() >= 0 or is_tracing()
 
 
 def transformed(tensors: Iterable[torch.Tensor]) -> bool:

@@ -142,6 +142,86 @@ EXPORT int gradc_call(gradc_entry entry, const gradc_ctx *given, void *const *bu
   return code;
 }
 
+/* A call at sizes that were bound before, of which only the addresses of its arrays are left to say. */
+typedef struct {
+  gradc_entry entry;
+  const int64_t *dims;
+  int64_t given, temps, lent, scratch; /* how many: addresses, temps in the workspace, temps in outputs; byte of the workspace */
+  /* Of each address: its position in the table, and what it is a multiple of (0: of an array without elements, anything). */
+  const int64_t *places;
+  const int64_t *temp_places; /* position, byte of the workspace */
+  const int64_t *lent_places; /* position, that of the output, byte of it */
+} gradc_prepared;
+
+enum { UNFIT = -1 }; /* an array has no memory, or is not aligned, or not what was bound: nothing was run */
+
+/* What the entry gives, or 1 where it reported an error; `table` has the addresses of constants, and room for the others. */
+EXPORT int gradc_call_prepared(const gradc_prepared *p, const gradc_ctx *ctx, const uintptr_t *addresses, void **table, char *workspace) {
+  for (int64_t i = 0; i < p->given; i++) {
+    const int64_t unit = p->places[2 * i + 1];
+    if (unit && (!addresses[i] || addresses[i] % (uintptr_t)unit)) {
+      return UNFIT;
+    }
+    table[p->places[2 * i]] = (void *)addresses[i];
+  }
+  for (int64_t i = 0; i < p->temps; i++) {
+    table[p->temp_places[2 * i]] = workspace + p->temp_places[2 * i + 1];
+  }
+  for (int64_t i = 0; i < p->lent; i++) {
+    table[p->lent_places[3 * i]] = (char *)table[p->lent_places[3 * i + 1]] + p->lent_places[3 * i + 2];
+  }
+  const int code = gradc_call(p->entry, ctx, table, p->dims, workspace + p->scratch, -1);
+  return code ? code : gradc_failed(ctx);
+}
+
+/* An array of NumPy's, as its ABI lays it out; read only where Python has found it so. */
+typedef struct {
+  intptr_t references;
+  const void *type;
+  const char *data;
+  int rank;
+  const intptr_t *shape, *strides;
+  const void *base, *dtype;
+  int flags;
+} numpy_array;
+
+enum { NUMPY_ROW_MAJOR = 1, NUMPY_ALIGNED = 0x100 };
+
+/* What the arrays of a tuple have to be.  Of each: its dtype's object, its rank, and its shape. */
+typedef struct {
+  void *(*item)(void *tuple, intptr_t index); /* PyTuple_GetItem */
+  const void *type;                           /* the class of all of them */
+  const int64_t *expected;
+  int64_t count;
+} gradc_array_types;
+
+/* The addresses of a tuple's arrays, which has `count`: whether each is as expected, in row-major order, and aligned. */
+static int array_addresses(const gradc_array_types *types, void *tuple, uintptr_t *addresses) {
+  const int64_t *e = types->expected;
+  for (int64_t i = 0; i < types->count; i++) {
+    const numpy_array *const a = types->item(tuple, i);
+    const int64_t rank = e[1];
+    if (a->type != types->type || a->dtype != (const void *)(intptr_t)e[0] || a->rank != rank ||
+        (a->flags & (NUMPY_ROW_MAJOR | NUMPY_ALIGNED)) != (NUMPY_ROW_MAJOR | NUMPY_ALIGNED)) {
+      return 0;
+    }
+    for (int64_t axis = 0; axis < rank; axis++) {
+      if (a->shape[axis] != e[2 + axis]) {
+        return 0;
+      }
+    }
+    addresses[i] = (uintptr_t)a->data;
+    e += 2 + rank;
+  }
+  return 1;
+}
+
+/* gradc_call_prepared on a tuple's arrays; UNFIT too where one is not as expected. */
+EXPORT int gradc_call_arrays(const gradc_array_types *types, void *tuple, const gradc_prepared *p, const gradc_ctx *ctx, uintptr_t *addresses,
+                             void **table, char *workspace) {
+  return array_addresses(types, tuple, addresses) ? gradc_call_prepared(p, ctx, addresses, table, workspace) : UNFIT;
+}
+
 /* ---- The pool ------------------------------------------------------------------------------------------------------
  * One job at a time.  A job is open from the moment its fields are set until every task has been handed out; a worker
  * takes part by adding 2 to `state` while bit 0 says open, and the caller returns once the job is closed and nobody is

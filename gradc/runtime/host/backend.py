@@ -13,12 +13,13 @@ from ...errors import DeviceError, InvalidProblem, Unsupported
 from ...interp import run_program
 from ...ir.kernel import Kernel, Program
 from ...ir.types import Type
-from ...process.forks import held_off
+from ...process.forks import cached_property, held_off
 from ...process.ieee import plain
 from ...process.limits import Limit
 from ..backend import Backend, BoundCall, Rebind
-from .arrays import Array, Kind, available, empty, from_numpy, to_numpy
+from .arrays import Arguments, Array, Kind, Results, available, empty, from_numpy, to_numpy, worth_asking
 from .pool import num_threads
+from .prepared import Described, NumpyCalls, Prepared, prepared
 from .tensors import check_unrecorded
 
 if TYPE_CHECKING:
@@ -142,6 +143,33 @@ class CpuBackend(HostBackend):
     def launch(self, call: BoundCall, workspace: Array | None, rebind: Rebind, only: int = -1) -> None:
         self.native.run(self.buffers(call), call.plan, workspace, only)
         add_results(call)
+
+    # -- calls that differ in addresses alone --------------------------------------------------------------------------
+
+    def prepared(self, call: BoundCall, outputs: Mapping[str, tuple[int, int]]) -> Prepared | None:
+        """:func:`.prepared.prepared`; None, too, for a call that needs so much memory that it is asked for each time.
+
+        :param call: bound, with or without memory for results.
+        """
+        needed = sum(size for size, _ in outputs.values()) + call.plan.workspace + self.thread_bytes(call.plan)
+        return prepared(self.native, call, outputs) if needed <= worth_asking() else None
+
+    @cached_property
+    def _numpy_calls(self) -> NumpyCalls:
+        return NumpyCalls([b.name for b in self.program.of_kind("input") if not b.alias])
+
+    def described(self, inputs: Arguments, out: Any, dims: Any, stream: Any) -> Described | None:
+        return self._numpy_calls.described(inputs, dims) if not out and stream is None else None
+
+    def remember(self, call: Any, bound: BoundCall) -> None:
+        sizes = {name: (array.nbytes, array.itemsize) for name, array in bound.outputs.items()}
+        self._numpy_calls.remember(call, bound, lambda: self.prepared(bound, sizes))
+
+    def repeat(
+        self, call: Any, inputs: Arguments, out: Arguments, rebind: Rebind
+    ) -> tuple[Results, dict[str, int], None] | None:
+        done = self._numpy_calls.repeat(call)
+        return (*done, None) if done is not None else None
 
 
 @dataclass(frozen=True)

@@ -166,12 +166,13 @@ class CpuProgram:
         if binding.large and context.stream_from == pool.NEVER:
             context.stream_from = pool.stream_from()
         code = self._call(self.entry, context.pointer, table, binding.dims, base + binding.scratch, only)
-        error = self._failure(context) if code or context.code else None
+        error = self.failure(context) if code or context.code else None
         self._contexts.append(context)
         if error is not None:
             raise error
 
-    def _failure(self, context: pool.Context) -> Exception:
+    def failure(self, context: pool.Context) -> Exception:
+        """The error that a call reported."""
         code, site, position, value, bound = context.error
         if code == CODES["GRADC_INDEX_OUT_OF_RANGE"]:
             op, source = self.sites.get(site, ("index", "?"))

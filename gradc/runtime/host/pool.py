@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -132,6 +133,85 @@ def call_entry() -> Callable[..., int]:
     return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer, pointer, ctypes.c_int64)(
         _address(_library().gradc_call)
     )
+
+
+UNFIT = -1
+"""What :func:`prepared_entry` gives where an array has no memory or is not aligned, and nothing was run."""
+
+
+class PreparedCall(ctypes.Structure):
+    """``gradc_prepared``: see ``templates/cpu/runtime.c``."""
+
+    _fields_ = (
+        ("entry", ctypes.c_void_p),
+        ("dims", ctypes.c_void_p),
+        ("given", ctypes.c_int64),
+        ("temps", ctypes.c_int64),
+        ("lent", ctypes.c_int64),
+        ("scratch", ctypes.c_int64),
+        ("places", ctypes.c_void_p),
+        ("temp_places", ctypes.c_void_p),
+        ("lent_places", ctypes.c_void_p),
+    )
+
+
+class ArrayTypes(ctypes.Structure):
+    """``gradc_array_types``."""
+
+    _fields_ = (
+        ("item", ctypes.c_void_p),
+        ("type", ctypes.c_void_p),
+        ("expected", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
+@functools.cache
+def prepared_entry() -> Callable[..., int]:
+    """``gradc_call_prepared``: (address of a :class:`PreparedCall`, context, addresses, table, workspace) -> 0, or
+    :data:`UNFIT`, or anything else where an error was reported; as :func:`call_entry` in all else.
+    """
+    pointer = ctypes.c_void_p
+    return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer, pointer)(
+        _address(_library().gradc_call_prepared)
+    )
+
+
+@functools.cache
+def arrays_entry() -> Callable[..., int] | None:
+    """``gradc_call_arrays``: (address of :class:`ArrayTypes`, tuple, and as :func:`prepared_entry` takes them) -> as
+    that, and :data:`UNFIT` where an array is not as expected; None where NumPy's arrays do not lie in memory as NumPy's
+    own headers say.
+    """
+    if not _has_known_layout(np.zeros((2, 3), np.float32)[:, ::2]) or not _has_known_layout(np.zeros((), np.int8)):
+        return None
+    pointer = ctypes.c_void_p
+    return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, ctypes.py_object, pointer, pointer, pointer, pointer, pointer)(
+        _address(_library().gradc_call_arrays)
+    )
+
+
+def _has_known_layout(array: np.ndarray) -> bool:
+    """Whether an array has its fields where ``numpy_array`` of ``templates/cpu/runtime.c`` has them.
+
+    Where the fields around them are in their places, so are the pointers to shape and strides between.
+    """
+    word = ctypes.sizeof(ctypes.c_void_p)
+    if word != 8 or type(array).__basicsize__ < 9 * word or sys.implementation.name != "cpython":
+        return False
+    words = (ctypes.c_uint64 * 9).from_address(id(array))
+    return (
+        words[1] == id(type(array))
+        and words[2] == array.ctypes.data
+        and words[3] & 0xFFFFFFFF == array.ndim
+        and words[7] == id(array.dtype)
+        and words[8] & 0xFFFFFFFF == array.flags.num
+    )
+
+
+def tuple_item() -> int:
+    """The address of ``PyTuple_GetItem``."""
+    return _address(ctypes.pythonapi.PyTuple_GetItem)
 
 
 _loaded: ctypes.CDLL | None = None

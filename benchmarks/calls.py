@@ -1,0 +1,129 @@
+"""What a call costs beside its kernels, on the CPU: layers so small that the way to their kernels is what is measured.
+
+``python -m benchmarks.calls [--save]`` runs forward and backward of 2, 13 and 50 layers ``Linear(8, 8)`` (4, 26
+and 100 parameters) on 4 rows, in eager mode, compiled by inductor and compiled by gradc, in turn in one process with
+one thread; and a module over 1, 10 and 100 arrays of NumPy's, 8 elements each.  Times are processor times of the
+process, the least of several repetitions.  With ``--save`` they are written to
+``benchmarks/results/calls-PROCESSOR.json``, for docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import gradc
+from gradc import ops
+
+from .__main__ import RESULTS, machine, processor, words_of
+
+PARAMETERS, ARRAYS = (4, 26, 100), (1, 10, 100)
+ENGINES = ("eager", "inductor", "gradc")
+SIZE, ROWS = 8, 4
+ROUNDS, SECONDS = 15, 0.04
+
+
+def least(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Microseconds per call of each, one after another in every round."""
+    for call in calls.values():
+        for _ in range(5):
+            call()
+    found = dict.fromkeys(calls, float("inf"))
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            count, began = 0, time.process_time()
+            while (taken := time.process_time() - began) < SECONDS:
+                for _ in range(10):
+                    call()
+                count += 10
+            found[name] = min(found[name], taken / count * 1e6)
+    return found
+
+
+def training_steps(parameters: int) -> dict[str, Callable[[], Any]]:
+    """Engine -> forward and backward of a stack of layers, with that many parameters.
+
+    :raises AssertionError: gradients differ from eager mode's.
+    """
+    import torch
+
+    import gradc.torch  # noqa: F401
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(SIZE, SIZE) for _ in range(parameters // 2)])
+    x, dy, own = torch.randn(ROWS, SIZE), torch.ones(ROWS, SIZE), list(model.parameters())
+
+    def step(call: Callable[..., Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            for p in own:
+                p.grad = None
+            call(x).backward(dy)
+
+        return run
+
+    steps = {}
+    wanted = None
+    for engine in ENGINES:
+        torch._dynamo.reset()
+        steps[engine] = step(model if engine == "eager" else torch.compile(model, backend=engine))
+        steps[engine]()
+        got = [p.grad for p in own]
+        wanted = wanted or got
+        torch.testing.assert_close(got, wanted)
+    return steps
+
+
+def sums(arrays: int) -> dict[str, Callable[[], Any]]:
+    """A module that adds that many arrays of NumPy's up."""
+    names = [f"x{i}" for i in range(arrays)]
+
+    def total(**given: Any) -> Any:
+        first, *others = given.values()
+        for other in others:
+            first = first + other
+        return ops.exp(first)
+
+    module = gradc.compile(gradc.trace(total, **dict.fromkeys(names, "f32[N]")))
+    given = {name: np.zeros(8, np.float32) for name in names}
+    return {"gradc": lambda: module(**given)}
+
+
+def measured() -> list[dict[str, Any]]:
+    """A record for each number of parameters, and of arrays."""
+    records: list[dict[str, Any]] = []
+    for count in PARAMETERS:
+        us = least(training_steps(count))
+        records.append({"parameters": count, "us": us, "of inductor": us["gradc"] / us["inductor"]})
+    return records + [{"arrays": count, "us": least(sums(count))} for count in ARRAYS]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--save", action="store_true", help="write the records to benchmarks/results")
+    given = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    records = measured()
+    print(f"{'':<16}" + "".join(f"{name:>12}" for name in (*ENGINES, "of inductor")))
+    for r in records:
+        title = f"{r['parameters']} parameters" if "parameters" in r else f"{r['arrays']} arrays"
+        cells = [f"{r['us'][e]:.1f}" if e in r["us"] else "" for e in ENGINES]
+        ratio = f"{r['of inductor']:.2f}" if "of inductor" in r else ""
+        print(f"{title:<16}" + "".join(f"{cell:>12}" for cell in (*cells, ratio)))
+    if given.save:
+        path = RESULTS / f"calls-{words_of(processor())}.json"
+        path.write_text(json.dumps({"machine": machine(1), "calls": records}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ["GRADC_NUM_THREADS"] = "1"
+    sys.exit(main())
