@@ -15,6 +15,7 @@ from ..ir.lexer import suffixed
 from ..ir.node import Node, Note, made_by
 from ..ir.types import F32, F64, I64, Type
 from ..ops import gather, minimum, sqrt, sum
+from ..ops.indexing.sparse import coalesce_by_sorting
 from ..ops.rules import converted, full
 from ..passes.graph.check_indices import name_readers
 from ..passes.graph.push_gathers import push_gathers
@@ -139,7 +140,8 @@ def _gradients(graph: Graph, wrt: Sequence[str], sparse: Sequence[str]) -> Graph
     cotangents, gradients = joint_names(graph, wrt)
     joint = differentiate(graph, wrt)
     if sparse:
-        joint = sparse_rows(joint, names=[gradients[name] for name in sparse])
+        names = [gradients[name] for name in sparse]
+        joint = sparse_rows(joint, names=names, coalesce=coalesce_by_sorting)
     own = {joint.input(name) for name in cotangents.values()}
     joint = joint.rewrite(lambda node, operands: full(1, node) if node in own else None)
     return replace(joint, inputs=graph.inputs)
