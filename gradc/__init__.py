@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports eac
     from . import knobs as knobs
     from . import onnx as onnx
     from . import ops as ops
+    from . import optim as optim
     from . import plans as plans
     from . import torch as torch
     from .api import compile as compile
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports eac
     from .module.sparse import SparseRows as SparseRows
     from .onnx import from_onnx as from_onnx
     from .ops.elementwise.bits import pack as pack
+    from .optim.step import step as step
     from .plans.traced import graph as graph
     from .plans.traced import value_and_grad as value_and_grad
     from .runtime.executable import Executable as Executable
@@ -59,6 +61,7 @@ _PUBLIC = {
     "pack": "ops.elementwise.bits",
     "parse": "api",
     "scope": "trace",
+    "step": "optim.step",
     "trace": "trace",
     "typeof": "ir.types",
     "value_and_grad": "plans.traced",
@@ -70,7 +73,7 @@ _PUBLIC = {
     "Node": "ir.node",
     "Type": "ir.types",
 }
-_MODULES = ("errors", "interp", "knobs", "ops", "plans")
+_MODULES = ("errors", "interp", "knobs", "ops", "optim", "plans")
 __all__ = sorted([*_PUBLIC, *_MODULES])
 __version__ = VERSION
 

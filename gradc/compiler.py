@@ -47,6 +47,7 @@ from .passes.manager import PASSES, Pipeline
 from .passes.program.align_rows import align_rows
 from .passes.program.choose_reduction import choose_reduction
 from .passes.program.columns_to_rows import columns_to_rows
+from .passes.program.copy_donated import copy_donated
 from .passes.program.fuse_copies import fuse_copies
 from .passes.program.inline_constants import inline_constants
 from .passes.program.interchange import gathers_elements, interchange
@@ -115,7 +116,8 @@ def run_passes(
         if wrt:
             pipeline.split(joint, parts.forward, parts.backward)
         pipeline.start("forward.partition", parts.forward)
-        programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward")}
+        in_place = () if wrt else options.donate  # what backward reads stays as it is
+        programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward", in_place)}
         if wrt:
             pipeline.start("backward.partition", parts.backward)
             programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
@@ -247,10 +249,13 @@ def _simplified(graph: Graph, numerics: str, target: str) -> Graph:
     return fold(simplify(graph, numerics=numerics, round_operands=round_operands, round_products=round_products))
 
 
-def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, name: str) -> Program:
+def kernels(
+    graph: Graph, options: Options, target: str, pipeline: Pipeline, name: str, in_place: Collection[str] = ()
+) -> Program:
     """Graph -> Program, ready to render.
 
     :param name: of the program, before those of its stages: ``forward``, ``backward``, ``joint``.
+    :param in_place: inputs over which the outputs of their names are written.
     """
     device = _device(options, target)
     run = functools.partial(pipeline.run, of=name)
@@ -294,6 +299,8 @@ def kernels(graph: Graph, options: Options, target: str, pipeline: Pipeline, nam
     if target == "cpu" and _blocks_rows(options):
         program = run(block_rows, program, dims=_hints(options), device=device)
     program = run(order_steps, program, dims=_hints(options))
+    if in_place:
+        program = run(copy_donated, program, donate=in_place)
     return run(plan_buffers, program)  # type: ignore[no-any-return]
 
 

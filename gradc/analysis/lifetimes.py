@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ..ir.dims import evaluate
-from ..ir.kernel import Call, Kernel, Loop, Program, alternatives
+from ..ir.kernel import Call, Kernel, Loop, Program, Step, alternatives
 from ..targets.cpu import PRIVATE_BYTES
 
 Span = tuple[int, int]
@@ -137,13 +137,15 @@ def _free_intervals(taken: list[Span], need: int, room: int) -> tuple[list[Span]
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
     """(program, donated inputs) -> {output: donated input whose memory it may take}: one kernel reads the input, at the
-    index that it stores, and not again after storing; no loop over blocks, which come one after another, reads it.
+    index that it stores, and not again after storing; no loop over blocks, which come one after another, reads it; and
+    no data is checked by then or later, so that a call which is refused has not changed it.
 
     Where an output has the name of an input, that input goes to it or to none.
     """
     taken: dict[str, str] = {}
     called = {buffer: name for name, buffer in program.outputs}
     named = {name for name, _ in program.outputs}
+    last_check = max((i for i, step in enumerate(program.steps) if checks_data(step)), default=-1)
     for name in names:
         source = program.buffer[name]
         readers = [
@@ -166,12 +168,19 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
             if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
                 continue
             number, kernel = writers[0]
+            if number <= last_check:
+                continue
             if isinstance(program.steps[number], Loop) and any(i == number for i, _ in readers):
                 continue  # a later block may read what an earlier one has stored
             if isinstance(kernel, Kernel) and may_overwrite(program, kernel, name, target.name):
                 taken[target.name] = name
                 break
     return taken
+
+
+def checks_data(step: Step) -> bool:
+    """Whether a step checks data: indices."""
+    return any(s.op == "check" for item in alternatives(step) if isinstance(item, Kernel) for s in item.body)
 
 
 def may_overwrite(program: Program, kernel: Kernel, source: str, target: str) -> bool:
@@ -191,11 +200,8 @@ def may_overwrite(program: Program, kernel: Kernel, source: str, target: str) ->
     ):
         return False
     last = kernel.phases[position]
-    return (
-        all(
-            p == last
-            for i, p in kernel.phases.items()
-            if kernel.body[i].op in ("store", "accum") or kernel.is_column(kernel.body[i])
-        )
-        or len(kernel.passes) - 1 == last
-    )
+    if any(load in each.row or load in each.body for load in loads for each in kernel.passes[last + 1 :]):
+        return False
+    if kernel.cols and not kernel.is_column(store):  # every thread of a row loads its element, and one stores it
+        return all(kernel.phases[i] < last for i, s in enumerate(kernel.body) if s in loads)
+    return True

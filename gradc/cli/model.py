@@ -29,6 +29,7 @@ from ..ir.types import Type, parse_type
 from ..knobs import TARGETS
 from ..module.module import Module
 from ..module.options import FIELDS, OneOf
+from ..optim.step import Step
 from ..plans.traced import TracedFunction
 from ..plans.traced import graph as decorated
 from ..process import files
@@ -294,7 +295,7 @@ def _no_types(types: Mapping[str, str], text: str) -> None:
 
 def _from_python(path: Path, name: str, types: Mapping[str, str]) -> Graph | Module:
     defined = _attributes(path)
-    known = {n: v for n, v in defined.items() if isinstance(v, Graph | Module | TracedFunction)}
+    known = {n: v for n, v in defined.items() if isinstance(v, Graph | Module | Step | TracedFunction)}
     if not name:
         if len(known) != 1:
             raise click.BadParameter(f"{path}: say which one, {path}:NAME; {_offer(defined)}")
@@ -304,9 +305,9 @@ def _from_python(path: Path, name: str, types: Mapping[str, str]) -> Graph | Mod
         value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
         if value is None:
             raise click.BadParameter(f"{path} has no {name!r}; {_offer(defined)}")
-    if isinstance(value, Graph | Module):
+    if isinstance(value, Graph | Module | Step):
         _no_types(types, f"{path}:{name}")
-        return value
+        return _users(f"{path}:{name}", lambda: value.compile("cpu")) if isinstance(value, Step) else value
     if not callable(value):
         raise click.BadParameter(f"{path}:{name} is {type(value).__name__}, not a graph or a function")
     return _traced(value, f"{path}:{name}", types)
@@ -385,7 +386,7 @@ def _users(name: str, call: Callable[[], Any]) -> Any:
 
 
 def _offer(defined: Mapping[str, Any]) -> str:
-    graphs = [n for n, v in defined.items() if isinstance(v, Graph | Module | TracedFunction)]
+    graphs = [n for n, v in defined.items() if isinstance(v, Graph | Module | Step | TracedFunction)]
     plain = [
         n
         for n, v in defined.items()

@@ -125,25 +125,32 @@ def _interface(module: Module, fixed: Mapping[str, int]) -> Interface:
         groups += [("cotangent", read), ("gradient", _gradients(module))]
     groups.append(("residual", {r.name: r.node.type for r in module.residuals if not r.borrowed}))
     borrowed = [*kept, *(r.output for r in module.residuals if r.output)]
+    donors = {name: forward.donated[b] for name, b in forward.program.outputs if b in forward.donated}
     return Interface(
         graph.name,
         VERSION,
         tuple(graph.dims),
         dict(fixed),
-        _arrays(groups, graph.defaults),
+        _arrays(groups, graph.defaults, donors),
         tuple(borrowed),
         tuple(str(graph).splitlines()) if len(str(graph).splitlines()) <= 60 else (module.described,),
     )
 
 
-def _arrays(groups: list[tuple[str, dict[str, Type]]], defaults: Mapping[str, Any]) -> tuple[Array, ...]:
+def _arrays(
+    groups: list[tuple[str, dict[str, Type]]], defaults: Mapping[str, Any], donors: Mapping[str, str]
+) -> tuple[Array, ...]:
+    """:param donors: results -> the inputs in whose memory they may lie."""
     arrays: list[Array] = []
+    inputs = members(groups[0][1])
     for group, types in groups:
         fields = members(types)
         for name, type_ in types.items():
             note = (
                 f"; sample/{group}_{fields[name]}.bin has the graph's own"
                 if group == "input" and name in defaults
+                else f"; may be the input {inputs[donors[name]]}, which a failed call leaves as it is"
+                if group == "output" and name in donors
                 else ""
             )
             arrays.append(Array(group, name, fields[name], len(arrays), type_, note))

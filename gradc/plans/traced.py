@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 from .. import knobs
 from ..errors import InvalidProblem, TypeRuleError
@@ -21,6 +21,8 @@ from ..process.forks import held_off
 from ..runtime.cuda.on_device import describe
 from ..runtime.shared import Shared
 from ..trace import flatten, said_of_numbers, trace, unflatten
+
+T = TypeVar("T")
 
 
 class TracedFunction(Shared):
@@ -37,7 +39,7 @@ class TracedFunction(Shared):
         types = {p.name: _annotated_type(p.annotation, fn) for p in self.signature.parameters.values()}
         annotated: dict[str, Any] = {name: type_ for name, type_ in types.items() if type_ is not None}
         self._graph: Graph | None = None
-        self._modules: dict[Any, list[tuple[Mapping[str, Type], Module]]] = {}
+        self._modules: dict[Any, list[tuple[Mapping[str, Type], Any]]] = {}
         if len(annotated) == len(self.signature.parameters):
             self._graph = trace(fn, annotated, assume=self.facts)
 
@@ -76,14 +78,28 @@ class TracedFunction(Shared):
         return self._module((), bound)(bound)
 
     def _module(self, wrt: tuple[str, ...], arguments: dict[str, Any]) -> Module:
-        """The module for these arguments.
-
-        Inferred types are at first those of the first call; an axis whose size differs in a later call becomes
-        symbolic, and one more module serves all sizes.
-        """
+        """The module for these arguments."""
         with held_off:
             from ..api import compile
 
+        def build(graph: Graph, target: str, shape: dict[str, Any]) -> Module:
+            module = compile(graph, wrt, target)
+            module.structure = {
+                n: shape[n] for n in arguments if any(w == n or w.startswith(n + ".") for w in module.wrt)
+            }
+            return module
+
+        return self.specialised(wrt, arguments, build)
+
+    def specialised(self, key: Any, arguments: dict[str, Any], build: Callable[[Graph, str, dict[str, Any]], T]) -> T:
+        """What is built for arguments of these types.
+
+        Inferred types are at first those of the first call; an axis whose size differs in a later call becomes
+        symbolic, and one more module serves all sizes.
+
+        :param key: of what ``build`` makes.
+        :param build: (graph, target of the arrays, the arguments' structure) -> a module, or what has one.
+        """
         shape = {
             name: unflatten(tree, dict.fromkeys(flatten(tree, name), ...), name) for name, tree in arguments.items()
         }
@@ -92,15 +108,15 @@ class TracedFunction(Shared):
         target = knobs.TARGET.get() or (
             "cuda" if any(describe(v) is not None for v in values.values()) else "cpu"
         )  # the device of the arrays
-        key: Any = (
-            (wrt, target, "fixed")
+        whole: Any = (
+            (key, target, "fixed")
             if self._graph is not None
-            else (wrt, target, repr(shape), *((k, t.dtype, t.rank) for k, t in leaves.items()))
+            else (key, target, repr(shape), *((k, t.dtype, t.rank) for k, t in leaves.items()))
         )
-        known = self._modules.setdefault(key, [])
-        for types, module in known:
+        known = self._modules.setdefault(whole, [])
+        for types, built in known:
             if self._graph is not None or serves(types, leaves):
-                return module
+                return built  # type: ignore[no-any-return]
         types = generalised(known[-1][0], leaves) if known else leaves
         try:
             graph = self._graph or trace(
@@ -108,10 +124,9 @@ class TracedFunction(Shared):
             )
         except TypeRuleError as error:
             raise said_of_numbers(error, values) from None
-        module = compile(graph, wrt, target)
-        module.structure = {n: shape[n] for n in arguments if any(w == n or w.startswith(n + ".") for w in module.wrt)}
-        known.append((types, module))
-        return module
+        made = build(graph, target, shape)
+        known.append((types, made))
+        return made
 
 
 def serves(types: Mapping[str, Type], leaves: Mapping[str, Type]) -> bool:

@@ -202,4 +202,4 @@ def test_which_memory_a_region_writes(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled(by_positions, smallest_region=1)(a, b)
     assert [len(f.in_place) for f in made] == [2, 1, 0]
     donated = [set(f.wrt(()).module.forward.donated.values()) for f in made]
-    assert donated == [{"a", "b"}, set(), set()]
+    assert donated == [{"a", "b"}, {"a"}, set()]

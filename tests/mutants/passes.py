@@ -346,6 +346,22 @@ MUTANTS = (
         ("test_memory -k donated", "test_module", "test_memory", "test_fuzz -k graphs"),
     ),
     Mutant(
+        "donations.checks",
+        "gradc/analysis/lifetimes.py",
+        "if number <= last_check:",
+        "if number < 0:",
+        "a call that is refused has written a donated input",
+        ("test_memory -k refused", "test_steps -k out_of_range"),
+    ),
+    Mutant(
+        "donations.rows",
+        "gradc/analysis/lifetimes.py",
+        "if kernel.cols and not kernel.is_column(store):",
+        "if not kernel.cols and kernel.is_column(store):",
+        "one thread of a row overwrites what the others have yet to load",
+        ("test_memory -k row_load",),
+    ),
+    Mutant(
         "plan-buffers.lent",
         "gradc/analysis/lifetimes.py",
         "early = last < touched",

@@ -14,7 +14,8 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.errors import InvalidProblem
+from gradc.analysis.lifetimes import donations
+from gradc.errors import IndexOutOfRange, InvalidProblem
 from gradc.runtime.host import arrays, pool
 from gradc.verify import samples
 
@@ -243,3 +244,34 @@ def test_a_donated_input_is_not_overwritten_before_it_is_read(read: str) -> None
     (y,) = module.forward.run(x=given, b=b).values()
     np.testing.assert_allclose(y, want, rtol=1e-6)
     assert np.shares_memory(y, given) == (read != "reversed")
+
+
+def test_what_all_threads_of_a_row_load_one_of_them_does_not_overwrite_at_once() -> None:
+    """Two threads of a GPU's block: one may have stored a's new value before the other has loaded the old one."""
+    graph = gradc.trace(lambda a, x: {"s": ops.sum(x * a), "a": a + 1.0}, a="f32[]", x="f32[64]")
+    program = gradc.compile(graph).forward.program
+    (kernel,) = (k for k in program.kernels if "a.2" in k.writes)
+    assert kernel.cols and "a" in kernel.reads, "it is one kernel"
+    assert not donations(program, {"a": None})
+    module = gradc.compile(graph, donate=["a"])
+    assert list(module.forward.donated.values()) == ["a"] and len(module.forward.program.steps) == 2
+    a = np.ones((), f32)
+    results = module.forward.run(a=a, x=np.ones(64, f32))
+    assert results["s"] == 64 and results["a"] == 2 and np.shares_memory(results["a"], a)
+
+
+@pytest.mark.parametrize("donate", [["w"], []])
+def test_a_refused_call_leaves_donated_inputs(donate: list[str]) -> None:
+    """Nothing but the rule says that the check of a computed index comes before w is written."""
+
+    def function(w: Any, k: Any, table: Any) -> Any:
+        return {"w": w * 2.0, "rows": ops.embedding(ops.cast(ops.floor(k), "i64"), table)}
+
+    graph = gradc.trace(function, w="f32[N]", k="f32[M]", table="f32[5,3]")
+    module = gradc.compile(graph, donate=donate, target="cpu")
+    w, table = np.ones(7, f32), np.zeros((5, 3), f32)
+    with pytest.raises(IndexOutOfRange):
+        module.forward.run(w=w, k=np.array([1, 9], f32), table=table)
+    assert (w == 1).all()
+    (new,) = (module.forward.run(w=w, k=np.array([1, 2], f32), table=table)["w"],)
+    assert (new == 2).all() and np.shares_memory(new, w) == bool(donate)

@@ -41,6 +41,7 @@ LAYERS = [
     ("compiler",),
     ("api",),
     ("calibration", "plans"),
+    ("optim",),
     ("jax", "onnx", "torch"),
     ("demo",),
     ("cli",),

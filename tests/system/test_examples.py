@@ -79,6 +79,13 @@ LINES = {
         r"in Python: loss 4\.351\d+ at step 1, 3\.646\d+ at step 10",
         r"all 7 parameters have the same bits",
     ],
+    "11_training_step": [
+        r"rows alone: loss 0\.69\d at step 1, 0\.00\d at step 60; [\d.]+ ms",
+        r"200 of 1000000 rows changed",
+        r"the same losses",
+        r"embedding: index 1000000 at position 0 of 'items' is out of range \[0, 1000000\)",
+        r"nothing changed: True",
+    ],
 }
 NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding"), "torch") | {
     "08_onnx_finetune": "swift_f0",

@@ -14,7 +14,7 @@ from ...ir.node import Node, call
 from ...ir.op import BadSample, Composite, Sample
 from ...ir.properties import Bounds
 from ...ir.types import I64, Type
-from ..elementwise.pointwise import gt, le, where
+from ..elementwise.pointwise import gt, le, ne, where
 from ..reductions.reduce import sum
 from ..rules import converted, full, leading, number, reshaped, spread
 from ..shapes.movement import iota
@@ -194,3 +194,29 @@ def coalesce(
     """
     attrs: dict[str, Any] = {"size": size, "oob": oob, "padding_idx": padding_idx}
     return coalesce_rows(indices, **attrs), coalesce_values(indices, updates, **attrs), coalesce_count(indices, **attrs)
+
+
+def coalesce_by_sorting(
+    indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None
+) -> tuple[Node, Node, Node]:
+    """:func:`coalesce` of N indices in N log N operations, whatever the size is."""
+    line = converted(_Coalesced(indices, size, oob, None).indices, I64)
+    if oob == "error":
+        line = call("check_index", line, bound=size, op="gather")
+    hits = in_range(line, size)
+    if padding_idx is not None:
+        hits = call("bitwise_and", hits, unpadded(line, padding_idx))
+    limit = spread(call("dim", size=size), line.shape)
+    order = call("argsort", where(hits, line, limit))
+    key = gather.plain(where(hits, line, limit), order, axis=0, oob="clamp")
+    before = gather.plain(key, iota(shape=line.shape) - 1, axis=0, oob="clamp")
+    begins = call("bitwise_or", ne(key, before), call("eq", iota(shape=line.shape), 0))
+    segment = call("cumsum", converted(begins, I64), axis=0) - 1
+    segment = where(call("lt", key, limit), segment, full(-1, segment))
+    first = where(begins, key - limit, full(0, key))
+    rows = scatter_add.plain(segment, first, axis=0, size=line.shape[0], oob="skip") + limit
+    values = scatter_add.plain(
+        segment, gather.plain(updates, order, axis=0, oob="clamp"), axis=0, size=line.shape[0], oob="skip"
+    )
+    count = sum.plain(converted(call("bitwise_and", begins, call("lt", key, limit)), I64), axis=(0,))
+    return rows, values, count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...errors import Unsupported
 from ...ir.dims import product
@@ -20,21 +20,25 @@ ADD = Var("x") + Var("y")
 
 
 @graph_pass("REAL")
-def sparse_rows(graph: Graph, *, names: Sequence[str]) -> Graph:
+def sparse_rows(
+    graph: Graph, *, names: Sequence[str], coalesce: Callable[..., tuple[Node, Node, Node]] = coalesce
+) -> Graph:
     """d.w = scatter_add(i, u) + scatter_add(j, v)  ->  the rows of i and j, each once; their sums of u and v; how many
     they are
+
+    :param coalesce: (indices, updates, and where they go) -> these three.
     """
     outputs: list[tuple[str, Node]] = []
     for name, node in graph.outputs:
         outputs += (
-            zip((f"{name}.{part}" for part in SPARSE_PARTS), _coalesced(name, node), strict=True)
+            zip((f"{name}.{part}" for part in SPARSE_PARTS), _coalesced(name, node, coalesce), strict=True)
             if name in names
             else [(name, node)]
         )
     return graph.with_outputs(outputs)
 
 
-def _coalesced(name: str, node: Node) -> tuple[Node, Node, Node]:
+def _coalesced(name: str, node: Node, coalesce: Callable[..., tuple[Node, Node, Node]]) -> tuple[Node, Node, Node]:
     terms = list[tuple[Node, Scatters | None]]()
     pending = [node]
     while pending:

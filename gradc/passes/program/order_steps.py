@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from ...analysis.lifetimes import checks_data
 from ...ir.dims import evaluate, nominal
-from ...ir.kernel import Kernel, Program, Step, alternatives
+from ...ir.kernel import Program
 from ...targets.cpu import PRIVATE_BYTES
 from ..manager import program_pass
 
@@ -68,7 +69,7 @@ def order_steps(program: Program, *, dims: Mapping[str, int] | None = None) -> P
         for number in touched:
             if number not in order and not lacking[number] and given_back(number) > 0:
                 heapq.heappush(gaining, number)
-    still = {n for n in order if _has_check(steps[n]) or sum(size[name] for name in used[n]) < PRIVATE_BYTES}
+    still = {n for n in order if checks_data(steps[n]) or sum(size[name] for name in used[n]) < PRIVATE_BYTES}
     return replace(program, steps=tuple(steps[n] for n in _sink([*order], used, after, still)))
 
 
@@ -105,7 +106,7 @@ def _predecessors(program: Program) -> list[set[int]]:
         earlier |= {n for b in writes for n in readers.get(b, ())}
         if checks is not None:
             earlier.add(checks)
-        if _has_check(step):
+        if checks_data(step):
             earlier.update(range(number))
             checks = number
         for b in writes:
@@ -114,8 +115,3 @@ def _predecessors(program: Program) -> list[set[int]]:
             readers.setdefault(b, set()).add(number)
         waits.append(earlier - {number})
     return waits
-
-
-def _has_check(step: Step) -> bool:
-    """Whether a step checks data."""
-    return any(s.op == "check" for item in alternatives(step) if isinstance(item, Kernel) for s in item.body)

@@ -1,0 +1,97 @@
+"""What an optimizer is: hyper-parameters, the state that it keeps for a parameter, and one step as algebra."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from ..errors import InvalidProblem
+from ..ir.dims import Size
+from ..ir.node import Node
+from ..ir.types import Type
+from ..ops.rules import converted
+
+State = Mapping[str, Node]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What an optimizer keeps for a parameter, in the parameter's compute dtype: f32, or f64 of an f64.
+
+    :param shape: its first axis is the parameter's, if the parameter can be updated row by row.
+    :param initial: the value of every element before the first step.
+    """
+
+    shape: tuple[Size, ...]
+    initial: float = 0.0
+
+
+@dataclass(frozen=True)
+class Now:
+    """The scalars of a step, f64[].
+
+    :param lr: the learning rate.
+    :param step: 1 in the first step.
+    """
+
+    lr: Node
+    step: Node
+
+
+def within(default: float, low: float, high: float = math.inf) -> Any:
+    """A hyper-parameter: a number from ``low`` to below ``high``."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def checked(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> float:
+    """The value as a float.
+
+    :raises InvalidProblem: it is no number from ``low`` to below ``high``.
+    """
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not low <= number < high:
+        above = f" to below {high:g}" if high < math.inf else ""
+        raise InvalidProblem(f"{name}={value!r}: a finite number from {low:g}{above}")
+    return number
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The hyper-parameters of an optimizer; a class of its own says what they mean.
+
+    All but ``lr`` are constants of the compiled step.
+
+    :param lr: the learning rate of calls that give none.
+    :param maximize: ascends instead of descending.
+    :ivar by_rows: whether a row's step depends on that row, its gradient and its state alone.
+    :raises InvalidProblem: a number is outside its range.
+    """
+
+    lr: float = within(1e-3, 0.0)
+    maximize: bool = field(default=False, kw_only=True)
+    by_rows: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if each.metadata:
+                checked(f"{type(self).__name__}: {each.name}", getattr(self, each.name), **each.metadata)
+
+    def slots(self, parameter: Type) -> dict[str, Slot]:
+        """The state of a parameter by name."""
+        return {}
+
+    def update(self, parameter: Node, gradient: Node, state: State, now: Now) -> tuple[Node, State]:
+        """(the parameter, its state) after a step; all are of the compute dtype."""
+        raise NotImplementedError
+
+    def apply(self, parameter: Node, gradient: Node, state: State, now: Now) -> tuple[Node, State]:
+        """:meth:`update` of a parameter of any float dtype, which is rounded once."""
+        wide = parameter.dtype.compute
+        gradient = converted(gradient, wide)
+        after, kept = self.update(converted(parameter, wide), -gradient if self.maximize else gradient, state, now)
+        return converted(after, parameter.dtype), kept

@@ -1,0 +1,288 @@
+"""gradc.step: the loss, its gradients and the optimizer's update as one program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import knobs
+from ..api import compile
+from ..errors import InvalidProblem
+from ..interp import by_name
+from ..ir.graph import Graph
+from ..ir.types import Type, typeof
+from ..module.module import Module
+from ..module.options import expand, names_of
+from ..plans.traced import TracedFunction
+from ..runtime.cuda.on_device import describe
+from ..runtime.host.arrays import from_numpy, to_numpy
+from ..runtime.host.tensors import detached, is_tensor
+from ..runtime.located import located
+from ..runtime.recent import Recent
+from ..runtime.shared import Shared
+from ..trace import flatten, unflatten
+from .optimizer import Optimizer, checked
+from .step_graph import COUNT, LR, ROWS, STATE, VALUES, slots_of, step_graph
+
+State = dict[str, Any]
+"""``step``: the number of steps made; ``SLOT.NAME``: what the optimizer keeps of a parameter, an array."""
+
+
+def step(
+    fn: Graph | Callable[..., Any],
+    optimizer: Optimizer,
+    wrt: Sequence[str] | str | None = None,
+    *,
+    sparse: Sequence[str] | str = (),
+    clip_norm: float | None = None,
+    master_weights: bool = False,
+    donate: bool = True,
+    target: str | None = None,
+    **options: Any,
+) -> Step:
+    """A step of training as one program: the loss, its gradients and the update of the parameters.
+
+    >>> step = gradc.step(loss, optim.adamw(lr=1e-3))
+    >>> state = step.init(parameters)
+    >>> value, parameters, state = step(parameters, state, x=x, y=y)
+
+    :param fn: a function of arrays that returns a scalar float, beside which it may return what is no float; types
+        are inferred at the first call, as by :func:`gradc.value_and_grad`.  Or its graph.
+    :param wrt: what is learned; a name, or None for the first parameter of ``fn``: a call takes and gives its arrays,
+        nested as they are.  A list of names: a dict of these by name.
+    :param sparse: tables, which are updated in the rows that indices name; others are neither read nor written.
+    :param clip_norm: the largest norm of all gradients together; they are scaled down to it, as by
+        :func:`torch.nn.utils.clip_grad_norm_`.
+    :param master_weights: keeps f16 and bf16 parameters in f32, too, and updates those.
+    :param donate: whether a call may write new values over the parameters and the state that it is given; then use
+        what it returns.  Sparse tables are written in place anyhow.
+    :param target: as :func:`gradc.compile` takes it; by default that of the arrays.
+    :param options: of :func:`gradc.compile`.
+    :raises InvalidProblem: a name is none of a parameter's, or is there twice; an argument is invalid.
+    """
+    return Step(fn, optimizer, wrt, sparse, clip_norm, master_weights, donate, target, options)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A step for given types.
+
+    :param values: the names of the results of the function.
+    :param sparse: each parameter that is updated by rows -> itself and its state, by the names of their inputs.
+    """
+
+    module: Module
+    values: tuple[str, ...]
+    sparse: Mapping[str, Sequence[str]]
+
+
+class Step(Shared):
+    """What :func:`step` returns.
+
+    :ivar wrt: the names of what is learned.
+    :ivar single: whether it is one, which calls take and give without its name.
+    """
+
+    def __init__(
+        self,
+        fn: Graph | Callable[..., Any],
+        optimizer: Optimizer,
+        wrt: Sequence[str] | str | None,
+        sparse: Sequence[str] | str,
+        clip_norm: float | None,
+        master_weights: bool,
+        donate: bool,
+        target: str | None,
+        options: Mapping[str, Any],
+    ):
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidProblem(f"a step takes an optimizer of gradc.optim, not a {type(optimizer).__name__}")
+        self.fn = fn if isinstance(fn, Graph | TracedFunction) else TracedFunction(fn)
+        self.optimizer, self.sparse = optimizer, names_of("sparse", sparse)
+        self.clip_norm = None if clip_norm is None else checked("clip_norm", clip_norm)
+        self.master_weights, self.donate = master_weights, donate
+        self.target, self.options = target, dict(options)
+        known = self.fn.input_names if isinstance(self.fn, Graph) else tuple(self.fn.signature.parameters)
+        self.single = wrt is None or isinstance(wrt, str)
+        self.wrt = known[:1] if wrt is None else names_of("wrt", wrt)
+        for name in self.wrt:
+            if self.wrt.count(name) > 1:
+                raise InvalidProblem(f"wrt names {name!r} twice")
+            if name not in known and not any(each.startswith(f"{name}.") for each in known):
+                raise InvalidProblem(f"wrt names {name!r}; there are {', '.join(known) or 'no parameters'}")
+        self._known: Recent[Any, Compiled] = Recent(256)
+
+    # -- compiling -----------------------------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the step; :func:`gradc.optim.step_graph.step_graph` says what it reads and gives.
+
+        :raises TypeRuleError: the types of the function's parameters are not known.
+        """
+        return self._graph(self.fn if isinstance(self.fn, Graph) else self.fn.graph)
+
+    def compile(self, target: str | None = None) -> Module:
+        """The step as a module: ``module(**inputs)`` gives the outputs of :attr:`graph` by name, and
+        ``module.export(folder)`` writes it as C.
+        """
+        loss = self.fn if isinstance(self.fn, Graph) else self.fn.graph
+        return self._compiled(loss, target or self.target).module
+
+    def _graph(self, loss: Graph) -> Graph:
+        return step_graph(
+            loss,
+            expand(loss, self.wrt),
+            self.optimizer,
+            sparse=expand(loss, self.sparse),
+            clip_norm=self.clip_norm,
+            master_weights=self.master_weights,
+            numerics=self.options.get("numerics", "real"),
+        )
+
+    def _compiled(self, loss: Graph, target: str | None) -> Compiled:
+        graph = self._graph(loss)
+        values, new = graph.output_names[: len(loss.outputs)], graph.output_names[len(loss.outputs) :]
+        in_place = [name for name in new if name in graph.input_names]
+        module = compile(graph, (), target, donate=in_place if self.donate else (), **self.options)
+        slots = lambda name: slots_of(self.optimizer, loss.input(name).type, self.master_weights)
+        sparse = {
+            name: (name, *(f"{STATE}.{slot}.{name}" for slot in slots(name))) for name in expand(loss, self.sparse)
+        }
+        return Compiled(module, values, sparse)
+
+    def _for(self, arguments: dict[str, Any], leaves: Mapping[str, Any]) -> Compiled:
+        """What is compiled for these arguments of the function, and their leaves."""
+        fn, target = self.fn, self.target
+        key = () if isinstance(fn, Graph) else (knobs.TARGET.get(), *((n, *_described(x)) for n, x in leaves.items()))
+        compiled: Compiled | None = self._known.get(key)
+        if compiled is None:
+            if isinstance(fn, Graph):
+                compiled = self._compiled(fn, target)
+            else:
+                compiled = fn.specialised(self, arguments, lambda loss, own, _: self._compiled(loss, target or own))
+            self._known[key] = compiled
+        return compiled
+
+    # -- calling -------------------------------------------------------------------------------------------------------
+
+    def init(self, parameters: Any) -> State:
+        """The state before the first step, in the library and on the device of each parameter.
+
+        :param parameters: as a call takes them.
+        """
+        state: State = {"step": 0}
+        for name, x in _leaves(self._by_name(parameters)).items():
+            initial = {slot: kept.initial for slot, kept in self.optimizer.slots(typeof(x)).items()}
+            for slot, kept in slots_of(self.optimizer, typeof(x), self.master_weights).items():
+                state[f"{slot}.{name}"] = _filled(x, kept, initial.get(slot))
+        return state
+
+    def __call__(
+        self,
+        parameters: Any,
+        state: State,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *extra: Any,
+        lr: float | None = None,
+        stream: Any = None,
+        dims: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> tuple[Any, Any, State]:
+        """(the loss, or a dict of it and the other results; the parameters; the state) after the step.
+
+        A call that raises an error of an argument or of an index has changed nothing.
+
+        :param parameters: arrays in the structure that ``fn`` takes.
+        :param state: from :meth:`init` or the call before.
+        :param inputs: the other arguments of ``fn`` by name, those that are not given as keywords.
+        :param lr: the learning rate of this step, not that of the optimizer.
+        :raises InvalidProblem: an array has another shape or dtype, or is there twice; ``lr`` is no number from 0.
+        :raises IndexOutOfRange: an index is out of range.
+        """
+        given, rest = self._by_name(parameters), by_name("step", (), inputs, extra, more)
+        if twice := given.keys() & rest.keys():
+            raise InvalidProblem(f"{min(twice)!r} is among the parameters and the other arguments")
+        learned, others = _leaves(given), _leaves(rest)
+        kept = {f"{STATE}.{key}": x for key, x in self._checked(state).items()}
+        _distinct({**learned, **kept})
+        compiled = self._for({**given, **rest}, {**learned, **others})
+        arrays = {**{name: detached(x) for name, x in learned.items()}, **kept, **others}
+        if lr is not None:
+            arrays[LR] = checked(LR, lr)
+        for name in (key for keys in compiled.sparse.values() for key in keys if key in arrays):
+            if not located(arrays[name]).flags.writeable:
+                raise InvalidProblem(f"{name} is read-only, and its rows are written in place")
+        results = compiled.module(arrays, stream=stream, dims=dims)
+        for name, keys in compiled.sparse.items():
+            _write_rows(name, {key: arrays[key] for key in keys}, results)
+        after = {**arrays, **results}
+        values = {name: results[name] for name in compiled.values}
+        new = {name: unflatten(tree, after, name) for name, tree in given.items()}
+        return (
+            next(iter(values.values())) if len(values) == 1 else values,
+            new[self.wrt[0]] if self.single else new,
+            {key: after[f"{STATE}.{key}"] for key in state},
+        )
+
+    def _checked(self, state: Any) -> Mapping[str, Any]:
+        if not isinstance(state, Mapping) or "step" not in state:
+            raise InvalidProblem(f"the state is a {type(state).__name__}: init, and then each call, gives one")
+        return state
+
+    def _by_name(self, parameters: Any) -> dict[str, Any]:
+        """The arrays, or trees of them, by the names of :attr:`wrt`."""
+        if self.single:
+            return {self.wrt[0]: parameters}
+        if not isinstance(parameters, Mapping) or parameters.keys() != set(self.wrt):
+            names = ", ".join(map(str, parameters)) if isinstance(parameters, Mapping) else type(parameters).__name__
+            raise InvalidProblem(f"the parameters are a dict of {', '.join(self.wrt)}, not {names}")
+        return {name: parameters[name] for name in self.wrt}
+
+
+def _described(x: Any) -> tuple[Any, ...]:
+    """What a leaf's type and target depend on."""
+    return type(x), getattr(x, "dtype", None), getattr(x, "shape", None), getattr(x, "device", None)
+
+
+def _leaves(trees: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: x for name, tree in trees.items() for key, x in flatten(tree, name).items()}
+
+
+def _distinct(arrays: Mapping[str, Any]) -> None:
+    """InvalidProblem where an array has two names."""
+    first: dict[int, str] = {}
+    for name, x in arrays.items():
+        other = first.setdefault(id(x), name)
+        if other != name and not isinstance(x, int):
+            raise InvalidProblem(f"{other} and {name} are one array: each is updated by itself")
+
+
+def _filled(like: Any, type_: Type, value: float | None) -> Any:
+    """An array of a value, or for None of what ``like`` holds, in the library and on the device of ``like``."""
+    shape, dtype = type_.concrete({}), type_.dtype.np
+    if is_tensor(like):
+        other = getattr(sys.modules["torch"], dtype.name)
+        return like.detach().to(other, copy=True) if value is None else like.new_full(shape, value, dtype=other)
+    library: Any = np if describe(like) is None else sys.modules["cupy"]
+    if library is np:
+        array, kind = to_numpy(like)
+        return from_numpy(array.astype(dtype) if value is None else np.full(shape, value, dtype), kind)
+    return like.astype(dtype) if value is None else library.full(shape, value, dtype)
+
+
+def _write_rows(name: str, arrays: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    """Writes the new rows of a sparse parameter, and of its state, into their arrays."""
+    count = int(results[f"{name}.{COUNT}"])
+    rows = results[f"{name}.{ROWS}"][:count]
+    for key, x in arrays.items():
+        values = results[f"{key}.{VALUES}"][:count]
+        if describe(x) is None:
+            to_numpy(x)[0][to_numpy(rows)[0]] = to_numpy(values)[0]
+        else:
+            x[rows] = values

@@ -1,0 +1,174 @@
+"""step_graph: a loss, the parameters and an optimizer -> one graph of the loss, its gradients and the update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..autodiff import differentiate, joint_names
+from ..errors import InvalidProblem, Unsupported
+from ..ir.dims import assuming
+from ..ir.graph import SPARSE_PARTS, Graph, input_node, name_of, parts_of
+from ..ir.lexer import suffixed
+from ..ir.node import Node, Note, made_by
+from ..ir.types import F32, F64, I64, Type
+from ..ops import gather, minimum, sqrt, sum
+from ..ops.indexing.sparse import coalesce_by_sorting
+from ..ops.rules import converted, full
+from ..passes.graph.check_indices import name_readers
+from ..passes.graph.push_gathers import push_gathers
+from ..passes.graph.push_slices import push_slices
+from ..passes.graph.sparse_rows import sparse_rows
+from .optimizer import Now, Optimizer
+
+LR, STATE, MASTER = "lr", "state", "master"
+ROWS, VALUES, COUNT = SPARSE_PARTS
+
+
+def step_graph(
+    graph: Graph,
+    wrt: Sequence[str],
+    optimizer: Optimizer,
+    *,
+    sparse: Sequence[str] = (),
+    clip_norm: float | None = None,
+    master_weights: bool = False,
+    numerics: str = "real",
+) -> Graph:
+    """The graph of a step.  Inputs: those of ``graph``, ``lr``: f64[] with the optimizer's as default, ``state.step``:
+    i64[], and ``state.SLOT.NAME`` for each parameter.  Outputs: those of ``graph``, and under the names of the inputs
+    the parameters and the state after the step.
+
+    Of a sparse parameter ``w`` there are instead ``w.rows``: i64[N], ascending, ``w.count``: i64[], how many of them
+    there are, ``w.values``, these rows after the step, and ``state.SLOT.w.values``.
+
+    :param sparse: parameters that are updated where an index names a row, and nowhere else.
+    :param clip_norm: the largest norm of all gradients together; they are scaled as by
+        :func:`torch.nn.utils.clip_grad_norm_`.
+    :param master_weights: keeps 16-bit parameters in f32, too: ``state.master.NAME``.
+    :raises InvalidProblem, NotDifferentiable, Unsupported: there is no such step.
+    """
+    _check(graph, wrt, optimizer, sparse)
+    graph = _with_free_outputs(
+        push_slices(push_gathers(name_readers(graph), numerics=numerics), numerics=numerics), wrt
+    )
+    joint = _gradients(graph, wrt, sparse)
+    names, notes = joint_names(graph, wrt)[1], dict(joint.notes)
+    lr, count = input_node(LR, Type(F64)), input_node(f"{STATE}.step", Type(I64))
+    inputs, outputs = [*graph.inputs, lr, count], list(joint.outputs[: len(graph.outputs)])
+    gradients = {n: joint.output(f"{names[n]}.{VALUES}" if n in sparse else names[n]) for n in wrt}
+    with assuming(joint.assumptions), made_by("step"):
+        after = count + 1
+        now = Now(lr, converted(after, F64))
+        scaled = gradients if clip_norm is None else _clipped(gradients, clip_norm)
+        for name in _deepest_first(joint, gradients):
+            parameter = graph.input(name)
+            slots = slots_of(optimizer, parameter.type, master_weights)
+            kept = {slot: input_node(f"{STATE}.{slot}.{name}", type_) for slot, type_ in slots.items()}
+            inputs += kept.values()
+            end = f".{VALUES}" if name in sparse else ""
+            with parts_of(Note(scope=f"{type(optimizer).__name__}/{name}"), notes):
+                if name in sparse:
+                    rows = joint.output(f"{names[name]}.{ROWS}")
+                    outputs += ((f"{name}.{part}", joint.output(f"{names[name]}.{part}")) for part in (ROWS, COUNT))
+                    parameter, kept = _rows(parameter, rows), {slot: _rows(x, rows) for slot, x in kept.items()}
+                new, state = _updated(optimizer, parameter, scaled[name], kept, now)
+            outputs += [(f"{name}{end}", new), *((f"{STATE}.{slot}.{name}{end}", state[slot]) for slot in slots)]
+        outputs.append((f"{STATE}.step", after))  # the last, for others read what it overwrites
+    return Graph(
+        suffixed(graph.name, "_step"),
+        tuple(inputs),
+        tuple(outputs),
+        graph.assumptions,
+        notes,
+        {**graph.defaults, LR: np.asarray(optimizer.lr, np.float64)},
+    ).numbered()
+
+
+def _deepest_first(joint: Graph, gradients: Mapping[str, Node]) -> list[str]:
+    """The names in an order of steps in which more of them can write over their parameters: the gradient of a layer
+    before reads the parameters of those after it.
+    """
+    depth: dict[Node, int] = {}
+    for node in joint.nodes:
+        depth[node] = 1 + max((depth[operand] for operand in node.operands), default=0)
+    return sorted(gradients, key=lambda name: -depth[gradients[name]])
+
+
+def slots_of(optimizer: Optimizer, parameter: Type, master_weights: bool) -> dict[str, Type]:
+    """The types of a parameter's state."""
+    wide = parameter.dtype.compute
+    own = {name: Type(wide, slot.shape) for name, slot in optimizer.slots(parameter).items()}
+    return own | ({MASTER: parameter.with_dtype(wide)} if master_weights and parameter.dtype is not wide else {})
+
+
+def _check(graph: Graph, wrt: Sequence[str], optimizer: Optimizer, sparse: Sequence[str]) -> None:
+    """InvalidProblem or Unsupported where there is no such step, but for what differentiation says itself."""
+    name = type(optimizer).__name__
+    scalars = [n for n, node in graph.outputs if node.dtype.is_float]
+    if len(scalars) != 1 or graph.output(scalars[0]).type.count != 1:
+        raise InvalidProblem(
+            f"a step needs one scalar float output, the loss; {graph.name} has"
+            f" {', '.join(f'{n}: {v.type}' for n, v in graph.outputs)}"
+        )
+    if not wrt:
+        raise InvalidProblem(f"a step of {graph.name} by no parameter: wrt names what is learned")
+    for taken in graph.input_names:
+        if taken in (LR, STATE) or taken.startswith(f"{STATE}."):
+            raise InvalidProblem(f"{graph.name} has an input {taken!r}, which is a step's own; give it another name")
+    for each in wrt:
+        if each in graph.input_names and not graph.input(each).dtype.has_tangent:
+            raise InvalidProblem(f"{each} is {graph.input(each).type}: {name} updates f16, bf16, f32 and f64")
+    for each in sparse:
+        if each not in wrt:
+            raise InvalidProblem(f"sparse names {each!r}, which is not learned: {', '.join(wrt)}")
+        if not optimizer.by_rows:
+            raise Unsupported(f"{name} of rows of {each!r}: a row's step depends on all others; leave out sparse")
+
+
+def _with_free_outputs(graph: Graph, wrt: Sequence[str]) -> Graph:
+    """The graph with other names for outputs that are called like what a step gives."""
+    own = (STATE, *wrt)
+    taken = lambda name: name in wrt or any(name.startswith(f"{each}.") for each in own)
+    return graph.with_outputs((name_of(name, taken) if taken(name) else name, node) for name, node in graph.outputs)
+
+
+def _gradients(graph: Graph, wrt: Sequence[str], sparse: Sequence[str]) -> Graph:
+    """The joint graph of values and gradients, with 1 for the cotangent of the loss."""
+    cotangents, gradients = joint_names(graph, wrt)
+    joint = differentiate(graph, wrt)
+    if sparse:
+        names = [gradients[name] for name in sparse]
+        joint = sparse_rows(joint, names=names, coalesce=coalesce_by_sorting)
+    own = {joint.input(name) for name in cotangents.values()}
+    joint = joint.rewrite(lambda node, operands: full(1, node) if node in own else None)
+    return replace(joint, inputs=graph.inputs)
+
+
+def _clipped(gradients: Mapping[str, Node], most: float) -> dict[str, Node]:
+    """The gradients, scaled to a norm of ``most`` together if it is larger, in their compute dtypes."""
+    wide = {name: converted(g, g.dtype.compute) for name, g in gradients.items()}
+    squares = [sum(g * g) for g in wide.values()]
+    dtype = F64 if any(s.dtype is F64 for s in squares) else F32
+    total = converted(squares[0], dtype)
+    for square in squares[1:]:
+        total = total + converted(square, dtype)
+    share = minimum(most / (sqrt(total) + 1e-6), 1.0)
+    return {name: g * converted(share, g.dtype) for name, g in wide.items()}
+
+
+def _rows(x: Node, rows: Node) -> Node:
+    """Rows of an array, zeros for those that it does not have."""
+    return gather(x, rows, axis=0, oob="skip")
+
+
+def _updated(
+    optimizer: Optimizer, parameter: Node, gradient: Node, state: Mapping[str, Node], now: Now
+) -> tuple[Node, Mapping[str, Node]]:
+    """A parameter and its state after a step, of its master weights if it has them."""
+    if MASTER not in state:
+        return optimizer.apply(parameter, gradient, state, now)
+    new, kept = optimizer.apply(state[MASTER], gradient, state, now)
+    return converted(new, parameter.dtype), {**kept, MASTER: new}

@@ -1,0 +1,405 @@
+"""gradc.step: loss, gradients and update as one program; what it writes, what it leaves, what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import ops, optim
+from gradc.cli import main
+from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem, NotDifferentiable, Unsupported
+from gradc.optim.step_graph import step_graph
+
+TARGETS = ("numpy", "cpu", "cuda-sim")
+Trees = dict[str, Any]
+
+
+def perceptron(p: Any, x: Any, t: Any) -> Any:
+    return ops.mean((ops.tanh(x @ p["w"][0] + p["b"]) @ p["w"][1] - t) ** 2.0)
+
+
+def weights(dtype: Any = np.float64) -> Trees:
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: rng.standard_normal(shape).astype(dtype)
+    return {"w": (normal(4, 8), normal(8, 2)), "b": normal(8)}
+
+
+def batch(seed: int, rows: int, dtype: Any = np.float64) -> Trees:
+    rng = np.random.default_rng(seed)
+    return {"x": rng.standard_normal((rows, 4)).astype(dtype), "t": rng.standard_normal((rows, 2)).astype(dtype)}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_model_trains_as_torchs(target: str) -> None:
+    """In place, at any batch size, with a rate that differs in each step."""
+    torch = pytest.importorskip("torch")
+    step = gradc.step(perceptron, optim.adamw(0.1), target=target)
+    parameters = weights()
+    arrays = [*parameters["w"], parameters["b"]]
+    theirs = [torch.from_numpy(x.copy()).requires_grad_() for x in arrays]
+    adamw = torch.optim.AdamW(theirs, lr=0.1)
+    state = step.init(parameters)
+    kept = {name: x for name, x in state.items() if name != "step"}
+    for i, rows in enumerate((5, 5, 3, 9)):
+        given, rate = batch(i, rows), 0.1 / (i + 1)
+        loss, parameters, state = step(parameters, state, lr=rate, **given)
+        adamw.param_groups[0]["lr"] = rate
+        adamw.zero_grad()
+        w, v, b = theirs
+        wanted = ((torch.tanh(torch.from_numpy(given["x"]) @ w + b) @ v - torch.from_numpy(given["t"])) ** 2).mean()
+        wanted.backward()
+        adamw.step()
+        np.testing.assert_allclose(loss, wanted.item(), rtol=1e-12)
+    assert isinstance(parameters["w"], tuple)
+    for mine, array, other in zip((*parameters["w"], parameters["b"]), arrays, theirs, strict=True):
+        assert np.shares_memory(mine, array)
+        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=1e-11, atol=1e-13)
+    assert all(np.shares_memory(state[name], x) for name, x in kept.items()) and state["step"] == 4
+
+
+def test_without_donation_nothing_given_is_written() -> None:
+    step = gradc.step(perceptron, optim.adam(0.1), donate=False, target="cpu")
+    parameters = weights()
+    state = step.init(parameters)
+    before = copy.deepcopy((parameters, state))
+    step(parameters, state, **batch(0, 5))
+    assert _same_bits((parameters, state), before)
+
+
+@pytest.mark.parametrize("optimizer", [optim.adafactor(), optim.adamw(), optim.sgd(momentum=0.9)])
+def test_everything_is_written_where_it_lies(optimizer: optim.Optimizer) -> None:
+    """Also where a penalty, or a mean, reads a parameter in the kernel that updates it, or after."""
+
+    def loss(p: Any, x: Any, t: Any) -> Any:
+        return perceptron(p, x, t) + 0.1 * ops.sum(p["b"] * ops.flip(p["b"], axis=0)) + ops.sum(p["w"][1] ** 2.0)
+
+    found = []
+    for donate in (True, False):
+        step = gradc.step(loss, optimizer, target="cpu", donate=donate, clip_norm=1.0)
+        parameters = weights()
+        state = step.init(parameters)
+        for i in range(3):
+            given = [*parameters["w"], parameters["b"], *(x for name, x in state.items() if name != "step")]
+            _, parameters, state = step(parameters, state, **batch(i, 5))
+            new = [*parameters["w"], parameters["b"], *(x for name, x in state.items() if name != "step")]
+            assert all(np.shares_memory(a, b) == donate for a, b in zip(given, new, strict=True))
+        found.append((parameters, state))
+    assert _same_bits(*found)
+
+
+def test_a_list_of_names_gives_a_dict_and_a_graph_its_inputs() -> None:
+    fn = lambda w, b, x: {"loss": ops.mean((x @ w + b) ** 2.0), "rows": ops.cast(ops.sum(x * 0.0), "i64")}
+    graph = gradc.trace(fn, w="f64[4,2]", b="f64[2]", x="f64[N,4]")
+    x = batch(0, 5)["x"]
+    found = []
+    for each in (fn, graph):
+        step = gradc.step(each, optim.sgd(0.1), ["b", "w"], target="cpu")
+        parameters = {"w": np.ones((4, 2)), "b": np.ones(2)}
+        value, parameters, state = step(parameters, step.init(parameters), x=x)
+        assert value.keys() == {"loss", "rows"} and parameters.keys() == {"w", "b"} and state.keys() == {"step"}
+        found.append(parameters)
+    assert _same_bits(*found)
+    g = 2 * (x.sum(1, keepdims=True) + 1) / 10
+    np.testing.assert_allclose(found[0]["b"], 1 - 0.1 * np.broadcast_to(g.sum(0), 2), rtol=1e-12)
+
+
+def test_an_output_may_be_called_like_a_parameter() -> None:
+    graph = gradc.trace(lambda y, x: ops.sum(y * x), y="f64[3]", x="f64[3]")
+    step = gradc.step(graph, optim.sgd(1.0), "y", target="cpu")
+    loss, y, _ = step(np.ones(3), {"step": 0}, x=np.arange(3.0))
+    assert loss == 3 and y.tolist() == [1, 0, -1]
+
+
+def test_tensors_that_require_grad() -> None:
+    torch = pytest.importorskip("torch")
+    step = gradc.step(lambda w, x: ops.sum(w * x), optim.adamw(0.1))
+    w = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    state = step.init(w)
+    assert state["mean.w"].dtype == torch.float32
+    _, new, state = step(w, state, x=torch.ones(3, dtype=torch.bfloat16))
+    assert new.data_ptr() == w.data_ptr() and isinstance(state["square.w"], torch.Tensor)
+    assert w.detach().tolist() == torch.tensor([0.899]).bfloat16().tolist() * 3
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def bag(p: Any, i: Any, t: Any) -> Any:
+    return ops.mean((ops.sum(ops.embedding(i, p["table"]), axis=1) @ p["w"] - t) ** 2.0)
+
+
+def tables() -> Trees:
+    rng = np.random.default_rng(0)
+    return {"table": rng.standard_normal((30, 4)), "w": rng.standard_normal((4, 2))}
+
+
+def looked_up(seed: int) -> Trees:
+    rng = np.random.default_rng(seed)
+    return {"i": rng.integers(0, 25, (6, 3)), "t": rng.standard_normal((6, 2))}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "target"),
+    [
+        (optim.sgd(0.1), "cpu"),
+        (optim.adagrad(0.1), "numpy"),
+        *((optim.rowwise_adagrad(0.1), target) for target in TARGETS),
+    ],
+)
+def test_rows_alone_are_what_the_whole_table_would_be(optimizer: optim.Optimizer, target: str) -> None:
+    """What no index names is not read: it may be NaN."""
+    found = []
+    for sparse in ((), "p.table"):
+        step = gradc.step(bag, optimizer, sparse=sparse, target=target, clip_norm=2.0)
+        parameters = tables()
+        state = step.init(parameters)
+        if sparse:
+            parameters["table"][25:] = np.nan
+            for name, x in state.items():
+                if name.endswith(".table"):
+                    x[25:] = np.nan
+        for seed in range(5):
+            _, parameters, state = step(parameters, state, **looked_up(seed))
+        found.append((parameters, state))
+    (dense, whole), (sparse_, rows) = found
+    for name, x in {**dense, **whole}.items():
+        y = {**sparse_, **rows}[name]
+        if name.endswith("table"):
+            assert np.isnan(y[25:]).all()
+            x, y = x[:25], y[:25]
+        np.testing.assert_allclose(y, x, rtol=1e-12)
+
+
+READS = {
+    "padded": lambda i, w: ops.embedding(i, w, padding_idx=1),
+    "skipped and by frequency": lambda i, w: ops.embedding(i, w, oob="skip", scale_grad_by_freq=True),
+    "wrapped and padded": lambda i, w: ops.embedding(i, w, oob="wrap", padding_idx=-1),
+    "bags": lambda i, w: ops.embedding_bag(i, w, mode="mean"),
+    "twice": lambda i, w: ops.embedding(i, w) * 2.0 + ops.tanh(ops.embedding(i, w)),
+}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+@pytest.mark.parametrize("read", READS)
+def test_rows_however_a_table_is_read(read: str, rows: int) -> None:
+    def loss(w: Any, i: Any, g: Any) -> Any:
+        return ops.sum(READS[read](i, w) * g)
+
+    rng = np.random.default_rng(rows)
+    low, high = (-3, 14) if read.startswith(("skipped", "wrapped")) else (0, 11)
+    i = rng.integers(low, high, (rows, 3))
+    shape = (rows, 4) if read == "bags" else (rows, 3, 4)
+    table, g = rng.standard_normal((11, 4)), rng.standard_normal(shape)
+    found = []
+    for sparse in ((), "w"):
+        step = gradc.step(loss, optim.adagrad(0.1), sparse=sparse, clip_norm=0.5, target="numpy")
+        found.append(step(table.copy(), step.init(table), i=i, g=g)[1:])
+    (dense, whole), (sparse_, own) = found
+    np.testing.assert_allclose(sparse_, dense, rtol=1e-12)
+    np.testing.assert_allclose(own["sum.w"], whole["sum.w"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "sgd"])
+def test_rows_are_as_torchs_sparse_steps(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = {"adam": torch.optim.SparseAdam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}[name]
+    eps = {} if name == "sgd" else {"eps": 1e-100}  # which SparseAdam adds before its correction of the square
+    step = gradc.step(bag, getattr(optim, name)(0.1, **eps), ["p"], sparse=["p.table"], target="cpu")
+    table, w = (torch.from_numpy(x).requires_grad_() for x in tables().values())
+    optimizer = theirs([table], lr=0.1, **eps)
+    parameters = {"p": tables()}
+    state = step.init(parameters)
+    for seed in range(5):
+        given = looked_up(seed)
+        parameters["p"]["w"] = tables()["w"]  # the table alone learns
+        _, parameters, state = step(parameters, state, **given)
+        i, t = torch.from_numpy(given["i"]), torch.from_numpy(given["t"])
+        optimizer.zero_grad()
+        ((torch.nn.functional.embedding(i, table, sparse=True).sum(1) @ w - t) ** 2).mean().backward()
+        optimizer.step()
+        np.testing.assert_allclose(parameters["p"]["table"], table.detach().numpy(), rtol=1e-12, atol=1e-14)
+
+
+def test_adafactor_has_no_step_of_rows() -> None:
+    with pytest.raises(Unsupported, match=r"adafactor of rows of 'p\.table'"):
+        step = gradc.step(bag, optim.adafactor(), sparse="p.table", target="numpy")
+        step(tables(), step.init(tables()), **looked_up(0))
+
+
+# -- a call that fails -------------------------------------------------------------------------------------------------
+
+
+def computed(p: Any, x: Any, k: Any) -> Any:
+    """Gradients of w need no lookup, and the index is computed."""
+    return (
+        ops.sum(p["w"] * x) + ops.sum(ops.embedding(ops.cast(ops.floor(k * 2.0), "i64"), p["table"])) + ops.sum(p["v"])
+    )
+
+
+@pytest.mark.parametrize("sparse", [(), ("p.table",)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_index_out_of_range_changes_nothing(target: str, sparse: Any) -> None:
+    step = gradc.step(computed, optim.adamw(0.1), target=target, sparse=sparse)
+    parameters = {"w": np.ones(100), "table": np.ones((7, 3)), "v": np.ones(3)}
+    state = step.init(parameters)
+    good, bad = np.array([0.0, 1.5]), np.array([0.0, 9.5])
+    _, parameters, state = step(parameters, state, x=np.arange(100.0), k=good)
+    before = copy.deepcopy((parameters, state))
+    with pytest.raises(IndexOutOfRange, match="position 1"):
+        step(parameters, state, x=np.arange(100.0), k=bad)
+    assert _same_bits((parameters, state), before)
+    step(parameters, state, x=np.arange(100.0), k=good)
+    assert not np.array_equal(parameters["w"], before[0]["w"])
+
+
+def _bad(change: Any) -> Any:
+    """A call with something wrong in it."""
+
+    def call(step: Any, parameters: Trees, state: Trees) -> Any:
+        given = {"parameters": parameters, "state": state, "batch": batch(0, 5), "lr": None}
+        change(given)
+        return step(given["parameters"], given["state"], given["batch"], lr=given["lr"])
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (_bad(lambda c: c["state"].update({"mean.p.b": np.zeros(9)})), r"state\.mean\.p\.b is f64\[8\]: axis 0 is 9"),
+        (_bad(lambda c: c["state"].update({"mean.p.b": np.zeros(8, "f4")})), r"state\.mean\.p\.b is f64\[8\], got"),
+        (_bad(lambda c: c["state"].pop("mean.p.b")), r"needs the input 'state\.mean\.p\.b'"),
+        (_bad(lambda c: c["state"].update({"sum.p.b": np.zeros(8)})), r"has no input 'state\.sum\.p\.b'"),
+        (_bad(lambda c: c.update(state=[])), "the state is a list"),
+        (_bad(lambda c: c.update(lr=float("nan"))), "lr=nan: a finite number from 0"),
+        (_bad(lambda c: c.update(lr="much")), "lr='much'"),
+        (_bad(lambda c: c["batch"].update(p=weights())), "'p' is among the parameters"),
+        (
+            _bad(lambda c: c["state"].update({"mean.p.b": c["parameters"]["b"]})),
+            r"p\.b and state\.mean\.p\.b are one array",
+        ),
+        (_bad(lambda c: c["parameters"].update(b=np.zeros(7))), ""),
+    ],
+)
+def test_a_wrong_argument_changes_nothing(call: Any, what: str) -> None:
+    step = gradc.step(perceptron, optim.adam(0.1), target="cpu")
+    parameters = weights()
+    _, parameters, state = step(parameters, step.init(parameters), **batch(0, 5))
+    before = copy.deepcopy((parameters, state))
+    with pytest.raises(InvalidProblem if what else GradcError, match=what):
+        call(step, dict(parameters), dict(state))
+    assert _same_bits((parameters, state), before)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "what"),
+    [
+        (lambda: gradc.step(perceptron, "adam"), InvalidProblem, "an optimizer of gradc.optim, not a str"),
+        (lambda: gradc.step(perceptron, optim.adam(), ["p", "p"]), InvalidProblem, "wrt names 'p' twice"),
+        (lambda: gradc.step(perceptron, optim.adam(), "q"), InvalidProblem, "wrt names 'q'; there are p, x, t"),
+        (lambda: gradc.step(perceptron, optim.adam(), clip_norm=float("nan")), InvalidProblem, "clip_norm=nan"),
+        (lambda: _of(lambda w, lr: ops.sum(w * lr), w="f64[3]", lr="f64[3]"), InvalidProblem, "an input 'lr'"),
+        (lambda: _of(lambda w, x: w * x, w="f64[3]", x="f64[3]"), InvalidProblem, r"one scalar float output.*f64\[3\]"),
+        (lambda: _of(lambda w: ops.sum(ops.cast(w, "f32")), w="i32[3]"), InvalidProblem, r"w is i32\[3\]"),
+        (lambda: _of(lambda w, x: ops.sum(x), w="f64[3]", x="f64[3]"), NotDifferentiable, "depends on 'w'"),
+        (lambda: _of(lambda w: ops.sum(w), sparse=["x"], w="f64[3]"), InvalidProblem, "sparse names 'x'"),
+        (lambda: _of(lambda w: ops.sum(w), sparse=["w"], w="f64[3]"), Unsupported, "no sparse form"),
+    ],
+)
+def test_there_is_no_such_step(make: Any, error: type[GradcError], what: str) -> None:
+    with pytest.raises(error, match=what):
+        make()
+
+
+def _of(fn: Any, sparse: Any = (), **types: str) -> Any:
+    return step_graph(gradc.trace(fn, **types), ["w"], optim.adam(), sparse=sparse)
+
+
+# -- C -----------------------------------------------------------------------------------------------------------------
+
+MODEL = """
+import gradc
+from gradc import ops, optim
+def loss(w1: "f32[4,8]", b1: "f32[8]", w2: "f32[8,2]", x: "f32[N,4]", t: "f32[N,2]"):
+    return ops.mean((ops.tanh(x @ w1 + b1) @ w2 - t) ** 2.0)
+step = gradc.step(loss, optim.adamw(lr=0.01), ["w1", "b1", "w2"])
+"""
+DRIVER = """
+#include <stdio.h>
+#include <stdlib.h>
+#include "loss_step.h"
+static void *array(const char *name, size_t bytes) {
+  void *data = calloc(bytes + 64, 1);
+  FILE *file = name ? fopen(name, "rb") : NULL;
+  if (name && (!file || fread(data, 1, bytes, file) != bytes)) exit(3);
+  if (file) fclose(file);
+  return data;
+}
+int main(void) {
+  loss_step_module *m;
+  const loss_step_sizes sizes = { .N = 5 };
+  if (loss_step_create(&m, &sizes)) return 2;
+  const double lr = 0.01;
+  float loss;
+  loss_step_inputs in = { .x = array("x", 5 * 4 * 4), .t = array("t", 5 * 2 * 4), .lr = &lr };
+  loss_step_outputs out = { .y = &loss };
+#define IN_PLACE(name, file) in.name = out.name = array(file, (size_t)loss_step_bytes(m, loss_step_input_##name));
+  IN_PLACE(w1, "w1") IN_PLACE(b1, "b1") IN_PLACE(w2, "w2") IN_PLACE(state_step, NULL)
+  IN_PLACE(state_mean_w1, NULL) IN_PLACE(state_mean_b1, NULL) IN_PLACE(state_mean_w2, NULL)
+  IN_PLACE(state_square_w1, NULL) IN_PLACE(state_square_b1, NULL) IN_PLACE(state_square_w2, NULL)
+  for (int i = 0; i < 20; i++)
+    if (loss_step_forward(m, &in, &out)) { puts(loss_step_error(m)); return 1; }
+  FILE *file = fopen("after", "wb");
+  fwrite(out.w1, 4, 32, file), fwrite(out.b1, 4, 8, file), fwrite(out.w2, 4, 16, file), fwrite(&loss, 4, 1, file);
+  fclose(file);
+  loss_step_destroy(m);
+  return 0;
+}
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("make")), reason="an export is built by gcc and make")
+def test_a_model_trains_in_c(tmp_path: Path) -> None:
+    """Twenty steps of one function, in place, to the bits of Python."""
+    (tmp_path / "model.py").write_text(MODEL)
+    folder = tmp_path / "out"
+    assert main(["export", f"{tmp_path}/model.py:step", "--dims", "N=5", "-o", str(folder)]) == 0
+    (folder / "train.c").write_text(DRIVER)
+    given = batch(0, 5, np.float32)
+    start = weights(np.float32)
+    parameters = {"w1": start["w"][0], "b1": start["b"], "w2": start["w"][1]}
+    for name, x in {**given, **parameters}.items():
+        x.tofile(folder / name)
+    subprocess.run(["make", "-s", "-j2", "CC=gcc"], cwd=folder, check=True, env=os.environ)
+    checked = subprocess.run(["./loss_step_main"], cwd=folder, capture_output=True, text=True)
+    assert checked.returncode == 0 and checked.stdout.count("the same bits") == 11, checked.stdout
+    objects = [str(path) for path in folder.rglob("*.o") if path.name != "main.o"]
+    warned = ["-Wall", "-Wextra", "-Werror"]
+    subprocess.run(
+        ["gcc", "-O2", *warned, "train.c", *objects, "-pthread", "-lm", "-o", "train"], cwd=folder, check=True
+    )
+    subprocess.run(["./train"], cwd=folder, check=True)
+    namespace: Trees = {}
+    exec(MODEL, namespace)
+    step = namespace["step"]
+    state = step.init(parameters)
+    for _ in range(20):
+        loss, parameters, state = step(parameters, state, **given)
+    wanted = b"".join(parameters[name].tobytes() for name in ("w1", "b1", "w2")) + np.asarray(loss).tobytes()
+    assert (folder / "after").read_bytes() == wanted
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same_bits(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return all(map(_same_bits, a, b))
+    return np.asarray(a).tobytes() == np.asarray(b).tobytes()
