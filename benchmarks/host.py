@@ -69,9 +69,11 @@ class Driver:
     CUDARuntimeError = RuntimeError
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
     memcpyDefault, memcpyDeviceToHost, streamCaptureModeThreadLocal = 4, 2, 1
+    hostAllocPortable, hostAllocMapped = 1, 2
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
+        self._host: dict[int, Any] = {}
         self._launch = _empty_function()
         self._answers = {
             "getDeviceProperties": _ABOUT,
@@ -87,9 +89,23 @@ class Driver:
         self._launch(*args)
 
     def memcpyAsync(self, to: int, source: int, nbytes: int, *_: Any) -> None:
-        """The flag of a call without errors, at once."""
+        """Flags of calls without errors, at once, where they are what is copied to the host."""
         self.calls["memcpyAsync"] += 1
+        if to in self._host:
+            ctypes.memset(to, 255, nbytes)
+
+    def memcpy(self, to: int, source: int, nbytes: int, *_: Any) -> None:
+        self.calls["memcpy"] += 1
         ctypes.memset(to, 255, nbytes)
+
+    def hostAlloc(self, nbytes: int, _: int) -> int:
+        self.calls["hostAlloc"] += 1
+        memory = (ctypes.c_ubyte * nbytes)()
+        self._host[ctypes.addressof(memory)] = memory
+        return ctypes.addressof(memory)
+
+    def pointerGetAttributes(self, address: int) -> Any:
+        return SimpleNamespace(devicePointer=address)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         answer = self._answers.get(name, 0)
@@ -134,17 +150,12 @@ def cupy_of(driver: Driver) -> Any:
             at = next(addresses)
         return SimpleNamespace(ptr=at)
 
-    def pinned(nbytes: int) -> Any:
-        driver.calls["hostAlloc"] += 1
-        return bytearray(b"\xff" * nbytes)
-
     stream = SimpleNamespace(ptr=5)
     cuda = SimpleNamespace(
         runtime=driver,
         driver=driver,
         get_current_stream=lambda: stream,
         alloc=alloc,
-        alloc_pinned_memory=pinned,
         Event=lambda disable_timing: SimpleNamespace(ptr=3),
     )
     free = SimpleNamespace(free_bytes=lambda: 0)

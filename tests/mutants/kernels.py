@@ -430,6 +430,14 @@ MUTANTS = (
         ("test_gpu_in_memory",),
     ),
     Mutant(
+        "program-h.notify",
+        "templates/cuda/program.h",
+        "if (flag[GRADC_FLAG_NOTICE] != GRADC_FINE)",
+        "if (flag[GRADC_FLAG_NOTICE] == 0)",
+        "the host's word is not written: an error comes a block of calls too late",
+        ("test_gpu_in_memory -k when_a_bad_index",),
+    ),
+    Mutant(
         "exp-sums.rescale",
         "templates/cuda/exp_sums.h",
         "s.total.high *= factor, s.total.low *= factor;\n  gradc_add(s.total, high[0] + low[0]);",

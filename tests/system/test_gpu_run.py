@@ -128,8 +128,4 @@ def test_warm_calls_ask_little_of_the_driver(monkeypatch: pytest.MonkeyPatch) ->
         asked = record["driver calls"]
         assert record["waits"] == record["allocations"] == 0 and "eventQuery" not in asked, record
         assert asked["streamIsCapturing"] == 1 and asked["getDevice"] <= 3, record
-        assert (
-            asked.get("memsetAsync", 0)
-            == asked.get("eventRecord", 0)
-            == ("checked" in record["program"] or "sorted" in record["program"])
-        )
+        assert asked.keys().isdisjoint(("memsetAsync", "memcpyAsync", "eventRecord")), record

@@ -151,8 +151,8 @@ class Device(Protocol):
         :raises OutOfMemory: there is not enough memory.
         """
 
-    def pinned(self, nbytes: int) -> Array:
-        """Pinned host memory (u8), which the device can write asynchronously."""
+    def mapped(self, nbytes: int) -> tuple[Array, int]:
+        """Host memory (u8) that the device can write, for as long as the process lives, and its address there."""
 
     def free(self) -> int:
         """The approximate number of bytes that ``memory`` can still allocate."""

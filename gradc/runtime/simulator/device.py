@@ -186,8 +186,9 @@ class Simulator:
         array = array[-array.ctypes.data % 256 :][:nbytes]
         return HostMemory(array, array.ctypes.data + self.offset)
 
-    def pinned(self, nbytes: int) -> Array:
-        return np.zeros(nbytes, np.uint8)
+    def mapped(self, nbytes: int) -> tuple[Array, int]:
+        array = np.zeros(nbytes, np.uint8)
+        return array, array.ctypes.data
 
     def free(self) -> int:
         return available().left
@@ -201,7 +202,7 @@ class Simulator:
         self.ask(stream, work)
 
     def own(self, address: int) -> int:
-        """The device address of an address of pinned host or device memory."""
+        """The device address of an address of mapped host or device memory."""
         return address if address >= self.offset else address + self.offset
 
     def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
