@@ -336,7 +336,7 @@ MUTANTS = (
     Mutant(
         "matmul-cu.add",
         "templates/cuda/matmul.cu",
-        "add ? To::load(*to) + sums[i] : sums[i]",
+        "add ? To::load(*to) + sum : sum",
         "sums[i]",
         "a block of rows forgets what those before it have added",
         ("test_products -k added",),

@@ -111,6 +111,7 @@ class Product:
 
     :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
     :param add: whether it is added to what is there.
+    :param bias: a row that is added to each row before it is rounded.
     """
 
     a: Strided
@@ -118,6 +119,7 @@ class Product:
     out: Strided
     site: int
     add: bool = False
+    bias: Part | None = None
 
 
 @dataclass(frozen=True)

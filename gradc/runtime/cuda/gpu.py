@@ -422,12 +422,12 @@ class Gpu:
         return out
 
     def product(
-        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0
+        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
     ) -> Callable[[int], None]:
         with held_off:
             from . import cublas
 
-        return cublas.prepared(self.description.number, library, a, b, out, workspace, pointers)
+        return cublas.prepared(self.description.number, library, a, b, out, workspace, pointers, bias)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,8 @@ def product(device: Device, plan: LaunchPlan, action: Library, roots: Roots) -> 
     a, b = (span_of(side.part, roots).address + side.skipped for side in (p.a, p.b))
     workspace = span_of(plan.library, roots)
     pointers = span_of(action.pointers, roots).address if action.pointers is not None else 0
-    return device.product(action, a, b, out.address, workspace, pointers)
+    bias = span_of(p.bias, roots).address if p.bias is not None else 0
+    return device.product(action, a, b, out.address, workspace, pointers, bias)
 
 
 class StepByStep:
@@ -181,5 +182,5 @@ class PackedPlan:
 
 
 def _parts(plan: LaunchPlan, action: Library) -> list[Part]:
-    sides = (action.product.a, action.product.b, action.product.out)
-    return [*(s.part for s in sides), plan.library]
+    p = action.product
+    return [p.a.part, p.b.part, p.out.part, *([p.bias] if p.bias is not None else []), plan.library]
