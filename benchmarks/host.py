@@ -51,13 +51,18 @@ def _empty_function() -> Any:
 
 def cublas_of() -> Any:
     """cuBLAS's functions with their parameters, which do nothing and give 0 (as ``pthread_condattr_destroy`` does);
-    ctypes converts their arguments as it does for cuBLAS.
+    ctypes converts their arguments as it does for cuBLAS.  cuBLASLt's has an algorithm for every product.
     """
-    made = {}
-    for name, types in cublas._SIGNATURES.items():
+    made: dict[str, Any] = {}
+    for name, types in (cublas._SIGNATURES | cublas._LT_SIGNATURES).items():
         made[name] = ctypes.CDLL(None)["pthread_condattr_destroy"]  # indexing gives a new function each time
         made[name].argtypes = [cublas._KINDS[letter] for letter in types.split()]
-    return SimpleNamespace(**made)
+
+    def heuristic(*given: int) -> int:
+        ctypes.c_int.from_address(given[-1]).value = 1
+        return 0
+
+    return SimpleNamespace(**made | {"cublasLtMatmulAlgoGetHeuristic": heuristic})
 
 
 class Driver:
@@ -69,9 +74,11 @@ class Driver:
     CUDARuntimeError = RuntimeError
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
     memcpyDefault, memcpyDeviceToHost, streamCaptureModeThreadLocal = 4, 2, 1
+    hostAllocPortable, hostAllocMapped = 1, 2
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
+        self._host: dict[int, Any] = {}
         self._launch = _empty_function()
         self._answers = {
             "getDeviceProperties": _ABOUT,
@@ -87,9 +94,23 @@ class Driver:
         self._launch(*args)
 
     def memcpyAsync(self, to: int, source: int, nbytes: int, *_: Any) -> None:
-        """The flag of a call without errors, at once."""
+        """Flags of calls without errors, at once, where they are what is copied to the host."""
         self.calls["memcpyAsync"] += 1
+        if to in self._host:
+            ctypes.memset(to, 255, nbytes)
+
+    def memcpy(self, to: int, source: int, nbytes: int, *_: Any) -> None:
+        self.calls["memcpy"] += 1
         ctypes.memset(to, 255, nbytes)
+
+    def hostAlloc(self, nbytes: int, _: int) -> int:
+        self.calls["hostAlloc"] += 1
+        memory = (ctypes.c_ubyte * nbytes)()
+        self._host[ctypes.addressof(memory)] = memory
+        return ctypes.addressof(memory)
+
+    def pointerGetAttributes(self, address: int) -> Any:
+        return SimpleNamespace(devicePointer=address)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         answer = self._answers.get(name, 0)
@@ -134,17 +155,12 @@ def cupy_of(driver: Driver) -> Any:
             at = next(addresses)
         return SimpleNamespace(ptr=at)
 
-    def pinned(nbytes: int) -> Any:
-        driver.calls["hostAlloc"] += 1
-        return bytearray(b"\xff" * nbytes)
-
     stream = SimpleNamespace(ptr=5)
     cuda = SimpleNamespace(
         runtime=driver,
         driver=driver,
         get_current_stream=lambda: stream,
         alloc=alloc,
-        alloc_pinned_memory=pinned,
         Event=lambda disable_timing: SimpleNamespace(ptr=3),
     )
     free = SimpleNamespace(free_bytes=lambda: 0)
@@ -159,6 +175,7 @@ def replaced(driver: Driver) -> list[tuple[Any, str, Any]]:
         (gpu, "count", lambda: 1),
         (gpu.Gpu, "load", _load),
         (cublas, "_library", lambda: blas),
+        (cublas, "_lt", lambda: blas),
         (cublas, "_handles", {}),
     ]
 
@@ -212,15 +229,17 @@ def adam(count: int) -> Any:
     return gradc.trace(function, lr="f32[]", **{f"{name}{i}": "f32[64]" for name in "pgmv" for i in range(count)})
 
 
-def perceptron(layers: int) -> Any:
-    """``layers`` products, and a kernel behind each."""
+def perceptron(layers: int, bias: bool = False) -> Any:
+    """``layers`` products, and a kernel behind each; or with a bias and without a kernel."""
 
-    def function(x: Any, **weights: Any) -> Any:
-        for weight in weights.values():
-            x = ops.tanh(ops.linear(x, weight))
+    def function(x: Any, **given: Any) -> Any:
+        for i in range(layers):
+            y = ops.linear(x, given[f"w{i}"], given.get(f"b{i}"))
+            x = y if bias else ops.tanh(y)
         return x
 
-    return gradc.trace(function, x="bf16[64,64]", **{f"w{i}": "bf16[64,64]" for i in range(layers)})
+    types = {f"w{i}": "bf16[64,64]" for i in range(layers)}
+    return gradc.trace(function, x="bf16[64,64]", **types, **{f"b{i}": "bf16[64]" for i in range(layers) if bias})
 
 
 def programs() -> dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, Any]]]]:
@@ -237,7 +256,9 @@ def programs() -> dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, 
     t, w, dy = new((20000,), np.int64), new((1 << 20, 64)), new((20000, 64))
     _, residuals = rows.forward(t=t, w=w)
     layers = gradc.compile(perceptron(16), target="cuda", arch="sm_90")
+    biased = gradc.compile(perceptron(16, bias=True), target="cuda", arch="sm_90")
     matrices = {n: new((64, 64), BF16.np) for n in ("x", *(f"w{i}" for i in range(16)))}
+    with_biases = matrices | {f"b{i}": new((64,), BF16.np) for i in range(16)}
     states = {f"{name}{i}": new((64,)) for name in "pgmv" for i in range(8)}
     return {
         "one launch": (one, lambda _: {"x": x}),
@@ -245,6 +266,7 @@ def programs() -> dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, 
         "embedding forward, checked": (rows, lambda _: {"t": t, "w": w}),
         "embedding backward, sorted": (lambda **_: rows.backward(residuals, dy), lambda _: {}),
         "16 products and kernels": (layers, lambda _: matrices),
+        "16 products with a bias": (biased, lambda _: with_biases),
         "Adam, 8 parameters": (step, lambda number: {"lr": 1e-3 / (1 + number), **states}),
         **of_torch(one, rows),
     }

@@ -48,6 +48,7 @@ from .passes.program.align_rows import align_rows
 from .passes.program.choose_reduction import choose_reduction
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.copy_donated import copy_donated
+from .passes.program.fuse_bias import fuse_bias
 from .passes.program.fuse_copies import fuse_copies
 from .passes.program.inline_constants import inline_constants
 from .passes.program.interchange import gathers_elements, interchange
@@ -278,6 +279,7 @@ def kernels(
         program = run(inline_constants, program)
         if _blocks_rows(options):
             program = run(block_batch, program, dims=_hints(options))
+            program = run(fuse_bias, program)
     if target == "cpu":
         reorder = options.numerics != "strict"
         if reorder and options.fuse:

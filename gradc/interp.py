@@ -415,6 +415,8 @@ def _run_call(step: Call, memory: _Memory) -> None:
     arrays = [seen(operand, own) for operand, own in zip(step.args, step.views, strict=True)]
     shape = tuple(sizes[axis] for axis in step.result_axes)
     value = op.reference(*map(_widened, arrays), **op.attributes(shape))
+    if step.bias:
+        value = value + _widened(memory.read(step.bias.buffer))
     window = []
     for index in step.out.index:
         start = evaluate(index.const, memory.bindings)

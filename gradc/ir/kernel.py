@@ -344,6 +344,8 @@ class Call:
     them.
 
     :param add: in a :class:`Loop`, the result is added to what the blocks before it left (``c[m, n] += matmul ...``).
+    :param bias: of a contraction, a vector that is added to each row before the result is rounded: ``c[m, n] <- matmul
+        a[m, k], b[k, n] + v[n]``.
     """
 
     name: str
@@ -354,6 +356,7 @@ class Call:
     note: Note = field(default=Note(), compare=False)
     add: bool = False
     parts: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
+    bias: Operand | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -367,9 +370,11 @@ class Call:
 
     @property
     def operands(self) -> Iterator[Operand]:
-        """The operands it reads; an operand's scale follows it."""
+        """The operands it reads; an operand's scale follows it, and the bias all others."""
         for arg in self.args:
             yield from (arg, arg.scale) if arg.scale else (arg,)
+        if self.bias:
+            yield self.bias
 
     @property
     def accesses(self) -> list[Operand]:
@@ -408,14 +413,16 @@ class Call:
             return tuple((axis, substitute(size, values)) for axis, size in axes)
 
         parts = tuple((axis, of_axes(own)) for axis, own in self.parts)
-        return replace(self, axes=of_axes(self.axes), out=of(self.out), args=tuple(map(of, self.args)), parts=parts)
+        args, bias = tuple(map(of, self.args)), of(self.bias) if self.bias else None
+        return replace(self, axes=of_axes(self.axes), out=of(self.out), args=args, parts=parts, bias=bias)
 
     def __str__(self) -> str:
         args, arrow = ", ".join(map(str, self.args)), "+=" if self.add else "<-"
         axes = f"axes({format_axes(self.axes)})"
         if self.parts:
             axes += f" parts({', '.join(f'{axis}: ({format_axes(own)})' for axis, own in self.parts)})"
-        return f"call @{self.name} {axes} {self.out} {arrow} {self.op} {args}{format_note(self.note)}"
+        bias = f" + {self.bias}" if self.bias else ""
+        return f"call @{self.name} {axes} {self.out} {arrow} {self.op} {args}{bias}{format_note(self.note)}"
 
 
 @dataclass(frozen=True)

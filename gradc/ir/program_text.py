@@ -301,8 +301,9 @@ def _call(reader: Reader) -> Call:
         args.append(
             replace(operand, scale=replace(scale, per=_read_axes(reader)) if scale and reader.maybe("per") else scale)
         )
+    bias = _access(reader, known) if reader.maybe("+") else None
     reader.finish()
-    return Call(name, op, axes, out, tuple(args), reader.note(), add, parts)
+    return Call(name, op, axes, out, tuple(args), reader.note(), add, parts, bias)
 
 
 def _parts(reader: Reader) -> tuple[tuple[str, tuple[Axis, ...]], ...]:

@@ -474,6 +474,8 @@ class _CallCheck(_StepCheck):
             self.access(operand, known)
         if op.contraction:
             self.contracted(call)
+        if call.bias:
+            self.biased(call, call.bias, op)
         self.typed(call, op)
         self.written(call.reads, written)
         self.writable(call.out.buffer)
@@ -538,6 +540,18 @@ class _CallCheck(_StepCheck):
             begun = begun or bool(index.terms)
         found = [v for i in call.out.index for v, _ in i.terms]
         return sorted(found) == sorted(call.result_axes) and found[-1:] == call.result_axes[-1:]
+
+    def biased(self, call: Call, bias: Operand, op: Library) -> None:
+        """A bias is a vector along the columns of the whole result, in its dtype."""
+        if not op.contraction or call.add or self.loop:
+            self.wrong("only a product outside of loops has a bias", f"{bias.buffer}[")
+        along = [i.variable for i in bias.index]
+        if along != call.result_axes[-1:] or [i.variable for i in call.out.index][-1:] != along:
+            self.wrong(f"a bias goes along {call.result_axes[-1]}, the columns of the result", f"{bias.buffer}[")
+        wanted = Type(self.program.buffer[call.out.buffer].type.dtype, (dict(call.axes)[call.result_axes[-1]],))
+        given = self.program.buffer[bias.buffer].type
+        if given.dtype is not wanted.dtype or not same(given.shape[0], wanted.shape[0]):
+            self.wrong(f"the bias {bias.buffer} is {given}, not {wanted}", f"{bias.buffer}[")
 
     def contracted(self, call: Call) -> None:
         """Operands that are converted and scaled as they are read."""

@@ -1,12 +1,12 @@
 /* A matrix product of any strides, for what the library does not take: out[m, n] = sum over k of a[m, k] * b[k, n], for each
  * place of a batch with two axes.  A block of 256 threads has 32 x 32 elements of the result and goes along k in steps of 32;
- * what lies outside is 0 on both sides, so that it adds 0 * 0.  With `add` the product is added to what is there.  From and To
- * say how an element is stored, To what is added up. */
+ * what lies outside is 0 on both sides, so that it adds 0 * 0.  With `add` the product is added to what is there, `bias` to
+ * each of its rows.  From and To say how an element is stored, To what is added up. */
 
 template <class From, class To>
 GRADC_FN void gradc_matmul(const typename From::stored *a, const typename From::stored *b, typename To::stored *out, i64 m, i64 n, i64 k, i64 count1,
                            i64 a_m, i64 a_k, i64 b_k, i64 b_n, i64 a_0, i64 b_0, i64 out_0, i64 a_1, i64 b_1, i64 out_1,
-                           i64 out_m, i64 add) {
+                           i64 out_m, const typename To::stored *bias, i64 add) {
   __shared__ typename To::sum left[32][33];
   __shared__ typename To::sum right[32][33];
   const i64 across = (n + 31) / 32, tiles = across * ((m + 31) / 32);
@@ -33,6 +33,7 @@ GRADC_FN void gradc_matmul(const typename From::stored *a, const typename From::
     const i64 row = from_row + y + 8 * i;
     if (row >= m || column >= n) continue;
     typename To::stored *const to = out + row * out_m + column;
-    *to = To::store(add ? To::load(*to) + sums[i] : sums[i]);
+    const typename To::sum sum = bias ? sums[i] + To::load(bias[column]) : sums[i];
+    *to = To::store(add ? To::load(*to) + sum : sum);
   }
 }

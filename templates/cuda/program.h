@@ -12,11 +12,19 @@ typedef i32 ix;
 #endif
 
 /* ---- Bad indices ---------------------------------------------------------------------------------------------------------
- * flag[3 + s]: the position of the lowest bad element that check s has found, all ones while there is none.  flag[0] to [2]: what
+ * flag[4 + s]: the position of the lowest bad element that check s has found, all ones while there is none.  flag[0] to [2]: what
  * went wrong at one position, its value and bound.  A kernel that follows `site` checks writes nothing if one of them has found
- * something; a check has a word of its own, so that none stops itself half-way. */
+ * something; a check has a word of its own, so that none stops itself half-way.
+ * flag[3]: the address of a word of host memory to be written where something is found, or all ones.  The host polls it, and waits
+ * for the device before it reads anything else: the store needs system scope, which volatile has, and no order. */
 #define GRADC_FINE (~0ull)
-enum { GRADC_FLAG_WORDS = 3 };
+enum { GRADC_FLAG_NOTICE = 3, GRADC_FLAG_WORDS = 4 };
+
+#ifdef GRADC_CUDA_SIM
+SIM_UNSEEN static __attribute__((unused)) void gradc_notify(volatile u64 *host) { *host = 1; } /* it is in no array of a launch */
+#else
+GRADC_FN void gradc_notify(volatile u64 *host) { *host = 1; }
+#endif
 
 GRADC_FN bool gradc_stopped(const u64 *flag, i64 site) {
   bool stopped = false;
@@ -26,8 +34,10 @@ GRADC_FN bool gradc_stopped(const u64 *flag, i64 site) {
 
 /* aux: what a launch is asked for.  position + 1 writes down what stands at a bad position; what is not above 0 is a plain run. */
 GRADC_FN void gradc_report(u64 *flag, i64 site, i64 aux, i64 code, i64 position, i64 value, i64 bound) {
-  if (aux <= 0) atomicMin((unsigned long long *)&flag[GRADC_FLAG_WORDS + site], (unsigned long long)position);
-  else if (position == aux - 1) flag[0] = (u64)code, flag[1] = (u64)value, flag[2] = (u64)bound;
+  if (aux <= 0) {
+    atomicMin((unsigned long long *)&flag[GRADC_FLAG_WORDS + site], (unsigned long long)position);
+    if (flag[GRADC_FLAG_NOTICE] != GRADC_FINE) gradc_notify((volatile u64 *)flag[GRADC_FLAG_NOTICE]);
+  } else if (position == aux - 1) flag[0] = (u64)code, flag[1] = (u64)value, flag[2] = (u64)bound;
 }
 
 #ifdef GRADC_CUDA_SIM

@@ -116,18 +116,19 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> Blas:
     monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(1))
 
     def multiply(
-        self: Simulator, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
-    ) -> None:
+        self: Simulator, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0,
+        pointers: int = 0, bias: int = 0,
+    ) -> None:  # fmt: skip
         p = library.product
         there = self.bytes_at(out, p.out.part.nbytes)
         before = there.copy()
-        simulated(self, library, a, b, out, workspace, stream, pointers)  # which looks at the addresses, too
+        simulated(self, library, a, b, out, workspace, stream, pointers, bias)  # which looks at the addresses, too
         if not p.add:
             views(p, *(self.bytes_at(at - o.skipped, o.part.nbytes) for at, o in ((a, p.a), (b, p.b))), before)[2][
                 ...
             ] = -7
         there[:] = before
-        cublas.prepared(0, library, a, b, out, workspace, pointers)(stream)
+        cublas.prepared(0, library, a, b, out, workspace, pointers, bias)(stream)
 
     monkeypatch.setattr(Simulator, "multiply", multiply)
     monkeypatch.setenv("GRADC_SIM_CHECK", "1")

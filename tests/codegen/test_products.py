@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradc.codegen.cuda.actions import Part, Product, Strided
+from gradc.codegen.cuda.actions import FLAG_WORDS, Part, Product, Strided
 from gradc.codegen.cuda.library_products import library_of
 from gradc.codegen.cuda.products import launches_of, matmul_text
 from gradc.codegen.cuda.render import prelude
@@ -28,7 +28,7 @@ WIDENED = (("f16", "f32"), ("bf16", "f32"))
 """The dtypes of operands and of a wider product."""
 KINDS = (*((name, name) for name in MULTIPLIED), *WIDENED)
 TEXT = prelude() + matmul_text(KINDS)
-FINE = np.full(4, 2**64 - 1, np.uint64)
+FINE = np.full(FLAG_WORDS + 1, 2**64 - 1, np.uint64)
 U64 = np.dtype(np.uint64)
 
 
@@ -143,7 +143,7 @@ def test_batches_of_any_strides(device: Simulator, shape: tuple[int, ...]) -> No
 
 def test_a_product_of_ours_stops_behind_a_check(device: Simulator) -> None:
     flag = FINE.copy()
-    flag[3] = 5
+    flag[FLAG_WORDS] = 5
     a, b = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32)
     untouched = Simulator(TEXT)
     assert (multiplied(untouched, a, b, flag, 1) == 7).all()
@@ -168,6 +168,8 @@ def test_the_check_sees_a_product_out_ofbyte_bounds(device: Simulator) -> None:
         1,
         *[0] * 6,
         4,
+        span(out[:0]),
+        0,
         0,
         span(FINE),
         0,
@@ -191,7 +193,7 @@ def test_additions(name: str) -> None:
     add(device, to, more, span(FINE), 1, 0)
     assert np.array_equal(to.view(np.uint8), wanted.view(np.uint8))
     flag = FINE.copy()
-    flag[3] = 0
+    flag[FLAG_WORDS] = 0
     add(device, to, more, span(flag), 1, 0)
     assert np.array_equal(to.view(np.uint8), wanted.view(np.uint8)), "a check has found something"
 

@@ -336,7 +336,7 @@ MUTANTS = (
     Mutant(
         "matmul-cu.add",
         "templates/cuda/matmul.cu",
-        "add ? To::load(*to) + sums[i] : sums[i]",
+        "add ? To::load(*to) + sum : sum",
         "sums[i]",
         "a block of rows forgets what those before it have added",
         ("test_products -k added",),
@@ -428,6 +428,14 @@ MUTANTS = (
         "",
         "what was put by before a product is put back where no check has found anything: the product is lost",
         ("test_gpu_in_memory",),
+    ),
+    Mutant(
+        "program-h.notify",
+        "templates/cuda/program.h",
+        "if (flag[GRADC_FLAG_NOTICE] != GRADC_FINE)",
+        "if (flag[GRADC_FLAG_NOTICE] == 0)",
+        "the host's word is not written: an error comes a block of calls too late",
+        ("test_gpu_in_memory -k when_a_bad_index",),
     ),
     Mutant(
         "exp-sums.rescale",

@@ -22,6 +22,22 @@ MUTANTS = (
         ("test_rounded_products",),
     ),
     Mutant(
+        "fuse_bias.readers",
+        "gradc/passes/program/fuse_bias.py",
+        "kernel = readers[0] if len(readers) == 1 else None",
+        "kernel = readers[0] if readers else None",
+        "a product has a bias for all of its readers",
+        ("test_fuse_bias -k which_products",),
+    ),
+    Mutant(
+        "fuse_bias.places",
+        "gradc/passes/program/fuse_bias.py",
+        "alike and whole and same_rows and same_places else None",
+        "alike and whole and same_rows else None",
+        "a bias is added where a kernel moves the product, too",
+        ("test_fuse_bias -k which_products",),
+    ),
+    Mutant(
         "loops.copies-rows",
         "gradc/passes/loops/copies.py",
         "or order[-1:] != (len(order) - 1,) or epilogue",

@@ -370,6 +370,60 @@ def test_when_a_bad_index_is_raised(what: str, device: type[InMemory]) -> None:
     module.synchronize()
 
 
+def test_bad_calls_among_good_ones(device: type[InMemory], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two streams, of forward and backward, through several blocks of flags: each bad call is raised once, in order
+    and with its value; all others are right; a call without errors submits launches alone, and no call waits.
+    """
+    asked: list[str] = []
+    for name in ("fill", "copy", "event"):
+        original = getattr(InMemory, name)
+        monkeypatch.setattr(
+            InMemory, name, lambda *a, _name=name, _original=original, **k: (asked.append(_name), _original(*a, **k))[1]
+        )
+    graph = gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,D]")
+    module = gradc.compile(graph, wrt=["w"], target="cuda", reductions={"*": "segmented"})
+    w, dy = np.arange(24, dtype=np.float32).reshape(12, 2), to_cupy(np.ones((4, 2), np.float32))
+    table, kept, found = to_cupy(w), [], []
+    places = {5: 12, 31: -1, 32: 99, 63: 13, 64: 14}
+    for number in range(80):
+        t = np.arange(4) + number % 9
+        if number in places:
+            t[2] = places[number]
+        tokens = to_cupy(t)
+        kept.append(tokens)  # the value of a bad index is read from it
+        y, residuals = module.forward(t=tokens, w=table, stream=number % 2 * 7)
+        found.append((t, y))
+        if number not in places:
+            module.backward(residuals, dy, stream=number % 2 * 7)
+    assert device.waits == 0 and asked == ["copy"] * 4, "more than one block of calls on each stream, twice"
+    device.drain()
+    for number, value in places.items():
+        with pytest.raises(IndexOutOfRange, match=f"index {value} at position 2 of 't'"):
+            module.forward(t=kept[0], w=table)
+        assert (found[number][0] == host(kept[number])).all()
+    module.synchronize()
+    for number, (t, y) in enumerate(found):
+        if number not in places:
+            agree(y, w[t])
+
+
+def test_the_flag_of_a_call_that_fails_to_start_is_given_back(device: type[InMemory]) -> None:
+    module = gradc.compile(GRAPH, target="cuda")
+    arrays = {k: to_cupy(v) for k, v in given().items()}
+    wanted = host(module(**arrays))
+    name = next(iter(module.forward.kernels))
+    for _ in range(100):
+        device.fails = name
+        with pytest.raises(DeviceError, match="illegal memory access"):
+            module(**arrays)
+        device.fails = ""
+    agree(module(**arrays), wanted)
+    pool = module.forward.native._flags
+    assert len(pool._used) + len(pool._free) <= 4
+    module.synchronize()
+    assert not pool._used
+
+
 def test_ascending(device: type[InMemory]) -> None:
     module = gradc.compile(
         gradc.trace(lambda w, t, o: ops.embedding_bag(t, w, o), t="i64[N]", o="i64[B]", w="f32[V,D]"), target="cuda"

@@ -123,13 +123,9 @@ def test_warm_calls_ask_little_of_the_driver(monkeypatch: pytest.MonkeyPatch) ->
         *records, _ = host.measured(driver)
     finally:
         gpu._description.cache_clear()
-    assert sum("torch" in record["program"] for record in records) == 5 and len(records) == 11
+    assert sum("torch" in record["program"] for record in records) == 5 and len(records) == 12
     for record in records:
         asked = record["driver calls"]
         assert record["waits"] == record["allocations"] == 0 and "eventQuery" not in asked, record
         assert asked["streamIsCapturing"] == 1 and asked["getDevice"] <= 3, record
-        assert (
-            asked.get("memsetAsync", 0)
-            == asked.get("eventRecord", 0)
-            == ("checked" in record["program"] or "sorted" in record["program"])
-        )
+        assert asked.keys().isdisjoint(("memsetAsync", "memcpyAsync", "eventRecord")), record

@@ -125,6 +125,8 @@ def product_call(
     dtype = program.buffer[call.out.buffer].type.dtype
     if dtype not in (F32, F64):
         raise Unsupported(f"a matrix product in {dtype} on the cpu")
+    if call.bias:
+        raise Unsupported("a matrix product with a bias on the cpu")
     stored = [v for i in call.out.index for v, _ in i.terms]
     if stored != call.result_axes or not same(program.buffer[call.out.buffer].type.shape[-1], sizes[n]):
         raise Unsupported(

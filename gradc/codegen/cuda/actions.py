@@ -18,8 +18,10 @@ from ..text import enumerators
 
 WORKSPACE, FLAG = ".workspace", ".flag"
 """Roots of memory that no buffer names."""
-FLAG_WORDS = enumerators("cuda/program.h")["GRADC_FLAG_WORDS"]
-"""Words of the flag before the first check's: what went wrong, the value, the bound."""
+FLAG_NOTICE, FLAG_WORDS = (enumerators("cuda/program.h")[f"GRADC_FLAG_{name}"] for name in ("NOTICE", "WORDS"))
+"""The flag's word with the address of the host's, and its words before the first check's: what went wrong, the value,
+the bound, and that.
+"""
 ALIGN = enumerators("cuda/program.h")["GRADC_ALIGN"]
 """Bytes that the beginnings of a workspace's arrays are multiples of."""
 U8, U32, U64 = (np.dtype(t) for t in (np.uint8, np.uint32, np.uint64))
@@ -109,6 +111,7 @@ class Product:
 
     :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
     :param add: whether it is added to what is there.
+    :param bias: a row that is added to each row before it is rounded.
     """
 
     a: Strided
@@ -116,6 +119,7 @@ class Product:
     out: Strided
     site: int
     add: bool = False
+    bias: Part | None = None
 
 
 @dataclass(frozen=True)

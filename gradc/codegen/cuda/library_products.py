@@ -15,6 +15,8 @@ from .library_time import is_aligned, library_seconds
 
 LIBRARY = {*((name, name) for name in ("f16", "bf16", "f32", "f64")), ("f16", "f32"), ("bf16", "f32")}
 """What cuBLAS multiplies, to our rules of rounding."""
+LIBRARY_BIAS = {(name, name) for name in ("f16", "bf16", "f32")}
+"""What cuBLASLt adds a bias to, one matrix at a time."""
 _MOST = 2**31 - 1
 
 
@@ -22,7 +24,10 @@ def library_of(product: Product) -> Library | None:
     """The calls of cuBLAS, or None: it does not take such strides or sizes."""
     *_, m, n = product.out.shape
     k = product.a.shape[-1]
-    if (dtype_of(product.a.part.dtype).name, dtype_of(product.out.part.dtype).name) not in LIBRARY:
+    kinds = dtype_of(product.a.part.dtype).name, dtype_of(product.out.part.dtype).name
+    if kinds not in LIBRARY:
+        return None
+    if product.bias is not None and (kinds not in LIBRARY_BIAS or k == 0 or len(product.out.shape) > 2):
         return None
     axes = merged(product)
     longest = max(axes, key=lambda axis: axis[0], default=(1, (0, 0, 0)))
@@ -101,13 +106,16 @@ def _parts(library: Library) -> Iterator[Product]:
         yield _columns(product, columns, library.n)
         product = _columns(product, 0, columns)
     if 0 < summed < library.k and dtype_of(product.out.part.dtype) is not F16:
-        yield _summed(product, summed, library.k)
+        yield replace(_summed(product, summed, library.k), bias=None)
         product = replace(_summed(product, 0, summed), add=True)
     yield product
 
 
 def _columns(p: Product, start: int, end: int) -> Product:
-    return replace(p, b=p.b.between(-1, start, end), out=p.out.between(-1, start, end).trimmed)
+    bias = p.bias
+    if bias is not None:
+        bias = replace(bias, start=bias.start + start * bias.dtype.itemsize, count=end - start)
+    return replace(p, b=p.b.between(-1, start, end), out=p.out.between(-1, start, end).trimmed, bias=bias)
 
 
 def _summed(p: Product, start: int, end: int) -> Product:

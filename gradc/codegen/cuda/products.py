@@ -41,7 +41,7 @@ from .actions import (
     Strided,
     align,
 )
-from .library_products import LIBRARY, library_of, merged, side_of, with_aligned_ends
+from .library_products import LIBRARY, LIBRARY_BIAS, library_of, merged, side_of, with_aligned_ends
 from .support import AXES, blocks, element, merged_axes, packing
 
 Array = np.ndarray[Any, Any]
@@ -63,7 +63,8 @@ POINTER_AXES = 3
 def product_of(plan: Plan, call: Call, number: int) -> Product:
     """A call's matrix product."""
     a, b = (plan.view(call, operand, axes) for operand, axes in zip(call.args, call.views, strict=True))
-    return Product(a, b, plan.result(call), plan.site(number), call.add)
+    bias = plan.part(call.bias.buffer) if call.bias else None
+    return Product(a, b, plan.result(call), plan.site(number), call.add, bias)
 
 
 @dataclass(frozen=True)
@@ -259,12 +260,14 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
         out = replace(out, start=out.start + to * out.dtype.itemsize, count=out.count - to)
         sizes = (product.a.start + from_a, product.b.start + from_b, m, n, k, second[0])
         steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1], product.out.strides[-2]]
+        bias = product.bias or replace(out, count=0)
+        more = (bias, int(product.bias is not None), int(product.add), flag, product.site)
         launches.append(
             Launch(
                 _function(dtype_of(product.a.part.dtype), dtype_of(out.dtype)),
                 blocks,
                 THREADS,
-                (product.a.part, product.b.part, out, *sizes, *steps, int(product.add), flag, product.site),
+                (product.a.part, product.b.part, out, *sizes, *steps, *more),
                 (2,),
             )
         )
@@ -283,12 +286,16 @@ def _view(operand: Strided, memory: Array) -> Array:
     return np.lib.stride_tricks.as_strided(part, operand.shape, [s * part.itemsize for s in operand.strides])
 
 
-def multiplied(a: Array, b: Array, dtype: np.dtype[Any], more: Array | None = None) -> Array:
-    """``a @ b`` (+ ``more``) as the library does it: short floats are added up in f32, and it is rounded once."""
+def multiplied(a: Array, b: Array, dtype: np.dtype[Any], more: Array | None = None, bias: Array | None = None) -> Array:
+    """``a @ b`` (+ ``more``) (+ ``bias``, a row) as the library does it: short floats are added up in f32, and it is
+    rounded once.
+    """
     with np.errstate(all="ignore"):
         narrow = dtype_of(a.dtype).is_float and a.itemsize < 4
         a, b = (x.astype(np.float32) if narrow else x for x in (a, b))
-        total = np.matmul(a, b) if more is None else np.matmul(a, b) + more.astype(a.dtype)
+        total = np.matmul(a, b)
+        for term in (more, bias):
+            total = total if term is None else total + term.astype(a.dtype)
         return np.asarray(total.astype(dtype))
 
 
@@ -350,14 +357,13 @@ def _entry(read: DType, written: DType) -> str:
     strides = ", ".join(f"i64 {name}" for name in _STRIDES)
     arguments = ", ".join(_STRIDES)
     sizes = "i64 from_a, i64 from_b, i64 m, i64 n, i64 k, i64 count1"
-    declared = (
-        f"const {ctype} *a, const {ctype} *b, {result} *out, {sizes}, {strides}, i64 add, const u64 *flag, i64 site"
-    )
+    more = f"const {result} *bias, i64 biased, i64 add, const u64 *flag, i64 site"
+    declared = f"const {ctype} *a, const {ctype} *b, {result} *out, {sizes}, {strides}, {more}"
     head = f'extern "C" __global__ void __launch_bounds__(256) {_function(read, written)}({declared})'
     kinds = f"gradc_element_{read.name}, gradc_element_{written.name}"
     return f"""{head} {{
   if (gradc_stopped(flag, site)) return;
-  gradc_matmul<{kinds}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments}, add);
+  gradc_matmul<{kinds}>(a + from_a, b + from_b, out, m, n, k, count1, {arguments}, biased ? bias : nullptr, add);
 }}"""
 
 
@@ -367,6 +373,8 @@ _STRIDES = ("a_m", "a_k", "b_k", "b_n", "a_0", "b_0", "out_0", "a_1", "b_1", "ou
 def _library_surely(program: Program, call: Call) -> bool:
     """Whether the library takes a product whatever its sizes."""
     if _kinds(program, call) not in LIBRARY:
+        return False
+    if call.bias and (_kinds(program, call) not in LIBRARY_BIAS or len(call.result_axes) > 2):
         return False
     sizes = dict(call.axes)
     *_, m, inner = call.views[0]
@@ -380,7 +388,7 @@ def _library_surely(program: Program, call: Call) -> bool:
     if isinstance(inner_size, int) and inner_size > 0:
         return True
     # a sum over nothing is written as the zeros of a whole buffer
-    return same(product(program.buffer[call.out.buffer].type.shape), result)
+    return not call.bias and same(product(program.buffer[call.out.buffer].type.shape), result)
 
 
 def _one_axis(program: Program, call: Call) -> bool:

@@ -31,7 +31,7 @@ from .device import Device
 from .numbers import Numbers
 from .on_device import DeviceArray, DeviceArrays, check_addable
 from .pending import DeferredCheck
-from .programs import Arrays, CudaProgram, CudaSource, Submission
+from .programs import Again, CudaProgram, CudaSource, Submission
 from .repeated import Repeated, RepeatedCalls
 
 if TYPE_CHECKING:
@@ -72,32 +72,26 @@ class CudaBackend(Backend):
                 f"{self.program.name} is called on a stream that is being captured, where nothing can be allocated:"
                 f" workspace= of {plan.workspace} bytes is needed"
             )
-        started = self.start(call, workspace)
-        if call.captured:
-            return None  # the error flag stays in the workspace
+        if call.captured or self.waits or not plan.checks:  # an error flag stays in the workspace
+            started = self.start(call, workspace)
+            if self.waits and not call.captured:
+                self.finish(started)
+            return None
         outputs = {address_of(a) for a in call.outputs.values()}
         donated = any(address_of(a) in outputs for a in call.arrays.values() if a.nbytes)
-        return self._checked(started, call.given, rebind, call.dims, donated)
-
-    def _checked(
-        self, started: Submission, given: Arguments, rebind: Rebind, dims: Mapping[str, int], donated: bool
-    ) -> DeferredCheck | None:
-        """A submitted call's deferred check; None if it has none, or was waited for."""
-        if self.waits:
-            self.finish(started)
-            return None
-        if not started.plan.checks:
-            return None
-        recall = self._recall(given, rebind, dims, started.stream) if not donated else lambda: None
-        return self.native.watch(started, recall)  # type: ignore[no-any-return]
+        again = self._again(call.given, rebind, call.dims, call.stream) if not donated else lambda: None
+        return self.start(call, workspace, again=again).check
 
     @property
     def waits(self) -> bool:
         """Whether a call waits for its end and raises its own errors."""
         return True
 
-    def start(self, call: BoundCall, workspace: Array | None, only: int = -1) -> Submission:
-        """Submits the launches of a call, or those of the step ``only``, without waiting."""
+    def start(self, call: BoundCall, workspace: Array | None, only: int = -1, again: Again | None = None) -> Submission:
+        """Submits the launches of a call, or those of the step ``only``, without waiting.
+
+        :param again: see :meth:`.CudaProgram.start_at`.
+        """
         adds = {self._roots[key]: target for key, target in call.add_to.items()}
         for key, target in call.add_to.items():
             check_addable(target, key)
@@ -106,7 +100,7 @@ class CudaBackend(Backend):
             workspace = self.workspace(call.plan, call.kind, call.stream)
         try:
             with self.numbers_written(call):
-                return self.native.start(arrays, call.plan, workspace, call.stream, only=only, adds=adds)  # type: ignore[no-any-return]
+                return self.native.start(arrays, call.plan, workspace, call.stream, only, adds, again=again)  # type: ignore[no-any-return]
         except DeviceError as error:
             error.add_note(f"in {self.program.name}")
             raise
@@ -130,9 +124,7 @@ class CudaBackend(Backend):
             error.add_note(f"in {self.program.name}")
             raise
 
-    def _recall(
-        self, given: Arguments, rebind: Rebind, dims: Mapping[str, int], stream: int
-    ) -> Callable[[], Arrays | None]:
+    def _again(self, given: Arguments, rebind: Rebind, dims: Mapping[str, int], stream: int) -> Again:
         """A function that gives the call's arrays with new memory for results, to rerun it for the description of an
         error; None once the caller has deleted an argument, because arguments are not kept alive.
         """
@@ -240,13 +232,16 @@ class GpuBackend(DeviceArrays, CudaBackend):
             return None  # the call as the first says how much is needed and left
         roots = {root: address for (root, _, _), address in zip(known.places, call.addresses, strict=True)}
         roots |= {root: address for (_, root, _, _), (_, address) in zip(known.fresh, made, strict=True)}
+        again = self._again(inputs, rebind, known.dims, stream) if plan.checks and not self.waits else None
         try:
-            started = self.native.start_at(roots, plan, stream, space)
+            started = self.native.start_at(roots, plan, stream, space, again)
+            if self.waits:
+                self.native.finish(started)
         except DeviceError as error:
             error.add_note(f"in {self.program.name}")
             raise
         results = {**out, **{name: native for (name, *_), (native, _) in zip(known.fresh, made, strict=True)}}
-        return results, dict(known.dims), self._checked(started, inputs, rebind, known.dims, False)
+        return results, dict(known.dims), started.check
 
     def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
         return self._written(call) if call.numbers else _NOTHING

@@ -1,7 +1,7 @@
 """Matrix products by cuBLAS on raw pointers with the caller's workspace; ``cupy.matmul`` would allocate.
 
 f32 products are computed in f32 (no TF32), those of 16-bit floats accumulate in f32 and give f32 or are rounded once,
-those of f64 in f64.
+those of f64 in f64.  Those with a bias are cuBLASLt's, which cuBLAS is linked with and whose handle it takes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ...codegen.cuda.products import POINTER_ALIGN
 from ...errors import DeviceError
 from ...ir.types import dtype as dtype_of
 from ...process.forks import lock
+from ..recent import Recent
 from .device import Span
 
 _OK, _DEFAULT_ALGORITHM = 0, -1
@@ -30,7 +31,8 @@ _NO_TRANSPOSE, _TRANSPOSE = 0, 1
 # in f32, too.
 _MATH = 16
 # cudaDataType and cublasComputeType_t of each dtype.
-_TYPES = {"f32": (0, 68), "f64": (1, 70), "f16": (2, 68), "bf16": (14, 68)}
+_F32 = 0
+_TYPES = {"f32": (_F32, 68), "f64": (1, 70), "f16": (2, 68), "bf16": (14, 68)}
 _STATUS = {
     1: "not initialized",
     3: "allocation failed",
@@ -54,6 +56,28 @@ _SIGNATURES = {
     "cublasGemmBatchedEx": "p i i i i i p  p i i  p i i  p  p i i  i i i",
 }
 """The types of arguments: pointers, ints, long longs and a size."""
+_LT_SIGNATURES = {
+    "cublasLtMatmulDescCreate": "p i i",
+    "cublasLtMatmulDescSetAttribute": "p i p z",
+    "cublasLtMatmulDescDestroy": "p",
+    # layout; type, rows, columns, leading dimension
+    "cublasLtMatrixLayoutCreate": "p i l l l",
+    "cublasLtMatrixLayoutDestroy": "p",
+    "cublasLtMatmulPreferenceCreate": "p",
+    "cublasLtMatmulPreferenceSetAttribute": "p i p z",
+    "cublasLtMatmulPreferenceDestroy": "p",
+    # handle, product, layouts of A, B, C and D, preference, how many are asked for; the results, how many there are
+    "cublasLtMatmulAlgoGetHeuristic": "p p p p p p p i p p",
+    # handle, product, alpha; A and its layout; B; beta; C; D; algorithm, workspace, its bytes, stream
+    "cublasLtMatmul": "p p p  p p  p p  p  p p  p p  p p z p",
+}
+# Attributes of cublasLt.h: of a product TRANSA, TRANSB, EPILOGUE and BIAS_POINTER; of a preference MAX_WORKSPACE_BYTES,
+# REDUCTION_SCHEME_MASK and MIN_ALIGNMENT_A_BYTES, which those of B, C and D follow.
+_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS = 3, 4, 7, 8
+_MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENT = 1, 3, 5
+_ADDS_BIAS = 4  # CUBLASLT_EPILOGUE_BIAS
+_IN_F32 = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: what _MATH says for cuBLAS
+_MOST_ALIGNMENT = 256
 
 
 @dataclass
@@ -79,14 +103,18 @@ def workspace_bytes(arch: str) -> int:
 
 
 def prepared(
-    device: int, library: Library, a: int, b: int, out: int, workspace: Span, pointers: int = 0
+    device: int, library: Library, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
 ) -> Callable[[int], None]:
     """A function that submits a product to a stream, which may be under capture; arguments are converted once.
 
     :param pointers: the address of ``library.pointers``, by which one call is made unless an array of 16-bit elements
         begins between multiples of POINTER_ALIGN bytes.
-    :raises DeviceError: there is no cuBLAS; the function raises it where that reports an error, with the sizes.
+    :param bias: the address of the product's bias, if it has one.
+    :raises DeviceError: there is no cuBLAS, or no kernel with a bias; the function raises it where that reports an
+        error, with the sizes.
     """
+    if library.product.bias is not None:
+        return _WithBias(device, library, a, b, out, workspace, bias).submit
     blas, handle = _library(), _handle(device)
     asked = _calls(blas, handle, library, (a, b, out), pointers)
     calls = [(_untyped(function), _converted(function, given)) for function, given in asked]
@@ -108,6 +136,98 @@ def prepared(
                     _check(code, library)
 
     return submit
+
+
+class _Algorithm(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+_algorithms: Recent[tuple[Any, ...], _Algorithm] = Recent(1024)
+"""By device, sizes, dtypes, workspace and the alignment of every address."""
+
+
+class _WithBias:
+    """A product with a bias on addresses.  The algorithm is found once for all addresses that are aligned alike."""
+
+    def __init__(self, device: int, library: Library, a: int, b: int, out: int, workspace: Span, bias: int):
+        self._made: list[tuple[str, int]] = []
+        self.lt, self.library = _lt(), library
+        handle = _handle(device).number
+        data, compute = _TYPES[dtype_of(library.dtype).name]
+        m, n, k = library.m, library.n, library.k
+        # out^T = b^T a^T, as for cuBLAS; a bias goes along the rows of what it sees
+        product = self._create("MatmulDesc", compute, _F32)
+        for attribute, value in (
+            (_TRANSPOSE_A, ctypes.c_int32(_operation(library.b))),
+            (_TRANSPOSE_B, ctypes.c_int32(_operation(library.a))),
+            (_EPILOGUE, ctypes.c_uint32(_ADDS_BIAS)),
+            (_BIAS, ctypes.c_void_p(bias)),
+        ):
+            self._set("MatmulDesc", product, attribute, value)
+        left = self._layout(data, n, k, library.b)
+        right = self._layout(data, k, m, library.a)
+        result = self._layout(data, n, m, library.out)
+        aligned = tuple(min(at & -at, _MOST_ALIGNMENT) or _MOST_ALIGNMENT for at in (b, a, out, out, bias))
+        sides = tuple((side.transposed, side.leading) for side in (library.a, library.b, library.out))
+        key = (device, m, n, k, sides, data, library.product.add, workspace.nbytes, aligned)
+        found = _algorithms.get(key)
+        if found is None:
+            layouts = (left, right, result, result)
+            found = _algorithms[key] = self._heuristic(handle, product, layouts, workspace.nbytes, aligned)
+        self._kept = found, ctypes.c_float(1), ctypes.c_float(library.product.add)
+        algorithm, one, kept = map(ctypes.addressof, self._kept)
+        operands = (product, one, b, left, a, right, kept, out, result, out, result)
+        given = (handle, *operands, algorithm, workspace.address, workspace.nbytes, 0)
+        matmul = self.lt.cublasLtMatmul
+        self._matmul, (*self._given, _) = _untyped(matmul), _converted(matmul, given)
+        self._stream = ctypes.c_void_p if getattr(matmul, "argtypes", None) else int
+
+    def submit(self, stream: int) -> None:
+        code = self._matmul(*self._given, self._stream(stream))
+        if code:
+            _check(code, self.library)
+
+    def _heuristic(
+        self, handle: int, product: int, layouts: tuple[int, ...], nbytes: int, aligned: tuple[int, ...]
+    ) -> _Algorithm:
+        preference = self._create("MatmulPreference")
+        self._set("MatmulPreference", preference, _MOST_WORKSPACE, ctypes.c_uint64(nbytes))
+        self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_IN_F32))
+        for i, alignment in enumerate(aligned[:4]):
+            self._set("MatmulPreference", preference, _ALIGNMENT + i, ctypes.c_uint32(alignment))
+        found, count = _Algorithm(), ctypes.c_int()
+        asked = (handle, product, *layouts, preference, 1, ctypes.addressof(found), ctypes.addressof(count))
+        _check(self.lt.cublasLtMatmulAlgoGetHeuristic(*asked), self.library)
+        if not count.value:
+            raise DeviceError(f"cuBLASLt has no kernel for a product with a bias ({_sizes(self.library)})")
+        return found
+
+    def _layout(self, data: int, rows: int, columns: int, side: Side) -> int:
+        """A matrix of ``rows`` and ``columns``, as it lies in memory."""
+        shape = (columns, rows) if side.transposed else (rows, columns)
+        return self._create("MatrixLayout", data, *shape, side.leading)
+
+    def _create(self, kind: str, *given: int) -> int:
+        made = ctypes.c_void_p()
+        _check(getattr(self.lt, f"cublasLt{kind}Create")(ctypes.addressof(made), *given), self.library)
+        self._made.append((kind, made.value or 0))
+        return made.value or 0
+
+    def _set(self, kind: str, of: int, attribute: int, value: Any) -> None:
+        setter = getattr(self.lt, f"cublasLt{kind}SetAttribute")
+        _check(setter(of, attribute, ctypes.addressof(value), ctypes.sizeof(value)), self.library)
+
+    def __del__(self) -> None:
+        for kind, made in self._made:
+            getattr(self.lt, f"cublasLt{kind}Destroy")(made)
 
 
 def _calls(
@@ -156,12 +276,12 @@ def _operation(side: Side) -> int:
 
 def _check(code: int, library: Library | None = None) -> None:
     if code != _OK:
-        subject = (
-            f"{library.matrices} x {library.m} x {library.n} x {library.k} in {library.dtype}"
-            if library is not None
-            else "its beginning"
-        )
+        subject = _sizes(library) if library is not None else "its beginning"
         raise DeviceError(f"cuBLAS refused a product ({subject}): status {code}, {_STATUS.get(code, 'unknown')}")
+
+
+def _sizes(library: Library) -> str:
+    return f"{library.matrices} x {library.m} x {library.n} x {library.k} in {library.dtype}"
 
 
 def _handle(device: int) -> _Handle:
@@ -202,6 +322,21 @@ def _library() -> Any:
         f"no cuBLAS of CUDA {major} ({'; '.join(tried)}); the wheel nvidia-cublas{'-cu12' if major == 12 else ''}"
         " brings one"
     )
+
+
+@functools.cache
+def _lt() -> Any:
+    """cuBLASLt: its functions are found by the loader in what cuBLAS is linked with.
+
+    :raises DeviceError: they are not.
+    """
+    library = _library()
+    try:
+        for function, types in _LT_SIGNATURES.items():
+            getattr(library, function).argtypes = [_KINDS[letter] for letter in types.split()]
+    except AttributeError as error:
+        raise DeviceError(f"a product with a bias needs cuBLASLt, and this cuBLAS has none: {error}") from error
+    return library
 
 
 def _candidates(major: int) -> Iterator[str]:

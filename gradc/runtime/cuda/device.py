@@ -151,8 +151,8 @@ class Device(Protocol):
         :raises OutOfMemory: there is not enough memory.
         """
 
-    def pinned(self, nbytes: int) -> Array:
-        """Pinned host memory (u8), which the device can write asynchronously."""
+    def mapped(self, nbytes: int) -> tuple[Array, int]:
+        """Host memory (u8) that the device can write, for as long as the process lives, and its address there."""
 
     def free(self) -> int:
         """The approximate number of bytes that ``memory`` can still allocate."""
@@ -170,10 +170,10 @@ class Device(Protocol):
         """Waits for the stream, then copies to the host."""
 
     def product(
-        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0
+        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
     ) -> Callable[[int], None]:
         """A function that submits a :class:`gradc.codegen.cuda.actions.Library` product on addresses to a stream;
-        ``pointers`` is the address of its ``pointers``.
+        ``pointers`` is the address of its ``pointers``, ``bias`` that of its product's.
         """
 
     def stream(self) -> int:

@@ -389,9 +389,12 @@ class Gpu:
             torch.cuda.empty_cache()  # what torch's allocator keeps without using it
         return _Memory(_asked(f"{nbytes} bytes on {self.description.name}", self.cupy.cuda.alloc, nbytes), nbytes)
 
-    def pinned(self, nbytes: int) -> Array:
-        with _named(f"{nbytes} bytes of pinned memory"):
-            return np.frombuffer(self.cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+    def mapped(self, nbytes: int) -> tuple[Array, int]:
+        runtime = self.runtime
+        with _named(f"{nbytes} bytes of host memory that the device can write"):
+            address = runtime.hostAlloc(nbytes, runtime.hostAllocMapped | runtime.hostAllocPortable)
+            at = int(runtime.pointerGetAttributes(address).devicePointer)
+        return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address)), at
 
     def free(self) -> int:
         torch = initialised_torch()
@@ -419,12 +422,12 @@ class Gpu:
         return out
 
     def product(
-        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0
+        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
     ) -> Callable[[int], None]:
         with held_off:
             from . import cublas
 
-        return cublas.prepared(self.description.number, library, a, b, out, workspace, pointers)
+        return cublas.prepared(self.description.number, library, a, b, out, workspace, pointers, bias)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 

@@ -1,114 +1,105 @@
-"""Deferred checks: submitted calls whose error flag (indices out of range) has not been read yet."""
+"""Deferred checks: the errors (indices out of range) of submitted calls that nobody has waited for."""
 
 from __future__ import annotations
 
-from collections import deque
+import atexit
+import itertools
+import sys
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...process.forks import lock
-from .device import Device, Event
 
 Array = np.ndarray[Any, Any]
-NOT_ARRIVED = 2**64 - 2
-"""What a word in pinned memory is until the device has copied the flag there: no position, and no value of the flag."""
+_unraised: weakref.WeakSet[AsyncErrors] = weakref.WeakSet()
+"""Those whose calls have flags."""
 
 
-_in_flight: list[Array] = []
-"""Cells of programs that are gone, which the device still writes."""
+class Flags(Protocol):
+    """Where the calls of a program leave what they find (:class:`.flags.FlagPool`)."""
 
+    failed: list[DeferredCheck]
 
-def _arrived(words: Array) -> bool:
-    return NOT_ARRIVED not in words.tolist()
+    @property
+    def noticed(self) -> bool: ...
 
-
-class FlagCopies:
-    """Cells of pinned memory that flags are copied to, each with an event; one allocation has many.
-
-    :param words: 8-byte words of a flag.
-    """
-
-    CELLS = 64
-
-    def __init__(self, device: Device, words: int):
-        self._device, self._words = device, words
-        self._free: list[tuple[Array, int, Event]] = []
-        self._taken: dict[int, Array] = {}
-        self._lock = lock()
-
-    def __del__(self) -> None:
-        _in_flight[:] = [words for words in (*_in_flight, *self._taken.values()) if not _arrived(words)]
-
-    def take(self) -> tuple[Array, int, Event]:
-        """A cell whose words are all NOT_ARRIVED, its address, and its event."""
-        with self._lock:
-            if not self._free:
-                slab = self._device.pinned(8 * self._words * self.CELLS).view(np.uint64).reshape(self.CELLS, -1)
-                self._free = [(words, words.ctypes.data, self._device.event(timed=False)) for words in slab]
-            words, address, event = self._free.pop()
-            self._taken[id(words)] = words
-        words.fill(NOT_ARRIVED)
-        return words, address, event
-
-    def give_back(self, words: Array, address: int, event: Event) -> None:
-        with self._lock:
-            del self._taken[id(words)]
-            self._free.append((words, address, event))
+    def collect(self) -> None: ...
 
 
 class DeferredCheck:
-    """One call's error flag, which is being copied to pinned memory.
+    """The check of one call.
 
-    :param words: the flag once none of them is NOT_ARRIVED.
-    :param event: completes after the copy.
-    :param settle: decodes the words into an error or None; the words may be reused afterwards.
+    :param describe: words of a flag that is not at rest -> the error.
+    :ivar words: its flag, once that is known not to be at rest.
+    :ivar number: of the call among those of its module.
     """
 
-    def __init__(self, words: Array, event: Event, settle: Callable[[Array], Exception | None]):
-        self.words, self.event, self._settle = words, event, settle
+    words: Array | None = None
+    number = -1
 
-    def arrived(self) -> bool:
-        """Whether the copy is complete.  The driver is not asked, which a capture in the global mode would forbid."""
-        return _arrived(self.words)
+    def __init__(self, flags: Flags, describe: Callable[[Array], Exception | None]):
+        self.flags, self._describe = flags, describe
 
-    def settle(self) -> Exception | None:
-        return self._settle(self.words)
+    def error(self) -> Exception | None:
+        assert self.words is not None
+        return self._describe(self.words)
 
 
 class AsyncErrors:
-    """The pending checks of a module's calls, oldest first."""
+    """The errors of a module's calls, oldest first."""
 
     def __init__(self) -> None:
-        self._checks: deque[DeferredCheck] = deque()
+        self._pools: list[Flags] = []
+        self._numbers = itertools.count()
         self._lock = lock()
 
     def add(self, check: DeferredCheck) -> None:
-        with self._lock:
-            self._checks.append(check)
+        """A check of a call that was submitted."""
+        check.number = next(self._numbers)
+        if check.flags not in self._pools:
+            with self._lock:
+                self._pools = [*self._pools, check.flags]
+            _register(self)
 
     def check(self) -> None:
-        """Raises the error of an earlier call that has completed, unless one before it has not; never waits."""
-        while self._checks:
-            with self._lock:
-                if not self._checks or not self._checks[0].arrived():
-                    return
-                first = self._checks.popleft()
-            _raise(first)
+        """Raises the first error if a call has found one, after waiting for what was submitted; else never waits."""
+        for flags in self._pools:
+            if flags.noticed:
+                return self.wait()
+        return None
 
     def wait(self) -> None:
         """Waits for all calls and raises the first error; later ones are raised by the next call of this method."""
-        while self._checks:
+        pools = self._pools
+        for flags in pools:
+            flags.collect()
+        while True:
             with self._lock:
-                if not self._checks:
+                failed = [(check.number, i) for i, flags in enumerate(pools) for check in flags.failed]
+                if not failed:
                     return
-                first = self._checks.popleft()
-            first.event.wait()
-            _raise(first)
+                number, i = min(failed)
+                check = next(c for c in pools[i].failed if c.number == number)
+                pools[i].failed.remove(check)
+            error = check.error()
+            if error is not None:
+                raise error
 
 
-def _raise(check: DeferredCheck) -> None:
-    error = check.settle()
-    if error is not None:
-        raise error
+def _register(errors: AsyncErrors) -> None:
+    if not _unraised:
+        atexit.unregister(_print_unraised)
+        atexit.register(_print_unraised)  # now, to run before what CuPy, imported earlier, does at exit
+    _unraised.add(errors)
+
+
+def _print_unraised() -> None:
+    """At exit: prints the first error of each module that neither a call nor ``synchronize()`` has raised."""
+    for errors in list(_unraised):
+        try:
+            errors.wait()
+        except Exception as error:
+            sys.stderr.write(f"gradc: found in a call and raised by none: {type(error).__name__}: {error}\n")

@@ -24,33 +24,45 @@ from ..cache import pack, unpack
 from ..host.arrays import address_of
 from ..recent import Recent
 from .device import Device, Memory, Prepared, Span
+from .flags import FINE, Flag, FlagPool
 from .on_device import add
-from .pending import DeferredCheck, FlagCopies
+from .pending import DeferredCheck
 from .steps import Roots, span_of, submit
 
 Array = np.ndarray[Any, Any]
-FINE = 2**64 - 1
 _PLANS = 256
 """Launch plans that a program keeps."""
 Arrays = Mapping[str, Array]
+Again = Callable[[], Arrays | None]
 
 
 @dataclass
 class Submission:
-    """A submitted call.
+    """A submitted call; a context in which it is submitted.
 
     :param roots: the address of each memory root.
     :param workspace: the memory for it, kept alive by this object.
+    :param check: of a call that nobody waits for, :param own_flag: and its flag, which is not in the workspace.
     """
 
     plan: LaunchPlan
     roots: dict[str, int]
     stream: int
     workspace: Any
+    check: DeferredCheck | None = None
+    own_flag: tuple[FlagPool, Flag] | None = None
 
     @property
     def flag(self) -> Span:
         return span_of(self.plan.flag, self.roots)
+
+    def __enter__(self) -> Submission:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if self.own_flag is not None:
+            pool, flag = self.own_flag
+            pool.submitted(flag, self.check if kind is None else None)
 
 
 class CudaSource(NamedTuple):
@@ -192,43 +204,57 @@ class CudaProgram:
         only: int = -1,
         adds: Mapping[str, Array] | None = None,
         until: int = -1,
+        again: Again | None = None,
     ) -> Submission:
         """Submits every step (or the step ``only``, or those before ``until``) on contiguous arrays by buffer name;
         outputs are written in place.
 
         :param adds: buffer name -> array to which that output is added at the end.
+        :param again: see :meth:`start_at`.
         """
         roots = {name: address_of(a) for name, a in arrays.items()}
         space = (workspace, address_of(workspace)) if workspace is not None else None
-        if only < 0 and until < 0:
-            started = self.start_at(roots, plan, stream, space)
-        else:
-            self._prepare(plan, stream)
-            started = self._begun(roots, plan, stream, space)
-            for number, actions in enumerate(plan.actions):
-                if only in (-1, number) and not 0 <= until <= number:
-                    self.act(actions, started)
-        for name, target in (adds or {}).items():
-            add(self.support, target, arrays[name], started.flag, len(plan.checks), stream)
+        prepared = self._prepare(plan, stream)
+        with self._begun(roots, plan, stream, space, again) as started:
+            if only < 0 and until < 0:
+                prepared.submit(roots, stream)
+            else:
+                for number, actions in enumerate(plan.actions):
+                    if only in (-1, number) and not 0 <= until <= number:
+                        self.act(actions, started)
+            for name, target in (adds or {}).items():
+                add(self.support, target, arrays[name], started.flag, len(plan.checks), stream)
         self.started = True
         return started
 
     def start_at(
-        self, roots: dict[str, int], plan: LaunchPlan, stream: int, workspace: tuple[Any, int] | None
+        self,
+        roots: dict[str, int],
+        plan: LaunchPlan,
+        stream: int,
+        workspace: tuple[Any, int] | None,
+        again: Again | None = None,
     ) -> Submission:
         """Submits every step on the addresses of contiguous arrays by buffer name, to which those of other memory are
         added.
 
         :param workspace: (what keeps it allocated, its address).
+        :param again: nobody waits for the call, which has a deferred check if it can fail; gives the call's arrays, to
+            find the value of a bad index, or None if they no longer exist.
         """
         prepared = self._prepare(plan, stream)
-        started = self._begun(roots, plan, stream, workspace)
-        prepared.submit(roots, stream)
+        with self._begun(roots, plan, stream, workspace, again) as started:
+            prepared.submit(roots, stream)
         self.started = True
         return started
 
     def _begun(
-        self, roots: dict[str, int], plan: LaunchPlan, stream: int, workspace: tuple[Any, int] | None
+        self,
+        roots: dict[str, int],
+        plan: LaunchPlan,
+        stream: int,
+        workspace: tuple[Any, int] | None,
+        again: Again | None,
     ) -> Submission:
         """A call with memory and a clear error flag, whose steps are submitted next."""
         device = self.device
@@ -242,7 +268,12 @@ class CudaProgram:
         started = Submission(plan, roots, stream, own)
         if device.check:
             device.begin(fresh, stream)
-        if plan.checks:
+        if plan.checks and again is not None:
+            pool = self._flags
+            flag = pool.take(stream)
+            roots[FLAG] = flag.address
+            started.check, started.own_flag = self._check(plan, stream, again), (pool, flag)
+        elif plan.checks:
             device.fill(roots[FLAG], 255, plan.flag.nbytes, stream)
         return started
 
@@ -323,30 +354,17 @@ class CudaProgram:
         return started
 
     @cached_property
-    def _flag_copies(self) -> FlagCopies:
-        return FlagCopies(self.device, FLAG_WORDS + len(checks_of(self.program, self.kernels)))
+    def _flags(self) -> FlagPool:
+        return FlagPool(self.device, FLAG_WORDS + len(checks_of(self.program, self.kernels)))
 
-    def watch(self, started: Submission, again: Callable[[], Arrays | None]) -> DeferredCheck:
-        """A deferred check of the error flag of a call with checks.
-
-        :param again: gives the call's arrays, to find the value of a bad index; None if they no longer exist.
-        """
-        plan, stream = started.plan, started.stream
-        words, address, event = self._flag_copies.take()
-        self.device.copy(address, started.roots[FLAG], plan.flag.nbytes, stream)
-        event.record(stream)
+    def _check(self, plan: LaunchPlan, stream: int, again: Again) -> DeferredCheck:
+        """The deferred check of a call."""
 
         def repeated(number: int) -> Submission | None:
             arrays = again()
             return self.start(arrays, plan, None, stream, until=number) if arrays is not None else None
 
-        def settle(words: Array) -> Exception | None:
-            try:
-                return self.error(plan, words.copy(), repeated)
-            finally:
-                self._flag_copies.give_back(words, address, event)
-
-        return DeferredCheck(words, event, settle)
+        return DeferredCheck(self._flags, lambda words: self.error(plan, words, repeated))
 
     def error(self, plan: LaunchPlan, words: Array, ready: Callable[[int], Submission | None]) -> Exception | None:
         """The error in the words of a flag, or None; the step that set it is rerun to find the value of the index.
@@ -364,7 +382,7 @@ class CudaProgram:
         started = ready(number)
         if started is not None:
             self.act(plan.actions_of(number, item, position + 1), started)
-            code, value, bound = self.device.read(started.flag, started.stream)[:FLAG_WORDS].view(np.int64).tolist()
+            code, value, bound = self.device.read(started.flag, started.stream)[:3].view(np.int64).tolist()
             if code == CODES["GRADC_INDEX_OUT_OF_RANGE"]:
                 return IndexOutOfRange(op, source, position, value, bound)
             if code == CODES["GRADC_DECREASES"]:

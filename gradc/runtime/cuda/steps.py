@@ -4,15 +4,17 @@ addresses.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ...codegen.cuda.actions import Action, Address, Launch, Library, Part
+from ...codegen.cuda.actions import FLAG, Action, Address, Launch, Library, Part
 from ...codegen.cuda.launch import LaunchPlan
 from ...errors import DeviceError, OutOfMemory
+from ...process.forks import lock
 from ..recent import Recent
 from .device import Device, Span
 
@@ -60,7 +62,8 @@ def product(device: Device, plan: LaunchPlan, action: Library, roots: Roots) -> 
     a, b = (span_of(side.part, roots).address + side.skipped for side in (p.a, p.b))
     workspace = span_of(plan.library, roots)
     pointers = span_of(action.pointers, roots).address if action.pointers is not None else 0
-    return device.product(action, a, b, out.address, workspace, pointers)
+    bias = span_of(p.bias, roots).address if p.bias is not None else 0
+    return device.product(action, a, b, out.address, workspace, pointers, bias)
 
 
 class StepByStep:
@@ -94,7 +97,7 @@ class Launcher(Device, Protocol):
 class Packed:
     """A plan's actions at fixed addresses.
 
-    :param values: 8 bytes for each argument.
+    :param values: 8 bytes for each argument, and the address of the flag, which each call writes.
     :param places: the address of each value, as cuLaunchKernel takes them.
     :param calls: each action with its function, grid and block, and the address of its places; or with None, and what
         submits it.
@@ -108,7 +111,8 @@ class Packed:
 class PackedPlan:
     """A plan whose launches differ between calls in the addresses of their roots alone.
 
-    Arguments are packed for a set of addresses once, and kept: allocators give the same ones again and again.
+    Arguments are packed for a set of addresses once, and kept: allocators give the same ones again and again.  The flag
+    is another in each call: all launches read its address in one place.
     """
 
     KEPT = 64
@@ -121,10 +125,15 @@ class PackedPlan:
         args = [x for launch in launches for x in launch.args]
         parts = [x for x in args if isinstance(x, Part)]
         products = [p for a in self.actions if isinstance(a, Library) for p in _parts(plan, a)]
-        self._roots = tuple(dict.fromkeys(p.root for p in (*parts, *products)))
+        self._roots = tuple(dict.fromkeys(p.root for p in (*parts, *products) if p.root != FLAG))
         number = {root: i + 1 for i, root in enumerate(self._roots)}
-        self._starts = np.array([x.start if isinstance(x, Part) else x for x in args], np.int64)
-        self._root = np.array([number[x.root] if isinstance(x, Part) else 0 for x in args], np.intp)
+        number[FLAG] = 0
+        self._starts = np.array([*(x.start if isinstance(x, Part) else x for x in args), 0], np.int64)
+        self._root = np.array([*(number[x.root] if isinstance(x, Part) else 0 for x in args), 0], np.intp)
+        self._slots = np.array(
+            [len(args) if isinstance(x, Part) and x.root == FLAG else i for i, x in enumerate(args)], np.int64
+        )
+        self._held = lock() if plan.checks else contextlib.nullcontext()
         self._handles = {id(a): device.handle(a.function, a.wide, a.shared) for a in launches}
         self._packed: Recent[tuple[int, ...], Packed] = Recent(self.KEPT)
 
@@ -141,14 +150,16 @@ class PackedPlan:
         waits = device.sync and not device.capturing(stream)
         action: Action | None = None
         try:
-            for call in packed.calls:
-                action, function, given = call
-                if function is None:
-                    given(stream)
-                else:
-                    start(*function, stream, given, 0)
-                if waits:
-                    device.runtime.streamSynchronize(stream)
+            with self._held:
+                packed.values[-1] = roots[FLAG]
+                for call in packed.calls:
+                    action, function, given = call
+                    if function is None:
+                        given(stream)
+                    else:
+                        start(*function, stream, given, 0)
+                    if waits:
+                        device.runtime.streamSynchronize(stream)
         except RuntimeError as error:
             if isinstance(error, DeviceError | OutOfMemory) or not isinstance(action, Launch):
                 raise
@@ -156,7 +167,7 @@ class PackedPlan:
 
     def _pack(self, addresses: tuple[int, ...], roots: Roots) -> Packed:
         values = self._starts + np.array((0, *addresses), np.int64)[self._root]
-        places = values.ctypes.data + 8 * np.arange(len(values), dtype=np.int64)
+        places = values.ctypes.data + 8 * self._slots
         at = places.ctypes.data
         calls: list[tuple[Action, tuple[int, ...] | None, Any]] = []
         for action in self.actions:
@@ -171,5 +182,5 @@ class PackedPlan:
 
 
 def _parts(plan: LaunchPlan, action: Library) -> list[Part]:
-    sides = (action.product.a, action.product.b, action.product.out)
-    return [*(s.part for s in sides), plan.library]
+    p = action.product
+    return [p.a.part, p.b.part, p.out.part, *([p.bias] if p.bias is not None else []), plan.library]

@@ -186,8 +186,9 @@ class Simulator:
         array = array[-array.ctypes.data % 256 :][:nbytes]
         return HostMemory(array, array.ctypes.data + self.offset)
 
-    def pinned(self, nbytes: int) -> Array:
-        return np.zeros(nbytes, np.uint8)
+    def mapped(self, nbytes: int) -> tuple[Array, int]:
+        array = np.zeros(nbytes, np.uint8)
+        return array, array.ctypes.data
 
     def free(self) -> int:
         return available().left
@@ -201,7 +202,7 @@ class Simulator:
         self.ask(stream, work)
 
     def own(self, address: int) -> int:
-        """The device address of an address of pinned host or device memory."""
+        """The device address of an address of mapped host or device memory."""
         return address if address >= self.offset else address + self.offset
 
     def fill(self, at: int, value: int, nbytes: int, stream: int | None = None) -> None:
@@ -227,12 +228,20 @@ class Simulator:
         return self.seen(span).copy()
 
     def product(
-        self, library: Library, a: int, b: int, out: int, workspace: Span, pointers: int = 0
+        self, library: Library, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
     ) -> Callable[[int], None]:
-        return lambda stream: self.multiply(library, a, b, out, workspace, stream, pointers)
+        return lambda stream: self.multiply(library, a, b, out, workspace, stream, pointers, bias)
 
     def multiply(
-        self, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0, pointers: int = 0
+        self,
+        library: Library,
+        a: int,
+        b: int,
+        out: int,
+        workspace: Span,
+        stream: int = 0,
+        pointers: int = 0,
+        bias: int = 0,
     ) -> None:
         """Computes a product on addresses, whose steps and matrices it looks at."""
         p = library.product
@@ -245,7 +254,8 @@ class Simulator:
                 for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)
             ]
             x, y, result = views(p, *memory)
-            result[...] = multiplied(x, y, result.dtype, result if p.add else None)
+            row = self.seen(Span(bias, p.bias.count, p.bias.dtype)) if p.bias is not None else None
+            result[...] = multiplied(x, y, result.dtype, result if p.add else None, row)
             ready = self.ready(memory[2])
             if isinstance(ready, np.ndarray):  # of what lies between rows, nothing is written
                 size = result.itemsize

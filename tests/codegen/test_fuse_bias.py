@@ -1,0 +1,412 @@
+"""Products with a bias: what the pass makes one call of, what that computes, and what cuBLASLt is asked, by a stand-in
+of NumPy's that reads the descriptors and the addresses that it is given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, ops
+from gradc.codegen.cuda.actions import Launch, Library
+from gradc.errors import DeviceError, GradcError, Unsupported
+from gradc.ir.kernel import Call, Kernel
+from gradc.ir.program_text import parse_program
+from gradc.ir.types import BF16, DTYPES
+from gradc.ir.verify import verify_program
+from gradc.runtime.cuda import cublas
+from gradc.runtime.cuda.device import Span
+from gradc.runtime.executable import Executable
+from gradc.runtime.simulator.device import Simulator
+
+UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-24}
+"""Half the distance from 1 to the next number."""
+TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: BF16.np}
+"""cudaDataType."""
+
+
+# -- which products ----------------------------------------------------------------------------------------------------
+
+
+def linear(x: Any, w: Any, b: Any) -> Any:
+    return ops.linear(x, w, b)
+
+
+def shared(x: Any, w: Any, b: Any) -> Any:
+    y = ops.matmul(x, ops.transpose(w, (1, 0)))
+    return {"y": y + b, "product": y}
+
+
+def twice(x: Any, w: Any, b: Any) -> Any:
+    y = x @ w
+    return {"y": y + y, "z": ops.exp(b)}
+
+
+FUSED: dict[str, tuple[Callable[..., Any], dict[str, str], int]] = {
+    "linear": (linear, {"x": "bf16[N,24]", "w": "bf16[40,24]", "b": "bf16[40]"}, 1),
+    "f16": (linear, {"x": "f16[N,24]", "w": "f16[40,24]", "b": "f16[40]"}, 1),
+    "f32": (linear, {"x": "f32[N,24]", "w": "f32[40,24]", "b": "f32[40]"}, 1),
+    "batch of rows": (linear, {"x": "bf16[3,N,24]", "w": "bf16[40,24]", "b": "bf16[40]"}, 1),
+    "more axes": (linear, {"x": "bf16[3,N,5,24]", "w": "bf16[40,24]", "b": "bf16[40]"}, 1),
+    "the bias first": (lambda x, w, b: b + x @ w, {"x": "f32[N,24]", "w": "f32[24,40]", "b": "f32[40]"}, 1),
+    "two layers": (
+        lambda x, w, b: ops.linear(ops.linear(x, w, b), w, b),
+        {"x": "bf16[N,24]", "w": "bf16[24,24]", "b": "bf16[24]"},
+        2,
+    ),
+    "read by others": (shared, {"x": "f32[N,24]", "w": "f32[40,24]", "b": "f32[40]"}, 0),
+    "more than a sum": (
+        lambda x, w, b: ops.tanh(ops.linear(x, w, b)),
+        {"x": "bf16[N,24]", "w": "bf16[40,24]", "b": "bf16[40]"},
+        0,
+    ),
+    "odd columns": (linear, {"x": "bf16[N,24]", "w": "bf16[41,24]", "b": "bf16[41]"}, 0),
+    "odd sums": (linear, {"x": "bf16[N,23]", "w": "bf16[40,23]", "b": "bf16[40]"}, 0),
+    "unknown columns": (linear, {"x": "bf16[N,24]", "w": "bf16[V,24]", "b": "bf16[V]"}, 0),
+    "f64": (linear, {"x": "f64[N,24]", "w": "f64[40,24]", "b": "f64[40]"}, 0),
+    "along rows": (lambda x, w, b: x @ w + b, {"x": "f32[40,24]", "w": "f32[24,40]", "b": "f32[40,1]"}, 0),
+    "the matrix twice": (twice, {"x": "f32[N,24]", "w": "f32[24,40]", "b": "f32[40]"}, 0),
+    "a wide bias": (lambda x, w, b: x @ w + b, {"x": "f32[N,24]", "w": "f32[24,40]", "b": "f32[N,40]"}, 0),
+    "batch": (lambda x, w, b: x @ w + b, {"x": "f32[3,N,24]", "w": "f32[3,24,40]", "b": "f32[40]"}, 0),
+}  # fmt: skip
+
+
+def calls(module: gradc.Module) -> list[Call]:
+    return [step for step in module.forward.program.steps if isinstance(step, Call)]
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_which_products_take_their_bias(case: str) -> None:
+    function, types, count = FUSED[case]
+    module = gradc.compile(gradc.trace(function, **types), target="cuda", arch="sm_90")
+    program = module.forward.program
+    assert sum(call.bias is not None for call in calls(module)) == count
+    assert bool(count) == (not any(isinstance(step, Kernel) for step in program.steps))
+    assert parse_program(str(program)) == program
+    assert (" + b[n]" in str(program)) == bool(count)
+
+
+def test_rounding_before_the_bias_is_kept_where_it_is_asked_for() -> None:
+    function, types, _ = FUSED["linear"]
+    graph = gradc.trace(function, **types)
+    for target, options in (("cuda", {"numerics": "strict"}), ("cuda", {"fuse": False}), ("cpu", {})):
+        assert not any(c.bias for c in calls(gradc.compile(graph, target=target, **options)))
+
+
+# -- what they compute -------------------------------------------------------------------------------------------------
+
+
+def drawn(types: dict[str, str], n: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for name, text in types.items():
+        dtype, shape = text[:-1].split("[")
+        sizes = [n if s == "N" else int(s) for s in shape.split(",")]
+        arrays[name] = rng.standard_normal(sizes).astype(DTYPES[dtype].np)
+    return arrays
+
+
+@pytest.mark.parametrize("n", [0, 1, 13])
+@pytest.mark.parametrize("case", [name for name, (_, _, count) in FUSED.items() if count == 1])
+def test_values(case: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against torch in f64: the sum and its bias, rounded once; cuBLASLt's part by its stand-in."""
+    torch = pytest.importorskip("torch")
+    lt = Lt.installed(monkeypatch)
+    function, types, _ = FUSED[case]
+    module = gradc.compile(gradc.trace(function, **types), target="cuda-sim")
+    values = drawn(types, n)
+    x, w, b = (torch.from_numpy(values[name].astype(np.float64)) for name in "xwb")
+    wanted = (x @ w + b if case == "the bias first" else torch.nn.functional.linear(x, w, b)).numpy()
+    size = (x.abs() @ (w if case == "the bias first" else w.T).abs() + b.abs()).numpy()
+    unit = UNIT[types["x"].split("[")[0]]
+    bound = unit * np.abs(wanted) + 30 * 2.0**-24 * size
+    y = np.asarray(module(**values)).astype(np.float64)
+    assert y.shape == wanted.shape and (np.abs(y - wanted) <= bound).all()
+    assert lt.products == (1 if n else 0)
+    found = interp.run(module.forward.program, values)["y"].astype(np.float64)
+    assert (np.abs(found - wanted) <= bound).all()
+
+
+def test_it_is_rounded_once() -> None:
+    """256 + 1 is no bf16, and 256 + 1 + 1 is."""
+    function, types, _ = FUSED["linear"]
+    program = gradc.compile(gradc.trace(function, **types), target="cuda-sim").forward.program
+    bf16 = BF16.np
+    x, w = np.zeros((1, 24), bf16), np.zeros((40, 24), bf16)
+    x[0, :2], w[:, 0], w[:, 1] = 1, 256, 1
+    for b, wanted in ((1, 258), (-1, 256)):
+        values = {"x": x, "w": w, "b": np.full(40, b, bf16)}
+        assert (interp.run(program, values)["y"].astype(float) == wanted).all()
+        assert (np.asarray(Executable(program, "cuda-sim")(values)["y"]).astype(float) == wanted).all()
+
+
+def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bias of the forward is the library's; the backward is as it was."""
+    torch = pytest.importorskip("torch")
+    Lt.installed(monkeypatch)
+    types = {"x": "f32[N,24]", "w": "f32[40,24]", "b": "f32[40]"}
+    module = gradc.compile(gradc.trace(linear, **types), wrt=["x", "w", "b"], target="cuda-sim")
+    assert [call.bias is not None for call in calls(module)] == [True]
+    values = drawn(types, 13)
+    y, residuals = module.forward(**values)
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    given = {name: torch.from_numpy(a.astype(np.float64)).requires_grad_() for name, a in values.items()}
+    torch.nn.functional.linear(*given.values()).backward(torch.from_numpy(dy.astype(np.float64)))
+    for name, gradient in module.backward(residuals, dy).items():
+        np.testing.assert_allclose(gradient, given[name].grad.numpy(), rtol=1e-5, atol=1e-5)
+
+
+TEXT = """program @p {{
+  input a: {dtype}[{batch}N,{k}]
+  input b: {dtype}[{batch}{k},{n}]
+  input v: {dtype}[{n}]
+  output y: {dtype}[{batch}N,{n}]
+  call @product axes({axes}m: N, n: {n}, k: {k}) y[{at}m, n] <- matmul a[{at}m, k], b[{at}k, n] + v[n]
+  return y=y
+}}
+"""
+
+
+def written(dtype: str = "f32", n: object = 24, k: object = 16, batch: str = "") -> str:
+    axes, at = (f"i: {batch}, ", "i, ") if batch else ("", "")
+    return TEXT.format(dtype=dtype, n=n, k=k, batch=batch and f"{batch},", axes=axes, at=at)
+
+
+@pytest.mark.parametrize(
+    ("text", "k", "own"),
+    [
+        (written(), 16, False),
+        (written(k="K"), 5, False),
+        (written(k="K"), 0, True),
+        (written("f64"), 16, True),
+        (written(batch="3"), 16, True),
+        (written("bf16", n=4097, k=8203), 8203, False),
+    ],
+    ids=["whole", "any sum", "no sum", "f64", "batch", "odd"],
+)
+def test_programs_that_no_pass_made(text: str, k: int, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that cuBLASLt does not take are kernels of ours; an odd product's parts have the bias once each."""
+    lt = Lt.installed(monkeypatch)
+    program = parse_program(text)
+    rng, m = np.random.default_rng(0), 3
+    types = {name: program.types[name] for name in ("a", "b", "v")}
+    values = {name: rng.standard_normal(t.concrete({"N": m, "K": k})).astype(t.dtype.np) for name, t in types.items()}
+    executable = Executable(program, "cuda-sim")
+    dims = {"N": m, **({"K": k} if "K" in program.dims else {})}
+    actions = [a for each in executable.native.bind(dims).actions for a in each]
+    assert all(isinstance(a, Launch if own else Library) for a in actions)
+    y = np.asarray(executable(values)["y"]).astype(np.float64)
+    a, b, v = (values[name].astype(np.float64) for name in ("a", "b", "v"))
+    unit = UNIT.get(program.types["y"].dtype.name, 2.0**-53)
+    # parts of a sum in 16 bits are rounded twice
+    bound = 2 * unit * (np.abs(a) @ np.abs(b) + np.abs(v)) + k * min(unit, 2.0**-24) * (np.abs(a) @ np.abs(b))
+    assert (np.abs(y - (a @ b + v)) <= bound).all()
+    np.testing.assert_allclose(interp.run(program, values)["y"].astype(np.float64), y, atol=float(bound.max()))
+    assert lt.products == sum(isinstance(a, Library) and a.product.bias is not None for a in actions)
+
+
+def test_a_kernel_of_ours_adds_it_where_there_is_no_library() -> None:
+    """As in what is exported as C."""
+    from gradc.codegen.cuda.launch import LaunchPlan
+    from gradc.codegen.cuda.products import without_library
+    from gradc.codegen.cuda.render import render_cuda
+    from gradc.runtime.cuda.steps import submit
+
+    program = parse_program(written("bf16"))
+    text, kernels = render_cuda(program)
+    steps = [step for step in program.steps if isinstance(step, Call)]
+    plan = LaunchPlan(program, kernels, {"N": 40}, own_products=True)
+    device = Simulator("\n".join([text, without_library(program, steps)]), check=True)
+    values = {name: a.astype(BF16.np) for name, a in {"a": np.ones((40, 16)), "b": np.ones((16, 24))}.items()}
+    values |= {"v": np.arange(24).astype(BF16.np), "y": np.zeros((40, 24), BF16.np)}
+    roots = {name: a.ctypes.data for name, a in values.items()}
+    submit(device, plan, plan.actions[0], {**roots, ".workspace": 0, ".flag": 0}, 0)
+    assert (values["y"].astype(float) == 16 + np.arange(24)).all()
+
+
+# -- what cannot be ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (("+ v[n]", "+ v[m]"), "a bias goes along n, the columns of the result"),
+        (("+ v[n]", "+ v[n + 1]"), "a bias goes along n, the columns of the result"),
+        (("+ v[n]", "+ w[n]"), "the buffer w is not defined"),
+        (("input v: f32[24]", "input v: f64[24]"), r"the bias v is f64\[24\], not f32\[24\]"),
+        (("input v: f32[24]", "input v: f32[23]"), r"the bias v is f32\[23\], not f32\[24\]"),
+        (("input v: f32[24]", "input v: f32[25]"), r"the bias v is f32\[25\], not f32\[24\]"),
+        (("input v: f32[24]", "input v: f32[24,1]"), "the index 1 parts"),
+        (("input v: f32[24]", "output v: f32[24]"), "v is read before anything is written to it"),
+    ],
+)
+def test_a_wrong_bias_is_refused(change: tuple[str, str], match: str) -> None:
+    assert change[0] in written()
+    with pytest.raises(GradcError, match=match):
+        verify_program(parse_program(written().replace(*change)))
+
+
+def test_the_cpu_has_none() -> None:
+    with pytest.raises(Unsupported, match="a matrix product with a bias on the cpu"):
+        Executable(parse_program(written()), "cpu")({n: np.ones(s, np.float32) for n, s in
+                                                    {"a": (2, 16), "b": (16, 24), "v": (24,)}.items()})  # fmt: skip
+
+
+# -- cuBLASLt ----------------------------------------------------------------------------------------------------------
+
+
+class Lt:
+    """Its functions by NumPy, with descriptors by number.
+
+    :ivar products, heuristics: calls.  :ivar alive: descriptors.
+    """
+
+    def __init__(self) -> None:
+        self.alive: dict[int, Any] = {}
+        self.products = self.heuristics = 0
+        self.offers = 1
+        self.asked: list[dict[int, int]] = []
+        self.numbers = iter(range(1, 10**6))
+        for kind, make in {
+            "MatmulDesc": lambda compute, scale: {"compute": compute, "scale": scale},
+            "MatrixLayout": lambda *shape: shape,
+            "MatmulPreference": lambda: {},
+        }.items():
+            setattr(self, f"cublasLt{kind}Create", lambda at, *given, _make=make: self.create(at, _make(*given)))
+            setattr(self, f"cublasLt{kind}SetAttribute", self.set)
+            setattr(self, f"cublasLt{kind}Destroy", lambda number: self.alive.pop(number) and 0)
+
+    @staticmethod
+    def installed(monkeypatch: pytest.MonkeyPatch) -> Lt:
+        """In the place of the library of products with a bias, in the simulator, which has computed them before."""
+        lt, simulated = Lt(), Simulator.multiply
+        monkeypatch.setattr(cublas, "_lt", lambda: lt)
+        monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(77))
+        cublas._algorithms.clear()
+
+        def multiply(
+            self: Simulator, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0,
+            pointers: int = 0, bias: int = 0,
+        ) -> None:  # fmt: skip
+            p = library.product
+            there = self.bytes_at(out, p.out.part.nbytes)
+            before = there.copy()
+            simulated(self, library, a, b, out, workspace, stream, pointers, bias)
+            if p.bias is not None:
+                there[:] = before
+                cublas.prepared(0, library, a, b, out, workspace, pointers, bias)(stream)
+
+        monkeypatch.setattr(Simulator, "multiply", multiply)
+        return lt
+
+    def create(self, at: int, made: Any) -> int:
+        number = next(self.numbers)
+        self.alive[number] = made
+        ctypes.c_void_p.from_address(at).value = number
+        return 0
+
+    def set(self, number: int, attribute: int, at: int, size: int) -> int:
+        self.alive[number][attribute] = int.from_bytes(ctypes.string_at(at, size), "little")
+        return 0
+
+    def cublasLtMatmulAlgoGetHeuristic(
+        self,
+        handle: int,
+        product: int,
+        a: int,
+        b: int,
+        c: int,
+        d: int,
+        preference: int,
+        most: int,
+        found: int,
+        count: int,
+    ) -> int:
+        assert handle == 77 and most == 1 and c == d
+        self.heuristics += 1
+        self.asked.append(self.alive[preference])
+        cublas._Algorithm.from_address(found).algorithm[3] = 5
+        ctypes.c_int.from_address(count).value = self.offers
+        return 0
+
+    def cublasLtMatmul(
+        self, handle: int, product: int, alpha: int, a: int, at_a: int, b: int, at_b: int, beta: int, c: int, at_c: int,
+        d: int, at_d: int, algorithm: int, workspace: int, nbytes: int, stream: int,
+    ) -> int:  # fmt: skip
+        said = self.alive[product]
+        assert handle == 77 and (c, at_c) == (d, at_d) and ctypes.c_float.from_address(alpha).value == 1
+        assert (said["compute"], said["scale"], said[7]) == (68, 0, 4), "f32, and the epilogue adds a bias"
+        assert cublas._Algorithm.from_address(algorithm).algorithm[3] == 5
+        left, right, out = self.matrix(a, at_a), self.matrix(b, at_b), self.matrix(d, at_d)
+        left, right = (x.T if said[op] else x for x, op in ((left, 3), (right, 4)))
+        bias = np.frombuffer((ctypes.c_ubyte * (out.shape[0] * out.itemsize)).from_address(said[8]), out.dtype)
+        total = left.astype(np.float32) @ right.astype(np.float32)
+        if ctypes.c_float.from_address(beta).value:
+            total = total + out.astype(np.float32)
+        out[...] = (total + bias.astype(np.float32)[:, None]).astype(out.dtype)
+        self.products += 1
+        return 0
+
+    def matrix(self, at: int, layout: int) -> np.ndarray:
+        """A matrix of column-major memory."""
+        kind, rows, columns, leading = self.alive[layout]
+        dtype = TYPES[kind]
+        assert leading >= rows
+        memory = (ctypes.c_ubyte * (((columns - 1) * leading + rows) * dtype.itemsize)).from_address(at)
+        flat = np.frombuffer(memory, dtype)
+        return np.lib.stride_tricks.as_strided(flat, (rows, columns), (dtype.itemsize, leading * dtype.itemsize))
+
+
+def a_product() -> Library:
+    plan = Executable(parse_program(written("bf16")), "cuda-sim").native.bind({"N": 3})
+    (library,) = plan.actions[0]
+    assert isinstance(library, Library)
+    return library
+
+
+def test_an_algorithm_is_found_once_for_addresses_that_are_aligned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    lt, library, space = Lt.installed(monkeypatch), a_product(), Span(0, 4 << 20, np.dtype(np.uint8))
+    kept = [cublas.prepared(0, library, at, 512, 1024, space, 0, 2048) for at in (256, 4096, 272, 528)]
+    assert lt.heuristics == 2 and len(lt.alive) == 4 * 4 + 2, "a product and three matrices each, two preferences"
+    assert [asked[1] for asked in lt.asked] == [4 << 20] * 2 and {asked[3] for asked in lt.asked} == {2}
+    # cuBLAS's A is our b
+    assert [[asked[i] for i in (5, 6, 7, 8)] for asked in lt.asked] == [[256] * 4, [256, 16, 256, 256]]
+    kept.clear()
+    assert not lt.alive
+
+
+def test_what_cublaslt_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    lt, library, space = Lt.installed(monkeypatch), a_product(), Span(0, 4 << 20, np.dtype(np.uint8))
+    lt.offers = 0
+    with pytest.raises(
+        DeviceError, match=r"cuBLASLt has no kernel for a product with a bias \(1 x 3 x 24 x 16 in bfloat16\)"
+    ):
+        cublas.prepared(0, library, 256, 512, 1024, space, 0, 2048)
+    lt.offers = 1
+    lt.cublasLtMatmul = lambda *a: 13  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match=r"refused a product \(1 x 3 x 24 x 16 in bfloat16\): status 13, execution"):
+        cublas.prepared(0, library, 256, 512, 1024, space, 0, 2048)(5)
+    assert not lt.alive
+
+
+def test_a_cublas_without_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublas, "_library", lambda: SimpleNamespace())
+    cublas._lt.cache_clear()
+    with pytest.raises(DeviceError, match="a product with a bias needs cuBLASLt, and this cuBLAS has none"):
+        cublas._lt()
+
+
+def test_arguments_have_the_types_of_its_header() -> None:
+    """64 bits for addresses, sizes and leading dimensions; through ctypes, as the real library is called."""
+    widths = {"p": 8, "l": 8, "z": 8, "i": 4}
+    for name, types in cublas._LT_SIGNATURES.items():
+        assert {ctypes.sizeof(cublas._KINDS[letter]) for letter in types.split()} <= set(widths.values()), name
+    assert ctypes.sizeof(cublas._Algorithm) == 96
+    assert len(cublas._LT_SIGNATURES["cublasLtMatmul"].split()) == 16
+    assert len(cublas._LT_SIGNATURES["cublasLtMatmulAlgoGetHeuristic"].split()) == 10
