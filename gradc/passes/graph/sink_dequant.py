@@ -42,11 +42,14 @@ def sink_dequant(graph: Graph, *, numerics: str = "real", round_once: Collection
     """
     if numerics == "strict":
         return graph
+    sink = partial(sink_scales, round_once=round_once)
+    steps = (_sum_without_scatter, _reduce_before_scatter, sink, hoist_scales, _scale_after_scatter)
+    idle = 0  # steps, one after another, that left the graph as it was
     for _ in range(ROUNDS):
         before = graph
-        sink = partial(sink_scales, round_once=round_once)
-        for step in (_sum_without_scatter, _reduce_before_scatter, sink, hoist_scales, _scale_after_scatter):
-            graph = step(graph)
+        for step in steps:
+            after = step(graph) if idle < len(steps) else graph
+            idle, graph = idle + 1 if after is graph else 0, after
         if graph == before:
             break
     return graph
@@ -59,9 +62,19 @@ def _sum_without_scatter(graph: Graph) -> Graph:
     """sum(a * scatter(i, u))  ->  sum(gather(a, i) * u), the sum over every axis that the scatter mixes: its adjoint is
     the gather of its vjp
     """
+    if not _scatters(graph):
+        return graph
     uses = Uses(graph)
     new: dict[Node, Node] = {}
     return graph.rewrite(lambda node, operands: _gathered_sum(node, uses, new), new)
+
+
+def _scatters(graph: Graph) -> bool:
+    """Whether a graph has a scatter, without which most of these rules have nothing to do."""
+    return any(
+        isinstance(getattr(node.op, "lower", None), Scatter) or access(node, Scatters) is not None
+        for node in graph.nodes
+    )
 
 
 def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
@@ -152,6 +165,8 @@ class _Chain:
 
 def _reduce_before_scatter(graph: Graph) -> Graph:
     """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u))"""
+    if not _scatters(graph):
+        return graph
     uses = Uses(graph)
     chains = _dissolving([chain for node in graph.nodes for chain in _scatters_below(node)], uses)
     if not chains:
@@ -269,6 +284,8 @@ def _stored(node: Node) -> Node:
 
 def _scale_after_scatter(graph: Graph) -> Graph:
     """scatter_add(i, gather(s, i) * u)  ->  s[:,None] * scatter_add(i, u), where fewer bytes are moved so"""
+    if not _scatters(graph):
+        return graph
     variation = VaryingAxes()
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
