@@ -42,8 +42,10 @@ def sink_dequant(graph: Graph, *, numerics: str = "real", round_once: Collection
     """
     if numerics == "strict":
         return graph
-    sink = partial(sink_scales, round_once=round_once)
-    steps = (_sum_without_scatter, _reduce_before_scatter, sink, hoist_scales, _scale_after_scatter)
+    variation = VaryingAxes()
+    sink = partial(sink_scales, variation=variation, round_once=round_once)
+    hoist, scale_after = (partial(step, variation=variation) for step in (hoist_scales, _scale_after_scatter))
+    steps = (_sum_without_scatter, _reduce_before_scatter, sink, hoist, scale_after)
     idle = 0  # steps, one after another, that left the graph as it was
     for _ in range(ROUNDS):
         before = graph
@@ -282,11 +284,10 @@ def _stored(node: Node) -> Node:
 # -- (c), towards the uses; towards the inputs it is part of hoist_scales ----------------------------------------------
 
 
-def _scale_after_scatter(graph: Graph) -> Graph:
+def _scale_after_scatter(graph: Graph, variation: VaryingAxes) -> Graph:
     """scatter_add(i, gather(s, i) * u)  ->  s[:,None] * scatter_add(i, u), where fewer bytes are moved so"""
     if not _scatters(graph):
         return graph
-    variation = VaryingAxes()
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         scatter = access(node, Scatters)
