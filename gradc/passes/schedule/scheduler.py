@@ -250,8 +250,8 @@ class Scheduler:
         return True
 
     def awaited(self, node: Node) -> bool:
-        """Whether a later library call is certain to need it in memory: it is computed, and so no view of memory, and no
-        other node reads what moves it to the call.  Else all nodes up to the call would be visited twice.
+        """Whether a later library call is certain to need it in memory: it is computed, and so no view of memory, and
+        no other node reads what moves it to the call.  Else all nodes up to the call would be visited twice.
         """
         lower = lowering(node)
         if not isinstance(lower, Expr) or lower.conversion or (self.host and match(SCALED, node, {})):
