@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_WORD = re.compile(r"[A-Za-z_]\w*")
+WORD = r"[A-Za-z_]\w*"
+_WORD, _COMMENT = re.compile(WORD), re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,12 @@ class Declaration:
 
 def words(text: str) -> frozenset[str]:
     """The identifiers of a text, those in comments left out."""
-    return frozenset(_WORD.findall(re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)))
+    return frozenset(_WORD.findall(without_comments(text)))
+
+
+def without_comments(text: str) -> str:
+    """A text with as many empty lines for each comment as it has lines."""
+    return _COMMENT.sub(lambda comment: " " + "\n" * comment[0].count("\n"), text)
 
 
 def used(declarations: Sequence[Declaration], body: str) -> list[str]:

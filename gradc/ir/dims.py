@@ -12,13 +12,15 @@ import contextvars
 import functools
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, TypeVar, TypeVarTuple, Union
 
 from ..errors import InvalidProblem, TypeRuleError
 from ..process.forks import cached_property
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 Size = Union[int, "Dim"]
 Atom = Union[str, "FloorDiv", "Max"]
 Monomial = tuple[tuple[Atom, int], ...]  # (atom, power), sorted; () is the constant term
@@ -171,6 +173,13 @@ class Dim:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Dim) and self.terms == other.terms)
+
+    @cached_property
+    def _has_positive_terms(self) -> bool:
+        return all(c >= 0 and all(_is_nonnegative(a) for a, _ in m) for m, c in self.terms)
 
 
 SizeLike = int | Dim
@@ -354,6 +363,22 @@ def assuming(assumptions: Iterable[Assumption]) -> Iterator[None]:
         _facts.reset(token)
 
 
+def memoized(function: Callable[[*Ts], R]) -> Callable[[*Ts], R]:
+    """Keeps the results of a pure function of hashable arguments, which may ask what is known of sizes: they hold under
+    the assumptions under which they were computed.
+    """
+
+    @functools.lru_cache(maxsize=1 << 14)
+    def under(facts: tuple[Assumption, ...], *args: Any) -> R:
+        return function(*args)
+
+    @functools.wraps(function)
+    def run(*args: *Ts) -> R:
+        return under(_facts.get(), *args)
+
+    return run
+
+
 STATED: contextvars.ContextVar[list[Assumption] | None] = contextvars.ContextVar("stated", default=None)
 """The assumptions of the graph that is being traced; None where none is."""
 
@@ -367,13 +392,13 @@ def require(fact: Assumption) -> None:
 
 def _positive_terms(size: Size) -> bool:
     """Whether no term can be negative (symbols are >= 0, and so are quotients of and maxima with such sizes)."""
+    return size._has_positive_terms if isinstance(size, Dim) else size >= 0
 
-    def nonnegative(atom: Atom) -> bool:
-        if isinstance(atom, FloorDiv):
-            return _positive_terms(atom.numerator) and _positive_terms(atom.denominator)
-        return isinstance(atom, str) or _positive_terms(atom.left) or _positive_terms(atom.right)
 
-    return all(c >= 0 and all(nonnegative(a) for a, _ in m) for m, c in _terms(size))
+def _is_nonnegative(atom: Atom) -> bool:
+    if isinstance(atom, FloorDiv):
+        return _positive_terms(atom.numerator) and _positive_terms(atom.denominator)
+    return isinstance(atom, str) or _positive_terms(atom.left) or _positive_terms(atom.right)
 
 
 def _least(size: Size) -> Size:
@@ -664,8 +689,11 @@ def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
     return value
 
 
-def check_count(shape: Iterable[Size], subject: str = "a shape") -> None:
-    """Rejects negative constant sizes and element counts of 2^63 and more."""
+def check_count(shape: Iterable[Size], subject: object = "a shape") -> None:
+    """Rejects negative constant sizes and element counts of 2^63 and more.
+
+    :param subject: what an error names; its text is not made without one.
+    """
     sizes = tuple(shape)
     for size in sizes:
         if isinstance(size, int) and size < 0:

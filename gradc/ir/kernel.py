@@ -646,9 +646,27 @@ class Program:
 
     def root(self, name: str) -> str:
         """The buffer that owns the bytes of ``name``."""
-        while self.buffer[name].alias:
-            name = self.buffer[name].alias
-        return name
+        buffer = self.buffer[name]
+        while buffer.alias:
+            buffer = self.buffer[buffer.alias]
+        return buffer.name
+
+    @cached_property
+    def sharing(self) -> Mapping[str, tuple[str, ...]]:
+        """The buffers, but for those of loops, that have the bytes of each buffer that owns some."""
+        names: dict[str, list[str]] = {}
+        for b in self.buffers:
+            names.setdefault(self.root(b.name), []).append(b.name)
+        return {root: tuple(own) for root, own in names.items()}
+
+    @cached_property
+    def touching(self) -> Mapping[str, tuple[int, ...]]:
+        """The numbers of the steps that read or write each buffer that any does."""
+        numbers: dict[str, list[int]] = {}
+        for number, step in enumerate(self.steps):
+            for name in dict.fromkeys((*step.reads, *step.writes)):
+                numbers.setdefault(name, []).append(number)
+        return {name: tuple(own) for name, own in numbers.items()}
 
     def of_kind(self, kind: str) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.kind == kind)

@@ -163,7 +163,7 @@ class Type:
     shape: tuple[Size, ...] = ()
 
     def __post_init__(self) -> None:
-        check_count(self.shape, str(self))
+        check_count(self.shape, self)
 
     @property
     def rank(self) -> int:

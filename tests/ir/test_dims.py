@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradc.errors import TypeRuleError
 from gradc.ir.dims import (
     Assumption,
     Size,
@@ -16,11 +18,13 @@ from gradc.ir.dims import (
     floordiv,
     known_nonnegative,
     maximum,
+    memoized,
     minimum,
     product,
     substitute,
     symbol,
 )
+from gradc.ops.shapes.axes import axis_groups
 
 NAMES = ("N", "M")
 VALUES = [dict(zip(NAMES, values, strict=True)) for values in itertools.product((0, 1, 2, 3, 5, 8), repeat=len(NAMES))]
@@ -149,3 +153,27 @@ def test_what_would_be_too_large_to_look_at_is_not_known() -> None:
     sizes = [symbol(f"N{i}") for i in range(12)]
     with assuming([Assumption(size, ">=", 2) for size in sizes]):
         assert not known_nonnegative(product(sizes) - symbol("M"))
+
+
+def test_what_is_kept_holds_under_its_own_assumptions_alone() -> None:
+    n, asked = symbol("N"), list[Size]()
+
+    @memoized
+    def positive(size: Size) -> bool:
+        asked.append(size)
+        return known_nonnegative(size - 1)
+
+    for _ in range(2):
+        assert not positive(n)
+        with assuming([Assumption(n, ">=", 1)]):
+            assert positive(n)
+    assert asked == [n, n]
+
+
+def test_runs_of_a_reshape_are_found_under_its_own_assumptions_alone() -> None:
+    n = symbol("N")
+    for _ in range(2):
+        with pytest.raises(TypeRuleError, match="no common runs"):
+            axis_groups((n, 2), (6, 2))
+        with assuming([Assumption(n, "==", 6)]):
+            assert axis_groups((n, 2), (6, 2)) == ((range(1), range(1)), (range(1, 2), range(1, 2)))

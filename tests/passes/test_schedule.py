@@ -70,6 +70,28 @@ def test_a_transformer_is_scheduled_as_if_its_memory_were_known() -> None:
         assert not any(scheduler.readers.values()) and not scheduler.order.before
 
 
+def test_what_products_read_at_the_end_is_placed_at_its_first_visit() -> None:
+    """Values that a computation reads where it is, and transposed a product after all of them: no node is visited again
+    though nothing else asks for their memory.
+    """
+
+    def late(x: list[Any], w: list[Any]) -> Any:
+        values = [ops.relu(each) for each in x]
+        sums = sum(ops.exp(each * 3.0) for each in values)
+        return {"sums": sums, **{f"y{k}": ops.transpose(v, (1, 0)) @ w[k] for k, v in enumerate(values)}}
+
+    graph = gradc.trace(late, x=["f32[40,30]"] * 5, w=["f32[40,20]"] * 5)
+    program, scheduler = scheduled(graph)
+    assert len({node for node in scheduler.forced if node.op.name == "relu"}) == 5
+    assert program == scheduled(graph, set(scheduler.forced))[0]
+    visits: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        visit = Scheduler.visit
+        patch.setattr(Scheduler, "visit", lambda self, node: visits.append(node) or visit(self, node))
+        scheduled(graph)
+    assert len(visits) == len(set(visits)) == len(check_indices(graph).nodes)
+
+
 def test_work_grows_with_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Visits and trials of three times the layers: three times as many (and no timing)."""
     counts: dict[str, int] = {}

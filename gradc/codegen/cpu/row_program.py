@@ -98,20 +98,20 @@ class RowProgram(Results[Accum]):
 
         return self.mapping.bounds(facts, short), sizes
 
-    @property
+    @cached_property
     def counts(self) -> list[Declaration]:
         """The declarations of these."""
         bounds, sizes = self.bounds
         counts = [Declaration(name, f"const i64 {name} = {size(value)};") for name, value in sizes.items()]
         return [*counts, *(Declaration(b.name, f"const i64 {b.name} = {size(b.rows)}; /* {b.why} */") for b in bounds)]
 
-    @property
+    @cached_property
     def chunk(self) -> str:
         """Rows per task, or owners, as C."""
         bounds, _ = self.bounds
         return size(largest([b if isinstance(b.rows, int) else replace(b, rows=symbol(b.name)) for b in bounds]))
 
-    @property
+    @cached_property
     def buffers(self) -> list[tuple[str, str]]:
         """C types of elements and names of its buffers, in the order in which a caller passes them."""
         k, types = self.facts.kernel, self.facts.types
@@ -219,7 +219,7 @@ class RowProgram(Results[Accum]):
         places = dict.fromkeys(line for g in self.gathered for line in g.lines)
         return [*places, *(line for g in self.gathered for line in g.requests)]
 
-    @property
+    @cached_property
     def distant(self) -> str:
         """Whether that may be far away, as C."""
         arrays = dict.fromkeys(f"{g.count} * (i64)sizeof(*{g.buffer}) >= GRADC_DISTANT" for g in self.gathered)

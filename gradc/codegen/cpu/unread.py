@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import re
 
-from ..declarations import words
+from ..declarations import WORD, without_comments
 
 _DECLARED = re.compile(r"\s*const \w+ ([iv]\d+) = (?!.*gradc_guarded)")
 """An axis or a value; an access that is looked at stays, read or not."""
+_PARTS = re.compile(rf"[{{}}]|{WORD}")
 
 
 def without_unread(body: str) -> str:
     """A body without the declarations of axes and values that nothing reads in the block that follows them."""
     kept: list[str] = []
-    for line in reversed(body.splitlines()):
+    blocks: list[set[str]] = [set()]
+    """The words that follow, in each of the blocks that are open at a line, the innermost last."""
+    lines = body.splitlines()
+    for line, code in zip(reversed(lines), reversed(without_comments("\n".join(lines)).split("\n")), strict=True):
         declared = _DECLARED.match(line)
-        if declared is None or declared[1] in words(_block("\n".join(reversed(kept)))):
-            kept.append(line)
+        if declared is not None and declared[1] not in blocks[-1]:
+            continue
+        kept.append(line)
+        for part in reversed(_PARTS.findall(code)):
+            if part == "}":
+                blocks.append(set())
+            elif part == "{":
+                inside = blocks.pop()
+                blocks = blocks or [set()]
+                blocks[-1] |= inside
+            else:
+                blocks[-1].add(part)
     return "".join(f"{line}\n" for line in reversed(kept))
-
-
-def _block(text: str) -> str:
-    """A text up to the brace that closes the block which it begins in."""
-    depth = 0
-    for brace in re.finditer(r"[{}]", text):
-        depth += 1 if brace[0] == "{" else -1
-        if depth < 0:
-            return text[: brace.start()]
-    return text

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import TypeRuleError
-from ...ir.dims import Size, product, same
+from ...ir.dims import Size, memoized, product, same
 from ...ir.node import Node
 from ...ir.op import AxisReplacement
 
 
-def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[range, range]]:
+@memoized
+def axis_groups(before: tuple[Size, ...], after: tuple[Size, ...]) -> Sequence[tuple[range, range]]:
     """Partitions the axes of two shapes into the shortest consecutive runs whose sizes have equal products:
     [2,3,N] and [6,N] give ({0,1}, {0}) and ({2}, {1}).
 
@@ -37,10 +38,10 @@ def axis_groups(before: Sequence[Size], after: Sequence[Size]) -> list[tuple[ran
                     raise TypeRuleError(f"shapes {before} and {after} have no common runs")
                 left, right = groups.pop()
                 old, new = range(left.start, old.stop), range(right.start, new.stop)
-            return [*groups, (old, new)]
+            return (*groups, (old, new))
         groups.append((range(i, i + lengths[0]), range(j, j + lengths[1])))
         i, j = i + lengths[0], j + lengths[1]
-    return groups
+    return tuple(groups)
 
 
 def reshape_axes(node: Node) -> tuple[int | None, ...]:

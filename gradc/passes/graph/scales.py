@@ -232,13 +232,14 @@ def _across(user: Node, operand: int, axes: Mapping[int, int]) -> _Step | None:
     return None
 
 
-def sink_scales(graph: Graph, round_once: Collection[DType] = ()) -> Graph:
+def sink_scales(graph: Graph, variation: VaryingAxes, round_once: Collection[DType] = ()) -> Graph:
     """f(x * s)  ->  f(x) * s, where fewer elements are multiplied so
 
+    :param variation: of the values of any graphs.
     :param round_once: a constant stays before a cast to one of these: what is multiplied after a product, the library
         that computes the product does not round.
     """
-    uses, variation = Uses(graph), VaryingAxes()
+    uses = Uses(graph)
     plans: dict[Node, tuple[_Split, dict[tuple[Node, int], _Step]]] = {}
     for node in graph.nodes:
         best = count(node)
@@ -248,12 +249,13 @@ def sink_scales(graph: Graph, round_once: Collection[DType] = ()) -> Graph:
             cost, steps = look.best(node, {a: a for a in split.axes})
             if cost < best and steps:
                 best, plans[node] = cost, (split, steps)
-    return _sunk(graph, plans) if plans else graph
+    return _sunk(graph, plans, variation) if plans else graph
 
 
-def _sunk(graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node, int], _Step]]]) -> Graph:
+def _sunk(
+    graph: Graph, plans: Mapping[Node, tuple[_Split, Mapping[tuple[Node, int], _Step]]], variation: VaryingAxes
+) -> Graph:
     """One sweep: values are rebuilt without their scales, which stay in ``waiting`` until a step applies them."""
-    variation = VaryingAxes()
     new: dict[Node, Node] = {}
     waiting: dict[Node, list[Scale]] = {}
     for node in graph.nodes:
@@ -311,12 +313,11 @@ class _Place:
     read: Scatters | None = None
 
 
-def hoist_scales(graph: Graph) -> Graph:
+def hoist_scales(graph: Graph, variation: VaryingAxes) -> Graph:
     """broadcast(x) * s  ->  broadcast(x * s); (a @ b) * s  ->  (a * s) @ b; s[:,None] * scatter_add(i, u)  ->
     scatter_add(i, gather(s, i) * u)
     """
-    uses, variation = Uses(graph), VaryingAxes()
-    fresh = VaryingAxes()
+    uses = Uses(graph)
     new: dict[Node, Node] = {}
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
@@ -328,7 +329,7 @@ def hoist_scales(graph: Graph) -> Graph:
             place = _lowest(value, {a: a for a in split.axes}, uses, node)
             if place.path and place.cost < (best[0].cost if best else count(node)):
                 best = place, split
-        return _hoisted(*best, node, new, fresh) if best is not None else None
+        return _hoisted(*best, node, new, variation) if best is not None else None
 
     return graph.rewrite(rule, new)
 

@@ -42,11 +42,16 @@ def sink_dequant(graph: Graph, *, numerics: str = "real", round_once: Collection
     """
     if numerics == "strict":
         return graph
+    variation = VaryingAxes()
+    sink = partial(sink_scales, variation=variation, round_once=round_once)
+    hoist, scale_after = (partial(step, variation=variation) for step in (hoist_scales, _scale_after_scatter))
+    steps = (_sum_without_scatter, _reduce_before_scatter, sink, hoist, scale_after)
+    idle = 0  # steps, one after another, that left the graph as it was
     for _ in range(ROUNDS):
         before = graph
-        sink = partial(sink_scales, round_once=round_once)
-        for step in (_sum_without_scatter, _reduce_before_scatter, sink, hoist_scales, _scale_after_scatter):
-            graph = step(graph)
+        for step in steps:
+            after = step(graph) if idle < len(steps) else graph
+            idle, graph = idle + 1 if after is graph else 0, after
         if graph == before:
             break
     return graph
@@ -59,9 +64,19 @@ def _sum_without_scatter(graph: Graph) -> Graph:
     """sum(a * scatter(i, u))  ->  sum(gather(a, i) * u), the sum over every axis that the scatter mixes: its adjoint is
     the gather of its vjp
     """
+    if not _scatters(graph):
+        return graph
     uses = Uses(graph)
     new: dict[Node, Node] = {}
     return graph.rewrite(lambda node, operands: _gathered_sum(node, uses, new), new)
+
+
+def _scatters(graph: Graph) -> bool:
+    """Whether a graph has a scatter, without which most of these rules have nothing to do."""
+    return any(
+        isinstance(getattr(node.op, "lower", None), Scatter) or access(node, Scatters) is not None
+        for node in graph.nodes
+    )
 
 
 def _added(scatter: Node, operands: tuple[Node, ...]) -> list[Node] | None:
@@ -152,6 +167,8 @@ class _Chain:
 
 def _reduce_before_scatter(graph: Graph) -> Graph:
     """sum_cols(a * scatter_add(i, u))  ->  scatter_add(i, sum_cols(gather(a, i) * u))"""
+    if not _scatters(graph):
+        return graph
     uses = Uses(graph)
     chains = _dissolving([chain for node in graph.nodes for chain in _scatters_below(node)], uses)
     if not chains:
@@ -267,9 +284,10 @@ def _stored(node: Node) -> Node:
 # -- (c), towards the uses; towards the inputs it is part of hoist_scales ----------------------------------------------
 
 
-def _scale_after_scatter(graph: Graph) -> Graph:
+def _scale_after_scatter(graph: Graph, variation: VaryingAxes) -> Graph:
     """scatter_add(i, gather(s, i) * u)  ->  s[:,None] * scatter_add(i, u), where fewer bytes are moved so"""
-    variation = VaryingAxes()
+    if not _scatters(graph):
+        return graph
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         scatter = access(node, Scatters)

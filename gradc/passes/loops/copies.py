@@ -54,10 +54,10 @@ def find_copy(program: Program, number: int, target: str) -> Copy:
     load, store, epilogue = _statements(kernel, target)
     source = load.buffer
     order = _order(kernel, load, store, program.types[source], program.types[target])
-    touching = [i for i, s in enumerate(program.steps) if source in (*s.reads, *s.writes)]
+    touching = program.touching[source]
     writers = [i for i in touching if source in program.steps[i].writes]
     readers = tuple(i for i in touching if i not in writers)
-    alone = [b.name for b in program.buffers if program.root(b.name) == source] == [source]
+    alone = program.sharing.get(source) == (source,)
     if not alone or program.buffer[source].kind != "temp" or source in (b for _, b in program.outputs):
         refuse("find_copy", kernel, f"{source} is memory that others have")
     if (
@@ -66,9 +66,10 @@ def find_copy(program: Program, number: int, target: str) -> Copy:
         or not all(_only_loads(program.steps[i], source) for i in readers)
     ):
         refuse("find_copy", kernel, f"{source} is not computed by one step and read by kernels as it is")
-    memory = {b.name for b in program.buffers if program.root(b.name) == target}
-    before = any(memory & {*s.reads, *s.writes} for s in program.steps[:number])
-    again = len(readers) > 1 and any(memory & {*s.writes} for s in program.steps[number + 1 :])
+    memory = {*program.sharing.get(target, ())}
+    others = sorted({i for name in memory for i in program.touching.get(name, ())})
+    before = any(i < number for i in others)
+    again = len(readers) > 1 and any(i > number and memory & {*program.steps[i].writes} for i in others)
     if target not in memory or before or again or writers[0] > number:
         refuse("find_copy", kernel, f"{target} is touched before, or written again")
     _require_writable(program.steps[writers[0]], source, program, order, epilogue)

@@ -38,8 +38,8 @@ class View:
 
     def users(self, program: Program) -> list[Step]:
         """The steps of a program that touch it, but for the kernel."""
-        names = {b.name for b in program.buffers if program.root(b.name) == self.target}
-        return [s for s in program.steps if names & {*s.reads, *s.writes} and self.target not in s.writes]
+        numbers = {i for name in program.sharing.get(self.target, ()) for i in program.touching.get(name, ())}
+        return [s for i in sorted(numbers) if self.target not in (s := program.steps[i]).writes]
 
     def range_of(self, axis: int) -> tuple[Size, Size] | None:
         """(first, last) position that is read along an axis of the loaded array, possibly beyond its ends; None if that
@@ -102,7 +102,7 @@ def _kernel_of(program: Program, target: str) -> tuple[int, Kernel]:
 
     :raises IllegalMove: several do, or it is no kernel.
     """
-    writers = [(i, s) for i, s in enumerate(program.steps) if target in s.writes]
+    writers = [(i, s) for i in program.touching.get(target, ()) if target in (s := program.steps[i]).writes]
     if len(writers) != 1 or not isinstance(writers[0][1], Kernel):
         raise IllegalMove(f"find_view of {target}: it is not the result of one kernel")
     return writers[0][0], writers[0][1]
@@ -134,7 +134,8 @@ def pad(program: Program, target: str, footprint: Footprint) -> Program:
             refuse("pad", kernel, f"{view.load} may be outside of {footprint}")
     shape = source.type.with_shape(*(last - first + 1 for first, last in footprint))
     before = [s for s in program.steps[: view.number] if isinstance(s, Kernel) and len(s.writes) == 1]
-    made = [s for s in before if s == _padding_kernel(source, footprint, Buffer(s.writes[0], shape), kernel.note)]
+    copies = [s for s in before if s.reads == (source.name,)]
+    made = [s for s in copies if s == _padding_kernel(source, footprint, Buffer(s.writes[0], shape), kernel.note)]
     names = (suffixed(target, f".padded{k or ''}") for k in itertools.count())
     copy = (
         program.buffer[made[0].writes[0]] if made else Buffer(next(n for n in names if n not in program.types), shape)
@@ -159,11 +160,12 @@ def inline_view(program: Program, target: str) -> Program:
     view = find_view(program, target)
     kernel, read, index = program.steps[view.number], view.load.buffer, view.load.index
     assert isinstance(kernel, Kernel)
-    names = {b.name for b in program.buffers if program.root(b.name) == target}
+    names = {*program.sharing.get(target, ())}
     users = view.users(program)
     if view.guarded or names & {b for _, b in program.outputs} or not users:
         refuse("inline_view", kernel, f"{target} is read where the array is not, or a result")
-    if any(program.root(read) in map(program.root, s.writes) for s in program.steps[view.number + 1 :]):
+    source = program.root(read)
+    if any(source in map(program.root, s.writes) for s in program.steps[view.number + 1 :]):
         refuse("inline_view", kernel, f"{read} is written again")
     rest = replace(kernel, body=tuple(s for s in kernel.body if s.buffer != target)).live.rehashed(program.types)
     changed: dict[int, tuple[Step, ...]] = {id(kernel): (rest,) if rest.writes else ()}

@@ -18,6 +18,7 @@ from ...ir.node import Node, identity
 from ...ir.op import Alias, Checked, Expr, Lookup, Movement, Reduction, Scan, Scatter
 from ...ir.statement import Axis, Index, Stmt
 from ...ir.types import BOOL, F64, I32, I64, DType
+from ...process.forks import cached_property
 
 
 class CannotInline(Exception):
@@ -47,12 +48,12 @@ class IterationSpace:
         chosen = range(len(self.shape)) if dimensions is None else dimensions
         return tuple(Index.of(name) if (name := self.axis(d)) else Index() for d in chosen)
 
-    @property
+    @cached_property
     def real(self) -> tuple[int, ...]:
         """The dimensions that are axes."""
         return tuple(d for d, s in enumerate(self.shape) if s != 1)
 
-    @property
+    @cached_property
     def columns(self) -> tuple[int, ...]:
         """The column dimensions; undecided, the last axis."""
         if self.cols is not None:
@@ -92,19 +93,22 @@ class KernelBuilder:
 
     # -- making statements ---------------------------------------------------------------------------------------------
 
-    def _emit(self, op: str, args: Sequence[str] = (), dtype: DType | None = None, **more: Any) -> str:
-        key = (
-            op,
-            tuple(args),
-            dtype,
-            tuple(sorted((k, v) for k, v in more.items() if k != "attrs")),
-            _attr_key(more.get("attrs", ())),
-        )
-        if key not in self.memo:
-            name = f"%{len(self.body)}"
-            self.body.append(Stmt(name, op, tuple(args), dtype, **more))
-            self.memo[key] = name
-        return self.memo[key]
+    def _emit(
+        self,
+        op: str,
+        args: Sequence[str] = (),
+        dtype: DType | None = None,
+        buffer: str = "",
+        index: tuple[Index, ...] = (),
+        where: str = "",
+        attrs: tuple[tuple[str, Any], ...] = (),
+    ) -> str:
+        key = (op, (*args,), dtype, buffer, index, where, identity(attrs) if attrs else ())
+        name = self.memo.get(key)
+        if name is None:
+            name = self.memo[key] = f"%{len(self.body)}"
+            self.body.append(Stmt(name, op, key[1], dtype, buffer, index, where, attrs))
+        return name
 
     def snapshot(self) -> Any:
         """What :meth:`restore` needs: all but the cost only grows."""
@@ -329,7 +333,8 @@ class KernelBuilder:
         home = self.homes.get(node)
         if home is not None and home != index:
             raise CannotInline(node, "it is read at another place than it is computed at")
-        key = (node, index, self.guard, identity(_as_python(other, node.dtype)))
+        filling = identity(_as_python(other, node.dtype)) if self.guard else None  # of no use where nothing is masked
+        key = (node, index, self.guard, filling)
         if key in self.memo:
             return self.memo[key]
         first = len(self.body)
@@ -358,8 +363,10 @@ class KernelBuilder:
 
     def _load(self, buffer: str, node: Node, index: tuple[Index, ...], other: Any) -> str:
         index = tuple(Index() if size == 1 else i for i, size in zip(index, node.shape, strict=True))
-        filling, zero = (_as_python(v, node.dtype) for v in (other, 0))
-        attrs = (("other", filling),) if self.guard and identity(filling) != identity(zero) else ()  # -0.0 is another
+        attrs: tuple[tuple[str, Any], ...] = ()
+        if self.guard:
+            filling, zero = (_as_python(v, node.dtype) for v in (other, 0))
+            attrs = (("other", filling),) if identity(filling) != identity(zero) else ()  # -0.0 is another
         self.loaded[buffer] = node
         return self._emit("load", (), node.dtype, buffer=buffer, index=index, where=self.guard, attrs=attrs)
 
@@ -505,7 +512,3 @@ def _unit(index: Sequence[Index], node: Node) -> tuple[Index, ...]:
 
 def _as_python(value: Any, dtype: DType) -> Any:
     return bool(value) if dtype.kind == "b" else float(value) if dtype.is_float else int(value)
-
-
-def _attr_key(attrs: Any) -> Any:
-    return identity(tuple(attrs))

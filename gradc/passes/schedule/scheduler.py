@@ -18,7 +18,7 @@ from ...ir.walk import reachable
 from ...process.forks import cached_property
 from ...targets.cpu import CHEAP_COST, STORE_COST
 from ...targets.devices import Cpu, Device
-from .groups import Group, StridedOperand, StridedView, alike, lowering, nbytes, real
+from .groups import SCALED, Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
 from .order import GroupOrder
 from .recompute import cheaper_again, recompute_cost, uses_of
@@ -223,6 +223,10 @@ class Scheduler:
             self.trail.append(functools.partial(self.in_memory.discard, node))
         elif node in self.forced or not self.fuse or not self.read_in_place(node):
             self.place(node)
+        elif self.awaited(node):
+            self.forced.add(node)
+            self.rewind(self.visited[-1])
+            self.place(node)
 
     def force(self, node: Node) -> None:
         if node not in self.in_memory:
@@ -244,6 +248,28 @@ class Scheduler:
         self.recomputed.add(node)
         self.trail.append(functools.partial(self.recomputed.discard, node))
         return True
+
+    def awaited(self, node: Node) -> bool:
+        """Whether a later library call is certain to need it in memory: it is computed, and so no view of memory, and
+        no other node reads what moves it to the call.  Else all nodes up to the call would be visited twice.
+        """
+        lower = lowering(node)
+        if not isinstance(lower, Expr) or lower.conversion or (self.host and match(SCALED, node, {})):
+            return False
+        for user in self.users[node]:
+            at = node
+            while (
+                isinstance(lowering(user), Movement | Alias)
+                and user.operands[0] is at
+                and not user.op.indices
+                and user not in self.forced
+                and len(self.users[user]) == 1
+                and not self.read_under_masks(user)
+            ):
+                at, user = user, self.users[user][0]
+            if isinstance(user.op, Library):
+                return True
+        return False
 
     def read_under_masks(self, node: Node) -> bool:
         """Whether a value that fills what is around another has readers, each of several elements of a window of it,
