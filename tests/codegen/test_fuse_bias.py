@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -393,6 +394,41 @@ def test_what_cublaslt_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match=r"refused a product \(1 x 3 x 24 x 16 in bfloat16\): status 13, execution"):
         cublas.prepared(0, library, 256, 512, 1024, space, 0, 2048)(5)
     assert not lt.alive
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_cublaslt_has_no_kernel_for_is_added_to_copies_of_the_bias(
+    wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By cuBLAS alone; behind the columns of a result is what was there."""
+    lt, library = Lt.installed(monkeypatch), a_product()
+    lt.offers = 0
+    rng = np.random.default_rng(5)
+    leading = library.n + 8 * wide
+    library = replace(library, m=7, out=replace(library.out, leading=leading))
+    a, b, bias = (rng.standard_normal(s).astype(BF16.np) for s in ((7, library.k), (library.k, library.n), library.n))
+    out = np.full((7, leading), 3, BF16.np)
+
+    def copy_rows(to: int, source: int, pitch: int, width: int, rows: int, stream: int) -> None:
+        assert stream == 5
+        for i in range(rows):
+            ctypes.memmove(to + i * pitch, source + i * pitch, width)
+
+    def gemm(handle: int, *given: Any) -> int:
+        beta, at = given[14:16]
+        assert ctypes.c_float.from_address(ctypes.addressof(beta._obj)).value == 1 and at == out.ctypes.data
+        product = a.astype(np.float32) @ b.astype(np.float32)
+        out[:, : library.n] = (product + out[:, : library.n].astype(np.float32)).astype(BF16.np)
+        return 0
+
+    nothing = lambda *_: 0
+    blas = SimpleNamespace(cublasSetStream_v2=nothing, cublasSetWorkspace_v2=nothing, cublasGemmStridedBatchedEx=gemm)
+    monkeypatch.setattr(cublas, "_library", lambda: blas)
+    at, space = (x.ctypes.data for x in (a, b, out)), Span(0, 4 << 20, np.dtype(np.uint8))
+    cublas.prepared(0, library, *at, space, 0, bias.ctypes.data, copy_rows)(5)
+    exact = a.astype(np.float64) @ b.astype(np.float64) + bias.astype(np.float64)
+    assert np.allclose(out[:, : library.n].astype(np.float64), exact, rtol=2**-8, atol=2**-8)
+    assert (out[:, library.n :] == 3).all() and not lt.alive
 
 
 def test_a_cublas_without_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import glob
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,19 +102,37 @@ def workspace_bytes(arch: str) -> int:
     return (32 if int(arch.removeprefix("sm_").rstrip("af")) >= 90 else 4) << 20
 
 
+CopyRows = Callable[[int, int, int, int, int, int], None]
+"""(to, source, bytes from a row to the next, bytes of each, rows, stream): submits a copy within the device."""
+
+
 def prepared(
-    device: int, library: Library, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
+    device: int,
+    library: Library,
+    a: int,
+    b: int,
+    out: int,
+    workspace: Span,
+    pointers: int = 0,
+    bias: int = 0,
+    copy_rows: CopyRows | None = None,
 ) -> Callable[[int], None]:
     """A function that submits a product to a stream, which may be under capture; arguments are converted once.
 
     :param pointers: the address of ``library.pointers``, by which one call is made unless an array of 16-bit elements
         begins between multiples of POINTER_ALIGN bytes.
     :param bias: the address of the product's bias, if it has one.
+    :param copy_rows: by which cuBLAS alone gives a product with a bias that cuBLASLt has no kernel for.
     :raises DeviceError: there is no cuBLAS, or no kernel with a bias; the function raises it where that reports an
         error, with the sizes.
     """
     if library.product.bias is not None:
-        return _WithBias(device, library, a, b, out, workspace, bias).submit
+        try:
+            return _WithBias(device, library, a, b, out, workspace, bias).submit
+        except DeviceError:
+            if copy_rows is None or library.product.add:
+                raise
+            return _added_to_bias(device, library, a, b, out, workspace, bias, copy_rows)
     blas, handle = _library(), _handle(device)
     asked = _calls(blas, handle, library, (a, b, out), pointers)
     calls = [(_untyped(function), _converted(function, given)) for function, given in asked]
@@ -134,6 +152,28 @@ def prepared(
                 code = function(*arguments)
                 if code:
                     _check(code, library)
+
+    return submit
+
+
+def _added_to_bias(
+    device: int, library: Library, a: int, b: int, out: int, workspace: Span, bias: int, copy_rows: CopyRows
+) -> Callable[[int], None]:
+    """A product with a bias: every row of the result begins as the bias, in copies that double, and the product is
+    added to that.
+    """
+    product = replace(library.product, bias=None, add=True)
+    added = prepared(device, replace(library, product=product), a, b, out, workspace)
+    pitch, width = (library.dtype.itemsize * n for n in (library.out.leading, library.n))
+
+    def submit(stream: int) -> None:
+        copy_rows(out, bias, pitch, width, 1, stream)
+        there = 1
+        while there < library.m:
+            more = min(there, library.m - there)
+            copy_rows(out + there * pitch, out, pitch, width, more, stream)
+            there += more
+        added(stream)
 
     return submit
 

@@ -427,7 +427,11 @@ class Gpu:
         with held_off:
             from . import cublas
 
-        return cublas.prepared(self.description.number, library, a, b, out, workspace, pointers, bias)
+        return cublas.prepared(self.description.number, library, a, b, out, workspace, pointers, bias, self._copy_rows)
+
+    def _copy_rows(self, to: int, source: int, pitch: int, width: int, rows: int, stream: int) -> None:
+        copy, kind = self.runtime.memcpy2DAsync, self.runtime.memcpyDefault
+        _asked("a copy", copy, to, pitch, source, pitch, width, rows, kind, stream)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
