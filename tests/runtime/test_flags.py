@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +32,7 @@ class Device:
         self.memories: dict[int, np.ndarray] = {}
         self.work: list[Callable[[], None]] = []
         self.waits = self.copies = self.uploads = 0
+        self.current = False
 
     def words(self, address: int) -> np.ndarray:
         """The words from an address to the end of its memory."""
@@ -72,11 +76,19 @@ class Device:
         for each in done:
             each()
 
+    @contextlib.contextmanager
+    def made_current(self) -> Iterator[None]:
+        self.current = True
+        yield
+        self.current = False
+
     def synchronize(self) -> None:
+        assert self.current, "another device is waited for"
         self.waits += 1
         self.run()
 
     def read(self, span: Span) -> np.ndarray:
+        assert self.current, "another device is waited for"
         self.run()
         return self.words(span.address)[: span.count].copy()
 
@@ -290,3 +302,104 @@ def test_every_launch_of_a_call_reads_the_flag_of_that_call() -> None:
         for action, found in zip(launches, seen, strict=True):
             assert found == [{**roots, FLAG: flag}[x.root] + x.start if isinstance(x, Part) else x for x in action.args]
     assert len(packed._packed) == 1
+
+
+def test_a_call_in_the_middle_of_another_ones_launches_has_its_own_flag() -> None:
+    """As of a handler of a signal; what is packed for its addresses is in use."""
+    graph = gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w="f32[V,D]")
+    module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90")
+    plan = module.backward.native.bind({"N": 20000, "V": 100, "D": 64})
+    launches = [a for actions in plan.actions for a in actions if isinstance(a, Launch)]
+    flags: list[list[int]] = [[], []]
+    depth = 0
+
+    def launch(*given: Any) -> None:
+        nonlocal depth
+        count = len(launches[len(flags[depth])].args)
+        places = (ctypes.c_void_p * count).from_address(given[9])
+        flags[depth].append([ctypes.c_int64.from_address(place).value for place in places])  # type: ignore[arg-type]
+        if len(flags[0]) == 2 and depth == 0:
+            depth = 1
+            packed.submit({**roots, FLAG: 1 << 51}, 5)
+            depth = 0
+
+    device = SimpleNamespace(
+        handle=lambda *a: 1, sync=False, capturing=lambda s: False, driver=SimpleNamespace(launchKernel=launch)
+    )
+    packed = PackedPlan(device, plan)  # type: ignore[arg-type]
+    roots = {name: (i + 1) << 30 for i, name in enumerate(packed._roots)}
+    packed.submit({**roots, FLAG: 1 << 50}, 5)
+    for flag, found in zip((1 << 50, 1 << 51), flags, strict=True):
+        wanted = [
+            [{**roots, FLAG: flag}[x.root] + x.start if isinstance(x, Part) else x for x in a.args] for a in launches
+        ]
+        assert found == wanted
+
+
+def test_each_thread_has_blocks_of_its_own_on_the_stream_of_a_thread(calls: Calls) -> None:
+    """cudaStreamPerThread is another queue in each: a block's copy says of no other's calls that they have ended."""
+    blocks: list[int] = []
+
+    def work() -> None:
+        blocks.append(id(calls.pool.take(2).block))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:  # one after another: the number of a thread that has ended is another one's
+        thread.start()
+        thread.join()
+    work()
+    assert len({*blocks}) == 4
+    assert calls.pool.take(2).block is calls.pool.take(2).block
+    assert calls.pool.take(5).block is calls.pool.take(5).block
+
+
+def test_an_error_stays_noticed_where_nobody_could_look(calls: Calls) -> None:
+    calls.call("bad", 7)
+    calls.device.run()
+    synchronize = calls.device.synchronize
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    calls.device.synchronize = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        calls.errors.check()
+    calls.device.synchronize = synchronize  # type: ignore[method-assign]
+    with pytest.raises(IndexError, match="bad at 7"):
+        calls.errors.check()
+
+
+def test_an_error_of_a_call_that_is_being_submitted_stays_noticed(calls: Calls) -> None:
+    """Another thread looks between its launches and the end of its submission."""
+    calls.call("before")
+    flag = calls.pool.take(5)
+    calls.device.kernel(flag.address, 7)
+    calls.device.run()
+    calls.errors.check()
+    check = DeferredCheck(calls.pool, lambda words: IndexError(f"at {words[FLAG_WORDS]}"))
+    calls.pool.submitted(flag, check)
+    calls.errors.add(check)
+    with pytest.raises(IndexError, match="at 7"):
+        calls.errors.check()
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_handler_that_takes_a_flag_while_one_is_taken_has_another(at: int, calls: Calls) -> None:
+    """At each line of it."""
+    code, lines, inner = FlagPool.take.__code__, itertools.count(1), list[int]()
+
+    def traced(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line" and next(lines) == at:
+            sys.settrace(None)
+            inner.append(calls.pool.take(5).address)
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        outer = calls.pool.take(5).address
+    finally:
+        sys.settrace(before)
+    assert outer not in inner and (inner or at > 4)

@@ -241,12 +241,13 @@ class _WithBias:
         preference = self._create("MatmulPreference")
         self._set("MatmulPreference", preference, _MOST_WORKSPACE, ctypes.c_uint64(nbytes))
         self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_IN_F32))
-        for i, alignment in enumerate(aligned[:4]):
+        *matrices, result, of_bias = aligned  # what is known of the result holds for what the epilogue reads, too
+        for i, alignment in enumerate((*matrices, min(result, of_bias))):
             self._set("MatmulPreference", preference, _ALIGNMENT + i, ctypes.c_uint32(alignment))
         found, count = _Algorithm(), ctypes.c_int()
         asked = (handle, product, *layouts, preference, 1, ctypes.addressof(found), ctypes.addressof(count))
         _check(self.lt.cublasLtMatmulAlgoGetHeuristic(*asked), self.library)
-        if not count.value:
+        if not count.value or found.state:
             raise DeviceError(f"cuBLASLt has no kernel for a product with a bias ({_sizes(self.library)})")
         return found
 

@@ -7,6 +7,7 @@ stream, None means the current one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -153,6 +154,9 @@ class Device(Protocol):
 
     def mapped(self, nbytes: int) -> tuple[Array, int]:
         """Host memory (u8) that the device can write, for as long as the process lives, and its address there."""
+
+    def made_current(self) -> contextlib.AbstractContextManager[None]:
+        """A context manager in which it is this thread's current device."""
 
     def free(self) -> int:
         """The approximate number of bytes that ``memory`` can still allocate."""

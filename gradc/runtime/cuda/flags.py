@@ -11,6 +11,7 @@ which these calls are known to have ended, and the block is free again.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Any, NamedTuple
 
@@ -33,26 +34,42 @@ _kept: list[Any] = []
 that is gone may still write there.
 """
 _pools: weakref.WeakSet[FlagPool] = weakref.WeakSet()
+Queue = tuple[int, object]
+"""A stream, and the thread, if it is another stream in each."""
+_PER_THREAD = 2
+"""cudaStreamPerThread."""
+
+
+_BEING_SUBMITTED: Any = object()
+"""In the place of the check of a call until all of its work is submitted."""
 
 
 class _Block:
     """Flags of calls in one stream.
 
+    :ivar queue: that the calls are in.
     :ivar copy: their words on the host, NOT_ARRIVED until all calls are submitted and have ended.
-    :ivar checks: of the calls submitted so far, None in the place of others and of those that have been settled.
-    :ivar taken, submitted: calls.
+    :ivar checks: of the calls; None in the place of those that nobody asks for and those that have been settled.
+    :ivar left: the numbers of flags that no call has.
+    :ivar submitted: calls.
     :ivar at_rest: whether all flags are, as far as known.
     """
 
     def __init__(self, memory: Memory, copy: Array, copy_at: int):
         self.memory, self.copy, self.copy_at = memory, copy, copy_at
-        self.stream, self.at_rest = 0, False
-        self.begin(0)
+        self.at_rest = False
+        self.begin((0, None))
 
-    def begin(self, stream: int) -> None:
-        self.stream, self.taken, self.submitted = stream, 0, 0
-        self.checks: list[DeferredCheck | None] = [None] * len(self.copy)
+    def begin(self, queue: Queue) -> None:
+        self.queue, self.submitted = queue, 0
+        self.checks: list[DeferredCheck | None] = [_BEING_SUBMITTED] * len(self.copy)
+        self.left = list(reversed(range(len(self.copy))))
         self.copy.fill(NOT_ARRIVED)
+
+    @property
+    def taken(self) -> int:
+        """How many calls have a flag."""
+        return len(self.checks) - len(self.left)
 
     @property
     def span(self) -> Span:
@@ -76,7 +93,7 @@ class FlagPool:
 
     CALLS = 32
     """Flags of a block."""
-    MOST = 32
+    MOST = 256
     """Blocks."""
 
     def __init__(self, device: Device, words: int):
@@ -87,7 +104,8 @@ class FlagPool:
         self._notice[0] = 0
         self._rest = np.full((self.CALLS, words), FINE, _U64)
         self._rest[:, FLAG_NOTICE] = at
-        self._filling: dict[int, _Block] = {}  # the newest block of each stream
+        self._filling: dict[Queue, _Block] = {}  # the newest block of each
+        self._threads = threading.local()
         self._used: list[_Block] = []
         self._free: list[_Block] = []
         self.failed: list[DeferredCheck] = []
@@ -104,12 +122,19 @@ class FlagPool:
     def take(self, stream: int) -> Flag:
         """A flag at rest, for a call that is submitted to the stream next."""
         with self._lock:
-            block = self._filling.get(stream)
-            if block is None or block.taken == self.CALLS:
-                block = self._filling[stream] = self._begun(stream)
-            number = block.taken
-            block.taken += 1
+            queue = self._queue(stream)
+            block = self._filling.get(queue)
+            while block is None or not block.left:
+                block = self._filling[queue] = self._begun(queue)
+            number = block.left.pop()
             return Flag(block, number, block.memory.address + number * self._rest[0].nbytes)
+
+    def _queue(self, stream: int) -> Queue:
+        if stream != _PER_THREAD:
+            return stream, None
+        if not hasattr(self._threads, "own"):
+            self._threads.own = object()  # numbers of threads are used again
+        return stream, self._threads.own
 
     def submitted(self, flag: Flag, check: DeferredCheck | None) -> None:
         """All work of a call that uses the flag is submitted.
@@ -121,7 +146,7 @@ class FlagPool:
             block.checks[flag.number] = check
             block.submitted += 1
             if block.submitted == self.CALLS:
-                self._device.copy(block.copy_at, block.memory.address, block.span.nbytes, block.stream)
+                self._device.copy(block.copy_at, block.memory.address, block.span.nbytes, block.queue[0])
 
     def collect(self) -> None:
         """Waits for the device; :attr:`failed` then has the checks of the calls submitted so far that have failed."""
@@ -130,9 +155,14 @@ class FlagPool:
             before = [(block, block.checks, [*block.checks], block.submitted) for block in self._used]
         if not before:
             return
-        self._device.synchronize()
-        for block, calls, checks, submitted in before:
-            words = self._device.read(block.span)
+        try:
+            with self._device.made_current():
+                self._device.synchronize()
+                found = [self._device.read(block.span) for block, *_ in before]
+        except BaseException:
+            self._notice[0] = 1  # somebody else is to look
+            raise
+        for (block, calls, checks, submitted), words in zip(before, found, strict=True):
             with self._lock:
                 if block.checks is calls:  # not settled and begun again meanwhile
                     self._settle(block, checks, words)
@@ -146,27 +176,30 @@ class FlagPool:
         for number in np.flatnonzero(wrong).tolist():
             block.at_rest = False
             check = checks[number]
-            if check is not None and block.checks[number] is check:
+            if check is _BEING_SUBMITTED:
+                self._notice[0] = 1  # its error is found once it has a check
+            elif check is not None and block.checks[number] is check:
                 check.words = words[number].copy()
                 self.failed.append(check)
                 block.checks[number] = None
 
     def _release(self, block: _Block) -> None:
         self._used.remove(block)
-        if self._filling.get(block.stream) is block:
-            del self._filling[block.stream]
+        if self._filling.get(block.queue) is block:
+            del self._filling[block.queue]
         block.checks = []
         self._free.append(block)
 
-    def _begun(self, stream: int) -> _Block:
-        """A block whose flags are at rest when work that is submitted to the stream next begins."""
+    def _begun(self, queue: Queue) -> _Block:
+        """A block whose flags are at rest when work that is submitted to the queue next begins."""
+        stream = queue[0]
         for block in [b for b in self._used if b.submitted == self.CALLS and NOT_ARRIVED not in b.copy]:
             self._settle(block, block.checks, block.copy)
             self._release(block)
         if not self._free and len(self._used) >= self.MOST:
             self.collect()
         block = self._free.pop() if self._free else self._new(stream)
-        block.begin(stream)
+        block.begin(queue)
         if not block.at_rest:
             self._device.upload(block.memory.address, self._rest, stream)
             block.at_rest = True

@@ -250,6 +250,18 @@ class Gpu:
                 self.runtime.free(0)  # initialises the context, also for this thread
             self._thread.ready = True
 
+    @contextlib.contextmanager
+    def made_current(self) -> Iterator[None]:
+        before, own = self.runtime.getDevice(), self.description.number
+        if before == own:
+            yield
+            return
+        self.runtime.setDevice(own)
+        try:
+            yield
+        finally:
+            self.runtime.setDevice(before)
+
     def device_of(self, address: int) -> int:
         with _named(f"asking whose address {address:#x} is"):
             return int(self.runtime.pointerGetAttributes(address).device)

@@ -16,7 +16,7 @@ from ...codegen.cuda.render import CudaKernel, render_cuda
 from ...codegen.cuda.rendered import packed, unpacked
 from ...codegen.cuda.support import support_text
 from ...codegen.text import CODES, widened
-from ...errors import CaptureError, IndexOutOfRange, InternalError, NotAscending
+from ...errors import CaptureError, DeviceError, IndexOutOfRange, InternalError, NotAscending
 from ...ir.dims import evaluate
 from ...ir.kernel import Kernel, Program
 from ...process.forks import cached_property, held_off, lock
@@ -60,9 +60,14 @@ class Submission:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if self.own_flag is not None:
-            pool, flag = self.own_flag
+        if self.own_flag is None:
+            return
+        pool, flag = self.own_flag
+        try:
             pool.submitted(flag, self.check if kind is None else None)
+        except DeviceError:
+            if kind is None:  # else it is one more of the error that is raised
+                raise
 
 
 class CudaSource(NamedTuple):
@@ -364,7 +369,11 @@ class CudaProgram:
             arrays = again()
             return self.start(arrays, plan, None, stream, until=number) if arrays is not None else None
 
-        return DeferredCheck(self._flags, lambda words: self.error(plan, words, repeated))
+        def described(words: Array) -> Exception | None:
+            with self.device.made_current():
+                return self.error(plan, words, repeated)
+
+        return DeferredCheck(self._flags, described)
 
     def error(self, plan: LaunchPlan, words: Array, ready: Callable[[int], Submission | None]) -> Exception | None:
         """The error in the words of a flag, or None; the step that set it is rerun to find the value of the index.

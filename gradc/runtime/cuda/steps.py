@@ -4,7 +4,6 @@ addresses.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +13,6 @@ import numpy as np
 from ...codegen.cuda.actions import FLAG, Action, Address, Launch, Library, Part
 from ...codegen.cuda.launch import LaunchPlan
 from ...errors import DeviceError, OutOfMemory
-from ...process.forks import lock
 from ..recent import Recent
 from .device import Device, Span
 
@@ -112,7 +110,7 @@ class PackedPlan:
     """A plan whose launches differ between calls in the addresses of their roots alone.
 
     Arguments are packed for a set of addresses once, and kept: allocators give the same ones again and again.  The flag
-    is another in each call: all launches read its address in one place.
+    is another in each call: all launches read its address in one place, and what is packed is one call's at a time.
     """
 
     KEPT = 64
@@ -133,9 +131,8 @@ class PackedPlan:
         self._slots = np.array(
             [len(args) if isinstance(x, Part) and x.root == FLAG else i for i, x in enumerate(args)], np.int64
         )
-        self._held = lock() if plan.checks else contextlib.nullcontext()
         self._handles = {id(a): device.handle(a.function, a.wide, a.shared) for a in launches}
-        self._packed: Recent[tuple[int, ...], Packed] = Recent(self.KEPT)
+        self._packed: Recent[tuple[int, ...], list[Packed]] = Recent(self.KEPT)
 
     def submit(self, roots: Roots, stream: int) -> None:
         """Submits all actions.
@@ -143,27 +140,32 @@ class PackedPlan:
         :raises DeviceError, OutOfMemory, CaptureError: a launch failed; the function is named.
         """
         addresses = tuple([roots[name] for name in self._roots])
-        packed = self._packed.get(addresses)
-        if packed is None:
+        idle = self._packed.get(addresses)
+        if idle is None:
+            idle = self._packed[addresses] = []
+        try:
+            packed = idle.pop()
+        except IndexError:  # none, or other threads, or a handler of a signal, have them
             packed = self._pack(addresses, roots)
         device, start = self.device, self.device.driver.launchKernel
         waits = device.sync and not device.capturing(stream)
         action: Action | None = None
         try:
-            with self._held:
-                packed.values[-1] = roots[FLAG]
-                for call in packed.calls:
-                    action, function, given = call
-                    if function is None:
-                        given(stream)
-                    else:
-                        start(*function, stream, given, 0)
-                    if waits:
-                        device.runtime.streamSynchronize(stream)
+            packed.values[-1] = roots[FLAG]
+            for call in packed.calls:
+                action, function, given = call
+                if function is None:
+                    given(stream)
+                else:
+                    start(*function, stream, given, 0)
+                if waits:
+                    device.runtime.streamSynchronize(stream)
         except RuntimeError as error:
             if isinstance(error, DeviceError | OutOfMemory) or not isinstance(action, Launch):
                 raise
             raise device.failed(error, action.function, action.blocks, action.threads) from error
+        finally:
+            idle.append(packed)
 
     def _pack(self, addresses: tuple[int, ...], roots: Roots) -> Packed:
         values = self._starts + np.array((0, *addresses), np.int64)[self._root]
@@ -177,8 +179,7 @@ class PackedPlan:
                 at += 8 * len(action.args)
             else:
                 calls.append((action, None, product(self.device, self.plan, action, dict(roots))))
-        packed = self._packed[addresses] = Packed(values, places, tuple(calls))
-        return packed
+        return Packed(values, places, tuple(calls))
 
 
 def _parts(plan: LaunchPlan, action: Library) -> list[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import time
@@ -189,6 +190,9 @@ class Simulator:
     def mapped(self, nbytes: int) -> tuple[Array, int]:
         array = np.zeros(nbytes, np.uint8)
         return array, array.ctypes.data
+
+    def made_current(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def free(self) -> int:
         return available().left
