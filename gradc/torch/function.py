@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -271,38 +272,51 @@ def _read_by(graph: Graph, outputs: Iterable[str]) -> set[str]:
     return {Graph.input_name(n) for n in graph.inputs if n in seen}
 
 
+@dataclass(frozen=True)
 class _Kept:
-    """What autograd keeps of a call of a module.
+    """Where the tensors that autograd keeps of a call of a module belong; it has none of them itself.
 
-    :param given: the inputs by name; ``outputs``: by name, too.
-    :ivar tensors: what autograd is to keep.
+    :param empty: the call's residuals without arrays.
+    :param outputs: the output that a residual is.
+    :param count: of the tensors, how many are inputs that gradients depend on.
+    :param names: of the residuals that the others are.
     """
 
-    def __init__(
-        self,
+    function: Function
+    empty: Residuals
+    outputs: Mapping[str, str]
+    count: int
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(
         differentiated: Differentiated,
         given: Mapping[str, torch.Tensor],
         outputs: Mapping[str, torch.Tensor],
         residuals: Residuals,
-    ):
-        self._function, self._residuals = differentiated.function, residuals.carrying({})
+    ) -> tuple[_Kept, list[torch.Tensor]]:
+        """(that, the tensors).
+
+        :param given: the inputs by name; ``outputs``: by name, too.
+        """
         borrowed = {} if residuals.orders else {r.name for r in residuals.module.residuals if r.why == "input"}
         own = {n: given[n] if n in borrowed and n in given else a for n, a in residuals.arrays.items()}
         # saved as the very tensor that is returned, a change of it before backward is an error of autograd's
-        self._outputs = {r.name: r.output for r in residuals.module.residuals if r.output}
-        own |= {name: outputs[output] for name, output in self._outputs.items()}
-        self._names, self._count = tuple(own), len(differentiated.read)
-        self.tensors = [*[given[n] for n in differentiated.read], *_tensors(own.values())]
+        are = {r.name: r.output for r in residuals.module.residuals if r.output}
+        own |= {name: outputs[output] for name, output in are.items()}
+        inputs = [given[n] for n in differentiated.read]
+        kept = _Kept(differentiated.function, residuals.carrying({}), are, len(inputs), tuple(own))
+        return kept, [*inputs, *_tensors(own.values())]
 
     def read(self, saved: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Of what was kept, the inputs that gradients depend on."""
-        return saved[: self._count]
+        return saved[: self.count]
 
     def residuals(self, saved: Sequence[torch.Tensor]) -> Residuals:
         """What was kept, for a call of the module."""
-        own = zip(self._names, saved[self._count :], strict=True)
-        in_order = self._function.in_memory_order
-        return self._residuals.carrying({n: in_order(self._outputs.get(n, ""), x) for n, x in own})
+        own = zip(self.names, saved[self.count :], strict=True)
+        in_order = self.function.in_memory_order
+        return self.empty.carrying({n: in_order(self.outputs.get(n, ""), x) for n, x in own})
 
 
 class _Recorded(torch.autograd.Function):
@@ -399,8 +413,9 @@ def _by_module(
             return function.outputs(differentiated.module(given, dims=dims))
         values, residuals = differentiated.module.forward(given, dims=dims)
     outputs = function.outputs(values)
-    ctx.kept = _Kept(differentiated, given, dict(zip(function.graph.output_names, outputs, strict=True)), residuals)
-    ctx.save_for_backward(*ctx.kept.tensors)
+    named = dict(zip(function.graph.output_names, outputs, strict=True))
+    ctx.kept, tensors = _Kept.of(differentiated, given, named, residuals)
+    ctx.save_for_backward(*tensors)
     return outputs
 
 

@@ -278,6 +278,7 @@ class _Backward:
         saved: Tensors,
     ):
         self._saved = [described(x) for x in saved]
+        self._shapes, self._bytes = [x.shape for x in saved], [x.nbytes for x in saved]
         self._prepared, self._defaults, self._kept, self._cotangents = prepared, defaults, kept, cotangents
         self._fixed = [array.ctypes.data for array in defaults.values()]
         function, module = differentiated.function, differentiated.module
@@ -295,7 +296,7 @@ class _Backward:
         backward, cotangent_names = module.backward, module.joint_names[0]
         read = [n for n in module.forward.cotangent_types if cotangent_names.get(n) in backward.inputs]
         types = {n: graph.output(n).type for n in read}
-        zeros = {n: torch.zeros(t.concrete(dims), dtype=TORCH_DTYPES[t.dtype]) for n, t in types.items()}
+        zeros = {n: torch.zeros(t.concrete(dims), dtype=TORCH_DTYPES[t.dtype], device="cpu") for n, t in types.items()}
         inputs = backward.inputs_of(call.residuals(saved), (), zeros)
         inputs = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor)}
         own = {d: size for d, size in dims.items() if d in backward.program.dims}
@@ -312,7 +313,10 @@ class _Backward:
         try:
             upstream = [self._upstream(cotangents[i], *like) for i, *like in self._cotangents]
             found = [x.data_ptr() for x in saved if x.is_contiguous()]
-            if found != where:  # a hook gave other tensors (checkpoints do), or their owner other memory (FSDP does)
+            same = [x.shape for x in saved] == self._shapes and [x.nbytes for x in saved] == self._bytes
+            if (
+                found != where or not same
+            ):  # a hook gave others (checkpoints do), or their owner other memory (FSDP does)
                 if len(found) < len(saved) or [described(x) for x in saved] != self._saved:
                     return None
             own = [x.data_ptr() for x in upstream]
@@ -337,7 +341,7 @@ class _Backward:
     def _upstream(self, x: torch.Tensor | None, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A cotangent as the program reads it, the tensor itself if it is that already."""
         if x is None:
-            return torch.zeros(shape, dtype=dtype)
+            return torch.zeros(shape, dtype=dtype, device="cpu")
         if x.dtype is not dtype or x.shape != shape:
             raise RuntimeError(f"the cotangent {name} is a {x.dtype}{list(x.shape)}")
         if x.is_contiguous() and not x.is_neg():

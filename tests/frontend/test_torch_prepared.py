@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_compiled import compiled, fresh  # noqa: E402, F401
 
+from gradc.errors import InvalidProblem  # noqa: E402
 from gradc.runtime.executable import Executable  # noqa: E402
 
 
@@ -261,3 +264,34 @@ def test_large_results_come_from_the_pool() -> None:
     before = pool.reused
     agrees(call, model, x)
     assert pool.reused > before
+
+
+@pytest.mark.parametrize("target", ["cpu", "numpy"])
+def test_nothing_but_autograd_holds_what_it_keeps(target: str) -> None:
+    """After backward it is gone, and where a hook packs it away it is not there at all."""
+    call, w = compiled(lambda a, w: torch.softmax(a * w, 1), False, target=target), torch.rand(64, requires_grad=True)
+    leaf, alive, kept = torch.rand(8, 64, requires_grad=True), [], []
+    for hooked in (False, True, False):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: None if hooked else x, lambda x: x):  # noqa: B023
+            a = leaf * 1
+            kept.append(call(a, w).sum())
+        alive.append(weakref.ref(a))
+        del a
+        if not hooked:
+            kept[-1].backward()
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
+
+
+def test_a_saved_parameter_that_was_made_smaller_is_an_error(bound: list[str]) -> None:
+    """Its memory begins where it did, and autograd counts no change of ``.data``."""
+    w = nn.Parameter(torch.rand(64, 64))
+    call = compiled(lambda x, w: torch.tanh(x @ w), False, target="cpu")
+    for _ in range(2):
+        call(torch.rand(8, 64, requires_grad=True), w).sum().backward()
+    bound.clear()
+    y = call(torch.rand(8, 64, requires_grad=True), w).sum()
+    assert not bound
+    w.data = w.data[:32]
+    with pytest.raises(InvalidProblem):
+        y.backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,8 @@ import gradc
 from gradc import ops
 from gradc.errors import IndexOutOfRange, InvalidProblem
 from gradc.runtime.executable import Executable
-from gradc.runtime.host import pool
+from gradc.runtime.host import pool, prepared
+from gradc.runtime.host.arrays import SMALL
 from gradc.runtime.host.prepared import KEPT
 
 
@@ -184,3 +186,30 @@ def test_the_layout_of_an_array_is_recognised() -> None:
         flags = np.zeros(1).flags
 
     assert not pool._has_known_layout(Array())  # type: ignore[arg-type]
+
+
+def test_a_call_of_other_sizes_asks_for_no_memory_of_the_known_ones(
+    reading: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(prepared, "empty", lambda shape, dtype, **_: asked.append(shape) or np.empty(shape, dtype))
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"), target="cpu")
+    large = np.zeros(SMALL, np.float32)
+    for _ in range(2):
+        module(x=large)
+    assert asked == [large.shape]
+    np.testing.assert_array_equal(module(x=np.zeros(3, np.float32)), np.ones(3))
+    assert asked == [large.shape]
+
+
+def test_unpickled_arrays_drop_no_known_call(reading: None, bound: list[str]) -> None:
+    """Each has a dtype object of its own."""
+    module, arrays = scaled(), given(3)
+    want = module(**arrays)
+    for _ in range(KEPT + 1):
+        other = {name: pickle.loads(pickle.dumps(a)) for name, a in arrays.items()}
+        assert other["x"].dtype is not arrays["x"].dtype
+        np.testing.assert_array_equal(module(**other), want)
+    bound.clear()
+    np.testing.assert_array_equal(module(**arrays), want)
+    assert not bound

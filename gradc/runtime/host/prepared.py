@@ -177,6 +177,7 @@ class Known(NamedTuple):
     :param dims: the value of every symbol.
     :param types: of inputs and outputs.
     :param outputs: the name of each, what allocates it, its shape and dtype.
+    :param shapes: of the inputs, which are compared before memory for large results is asked for; None: all are small.
     """
 
     prepared: Prepared
@@ -184,6 +185,7 @@ class Known(NamedTuple):
     dims: dict[str, int]
     types: ArrayTypes
     outputs: tuple[tuple[str, Callable[..., Array], tuple[int, ...], Any], ...]
+    shapes: list[tuple[int, ...]] | None
 
 
 class Described(NamedTuple):
@@ -228,6 +230,8 @@ class NumpyCalls:
         for x, array in zip(call.arrays, bound.arrays.values(), strict=True):
             if type(x) is not np.ndarray or x.dtype is not array.dtype or x.ctypes.data != array.ctypes.data:
                 return
+            if x.dtype is not np.dtype(x.dtype.type):  # of an array that was unpickled: another object for each
+                return
         prepared = prepare()
         if prepared is None:
             return
@@ -236,13 +240,18 @@ class NumpyCalls:
             (name, np.empty if array.nbytes < SMALL else empty, array.shape, array.dtype)
             for name, array in bound.outputs.items()
         )
-        self._known = [Known(prepared, dict(call.given), bound.dims, types, outputs), *self._known][:KEPT]
+        large = any(array.nbytes >= SMALL for array in bound.outputs.values())
+        shapes = [x.shape for x in call.arrays] if large else None
+        known = Known(prepared, dict(call.given), bound.dims, types, outputs, shapes)
+        self._known = [known, *self._known][:KEPT]
 
     @staticmethod
     def repeat(call: Described) -> tuple[dict[str, Array], dict[str, int]] | None:
         """Runs a call that is known: (results, value of every symbol); None, and nothing was done, if it is not."""
         for known in call.known or ():
-            if known.given == call.given:
+            if known.given == call.given and (
+                known.shapes is None or [getattr(x, "shape", None) for x in call.arrays] == known.shapes
+            ):
                 results = {name: allocate(shape, dtype) for name, allocate, shape, dtype in known.outputs}
                 if known.prepared.on_arrays(known.types, (*call.arrays, *results.values())):
                     return results, known.dims
