@@ -20,7 +20,7 @@ from ..module.options import expand, names_of
 from ..plans.traced import TracedFunction
 from ..runtime.cuda.on_device import describe
 from ..runtime.host.arrays import from_numpy, to_numpy
-from ..runtime.host.tensors import detached, is_tensor
+from ..runtime.host.tensors import detached, is_tensor, written
 from ..runtime.located import located
 from ..runtime.recent import Recent
 from ..runtime.shared import Shared
@@ -142,6 +142,7 @@ class Step(Shared):
             clip_norm=self.clip_norm,
             master_weights=self.master_weights,
             numerics=self.options.get("numerics", "real"),
+            unused=self.options.get("unused", "error"),
         )
 
     def _compiled(self, loss: Graph, target: str | None) -> Compiled:
@@ -284,5 +285,6 @@ def _write_rows(name: str, arrays: Mapping[str, Any], results: Mapping[str, Any]
         values = results[f"{key}.{VALUES}"][:count]
         if describe(x) is None:
             to_numpy(x)[0][to_numpy(rows)[0]] = to_numpy(values)[0]
+            written(x)
         else:
             x[rows] = values

@@ -118,6 +118,44 @@ def test_an_output_may_be_called_like_a_parameter() -> None:
     assert loss == 3 and y.tolist() == [1, 0, -1]
 
 
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [
+        (lambda n: {"state": {"n": n}}, "state_n"),
+        (lambda n: {"w": {"n": n}}, "w_n"),
+        (lambda n: {"w.rows": n}, "w_rows"),
+        (lambda n: {"state.n": n, "state_n": n + 1}, "state_n_2"),
+        (lambda n: {"w": n, "w_2": n + 1}, "w_3"),
+    ],
+)
+def test_an_output_may_be_called_like_a_part_of_the_state(extra: Any, name: str) -> None:
+    graph = gradc.trace(lambda w, x: {"loss": ops.sum(w * x), **extra(ops.cast(x, "i64"))}, w="f64[3]", x="f64[3]")
+    step = gradc.step(graph, optim.sgd(1.0), "w", target="numpy")
+    value, w, state = step(np.ones(3), {"step": 0}, x=np.arange(3.0))
+    assert value["loss"] == 3 and value[name].tolist() == [0, 1, 2]
+    assert w.tolist() == [1, 0, -1] and state == {"step": 1}
+
+
+def test_a_parameter_that_the_loss_does_not_read_may_stay() -> None:
+    fn = lambda p, x: ops.sum(p["a"] * x)
+    step = gradc.step(fn, optim.sgd(1.0), unused="zeros", target="numpy")
+    _, new, _ = step({"a": np.ones(3), "b": np.ones(2)}, {"step": 0}, x=np.arange(3.0))
+    assert new["a"].tolist() == [1, 0, -1] and new["b"].tolist() == [1, 1]
+
+
+def test_torch_knows_that_rows_were_written() -> None:
+    torch = pytest.importorskip("torch")
+    step = gradc.step(lambda w, i: ops.sum(ops.embedding(i, w)), optim.adagrad(0.1), sparse="w")
+    w = torch.nn.Parameter(torch.ones(3, 2))
+    state = step.init(w)
+    of_table, of_state = (w * w).sum(), (state["sum.w"].requires_grad_() ** 2.0).sum()
+    state["sum.w"] = state["sum.w"].detach()
+    step(w, state, i=torch.tensor([1]))
+    for each in (of_table, of_state):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            each.backward()
+
+
 def test_tensors_that_require_grad() -> None:
     torch = pytest.importorskip("torch")
     step = gradc.step(lambda w, x: ops.sum(w * x), optim.adamw(0.1))
