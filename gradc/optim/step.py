@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +13,15 @@ import numpy as np
 
 from .. import knobs
 from ..api import compile
-from ..errors import InvalidProblem
+from ..errors import GradcError, InvalidProblem
 from ..interp import by_name
 from ..ir.graph import Graph
 from ..ir.types import Type, typeof
 from ..module.module import Module
 from ..module.options import expand, names_of
 from ..plans.traced import TracedFunction
-from ..runtime.cuda.on_device import describe
-from ..runtime.host.arrays import from_numpy, to_numpy
+from ..runtime.cuda.on_device import DeviceArray, describe
+from ..runtime.host.arrays import Array, Kind, from_numpy, overlap, overlapping, overlaps_itself, to_numpy
 from ..runtime.host.tensors import detached, is_tensor, written
 from ..runtime.located import located
 from ..runtime.recent import Recent
@@ -211,7 +213,9 @@ class Step(Shared):
             raise InvalidProblem(f"{min(twice)!r} is among the parameters and the other arguments")
         learned, others = _leaves(given), _leaves(rest)
         kept = {f"{STATE}.{key}": x for key, x in self._checked(state).items()}
-        _distinct({**learned, **kept})
+        memory = _memory({**learned, **kept})
+        _check_count(memory.get(f"{STATE}.step"))
+        _distinct(memory)
         compiled = self._for({**given, **rest}, {**learned, **others})
         arrays = {**{name: detached(x) for name, x in learned.items()}, **kept, **others}
         if lr is not None:
@@ -223,6 +227,7 @@ class Step(Shared):
         for name, keys in compiled.sparse.items():
             _write_rows(name, {key: arrays[key] for key in keys}, results)
         after = {**arrays, **results}
+        after |= _in_library({name: arrays[name] for name in memory}, after)
         values = {name: results[name] for name in compiled.values}
         new = {name: unflatten(tree, after, name) for name, tree in given.items()}
         return (
@@ -255,13 +260,51 @@ def _leaves(trees: Mapping[str, Any]) -> dict[str, Any]:
     return {key: x for name, tree in trees.items() for key, x in flatten(tree, name).items()}
 
 
-def _distinct(arrays: Mapping[str, Any]) -> None:
-    """InvalidProblem where an array has two names."""
-    first: dict[int, str] = {}
+def _memory(arrays: Mapping[str, Any]) -> dict[str, Array]:
+    """The memory of arrays by name, without what is no array, of which the call raises the error."""
+    found = {}
     for name, x in arrays.items():
-        other = first.setdefault(id(x), name)
-        if other != name and not isinstance(x, int):
-            raise InvalidProblem(f"{other} and {name} are one array: each is updated by itself")
+        with contextlib.suppress(GradcError):
+            found[name] = located(x)
+    return found
+
+
+def _distinct(memory: Mapping[str, Array]) -> None:
+    """InvalidProblem where two arrays, or two elements of one, share memory."""
+    for name, x in memory.items():
+        if overlaps_itself(x):
+            raise InvalidProblem(
+                f"elements of {name} share memory: its shape is {x.shape}, and its strides in bytes are {x.strides}"
+            )
+    shared = overlapping(memory)
+    for one, other in itertools.combinations([name for name in memory if name in shared], 2):
+        if overlap(memory[one], memory[other]):
+            raise InvalidProblem(f"{one} and {other} share memory: each is updated by itself")
+
+
+def _check_count(count: Array | None) -> None:
+    """InvalidProblem for a number of steps that no training reaches, or whose f64 would be another number; in memory
+    of a GPU, which the host does not read, it is not looked at.
+    """
+    if count is None or isinstance(count, DeviceArray) or count.dtype.kind not in "iu" or count.shape:
+        return
+    if not 0 <= int(count) < 1 << 53:
+        raise InvalidProblem(f"the state's step is {int(count)}: the number of steps made, from 0 to below 2**53")
+
+
+def _in_library(given: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The new values of arrays in host memory that are of another library than these; of numbers, than the first array.
+    """
+    first = next((x for x in given.values() if not isinstance(x, int | float)), None)
+    found = {}
+    for name, own in given.items():
+        new, like = after[name], first if isinstance(own, int | float) else own
+        if type(new) is not type(like) and describe(new) is None and describe(like) is None:
+            array, kind = to_numpy(new)
+            wanted = Kind.NUMPY if like is None else to_numpy(like)[1]
+            if kind != wanted:
+                found[name] = from_numpy(array, wanted)
+    return found
 
 
 def _filled(like: Any, type_: Type, value: float | None) -> Any:

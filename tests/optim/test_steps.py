@@ -322,8 +322,22 @@ def _bad(change: Any) -> Any:
         (_bad(lambda c: c["batch"].update(p=weights())), "'p' is among the parameters"),
         (
             _bad(lambda c: c["state"].update({"mean.p.b": c["parameters"]["b"]})),
-            r"p\.b and state\.mean\.p\.b are one array",
+            r"p\.b and state\.mean\.p\.b share memory",
         ),
+        (
+            _bad(lambda c: c["state"].update({"square.p.b": c["parameters"]["b"].view()})),
+            r"p\.b and state\.square\.p\.b share memory",
+        ),
+        (
+            _bad(lambda c: c["parameters"].update(b=c["parameters"]["w"][0][1])),
+            r"p\.w\.0 and p\.b share memory",
+        ),
+        (
+            _bad(lambda c: c["parameters"].update(b=np.lib.stride_tricks.as_strided(np.ones(1), (8,), (0,)))),
+            r"elements of p\.b share memory: its shape is \(8,\), and its strides in bytes are \(0,\)",
+        ),
+        (_bad(lambda c: c["state"].update(step=-1)), "the state's step is -1: "),
+        (_bad(lambda c: c["state"].update(step=np.array(1 << 53))), "the state's step is 9007199254740992: .* below 2"),
         (_bad(lambda c: c["parameters"].update(b=np.zeros(7))), ""),
     ],
 )
@@ -335,6 +349,46 @@ def test_a_wrong_argument_changes_nothing(call: Any, what: str) -> None:
     with pytest.raises(InvalidProblem if what else GradcError, match=what):
         call(step, dict(parameters), dict(state))
     assert _same_bits((parameters, state), before)
+
+
+def test_tied_weights_and_tables_are_refused_however_they_are_tied() -> None:
+    torch = pytest.importorskip("torch")
+    step = gradc.step(lambda p, x: ops.sum(ops.tanh(x @ p["e"]) @ p["h"]), optim.sgd(0.1))
+    w = torch.nn.Parameter(torch.ones(3, 3))
+    for other in (w, w.detach(), w.T):
+        with pytest.raises(InvalidProblem, match=r"p\.e and p\.h share memory"):
+            step({"e": w, "h": other}, {"step": 0}, x=torch.ones(2, 3))
+    step = gradc.step(lambda w, i: ops.sum(ops.embedding(i, w)), optim.adagrad(0.1), sparse="w")
+    table = torch.ones(1, 3).expand(7, 3)
+    with pytest.raises(InvalidProblem, match=r"elements of w share memory"):
+        step(table, {"step": 0, "sum.w": torch.zeros(7, 3)}, i=torch.tensor([1]))
+    assert table[0].tolist() == [1, 1, 1] and w.tolist() == [[1] * 3] * 3
+
+
+def test_columns_of_one_array_are_two_parameters() -> None:
+    """Interleaved views share no byte; nor do equal numbers."""
+    both = np.ones((3, 2))
+    step = gradc.step(lambda p, x: ops.sum(p["a"] * x) - ops.sum(p["b"]) + p["c"] * p["d"], optim.sgd(1.0))
+    half = 0.5
+    parameters = {"a": both[:, 0], "b": both[:, 1], "c": half, "d": half}
+    _, new, _ = step(parameters, {"step": 0}, x=np.arange(3.0))
+    assert new["a"].tolist() == [1, 0, -1] and new["b"].tolist() == [2] * 3 and new["c"] == new["d"] == 0
+
+
+@pytest.mark.parametrize("sparse", ["", "p.e"])
+def test_parameters_and_state_stay_in_their_library(sparse: str) -> None:
+    torch = pytest.importorskip("torch")
+    fn = lambda p, i, x: ops.sum(ops.embedding(i, p["e"]) @ p["w"] * x)
+    step = gradc.step(fn, optim.adam(0.1), sparse=[sparse] if sparse else ())
+    numpys = {"e": np.ones((5, 2)), "w": np.ones((2, 3))}
+    state = step.init(numpys)
+    _, new, after = step(numpys, state, i=np.array([1]), x=torch.ones(1, 3, dtype=torch.float64))
+    for mine, given in zip((*new.values(), *after.values()), (*numpys.values(), *state.values()), strict=True):
+        assert isinstance(mine, np.ndarray) and (isinstance(given, int) or np.shares_memory(mine, given))
+    tensors = {name: torch.from_numpy(x) for name, x in numpys.items()}
+    state = step.init(tensors)
+    _, new, after = step(tensors, state, i=np.array([1]), x=np.ones((1, 3)))
+    assert all(isinstance(x, torch.Tensor) for x in (*new.values(), *after.values()))
 
 
 @pytest.mark.parametrize(
