@@ -28,7 +28,7 @@ from ..runtime.recent import Recent
 from ..runtime.shared import Shared
 from ..trace import flatten, unflatten
 from .optimizer import Optimizer, checked
-from .step_graph import COUNT, LR, ROWS, STATE, VALUES, slots_of, step_graph
+from .step_graph import COUNT, LR, ROWS, STATE, VALUES, check_learned, slots_of, step_graph
 
 State = dict[str, Any]
 """``step``: the number of steps made; ``SLOT.NAME``: what the optimizer keeps of a parameter, an array."""
@@ -177,11 +177,14 @@ class Step(Shared):
         """The state before the first step, in the library and on the device of each parameter.
 
         :param parameters: as a call takes them.
+        :raises InvalidProblem: one is no array of floats.
         """
         state: State = {"step": 0}
         for name, x in _leaves(self._by_name(parameters)).items():
-            initial = {slot: kept.initial for slot, kept in self.optimizer.slots(typeof(x)).items()}
-            for slot, kept in slots_of(self.optimizer, typeof(x), self.master_weights).items():
+            type_ = typeof(x)
+            check_learned(name, type_, self.optimizer)
+            initial = {slot: kept.initial for slot, kept in self.optimizer.slots(type_).items()}
+            for slot, kept in slots_of(self.optimizer, type_, self.master_weights).items():
                 state[f"{slot}.{name}"] = _filled(x, kept, initial.get(slot))
         return state
 
@@ -293,7 +296,8 @@ def _check_count(count: Array | None) -> None:
 
 
 def _in_library(given: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The new values of arrays in host memory that are of another library than these; of numbers, than the first array.
+    """The new values, in host memory, that come in another library than the arrays given, in theirs; those of numbers
+    in the library of the first array.
     """
     first = next((x for x in given.values() if not isinstance(x, int | float)), None)
     found = {}

@@ -106,6 +106,12 @@ def slots_of(optimizer: Optimizer, parameter: Type, master_weights: bool) -> dic
     return own | ({MASTER: parameter.with_dtype(wide)} if master_weights and parameter.dtype is not wide else {})
 
 
+def check_learned(name: str, parameter: Type, optimizer: Optimizer) -> None:
+    """InvalidProblem for a parameter of a dtype that has no gradient."""
+    if not parameter.dtype.has_tangent:
+        raise InvalidProblem(f"{name} is {parameter}: {type(optimizer).__name__} updates f16, bf16, f32 and f64")
+
+
 def _check(graph: Graph, wrt: Sequence[str], optimizer: Optimizer, sparse: Sequence[str]) -> None:
     """InvalidProblem or Unsupported where there is no such step, but for what differentiation says itself."""
     name = type(optimizer).__name__
@@ -121,8 +127,8 @@ def _check(graph: Graph, wrt: Sequence[str], optimizer: Optimizer, sparse: Seque
         if taken in (LR, STATE) or taken.startswith(f"{STATE}."):
             raise InvalidProblem(f"{graph.name} has an input {taken!r}, which is a step's own; give it another name")
     for each in wrt:
-        if each in graph.input_names and not graph.input(each).dtype.has_tangent:
-            raise InvalidProblem(f"{each} is {graph.input(each).type}: {name} updates f16, bf16, f32 and f64")
+        if each in graph.input_names:
+            check_learned(each, graph.input(each).type, optimizer)
     for each in sparse:
         if each not in wrt:
             raise InvalidProblem(f"sparse names {each!r}, which is not learned: {', '.join(wrt)}")

@@ -15,7 +15,7 @@ import pytest
 import gradc
 from gradc import ops, optim
 from gradc.cli import main
-from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem, NotDifferentiable, Unsupported
+from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem, NotDifferentiable, TypeRuleError, Unsupported
 from gradc.optim.step_graph import step_graph
 
 TARGETS = ("numpy", "cpu", "cuda-sim")
@@ -319,6 +319,7 @@ def _bad(change: Any) -> Any:
         (_bad(lambda c: c.update(state=[])), "the state is a list"),
         (_bad(lambda c: c.update(lr=float("nan"))), "lr=nan: a finite number from 0"),
         (_bad(lambda c: c.update(lr="much")), "lr='much'"),
+        (_bad(lambda c: c.update(lr=10**400)), "lr=an integer of 1329 bits: a finite number from 0"),
         (_bad(lambda c: c["batch"].update(p=weights())), "'p' is among the parameters"),
         (
             _bad(lambda c: c["state"].update({"mean.p.b": c["parameters"]["b"]})),
@@ -395,6 +396,23 @@ def test_parameters_and_state_stay_in_their_library(sparse: str) -> None:
     ("make", "error", "what"),
     [
         (lambda: gradc.step(perceptron, "adam"), InvalidProblem, "an optimizer of gradc.optim, not a str"),
+        (lambda: gradc.step(3, optim.adam()), InvalidProblem, "no function .* 3 is not a callable"),
+        (lambda: optim.sgd(10**400), InvalidProblem, "sgd: lr=an integer of 1329 bits"),
+        (lambda: optim.adam(maximize="False"), InvalidProblem, "adam: maximize='False': True or False"),
+        (lambda: optim.adam(amsgrad=1), InvalidProblem, "adam: amsgrad=1: True or False"),
+        (lambda: optim.sgd(momentum=0.9, nesterov="no"), InvalidProblem, "sgd: nesterov='no': True or False"),
+        (lambda: optim.adafactor(beta2_decay=0.5), InvalidProblem, "beta2_decay=0.5: a finite number from -inf to 0$"),
+        (
+            lambda: gradc.step(perceptron, optim.adam()).init({"w": np.ones(3, int)}),
+            InvalidProblem,
+            r"p\.w is i64\[3\]",
+        ),
+        (lambda: gradc.step(perceptron, optim.adam()).init(True), InvalidProblem, r"p is bool\[\]: adam updates"),
+        (
+            lambda: gradc.step(perceptron, optim.adam()).graph,
+            TypeRuleError,
+            r"of p, x, t are not known;.* gradc\.trace",
+        ),
         (lambda: gradc.step(perceptron, optim.adam(), ["p", "p"]), InvalidProblem, "wrt names 'p' twice"),
         (lambda: gradc.step(perceptron, optim.adam(), "q"), InvalidProblem, "wrt names 'q'; there are p, x, t"),
         (lambda: gradc.step(perceptron, optim.adam(), clip_norm=float("nan")), InvalidProblem, "clip_norm=nan"),
