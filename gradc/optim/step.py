@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,6 @@ from ..plans.traced import TracedFunction
 from ..runtime.cuda.on_device import DeviceArray, describe
 from ..runtime.host.arrays import Array, Kind, from_numpy, overlap, overlapping, overlaps_itself, to_numpy
 from ..runtime.host.tensors import detached, is_tensor, written
-from ..runtime.located import located
 from ..runtime.recent import Recent
 from ..runtime.shared import Shared
 from ..trace import flatten, unflatten
@@ -224,7 +222,7 @@ class Step(Shared):
         if lr is not None:
             arrays[LR] = checked(LR, lr)
         for name in (key for keys in compiled.sparse.values() for key in keys if key in arrays):
-            if not located(arrays[name]).flags.writeable:
+            if name in memory and not memory[name].flags.writeable:
                 raise InvalidProblem(f"{name} is read-only, and its rows are written in place")
         results = compiled.module(arrays, stream=stream, dims=dims)
         for name, keys in compiled.sparse.items():
@@ -265,10 +263,13 @@ def _leaves(trees: Mapping[str, Any]) -> dict[str, Any]:
 
 def _memory(arrays: Mapping[str, Any]) -> dict[str, Array]:
     """The memory of arrays by name, without what is no array, of which the call raises the error."""
-    found = {}
+    found: dict[str, Array] = {}
     for name, x in arrays.items():
-        with contextlib.suppress(GradcError):
-            found[name] = located(x)
+        try:
+            array = describe(x)
+            found[name] = to_numpy(x)[0] if array is None else array
+        except GradcError:
+            continue
     return found
 
 
