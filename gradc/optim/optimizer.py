@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ..errors import InvalidProblem
 from ..ir.dims import Size
 from ..ir.node import Node
-from ..ir.types import Type
+from ..ir.types import Type, shown
 from ..ops.rules import converted
 
 State = Mapping[str, Node]
@@ -40,24 +40,28 @@ class Now:
     step: Node
 
 
-def within(default: float, low: float, high: float = math.inf) -> Any:
-    """A hyper-parameter: a number from ``low`` to below ``high``."""
-    return field(default=default, metadata={"low": low, "high": high})
+def within(default: float, low: float, high: float = math.inf, most: float = math.inf) -> Any:
+    """A hyper-parameter: a number from ``low`` to below ``high``, and to ``most``."""
+    return field(default=default, metadata={"low": low, "high": high, "most": most})
 
 
-def checked(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> float:
+def checked(name: str, value: Any, low: float = 0.0, high: float = math.inf, most: float = math.inf) -> float:
     """The value as a float.
 
-    :raises InvalidProblem: it is no number from ``low`` to below ``high``.
+    :raises InvalidProblem: it is no number from ``low`` to below ``high``, and to ``most``.
     """
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not low <= number < high:
-        above = f" to below {high:g}" if high < math.inf else ""
-        raise InvalidProblem(f"{name}={value!r}: a finite number from {low:g}{above}")
+    if not low <= number < high or number > most:
+        above = f" to below {high:g}" if high < math.inf else f" to {most:g}" if most < math.inf else ""
+        raise InvalidProblem(f"{name}={_text(value)}: a finite number from {low:g}{above}")
     return number
+
+
+def _text(value: Any) -> str:
+    return shown(value) if isinstance(value, int) else repr(value)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Optimizer:
     :param lr: the learning rate of calls that give none.
     :param maximize: ascends instead of descending.
     :ivar by_rows: whether a row's step depends on that row, its gradient and its state alone.
-    :raises InvalidProblem: a number is outside its range.
+    :raises InvalidProblem: a number is outside its range, or a flag is no bool.
     """
 
     lr: float = within(1e-3, 0.0)
@@ -78,8 +82,11 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         for each in fields(self):
+            name, value = f"{type(self).__name__}: {each.name}", getattr(self, each.name)
             if each.metadata:
-                checked(f"{type(self).__name__}: {each.name}", getattr(self, each.name), **each.metadata)
+                checked(name, value, **each.metadata)
+            if isinstance(each.default, bool) and not isinstance(value, bool):
+                raise InvalidProblem(f"{name}={_text(value)}: True or False")
 
     def slots(self, parameter: Type) -> dict[str, Slot]:
         """The state of a parameter by name."""

@@ -199,7 +199,7 @@ class adafactor(Optimizer):
     """
 
     lr: float = within(1e-2, 0.0)
-    beta2_decay: float = within(-0.8, -math.inf, math.ulp(0.0))
+    beta2_decay: float = within(-0.8, -math.inf, most=0.0)
     eps1: float | None = None
     eps2: float = within(1e-3, 0.0)
     clip: float = within(1.0, 1.0)

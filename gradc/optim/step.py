@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,22 +12,21 @@ import numpy as np
 
 from .. import knobs
 from ..api import compile
-from ..errors import InvalidProblem
+from ..errors import GradcError, InvalidProblem
 from ..interp import by_name
 from ..ir.graph import Graph
 from ..ir.types import Type, typeof
 from ..module.module import Module
 from ..module.options import expand, names_of
 from ..plans.traced import TracedFunction
-from ..runtime.cuda.on_device import describe
-from ..runtime.host.arrays import from_numpy, to_numpy
-from ..runtime.host.tensors import detached, is_tensor
-from ..runtime.located import located
+from ..runtime.cuda.on_device import DeviceArray, describe
+from ..runtime.host.arrays import Array, Kind, from_numpy, overlap, overlapping, overlaps_itself, to_numpy
+from ..runtime.host.tensors import detached, is_tensor, written
 from ..runtime.recent import Recent
 from ..runtime.shared import Shared
 from ..trace import flatten, unflatten
 from .optimizer import Optimizer, checked
-from .step_graph import COUNT, LR, ROWS, STATE, VALUES, slots_of, step_graph
+from .step_graph import COUNT, LR, ROWS, STATE, VALUES, check_learned, slots_of, step_graph
 
 State = dict[str, Any]
 """``step``: the number of steps made; ``SLOT.NAME``: what the optimizer keeps of a parameter, an array."""
@@ -142,6 +142,7 @@ class Step(Shared):
             clip_norm=self.clip_norm,
             master_weights=self.master_weights,
             numerics=self.options.get("numerics", "real"),
+            unused=self.options.get("unused", "error"),
         )
 
     def _compiled(self, loss: Graph, target: str | None) -> Compiled:
@@ -174,11 +175,14 @@ class Step(Shared):
         """The state before the first step, in the library and on the device of each parameter.
 
         :param parameters: as a call takes them.
+        :raises InvalidProblem: one is no array of floats.
         """
         state: State = {"step": 0}
         for name, x in _leaves(self._by_name(parameters)).items():
-            initial = {slot: kept.initial for slot, kept in self.optimizer.slots(typeof(x)).items()}
-            for slot, kept in slots_of(self.optimizer, typeof(x), self.master_weights).items():
+            type_ = typeof(x)
+            check_learned(name, type_, self.optimizer)
+            initial = {slot: kept.initial for slot, kept in self.optimizer.slots(type_).items()}
+            for slot, kept in slots_of(self.optimizer, type_, self.master_weights).items():
                 state[f"{slot}.{name}"] = _filled(x, kept, initial.get(slot))
         return state
 
@@ -210,18 +214,21 @@ class Step(Shared):
             raise InvalidProblem(f"{min(twice)!r} is among the parameters and the other arguments")
         learned, others = _leaves(given), _leaves(rest)
         kept = {f"{STATE}.{key}": x for key, x in self._checked(state).items()}
-        _distinct({**learned, **kept})
+        memory = _memory({**learned, **kept})
+        _check_count(memory.get(f"{STATE}.step"))
+        _distinct(memory)
         compiled = self._for({**given, **rest}, {**learned, **others})
         arrays = {**{name: detached(x) for name, x in learned.items()}, **kept, **others}
         if lr is not None:
             arrays[LR] = checked(LR, lr)
         for name in (key for keys in compiled.sparse.values() for key in keys if key in arrays):
-            if not located(arrays[name]).flags.writeable:
+            if name in memory and not memory[name].flags.writeable:
                 raise InvalidProblem(f"{name} is read-only, and its rows are written in place")
         results = compiled.module(arrays, stream=stream, dims=dims)
         for name, keys in compiled.sparse.items():
             _write_rows(name, {key: arrays[key] for key in keys}, results)
         after = {**arrays, **results}
+        after |= _in_library({name: arrays[name] for name in memory}, after)
         values = {name: results[name] for name in compiled.values}
         new = {name: unflatten(tree, after, name) for name, tree in given.items()}
         return (
@@ -254,13 +261,55 @@ def _leaves(trees: Mapping[str, Any]) -> dict[str, Any]:
     return {key: x for name, tree in trees.items() for key, x in flatten(tree, name).items()}
 
 
-def _distinct(arrays: Mapping[str, Any]) -> None:
-    """InvalidProblem where an array has two names."""
-    first: dict[int, str] = {}
+def _memory(arrays: Mapping[str, Any]) -> dict[str, Array]:
+    """The memory of arrays by name, without what is no array, of which the call raises the error."""
+    found: dict[str, Array] = {}
     for name, x in arrays.items():
-        other = first.setdefault(id(x), name)
-        if other != name and not isinstance(x, int):
-            raise InvalidProblem(f"{other} and {name} are one array: each is updated by itself")
+        try:
+            array = describe(x)
+            found[name] = to_numpy(x)[0] if array is None else array
+        except GradcError:
+            continue
+    return found
+
+
+def _distinct(memory: Mapping[str, Array]) -> None:
+    """InvalidProblem where two arrays, or two elements of one, share memory."""
+    for name, x in memory.items():
+        if overlaps_itself(x):
+            raise InvalidProblem(
+                f"elements of {name} share memory: its shape is {x.shape}, and its strides in bytes are {x.strides}"
+            )
+    shared = overlapping(memory)
+    for one, other in itertools.combinations([name for name in memory if name in shared], 2):
+        if overlap(memory[one], memory[other]):
+            raise InvalidProblem(f"{one} and {other} share memory: each is updated by itself")
+
+
+def _check_count(count: Array | None) -> None:
+    """InvalidProblem for a number of steps that no training reaches, or whose f64 would be another number; in memory
+    of a GPU, which the host does not read, it is not looked at.
+    """
+    if count is None or isinstance(count, DeviceArray) or count.dtype.kind not in "iu" or count.shape:
+        return
+    if not 0 <= int(count) < 1 << 53:
+        raise InvalidProblem(f"the state's step is {int(count)}: the number of steps made, from 0 to below 2**53")
+
+
+def _in_library(given: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The new values, in host memory, that come in another library than the arrays given, in theirs; those of numbers
+    in the library of the first array.
+    """
+    first = next((x for x in given.values() if not isinstance(x, int | float)), None)
+    found = {}
+    for name, own in given.items():
+        new, like = after[name], first if isinstance(own, int | float) else own
+        if type(new) is not type(like) and describe(new) is None and describe(like) is None:
+            array, kind = to_numpy(new)
+            wanted = Kind.NUMPY if like is None else to_numpy(like)[1]
+            if kind != wanted:
+                found[name] = from_numpy(array, wanted)
+    return found
 
 
 def _filled(like: Any, type_: Type, value: float | None) -> Any:
@@ -284,5 +333,6 @@ def _write_rows(name: str, arrays: Mapping[str, Any], results: Mapping[str, Any]
         values = results[f"{key}.{VALUES}"][:count]
         if describe(x) is None:
             to_numpy(x)[0][to_numpy(rows)[0]] = to_numpy(values)[0]
+            written(x)
         else:
             x[rows] = values

@@ -36,6 +36,7 @@ def step_graph(
     clip_norm: float | None = None,
     master_weights: bool = False,
     numerics: str = "real",
+    unused: str = "error",
 ) -> Graph:
     """The graph of a step.  Inputs: those of ``graph``, ``lr``: f64[] with the optimizer's as default, ``state.step``:
     i64[], and ``state.SLOT.NAME`` for each parameter.  Outputs: those of ``graph``, and under the names of the inputs
@@ -48,13 +49,14 @@ def step_graph(
     :param clip_norm: the largest norm of all gradients together; they are scaled as by
         :func:`torch.nn.utils.clip_grad_norm_`.
     :param master_weights: keeps 16-bit parameters in f32, too: ``state.master.NAME``.
+    :param unused: as :func:`gradc.autodiff.differentiate` takes it.
     :raises InvalidProblem, NotDifferentiable, Unsupported: there is no such step.
     """
     _check(graph, wrt, optimizer, sparse)
     graph = _with_free_outputs(
         push_slices(push_gathers(name_readers(graph), numerics=numerics), numerics=numerics), wrt
     )
-    joint = _gradients(graph, wrt, sparse)
+    joint = _gradients(graph, wrt, sparse, unused)
     names, notes = joint_names(graph, wrt)[1], dict(joint.notes)
     lr, count = input_node(LR, Type(F64)), input_node(f"{STATE}.step", Type(I64))
     inputs, outputs = [*graph.inputs, lr, count], list(joint.outputs[: len(graph.outputs)])
@@ -104,6 +106,12 @@ def slots_of(optimizer: Optimizer, parameter: Type, master_weights: bool) -> dic
     return own | ({MASTER: parameter.with_dtype(wide)} if master_weights and parameter.dtype is not wide else {})
 
 
+def check_learned(name: str, parameter: Type, optimizer: Optimizer) -> None:
+    """InvalidProblem for a parameter of a dtype that has no gradient."""
+    if not parameter.dtype.has_tangent:
+        raise InvalidProblem(f"{name} is {parameter}: {type(optimizer).__name__} updates f16, bf16, f32 and f64")
+
+
 def _check(graph: Graph, wrt: Sequence[str], optimizer: Optimizer, sparse: Sequence[str]) -> None:
     """InvalidProblem or Unsupported where there is no such step, but for what differentiation says itself."""
     name = type(optimizer).__name__
@@ -119,8 +127,8 @@ def _check(graph: Graph, wrt: Sequence[str], optimizer: Optimizer, sparse: Seque
         if taken in (LR, STATE) or taken.startswith(f"{STATE}."):
             raise InvalidProblem(f"{graph.name} has an input {taken!r}, which is a step's own; give it another name")
     for each in wrt:
-        if each in graph.input_names and not graph.input(each).dtype.has_tangent:
-            raise InvalidProblem(f"{each} is {graph.input(each).type}: {name} updates f16, bf16, f32 and f64")
+        if each in graph.input_names:
+            check_learned(each, graph.input(each).type, optimizer)
     for each in sparse:
         if each not in wrt:
             raise InvalidProblem(f"sparse names {each!r}, which is not learned: {', '.join(wrt)}")
@@ -129,16 +137,22 @@ def _check(graph: Graph, wrt: Sequence[str], optimizer: Optimizer, sparse: Seque
 
 
 def _with_free_outputs(graph: Graph, wrt: Sequence[str]) -> Graph:
-    """The graph with other names for outputs that are called like what a step gives."""
+    """The graph with other names, of one word, for outputs that are called like what a step gives."""
     own = (STATE, *wrt)
     taken = lambda name: name in wrt or any(name.startswith(f"{each}.") for each in own)
-    return graph.with_outputs((name_of(name, taken) if taken(name) else name, node) for name, node in graph.outputs)
+    outputs = {name: node for name, node in graph.outputs if not taken(name)}
+    free = lambda name: name_of(name.replace(".", "_"), lambda word: word in outputs or taken(word))
+    names = {}
+    for name, node in graph.outputs:
+        names[name] = free(name) if taken(name) else name
+        outputs[names[name]] = node
+    return graph.with_outputs((names[name], node) for name, node in graph.outputs)
 
 
-def _gradients(graph: Graph, wrt: Sequence[str], sparse: Sequence[str]) -> Graph:
+def _gradients(graph: Graph, wrt: Sequence[str], sparse: Sequence[str], unused: str) -> Graph:
     """The joint graph of values and gradients, with 1 for the cotangent of the loss."""
     cotangents, gradients = joint_names(graph, wrt)
-    joint = differentiate(graph, wrt)
+    joint = differentiate(graph, wrt, unused=unused)
     if sparse:
         names = [gradients[name] for name in sparse]
         joint = sparse_rows(joint, names=names, coalesce=coalesce_by_sorting)

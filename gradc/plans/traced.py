@@ -35,7 +35,10 @@ class TracedFunction(Shared):
     def __init__(self, fn: Callable[..., Any], assume: Sequence[str] = ()):
         functools.update_wrapper(self, fn)
         self.fn, self.facts = fn, tuple(assume)
-        self.signature = inspect.signature(fn)
+        try:
+            self.signature = inspect.signature(fn)
+        except (TypeError, ValueError) as error:
+            raise InvalidProblem(f"no function whose parameters are known: {error}") from error
         types = {p.name: _annotated_type(p.annotation, fn) for p in self.signature.parameters.values()}
         annotated: dict[str, Any] = {name: type_ for name, type_ in types.items() if type_ is not None}
         self._graph: Graph | None = None
@@ -61,8 +64,8 @@ class TracedFunction(Shared):
         if self._graph is None:
             names = ", ".join(self.signature.parameters)
             raise TypeRuleError(
-                f"{self.fn.__name__}: the types of {names} are not known yet; annotate them ('f32[N,4]') or call it"
-                " once"
+                f"{self.fn.__name__}: the types of {names} are not known; annotate them ('f32[N,4]'), or give the graph"
+                " that gradc.trace makes of it with types; a call infers types for itself alone"
             )
         return self._graph
 

@@ -15,7 +15,7 @@ import pytest
 import gradc
 from gradc import ops, optim
 from gradc.cli import main
-from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem, NotDifferentiable, Unsupported
+from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem, NotDifferentiable, TypeRuleError, Unsupported
 from gradc.optim.step_graph import step_graph
 
 TARGETS = ("numpy", "cpu", "cuda-sim")
@@ -116,6 +116,44 @@ def test_an_output_may_be_called_like_a_parameter() -> None:
     step = gradc.step(graph, optim.sgd(1.0), "y", target="cpu")
     loss, y, _ = step(np.ones(3), {"step": 0}, x=np.arange(3.0))
     assert loss == 3 and y.tolist() == [1, 0, -1]
+
+
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [
+        (lambda n: {"state": {"n": n}}, "state_n"),
+        (lambda n: {"w": {"n": n}}, "w_n"),
+        (lambda n: {"w.rows": n}, "w_rows"),
+        (lambda n: {"state.n": n, "state_n": n + 1}, "state_n_2"),
+        (lambda n: {"w": n, "w_2": n + 1}, "w_3"),
+    ],
+)
+def test_an_output_may_be_called_like_a_part_of_the_state(extra: Any, name: str) -> None:
+    graph = gradc.trace(lambda w, x: {"loss": ops.sum(w * x), **extra(ops.cast(x, "i64"))}, w="f64[3]", x="f64[3]")
+    step = gradc.step(graph, optim.sgd(1.0), "w", target="numpy")
+    value, w, state = step(np.ones(3), {"step": 0}, x=np.arange(3.0))
+    assert value["loss"] == 3 and value[name].tolist() == [0, 1, 2]
+    assert w.tolist() == [1, 0, -1] and state == {"step": 1}
+
+
+def test_a_parameter_that_the_loss_does_not_read_may_stay() -> None:
+    fn = lambda p, x: ops.sum(p["a"] * x)
+    step = gradc.step(fn, optim.sgd(1.0), unused="zeros", target="numpy")
+    _, new, _ = step({"a": np.ones(3), "b": np.ones(2)}, {"step": 0}, x=np.arange(3.0))
+    assert new["a"].tolist() == [1, 0, -1] and new["b"].tolist() == [1, 1]
+
+
+def test_torch_knows_that_rows_were_written() -> None:
+    torch = pytest.importorskip("torch")
+    step = gradc.step(lambda w, i: ops.sum(ops.embedding(i, w)), optim.adagrad(0.1), sparse="w")
+    w = torch.nn.Parameter(torch.ones(3, 2))
+    state = step.init(w)
+    of_table, of_state = (w * w).sum(), (state["sum.w"].requires_grad_() ** 2.0).sum()
+    state["sum.w"] = state["sum.w"].detach()
+    step(w, state, i=torch.tensor([1]))
+    for each in (of_table, of_state):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            each.backward()
 
 
 def test_tensors_that_require_grad() -> None:
@@ -281,11 +319,26 @@ def _bad(change: Any) -> Any:
         (_bad(lambda c: c.update(state=[])), "the state is a list"),
         (_bad(lambda c: c.update(lr=float("nan"))), "lr=nan: a finite number from 0"),
         (_bad(lambda c: c.update(lr="much")), "lr='much'"),
+        (_bad(lambda c: c.update(lr=10**400)), "lr=an integer of 1329 bits: a finite number from 0"),
         (_bad(lambda c: c["batch"].update(p=weights())), "'p' is among the parameters"),
         (
             _bad(lambda c: c["state"].update({"mean.p.b": c["parameters"]["b"]})),
-            r"p\.b and state\.mean\.p\.b are one array",
+            r"p\.b and state\.mean\.p\.b share memory",
         ),
+        (
+            _bad(lambda c: c["state"].update({"square.p.b": c["parameters"]["b"].view()})),
+            r"p\.b and state\.square\.p\.b share memory",
+        ),
+        (
+            _bad(lambda c: c["parameters"].update(b=c["parameters"]["w"][0][1])),
+            r"p\.w\.0 and p\.b share memory",
+        ),
+        (
+            _bad(lambda c: c["parameters"].update(b=np.lib.stride_tricks.as_strided(np.ones(1), (8,), (0,)))),
+            r"elements of p\.b share memory: its shape is \(8,\), and its strides in bytes are \(0,\)",
+        ),
+        (_bad(lambda c: c["state"].update(step=-1)), "the state's step is -1: "),
+        (_bad(lambda c: c["state"].update(step=np.array(1 << 53))), "the state's step is 9007199254740992: .* below 2"),
         (_bad(lambda c: c["parameters"].update(b=np.zeros(7))), ""),
     ],
 )
@@ -299,10 +352,67 @@ def test_a_wrong_argument_changes_nothing(call: Any, what: str) -> None:
     assert _same_bits((parameters, state), before)
 
 
+def test_tied_weights_and_tables_are_refused_however_they_are_tied() -> None:
+    torch = pytest.importorskip("torch")
+    step = gradc.step(lambda p, x: ops.sum(ops.tanh(x @ p["e"]) @ p["h"]), optim.sgd(0.1))
+    w = torch.nn.Parameter(torch.ones(3, 3))
+    for other in (w, w.detach(), w.T):
+        with pytest.raises(InvalidProblem, match=r"p\.e and p\.h share memory"):
+            step({"e": w, "h": other}, {"step": 0}, x=torch.ones(2, 3))
+    step = gradc.step(lambda w, i: ops.sum(ops.embedding(i, w)), optim.adagrad(0.1), sparse="w")
+    table = torch.ones(1, 3).expand(7, 3)
+    with pytest.raises(InvalidProblem, match=r"elements of w share memory"):
+        step(table, {"step": 0, "sum.w": torch.zeros(7, 3)}, i=torch.tensor([1]))
+    assert table[0].tolist() == [1, 1, 1] and w.tolist() == [[1] * 3] * 3
+
+
+def test_columns_of_one_array_are_two_parameters() -> None:
+    """Interleaved views share no byte; nor do equal numbers."""
+    both = np.ones((3, 2))
+    step = gradc.step(lambda p, x: ops.sum(p["a"] * x) - ops.sum(p["b"]) + p["c"] * p["d"], optim.sgd(1.0))
+    half = 0.5
+    parameters = {"a": both[:, 0], "b": both[:, 1], "c": half, "d": half}
+    _, new, _ = step(parameters, {"step": 0}, x=np.arange(3.0))
+    assert new["a"].tolist() == [1, 0, -1] and new["b"].tolist() == [2] * 3 and new["c"] == new["d"] == 0
+
+
+@pytest.mark.parametrize("sparse", ["", "p.e"])
+def test_parameters_and_state_stay_in_their_library(sparse: str) -> None:
+    torch = pytest.importorskip("torch")
+    fn = lambda p, i, x: ops.sum(ops.embedding(i, p["e"]) @ p["w"] * x)
+    step = gradc.step(fn, optim.adam(0.1), sparse=[sparse] if sparse else ())
+    numpys = {"e": np.ones((5, 2)), "w": np.ones((2, 3))}
+    state = step.init(numpys)
+    _, new, after = step(numpys, state, i=np.array([1]), x=torch.ones(1, 3, dtype=torch.float64))
+    for mine, given in zip((*new.values(), *after.values()), (*numpys.values(), *state.values()), strict=True):
+        assert isinstance(mine, np.ndarray) and (isinstance(given, int) or np.shares_memory(mine, given))
+    tensors = {name: torch.from_numpy(x) for name, x in numpys.items()}
+    state = step.init(tensors)
+    _, new, after = step(tensors, state, i=np.array([1]), x=np.ones((1, 3)))
+    assert all(isinstance(x, torch.Tensor) for x in (*new.values(), *after.values()))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "what"),
     [
         (lambda: gradc.step(perceptron, "adam"), InvalidProblem, "an optimizer of gradc.optim, not a str"),
+        (lambda: gradc.step(3, optim.adam()), InvalidProblem, "no function .* 3 is not a callable"),
+        (lambda: optim.sgd(10**400), InvalidProblem, "sgd: lr=an integer of 1329 bits"),
+        (lambda: optim.adam(maximize="False"), InvalidProblem, "adam: maximize='False': True or False"),
+        (lambda: optim.adam(amsgrad=1), InvalidProblem, "adam: amsgrad=1: True or False"),
+        (lambda: optim.sgd(momentum=0.9, nesterov="no"), InvalidProblem, "sgd: nesterov='no': True or False"),
+        (lambda: optim.adafactor(beta2_decay=0.5), InvalidProblem, "beta2_decay=0.5: a finite number from -inf to 0$"),
+        (
+            lambda: gradc.step(perceptron, optim.adam()).init({"w": np.ones(3, int)}),
+            InvalidProblem,
+            r"p\.w is i64\[3\]",
+        ),
+        (lambda: gradc.step(perceptron, optim.adam()).init(True), InvalidProblem, r"p is bool\[\]: adam updates"),
+        (
+            lambda: gradc.step(perceptron, optim.adam()).graph,
+            TypeRuleError,
+            r"of p, x, t are not known;.* gradc\.trace",
+        ),
         (lambda: gradc.step(perceptron, optim.adam(), ["p", "p"]), InvalidProblem, "wrt names 'p' twice"),
         (lambda: gradc.step(perceptron, optim.adam(), "q"), InvalidProblem, "wrt names 'q'; there are p, x, t"),
         (lambda: gradc.step(perceptron, optim.adam(), clip_norm=float("nan")), InvalidProblem, "clip_norm=nan"),

@@ -55,6 +55,20 @@ def overlap(a: Array, b: Array) -> bool:
         return True
 
 
+def overlaps_itself(array: Array) -> bool:
+    """Whether two elements share a byte, as in broadcast arrays and sliding windows; True for strides of which none
+    spans the axes within it.
+    """
+    if array.flags.forc or not array.size:
+        return False
+    end = array.itemsize
+    for stride, n in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < end:
+            return True
+        end += stride * (n - 1)
+    return False
+
+
 def overlapping(arrays: Mapping[str, Array]) -> set[str]:
     """The names of arrays that share a byte with another one; only neighbours in memory are compared."""
     ranges = sorted((*byte_bounds(array), name) for name, array in arrays.items() if array.size)
