@@ -23,7 +23,7 @@ from standard_kernels import STANDARD, TOLERANCE, agree, computed, cotangent, ex
 
 import gradc
 from gradc.errors import IndexOutOfRange, OutOfMemory
-from gradc.runtime.host import arrays
+from gradc.runtime.host import arrays, prepared
 from gradc.runtime.host.toolchain import find_compiler
 
 pytestmark = pytest.mark.optimised
@@ -223,12 +223,18 @@ def test_a_pool_that_keeps_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @every_kernel
-def test_no_memory_is_one_error_and_the_next_call_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever allocation of a call fails."""
-    m = module(name)
+@pytest.mark.parametrize("known", [False, True])
+def test_no_memory_is_one_error_and_the_next_call_is_right(
+    known: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever allocation of a call fails, be the call the first of its sizes, or one that is prepared."""
     given = STANDARD[name].inputs(40, 33)
-    want = computed(m, given)
-    monkeypatch.setattr(arrays, "SMALL", 1)
+    want = computed(module(name), given)
+    for each in (arrays, prepared):
+        monkeypatch.setattr(each, "SMALL", 1)
+    m = gradc.compile(STANDARD[name].graph, wrt=STANDARD[name].wrt)
+    if known:
+        computed(m, given)
     arrays.pool.trim()
     given_out = arrays._map
     left = 0

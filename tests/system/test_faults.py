@@ -101,6 +101,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"x": X, "w": W, "dims": {"N": -1}}, "dims: N=-1 is no size"),
     ({"x": X, "w": W, "dims": {"N": 2**63}}, "is no size"),
     ({"x": X, "w": W, "dims": [3]}, "dims=[3]: it maps names of dims to sizes"),
+    ({"x": X, "w": W, "dims": X}, "it maps names of dims to sizes"),
     ({"x": X, "w": W, "out": {"q": W}}, "graph has no output 'q'"),
     ({"x": X, "w": W, "out": W}, "out=ndarray: it maps names of outputs to arrays; the outputs are y"),
     ({"x": X, "w": W, "out": {"y": [1.0]}}, "a builtins.list is not an array"),

@@ -159,7 +159,8 @@ class CpuBackend(HostBackend):
         return NumpyCalls([b.name for b in self.program.of_kind("input") if not b.alias])
 
     def described(self, inputs: Arguments, out: Any, dims: Any, stream: Any) -> Described | None:
-        return self._numpy_calls.described(inputs, dims) if not out and stream is None else None
+        plain = stream is None and (out is None or (isinstance(out, Mapping) and not out))
+        return self._numpy_calls.described(inputs, dims) if plain else None
 
     def remember(self, call: Any, bound: BoundCall) -> None:
         sizes = {name: (array.nbytes, array.itemsize) for name, array in bound.outputs.items()}

@@ -213,8 +213,8 @@ class NumpyCalls:
         self._known: list[Known] = []  # the most recent one first; replaced as a whole, for threads read it
 
     def described(self, inputs: Arguments, dims: Mapping[str, int] | None) -> Described | None:
-        """A call as it may be known; None if an input is missing, or there is one more."""
-        if len(inputs) != len(self._inputs):
+        """A call as it may be known; None if an input is missing, or one too many, or sizes are given otherwise."""
+        if len(inputs) != len(self._inputs) or not (dims is None or isinstance(dims, Mapping)):
             return None
         try:
             arrays = self._pick(inputs) if self._pick is not None else tuple([inputs[name] for name in self._inputs])
