@@ -195,6 +195,22 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return compare
 
 
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The programs whose calls are bound in this test, beside those of calls that are prepared."""
+    from gradc.runtime.executable import Executable
+
+    seen: list[str] = []
+    real = Executable.bind_call
+
+    def bind_call(self: Executable, *args: object, **kwargs: object) -> object:
+        seen.append(self.program.name)
+        return real(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Executable, "bind_call", bind_call)
+    return seen
+
+
 def _prune(folder: Path) -> None:
     """Deletes what was not read for :data:`KEPT_DAYS`, and the oldest beyond :data:`KEPT_BYTES`."""
     entries = []

@@ -171,7 +171,7 @@ def empty_strided() -> Any:
     try:
         return torch._C._dynamo.guards._empty_strided_cpu
     except AttributeError:  # a newer release
-        return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+        return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
 
 
 def is_tracing() -> bool:

@@ -66,7 +66,7 @@ class Function:
         self.graph, self.target, self.options, self.sparse = graph, target, dict(options or {}), frozenset(sparse)
         self.device, self.in_place, self.orders = device, dict(in_place or {}), dict(orders or {})
         self.names = tuple(name for name in graph.input_names if name not in graph.defaults)
-        self._variants: dict[tuple[int | None, tuple[str, ...]], Differentiated] = {}
+        self._variants: dict[tuple[str, int | None, tuple[str, ...]], Differentiated] = {}
         self._calls: Recent[tuple[Any, ...], tuple[Differentiated, PreparedFunction | None]] = Recent(_CALLS)
         self._unguarded = [i for i, name in enumerate(self.names) if name not in guarded]
 
@@ -103,7 +103,8 @@ class Function:
         key: tuple[Any, ...] | None = None
         if not transforming():
             with contextlib.suppress(RuntimeError):  # an input without strides
-                key = (recorded, *dims.items(), *[described(inputs[i]) for i in self._unguarded])
+                sizes, unguarded = dims.items(), [described(inputs[i]) for i in self._unguarded]
+                key = (self.target or knobs.TARGET.get(), recorded, *sizes, *unguarded)
         found: tuple[Differentiated, PreparedFunction | None] | None = self._calls.get(key) if key is not None else None
         if found is None:
             differentiated = self.wrt(tuple(itertools.compress(self.names, recorded)), inputs)
@@ -120,10 +121,10 @@ class Function:
         """
         device = self.device or next((x.device for x in inputs if x.is_cuda), None)
         on_gpu = device is not None and device.type == "cuda"
-        key = device.index if on_gpu and device is not None else None, names
+        target = self.target or knobs.TARGET.get() or ("cuda" if on_gpu else "cpu")
+        key = target, device.index if on_gpu and device is not None else None, names
         found = self._variants.get(key)
         if found is None:
-            target = self.target or knobs.TARGET.get() or ("cuda" if on_gpu else "cpu")
             found = self._variants[key] = Differentiated(self, names, target, device if target == "cuda" else None)
         return found
 

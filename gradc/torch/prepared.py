@@ -320,9 +320,8 @@ class _Backward:
                 if len(found) < len(saved) or [described(x) for x in saved] != self._saved:
                     return None
             own = [x.data_ptr() for x in upstream]
-        except (
-            RuntimeError
-        ):  # one is inside a transform of torch.func, or of another type: the module says what is wrong
+        except RuntimeError:
+            # one is inside a transform of torch.func, or of another type: the module says what is wrong
             return None
         results = [new(*like) for new, like in self._results]
         call = [found[i] + at for i, at in self._kept]

@@ -6,7 +6,6 @@ import gc
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_compiled import compiled, fresh  # noqa: E402, F401
 
+import gradc  # noqa: E402
 from gradc.errors import InvalidProblem  # noqa: E402
-from gradc.runtime.executable import Executable  # noqa: E402
 
 
 def model_of(*sizes: int) -> nn.Sequential:
@@ -37,20 +36,6 @@ def gradients(call: Any, model: nn.Module, x: torch.Tensor, dy: torch.Tensor | N
 
 def agrees(call: Any, model: nn.Module, x: torch.Tensor, dy: torch.Tensor | None = None) -> None:
     torch.testing.assert_close(gradients(call, model, x, dy), gradients(model, model, x, dy), rtol=1e-5, atol=1e-6)
-
-
-@pytest.fixture
-def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The programs whose calls are bound in this test."""
-    seen: list[str] = []
-    real = Executable.bind_call
-
-    def bind_call(self: Executable, *args: Any, **kwargs: Any) -> Any:
-        seen.append(self.program.name)
-        return real(self, *args, **kwargs)
-
-    monkeypatch.setattr(Executable, "bind_call", bind_call)
-    yield seen
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -295,3 +280,13 @@ def test_a_saved_parameter_that_was_made_smaller_is_an_error(bound: list[str]) -
     w.data = w.data[:32]
     with pytest.raises(InvalidProblem):
         y.backward()
+
+
+def test_the_target_of_the_environment_is_that_of_each_call(bound: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradc.torch.function import Function
+
+    function, x = Function(gradc.trace(lambda x: x * 2, x="f32[N]")), torch.ones(3)
+    for target in ("cpu", "numpy", "cpu"):
+        monkeypatch.setenv("GRADC_TARGET", target)
+        assert function.wrt((), (x,)).target == target
+        torch.testing.assert_close(function({}, x)[0], 2 * x)

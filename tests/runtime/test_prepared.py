@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import pickle
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 import gradc
 from gradc import ops
 from gradc.errors import IndexOutOfRange, InvalidProblem
-from gradc.runtime.executable import Executable
 from gradc.runtime.host import pool, prepared
 from gradc.runtime.host.arrays import SMALL
 from gradc.runtime.host.prepared import KEPT
@@ -27,20 +25,6 @@ def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(pool, "arrays_entry", lambda: None)
     else:
         assert pool.arrays_entry() is not None
-
-
-@pytest.fixture
-def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The programs whose calls are bound in this test."""
-    seen: list[str] = []
-    real = Executable.bind_call
-
-    def bind_call(self: Executable, *args: Any, **kwargs: Any) -> Any:
-        seen.append(self.program.name)
-        return real(self, *args, **kwargs)
-
-    monkeypatch.setattr(Executable, "bind_call", bind_call)
-    yield seen
 
 
 def scaled(target: str = "cpu") -> gradc.Module:
