@@ -325,6 +325,7 @@ def test_nvrtc_takes_it_without_spills(name: str) -> None:
             assert wide or ".f64" not in parts[function], f"{function}\n{kernel}"
 
 
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda", "benchmarks/resources.py")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", resources.CASES)
 def test_standard_cases_do_not_spill(name: str, arch: str) -> None:

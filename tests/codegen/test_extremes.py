@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 from standard_kernels import STANDARD, TOLERANCE, agree, computed, cotangent, expected
@@ -189,6 +190,7 @@ TESTS = str(Path(__file__).parents[1])
 CHECK = f"import sys; sys.path.insert(0, {TESTS!r}); import standard_kernels; standard_kernels.main()"
 
 
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime", "tests/standard_kernels.py")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="its levels are meant")
 @pytest.mark.parametrize(("machine", "width"), [("x86-64", 16), ("x86-64-v3", 32)], ids=["no AVX", "no AVX-512"])
 def test_processors(machine: str, width: int, tmp_path: Path) -> None:

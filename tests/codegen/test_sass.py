@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import long_tests
 import pytest
 from click.testing import CliRunner
 
@@ -116,6 +117,7 @@ KERNELS = {
 
 
 @tools
+@pytest.mark.long(*long_tests.COMPILER, "gradc/inspect", "gradc/runtime/cuda")
 @pytest.mark.parametrize("name", KERNELS)
 def test_opcodes_are_known(name: str) -> None:
     """Fewer than one instruction in twenty is of an unknown class, and each kernel accesses global memory."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gradc
+import gradc.analysis.strategies  # the words of a program's `strategy(...)` are its records
 import gradc.ops as ops
 from gradc.errors import InternalError, TypeRuleError
 from gradc.ir.accesses import check_of

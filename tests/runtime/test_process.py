@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 from caches import with_runtime
@@ -32,6 +33,9 @@ pytestmark = [
     pytest.mark.optimised,  # kernels that are interrupted run as long as they were written to
     pytest.mark.skipif(os.name != "posix", reason="the CPU target is for POSIX systems"),
 ]
+
+# Ctrl-C, forks and ends of processes in the middle of something.
+kill_test = pytest.mark.long(*long_tests.COMPILER, "gradc/module", "gradc/process", "gradc/runtime")
 
 
 def child(code: str, *arguments: str, **environment: str) -> str:
@@ -326,6 +330,7 @@ print("stopped", stopped)
 )
 
 
+@kill_test
 @pytest.mark.parametrize("threads", ["1", "2", "5"])
 @pytest.mark.parametrize("what", ["kernel", "matmul", "segments", "row", "task"])
 def test_ctrl_c_ends_a_call_and_the_module_goes_on(what: str, threads: str) -> None:
@@ -350,6 +355,7 @@ except KeyboardInterrupt:
 """
 
 
+@kill_test
 @pytest.mark.parametrize("shape", [("24", "2000000", "16000"), ("500000", "100", "8000")])
 def test_ctrl_c_ends_a_product_with_a_long_side_that_is_read_in_place(shape: tuple[str, ...]) -> None:
     """It takes some seconds, and nothing of it is packed that would end a slab."""
@@ -389,6 +395,7 @@ except KeyboardInterrupt:
 )
 
 
+@kill_test
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_no_task_runs_after_the_interrupt(threads: str) -> None:
     assert "stopped True" in child(ENDS_EARLY, threads, "kernel")
@@ -448,6 +455,7 @@ if sys.argv[1] != "1":
 )
 
 
+@kill_test
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_a_long_task_ends_where_it_asks(threads: str) -> None:
     assert child(ENDS_WITHIN, threads, "kernel").split() == ["True"] * (2 if threads == "1" else 3)
@@ -516,6 +524,7 @@ print("handled")
 )
 
 
+@kill_test
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("what", ["kernel", "row", "splits"])
 def test_handlers_of_the_users_own(what: str, threads: str) -> None:
@@ -572,6 +581,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) in (0, 3))
 )
 
 
+@kill_test
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_a_handler_that_forks_in_a_product(threads: str) -> None:
     assert child(FORKED_PRODUCT, threads, "row").strip() == "True"
@@ -608,6 +618,7 @@ def test_a_call_that_a_fork_ends_ends_no_other() -> None:
     assert child(LOST, "2", "kernel").strip() == "0"
 
 
+@kill_test
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_a_handler_that_forks(threads: str) -> None:
     assert child(FORKING_HANDLER, threads, "kernel").strip() == "[True]"
@@ -818,6 +829,7 @@ print("held off")
 )
 
 
+@kill_test
 @pytest.mark.parametrize("cache", ["new", "hit"])
 def test_late_imports_hold_forks_off(cache: str, tmp_path: Path) -> None:
     folder = with_runtime(tmp_path / "cache")
@@ -855,6 +867,7 @@ print("children", len(ends))
 )
 
 
+@kill_test
 @pytest.mark.parametrize("pause", ["0.0", "0.05"])
 def test_fork_during_another_threads_first_compilation(pause: str, tmp_path: Path) -> None:
     # Without the runtime seven processes would compile it at once.
@@ -1312,6 +1325,7 @@ print("ends", flush=True)
 )
 
 
+@kill_test
 def test_daemon_threads_that_call_while_the_interpreter_ends() -> None:
     for turn in range(4):
         assert "ends" in child(DAEMONS, str(turn))
@@ -1349,6 +1363,7 @@ print("stopped", stopped)
 )
 
 
+@kill_test
 def test_ctrl_c_in_passes_and_in_the_compiler_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     assert "stopped" in child(
@@ -1356,6 +1371,7 @@ def test_ctrl_c_in_passes_and_in_the_compiler_leaves_nothing(tmp_path: Path) -> 
     )
 
 
+@kill_test
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the slow compiler is gcc")
 def test_ctrl_c_does_not_wait_for_the_compiler(tmp_path: Path) -> None:
     """It sleeps for longer than a test may take; its group is killed."""

@@ -19,6 +19,7 @@ import gradc
 from gradc import ops
 
 
+@pytest.mark.long("gradc", "templates", "tests/fuzz")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_small_budget_finds_nothing(name: str, tmp_path: Path) -> None:
     chosen = campaign(name)
