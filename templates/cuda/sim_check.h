@@ -124,6 +124,28 @@ static void __attribute__((noreturn)) stop_at(fault_kind kind, const char *at, s
   stop(kind, who, other, (int64_t)(intptr_t)at, near ? near->size : 0, NULL);
 }
 
+/* ---- Copies in flight: what they write has the mark IN_COPY and no value, what they read is not to be written ------------------ */
+
+enum { HAS_VALUE = 1, IN_COPY = 2 };
+
+static int overlap(const char *a, size_t a_bytes, const char *b, size_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
+
+/* Whether a copy of the block that runs reads or writes these bytes; who started it. */
+static int is_copied(const char *at, size_t bytes, party *by) {
+  for (int i = 0; i < sim.threads; i++) {
+    const thread &t = sim.warps[i / LANES].lanes[i % LANES];
+    for (int j = 0; j < t.copy_count; j++) {
+      const copy &c = t.copies[j];
+      const int written = overlap(at, bytes, c.to, (size_t)c.bytes);
+      if (written || overlap(at, bytes, c.from, (size_t)c.valid)) {
+        *by = party_of(&t, c.pc, written ? WRITES : READS);
+        return 1;
+      }
+    }
+  }
+  return 0;
+}
+
 /* ---- An access ----------------------------------------------------------------------------------------------------------- */
 
 static void access(void *address, size_t bytes, int64_t kind, const void *pc) {
@@ -139,6 +161,10 @@ static void access(void *address, size_t bytes, int64_t kind, const void *pc) {
     stop_at(READ_ONLY, at, bytes, party_of(sim.self, pc, kind), {});
   }
   const size_t offset = (size_t)(at - r->start);
+  party by;
+  if (sim.copies && (number_of(r) >= 0 ? kind != READS : memchr(r->ready + offset, IN_COPY, bytes) != NULL) && is_copied(at, bytes, &by)) {
+    stop_at(IN_FLIGHT, at, bytes, party_of(sim.self, pc, kind), by);
+  }
   if (kind != WRITES && r->ready) {
     for (size_t i = offset; i < offset + bytes; i++) {
       if (!r->ready[i]) {
@@ -175,7 +201,7 @@ static void access(void *address, size_t bytes, int64_t kind, const void *pc) {
     }
   }
   if (kind != READS && r->ready) {
-    memset(r->ready + offset, 1, bytes);
+    memset(r->ready + offset, HAS_VALUE, bytes);
   }
 }
 

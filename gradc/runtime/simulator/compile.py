@@ -92,7 +92,7 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
     )
     if check and "ziglang" in compiler.argv:
         flags += _CHECK_ZIG
-    text = _DYNAMIC.sub(r"\1 *const \2 = (\1 *)gradc_sim_dynamic();", source)
+    text = _DYNAMIC.sub(r"\1 *const \2 = (\1 *)gradc_sim_dynamic();", _included(source, "tensor_cores.h"))
     entries = "".join(f"GRADC_SIM_KERNEL({name})\n" for name in kernels)
     unit = f'{_BEGIN}{text}{_END}#line 1 "entries"\n{entries}'
     stamp = digest(made_by(compiler), *headers("c++"))
@@ -105,6 +105,14 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
         payload = link_objects([compile_object(unit, extra=flags, header=header), _runtime(stamp, cache)])
         cache.put(key, payload)
     return SimLibrary(payload, kernels, source, check)
+
+
+def _included(source: str, name: str) -> str:
+    """A text that has a header of ours in it, with an include and as many lines: a fault in the header is said to be
+    where it is called.
+    """
+    header = standalone(f"cuda/{name}")
+    return source.replace(header, f'#include "{name}"' + "\n" * header.count("\n"))
 
 
 def _bound(text: str) -> int:
