@@ -19,7 +19,8 @@ extern "C" __global__ void __launch_bounds__({threads}) columns{suffix}(
   extern __shared__ __align__(16) u16 shared[];
   gradients_of_columns<{rows}, {bm}, {d}, {causal}>(q, k, v, dy, lse, delta, dk, dv, S, scale, slope, shared);
 }}
-extern "C" __global__ void __launch_bounds__({threads}) rows{suffix}({gradient}, u16 *dq, int S, f32 scale, f32 slope) {{
+extern "C" __global__ void __launch_bounds__({threads}) rows{suffix}(
+    {gradient}, u16 *dq, int S, f32 scale, f32 slope) {{
   extern __shared__ __align__(16) u16 shared[];
   gradients_of_rows<{bm}, {bn}, {d}, {causal}>(q, k, v, dy, lse, delta, dq, S, scale, slope, shared);
 }}

@@ -404,8 +404,8 @@ def _local(i: Instruction, written: tuple[str, ...]) -> tuple[Callable[..., None
 
 
 def _group(n: int) -> str:
-    """What stands among the registers for when the copies of a group have arrived: 0 is the one that is begun, 1 the one
-    before.
+    """What stands among the registers for when the copies of a group have arrived: 0 is the one that is begun, 1 the
+    one before.
     """
     return f"[copies]{n}"
 

@@ -40,12 +40,13 @@ from .semantics import ARRAY
 MANY_WARPS = 16
 """Warps of a block from which on its barriers cost issue slots."""
 FEW_BLOCKS, MORE_BLOCKS, SHORT, UNEVEN = 3, 24, 1200, 1.2
-"""Blocks that are followed; more where they run fewer basic blocks than the third number, or one so many times as many
-instructions as another.
+"""Blocks that are followed; more where they run fewer basic blocks than the third number, or one of them so many times
+as many instructions as another.
 """
 GOLDEN = 0.6180339887498949
-"""Multiples of it, modulo 1, are spread evenly and with no period: of each part of a grid the block that is followed, so
-that rows of a triangle, whose work grows from block to block and begins anew with each head, count as they should.
+"""Multiples of it, modulo 1, are spread evenly and with no period: they are the places of the blocks that are followed,
+each in its part of the grid, so that rows of a triangle, whose work grows from block to block and begins anew with each
+head, count as they should.
 """
 SMALL = 1 << 16
 """Bytes of an array that is taken to be in a cache."""
@@ -317,7 +318,7 @@ class _Moved:
 
     @property
     def l2(self) -> float:
-        """Seconds of what comes from and goes to L2: what a multiprocessor reads again is in its L1 if that has room."""
+        """Seconds of what comes from and goes to L2: what a multiprocessor reads again is in its L1 if it has room."""
         rates = {"LDGSTS": self.setting.gpu.copied}
         return sum(
             self._sectors(array, opcode, count) / rates.get(opcode, self.setting.gpu.resident)

@@ -175,10 +175,10 @@ def _gpu(name: str, arch: str, **constants: tuple[float, str]) -> Gpu:
 
 
 GPUS: tuple[Gpu, ...] = (
-    # The first device of an architecture is its default.  Published `matrix`: the dense rate of f16 with sums in f32 over
-    # 2 * sms * clock.  H200: a product of 16 x 8 x 16 by mma.sync takes each of four schedulers' units 6 clocks (0.6666 a
-    # clock in gpu-nvidia-h200-2026-11-28-tiles.json), where wgmma takes 4; B200, whose fast products are another
-    # instruction's: as an A100.
+    # The first device of an architecture is its default.  Published `matrix`: the dense rate of f16 with sums in f32
+    # over 2 * sms * clock.  H200: a product of 16 x 8 x 16 by mma.sync takes each of four units 6 clocks (0.6666 a
+    # clock in gpu-nvidia-h200-2026-11-28-tiles.json), where wgmma is published to take 4; B200, whose fast products are
+    # another instruction's: as an A100.
     _gpu(
         "V100",
         "sm_70",

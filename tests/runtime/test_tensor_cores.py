@@ -1,6 +1,6 @@
-"""``templates/cuda/tensor_cores.h`` in cuda-sim: products of fragments against exact arithmetic, loads and copies against
-NumPy, attention against float64; each fault of a pipeline of copies seeded and caught; and what NVRTC makes of the same
-texts.
+"""``templates/cuda/tensor_cores.h`` in cuda-sim: products of fragments against exact arithmetic, loads and copies
+against NumPy, attention against float64; each fault of a pipeline of copies seeded and caught; and what NVRTC makes of
+the same texts.
 """
 
 from __future__ import annotations
