@@ -70,6 +70,7 @@ struct launch {
   region *variables; /* of shared memory: the dynamic one, whose address is ours to say, then those that the text declares */
   int64_t variable_count;
   int64_t next; /* block, in the order of this launch */
+  int64_t transactions, least; /* of shared memory: those of its accesses, and what they were without conflicts of banks */
   fault found;
 };
 
@@ -109,9 +110,18 @@ struct thread {
   uint64_t fenced; /* the time of its last __threadfence, 0: none */
 };
 
+struct request { /* an access to shared memory that lanes of a warp make together */
+  const void *pc;
+  size_t bytes;
+  unsigned lanes;
+  uintptr_t at[LANES];
+};
+
 struct warp {
   thread lanes[LANES];
   unsigned exist, runnable, waiting, returned; /* sets of lanes; waiting: in a collective */
+  request *requests;                           /* since it last synchronised; the array outlives the block */
+  int request_count, request_room, next_request[LANES];
   uint64_t known[LANES][LANES];                /* [a][b]: what lane b did before this time, lane a sees */
 };
 
@@ -303,9 +313,12 @@ void wait(void) {
   go_to(next);
 }
 
+void count_requests(warp &w);
+
 void finish_barrier(void) {
   for (int i = 0; i < sim.warp_count; i++) {
     warp &w = sim.warps[i];
+    count_requests(w);
     for (unsigned rest = w.exist & ~w.returned; rest; rest &= rest - 1) {
       w.lanes[__builtin_ctz(rest)].state = RUNNABLE;
     }
@@ -434,6 +447,7 @@ void exchange_fragments(warp &w, sim_op op);
 
 void finish_collective(warp &w, const thread &last) {
   const unsigned lanes = last.mask & w.waiting;
+  count_requests(w);
   if (of_a_warp(last.op)) {
     exchange_fragments(w, last.op);
   } else {
@@ -610,6 +624,9 @@ static void run_block(int64_t block) {
   sim.self = pick();
   sim.self->on = sim.idle[--sim.idle_count];
   gradc_sim_switch(&sim.host, sim.self->on->stack_pointer);
+  for (int i = 0; i < sim.warp_count; i++) {
+    count_requests(sim.warps[i]);
+  }
 }
 
 /* Run blocks for some milliseconds: 1 when all have run, 0 to be called again, -1 with a fault in `found`. */

@@ -80,7 +80,7 @@ void exchange_fragments(warp &w, sim_op op) {
 }
 
 /* An access that an instruction makes only to one kind of memory, at a multiple of its bytes. */
-void access_in(int shared, void *at, size_t bytes, size_t multiple, int64_t kind, const void *pc) {
+region *access_in(int shared, void *at, size_t bytes, size_t multiple, int64_t kind, const void *pc) {
   const region *r = region_at((char *)at, bytes);
   if (r && (number_of(r) < 0) != shared) {
     stop_at(WRONG_MEMORY, (char *)at, bytes, party_of(sim.self, pc, kind), {});
@@ -91,7 +91,7 @@ void access_in(int shared, void *at, size_t bytes, size_t multiple, int64_t kind
   if (!r) { /* a thread's own memory neither */
     stop_at(OUT_OF_BOUNDS, (char *)at, bytes, party_of(sim.self, pc, kind), {});
   }
-  access(at, bytes, kind, pc);
+  return access(at, bytes, kind, pc);
 }
 
 /* What a copy does in the checking mode where it starts and where it arrives. */
@@ -126,7 +126,7 @@ extern "C" sim_four gradc_sim_ldmatrix(int count, bool transposed, const void *r
   self->given[0] = (unsigned)count;
   self->given[1] = transposed;
   if (sim.now->check && self->number % LANES < 8 * count) {
-    access_in(1, (void *)row, 16, 16, READS, pc);
+    request_shared(access_in(1, (void *)row, 16, 16, READS, pc), (void *)row, 16, pc);
   }
   meet(SIM_LDMATRIX, 0xffffffffu, line, pc);
   return self->four;
@@ -149,6 +149,7 @@ extern "C" void gradc_sim_copy(void *to, const void *from, int bytes, int valid)
   }
   if (sim.now->check) {
     access_copied(made);
+    request_shared(region_at(made.to, (size_t)bytes), to, (size_t)bytes, made.pc);
     mark(made, IN_COPY);
   }
   self->copies[self->copy_count++] = made;

@@ -465,23 +465,30 @@ FAULTS: dict[str, tuple[str, str, str, str, str]] = {
 }
 
 
+SEEDS = (None, 1, 2)
+
+
 @simulated
 @MODES
-@pytest.mark.parametrize("seed", [None, 1, 2])
-def test_a_pipeline_without_a_fault(seed: int | None, check: bool) -> None:
+def test_a_pipeline_without_a_fault(check: bool) -> None:
     text, arguments = pipeline()
-    args = arguments()
-    run(text, args, (0, 1), check=check, block=64, shared=2048, seed=seed, initialised={0: True})
-    assert (args[1] == 16 * STEPS).all()
+    for seed in SEEDS:
+        args = arguments()
+        run(text, args, (0, 1), check=check, block=64, shared=2048, seed=seed, initialised={0: True})
+        assert (args[1] == 16 * STEPS).all()
 
 
 @simulated
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("seed", [None, 1, 2])
-def test_faults_are_caught(name: str, seed: int | None) -> None:
+def test_faults_are_caught(name: str) -> None:
     """Whatever order warps run in, and no argument is half-written."""
+    assert PIPELINE.count(FAULTS[name][0]) == 1
+    for seed in SEEDS:
+        _is_caught(name, seed)
+
+
+def _is_caught(name: str, seed: int | None) -> None:
     old, new, kinds, where, holds = FAULTS[name]
-    assert PIPELINE.count(old) == 1, old
     text, (_, arguments) = PIPELINE.replace(old, new), pipeline()
     args = arguments()
     before = [np.copy(a) for a in args]
@@ -535,3 +542,72 @@ def test_nvrtc_compiles_the_same_texts_without_spills(arch: str) -> None:
     every += [COPY.replace("BYTES", str(n)) for n in (4, 8, 16)]
     named = "".join(t.replace("void f(", f"void f{i}(") for i, t in enumerate(every))
     assert len(compile_cuda(with_headers(named), arch=arch).kernels) == len(every)
+
+
+# -- conflicts of banks ------------------------------------------------------------------------------------------------
+
+BANKS = """
+extern "C" __global__ void f(f32 *y, int step) {
+  __shared__ __align__(16) T s[32 * 33];
+  s[threadIdx.x * step] = T();
+  __syncthreads();
+  const T x = s[threadIdx.x * step];
+  y[threadIdx.x] = *(const f32 *)&x;
+}
+"""
+
+
+@simulated
+@pytest.mark.parametrize(
+    ("dtype", "step", "each", "least"),
+    [
+        ("f32", 1, 1, 1),
+        ("f32", 2, 2, 1),
+        ("f32", 32, 32, 1),
+        ("f32", 33, 1, 1),
+        ("u8", 1, 1, 1),  # four lanes of a bank want one word
+        ("u8", 8, 2, 1),
+        ("f64", 1, 2, 2),
+        ("f64", 16, 32, 2),
+        ("f64", 17, 2, 2),
+    ],
+)
+def test_conflicts_of_banks_are_counted(dtype: str, step: int, each: int, least: int) -> None:
+    """A store and a load, with the words of each lane so far apart."""
+    text = BANKS.replace("*(const f32 *)&x", "(f32)x").replace("T s[", f"{dtype} s[")
+    simulator = library(text.replace("T()", f"({dtype})1").replace("const T x", f"const {dtype} x"), True)
+    y = np.zeros(32, np.float32)
+    found = simulator.launch("f", (1, 1, 1), (32, 1, 1), 0, [y, step], written=(0,))
+    assert (found.count, found.least) == (2 * each, 2 * least) and (y == 1).all()
+
+
+@simulated
+@pytest.mark.parametrize(("pitch", "each"), [(8, 1), (16, 2), (64, 8), (72, 1)])
+def test_rows_of_matrices_are_counted(pitch: int, each: int) -> None:
+    """Four matrices whose rows are so many elements apart."""
+    text = LOAD.replace("COUNT", "4").replace("SUFFIX", "").replace("tile[32 * 8]", f"tile[32 * {pitch}]")
+    text = text.replace("i < 256", f"i < 32 * {pitch}").replace("x[i]", "x[i % 256]")
+    text = text.replace("tile + 8 * (31 - threadIdx.x)", f"tile + {pitch} * threadIdx.x")
+    found = library(text, True).launch(
+        "f", (1, 1, 1), (32, 1, 1), 0, [np.zeros(256, np.uint16), np.zeros(128, np.uint32)], written=(1,)
+    )
+    assert (found.count, found.least) == (pitch + 4 * each, pitch + 4)
+
+
+@simulated
+def test_tiles_of_attention_have_no_conflicts() -> None:
+    """Pieces are permuted so that copies and loads of fragments take one transaction for each 128 bytes."""
+    heads, S, d, rng = 1, 64, 64, np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((heads, S, d)).astype(BF16).view(np.uint16) for _ in range(3))
+    y, lse = np.zeros((heads, S, d), np.uint16), np.zeros((heads, S), np.float32)
+    counted = []
+    for permuted in ("((c >> 3 ^ r & 7) << 3) + (c & 7)", "c"):
+        text = attention(entries(64, 64, d, False)).replace("((c >> 3 ^ r & 7) << 3) + (c & 7)", permuted)
+        simulator = compile_sim(text, check=True)
+        shape, args = (1, 1, 1), [q, k, v, y, lse, S, 0.18]
+        counted.append(
+            simulator.launch("forward", shape, (128, 1, 1), shared_bytes("forward", 64, 64, d), args, written=(3, 4))
+        )
+    tiles, loads = 3 * 64 * d * 2 // 128, 4 * (4 + 16 + 16) * 4
+    assert counted[0].count == counted[0].least == counted[1].least == tiles + loads
+    assert counted[1].count == tiles + 8 * loads

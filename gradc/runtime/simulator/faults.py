@@ -92,6 +92,8 @@ class Launch(ctypes.Structure):
         ("variables", ctypes.c_void_p),
         ("variable_count", ctypes.c_int64),
         ("next", ctypes.c_int64),
+        ("transactions", ctypes.c_int64),
+        ("least", ctypes.c_int64),
         ("found", Fault),
     )
 
