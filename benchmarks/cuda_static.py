@@ -295,7 +295,8 @@ HEAD = """# CUDA without a GPU: instructions, bytes, and a predicted time
 Written by `python -m benchmarks.cuda_static` from the machine code for sm_90; do not edit. **Only the column
 *measured* is.** Each kernel is compiled, disassembled and followed thread by thread (`gradc/inspect/machine.py`); the
 time is the model's of `gradc/inspect/predicted.py` with the constants of the H100 in
-`gradc/targets/devices.py`.
+`gradc/targets/devices.py`. None of these kernels uses tensor cores itself; how the model does on some that do, and
+what an H200 took for them, is in [gpu.md](gpu.md#tensor-cores).
 
 - *instructions*: of threads, per element of the direction's largest array, in all of its launches;
 - *bytes*: what its kernels say that they move, over what must move (each input once, each output once);

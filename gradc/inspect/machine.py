@@ -18,13 +18,17 @@ from typing import Any
 from ..process.forks import cached_property
 from ..targets.gpu import ALU_LATENCY, LATENCY, SECTOR_BYTES
 from .operands import MASK, address, following
-from .sass import Function, Instruction
+from .sass import LOADS, Function, Instruction
 from .semantics import Decoder, array_of
 
 MOST_BLOCKS = 10_000
 """Basic blocks that are followed before a thread is given up."""
 MOST_PASSES = 1 << 31
 """Passes of a loop at which a thread is given up."""
+MOST_STAGES = 3
+"""Passes of a loop after which it does the same again."""
+MOST_GROUPS = 8
+"""Groups of asynchronous copies of which is known when they have arrived."""
 _WORDS = 4
 
 
@@ -49,6 +53,8 @@ class Trace:
     """What a thread did.
 
     :param counts: instructions by class.  :param instructions: in all.  :param clocks: of its chain of dependences.
+    :param products: that its warp gave the matrix units, as :attr:`.Instruction.products` counts.
+    :param shared: bytes that it passed to or from shared memory.
     :param accesses: that ran.  :param unknown: branches that depended on data.  :param walked: basic blocks that
         were followed.  :param finished: whether it came to its end.
     """
@@ -56,6 +62,8 @@ class Trace:
     counts: dict[str, float] = field(default_factory=dict)
     instructions: float = 0
     clocks: float = 0
+    products: float = 0
+    shared: float = 0
     accesses: list[Access] = field(default_factory=list)
     unknown: int = 0
     walked: int = 0
@@ -120,7 +128,9 @@ class Machine:
             access = len(self.accesses)
             self.accesses.append(Access(i))
             step = self._accessing(self.accesses[access], written)
-            latency = -1 if i.opcode in ("LDG", "ATOMG") else ALU_LATENCY
+            latency = -1 if i.opcode in (*LOADS, "ATOMG") else ALU_LATENCY
+            if i.opcode == "LDGSTS":
+                written = (_group(0),)
         name = i.predicate.lstrip("!")
         return (
             "" if name in ("PT", "UPT") else name,
@@ -134,7 +144,8 @@ class Machine:
 
     def _accessing(self, access: Access, written: tuple[str, ...]) -> Callable[..., None]:
         i = access.instruction
-        where = address(next((part for part in i.operands.split(", ") if "[" in part), ""))
+        # The last one is of global memory: LDGSTS.E.128 [R35], desc[UR4][R6.64].
+        where = address(next((part for part in reversed(i.operands.split(", ")) if "[" in part), ""))
         loads = i.opcode == "LDG"
 
         def step(r: dict[str, Any]) -> None:
@@ -174,6 +185,8 @@ class Machine:
                 for kind, count in self.kinds[at].items():
                     trace.counts[kind] = trace.counts.get(kind, 0) + count * times
                 trace.instructions += times * len(self.blocks[at])
+                trace.products += times * sum(i.products for i in self.blocks[at])
+                trace.shared += times * sum(i.shared_width for i in self.blocks[at])
         trace.accesses = [replace(a) for a in self.accesses if a.executed]
         return trace
 
@@ -234,6 +247,9 @@ class Machine:
                 return None
             self.calls.append(self.next[at])
             return self.function.labels[i.label]
+        if i.opcode in ("LDGDEPBAR", "DEPBAR"):
+            self._of_copies(i)
+            return None
         if i.opcode == "RET":
             return self.calls.pop() if self.calls else -1
         if i.opcode in ("EXIT", "KILL"):
@@ -247,6 +263,17 @@ class Machine:
             self.unknown += 1
             holds = self._taken(at, target, self.next[at])
         return target if holds else None
+
+    def _of_copies(self, i: Instruction) -> None:
+        """Asynchronous copies: begins another group of them, or waits for all but the last ones: DEPBAR.LE SB0, 0x1."""
+        ready = self.ready
+        if i.opcode == "LDGDEPBAR":
+            for n in range(MOST_GROUPS, 0, -1):
+                ready[_group(n)] = ready.get(_group(n - 1), 0)
+            ready[_group(0)] = 0
+        elif match := _LEFT.search(i.operands):
+            left = int(match[1], 16)
+            self.now = max([self.now, *(ready.get(_group(n), 0) for n in range(left + 1, MOST_GROUPS + 1))])
 
     def _taken(self, at: int, target: int, behind: int) -> bool:
         """Whether a branch that depends on data is taken."""
@@ -315,18 +342,23 @@ class Machine:
             )
 
     def _gallop(self, header: int) -> None:
-        """At a loop's header: skips passes while each does what the last two have done."""
+        """At a loop's header: skips passes while each does what the last two have done, or each few (stages of a
+        pipeline, which alternate).
+        """
         seen = self.history.setdefault(header, [])
         seen.append(self._state())
-        del seen[:-3]
-        if len(seen) < 3 or (step := _step(*seen)) is None:
+        del seen[: -2 * MOST_STAGES - 1]
+        steps = ((n, _step(*seen[-1 - 2 * n :: n])) for n in range(1, (len(seen) + 1) // 2))
+        passes, step = next(((n, step) for n, step in steps if step is not None), (0, None))
+        if step is None:
             return
         count, growing, start = 1, True, self._state()
         while count:
             before, history = self._state(), {at: list(states) for at, states in self.history.items()}
             self._skip(step, count)
             middle = self._state()
-            same = self._follow(header, header, self.loops.get(header)) and _same(step, middle, self._state())
+            ran = all(self._follow(header, header, self.loops.get(header)) for _ in range(passes))
+            same = ran and _same(step, middle, self._state())
             if same and count >= MOST_PASSES:  # no condition ends it that could be followed
                 self._restore(start)
                 self.walked = MOST_BLOCKS
@@ -371,8 +403,16 @@ def _local(i: Instruction, written: tuple[str, ...]) -> tuple[Callable[..., None
     return step, written if i.opcode == "LDL" else slots
 
 
+def _group(n: int) -> str:
+    """What stands among the registers for when the copies of a group have arrived: 0 is the one that is begun, 1 the
+    one before.
+    """
+    return f"[copies]{n}"
+
+
+_LEFT = re.compile(r"SB0, (0x[0-9a-f]+)")
 _PLACE = re.compile(r"\[([^\]]*)\]")
-_CONTROL = ("BRA", "CALL", "RET", "EXIT", "KILL", "BRX", "JMP", "JMX")
+_CONTROL = ("BRA", "CALL", "RET", "EXIT", "KILL", "BRX", "JMP", "JMX", "LDGDEPBAR", "DEPBAR")
 
 
 def _difference(a: Any, b: Any) -> Any:

@@ -2,8 +2,11 @@
 
 A launch takes as long as the slowest of
 
-- *instructions*: those that its warps issue, at the share of the schedulers' clocks that the device's record has; the
-  multiprocessors without a block issue nothing.  Those of f64 and MUFU have rates of their own;
+- three units of a multiprocessor, for which its warps take turns (:func:`in_turn`); those without a block do nothing:
+  - *instructions*: those that its warps issue, at the share of the schedulers' clocks that the device's record has.
+    Those of f64 and MUFU have rates of their own;
+  - *matrix*: products of tensor cores, at the rate of ``mma.sync`` that the device's record has;
+  - *shared memory*: 128 bytes a clock of a multiprocessor, without conflicts of banks (cuda-sim counts those);
 - *bytes*: of DRAM, at the bandwidth of a copy.  What a launch accesses again counts again only where the rows that are
   resident at once are larger than the room in L2;
 - *L2*: sectors of 32 bytes, so that lanes which lie apart count for what is transferred, at the rate of L2;
@@ -27,21 +30,27 @@ from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Program
 from ..runtime.cuda.nvrtc import KernelResources
 from ..targets.devices import ARCHITECTURES, Gpu
-from ..targets.gpu import SECTOR_BYTES, WARP
+from ..targets.gpu import SECTOR_BYTES, SHARED_RATE, WARP
 from .machine import Access, Launched, Machine, Trace
 from .occupancy import resident_blocks
 from .operands import MASK
-from .sass import Function
+from .sass import LOADS, Function
 from .semantics import ARRAY
 
 MANY_WARPS = 16
 """Warps of a block from which on its barriers cost issue slots."""
-FEW_BLOCKS, MORE_BLOCKS, SHORT = 3, 24, 1200
-"""Blocks that are followed; more where they run fewer basic blocks than the last number."""
+FEW_BLOCKS, MORE_BLOCKS, SHORT, UNEVEN = 3, 24, 1200, 1.2
+"""Blocks that are followed; more where they run fewer basic blocks than the third number, or one of them so many times
+as many instructions as another.
+"""
 GOLDEN = 0.6180339887498949
-"""Multiples of it, modulo 1, are spread evenly and with no period."""
+"""Multiples of it, modulo 1, are spread evenly and with no period: they are the places of the blocks that are followed,
+each in its part of the grid, so that rows of a triangle, whose work grows from block to block and begins anew with each
+head, count as they should.
+"""
 SMALL = 1 << 16
 """Bytes of an array that is taken to be in a cache."""
+_UNITS = ("instructions", "matrix", "shared memory")
 _SPREAD = 2654435761
 _PARAMETERS = {7: 0x160, 8: 0x160, 9: 0x210, 10: 0x380, 12: 0x380}
 """Where a kernel's parameters begin in constant bank 0, by the architecture's generation."""
@@ -149,16 +158,21 @@ def predict(setting: Setting, function: Function, resources: KernelResources, la
     chains = [max(t.clocks for t, _ in block) for block in followed]
     replaced = launch.blocks / (resident * gpu.sms)
     chain = max(chains) if replaced <= 1 else replaced * sum(chains) / len(chains)
+    clocks = gpu.sms * gpu.clock * min(1.0, launch.blocks / gpu.sms)  # per second, of those that have a block
     bounds = {
-        "instructions": max(issued / (gpu.issue * share), *_pipes(gpu, kinds)) / min(1.0, launch.blocks / gpu.sms),
+        "instructions": max(issued / (4 * clocks * share), *(n / clocks for n in _pipes(gpu, kinds))),
+        "matrix": sum(t.products * w for t, w in traces) / (gpu.matrix * clocks),
+        "shared memory": sum(t.shared * w for t, w in traces) * WARP / (SHARED_RATE * clocks),
         "bytes": moved.dram / gpu.bandwidth,
-        "L2": moved.sectors / gpu.resident,
+        "L2": moved.l2,
         "atomics": moved.atomics,
         "latency": chain / gpu.clock,
         "launches": gpu.launch,
     }
+    warps = round(min(resident, launch.blocks / gpu.sms) * -(-launch.threads // WARP) / 4)
+    units = in_turn([bounds[unit] for unit in _UNITS], max(warps, 1))
     return Predicted(
-        max(seconds for bound, seconds in bounds.items() if bound != "launches") + gpu.launch,
+        max(units, *(seconds for bound, seconds in bounds.items() if bound != "launches")) + gpu.launch,
         bounds,
         moved.dram,
         issued * WARP,
@@ -170,25 +184,42 @@ def predict(setting: Setting, function: Function, resources: KernelResources, la
     )
 
 
+def in_turn(seconds: Sequence[float], warps: int) -> float:
+    """The time of a launch whose warps need units for so many seconds in all, where so many warps are at them at once,
+    each at one.
+
+    One warp leaves all units but one idle; many keep the slowest one busy.  Between the two this is mean value analysis
+    (Reiser, Lavenberg, JACM 1980): a warp that comes to a unit finds there, on average, those that would be there
+    without it.
+    """
+    there, total = [0.0] * len(seconds), 0.0
+    for count in range(1, warps + 1):
+        times = [s * (1 + n) for s, n in zip(seconds, there, strict=True)]
+        total = sum(times)
+        there = [count * t / total if total else 0.0 for t in times]
+    return total / warps
+
+
 def _sample(launch: Launch, follow: Callable[[int, int], Trace]) -> list[list[tuple[Trace, float]]]:
     """Of some blocks: traces of first lanes with the warps that each stands for, whose weights are all warps."""
     warps = -(-launch.threads // WARP)
     chosen = [(0, 1.0)] if warps == 1 else [(0, 1.0), (warps // 2, warps - 1.0)]
     count = FEW_BLOCKS
     while True:
-        blocks = sorted({int(launch.blocks * ((i + 0.5) * GOLDEN % 1)) for i in range(count)})
+        blocks = sorted({int(launch.blocks * (i + (i + 0.5) * GOLDEN % 1) / count) for i in range(count)})
         scale = launch.blocks / len(blocks)
         traces = [[(follow(block, warp * WARP), weight * scale) for warp, weight in chosen] for block in blocks]
         short = sum(t.walked for block in traces for t, _ in block) < SHORT
-        if not short or count == MORE_BLOCKS or launch.blocks <= count:
+        work = [sum(t.instructions for t, _ in block) for block in traces]
+        if (not short and max(work) < UNEVEN * min(work)) or count == MORE_BLOCKS or launch.blocks <= count:
             return traces
         count = MORE_BLOCKS
 
 
 def _pipes(gpu: Gpu, kinds: Mapping[str, float]) -> list[float]:
-    """Seconds of the instructions whose units are fewer than the lanes that the schedulers can start."""
+    """Clocks of the instructions whose units are fewer than the lanes that the schedulers can start."""
     units = {"special": gpu.special, "f64": ARCHITECTURES[gpu.arch].f64}
-    return [kinds.get(kind, 0) * WARP / (count * gpu.sms * gpu.clock) for kind, count in units.items()]
+    return [kinds.get(kind, 0) * WARP / count for kind, count in units.items()]
 
 
 # -- a thread's surroundings -------------------------------------------------------------------------------------------
@@ -251,25 +282,26 @@ class _Moved:
         self.l1 = (limits.shared - resident * shared) // 2
         rows, width = setting.rows.get(launch.function, (0, 1))
         self.rows, self.rows_per_sm = rows, resident * max(launch.threads // width, 1)
-        self.asked: Counter[tuple[int, bool]] = Counter()
-        self.lines: Counter[tuple[int, bool]] = Counter()
+        self.asked: Counter[tuple[int, str]] = Counter()
+        self.lines: Counter[tuple[int, str]] = Counter()
         self.widths: Counter[tuple[int, bool]] = Counter()
         self.atomics = 0.0
 
     def add(self, access: Access, weight: float, spread: tuple[int, float]) -> None:
         """An access of a warp's first lane, which stands for ``weight`` warps."""
         lanes, step = spread
-        width, gpu, key = access.instruction.width, self.setting.gpu, (access.array, access.instruction.opcode != "LDG")
+        width, gpu, opcode = access.instruction.width, self.setting.gpu, access.instruction.opcode
+        key = access.array, opcode if opcode in LOADS else "STG"
         times = access.executed * weight
         nbytes = times * width * (lanes if step else 1)
         self.asked[key] += nbytes  # type: ignore[assignment]
-        self.widths[width, key[1]] += nbytes  # type: ignore[assignment]
+        self.widths[width, opcode not in LOADS] += nbytes  # type: ignore[assignment]
         if 0 < step <= width:
             sectors = nbytes / SECTOR_BYTES
         else:  # lanes apart: each transfers what it does not find in the sector of its access before
             sectors = access.sectors * weight * (lanes * min(1.0, step / SECTOR_BYTES) if step else 1)
         self.lines[key] += sectors  # type: ignore[assignment]
-        if access.instruction.opcode not in ("LDG", "STG"):
+        if opcode not in (*LOADS, "STG"):
             same = not step and access.executed <= 1 and self.launch.blocks > 1
             rate = gpu.resident / width if width == 16 else gpu.coalesced if 0 < step <= width else gpu.scattered
             self.atomics += times * gpu.hot if same else times * lanes / rate
@@ -285,13 +317,17 @@ class _Moved:
         return sum(self._once(array, asked, self.setting.gpu.room) for (array, _), asked in self.asked.items())
 
     @property
-    def sectors(self) -> float:
-        """Bytes that come from and go to L2: what a multiprocessor reads again is in its L1 if that has room."""
-        return sum(self._sectors(array, stored, count) for (array, stored), count in self.lines.items())
+    def l2(self) -> float:
+        """Seconds of what comes from and goes to L2: what a multiprocessor reads again is in its L1 if it has room."""
+        rates = {"LDGSTS": self.setting.gpu.copied}
+        return sum(
+            self._sectors(array, opcode, count) / rates.get(opcode, self.setting.gpu.resident)
+            for (array, opcode), count in self.lines.items()
+        )
 
-    def _sectors(self, array: int, stored: bool, count: float) -> float:
+    def _sectors(self, array: int, opcode: str, count: float) -> float:
         nbytes, whole = count * SECTOR_BYTES, self._whole(array)
-        if stored or not whole:
+        if opcode not in LOADS or not whole:
             return nbytes
         if whole <= self.l1:
             return min(nbytes, whole * self.setting.gpu.sms)

@@ -22,10 +22,10 @@ _CONDITION = re.compile(r"!?U?P\d")  # of a branch, as its first operand: BRA.U 
 _TARGET = re.compile(r"`\(([.\w$]+)\)")
 
 _CLASSES: Mapping[str, str] = {
-    "global load": "LDG LD",
+    "global load": "LDG LD LDGSTS",
     "global store": "STG ST",
     "atomics": "ATOMG ATOM RED REDG REDUX ATOMS",
-    "shared": "LDS STS LDSM STSM LDGSTS",
+    "shared": "LDS STS LDSM STSM",
     "local": "LDL STL",
     "constant": "LDC ULDC LDCU",
     "f32": "FADD FMUL FFMA FSEL FSETP FMNMX FSET FCHK FADD2 FMUL2 FFMA2 FMNMX3 FSWZADD",
@@ -33,7 +33,7 @@ _CLASSES: Mapping[str, str] = {
     "f64": "DADD DMUL DFMA DSETP DMNMX",
     "special": "MUFU",
     "convert": "F2F F2FP F2I F2IP I2F I2FP I2I FRND I2IP",
-    "matrix": "HMMA IMMA DMMA BMMA HGMMA IGMMA WGMMA",
+    "matrix": "HMMA IMMA QMMA DMMA BMMA HGMMA IGMMA WGMMA",
     "integer": (
         "IADD IADD3 IMAD IMUL IABS ISETP IMNMX VIADD VIADDMNMX VIMNMX VIMNMX3 LEA LOP3 SHF SHL SHR SEL PRMT BREV FLO"
         " POPC SGXT BMSK LOP VABSDIFF IDP ISCADD UIADD3 UIMAD UISETP ULEA ULOP3 USHF USEL UPRMT UFLO UPOPC UBREV USGXT"
@@ -42,13 +42,21 @@ _CLASSES: Mapping[str, str] = {
     "predicate": "PLOP3 UPLOP3 PSETP P2R R2P UP2UR UR2UP PSET",
     "move": "MOV MOV32I UMOV CS2R CS2UR S2R S2UR R2UR UR2R B2R R2B NOP",
     "shuffle": "SHFL MATCH VOTE VOTEU",
-    "barrier": "BAR MEMBAR DEPBAR FENCE ERRBAR CCTL WARPSYNC SYNCS ENDCOLLECTIVE WARPGROUP UCGABAR_ARV UCGABAR_WAIT",
+    "barrier": (
+        "BAR MEMBAR DEPBAR LDGDEPBAR FENCE ERRBAR CCTL WARPSYNC SYNCS ENDCOLLECTIVE WARPGROUP UCGABAR_ARV UCGABAR_WAIT"
+    ),
     "branch": "BRA BRX JMP JMX CALL RET EXIT BSSY BSYNC BREAK BMOV YIELD KILL BPT NANOSLEEP BRXU JMXU",
 }
 CLASS_OF = {opcode: name for name, opcodes in _CLASSES.items() for opcode in opcodes.split()}
 OTHER = "other"
 """The class of an opcode that no table lists."""
-_GLOBAL = ("LDG", "STG", "RED", "REDG", "ATOMG")
+LOADS = ("LDG", "LDGSTS")
+"""Of global memory, into registers and into shared memory."""
+_GLOBAL = (*LOADS, "STG", "RED", "REDG", "ATOMG")
+_SHARED = ("LDS", "STS", "LDSM", "STSM", "LDGSTS", "ATOMS")
+_PRODUCT = re.compile(r"(16|8)8(\d+)")  # 16816: 16 x 8 results of 16 products each
+_BITS = {"TF32": 32, "S8": 8, "U8": 8, "E4M3": 8, "E5M2": 8, "S4": 4, "U4": 4}
+_BANK = 4
 _ENDS = ("BRA", "BRX", "JMP", "JMX", "BRXU", "JMXU", "RET", "EXIT", "KILL")
 _NO_BRANCH = ("CALL", "RET", "BSSY", "WARPSYNC")  # the label that they name is no successor in their own function
 
@@ -77,8 +85,34 @@ class Instruction:
     @cached_property
     def width(self) -> int:
         """Bytes per thread of an access to global memory; 0 if it is none."""
-        if self.opcode not in _GLOBAL:
+        return self._bytes if self.opcode in _GLOBAL else 0
+
+    @cached_property
+    def shared_width(self) -> int:
+        """Bytes per thread that pass between shared memory and its users where no two lanes are in one bank's way; 0 if
+        it accesses none.
+        """
+        if self.opcode not in _SHARED:
             return 0
+        if self.opcode in ("LDSM", "STSM"):  # 16.M88.4: a register for each of 4 matrices
+            return _BANK * int(self.modifiers[-1]) if self.modifiers[-1:] in ("2", "4") else _BANK
+        return max(self._bytes, _BANK)
+
+    @cached_property
+    def products(self) -> int:
+        """Products of 16-bit elements that take the matrix units as long as what a warp's instruction multiplies; 0 if
+        it is none.
+        """
+        parts = self.modifiers.split(".")
+        shape = next((match for p in parts if (match := _PRODUCT.fullmatch(p))), None)
+        if self.kind != "matrix" or shape is None:
+            return 0
+        bits = next((_BITS[p] for p in parts if p in _BITS), 16)
+        return int(shape[1]) * 8 * int(shape[2]) * bits // 16
+
+    @cached_property
+    def _bytes(self) -> int:
+        """Of a thread's access."""
         parts = self.modifiers.split(".")
         sized = (int(p.lstrip("US")) for p in parts if re.fullmatch(r"[US]?(8|16|64|128|256)", p))
         bits = next(sized, 32)

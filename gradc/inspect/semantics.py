@@ -73,8 +73,11 @@ class Decoder:
             second = len(parts) > 1 and is_predicate(parts[1])
             return [first, *([parts[1]] if second else [])], parts[1 + second :]
         long = "64" in mods or "WIDE" in mods or opcode in _DOUBLES or (opcode == "CS2R" and "32" not in mods)
-        long = long or (opcode in ("F2F", "F2I", "FRND", "I2F") and mods[:1] in (["F64"], ["S64"], ["U64"]))
-        targets = [following(first, i) for i in range(4 if "128" in mods else 2 if long else 1)]
+        # The first modifier is the result's type, of I2F.S64 (into f32) the operand's.
+        long = long or (opcode in ("F2F", "F2I", "FRND", "I2F") and mods[:1] == ["F64"])
+        long = long or (opcode == "F2I" and mods[:1] in (["S64"], ["U64"]))
+        count = _count_of(opcode, mods) or (4 if "128" in mods else 2 if long else 1)
+        targets = [following(first, i) for i in range(count)]
         rest = 1
         while opcode in _CARRIES and rest < len(parts) - 2 and is_predicate(parts[rest]):
             targets.append(parts[rest])
@@ -375,7 +378,7 @@ def _value_of(bits: int) -> float:
 
 def _i2f(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str]) -> Step | None:
     """With MUFU.RCP and F2I the first guess of a quotient of integers, which the instructions behind them correct."""
-    if "F64" in mods or len(targets) > 1:
+    if {"F64", "S64", "U64"} & set(mods) or len(targets) > 1:
         return None
     (a,) = d.gets(sources, 1)
     read = (lambda v: v) if "U32" in mods else signed
@@ -458,9 +461,21 @@ _INTEGERS: dict[str, Callable[..., Step | None]] = {
     "P2R": _p2r,
     "R2P": _r2p,
 }
+
+
+def _count_of(opcode: str, mods: Sequence[str]) -> int:
+    """Registers that a product of matrices or a load of them writes; 0: it is none."""
+    if opcode == "LDSM":
+        return int(mods[-1]) if mods and mods[-1] in ("2", "4") else 1
+    if opcode in ("HMMA", "IMMA", "QMMA"):  # 16 x 8 results, or 8 x 8, in f16 or 32 bits
+        half = 2 if mods and mods[0].startswith("8") else 1
+        return (2 if opcode == "HMMA" and "F16" in mods[1:2] else 4) // half
+    return 0
+
+
 _DOUBLES = ("DADD", "DMUL", "DFMA")
 _CARRIES = ("IADD3", "UIADD3", "LEA", "ULEA", "IMAD", "UIMAD", "VOTE", "VOTEU")
 _NO_RESULT = (
     *("STG", "STS", "STL", "ST", "RED", "REDG", "BAR", "BRA", "EXIT", "CALL", "RET", "BSSY", "BSYNC", "BREAK", "NOP"),
-    *("WARPSYNC", "MEMBAR", "R2P"),
+    *("WARPSYNC", "MEMBAR", "R2P", "LDGSTS", "LDGDEPBAR", "DEPBAR", "STSM"),
 )

@@ -93,6 +93,7 @@ class Gpu(Device):
     :param coalesced: rate of 4-byte atomic adds by adjacent threads to adjacent elements.
     :param scattered: rate of 128-byte lines accessed by atomics.
     :param resident: rate of bytes moved by 16-byte atomics or plain accesses that hit L2.
+    :param copied: rate of bytes that asynchronous copies bring from L2 to shared memory.
     :param vector: whether the device has 16-byte atomic adds of f32.
     :param hot: time per add to one contended row of up to 512 bytes; wider rows take twice that.
     :param launch: fixed time of a kernel launch, small and dependent on the one before.
@@ -100,6 +101,7 @@ class Gpu(Device):
     :param barrier_share: the same of blocks of 16 warps and more that have barriers.
     :param latency: of a load from memory.  :param cache_latency: of one from a cache.
     :param special: operations of MUFU per clock of a multiprocessor.
+    :param matrix: products of 16-bit floats that ``mma.sync`` adds up in f32, per clock of a multiprocessor.
     :param sort_base: fixed time of a sort.  :param sort_pass: minimum time of a radix pass.
     :param sort_rate: rows per second in a radix pass.
     :param one_block: the most rows that the single-block sort, one launch of ``sort_base``, sorts; 0 if there is none.
@@ -115,6 +117,7 @@ class Gpu(Device):
     coalesced: float
     scattered: float
     resident: float
+    copied: float
     vector: bool
     hot: float
     launch: float
@@ -123,6 +126,7 @@ class Gpu(Device):
     latency: float
     cache_latency: float
     special: int
+    matrix: float
     sort_base: float
     sort_pass: float
     sort_rate: float
@@ -157,7 +161,9 @@ _MB = 1_000_000
 
 def _gpu(name: str, arch: str, **constants: tuple[float, str]) -> Gpu:
     """A Gpu from (value, source) pairs."""
-    given = {**_COMMON, "shared": (ARCHITECTURES[arch].block_shared, PUBLISHED), **constants}
+    resident, _ = constants["resident"]
+    copied = 2.4 * resident, ESTIMATE  # as on an H200
+    given = {**_COMMON, "shared": (ARCHITECTURES[arch].block_shared, PUBLISHED), "copied": copied, **constants}
     sources = {key: source for key, (_, source) in given.items()}
     return Gpu(
         name=name,
@@ -169,7 +175,10 @@ def _gpu(name: str, arch: str, **constants: tuple[float, str]) -> Gpu:
 
 
 GPUS: tuple[Gpu, ...] = (
-    # The first device of an architecture is its default.
+    # The first device of an architecture is its default.  Published `matrix`: the dense rate of f16 with sums in f32
+    # over 2 * sms * clock.  H200: a product of 16 x 8 x 16 by mma.sync takes each of four units 6 clocks (0.6666 a
+    # clock in gpu-nvidia-h200-2026-11-28-tiles.json), where wgmma is published to take 4; B200, whose fast products are
+    # another instruction's: as an A100.
     _gpu(
         "V100",
         "sm_70",
@@ -178,6 +187,7 @@ GPUS: tuple[Gpu, ...] = (
         sms=(80, PUBLISHED),
         l2=(6 * _MB, PUBLISHED),
         clock=(1.53e9, PUBLISHED),
+        matrix=(512, PUBLISHED),
         coalesced=(319e9, ESTIMATE),
         scattered=(50e9, ESTIMATE),
         resident=(2.2e12, ESTIMATE),
@@ -192,6 +202,7 @@ GPUS: tuple[Gpu, ...] = (
         sms=(40, PUBLISHED),
         l2=(4 * _MB, PUBLISHED),
         clock=(1.59e9, PUBLISHED),
+        matrix=(512, PUBLISHED),
         coalesced=(159e9, ESTIMATE),
         scattered=(25e9, ESTIMATE),
         resident=(1.1e12, ESTIMATE),
@@ -206,6 +217,7 @@ GPUS: tuple[Gpu, ...] = (
         sms=(108, PUBLISHED),
         l2=(40 * _MB, PUBLISHED),
         clock=(1.41e9, PUBLISHED),
+        matrix=(1024, PUBLISHED),
         coalesced=(430e9, ESTIMATE),
         scattered=(68e9, ESTIMATE),
         resident=(3.0e12, ESTIMATE),
@@ -220,6 +232,7 @@ GPUS: tuple[Gpu, ...] = (
         sms=(108, PUBLISHED),
         l2=(40 * _MB, PUBLISHED),
         clock=(1.41e9, PUBLISHED),
+        matrix=(1024, PUBLISHED),
         coalesced=(430e9, ESTIMATE),
         scattered=(68e9, ESTIMATE),
         resident=(3.0e12, ESTIMATE),
@@ -234,6 +247,7 @@ GPUS: tuple[Gpu, ...] = (
         sms=(58, PUBLISHED),
         l2=(48 * _MB, PUBLISHED),
         clock=(2.04e9, PUBLISHED),
+        matrix=(512, PUBLISHED),
         coalesced=(231e9, ESTIMATE),
         scattered=(36e9, ESTIMATE),
         resident=(1.6e12, ESTIMATE),
@@ -248,6 +262,7 @@ GPUS: tuple[Gpu, ...] = (
         sms=(128, PUBLISHED),
         l2=(72 * _MB, PUBLISHED),
         clock=(2.52e9, PUBLISHED),
+        matrix=(256, PUBLISHED),
         coalesced=(510e9, ESTIMATE),
         scattered=(80e9, ESTIMATE),
         resident=(3.6e12, ESTIMATE),
@@ -262,9 +277,11 @@ GPUS: tuple[Gpu, ...] = (
         sms=(132, PUBLISHED),
         l2=(50 * _MB, PUBLISHED),
         clock=(1.8e9, ESTIMATE),
+        matrix=(4 * 2048 / 6, FITTED),
         coalesced=(526e9, MEASURED),
         scattered=(83e9, MEASURED),
         resident=(3.7e12, MEASURED),
+        copied=(8.9e12, FITTED),
         hot=(5e-9, MEASURED),
         sort_rate=(80e9, FITTED),
     ),
@@ -276,9 +293,11 @@ GPUS: tuple[Gpu, ...] = (
         sms=(132, PUBLISHED),
         l2=(60 * _MB, PUBLISHED),
         clock=(1.8e9, ESTIMATE),
+        matrix=(4 * 2048 / 6, MEASURED),
         coalesced=(526e9, ESTIMATE),
         scattered=(83e9, ESTIMATE),
         resident=(3.7e12, ESTIMATE),
+        copied=(8.9e12, MEASURED),
         hot=(5e-9, ESTIMATE),
         sort_rate=(80e9, FITTED),
     ),
@@ -290,6 +309,7 @@ GPUS: tuple[Gpu, ...] = (
         sms=(148, PUBLISHED),
         l2=(126 * _MB, PUBLISHED),
         clock=(1.85e9, ESTIMATE),
+        matrix=(1024, ESTIMATE),
         coalesced=(590e9, ESTIMATE),
         scattered=(93e9, ESTIMATE),
         resident=(4.1e12, ESTIMATE),
@@ -306,6 +326,7 @@ GPUS: tuple[Gpu, ...] = (
         sms=(188, PUBLISHED),
         l2=(128 * _MB, PUBLISHED),
         clock=(2.6e9, PUBLISHED),
+        matrix=(512, PUBLISHED),
         coalesced=(750e9, ESTIMATE),
         scattered=(118e9, ESTIMATE),
         resident=(5.2e12, ESTIMATE),
@@ -320,6 +341,7 @@ GPUS: tuple[Gpu, ...] = (
         sms=(170, PUBLISHED),
         l2=(96 * _MB, PUBLISHED),
         clock=(2.41e9, PUBLISHED),
+        matrix=(256, PUBLISHED),
         coalesced=(677e9, ESTIMATE),
         scattered=(107e9, ESTIMATE),
         resident=(4.8e12, ESTIMATE),
@@ -348,11 +370,23 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "cache_latency": _TIME,
     "peak": _RATE,
     "special": (1, 4096),
+    "copied": _RATE,
+    "matrix": (1, 65536),
     "one_block": (0, 2**31),
 }
 CONSTANTS = tuple(_RANGES)
 """The constants that a calibration file may have."""
-OF_INSTRUCTIONS = ("clock", "issue_share", "barrier_share", "latency", "cache_latency", "peak", "special")
+OF_INSTRUCTIONS = (
+    "clock",
+    "issue_share",
+    "barrier_share",
+    "latency",
+    "cache_latency",
+    "peak",
+    "special",
+    "matrix",
+    "copied",
+)
 """Those of machine code's time: no choice of a reduction looks at them."""
 _WHOLE = ("sms", "l2", "shared", "special", "one_block")
 

@@ -22,14 +22,22 @@ SHARED_BYTES = 60 * 1024
 """Bytes of shared memory that a block uses at most for sums: every device has them (published: 64 KB on sm_75, of which
 a block's other needs are left).
 """
+SHARED_RATE = 128
+"""Bytes of shared memory per clock of a multiprocessor: 32 banks of 4 bytes (published; measured on an H200: 0.25
+ldmatrix of 512 bytes a clock).
+"""
 SECTOR_BYTES = 32
 """Of a transfer between the caches, and of a memory transaction (published)."""
 
 # -- clocks of an instruction ------------------------------------------------------------------------------------------
 
-LATENCY: Mapping[str, int] = {"shared": 30, "shuffle": 25, "special": 25, "convert": 15, "f64": 16, "barrier": 30}
-"""Clocks until a result can be used, by class of instruction (published microbenchmarks, rounded); ``ALU_LATENCY`` for
-the others.  The model of machine code's time follows chains of them.
+LATENCY: Mapping[str, int] = {
+    **{"shared": 30, "shuffle": 25, "special": 25, "convert": 15, "f64": 16, "barrier": 30},
+    "matrix": 24,
+}
+"""Clocks until a result can be used, by class of instruction (published microbenchmarks, rounded; ``matrix``: measured,
+0.0417 dependent products a clock in ``gpu-nvidia-h200-2026-11-28-tiles.json``); ``ALU_LATENCY`` for the others.  The
+model of machine code's time follows chains of them.
 """
 ALU_LATENCY = 5
 ACCESS_COST = 6.0

@@ -26,7 +26,8 @@ enum { LANES = 32, MAX_THREADS = 1024, MAX_SHARED = 227 * 1024, STACK = 128 * 10
 /* ---- What Python sees (cudasim.py mirrors these) -------------------------------------------------------------------- */
 
 enum fault_kind { NO_FAULT, OUT_OF_BOUNDS, READ_ONLY, UNINITIALISED, RACE, MISALIGNED, OVERFLOWS, SHIFT, DIVISION, LOCAL_BOUNDS,
-                  BARRIER_DIVERGES, BARRIER_SKIPPED, NOT_IN_MASK, MISSING_LANE, FOREIGN_LANE, TRAP, TOO_LARGE, NO_MEMORY };
+                  BARRIER_DIVERGES, BARRIER_SKIPPED, NOT_IN_MASK, MISSING_LANE, FOREIGN_LANE, TRAP, TOO_LARGE, NO_MEMORY,
+                  IN_FLIGHT, WRONG_MEMORY, COPY_SIZE };
 enum doing { READS = 1, WRITES = 2, UPDATES = 3, /* an atomic */ RETURNED, ABSENT, AT_BARRIER, AT_COLLECTIVE };
 
 struct party {
@@ -69,6 +70,7 @@ struct launch {
   region *variables; /* of shared memory: the dynamic one, whose address is ours to say, then those that the text declares */
   int64_t variable_count;
   int64_t next; /* block, in the order of this launch */
+  int64_t transactions, least; /* of shared memory: those of its accesses, and what they were without conflicts of banks */
   fault found;
 };
 
@@ -77,6 +79,14 @@ struct launch {
 struct fiber {
   void *stack_pointer;
   char *stack;
+};
+
+struct copy { /* an asynchronous one; its bytes arrive where its thread waits for its group */
+  char *to;
+  const char *from;
+  int bytes, valid;
+  int64_t group;
+  const void *pc;
 };
 
 enum thread_state { RUNNABLE, IN_BARRIER, IN_COLLECTIVE, HAS_RETURNED };
@@ -92,12 +102,26 @@ struct thread {
   int line, other, width;
   uint64_t value;
   const void *pc;
+  unsigned given[6]; /* registers of a and b, or what to load */
+  sim_four four;     /* registers of d, or loaded ones */
+  copy *copies;      /* in flight, in their order; the array outlives the thread */
+  int copy_count, copy_room;
+  int64_t groups; /* that it has committed */
   uint64_t fenced; /* the time of its last __threadfence, 0: none */
+};
+
+struct request { /* an access to shared memory that lanes of a warp make together */
+  const void *pc;
+  size_t bytes;
+  unsigned lanes;
+  uintptr_t at[LANES];
 };
 
 struct warp {
   thread lanes[LANES];
   unsigned exist, runnable, waiting, returned; /* sets of lanes; waiting: in a collective */
+  request *requests;                           /* since it last synchronised; the array outlives the block */
+  int request_count, request_room, next_request[LANES];
   uint64_t known[LANES][LANES];                /* [a][b]: what lane b did before this time, lane a sees */
 };
 
@@ -114,6 +138,7 @@ struct {
   int order[MAX_THREADS / LANES], at; /* of warps; where we are in it */
   int barrier_line, barrier_sum, barrier_result;
   const void *barrier_pc;
+  int copies; /* in flight */
   int64_t block;
   uint3 block_index;
   uint64_t time, barrier_time; /* grows with every synchronisation; that of the block's last barrier */
@@ -226,15 +251,17 @@ void order_warps(void) {
   sim.at = 0;
 }
 
+int of_a_warp(sim_op op) { return op >= SIM_MMA_BF16; }
+
 int collective_is_complete(const warp &w, const thread &t) {
-  const unsigned returned = sim.now->check ? 0 : w.returned | ~w.exist; /* a GPU does not wait for them either */
+  const unsigned returned = sim.now->check || of_a_warp(t.op) ? 0 : w.returned | ~w.exist; /* a GPU does not wait for them either */
   const unsigned wanted = t.mask & ~returned;
   if ((w.waiting & wanted) != wanted) {
     return 0;
   }
   for (unsigned rest = wanted; rest; rest &= rest - 1) {
     const thread &other = w.lanes[__builtin_ctz(rest)];
-    if (other.op != t.op || other.mask != t.mask) {
+    if (other.op != t.op || other.mask != t.mask || other.line != t.line) {
       return 0;
     }
   }
@@ -256,7 +283,7 @@ __attribute__((noreturn)) void deadlock(void) {
                           : other.state == HAS_RETURNED     ? RETURNED
                           : other.state == IN_BARRIER       ? AT_BARRIER
                                                             : AT_COLLECTIVE};
-        if (it.doing != AT_COLLECTIVE || other.op != t.op || other.mask != t.mask) {
+        if (it.doing != AT_COLLECTIVE || other.op != t.op || other.mask != t.mask || other.line != t.line) {
           stop(MISSING_LANE, party_of(&t, t.pc, AT_COLLECTIVE), it, t.mask, lane, NULL);
         }
       }
@@ -286,9 +313,12 @@ void wait(void) {
   go_to(next);
 }
 
+void count_requests(warp &w);
+
 void finish_barrier(void) {
   for (int i = 0; i < sim.warp_count; i++) {
     warp &w = sim.warps[i];
+    count_requests(w);
     for (unsigned rest = w.exist & ~w.returned; rest; rest &= rest - 1) {
       w.lanes[__builtin_ctz(rest)].state = RUNNABLE;
     }
@@ -343,8 +373,7 @@ void thread_main(void) {
 
 /* ---- Barriers and collectives ---------------------------------------------------------------------------------------- */
 
-void finish_collective(warp &w, const thread &last) {
-  const unsigned lanes = last.mask & w.waiting;
+void exchange_values(warp &w, const thread &last, unsigned lanes) {
   uint64_t results[LANES] = {0};
   uint64_t all = 0;
   const sim_op op = last.op;
@@ -409,27 +438,38 @@ void finish_collective(warp &w, const thread &last) {
     }
   }
   for (unsigned rest = lanes; rest; rest &= rest - 1) {
-    thread &t = w.lanes[__builtin_ctz(rest)];
-    t.value = results[t.number % LANES];
-    t.state = RUNNABLE;
+    const int lane = __builtin_ctz(rest);
+    w.lanes[lane].value = results[lane];
+  }
+}
+
+void exchange_fragments(warp &w, sim_op op);
+
+void finish_collective(warp &w, const thread &last) {
+  const unsigned lanes = last.mask & w.waiting;
+  count_requests(w);
+  if (of_a_warp(last.op)) {
+    exchange_fragments(w, last.op);
+  } else {
+    exchange_values(w, last, lanes);
+  }
+  for (unsigned rest = lanes; rest; rest &= rest - 1) {
+    w.lanes[__builtin_ctz(rest)].state = RUNNABLE;
   }
   w.waiting &= ~lanes;
   w.runnable |= lanes;
 }
 
-}  // namespace
-
-extern "C" uint64_t gradc_sim_warp(sim_op op, unsigned mask, uint64_t value, int other, int width) {
+/* Waits for all lanes of a mask: at the same line, where one is said. */
+void meet(sim_op op, unsigned mask, int line, const void *pc) {
   thread *self = sim.self;
   warp &w = warp_of(self);
-  self->pc = __builtin_return_address(0);
+  self->pc = pc;
   self->op = op;
   self->mask = mask;
-  self->value = value;
-  self->other = other;
-  self->width = width;
+  self->line = line;
   if (!(mask & bit_of(self))) {
-    stop(NOT_IN_MASK, party_of(self, self->pc, AT_COLLECTIVE), {}, mask, self->number % LANES, NULL);
+    stop(NOT_IN_MASK, party_of(self, pc, AT_COLLECTIVE), {}, mask, self->number % LANES, NULL);
   }
   self->state = IN_COLLECTIVE;
   w.waiting |= bit_of(self);
@@ -439,6 +479,16 @@ extern "C" uint64_t gradc_sim_warp(sim_op op, unsigned mask, uint64_t value, int
   } else {
     wait();
   }
+}
+
+}  // namespace
+
+extern "C" uint64_t gradc_sim_warp(sim_op op, unsigned mask, uint64_t value, int other, int width) {
+  thread *self = sim.self;
+  self->value = value;
+  self->other = other;
+  self->width = width;
+  meet(op, mask, 0, __builtin_return_address(0));
   return self->value;
 }
 
@@ -479,6 +529,7 @@ extern "C" unsigned gradc_sim_active(void) { return warp_of(sim.self).exist & ~w
 extern "C" void gradc_sim_trap(void) { stop(TRAP, party_of(sim.self, __builtin_return_address(0), 0), {}, 0, 0, NULL); }
 
 #include "sim_check.h"
+#include "sim_tensor_cores.h"
 
 /* ---- A launch --------------------------------------------------------------------------------------------------------- */
 
@@ -539,7 +590,7 @@ static void run_block(int64_t block) {
   sim.block_index = {(unsigned)x, (unsigned)y, (unsigned)z};
   sim.threads = (int)(l.block[0] * l.block[1] * l.block[2]);
   sim.warp_count = (sim.threads + LANES - 1) / LANES;
-  sim.returned = sim.at_barrier = 0;
+  sim.returned = sim.at_barrier = sim.copies = 0;
   sim.barrier_time = ++sim.time;
   uint3 index = {0, 0, 0};
   for (int i = 0; i < sim.threads; i++) {
@@ -556,6 +607,8 @@ static void run_block(int64_t block) {
     t.number = i;
     t.state = RUNNABLE;
     t.fenced = 0;
+    t.copy_count = 0;
+    t.groups = 0;
     w.exist |= bit_of(&t);
     w.runnable = w.exist;
     if (++index.x == l.block[0]) {
@@ -571,6 +624,9 @@ static void run_block(int64_t block) {
   sim.self = pick();
   sim.self->on = sim.idle[--sim.idle_count];
   gradc_sim_switch(&sim.host, sim.self->on->stack_pointer);
+  for (int i = 0; i < sim.warp_count; i++) {
+    count_requests(sim.warps[i]);
+  }
 }
 
 /* Run blocks for some milliseconds: 1 when all have run, 0 to be called again, -1 with a fault in `found`. */

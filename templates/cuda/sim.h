@@ -65,7 +65,9 @@ typedef uint3 dim3;
  * The first four are the same for all of a thread's life, so a call of them may be moved or dropped. */
 
 enum sim_op { SIM_SYNCWARP, SIM_SHFL, SIM_SHFL_UP, SIM_SHFL_DOWN, SIM_SHFL_XOR, SIM_BALLOT, SIM_ANY, SIM_ALL, SIM_MATCH_ANY,
-              SIM_ADD, SIM_MIN, SIM_MAX, SIM_UMIN, SIM_UMAX, SIM_AND, SIM_OR, SIM_XOR };
+              SIM_ADD, SIM_MIN, SIM_MAX, SIM_UMIN, SIM_UMAX, SIM_AND, SIM_OR, SIM_XOR,
+              SIM_MMA_BF16, SIM_MMA_F16, SIM_MMA_TF32, SIM_MMA_S8, SIM_LDMATRIX }; /* the last line: of all lanes of a warp */
+struct sim_four { unsigned x[4]; }; /* registers of a lane */
 extern "C" {
 __attribute__((const)) uint3 gradc_sim_thread(void);
 __attribute__((const)) uint3 gradc_sim_block(void);
@@ -75,6 +77,11 @@ void *gradc_sim_dynamic(void); /* the launch's shared memory */
 int gradc_sim_barrier(sim_op op, int value, int line);
 uint64_t gradc_sim_warp(sim_op op, unsigned mask, uint64_t value, int other, int width);
 unsigned gradc_sim_active(void);
+sim_four gradc_sim_mma(sim_op op, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, sim_four d, int line);
+sim_four gradc_sim_ldmatrix(int count, bool transposed, const void *row, int line);
+void gradc_sim_copy(void *to, const void *from, int bytes, int valid);
+void gradc_sim_commit(void);
+void gradc_sim_wait(int groups);
 void gradc_sim_atomic(void *at, size_t bytes, void *from);
 void gradc_sim_fence(void);
 void gradc_sim_trap(void);

@@ -124,21 +124,48 @@ static void __attribute__((noreturn)) stop_at(fault_kind kind, const char *at, s
   stop(kind, who, other, (int64_t)(intptr_t)at, near ? near->size : 0, NULL);
 }
 
+/* ---- Copies in flight: what they write has the mark IN_COPY and no value, what they read is not to be written ------------------ */
+
+enum { HAS_VALUE = 1, IN_COPY = 2 };
+
+static int overlap(const char *a, size_t a_bytes, const char *b, size_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
+
+/* Whether a copy of the block that runs reads or writes these bytes; who started it. */
+static int is_copied(const char *at, size_t bytes, party *by) {
+  for (int i = 0; i < sim.threads; i++) {
+    const thread &t = sim.warps[i / LANES].lanes[i % LANES];
+    for (int j = 0; j < t.copy_count; j++) {
+      const copy &c = t.copies[j];
+      const int written = overlap(at, bytes, c.to, (size_t)c.bytes);
+      if (written || overlap(at, bytes, c.from, (size_t)c.valid)) {
+        *by = party_of(&t, c.pc, written ? WRITES : READS);
+        return 1;
+      }
+    }
+  }
+  return 0;
+}
+
 /* ---- An access ----------------------------------------------------------------------------------------------------------- */
 
-static void access(void *address, size_t bytes, int64_t kind, const void *pc) {
+/* The region that it is in; NULL: a thread's own memory. */
+static region *access(void *address, size_t bytes, int64_t kind, const void *pc) {
   char *at = (char *)address;
   region *r = region_at(at, bytes);
   if (!r) {
     if (!is_private(at, kind)) {
       stop_at(OUT_OF_BOUNDS, at, bytes, party_of(sim.self, pc, kind), {});
     }
-    return;
+    return NULL;
   }
   if (!r->writable && kind != READS) {
     stop_at(READ_ONLY, at, bytes, party_of(sim.self, pc, kind), {});
   }
   const size_t offset = (size_t)(at - r->start);
+  party by;
+  if (sim.copies && (number_of(r) >= 0 ? kind != READS : memchr(r->ready + offset, IN_COPY, bytes) != NULL) && is_copied(at, bytes, &by)) {
+    stop_at(IN_FLIGHT, at, bytes, party_of(sim.self, pc, kind), by);
+  }
   if (kind != WRITES && r->ready) {
     for (size_t i = offset; i < offset + bytes; i++) {
       if (!r->ready[i]) {
@@ -147,7 +174,7 @@ static void access(void *address, size_t bytes, int64_t kind, const void *pc) {
     }
   }
   if (!r->writable) {
-    return;
+    return r;
   }
   const int shared = number_of(r) < 0;
   const uint64_t stamp = stamp_of(kind);
@@ -175,9 +202,83 @@ static void access(void *address, size_t bytes, int64_t kind, const void *pc) {
     }
   }
   if (kind != READS && r->ready) {
-    memset(r->ready + offset, 1, bytes);
+    memset(r->ready + offset, HAS_VALUE, bytes);
   }
+  return r;
 }
+
+/* ---- Conflicts of banks: how many transactions the accesses of a warp to shared memory take -------------------------------------
+ * Fibers run one after another, so that accesses of lanes that a warp makes together are those of one instruction, the n-th of each
+ * since the warp last synchronised.  NVRTC may widen or merge accesses, which are the compiler's here. */
+
+enum { BANKS = 32, AHEAD = 64 };
+
+static void request_shared(const region *r, void *at, size_t bytes, const void *pc) {
+  if (!r || number_of(r) >= 0 || bytes > 16) {
+    return;
+  }
+  warp &w = warp_of(sim.self);
+  const int lane = sim.self->number % LANES;
+  int &next = w.next_request[lane], i = next;
+  while (i < w.request_count && i < next + AHEAD && (w.requests[i].pc != pc || w.requests[i].bytes != bytes)) {
+    i++;
+  }
+  if (i == w.request_count || i == next + AHEAD) { /* of this lane alone, as yet */
+    if (w.request_count == w.request_room) {
+      const int room = 2 * w.request_room + 64;
+      request *more = (request *)realloc(w.requests, (size_t)room * sizeof(request));
+      if (!more) {
+        return; /* it does not count */
+      }
+      w.requests = more;
+      w.request_room = room;
+    }
+    next += next == w.request_count;
+    i = w.request_count++;
+    w.requests[i] = {pc, bytes, 0, {0}};
+  } else {
+    next = i + 1;
+  }
+  w.requests[i].lanes |= 1u << lane;
+  w.requests[i].at[lane] = (uintptr_t)at;
+}
+
+/* Transactions of so many lanes from one on: the most words that they want of a bank. */
+static int transactions_of(const request &q, int lane, int lanes) {
+  uintptr_t words[BANKS][LANES];
+  int count[BANKS] = {0}, most = 0;
+  for (const int end = lane + lanes; lane < end; lane++) {
+    for (uintptr_t word = q.at[lane] / 4; q.lanes >> lane & 1 && word <= (q.at[lane] + q.bytes - 1) / 4; word++) {
+      const int bank = (int)(word % BANKS);
+      int i = 0;
+      while (i < count[bank] && words[bank][i] != word) {
+        i++;
+      }
+      if (i == count[bank]) {
+        words[bank][count[bank]++] = word;
+        most = count[bank] > most ? count[bank] : most;
+      }
+    }
+  }
+  return most;
+}
+
+namespace {
+/* Lanes of 4 bytes go 32 at a time, of 8 bytes 16, of 16 bytes (the rows of a matrix of ldmatrix, too) 8. */
+void count_requests(warp &w) {
+  for (int i = 0; i < w.request_count; i++) {
+    const request &q = w.requests[i];
+    const int lanes = q.bytes <= 4 ? LANES : (int)(4 * LANES / q.bytes);
+    for (int lane = 0; lane < LANES; lane += lanes) {
+      const int found = transactions_of(q, lane, lanes);
+      sim.now->transactions += found;
+      sim.now->least += found > 0;
+    }
+  }
+  w.request_count = 0;
+  memset(w.next_request, 0, sizeof w.next_request);
+}
+}  // namespace
 
 extern "C" void gradc_sim_atomic(void *at, size_t bytes, void *pc) {
   const launch *l = sim.now;
@@ -204,8 +305,11 @@ extern "C" void gradc_sim_atomic(void *at, size_t bytes, void *pc) {
 
 extern "C" void gradc_sim_fence(void) { sim.self->fenced = ++sim.time; }
 
-#define SEEN(name, bytes, kind) \
-  extern "C" void name(void *at) { access(at, bytes, kind, __builtin_return_address(0)); }
+#define SEEN(name, bytes, kind)                                          \
+  extern "C" void name(void *at) {                                       \
+    const void *const pc = __builtin_return_address(0);                  \
+    request_shared(access(at, bytes, kind, pc), at, bytes, pc);          \
+  }
 #define SEEN_ALL(bytes)                                                                      \
   SEEN(__tsan_read##bytes, bytes, READS) SEEN(__tsan_write##bytes, bytes, WRITES)            \
   SEEN(__tsan_unaligned_read##bytes, bytes, READS) SEEN(__tsan_unaligned_write##bytes, bytes, WRITES)

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
     )
     if check and "ziglang" in compiler.argv:
         flags += _CHECK_ZIG
-    text = _DYNAMIC.sub(r"\1 *const \2 = (\1 *)gradc_sim_dynamic();", source)
+    text = _DYNAMIC.sub(r"\1 *const \2 = (\1 *)gradc_sim_dynamic();", _included(source, "tensor_cores.h"))
     entries = "".join(f"GRADC_SIM_KERNEL({name})\n" for name in kernels)
     unit = f'{_BEGIN}{text}{_END}#line 1 "entries"\n{entries}'
     stamp = digest(made_by(compiler), *headers("c++"))
@@ -105,6 +106,14 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
         payload = link_objects([compile_object(unit, extra=flags, header=header), _runtime(stamp, cache)])
         cache.put(key, payload)
     return SimLibrary(payload, kernels, source, check)
+
+
+def _included(source: str, name: str) -> str:
+    """A text that has a header of ours in it, with an include and as many lines: a fault in the header is said to be
+    where it is called.
+    """
+    header = standalone(f"cuda/{name}")
+    return source.replace(header, f'#include "{name}"' + "\n" * header.count("\n"))
 
 
 def _bound(text: str) -> int:
@@ -121,6 +130,18 @@ def _runtime(stamp: str, cache: Cache) -> bytes:
         payload = compile_object(read_template("cuda/sim.cpp"), extra=flags)
         cache.put(key, payload)
     return payload
+
+
+@dataclass(frozen=True)
+class SharedTransactions:
+    """What a launch's accesses to shared memory take, as far as the simulator's compiler keeps those of the source; an
+    access of 32 lanes to 32 banks of 4 bytes is one, an 8 x 8 matrix of ``ldmatrix`` is one.
+
+    :param count: with conflicts of banks.  :param least: without.
+    """
+
+    count: int
+    least: int
 
 
 class SimLibrary:
@@ -167,7 +188,7 @@ class SimLibrary:
         written: Collection[int],
         initialised: Mapping[int, bool | Array] | None = None,
         seed: int | None = None,
-    ) -> None:
+    ) -> SharedTransactions:
         """Runs a kernel; arrays are updated in place after the last block.
 
         :param shared: bytes of dynamic shared memory.
@@ -176,6 +197,7 @@ class SimLibrary:
         :param initialised: whether an array is initialised: True, False, or uint8[nbytes] with a flag per byte, which
             the launch updates.  By default, arrays are initialised unless they are in ``written``.
         :param seed: run blocks and warps in a random order drawn from it instead of ascending.
+        :return: transactions of shared memory; without ``check`` none is counted.
         :raises SimulationFault: a fault; no array was changed.  Without ``check`` only barriers and collectives are
             checked, and arrays may be changed.
         :raises InvalidProblem: a GPU would reject the launch, or the arguments do not fit the parameters.
@@ -200,7 +222,8 @@ class SimLibrary:
             memory = _Memory(arrays, frozenset(written), initialised or {}) if self.check else None
             for i in arrays if memory is not None else ():
                 values[i].value = memory.address(i) if memory is not None else None
-            found = self._launch(kernel, grid, block, shared, values, memory, seed)
+            done = self._launch(kernel, grid, block, shared, values, memory, seed)
+            found = done.found
             if found.kind:
                 if found.kind == faults.NO_MEMORY:
                     raise OutOfMemory(f"{kernel}: no memory for the simulation of a block of {block}")
@@ -212,6 +235,7 @@ class SimLibrary:
                 raise SimulationFault(*faults.describe(found, shape, lambda pc: self._frames(pc - base)))
             if memory is not None:
                 memory.give_back()
+            return SharedTransactions(done.transactions, done.least)
 
     def _check_shape(self, kernel: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int) -> None:
         threads, blocks = block[0] * block[1] * block[2], grid[0] * grid[1] * grid[2]
@@ -236,7 +260,7 @@ class SimLibrary:
         values: Sequence[Any],
         memory: _Memory | None,
         seed: int | None,
-    ) -> faults.Fault:
+    ) -> faults.Launch:
         count = max(len(values), 1)
         base = self._library.gradc_sim_base()
         extents = [(0, shared), *((base + v.address, v.size) for v in self._shared)]
@@ -269,7 +293,7 @@ class SimLibrary:
                 pass
         finally:
             self._library.gradc_sim_end(ctypes.byref(launch))
-        return launch.found
+        return launch
 
     def _frames(self, offset: int) -> list[str]:
         """``file:line`` of an offset in the library, innermost inlined function first; empty without addr2line."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 FILE = "kernel.cu"  # the source's file name in messages
-_OURS = ("sim.h", "sim.cpp", "sim_check.h", "entries", "??")
+_OURS = ("sim.h", "sim.cpp", "sim_check.h", "sim_tensor_cores.h", "tensor_cores.h", "entries", "??")
 NO_MEMORY = 17
 _KINDS = (
     "",
@@ -27,9 +27,14 @@ _KINDS = (
     "foreign lane",
     "trap",
     "too large",
+    "no memory",
+    "copy in flight",
+    "wrong memory",
+    "copy size",
 )
 _VERBS = {1: "reads", 2: "writes", 3: "updates"}
 _PAST = {1: "read", 2: "wrote", 3: "updated atomically"}
+_COPIES = {1: "copies from", 2: "copies to"}
 _RETURNED, _ABSENT, _AT_BARRIER, _AT_COLLECTIVE = 4, 5, 6, 7
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "divrem": "/"}
 
@@ -87,6 +92,8 @@ class Launch(ctypes.Structure):
         ("variables", ctypes.c_void_p),
         ("variable_count", ctypes.c_int64),
         ("next", ctypes.c_int64),
+        ("transactions", ctypes.c_int64),
+        ("least", ctypes.c_int64),
         ("found", Fault),
     )
 
@@ -138,7 +145,10 @@ def _what(kind: str, fault: Fault, shape: Shape, frames: Frames) -> str:
     """The description of the access and the fault, without the location."""
     verb, text = _VERBS.get(fault.who.doing, ""), (fault.text or b"").decode("utf-8", "replace")
     what, mask = "", f"mask 0x{fault.a & 0xFFFFFFFF:08x}"
-    if kind in ("out of bounds", "write to a constant", "uninitialised read", "race"):
+    if kind in (
+        *("out of bounds", "write to a constant", "uninitialised read", "race"),
+        *("copy in flight", "wrong memory"),
+    ):
         what = f"{verb} {fault.size} bytes {_target(fault, shape)}"
     match kind:
         case "out of bounds":
@@ -153,6 +163,15 @@ def _what(kind: str, fault: Fault, shape: Shape, frames: Frames) -> str:
                 f"{what}, which {_party(fault.other, shape)} {_PAST[fault.other.doing]}{f' at {seen}' if seen else ''};"
                 " nothing orders the two"
             )
+        case "copy in flight":
+            return (
+                f"{what}, which {_party(fault.other, shape)} {_COPIES[fault.other.doing]} asynchronously"
+                f"{_at(frames, fault.other.pc)} and has not waited for"
+            )
+        case "wrong memory":
+            return f"{what}, where the instruction takes {'global' if fault.region < 0 else 'shared'} memory"
+        case "copy size":
+            return f"copies {fault.a} valid bytes of {fault.b}"
         case "misaligned access":
             kind_of = f" of {text}" if text else ""
             return f"accesses address {fault.a:#x}{kind_of}, which is no multiple of {fault.b}"
