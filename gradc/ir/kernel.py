@@ -603,7 +603,8 @@ class Loop:
     :param count: the symbol of the number of a block's rows.
     :param blocks: buffers that live as long as a block.
     :param cols: the symbol of a block's columns, and the number of all columns; () where blocks have all.
-    :param to: columns of a block but the last, a size that rises with the first row.
+    :param to: columns of a block but the last, a size that rises with the first row, and is right for blocks of any
+        size.
     :param sequential: those of ``over``, by their symbols, whose positions come one after another.
     :param sweeps: what each block does before its steps, of which there may be none then.
     :param tile: how a GPU runs it as one kernel; None leaves that open.
