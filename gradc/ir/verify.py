@@ -362,6 +362,7 @@ def _verify_loop(loop: Loop, program: Program) -> None:
     for step in loop.items:
         sweep = swept.get(id(step))
         for access in step.accesses:
+            _demand(access.buffer in every, f"the buffer {access.buffer} is not defined", step, step.name)
             if access.buffer in own:
                 continue
             part = _own_part(access, loop, sweep, step)

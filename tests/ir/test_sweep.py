@@ -131,6 +131,8 @@ def test_all_columns_come_in_the_block_that_begins_a_sum_over_rows():
     ("old", "new", "message"),
     (
         ("sweep cols(w: M)", "sweep cols(N: M)", "binds N, which is taken"),
+        ("store p[(b)", "store nowhere[(b)", "the buffer nowhere is not defined"),
+        ("matmul e[m, k]", "matmul nowhere[m, k]", "the buffer nowhere is not defined"),
         ("sweep cols(w2: M)", "sweep cols(w: M)", "binds w, which is taken"),
         ("by(2) count(n)", "by(0) count(n)", "blocks of 0 columns: 1 at least"),
         ("by(2) count(n) {", "by(2) count(n) to(n) {", "n is no size of a block of rows"),
