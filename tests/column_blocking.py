@@ -11,9 +11,10 @@ import numpy as np
 
 import gradc
 from gradc import ops
-from gradc.compiler import run_passes
+from gradc.compiler import cut, lower, run_passes
 from gradc.ir.kernel import Program
 from gradc.module.options import Options
+from gradc.passes.manager import Pipeline
 
 HEADS = "f32[B,H,S,4]"
 Arrays = Mapping[str, Any]
@@ -34,6 +35,11 @@ class Case:
     @functools.cache  # noqa: B019
     def program(self, direction: str = "forward", wrt: tuple[str, ...] = (), target: str = "cpu") -> Program:
         return run_passes(self.graph, wrt, Options(), target)[2][direction]
+
+    def forward_graph(self, wrt: tuple[str, ...]) -> gradc.Graph:
+        """What the forward is scheduled from: its residuals are outputs, too."""
+        joint = lower(self.graph, wrt, Options(), "cpu", Pipeline())
+        return next(iter(cut(self.graph, joint, wrt, Options(), "cpu"))).forward
 
 
 def softmax(x):

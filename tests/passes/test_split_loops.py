@@ -195,12 +195,7 @@ def _validated(program, graph):
 def test_the_pass_is_validated_and_a_fault_is_found(monkeypatch):
     """Gradients that a forward computes ahead: of a loss."""
     case, wrt = SPLIT["linear cross entropy"]
-    from gradc.compiler import cut, lower
-    from gradc.module.options import Options
-
-    pipeline = Pipeline()
-    joint = lower(case.graph, wrt, Options(), "cpu", pipeline)
-    forward = next(iter(cut(case.graph, joint, wrt, Options(), "cpu"))).forward
+    forward = case.forward_graph(wrt)
     program = case.program("forward", wrt)
     assert len(_validated(program, forward).loops) == 2 and split_loops.licence == "REAL"
     # rows before a block's columns are left out, as if the loop were causal
