@@ -243,6 +243,8 @@ class _Reader:
         self.sized(call, row, column)
         if (call.out.buffer, self.body.everywhere) in self.stored:
             raise self.refuse(call, "it writes a block anew")
+        if any(map(self.body.reductions, self.body.features_of(call))):
+            raise self.refuse(call, "it reads what is known after all columns of another product")
         load = Stmt("", "load", (), self.blocks[call.out.buffer].type.dtype, call.out.buffer, self.body.everywhere)
         self.body.computed[call.out.buffer] = call
         self.stored[call.out.buffer, self.body.everywhere] = self.body.intern(load)
