@@ -159,9 +159,11 @@ def drawn(case: Case, dims: Mapping[str, int], seed: int, scale: float = 4.0) ->
     arrays = {}
     for name, text in case.types.items():
         dtype, _, sizes = text.rstrip("]").partition("[")
-        shape = [dims[s] if s in dims else int(s) for s in sizes.split(",")]
+        shape = [dims[s] if s in dims else int(s) for s in sizes.split(",") if s]
         if name == "lengths":
             arrays[name] = rng.integers(0, dims["S"] + 2, shape)
+        elif name == "key":
+            arrays[name] = np.array(seed)
         elif dtype == "i64":
             arrays[name] = np.where(rng.random(shape) < 0.25, -100, rng.integers(0, max(dims["V"], 1), shape))
         else:
