@@ -225,6 +225,20 @@ def test_what_is_no_factor_gets_another_sweep(name, columns, monkeypatch):
     _same_values(program, blocked)
 
 
+@pytest.mark.parametrize("columns", (0, 1, 3))
+def test_a_sum_relative_to_a_maximum_that_is_minus_infinity(columns):
+    """NaN where m itself is subtracted, 0 of no columns."""
+    program = _rule("%c = sub %x, %m : f32\n%h = exp %c : f32\n%t = mul %h, %g : f32\n%out = sum_cols %t : f32")
+    x = np.full((2, columns), -np.inf, np.float32)
+    x[1] = 3
+    arrays = {"x": x, "g": np.full((2, columns), 2, np.float32), "r": np.zeros(2, np.float32)}
+    wanted = np.array([np.nan if columns else 0.0, 2.0 * columns])
+    np.testing.assert_array_equal(run_program(program, arrays, precision="f64")["y"], wanted)
+    blocked = _blocked(program, 2, 2)
+    assert len(blocked.loops[0].sweeps) == 1
+    np.testing.assert_array_equal(run_program(blocked, arrays, precision="f64")["y"], wanted)
+
+
 # What a mask leaves is relative to an infinite maximum: only where these rows are is the difference seen.
 def test_a_mask_over_an_infinite_maximum(monkeypatch):
     _forced(monkeypatch)
@@ -257,7 +271,7 @@ def test_kernels_with_other_statements_stay(lines, monkeypatch):
 
 
 def test_a_kernel_alone_stays_where_nothing_is_carried():
-    program = _rule("%out = sum_cols %g : f32".replace("%e", "%g"))
+    program = _rule("%out = sum_cols %g : f32")
     assert carry_sums(program) == program and isinstance(program.steps[0], Kernel)
 
 

@@ -218,15 +218,11 @@ class _Reader:
     def call(self, call: Call) -> None:
         if not REGISTRY[call.op].contraction or call.parts or call.bias:
             raise self.refuse(call, "no plain product")
-        beside = self.body.features
-        read = [place for place, o in enumerate(call.args) if o.buffer in self.blocks and o.buffer not in beside]
-        for o in (o for o in call.args if o.buffer in beside):
+        features, axes = self.body.features, dict(call.axes)
+        read = [place for place, o in enumerate(call.args) if o.buffer in self.blocks and o.buffer not in features]
+        for o in (o for o in call.args if o.buffer in features):
             row = o.index[0].variable
-            if (
-                o.scale
-                or row not in dict(call.axes)
-                or not same(dict(call.axes)[str(row)], symbol(self.body.loop.count))
-            ):
+            if o.scale or row not in axes or not same(axes[str(row)], symbol(self.body.loop.count)):
                 raise self.refuse(call, f"it reads other rows of {o.buffer} than the block's")
         if any(self.root(o.buffer) in self.written for o in call.operands if o.buffer not in self.blocks):
             raise self.refuse(call, "it reads what the loop writes")
