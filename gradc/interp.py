@@ -20,7 +20,7 @@ import numpy as np
 from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
 from .ir.graph import Graph
-from .ir.kernel import Call, Kernel, Loop, Program, Select, alternatives, taken
+from .ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Select, Sweep, alternatives, taken
 from .ir.node import REGISTRY, Node
 from .ir.op import Composite
 from .ir.statement import REDUCTIONS, Index, Operand, Stmt, neutral
@@ -276,7 +276,7 @@ def run_program(
         step = taken(step, bindings)
         if isinstance(step, Loop):
             for position in step.positions(bindings):
-                _run_items(step.steps, memory.of_block(step, position))
+                _run_block(step, memory.of_block(step, position))
         else:
             _run_items((step,), memory)
     return {name: memory.read(buffer) for name, buffer in program.outputs}
@@ -330,11 +330,27 @@ def _run_items(items: Sequence[Kernel | Call], memory: _Memory) -> None:
             _KernelRun(item, memory).run()
 
 
+def _run_block(loop: Loop, memory: _Memory) -> None:
+    """One block of rows of a loop."""
+    for sweep in loop.sweeps:
+        for position in sweep.positions(memory.bindings, loop.reduces_rows and memory.first):
+            columns = memory.of_columns(sweep, position)
+            for item in sweep.steps:
+                before = {c.name: columns.read(c.name).copy() for c in sweep.carries if c.name in item.writes}
+                _run_items((item,), columns)
+                for carry in sweep.carries:
+                    if carry.by in before:
+                        columns.rescale(carry, before[carry.by])
+    _run_items(loop.steps, memory)
+
+
 class _Memory:
     def __init__(self, program: Program, arrays: Mapping[str, Array], bindings: Mapping[str, int], wide: Wide):
         self.program, self.bindings, self.wide = program, bindings, wide
         self.first = True
         """Whether no block before this one has written what calls of a loop add to."""
+        self.carries: frozenset[str] = frozenset()
+        """The buffers that are combined with what they hold."""
         self.flat: dict[str, Array] = {}
         for buffer in program.buffers:
             if buffer.alias:
@@ -361,10 +377,33 @@ class _Memory:
         block.bindings = {**self.bindings, **position}
         block.first = loop.is_last(position, evaluate(loop.rows[1], self.bindings))
         block.flat = dict(self.flat)
-        for buffer in loop.blocks:
-            dtype = self.dtype(buffer.type.dtype)
-            block.flat[buffer.name] = np.empty(math.prod(block.shape(buffer.name)), dtype)
+        block.allocate(loop.blocks)
+        carries = [carry for sweep in loop.sweeps for carry in sweep.carries]
+        block.carries = frozenset(carry.name for carry in carries)
+        for carry in carries:
+            dtype = self.dtype(carry.type.dtype)
+            start = neutral(carry.combine, carry.type.dtype)
+            block.flat[carry.name] = np.full(math.prod(block.shape(carry.name)), start, dtype)
         return block
+
+    def of_columns(self, sweep: Sweep, position: Mapping[str, int]) -> _Memory:
+        """The memory that the steps of a sweep see in one block of columns."""
+        columns = copy.copy(self)
+        columns.bindings = {**self.bindings, **position}
+        columns.flat = dict(self.flat)
+        columns.allocate(sweep.blocks)
+        return columns
+
+    def allocate(self, blocks: Sequence[Buffer]) -> None:
+        for buffer in blocks:
+            self.flat[buffer.name] = np.empty(math.prod(self.shape(buffer.name)), self.dtype(buffer.type.dtype))
+
+    def rescale(self, carry: Carry, before: Array) -> None:
+        """Makes a carried sum relative to the present maximum of each row; it was to that ``before``."""
+        old, new, total = _widened(before), _widened(self.read(carry.by)), self.read(carry.name)
+        with np.errstate(all="ignore"):
+            factor = np.where(old == new, 1, np.exp(old - new)).reshape(old.shape + (1,) * (total.ndim - 1))
+            total[...] = round_to(_widened(total) * factor, carry.type.dtype, self.wide)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.program.buffer[name].type.concrete(self.bindings)
@@ -424,7 +463,7 @@ def _run_call(step: Call, memory: _Memory) -> None:
     stored = [index.terms[0][0] for index in step.out.index if index.terms]
     value = np.transpose(value, [step.result_axes.index(axis) for axis in stored])
     target = memory.read(step.out.buffer)
-    if step.add and not memory.first:
+    if step.add and (step.out.buffer in memory.carries or not memory.first):
         value = value + target[tuple(window)]
     target[tuple(window)] = round_to(value, result.dtype, memory.wide)
 
@@ -573,6 +612,8 @@ class _KernelRun:
         dtype = memory_type.dtype
         if s.buffer not in self.sums:
             wide = np.full(array.shape, neutral(s.combine, dtype), summing(_widened(array.reshape(-1)[:0]).dtype))
+            if s.buffer in self.memory.carries:
+                wide[...] = array
             self.sums[s.buffer] = wide
         wide = self.sums[s.buffer]
         combine = UFUNCS[s.combine]

@@ -16,8 +16,11 @@ from ..ir.graph import Graph
 from ..ir.kernel import Program
 from ..ir.op import Composite
 from ..ir.verify import verify, verify_program
+from ..passes.column_blocking.carry_sums import carry_sums
+from ..passes.column_blocking.split_loops import split_loops
 from ..passes.program.choose_reduction import choose_reduction
 from ..passes.program.plan_buffers import plan_buffers
+from ..passes.row_blocking.block_rows import block_rows
 from ..passes.schedule.partition import Partition, partition
 from ..passes.schedule.schedule import schedule
 from ..process import files
@@ -41,7 +44,9 @@ GRAPH_PASSES: dict[str, Callable[..., Any]] = {
     "backward.partition": lambda graph: cut(graph).backward,
     "schedule": schedule,
 }
-PROGRAM_PASSES: dict[str, Callable[..., Any]] = {p.__name__: p for p in (choose_reduction, plan_buffers)}
+PROGRAM_PASSES: dict[str, Callable[..., Any]] = {
+    p.__name__: p for p in (choose_reduction, block_rows, split_loops, carry_sums, plan_buffers)
+}
 
 
 @click.command(short_help="Run single passes over IR in a file.")

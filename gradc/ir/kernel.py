@@ -7,7 +7,8 @@ axes ``[b, d]``, a scalar ``[]``.  It adds, unless ``{combine=...}`` is given.  
 and phase (the number of passes over the columns that must precede it) are derived, never stored.
 
 A :class:`Program` is a sequence of kernels and library calls over buffers.  A :class:`Loop` runs some of them for a
-block of rows at a time, so that what they hand to one another is never more than a block.
+block of rows at a time, so that what they hand to one another is never more than a block; its :class:`Sweep` for a
+block of columns at a time, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ..errors import Unsupported
 from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, evaluate, product, substitute, symbol, symbols
 from .lexer import format_note, format_value
@@ -27,7 +29,9 @@ from .types import Type
 from .walk import backward_slice
 
 KINDS = ("input", "output", "temp", "const")
-"""The kinds of a program's buffers; those of a loop are of the kind ``block``."""
+"""The kinds of a program's buffers; those of a loop are of the kinds ``block`` and ``carry``."""
+TILE_MAPPINGS = ("mma", "wgmma")
+"""Instructions by which a tile multiplies: of a warp (sm_80 on), of four warps (sm_90)."""
 MOST_PARTS = 4
 """Parts of an axis of a call."""
 RowOrder = Literal["", "by key", "by owner"]
@@ -456,6 +460,119 @@ class Select:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """How a GPU runs a loop as one kernel, a thread block for each block of its rows.
+
+    :param mapping: one of :data:`TILE_MAPPINGS`.  :param warps: of a thread block.
+    :param stages: blocks of columns that are loaded at once, the depth of the pipeline.
+    """
+
+    mapping: str
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"tile({self.mapping}, warps {self.warps}, stages {self.stages})"
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What one block of columns hands to the next one, and the last to the steps after the sweep: for each row of the
+    block the combination of all columns so far.  It begins with the neutral element.
+
+    :param combine: ``max``, ``min``, ``prod`` or ``sum``.
+    :param by: of a sum, the carried maximum m of the same rows to which it is relative: where a block raises m from
+        ``a`` to ``b``, what was summed before is multiplied by exp(a - b); "" where there is none.
+    """
+
+    name: str
+    type: Type
+    combine: str
+    by: str = ""
+
+    @property
+    def buffer(self) -> Buffer:
+        return Buffer(self.name, self.type, "carry")
+
+    def __str__(self) -> str:
+        return f"carry {self.name}: {self.type} {self.combine}{f' by exp({self.by})' if self.by else ''}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Steps that a block of rows of a :class:`Loop` runs for one block of columns after another.
+
+    ::
+
+        loop rows(row: N) by(64) count(rows) {
+          sweep cols(col: V) by(64) count(n) to(row+rows) {
+            carry top: f32[rows] max
+            carry total: f32[rows] sum by exp(top)
+            block p: f32[rows,n]
+            ...
+            accum top[i] <- %3 {combine="max"}
+            ...
+            accum total[i] <- %9
+          }
+          ...
+        }
+
+    ``col`` is the first column of a block and ``n`` the number of its columns, ``by`` many but in the last block.  An
+    ``accum``, or a product with ``+=``, combines a block's columns with those before; a maximum is read as it is so far
+    by the steps after its own.  After the sweep, carries are read as the blocks of the loop are.
+
+    :param cols: the axis that is cut: the symbol of a block's first column, and the number of all columns.
+    :param by: columns of a block, at least 1.
+    :param count: the symbol of the number of a block's columns.
+    :param blocks: buffers that live as long as a block of columns.
+    :param since: where the first block begins.
+    :param to: blocks begin before it; None for all.  Before ``since`` and from ``to`` on nothing is that is not 0.  If
+        blocks of rows add to one result, the last one of these, the first to come, has all columns all the same.
+    """
+
+    cols: Axis
+    by: Size
+    count: str
+    carries: tuple[Carry, ...]
+    blocks: tuple[Buffer, ...]
+    steps: tuple[Kernel | Call, ...]
+    since: Size = 0
+    to: Size | None = None
+
+    @property
+    def symbols(self) -> tuple[str, str]:
+        """What it binds."""
+        return self.cols[0], self.count
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (*(carry.buffer for carry in self.carries), *self.blocks)
+
+    @property
+    def facts(self) -> tuple[Assumption, ...]:
+        """What holds of its symbols in each block."""
+        own = symbol(self.cols[0]) + symbol(self.count)
+        return Assumption(self.cols[1], ">=", own), Assumption(self.by, ">=", symbol(self.count))
+
+    def positions(self, dims: Mapping[str, int], whole: bool) -> Iterator[dict[str, int]]:
+        """What it binds, for each block in order.
+
+        :param dims: with what the loop binds.  :param whole: all columns, whatever ``since`` and ``to`` say.
+        """
+        size, by = evaluate(self.cols[1], dims), evaluate(self.by, dims)
+        begin = 0 if whole else max(0, evaluate(self.since, dims))
+        end = size if whole or self.to is None else min(size, evaluate(self.to, dims))
+        for first in range(begin, end, by):
+            yield {self.cols[0]: first, self.count: min(by, size - first)}
+
+    def __str__(self) -> str:
+        bounds = (f" from({self.since})" if self.since != 0 else "") + ("" if self.to is None else f" to({self.to})")
+        lines = [f"sweep cols({format_axes((self.cols,))}) by({self.by}) count({self.count}){bounds} {{"]
+        lines += [f"  {b}" for b in (*self.carries, *self.blocks)]
+        return "\n".join([*lines, *(_indented(str(step)) for step in self.steps), "}"])
+
+
+@dataclass(frozen=True)
 class Loop:
     """Steps that are run for one block of rows after another, for each position along the axes ``over``.
 
@@ -477,14 +594,20 @@ class Loop:
     ``w`` are the columns that the steps go over, ``to`` many at most, behind which nothing is that is not 0 (scores
     above the diagonal): more for later rows, and all of them in the last block.
 
+    A loop whose columns come in blocks, too, has sweeps (:class:`Sweep`): each block of rows makes one after the other,
+    and then runs the steps of the loop itself, the epilogue, once.
+
     :param over: the outer axes, by the symbol of a position.
     :param rows: the axis that is cut: the symbol of a block's first row, and the number of all rows.
     :param by: rows of a block, at least 1 wherever there are rows.
     :param count: the symbol of the number of a block's rows.
     :param blocks: buffers that live as long as a block.
     :param cols: the symbol of a block's columns, and the number of all columns; () where blocks have all.
-    :param to: columns of a block but the last, a size that rises with the first row.
+    :param to: columns of a block but the last, a size that rises with the first row, and is right for blocks of any
+        size.
     :param sequential: those of ``over``, by their symbols, whose positions come one after another.
+    :param sweeps: what each block does before its steps, of which there may be none then.
+    :param tile: how a GPU runs it as one kernel; None leaves that open.
     """
 
     over: tuple[Axis, ...]
@@ -496,25 +619,42 @@ class Loop:
     cols: tuple[Axis, ...] = ()
     to: Size = 0
     sequential: tuple[str, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+    tile: Tile | None = None
 
     @property
     def name(self) -> str:
-        return f"loop {self.steps[0].name}"
+        return f"loop {self.items[0].name}"
 
     @property
     def note(self) -> Note:
-        return self.steps[0].note
+        return self.items[0].note
+
+    @cached_property
+    def items(self) -> tuple[Kernel | Call, ...]:
+        """The kernels and calls of its sweeps, then its steps."""
+        return (*(step for sweep in self.sweeps for step in sweep.steps), *self.steps)
+
+    def with_items(self, rewrite: Callable[[Kernel | Call], Kernel | Call]) -> Loop:
+        """The loop with other kernels and calls for its own."""
+        sweeps = tuple(replace(sweep, steps=tuple(map(rewrite, sweep.steps))) for sweep in self.sweeps)
+        return replace(self, sweeps=sweeps, steps=tuple(map(rewrite, self.steps)))
+
+    @cached_property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Its blocks, and the carries and blocks of its sweeps."""
+        return (*self.blocks, *(b for sweep in self.sweeps for b in sweep.buffers))
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return self._outside(b for step in self.steps for b in step.reads)
+        return self._outside(b for step in self.items for b in step.reads)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return self._outside(b for step in self.steps for b in step.writes)
+        return self._outside(b for step in self.items for b in step.writes)
 
     def _outside(self, names: Iterator[str]) -> tuple[str, ...]:
-        own = {b.name for b in self.blocks}
+        own = {b.name for b in self.buffers}
         return tuple(dict.fromkeys(name for name in names if name not in own))
 
     @property
@@ -525,17 +665,20 @@ class Loop:
     @property
     def reduces_rows(self) -> bool:
         """Whether blocks of rows add to one result, one after another; else they are independent of each other."""
-        return any(isinstance(step, Call) and step.add for step in self.steps)
+        written = self.writes
+        return any(isinstance(step, Call) and step.add and step.out.buffer in written for step in self.items)
 
     @property
     def sizes(self) -> tuple[Size, ...]:
         """The sizes that it stands over."""
-        return (*(size for _, size in (*self.over, self.rows, *self.cols)), self.by, self.to)
+        inner = (size for sweep in self.sweeps for size in (sweep.cols[1], sweep.by))
+        return (*(size for _, size in (*self.over, self.rows, *self.cols)), self.by, self.to, *inner)
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
-        """What the loop binds."""
-        return (*(name for name, _ in self.over), self.rows[0], self.count, *(name for name, _ in self.cols))
+        """What the loop binds, and its sweeps."""
+        own = (*(name for name, _ in self.over), self.rows[0], self.count, *(name for name, _ in self.cols))
+        return (*own, *(name for sweep in self.sweeps for name in sweep.symbols))
 
     @property
     def facts(self) -> tuple[Assumption, ...]:
@@ -544,7 +687,8 @@ class Loop:
         first, size = self.rows
         own = symbol(first) + symbol(self.count)
         columns = (Assumption(size, ">=", symbol(name)) for name, size in self.cols)
-        return (*inside, Assumption(size, ">=", own), Assumption(self.by, ">=", symbol(self.count)), *columns)
+        swept = (fact for sweep in self.sweeps for fact in sweep.facts)
+        return (*inside, Assumption(size, ">=", own), Assumption(self.by, ">=", symbol(self.count)), *columns, *swept)
 
     def positions(self, dims: Mapping[str, int]) -> Iterator[dict[str, int]]:
         """What the loop binds, for each block in order."""
@@ -567,15 +711,17 @@ class Loop:
         """The dims with what the loop binds in a block that is as large as any."""
         rows, by = evaluate(self.rows[1], dims), evaluate(self.by, dims)
         columns = {name: evaluate(size, dims) for name, size in self.cols}
+        columns |= {s.count: min(evaluate(s.by, dims), evaluate(s.cols[1], dims)) for s in self.sweeps}
         return {**dims, **dict.fromkeys(self.symbols, 0), self.count: min(by, rows), **columns}
 
     def __str__(self) -> str:
         over = f" over({format_axes(self.over)})" if self.over else ""
         over += f" sequential({', '.join(self.sequential)})" if self.sequential else ""
         cols = f" cols({format_axes(self.cols)}) to({self.to})" if self.cols else ""
+        cols += f" {self.tile}" if self.tile else ""
         lines = [f"loop{over} rows({format_axes((self.rows,))}) by({self.by}) count({self.count}){cols} {{"]
         lines += [f"  {b}" for b in self.blocks]
-        return "\n".join([*lines, *(_indented(str(step)) for step in self.steps), "}"])
+        return "\n".join([*lines, *(_indented(str(step)) for step in (*self.sweeps, *self.steps)), "}"])
 
 
 Step = Kernel | Call | Select | Loop
@@ -585,7 +731,7 @@ Step = Kernel | Call | Select | Loop
 class Buffer:
     """A typed memory region.
 
-    :param kind: ``input``, ``output``, ``temp`` or ``const``; in a loop ``block``.
+    :param kind: ``input``, ``output``, ``temp`` or ``const``; in a loop ``block`` or ``carry``.
     :param alias: the buffer whose bytes it shares (reshape).
     :param value: the elements of a const, in row-major order.
     :param slot: temps of one slot are never alive together; set by plan_buffers, which places them for given sizes.
@@ -633,7 +779,7 @@ class Program:
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:
         """Every buffer by its name, those of loops too."""
-        return {b.name: b for b in (*self.buffers, *(b for loop in self.loops for b in loop.blocks))}
+        return {b.name: b for b in (*self.buffers, *(b for loop in self.loops for b in loop.buffers))}
 
     @cached_property
     def types(self) -> Mapping[str, Type]:
@@ -730,9 +876,21 @@ def alternatives(step: Step) -> Iterator[Kernel | Call]:
     if isinstance(step, Select):
         yield from (k for _, k in step.cases)
     elif isinstance(step, Loop):
-        yield from step.steps
+        yield from step.items
     else:
         yield step
+
+
+def refuse_sweeps(program: Program, target: str) -> None:
+    """
+    :raises Unsupported: a loop of the program has blocks of columns, for which the target has no lowering.
+    """
+    for loop in program.loops:
+        if loop.sweeps:
+            raise Unsupported(
+                f"a loop over blocks of columns on the target {target}: {program.name} has one in {loop.name!r}; the"
+                " target numpy and gradc.interp run it"
+            )
 
 
 def facts(step: Step) -> tuple[Assumption, ...]:

@@ -28,6 +28,17 @@
         call @matmul_1 axes(m: c, n: V, k: K) t5[m, n] <- matmul x[(b), m + (r), k], w[n, k]
         call @matmul_2 axes(m: V, n: K, k: c) dw[(b), m, n] += matmul t5[k, m], x[(b), k + (r), n]
       }
+      loop rows(r2: N) by(64) count(c2) tile(mma, warps 4, stages 2) {
+        sweep cols(v: V) by(64) count(w) {
+          carry top: f32[c2] max
+          carry total: f32[c2] sum by exp(top)
+          block t6: f32[c2,w]
+          kernel @... {
+          }
+        }
+        kernel @... {
+        }
+      }
       return d.table=g
     }
 
@@ -54,8 +65,13 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
     loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
                   "rows" axes "by" "(" size ")" "count" "(" NAME ")"
-                  ["cols" axes "to" "(" size ")"] "{" LINE
-                  ("block" name ":" type LINE)* (kernel | call)* "}" LINE
+                  ["cols" axes "to" "(" size ")"]
+                  ["tile" "(" NAME "," "warps" INT "," "stages" INT ")"] "{" LINE
+                  block* sweep* (kernel | call)* "}" LINE
+    sweep     ::= "sweep" "cols" axes "by" "(" size ")" "count" "(" NAME ")"
+                  ["from" "(" size ")"] ["to" "(" size ")"] "{" LINE carry* block* (kernel | call)* "}" LINE
+    block     ::= "block" name ":" type ["slot" INT] LINE
+    carry     ::= "carry" name ":" type NAME ["by" "exp" "(" name ")"] LINE
     return    ::= "return" [name "=" name ("," name "=" name)*] LINE
 
 ``<-`` precedes the values of a statement that also has a buffer.  ``phase`` lines are derived, and ignored by the
@@ -70,7 +86,7 @@ from dataclasses import replace
 from typing import Any
 
 from .dims import Assumption, Size
-from .kernel import KINDS, Buffer, Call, Kernel, Loop, Program, Select, Step
+from .kernel import KINDS, Buffer, Call, Carry, Kernel, Loop, Program, Select, Step, Sweep, Tile
 from .lexer import VALUE, WORD, Reader
 from .node import Note
 from .statement import BARE, Axis, Index, Operand, Stmt
@@ -217,44 +233,114 @@ def _loop(reader: Reader) -> Loop:
     over = _read_axes(reader) if reader.maybe("over") else ()
     sequential = _names(reader) if over and reader.maybe("sequential") else ()
     reader.expect("rows")
-    start = reader.at
-    rows = _read_axes(reader)
-    if len(rows) != 1:
-        raise reader.fail(f"a loop cuts one axis of rows, not {len(rows)}", start, reader.at)
-    reader.expect("by")
-    reader.expect("(")
-    by = reader.size()
-    reader.expect(")")
-    reader.expect("count")
-    reader.expect("(")
-    count = reader.name("the name of the number of a block's rows")
-    reader.expect(")")
+    rows, by, count = _cut(reader, "rows")
     cols: tuple[Axis, ...] = ()
     to: Size = 0
     if reader.maybe("cols"):
-        start = reader.at
-        cols = _read_axes(reader)
-        if len(cols) != 1:
-            raise reader.fail(f"a loop cuts one axis of columns, not {len(cols)}", start, reader.at)
+        cols = (_one_axis(reader, "columns"),)
         reader.expect("to")
-        reader.expect("(")
-        to = reader.size()
-        reader.expect(")")
+        to = _in_parentheses(reader)
+    tile = _tile(reader) if reader.maybe("tile") else None
     reader.expect("{")
     reader.finish()
+    blocks: dict[str, Buffer] = {}
+    sweeps: list[Sweep] = []
+    steps: list[Kernel | Call] = []
+    reader.demand("the closing '}'")
+    while not reader.maybe("}"):
+        if not steps and not sweeps and reader.maybe("block"):
+            _buffer(reader, "block", blocks)
+        elif not steps and reader.maybe("sweep"):
+            sweeps.append(_sweep(reader))
+        else:
+            steps.append(_item(reader, "a kernel, a call or '}'"))
+        reader.demand("the closing '}'")
+    reader.finish()
+    if not steps and not sweeps:
+        raise reader.fail("a loop without steps")
+    return Loop(over, rows, by, count, tuple(blocks.values()), tuple(steps), cols, to, sequential, tuple(sweeps), tile)
+
+
+def _sweep(reader: Reader) -> Sweep:
+    reader.expect("cols")
+    cols, by, count = _cut(reader, "columns")
+    since = _in_parentheses(reader) if reader.maybe("from") else 0
+    to = _in_parentheses(reader) if reader.maybe("to") else None
+    reader.expect("{")
+    reader.finish()
+    carries: list[Carry] = []
     blocks: dict[str, Buffer] = {}
     steps: list[Kernel | Call] = []
     reader.demand("the closing '}'")
     while not reader.maybe("}"):
-        if not steps and reader.maybe("block"):
+        if not steps and not blocks and reader.maybe("carry"):
+            carries.append(_carry(reader))
+        elif not steps and reader.maybe("block"):
             _buffer(reader, "block", blocks)
         else:
             steps.append(_item(reader, "a kernel, a call or '}'"))
         reader.demand("the closing '}'")
     reader.finish()
     if not steps:
-        raise reader.fail("a loop without steps")
-    return Loop(over, rows[0], by, count, tuple(blocks.values()), tuple(steps), cols, to, sequential)
+        raise reader.fail("a sweep without steps")
+    return Sweep(cols, by, count, tuple(carries), tuple(blocks.values()), tuple(steps), since, to)
+
+
+def _carry(reader: Reader) -> Carry:
+    name = reader.name("a carry's name")
+    reader.expect(":")
+    type_ = reader.type()
+    combine = reader.name("what it combines by")
+    by = ""
+    if reader.maybe("by"):
+        reader.expect("exp")
+        reader.expect("(")
+        by = reader.name("the carried maximum")
+        reader.expect(")")
+    reader.finish()
+    return Carry(name, type_, combine, by)
+
+
+def _tile(reader: Reader) -> Tile:
+    reader.expect("(")
+    mapping, numbers = reader.name("the mapping of a tile"), list[int]()
+    for word in ("warps", "stages"):
+        reader.expect(",")
+        reader.expect(word)
+        reader.at_end()
+        start, number = reader.at, reader.value()
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise reader.fail(f"the {word} of a tile are a number", start, reader.at)
+        numbers.append(number)
+    reader.expect(")")
+    return Tile(mapping, *numbers)
+
+
+def _cut(reader: Reader, kind: str) -> tuple[Axis, Size, str]:
+    """An axis that is cut into blocks: the axis, the size of a block, the name of the number of its elements."""
+    axis = _one_axis(reader, kind)
+    reader.expect("by")
+    by = _in_parentheses(reader)
+    reader.expect("count")
+    reader.expect("(")
+    count = reader.name(f"the name of the number of a block's {kind}")
+    reader.expect(")")
+    return axis, by, count
+
+
+def _one_axis(reader: Reader, kind: str) -> Axis:
+    start = reader.at
+    axes = _read_axes(reader)
+    if len(axes) != 1:
+        raise reader.fail(f"a loop cuts one axis of {kind}, not {len(axes)}", start, reader.at)
+    return axes[0]
+
+
+def _in_parentheses(reader: Reader) -> Size:
+    reader.expect("(")
+    size = reader.size()
+    reader.expect(")")
+    return size
 
 
 def _names(reader: Reader) -> tuple[str, ...]:

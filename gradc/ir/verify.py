@@ -5,6 +5,7 @@ A violation is a :class:`TypeRuleError` whose note shows the line with carets un
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -13,7 +14,22 @@ from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
 from .dims import Dim, Size, assuming, evaluate, known_nonnegative, product, same, substitute, symbol, symbols
 from .graph import Graph, check_name, format_op
-from .kernel import KINDS, MOST_PARTS, ROW_ORDERS, Buffer, Call, Kernel, Loop, Program, Select, alternatives, facts
+from .kernel import (
+    KINDS,
+    MOST_PARTS,
+    ROW_ORDERS,
+    TILE_MAPPINGS,
+    Buffer,
+    Call,
+    Carry,
+    Kernel,
+    Loop,
+    Program,
+    Select,
+    Sweep,
+    alternatives,
+    facts,
+)
 from .lexer import excerpt
 from .node import REGISTRY, Node
 from .op import Library
@@ -322,10 +338,11 @@ def _verify_loop(loop: Loop, program: Program) -> None:
             name not in outer and loop.symbols.count(name) == 1, f"the loop binds {name}, which is taken", line, name
         )
     _demand(known_nonnegative(loop.by - 1), f"blocks of {loop.by} rows: 1 at least", line, "by(")
-    for b in loop.blocks:
-        _demand(b.kind == "block" and not b.alias, f"{b.name} is no block", str(b), b.name)
-        taken = [other for other in (*program.buffers, *(x for y in program.loops for x in y.blocks)) if other is not b]
-        _demand(all(b.name != other.name for other in taken), f"the buffer {b.name} is defined twice", str(b), b.name)
+    every = Counter(b.name for b in (*program.buffers, *(b for other in program.loops for b in other.buffers)))
+    for b in loop.buffers:
+        check_name(b.name)
+        _demand(b.kind in ("block", "carry") and not b.alias, f"{b.name} is no block", str(b), b.name)
+        _demand(every[b.name] == 1, f"the buffer {b.name} is defined twice", str(b), b.name)
     if loop.cols:
         rise = loop.to - substitute(loop.to, {loop.rows[0]: 0})
         _demand(
@@ -334,34 +351,40 @@ def _verify_loop(loop: Loop, program: Program) -> None:
             line,
             "to(",
         )
-    _verify_slots(loop.blocks, "block")
-    own = {b.name for b in loop.blocks}
+    for blocks in (loop.blocks, *(sweep.blocks for sweep in loop.sweeps)):
+        _verify_slots(blocks, "block")
+    _verify_sweeps(loop, outer)
+    own = {b.name for b in loop.buffers}
     sequential = set(loop.sequential)
     _demand(sequential <= {name for name, _ in loop.over}, "sequential names no axis that it goes over", line, "seq")
     made: dict[str, set[object]] = {}
-    for step in loop.steps:
+    swept = {id(step): sweep for sweep in loop.sweeps for step in sweep.steps}
+    for step in loop.items:
+        sweep = swept.get(id(step))
         for access in step.accesses:
+            _demand(access.buffer in every, f"the buffer {access.buffer} is not defined", step, step.name)
             if access.buffer in own:
                 continue
-            part = _own_part(access, loop, step)
+            part = _own_part(access, loop, sweep, step)
             writes = access.buffer in step.writes
             rows = {p for p in part if p is not None and p[1] == loop.rows[0]}
             over = {p[1] for p in part if p is not None}
+            own_columns = sweep is None or sweep.cols[0] in over
             adds = isinstance(step, Call) and step.add and access is step.out
             own_order = set[str]() if adds else sequential
             if writes:
                 _demand(
-                    over >= {name for name, _ in loop.over} - own_order and (bool(rows) is not adds),
+                    over >= {name for name, _ in loop.over} - own_order and (bool(rows) is not adds) and own_columns,
                     f"{step.name} writes {access.buffer} where another block does",
                     str(step).partition("\n")[0],
                     step.name,
                 )
                 made.setdefault(program.root(access.buffer), set()).add((access.buffer, part, adds))
-    for step in loop.steps:
+    for step in loop.items:
         for access in step.accesses:
             root = program.root(access.buffer)
             if root in made and access.buffer not in own:
-                part = _own_part(access, loop, step)
+                part = _own_part(access, loop, swept.get(id(step)), step)
                 _demand(
                     made[root] == {(access.buffer, part, False)} or (isinstance(step, Call) and access is step.out),
                     f"{step.name} touches {access.buffer}, which another block writes",
@@ -370,15 +393,110 @@ def _verify_loop(loop: Loop, program: Program) -> None:
                 )
 
 
-def _own_part(access: Stmt | Operand, loop: Loop, step: Kernel | Call) -> tuple[tuple[int, str] | None, ...]:
+def _verify_sweeps(loop: Loop, outer: set[str]) -> None:
+    """Bounds of blocks of columns; carries have one writer each, and are read where they are defined."""
+    line = _first_line(loop)
+    _demand(not (loop.cols and loop.sweeps), "the columns of a loop with sweeps are cut by these", line, "cols(")
+    if loop.tile:
+        fits = loop.tile.mapping in TILE_MAPPINGS and 1 <= loop.tile.warps <= 32 and 1 <= loop.tile.stages <= 8
+        known = f"{', '.join(TILE_MAPPINGS)}, 1 to 32 warps, 1 to 8 stages"
+        _demand(bool(loop.sweeps), "a tile has blocks of columns, and the loop has no sweep", line, "tile(")
+        _demand(fits, f"there is no such tile; there are {known}", line, "tile(")
+    bound = outer | {loop.rows[0], loop.count, *(name for name, _ in loop.over)}
+    private = {b.name: sweep for sweep in loop.sweeps for b in sweep.buffers}
+    for number, sweep in enumerate(loop.sweeps):
+        line = _first_line(sweep)
+        _demand(known_nonnegative(sweep.by - 1), f"blocks of {sweep.by} columns: 1 at least", line, "by(")
+        for word, size in (("from(", sweep.since), ("to(", sweep.to)):
+            if size is not None:
+                _demand(symbols(size) <= bound, f"{size} is no size of a block of rows", line, word)
+        carried = {carry.name: carry for carry in sweep.carries}
+        for carry in sweep.carries:
+            _verify_carry(carry, carried, loop, sweep)
+        finished = {c.name for other in loop.sweeps[:number] for c in other.carries}
+        for step in sweep.steps:
+            _verify_scope(step, loop, private, {*finished, *(b.name for b in sweep.buffers)}, finished)
+            blocks = {b.name for b in loop.blocks} & {*step.writes}
+            _demand(not blocks, f"{step.name} writes {min(blocks, default='')}, of all columns", step, step.name)
+    finished = {c.name for sweep in loop.sweeps for c in sweep.carries}
+    for step in loop.steps:
+        _verify_scope(step, loop, private, finished, finished)
+
+
+def _verify_scope(
+    step: Kernel | Call, loop: Loop, private: Mapping[str, object], seen: set[str], finished: set[str]
+) -> None:
+    """A step sees of the buffers of sweeps those of its own, and the carries of those before, which it leaves."""
+    for name in dict.fromkeys((*step.reads, *step.writes)):
+        _demand(name not in private or name in seen, f"{step.name} touches {name} of another sweep", step, step.name)
+        _demand(name not in finished or name not in step.writes, f"{step.name} writes {name}", step, step.name)
+
+
+def _verify_carry(carry: Carry, carried: Mapping[str, Carry], loop: Loop, sweep: Sweep) -> None:
+    """A carry has a row for each of the block's; one statement or product combines with it; steps before that, and all
+    in the sweep if it is a sum, do not read it.
+    """
+    own, shape = symbol(loop.count), carry.type.shape
+    _demand(
+        carry.combine in COMBINES,
+        f"combines by {carry.combine!r}; there are {', '.join(COMBINES)}",
+        carry,
+        carry.combine,
+    )
+    rows = bool(shape) and same(shape[0], own) and not any(symbols(size) & {*sweep.symbols} for size in shape)
+    _demand(rows, f"{carry.name}: {carry.type} does not begin with the {own} rows of a block", carry, str(carry.type))
+    if carry.by:
+        base = carried.get(carry.by)
+        _demand(
+            base is not None and base.combine == "max" and base.type.rank == 1 and base.type.dtype.is_float,
+            f"{carry.by} is no maximum of floats, one for each row, that the sweep carries",
+            carry,
+            carry.by,
+        )
+        _demand(carry.combine == "sum" and carry.type.dtype.is_float, f"only a sum is by exp({carry.by})", carry, "by")
+    writers = [step for step in sweep.steps if carry.name in step.writes]
+    _demand(len(writers) == 1, f"{len(writers)} steps combine with {carry.name}: 1 does", carry, carry.name)
+    (writer,) = writers
+    writes: list[Stmt] | list[Operand]
+    if isinstance(writer, Kernel):
+        writes = [s for s in writer.accesses if s.buffer == carry.name and s.op in ("store", "accum")]
+        combines = all(s.op == "accum" and s.combine == carry.combine for s in writes)
+        axes = dict((*writer.rows, *writer.cols))
+    else:
+        writes, combines, axes = [writer.out], writer.add and carry.combine == "sum", dict(writer.axes)
+    _demand(
+        len(writes) == 1 and combines,
+        f"{writer.name} does not combine with {carry.name} by {carry.combine}, once",
+        writer,
+        writer.name,
+    )
+    variable = writes[0].index[0].variable if writes[0].index else None
+    whole = variable in axes and same(axes[str(variable)], own)
+    _demand(whole, f"{writer.name} does not combine each row with its own of {carry.name}", writer, writer.name)
+    at = sweep.steps.index(writer)
+    for number, step in enumerate(sweep.steps):
+        if carry.by in step.writes and carry.by:
+            _demand(number < at, f"{step.name} raises {carry.by} after {carry.name} was summed", step, step.name)
+        reads = carry.name in step.reads
+        partial = carry.combine not in ("max", "min")
+        _demand(
+            not reads or not partial, f"{step.name} reads {carry.name} before all columns are in it", step, step.name
+        )
+        _demand(not reads or number > at, f"{step.name} reads {carry.name} before the block is in it", step, step.name)
+
+
+def _own_part(
+    access: Stmt | Operand, loop: Loop, sweep: Sweep | None, step: Kernel | Call
+) -> tuple[tuple[int, str] | None, ...]:
     """For each axis of a buffer, what keeps the access in the block's own part of it: (axis, symbol of the loop)."""
     axes = dict((*step.rows, *step.cols) if isinstance(step, Kernel) else step.axes)
+    counts = {loop.rows[0]: loop.count} | ({sweep.cols[0]: sweep.count} if sweep else {})
     part: list[tuple[int, str] | None] = []
     for at, index in enumerate(access.index):
         name = str(index.const)
-        row = name == loop.rows[0] and len(index.terms) == 1 and index.terms[0][1] == 1
-        row = row and same(axes.get(index.terms[0][0], 0), symbol(loop.count))
-        part.append((at, name) if row or (not index.terms and name in dict(loop.over)) else None)
+        cut = name in counts and len(index.terms) == 1 and index.terms[0][1] == 1
+        cut = cut and same(axes.get(index.terms[0][0], 0), symbol(counts[name]))
+        part.append((at, name) if cut or (not index.terms and name in dict(loop.over)) else None)
     return tuple(part)
 
 

@@ -25,7 +25,7 @@ from ..errors import (
     WorkspaceTooSmall,
 )
 from ..interp import bind_dims, by_name, check_nonempty, check_sizes, refuse_inputs_as_options, sizes_given
-from ..ir.kernel import Call, Kernel, Program, alternatives
+from ..ir.kernel import Call, Kernel, Program, alternatives, refuse_sweeps
 from ..ir.types import Type
 from ..ir.verify import verify_accesses, verify_program, verify_sizes
 from ..knobs import TARGETS
@@ -119,10 +119,11 @@ class Executable(Shared):
         self.copied: dict[str, int] = {}
 
     def _new_backend(self, payload: bytes | None, sites: Mapping[int, tuple[str, str]] | None) -> Backend:
-        if self.target == "cpu":
-            return CpuBackend(self.program, payload, sites)
         if self.target == "numpy":
             return NumpyBackend(self.program)
+        refuse_sweeps(self.program, self.target)
+        if self.target == "cpu":
+            return CpuBackend(self.program, payload, sites)
         with held_off:
             from .cuda.backend import GpuBackend, SimulatorBackend
 

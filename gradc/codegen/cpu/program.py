@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ... import knobs
 from ...ir.dims import Assumption, Dim, Size, substitute, symbol
-from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
+from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, refuse_sweeps
 from ...targets.cpu import WIDE_VECTOR_COST
 from ..index import size
 from ..jinja import render
@@ -118,6 +118,7 @@ class LoopText:
 
 def render_program(program: Program) -> Source:
     """The C of a program: kernels in units of eight, and one entry that runs them."""
+    refuse_sweeps(program, "cpu")
     types = program.types
     kernels: dict[str, KernelSource] = {}
     costly: set[str] = set()

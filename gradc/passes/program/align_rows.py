@@ -35,7 +35,7 @@ def align_rows(program: Program) -> Program:
 
     def over(step: Step) -> Step:
         if isinstance(step, Loop):
-            return replace(step, steps=tuple(map(own, step.steps)))
+            return step.with_items(own)
         return own(step) if isinstance(step, Kernel) else step
 
     buffers = tuple(padded.get(b.name, b) for b in program.buffers)

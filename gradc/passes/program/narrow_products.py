@@ -19,7 +19,7 @@ def narrow_products(program: Program) -> Program:
     block's product is.
     """
     narrow: dict[str, DType] = {}
-    for steps in (program.steps, *(loop.steps for loop in program.loops)):
+    for steps in (program.steps, *(loop.items for loop in program.loops)):
         for step in steps:
             if isinstance(step, Call) and (dtype := _rounded_by_all(program, step, steps)) is not None:
                 narrow |= dict.fromkeys(_same_memory(program, step.out.buffer), dtype)
@@ -38,7 +38,8 @@ def narrow_products(program: Program) -> Program:
     def over_blocks(step: Step) -> Step:
         if not isinstance(step, Loop):
             return step
-        return replace(step, blocks=rounded(step.blocks), steps=tuple(map(in_loop, step.steps)))
+        sweeps = tuple(replace(sweep, blocks=rounded(sweep.blocks)) for sweep in step.sweeps)
+        return replace(step, blocks=rounded(step.blocks), sweeps=sweeps).with_items(in_loop)
 
     steps = tuple(map(over_blocks, program.steps))
     program = replace(program, buffers=rounded(program.buffers), steps=steps)

@@ -62,7 +62,8 @@ What a target needs to run such a loop as one kernel
     :mod:`.wide_products` and ``FLOPS_PER_BYTE`` of :mod:`.precompute_gradients` know a machine.  A GPU has to give
 
     - *tiles*: a ``block`` buffer ``[c, columns]`` is at most ``by`` rows; where a row does not fit either, the columns
-      need a loop of their own, and a softmax over them an online maximum and sum that rescale what was accumulated;
+      need a loop of their own, and a softmax over them an online maximum and sum that rescale what was accumulated:
+      :mod:`gradc.passes.column_blocking` makes loops so;
     - *parallelism*: the positions along the axes ``loop.parallel`` are independent, and so are the blocks of rows where
       not ``loop.reduces_rows``;
     - *carries*, what one iteration hands to the next: a call with ``add`` sums over the rows into a result that all
