@@ -25,7 +25,7 @@ MOST_BLOCKS = 10_000
 """Basic blocks that are followed before a thread is given up."""
 MOST_PASSES = 1 << 31
 """Passes of a loop at which a thread is given up."""
-MOST_STAGES = 3
+MOST_STAGES = 4
 """Passes of a loop after which it does the same again."""
 MOST_GROUPS = 8
 """Groups of asynchronous copies of which is known when they have arrived."""
@@ -343,16 +343,20 @@ class Machine:
 
     def _gallop(self, header: int) -> None:
         """At a loop's header: skips passes while each does what the last two have done, or each few (stages of a
-        pipeline, which alternate).
+        pipeline, which alternate, and count up before they begin anew).
         """
         seen = self.history.setdefault(header, [])
         seen.append(self._state())
         del seen[: -2 * MOST_STAGES - 1]
-        steps = ((n, _step(*seen[-1 - 2 * n :: n])) for n in range(1, (len(seen) + 1) // 2))
-        passes, step = next(((n, step) for n, step in steps if step is not None), (0, None))
-        if step is None:
-            return
-        count, growing, start = 1, True, self._state()
+        for passes in range(1, (len(seen) + 1) // 2):
+            step = _step(*seen[-1 - 2 * passes :: passes])
+            if step is not None and self._skips(header, passes, step):
+                self.history[header] = []
+                return
+
+    def _skips(self, header: int, passes: int, step: Any) -> bool:
+        """At a loop's header: skips as many times so many passes as each time adds this step; whether it is any."""
+        count, growing, start, skipped = 1, True, self._state(), False
         while count:
             before, history = self._state(), {at: list(states) for at, states in self.history.items()}
             self._skip(step, count)
@@ -362,14 +366,14 @@ class Machine:
             if same and count >= MOST_PASSES:  # no condition ends it that could be followed
                 self._restore(start)
                 self.walked = MOST_BLOCKS
-                return
+                return True
             if same:
-                count = 2 * count if growing else count // 2
+                skipped, count = True, 2 * count if growing else count // 2
             else:
                 self._restore(before)
                 self.history = history
                 growing, count = False, count // 2
-        self.history[header] = []
+        return skipped
 
     def _skip(self, step: Any, count: int) -> None:
         registers, visits, marks, clocks = step

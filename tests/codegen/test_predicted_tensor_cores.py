@@ -70,14 +70,21 @@ def test_a_wait_is_for_the_groups_before_the_last_ones(left: int, waits: bool) -
     assert [a.instruction.opcode for a in trace.accesses] == ["LDGSTS"]
 
 
-def test_a_pipeline_of_stages_is_counted_without_following_it() -> None:
-    """Stages alternate: a register has the same value every second pass only."""
+@pytest.mark.parametrize(
+    "stage",
+    [
+        ("LOP3.LUT R1, R1, 0x4000, RZ, 0x3c, !PT",),  # of two: they alternate
+        ("LOP3.LUT R2, R0, 0x3, RZ, 0xc0, !PT", "IMAD.SHL.U32 R1, R2, 0x4000, RZ"),  # of four: it counts up in between
+    ],
+)
+def test_a_pipeline_of_stages_is_counted_without_following_it(stage: tuple[str, ...]) -> None:
+    """A register has the same value every second or fourth pass only."""
     function = listing(
         "IMAD.MOV.U32 R0, RZ, RZ, RZ",
         "IMAD.MOV.U32 R1, RZ, RZ, RZ",
         ".L_x_0:",
         "HMMA.16816.F32.BF16 R8, R4, R6, R8",
-        "LOP3.LUT R1, R1, 0x4000, RZ, 0x3c, !PT",
+        *stage,
         "LDSM.16.M88.4 R4, [R1]",
         "IADD3 R0, R0, 0x1, RZ",
         "ISETP.GE.AND P0, PT, R0, c[0x0][0x210], PT",
