@@ -70,6 +70,7 @@ struct launch {
   region *variables; /* of shared memory: the dynamic one, whose address is ours to say, then those that the text declares */
   int64_t variable_count;
   int64_t next; /* block, in the order of this launch */
+  int64_t counts; /* whether the next two are counted, in the checking mode */
   int64_t transactions, least; /* of shared memory: those of its accesses, and what they were without conflicts of banks */
   fault found;
 };
@@ -461,7 +462,7 @@ void finish_collective(warp &w, const thread &last) {
 }
 
 /* Waits for all lanes of a mask: at the same line, where one is said. */
-void meet(sim_op op, unsigned mask, int line, const void *pc) {
+inline __attribute__((always_inline)) void meet(sim_op op, unsigned mask, int line, const void *pc) {
   thread *self = sim.self;
   warp &w = warp_of(self);
   self->pc = pc;

@@ -146,6 +146,14 @@ static int is_copied(const char *at, size_t bytes, party *by) {
   return 0;
 }
 
+/* Apart from `access`, which is faster without it. */
+static void __attribute__((noinline)) expect_no_copy(const region *r, const char *at, size_t bytes, int64_t kind, const void *pc) {
+  party by;
+  if ((number_of(r) >= 0 ? kind != READS : memchr(r->ready + (at - r->start), IN_COPY, bytes) != NULL) && is_copied(at, bytes, &by)) {
+    stop_at(IN_FLIGHT, at, bytes, party_of(sim.self, pc, kind), by);
+  }
+}
+
 /* ---- An access ----------------------------------------------------------------------------------------------------------- */
 
 /* The region that it is in; NULL: a thread's own memory. */
@@ -162,9 +170,8 @@ static region *access(void *address, size_t bytes, int64_t kind, const void *pc)
     stop_at(READ_ONLY, at, bytes, party_of(sim.self, pc, kind), {});
   }
   const size_t offset = (size_t)(at - r->start);
-  party by;
-  if (sim.copies && (number_of(r) >= 0 ? kind != READS : memchr(r->ready + offset, IN_COPY, bytes) != NULL) && is_copied(at, bytes, &by)) {
-    stop_at(IN_FLIGHT, at, bytes, party_of(sim.self, pc, kind), by);
+  if (sim.copies) {
+    expect_no_copy(r, at, bytes, kind, pc);
   }
   if (kind != WRITES && r->ready) {
     for (size_t i = offset; i < offset + bytes; i++) {
@@ -213,10 +220,7 @@ static region *access(void *address, size_t bytes, int64_t kind, const void *pc)
 
 enum { BANKS = 32, AHEAD = 64 };
 
-static void request_shared(const region *r, void *at, size_t bytes, const void *pc) {
-  if (!r || number_of(r) >= 0 || bytes > 16) {
-    return;
-  }
+static void add_request(void *at, size_t bytes, const void *pc) {
   warp &w = warp_of(sim.self);
   const int lane = sim.self->number % LANES;
   int &next = w.next_request[lane], i = next;
@@ -243,6 +247,12 @@ static void request_shared(const region *r, void *at, size_t bytes, const void *
   w.requests[i].at[lane] = (uintptr_t)at;
 }
 
+static inline void request_shared(const region *r, void *at, size_t bytes, const void *pc) {
+  if (sim.now->counts && r && number_of(r) < 0 && bytes <= 16) {
+    add_request(at, bytes, pc);
+  }
+}
+
 /* Transactions of so many lanes from one on: the most words that they want of a bank. */
 static int transactions_of(const request &q, int lane, int lanes) {
   uintptr_t words[BANKS][LANES];
@@ -266,6 +276,9 @@ static int transactions_of(const request &q, int lane, int lanes) {
 namespace {
 /* Lanes of 4 bytes go 32 at a time, of 8 bytes 16, of 16 bytes (the rows of a matrix of ldmatrix, too) 8. */
 void count_requests(warp &w) {
+  if (w.request_count == 0) {
+    return;
+  }
   for (int i = 0; i < w.request_count; i++) {
     const request &q = w.requests[i];
     const int lanes = q.bytes <= 4 ? LANES : (int)(4 * LANES / q.bytes);

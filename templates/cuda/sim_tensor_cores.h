@@ -96,6 +96,9 @@ region *access_in(int shared, void *at, size_t bytes, size_t multiple, int64_t k
 
 /* What a copy does in the checking mode where it starts and where it arrives. */
 void access_copied(const copy &c) {
+  if ((uintptr_t)c.from % (uintptr_t)c.bytes) { /* also where nothing of it is read */
+    stop(MISALIGNED, party_of(sim.self, c.pc, READS), {}, (int64_t)(intptr_t)c.from, c.bytes, NULL);
+  }
   if (c.valid) {
     access_in(0, (void *)c.from, (size_t)c.valid, (size_t)c.bytes, READS, c.pc);
   }

@@ -36,7 +36,7 @@ template <int N> GRADC_FN void cp_async_wait() { gradc_sim_wait(N); }
 
 GRADC_FN u32 pack_bf16(f32 low, f32 high) { return bf16_store(low) | (u32)bf16_store(high) << 16; }
 GRADC_FN u32 pack_f16(f32 low, f32 high) { return f16_store(low) | (u32)f16_store(high) << 16; }
-GRADC_FN f32 exp2_approx(f32 x) { return exp2f(x); }
+GRADC_FN f32 exp2_approx(f32 x) { const f32 y = exp2f(x); return y < 0x1p-126f ? 0.0f : y; }
 
 #else
 

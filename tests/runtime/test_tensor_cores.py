@@ -229,6 +229,19 @@ def test_bytes_arrive_no_sooner_than_at_the_wait() -> None:
     assert (y[0] == 255).all() and (y[1:] == 1).all()
 
 
+POWERS = 'extern "C" __global__ void f(f32 *x) { x[threadIdx.x] = exp2_approx(x[threadIdx.x]); }'
+
+
+@simulated
+@MODES
+def test_powers_of_two_are_flushed_to_zero(check: bool) -> None:
+    """ex2.approx.ftz has no subnormal results."""
+    x = np.float32([-127, -126.5, -126, -149, -np.inf, np.inf, np.nan, 0, 128, 127, -1, 1e-40])
+    run(POWERS, [x], (0,), check=check, block=len(x), initialised={0: True})
+    expected = np.float32([0, 0, 2.0**-126, 0, 0, np.inf, np.nan, 1, np.inf, 2.0**127, 0.5, 1])
+    np.testing.assert_array_equal(x, expected)
+
+
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
@@ -448,6 +461,13 @@ FAULTS: dict[str, tuple[str, str, str, str, str]] = {
         "cp_async16(n",
         "of 16",
     ),
+    "a copy of nothing from an odd place": (
+        START,
+        "cp_async16(next + i, x + i + 4, 0);",
+        "misaligned access",
+        "cp_async16(n",
+        "of 16",
+    ),
     "a copy from after the end": (
         START,
         "cp_async16(next + i, x + 4096 + i);",
@@ -577,8 +597,31 @@ def test_conflicts_of_banks_are_counted(dtype: str, step: int, each: int, least:
     text = BANKS.replace("*(const f32 *)&x", "(f32)x").replace("T s[", f"{dtype} s[")
     simulator = library(text.replace("T()", f"({dtype})1").replace("const T x", f"const {dtype} x"), True)
     y = np.zeros(32, np.float32)
-    found = simulator.launch("f", (1, 1, 1), (32, 1, 1), 0, [y, step], written=(0,))
+    found = simulator.launch("f", (1, 1, 1), (32, 1, 1), 0, [y, step], written=(0,), count=True)
     assert (found.count, found.least) == (2 * each, 2 * least) and (y == 1).all()
+
+
+LOOP = """
+extern "C" __global__ void f(f32 *y, int n) {
+  __shared__ f32 s[128];
+  s[threadIdx.x] = 1;
+  for (int i = 0; i < n; i++) s[threadIdx.x] = s[threadIdx.x] * 0.5f + 1;
+  y[threadIdx.x] = s[threadIdx.x];
+}
+"""
+
+
+@simulated
+def test_memory_is_kept_only_where_transactions_are_counted() -> None:
+    """What is kept of each access until the warp synchronises would be 115 MB here."""
+    resource = pytest.importorskip("resource")
+    simulator, y = library(LOOP, True), np.zeros(128, np.float32)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = simulator.launch("f", (1, 1, 1), (128, 1, 1), 0, [y, 50_000], written=(0,))
+    assert (found.count, found.least) == (0, 0) and (y == 2).all()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    found = simulator.launch("f", (1, 1, 1), (128, 1, 1), 0, [y, 10], written=(0,), count=True)
+    assert found.count == found.least >= 4
 
 
 @simulated
@@ -589,7 +632,7 @@ def test_rows_of_matrices_are_counted(pitch: int, each: int) -> None:
     text = text.replace("i < 256", f"i < 32 * {pitch}").replace("x[i]", "x[i % 256]")
     text = text.replace("tile + 8 * (31 - threadIdx.x)", f"tile + {pitch} * threadIdx.x")
     found = library(text, True).launch(
-        "f", (1, 1, 1), (32, 1, 1), 0, [np.zeros(256, np.uint16), np.zeros(128, np.uint32)], written=(1,)
+        "f", (1, 1, 1), (32, 1, 1), 0, [np.zeros(256, np.uint16), np.zeros(128, np.uint32)], written=(1,), count=True
     )
     assert (found.count, found.least) == (pitch + 4 * each, pitch + 4)
 
@@ -605,9 +648,8 @@ def test_tiles_of_attention_have_no_conflicts() -> None:
         text = attention(entries(64, 64, d, False)).replace("((c >> 3 ^ r & 7) << 3) + (c & 7)", permuted)
         simulator = compile_sim(text, check=True)
         shape, args = (1, 1, 1), [q, k, v, y, lse, S, 0.18]
-        counted.append(
-            simulator.launch("forward", shape, (128, 1, 1), shared_bytes("forward", 64, 64, d), args, written=(3, 4))
-        )
+        shared = shared_bytes("forward", 64, 64, d)
+        counted.append(simulator.launch("forward", shape, (128, 1, 1), shared, args, written=(3, 4), count=True))
     tiles, loads = 3 * 64 * d * 2 // 128, 4 * (4 + 16 + 16) * 4
     assert counted[0].count == counted[0].least == counted[1].least == tiles + loads
     assert counted[1].count == tiles + 8 * loads

@@ -188,6 +188,7 @@ class SimLibrary:
         written: Collection[int],
         initialised: Mapping[int, bool | Array] | None = None,
         seed: int | None = None,
+        count: bool = False,
     ) -> SharedTransactions:
         """Runs a kernel; arrays are updated in place after the last block.
 
@@ -197,7 +198,9 @@ class SimLibrary:
         :param initialised: whether an array is initialised: True, False, or uint8[nbytes] with a flag per byte, which
             the launch updates.  By default, arrays are initialised unless they are in ``written``.
         :param seed: run blocks and warps in a random order drawn from it instead of ascending.
-        :return: transactions of shared memory; without ``check`` none is counted.
+        :param count: whether to count transactions of shared memory, in checking mode; this keeps 300 bytes of each
+            access of a warp until it synchronises.
+        :return: these transactions; none where they are not counted.
         :raises SimulationFault: a fault; no array was changed.  Without ``check`` only barriers and collectives are
             checked, and arrays may be changed.
         :raises InvalidProblem: a GPU would reject the launch, or the arguments do not fit the parameters.
@@ -222,7 +225,7 @@ class SimLibrary:
             memory = _Memory(arrays, frozenset(written), initialised or {}) if self.check else None
             for i in arrays if memory is not None else ():
                 values[i].value = memory.address(i) if memory is not None else None
-            done = self._launch(kernel, grid, block, shared, values, memory, seed)
+            done = self._launch(kernel, grid, block, shared, values, memory, seed, count and self.check)
             found = done.found
             if found.kind:
                 if found.kind == faults.NO_MEMORY:
@@ -260,8 +263,9 @@ class SimLibrary:
         values: Sequence[Any],
         memory: _Memory | None,
         seed: int | None,
+        count: bool,
     ) -> faults.Launch:
-        count = max(len(values), 1)
+        parameters = max(len(values), 1)
         base = self._library.gradc_sim_base()
         extents = [(0, shared), *((base + v.address, v.size) for v in self._shared)]
         ready = np.empty(sum(size for _, size in extents) + 1, np.uint8)
@@ -274,12 +278,12 @@ class SimLibrary:
         )
         launch = faults.Launch(
             call=ctypes.cast(getattr(self._library, f"gradc_call_{kernel}"), ctypes.c_void_p),
-            arguments=ctypes.cast((ctypes.c_void_p * count)(*map(ctypes.addressof, values)), ctypes.c_void_p),
+            arguments=ctypes.cast((ctypes.c_void_p * parameters)(*map(ctypes.addressof, values)), ctypes.c_void_p),
             grid=grid,
             block=block,
             shared=shared,
             parameters=len(values),
-            parameter_sizes=ctypes.cast((ctypes.c_int64 * count)(*map(ctypes.sizeof, values)), ctypes.c_void_p),
+            parameter_sizes=ctypes.cast((ctypes.c_int64 * parameters)(*map(ctypes.sizeof, values)), ctypes.c_void_p),
             check=self.check,
             shuffle=seed is not None,
             seed=(seed or 0) % 2**64,
@@ -287,6 +291,7 @@ class SimLibrary:
             region_count=len(memory.groups) if memory is not None else 0,
             variables=ctypes.cast(shared_memory, ctypes.c_void_p),
             variable_count=len(extents),
+            counts=count,
         )
         try:
             while self._run(ctypes.byref(launch), _SLICE) == 0:

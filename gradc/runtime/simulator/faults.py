@@ -92,6 +92,7 @@ class Launch(ctypes.Structure):
         ("variables", ctypes.c_void_p),
         ("variable_count", ctypes.c_int64),
         ("next", ctypes.c_int64),
+        ("counts", ctypes.c_int64),
         ("transactions", ctypes.c_int64),
         ("least", ctypes.c_int64),
         ("found", Fault),
