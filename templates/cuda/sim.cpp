@@ -254,6 +254,11 @@ void order_warps(void) {
 
 int of_a_warp(sim_op op) { return op >= SIM_MMA_BF16; }
 
+/* Whether two threads that wait in a collective wait for each other: in loads of matrices, of as many. */
+int same_collective(const thread &a, const thread &b) {
+  return a.op == b.op && a.mask == b.mask && a.line == b.line && (a.op != SIM_LDMATRIX || (a.given[0] == b.given[0] && a.given[1] == b.given[1]));
+}
+
 int collective_is_complete(const warp &w, const thread &t) {
   const unsigned returned = sim.now->check || of_a_warp(t.op) ? 0 : w.returned | ~w.exist; /* a GPU does not wait for them either */
   const unsigned wanted = t.mask & ~returned;
@@ -262,7 +267,7 @@ int collective_is_complete(const warp &w, const thread &t) {
   }
   for (unsigned rest = wanted; rest; rest &= rest - 1) {
     const thread &other = w.lanes[__builtin_ctz(rest)];
-    if (other.op != t.op || other.mask != t.mask || other.line != t.line) {
+    if (!same_collective(other, t)) {
       return 0;
     }
   }
@@ -284,7 +289,7 @@ __attribute__((noreturn)) void deadlock(void) {
                           : other.state == HAS_RETURNED     ? RETURNED
                           : other.state == IN_BARRIER       ? AT_BARRIER
                                                             : AT_COLLECTIVE};
-        if (it.doing != AT_COLLECTIVE || other.op != t.op || other.mask != t.mask || other.line != t.line) {
+        if (it.doing != AT_COLLECTIVE || !same_collective(other, t)) {
           stop(MISSING_LANE, party_of(&t, t.pc, AT_COLLECTIVE), it, t.mask, lane, NULL);
         }
       }
