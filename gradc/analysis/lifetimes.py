@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Loop, Program, Step, alternatives
+from ..ir.node import REGISTRY
 from ..targets.cpu import PRIVATE_BYTES
 
 Span = tuple[int, int]
@@ -137,7 +138,7 @@ def _free_intervals(taken: list[Span], need: int, room: int) -> tuple[list[Span]
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
     """(program, donated inputs) -> {output: donated input whose memory it may take}: one kernel reads the input, at the
-    index that it stores, and not again after storing; no loop over blocks, which come one after another, reads it; and
+    index that it stores, and not again after storing, or one call updates it; no loop over blocks, which come one after another, reads it; and
     no data is checked by then or later, so that a call which is refused has not changed it.
 
     Where an output has the name of an input, that input goes to it or to none.
@@ -172,10 +173,16 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
                 continue
             if isinstance(program.steps[number], Loop) and any(i == number for i, _ in readers):
                 continue  # a later block may read what an earlier one has stored
-            if isinstance(kernel, Kernel) and may_overwrite(program, kernel, name, target.name):
+            if (may_overwrite if isinstance(kernel, Kernel) else may_update)(program, kernel, name, target.name):
                 taken[target.name] = name
                 break
     return taken
+
+
+def may_update(program: Program, call: Call, source: str, target: str) -> bool:
+    """Whether a library call may give ``target`` in the memory of ``source``, of which it writes some elements anew."""
+    number = REGISTRY[call.op].updates
+    return number is not None and [i for i, arg in enumerate(call.args) if program.root(arg.buffer) == source] == [number]
 
 
 def checks_data(step: Step) -> bool:

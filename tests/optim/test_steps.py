@@ -430,7 +430,7 @@ def test_there_is_no_such_step(make: Any, error: type[GradcError], what: str) ->
 
 
 def _of(fn: Any, sparse: Any = (), **types: str) -> Any:
-    return step_graph(gradc.trace(fn, **types), ["w"], optim.adam(), sparse=sparse)
+    return step_graph(gradc.trace(fn, **types), {"w": optim.adam()}, sparse=sparse)
 
 
 # -- C -----------------------------------------------------------------------------------------------------------------

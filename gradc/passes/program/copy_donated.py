@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ...analysis.lifetimes import donations
-from ...ir.kernel import Buffer, Kernel, Program
+from ...ir.kernel import Buffer, Call, Kernel, Program
 from ...ir.lexer import suffixed
+from ...ir.node import REGISTRY
 from ...ir.statement import Index, Stmt
 from ...ir.types import Type
 from ..manager import program_pass
@@ -17,11 +18,24 @@ from ..manager import program_pass
 def copy_donated(program: Program, *, donate: Collection[str]) -> Program:
     """store w.2[i]; load w[j]  ->  store w.2[i]; load w[j]; store w.3[i] <- load w.2[i], where w.3 may lie where w does
 
+    Calls that update such an input, some elements of it, run last.
+
     :param donate: inputs, each for the output of its name.
     """
+    late = [step for step in program.steps if isinstance(step, Call) and _updates(program, step, donate)]
+    program = replace(program, steps=(*(step for step in program.steps if step not in late), *late))
     for name in [b.name for b in program.of_kind("input") if b.name in donate]:
         program = _copied(program, name) or program
     return program
+
+
+def _updates(program: Program, call: Call, donate: Collection[str]) -> bool:
+    """Whether a call updates one of the inputs, whose other readers come before it then, and nothing reads what it
+    gives.
+    """
+    number = REGISTRY[call.op].updates
+    read = any(program.root(b) == program.root(call.out.buffer) for step in program.steps for b in step.reads)
+    return number is not None and call.args[number].buffer in donate and not read
 
 
 def _copied(program: Program, name: str) -> Program | None:
