@@ -31,6 +31,7 @@ def step_graph(
     graph: Graph,
     update: Mapping[str, Optimizer],
     *,
+    wrt: Sequence[str] = (),
     sparse: Sequence[str] = (),
     clip_norm: float | None = None,
     master_weights: bool = False,
@@ -42,6 +43,7 @@ def step_graph(
     the parameters and the state after the step.  Of several optimizers each has a rate of its own, ``lr.adam``.
 
     :param update: the optimizer of each parameter.
+    :param wrt: inputs whose gradients are outputs, too, ``d.NAME``.
     :param sparse: parameters that are updated where an index names a row, and nowhere else.
     :param clip_norm: the largest norm of all gradients together; they are scaled as by
         :func:`torch.nn.utils.clip_grad_norm_`.
@@ -50,21 +52,22 @@ def step_graph(
     :raises InvalidProblem, NotDifferentiable, Unsupported: there is no such step.
     """
     _check(graph, update, sparse)
-    wrt = tuple(update)
     graph = _with_free_outputs(
-        push_slices(push_gathers(name_readers(graph), numerics=numerics), numerics=numerics), wrt
+        push_slices(push_gathers(name_readers(graph), numerics=numerics), numerics=numerics), tuple(update)
     )
-    joint = _gradients(graph, wrt, sparse, unused)
-    names, notes = joint_names(graph, wrt)[1], dict(joint.notes)
+    by = (*update, *(name for name in wrt if name not in update))
+    joint = _gradients(graph, by, sparse, unused)
+    names, notes = joint_names(graph, by)[1], dict(joint.notes)
     rates = rates_of(update.values())
     lr, count = {each: input_node(rate, Type(F64)) for each, rate in rates.items()}, input_node(f"{STATE}.step", Type(I64))
     inputs, outputs = [*graph.inputs, *lr.values(), count], list(joint.outputs[: len(graph.outputs)])
-    gradients = {n: joint.output(f"{names[n]}.{VALUES}" if n in sparse else names[n]) for n in wrt}
+    gradients = {n: joint.output(f"{names[n]}.{VALUES}" if n in sparse else names[n]) for n in by}
     with assuming(joint.assumptions), made_by("step"):
         after = count + 1
         made = converted(after, F64)
         scaled = gradients if clip_norm is None else _clipped(gradients, clip_norm)
-        for name in _deepest_first(joint, gradients):
+        outputs += ((names[name], scaled[name]) for name in by if name not in update)
+        for name in _deepest_first(joint, {name: gradients[name] for name in update}):
             parameter, optimizer = graph.input(name), update[name]
             slots = slots_of(optimizer, parameter.type, master_weights)
             kept = {slot: input_node(f"{STATE}.{slot}.{name}", type_) for slot, type_ in slots.items()}

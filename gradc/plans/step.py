@@ -18,15 +18,15 @@ from ..ir.graph import Graph
 from ..ir.types import Type, typeof
 from ..module.module import Module
 from ..module.options import expand, names_of
-from ..plans.traced import TracedFunction
+from ..optim.optimizer import Optimizer, checked
+from ..optim.step_graph import LR, STATE, check_learned, slots_of, step_graph
 from ..runtime.cuda.on_device import DeviceArray, describe
 from ..runtime.host.arrays import Array, Kind, from_numpy, overlap, overlapping, overlaps_itself, to_numpy
 from ..runtime.host.tensors import detached, is_tensor
 from ..runtime.recent import Recent
 from ..runtime.shared import Shared
 from ..trace import flatten, unflatten
-from .optimizer import Optimizer, checked
-from .step_graph import LR, STATE, check_learned, slots_of, step_graph
+from .traced import TracedFunction
 
 State = dict[str, Any]
 """``step``: the number of steps made; ``SLOT.NAME``: what the optimizer keeps of a parameter, an array."""
