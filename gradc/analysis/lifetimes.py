@@ -138,7 +138,7 @@ def _free_intervals(taken: list[Span], need: int, room: int) -> tuple[list[Span]
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
     """(program, donated inputs) -> {output: donated input whose memory it may take}: one kernel reads the input, at the
-    index that it stores, and not again after storing, or one call updates it; no loop over blocks, which come one after another, reads it; and
+    index that it stores, and no step after that one, or one call updates it; no loop over blocks, which come one after another, reads it; and
     no data is checked by then or later, so that a call which is refused has not changed it.
 
     Where an output has the name of an input, that input goes to it or to none.
@@ -166,10 +166,10 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
                 for k in alternatives(step)
                 if any(program.root(w) == target.name for w in k.writes)
             ]
-            if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
+            if not writers or any(i > writers[0][0] for i, _ in readers):
                 continue
             number, kernel = writers[0]
-            if number <= last_check:
+            if number <= last_check or any(i == number for i, _ in writers[1:]):
                 continue
             if isinstance(program.steps[number], Loop) and any(i == number for i, _ in readers):
                 continue  # a later block may read what an earlier one has stored

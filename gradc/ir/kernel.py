@@ -644,6 +644,17 @@ class Program:
     def loops(self) -> tuple[Loop, ...]:
         return tuple(step for step in self.steps if isinstance(step, Loop))
 
+    def copied(self, kernel: Kernel) -> tuple[str, ...]:
+        """(source, target) of a kernel that does nothing but copy one buffer into another of the same type, each element
+        to its own place: nothing, where both are one memory.
+        """
+        if [s.op for s in kernel.body] != ["load", "store"]:
+            return ()
+        load, store = kernel.body
+        pair = (load.buffer, store.buffer)
+        plain = load.index == store.index and not (load.where or store.where) and store.args == (load.name,)
+        return pair if plain and len({self.buffer[b].type for b in pair if b in self.buffer}) == 1 else ()
+
     def root(self, name: str) -> str:
         """The buffer that owns the bytes of ``name``."""
         buffer = self.buffer[name]

@@ -269,7 +269,8 @@ class PhaseWriter:
             return self.check(s, value)
         if s.op == "store":
             assert s.dtype is not None
-            return [f"{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
+            where = f"if ({variable(s.where)}) " if s.where else ""
+            return [f"{where}{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
         return self.accums[s.buffer].add(s, value)
 
     def check(self, s: Stmt, value: str) -> list[str]:

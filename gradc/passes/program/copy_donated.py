@@ -6,9 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ...analysis.lifetimes import donations
-from ...ir.kernel import Buffer, Call, Kernel, Program
+from ...ir.kernel import Buffer, Kernel, Program
 from ...ir.lexer import suffixed
-from ...ir.node import REGISTRY
 from ...ir.statement import Index, Stmt
 from ...ir.types import Type
 from ..manager import program_pass
@@ -18,24 +17,11 @@ from ..manager import program_pass
 def copy_donated(program: Program, *, donate: Collection[str]) -> Program:
     """store w.2[i]; load w[j]  ->  store w.2[i]; load w[j]; store w.3[i] <- load w.2[i], where w.3 may lie where w does
 
-    Calls that update such an input, some elements of it, run last.
-
     :param donate: inputs, each for the output of its name.
     """
-    late = [step for step in program.steps if isinstance(step, Call) and _updates(program, step, donate)]
-    program = replace(program, steps=(*(step for step in program.steps if step not in late), *late))
     for name in [b.name for b in program.of_kind("input") if b.name in donate]:
         program = _copied(program, name) or program
     return program
-
-
-def _updates(program: Program, call: Call, donate: Collection[str]) -> bool:
-    """Whether a call updates one of the inputs, whose other readers come before it then, and nothing reads what it
-    gives.
-    """
-    number = REGISTRY[call.op].updates
-    read = any(program.root(b) == program.root(call.out.buffer) for step in program.steps for b in step.reads)
-    return number is not None and call.args[number].buffer in donate and not read
 
 
 def _copied(program: Program, name: str) -> Program | None:
@@ -55,14 +41,15 @@ def _copied(program: Program, name: str) -> Program | None:
             *(replace(b, kind="temp") if program.root(b.name) == old else b for b in program.buffers),
             Buffer(new, type_, "output"),
         ),
-        steps=(*program.steps, _copy(old, new, type_)),
+        steps=(*program.steps, copy_of(old, new, type_)),
         outputs=tuple((key, new if key == name else buffer) for key, buffer in program.outputs),
     )
     others = any(program.root(buffer) == old for key, buffer in program.outputs if key != name)
     return None if others or new not in donations(copied, {name: None}) else copied
 
 
-def _copy(source: str, target: str, type_: Type) -> Kernel:
+def copy_of(source: str, target: str, type_: Type) -> Kernel:
+    """The kernel that copies one buffer into another of the same type."""
     axes = [(f"i{a}", size) for a, size in enumerate(type_.shape) if size != 1]
     index = tuple(Index() if size == 1 else Index.of(f"i{a}") for a, size in enumerate(type_.shape))
     body = (
