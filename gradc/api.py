@@ -69,11 +69,10 @@ def compile(
         is ``$GRADC_TARGET`` if it is set, else cuda if there are a GPU and CuPy, else cpu.
     :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: the memory order of the axes of inputs (and their
         gradients) and outputs.
-    :param update: ``{"table": optim.adagrad(lr=0.1)}``: the module makes a training step.  The graph has one scalar float
-        output, the loss; the module takes ``lr``, ``state.step`` and ``state.SLOT.NAME`` besides, as
-        :mod:`gradc.optim` says, and gives parameters and state after the step under the names of these inputs, whose
-        memory is donated, and ``d.NAME`` for what is in ``wrt`` alone.  Names in ``sparse`` are updated in the rows that
-        indices name, and nowhere else.
+    :param update: ``{"table": optim.adagrad(lr=0.1)}``: the module makes a training step.  The graph has one scalar
+        float output, the loss; the module takes ``lr``, ``state.step`` and ``state.SLOT.NAME`` besides, and gives
+        parameters and state after the step under the names of these inputs, whose memory is donated, and ``d.NAME``
+        for what is in ``wrt`` alone.  Names in ``sparse`` are updated in the rows that indices name, and nowhere else.
     :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see these classes in :mod:`gradc.errors`.
     """
     options.check_names(given)

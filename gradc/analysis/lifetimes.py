@@ -137,9 +137,10 @@ def _free_intervals(taken: list[Span], need: int, room: int) -> tuple[list[Span]
 
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
-    """(program, donated inputs) -> {output: donated input whose memory it may take}: one kernel reads the input, at the
-    index that it stores, and no step after that one, or one call updates it; no loop over blocks, which come one after another, reads it; and
-    no data is checked by then or later, so that a call which is refused has not changed it.
+    """(program, donated inputs) -> {output: donated input whose memory it may take}: what writes the
+    output first reads the input, at the index that it stores, or is a call that updates it, and no step after that one
+    reads the input; no loop over blocks, which come one after another, reads it; and no data is checked by then or
+    later, so that a call which is refused has not changed it.
 
     Where an output has the name of an input, that input goes to it or to none.
     """
@@ -173,16 +174,20 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
                 continue
             if isinstance(program.steps[number], Loop) and any(i == number for i, _ in readers):
                 continue  # a later block may read what an earlier one has stored
-            if (may_overwrite if isinstance(kernel, Kernel) else may_update)(program, kernel, name, target.name):
+            if (
+                may_overwrite(program, kernel, name, target.name)
+                if isinstance(kernel, Kernel)
+                else may_update(program, kernel, name)
+            ):
                 taken[target.name] = name
                 break
     return taken
 
 
-def may_update(program: Program, call: Call, source: str, target: str) -> bool:
-    """Whether a library call may give ``target`` in the memory of ``source``, of which it writes some elements anew."""
-    number = REGISTRY[call.op].updates
-    return number is not None and [i for i, arg in enumerate(call.args) if program.root(arg.buffer) == source] == [number]
+def may_update(program: Program, call: Call, source: str) -> bool:
+    """Whether a library call may give its result in the memory of ``source``, of which it writes some elements anew."""
+    read = [number for number, arg in enumerate(call.args) if program.root(arg.buffer) == source]
+    return read == [REGISTRY[call.op].updates]
 
 
 def checks_data(step: Step) -> bool:
@@ -196,7 +201,7 @@ def may_overwrite(program: Program, kernel: Kernel, source: str, target: str) ->
     """
     stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer and program.root(s.buffer) == target]
     loads = [s for s in kernel.body if s.buffer and program.root(s.buffer) == source]
-    if len(stores) != 1 or stores[0][1].op != "store" or kernel.accums:
+    if len(stores) != 1 or stores[0][1].op != "store" or stores[0][1].where or kernel.accums:
         return False
     position, store = stores[0]
     if any(

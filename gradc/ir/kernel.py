@@ -645,8 +645,8 @@ class Program:
         return tuple(step for step in self.steps if isinstance(step, Loop))
 
     def copied(self, kernel: Kernel) -> tuple[str, ...]:
-        """(source, target) of a kernel that does nothing but copy one buffer into another of the same type, each element
-        to its own place: nothing, where both are one memory.
+        """(source, target) of a kernel that copies one buffer into another of the same type, each element to its own
+        place, and does nothing else: where both are one memory, nothing at all.
         """
         if [s.op for s in kernel.body] != ["load", "store"]:
             return ()

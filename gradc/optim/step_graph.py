@@ -59,7 +59,8 @@ def step_graph(
     joint = _gradients(graph, by, sparse, unused)
     names, notes = joint_names(graph, by)[1], dict(joint.notes)
     rates = rates_of(update.values())
-    lr, count = {each: input_node(rate, Type(F64)) for each, rate in rates.items()}, input_node(f"{STATE}.step", Type(I64))
+    lr = {each: input_node(rate, Type(F64)) for each, rate in rates.items()}
+    count = input_node(f"{STATE}.step", Type(I64))
     inputs, outputs = [*graph.inputs, *lr.values(), count], list(joint.outputs[: len(graph.outputs)])
     gradients = {n: joint.output(f"{names[n]}.{VALUES}" if n in sparse else names[n]) for n in by}
     with assuming(joint.assumptions), made_by("step"):

@@ -49,12 +49,13 @@ def support(program: Program, calls: Sequence[Call]) -> str:
 
 def _entries(size: int) -> str:
     head, word = 'extern "C" __global__ void __launch_bounds__(256)', f"u{8 * size}"
+    sizes = "i64 size, i64 count, i64 width, const u64 *flag, i64 site"
     return f"""
 {head} gradc_put_rows_copy_{size}(const {word} *base, {word} *to, i64 count, const u64 *flag, i64 site) {{
   if (gradc_stopped(flag, site)) return;
   gradc_put_rows_copy<{word}>(base, to, count);
 }}
-{head} gradc_put_rows_{size}(const i64 *rows, const {word} *values, {word} *to, i64 size, i64 count, i64 width, const u64 *flag, i64 site) {{
+{head} gradc_put_rows_{size}(const i64 *rows, const {word} *values, {word} *to, {sizes}) {{
   if (gradc_stopped(flag, site)) return;
   gradc_put_rows<{word}>(rows, values, to, size, count, width);
 }}"""

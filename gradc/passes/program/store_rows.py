@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from ...analysis.lifetimes import checks_data, may_update
-from ...ir.dims import same
+from ...ir.dims import Size, same
 from ...ir.kernel import Call, Kernel, Program, Step
 from ...ir.node import REGISTRY
 from ...ir.statement import Index, Stmt
@@ -38,7 +38,7 @@ def _updates(program: Program, call: Call, donate: Collection[str]) -> bool:
     if number is None or (source := call.args[number].buffer) not in donate:
         return False
     read = any(program.root(b) == program.root(call.out.buffer) for step in program.steps for b in step.reads)
-    return may_update(program, call, source, call.out.buffer) and not read
+    return may_update(program, call, source) and not read
 
 
 def _stored(program: Program, call: Call) -> Program | None:
@@ -67,14 +67,15 @@ def _is_late(step: Call, following: list[Step]) -> bool:
 
 
 def _may_run_late(program: Program, kernel: Kernel) -> bool:
-    """Whether a kernel may run after all that are no calls which update rows: they neither read what it writes nor write
-    what it reads.
+    """Whether a kernel may run after all but calls which update rows: they neither read what it writes nor write what
+    it reads.
     """
-    roots = lambda names: {program.root(name) for name in names}
+    own = {program.root(name) for name in (*kernel.reads, *kernel.writes)}
+    written = {program.root(name) for name in kernel.writes}
     after = program.steps[program.steps.index(kernel) + 1 :]
     later = [step for step in after if not (isinstance(step, Call) and REGISTRY[step.op].updates is not None)]
     return not any(
-        roots(step.reads) & roots(kernel.writes) or roots(step.writes) & roots((*kernel.reads, *kernel.writes))
+        written.intersection(map(program.root, step.reads)) or own.intersection(map(program.root, step.writes))
         for step in later
     )
 
@@ -140,7 +141,7 @@ class _Stores:
                 return s.args[0] if s.op == "store" else s.name
         return None
 
-    def masks(self, row: str, size: object) -> Iterator[str]:
+    def masks(self, row: str, size: Size) -> Iterator[str]:
         """The values that say whether a row is one of the array's."""
         for s in self.writer.body:
             if s.op == "in_bounds" and s.index == (Index.of(row),) and s.attr("lo") == 0 and same(s.attr("hi"), size):
