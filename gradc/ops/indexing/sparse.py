@@ -15,7 +15,7 @@ from ...errors import TypeRuleError
 from ...ir.dims import Dim, Size, ceildiv, known_nonnegative, product, same
 from ...ir.node import Node, call
 from ...ir.op import DISCRETE, BadSample, Composite, Library, Sample
-from ...ir.properties import Bounds
+from ...ir.properties import Bounds, Broadcasts, Reshapes, access
 from ...ir.statement import Index
 from ...ir.types import I64, Type
 from ..elementwise.pointwise import gt, le, ne, where
@@ -200,6 +200,17 @@ def coalesce(
     return coalesce_rows(indices, **attrs), coalesce_values(indices, updates, **attrs), coalesce_count(indices, **attrs)
 
 
+def _at(updates: Node, order: Node) -> Node:
+    """Rows of the updates; of those that a bag repeats for each of its indices, the bag's."""
+    repeated = updates.operands[0] if access(updates, Reshapes) else updates
+    if access(repeated, Broadcasts) and repeated.rank == 3:
+        (bags,) = repeated.operands
+        if bags.rank == 3 and bags.shape[1] == 1 and all(map(same, bags.shape[::2], repeated.shape[::2])):
+            rows = reshaped(bags, bags.shape[::2])
+            return gather.plain(rows, call("floordiv", order, repeated.shape[1]), axis=0, oob="clamp")
+    return gather.plain(updates, order, axis=0, oob="clamp")
+
+
 def coalesce_by_sorting(
     indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None
 ) -> tuple[Node, Node, Node]:
@@ -219,9 +230,7 @@ def coalesce_by_sorting(
     segment = where(call("lt", key, limit), segment, full(-1, segment))
     first = where(begins, key - limit, full(0, key))
     rows = scatter_add.plain(segment, first, axis=0, size=line.shape[0], oob="skip") + limit
-    values = scatter_add.plain(
-        segment, gather.plain(updates, order, axis=0, oob="clamp"), axis=0, size=line.shape[0], oob="skip"
-    )
+    values = scatter_add.plain(segment, _at(updates, order), axis=0, size=line.shape[0], oob="skip")
     count = sum.plain(converted(call("bitwise_and", begins, call("lt", key, limit)), I64), axis=(0,))
     return rows, values, count
 
