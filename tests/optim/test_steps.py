@@ -22,6 +22,7 @@ from gradc.cli import main
 from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem, NotDifferentiable, TypeRuleError, Unsupported
 from gradc.ir.kernel import Call
 from gradc.optim.step_graph import step_graph
+from gradc.runtime.host import pool
 
 TARGETS = ("numpy", "cpu", "cuda-sim")
 Trees = dict[str, Any]
@@ -584,6 +585,50 @@ def test_a_module_of_a_step() -> None:
             assert np.shares_memory(out[name], arrays[name])
     for name in ("table", "w"):
         np.testing.assert_allclose(arrays[name], theirs[name].detach().numpy(), rtol=1e-11, atol=1e-13)
+
+
+def test_a_module_of_a_step_refuses_before_it_writes() -> None:
+    """State of another shape or dtype, an index out of range; one array for two is left as it is."""
+    fn = lambda a, b, i: ops.sum(ops.embedding(i, a) * ops.embedding(i, b))
+    graph = gradc.trace(fn, a="f32[7,3]", b="f32[7,3]", i="i64[N]")
+    update = dict.fromkeys(("a", "b"), optim.rowwise_adagrad(0.1))
+    module = gradc.compile(graph, ["a", "b"], "cpu", update=update, sparse=["a", "b"])
+
+    def arrays() -> Trees:
+        ones = {name: np.ones((7, 3), np.float32) for name in "ab"}
+        sums = {f"state.sum.{name}": np.zeros(7, np.float32) for name in "ab"}
+        return {**ones, **sums, "state.step": np.zeros((), np.int64), "i": np.array([1, 6])}
+
+    for change, error in (
+        ({"state.sum.a": np.zeros(8, np.float32)}, InvalidProblem),
+        ({"state.sum.b": np.zeros(7)}, GradcError),
+        ({"i": np.array([1, 7])}, IndexOutOfRange),
+    ):
+        given = {**arrays(), **change}
+        before = copy.deepcopy(given)
+        with pytest.raises(error):
+            module(**given)
+        assert _same_bits(given, before)
+    given = arrays()
+    out = module(**{**given, "b": given["a"]})
+    assert (given["a"] == 1).all() and (out["a"][[1, 6]] < 1).all() and out["a"].tobytes() == out["b"].tobytes()
+
+
+def test_rows_have_the_same_bits_for_any_number_of_threads() -> None:
+    rng = np.random.default_rng(0)
+    start, g = rng.standard_normal((5000, 16)).astype(np.float32), rng.standard_normal((60000, 16)).astype(np.float32)
+    i = np.minimum(rng.zipf(1.3, 60000) - 1, 4999)  # one row has thousands of indices
+    step = gradc.step(lambda w, i, g: ops.sum(ops.embedding(i, w) * g), optim.adam(0.1), sparse="w", target="cpu")
+    found, threads = set(), pool.num_threads()
+    try:
+        for count in (1, 2, 5):
+            pool.set_num_threads(count)
+            w = start.copy()
+            _, w, state = step(w, step.init(w), i=i, g=g)
+            found.add((w.tobytes(), state["mean.w"].tobytes(), state["square.w"].tobytes()))
+    finally:
+        pool.set_num_threads(threads)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(
