@@ -143,6 +143,11 @@ class Kernel:
     def writes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.buffer for s in self.body if s.op in ("store", "accum")))
 
+    @cached_property
+    def updates(self) -> tuple[str, ...]:
+        """The buffers of which it leaves as it is what its stores do not reach."""
+        return tuple(dict.fromkeys(s.buffer for s in self.body if s.op == "store" and s.where))
+
     @property
     def row_count(self) -> Size:
         return product(size for _, size in self.rows)
@@ -654,6 +659,13 @@ class Program:
         pair = (load.buffer, store.buffer)
         plain = load.index == store.index and not (load.where or store.where) and store.args == (load.name,)
         return pair if plain and len({self.buffer[b].type for b in pair if b in self.buffer}) == 1 else ()
+
+    def begins_update(self, kernel: Kernel) -> bool:
+        """Whether it copies a donated input for other kernels to update: nothing moves where the caller's memory is
+        taken.
+        """
+        pair = self.copied(kernel)
+        return bool(pair) and any(pair[1] in other.updates for other in self.kernels)
 
     def root(self, name: str) -> str:
         """The buffer that owns the bytes of ``name``."""

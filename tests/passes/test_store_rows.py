@@ -64,6 +64,25 @@ def test_rows_are_stored_where_they_lie(name: str, rows: list[int]) -> None:
         assert key not in given or np.shares_memory(new, given[key])
 
 
+def test_a_kernel_that_updates_runs_alone() -> None:
+    """On arrays of its own, which stay; explanations count what it moves, not the array."""
+    graph = gradc.trace(STORED["a row's sum and the row"], w="f64[V,4]", s="f64[V]", r="i64[N]")
+    module = gradc.compile(graph, (), "cpu", donate=["w", "s"])
+    (name,) = (kernel.name for kernel in module.forward.program.kernels if kernel.updates)
+    handle = module.kernels[name]
+    given = {"w.2": np.ones((6, 4)), "s.2": np.zeros(6), "r": np.array([1, 5, 7])}
+    out = handle.run(**given)
+    wanted = np.ones((6, 4))
+    wanted[[1, 5]] = 0
+    np.testing.assert_array_equal(out["w.2"], wanted)
+    np.testing.assert_array_equal(out["s.2"], [0, 1, 0, 0, 0, 1])
+    assert (given["w.2"] == 1).all() and handle.time(1, N=3, V=6) > 0
+    assert handle.bytes(N=3, V=10**6) < 1000 and "the floor (each input read once, each output written once) is " in (
+        text := str(module.explain(N=3, V=10**6))
+    )
+    assert "MB" not in text.partition("the floor")[0]
+
+
 TEXT = """gradc-ir 1
 program @p {
   input w: f32[V,3]
