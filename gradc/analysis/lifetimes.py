@@ -170,7 +170,9 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
             if not writers or any(i > writers[0][0] for i, _ in readers):
                 continue
             number, kernel = writers[0]
-            if number <= last_check or any(i == number for i, _ in writers[1:]):
+            if any(i == number for i, _ in writers[1:]):
+                continue
+            if number <= last_check:
                 continue
             if isinstance(program.steps[number], Loop) and any(i == number for i, _ in readers):
                 continue  # a later block may read what an earlier one has stored
