@@ -482,7 +482,7 @@ class _KernelRun:
             )
             if 0 not in full:
                 array = memory.read(s.buffer)
-                there = slice(None) if where is None else np.broadcast_to(where, full)
+                there = ... if where is None else np.broadcast_to(where, full)
                 array[tuple(np.broadcast_to(self.place(i), full)[there] for i in s.index)] = (
                     np.broadcast_to(args[0], full)[there] if s.index else np.reshape(args[0], ())
                 )
