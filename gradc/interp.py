@@ -521,8 +521,9 @@ class _KernelRun:
             )
             if 0 not in full:
                 array = memory.read(s.buffer)
-                array[tuple(np.broadcast_to(self.place(i), full) for i in s.index)] = (
-                    np.broadcast_to(args[0], full) if s.index else np.reshape(args[0], ())
+                there = ... if where is None else np.broadcast_to(where, full)
+                array[tuple(np.broadcast_to(self.place(i), full)[there] for i in s.index)] = (
+                    np.broadcast_to(args[0], full)[there] if s.index else np.reshape(args[0], ())
                 )
         elif s.op == "accum":
             self.accum(s, args[0], where)

@@ -249,6 +249,11 @@ def _coalesced(
     return torch.cat([rows, torch.full((where.numel() - len(rows),), size)]), room, len(rows)
 
 
+def _put_rows(x: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    there = (rows >= 0) & (rows < len(x))
+    return x.index_copy(0, rows[there], values[there])
+
+
 def _coalesced_values(indices: torch.Tensor, updates: torch.Tensor, size: int, **attrs: Any) -> torch.Tensor:
     _, place, _ = _coalesced(indices, size, **attrs)
     flat = updates.reshape(indices.numel(), updates.shape[-1])
@@ -757,6 +762,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "coalesce_rows": lambda indices, **attrs: _coalesced(indices, **attrs)[0],
     "coalesce_count": lambda indices, **attrs: torch.tensor(_coalesced(indices, **attrs)[2]),
     "coalesce_values": _coalesced_values,
+    "put_rows": _put_rows,
     "segment_ids": lambda offsets, size, oob="error": torch.searchsorted(offsets, torch.arange(size), right=True) - 1,
     "index_select": lambda x, index, dim: torch.index_select(x, dim, index.long()),
     "index_add": lambda x, index, source, dim, alpha=1: torch.index_add(x, dim, index.long(), source, alpha=alpha),

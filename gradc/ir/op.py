@@ -551,6 +551,9 @@ class Library(Op):
         narrower dtypes to the result's as it reads them, and scales them.
     :param attributes: ``(shape of the result) -> attributes``: those of the node, which a call does not carry.
     :param positions_in: the operand along whose last axis the result's elements are positions.
+    :param row_major: the function reads arrays as they lie in memory, without strides.
+    :param updates: the operand that the result is but for some elements: it may lie where that does, and these alone
+        are written then.
     """
 
     reference: Any = field(default=None, kw_only=True)
@@ -559,6 +562,8 @@ class Library(Op):
     contraction: bool = field(default=False, kw_only=True)
     attributes: Callable[[tuple[Any, ...]], Mapping[str, Any]] = field(default=lambda shape: {}, kw_only=True)
     positions_in: int | None = field(default=None, kw_only=True)
+    row_major: bool = field(default=False, kw_only=True)
+    updates: int | None = field(default=None, kw_only=True)
     in_place_of_dtype: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:

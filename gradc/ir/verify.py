@@ -756,6 +756,10 @@ class _KernelCheck(_StepCheck):
                 self.wrong(f"loads {s.dtype} from {buffer.name}: {buffer.type}", f": {s.dtype}")
             return
         self.writable(s.buffer)
+        if s.op == "store" and s.where and self.program.root(s.buffer) not in written:
+            self.wrong(
+                f"a mask leaves elements of {s.buffer} as they are, and nothing is written to them", f"{s.buffer}["
+            )
         if len(s.args) != 1:
             self.wrong(f"{s.op} takes 1 value, got {len(s.args)}", s.op)
         dtype = known[s.args[0]]

@@ -207,7 +207,8 @@ class Executable(Shared):
         if sizes.plan is None:
             sizes.plan = backend.plan(sizes.dims, self._lenders(outputs))
         if backend.on_host or not allocate:
-            self._fits(sizes, outputs.keys() - adding, copies)
+            lent = self._lent(inputs.keys() - set(noncontiguous)) if self.donated else set()
+            self._fits(sizes, (outputs.keys() - adding) | lent, copies)
         add_to = {key: outputs[key] for key in adding}
         results = {key: array for key, array in outputs.items() if key not in adding}
         call = BoundCall(
@@ -317,6 +318,10 @@ class Executable(Shared):
         root = self.program.root
         owned = {*self.donated, *(root(self.output_buffers[name]) for name in given)}
         return frozenset(root(buffer) for buffer in self.output_buffers.values()) - owned
+
+    def _lent(self, given: Collection[str]) -> set[str]:
+        """The outputs for which these inputs may lend memory, of which nothing need be left."""
+        return {key for key, buffer in self.output_buffers.items() if self.donated.get(buffer) in given}
 
     def _donors(self, call: BoundCall) -> dict[str, str]:
         """Output -> the donated input whose memory it reuses in this call; not a default, and not one that overlaps

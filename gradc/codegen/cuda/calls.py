@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ir.kernel import Call, Program, alternatives
-from . import products, sorts
+from . import products, put_rows, sorts
 from .actions import Action, Plan
 
 
@@ -27,6 +27,7 @@ class CudaCall:
 CALLS = {
     "matmul": CudaCall(products.scratch_of, products.actions_of, products.support),
     "argsort_rows": CudaCall(sorts.scratch_of, sorts.actions_of, sorts.support),
+    "put_rows": CudaCall(put_rows.scratch_of, put_rows.actions_of, put_rows.support),
 }
 """The functions by the name of their op."""
 

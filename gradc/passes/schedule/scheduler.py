@@ -360,6 +360,8 @@ class Scheduler:
     def library_node(self, node: Node) -> None:
         seen: list[StridedOperand] = []
         for operand in node.operands:
+            if node.op.row_major:
+                self.force(operand)
             try:
                 seen.append(StridedView(self, node).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
             except CannotInline:
