@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -419,6 +419,22 @@ def _computed(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
+def _groups(offsets: torch.Tensor) -> Iterator[slice]:
+    """The rows of each group."""
+    bounds = offsets.tolist()
+    return (slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False))
+
+
+def _grouped_matmul(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, oob: str = "error") -> torch.Tensor:
+    parts = [_computed(x)[rows] @ _computed(weight)[g] for g, rows in enumerate(_groups(offsets))]
+    rest = x.new_zeros(len(x) - int(offsets[-1]), weight.shape[2], dtype=_computed(x).dtype)
+    return torch.cat([*parts, rest]).to(x.dtype)
+
+
+def _grouped_outer(x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor, oob: str = "error") -> torch.Tensor:
+    return torch.stack([_computed(x)[rows].T @ _computed(y)[rows] for rows in _groups(offsets)]).to(x.dtype)
+
+
 def _mixed_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     narrow = min((x.dtype, y.dtype), key=lambda dtype: torch.finfo(dtype).bits)
     return _computed(x.to(narrow)) @ _computed(y.to(narrow))
@@ -780,6 +796,8 @@ TORCH: dict[str, Callable[..., Any]] = {
         ),
     ),
     "matmul": torch.matmul,
+    "grouped_matmul": _grouped_matmul,
+    "grouped_outer": _grouped_outer,
     "mixed_matmul": _mixed_matmul,
     "softmax_matmul": lambda x, value: (torch._safe_softmax(_computed(x), -1) @ _computed(value)).to(value.dtype),
     "linear": F.linear,
