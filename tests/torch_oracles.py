@@ -421,8 +421,7 @@ def _computed(x: torch.Tensor) -> torch.Tensor:
 
 def _groups(offsets: torch.Tensor) -> Iterator[slice]:
     """The rows of each group."""
-    bounds = offsets.tolist()
-    return (slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False))
+    return itertools.starmap(slice, itertools.pairwise(offsets.tolist()))
 
 
 def _grouped_matmul(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, oob: str = "error") -> torch.Tensor:

@@ -300,7 +300,7 @@ def test_grouped_products() -> None:
 
 @pytest.mark.parametrize("along", ["rows", "columns", "what is summed", "no ends"])
 def test_grouped_products_are_eagers(along: str) -> None:
-    """Every form that ``_grouped_mm`` takes, value and gradients, compiled as one region; torch compiles it in bf16 alone."""
+    """Every form that ``_grouped_mm`` takes, value and gradients, as one region; torch compiles it in bf16 alone."""
     torch.manual_seed(0)
     shapes = {
         "rows": ((24, 16), (4, 16, 8)),

@@ -123,7 +123,7 @@ def _as_it_is(weight: Any) -> Any:
 
 @pytest.mark.parametrize("laid", [_as_it_is, lambda w: ops.transpose(w, (0, 2, 1))])
 def test_narrow_weights_are_read_as_they_are(laid: Callable[[Any], Any]) -> None:
-    """Codes with a scale for each 4 of what is summed over, of any group: no expert's weight is dequantized to memory."""
+    """Codes with a scale for each 4 of what is summed over: no expert's weight is dequantized to memory."""
 
     def product(x: Any, codes: Any, scale: Any, offsets: Any) -> Any:
         weight = ops.dequantize(codes, scale, block=(1, 4, 1) if laid is _as_it_is else (1, 1, 4))

@@ -214,7 +214,10 @@ def extent(operand: OperandView, sizes: Mapping[str, str]) -> Extent:
 
 
 def matrix(operand: OperandView, scale: OperandView, row: str, col: str, places: str = "", batch: str = "") -> str:
-    """The initialiser of a ``gradc_matrix``, but for its places.  :param batch: its axis, unless these are the call's."""
+    """The initialiser of a ``gradc_matrix``, but for its places.
+
+    :param batch: the axis of several matrices; "" where their steps are the call's.
+    """
     steps = "0, 0" if places else f"{operand.step(row)}, {operand.step(col)}"
     own = f"{operand.at}, {operand.step(batch)}, {steps}, {operand.item_bytes}, {operand.reader}"
     scales = (

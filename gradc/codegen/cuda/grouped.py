@@ -26,7 +26,14 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
         return []
     sizes = (left.shape[0], left.shape[1], right.shape[-1])
     starts = (left.start, right.start, offsets.start)
-    numbers = (*starts, offsets.strides[0], offsets.shape[0] - 1, *sizes, *left.strides, *right.strides)
+    numbers: tuple[int, ...] = (
+        *starts,
+        offsets.strides[0],
+        offsets.shape[0] - 1,
+        *sizes,
+        *left.strides,
+        *right.strides,
+    )
     name = _function(call.op, dtype_of(out.part.dtype).name, dtype_of(offsets.part.dtype).name)
     args = (left.part, right.part, offsets.part, out.part, plan.flag, plan.site(number), *numbers)
     return [Launch(name, tiles, THREADS, args, (3,))]
@@ -58,7 +65,10 @@ def _entry(op: str, dtype: str, index: str) -> str:
     sizes = ("step", "groups", "rows", "k", "n", *_STRIDES[op])
     declared = ", ".join(f"i64 {name}" for name in ("from_x", "from_y", "first", *sizes))
     arrays = f"const {dtype} *x, const {dtype} *y, const {index} *offsets, {dtype} *out, const u64 *flag, i64 site"
-    return f"""extern "C" __global__ void __launch_bounds__({THREADS}) {_function(op, dtype, index)}({arrays}, {declared}) {{
+    head = (
+        f'extern "C" __global__ void __launch_bounds__({THREADS}) {_function(op, dtype, index)}({arrays}, {declared})'
+    )
+    return f"""{head} {{
   if (gradc_stopped(flag, site)) return;
   gradc_{op}(x + from_x, y + from_y, offsets + first, out, {", ".join(sizes)});
 }}"""

@@ -4,6 +4,7 @@ sorted by expert.  How many rows a group has is data; the work grows with the ro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -48,7 +49,7 @@ def _groups(op: str, offsets: Any, rows: int, oob: str) -> Iterator[slice]:
         check_positions(op, "offsets", ends, rows + 1, ascending=True)
     ends[:1] = 0
     ends = np.maximum.accumulate(np.minimum(ends, rows))
-    return (slice(int(start), int(end)) for start, end in zip(ends[:-1], ends[1:], strict=True))
+    return itertools.starmap(slice, itertools.pairwise(ends.tolist()))
 
 
 def _wide(x: Any) -> Any:
@@ -122,8 +123,8 @@ grouped_matmul: Library = Library(
     ),
     doc=(
         "each row of x[S,K] times the matrix of its group, of weight[E,K,N]: group g has the rows from offsets[g] to"
-        " offsets[g + 1]; what is behind the last is 0. With oob='error' offsets must begin with 0, not decrease and not"
-        " exceed S; with 'skip' a group begins where those before it end. Time grows with S, not with E"
+        " offsets[g + 1]; what is behind the last is 0. With oob='error' offsets must begin with 0, not decrease and"
+        " not exceed S; with 'skip' a group begins where those before it end. Time grows with S, not with E"
     ),
 )
 

@@ -385,7 +385,7 @@ class Scheduler:
         self.load(group, set(node.operands))
 
     def behind(self, node: Node, reader: Node, number: int) -> Node:
-        """What needs memory so that a library can read the node as an operand of a call, ``reader``: the value behind ops that only
+        """What needs memory so that a library can read the node as an operand of a call: the value behind ops that only
         move it, or widen it as a library does when it reads; if that has some, a reshape of it; if none, the nearest
         reshape, of which the moves after it are views; if none, the node.
         """
