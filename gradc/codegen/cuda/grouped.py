@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ...ir.kernel import Call, Program
 from ...ir.types import dtype as dtype_of
 from ..text import standalone
-from .actions import Action, Launch, Plan, chunks
+from .actions import Action, Launch, Part, Plan, chunks
 from .products import THREADS, TILE
 
 
@@ -24,19 +24,11 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
         tiles *= count
     if not tiles:
         return []
-    sizes = (left.shape[0], left.shape[1], right.shape[-1])
-    starts = (left.start, right.start, offsets.start)
-    numbers: tuple[int, ...] = (
-        *starts,
-        offsets.strides[0],
-        offsets.shape[0] - 1,
-        *sizes,
-        *left.strides,
-        *right.strides,
-    )
+    sizes = (offsets.strides[0], offsets.shape[0] - 1, *left.shape, right.shape[-1])
+    numbers = (left.start, right.start, offsets.start, *sizes, *left.strides, *right.strides)
     name = _function(call.op, dtype_of(out.part.dtype).name, dtype_of(offsets.part.dtype).name)
-    args = (left.part, right.part, offsets.part, out.part, plan.flag, plan.site(number), *numbers)
-    return [Launch(name, tiles, THREADS, args, (3,))]
+    args: tuple[Part | int, ...] = (left.part, right.part, offsets.part, out.part, plan.flag, plan.site(number))
+    return [Launch(name, tiles, THREADS, (*args, *numbers), (3,))]
 
 
 def support(op: str) -> Callable[[Program, Sequence[Call]], str]:
