@@ -139,6 +139,12 @@ UNFIT = -1
 """What :func:`prepared_entry` gives where an array has no memory or is not aligned, and nothing was run."""
 
 
+class PreparedArray(ctypes.Structure):
+    """``prepared_array``: see ``templates/cpu/runtime.c``."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("place", "bytes", "unit", "exclusive"))
+
+
 class PreparedCall(ctypes.Structure):
     """``gradc_prepared``: see ``templates/cpu/runtime.c``."""
 
@@ -149,7 +155,8 @@ class PreparedCall(ctypes.Structure):
         ("temps", ctypes.c_int64),
         ("lent", ctypes.c_int64),
         ("scratch", ctypes.c_int64),
-        ("places", ctypes.c_void_p),
+        ("exclusive", ctypes.c_int64),
+        ("arrays", ctypes.c_void_p),
         ("temp_places", ctypes.c_void_p),
         ("lent_places", ctypes.c_void_p),
     )
