@@ -498,18 +498,14 @@ class Executable(Shared):
         refuse_inputs_as_options(self.program.name, self.inputs.keys() - self.defaults.keys(), given, **options)
         return self.run_bound(given, out, accumulate, stream, workspace, dims)[0]
 
-    @cached_property
-    def _donated_inputs(self) -> frozenset[str]:
-        return frozenset(self.donated.values())
-
     def takes_all(self, donors: Mapping[str, str]) -> bool:
         """Whether a call with these :meth:`donors` writes over every input that it may write over."""
-        return not self.donated or self._donated_inputs <= set(donors.values())
+        return set(self.donated.values()) <= set(donors.values())
 
     def described(self, inputs: Arguments, out: Any, dims: Mapping[str, int] | None, stream: Any) -> Any:
         """What a call is without its addresses, for :meth:`repeated`; None: it must be bound."""
-        if self.donated and (not self.backend.on_host or not self._donated_inputs <= inputs.keys()):
-            return None  # a default is not written over
+        if self.donated and not self.backend.on_host:
+            return None
         given = {**self.defaults, **inputs} if self.defaults and self.backend.on_host else inputs
         return self.backend.described(given, out, dims, stream)
 

@@ -72,8 +72,13 @@ class OneRegion:
         inputs = [given[i] for i in self._inputs]
         if not known.guards(*inputs):
             return None
-        made = known.prepared.forward(inputs)
-        return None if made is None else [None if i is None else made[0][i] for i in self._results]
+        made = known.prepared.run(inputs)
+        if made is None:
+            return None
+        if not self._results:
+            return []
+        outputs = known.prepared.outputs(inputs, made[0])
+        return [None if i is None else outputs[i] for i in self._results]
 
     def remember(self, given: Sequence[Any]) -> None:
         """Prepares calls on such inputs, as those of one that has been made."""

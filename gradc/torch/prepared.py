@@ -219,9 +219,10 @@ class PreparedFunction:
         except KeyError:  # torch has no such dtype
             return None
 
-    def forward(self, inputs: Tensors) -> tuple[Tensors, list[torch.Tensor], list[int]] | None:
-        """(the outputs, what autograd is to keep, the addresses of that); None, and nothing was run, if an input has no
-        memory, is not aligned, or shares memory with a donated one.
+    def run(self, inputs: Tensors) -> tuple[list[torch.Tensor], list[int], list[int]] | None:
+        """(the outputs that lie in no input, and the memory of backward's own, if there is some; the addresses of inputs,
+        and of these); None, and nothing was run, if an input has no memory, is not aligned, or shares memory with a
+        donated one.
         """
         try:
             addresses = [x.data_ptr() for x in inputs]
@@ -230,18 +231,33 @@ class PreparedFunction:
         results = [new(*like) for new, like in self._outputs]
         where = [y.data_ptr() for y in results]
         call = [*addresses, *self._fixed, *where]
-        own = []
         if self._own is not None:
             new, like = self._own
-            own = [new(*like)]
-            where.append(own[0].data_ptr())
+            results.append(new(*like))
+            where.append(results[-1].data_ptr())
             call += [where[-1] + at for at in self._offsets]
         if not self._forward(call):
             return None
         if self._donated:
             count_changes([inputs[i] for i in self._donated])
-            new_ones = iter(results)
-            results = [next(new_ones) if i is None else inputs[i] for i in self._donors]
+        return results, addresses, where
+
+    def outputs(self, inputs: Tensors, results: Tensors) -> Tensors:
+        """The outputs in order, of the inputs and the results of :meth:`run`."""
+        if not self._donated:
+            return results
+        own = iter(results)
+        return [next(own) if i is None else inputs[i] for i in self._donors]
+
+    def forward(self, inputs: Tensors) -> tuple[Tensors, list[torch.Tensor], list[int]] | None:
+        """(the outputs, what autograd is to keep, the addresses of that); None where :meth:`run` gives None."""
+        made = self.run(inputs)
+        if made is None:
+            return None
+        results, addresses, where = made
+        own = results[len(self._outputs) :]
+        del results[len(self._outputs) :]
+        results = self.outputs(inputs, results)
         outputs = (
             [with_axes(y, o) if o else y for y, o in zip(results, self._orders, strict=True)]
             if self._orders
@@ -249,7 +265,7 @@ class PreparedFunction:
         )
         of_inputs, of_outputs = self._saved_inputs, self._saved_outputs
         kept = [*[inputs[i] for i in of_inputs], *[outputs[i] for i in of_outputs], *own]
-        at = [*[addresses[i] for i in of_inputs], *[where[i] for i in of_outputs], *where[len(results) :]]
+        at = [*[addresses[i] for i in of_inputs], *[where[i] for i in of_outputs], *where[len(self._outputs) :]]
         return outputs, kept, at
 
     def read(self, saved: Tensors) -> list[torch.Tensor]:
