@@ -94,6 +94,8 @@ def test_other_memory_of_parameters(repeated: list[bool]) -> None:
     moved(lambda each: each)
     assert repeated == [True, True]
     moved(lambda each: [x.t() for x in each])
+    moved(lambda each: [x.clone(memory_format=torch.contiguous_format) for x in each])
+    assert repeated == [False, True]
     both = [torch.randn(24) for _ in range(2)]
     moved(lambda each: [(room := both.pop().fill_(0.5))[:16].view(4, 4), room[8:].view(4, 4)])
     assert repeated == [False, False]
