@@ -118,9 +118,7 @@ def unflatten(tree: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
     """The structure of ``tree`` with its leaves replaced by ``leaves``, which are keyed as by :func:`flatten`."""
     join = lambda key: f"{prefix}.{key}" if prefix else str(key)
     if isinstance(tree, Mapping):
-        return {
-            k: leaves[join(k)] if _is_leaf(v.__class__) else unflatten(v, leaves, join(k)) for k, v in tree.items()
-        }
+        return {k: leaves[join(k)] if _is_leaf(v.__class__) else unflatten(v, leaves, join(k)) for k, v in tree.items()}
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type | Type):
         return dataclasses.replace(
             tree, **{f.name: unflatten(getattr(tree, f.name), leaves, join(f.name)) for f in dataclasses.fields(tree)}

@@ -180,8 +180,8 @@ def count_changes(tensors: Sequence[Any]) -> None:
 
 def tensor_guards(tensors: Sequence[Any]) -> Any:
     """A function of that many tensors: whether each has the type, dtype, device, shape, strides and dispatch keys of
-    the one here, and requires grad as that did; Dynamo's own, which takes a quarter of the time of a look at each.  None
-    in a release without it.
+    the one here, and requires grad as that did; Dynamo's own, which takes a quarter of the time of a look at each.
+    None in a release without it.
     """
     torch: Any = sys.modules["torch"]
     try:

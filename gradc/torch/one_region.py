@@ -1,4 +1,4 @@
-"""Calls of a program that is one region, whose new values of inputs it writes over them: an optimizer's step, mostly."""
+"""Calls of a program that is one region, which writes new values of inputs over them: mostly an optimizer's step."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ class OneRegion:
         if not all(isinstance(r, torch.fx.Node) and r in names for r in values):
             return None
         at, order = {node: i for i, node in enumerate(placeholders)}, list(outputs)
-        return OneRegion(
-            function, [at[n] for n in inputs], [None if r is None else order.index(r) for r in returned]
-        )
+        return OneRegion(function, [at[n] for n in inputs], [None if r is None else order.index(r) for r in returned])
 
     def __call__(self, given: Sequence[Any]) -> list[Any] | None:
         """The results; None, and nothing was run, where it takes a call like the first."""

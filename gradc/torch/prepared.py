@@ -220,9 +220,9 @@ class PreparedFunction:
             return None
 
     def run(self, inputs: Tensors) -> tuple[list[torch.Tensor], list[int], list[int]] | None:
-        """(the outputs that lie in no input, and the memory of backward's own, if there is some; the addresses of inputs,
-        and of these); None, and nothing was run, if an input has no memory, is not aligned, or shares memory with a
-        donated one.
+        """(the outputs that lie in no input, and the memory of backward's own, if there is some; the addresses of
+        inputs, and of these); None, and nothing was run, if an input has no memory, is not aligned, or shares memory
+        with a donated one.
         """
         try:
             addresses = [x.data_ptr() for x in inputs]
@@ -257,12 +257,9 @@ class PreparedFunction:
         results, addresses, where = made
         own = results[len(self._outputs) :]
         del results[len(self._outputs) :]
-        results = self.outputs(inputs, results)
-        outputs = (
-            [with_axes(y, o) if o else y for y, o in zip(results, self._orders, strict=True)]
-            if self._orders
-            else results
-        )
+        outputs = self.outputs(inputs, results)
+        if self._orders:
+            outputs = [with_axes(y, o) if o else y for y, o in zip(outputs, self._orders, strict=True)]
         of_inputs, of_outputs = self._saved_inputs, self._saved_outputs
         kept = [*[inputs[i] for i in of_inputs], *[outputs[i] for i in of_outputs], *own]
         at = [*[addresses[i] for i in of_inputs], *[where[i] for i in of_outputs], *where[len(self._outputs) :]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -54,7 +55,17 @@ def test_a_call_is_bound_once_and_written_in_place(reading: None, bound: list[st
 
 @pytest.mark.parametrize(
     "kind",
-    ["given twice", "overlapping", "the same memory", "read-only", "columns first", "gaps", "backwards", "misaligned", "empty"],
+    [
+        "given twice",
+        "overlapping",
+        "the same memory",
+        "read-only",
+        "columns first",
+        "gaps",
+        "backwards",
+        "misaligned",
+        "empty",
+    ],
 )
 def test_what_cannot_be_written_as_it_lies_stays_as_it_was(reading: None, kind: str) -> None:
     """After a call that was in place."""
@@ -103,7 +114,9 @@ def test_arrays_in_any_order_of_memory(reading: None, bound: list[str]) -> None:
         if trial % 2:
             one, other = rng.choice(count + 1, 2, replace=False)
             places[one] = min(max(places[other] + rng.integers(1 - SIZE, SIZE), 0), len(room) - SIZE)
-        arrays = {n: room[at : at + SIZE] for n, at in zip(["g", *(f"p{i}" for i in range(count))], places, strict=True)}
+        arrays = {
+            n: room[at : at + SIZE] for n, at in zip(["g", *(f"p{i}" for i in range(count))], places, strict=True)
+        }
         room[:] = rng.integers(0, 100, len(room))
         before = {name: x.copy() for name, x in arrays.items()}
         bound.clear()
@@ -111,7 +124,7 @@ def test_arrays_in_any_order_of_memory(reading: None, bound: list[str]) -> None:
         for name, y in results.items():
             np.testing.assert_array_equal(y, before[name] - before["g"] * 0.5)
         lowest = sorted(places)
-        shared = any(b - a < SIZE for a, b in zip(lowest, lowest[1:], strict=False))
+        shared = any(b - a < SIZE for a, b in itertools.pairwise(lowest))
         assert len(bound) == (1 if shared or not trial else 0)
         assert shared or all(results[name] is arrays[name] for name in results)
 

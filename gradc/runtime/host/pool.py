@@ -139,12 +139,6 @@ UNFIT = -1
 """What :func:`prepared_entry` gives where an array has no memory or is not aligned, and nothing was run."""
 
 
-class PreparedArray(ctypes.Structure):
-    """``prepared_array``: see ``templates/cpu/runtime.c``."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("place", "bytes", "unit", "exclusive"))
-
-
 class PreparedCall(ctypes.Structure):
     """``gradc_prepared``: see ``templates/cpu/runtime.c``."""
 

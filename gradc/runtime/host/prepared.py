@@ -68,14 +68,10 @@ class Prepared:
         self._pack = struct.Struct(f"={len(arrays)}Q").pack_into
         place, alone = native.place, {*donors.values(), *exclusive}
         lent = [*((place[output], place[donor], 0) for output, donor in donors.items()), *binding.lent]
+        of_arrays = [n for root, (size, unit) in arrays.items() for n in (place[root], size, unit, root in alone)]
         tables = [
-            (pool.PreparedArray * max(len(arrays), 1))(
-                *((place[root], size, unit, root in alone) for root, (size, unit) in arrays.items())
-            ),
-            *(
-                (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
-                for numbers in ([n for p in binding.temps for n in p], [n for p in lent for n in p])
-            ),
+            (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
+            for numbers in (of_arrays, [n for p in binding.temps for n in p], [n for p in lent for n in p])
         ]
         self._call = pool.PreparedCall(
             native.entry,
@@ -161,7 +157,9 @@ def prepared(native: CpuProgram, call: BoundCall, outputs: Mapping[str, tuple[in
         return None
     donors = {root_of[name]: donor for name, donor in call.donors.items()}
     own = {root: size for root, size in roots.items() if root not in donors}
-    return Prepared(native, call.plan, {n: (a.nbytes, a.itemsize) for n, a in call.arrays.items()} | own, donors, call.exclusive)
+    return Prepared(
+        native, call.plan, {n: (a.nbytes, a.itemsize) for n, a in call.arrays.items()} | own, donors, call.exclusive
+    )
 
 
 class ArrayTypes:
@@ -182,11 +180,11 @@ class ArrayTypes:
 
     def addresses(self, arrays: Sequence[Any]) -> list[int] | None:
         """Those of the arrays if they are so, without :attr:`entry`."""
-        for array, (shape, dtype, written) in zip(arrays, self._types, strict=True):
+        for array, (shape, dtype, over) in zip(arrays, self._types, strict=True):
             if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
                 return None
             flags = array.flags
-            if not (flags.c_contiguous and flags.aligned and (flags.writeable or not written)):
+            if not (flags.c_contiguous and flags.aligned and (flags.writeable or not over)):
                 return None
         return [array.ctypes.data for array in arrays]
 
