@@ -139,7 +139,7 @@ with biases on 4 rows by `torch.compile` (one thread, all three in turn in one p
 arrays of NumPy's of 8 elements. `python -m benchmarks.calls` measures it. On a busy machine all three take longer: the
 ratio is what to read.
 """
-UPDATES = """Updates of parameters, one thread: torch's optimizers; `torch.compile(optimizer.step)` by a backend that does
+UPDATES = """Updates of parameters, one thread: torch's; `torch.compile(optimizer.step)` by a backend that does
 nothing, which is what Dynamo takes, and by gradc; `gradc.step` with a loss that only has the gradients, on arrays of
 NumPy's and on tensors.
 """
