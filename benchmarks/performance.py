@@ -139,9 +139,9 @@ with biases on 4 rows by `torch.compile` (one thread, all three in turn in one p
 arrays of NumPy's of 8 elements. `python -m benchmarks.calls` measures it. On a busy machine all three take longer: the
 ratio is what to read.
 """
-UPDATES = """Updates of parameters, one thread: torch's; `torch.compile(optimizer.step)` by a backend that does
-nothing, which is what Dynamo takes, and by gradc; `gradc.step` with a loss that only has the gradients, on arrays of
-NumPy's and on tensors.
+UPDATES = """Updates of parameters on one thread: by torch's optimizers; by `torch.compile(optimizer.step)` with a
+backend that does nothing, which is what Dynamo takes, and with gradc; by `gradc.step`, on arrays of NumPy's and on
+tensors, whose loss only has the gradients and so reads parameters and gradients once more.
 """
 _UPDATERS = ("foreach", "fused", "dynamo", "compiled", "step", "step torch")
 
