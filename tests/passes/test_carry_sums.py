@@ -294,6 +294,91 @@ def test_the_sizes_and_the_tile_are_what_was_asked_for():
     verify_program(carry_sums(CASES["causal"].program(), tile=tile))
 
 
+PRODUCTS = """program @products {
+  input q: f16[N,4]
+  input k: f16[M,4]
+  input v: f16[M,4]
+  input x: f32[N,5]
+  output y: f32[N,4]
+  output z: OUTSIDE
+  loop rows(r: N) by(4) count(c)COLUMNS {
+    block s: f32[c,WIDE]
+    block e: f16[c,WIDE]
+    call @scores axes(m: c, n: WIDE, k: 4) s[m, n] <- matmul q[m + (r), k], k[n, k]
+    kernel @softmax rows(i: c) cols(j: WIDE) {
+      %0 = load s[i, j] : f32
+      %1 = max_cols %0 : f32
+      %2 = sub %0, %1 : f32
+      %3 = exp %2 : f32
+LINES
+    }
+    call @sums axes(m: c, n: 4, k: WIDE) y[m + (r), n] <- matmul e[m, k], v[k, n]
+  }
+  return y=y, z=z
+}"""
+WEIGHTS = """%4 = sum_cols %3 : f32
+%5 = div %3, %4 : f32
+%6 = cast %5 {dtype=f16} : f16
+store e[i, j] <- %6 : f16
+"""
+
+
+def _products(lines, outside, wide="M", columns=""):
+    text = PRODUCTS.replace("LINES", lines.rstrip("\n").replace("}\nkernel", "    }\n    kernel"))
+    text = text.replace("OUTSIDE", outside).replace("WIDE", wide).replace("COLUMNS", columns)
+    program = parse_program(text)
+    verify_program(program)
+    return program
+
+
+def _arrays_of_products(size):
+    rng = np.random.default_rng(0)
+    shapes = {"q": (5, 4), "k": (size, 4), "v": (size, 4), "x": (5, 5)}
+    arrays = {name: 20 * rng.standard_normal(shape) for name, shape in shapes.items()}
+    return {name: a.astype(np.float32 if name == "x" else np.float16) for name, a in arrays.items()}
+
+
+@pytest.mark.parametrize("power", (0, 1))
+def test_no_factor_leaves_a_cast_that_needs_it(power):
+    """Squares of scores do not fit f16, their shares do; exponentials that are at most 1 do."""
+    term = ("%7 = mul %0, %0 : f32", "%7 = mul %3, %3 : f32")[power]
+    program = _products(
+        f"{term}\n%8 = sum_cols %7 : f32\n%9 = div %7, %8 : f32\n%10 = cast %9 {{dtype=f16}} : f16\n"
+        "store e[i, j] <- %10 : f16\n%11 = sum_cols %3 : f32\nstore z[i + (r)] <- %11 : f32",
+        "f32[N]",
+    )
+    arrays = _arrays_of_products(6)
+    wanted, blocked = run_program(program, arrays), _blocked(program, 2, 2)
+    assert len(blocked.loops[0].sweeps) == 2
+    got = run_program(blocked, arrays)
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=2e-2, atol=2e-2)
+
+
+def test_a_factor_leaves_the_cast_of_an_exponential():
+    """A cast of the weights is no reason for another sweep."""
+    program = _products(WEIGHTS + "store z[i + (r)] <- %4 : f32", "f32[N]")
+    blocked, arrays = _blocked(program, 2, 2), _arrays_of_products(6)
+    assert len(blocked.loops[0].sweeps) == 1
+    np.testing.assert_allclose(run_program(blocked, arrays)["y"], run_program(program, arrays)["y"], rtol=1e-2)
+
+
+@pytest.mark.parametrize("sums", (False, True))
+def test_loops_with_a_kernel_of_other_columns_stay(sums):
+    """It is no kernel of the product's columns."""
+    other = "%1 = sum_cols %0 : f32\nstore z[i + (r)] <- %1" if sums else "store z[i + (r), j] <- %0"
+    lines = f"{WEIGHTS}}}\nkernel @other rows(i: c) cols(j: 5) {{\n%0 = load x[i + (r), j] : f32\n{other} : f32"
+    program = _products(lines, "f32[N]" if sums else "f32[N,5]")
+    assert carry_sums(program) == program
+
+
+def test_what_a_loop_stores_of_its_columns_is_stored_of_all():
+    """Blocks of columns that a loop leaves out would leave it unwritten."""
+    program = _products(WEIGHTS + "store z[i + (r), j] <- %5 : f32", "f32[N,M]", "w", " cols(w: M) to(r + c)")
+    blocked = _blocked(program, 2, 2)
+    assert [sweep.to is None for sweep in blocked.loops[0].sweeps] == [False, True]
+
+
 # -- GRADC_VALIDATE ----------------------------------------------------------------------------------------------------
 
 VALIDATED = ("softmax", "logsumexp", "linear cross entropy", "attention", "causal", "bias of heads")
