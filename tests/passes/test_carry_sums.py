@@ -20,7 +20,7 @@ from gradc.passes.column_blocking.carry_sums import carry_sums
 from gradc.passes.column_blocking.split_loops import split_loops
 from gradc.passes.manager import Pipeline
 
-SIZES = st.fixed_dictionaries({d: st.integers(0, 9) for d in "STNV"} | {d: st.integers(1, 2) for d in "BH"})
+SIZES = st.fixed_dictionaries({d: st.integers(0, 6) for d in "STNV"} | {d: st.integers(1, 2) for d in "BH"})
 WIDE = {"f64": np.float64, "longdouble": np.longdouble}
 
 
@@ -35,8 +35,8 @@ def _blocked(program, rows, columns):
 @settings(max_examples=12)
 @given(
     dims=SIZES,
-    rows=st.integers(1, 5),
-    columns=st.integers(1, 5),
+    rows=st.integers(1, 4),
+    columns=st.integers(1, 4),
     precision=st.sampled_from(list(WIDE)),
     seed=st.integers(0, 99),
 )
@@ -60,11 +60,11 @@ def test_values_are_those_of_numpy(name, dims, rows, columns, precision, seed):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=6)
-@given(seed=st.integers(0, 99), rows=st.integers(1, 5), columns=st.integers(1, 5))
+@settings(max_examples=3)
+@given(seed=st.integers(0, 99), rows=st.integers(1, 6), columns=st.integers(1, 5))
 def test_values_are_those_of_the_program_before(name, seed, rows, columns):
     """In its own precision, at sizes with one block and many; exponents of hundreds would overflow out of order."""
-    case, dims = CASES[name], {"B": 2, "H": 1, "S": 8, "T": 5, "N": 7, "V": 11}
+    case, dims = CASES[name], {"B": 2, "H": 1, "S": 6, "T": 5, "N": 5, "V": 7}
     arrays = drawn(case, dims, seed, scale=1000.0 if "q" not in case.types else 20.0)
     before = run_program(case.program(), arrays, {d: dims[d] for d in case.program().dims})
     blocked = _blocked(case.program(), rows, columns)
@@ -77,7 +77,7 @@ SPECIAL = (-np.inf, np.inf, np.nan, 0.0, 1.0, -1e30, 1e30, -800.0, 800.0)
 
 
 @pytest.mark.parametrize("name", ("softmax", "logsumexp", "cross entropy"))
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     x=st.lists(st.lists(st.sampled_from(SPECIAL), min_size=5, max_size=5), min_size=1, max_size=3),
     columns=st.integers(1, 5),
@@ -94,7 +94,7 @@ def test_infinities_and_nan_are_where_they_were(name, x, columns):
 @settings(max_examples=12)
 @given(seed=st.integers(0, 999), columns=st.integers(1, 4))
 def test_infinities_and_nan_of_attention_are_where_they_were(name, seed, columns):
-    case, dims = CASES[name], {"B": 2, "H": 1, "S": 5, "T": 4}
+    case, dims = CASES[name], {"B": 2, "H": 1, "S": 4, "T": 4}
     arrays, rng = drawn(case, dims, seed), np.random.default_rng(seed)
     for array in (arrays["q"], arrays["k"], arrays.get("bias", arrays["q"])):
         array[rng.random(array.shape) < 0.05] = rng.choice(SPECIAL)
@@ -104,7 +104,7 @@ def test_infinities_and_nan_of_attention_are_where_they_were(name, seed, columns
     np.testing.assert_allclose(got, wanted, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", (0, 1, 64, 65, 130))
+@pytest.mark.parametrize("size", (1, 64, 65, 130))
 def test_blocks_of_64(size):
     case, dims = CASES["causal"], {"B": 1, "H": 2, "S": size}
     arrays = drawn(case, dims, 0)
