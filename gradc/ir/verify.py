@@ -373,6 +373,10 @@ def _verify_loop(loop: Loop, program: Program) -> None:
             adds = isinstance(step, Call) and step.add and access is step.out
             own_order = set[str]() if adds else sequential
             if writes:
+                kept = not loop.sweeps or isinstance(access, Operand) or access.op == "store"
+                _demand(kept, f"{step.name} combines with all of {access.buffer}", step, step.name)
+                every_column = adds or sweep is None or (sweep.since == 0 and sweep.to is None)
+                _demand(every_column, f"{step.name} leaves columns of {access.buffer} unwritten", step, step.name)
                 _demand(
                     over >= {name for name, _ in loop.over} - own_order and (bool(rows) is not adds) and own_columns,
                     f"{step.name} writes {access.buffer} where another block does",
