@@ -2,9 +2,11 @@
 
 ``python -m benchmarks.calls [--save]`` runs forward and backward of 2, 13 and 50 layers ``Linear(8, 8)`` (4, 26
 and 100 parameters) on 4 rows, in eager mode, compiled by inductor and compiled by gradc, in turn in one process with
-one thread; and a module over 1, 10 and 100 arrays of NumPy's, 8 elements each.  Times are processor times of the
-process, the least of several repetitions.  With ``--save`` they are written to
-``benchmarks/results/calls-PROCESSOR.json``, for docs/performance.md.
+one thread; a module over 1, 10 and 100 arrays of NumPy's, 8 elements each; and updates of 2, 26 and 200 parameters by
+torch's optimizers (``foreach`` and ``fused``), by ``torch.compile(optimizer.step, backend="gradc")``, and by
+``gradc.step`` with a loss that only has the gradients, on arrays of NumPy's and on tensors; ``dynamo`` is a compiled
+step whose graph does nothing.  Times are processor times of the process, the least of several repetitions.  With
+``--save`` they are written to ``benchmarks/results/calls-PROCESSOR.json``, for docs/performance.md.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from .__main__ import RESULTS, machine, processor, words_of
 
 PARAMETERS, ARRAYS = (4, 26, 100), (1, 10, 100)
 ENGINES = ("eager", "inductor", "gradc")
+UPDATED, SHAPES = (2, 26, 200), ((8, 8), (256, 256))
+OPTIMIZERS = {"SGD": {"momentum": 0.9}, "Adam": {}, "AdamW": {}}
+UPDATERS = ("foreach", "fused", "dynamo", "compiled", "step", "step torch")
 SIZE, ROWS = 8, 4
 ROUNDS, SECONDS = 15, 0.04
 
@@ -95,6 +100,67 @@ def sums(arrays: int) -> dict[str, Callable[[], Any]]:
     return {"gradc": lambda: module(**given)}
 
 
+def nothing(gm: Any, _: Any) -> Callable[..., Any]:
+    """A backend of Dynamo's whose graphs give what they gave when they were first called."""
+    first: list[Any] = []
+
+    def run(*given: Any) -> Any:
+        if not first:
+            first.append(gm(*given))
+        return first[0]
+
+    return run
+
+
+def updates(name: str, count: int, shape: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
+    """What updates that many parameters of a shape."""
+    import torch
+
+    import gradc.torch
+
+    def optimizer(**form: Any) -> Any:
+        own = [torch.nn.Parameter(torch.randn(shape)) for _ in range(count)]
+        for p in own:
+            p.grad = torch.randn(shape)
+        made = getattr(torch.optim, name)(own, lr=1e-3, **OPTIMIZERS[name], **form)
+        made.step()
+        return made
+
+    def step(new: Callable[[], Any]) -> Callable[[], Any]:
+        def loss(p: Any, gradients: Any) -> Any:
+            each = [ops.sum(x * gradients[key]) for key, x in p.items()]
+            return sum(each[1:], each[0])
+
+        made = gradc.step(loss, getattr(gradc.optim, name.lower())(lr=1e-3, **OPTIMIZERS[name]), target="cpu")
+        gradients, p = ({f"p{i}": new() for i in range(count)} for _ in range(2))
+        last = [p, made.init(p)]
+
+        def run() -> None:
+            _, *last[:] = made(*last, gradients=gradients)
+
+        return run
+
+    calls = {form: optimizer(**{form: True}).step for form in ("foreach", "fused")}
+    for title, backend in (("dynamo", nothing), ("compiled", "gradc")):
+        torch._dynamo.reset()
+        calls[title] = torch.compile(optimizer(foreach=True).step, backend=backend)
+        calls[title]()
+    rng = np.random.default_rng(0)
+    calls["step"] = step(lambda: rng.standard_normal(shape).astype(np.float32))
+    calls["step torch"] = step(lambda: torch.randn(shape))
+    return calls
+
+
+def updated() -> list[dict[str, Any]]:
+    """A record for each optimizer, shape and number of parameters."""
+    return [
+        {"optimizer": name, "shape": shape, "parameters": count, "us": least(updates(name, count, shape))}
+        for name in OPTIMIZERS
+        for shape in SHAPES
+        for count in UPDATED
+    ]
+
+
 def measured() -> list[dict[str, Any]]:
     """A record for each number of parameters, and of arrays."""
     records: list[dict[str, Any]] = []
@@ -118,9 +184,16 @@ def main() -> int:
         cells = [f"{r['us'][e]:.1f}" if e in r["us"] else "" for e in ENGINES]
         ratio = f"{r['of inductor']:.2f}" if "of inductor" in r else ""
         print(f"{title:<16}" + "".join(f"{cell:>12}" for cell in (*cells, ratio)))
+    steps = updated()
+    print(f"\n{'':<28}" + "".join(f"{name:>12}" for name in UPDATERS))
+    for r in steps:
+        title = f"{r['optimizer']} {r['parameters']} x {list(r['shape'])}"
+        print(f"{title:<28}" + "".join(f"{r['us'][name]:>12.1f}" for name in UPDATERS))
     if given.save:
         path = RESULTS / f"calls-{words_of(processor())}.json"
-        path.write_text(json.dumps({"machine": machine(1), "calls": records}, indent=1) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps({"machine": machine(1), "calls": records, "updates": steps}, indent=1) + "\n", encoding="utf-8"
+        )
     return 0
 
 

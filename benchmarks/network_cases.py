@@ -1,5 +1,5 @@
 """CPU cases of whole networks' parts: attention, a projection onto a vocabulary with its loss, a residual network's
-step, a block of a mobile network, a transformer's block in f32 and bf16, linear layers with int8 weights.
+step, a block of a mobile network, a transformer's block in f32 and bf16, linear layers with int8 weights, and experts.
 
 Each is written once: ``gradc.ops`` and ``torch.nn.functional`` have these functions by the same names.
 """
@@ -199,6 +199,35 @@ def _int8_linear(rows: int) -> Case:
     )
 
 
+def _experts(groups: int) -> Case:
+    """1024 tokens that are sorted by expert, each times its expert's matrix."""
+
+    def ours(x: Any, weight: Any, offsets: Any) -> Any:
+        from gradc import ops
+
+        return ops.grouped_matmul(x, weight, offsets)
+
+    def theirs(torch: Any, x: Any, weight: Any, offsets: Any) -> Any:
+        if x.dtype is not torch.float64:
+            return torch._grouped_mm(x, weight, offs=offsets[1:])
+        return torch.cat(
+            [part @ matrix for part, matrix in zip(x.tensor_split(offsets[1:-1].long()), weight, strict=True)]
+        )
+
+    def ends(random: np.random.Generator) -> Array:
+        inner = np.sort(random.integers(0, 1025, groups - 1))
+        return np.concatenate([[0], inner, [1024]]).astype(np.int32)
+
+    return Case(
+        f"n-experts-{groups}",
+        ours,
+        theirs,
+        {"x": "bf16[1024,512]", "weight": f"bf16[{groups},512,1024]", "offsets": f"i32[{groups + 1}]"},
+        ["x", "weight"],
+        {"weight": _floats(groups, 512, 1024, scale=512**-0.5), "offsets": ends},
+    )
+
+
 def network_cases() -> list[Case]:
     return [
         _attention_case("n-attention", causal=False),
@@ -215,4 +244,5 @@ def network_cases() -> list[Case]:
         block_case("n-gpt2-block", "f32", 2, 1024),
         block_case("n-gpt2-block-bf16", "bf16", 2, 512),
         *(_int8_linear(rows) for rows in (1, 16, 512)),
+        *(_experts(groups) for groups in (8, 64)),
     ]

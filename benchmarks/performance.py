@@ -139,6 +139,11 @@ with biases on 4 rows by `torch.compile` (one thread, all three in turn in one p
 arrays of NumPy's of 8 elements. `python -m benchmarks.calls` measures it. On a busy machine all three take longer: the
 ratio is what to read.
 """
+UPDATES = """Updates of parameters on one thread: by torch's optimizers; by `torch.compile(optimizer.step)` with a
+backend that does nothing, which is what Dynamo takes, and with gradc; by `gradc.step`, on arrays of NumPy's and on
+tensors, whose loss only has the gradients and so reads parameters and gradients once more.
+"""
+_UPDATERS = ("foreach", "fused", "dynamo", "compiled", "step", "step torch")
 
 
 def calls(folder: Path = RESULTS) -> list[str]:
@@ -157,6 +162,17 @@ def calls(folder: Path = RESULTS) -> list[str]:
             cells.append(f"{row['of inductor']:.2f}" if "of inductor" in row else "-")
             lines.append(f"| {title} | {' | '.join(cells)} |")
         parts.append("\n".join(lines) + "\n")
+        if rows := data.get("updates"):
+            lines = [
+                "| us | foreach | fused | Dynamo | compiled | `gradc.step` | tensors | compiled / foreach | / fused |",
+                "|---|---|---|---|---|---|---|---|---|",
+            ]
+            for row in rows:
+                us, shape = row["us"], "x".join(map(str, row["shape"]))
+                cells = [f"{us[e]:.0f}" for e in _UPDATERS]
+                cells += [f"{us['compiled'] / us[e]:.2f}" for e in ("foreach", "fused")]
+                lines.append(f"| {row['optimizer']}, {row['parameters']} of [{shape}] | {' | '.join(cells)} |")
+            parts += [UPDATES, "\n".join(lines) + "\n"]
     return [CALLS, *parts] if parts else []
 
 

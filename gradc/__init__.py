@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports eac
     from .module.sparse import SparseRows as SparseRows
     from .onnx import from_onnx as from_onnx
     from .ops.elementwise.bits import pack as pack
-    from .optim.step import step as step
+    from .plans.step import step as step
     from .plans.traced import graph as graph
     from .plans.traced import value_and_grad as value_and_grad
     from .runtime.executable import Executable as Executable
@@ -61,7 +61,7 @@ _PUBLIC = {
     "pack": "ops.elementwise.bits",
     "parse": "api",
     "scope": "trace",
-    "step": "optim.step",
+    "step": "plans.step",
     "trace": "trace",
     "typeof": "ir.types",
     "value_and_grad": "plans.traced",

@@ -48,6 +48,7 @@ from .runtime.cuda import gpu
 from .trace import trace
 
 if TYPE_CHECKING:
+    from .optim.optimizer import Optimizer
     from .passes.manager import Pipeline
 
 
@@ -58,6 +59,7 @@ def compile(
     target: str | None = None,
     *,
     layout: Mapping[str, Any] | None = None,
+    update: Mapping[str, Optimizer] | None = None,
     **given: Any,
 ) -> Module:
     """Compiles a graph (or a function decorated with :func:`gradc.graph`) to a module of forward and backward kernels.
@@ -67,6 +69,10 @@ def compile(
         is ``$GRADC_TARGET`` if it is set, else cuda if there are a GPU and CuPy, else cpu.
     :param layout: ``{"x": "NHWC"}`` or ``{"x": (0, 2, 3, 1)}``: the memory order of the axes of inputs (and their
         gradients) and outputs.
+    :param update: ``{"table": optim.adagrad(lr=0.1)}``: the module makes a training step.  The graph has one scalar
+        float output, the loss; the module takes ``lr``, ``state.step`` and ``state.SLOT.NAME`` besides, and gives
+        parameters and state after the step under the names of these inputs, whose memory is donated, and ``d.NAME``
+        for what is in ``wrt`` alone.  Names in ``sparse`` are updated in the rows that indices name, and nowhere else.
     :raises NotDifferentiable, InvalidProblem, Unsupported, CompilerError: see these classes in :mod:`gradc.errors`.
     """
     options.check_names(given)
@@ -87,7 +93,35 @@ def compile(
             from .passes.graph.layouts import apply_layout
 
         graph = apply_layout(graph, layout=layout)
+    if update is not None:
+        graph, names, given = _updating(graph, names, update, given)
     return compiled(graph, names, target, options.for_target(options.checked(given, graph, target, names), target))
+
+
+def _updating(
+    graph: Graph, wrt: Sequence[str], update: Mapping[str, Optimizer], given: Mapping[str, Any]
+) -> tuple[Graph, list[str], dict[str, Any]]:
+    """(the graph of a step, what it is still differentiated by: nothing, its options)."""
+    with held_off:
+        from .optim.optimizer import Optimizer
+        from .optim.step_graph import step_graph
+
+    if not isinstance(update, Mapping) or not all(isinstance(each, Optimizer) for each in update.values()):
+        raise InvalidProblem(f"update={update!r}: it maps names of parameters to optimizers of gradc.optim")
+    by_name: dict[str, Optimizer] = {}
+    for name, optimizer in zip(options.names_of("update", [*update]), update.values(), strict=True):
+        for leaf in options.expand(graph, [name]):
+            if leaf not in wrt:
+                raise InvalidProblem(f"update names {leaf!r}, which is not in wrt: {', '.join(wrt) or 'nothing'}")
+            if leaf in by_name:
+                raise InvalidProblem(f"update names {leaf!r} twice")
+            by_name[leaf] = optimizer
+    sparse = options.expand(graph, options.names_of("sparse", given.get("sparse") or ()))
+    about = {name: given[name] for name in ("numerics", "unused") if name in given}
+    step = step_graph(graph, by_name, wrt=wrt, sparse=sparse, **about)
+    donate = options.names_of("donate", given.get("donate") or ())
+    in_place = [name for name in step.output_names if name in step.input_names and name not in donate]
+    return step, [], {**given, "sparse": (), "donate": (*donate, *in_place)}
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

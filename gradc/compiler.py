@@ -60,6 +60,7 @@ from .passes.program.read_in_place import read_in_place
 from .passes.program.relayout_temps import relayout_temps
 from .passes.program.rows_to_columns import rows_to_columns
 from .passes.program.store_places import store_places
+from .passes.program.store_rows import store_rows
 from .passes.program.unroll_columns import unroll_columns
 from .passes.program.unroll_scatters import unroll_scatters
 from .passes.program.unroll_windows import unroll_windows
@@ -302,6 +303,7 @@ def kernels(
         program = run(block_rows, program, dims=_hints(options), device=device)
     program = run(order_steps, program, dims=_hints(options))
     if in_place:
+        program = run(store_rows, program, donate=in_place, fuse=options.fuse and target == "cpu")
         program = run(copy_donated, program, donate=in_place)
     return run(plan_buffers, program)  # type: ignore[no-any-return]
 

@@ -432,7 +432,7 @@ def _run_call(step: Call, memory: _Memory) -> None:
 
     op, result = REGISTRY[step.op], memory.program.buffer[step.out.buffer].type
 
-    def seen(operand: Operand, own: Sequence[str]) -> Array:
+    def seen(operand: Operand, own: Sequence[str], converts: bool = True) -> Array:
         array = (
             memory.read(operand.buffer)[tuple(np.asarray(place(i, dict(operand.per))) for i in operand.index)]
             if operand.index
@@ -445,13 +445,16 @@ def _run_call(step: Call, memory: _Memory) -> None:
         left = sorted(keep)
         full = np.transpose(full, [left.index(k) for k in keep])
         values = np.broadcast_to(full, [sizes[a] for a in own])
-        if op.contraction:  # it reads operands as the result's dtype
+        if converts:  # it reads operands as the result's dtype
             values = round_to(values, result.dtype, memory.wide)
         if operand.scale:
             values = round_to(values * seen(operand.scale, own), result.dtype, memory.wide)
         return values
 
-    arrays = [seen(operand, own) for operand, own in zip(step.args, step.views, strict=True)]
+    arrays = [
+        seen(operand, own, number in op.converts)
+        for number, (operand, own) in enumerate(zip(step.args, step.views, strict=True))
+    ]
     shape = tuple(sizes[axis] for axis in step.result_axes)
     value = op.reference(*map(_widened, arrays), **op.attributes(shape))
     if step.bias:
@@ -521,8 +524,9 @@ class _KernelRun:
             )
             if 0 not in full:
                 array = memory.read(s.buffer)
-                array[tuple(np.broadcast_to(self.place(i), full) for i in s.index)] = (
-                    np.broadcast_to(args[0], full) if s.index else np.reshape(args[0], ())
+                there = ... if where is None else np.broadcast_to(where, full)
+                array[tuple(np.broadcast_to(self.place(i), full)[there] for i in s.index)] = (
+                    np.broadcast_to(args[0], full)[there] if s.index else np.reshape(args[0], ())
                 )
         elif s.op == "accum":
             self.accum(s, args[0], where)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import inspect
 import linecache
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +73,14 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return _flattened(tree, prefix, ())
 
 
+@functools.lru_cache(1024)
+def _is_leaf(kind: type) -> bool:
+    """Whether instances of a class hold no others, as far as trees go."""
+    if dataclasses.is_dataclass(kind):
+        return issubclass(kind, type | Type)
+    return not issubclass(kind, Mapping | list | tuple | types.NoneType)
+
+
 def _flattened(tree: Any, prefix: str, around: tuple[int, ...]) -> dict[str, Any]:
     if id(tree) in around:
         raise TypeRuleError(f"the parameters hold themselves: {prefix[:60]!r} is what it lies in")
@@ -88,8 +98,13 @@ def _flattened(tree: Any, prefix: str, around: tuple[int, ...]) -> dict[str, Any
     else:
         return {prefix: tree}
     out: dict[str, Any] = {}
+    inside = (*around, id(tree))
     for key, value in items:
-        below = _flattened(value, f"{prefix}.{key}" if prefix else key, (*around, id(tree)))
+        name = f"{prefix}.{key}" if prefix else key
+        if _is_leaf(value.__class__) and name not in out:  # most are: a training step calls this for each array
+            out[name] = value
+            continue
+        below = _flattened(value, name, inside)
         twice = out.keys() & below.keys()
         if twice:
             raise TypeRuleError(
@@ -103,7 +118,7 @@ def unflatten(tree: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
     """The structure of ``tree`` with its leaves replaced by ``leaves``, which are keyed as by :func:`flatten`."""
     join = lambda key: f"{prefix}.{key}" if prefix else str(key)
     if isinstance(tree, Mapping):
-        return {k: unflatten(v, leaves, join(k)) for k, v in tree.items()}
+        return {k: leaves[join(k)] if _is_leaf(v.__class__) else unflatten(v, leaves, join(k)) for k, v in tree.items()}
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type | Type):
         return dataclasses.replace(
             tree, **{f.name: unflatten(getattr(tree, f.name), leaves, join(f.name)) for f in dataclasses.fields(tree)}

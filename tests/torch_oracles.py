@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -249,6 +249,11 @@ def _coalesced(
     return torch.cat([rows, torch.full((where.numel() - len(rows),), size)]), room, len(rows)
 
 
+def _put_rows(x: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    there = (rows >= 0) & (rows < len(x))
+    return x.index_copy(0, rows[there], values[there])
+
+
 def _coalesced_values(indices: torch.Tensor, updates: torch.Tensor, size: int, **attrs: Any) -> torch.Tensor:
     _, place, _ = _coalesced(indices, size, **attrs)
     flat = updates.reshape(indices.numel(), updates.shape[-1])
@@ -412,6 +417,21 @@ def _mse(x: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Ten
 
 def _computed(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype is torch.float64 else x.float()
+
+
+def _groups(offsets: torch.Tensor) -> Iterator[slice]:
+    """The rows of each group."""
+    return itertools.starmap(slice, itertools.pairwise(offsets.tolist()))
+
+
+def _grouped_matmul(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, oob: str = "error") -> torch.Tensor:
+    parts = [_computed(x)[rows] @ _computed(weight)[g] for g, rows in enumerate(_groups(offsets))]
+    rest = x.new_zeros(len(x) - int(offsets[-1]), weight.shape[2], dtype=_computed(x).dtype)
+    return torch.cat([*parts, rest]).to(x.dtype)
+
+
+def _grouped_outer(x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor, oob: str = "error") -> torch.Tensor:
+    return torch.stack([_computed(x)[rows].T @ _computed(y)[rows] for rows in _groups(offsets)]).to(x.dtype)
 
 
 def _mixed_matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -757,6 +777,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "coalesce_rows": lambda indices, **attrs: _coalesced(indices, **attrs)[0],
     "coalesce_count": lambda indices, **attrs: torch.tensor(_coalesced(indices, **attrs)[2]),
     "coalesce_values": _coalesced_values,
+    "put_rows": _put_rows,
     "segment_ids": lambda offsets, size, oob="error": torch.searchsorted(offsets, torch.arange(size), right=True) - 1,
     "index_select": lambda x, index, dim: torch.index_select(x, dim, index.long()),
     "index_add": lambda x, index, source, dim, alpha=1: torch.index_add(x, dim, index.long(), source, alpha=alpha),
@@ -774,6 +795,8 @@ TORCH: dict[str, Callable[..., Any]] = {
         ),
     ),
     "matmul": torch.matmul,
+    "grouped_matmul": _grouped_matmul,
+    "grouped_outer": _grouped_outer,
     "mixed_matmul": _mixed_matmul,
     "softmax_matmul": lambda x, value: (torch._safe_softmax(_computed(x), -1) @ _computed(value)).to(value.dtype),
     "linear": F.linear,

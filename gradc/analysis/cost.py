@@ -177,14 +177,16 @@ def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
 
 
 def kernel_bytes(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
-    """The bytes a kernel must move: each buffer it reads or writes once; only the rows read of gathered buffers."""
+    """The bytes a kernel must move: each buffer it reads or writes once; of gathered and of updated buffers only
+    the rows that it reads and stores.
+    """
     return sum(_buffer_bytes(kernel, name, types, dims) for name in kernel.buffers)
 
 
 def _buffer_bytes(kernel: Kernel, name: str, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
     count = evaluate(types[name].count, dims)
     uses = [s for s in kernel.body if s.buffer == name]
-    if all(s.op == "load" for s in uses):
+    if all(s.op == "load" or (s.op == "store" and s.where) for s in uses):
         count = min(count, evaluate(kernel.row_count, dims) * evaluate(kernel.col_count, dims) * len(uses))
     return count * types[name].dtype.itemsize
 
@@ -197,6 +199,8 @@ def floor_bytes(program: Program, dims: Mapping[str, int]) -> int:
     most = {b.name: 0 for b in program.buffers if not b.alias and b.kind in ("input", "output")}
     for step in program.steps:
         for item in alternatives(step):
+            if isinstance(item, Kernel) and program.begins_update(item):
+                continue
             for name in {*item.reads, *item.writes}:
                 root = program.root(name)
                 if root in most:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Loop, Program, Step, alternatives
+from ..ir.node import REGISTRY
 from ..targets.cpu import PRIVATE_BYTES
 
 Span = tuple[int, int]
@@ -136,9 +137,10 @@ def _free_intervals(taken: list[Span], need: int, room: int) -> tuple[list[Span]
 
 
 def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
-    """(program, donated inputs) -> {output: donated input whose memory it may take}: one kernel reads the input, at the
-    index that it stores, and not again after storing; no loop over blocks, which come one after another, reads it; and
-    no data is checked by then or later, so that a call which is refused has not changed it.
+    """(program, donated inputs) -> {output: donated input whose memory it may take}: what writes the
+    output first reads the input, at the index that it stores, or is a call that updates it, and no step after that one
+    reads the input; no loop over blocks, which come one after another, reads it; and no data is checked by then or
+    later, so that a call which is refused has not changed it.
 
     Where an output has the name of an input, that input goes to it or to none.
     """
@@ -165,17 +167,29 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
                 for k in alternatives(step)
                 if any(program.root(w) == target.name for w in k.writes)
             ]
-            if len(writers) != 1 or any(i > writers[0][0] for i, _ in readers):
+            if not writers or any(i > writers[0][0] for i, _ in readers):
                 continue
             number, kernel = writers[0]
+            if any(i == number for i, _ in writers[1:]):
+                continue
             if number <= last_check:
                 continue
             if isinstance(program.steps[number], Loop) and any(i == number for i, _ in readers):
                 continue  # a later block may read what an earlier one has stored
-            if isinstance(kernel, Kernel) and may_overwrite(program, kernel, name, target.name):
+            if (
+                may_overwrite(program, kernel, name, target.name)
+                if isinstance(kernel, Kernel)
+                else may_update(program, kernel, name)
+            ):
                 taken[target.name] = name
                 break
     return taken
+
+
+def may_update(program: Program, call: Call, source: str) -> bool:
+    """Whether a library call may give its result in the memory of ``source``, of which it writes some elements anew."""
+    read = [number for number, arg in enumerate(call.args) if program.root(arg.buffer) == source]
+    return read == [REGISTRY[call.op].updates]
 
 
 def checks_data(step: Step) -> bool:
@@ -189,7 +203,7 @@ def may_overwrite(program: Program, kernel: Kernel, source: str, target: str) ->
     """
     stores = [(i, s) for i, s in enumerate(kernel.body) if s.buffer and program.root(s.buffer) == target]
     loads = [s for s in kernel.body if s.buffer and program.root(s.buffer) == source]
-    if len(stores) != 1 or stores[0][1].op != "store" or kernel.accums:
+    if len(stores) != 1 or stores[0][1].op != "store" or stores[0][1].where or kernel.accums:
         return False
     position, store = stores[0]
     if any(

@@ -52,7 +52,7 @@ def precision_of(program: Program, target: str) -> Precision:
                         math.add(s.dtype.name)
                         if _accumulates(s):
                             sums.add(s.dtype.name)
-            elif isinstance(item, Call) and REGISTRY[item.op].contraction:
+            elif isinstance(item, Call) and REGISTRY[item.op].converts:
                 calls = True
                 dtype = program.buffer[item.out.buffer].type.dtype
                 if dtype.is_float:

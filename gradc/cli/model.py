@@ -29,7 +29,7 @@ from ..ir.types import Type, parse_type
 from ..knobs import TARGETS
 from ..module.module import Module
 from ..module.options import FIELDS, OneOf
-from ..optim.step import Step
+from ..plans.step import Step
 from ..plans.traced import TracedFunction
 from ..plans.traced import graph as decorated
 from ..process import files

@@ -46,10 +46,16 @@ def comment_text(text: str) -> str:
 
 
 def buffer_bytes(kernel: Kernel, types: Mapping[str, Type], buffer: str) -> Size:
-    """Bytes that a kernel moves of a buffer: all of it once; of one that is read through data, what is read."""
+    """Bytes that a kernel moves of a buffer: all of it once; of one that is read, or updated, through data, what
+    is read and stored.
+    """
     uses = [s for s in kernel.body if s.buffer == buffer]
     itemsize = types[buffer].dtype.itemsize
-    if all(s.op == "load" and any(v.startswith("%") for i in s.index for v, _ in i.terms) for s in uses):
+    if all(
+        (s.op == "load" or (s.op == "store" and s.where))
+        and any(v.startswith("%") for i in s.index for v, _ in i.terms)
+        for s in uses
+    ):
         read: Size = 0
         for s in uses:
             read = read + _times(kernel, s)

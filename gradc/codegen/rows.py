@@ -89,7 +89,7 @@ class RowFacts:
         """
         stored_at: dict[str, Stmt] = {}
         for earlier in self.kernel.passes[:number]:
-            stored_at |= {s.args[0]: s for s in earlier.roots if s.op == "store"}
+            stored_at |= {s.args[0]: s for s in earlier.roots if s.op == "store" and not s.where}
         needed = {u for s in p.roots for u in s.uses}
         out: list[Stmt] = []
         for s in reversed(p.body):

@@ -147,6 +147,11 @@ class Kernel:
     def writes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.buffer for s in self.body if s.op in ("store", "accum")))
 
+    @cached_property
+    def updates(self) -> tuple[str, ...]:
+        """The buffers of which it leaves as it is what its stores do not reach."""
+        return tuple(dict.fromkeys(s.buffer for s in self.body if s.op == "store" and s.where))
+
     @property
     def row_count(self) -> Size:
         return product(size for _, size in self.rows)
@@ -789,6 +794,24 @@ class Program:
     @property
     def loops(self) -> tuple[Loop, ...]:
         return tuple(step for step in self.steps if isinstance(step, Loop))
+
+    def copied(self, kernel: Kernel) -> tuple[str, ...]:
+        """(source, target) of a kernel that copies one buffer into another of the same type, each element to its own
+        place, and does nothing else: where both are one memory, nothing at all.
+        """
+        if [s.op for s in kernel.body] != ["load", "store"]:
+            return ()
+        load, store = kernel.body
+        pair = (load.buffer, store.buffer)
+        plain = load.index == store.index and not (load.where or store.where) and store.args == (load.name,)
+        return pair if plain and len({self.buffer[b].type for b in pair if b in self.buffer}) == 1 else ()
+
+    def begins_update(self, kernel: Kernel) -> bool:
+        """Whether it copies a donated input for other kernels to update: nothing moves where the caller's memory is
+        taken.
+        """
+        pair = self.copied(kernel)
+        return bool(pair) and any(pair[1] in other.updates for other in self.kernels)
 
     def root(self, name: str) -> str:
         """The buffer that owns the bytes of ``name``."""

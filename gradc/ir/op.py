@@ -547,22 +547,33 @@ class Library(Op):
 
     :param axes: ``(node) -> (axes, index per operand, index of the result)``: the call with named axes.
     :param views: ``(axes of the result, the other axes) -> axes of each operand``, in the operand's own order.
-    :param contraction: the function adds up products over the axes that its result lacks; it converts operands of
-        narrower dtypes to the result's as it reads them, and scales them.
+    :param contraction: the function adds up products over the axes that its result lacks.
+    :param converts: the operands of narrower dtypes that it converts to the result's as it reads them, :param scales:
+        and those that it scales; both of a contraction.
     :param attributes: ``(shape of the result) -> attributes``: those of the node, which a call does not carry.
     :param positions_in: the operand along whose last axis the result's elements are positions.
+    :param row_major: the function reads arrays as they lie in memory, without strides.
+    :param updates: the operand that the result is but for some elements: it may lie where that does, and these alone
+        are written then.
     """
 
     reference: Any = field(default=None, kw_only=True)
     axes: Any = field(default=None, kw_only=True)
     views: Callable[[list[str], list[str]], tuple[tuple[str, ...], ...]] = field(default=None, kw_only=True)  # type: ignore[assignment]
     contraction: bool = field(default=False, kw_only=True)
+    converts: tuple[int, ...] = field(default=(), kw_only=True)
+    scales: tuple[int, ...] = field(default=(), kw_only=True)
     attributes: Callable[[tuple[Any, ...]], Mapping[str, Any]] = field(default=lambda shape: {}, kw_only=True)
     positions_in: int | None = field(default=None, kw_only=True)
+    row_major: bool = field(default=False, kw_only=True)
+    updates: int | None = field(default=None, kw_only=True)
     in_place_of_dtype: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.contraction:
+            object.__setattr__(self, "converts", (0, 1))
+            object.__setattr__(self, "scales", (0, 1))
         if (operand := self.positions_in) is not None:
             object.__setattr__(self, "below", lambda node: node.operands[operand].shape[-1])
 

@@ -83,7 +83,7 @@ SCANS = ("sum", "prod", "max", "min", "argmax", "argmin", "logsumexp", "affine")
 before.
 """
 EFFECTS = ("store", "accum", "check")
-MASKED = ("load", "accum")
+MASKED = ("load", "store", "accum")
 """Statements that may have a mask (``where``), without which they do not access memory."""
 BARE = ("index", "in_bounds")
 """Statements with an index but no buffer."""
@@ -107,8 +107,12 @@ class Stmt:
     ``clamp_index value`` (into 0 <= value < size, by clamping or modulo), a pointwise op's name, ``search buffer[0] <-
     value`` (the number of elements of an ascending row that are <= value), one of :data:`REDUCTIONS`, ``scan value
     {combine=..., reverse=...}`` (for each column the combination, one of :data:`SCANS`, of all columns up to it, itself
-    included; with ``reverse`` from the last column on; a pass that needs it again computes it again), ``store``,
-    ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0 <= value < bound).
+    included; with ``reverse`` from the last column on; a pass that needs it again computes it again), ``store
+    buffer[index] <- value where w``, ``accum buffer[index] <- value where w``, ``check value [, low]`` (low <= value, 0
+    <= value < bound).
+
+    A store writes no element twice: where its index depends on data, as of ``put_rows``, each row has another position,
+    by the contract of the op.  What no store of the kernel reaches stays as it is.
 
     :param name: of the value, ``%3``; empty for statements without a value.
     :param of: the number of the value of the graph that it computes or moves, if it is one's; not compared.

@@ -373,6 +373,10 @@ def _verify_loop(loop: Loop, program: Program) -> None:
             adds = isinstance(step, Call) and step.add and access is step.out
             own_order = set[str]() if adds else sequential
             if writes:
+                kept = not loop.sweeps or isinstance(access, Operand) or access.op == "store"
+                _demand(kept, f"{step.name} combines with all of {access.buffer}", step, step.name)
+                every_column = adds or sweep is None or (sweep.since == 0 and sweep.to is None)
+                _demand(every_column, f"{step.name} leaves columns of {access.buffer} unwritten", step, step.name)
                 _demand(
                     over >= {name for name, _ in loop.over} - own_order and (bool(rows) is not adds) and own_columns,
                     f"{step.name} writes {access.buffer} where another block does",
@@ -590,8 +594,7 @@ class _CallCheck(_StepCheck):
         self.parted(call, op)
         for operand in call.accesses:
             self.access(operand, known)
-        if op.contraction:
-            self.contracted(call)
+        self.converted(call, op)
         if call.bias:
             self.biased(call, call.bias, op)
         self.typed(call, op)
@@ -625,14 +628,14 @@ class _CallCheck(_StepCheck):
             self.wrong("only a product in a loop adds to its result", "+=")
         shape = tuple(axes[a] for a in call.result_axes)
         types = []
-        for operand, own in zip(call.args, call.views, strict=True):
+        for number, (operand, own) in enumerate(zip(call.args, call.views, strict=True)):
             parts = {part for a in own for part, _ in call.finest[a]}
             used = {v for i in operand.index for v, _ in i.terms} - {*own, *parts}
             if used:
                 self.wrong(f"{call.op} does not go along {min(used)} of {operand.buffer}", f"{operand.buffer}[")
-            if operand.scale and not op.contraction:
-                self.wrong(f"{call.op} scales no operand", f"{operand.scale.buffer}[")
-            dtype = out.dtype if op.contraction else self.program.buffer[operand.buffer].type.dtype
+            if operand.scale and number not in op.scales:
+                self.wrong(f"{call.op} scales no such operand", f"{operand.scale.buffer}[")
+            dtype = out.dtype if number in op.converts else self.program.buffer[operand.buffer].type.dtype
             types.append(Type(dtype, tuple(axes[a] for a in own)))
         try:
             given, _ = op.type_of(types, op.attributes(shape))
@@ -671,10 +674,10 @@ class _CallCheck(_StepCheck):
         if given.dtype is not wanted.dtype or not same(given.shape[0], wanted.shape[0]):
             self.wrong(f"the bias {bias.buffer} is {given}, not {wanted}", f"{bias.buffer}[")
 
-    def contracted(self, call: Call) -> None:
+    def converted(self, call: Call, op: Library) -> None:
         """Operands that are converted and scaled as they are read."""
         own = self.program.buffer[call.out.buffer].type.dtype
-        for operand in call.args:
+        for operand in (call.args[number] for number in op.converts):
             dtype = self.program.buffer[operand.buffer].type.dtype
             if dtype is not own and not own.holds(dtype):
                 self.wrong(f"{operand.buffer} is {dtype}, and {own} does not hold its values", operand.buffer)
@@ -756,6 +759,10 @@ class _KernelCheck(_StepCheck):
                 self.wrong(f"loads {s.dtype} from {buffer.name}: {buffer.type}", f": {s.dtype}")
             return
         self.writable(s.buffer)
+        if s.op == "store" and s.where and self.program.root(s.buffer) not in written:
+            self.wrong(
+                f"a mask leaves elements of {s.buffer} as they are, and nothing is written to them", f"{s.buffer}["
+            )
         if len(s.args) != 1:
             self.wrong(f"{s.op} takes 1 value, got {len(s.args)}", s.op)
         dtype = known[s.args[0]]

@@ -288,7 +288,8 @@ def check_names(given: Mapping[str, Any]) -> None:
     """InvalidProblem if a name is not that of an option."""
     unknown = given.keys() - set(NAMES)
     if unknown:
-        raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join((*NAMES, 'layout'))}")
+        known = (*NAMES, "layout", "update")
+        raise InvalidProblem(f"compile has no option {min(unknown)!r}; it has {', '.join(known)}")
 
 
 def checked(given: Mapping[str, Any], graph: Graph, target: str, wrt: Sequence[str]) -> Options:

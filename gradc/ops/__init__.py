@@ -12,7 +12,7 @@ _MODULES = {
     "shapes": "movement diagonals windows views",
     "reductions": "reduce window_reductions statistics norms scans differences sorts quantiles",
     "indexing": "gathers tables bags scatters writes sparse search",
-    "products": "contract convolution einsum algebra attention",
+    "products": "contract grouped convolution einsum algebra attention",
     "layers": "pooling normalize batch_norm unpooling recurrent",
     "quantized": "quantization block_scales",
     "images": "resample sample",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..ir.graph import SPARSE_PARTS, Graph, input_node, name_of, parts_of
 from ..ir.lexer import suffixed
 from ..ir.node import Node, Note, made_by
 from ..ir.types import F32, F64, I64, Type
-from ..ops import gather, minimum, sqrt, sum
+from ..ops import gather, minimum, put_rows, sqrt, sum
 from ..ops.indexing.sparse import coalesce_by_sorting
 from ..ops.rules import converted, full
 from ..passes.graph.check_indices import name_readers
@@ -24,14 +24,14 @@ from ..passes.graph.sparse_rows import sparse_rows
 from .optimizer import Now, Optimizer
 
 LR, STATE, MASTER = "lr", "state", "master"
-ROWS, VALUES, COUNT = SPARSE_PARTS
+ROWS, VALUES, _ = SPARSE_PARTS
 
 
 def step_graph(
     graph: Graph,
-    wrt: Sequence[str],
-    optimizer: Optimizer,
+    update: Mapping[str, Optimizer],
     *,
+    wrt: Sequence[str] = (),
     sparse: Sequence[str] = (),
     clip_norm: float | None = None,
     master_weights: bool = False,
@@ -40,11 +40,10 @@ def step_graph(
 ) -> Graph:
     """The graph of a step.  Inputs: those of ``graph``, ``lr``: f64[] with the optimizer's as default, ``state.step``:
     i64[], and ``state.SLOT.NAME`` for each parameter.  Outputs: those of ``graph``, and under the names of the inputs
-    the parameters and the state after the step.
+    the parameters and the state after the step.  Of several optimizers each has a rate of its own, ``lr.adam``.
 
-    Of a sparse parameter ``w`` there are instead ``w.rows``: i64[N], ascending, ``w.count``: i64[], how many of them
-    there are, ``w.values``, these rows after the step, and ``state.SLOT.w.values``.
-
+    :param update: the optimizer of each parameter.
+    :param wrt: inputs whose gradients are outputs, too, ``d.NAME``.
     :param sparse: parameters that are updated where an index names a row, and nowhere else.
     :param clip_norm: the largest norm of all gradients together; they are scaled as by
         :func:`torch.nn.utils.clip_grad_norm_`.
@@ -52,32 +51,32 @@ def step_graph(
     :param unused: as :func:`gradc.autodiff.differentiate` takes it.
     :raises InvalidProblem, NotDifferentiable, Unsupported: there is no such step.
     """
-    _check(graph, wrt, optimizer, sparse)
+    _check(graph, update, sparse)
     graph = _with_free_outputs(
-        push_slices(push_gathers(name_readers(graph), numerics=numerics), numerics=numerics), wrt
+        push_slices(push_gathers(name_readers(graph), numerics=numerics), numerics=numerics), tuple(update)
     )
-    joint = _gradients(graph, wrt, sparse, unused)
-    names, notes = joint_names(graph, wrt)[1], dict(joint.notes)
-    lr, count = input_node(LR, Type(F64)), input_node(f"{STATE}.step", Type(I64))
-    inputs, outputs = [*graph.inputs, lr, count], list(joint.outputs[: len(graph.outputs)])
-    gradients = {n: joint.output(f"{names[n]}.{VALUES}" if n in sparse else names[n]) for n in wrt}
+    by = (*update, *(name for name in wrt if name not in update))
+    joint = _gradients(graph, by, sparse, unused)
+    names, notes = joint_names(graph, by)[1], dict(joint.notes)
+    rates = rates_of(update.values())
+    lr = {each: input_node(rate, Type(F64)) for each, rate in rates.items()}
+    count = input_node(f"{STATE}.step", Type(I64))
+    inputs, outputs = [*graph.inputs, *lr.values(), count], list(joint.outputs[: len(graph.outputs)])
+    gradients = {n: joint.output(f"{names[n]}.{VALUES}" if n in sparse else names[n]) for n in by}
     with assuming(joint.assumptions), made_by("step"):
         after = count + 1
-        now = Now(lr, converted(after, F64))
+        made = converted(after, F64)
         scaled = gradients if clip_norm is None else _clipped(gradients, clip_norm)
-        for name in _deepest_first(joint, gradients):
-            parameter = graph.input(name)
+        outputs += ((names[name], scaled[name]) for name in by if name not in update)
+        for name in _deepest_first(joint, {name: gradients[name] for name in update}):
+            parameter, optimizer = graph.input(name), update[name]
             slots = slots_of(optimizer, parameter.type, master_weights)
             kept = {slot: input_node(f"{STATE}.{slot}.{name}", type_) for slot, type_ in slots.items()}
             inputs += kept.values()
-            end = f".{VALUES}" if name in sparse else ""
+            rows = joint.output(f"{names[name]}.{ROWS}") if name in sparse else None
             with parts_of(Note(scope=f"{type(optimizer).__name__}/{name}"), notes):
-                if name in sparse:
-                    rows = joint.output(f"{names[name]}.{ROWS}")
-                    outputs += ((f"{name}.{part}", joint.output(f"{names[name]}.{part}")) for part in (ROWS, COUNT))
-                    parameter, kept = _rows(parameter, rows), {slot: _rows(x, rows) for slot, x in kept.items()}
-                new, state = _updated(optimizer, parameter, scaled[name], kept, now)
-            outputs += [(f"{name}{end}", new), *((f"{STATE}.{slot}.{name}{end}", state[slot]) for slot in slots)]
+                new, state = _updated(optimizer, parameter, scaled[name], kept, Now(lr[optimizer], made), rows)
+            outputs += [(name, new), *((f"{STATE}.{slot}.{name}", state[slot]) for slot in slots)]
         outputs.append((f"{STATE}.step", after))  # the last, for others read what it overwrites
     return Graph(
         suffixed(graph.name, "_step"),
@@ -85,8 +84,19 @@ def step_graph(
         tuple(outputs),
         graph.assumptions,
         notes,
-        {**graph.defaults, LR: np.asarray(optimizer.lr, np.float64)},
+        {**graph.defaults, **{rate: np.asarray(each.lr, np.float64) for each, rate in rates.items()}},
     ).numbered()
+
+
+def rates_of(optimizers: Collection[Optimizer]) -> dict[Optimizer, str]:
+    """The name of the learning rate of each optimizer."""
+    own = list(dict.fromkeys(optimizers))
+    if len(own) == 1:
+        return {own[0]: LR}
+    rates: dict[Optimizer, str] = {}
+    for each in own:
+        rates[each] = name_of(f"{LR}.{type(each).__name__}", lambda word: word in rates.values())
+    return rates
 
 
 def _deepest_first(joint: Graph, gradients: Mapping[str, Node]) -> list[str]:
@@ -112,27 +122,27 @@ def check_learned(name: str, parameter: Type, optimizer: Optimizer) -> None:
         raise InvalidProblem(f"{name} is {parameter}: {type(optimizer).__name__} updates f16, bf16, f32 and f64")
 
 
-def _check(graph: Graph, wrt: Sequence[str], optimizer: Optimizer, sparse: Sequence[str]) -> None:
+def _check(graph: Graph, update: Mapping[str, Optimizer], sparse: Sequence[str]) -> None:
     """InvalidProblem or Unsupported where there is no such step, but for what differentiation says itself."""
-    name = type(optimizer).__name__
     scalars = [n for n, node in graph.outputs if node.dtype.is_float]
     if len(scalars) != 1 or graph.output(scalars[0]).type.count != 1:
         raise InvalidProblem(
             f"a step needs one scalar float output, the loss; {graph.name} has"
             f" {', '.join(f'{n}: {v.type}' for n, v in graph.outputs)}"
         )
-    if not wrt:
+    if not update:
         raise InvalidProblem(f"a step of {graph.name} by no parameter: wrt names what is learned")
     for taken in graph.input_names:
-        if taken in (LR, STATE) or taken.startswith(f"{STATE}."):
+        if taken.split(".")[0] in (LR, STATE):
             raise InvalidProblem(f"{graph.name} has an input {taken!r}, which is a step's own; give it another name")
-    for each in wrt:
+    for each, optimizer in update.items():
         if each in graph.input_names:
             check_learned(each, graph.input(each).type, optimizer)
     for each in sparse:
-        if each not in wrt:
-            raise InvalidProblem(f"sparse names {each!r}, which is not learned: {', '.join(wrt)}")
-        if not optimizer.by_rows:
+        if each not in update:
+            raise InvalidProblem(f"sparse names {each!r}, which is not learned: {', '.join(update)}")
+        if not update[each].by_rows:
+            name = type(update[each]).__name__
             raise Unsupported(f"{name} of rows of {each!r}: a row's step depends on all others; leave out sparse")
 
 
@@ -173,15 +183,18 @@ def _clipped(gradients: Mapping[str, Node], most: float) -> dict[str, Node]:
     return {name: g * converted(share, g.dtype) for name, g in wide.items()}
 
 
-def _rows(x: Node, rows: Node) -> Node:
-    """Rows of an array, zeros for those that it does not have."""
-    return gather(x, rows, axis=0, oob="skip")
-
-
 def _updated(
-    optimizer: Optimizer, parameter: Node, gradient: Node, state: Mapping[str, Node], now: Now
+    optimizer: Optimizer, parameter: Node, gradient: Node, state: Mapping[str, Node], now: Now, rows: Node | None
 ) -> tuple[Node, Mapping[str, Node]]:
-    """A parameter and its state after a step, of its master weights if it has them."""
+    """A parameter and its state after a step, of its master weights if it has them.
+
+    :param rows: of which the gradient is; the others stay.  None: all.
+    """
+    if rows is not None:  # those of no index are outside, and neither read nor written
+        of = lambda x: gather(x, rows, axis=0, oob="skip")
+        own = {slot: of(x) for slot, x in state.items()}
+        new, after = _updated(optimizer, of(parameter), gradient, own, now, None)
+        return put_rows(parameter, rows, new), {slot: put_rows(x, rows, after[slot]) for slot, x in state.items()}
     if MASTER not in state:
         return optimizer.apply(parameter, gradient, state, now)
     new, kept = optimizer.apply(state[MASTER], gradient, state, now)

@@ -48,6 +48,8 @@ class BoundCall:
     :param captured: whether the stream is being captured.
     :param allocates: whether memory can be allocated, which it can in a capture if :meth:`Backend.allocates_captured`.
     :param numbers: 8 bytes by input, for those that are written to the device when the call is submitted.
+    :param donors: output -> the donated input in whose memory it lies.
+    :param exclusive: :attr:`.Executable.exclusive`.
     """
 
     arrays: dict[str, Array]
@@ -62,6 +64,8 @@ class BoundCall:
     captured: bool = False
     allocates: bool = True
     numbers: dict[str, int] = field(default_factory=dict)
+    donors: dict[str, str] = field(default_factory=dict)
+    exclusive: Collection[str] = ()
 
 
 Rebind = Callable[[Arguments, Mapping[str, int], int], BoundCall]

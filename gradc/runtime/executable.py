@@ -34,9 +34,9 @@ from ..process.forks import cached_property, held_off
 from .backend import NO_ALLOCATION, Array, Backend, BoundCall
 from .cuda.pending import AsyncErrors
 from .host.adopt import adopt
-from .host.arrays import Arguments, Kind, Results, overlap, overlapping, worth_asking
+from .host.arrays import Arguments, Kind, Results, address_of, overlap, overlapping, worth_asking
 from .host.backend import CpuBackend, NumpyBackend
-from .host.tensors import written
+from .host.tensors import detached, is_tensor, written
 from .recent import Recent
 from .shared import Shared
 
@@ -77,6 +77,8 @@ class Executable(Shared):
     :param errors: ``"sync"``: a call waits and raises its own errors; ``"async"``: a later call or :meth:`synchronize`
         raises them.
     :ivar backend: the target's memory, loaded code and launches.
+    :ivar exclusive: inputs that share memory with no other one, beside those that are donated, in calls that are not
+        bound: others, :meth:`repeated` leaves to :meth:`bind_call`.
     :ivar copied: inputs that were copied because of their memory order -> number of calls.
     """
 
@@ -117,6 +119,7 @@ class Executable(Shared):
         self.donated = donations(program, dict.fromkeys(donate))
         self._sizes: Recent[Any, Sizes] = Recent(256)
         self.copied: dict[str, int] = {}
+        self.exclusive: Collection[str] = ()
 
     def _new_backend(self, payload: bytes | None, sites: Mapping[int, tuple[str, str]] | None) -> Backend:
         if self.target == "numpy":
@@ -207,7 +210,8 @@ class Executable(Shared):
         if sizes.plan is None:
             sizes.plan = backend.plan(sizes.dims, self._lenders(outputs))
         if backend.on_host or not allocate:
-            self._fits(sizes, outputs.keys() - adding, copies)
+            lent = self._lent(inputs.keys() - set(noncontiguous)) if self.donated else set()
+            self._fits(sizes, (outputs.keys() - adding) | lent, copies)
         add_to = {key: outputs[key] for key in adding}
         results = {key: array for key, array in outputs.items() if key not in adding}
         call = BoundCall(
@@ -222,6 +226,7 @@ class Executable(Shared):
             sizes.plan,
             captured,
             not captured or backend.allocates_captured(at, kind),
+            exclusive=self.exclusive,
         )
         if allocate:
             try:
@@ -240,15 +245,15 @@ class Executable(Shared):
             self.copied[key] = self.copied.get(key, 0) + 1
             arrays[key] = backend.contiguous(arrays[key], at)
         backend.place_inputs(call)
-        donors = self._donors(call) if self.donated else {}
+        call.donors = self.donors(call) if self.donated else {}
         for key, type_ in self.outputs.items():
             if key in results:
                 continue
             shape, dtype = sizes.shapes[key], type_.dtype.np
             if key in call.add_to:
                 results[key] = backend.scratch(shape, dtype, at, call.kind)
-            elif key in donors:
-                results[key] = arrays[donors[key]]
+            elif key in call.donors:
+                results[key] = arrays[call.donors[key]]
             else:
                 if not call.allocates:
                     raise CaptureError(NO_ALLOCATION)
@@ -318,7 +323,11 @@ class Executable(Shared):
         owned = {*self.donated, *(root(self.output_buffers[name]) for name in given)}
         return frozenset(root(buffer) for buffer in self.output_buffers.values()) - owned
 
-    def _donors(self, call: BoundCall) -> dict[str, str]:
+    def _lent(self, given: Collection[str]) -> set[str]:
+        """The outputs for which these inputs may lend memory, of which nothing need be left."""
+        return {key for key, buffer in self.output_buffers.items() if self.donated.get(buffer) in given}
+
+    def donors(self, call: BoundCall) -> dict[str, str]:
         """Output -> the donated input whose memory it reuses in this call; not a default, and not one that overlaps
         another input.
         """
@@ -495,9 +504,13 @@ class Executable(Shared):
         refuse_inputs_as_options(self.program.name, self.inputs.keys() - self.defaults.keys(), given, **options)
         return self.run_bound(given, out, accumulate, stream, workspace, dims)[0]
 
+    def takes_all(self, donors: Mapping[str, str]) -> bool:
+        """Whether a call with these :meth:`donors` writes over every input that it may write over."""
+        return set(self.donated.values()) <= set(donors.values())
+
     def described(self, inputs: Arguments, out: Any, dims: Mapping[str, int] | None, stream: Any) -> Any:
         """What a call is without its addresses, for :meth:`repeated`; None: it must be bound."""
-        if self.donated:
+        if self.donated and not self.backend.on_host:
             return None
         given = {**self.defaults, **inputs} if self.defaults and self.backend.on_host else inputs
         return self.backend.described(given, out, dims, stream)
@@ -544,16 +557,20 @@ class Executable(Shared):
         if not call.captured:  # the error of an earlier call is none of the capture's
             self.pending.check()
         self.launch(call, self._workspace(workspace, call))
-        if described is not None:
+        if described is not None and self.takes_all(call.donors):
             self.backend.remember(described, call)
         given = out or {}
         if given or self.donated:
             written(*given.values(), *(inputs[name] for name in self.donated.values() if name in inputs))
-        results = {
-            key: given[key] if key in given else self.backend.result(call.outputs[key], call.kind)
-            for key in self.outputs
-        }
+        results = {key: given[key] if key in given else self._result(call, key) for key in self.outputs}
         return results, call.dims
+
+    def _result(self, call: BoundCall, key: str) -> Any:
+        """An output in the library of the call; a tensor that it was written over, itself."""
+        array, over = call.outputs[key], call.given.get(call.donors.get(key, ""))
+        if over is not None and is_tensor(over) and self.backend.on_host and over.data_ptr() == address_of(array):
+            return detached(over)
+        return self.backend.result(array, call.kind)
 
     __call__ = run
 

@@ -16,9 +16,11 @@ from ..formats.html_text import Html, details, joined, pre, table
 from ..ir.accesses import assumed, check_of, checked_buffers
 from ..ir.dims import Size, evaluate, symbols
 from ..ir.kernel import Buffer, Call, Kernel, Program, alternatives
+from ..ir.lexer import suffixed
 from ..ir.statement import format_axes
 from ..ir.types import Type
 from ..passes.program.choose_reduction import choose_reduction
+from ..passes.program.copy_donated import copy_of
 from ..process.forks import cached_property, held_off
 from .backend import Backend
 from .host.arrays import Arguments, Results
@@ -164,13 +166,21 @@ class KernelHandle:
 
     @cached_property
     def executable(self) -> Owner:
-        """The kernel as a separate program: buffers it reads are inputs, buffers it writes are outputs, and indices are
-        checked first.
+        """The kernel as a separate program: buffers it reads are inputs, buffers it writes are outputs, those that it
+        updates are both, and indices are checked first.
         """
         buffers = {b: self.owner.program.buffer[b] for b in self.kernel.buffers}
-        program = as_program(self.name, buffers, self.kernel, self.kernel.writes)
-        checks = [check_of(b, self.types[b], size, *self._named(b, size)) for b, size in assumed(self.kernel, program)]
-        return self.owner.sibling(replace(program, steps=(*checks, self.kernel)))
+        new = {b: suffixed(b, ".updated") for b in self.kernel.updates}
+        buffers |= {name: replace(buffers[b], name=name, alias="") for b, name in new.items()}
+        kernel = replace(
+            self.kernel, body=tuple(s.altered(buffer=new.get(s.buffer, s.buffer)) for s in self.kernel.body)
+        )
+        program = as_program(self.name, buffers, kernel, kernel.writes)
+        checks = [check_of(b, self.types[b], size, *self._named(b, size)) for b, size in assumed(kernel, program)]
+        copies = [copy_of(b, name, self.types[b]) for b, name in new.items()]
+        old = {name: b for b, name in new.items()}
+        outputs = tuple((old.get(name, name), b) for name, b in program.outputs)
+        return self.owner.sibling(replace(program, steps=(*checks, *copies, kernel), outputs=outputs))
 
     def _named(self, buffer: str, bound: Size) -> tuple[str, str]:
         """(op, the user's name of the indices), as in the errors of the owner's check of this buffer."""

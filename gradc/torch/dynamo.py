@@ -34,6 +34,7 @@ from .normal_form import (
     transforming,
     tree_leaves,
 )
+from .one_region import OneRegion
 from .regions import (
     Plan,
     computes,
@@ -234,6 +235,7 @@ class _Program:
             raise Unsupported(listing(name, refused))
         regions = [sum(map(computes, nodes)) for nodes in found.regions.values()]
         self.run, steps = _assembled(form, found, functions)
+        self.one_region = None if options.timed or form.wraps else _one_region(form, found, functions)
         self.reads_first = not any(_base(n).op == "placeholder" for n in _written(form))
         times = {step.name: step.timed() for step in steps if step.title} if options.timed else {}
         on_gpu = any(v.device.type == "cuda" for n in graph.nodes for v in tensors_of(n))
@@ -316,6 +318,10 @@ class _Program:
 
     def __call__(self, *arguments: Any) -> Any:
         given = [*self.lifted, *(_flat(arguments) if self.form.wraps else arguments)]
+        if self.one_region is not None:
+            done = self.one_region(given)
+            if done is not None:
+                return done
         if transforming() and transformed(x for x in given if isinstance(x, torch.Tensor)):
             return self.source(*arguments)
         if self.mutated and _overlap(given, frozenset(self.mutated)):  # which they did not when this was traced
@@ -325,10 +331,14 @@ class _Program:
             and torch.is_grad_enabled()
             and any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
         )
+        pairs = list(given)
         for i in self.mutated:  # what is kept for backward stays as it was
-            given[i] = (given[i], given[i] if self.reads_first and not recording else _copy(given[i]))
+            pairs[i] = (given[i], given[i] if self.reads_first and not recording else _copy(given[i]))
         with _without_autocast():  # its casts are calls of the normal form
-            return self.run(given)
+            results = self.run(pairs)
+        if self.one_region is not None:
+            self.one_region.remember(given)
+        return results
 
 
 def _uncapturable(graph: torch.fx.Graph) -> str:
@@ -491,6 +501,19 @@ def _assembled(
         return [values[r] if isinstance(r, torch.fx.Node) else r for r in returned]
 
     return run, steps
+
+
+def _one_region(form: NormalForm, found: Plan, functions: Regions) -> OneRegion | None:
+    """A program as one region without symbols, if it is that."""
+    graph = form.module.graph
+    calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
+    regions = [region for level, node in ordered_calls(found, calls) if node is None for region in functions[level]]
+    if len(regions) != 1 or regions[0].dims or any(n in found.levels or n.op == "get_attr" for n in calls):
+        return None
+    (region,), written = regions, _written(form)
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    returned = list(graph.output_node().args[0])[len(form.mutated) :]
+    return OneRegion.of(placeholders, region.inputs, region.outputs, region.function, written, returned)
 
 
 def _written(form: NormalForm) -> dict[torch.fx.Node, torch.fx.Node]:

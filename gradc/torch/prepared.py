@@ -5,8 +5,10 @@ The first call with tensors of some dtypes, shapes and strides is checked as any
 backward reads, and its counts of changes tell that nothing of it was written since.  What backward computes from memory
 that is nobody else's lies in one tensor of bytes.
 
-Everything else (no memory, other devices, sparse gradients, donated memory, axes in another order, an error) is a
-call of the module.
+Results that are written over inputs are those tensors themselves, whose counts of changes go up as torch's do.
+
+Everything else (no memory, other devices, sparse gradients, memory shared with a donated input, axes in another order,
+an error) is a call of the module.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ..runtime.host.arrays import SMALL, empty
 from ..runtime.host.backend import CpuBackend
 from ..runtime.host.prepared import Prepared
 from ..runtime.host.tensors import storages_stay_resizable, to_tensor
-from ..runtime.torch_private import empty_strided
+from ..runtime.torch_private import count_changes, empty_strided
 from .sizes import TORCH_DTYPES
 
 ALIGN = 64
@@ -76,29 +78,44 @@ def described(x: torch.Tensor) -> tuple[Any, ...]:
     return x.dtype, x.shape, x.stride(), x.device, x.is_neg()
 
 
+class _Bound(NamedTuple):
+    """A call to which the addresses are given of inputs, of defaults, and of outputs that lie in no input.
+
+    :param dims: the value of every symbol.
+    :param defaults: the other inputs.
+    :param donors: output -> the input that it is written over.
+    """
+
+    prepared: Prepared
+    dims: dict[str, int]
+    defaults: Arrays
+    donors: Mapping[str, str]
+
+
 def _prepared(
     executable: Executable, inputs: Mapping[str, Any], dims: Mapping[str, int], outputs: Sequence[str]
-) -> tuple[Prepared, dict[str, int], Arrays] | None:
-    """(a call, the value of every symbol, the inputs that are defaults), to which the addresses of these inputs are
-    given, of the other inputs, and of these outputs; None where it is not as simple as that.
-    """
+) -> _Bound | None:
+    """A call on these inputs, with these outputs; None where it is not as simple as that."""
     backend = executable.backend
-    if not isinstance(backend, CpuBackend) or executable.donated or set(outputs) != executable.outputs.keys():
+    if not isinstance(backend, CpuBackend) or set(outputs) != executable.outputs.keys():
         return None
     try:
         with storages_stay_resizable():
             call = executable.bind_call(inputs, dims=dims, allocate=False)
+            donors = executable.donors(call)
     except GradcError:
         return None  # the module's call raises it
     if any(
         n not in call.arrays or (call.arrays[n].ctypes.data != x.data_ptr() and x.numel()) for n, x in inputs.items()
     ):
         return None  # it was converted
+    if not executable.takes_all(donors):
+        return None
     defaults = {n: a for n, a in call.arrays.items() if n not in inputs}
     arrays = {n: call.arrays[n] for n in (*inputs, *defaults)}
     sizes = {name: _size_of(executable.outputs[name], call.dims) for name in outputs}
-    made = backend.prepared(dataclasses.replace(call, arrays=arrays), sizes)
-    return (made, call.dims, defaults) if made is not None else None
+    made = backend.prepared(dataclasses.replace(call, arrays=arrays, donors=donors), sizes)
+    return _Bound(made, call.dims, defaults, donors) if made is not None else None
 
 
 def with_axes(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -115,6 +132,7 @@ class Called(Protocol):
     graph: Graph
     names: tuple[str, ...]
     orders: dict[str, tuple[int, ...]]
+    in_place: dict[str, str]
 
     def in_memory_order(self, output: str, value: torch.Tensor) -> torch.Tensor: ...
 
@@ -123,8 +141,8 @@ class Differentiated(Protocol):
     """The part of a :class:`.function.Differentiated` that its calls use."""
 
     target: str
+    graph: Graph
     sparse: list[str]
-    in_place: dict[str, str]
     wrt: tuple[str, ...]
     read: tuple[str, ...]
     differentiable: dict[str, set[str]]
@@ -150,18 +168,23 @@ class _Kept(NamedTuple):
 class PreparedFunction:
     """A call of a function on tensors of some dtypes, shapes and strides.
 
-    :param prepared: its forward; ``dims``: the value of every symbol; ``defaults``: inputs that the graph has.
+    :param forward: its forward.
+    :ivar in_place: whether all outputs that the function may write over inputs are.
     """
 
-    def __init__(self, differentiated: Differentiated, prepared: Prepared, dims: dict[str, int], defaults: Arrays):
-        self.differentiated, self.dims = differentiated, dims
-        self._forward, self._defaults = prepared, defaults
-        self._fixed = [array.ctypes.data for array in defaults.values()]
+    def __init__(self, differentiated: Differentiated, forward: _Bound):
+        self.differentiated, self.dims = differentiated, forward.dims
+        self._forward, self._defaults, dims = forward.prepared, forward.defaults, forward.dims
+        self._fixed = [array.ctypes.data for array in forward.defaults.values()]
         function, module = differentiated.function, differentiated.module
-        names, types = function.graph.output_names, module.forward.outputs
-        self._outputs = [_memory_of(types[n], dims) for n in names]
-        self._orders = [function.orders.get(n) for n in names] if function.orders else []
+        names, types = differentiated.graph.output_names, module.forward.outputs
         position = {name: i for i, name in enumerate(function.names)}
+        self._outputs = [_memory_of(types[n], dims) for n in names if n not in forward.donors]
+        self._donors = [position[forward.donors[n]] if n in forward.donors else None for n in names]
+        self._donated = [position[n] for n in forward.donors.values()]
+        self.in_place = len(self._donated) == len(function.in_place)
+        orders = function.orders
+        self._orders = [orders.get(n) for n in function.graph.output_names] if orders else []
         borrowed = [r.name for r in module.residuals if r.why == "input" and r.name in position]
         inputs = list(dict.fromkeys(position[n] for n in (*differentiated.read, *borrowed)))
         outputs = list(dict.fromkeys(names.index(r.output) for r in module.residuals if r.output))
@@ -185,20 +208,21 @@ class PreparedFunction:
     @staticmethod
     def of(differentiated: Differentiated, dims: Mapping[str, int], inputs: Tensors) -> PreparedFunction | None:
         """The call prepared; None where it is not as simple as that."""
-        if differentiated.target != "cpu" or differentiated.sparse or differentiated.in_place:
+        if differentiated.target != "cpu" or differentiated.sparse:
             return None
         module, function = differentiated.module, differentiated.function
         given = dict(zip(function.names, inputs, strict=True))
         own = [r.name for r in module.residuals if not r.borrowed]
         try:
-            made = _prepared(module.forward, given, module.sizes(dims), [*function.graph.output_names, *own])
-            return PreparedFunction(differentiated, *made) if made is not None else None
+            made = _prepared(module.forward, given, module.sizes(dims), [*differentiated.graph.output_names, *own])
+            return PreparedFunction(differentiated, made) if made is not None else None
         except KeyError:  # torch has no such dtype
             return None
 
-    def forward(self, inputs: Tensors) -> tuple[Tensors, list[torch.Tensor], list[int]] | None:
-        """(the outputs, what autograd is to keep, the addresses of that); None, and nothing was run, if an input has no
-        memory, or is not aligned.
+    def run(self, inputs: Tensors) -> tuple[list[torch.Tensor], list[int], list[int]] | None:
+        """(the outputs that lie in no input, and the memory of backward's own, if there is some; the addresses of
+        inputs, and of these); None, and nothing was run, if an input has no memory, is not aligned, or shares memory
+        with a donated one.
         """
         try:
             addresses = [x.data_ptr() for x in inputs]
@@ -207,22 +231,38 @@ class PreparedFunction:
         results = [new(*like) for new, like in self._outputs]
         where = [y.data_ptr() for y in results]
         call = [*addresses, *self._fixed, *where]
-        own = []
         if self._own is not None:
             new, like = self._own
-            own = [new(*like)]
-            where.append(own[0].data_ptr())
+            results.append(new(*like))
+            where.append(results[-1].data_ptr())
             call += [where[-1] + at for at in self._offsets]
         if not self._forward(call):
             return None
-        outputs = (
-            [with_axes(y, o) if o else y for y, o in zip(results, self._orders, strict=True)]
-            if self._orders
-            else results
-        )
+        if self._donated:
+            count_changes([inputs[i] for i in self._donated])
+        return results, addresses, where
+
+    def outputs(self, inputs: Tensors, results: Tensors) -> Tensors:
+        """The outputs in order, of the inputs and the results of :meth:`run`."""
+        if not self._donated:
+            return results
+        own = iter(results)
+        return [next(own) if i is None else inputs[i] for i in self._donors]
+
+    def forward(self, inputs: Tensors) -> tuple[Tensors, list[torch.Tensor], list[int]] | None:
+        """(the outputs, what autograd is to keep, the addresses of that); None where :meth:`run` gives None."""
+        made = self.run(inputs)
+        if made is None:
+            return None
+        results, addresses, where = made
+        own = results[len(self._outputs) :]
+        del results[len(self._outputs) :]
+        outputs = self.outputs(inputs, results)
+        if self._orders:
+            outputs = [with_axes(y, o) if o else y for y, o in zip(outputs, self._orders, strict=True)]
         of_inputs, of_outputs = self._saved_inputs, self._saved_outputs
         kept = [*[inputs[i] for i in of_inputs], *[outputs[i] for i in of_outputs], *own]
-        at = [*[addresses[i] for i in of_inputs], *[where[i] for i in of_outputs], *where[len(results) :]]
+        at = [*[addresses[i] for i in of_inputs], *[where[i] for i in of_outputs], *where[len(self._outputs) :]]
         return outputs, kept, at
 
     def read(self, saved: Tensors) -> list[torch.Tensor]:
@@ -305,8 +345,7 @@ class _Backward:
             return None
         kept = [call.kept(n) for n in list(inputs)[: len(inputs) - len(read)]]
         places = [(graph.output_names.index(n), cotangent_names[n], tuple(x.shape), x.dtype) for n, x in zeros.items()]
-        prepared, _, defaults = made
-        return _Backward(differentiated, prepared, dims, defaults, kept, places, saved)
+        return _Backward(differentiated, made.prepared, dims, made.defaults, kept, places, saved)
 
     def __call__(self, saved: Tensors, where: Sequence[int], cotangents: Sequence[Any]) -> list[Any] | None:
         """:meth:`PreparedFunction.backward`."""

@@ -142,27 +142,67 @@ EXPORT int gradc_call(gradc_entry entry, const gradc_ctx *given, void *const *bu
   return code;
 }
 
+/* An array of a call: its position in the table, its size, what its address is a multiple of, and whether it is refused where
+ * another array has a byte of it. */
+typedef struct {
+  int64_t place, bytes, unit, exclusive;
+} prepared_array;
+
 /* A call at sizes that were bound before, of which only the addresses of its arrays are left to say. */
 typedef struct {
   gradc_entry entry;
   const int64_t *dims;
-  int64_t given, temps, lent, scratch; /* how many: addresses, temps in the workspace, temps in outputs; byte of the workspace */
-  /* Of each address: its position in the table, and what it is a multiple of (0: of an array without elements, anything). */
-  const int64_t *places;
+  int64_t given, temps, lent, scratch; /* how many: addresses, temps in the workspace, arrays in others; byte of the workspace */
+  int64_t exclusive;                   /* whether there are any of which no other array may have a byte */
+  const prepared_array *arrays;        /* of each address */
   const int64_t *temp_places; /* position, byte of the workspace */
-  const int64_t *lent_places; /* position, that of the output, byte of it */
+  const int64_t *lent_places; /* position, that of the array it lies in, byte of that */
 } gradc_prepared;
 
 enum { UNFIT = -1 }; /* an array has no memory, or is not aligned, or not what was bound: nothing was run */
 
-/* What the entry gives, or 1 where it reported an error; `table` has the addresses of constants, and room for the others. */
-EXPORT int gradc_call_prepared(const gradc_prepared *p, const gradc_ctx *ctx, const uintptr_t *addresses, void **table, char *workspace) {
+/* Whether an exclusive array shares a byte with another one.
+ * order: the arrays, as they lay in memory in an earlier call, which is mostly as they lie now. */
+static int overlap(const gradc_prepared *p, const uintptr_t *addresses, uintptr_t *order) {
+  for (int64_t gap = p->given; gap > 1;) {
+    gap = gap > 2 ? gap * 5 / 11 : 1; /* Shell's sort, with the steps of Gonnet and Baeza-Yates */
+    for (int64_t i = gap; i < p->given; i++) {
+      const uintptr_t array = order[i];
+      int64_t at = i;
+      for (; at >= gap && addresses[order[at - gap]] > addresses[array]; at -= gap) {
+        order[at] = order[at - gap];
+      }
+      order[at] = array;
+    }
+  }
+  uintptr_t end = 0, exclusive_end = 0;
   for (int64_t i = 0; i < p->given; i++) {
-    const int64_t unit = p->places[2 * i + 1];
-    if (unit && (!addresses[i] || addresses[i] % (uintptr_t)unit)) {
+    const prepared_array *const a = &p->arrays[order[i]];
+    const uintptr_t start = addresses[order[i]], stop = start + (uintptr_t)a->bytes;
+    if (!a->bytes) {
+      continue;
+    }
+    if (start < (a->exclusive ? end : exclusive_end)) {
+      return 1;
+    }
+    end = stop > end ? stop : end;
+    exclusive_end = a->exclusive ? end : exclusive_end;
+  }
+  return 0;
+}
+
+/* What the entry gives, or 1 where it reported an error; `table` has the addresses of constants, and room for the others.
+ * addresses: of the arrays, and then the order of an earlier call of theirs (a permutation). */
+EXPORT int gradc_call_prepared(const gradc_prepared *p, const gradc_ctx *ctx, uintptr_t *addresses, void **table, char *workspace) {
+  for (int64_t i = 0; i < p->given; i++) {
+    const prepared_array *const a = &p->arrays[i];
+    if (a->bytes && (!addresses[i] || addresses[i] % (uintptr_t)a->unit)) {
       return UNFIT;
     }
-    table[p->places[2 * i]] = (void *)addresses[i];
+    table[a->place] = (void *)addresses[i];
+  }
+  if (p->exclusive && overlap(p, addresses, addresses + p->given)) {
+    return UNFIT;
   }
   for (int64_t i = 0; i < p->temps; i++) {
     table[p->temp_places[2 * i]] = workspace + p->temp_places[2 * i + 1];
@@ -185,9 +225,7 @@ typedef struct {
   int flags;
 } numpy_array;
 
-enum { NUMPY_ROW_MAJOR = 1, NUMPY_ALIGNED = 0x100 };
-
-/* What the arrays of a tuple have to be.  Of each: its dtype's object, its rank, and its shape. */
+/* What the arrays of a tuple have to be.  Of each: its dtype's object, its flags (NumPy's NPY_ARRAY_*), its rank, and its shape. */
 typedef struct {
   void *(*item)(void *tuple, intptr_t index); /* PyTuple_GetItem */
   const void *type;                           /* the class of all of them */
@@ -195,23 +233,22 @@ typedef struct {
   int64_t count;
 } gradc_array_types;
 
-/* The addresses of a tuple's arrays, which has `count`: whether each is as expected, in row-major order, and aligned. */
+/* The addresses of a tuple's arrays, which has `count`: whether each is as expected. */
 static int array_addresses(const gradc_array_types *types, void *tuple, uintptr_t *addresses) {
   const int64_t *e = types->expected;
   for (int64_t i = 0; i < types->count; i++) {
     const numpy_array *const a = types->item(tuple, i);
-    const int64_t rank = e[1];
-    if (a->type != types->type || a->dtype != (const void *)(intptr_t)e[0] || a->rank != rank ||
-        (a->flags & (NUMPY_ROW_MAJOR | NUMPY_ALIGNED)) != (NUMPY_ROW_MAJOR | NUMPY_ALIGNED)) {
+    const int64_t flags = e[1], rank = e[2];
+    if (a->type != types->type || a->dtype != (const void *)(intptr_t)e[0] || a->rank != rank || (a->flags & flags) != flags) {
       return 0;
     }
     for (int64_t axis = 0; axis < rank; axis++) {
-      if (a->shape[axis] != e[2 + axis]) {
+      if (a->shape[axis] != e[3 + axis]) {
         return 0;
       }
     }
     addresses[i] = (uintptr_t)a->data;
-    e += 2 + rank;
+    e += 3 + rank;
   }
   return 1;
 }

@@ -221,30 +221,30 @@ static region *access(void *address, size_t bytes, int64_t kind, const void *pc)
 enum { BANKS = 32, AHEAD = 64 };
 
 static void add_request(void *at, size_t bytes, const void *pc) {
-  warp &w = warp_of(sim.self);
+  warp &of_warp = warp_of(sim.self);
   const int lane = sim.self->number % LANES;
-  int &next = w.next_request[lane], i = next;
-  while (i < w.request_count && i < next + AHEAD && (w.requests[i].pc != pc || w.requests[i].bytes != bytes)) {
+  int &next = of_warp.next_request[lane], i = next;
+  while (i < of_warp.request_count && i < next + AHEAD && (of_warp.requests[i].pc != pc || of_warp.requests[i].bytes != bytes)) {
     i++;
   }
-  if (i == w.request_count || i == next + AHEAD) { /* of this lane alone, as yet */
-    if (w.request_count == w.request_room) {
-      const int room = 2 * w.request_room + 64;
-      request *more = (request *)realloc(w.requests, (size_t)room * sizeof(request));
+  if (i == of_warp.request_count || i == next + AHEAD) { /* of this lane alone, as yet */
+    if (of_warp.request_count == of_warp.request_room) {
+      const int room = 2 * of_warp.request_room + 64;
+      request *more = (request *)realloc(of_warp.requests, (size_t)room * sizeof(request));
       if (!more) {
         return; /* it does not count */
       }
-      w.requests = more;
-      w.request_room = room;
+      of_warp.requests = more;
+      of_warp.request_room = room;
     }
-    next += next == w.request_count;
-    i = w.request_count++;
-    w.requests[i] = {pc, bytes, 0, {0}};
+    next += next == of_warp.request_count;
+    i = of_warp.request_count++;
+    of_warp.requests[i] = {pc, bytes, 0, {0}};
   } else {
     next = i + 1;
   }
-  w.requests[i].lanes |= 1u << lane;
-  w.requests[i].at[lane] = (uintptr_t)at;
+  of_warp.requests[i].lanes |= 1u << lane;
+  of_warp.requests[i].at[lane] = (uintptr_t)at;
 }
 
 static inline void request_shared(const region *r, void *at, size_t bytes, const void *pc) {

@@ -22,11 +22,11 @@ double element(sim_op op, unsigned bits, int e) {
 
 /* f64 -> f32, toward zero but for what is beyond f32. */
 float toward_zero(double x) {
-  float y = (float)x;
-  if (fabs((double)y) > fabs(x) && fabs(x) < 0x1p128) {
-    y = sim_cast<float>(sim_cast<unsigned>(y) - 1);
+  float nearest = (float)x;
+  if (fabs((double)nearest) > fabs(x) && fabs(x) < 0x1p128) {
+    nearest = sim_cast<float>(sim_cast<unsigned>(nearest) - 1);
   }
-  return y;
+  return nearest;
 }
 
 /* d += a b; a register of a or b has `per` elements. */

@@ -298,6 +298,28 @@ def test_grouped_products() -> None:
         assert not differing(name, found[name], want)
 
 
+@pytest.mark.parametrize("along", ["rows", "columns", "what is summed", "no ends"])
+def test_grouped_products_are_eagers(along: str) -> None:
+    """Every form that ``_grouped_mm`` takes, value and gradients, as one region; torch compiles it in bf16 alone."""
+    torch.manual_seed(0)
+    shapes = {
+        "rows": ((24, 16), (4, 16, 8)),
+        "columns": ((4, 16, 8), (8, 24)),
+        "what is summed": ((16, 24), (24, 8)),
+        "no ends": ((4, 16, 8), (4, 8, 24)),
+    }
+    ends = None if along == "no ends" else torch.tensor([8, 8, 16, 24], dtype=torch.int32)
+    x, y = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes[along])
+    eager = torch._grouped_mm(x, y, offs=ends)
+    cotangent = torch.randn_like(eager)
+    wanted = torch.autograd.grad(eager, [x, y], cotangent)
+    compiled = torch.compile(torch._grouped_mm, backend="gradc", fullgraph=True)
+    found = compiled(x, y, offs=ends)
+    for one, other in zip((found, *torch.autograd.grad(found, [x, y], cotangent)), (eager, *wanted), strict=True):
+        assert one.dtype is other.dtype and one.shape == other.shape
+        assert (one - other).abs().max() <= 2.0**-7 * other.abs().max()
+
+
 def test_counts_and_searches() -> None:
     """histc, scalars in searches, sums of other dtypes."""
     torch.manual_seed(0)

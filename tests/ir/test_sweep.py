@@ -83,7 +83,7 @@ def test_the_text_parses_back():
 
 
 def test_bounds_parse_back():
-    text = TEXT.replace("by(4) count(n2) {", "by(4) count(n2) from(r) to(r + c) {")
+    text = TEXT.replace("by(2) count(n) {", "by(2) count(n) from(r) to(r + c) {")
     program = parse_program(text)
     assert " from(r) to(c+r) {" in str(program) and parse_program(str(program)) == program
     verify_program(program)
@@ -158,6 +158,10 @@ def test_all_columns_come_in_the_block_that_begins_a_sum_over_rows():
         ("store y[(b), i + (r), d] <- %2", "store total[i] <- %0", "writes total"),
         ("store p[(b), i + (r), j + (w2)]", "store p[(b), i + (r), j]", "where another block does"),
         ("dk[(b), m + (w2), n] +=", "dk[(b), m, n] +=", "where another block does"),
+        ("by(4) count(n2) {", "by(4) count(n2) to(r + c) {", "weights leaves columns of p unwritten"),
+        ("by(4) count(n2) {", "by(4) count(n2) from(r) {", "weights leaves columns of p unwritten"),
+        ("store p[(b)", "accum p[(b)", "weights combines with all of p"),
+        ("store y[(b)", "accum y[(b)", "divided combines with all of y"),
         ("k[(b), n + (w), k]", "k[(b), n + (w + 1), k]", "not known to stay inside"),
         ("j + (w2)] <- %5", "j + (w)] <- %5", "not known to stay inside|where another block does"),
     ),

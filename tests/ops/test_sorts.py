@@ -233,7 +233,7 @@ def test_a_programs_call_is_read_again_and_verified() -> None:
     (at,) = [k for k, step in enumerate(program.steps) if isinstance(step, Call)]
     call: Any = program.steps[at]
     wrong = {
-        "scales no operand": replace(call, args=(replace(call.args[0], scale=call.args[0]),)),
+        "scales no such operand": replace(call, args=(replace(call.args[0], scale=call.args[0]),)),
         "keys are i64|is no library call|result is": replace(call, out=replace(call.out, buffer=call.args[0].buffer)),
         "there is no op": replace(call, op="argsort_row"),
     }

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 import gradc
-from gradc import ops, optim
+from gradc import knobs, ops, optim
 from gradc.cli import main
 from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem, NotDifferentiable, TypeRuleError, Unsupported
+from gradc.ir.kernel import Call
 from gradc.optim.step_graph import step_graph
+from gradc.runtime.host import pool
 
 TARGETS = ("numpy", "cpu", "cuda-sim")
 Trees = dict[str, Any]
@@ -266,6 +272,123 @@ def test_rows_are_as_torchs_sparse_steps(name: str) -> None:
         np.testing.assert_allclose(parameters["p"]["table"], table.detach().numpy(), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("optimizer", [optim.adamw(0.1, amsgrad=True), optim.lion(0.1), optim.sgd(0.1, momentum=0.9)])
+def test_rows_are_written_where_they_lie(optimizer: optim.Optimizer, target: str) -> None:
+    """With their state, of 16 bits with master weights, to the bits of steps that leave alone what they are given."""
+    loss = lambda w, i, g: ops.sum(ops.cast(ops.embedding(i, w, padding_idx=3), "f32") * g)
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal((20, 3)).astype(ml_dtypes.bfloat16)
+    found = []
+    for donate in (True, False):
+        step = gradc.step(loss, optimizer, sparse="w", donate=donate, master_weights=True, target=target)
+        w, state = start.copy(), step.init(start)
+        for seed in range(3):
+            i = np.random.default_rng(seed).integers(0, 20, 8)
+            given, before = {"w": w, **state}, copy.deepcopy({"w": w, **state})
+            _, w, state = step(w, state, i=i, g=np.ones((8, 3), np.float32))
+            others = np.setdiff1d(np.arange(20), np.setdiff1d(i, [3]))
+            for name, new in {"w": w, **state}.items():
+                if name != "step":
+                    assert np.shares_memory(new, given[name]) == donate, name
+                    assert new[others].tobytes() == before[name][others].tobytes()
+            assert donate or _same_bits(given, before)
+        found.append({"w": w, **state})
+    assert _same_bits(*found) and found[0]["w"].tobytes() != start.tobytes()
+
+
+def test_a_table_that_cannot_be_written_is_copied() -> None:
+    """A read-only one, one in Fortran order, and one that another argument lies in."""
+    step = gradc.step(lambda w, i, g: ops.sum(ops.embedding(i, w) * g), optim.adagrad(0.1), sparse="w", target="cpu")
+    start, g, i = np.random.default_rng(0).standard_normal((9, 4)), np.ones((3, 4)), np.array([8, 1, 8])
+    wanted = step(start.copy(), step.init(start), i=i, g=g)[1]
+    fixed, inside = start.copy(), start.copy()
+    fixed.flags.writeable = False
+    for table, other in ((fixed, g), (np.asfortranarray(start), g), (inside, inside[:3])):
+        before = table.copy()
+        _, new, _ = step(table, step.init(table), i=i, g=other)
+        assert np.array_equal(table, before) and not np.shares_memory(new, table)
+        assert other is not g or new.tobytes() == wanted.tobytes()
+        assert new[2].tobytes() == before[2].tobytes()
+
+
+@pytest.mark.parametrize("read", ["padded", "wrapped and padded", "skipped"])
+@hypothesis.given(data=strategies.data())
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_rows_for_any_indices(read: str, data: Any) -> None:
+    """None at all, all the same, negative ones where they mean something: as torch on the gradient of the whole table,
+    whose Adagrad changes no row of a zero gradient, and the rows of SparseAdam.
+    """
+    torch = pytest.importorskip("torch")
+    low, high = (0, 6) if read == "padded" else (-9, 15)
+    i = np.array(data.draw(strategies.lists(strategies.integers(low, high), max_size=12)), np.int64)
+    name = data.draw(strategies.sampled_from(["adagrad", "adam"]))
+    step = _any_step(read, name)
+    rng = np.random.default_rng(len(i))
+    table, g = rng.standard_normal((7, 5)), rng.standard_normal((len(i), 5))
+    state = step.init(table)
+    theirs = torch.from_numpy(table.copy()).requires_grad_()
+    kind = torch.optim.Adagrad if name == "adagrad" else torch.optim.SparseAdam
+    optimizer = kind([theirs], lr=0.1, eps=1e-100)
+    new = table
+    for _ in range(2):
+        _, new, state = step(new, state, i=i, g=g)
+        there = (i >= 0) & (i < 7) if read == "skipped" else np.ones(len(i), bool)
+        at = torch.from_numpy(i[there] % 7)
+        padding = {"padded": 2, "wrapped and padded": 6}.get(read)
+        rows = torch.nn.functional.embedding(at, theirs, padding_idx=padding, sparse=True)
+        optimizer.zero_grad()
+        (rows * torch.from_numpy(g[there])).sum().backward()
+        if padding is not None:  # SparseAdam moves by its momentum the row of padding, too, of a gradient of zero
+            gradient = theirs.grad.coalesce()
+            kept = gradient.indices()[0] != padding
+            theirs.grad = torch.sparse_coo_tensor(gradient.indices()[:, kept], gradient.values()[kept], (7, 5))
+        optimizer.step()
+        np.testing.assert_allclose(new, theirs.detach().numpy(), rtol=1e-12, atol=1e-14)
+    assert new is table or np.shares_memory(new, table)
+
+
+@functools.cache
+def _any_step(read: str, name: str) -> Any:
+    how = {
+        "padded": lambda i, w: ops.embedding(i, w, padding_idx=2),
+        "wrapped and padded": lambda i, w: ops.embedding(i, w, oob="wrap", padding_idx=-1),
+        "skipped": lambda i, w: ops.embedding(i, w, oob="skip"),
+    }[read]
+    graph = gradc.trace(lambda w, i, g: ops.sum(how(i, w) * g), w="f64[7,5]", i="i64[N]", g="f64[N,5]")
+    return gradc.step(graph, getattr(optim, name)(0.1, eps=1e-100), "w", sparse="w", target="cpu")
+
+
+def test_the_kernel_that_computes_rows_stores_them() -> None:
+    """Table and state in one kernel; nothing else goes over the table, and nothing is as large."""
+    graph = gradc.trace(lambda w, i, g: ops.sum(ops.embedding(i, w) * g), w="f32[V,8]", i="i64[N]", g="f32[N,8]")
+    with knobs.VALIDATE.set("1"):
+        program = gradc.step(graph, optim.adam(), "w", sparse="w").compile("cpu").forward.program
+    stores = [k for k in program.kernels if any(s.op == "store" and s.where for s in k.body)]
+    assert len(stores) == 1 and set(stores[0].writes) == {dict(program.outputs)[n] for n in _IN_PLACE}
+    assert [name for k in program.kernels for name in program.copied(k)[:1]] == _IN_PLACE
+    others = [b for b in program.of_kind("temp") if "V" in str(b.type)]
+    assert not others and not any(isinstance(s, Call) and s.op == "put_rows" for s in program.steps)
+
+
+_IN_PLACE = ["w", "state.mean.w", "state.square.w"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_that_are_made_of_other_rows(target: str) -> None:
+    """A kernel that reads a table elsewhere than it stores it would read what it has stored: a call stores the rows."""
+
+    def moved(w: Any, rows: Any) -> Any:
+        return ops.put_rows(w, rows, ops.gather(w, rows + 1, oob="wrap") * 2.0)
+
+    module = gradc.compile(gradc.trace(moved, w="f64[V,3]", rows="i64[N]"), (), target, donate=["w"])
+    w = np.arange(15.0).reshape(5, 3)
+    wanted = w.copy()
+    wanted[[0, 1, 4]] = 2 * w[[1, 2, 0]]
+    new = module(w=w, rows=np.array([0, 1, 4, 5, 5]))
+    assert np.array_equal(new, wanted) and np.shares_memory(new, w)
+
+
 def test_adafactor_has_no_step_of_rows() -> None:
     with pytest.raises(Unsupported, match=r"adafactor of rows of 'p\.table'"):
         step = gradc.step(bag, optim.adafactor(), sparse="p.table", target="numpy")
@@ -430,7 +553,109 @@ def test_there_is_no_such_step(make: Any, error: type[GradcError], what: str) ->
 
 
 def _of(fn: Any, sparse: Any = (), **types: str) -> Any:
-    return step_graph(gradc.trace(fn, **types), ["w"], optim.adam(), sparse=sparse)
+    return step_graph(gradc.trace(fn, **types), {"w": optim.adam()}, sparse=sparse)
+
+
+# -- gradc.compile(update=) --------------------------------------------------------------------------------------------
+
+
+def test_a_module_of_a_step() -> None:
+    """A table by rows, a layer whole, each with its rate; a gradient beside."""
+    torch = pytest.importorskip("torch")
+    fn = lambda table, w, b, i, t: ops.mean((ops.sum(ops.embedding(i, table), axis=1) @ w + b - t) ** 2.0)
+    graph = gradc.trace(fn, table="f64[V,4]", w="f64[4,2]", b="f64[2]", i="i64[N,3]", t="f64[N,2]")
+    update = {"table": optim.adagrad(0.1), "w": optim.adam()}
+    module = gradc.compile(graph, ["table", "w", "b"], "cpu", update=update, sparse="table")
+    assert set(module.graph.output_names) - set(module.graph.input_names) == {"y", "d.b"}
+    arrays = {**tables(), "b": np.zeros(2), "state.step": np.zeros((), np.int64)}
+    for name in ("sum.table", "mean.w", "square.w"):
+        arrays[f"state.{name}"] = np.zeros_like(arrays[name.partition(".")[2]])
+    theirs = {name: torch.from_numpy(arrays[name].copy()).requires_grad_() for name in ("table", "w", "b")}
+    adagrad, adam = torch.optim.Adagrad([theirs["table"]], lr=0.1), torch.optim.Adam([theirs["w"]], lr=0.2)
+    for seed in range(3):
+        given = looked_up(seed)
+        out = module(**arrays, **given, **{"lr.adam": np.array(0.2)})
+        for x in theirs.values():
+            x.grad = None
+        i, t = torch.from_numpy(given["i"]), torch.from_numpy(given["t"])
+        (((theirs["table"][i].sum(1) @ theirs["w"] + theirs["b"]) - t) ** 2).mean().backward()
+        adagrad.step(), adam.step()
+        np.testing.assert_allclose(out["d.b"], theirs["b"].grad.numpy(), rtol=1e-12)
+        for name in arrays.keys() - {"b"}:
+            assert np.shares_memory(out[name], arrays[name])
+    for name in ("table", "w"):
+        np.testing.assert_allclose(arrays[name], theirs[name].detach().numpy(), rtol=1e-11, atol=1e-13)
+
+
+def test_a_module_of_a_step_refuses_before_it_writes() -> None:
+    """State of another shape or dtype, an index out of range; one array for two is left as it is."""
+    fn = lambda a, b, i: ops.sum(ops.embedding(i, a) * ops.embedding(i, b))
+    graph = gradc.trace(fn, a="f32[7,3]", b="f32[7,3]", i="i64[N]")
+    update = dict.fromkeys(("a", "b"), optim.rowwise_adagrad(0.1))
+    module = gradc.compile(graph, ["a", "b"], "cpu", update=update, sparse=["a", "b"])
+
+    def arrays() -> Trees:
+        ones = {name: np.ones((7, 3), np.float32) for name in "ab"}
+        sums = {f"state.sum.{name}": np.zeros(7, np.float32) for name in "ab"}
+        return {**ones, **sums, "state.step": np.zeros((), np.int64), "i": np.array([1, 6])}
+
+    for change, error in (
+        ({"state.sum.a": np.zeros(8, np.float32)}, InvalidProblem),
+        ({"state.sum.b": np.zeros(7)}, GradcError),
+        ({"i": np.array([1, 7])}, IndexOutOfRange),
+    ):
+        given = {**arrays(), **change}
+        before = copy.deepcopy(given)
+        with pytest.raises(error):
+            module(**given)
+        assert _same_bits(given, before)
+    given = arrays()
+    out = module(**{**given, "b": given["a"]})
+    assert (given["a"] == 1).all() and (out["a"][[1, 6]] < 1).all() and out["a"].tobytes() == out["b"].tobytes()
+
+
+def test_rows_have_the_same_bits_for_any_number_of_threads() -> None:
+    rng = np.random.default_rng(0)
+    start, g = rng.standard_normal((5000, 16)).astype(np.float32), rng.standard_normal((60000, 16)).astype(np.float32)
+    i = np.minimum(rng.zipf(1.3, 60000) - 1, 4999)  # one row has thousands of indices
+    step = gradc.step(lambda w, i, g: ops.sum(ops.embedding(i, w) * g), optim.adam(0.1), sparse="w", target="cpu")
+    found, threads = set(), pool.num_threads()
+    try:
+        for count in (1, 2, 5):
+            pool.set_num_threads(count)
+            w = start.copy()
+            _, w, state = step(w, step.init(w), i=i, g=g)
+            found.add((w.tobytes(), state["mean.w"].tobytes(), state["square.w"].tobytes()))
+    finally:
+        pool.set_num_threads(threads)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("update", "more", "error", "what"),
+    [
+        ({"x": optim.sgd()}, {}, InvalidProblem, "update names 'x', which is not in wrt: w, v"),
+        ({"w": "sgd"}, {}, InvalidProblem, "it maps names of parameters to optimizers"),
+        ([optim.sgd()], {}, InvalidProblem, "it maps names of parameters to optimizers"),
+        ({3: optim.sgd()}, {}, InvalidProblem, "a name or a list of names"),
+        ({}, {}, InvalidProblem, "by no parameter"),
+        ({"w": optim.adafactor()}, {"sparse": "w"}, Unsupported, "adafactor of rows of 'w'"),
+        ({"w": optim.sgd()}, {"sparse": "v"}, InvalidProblem, "sparse names 'v', which is not learned: w"),
+        ({"w": optim.sgd(), "v": optim.sgd()}, {"sparse": "v"}, Unsupported, "no sparse form"),
+        ({"w": optim.sgd()}, {"save": 3}, InvalidProblem, "save"),
+    ],
+)
+def test_there_is_no_such_module(update: Any, more: Any, error: type[GradcError], what: str) -> None:
+    fn = lambda w, v, i, x: ops.sum(ops.embedding(i, w) * v) + ops.sum(x)
+    graph = gradc.trace(fn, w="f64[7,3]", v="f64[3]", i="i64[N]", x="f64[2]")
+    with pytest.raises(error, match=what):
+        gradc.compile(graph, ["w", "v"], "numpy", update=update, **more)
+
+
+def test_a_parameter_under_two_names_is_refused() -> None:
+    graph = gradc.trace(lambda p: ops.sum(p["a"] * p["b"]), p={"a": "f64[3]", "b": "f64[3]"})
+    with pytest.raises(InvalidProblem, match=r"update names 'p\.a' twice"):
+        gradc.compile(graph, ["p"], "numpy", update={"p": optim.sgd(), "p.a": optim.adam()})
 
 
 # -- C -----------------------------------------------------------------------------------------------------------------
@@ -442,7 +667,14 @@ def loss(w1: "f32[4,8]", b1: "f32[8]", w2: "f32[8,2]", x: "f32[N,4]", t: "f32[N,
     return ops.mean((ops.tanh(x @ w1 + b1) @ w2 - t) ** 2.0)
 step = gradc.step(loss, optim.adamw(lr=0.01), ["w1", "b1", "w2"])
 """
-DRIVER = """
+ROWS = """
+import gradc
+from gradc import ops, optim
+def loss(table: "f32[V,8]", i: "i64[N]", g: "f32[N,8]"):
+    return ops.sum(ops.tanh(ops.embedding(i, table)) * g)
+step = gradc.step(loss, optim.rowwise_adagrad(lr=0.1), "table", sparse="table")
+"""
+ARRAYS = """
 #include <stdio.h>
 #include <stdlib.h>
 #include "loss_step.h"
@@ -453,6 +685,9 @@ static void *array(const char *name, size_t bytes) {
   if (file) fclose(file);
   return data;
 }
+#define IN_PLACE(name, file) in.name = out.name = array(file, (size_t)loss_step_bytes(m, loss_step_input_##name));
+"""
+DRIVER = """
 int main(void) {
   loss_step_module *m;
   const loss_step_sizes sizes = { .N = 5 };
@@ -461,7 +696,6 @@ int main(void) {
   float loss;
   loss_step_inputs in = { .x = array("x", 5 * 4 * 4), .t = array("t", 5 * 2 * 4), .lr = &lr };
   loss_step_outputs out = { .y = &loss };
-#define IN_PLACE(name, file) in.name = out.name = array(file, (size_t)loss_step_bytes(m, loss_step_input_##name));
   IN_PLACE(w1, "w1") IN_PLACE(b1, "b1") IN_PLACE(w2, "w2") IN_PLACE(state_step, NULL)
   IN_PLACE(state_mean_w1, NULL) IN_PLACE(state_mean_b1, NULL) IN_PLACE(state_mean_w2, NULL)
   IN_PLACE(state_square_w1, NULL) IN_PLACE(state_square_b1, NULL) IN_PLACE(state_square_w2, NULL)
@@ -476,27 +710,78 @@ int main(void) {
 """
 
 
-@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("make")), reason="an export is built by gcc and make")
-def test_a_model_trains_in_c(tmp_path: Path) -> None:
-    """Twenty steps of one function, in place, to the bits of Python."""
-    (tmp_path / "model.py").write_text(MODEL)
+ROWS_DRIVER = """
+int main(void) {
+  loss_step_module *m;
+  const loss_step_sizes sizes = { .V = 9, .N = 5 };
+  if (loss_step_create(&m, &sizes)) return 2;
+  const double lr = 0.1;
+  float loss;
+  int64_t *const i = array("i", 5 * 8);
+  loss_step_inputs in = { .i = i, .g = array("g", 5 * 8 * 4), .lr = &lr };
+  loss_step_outputs out = { .y = &loss };
+  IN_PLACE(table, "table") IN_PLACE(state_step, NULL) IN_PLACE(state_sum_table, NULL)
+  for (int step = 0; step < 20; step++)
+    if (loss_step_forward(m, &in, &out)) { puts(loss_step_error(m)); return 1; }
+  i[4] = 9;
+  if (loss_step_forward(m, &in, &out) != loss_step_index_out_of_range) return 4;
+  FILE *file = fopen("after", "wb");
+  fwrite(out.table, 4, 9 * 8, file), fwrite(out.state_sum_table, 4, 9, file), fwrite(out.state_step, 8, 1, file);
+  fclose(file);
+  loss_step_destroy(m);
+  return 0;
+}
+"""
+built = pytest.mark.skipif(
+    not (shutil.which("gcc") and shutil.which("make")), reason="an export is built by gcc and make"
+)
+
+
+@built
+def test_a_table_trains_in_c(tmp_path: Path) -> None:
+    """Its rows and their state, in place, to the bits of Python; a call with a bad index changes nothing."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((9, 8)).astype(np.float32)
+    given = {"i": np.array([3, 0, 3, 8, 5]), "g": rng.standard_normal((5, 8)).astype(np.float32)}
+    folder = _trained(tmp_path, ROWS, ("N=5", "V=9"), ROWS_DRIVER, {**given, "table": table}, 4)
+    namespace: Trees = {}
+    exec(ROWS, namespace)
+    step = namespace["step"]
+    state = step.init(table)
+    for _ in range(20):
+        _, table, state = step(table, state, **given)
+    wanted = table.tobytes() + state["sum.table"].tobytes() + np.int64(20).tobytes()
+    assert (folder / "after").read_bytes() == wanted
+
+
+def _trained(tmp_path: Path, model: str, dims: Any, driver: str, arrays: Trees, outputs: int) -> Path:
+    """The folder in which a program that was built with an exported step has run."""
+    (tmp_path / "model.py").write_text(model)
     folder = tmp_path / "out"
-    assert main(["export", f"{tmp_path}/model.py:step", "--dims", "N=5", "-o", str(folder)]) == 0
-    (folder / "train.c").write_text(DRIVER)
-    given = batch(0, 5, np.float32)
-    start = weights(np.float32)
-    parameters = {"w1": start["w"][0], "b1": start["b"], "w2": start["w"][1]}
-    for name, x in {**given, **parameters}.items():
+    sizes = [word for each in dims for word in ("--dims", each)]
+    assert main(["export", f"{tmp_path}/model.py:step", *sizes, "-o", str(folder)]) == 0
+    (folder / "train.c").write_text(ARRAYS + driver)
+    for name, x in arrays.items():
         x.tofile(folder / name)
     subprocess.run(["make", "-s", "-j2", "CC=gcc"], cwd=folder, check=True, env=os.environ)
     checked = subprocess.run(["./loss_step_main"], cwd=folder, capture_output=True, text=True)
-    assert checked.returncode == 0 and checked.stdout.count("the same bits") == 11, checked.stdout
+    assert checked.returncode == 0 and checked.stdout.count("the same bits") == outputs, checked.stdout
     objects = [str(path) for path in folder.rglob("*.o") if path.name != "main.o"]
     warned = ["-Wall", "-Wextra", "-Werror"]
     subprocess.run(
         ["gcc", "-O2", *warned, "train.c", *objects, "-pthread", "-lm", "-o", "train"], cwd=folder, check=True
     )
     subprocess.run(["./train"], cwd=folder, check=True)
+    return folder
+
+
+@built
+def test_a_model_trains_in_c(tmp_path: Path) -> None:
+    """Twenty steps of one function, in place, to the bits of Python."""
+    given = batch(0, 5, np.float32)
+    start = weights(np.float32)
+    parameters = {"w1": start["w"][0], "b1": start["b"], "w2": start["w"][1]}
+    folder = _trained(tmp_path, MODEL, ["N=5"], DRIVER, {**given, **parameters}, 11)
     namespace: Trees = {}
     exec(MODEL, namespace)
     step = namespace["step"]

@@ -20,7 +20,7 @@ from gradc.passes.column_blocking.carry_sums import carry_sums
 from gradc.passes.column_blocking.split_loops import split_loops
 from gradc.passes.manager import Pipeline
 
-SIZES = st.fixed_dictionaries({d: st.integers(0, 9) for d in "STNV"} | {d: st.integers(1, 2) for d in "BH"})
+SIZES = st.fixed_dictionaries({d: st.integers(0, 6) for d in "STNV"} | {d: st.integers(1, 2) for d in "BH"})
 WIDE = {"f64": np.float64, "longdouble": np.longdouble}
 
 
@@ -35,8 +35,8 @@ def _blocked(program, rows, columns):
 @settings(max_examples=12)
 @given(
     dims=SIZES,
-    rows=st.integers(1, 5),
-    columns=st.integers(1, 5),
+    rows=st.integers(1, 4),
+    columns=st.integers(1, 4),
     precision=st.sampled_from(list(WIDE)),
     seed=st.integers(0, 99),
 )
@@ -60,11 +60,11 @@ def test_values_are_those_of_numpy(name, dims, rows, columns, precision, seed):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=6)
-@given(seed=st.integers(0, 99), rows=st.integers(1, 5), columns=st.integers(1, 5))
+@settings(max_examples=3)
+@given(seed=st.integers(0, 99), rows=st.integers(1, 6), columns=st.integers(1, 5))
 def test_values_are_those_of_the_program_before(name, seed, rows, columns):
     """In its own precision, at sizes with one block and many; exponents of hundreds would overflow out of order."""
-    case, dims = CASES[name], {"B": 2, "H": 1, "S": 8, "T": 5, "N": 7, "V": 11}
+    case, dims = CASES[name], {"B": 2, "H": 1, "S": 6, "T": 5, "N": 5, "V": 7}
     arrays = drawn(case, dims, seed, scale=1000.0 if "q" not in case.types else 20.0)
     before = run_program(case.program(), arrays, {d: dims[d] for d in case.program().dims})
     blocked = _blocked(case.program(), rows, columns)
@@ -77,7 +77,7 @@ SPECIAL = (-np.inf, np.inf, np.nan, 0.0, 1.0, -1e30, 1e30, -800.0, 800.0)
 
 
 @pytest.mark.parametrize("name", ("softmax", "logsumexp", "cross entropy"))
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     x=st.lists(st.lists(st.sampled_from(SPECIAL), min_size=5, max_size=5), min_size=1, max_size=3),
     columns=st.integers(1, 5),
@@ -94,7 +94,7 @@ def test_infinities_and_nan_are_where_they_were(name, x, columns):
 @settings(max_examples=12)
 @given(seed=st.integers(0, 999), columns=st.integers(1, 4))
 def test_infinities_and_nan_of_attention_are_where_they_were(name, seed, columns):
-    case, dims = CASES[name], {"B": 2, "H": 1, "S": 5, "T": 4}
+    case, dims = CASES[name], {"B": 2, "H": 1, "S": 4, "T": 4}
     arrays, rng = drawn(case, dims, seed), np.random.default_rng(seed)
     for array in (arrays["q"], arrays["k"], arrays.get("bias", arrays["q"])):
         array[rng.random(array.shape) < 0.05] = rng.choice(SPECIAL)
@@ -104,7 +104,7 @@ def test_infinities_and_nan_of_attention_are_where_they_were(name, seed, columns
     np.testing.assert_allclose(got, wanted, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", (0, 1, 64, 65, 130))
+@pytest.mark.parametrize("size", (1, 64, 65, 130))
 def test_blocks_of_64(size):
     case, dims = CASES["causal"], {"B": 1, "H": 2, "S": size}
     arrays = drawn(case, dims, 0)
@@ -292,6 +292,91 @@ def test_the_sizes_and_the_tile_are_what_was_asked_for():
         "f32[rows,4] sum by exp(top)",
     ]
     verify_program(carry_sums(CASES["causal"].program(), tile=tile))
+
+
+PRODUCTS = """program @products {
+  input q: f16[N,4]
+  input k: f16[M,4]
+  input v: f16[M,4]
+  input x: f32[N,5]
+  output y: f32[N,4]
+  output z: OUTSIDE
+  loop rows(r: N) by(4) count(c)COLUMNS {
+    block s: f32[c,WIDE]
+    block e: f16[c,WIDE]
+    call @scores axes(m: c, n: WIDE, k: 4) s[m, n] <- matmul q[m + (r), k], k[n, k]
+    kernel @softmax rows(i: c) cols(j: WIDE) {
+      %0 = load s[i, j] : f32
+      %1 = max_cols %0 : f32
+      %2 = sub %0, %1 : f32
+      %3 = exp %2 : f32
+LINES
+    }
+    call @sums axes(m: c, n: 4, k: WIDE) y[m + (r), n] <- matmul e[m, k], v[k, n]
+  }
+  return y=y, z=z
+}"""
+WEIGHTS = """%4 = sum_cols %3 : f32
+%5 = div %3, %4 : f32
+%6 = cast %5 {dtype=f16} : f16
+store e[i, j] <- %6 : f16
+"""
+
+
+def _products(lines, outside, wide="M", columns=""):
+    text = PRODUCTS.replace("LINES", lines.rstrip("\n").replace("}\nkernel", "    }\n    kernel"))
+    text = text.replace("OUTSIDE", outside).replace("WIDE", wide).replace("COLUMNS", columns)
+    program = parse_program(text)
+    verify_program(program)
+    return program
+
+
+def _arrays_of_products(size):
+    rng = np.random.default_rng(0)
+    shapes = {"q": (5, 4), "k": (size, 4), "v": (size, 4), "x": (5, 5)}
+    arrays = {name: 20 * rng.standard_normal(shape) for name, shape in shapes.items()}
+    return {name: a.astype(np.float32 if name == "x" else np.float16) for name, a in arrays.items()}
+
+
+@pytest.mark.parametrize("power", (0, 1))
+def test_no_factor_leaves_a_cast_that_needs_it(power):
+    """Squares of scores do not fit f16, their shares do; exponentials that are at most 1 do."""
+    term = ("%7 = mul %0, %0 : f32", "%7 = mul %3, %3 : f32")[power]
+    program = _products(
+        f"{term}\n%8 = sum_cols %7 : f32\n%9 = div %7, %8 : f32\n%10 = cast %9 {{dtype=f16}} : f16\n"
+        "store e[i, j] <- %10 : f16\n%11 = sum_cols %3 : f32\nstore z[i + (r)] <- %11 : f32",
+        "f32[N]",
+    )
+    arrays = _arrays_of_products(6)
+    wanted, blocked = run_program(program, arrays), _blocked(program, 2, 2)
+    assert len(blocked.loops[0].sweeps) == 2
+    got = run_program(blocked, arrays)
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=2e-2, atol=2e-2)
+
+
+def test_a_factor_leaves_the_cast_of_an_exponential():
+    """A cast of the weights is no reason for another sweep."""
+    program = _products(WEIGHTS + "store z[i + (r)] <- %4 : f32", "f32[N]")
+    blocked, arrays = _blocked(program, 2, 2), _arrays_of_products(6)
+    assert len(blocked.loops[0].sweeps) == 1
+    np.testing.assert_allclose(run_program(blocked, arrays)["y"], run_program(program, arrays)["y"], rtol=1e-2)
+
+
+@pytest.mark.parametrize("sums", (False, True))
+def test_loops_with_a_kernel_of_other_columns_stay(sums):
+    """It is no kernel of the product's columns."""
+    other = "%1 = sum_cols %0 : f32\nstore z[i + (r)] <- %1" if sums else "store z[i + (r), j] <- %0"
+    lines = f"{WEIGHTS}}}\nkernel @other rows(i: c) cols(j: 5) {{\n%0 = load x[i + (r), j] : f32\n{other} : f32"
+    program = _products(lines, "f32[N]" if sums else "f32[N,5]")
+    assert carry_sums(program) == program
+
+
+def test_what_a_loop_stores_of_its_columns_is_stored_of_all():
+    """Blocks of columns that a loop leaves out would leave it unwritten."""
+    program = _products(WEIGHTS + "store z[i + (r), j] <- %5 : f32", "f32[N,M]", "w", " cols(w: M) to(r + c)")
+    blocked = _blocked(program, 2, 2)
+    assert [sweep.to is None for sweep in blocked.loops[0].sweeps] == [False, True]
 
 
 # -- GRADC_VALIDATE ----------------------------------------------------------------------------------------------------

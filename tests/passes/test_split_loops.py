@@ -51,13 +51,13 @@ def _smoothed(x, w, t):
 
 ATTENTION = {name: "f32[B,H,S,4]" for name in HEADS}
 LIKE_BEFORE = {
-    **SPLIT,
+    **{name: SPLIT[name] for name in ("key lengths", "a learned bias")},
     "alibi": (Case(_alibi, ATTENTION, None), HEADS),
     "dropout": (Case(_dropped, {**ATTENTION, "key": "i64[]"}, None), HEADS),
     "grouped queries": (Case(_grouped, {"q": "f32[B,4,S,4]", "k": "f32[B,2,S,4]", "v": "f32[B,2,S,4]"}, None), HEADS),
     "label smoothing": (Case(_smoothed, CASES["linear cross entropy"].types, None), ("x", "w")),
 }
-SIZES = st.fixed_dictionaries({d: st.integers(0, 8) for d in "STNVM"} | {d: st.integers(1, 2) for d in "BH"})
+SIZES = st.fixed_dictionaries({d: st.integers(0, 6) for d in "STNVM"} | {d: st.integers(1, 2) for d in "BH"})
 
 
 def _torch_function(name):
@@ -109,7 +109,7 @@ def _gradients(programs, case, wrt, arrays, dims):
 
 @pytest.mark.parametrize("name", SPLIT)
 @settings(max_examples=6)
-@given(dims=SIZES, rows=st.integers(1, 4), columns=st.integers(1, 4), seed=st.integers(0, 99))
+@given(dims=SIZES, rows=st.integers(1, 3), columns=st.integers(1, 3), seed=st.integers(0, 99))
 def test_gradients_are_those_of_torch_in_f64(name, dims, rows, columns, seed):
     case, wrt = SPLIT[name]
     if "t" in case.types:
@@ -137,9 +137,9 @@ def test_gradients_are_those_of_torch_in_f64(name, dims, rows, columns, seed):
 
 @pytest.mark.parametrize("name", LIKE_BEFORE)
 def test_values_are_those_of_the_programs_before(name):
-    """With rows that are masked whole."""
+    """With rows that are masked whole, and what torch has no counterpart of."""
     case, wrt = LIKE_BEFORE[name]
-    dims = {"B": 2, "H": 2, "S": 7, "T": 5, "N": 9, "V": 6, "M": 8}
+    dims = {"B": 2, "H": 2, "S": 5, "N": 5, "V": 4}
     arrays = drawn(case, dims, 3, scale=1.0)
     before = [case.program(direction, wrt) for direction in ("forward", "backward")]
     y, _, wanted = _gradients(before, case, wrt, arrays, dims)

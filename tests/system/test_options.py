@@ -24,7 +24,7 @@ GRAPH = gradc.trace(lambda x, w: ops.softmax(x @ w), x="f32[N,4]", w="f32[4,3]")
 
 def test_the_signature_is_the_record() -> None:
     parameters = inspect.signature(gradc.compile).parameters
-    assert tuple(parameters) == ("graph", "wrt", "target", "layout", *NAMES)
+    assert tuple(parameters) == ("graph", "wrt", "target", "layout", "update", *NAMES)
     assert {name: parameters[name].default for name in NAMES} == Options().given()
     assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in NAMES)
 

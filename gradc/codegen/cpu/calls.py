@@ -8,7 +8,9 @@ from typing import Any
 
 from ...ir.dims import Size
 from ...ir.kernel import Call, Program
+from .grouped import grouped_call, grouped_functions
 from .products import product_call
+from .put_rows import put_rows_call, put_rows_functions
 from .sorts import sort_call, sort_functions
 
 
@@ -53,5 +55,22 @@ def _sort(
     return CallText("cpu/argsort_call.c.j2", made, made.bytes("workspace"), made.bytes("local"))
 
 
-CALLS = {"matmul": CpuCall(_product), "argsort_rows": CpuCall(_sort, sort_functions)}
+def _put_rows(
+    call: Call, program: Program, place: Mapping[str, int], over_dims: Callable[[Size], str], checked: bool
+) -> CallText:
+    return CallText("cpu/put_rows_call.c.j2", put_rows_call(call, program, place, over_dims, checked))
+
+
+def _grouped(
+    call: Call, program: Program, place: Mapping[str, int], over_dims: Callable[[Size], str], checked: bool
+) -> CallText:
+    return CallText("cpu/grouped_call.c.j2", grouped_call(call, program, place, over_dims, checked))
+
+
+CALLS = {
+    "matmul": CpuCall(_product),
+    **{op: CpuCall(_grouped, grouped_functions(op)) for op in ("grouped_matmul", "grouped_outer")},
+    "argsort_rows": CpuCall(_sort, sort_functions),
+    "put_rows": CpuCall(_put_rows, put_rows_functions),
+}
 """The functions by the name of their op."""

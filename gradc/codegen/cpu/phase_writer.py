@@ -71,6 +71,7 @@ class Columns:
     :param poll: the statement at a block's end that leaves when the call is to end, or "".
     :param interior: the columns that a loop of their own takes, :param interior_body: and its statements.
     :param strips: how the columns' accumulators are gone through, or None if there are none.
+    :param mask: the value of the row without which the pass stores nothing, or "".
     """
 
     outer: Sequence[tuple[str, str]]
@@ -90,6 +91,7 @@ class Columns:
     interior: Interior | None
     interior_body: tuple[str, ...]
     strips: Strips | None
+    mask: str
 
     @property
     def blocked(self) -> bool:
@@ -214,7 +216,14 @@ class PhaseWriter:
             interior=inside[0] if inside else None,
             interior_body=(*(x for s in inside[1] for x in self.line(s, number)), *made.body) if inside else (),
             strips=made.lanes.strips(number, inside is not None) if lanes else None,
+            mask=variable(mask) if (mask := self.mask(p)) else "",
         )
+
+    def mask(self, p: Phase) -> str:
+        """The value of a row that masks all that ends a pass, or "": vectors of columns are stored whole behind it."""
+        masks = {s.where if s.op == "store" else "" for s in p.roots}
+        (mask,) = masks if len(masks) == 1 else ("",)
+        return "" if mask and self.facts.rows.by_column(mask) else mask
 
     def extent(self, made: _Pass, unpacks: bool) -> tuple[str, str, str, str]:
         """The first column and the one behind the last, columns of a block, and when a task polls: those of strips are
@@ -269,7 +278,8 @@ class PhaseWriter:
             return self.check(s, value)
         if s.op == "store":
             assert s.dtype is not None
-            return [f"{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
+            where = f"if ({variable(s.where)}) " if s.where else ""
+            return [f"{where}{self.scribe.element(s.buffer, s.index)} = {to_memory(s.dtype, value)};"]
         return self.accums[s.buffer].add(s, value)
 
     def check(self, s: Stmt, value: str) -> list[str]:

@@ -46,7 +46,7 @@ class OperandView:
         return self.groups.get(axis, "1")
 
 
-_ABSENT = OperandView("0", "0", "0", {}, {}, 0, "0")
+ABSENT = OperandView("0", "0", "0", {}, {}, 0, "0")
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ def product_call(
         )
 
     def view(operand: Operand | None) -> OperandView:
-        return operand_view(operand, program, place, over_dims, dtype) if operand else _ABSENT
+        return operand_view(operand, program, place, over_dims, dtype) if operand else ABSENT
 
     left, right = call.args
     out = view(call.out)
     a, b, a_scale, b_scale = (view(o) for o in (left, right, left.scale, right.scale))
     touched = [(out, [*batch, m, n])] if checked else []
     if checked:  # where an axis has no positions, nothing of an operand is read
-        touched = [*((o, list(sizes)) for o in (a, a_scale, b, b_scale) if o is not _ABSENT), *touched]
+        touched = [*((o, list(sizes)) for o in (a, a_scale, b, b_scale) if o is not ABSENT), *touched]
     places = (_places(a, call, over_dims, m, k), _places(b, call, over_dims, k, n))
     return ProductCall(
         width=dtype.bits,
@@ -149,7 +149,7 @@ def product_call(
         m=over_dims(sizes[m]),
         n=over_dims(sizes[n]),
         k=over_dims(sizes[k]),
-        matrices=(_matrix(a, a_scale, m, k, places[0]), _matrix(b, b_scale, k, n, places[1])),
+        matrices=(matrix(a, a_scale, m, k, places[0]), matrix(b, b_scale, k, n, places[1])),
         places=places,
         out=f"(char *)buf[{place[call.out.buffer]}]"
         + (f" + ({out.first}) * {dtype.itemsize}" if out.first != "0" else ""),
@@ -213,11 +213,16 @@ def extent(operand: OperandView, sizes: Mapping[str, str]) -> Extent:
     return Extent(operand.first, operand.count, tuple(extents), tuple(operand.step(a) for a in sizes))
 
 
-def _matrix(operand: OperandView, scale: OperandView, row: str, col: str, places: str) -> str:
-    """The initialiser of a ``gradc_matrix``, but for its places; its batch steps are the call's."""
+def matrix(operand: OperandView, scale: OperandView, row: str, col: str, places: str = "", batch: str = "") -> str:
+    """The initialiser of a ``gradc_matrix``, but for its places.
+
+    :param batch: the axis of several matrices; "" where their steps are the call's.
+    """
     steps = "0, 0" if places else f"{operand.step(row)}, {operand.step(col)}"
-    own = f"{operand.at}, 0, {steps}, {operand.item_bytes}, {operand.reader}"
-    scales = f"{scale.at}, 0, {scale.step(row)}, {scale.step(col)}, {scale.group(row)}, {scale.group(col)}"
+    own = f"{operand.at}, {operand.step(batch)}, {steps}, {operand.item_bytes}, {operand.reader}"
+    scales = (
+        f"{scale.at}, {scale.step(batch)}, {scale.step(row)}, {scale.step(col)}, {scale.group(row)}, {scale.group(col)}"
+    )
     return f"{own}, {scales}, {operand.dtype}"
 
 
@@ -227,9 +232,12 @@ def _reader_name(source: DType, target: DType) -> str:
 
 def readers(program: Program, calls: list[Call]) -> list[Reader]:
     """The functions that a program's products read narrower operands with."""
-    calls = [call for call in calls if REGISTRY[call.op].contraction]
     dtypes = {name: type_.dtype for name, type_ in program.types.items()}
-    pairs = {(dtypes[o.buffer], dtypes[call.out.buffer]): None for call in calls for o in call.operands}
+    pairs = {
+        (dtypes[call.args[i].buffer], dtypes[call.out.buffer]): None
+        for call in calls
+        for i in REGISTRY[call.op].converts
+    }
     return [
         Reader(
             _reader_name(source, target),

@@ -46,12 +46,14 @@ class KernelCall:
 
     :param buffers: pointers, as C, :param dims: and sizes.
     :param has_workspace, has_thread_memory: which functions of it say how many bytes it needs.
+    :param done: what holds where it has nothing to do, as C, or "".
     """
 
     buffers: tuple[str, ...]
     dims: tuple[str, ...]
     has_workspace: bool
     has_thread_memory: bool
+    done: str
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,7 @@ class _Steps:
                     tuple(tables.dims[d] for d in item.dims(self.program.types)),
                     source.has_workspace,
                     source.has_thread_memory,
+                    " == ".join(f"buf[{tables.place[b]}]" for b in self.program.copied(item)),
                 )
             else:
                 write = CALLS[item.op].write

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ir.kernel import Call, Program, alternatives
-from . import products, sorts
+from . import grouped, products, put_rows, sorts
 from .actions import Action, Plan
 
 
@@ -26,7 +26,12 @@ class CudaCall:
 
 CALLS = {
     "matmul": CudaCall(products.scratch_of, products.actions_of, products.support),
+    **{
+        op: CudaCall(grouped.scratch_of, grouped.actions_of, grouped.support(op))
+        for op in ("grouped_matmul", "grouped_outer")
+    },
     "argsort_rows": CudaCall(sorts.scratch_of, sorts.actions_of, sorts.support),
+    "put_rows": CudaCall(put_rows.scratch_of, put_rows.actions_of, put_rows.support),
 }
 """The functions by the name of their op."""
 

@@ -1,4 +1,5 @@
-"""The gradient of a table in coalesced sparse form: the rows that indices select, ascending; their values; the count.
+"""The gradient of a table in coalesced sparse form: the rows that indices select, ascending; their values; the count;
+and put_rows, which writes new values of such rows.
 
 Sizes do not depend on data: N indices select at most N rows, so rows and values have size N; entries from ``count`` on
 have the row number ``size`` and the value 0.
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ...errors import TypeRuleError
 from ...ir.dims import Dim, Size, ceildiv, known_nonnegative, product, same
 from ...ir.node import Node, call
-from ...ir.op import BadSample, Composite, Sample
-from ...ir.properties import Bounds
+from ...ir.op import DISCRETE, BadSample, Composite, Library, Sample
+from ...ir.properties import Bounds, Broadcasts, Reshapes, access
+from ...ir.statement import Index
 from ...ir.types import I64, Type
 from ..elementwise.pointwise import gt, le, ne, where
 from ..reductions.reduce import sum
@@ -196,6 +200,17 @@ def coalesce(
     return coalesce_rows(indices, **attrs), coalesce_values(indices, updates, **attrs), coalesce_count(indices, **attrs)
 
 
+def _at(updates: Node, order: Node) -> Node:
+    """Rows of the updates; of those that a bag repeats for each of its indices, the bag's."""
+    repeated = updates.operands[0] if access(updates, Reshapes) else updates
+    if access(repeated, Broadcasts) and repeated.rank == 3:
+        (bags,) = repeated.operands
+        if bags.rank == 3 and bags.shape[1] == 1 and all(map(same, bags.shape[::2], repeated.shape[::2])):
+            rows = reshaped(bags, bags.shape[::2])
+            return gather.plain(rows, call("floordiv", order, repeated.shape[1]), axis=0, oob="clamp")
+    return gather.plain(updates, order, axis=0, oob="clamp")
+
+
 def coalesce_by_sorting(
     indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None
 ) -> tuple[Node, Node, Node]:
@@ -215,8 +230,70 @@ def coalesce_by_sorting(
     segment = where(call("lt", key, limit), segment, full(-1, segment))
     first = where(begins, key - limit, full(0, key))
     rows = scatter_add.plain(segment, first, axis=0, size=line.shape[0], oob="skip") + limit
-    values = scatter_add.plain(
-        segment, gather.plain(updates, order, axis=0, oob="clamp"), axis=0, size=line.shape[0], oob="skip"
-    )
+    values = scatter_add.plain(segment, _at(updates, order), axis=0, size=line.shape[0], oob="skip")
     count = sum.plain(converted(call("bitwise_and", begins, call("lt", key, limit)), I64), axis=(0,))
     return rows, values, count
+
+
+# -- rows written back -------------------------------------------------------------------------------------------------
+
+
+def _put_rows(x: Type, rows: Type, values: Type) -> Any:
+    if not x.rank:
+        raise TypeRuleError("a scalar has no rows")
+    if rows.dtype is not I64 or rows.rank != 1:
+        raise TypeRuleError(f"rows are {rows}; they are an i64 vector")
+    wanted = x.with_shape(rows.shape[0], *x.shape[1:])
+    if values.dtype is not x.dtype or values.rank != x.rank or not all(map(same, values.shape, wanted.shape)):
+        raise TypeRuleError(f"values {values} for {rows} of {x}: they should be {wanted}")
+    return x
+
+
+def _put_rows_reference(x: Any, rows: Any, values: Any) -> Any:
+    out, there = np.array(x), (rows >= 0) & (rows < len(x))
+    out[rows[there]] = values[there]
+    return out
+
+
+def _put_rows_axes(node: Node) -> Any:
+    x, rows, _ = node.operands
+    trailing = [(f"d{i}", size) for i, size in enumerate(x.shape[1:])]
+    row = tuple(Index.of(name) for name, _ in trailing)
+    v, n = Index.of("v"), Index.of("n")
+    axes = (("v", x.shape[0]), *trailing, ("n", rows.shape[0]))
+    return axes, ((v, *row), (n,), (n, *row)), (v, *row)
+
+
+def _put_rows_vjp(g: Node, y: Node, x: Node, rows: Node, values: Node) -> tuple[Any, Any, Any]:
+    # a row of y is a row of values or of x
+    return put_rows(g, rows, full(0, values)), DISCRETE, gather.plain(g, rows, axis=0, oob="skip")
+
+
+_SOME = np.array([0, 2, 5, 5], np.int64)
+put_rows = Library(
+    "put_rows",
+    infer=_put_rows,
+    reference=_put_rows_reference,
+    axes=_put_rows_axes,
+    views=lambda out, inner: (tuple(out), tuple(inner), (*inner, *out[1:])),
+    row_major=True,
+    updates=0,
+    in_place_of_dtype=True,
+    vjp=_put_rows_vjp,
+    samples=(
+        Sample(("F[5,3]", _SOME, "F[4,3]")),
+        Sample(("F[5]", _SOME, "F[4]")),
+        Sample(("F[V,2,3]", np.array([-7, 1, 4], np.int64), "F[3,2,3]"), dims={"V": 4}),
+        Sample(("i32[3,2]", np.array([2], np.int64), "i32[1,2]"), draw=("int", "int")),
+    ),
+    bad=(
+        BadSample(("f32[]", "i64[2]", "f32[2]"), match="a scalar has no rows"),
+        BadSample(("f32[5,3]", "i32[2]", "f32[2,3]"), match="an i64 vector"),
+        BadSample(("f32[5,3]", "i64[2]", "f32[3,3]"), match="should be f32[2,3]"),
+        BadSample(("f32[5,3]", "i64[2]", "f64[2,3]"), match="should be f32[2,3]"),
+    ),
+    doc=(
+        "x with values in place of some of its rows, those of :func:`coalesce_rows`: each is there once, and what is"
+        " outside of x is skipped. Where x is donated, nothing but these rows is written"
+    ),
+)

@@ -275,6 +275,8 @@ class _Reader:
         column = self.body.column
         if not (kernel.cols and {*kernel.reads} & {*self.blocks}) and self.is_of_features(kernel):
             column = f"{column}_{len(self.body.features)}"
+        elif not all(same(size, self.width) for _, size in kernel.cols):
+            raise self.refuse(kernel, "it goes over other columns than a block's")
         names = {kernel.rows[0][0]: self.body.row} | {axis: column for axis, _ in kernel.cols}
         values: dict[str, str] = {}
         for s in kernel.with_axes(names).body:

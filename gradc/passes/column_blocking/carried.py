@@ -84,7 +84,8 @@ class Plan:
 def split(body: Body, value: str) -> tuple[str, tuple[str, ...]]:
     """A value of a column  ->  what of it depends on the column, and the factors that do not.
 
-    A ``where`` keeps its factors: 0 where it hides all columns is 0 times a factor that need not be finite.
+    A ``where`` keeps its factors: 0 where it hides all columns is 0 times a factor that need not be finite.  So does a
+    cast to a dtype of a smaller range, which the value may leave without them, unless it is an exponential below 1.
     """
     s = body.stmts[value]
     assert s.dtype is not None
@@ -102,8 +103,22 @@ def split(body: Body, value: str) -> tuple[str, tuple[str, ...]]:
         return (body.add("mul", a, b, dtype=s.dtype), (*left, *right)) if left or right else (value, ())
     if s.op in ("neg", "cast") and _is_float(body, s.args[0]):
         core, factors = split(body, s.args[0])
-        return (body.intern(s.altered(args=(core,))), factors) if factors else (value, ())
+        fits = s.op == "neg" or _has_range_of(s.dtype, body.stmts[core].dtype) or _is_at_most_one(body, core)
+        return (body.intern(s.altered(args=(core,))), factors) if factors and fits else (value, ())
     return value, ()
+
+
+def _has_range_of(dtype: DType, other: DType | None) -> bool:
+    return other is not None and (dtype.holds(other) or (dtype.name == "bf16" and other.bits <= 32))
+
+
+def _is_at_most_one(body: Body, value: str) -> bool:
+    """Whether a value is a product of exponentials exp(x - m), where m is the maximum of x, and of casts of these."""
+    s = body.stmts[value]
+    if s.op in ("cast", "mul", "neg"):
+        return all(_is_float(body, a) and _is_at_most_one(body, a) for a in s.args)
+    tops = (name for name in body.reductions(value) if REDUCTIONS[body.stmts[name].op] == "max")
+    return s.op == "exp" and any(_Term(body, top).shift(value) for top in tops)
 
 
 def _is_float(body: Body, value: str) -> bool:
@@ -141,7 +156,7 @@ class _Term:
         s = self.body.stmts[value]
         if self.top not in self.body.reductions(value):
             return 0
-        shift = self._shift(value)
+        shift = self.shift(value)
         if shift is not None:
             self.shifts.add(shift)
             return 1
@@ -167,7 +182,7 @@ class _Term:
         powers = {self._powers[v] for v in values if not _is_constant(self.body, v, 0.0)}
         return powers.pop() if len(powers) == 1 else None
 
-    def _shift(self, value: str) -> Shift | None:
+    def shift(self, value: str) -> Shift | None:
         """What is subtracted, if the value is exp(x - m)."""
         body, s = self.body, self.body.stmts[value]
         difference = body.stmts[s.args[0]] if s.op == "exp" else s

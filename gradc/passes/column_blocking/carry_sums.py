@@ -155,7 +155,7 @@ class _Writer:
         products = [cut.renamed(call, blocks.features_of(call)) for call in products]
         computed = [cut.renamed(call, blocks.features_of(call)) for call in blocks.computed.values()]
         steps: tuple[Kernel | Call, ...] = (*blocks.features.values(), *computed, *kernels, *products)
-        to = self.body.loop.to if self.body.loop.cols else None
+        to = self.body.loop.to if self.body.loop.cols and not roots.stores else None  # a store leaves nothing out
         size = self.body.size
         return Sweep((cut.first, size), self.columns, cut.count, tuple(carries), blocks.in_order, steps, to=to)
 

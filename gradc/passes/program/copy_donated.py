@@ -41,14 +41,15 @@ def _copied(program: Program, name: str) -> Program | None:
             *(replace(b, kind="temp") if program.root(b.name) == old else b for b in program.buffers),
             Buffer(new, type_, "output"),
         ),
-        steps=(*program.steps, _copy(old, new, type_)),
+        steps=(*program.steps, copy_of(old, new, type_)),
         outputs=tuple((key, new if key == name else buffer) for key, buffer in program.outputs),
     )
     others = any(program.root(buffer) == old for key, buffer in program.outputs if key != name)
     return None if others or new not in donations(copied, {name: None}) else copied
 
 
-def _copy(source: str, target: str, type_: Type) -> Kernel:
+def copy_of(source: str, target: str, type_: Type) -> Kernel:
+    """The kernel that copies one buffer into another of the same type."""
     axes = [(f"i{a}", size) for a, size in enumerate(type_.shape) if size != 1]
     index = tuple(Index() if size == 1 else Index.of(f"i{a}") for a, size in enumerate(type_.shape))
     body = (

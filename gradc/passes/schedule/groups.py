@@ -149,13 +149,16 @@ SCALED = Var("values") * Var("scale")
 class StridedView:
     """Follows ops that only move data to the value in memory behind them: what a library call can read through strides.
 
-    A call reads narrower values as its own (int8 weights, bf16), and on the host with a scale: what only converts and
-    scales them needs no memory either.
+    A product reads narrower values as its own (int8 weights, bf16), and on the host with a scale: what only converts
+    and scales them needs no memory either.
     """
 
-    def __init__(self, memory: Memory, reader: Node, inner: Mapping[str, Size] | None = None):
-        """:param reader: the call.  :param inner: variables that count the inner of two axes, and how far."""
-        self.memory, self.reader, self.inner = memory, reader, inner or {}
+    def __init__(self, memory: Memory, reader: Node, number: int, inner: Mapping[str, Size] | None = None):
+        """:param reader: the call.  :param number: of its operand.  :param inner: variables that count the inner of two
+        axes, and how far.
+        """
+        self.memory, self.reader, self.number, self.inner = memory, reader, number, inner or {}
+        self.scales = memory.host and number in reader.op.scales
 
     def operand(self, node: Node, index: Sequence[Index]) -> StridedOperand:
         """What a call reads for an operand; a scale per group is found by counting an axis as groups and places in
@@ -164,7 +167,7 @@ class StridedView:
         try:
             return self.read(node, index)
         except CannotInline:
-            for size in dict.fromkeys(_inner_sizes(node)) if self.memory.host else ():
+            for size in dict.fromkeys(_inner_sizes(node)) if self.scales else ():
                 for axis in dict.fromkeys(v for i in index[-2:] for v, _ in i.terms):  # no group of a batch
                     pair = Index.of(f"{axis}/") * size + Index.of(f"{axis}%")
                     parts = [
@@ -174,7 +177,7 @@ class StridedView:
                     ]
                     with contextlib.suppress(CannotInline):
                         return (
-                            StridedView(self.memory, self.reader, {f"{axis}%": size})
+                            StridedView(self.memory, self.reader, self.number, {f"{axis}%": size})
                             .read(node, parts)
                             .regrouped(axis, size)
                         )
@@ -196,7 +199,7 @@ class StridedView:
         lower = lowering(node)
         if where is not None:
             raise CannotInline(node, "a mask")
-        widens = self.memory.widens(node, self.reader)
+        widens = self.number in self.reader.op.converts and self.memory.widens(node, self.reader)
         if (
             node in self.memory.in_memory
             and not (isinstance(lower, Alias) and node not in self.memory.forced)
@@ -213,7 +216,7 @@ class StridedView:
                 raise CannotInline(node, "a scale in another dtype")
             return below
         factors: dict[str, Any] = {}
-        if self.memory.host and match(SCALED, node, factors):
+        if self.scales and match(SCALED, node, factors):
             for core, scale in (("values", "scale"), ("scale", "values")):
                 one, two = self.read(factors[core], index), self.read(factors[scale], index)
                 if (

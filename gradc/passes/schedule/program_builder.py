@@ -166,8 +166,8 @@ class ProgramBuilder:
     def call(self, node: Node) -> Call:
         axes, operands, out = node.op.axes(node)
         args = [
-            StridedView(self.s, node).operand(operand, index).operand(self.names)
-            for operand, index in zip(node.operands, operands, strict=True)
+            StridedView(self.s, node, number).operand(operand, index).operand(self.names)
+            for number, (operand, index) in enumerate(zip(node.operands, operands, strict=True))
         ]
         name = (
             f"{node.op.name}_{'x'.join(str(s) for s in node.shape)}"

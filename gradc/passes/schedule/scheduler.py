@@ -65,8 +65,8 @@ def multiplies_narrow(graph: Graph, node: Node) -> bool:
         return False
     memory = _BehindCasts(graph, {cast.operands[0] for cast in wide})
     try:
-        for operand in node.operands:
-            StridedView(memory, node).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)])
+        for number, operand in enumerate(node.operands):
+            StridedView(memory, node, number).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)])
     except CannotInline:  # what moves them after they are widened is no view
         return False
     return True
@@ -359,11 +359,14 @@ class Scheduler:
 
     def library_node(self, node: Node) -> None:
         seen: list[StridedOperand] = []
-        for operand in node.operands:
+        for number, operand in enumerate(node.operands):
+            if node.op.row_major:
+                self.force(operand)
+            index = [Index.of(f"v{a}") for a in range(operand.rank)]
             try:
-                seen.append(StridedView(self, node).operand(operand, [Index.of(f"v{a}") for a in range(operand.rank)]))
+                seen.append(StridedView(self, node, number).operand(operand, index))
             except CannotInline:
-                raise CannotInline(self.behind(operand, node), "a library reads it") from None
+                raise CannotInline(self.behind(operand, node, number), "a library reads it") from None
         group = self.open((), None)
         group.placed[node] = "library"
         self.remember(node, group)
@@ -381,15 +384,15 @@ class Scheduler:
         self.trail += functools.partial(self.in_memory.discard, node), functools.partial(self.checks.pop, node)
         self.load(group, set(node.operands))
 
-    def behind(self, node: Node, reader: Node) -> Node:
-        """What needs memory so that a library can read the node in a call of ``reader``: the value behind ops that only
+    def behind(self, node: Node, reader: Node, number: int) -> Node:
+        """What needs memory so that a library can read the node as an operand of a call: the value behind ops that only
         move it, or widen it as a library does when it reads; if that has some, a reshape of it; if none, the nearest
         reshape, of which the moves after it are views; if none, the node.
         """
         base, above = node, node
         nearest: Node | None = None
         while base not in self.in_memory or self.reads_narrow(base, reader):
-            if self.widens(base, reader):
+            if number in reader.op.converts and self.widens(base, reader):
                 base = base.operands[0]
                 if not self.host:  # what needs memory is narrow
                     node, above, nearest = base, base, None

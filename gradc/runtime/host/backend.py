@@ -19,7 +19,7 @@ from ...process.limits import Limit
 from ..backend import Backend, BoundCall, Rebind
 from .arrays import Arguments, Array, Kind, Results, available, empty, from_numpy, to_numpy, worth_asking
 from .pool import num_threads
-from .prepared import Described, NumpyCalls, Prepared, prepared
+from .prepared import Described, KnownCalls, Prepared, prepared
 from .tensors import check_unrecorded
 
 if TYPE_CHECKING:
@@ -155,21 +155,21 @@ class CpuBackend(HostBackend):
         return prepared(self.native, call, outputs) if needed <= worth_asking() else None
 
     @cached_property
-    def _numpy_calls(self) -> NumpyCalls:
-        return NumpyCalls([b.name for b in self.program.of_kind("input") if not b.alias])
+    def _known_calls(self) -> KnownCalls:
+        return KnownCalls([b.name for b in self.program.of_kind("input") if not b.alias])
 
     def described(self, inputs: Arguments, out: Any, dims: Any, stream: Any) -> Described | None:
         plain = stream is None and (out is None or (isinstance(out, Mapping) and not out))
-        return self._numpy_calls.described(inputs, dims) if plain else None
+        return self._known_calls.described(inputs, dims) if plain else None
 
     def remember(self, call: Any, bound: BoundCall) -> None:
         sizes = {name: (array.nbytes, array.itemsize) for name, array in bound.outputs.items()}
-        self._numpy_calls.remember(call, bound, lambda: self.prepared(bound, sizes))
+        self._known_calls.remember(call, bound, lambda: self.prepared(bound, sizes))
 
     def repeat(
         self, call: Any, inputs: Arguments, out: Arguments, rebind: Rebind
     ) -> tuple[Results, dict[str, int], None] | None:
-        done = self._numpy_calls.repeat(call)
+        done = self._known_calls.repeat(call)
         return (*done, None) if done is not None else None
 
 

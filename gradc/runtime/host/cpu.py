@@ -127,11 +127,10 @@ class CpuProgram:
         for step in self.program.steps:
             bound = step.largest(dims) if isinstance(step, Loop) else dims
             for item in alternatives(step):
-                if isinstance(item, Call) and REGISTRY[item.op].contraction:
-                    sizes = dict(item.axes)
-                    m, n, k = (
-                        evaluate(sizes[a], bound) for a in (item.views[0][-2], item.result_axes[-1], item.views[0][-1])
-                    )
+                if isinstance(item, Call) and REGISTRY[item.op].converts:
+                    sizes, out = dict(item.axes), item.result_axes
+                    (summed,) = set(item.views[0]) - set(out)
+                    m, n, k = (evaluate(sizes[a], bound) for a in (*out[-2:], summed))
                     if item.parts:  # the columns of the whole batch
                         n *= math.prod(evaluate(sizes[a], bound) for a in item.result_axes[:-2])
                     bits = self.program.buffer[item.out.buffer].type.dtype.bits

@@ -149,7 +149,8 @@ class PreparedCall(ctypes.Structure):
         ("temps", ctypes.c_int64),
         ("lent", ctypes.c_int64),
         ("scratch", ctypes.c_int64),
-        ("places", ctypes.c_void_p),
+        ("exclusive", ctypes.c_int64),
+        ("arrays", ctypes.c_void_p),
         ("temp_places", ctypes.c_void_p),
         ("lent_places", ctypes.c_void_p),
     )

@@ -1,9 +1,9 @@
 """Calls of which everything but the addresses of their arrays was checked and bound before.
 
 A call's arguments are checked completely once for their dtypes, shapes and strides (:meth:`.Executable.bind_call`).
-What is left to each call is what depends on addresses: that there is memory, and its alignment; both are checked where
-the table of pointers is filled, in C (``gradc_call_prepared`` of ``templates/cpu/runtime.c``).  Only calls are prepared
-whose results are memory of their own, so that nothing that is written is anybody else's.
+What is left to each call is what depends on addresses: that there is memory, its alignment, and that no other array has
+a byte of a donated one, where the results lie that are no memory of their own.  They are checked where the table of
+pointers is filled, in C (``gradc_call_prepared`` of ``templates/cpu/runtime.c``).
 """
 
 from __future__ import annotations
@@ -11,26 +11,30 @@ from __future__ import annotations
 import ctypes
 import operator
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..backend import BoundCall
+from ..torch_private import forward_level, is_tracing, tensor_guards
 from . import pool
-from .arrays import SMALL, Arguments, Array, empty
+from .arrays import SMALL, Arguments, Array, Results, empty
+from .tensors import is_tensor, to_tensor, written
 
 if TYPE_CHECKING:
     from .cpu import Binding, CpuProgram
 
+_ROW_MAJOR, _ALIGNED, _WRITEABLE = 1, 0x100, 0x400  # NumPy's NPY_ARRAY_*
+
 KEPT = 8
-"""Calls of a program on arrays of NumPy's that are remembered."""
+"""Calls of a program that are remembered."""
 
 
 class _Frame(NamedTuple):
     """What one call at a time needs.
 
-    :param addresses: of the arrays: room for them.
+    :param addresses: of the arrays, and their order in memory: room for both.
     :param table: of pointers, with those of constants.
     :param workspace: memory for temps if it is small; else each call takes its own.
     :param pointers: to the context, addresses, table and workspace.
@@ -47,31 +51,44 @@ class Prepared:
     """A call of a program on the CPU: ``prepared(addresses)`` runs it.
 
     :param arrays: root -> (bytes, bytes of an element) of the arrays whose addresses are given, in their order.
+    :param donors: root of an output -> that of the donated input in whose memory it lies.
+    :param exclusive: other inputs that are to share memory with no array.
     """
 
-    def __init__(self, native: CpuProgram, binding: Binding, arrays: Mapping[str, tuple[int, int]]):
+    def __init__(
+        self,
+        native: CpuProgram,
+        binding: Binding,
+        arrays: Mapping[str, tuple[int, int]],
+        donors: Mapping[str, str],
+        exclusive: Collection[str] = (),
+    ):
         self.native, self.binding = native, binding
         self._frames: list[_Frame] = []  # those not in use; a signal handler or another thread may call meanwhile
         self._pack = struct.Struct(f"={len(arrays)}Q").pack_into
-        places = [n for root, (size, unit) in arrays.items() for n in (native.place[root], unit if size else 0)]
+        place, alone = native.place, {*donors.values(), *exclusive}
+        lent = [*((place[output], place[donor], 0) for output, donor in donors.items()), *binding.lent]
+        of_arrays = [n for root, (size, unit) in arrays.items() for n in (place[root], size, unit, root in alone)]
         tables = [
             (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
-            for numbers in (places, [n for p in binding.temps for n in p], [n for p in binding.lent for n in p])
+            for numbers in (of_arrays, [n for p in binding.temps for n in p], [n for p in lent for n in p])
         ]
         self._call = pool.PreparedCall(
             native.entry,
             ctypes.addressof(binding.dims),
             len(arrays),
             len(binding.temps),
-            len(binding.lent),
+            len(lent),
             binding.scratch,
+            bool(alone),
             *map(ctypes.addressof, tables),
         )
         self._kept = tables  # what the struct points to
         self._count, self._pointer, self._entry = len(arrays), ctypes.addressof(self._call), pool.prepared_entry()
 
     def __call__(self, addresses: Sequence[int]) -> bool:
-        """Runs the call; False, and nothing was run, if an array has no memory or is not aligned.
+        """Runs the call; False, and nothing was run, if an array has no memory or is not aligned, or shares it with a
+        donated one.
 
         :param addresses: of arrays that are as they were when the call was prepared.
         :raises IndexOutOfRange: a data-dependent index is out of range; nothing that depends on it was written.
@@ -80,15 +97,12 @@ class Prepared:
         self._pack(frame.addresses, 0, *addresses)
         return self._run(frame, self._entry)
 
-    def on_arrays(self, types: ArrayTypes, arrays: tuple[Any, ...]) -> bool:
-        """:meth:`__call__` on arrays of NumPy's; False, too, if they are not of these types."""
-        frame = self._frame()
+    def on_arrays(self, types: ArrayTypes | TensorTypes, arrays: tuple[Any, ...]) -> bool:
+        """:meth:`__call__` on arrays, or tensors; False, too, if they are not of these types."""
         if types.entry is not None:
-            return self._run(frame, types.entry, types.pointer, arrays)
-        if not types.read(arrays, frame.addresses):
-            self._frames.append(frame)
-            return False
-        return self._run(frame, self._entry)
+            return self._run(self._frame(), types.entry, types.pointer, arrays)
+        addresses = types.addresses(arrays)
+        return addresses is not None and self(addresses)
 
     def _frame(self) -> _Frame:
         """A frame that no other call has."""
@@ -105,7 +119,7 @@ class Prepared:
         context = pool.new_context()
         if self.binding.large:
             context.stream_from = pool.stream_from()
-        addresses = (ctypes.c_uint64 * max(self._count, 1))()
+        addresses = (ctypes.c_uint64 * max(2 * self._count, 1))(*[0] * self._count, *range(self._count))
         workspace = np.empty(size, np.uint8) if size < SMALL else None
         pointers = (
             context.address,
@@ -130,8 +144,8 @@ class Prepared:
 
 
 def prepared(native: CpuProgram, call: BoundCall, outputs: Mapping[str, tuple[int, int]]) -> Prepared | None:
-    """A checked call as one to which addresses alone are given, of inputs and then of outputs, in order; None where it
-    is not as simple as that: an input was copied, or several outputs are one array.
+    """A checked call as one to which addresses alone are given, of inputs and then of outputs that lie in no donated
+    input, in order; None where it is not as simple as that: an input was copied, or several outputs are one array.
 
     :param outputs: (bytes, bytes of an element) by output.
     """
@@ -141,50 +155,93 @@ def prepared(native: CpuProgram, call: BoundCall, outputs: Mapping[str, tuple[in
     roots = {root_of[name]: size for name, size in outputs.items()}
     if len(roots) < len(outputs) or any(native.program.buffer[root].kind != "output" for root in roots):
         return None
-    return Prepared(native, call.plan, {n: (a.nbytes, a.itemsize) for n, a in call.arrays.items()} | roots)
+    donors = {root_of[name]: donor for name, donor in call.donors.items()}
+    own = {root: size for root, size in roots.items() if root not in donors}
+    return Prepared(
+        native, call.plan, {n: (a.nbytes, a.itemsize) for n, a in call.arrays.items()} | own, donors, call.exclusive
+    )
 
 
 class ArrayTypes:
     """What arrays of NumPy's have to be, to be given to a :class:`Prepared`: row-major and aligned, too.
 
-    :param types: (shape, dtype) of each.
+    :param types: (shape, dtype, whether it is written) of each.
     :ivar entry: :func:`.pool.arrays_entry`.
     :ivar pointer: the first argument of that.
     """
 
-    def __init__(self, types: Sequence[tuple[tuple[int, ...], Any]]):
+    def __init__(self, types: Sequence[tuple[tuple[int, ...], Any, bool]]):
         self._types = types
-        numbers = [n for shape, dtype in types for n in (id(dtype), len(shape), *shape)]
+        flags = {written: _ROW_MAJOR | _ALIGNED | (_WRITEABLE if written else 0) for written in (False, True)}
+        numbers = [n for shape, dtype, written in types for n in (id(dtype), flags[written], len(shape), *shape)]
         self._expected = (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
         self._struct = pool.ArrayTypes(pool.tuple_item(), id(np.ndarray), ctypes.addressof(self._expected), len(types))
         self.pointer, self.entry = ctypes.addressof(self._struct), pool.arrays_entry()
 
-    def read(self, arrays: tuple[Any, ...], addresses: Any) -> bool:
-        """Whether the arrays are so, and if so, their addresses, without :attr:`entry`."""
-        for i, (array, (shape, dtype)) in enumerate(zip(arrays, self._types, strict=True)):
+    def addresses(self, arrays: Sequence[Any]) -> list[int] | None:
+        """Those of the arrays if they are so, without :attr:`entry`."""
+        for array, (shape, dtype, over) in zip(arrays, self._types, strict=True):
             if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
-                return False
-            if not (array.flags.c_contiguous and array.flags.aligned):
-                return False
-            addresses[i] = array.ctypes.data
-        return True
+                return None
+            flags = array.flags
+            if not (flags.c_contiguous and flags.aligned and (flags.writeable or not over)):
+                return None
+        return [array.ctypes.data for array in arrays]
+
+
+class TensorTypes:
+    """What arrays of NumPy's and tensors of torch's have to be, among them at least one tensor; as :class:`ArrayTypes`.
+
+    :param like: arrays and tensors that are so.
+    """
+
+    entry = None
+    pointer = 0
+
+    def __init__(self, like: Sequence[Any], types: Sequence[tuple[tuple[int, ...], Any, bool]]):
+        self._tensors = [i for i, x in enumerate(like) if is_tensor(x)]
+        self._arrays = sorted(set(range(len(types))).difference(self._tensors))
+        self._types = ArrayTypes([types[i] for i in self._arrays])
+        at = {i: n for n, i in enumerate((*self._tensors, *self._arrays))}
+        self._order = [at[i] for i in range(len(types))]
+        self._guards = tensor_guards([like[i] for i in self._tensors])
+
+    @property
+    def known(self) -> bool:
+        """Whether torch at hand can tell."""
+        return self._guards is not None
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int] | None:
+        """:meth:`ArrayTypes.addresses`; None, too, for tensors that something records."""
+        tensors = [arrays[i] for i in self._tensors]
+        if is_tracing() or forward_level() >= 0 or not self._guards(*tensors):
+            return None
+        others = self._types.addresses([arrays[i] for i in self._arrays])
+        if others is None:
+            return None
+        found = [*[x.data_ptr() for x in tensors], *others]
+        return [found[n] for n in self._order]
 
 
 class Known(NamedTuple):
-    """A call on arrays of NumPy's that was checked.
+    """A call that was checked.
 
     :param given: the sizes that were given with it.
     :param dims: the value of every symbol.
     :param types: of inputs and outputs.
-    :param outputs: the name of each, what allocates it, its shape and dtype.
+    :param of_torch: whether results are tensors.
+    :param outputs: the name of each that has memory of its own, what allocates it, its shape and dtype.
+    :param donors: the others, and the position of the input that each is written over.
     :param shapes: of the inputs, which are compared before memory for large results is asked for; None: all are small.
     """
 
     prepared: Prepared
     given: Mapping[str, int]
     dims: dict[str, int]
-    types: ArrayTypes
+    types: ArrayTypes | TensorTypes
+    of_torch: bool
     outputs: tuple[tuple[str, Callable[..., Array], tuple[int, ...], Any], ...]
+    donors: tuple[tuple[str, int], ...]
     shapes: list[tuple[int, ...]] | None
 
 
@@ -201,8 +258,8 @@ class Described(NamedTuple):
     known: Sequence[Known] | None
 
 
-class NumpyCalls:
-    """The calls of a program on arrays of NumPy's that are known.
+class KnownCalls:
+    """The calls of a program on arrays of NumPy's, and tensors of torch's, that are known.
 
     :param inputs: the program's.
     """
@@ -227,7 +284,12 @@ class NumpyCalls:
 
         :param prepare: gives it prepared.
         """
+        of_torch = any([is_tensor(x) for x in call.arrays])
         for x, array in zip(call.arrays, bound.arrays.values(), strict=True):
+            if of_torch and is_tensor(x):
+                if x.data_ptr() != array.ctypes.data:
+                    return
+                continue
             if type(x) is not np.ndarray or x.dtype is not array.dtype or x.ctypes.data != array.ctypes.data:
                 return
             if x.dtype is not np.dtype(x.dtype.type):  # of an array that was unpickled: another object for each
@@ -235,24 +297,34 @@ class NumpyCalls:
         prepared = prepare()
         if prepared is None:
             return
-        types = ArrayTypes([(x.shape, x.dtype) for x in (*call.arrays, *bound.outputs.values())])
-        outputs = tuple(
-            (name, np.empty if array.nbytes < SMALL else empty, array.shape, array.dtype)
-            for name, array in bound.outputs.items()
-        )
-        large = any(array.nbytes >= SMALL for array in bound.outputs.values())
-        shapes = [x.shape for x in call.arrays] if large else None
-        known = Known(prepared, dict(call.given), bound.dims, types, outputs, shapes)
+        written, own = set(bound.donors.values()), {n: a for n, a in bound.outputs.items() if n not in bound.donors}
+        expected = [
+            *((x.shape, x.dtype, name in written) for name, x in bound.arrays.items()),
+            *((y.shape, y.dtype, True) for y in own.values()),
+        ]
+        types = TensorTypes(call.arrays, expected) if of_torch else ArrayTypes(expected)
+        if isinstance(types, TensorTypes) and not types.known:
+            return
+        outputs = tuple((n, np.empty if y.nbytes < SMALL else empty, y.shape, y.dtype) for n, y in own.items())
+        donors = tuple((output, self._inputs.index(donor)) for output, donor in bound.donors.items())
+        shapes = [x.shape for x in call.arrays] if any(y.nbytes >= SMALL for y in own.values()) else None
+        known = Known(prepared, dict(call.given), bound.dims, types, of_torch, outputs, donors, shapes)
         self._known = [known, *self._known][:KEPT]
 
     @staticmethod
-    def repeat(call: Described) -> tuple[dict[str, Array], dict[str, int]] | None:
+    def repeat(call: Described) -> tuple[Results, dict[str, int]] | None:
         """Runs a call that is known: (results, value of every symbol); None, and nothing was done, if it is not."""
         for known in call.known or ():
             if known.given == call.given and (
                 known.shapes is None or [getattr(x, "shape", None) for x in call.arrays] == known.shapes
             ):
-                results = {name: allocate(shape, dtype) for name, allocate, shape, dtype in known.outputs}
+                results: Results = {name: allocate(shape, dtype) for name, allocate, shape, dtype in known.outputs}
                 if known.prepared.on_arrays(known.types, (*call.arrays, *results.values())):
+                    over = [(name, call.arrays[donor]) for name, donor in known.donors]
+                    if known.of_torch:
+                        written(*[x for _, x in over])
+                        results = {name: to_tensor(y) for name, y in results.items()}
+                        over = [(name, x.detach() if getattr(x, "requires_grad", False) else x) for name, x in over]
+                    results.update(over)
                     return results, known.dims
         return None

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gradc.errors import DeviceError, InvalidProblem, NotDifferentiable
 
-from ..torch_private import forward_level, version_count
+from ..torch_private import count_changes, forward_level, version_count
 
 Array = npt.NDArray[Any]
 
@@ -189,6 +189,7 @@ def borrowed(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]
 
 def written(*memory: Any) -> None:
     """Increments the version counters of tensors that were written in place, so that autograd detects it."""
-    for x in memory:
-        if is_tensor(x) and not x.is_inference():
-            sys.modules["torch"].autograd.graph.increment_version(x)
+    torch = sys.modules.get("torch")
+    tensors = [x for x in memory if isinstance(x, torch.Tensor)] if torch is not None else []
+    if tensors:
+        count_changes(tensors)

@@ -31,22 +31,24 @@ def _attention(
 
 
 def _grouped_mm(x: Node, weight: Node, ends: Node | None = None, bias: Any = None, out_dtype: Any = None) -> Node:
-    """Rows [S, K], those of group e from ends[e - 1] to ends[e], times the group's weight of [E, K, N]; other rows are
-    zero.
-
-    The groups' sizes are data: each row stands in a row of E * K at its group's place, zeros elsewhere, so that one
-    product with all weights does it, and one each for the gradients.
+    """The products of groups, whose ends are along the rows of x, along the columns of weight, or, of two matrices,
+    along what is summed over; without ends of as many matrices each.
     """
-    if x.rank != 2 or weight.rank != 3 or ends is None or bias is not None:
-        raise Unsupported("a grouped product of other than [S, K], [E, K, N] and the groups' ends")
-    (rows, inner), (groups, _, columns) = x.shape, weight.shape
-    ends = converted(ends, I64)
-    place = ops.iota(shape=(rows, groups), axis=0)
-    below = place < ops.reshape(ends, (1, groups))
-    own = below & (place >= ops.reshape(ops.pad(ends, ((1, 0),))[:-1], (1, groups)))
-    wide = ops.where(ops.reshape(own, (rows, groups, 1)), ops.reshape(x, (rows, 1, inner)), 0.0)
-    y = ops.matmul(ops.reshape(wide, (rows, groups * inner)), ops.reshape(weight, (groups * inner, columns)))
-    return y if out_dtype is None else converted(y, out_dtype)
+    if bias is not None:
+        raise Unsupported("a grouped product with a bias")
+    if ends is None:
+        product = ops.matmul(x, weight)
+    else:
+        offsets = ops.pad(converted(ends, I64), ((1, 0),))
+        if (x.rank, weight.rank) == (2, 3):
+            product = ops.grouped_matmul(x, weight, offsets)
+        elif (x.rank, weight.rank) == (3, 2):
+            product = ops.grouped_matmul(weight.T, x.T, offsets).T
+        elif (x.rank, weight.rank) == (2, 2):
+            product = ops.grouped_outer(x.T, weight, offsets)
+        else:
+            raise Unsupported(f"a grouped product of ranks {x.rank} and {weight.rank} with ends")
+    return product if out_dtype is None else converted(product, out_dtype)
 
 
 def _int_mm(x: Node, y: Node) -> Node:

@@ -264,9 +264,31 @@ class _Evaluation:
             a, b = operands
             tag = np.asarray(a.tag.any(-1))[..., None] | np.asarray(b.tag.any(-2))[..., None, :]
             return ExactArray(wide, matmul(a.value, b.value), tag, exact_in)
+        if name in ("grouped_matmul", "grouped_outer"):
+            return self.grouped(node, operands, exact_in)
         if name == "mode_product":
             return self.mode_product(operands[0], np.array(node.attrs["matrix"]), node.attrs["axis"], wide)
         return self.unknown(node, operands)
+
+    def grouped(self, node: Node, operands: list[ExactArray], exact_in: frozenset[str]) -> ExactArray:
+        """Products of the rows of each group alone."""
+        a, b, offsets = operands
+        rows, ends = (
+            np.arange(a.shape[0]),
+            np.maximum.accumulate(np.minimum(offsets.value.astype(np.int64), a.shape[0])),
+        )
+        own = (rows >= ends[:-1, None]) & (rows < ends[1:, None])  # [groups, rows]
+        rowwise = node.op.name == "grouped_matmul"
+        shape = (a.shape[0], b.shape[2]) if rowwise else (len(own), a.shape[1], b.shape[1])
+        value, tag = np.zeros(shape, U), np.zeros(shape, bool)
+        for g, mine in enumerate(own):
+            if rowwise:
+                value[mine] = matmul(a.value[mine], b.value[g])
+                tag[mine] = a.tag[mine].any(-1)[:, None] | b.tag[g].any(-2)
+            else:
+                value[g] = matmul(a.value[mine].T, b.value[mine])
+                tag[g] = a.tag[mine].any(0)[:, None] | b.tag[mine].any(0)
+        return ExactArray(node.dtype.compute, value, tag, exact_in)
 
     def mode_product(self, x: ExactArray, matrix: Array, axis: int, dtype: DType) -> ExactArray:
         value, tag = (np.moveaxis(a, axis, -1) for a in (x.value, x.tag))
