@@ -117,3 +117,40 @@ def test_masked_stores_are_text_and_are_verified() -> None:
     alone = (TEXT[:first] + TEXT[second:]).replace("%2 = load w.2", "%2 = load w")
     with pytest.raises(TypeRuleError, match=r"a mask leaves elements of w\.2 as they are, and nothing is written"):
         verify_program(parse_program(alone))
+
+
+MASKED = """gradc-ir 1
+program @p {
+  input w: f32[V,3]
+  input m: bool[V,3]
+  input r: bool[V]
+  output y: f32[V,3]
+  kernel @copy rows(i: V) cols(d: 3) {
+    phase
+    %0 = load w[i, d] : f32
+    store y[i, d] <- %0 : f32
+  }
+  kernel @five rows(i: V) cols(d: 3) {
+    phase
+    %0 = load m[i, d] : bool
+    %1 = const {value=5.0} : f32
+    store y[i, d] <- %1 where %0 : f32
+  }
+  kernel @six rows(i: V) cols(d: 3) {
+    %0 = load r[i] : bool
+    phase
+    %1 = const {value=6.0} : f32
+    store y[i, d] <- %1 where %0 : f32
+  }
+  return y=y
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
+def test_a_masked_store_leaves_the_other_elements(target: str) -> None:
+    """Under a mask of columns, and under one of rows."""
+    rng = np.random.default_rng(0)
+    w, m, r = rng.standard_normal((9, 3)).astype(np.float32), rng.random((9, 3)) < 0.5, rng.random(9) < 0.3
+    wanted = np.where(r[:, None], np.float32(6), np.where(m, np.float32(5), w))
+    np.testing.assert_array_equal(gradc.Executable(parse_program(MASKED), target)(w=w, m=m, r=r)["y"], wanted)
