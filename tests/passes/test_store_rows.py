@@ -64,6 +64,21 @@ def test_rows_are_stored_where_they_lie(name: str, rows: list[int]) -> None:
         assert key not in given or np.shares_memory(new, given[key])
 
 
+def test_values_that_are_computed_before_the_row_is_read() -> None:
+    def both(w: Any, s: Any, r: Any, g: Any) -> Any:
+        return {"s": ops.put_rows(s, r, ops.sum(g, axis=1)), "w": ops.put_rows(w, r, own(w, r) + g * 2.0)}
+
+    graph = gradc.trace(both, w="f64[V,4]", s="f64[V]", r="i64[N]", g="f64[N,4]")
+    rng = np.random.default_rng(0)
+    quarters = lambda *shape: rng.integers(-9, 9, shape) / 4
+    given = {"w": quarters(6, 4), "s": quarters(6), "r": np.array([-2, 1, 4, 6]), "g": quarters(4, 4)}
+    wanted = gradc.compile(graph, (), "numpy")(**given)
+    found = gradc.compile(graph, (), "cpu", donate=["w", "s"])(**given)
+    for name in ("w", "s"):
+        np.testing.assert_array_equal(found[name], wanted[name])
+        assert np.shares_memory(found[name], given[name])
+
+
 def test_a_kernel_that_updates_runs_alone() -> None:
     """On arrays of its own, which stay; explanations count what it moves, not the array."""
     graph = gradc.trace(STORED["a row's sum and the row"], w="f64[V,4]", s="f64[V]", r="i64[N]")
