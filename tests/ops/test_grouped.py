@@ -171,6 +171,18 @@ def test_short_floats_are_read_as_they_are_and_rounded_once(dtype: str) -> None:
     assert (np.abs(y.astype(float) - exact) <= unit * np.abs(exact) + 64 * 2.0**-24 * 64).all()
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
+def test_offsets_of_4_bits(target: str) -> None:
+    """They lie one in a byte."""
+    module = compiled(target, index="u4")
+    rng = np.random.default_rng(0)
+    x, weight, offsets = rng.standard_normal((9, 3)), rng.standard_normal((2, 3, 4)), np.array([0, 4, 9])
+    y, residuals = module.forward(x=x, weight=weight, offsets=offsets.astype(DTYPES["u4"].np))
+    np.testing.assert_allclose(y, by_group(x, weight, offsets).astype(float), rtol=1e-13, atol=1e-13)
+    wanted = outer_by_group(x, y, offsets).astype(float)
+    np.testing.assert_allclose(module.backward(residuals, y)["weight"], wanted, rtol=1e-13, atol=1e-13)
+
+
 def test_rows_in_any_order_of_memory() -> None:
     """Transposed operands are read where they lie."""
     graph = gradc.trace(

@@ -251,6 +251,18 @@ def test_rows_however_a_table_is_read(read: str, rows: int) -> None:
     np.testing.assert_allclose(own["sum.w"], whole["sum.w"], rtol=1e-12)
 
 
+def test_rows_of_a_table_of_rank_3_with_one_gradient_for_a_row() -> None:
+    """Repeated along the first axis of a row, as a bag's is for each of its indices."""
+    rng = np.random.default_rng(0)
+    table, i, g = rng.standard_normal((5, 2, 3)), np.array([4, 0, 4]), rng.standard_normal((3, 3))
+    step = gradc.step(
+        lambda w, i, g: ops.sum(ops.sum(ops.gather(w, i), axis=1) * g), optim.sgd(1.0), sparse="w", target="numpy"
+    )
+    wanted = table.copy()
+    np.subtract.at(wanted, i, g[:, None])
+    np.testing.assert_allclose(step(table, step.init(table), i=i, g=g)[1], wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["adam", "adagrad", "sgd"])
 def test_rows_are_as_torchs_sparse_steps(name: str) -> None:
     torch = pytest.importorskip("torch")

@@ -64,6 +64,21 @@ def test_rows_are_stored_where_they_lie(name: str, rows: list[int]) -> None:
         assert key not in given or np.shares_memory(new, given[key])
 
 
+def test_values_that_are_computed_before_the_row_is_read() -> None:
+    def both(w: Any, s: Any, r: Any, g: Any) -> Any:
+        return {"s": ops.put_rows(s, r, ops.sum(g, axis=1)), "w": ops.put_rows(w, r, own(w, r) + g * 2.0)}
+
+    graph = gradc.trace(both, w="f64[V,4]", s="f64[V]", r="i64[N]", g="f64[N,4]")
+    rng = np.random.default_rng(0)
+    quarters = lambda *shape: rng.integers(-9, 9, shape) / 4
+    given = {"w": quarters(6, 4), "s": quarters(6), "r": np.array([-2, 1, 4, 6]), "g": quarters(4, 4)}
+    wanted = gradc.compile(graph, (), "numpy")(**given)
+    found = gradc.compile(graph, (), "cpu", donate=["w", "s"])(**given)
+    for name in ("w", "s"):
+        np.testing.assert_array_equal(found[name], wanted[name])
+        assert np.shares_memory(found[name], given[name])
+
+
 def test_a_kernel_that_updates_runs_alone() -> None:
     """On arrays of its own, which stay; explanations count what it moves, not the array."""
     graph = gradc.trace(STORED["a row's sum and the row"], w="f64[V,4]", s="f64[V]", r="i64[N]")
@@ -117,3 +132,40 @@ def test_masked_stores_are_text_and_are_verified() -> None:
     alone = (TEXT[:first] + TEXT[second:]).replace("%2 = load w.2", "%2 = load w")
     with pytest.raises(TypeRuleError, match=r"a mask leaves elements of w\.2 as they are, and nothing is written"):
         verify_program(parse_program(alone))
+
+
+MASKED = """gradc-ir 1
+program @p {
+  input w: f32[V,3]
+  input m: bool[V,3]
+  input r: bool[V]
+  output y: f32[V,3]
+  kernel @copy rows(i: V) cols(d: 3) {
+    phase
+    %0 = load w[i, d] : f32
+    store y[i, d] <- %0 : f32
+  }
+  kernel @five rows(i: V) cols(d: 3) {
+    phase
+    %0 = load m[i, d] : bool
+    %1 = const {value=5.0} : f32
+    store y[i, d] <- %1 where %0 : f32
+  }
+  kernel @six rows(i: V) cols(d: 3) {
+    %0 = load r[i] : bool
+    phase
+    %1 = const {value=6.0} : f32
+    store y[i, d] <- %1 where %0 : f32
+  }
+  return y=y
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
+def test_a_masked_store_leaves_the_other_elements(target: str) -> None:
+    """Under a mask of columns, and under one of rows."""
+    rng = np.random.default_rng(0)
+    w, m, r = rng.standard_normal((9, 3)).astype(np.float32), rng.random((9, 3)) < 0.5, rng.random(9) < 0.3
+    wanted = np.where(r[:, None], np.float32(6), np.where(m, np.float32(5), w))
+    np.testing.assert_array_equal(gradc.Executable(parse_program(MASKED), target)(w=w, m=m, r=r)["y"], wanted)

@@ -9,6 +9,7 @@ from ...errors import Unsupported
 from ...ir.dims import Size
 from ...ir.kernel import Call, Program
 from ...ir.types import F32, F64
+from ..expr import stored
 from ..jinja import render
 from .products import ABSENT, Extent, extent, matrix, operand_view
 
@@ -59,7 +60,7 @@ def grouped_call(
     touched += [(scales, call.views[1])] if scale else []
     return GroupedCall(
         op=call.op,
-        index=index.name,
+        index=stored(index),
         offsets=offsets.at,
         step=offsets.step(bound),
         groups=f"({sizes[bound]} - 1)",
@@ -79,7 +80,7 @@ def grouped_functions(op: str) -> Callable[[Program, Sequence[Call]], list[str]]
     """The function of an op, for each dtype of the offsets of a program's calls."""
 
     def written(program: Program, calls: Sequence[Call]) -> list[str]:
-        dtypes = {program.buffer[call.args[2].buffer].type.dtype.name: None for call in calls}
+        dtypes = {stored(program.buffer[call.args[2].buffer].type.dtype): None for call in calls}
         return [render(f"cpu/{op}.h", index=name) for name in dtypes]
 
     return written

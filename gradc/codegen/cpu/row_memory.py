@@ -91,8 +91,8 @@ def _work(value: str, known: Mapping[str, Stmt]) -> int:
 
 
 def may_stream(kernel: Kernel, type_: Type, s: Stmt) -> bool:
-    """Whether a store fills neighbouring elements of a large array, of this type."""
-    if not kernel.cols or kernel.descending or not is_large(type_):
+    """Whether a store, without a mask, fills neighbouring elements of a large array, of this type."""
+    if not kernel.cols or kernel.descending or s.where or not is_large(type_):
         return False
     row = kernel.cols[-1][1] * type_.dtype.itemsize
     if isinstance(row, int) and row < STREAMED_ROW:

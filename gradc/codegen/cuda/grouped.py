@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ...ir.kernel import Call, Program
 from ...ir.types import dtype as dtype_of
+from ..expr import stored
 from ..text import standalone
 from .actions import Action, Launch, Part, Plan, chunks
 from .products import THREADS, TILE
@@ -26,7 +27,7 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
         return []
     sizes = (offsets.strides[0], offsets.shape[0] - 1, *left.shape, right.shape[-1])
     numbers = (left.start, right.start, offsets.start, *sizes, *left.strides, *right.strides)
-    name = _function(call.op, dtype_of(out.part.dtype).name, dtype_of(offsets.part.dtype).name)
+    name = _function(call.op, dtype_of(out.part.dtype).name, stored(dtype_of(offsets.part.dtype)))
     args: tuple[Part | int, ...] = (left.part, right.part, offsets.part, out.part, plan.flag, plan.site(number))
     return [Launch(name, tiles, THREADS, (*args, *numbers), (3,))]
 
@@ -36,7 +37,7 @@ def support(op: str) -> Callable[[Program, Sequence[Call]], str]:
 
     def text(program: Program, calls: Sequence[Call]) -> str:
         dtypes = program.types
-        kinds = {(dtypes[c.out.buffer].dtype.name, dtypes[c.args[2].buffer].dtype.name): None for c in calls}
+        kinds = {(dtypes[c.out.buffer].dtype.name, stored(dtypes[c.args[2].buffer].dtype)): None for c in calls}
         entries = [_entry(op, *kind) for kind in kinds]
         return "\n".join([standalone(f"cuda/{op}.cu"), *entries]) if entries else ""
 

@@ -369,7 +369,8 @@ class PhaseWriter:
         if s.op == "store":
             assert s.dtype is not None
             read = ["gradc_sync<WIDTH>(); /* the task's other threads have read what may lie there */"]
-            store = f"{alone}{self.scribe.element(s.buffer, s.index)} = {self.in_memory(s)};"
+            where = f"if ({variable(s.where)}) " if s.where else ""
+            store = f"{alone}{where}{self.scribe.element(s.buffer, s.index)} = {self.in_memory(s)};"
             return [*(read if first and self.facts.may_alias(s.buffer) else []), store]
         return [self.accums[s.buffer].add(s, value, alone)]
 

@@ -205,7 +205,8 @@ def _at(updates: Node, order: Node) -> Node:
     repeated = updates.operands[0] if access(updates, Reshapes) else updates
     if access(repeated, Broadcasts) and repeated.rank == 3:
         (bags,) = repeated.operands
-        if bags.rank == 3 and bags.shape[1] == 1 and all(map(same, bags.shape[::2], repeated.shape[::2])):
+        whole = same(updates.shape[1], repeated.shape[2])  # a row of the updates is one of a bag, not all of them
+        if whole and bags.rank == 3 and bags.shape[1] == 1 and all(map(same, bags.shape[::2], repeated.shape[::2])):
             rows = reshaped(bags, bags.shape[::2])
             return gather.plain(rows, call("floordiv", order, repeated.shape[1]), axis=0, oob="clamp")
     return gather.plain(updates, order, axis=0, oob="clamp")

@@ -123,9 +123,13 @@ class _Stores:
             return None
         if not self.before(loads, store):
             return None
+        late = not {row, mask or row} <= {s.name for s in self.writer.body[: self.writer.body.index(store)]}
+        if late and loads:
+            return None
         body: list[Stmt] = []
         where = mask or next(self.writer.fresh_names())
-        for s in self.writer.body:
+        others = [s for s in self.writer.body if s is not store]
+        for s in (*others, store) if late else self.writer.body:  # where the row is known
             if s is store:
                 if mask is None:
                     body.append(Stmt(where, "in_bounds", (), BOOL, index=at[:1], attrs=(("hi", size), ("lo", 0))))
