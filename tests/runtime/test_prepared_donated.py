@@ -240,3 +240,14 @@ def test_a_tensor_that_requires_grad_is_refused_after_calls_that_record_nothing(
     with pytest.raises(NotDifferentiable):
         module(p0=p, g=g)
     assert torch.equal(p, kept) and p._version == count
+
+
+def test_what_is_not_written_counts_no_change() -> None:
+    torch = pytest.importorskip("torch")
+    module, g = update(), torch.ones(SIZE)
+    strided, p, out = torch.arange(2.0 * SIZE)[::2], torch.ones(SIZE), torch.ones(SIZE)
+    module(p0=strided, g=g)
+    module(p0=p, g=g, out={"p0": out})
+    assert (strided._version, p._version, out._version) == (0, 0, 1)
+    module(p0=p, g=g, out={"p0": p})
+    assert p._version == 1
