@@ -72,10 +72,12 @@ class Compiled:
     """A step for given types.
 
     :param values: the names of the results of the function.
+    :param new: those of parameters and state.
     """
 
     module: Module
     values: tuple[str, ...]
+    new: tuple[str, ...]
 
 
 class Step(Shared):
@@ -148,7 +150,7 @@ class Step(Shared):
         values, new = graph.output_names[: len(loss.outputs)], graph.output_names[len(loss.outputs) :]
         module = compile(graph, (), target, donate=new if self.donate else (), **self.options)
         module.forward.exclusive = new
-        return Compiled(module, values)
+        return Compiled(module, values, new)
 
     def _for(self, arguments: dict[str, Any], leaves: Mapping[str, Any]) -> Compiled:
         """What is compiled for these arguments of the function, and their leaves."""
@@ -239,7 +241,12 @@ class Step(Shared):
         if described is None or described.known is None or not _counts(arrays[f"{STATE}.step"]):
             return None
         done = forward.repeated(described, arrays, None)
-        return None if done is None else (compiled, {**arrays, **done[0]})
+        if done is None:
+            return None
+        after = {**arrays, **done[0]}
+        if len(forward.donated) < len(compiled.new):  # else each is the array given
+            after |= _in_library({name: arrays[name] for name in compiled.new}, after)
+        return compiled, after
 
     def _checked_call(
         self,
@@ -318,7 +325,13 @@ MOST_STEPS = 1 << 53
 def _counts(count: Any) -> bool:
     """Whether it is an array, in memory of the host, that :func:`_check_count` has nothing against."""
     host = type(count) is np.ndarray or (is_tensor(count) and count.device.type == "cpu")
-    return host and count.ndim == 0 and 0 <= count.item() < MOST_STEPS
+    if not host or count.ndim:
+        return False
+    try:
+        number = count.item()
+    except RuntimeError:  # a tensor without memory
+        return False
+    return isinstance(number, int) and 0 <= number < MOST_STEPS
 
 
 def _check_count(count: Array | None) -> None:

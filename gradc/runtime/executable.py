@@ -561,7 +561,8 @@ class Executable(Shared):
             self.backend.remember(described, call)
         given = out or {}
         if given or self.donated:
-            written(*given.values(), *(inputs[name] for name in self.donated.values() if name in inputs))
+            over = [donor for key, donor in call.donors.items() if key not in given and donor not in call.noncontiguous]
+            written(*given.values(), *(inputs[name] for name in over))
         results = {key: given[key] if key in given else self._result(call, key) for key in self.outputs}
         return results, call.dims
 

@@ -225,9 +225,10 @@ class _Program:
             if recording and isinstance(x, torch.Tensor) and x.requires_grad
         }
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
-        # Dynamo's guards: a shape, strides, a dtype and a device
-        own = () if form.wraps else placeholders[len(self.lifted) :]
-        self.guarded = {node for node in own if node.name not in form.mutated}
+        # by Dynamo: a shape, strides, a dtype and a device; but of what an optimizer reads it guards none of these
+        self.guarded: set[torch.fx.Node] = set()
+        if not form.wraps and not form.mutated:
+            self.guarded.update(placeholders[len(self.lifted) :])
         found = in_memory_order(graph, plan(graph, options.smallest, options.take), form.mutated)
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())

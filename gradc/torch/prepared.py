@@ -243,11 +243,14 @@ class PreparedFunction:
         return results, addresses, where
 
     def outputs(self, inputs: Tensors, results: Tensors) -> Tensors:
-        """The outputs in order, of the inputs and the results of :meth:`run`."""
-        if not self._donated:
-            return results
-        own = iter(results)
-        return [next(own) if i is None else inputs[i] for i in self._donors]
+        """The outputs in order, with the program's axes, of the inputs and the results of :meth:`run`."""
+        outputs = results
+        if self._donated:
+            own = iter(results)
+            outputs = [next(own) if i is None else inputs[i] for i in self._donors]
+        if self._orders:
+            outputs = [with_axes(y, o) if o else y for y, o in zip(outputs, self._orders, strict=True)]
+        return outputs
 
     def forward(self, inputs: Tensors) -> tuple[Tensors, list[torch.Tensor], list[int]] | None:
         """(the outputs, what autograd is to keep, the addresses of that); None where :meth:`run` gives None."""
@@ -258,8 +261,6 @@ class PreparedFunction:
         own = results[len(self._outputs) :]
         del results[len(self._outputs) :]
         outputs = self.outputs(inputs, results)
-        if self._orders:
-            outputs = [with_axes(y, o) if o else y for y, o in zip(outputs, self._orders, strict=True)]
         of_inputs, of_outputs = self._saved_inputs, self._saved_outputs
         kept = [*[inputs[i] for i in of_inputs], *[outputs[i] for i in of_outputs], *own]
         at = [*[addresses[i] for i in of_inputs], *[where[i] for i in of_outputs], *where[len(self._outputs) :]]

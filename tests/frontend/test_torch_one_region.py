@@ -101,6 +101,41 @@ def test_other_memory_of_parameters(repeated: list[bool]) -> None:
     assert repeated == [False, False]
 
 
+@pytest.mark.parametrize("kind", ["transposed", "strided", "broadcast", "negated"])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_other_memory_of_gradients(kind: str, optimizer: Any) -> None:
+    """Dynamo guards no strides of an optimizer's gradients."""
+    trained = Trained(((4, 4), (4, 4)), optimizer)
+    change = {
+        "transposed": lambda g: g.t().contiguous().t(),
+        "strided": lambda g: torch.stack([g, -g], -1)[..., 0],
+        "broadcast": lambda g: g[:1].expand(4, 4),
+        "negated": lambda g: torch._neg_view(g),
+    }[kind]
+    for changed in (False, False, False, True, True, False):
+        for p, q in zip(trained.own, trained.twin, strict=True):
+            g = torch.randn(4, 4)
+            p.grad, q.grad = (change(g), change(g)) if changed else (g, g)
+        trained.compiled()
+        trained.theirs.step()
+        trained.agrees()
+
+
+def test_results_whose_axes_lie_in_another_order(repeated: list[bool]) -> None:
+    def update(p: Any, x: Any) -> Any:
+        p.add_(1.5)
+        return (x * 2).t() + 1, x * p
+
+    call = compiled(update, smallest_region=1, target="cpu")
+    with torch.no_grad():
+        for _ in range(3):
+            mine, theirs = ((torch.ones(3, 4), torch.arange(12.0).view(3, 4)) for _ in range(2))
+            found, wanted = call(*mine), update(*theirs)
+            torch.testing.assert_close((found, mine), (wanted, theirs))
+            assert [y.stride() for y in found] == [y.stride() for y in wanted]
+    assert repeated == [False, True, True]
+
+
 def test_what_autograd_kept_is_known_to_be_written() -> None:
     trained = Trained()
     for _ in range(4):

@@ -86,6 +86,8 @@ def test_what_is_wrong_is_said_after_a_step_too(library: str, donate: bool) -> N
         (p, {**state, "square.p.w": state["mean.p.w"]}, {}, "share memory"),
         (p, {**state, "step": count(-1)}, {}, "step is -1"),
         (p, {**state, "step": count(1 << 53)}, {}, "from 0 to below"),
+        (p, {**state, "step": np.array("1")}, {}, "does not hold numbers"),
+        (p, {**state, "step": np.array(1j)}, {}, "complex128"),
         (p, state, {"lr": float("nan")}, "lr=nan"),
     ]
     copies = {name: np.asarray(a).copy() for name, a in {**p, **state}.items()}
@@ -132,3 +134,19 @@ def test_several_steps_of_one_are_known_side_by_side(bound: list[str]) -> None:
         for rows in (2, 5):
             _, p, state = step(p, state, x=np.full((rows, 3), 0.5))
         assert again < 2 or not bound
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_each_array_stays_in_its_library(donate: bool) -> None:
+    torch = pytest.importorskip("torch")
+    step = gradc.step(loss, optim.sgd(0.01, momentum=0.9), donate=donate, target="cpu")
+    p, x = parameters(), torch.full((2, 3), 0.5, dtype=torch.float64)
+    p["b"] = torch.from_numpy(p["b"])
+    state = step.init(p)
+    kinds = {name: type(a) for name, a in {**p, **state}.items()}
+    for _ in range(4):
+        value, p, state = step(p, state, x=x)
+        assert isinstance(value, torch.Tensor)
+        assert {name: type(a) for name, a in {**p, **state}.items() if name != "step"} == {
+            name: kind for name, kind in kinds.items() if name != "step"
+        }

@@ -11,7 +11,7 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.errors import GradcError, IndexOutOfRange
+from gradc.errors import GradcError, IndexOutOfRange, NotDifferentiable
 from gradc.runtime.host import pool
 
 SIZE = 24
@@ -225,3 +225,29 @@ def test_other_tensors(kind: str) -> None:
         torch.testing.assert_close(module(p0=p, g=g), before - gradient * 0.5)
         torch.testing.assert_close(p, before)
         torch.testing.assert_close(g, gradient)
+
+
+@pytest.mark.parametrize("donate", [["p0"], []])
+def test_a_tensor_that_requires_grad_is_refused_after_calls_that_record_nothing(donate: list[str]) -> None:
+    torch = pytest.importorskip("torch")
+    graph = gradc.trace(lambda g, p0: p0 - g * 0.5, g="f32[N]", p0="f32[N]")
+    module = gradc.compile(graph, donate=donate, target="cpu")
+    p, g = torch.zeros(SIZE, requires_grad=True), torch.ones(SIZE)
+    with torch.no_grad():
+        for _ in range(2):
+            module(p0=p, g=g)
+    kept, count = p.detach().clone(), p._version
+    with pytest.raises(NotDifferentiable):
+        module(p0=p, g=g)
+    assert torch.equal(p, kept) and p._version == count
+
+
+def test_what_is_not_written_counts_no_change() -> None:
+    torch = pytest.importorskip("torch")
+    module, g = update(), torch.ones(SIZE)
+    strided, p, out = torch.arange(2.0 * SIZE)[::2], torch.ones(SIZE), torch.ones(SIZE)
+    module(p0=strided, g=g)
+    module(p0=p, g=g, out={"p0": out})
+    assert (strided._version, p._version, out._version) == (0, 0, 1)
+    module(p0=p, g=g, out={"p0": p})
+    assert p._version == 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import struct
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -205,6 +206,7 @@ class TensorTypes:
         at = {i: n for n, i in enumerate((*self._tensors, *self._arrays))}
         self._order = [at[i] for i in range(len(types))]
         self._guards = tensor_guards([like[i] for i in self._tensors])
+        self._require_grad = any([like[i].requires_grad for i in self._tensors])
 
     @property
     def known(self) -> bool:
@@ -215,6 +217,8 @@ class TensorTypes:
         """:meth:`ArrayTypes.addresses`; None, too, for tensors that something records."""
         tensors = [arrays[i] for i in self._tensors]
         if is_tracing() or forward_level() >= 0 or not self._guards(*tensors):
+            return None
+        if self._require_grad and sys.modules["torch"].is_grad_enabled():
             return None
         others = self._types.addresses([arrays[i] for i in self._arrays])
         if others is None:
