@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
@@ -391,8 +391,9 @@ def torch_module() -> ModuleType:
                 del torch.capturing[captured.stream]
                 captured.work = InMemory.captures.pop(captured.stream)
 
-    def increment_version(x: Tensor) -> None:
-        x._version += 1
+    def increment_version(x: Tensor | Sequence[Tensor]) -> None:
+        for each in [x] if isinstance(x, Tensor) else x:
+            each._version += 1
 
     torch.empty, torch.OutOfMemoryError = empty, MemoryError
     torch.autograd = SimpleNamespace(
