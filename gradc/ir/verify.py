@@ -6,7 +6,7 @@ A violation is a :class:`TypeRuleError` whose note shows the line with carets un
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -354,15 +354,23 @@ def _verify_loop(loop: Loop, program: Program) -> None:
     for blocks in (loop.blocks, *(sweep.blocks for sweep in loop.sweeps)):
         _verify_slots(blocks, "block")
     _verify_sweeps(loop, outer)
-    own = {b.name for b in loop.buffers}
-    sequential = set(loop.sequential)
-    _demand(sequential <= {name for name, _ in loop.over}, "sequential names no axis that it goes over", line, "seq")
+    axes = {name for name, _ in loop.over}
+    _demand(set(loop.sequential) <= axes, "sequential names no axis that it goes over", line, "seq")
+    _verify_own_parts(loop, program, every)
+
+
+def _verify_own_parts(loop: Loop, program: Program, defined: Collection[str]) -> None:
+    """Each block of a loop writes a part of its own of the buffers outside, and none touches what another writes.
+
+    :param defined: the names of all buffers.
+    """
+    own, sequential = {b.name for b in loop.buffers}, set(loop.sequential)
     made: dict[str, set[object]] = {}
     swept = {id(step): sweep for sweep in loop.sweeps for step in sweep.steps}
     for step in loop.items:
         sweep = swept.get(id(step))
         for access in step.accesses:
-            _demand(access.buffer in every, f"the buffer {access.buffer} is not defined", step, step.name)
+            _demand(access.buffer in defined, f"the buffer {access.buffer} is not defined", step, step.name)
             if access.buffer in own:
                 continue
             part = _own_part(access, loop, sweep, step)

@@ -142,7 +142,8 @@ class _Term:
 
     def is_relative(self, value: str) -> bool:
         relative = self.power(value) == 1
-        # A mask may hide the columns where m is infinite.  Without it, these alone decide what the sum is.
+        # A mask may hide the columns where m is infinite.  Without it, these decide what the sum is, unless an exp of
+        # another column overflows first: where m is +inf, a carried sum of both signs may be an infinity for a NaN.
         return relative and len(self.shifts) == 1 and not (self.masked and self.shifts != {"finite from below"})
 
     def power(self, value: str) -> int | None:

@@ -226,19 +226,28 @@ class SimLibrary:
             for i in arrays if memory is not None else ():
                 values[i].value = memory.address(i) if memory is not None else None
             done = self._launch(kernel, grid, block, shared, values, memory, seed, count and self.check)
-            found = done.found
-            if found.kind:
-                if found.kind == faults.NO_MEMORY:
-                    raise OutOfMemory(f"{kernel}: no memory for the simulation of a block of {block}")
-                base = self._library.gradc_sim_base()
-                names = ["dynamic shared memory", *(f"__shared__ {_plain_name(v.symbol)}" for v in self._shared)]
-                shape = faults.Shape(
-                    kernel, grid, block, self.source, names, memory.name if memory is not None else faults.unnamed
-                )
-                raise SimulationFault(*faults.describe(found, shape, lambda pc: self._frames(pc - base)))
+            if done.found.kind:
+                raise self._error(done.found, kernel, grid, block, memory)
             if memory is not None:
                 memory.give_back()
             return SharedTransactions(done.transactions, done.least)
+
+    def _error(
+        self,
+        found: faults.Fault,
+        kernel: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        memory: _Memory | None,
+    ) -> OutOfMemory | SimulationFault:
+        """What a launch raises for the fault that it found."""
+        if found.kind == faults.NO_MEMORY:
+            return OutOfMemory(f"{kernel}: no memory for the simulation of a block of {block}")
+        base = self._library.gradc_sim_base()
+        names = ["dynamic shared memory", *(f"__shared__ {_plain_name(v.symbol)}" for v in self._shared)]
+        named = memory.name if memory is not None else faults.unnamed
+        shape = faults.Shape(kernel, grid, block, self.source, names, named)
+        return SimulationFault(*faults.describe(found, shape, lambda pc: self._frames(pc - base)))
 
     def _check_shape(self, kernel: str, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int) -> None:
         threads, blocks = block[0] * block[1] * block[2], grid[0] * grid[1] * grid[2]

@@ -32,7 +32,7 @@ def _attention(
 
 def _grouped_mm(x: Node, weight: Node, ends: Node | None = None, bias: Any = None, out_dtype: Any = None) -> Node:
     """The products of groups, whose ends are along the rows of x, along the columns of weight, or, of two matrices,
-    along what is summed over; without ends of as many matrices each.
+    along what is summed over; without ends each of the two has as many matrices.
     """
     if bias is not None:
         raise Unsupported("a grouped product with a bias")
