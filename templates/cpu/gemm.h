@@ -234,43 +234,84 @@ static inline __attribute__((always_inline)) void GEMM(pack)(T *restrict to, con
   }
 }
 
-/* The same, from elements of another type; short runs again. */
-static void GEMM(pack_read)(T *restrict to, const gradc_matrix *in, int64_t at, int64_t count, int64_t steps, int64_t across, int64_t along, int width) {
-  for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
-    const int w = count - i0 < width ? (int)(count - i0) : width;
-    const char *panel = in->data + (at + i0 * across) * in->bytes;
-    if (w < width) {
-      memset(to, 0, (size_t)(steps * width) * sizeof(T));
+/* Where a tile of an operand begins in the whole of it, which decides what groups it lies in; columns of b are the rows of its transpose. */
+typedef struct {
+  const gradc_matrix *in;
+  int64_t row, col;
+  int transposed;
+} GEMM(part);
+
+/* Elements that are side by side in memory, from element `at` and row and column on, as T and times their scales: along the rows or the columns. */
+static inline __attribute__((always_inline)) void GEMM(read_line)(T *restrict to, const gradc_matrix *in, int64_t at, int64_t row, int64_t col, int64_t count,
+                                                                  const int along_rows) {
+  if (in->read) {
+    in->read(to, in->data + at * in->bytes, count, 1, 1);
+  } else {
+    memcpy(to, (const T *)in->data + at, (size_t)count * sizeof(T));
+  }
+  if (!in->scale) {
+    return;
+  }
+  const T *scale = (const T *)in->scale + (along_rows ? col / in->col_per * in->scale_col : row / in->row_per * in->scale_row);
+  const int64_t first = along_rows ? row : col, step = along_rows ? in->scale_row : in->scale_col, per = along_rows ? in->row_per : in->col_per;
+  if (step && per == 1) {
+    for (int64_t i = 0; i < count; i++) {
+      to[i] *= scale[(first + i) * step];
     }
-    if (across == 1) {
-      for (int64_t p = 0; p < steps; p++) {
-        in->read(to + p * width, panel + p * along * in->bytes, w, 1, 1);
-      }
-    } else {
-      for (int64_t p = 0; p < steps; p += 32) {
-        for (int i = 0; i < w; i++) {
-          in->read(to + p * width + i, panel + (i * across + p * along) * in->bytes, steps - p < 32 ? steps - p : 32, width, along);
-        }
-      }
+    return;
+  }
+  for (int64_t i = 0, end; i < count; i = end) { /* elements that have one scale */
+    end = step ? at_most(((first + i) / per + 1) * per - first, count) : count;
+    const T factor = scale[step ? (first + i) / per * step : 0];
+#pragma omp simd
+    for (int64_t x = i; x < end; x++) {
+      to[x] *= factor;
     }
   }
 }
 
-/* Panels times the scales of rows (columns) i and steps p on. */
-static void GEMM(pack_scale)(T *restrict to, const T *restrict scale, int64_t i, int64_t p, int64_t count, int64_t steps, int64_t across, int64_t along,
-                             int64_t across_per, int64_t along_per, int width) {
-  for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
-    const int w = count - i0 < width ? (int)(count - i0) : width;
-    T line[GEMM_MR > GEMM(NR) ? GEMM_MR : GEMM(NR)];
-    for (int64_t q = 0, end; q < steps; q = end) { /* steps that have one line of scales */
-      end = along ? ((p + q) / along_per + 1) * along_per - p : steps;
-      end = end < steps ? end : steps;
-      for (int x = 0; x < w; x++) {
-        line[x] = scale[(i + i0 + x) / across_per * across + (p + q) / along_per * along];
+/* Panels of rows from i and steps from p on of an operand of another type, or with scales: by lines, as it lies. */
+static inline __attribute__((always_inline)) void GEMM(pack_read)(T *restrict to, GEMM(part) t, int64_t i, int64_t p, int64_t count, int64_t steps, int64_t across,
+                                                                  int64_t along, const int width, const int squares) {
+  enum { LINE = 128, WIDEST = GEMM_MR > GEMM(NR) ? GEMM_MR : GEMM(NR) };
+  const gradc_matrix *in = t.in;
+  const int64_t at = i * across + p * along, row = t.row + (t.transposed ? p : i), col = t.col + (t.transposed ? i : p);
+  if (along == 1) {
+    T lines[WIDEST * LINE];
+    for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
+      const int64_t w = at_most(count - i0, width);
+      for (int64_t q = 0; q < steps; q += LINE) {
+        const int64_t some = at_most(steps - q, LINE);
+        for (int64_t x = i0; x < i0 + w; x++) {
+          GEMM(read_line)(lines + (x - i0) * LINE, in, at + x * across + q, row + (t.transposed ? q : x), col + (t.transposed ? x : q), some, t.transposed);
+        }
+        GEMM(pack)(to + q * width, lines, w, some, LINE, 1, width, squares);
       }
-      for (int64_t step = q; step < end; step++) {
-        for (int x = 0; x < w; x++) {
-          to[step * width + x] *= line[x];
+    }
+  } else if (across == 1) { /* panels side by side, so that lines are long */
+    T line[GEMM_SIDE_BY_SIDE * WIDEST];
+    for (int64_t i0 = 0, some; i0 < count; i0 += some, to += some * steps) {
+      some = at_most(count - i0, GEMM_SIDE_BY_SIDE * width);
+      memset(line + some / width * width, 0, (size_t)(whole(some, width) - some / width * width) * sizeof(T));
+      for (int64_t q = 0; q < steps; q++) {
+        for (int64_t x = 0; x < some * in->bytes; x += 64) {
+          __builtin_prefetch(in->data + (at + i0 + (q + 8) * along) * in->bytes + x);
+        }
+        GEMM(read_line)(line, in, at + i0 + q * along, row + (t.transposed ? q : i0), col + (t.transposed ? i0 : q), some, !t.transposed);
+        for (int64_t x = 0; x < some; x += width) {
+          memcpy(to + x * steps + q * width, line + x, (size_t)width * sizeof(T));
+        }
+      }
+    }
+  } else {
+    for (int64_t i0 = 0; i0 < count; i0 += width, to += steps * width) {
+      const int64_t w = at_most(count - i0, width);
+      if (w < width) {
+        memset(to, 0, (size_t)(steps * width) * sizeof(T));
+      }
+      for (int64_t q = 0; q < steps; q++) {
+        for (int64_t x = i0; x < i0 + w; x++) {
+          GEMM(read_line)(to + q * width + x - i0, in, at + x * across + q * along, row + (t.transposed ? q : x), col + (t.transposed ? x : q), 1, 0);
         }
       }
     }
@@ -428,13 +469,6 @@ static inline __attribute__((always_inline)) void GEMM(pack_few)(T *restrict to,
   }
 }
 
-/* Where a tile of an operand begins in the whole of it, which decides what groups it lies in; columns of b are the rows of its transpose. */
-typedef struct {
-  const gradc_matrix *in;
-  int64_t row, col;
-  int transposed;
-} GEMM(part);
-
 /* Panels of rows from i and steps from p on, both counted from the tile. */
 static inline __attribute__((always_inline)) void GEMM(panels)(T *to, GEMM(part) t, int64_t i, int64_t p, int64_t count, int64_t steps, const int width,
                                                                const int squares) {
@@ -445,15 +479,10 @@ static inline __attribute__((always_inline)) void GEMM(panels)(T *to, GEMM(part)
     GEMM(pack_few)(to, in, t.transposed, (t.transposed ? t.col : t.row) + i, (t.transposed ? t.row : t.col) + p, count, steps, width);
   } else if (in->places) {
     GEMM(pack_places)(to, in, t.transposed, (t.transposed ? t.col : t.row) + i, (t.transposed ? t.row : t.col) + p, count, steps, width);
-  } else if (in->read) {
-    GEMM(pack_read)(to, in, at, count, steps, across, along, width);
+  } else if (in->read || in->scale) {
+    GEMM(pack_read)(to, t, i, p, count, steps, across, along, width, squares);
   } else {
     GEMM(pack)(to, (const T *)in->data + at, count, steps, across, along, width, squares);
-  }
-  if (in->scale && t.transposed) {
-    GEMM(pack_scale)(to, (const T *)in->scale, t.col + i, t.row + p, count, steps, in->scale_col, in->scale_row, in->col_per, in->row_per, width);
-  } else if (in->scale) {
-    GEMM(pack_scale)(to, (const T *)in->scale, t.row + i, t.col + p, count, steps, in->scale_row, in->scale_col, in->row_per, in->col_per, width);
   }
 }
 
@@ -564,8 +593,8 @@ static void GEMM(rows)(T *restrict sums, int64_t cols, int64_t kc, const T *rest
  * which fill vectors of steps, or in rows, which fill vectors of columns. */
 static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, T *c, int64_t c_col, int add, void *workspace) {
   const GEMM(part) left = {a, 0, p0, 0}, right = {b, p0, j0, 1};
-  const int in_columns = !b->scale && b->row == 1, in_rows = !b->read && !b->scale && b->col == 1 && !in_columns;
-  const int64_t width = in_rows ? GEMM_WIDE : GEMM(LANES);
+  const int in_columns = b->row == 1, in_rows = b->col == 1 && !in_columns, as_it_lies = !b->read && !b->scale;
+  const int64_t width = !in_rows ? GEMM(LANES) : as_it_lies ? GEMM_WIDE : GEMM_LINES * GEMM(LANES);
   T *pa = workspace, *sums = pa + 2 * GEMM_KC, *pb = sums + GEMM_WIDE * GEMM(LANES);
   for (int64_t p = 0; p < k; p += GEMM_KC) {
     const int64_t kc = k - p < GEMM_KC ? k - p : GEMM_KC;
@@ -575,15 +604,20 @@ static void GEMM(row)(int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_
       const int64_t cols = n - j < width ? n - j : width;
       const T *from = (const T *)b->data + p * b->row + j * b->col, *found = sums;
       GEMM(vec) v[GEMM(LANES)];
-      if (in_columns && b->read) {
+      if (in_columns && !as_it_lies) {
         for (int64_t i = 0; i < cols; i++) {
-          b->read(pb + i * kc, b->data + (p * b->row + (j + i) * b->col) * b->bytes, kc, 1, 1);
+          GEMM(read_line)(pb + i * kc, b, p + (j + i) * b->col, p0 + p, j0 + j + i, kc, 1);
         }
         GEMM(columns)(v, cols, kc, pa, pb, kc);
         found = (const T *)v;
       } else if (in_columns) {
         GEMM(columns)(v, cols, kc, pa, from, b->col);
         found = (const T *)v;
+      } else if (in_rows && !as_it_lies) {
+        for (int64_t q = 0; q < kc; q++) {
+          GEMM(read_line)(pb + q * width, b, (p + q) * b->row + j, p0 + p + q, j0 + j, cols, 0);
+        }
+        GEMM(rows)(sums, cols, kc, pa, pb, width);
       } else if (in_rows) {
         GEMM(rows)(sums, cols, kc, pa, from, b->row);
       } else {

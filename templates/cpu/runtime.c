@@ -629,9 +629,10 @@ static void after_fork(void) {
 #define GEMM_SHUFFLES 1
 #endif
 #endif
-enum { GEMM_UNROLL = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = GEMM_BYTES > 32 ? 512 : 1024, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC, GEMM_PACKED = 2 << 20 };
+enum { GEMM_UNROLL = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = GEMM_BYTES > 32 ? 512 : 1024, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC, GEMM_PACKED = 2 << 20, GEMM_LINES = 4 };
 /* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
- * STRETCH: steps between two looks for signals.  WIDE: columns of one row whose sums, a vector each, fill a first cache at most. */
+ * STRETCH: steps between two looks for signals.  WIDE: columns of one row whose sums, a vector each, fill a first cache at most.
+ * LINES: vectors in a line of an operand of another type. */
 
 /* An address that stays in one register, rather than many that are computed ahead. */
 #define GEMM_KEEP(pointer) __asm__("" : "+r"(pointer))
@@ -816,7 +817,7 @@ static void *packs_or_report(const product *p, int64_t bytes) {
 
 /* ---- One row */
 
-static int64_t row_bytes(int64_t size) { return GEMM_KC * (2 * size + GEMM_BYTES) + GEMM_WIDE * GEMM_BYTES; } /* a's block, the sums, b's panel */
+static int64_t row_bytes(int64_t size) { return GEMM_KC * (2 * size + GEMM_LINES * GEMM_BYTES) + GEMM_WIDE * GEMM_BYTES; } /* a's block, the sums, b's lines */
 
 static void row_task(const void *args, int64_t task) {
   const product *p = args;
