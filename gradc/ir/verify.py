@@ -654,15 +654,15 @@ class _CallCheck(_StepCheck):
 
     def window(self, call: Call) -> bool:
         """Whether the rows of the result of a call in a loop are evenly spaced: positions, part of an axis, whole axes
-        in any order, the last of which may be shorter than the buffer's.
+        in any order, the last of which may be a part of the buffer's.
         """
         axes, shape = dict(call.axes), self.program.buffer[call.out.buffer].type.shape
         begun = False
         for place, (index, size) in enumerate(zip(call.out.index, shape, strict=True)):
             if len(index.terms) > 1 or any(v not in axes or c != 1 for v, c in index.terms):
                 return False
-            whole = place == len(shape) - 1 or (index.terms and same(axes[index.terms[0][0]], size))
-            if index.terms and begun and (index.const != 0 or not whole):
+            whole = index.terms and index.const == 0 and same(axes[index.terms[0][0]], size)
+            if index.terms and begun and not whole and place < len(shape) - 1:
                 return False
             if begun and not index.terms:
                 return False

@@ -6,7 +6,7 @@ static int gradc_grouped_matmul_{{ index }}(const gradc_ctx *ctx, int dtype, con
   i64 begin = 0;
   for (i64 g = 0; g < groups; g++) {
     const i64 end = gradc_min(gradc_max((i64)offsets[(g + 1) * step], begin), rows);
-    if (end > begin) ctx->matmul(ctx, dtype, 1, end - begin, n, k, &x, &w, out + begin * n * bytes, 0);
+    if (end > begin) ctx->matmul(ctx, dtype, 1, end - begin, n, k, &x, &w, out + begin * n * bytes, n, 0);
     x.data += (end - begin) * x.row * x.bytes;
     w.data += w.batch * w.bytes;
     if (w.scale) w.scale += w.scale_batch * bytes;

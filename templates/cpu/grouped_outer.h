@@ -8,7 +8,7 @@ static int gradc_grouped_outer_{{ index }}(const gradc_ctx *ctx, int dtype, cons
   i64 begin = 0;
   for (i64 g = 0; g < groups; g++) {
     const i64 end = gradc_min(gradc_max((i64)offsets[(g + 1) * step], begin), rows);
-    ctx->matmul(ctx, dtype, 1, k, n, end - begin, &x, &y, out + g * matrix, 0);
+    ctx->matmul(ctx, dtype, 1, k, n, end - begin, &x, &y, out + g * matrix, n, 0);
     x.data += (end - begin) * x.col * x.bytes;
     y.data += (end - begin) * y.row * y.bytes;
     begin = end;

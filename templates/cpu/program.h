@@ -175,7 +175,7 @@ static inline __attribute__((unused)) i64 gradc_poll_rows(i64 cols) { return gra
 /* A matrix product over several batch axes: neighbours that step alike are one, the last goes to the library, the rest are loops.
  * steps: of a, b and their scales along each axis. */
 static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtype, int axes, const i64 *size, const i64 (*steps)[4], i64 m, i64 n,
-                                                  i64 k, gradc_matrix a, gradc_matrix b, char *c, int accumulate) {
+                                                  i64 k, gradc_matrix a, gradc_matrix b, char *c, i64 c_row, int accumulate) {
   i64 batch = 1, last[4] = {0}, done = axes;
   while (done > 0) {
     const i64 s = size[done - 1], *step = steps[done - 1];
@@ -200,7 +200,7 @@ static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtyp
     a.data = first[0] + at[0] * a.bytes, b.data = first[1] + at[1] * b.bytes;
     if (first[2]) a.scale = first[2] + at[2] * bytes;
     if (first[3]) b.scale = first[3] + at[3] * bytes;
-    ctx->matmul(ctx, dtype, batch, m, n, k, &a, &b, c + o * batch * m * n * bytes, accumulate);
+    ctx->matmul(ctx, dtype, batch, m, n, k, &a, &b, c + o * batch * m * c_row * bytes, c_row, accumulate);
   }
 }
 

@@ -780,7 +780,9 @@ typedef struct {
   const gemm_type *type;
   gradc_matrix a, b;
   char *c;
-  int64_t batch, m, n, k, c_row, c_col;
+  int64_t batch, m, n, k;
+  int64_t c_row, c_col;       /* of what the products write: the result, or partials */
+  int64_t rows, width, apart_rows; /* of the result in each batch, their elements, and from one to the next */
   int64_t each, apart; /* see gemm_result */
   int64_t splits, step, group; /* `group` products to a task */
   int64_t part_m, part_n, slab_m, slab_n, slab_k, tile_m, tile_n, block_k;
@@ -804,7 +806,7 @@ static char *one_product(const product *p, int64_t number, gradc_matrix *a, grad
     b->scale += batch * b->scale_batch * size;
   }
   *add = p->accumulate && p->splits == 1;
-  return (p->splits > 1 ? p->partials + split * p->batch * p->m * p->n * size : p->c) + batch * p->m * p->n * size;
+  return p->splits > 1 ? p->partials + (split * p->batch + batch) * p->m * p->n * size : p->c + batch * p->rows * p->apart_rows * size;
 }
 
 static void *packs_or_report(const product *p, int64_t bytes) {
@@ -962,13 +964,17 @@ static void product_task(const void *args, int64_t task) {
 enum { ADD_CHUNK = 8192 };
 
 #define ADD_PARTIALS(T)                                                                                                          \
-  for (int64_t i = first; i < last; i++) {                                                                                       \
-    const T *part = (const T *)p->partials + i;                                                                                  \
-    T sum = part[0];                                                                                                             \
-    for (int64_t s = 1; s < p->splits; s++) {                                                                                    \
-      sum += part[s * all];                                                                                                      \
+  for (int64_t i = first, end; i < last; i = end) { /* elements of one row */                                                    \
+    end = at_most(last, (i / p->width + 1) * p->width);                                                                          \
+    T *to = (T *)p->c + i / p->width * p->apart_rows + i % p->width;                                                             \
+    for (int64_t x = i; x < end; x++, to++) {                                                                                    \
+      const T *part = (const T *)p->partials + x;                                                                                \
+      T sum = part[0];                                                                                                           \
+      for (int64_t s = 1; s < p->splits; s++) {                                                                                  \
+        sum += part[s * all];                                                                                                    \
+      }                                                                                                                          \
+      *to = p->accumulate ? *to + sum : sum;                                                                                     \
     }                                                                                                                            \
-    ((T *)p->c)[i] = p->accumulate ? ((T *)p->c)[i] + sum : sum;                                                                 \
   }
 
 static void add_task(const void *args, int64_t task) {
@@ -1110,21 +1116,21 @@ EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
 
 /* A product by the kernels of a type; whether they could multiply all its elements, else the result is undefined. */
 static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
-                       const gradc_matrix *b, void *c, int accumulate) {
+                       const gradc_matrix *b, void *c, int64_t c_row, int accumulate) {
   const int64_t size = type->size;
   atomic_int unfit = 0;
-  product p = {.ctx = ctx, .unfit = &unfit, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_row = n, .c_col = 1, .accumulate = accumulate};
+  product p = {.ctx = ctx, .unfit = &unfit, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_col = 1, .rows = m, .width = n, .apart_rows = c_row, .accumulate = accumulate};
   /* The long side belongs into the vectors, and what is read where it is into a kernel's columns: the product of the transposes. */
   const int tall = n <= GEMM_FEW && k >= 4 * n && m <= 4 * type->nr && a->row == 1 && a->col <= 4 * type->nr && !a->read && !a->scale;
   const gradc_places turned[2] = {transposed_places(a), transposed_places(b)};
   if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES || tall)) {
     p.a = transpose(b), p.b = transpose(a);
     p.a.places = b->places ? &turned[1] : 0, p.b.places = a->places ? &turned[0] : 0;
-    p.m = n, p.n = m;
-    p.c_row = 1, p.c_col = n;
+    p.m = n, p.n = m, p.c_row = 1;
     m = p.m, n = p.n;
   }
   split(&p);
+  *(p.c_row ? &p.c_col : &p.c_row) = p.splits > 1 ? p.width : c_row;
   p.partials = p.splits > 1 ? scratch(PARTIALS, (size_t)(p.splits * batch * m * n * size)) : NULL;
   if (p.splits > 1 && !p.partials) {
     gradc_report(ctx, GRADC_OUT_OF_MEMORY, -1, 0, p.splits * batch * m * n * size, 0);
@@ -1138,7 +1144,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
     memmove(joined.col.step + 1, joined.col.step, sizeof joined.col.step - sizeof *joined.col.step);
     joined.col.count++, joined.col.size[0] = batch, joined.col.step[0] = p.b.batch;
     p.b.places = &joined;
-    p.each = n, p.apart = (m - 1) * n;
+    p.each = n, p.apart = m * p.c_row - n;
     p.n = n *= batch, p.batch = batch = 1;
   }
   const int64_t products = batch * p.splits;
@@ -1164,26 +1170,28 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
 }
 
 EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
-                         const gradc_matrix *b, void *c, int accumulate) {
+                         const gradc_matrix *b, void *c, int64_t c_row, int accumulate) {
   if (batch <= 0 || m <= 0 || n <= 0) {
     return;
   }
   const gemm_type *every = dtype == 32 ? &sgemm_type : &dgemm_type, *type = m == 1 || n == 1 || accumulate ? every : type_of(dtype, a, b);
   if (k <= 0) { /* a sum of nothing */
     if (!accumulate) {
-      memset(c, 0, (size_t)(batch * m * n * every->size));
+      for (int64_t row = 0; row < batch * m; row++) {
+        memset((char *)c + row * c_row * every->size, 0, (size_t)(n * every->size));
+      }
     }
     return;
   }
-  if (!multiply_as(type, ctx, batch, m, n, k, a, b, c, accumulate)) {
-    multiply_as(every, ctx, batch, m, n, k, a, b, c, accumulate);
+  if (!multiply_as(type, ctx, batch, m, n, k, a, b, c, c_row, accumulate)) {
+    multiply_as(every, ctx, batch, m, n, k, a, b, c, c_row, accumulate);
   }
 }
 
 /* gradc_matmul as an entry: both operands and the result; dtype, batch, m, n, k, accumulate. */
 EXPORT int gradc_run_matmul(const gradc_ctx *ctx, void *const *buffers, const int64_t *dims, char *scratch, int64_t only) {
   (void)scratch, (void)only;
-  gradc_matmul(ctx, (int)dims[0], dims[1], dims[2], dims[3], dims[4], buffers[0], buffers[1], buffers[2], (int)dims[5]);
+  gradc_matmul(ctx, (int)dims[0], dims[1], dims[2], dims[3], dims[4], buffers[0], buffers[1], buffers[2], dims[3], (int)dims[5]);
   return 0;
 }
 

@@ -43,10 +43,10 @@ typedef struct {
 struct gradc_ctx {
   /* body(args, t) for each t in [0, tasks), in any order, on any threads; a call from inside a body runs in place. */
   void (*parallel_for)(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const void *args);
-  /* c[b,i,j] = sum over p of a[b,i,p] * b[b,p,j] (+ c[b,i,j] if accumulate); dtype is 32 or 64.  c is contiguous and
-   * overlaps neither operand. */
+  /* c[b,i,j] = sum over p of a[b,i,p] * b[b,p,j] (+ c[b,i,j] if accumulate); dtype is 32 or 64.  c's rows, one after
+   * another in all batches, are c_row elements apart, and overlap neither operand. */
   void (*matmul)(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
-                 const gradc_matrix *b, void *c, int accumulate);
+                 const gradc_matrix *b, void *c, int64_t c_row, int accumulate);
   /* Memory of the calling thread, at a multiple of 64, until it asks again; 0 if there is none (the error is reported). */
   char *(*local)(const gradc_ctx *ctx, int64_t bytes);
   /* The same, of other memory: for a block of a loop, whose steps ask for local. */

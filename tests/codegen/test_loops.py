@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from gradc import knobs
-from gradc.errors import Unsupported
 from gradc.interp import run_program
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.passes.program.plan_buffers import plan_buffers
+from gradc.runtime.executable import Executable
 from gradc.runtime.host import pool
 from gradc.runtime.host.cpu import CpuProgram
 
@@ -114,13 +114,60 @@ def test_products_in_a_loop_are_looked_at_where_bounds_are(program):
             _run(checked, _inputs(1, 20, 5), 1, 20, 5)
 
 
-def test_rows_of_a_product_that_lie_apart() -> None:
-    """A block whose rows are longer than the product's: the interpreter and a GPU leave the rest; C refuses it."""
+def test_rows_of_a_product_that_lie_apart(program) -> None:
+    """A block whose rows are longer than the product's: the rest is left."""
     text = TEXT.replace("block s: f32[c,M]", "block s: f32[c,M + 3]")
     padded = parse_program(text)
     verify_program(padded)
     inputs = _inputs(2, 19, 5)
     for name, value in run_program(parse_program(TEXT), inputs).items():
         assert np.array_equal(run_program(padded, inputs)[name], value), name
-    with pytest.raises(Unsupported, match="whole rows of a buffer"):
-        CpuProgram(plan_buffers(padded)).bind({"B": 2, "N": 19, "M": 5})
+    inputs = _inputs(2, 19, 5)
+    wanted = _run(program, inputs, 2, 19, 5)
+    for name, got in _run(CpuProgram(plan_buffers(padded)), inputs, 2, 19, 5).items():
+        assert np.array_equal(got, wanted[name]), name
+
+
+DECODED = """program @decoded {
+  input x: f32[R,K]
+  input codes: i8[N,K]
+  input dy: f32[R,N]
+  output y: f32[R,N]
+  output dx: f32[R,K]
+  kernel @zeros rows(i: R) cols(j: K) {
+    %0 = const {value=0.0} : f32
+    store dx[i, j] <- %0 : f32
+  }
+  loop rows(r: N) by(48) count(c) {
+    block w: f32[c,K]
+    kernel @decode rows(i: c) cols(j: K) {
+      %0 = load codes[i + (r), j] : i8
+      %1 = cast %0 {dtype=f32} : f32
+      store w[i, j] <- %1 : f32
+    }
+    call @matmul_0 axes(m: R, n: c, k: K) y[m, n + (r)] <- matmul x[m, k], w[n, k]
+    call @matmul_1 axes(m: R, n: K, k: c) dx[m, n] += matmul dy[m, k + (r)], w[k, n]
+  }
+  return y=y, dx=dx
+}"""
+
+
+@pytest.mark.parametrize("target", ("numpy", "cpu", "cuda-sim"))
+def test_a_block_is_some_columns_of_a_product(target):
+    """Rows of the right operand, a block after another: products of whole numbers are exact."""
+    executable = Executable(parse_program(DECODED), target)
+    rng = np.random.default_rng(0)
+    shapes = [(r, n, 9) for r in (0, 1, 2, 5, 17, 130) for n in (1, 47, 48, 130)] + [
+        (3, 100, 0),
+        (1, 60, 4100),
+        (5, 60, 4100),
+        (60, 1, 3),
+    ]
+    for rows, columns, inner in shapes if target != "cuda-sim" else shapes[::5]:
+        x, codes, dy = (
+            rng.integers(-4, 5, shape).astype(np.int8) for shape in ((rows, inner), (columns, inner), (rows, columns))
+        )
+        got = executable(x=x.astype(np.float32), codes=codes, dy=dy.astype(np.float32))
+        x, codes, dy = (a.astype(np.int64) for a in (x, codes, dy))
+        assert np.array_equal(got["y"], x @ codes.T), (rows, columns, inner)
+        assert np.array_equal(got["dx"], dy @ codes), (rows, columns, inner)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...errors import Unsupported
-from ...ir.dims import Size, product, same, symbol
+from ...ir.dims import Size, product, symbol
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import Operand
@@ -77,7 +77,7 @@ class ProductCall:
     :param m, n, k: the axes of the result and the one that is summed over, as C.
     :param matrices: the initialisers of both operands.
     :param places: those of their places, "" where both their axes are evenly spaced.
-    :param out: the address of the result.
+    :param out: the address of the result, :param out_row: and the elements from one of its rows to the next, as C.
     :param add: whether it is added to what is there.
     :param extents: what is to be checked with GRADC_BOUNDS.
     """
@@ -90,6 +90,7 @@ class ProductCall:
     matrices: tuple[str, str]
     places: tuple[str, str]
     out: str
+    out_row: str
     add: str
     extents: tuple[Extent, ...]
 
@@ -128,10 +129,8 @@ def product_call(
     if call.bias:
         raise Unsupported("a matrix product with a bias on the cpu")
     stored = [v for i in call.out.index for v, _ in i.terms]
-    if stored != call.result_axes or not same(program.buffer[call.out.buffer].type.shape[-1], sizes[n]):
-        raise Unsupported(
-            "a matrix product on the cpu whose rows are not neighbours, or not the whole rows of a buffer"
-        )
+    if stored != call.result_axes:
+        raise Unsupported("a matrix product on the cpu whose rows are not neighbours")
 
     def view(operand: Operand | None) -> OperandView:
         return operand_view(operand, program, place, over_dims, dtype) if operand else ABSENT
@@ -153,6 +152,7 @@ def product_call(
         places=places,
         out=f"(char *)buf[{place[call.out.buffer]}]"
         + (f" + ({out.first}) * {dtype.itemsize}" if out.first != "0" else ""),
+        out_row=next((out.steps[axis] for axis in (m, *reversed(batch)) if axis in out.steps), over_dims(sizes[n])),
         add=_adds(call, program, over_dims) if call.add else "0",
         extents=tuple(
             extent(o, {a: over_dims(size) for a, size in _along(o, call, axes).items()}) for o, axes in touched

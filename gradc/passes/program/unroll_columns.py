@@ -21,7 +21,7 @@ from ..manager import program_pass
 from .unroll_sums import sums_apart
 
 LONGEST = 32
-"""Elements of a window at most."""
+"""Columns that are accumulated into at most; windows have fewer elements."""
 LARGEST = 768
 """Statements of an unrolled kernel at most."""
 FEWEST = 8
@@ -210,7 +210,9 @@ def _reduces_windows(kernel: Kernel) -> bool:
     """
     sizes = [n for _, n in kernel.cols if isinstance(n, int)]
     count = prod(sizes)
-    if not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= count <= LONGEST:
+    if (
+        not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= count < LONGEST
+    ):  # so many fill vectors of their own
         return False
     lane, windows = kernel.rows[-1]
     if (isinstance(windows, int) and windows < FEWEST) or count * len(kernel.body) > LARGEST:

@@ -1,8 +1,9 @@
 """block_rows: steps that hand wide rows to one another run for one block of rows at a time.
 
 What lies between a product with wide rows and the steps that read them, [rows, wide], is then never more than a block:
-the logits of a linear layer before a cross entropy, the scores of attention, and their gradients.  A sum over the rows
-is added up block by block.  How rows are blocked depends on shapes alone.
+the logits of a linear layer before a cross entropy, the scores of attention, and their gradients.  On a CPU so are
+weights that a kernel decodes for a product, and gradients of weights that are summed to those of their scales.  A sum
+over the rows is added up block by block.  How rows are blocked depends on shapes alone.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from ...ir.dims import assuming
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import Index
-from ...targets.devices import CPU, Device
+from ...targets.devices import CPU, Cpu, Device
 from ..manager import program_pass
 from .fission import fuse_unused, split_sums
 from .fusion_group import FusionGroup
 from .loop_writer import fuse
-from .wide_products import BLOCKED, Sizes, wide_products
+from .narrow_neighbours import BLOCK_ROWS, narrow_neighbours, with_matrices
+from .wide_products import BLOCKED, Sizes, rows_of_few_terms, wide_products
 
 
 @program_pass("REAL")
@@ -37,9 +39,18 @@ def block_rows(program: Program, *, dims: Sizes = None, device: Device = CPU) ->
         tried: set[str] = set()
         while seeds := [b for b in wide_products(program, BLOCKED, dims, device) if b not in tried]:
             tried.add(seeds[0])
-            group = FusionGroup.grow_from(program, seeds[0], dims)
+            most = rows_of_few_terms(program, seeds[0], dims) if isinstance(device, Cpu) else None
+            group = FusionGroup.grow_from(program, seeds[0], dims, most=most)
             if group is not None:
                 program = fuse(group, device)
+        if isinstance(device, Cpu):
+            program = with_matrices(program)
+            while seeds := [b for b in narrow_neighbours(program, dims) if b not in tried]:
+                tried.add(seeds[0])
+                most = rows_of_few_terms(program, seeds[0], dims)
+                group = FusionGroup.grow_from(program, seeds[0], dims, most=most or BLOCK_ROWS)
+                if group is not None:
+                    program = fuse(group, device)
     program = fuse_unused(program, fissions)
     steps = tuple(calls[s.out.buffer] if isinstance(s, Call) else s for s in program.steps)
     return replace(program, steps=steps)

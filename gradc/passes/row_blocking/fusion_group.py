@@ -35,6 +35,7 @@ class FusionGroup:
     :param tilings: the steps, by their numbers.
     :param blocks: the buffers with such columns.
     :param by: positions along the first axis of a batch, where these are what the loop goes over, in place of rows.
+    :param most: rows that a block has at most; None: as many as their columns leave room for.
     """
 
     program: Program
@@ -44,6 +45,7 @@ class FusionGroup:
     tilings: Mapping[int, Tiling]
     blocks: tuple[str, ...] = ()
     by: Size | None = None
+    most: Size | None = None
 
     @property
     def steps(self) -> dict[int, Kernel | Call]:
@@ -54,14 +56,17 @@ class FusionGroup:
     # -- growth --------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def grow_from(cls, program: Program, seed: str, dims: Sizes, by: Size | None = None) -> FusionGroup | None:
-        """A product  ->  the largest group found that has a block of it; None where no two steps can share a loop.
+    def grow_from(
+        cls, program: Program, seed: str, dims: Sizes, by: Size | None = None, most: Size | None = None
+    ) -> FusionGroup | None:
+        """A product, or an operand of one  ->  the largest group found that has a block of it; None where no two steps
+        can share a loop.
 
-        :param by: of a batch's first axis, a block; None: a block of rows.
+        :param by: of a batch's first axis, a block; None: a block of rows.  :param most: see the class.
         """
         shape = program.types[seed].shape
         lead = len(shape) - 1 if by is None else 1
-        group = cls(program, shape[:lead], product(shape[lead:]), dims, {}, by=by).with_block(seed)
+        group = cls(program, shape[:lead], product(shape[lead:]), dims, {}, by=by, most=most).with_block(seed)
         refused: set[str] = set()
         while group is not None:
             names = (b for step in group.steps.values() for b in (*step.reads, *step.writes))
@@ -160,6 +165,7 @@ class FusionGroup:
         """Whether all that a step of the loop reads of another one is in the rows of the same iteration."""
         program = self.program
         written = {program.root(b) for step in self.steps.values() for b in step.writes}
+        read = {program.root(b) for step in self.steps.values() for b in step.reads}
         for number, step in self.steps.items():
             tiling = self.tilings[number]
             for access in step.accesses:
@@ -167,7 +173,8 @@ class FusionGroup:
                 if root not in written or (isinstance(access, Stmt) and access.op == "store"):
                     continue
                 carries = tiling.carries(step, access.buffer)
-                other_rows = not carries and not starts_with(access, tiling.axes)
+                columns = isinstance(step, Call) and access is step.out and root not in read  # which other steps read
+                other_rows = not (carries or columns or starts_with(access, tiling.axes))
                 if other_rows or access.buffer != root or not program.types[root].dtype.is_float:
                     return False
                 if not carries and any(t.carries(program.steps[n], root) for n, t in self.tilings.items()):

@@ -42,14 +42,16 @@ def fuse(group: FusionGroup, device: Device = CPU) -> Program:
     return replace(program, buffers=(*kept, *new.values()), steps=ordered)
 
 
-def rows_per_block(rows: Size, columns: Size, parallel: bool) -> Size:
+def rows_per_block(rows: Size, columns: Size, parallel: bool, most: Size | None = None) -> Size:
     """How many rows a block has: a multiple of 12 (what a product goes over at once), all blocks about as large.
 
     :param columns: elements of a row of the widest block.
     :param parallel: each thread has blocks of its own, with so many rows that they stay in its cache; else so many that
         what they are multiplied with, which is read and packed again for each block, is read rarely.
+    :param most: rows, where that is not left to their columns.
     """
-    most = 48 * (1 + (1 << 13) // (columns + 2048)) if parallel else 480 * (1 + (1 << 14) // (columns + 2048))
+    if most is None:
+        most = 48 * (1 + (1 << 13) // (columns + 2048)) if parallel else 480 * (1 + (1 << 14) // (columns + 2048))
     by = 12 * (1 + rows // (12 * (1 + rows // most)))
     return by if known_nonnegative(by - 1) else 48  # of a count of windows no sign may be known
 
@@ -124,7 +126,11 @@ def _loop(group: FusionGroup, own_rows: Collection[str], sums: Mapping[str, Buff
     carried = {n for tiling in tilings for n in tiling.carried}
     every, parallel = group.shape[-1], len(carried) < len(sizes)
     if by is None:
-        by = rows_per_block(every, group.columns, parallel) if host else rows_per_launch(every, group.columns)
+        by = (
+            rows_per_block(every, group.columns, parallel, group.most)
+            if host
+            else rows_per_launch(every, group.columns)
+        )
     return Loop(
         over=tuple(zip(outer, sizes, strict=True)),
         rows=(row, every),

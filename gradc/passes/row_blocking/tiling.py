@@ -109,6 +109,6 @@ def _of_call(call: Call, tiling: Tiling) -> Tiling | None:
         return None
     batch, row = out[:lead], out[lead]
     divided = {axis for o in call.operands for axis, _ in o.per}
-    if batch != [*tiling.outer] or divided & {*tiling.axes} or tiling.row == call.result_axes[-1]:
+    if batch != [*tiling.outer] or divided & {*tiling.axes}:
         return None
-    return tiling if tiling.row == row else replace(tiling, sums_rows=True)
+    return tiling if tiling.row in (row, call.result_axes[-1]) else replace(tiling, sums_rows=True)

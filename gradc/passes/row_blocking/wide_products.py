@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...ir.dims import Size, evaluate, nominal, product
+from ...ir.dims import Size, evaluate, maximum, nominal, product
 from ...ir.kernel import Call, Loop, Program
 from ...ir.node import REGISTRY, Node
 from ...ir.op import Library
@@ -17,6 +17,9 @@ RECOMPUTED = 8
 """And computed twice, rather than saved, where they have as many."""
 MIN_BYTES = 1 << 20
 """Bytes that such a product has at least: a smaller one is left to the caches."""
+
+FEW_TERMS = ((8, 1 << 18), (64, 1 << 20))
+"""Terms of a product at most, and elements of a block of it, so that these stay in a cache."""
 
 Sizes = Mapping[str, int] | None
 """Sizes at which elements are counted; 1024 stands for the others."""
@@ -71,6 +74,22 @@ def wide_products(program: Program, ratio: int, dims: Sizes, device: Device = CP
         worth = large and is_worth_blocks(buffer.type.shape, columns, inner, dims, device)
         if buffer.kind == "temp" and worth and is_wide(columns, inner, ratio, dims):
             yield buffer.name
+
+
+def rows_of_few_terms(program: Program, name: str, dims: Sizes) -> Size | None:
+    """How many rows a block of a product has that sums so few terms that what it is made of is packed in no time: those
+    that stay in a cache; None for one of more terms.  Measured for the gradient of a scale of [4096,4096] codes on an
+    AMD EPYC family 25 model 1: with 1 term 8.7 ms in blocks of 48 rows, 14.6 of 1368; with 16 terms 12.9 of 192, 17.0
+    of 1368.
+    """
+    call = next(step for step in program.steps if name in step.writes)
+    if not isinstance(call, Call):
+        return None
+    axes = dict(call.axes)
+    inner = product(size for axis, size in call.axes if axis not in call.result_axes)
+    terms = evaluate(inner, nominal([inner], dims))
+    kept = next((elements for most, elements in FEW_TERMS if terms <= most), None)
+    return None if kept is None else maximum(kept // maximum(axes[call.result_axes[-1]], 1), 12)
 
 
 def has_unblocked(program: Program, dims: Sizes, device: Device = CPU) -> bool:
