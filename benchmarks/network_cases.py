@@ -1,5 +1,6 @@
 """CPU cases of whole networks' parts: attention, a projection onto a vocabulary with its loss, a residual network's
-step, a block of a mobile network, a transformer's block in f32 and bf16, linear layers with int8 weights, and experts.
+step, a block of a mobile network, a transformer's block in f32 and bf16, linear layers with int8 and NF4 weights, and
+experts.
 
 Each is written once: ``gradc.ops`` and ``torch.nn.functional`` have these functions by the same names.
 """
@@ -199,6 +200,57 @@ def _int8_linear(rows: int) -> Case:
     )
 
 
+NF4 = (
+    *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0),
+    *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+)
+"""Dettmers et al. 2023 (QLoRA), appendix E, in f32."""
+
+
+def _nf4_linear(rows: int) -> Case:
+    """Forward, and the gradients of the rows and of the scales, one for 64 weights."""
+
+    def ours(x: Any, codes: Any, scale: Any) -> Any:
+        from gradc import ops
+
+        return ops.linear(x, ops.dequantize_nf4(codes, scale, block=(1, 64)))
+
+    def theirs(torch: Any, x: Any, codes: Any, scale: Any) -> Any:
+        book = torch.tensor(NF4, dtype=x.dtype)
+        nibbles = torch.stack((codes & 15, codes >> 4), -1).view(4096, 64, 64)
+        return torch.nn.functional.linear(x, (book[nibbles.int()] * scale[..., None]).view(4096, 4096))
+
+    return _learned_scales("nf4", rows, ours, theirs, "u8[4096,2048]", "f32[4096,64]")
+
+
+def _int8_group_linear(rows: int) -> Case:
+    """The same with int8 weights and a scale for 32 of them."""
+
+    def ours(x: Any, codes: Any, scale: Any) -> Any:
+        from gradc import ops
+
+        return ops.linear(x, ops.dequantize(codes, scale, block=(1, 32)))
+
+    def theirs(torch: Any, x: Any, codes: Any, scale: Any) -> Any:
+        weight = codes.view(4096, 128, 32).to(x.dtype) * scale[..., None]
+        return torch.nn.functional.linear(x, weight.view(4096, 4096))
+
+    return _learned_scales("int8-group", rows, ours, theirs, "i8[4096,4096]", "f32[4096,128]")
+
+
+def _learned_scales(name: str, rows: int, ours: Any, theirs: Any, codes: str, scale: str) -> Case:
+    shape = tuple(map(int, scale[4:-1].split(",")))
+    return Case(
+        f"n-{name}-linear-{rows}",
+        ours,
+        theirs,
+        {"x": f"f32[{rows},4096]", "codes": codes, "scale": scale},
+        ["x", "scale"],
+        {"scale": _floats(*shape, scale=1e-4, middle=1e-2)},
+        forward=True,
+    )
+
+
 def _experts(groups: int) -> Case:
     """1024 tokens that are sorted by expert, each times its expert's matrix."""
 
@@ -243,6 +295,6 @@ def network_cases() -> list[Case]:
         *_convolution_cases(),
         block_case("n-gpt2-block", "f32", 2, 1024),
         block_case("n-gpt2-block-bf16", "bf16", 2, 512),
-        *(_int8_linear(rows) for rows in (1, 16, 512)),
+        *(case(rows) for case in (_int8_linear, _nf4_linear, _int8_group_linear) for rows in (1, 16, 512)),
         *(_experts(groups) for groups in (8, 64)),
     ]

@@ -45,7 +45,8 @@ a machine that does nothing else.
 A ratio is gradc's time over the peer's: below 1 gradc is faster. *x floor* is gradc's time over that of a copy of the
 bytes that inputs and outputs have, at the bandwidth measured in the same rotation. Cases named `c-` are a kernel or
 two, backward alone where no forward is meant; `n-` are parts of networks with forward and backward
-(`n-int8-linear-ROWS` forward alone). Their sizes stand in `benchmarks/cases.py` and `benchmarks/network_cases.py`.
+(`n-int8-linear-ROWS` forward alone, `n-nf4-linear-ROWS` and `n-int8-group-linear-ROWS` with the gradient of the
+scales). Their sizes stand in `benchmarks/cases.py` and `benchmarks/network_cases.py`.
 
 *GFLOP/s* are the multiplications and additions of a case's matrix products and convolutions over its whole time.
 *Bound by* says *bytes* where a case takes at most twice as long as the copy; *products* where its GFLOP/s are at least
