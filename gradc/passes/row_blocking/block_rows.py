@@ -39,7 +39,8 @@ def block_rows(program: Program, *, dims: Sizes = None, device: Device = CPU) ->
         tried: set[str] = set()
         while seeds := [b for b in wide_products(program, BLOCKED, dims, device) if b not in tried]:
             tried.add(seeds[0])
-            most = rows_of_few_terms(program, seeds[0], dims) if isinstance(device, Cpu) else None
+            narrow = isinstance(device, Cpu) and seeds[0] in narrow_neighbours(program, dims)
+            most = rows_of_few_terms(program, seeds[0], dims) if narrow else None
             group = FusionGroup.grow_from(program, seeds[0], dims, most=most)
             if group is not None:
                 program = fuse(group, device)

@@ -18,8 +18,8 @@ RECOMPUTED = 8
 MIN_BYTES = 1 << 20
 """Bytes that such a product has at least: a smaller one is left to the caches."""
 
-FEW_TERMS = ((8, 1 << 18), (64, 1 << 20))
-"""Terms of a product at most, and elements of a block of it, so that these stay in a cache."""
+FEW_TERMS = ((8, 1 << 18, 12), (64, 1 << 20, 192))
+"""Terms of a product at most, elements of a block of it, so that these stay in a cache, and rows at least."""
 
 Sizes = Mapping[str, int] | None
 """Sizes at which elements are counted; 1024 stands for the others."""
@@ -88,8 +88,8 @@ def rows_of_few_terms(program: Program, name: str, dims: Sizes) -> Size | None:
     axes = dict(call.axes)
     inner = product(size for axis, size in call.axes if axis not in call.result_axes)
     terms = evaluate(inner, nominal([inner], dims))
-    kept = next((elements for most, elements in FEW_TERMS if terms <= most), None)
-    return None if kept is None else maximum(kept // maximum(axes[call.result_axes[-1]], 1), 12)
+    columns = maximum(axes[call.result_axes[-1]], 1)
+    return next((maximum(kept // columns, least) for most, kept, least in FEW_TERMS if terms <= most), None)
 
 
 def has_unblocked(program: Program, dims: Sizes, device: Device = CPU) -> bool:
