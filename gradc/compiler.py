@@ -30,6 +30,7 @@ from .ir.types import BF16, F16, DType
 from .module.module import Code, Module, Recipe
 from .module.options import Options
 from .module.saved import parts_of
+from .passes.column_blocking.tile_rows import tile_rows
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
@@ -77,6 +78,9 @@ from .targets.devices import CPU, Device, gpu_of
 
 if TYPE_CHECKING:
     from .runtime.cuda.programs import CudaSource
+
+TILES = False
+"""Whether loops become kernels for tensor cores."""
 
 # PASSES: every pass is registered by these imports
 __all__ = ["PASSES", "compile_graph", "cut", "joint_program", "kernels", "lower", "optimise"]
@@ -264,6 +268,8 @@ def kernels(
     program: Program = run(schedule, graph, fuse=options.fuse, device=device)
     if target.startswith("cuda"):
         if _blocks_rows(options):
+            if TILES:
+                program = run(tile_rows, program, dims=_hints(options), device=device)
             program = run(block_rows, program, dims=_hints(options), device=device)
         program = run(store_places, program)
         program = run(narrow_products, program)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...ir.dims import Size, evaluate, nominal, product, same
 from ...ir.kernel import Call, Kernel, Program
-from ...ir.statement import Stmt
+from ...ir.statement import REDUCTIONS, Stmt
 from ..loops.fission import fission
 from ..loops.legality import attempt
 from .tiling import Tiling, starts_with, tile
@@ -35,6 +35,7 @@ class FusionGroup:
     :param tilings: the steps, by their numbers.
     :param blocks: the buffers with such columns.
     :param by: positions along the first axis of a batch, where these are what the loop goes over, in place of rows.
+    :param tiled: the loop gets blocks of columns: its blocks have all of them, and what sums over them is none.
     """
 
     program: Program
@@ -44,6 +45,7 @@ class FusionGroup:
     tilings: Mapping[int, Tiling]
     blocks: tuple[str, ...] = ()
     by: Size | None = None
+    tiled: bool = False
 
     @property
     def steps(self) -> dict[int, Kernel | Call]:
@@ -54,14 +56,17 @@ class FusionGroup:
     # -- growth --------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def grow_from(cls, program: Program, seed: str, dims: Sizes, by: Size | None = None) -> FusionGroup | None:
+    def grow_from(
+        cls, program: Program, seed: str, dims: Sizes, by: Size | None = None, tiled: bool = False
+    ) -> FusionGroup | None:
         """A product  ->  the largest group found that has a block of it; None where no two steps can share a loop.
 
         :param by: of a batch's first axis, a block; None: a block of rows.
+        :param tiled: see the class.
         """
         shape = program.types[seed].shape
         lead = len(shape) - 1 if by is None else 1
-        group = cls(program, shape[:lead], product(shape[lead:]), dims, {}, by=by).with_block(seed)
+        group = cls(program, shape[:lead], product(shape[lead:]), dims, {}, by=by, tiled=tiled).with_block(seed)
         refused: set[str] = set()
         while group is not None:
             names = (b for step in group.steps.values() for b in (*step.reads, *step.writes))
@@ -80,6 +85,9 @@ class FusionGroup:
         if name in self.blocks or buffer.kind != "temp" or buffer.alias or buffer.type.rank <= lead:
             return False
         rest = product(buffer.type.shape[lead:])
+        if self.tiled:
+            summed = (step for step in self.steps.values() if isinstance(step, Call) and {*self.blocks} & {*step.reads})
+            return same(rest, self.columns) and all(name not in step.writes for step in summed)
         sizes = nominal([rest, self.columns], self.dims)
         return 2 * evaluate(rest, sizes) >= evaluate(self.columns, sizes)
 
@@ -101,6 +109,35 @@ class FusionGroup:
                 return replace(group, blocks=(*group.blocks, name))
             group = group.with_steps(between) or group.hoisted(between) or group.split(between)
         return None
+
+    def with_epilogue(self) -> FusionGroup:
+        """The group with every kernel that computes elements of its own rows from what the loop makes of these: a
+        product's division by a sum of the row, a cast, a statistic that is stored.
+        """
+        group, refused = self, set[int]()
+        while found := [n for n in group.placement().after if n not in refused]:
+            for number in found:
+                larger = group.with_reader(number)
+                if larger is not None:
+                    group = larger
+                    break
+                refused.add(number)
+            else:
+                break
+        return group
+
+    def with_reader(self, number: int) -> FusionGroup | None:
+        """The group with a kernel without reductions that reads a temp of it by its rows; None if that is not legal."""
+        step = self.program.steps[number]
+        if not isinstance(step, Kernel) or step.accums or any(s.op in (*REDUCTIONS, "scan") for s in step.body):
+            return None
+        written = {b for other in self.steps.values() for b in other.writes}
+        found = (tile(step, name, self.shape) for name in step.reads if name in written and self.has_rows(name))
+        tiling = next((t for t in found if t is not None), None)
+        if tiling is None or len(step.rows) != len(tiling.axes) or len(step.cols) > 1:
+            return None
+        group = replace(self, tilings={**self.tilings, number: tiling})
+        return group if group.reads_own_rows() and not group.placement().between else None
 
     def with_steps(self, numbers: Iterable[int]) -> FusionGroup | None:
         """The group with more steps; None unless each of them can be tiled by a buffer that has the rows."""
@@ -160,11 +197,16 @@ class FusionGroup:
         """Whether all that a step of the loop reads of another one is in the rows of the same iteration."""
         program = self.program
         written = {program.root(b) for step in self.steps.values() for b in step.writes}
+        read = {program.root(b) for step in self.steps.values() for b in step.reads}
         for number, step in self.steps.items():
             tiling = self.tilings[number]
             for access in step.accesses:
                 root = program.root(access.buffer)
-                if root not in written or (isinstance(access, Stmt) and access.op == "store"):
+                if root not in written:
+                    continue
+                if isinstance(access, Stmt) and access.op == "store":
+                    if root in read and not starts_with(access, tiling.axes):
+                        return False
                     continue
                 carries = tiling.carries(step, access.buffer)
                 other_rows = not carries and not starts_with(access, tiling.axes)
