@@ -74,7 +74,7 @@ from .passes.schedule.schedule import schedule, written
 from .process.forks import held_off
 from .runtime.cache import default_cache, pack
 from .runtime.host.toolchain import compile_libraries
-from .targets.devices import CPU, Device, gpu_of
+from .targets.devices import CPU, Device, Gpu, gpu_of
 
 if TYPE_CHECKING:
     from .runtime.cuda.programs import CudaSource
@@ -193,6 +193,7 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
         blocked=_blocks_rows(options),
         multiply_sums=(options.reductions or {}).keys() <= {"*"},  # else one of these sums may be named
         precompute=options.save == "min-cut" and options.memory_budget is None,
+        tiled=TILES and isinstance(_device(options, target), Gpu),
     )
 
 

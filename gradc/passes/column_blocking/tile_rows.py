@@ -51,6 +51,14 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
     return program
 
 
+def tiled_products(program: Program) -> int:
+    """How many products with wide rows loops of a program compute on tensor cores."""
+    own = (loop for loop in program.loops if loop.tile)
+    return sum(
+        isinstance(step, Call) and not step.add for loop in own for step in loop.sweeps[0].steps
+    )
+
+
 def _products(program: Program) -> Iterator[str]:
     """The temps that matrix products write and kernels read."""
     read = {b for kernel in program.kernels for b in kernel.reads}

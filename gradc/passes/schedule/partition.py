@@ -38,13 +38,15 @@ _FREE = 0
 class Partition:
     """:param forward: outputs, then residuals ``r.NAME``.
     :param backward: inputs are residuals and cotangents.
-    :param recomputed: the matrix products of the forward that the backward computes again.
+    :param recomputed: the matrix products of the forward that the backward computes again,
+    :param tiled: and those of them that loops on tensor cores are to compute in the forward.
     """
 
     forward: Graph
     backward: Graph
     residuals: tuple[Residual, ...]
     recomputed: frozenset[Node] = frozenset()
+    tiled: frozenset[Node] = frozenset()
 
     @property
     def policy(self) -> WideRowPolicy:
