@@ -20,6 +20,7 @@ from ..loops.legality import IllegalMove
 from ..manager import program_pass
 from ..row_blocking.fusion_group import FusionGroup
 from ..row_blocking.loop_writer import fuse
+from ..row_blocking.tiling import with_unit_axes, without_unit_axes
 from ..row_blocking.wide_products import Sizes
 from .body import body_of
 from .carry_sums import swept
@@ -35,20 +36,21 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
 
     :param device: whose kernels these are.  :param dims: sizes at which elements are counted; 1024 stands for others.
     """
-    tried: set[str] = set()
+    given, program, tried = program, without_unit_axes(program), set[str]()
     with assuming(program.assumptions):
         while seeds := [name for name in _products(program) if name not in tried]:
             tried.add(seeds[0])
             group = FusionGroup.grow_from(program, seeds[0], dims, tiled=True)
             if group is None or not _is_reduced(group, seeds[0]):
                 continue
+            tried |= {*group.blocks}
             try:
                 program = _tiled(group.with_epilogue(), device)
             except (IllegalMove, NotTiled) as error:
                 step = next(step for step in group.steps.values() if seeds[0] in step.writes)
                 missed = MissedTile(step.name, step.note, str(error))
                 program = replace(program, untiled=(*program.untiled, missed))
-    return program
+    return with_unit_axes(program, given)
 
 
 def tiled_products(program: Program) -> int:
