@@ -73,7 +73,7 @@ class Body:
     :ivar features: the other blocks, by their names.
     :ivar contracted: products that sum over columns.  :ivar added: products that sum over rows.
     :ivar stores: to buffers outside of the loop.
-    :ivar epilogues: kernels that go on with results of ``contracted``, which are blocks then.
+    :ivar epilogues: kernels that go on with results of ``contracted``.
     :ivar origin: the step of each value, and its name there.
     """
 
@@ -229,7 +229,7 @@ class _Reader:
         self.stored: dict[tuple[str, tuple[Index, ...]], str] = {}
         """What is in a block, or in an element outside of the loop that it writes."""
         self.summed: dict[str, Product] = {}
-        """The products that sum over columns, by the blocks that these sums are."""
+        """The products that sum over columns, by the buffers of these sums."""
 
     def refuse(self, step: Kernel | Call, why: str) -> IllegalMove:
         return IllegalMove(f"{step.name} in {self.body.loop.name}: {why}")
@@ -256,6 +256,7 @@ class _Reader:
         if call.out.buffer in self.blocks:
             if call.out.index != tuple(map(Index.of, call.result_axes)) or len(call.out.index) != 2:
                 raise self.refuse(call, "its result is no block of rows times features")
+        if not call.add:
             self.summed[call.out.buffer] = product
         (self.body.added if call.add else self.body.contracted).append(product)
 
@@ -343,10 +344,12 @@ class _Reader:
                 stores.append(s)
                 continue
             if s.op == "load" and s.buffer in self.summed:
-                if s.where or s.index != (Index.of(self.body.row), Index.of(name)):
+                p = self.summed[s.buffer]
+                names = {axis: name for axis in p.call.result_axes} | {p.row: self.body.row}
+                if s.where or len(names) != 2 or s.index != tuple(i.renamed(names) for i in p.call.out.index):
                     raise self.refuse(kernel, f"it reads other elements of {s.buffer} than its own")
                 value = self.body.intern(s)
-                loads[value] = self.summed[s.buffer]
+                loads[value] = p
             else:
                 value = self.load(kernel, s) if s.op == "load" else self.body.intern(s)
             self.body.origin.setdefault(value, (number, s.name))

@@ -225,9 +225,9 @@ class _Writer:
         stores = [s.altered(args=(self.now(s.args[0]),)) for s in self.body.stores if not self.body.varies(s.args[0])]
         if stores:
             yield self.body.named(self.rows_axis, (), stores, self.types)
-        continued = {p.call.out.buffer for epilogue in self.body.epilogues for p in epilogue.loads.values()}
+        blocks = {b.name for b in self.body.loop.blocks}
         for p in self.body.contracted:
-            if p.call.out.buffer not in continued:
+            if p.call.out.buffer not in blocks:
                 yield self.divided(p)
         yield from map(self.epilogue, self.body.epilogues)
 
