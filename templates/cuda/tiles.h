@@ -113,6 +113,4 @@ GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f :
  * would be subnormal is 0. */
 GRADC_FN f32 gradc_exp_of_score(f32 x) { return exp2_approx(x * 0x1.715476p+0f); }
 
-template <bool EDGE> struct gradc_block_kind { enum { AT_EDGE = EDGE }; };
-
 #endif

@@ -21,7 +21,7 @@ from ...jinja import render
 from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
 from .canonical import Canonical, canonical
-from .fragments import FragmentWriter, Lines, TileScribe, after_sweep
+from .fragments import UNROLL, FragmentWriter, Lines, TileScribe, after_sweep
 
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
 MAPPING = "tile"
@@ -290,12 +290,10 @@ class _TileWriter:
         )
 
     def at_edge(self, lines: Sequence[str]) -> list[str]:
-        """Kernels written for blocks at an edge, and for those whose elements all are there and pass all masks."""
+        """Kernels in a loop that is unrolled: for blocks whose elements all are there and pass all masks, and for others."""
         if not lines:
             return []
-        opened = "auto weigh = [&](auto kind) {"
-        return ["{", opened, "enum { EDGE = decltype(kind)::AT_EDGE };", *lines, "};",
-                "if (edge) weigh(gradc_block_kind<true>()); else weigh(gradc_block_kind<false>());", "}"]
+        return [UNROLL, "for (int EDGE = 0; EDGE < 2; EDGE++) {", "if (edge != EDGE) continue;", *lines, "}"]
 
     def staged(self, number: int, form: SweepForm, at: int) -> tuple[list[StagedText], dict[Stmt, str]]:
         """Vectors over columns, each once, and the loads that read them."""
