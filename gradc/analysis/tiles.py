@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..codegen.index import flatten
 from ..ir.dims import Size
 from ..ir.kernel import Call, Kernel, Loop, Program, Sweep, Tile
 from ..ir.node import REGISTRY
 from ..ir.op import Expr
-from ..ir.statement import REDUCTIONS, Index, Operand, Stmt
+from ..ir.statement import REDUCTIONS, Operand, Stmt, flatten
 from ..ir.types import BF16, F16, F32, DType, Type
 from ..process.forks import cached_property
 from ..targets.devices import Device, Gpu
@@ -132,8 +131,8 @@ class TileForm:
         """Of a block of so many rows and columns."""
         resident = sum(rows * p.pitch for p in self.resident)
         streamed = max(sum(stages * columns * p.pitch for p in s.streamed) for s in self.sweeps)
-        values = max(stages * columns * len(column_loads(s)) * 2 for s in self.sweeps)
-        return 2 * (resident + streamed + values)
+        vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
+        return 2 * (resident + streamed) + 4 * stages * columns * vectors
 
     def registers(self, columns: int) -> int:
         """An estimate of a thread's: fragments of blocks, carries and operands, and what addresses and counters take."""
@@ -158,7 +157,7 @@ def refusal(loop: Loop, program: Program, device: Device) -> str | None:
     :param program: that the loop is a step of.  :param device: a GPU; any other has no tensor cores.
     """
     try:
-        choose(form_of(loop, program), device)
+        choose(form_of(loop, program.types), device)
     except NotTiled as reason:
         return str(reason)
     return None
@@ -169,8 +168,32 @@ def tiled(loop: Loop, program: Program, device: Device) -> Loop:
 
     :raises NotTiled: :func:`refusal` says why.
     """
-    rows, columns, tile = choose(form_of(loop, program), device)
+    rows, columns, tile = choose(form_of(loop, program.types), device)
     return replace(loop, by=rows, sweeps=tuple(replace(s, by=columns) for s in loop.sweeps), tile=tile)
+
+
+def unfit(loop: Loop, program: Program, shared: int) -> str | None:
+    """Why a loop is no kernel on tensor cores with the tile and the block sizes that it says, in a sentence.
+
+    :param shared: bytes of shared memory that a block may have.
+    """
+    tile, columns = loop.tile, {s.by for s in loop.sweeps}
+    if tile is None:
+        return "it has no tile"
+    if tile.mapping != "mma" or tile.warps < 1 or tile.stages < 2:
+        return f"{tile} is no tile of mma, one warp and more, and two stages and more"
+    if loop.by != ROWS * tile.warps:
+        return f"{tile} has {ROWS * tile.warps} rows, and a block {loop.by}"
+    width = columns.pop()
+    if columns or not isinstance(width, int) or width % ROWS or not 0 < width:
+        return f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {ROWS} for all sweeps"
+    try:
+        needed = form_of(loop, program.types).shared_bytes(ROWS * tile.warps, width, tile.stages)
+    except NotTiled as reason:
+        return str(reason)
+    if needed > shared:
+        return f"blocks of {loop.by} rows and {width} columns take {needed} bytes of shared memory; a block has {shared}"
+    return None
 
 
 CANDIDATES = tuple((4, columns, stages) for columns, stages in ((64, 2), (32, 2), (16, 2)))
@@ -199,9 +222,10 @@ def choose(form: TileForm, device: Device) -> tuple[int, int, Tile]:
 # -- the form ----------------------------------------------------------------------------------------------------------
 
 
-def form_of(loop: Loop, program: Program) -> TileForm:
+def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
     """The form of a loop.
 
+    :param types: of all buffers.
     :raises NotTiled: it has another.
     """
     if not loop.sweeps:
@@ -210,8 +234,9 @@ def form_of(loop: Loop, program: Program) -> TileForm:
         raise NotTiled("blocks of its rows have all columns at once")
     if loop.sequential:
         raise NotTiled(f"positions along {', '.join(loop.sequential)} come one after another")
-    types = program.types
     sweeps = tuple(_sweep_form(loop, sweep, types) for sweep in loop.sweeps)
+    if not all(s.scores or s.added for s in sweeps):
+        raise NotTiled("a sweep has no product")
     dtypes = {types[p.buffer].dtype for s in sweeps for p in (*s.streamed, *(x.left for x in s.scores))}
     dtypes |= {types[x.block].dtype for s in sweeps for x in s.added}
     if len(dtypes) != 1 or not dtypes <= {BF16, F16}:
@@ -224,8 +249,6 @@ def form_of(loop: Loop, program: Program) -> TileForm:
         if len(features) > 1 or not all(isinstance(n, int) and n <= MOST_FEATURES for n in features):
             raise NotTiled(f"{kernel.name} follows its sweeps and has more than {MOST_FEATURES} columns, or not a known number")
         _check_kernel(kernel, loop, None)
-    if not all(s.scores or s.added for s in sweeps):
-        raise NotTiled("a sweep has no product")
     return TileForm(loop, sweeps, dtypes.pop())
 
 
@@ -312,12 +335,21 @@ def _is_carried(kernel: Kernel, reduction: Stmt) -> bool:
     return all(s.op == "accum" and s.combine == REDUCTIONS[reduction.op] for s in readers)
 
 
+def vector_at(s: Stmt) -> tuple[object, ...]:
+    """What a load of a column reads: equal for equal elements."""
+    return s.buffer, s.index
+
+
 def column_loads(sweep: SweepForm) -> tuple[tuple[Kernel, Stmt], ...]:
     """The loads of f32 vectors over a sweep's columns, which are staged in shared memory with its panels."""
     return tuple(
         (kernel, s)
         for kernel in sweep.kernels
         for s in kernel.body
-        if s.op == "load" and s.dtype is F32 and not s.where and kernel.stmt_level(s) == {kernel.cols[0][0]}
+        if s.op == "load"
+        and s.dtype is F32
+        and not s.where
+        and kernel.stmt_level(s) == {kernel.cols[0][0]}
         and not any(v.startswith("%") for i in s.index for v, _ in i.terms)
+        and s.buffer not in {b.name for b in sweep.sweep.buffers}
     )

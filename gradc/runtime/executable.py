@@ -124,8 +124,8 @@ class Executable(Shared):
     def _new_backend(self, payload: bytes | None, sites: Mapping[int, tuple[str, str]] | None) -> Backend:
         if self.target == "numpy":
             return NumpyBackend(self.program)
-        refuse_sweeps(self.program, self.target)
         if self.target == "cpu":
+            refuse_sweeps(self.program, self.target)
             return CpuBackend(self.program, payload, sites)
         with held_off:
             from .cuda.backend import GpuBackend, SimulatorBackend
