@@ -79,7 +79,7 @@ from .targets.devices import CPU, Device, Gpu, gpu_of
 if TYPE_CHECKING:
     from .runtime.cuda.programs import CudaSource
 
-TILES = False
+TILES = True
 """Whether loops become kernels for tensor cores."""
 
 # PASSES: every pass is registered by these imports

@@ -57,7 +57,8 @@ def drawn(graph: gradc.Graph, dims: Mapping[str, int], seed: int) -> dict[str, n
             arrays[name] = np.array(seed)
         elif node.dtype.kind == "b":
             arrays[name] = rng.random(shape) < 0.5
-            arrays[name][..., -1:, :] = False
+            if len(shape) > 1 and shape[-2] > 1:
+                arrays[name][..., -1, :] = False
         else:
             arrays[name] = (2 * rng.standard_normal(shape)).astype(DTYPES[node.dtype.name].np)
             if name == "bias":
@@ -231,9 +232,7 @@ def _plain(features: int = 64, lead: str = "B,H,", other: str = "T", values: int
 def _sized(features: int) -> Form:
     scale = float(np.float32(features**-0.5))  # as it is in memory
     own = lambda q, k, v: heads(q, k, v, is_causal=True, scale=scale)
-    return Form(
-        own, _plain(features, other="S"), lambda q, k, v: reference(q, k, v, is_causal=True, scale=scale)
-    )
+    return Form(own, _plain(features, other="S"), lambda q, k, v: reference(q, k, v, is_causal=True, scale=scale))
 
 
 def _torch_causal(q, k, v):
@@ -272,9 +271,7 @@ ATTENTION_FORMS = {
     "key lengths": Form(
         _lengths,
         _plain(lengths="i64[B]"),
-        lambda q, k, v, lengths: reference(
-            q, k, v, attn_mask=torch.arange(k.shape[2]) < lengths[:, None, None, None]
-        ),
+        lambda q, k, v, lengths: reference(q, k, v, attn_mask=torch.arange(k.shape[2]) < lengths[:, None, None, None]),
     ),
     "bias of keys": _with_bias("D[B,1,1,T]"),
     "bias of rows and keys": _with_bias("D[S,T]"),
@@ -291,9 +288,7 @@ ATTENTION_FORMS = {
     "alibi": Form(_alibi, _plain(other="S", slopes="f32[H]"), _torch_alibi),
     "grouped queries": _of_groups(2),
     "one key for all heads": _of_groups(1),
-    "repeated keys": Form(
-        _repeated, {"q": "D[B,4,S,64]", "k": "D[B,2,S,64]", "v": "D[B,2,S,64]"}, _torch_repeated
-    ),
+    "repeated keys": Form(_repeated, {"q": "D[B,4,S,64]", "k": "D[B,2,S,64]", "v": "D[B,2,S,64]"}, _torch_repeated),
     "dropout": Form(_dropped, _plain(other="S", key="i64[]"), _torch_dropped),
     "a scale given": Form(
         lambda q, k, v: heads(q, k, v, scale=0.25), _plain(), lambda q, k, v: reference(q, k, v, scale=0.25)

@@ -7,14 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_forms import ATTENTION_FORMS, drawn, exact, heads  # noqa: E402
+from attention_forms import ATTENTION_FORMS, drawn, exact  # noqa: E402
 
-import gradc  # noqa: E402
-from gradc import compiler, knobs  # noqa: E402
+from gradc import compiler  # noqa: E402
 from gradc.compiler import run_passes  # noqa: E402
 from gradc.interp import run_program  # noqa: E402
 from gradc.ir.dims import evaluate  # noqa: E402
-from gradc.ir.kernel import Call, Kernel, Loop  # noqa: E402
+from gradc.ir.kernel import Call  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 from gradc.ir.verify import verify_program  # noqa: E402
 from gradc.module.options import Options  # noqa: E402

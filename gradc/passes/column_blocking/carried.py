@@ -120,7 +120,7 @@ def _is_at_most_one(body: Body, value: str) -> bool:
     if s.op == "cast" and body.stmts[s.args[0]].dtype is BOOL:
         return True
     if s.op == "const":
-        return abs(s.attr("value")) <= 1
+        return bool(abs(s.attr("value")) <= 1)
     if s.op in ("cast", "mul", "neg"):
         return all(_is_float(body, a) and _is_at_most_one(body, a) for a in s.args)
     if s.op == "where":

@@ -84,8 +84,8 @@ class _Roots:
 class _Writer:
     """Writes a body as a loop with sweeps.
 
-    :ivar results: types of what products write.  :ivar taken: names that are not free.  :ivar carries: by the names of reductions.  :ivar of_products: by the
-        results of products.
+    :ivar results: types of what products write.  :ivar taken: names that are not free.
+    :ivar carries: by the names of reductions.  :ivar of_products: by the results of products.
     """
 
     def __init__(self, body: Body, program: Program, rows: Size, columns: Size):
@@ -243,8 +243,9 @@ class _Writer:
             carry = self.of_products[p.call.out.buffer]
             load = Stmt("", "load", (), carry.type.dtype, carry.name, index)
             total, dtype = self.times(load, carry, self.plan.carried(p.value, "sum")), body.stmts[value].dtype
-            rounded = dtype is not None and dtype is not carry.type.dtype
-            known[value] = body.add("cast", total, dtype=dtype, attrs=(("dtype", dtype),)) if rounded else total
+            if dtype is not None and dtype is not carry.type.dtype:
+                total = body.add("cast", total, dtype=dtype, attrs=(("dtype", dtype),))
+            known[value] = total
         values = [s.args[0] for s in own.stores]
         known |= {name: self.result(name) for value in values for name in body.reductions(value)}
         stores = [s.altered(args=(body.replaced(s.args[0], known),)) for s in own.stores]

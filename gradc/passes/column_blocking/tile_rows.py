@@ -7,15 +7,16 @@ loop's epilogue.  Nothing of the size of the wide rows is in memory then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...analysis.tiles import NotTiled, tiled
+from ...analysis.tile_time import calls_seconds, tile_seconds
+from ...analysis.tiles import NotTiled, form_of, tiled
 from ...ir.dims import assuming
 from ...ir.kernel import Call, Kernel, Loop, MissedTile, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import REDUCTIONS
-from ...targets.devices import Device
+from ...targets.devices import Device, Gpu
 from ..loops.legality import IllegalMove
 from ..manager import program_pass
 from ..row_blocking.fusion_group import FusionGroup
@@ -32,9 +33,10 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
     sweep cols(t: T) { matmul, carry max, sum by exp(max), matmul by exp(max) }, divide }
 
     Licence REAL, as :func:`.carry_sums` has it.  Where the device has no kernel for such a loop
-    (:mod:`gradc.analysis.tiles`) the steps stay as they are, and the program says why (``Program.untiled``).
+    (:mod:`gradc.analysis.tiles`), or where all sizes are known and it would take longer than the steps do
+    (:mod:`gradc.analysis.tile_time`), these stay as they are, and the program says why (``Program.untiled``).
 
-    :param device: whose kernels these are.  :param dims: sizes at which elements are counted; 1024 stands for others.
+    :param device: whose kernels these are.  :param dims: sizes at which time is predicted.
     """
     given, program, tried = program, without_unit_axes(program), set[str]()
     with assuming(program.assumptions):
@@ -45,20 +47,12 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
                 continue
             tried |= {*group.blocks}
             try:
-                program = _tiled(group.with_epilogue(), device)
+                program = _tiled(group.with_epilogue(), device, dims or {})
             except (IllegalMove, NotTiled) as error:
                 step = next(step for step in group.steps.values() if seeds[0] in step.writes)
                 missed = MissedTile(step.name, step.note, str(error))
                 program = replace(program, untiled=(*program.untiled, missed))
     return with_unit_axes(program, given)
-
-
-def tiled_products(program: Program) -> int:
-    """How many products with wide rows loops of a program compute on tensor cores."""
-    own = (loop for loop in program.loops if loop.tile)
-    return sum(
-        isinstance(step, Call) and not step.add for loop in own for step in loop.sweeps[0].steps
-    )
 
 
 def _products(program: Program) -> Iterator[str]:
@@ -79,14 +73,25 @@ def _is_reduced(group: FusionGroup, seed: str) -> bool:
     return reduces and any(isinstance(step, Call) and {*group.blocks} & {*step.reads} for step in steps)
 
 
-def _tiled(group: FusionGroup, device: Device) -> Program:
+def _tiled(group: FusionGroup, device: Device, dims: Mapping[str, int]) -> Program:
     """The program with a loop with sweeps for a group.
 
-    :raises IllegalMove, NotTiled: there is none, or the device has no kernel for it.
+    :raises IllegalMove, NotTiled: there is none, or the device has no kernel for it, or a slower one.
     """
     program = fuse(group)
     own = {b for step in group.steps.values() for b in step.writes}
     loop = next(loop for loop in program.loops if own & {*loop.writes, *(b.name for b in loop.blocks)})
+
+    def with_loop(other: Loop) -> Program:
+        return replace(program, steps=tuple(other if step is loop else step for step in program.steps))
+
     made = swept(body_of(loop, program), program)
-    swapped = lambda other: replace(program, steps=tuple(other if step is loop else step for step in program.steps))
-    return swapped(tiled(made, swapped(made), device))
+    made = tiled(made, with_loop(made), device)
+    program = with_loop(made)
+    if isinstance(device, Gpu) and {*program.dims} <= dims.keys():
+        form = form_of(made, program.types)
+        one, several = tile_seconds(form, dims, device), calls_seconds(form, program, dims, device)
+        if one > several:
+            both = f"about {one * 1e6:.0f} us as one kernel, and {several * 1e6:.0f} as products with kernels between"
+            raise NotTiled(f"it takes {both}")
+    return program

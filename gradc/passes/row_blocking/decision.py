@@ -11,13 +11,12 @@ from ...ir.kernel import Program
 from ...ir.node import Node
 from ...ir.walk import topological
 from ...targets.devices import Device
-from ..column_blocking.attention_scores import attention_scores
-from ..column_blocking.tile_rows import tiled_products
 from ..schedule.partition import Partition
 from ..schedule.residual import WideRowPolicy
+from .attention_scores import attention_scores
 from .precompute_gradients import precompute_gradients
 from .sums_to_products import sums_to_products
-from .wide_products import Sizes, has_unblocked, is_recomputed
+from .wide_products import Sizes, has_unblocked, is_recomputed, tiled_products
 
 
 def candidates(

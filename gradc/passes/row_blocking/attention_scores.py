@@ -1,7 +1,7 @@
 """Which products of a graph are scores: rows that are reduced, and of which weights are made for another product.
 
-:func:`.tile_rows` makes one loop of such a product, in a program.  In a graph, where what the backward keeps is decided,
-they are told by what follows them.
+In a program :mod:`gradc.passes.column_blocking` makes one loop of such a product.  In a graph, where what the backward
+keeps is decided, they are told by what follows them.
 """
 
 from __future__ import annotations
