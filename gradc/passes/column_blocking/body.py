@@ -49,20 +49,6 @@ class Features:
     size: Size
 
 
-@dataclass(frozen=True)
-class Epilogue:
-    """A kernel that goes on with what the products of a loop sum over its columns: rows times features of these.
-
-    :param axis: of the features.  :param loads: of what products come to, by the names of these values.
-    :param stores: to buffers outside of the loop.
-    """
-
-    axis: str
-    size: Size
-    loads: Mapping[str, Product]
-    stores: tuple[Stmt, ...]
-
-
 @dataclass
 class Body:
     """What a block of rows of a loop computes.
@@ -73,7 +59,6 @@ class Body:
     :ivar features: the other blocks, by their names.
     :ivar contracted: products that sum over columns.  :ivar added: products that sum over rows.
     :ivar stores: to buffers outside of the loop.
-    :ivar epilogues: kernels that go on with results of ``contracted``.
     :ivar origin: the step of each value, and its name there.
     """
 
@@ -87,7 +72,6 @@ class Body:
     contracted: list[Product] = field(default_factory=list)
     added: list[Product] = field(default_factory=list)
     stores: list[Stmt] = field(default_factory=list)
-    epilogues: list[Epilogue] = field(default_factory=list)
     origin: dict[str, tuple[int, str]] = field(default_factory=dict)
     _interned: dict[Any, str] = field(default_factory=dict)
     _varying: set[str] = field(default_factory=set)
@@ -199,10 +183,8 @@ def body_of(loop: Loop, program: Program) -> Body:
     if loop.sweeps or loop.sequential:
         raise IllegalMove(f"{loop.name} has its columns in blocks already, or adds up over positions")
     kernels = [step for step in loop.steps if isinstance(step, Kernel)]
-    types = {b.name: b.type for b in loop.blocks}
-    made = [step.out.buffer for step in loop.steps if isinstance(step, Call)]
-    # the first product computes a block of all columns; a later one may sum over them
-    widths = [types[b].shape[1] for b in made if b in types and types[b].rank == 2][:1]
+    made = {step.out.buffer for step in loop.steps if isinstance(step, Call)}
+    widths = [b.type.shape[1] for b in loop.blocks if b.name in made and b.type.rank == 2]
     widths += [size for k in kernels for _, size in k.cols if not made]
     first = next((k for k in kernels if len(k.cols) == 1 and widths and same(k.cols[0][1], widths[0])), None)
     if first is None or len(first.rows) != 1 or not all(same(widths[0], width) for width in widths):
@@ -228,8 +210,6 @@ class _Reader:
         self.written = {program.root(b) for b in body.loop.writes}
         self.stored: dict[tuple[str, tuple[Index, ...]], str] = {}
         """What is in a block, or in an element outside of the loop that it writes."""
-        self.summed: dict[str, Product] = {}
-        """The products that sum over columns, by the buffers of these sums."""
 
     def refuse(self, step: Kernel | Call, why: str) -> IllegalMove:
         return IllegalMove(f"{step.name} in {self.body.loop.name}: {why}")
@@ -250,14 +230,9 @@ class _Reader:
         if call.out.buffer in self.blocks and not read:
             self.computed(call)
             return
-        if len(read) != 1 or call.args[read[0]].scale:
-            raise self.refuse(call, "its operands are not one block")
+        if len(read) != 1 or call.out.buffer in self.blocks or call.args[read[0]].scale:
+            raise self.refuse(call, "its operands are not one block, and its result is none")
         product = self.product(call, read[0])
-        if call.out.buffer in self.blocks:
-            if call.out.index != tuple(map(Index.of, call.result_axes)) or len(call.out.index) != 2:
-                raise self.refuse(call, "its result is no block of rows times features")
-        if not call.add:
-            self.summed[call.out.buffer] = product
         (self.body.added if call.add else self.body.contracted).append(product)
 
     def computed(self, call: Call) -> None:
@@ -298,9 +273,6 @@ class _Reader:
         fits = len(kernel.rows) == 1 and len(kernel.cols) <= 1 and not kernel.order
         if not fits or not same(kernel.rows[0][1], symbol(self.body.loop.count)):
             raise self.refuse(kernel, "it goes over other axes than rows and columns of a block")
-        if self.summed.keys() & {*kernel.reads}:
-            self.epilogue(number, kernel)
-            return
         column = self.body.column
         if not (kernel.cols and {*kernel.reads} & {*self.blocks}) and self.is_of_features(kernel):
             column = f"{column}_{len(self.body.features)}"
@@ -326,37 +298,6 @@ class _Reader:
             name = self.load(kernel, s) if s.op == "load" else self.body.intern(s)
             self.body.origin.setdefault(name, (number, s.name))
             values[s.name] = name
-
-    def epilogue(self, number: int, kernel: Kernel) -> None:
-        """A kernel that reads what products sum over the columns."""
-        if not kernel.cols or any(s.op in (*BARRED, *REDUCTIONS) for s in kernel.body):
-            raise self.refuse(kernel, "it does more than to compute elements of rows")
-        (axis, size), name = kernel.cols[0], f"d{len(self.body.epilogues)}"
-        values: dict[str, str] = {}
-        loads: dict[str, Product] = {}
-        stores: list[Stmt] = []
-        for s in kernel.with_axes({kernel.rows[0][0]: self.body.row, axis: name}).body:
-            args, index = tuple(values[a] for a in s.args), tuple(i.renamed(values) for i in s.index)
-            s = s.altered(args=args, index=index, where=values.get(s.where, ""))
-            if s.op == "store":
-                if s.buffer in self.blocks:
-                    raise self.refuse(kernel, f"it stores to the block {s.buffer}")
-                stores.append(s)
-                continue
-            if s.op == "load" and s.buffer in self.summed:
-                p = self.summed[s.buffer]
-                names = {axis: name for axis in p.call.result_axes} | {p.row: self.body.row}
-                if s.where or len(names) != 2 or s.index != tuple(i.renamed(names) for i in p.call.out.index):
-                    raise self.refuse(kernel, f"it reads other elements of {s.buffer} than its own")
-                value = self.body.intern(s)
-                loads[value] = p
-            else:
-                value = self.load(kernel, s) if s.op == "load" else self.body.intern(s)
-            self.body.origin.setdefault(value, (number, s.name))
-            values[s.name] = value
-        if any(map(self.body.varies, values.values())):
-            raise self.refuse(kernel, "it reads rows times columns")
-        self.body.epilogues.append(Epilogue(name, size, loads, tuple(stores)))
 
     def is_of_features(self, kernel: Kernel) -> bool:
         """Whether a kernel does nothing but store one block that no kernel reads, of its rows and its columns."""

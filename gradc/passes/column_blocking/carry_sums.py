@@ -12,7 +12,7 @@ from ...ir.types import DType, Type
 from ..loops.legality import IllegalMove, attempt
 from ..manager import program_pass
 from ..row_blocking.fission import fresh_name
-from .body import Body, Cut, Epilogue, Product, body_of, stored
+from .body import Body, Cut, Product, body_of, stored
 from .carried import Plan, Sum
 from .row_loop import row_loop
 
@@ -84,14 +84,13 @@ class _Roots:
 class _Writer:
     """Writes a body as a loop with sweeps.
 
-    :ivar results: types of what products write.  :ivar taken: names that are not free.
-    :ivar carries: by the names of reductions.  :ivar of_products: by the results of products.
+    :ivar taken: names that are not free.  :ivar carries: by the names of reductions.  :ivar of_products: by the
+        results of products.
     """
 
     def __init__(self, body: Body, program: Program, rows: Size, columns: Size):
         self.body, self.rows, self.columns = body, rows, columns
         loop, gone = body.loop, {b.name for b in body.loop.blocks}
-        self.results = program.types
         self.types: dict[str, Type] = {name: type_ for name, type_ in program.types.items() if name not in gone}
         self.taken = {*program.dims, *self.types, *(name for other in program.loops for name in other.symbols)}
         self.taken -= {name for name, _ in loop.cols}
@@ -113,7 +112,6 @@ class _Writer:
         body, plan = self.body, self.plan
         contracted = [(p, plan.carried(p.value, "sum")) for p in body.contracted]
         wanted = [s.args[0] for s in body.stores] + [p.value for p in body.added]
-        wanted += [s.args[0] for epilogue in body.epilogues for s in epilogue.stores]
         wanted += [v for _, total in contracted for v in (total.value, *total.factors)]
         wanted += [
             v for call in (*body.computed.values(), *(p.call for p in body.added)) for v in body.features_of(call)
@@ -202,7 +200,7 @@ class _Writer:
     def product_carry(self, p: Product, total: Sum) -> Carry:
         axes, out = dict(p.call.axes), p.call.out.buffer
         shape = (self.count, *(axes[axis] for axis in p.call.result_axes if axis != p.row))
-        return self.fresh_carry(f"{out}.sum", Type(self.results[out].dtype.compute, shape), total)
+        return self.fresh_carry(f"{out}.sum", Type(self.types[out].dtype.compute, shape), total)
 
     def fresh_carry(self, name: str, type_: Type, total: Sum) -> Carry:
         carry = Carry(
@@ -225,31 +223,12 @@ class _Writer:
         stores = [s.altered(args=(self.now(s.args[0]),)) for s in self.body.stores if not self.body.varies(s.args[0])]
         if stores:
             yield self.body.named(self.rows_axis, (), stores, self.types)
-        blocks = {b.name for b in self.body.loop.blocks}
         for p in self.body.contracted:
-            if p.call.out.buffer not in blocks:
-                yield self.divided(p)
-        yield from map(self.epilogue, self.body.epilogues)
+            yield self.divided(p)
 
     @property
     def rows_axis(self) -> tuple[Axis, ...]:
         return ((self.body.row, self.count),)
-
-    def epilogue(self, own: Epilogue) -> Kernel:
-        """A kernel that goes on with what sweeps summed."""
-        body, index = self.body, (Index.of(self.body.row), Index.of(own.axis))
-        known: dict[str, str] = {}
-        for value, p in own.loads.items():
-            carry = self.of_products[p.call.out.buffer]
-            load = Stmt("", "load", (), carry.type.dtype, carry.name, index)
-            total, dtype = self.times(load, carry, self.plan.carried(p.value, "sum")), body.stmts[value].dtype
-            if dtype is not None and dtype is not carry.type.dtype:
-                total = body.add("cast", total, dtype=dtype, attrs=(("dtype", dtype),))
-            known[value] = total
-        values = [s.args[0] for s in own.stores]
-        known |= {name: self.result(name) for value in values for name in body.reductions(value)}
-        stores = [s.altered(args=(body.replaced(s.args[0], known),)) for s in own.stores]
-        return body.named(self.rows_axis, ((own.axis, own.size),), stores, self.types)
 
     def divided(self, p: Product) -> Kernel:
         """The kernel that stores what a sweep summed as the product's result, times its factors."""

@@ -25,6 +25,8 @@ from ..row_blocking.tiling import with_unit_axes, without_unit_axes
 from ..row_blocking.wide_products import Sizes
 from .body import body_of
 from .carry_sums import swept
+from .epilogue import with_epilogue
+from .split_loops import split
 
 
 @program_pass("REAL")
@@ -47,7 +49,7 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
                 continue
             tried |= {*group.blocks}
             try:
-                program = _tiled(group.with_epilogue(), device, dims or {})
+                program = _tiled(group, device, dims or {})
             except (IllegalMove, NotTiled) as error:
                 step = next(step for step in group.steps.values() if seeds[0] in step.writes)
                 missed = MissedTile(step.name, step.note, str(error))
@@ -81,17 +83,32 @@ def _tiled(group: FusionGroup, device: Device, dims: Mapping[str, int]) -> Progr
     program = fuse(group)
     own = {b for step in group.steps.values() for b in step.writes}
     loop = next(loop for loop in program.loops if own & {*loop.writes, *(b.name for b in loop.blocks)})
-
-    def with_loop(other: Loop) -> Program:
-        return replace(program, steps=tuple(other if step is loop else step for step in program.steps))
-
-    made = swept(body_of(loop, program), program)
-    made = tiled(made, with_loop(made), device)
-    program = with_loop(made)
-    if isinstance(device, Gpu) and {*program.dims} <= dims.keys():
-        form = form_of(made, program.types)
-        one, several = tile_seconds(form, dims, device), calls_seconds(form, program, dims, device)
-        if one > several:
-            both = f"about {one * 1e6:.0f} us as one kernel, and {several * 1e6:.0f} as products with kernels between"
-            raise NotTiled(f"it takes {both}")
+    loops = [loop]
+    if loop.reduces_rows:
+        others = program.loops
+        program = split(body_of(loop, program), program)
+        loops = [own for own in program.loops if own not in others]
+    for own in loops:
+        made = own if own.sweeps else swept(body_of(own, program), program)
+        program, made = with_epilogue(_with_loop(program, own, made), made)
+        final = tiled(made, program, device)
+        program = _with_loop(program, made, final)
+        _require_profit(final, program, device, dims)
     return program
+
+
+def _require_profit(loop: Loop, program: Program, device: Device, dims: Mapping[str, int]) -> None:
+    """
+    :raises NotTiled: all sizes are known, and the loop takes longer than products with kernels between them.
+    """
+    if not isinstance(device, Gpu) or not {*program.dims} <= dims.keys():
+        return
+    form = form_of(loop, program.types)
+    one, several = tile_seconds(form, dims, device), calls_seconds(form, program, dims, device)
+    if one > several:
+        both = f"about {one * 1e6:.0f} us as one kernel, and {several * 1e6:.0f} as products with kernels between"
+        raise NotTiled(f"it takes {both}")
+
+
+def _with_loop(program: Program, loop: Loop, other: Loop) -> Program:
+    return replace(program, steps=tuple(other if step is loop else step for step in program.steps))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...ir.dims import Size, evaluate, nominal, product, same
 from ...ir.kernel import Call, Kernel, Program
-from ...ir.statement import REDUCTIONS, Stmt
+from ...ir.statement import Stmt
 from ..loops.fission import fission
 from ..loops.legality import attempt
 from .tiling import Tiling, starts_with, tile
@@ -110,35 +110,6 @@ class FusionGroup:
             group = group.with_steps(between) or group.hoisted(between) or group.split(between)
         return None
 
-    def with_epilogue(self) -> FusionGroup:
-        """The group with every kernel that computes elements of its own rows from what the loop makes of these: a
-        product's division by a sum of the row, a cast, a statistic that is stored.
-        """
-        group, refused = self, set[int]()
-        while found := [n for n in group.placement().after if n not in refused]:
-            for number in found:
-                larger = group.with_reader(number)
-                if larger is not None:
-                    group = larger
-                    break
-                refused.add(number)
-            else:
-                break
-        return group
-
-    def with_reader(self, number: int) -> FusionGroup | None:
-        """The group with a kernel without reductions that reads a temp of it by its rows; None if that is not legal."""
-        step = self.program.steps[number]
-        if not isinstance(step, Kernel) or step.accums or any(s.op in (*REDUCTIONS, "scan") for s in step.body):
-            return None
-        written = {b for other in self.steps.values() for b in other.writes}
-        found = (tile(step, name, self.shape) for name in step.reads if name in written and self.has_rows(name))
-        tiling = next((t for t in found if t is not None), None)
-        if tiling is None or len(step.rows) != len(tiling.axes) or len(step.cols) > 1:
-            return None
-        group = replace(self, tilings={**self.tilings, number: tiling})
-        return group if group.reads_own_rows() and not group.placement().between else None
-
     def with_steps(self, numbers: Iterable[int]) -> FusionGroup | None:
         """The group with more steps; None unless each of them can be tiled by a buffer that has the rows."""
         tilings = dict(self.tilings)
@@ -197,16 +168,11 @@ class FusionGroup:
         """Whether all that a step of the loop reads of another one is in the rows of the same iteration."""
         program = self.program
         written = {program.root(b) for step in self.steps.values() for b in step.writes}
-        read = {program.root(b) for step in self.steps.values() for b in step.reads}
         for number, step in self.steps.items():
             tiling = self.tilings[number]
             for access in step.accesses:
                 root = program.root(access.buffer)
-                if root not in written:
-                    continue
-                if isinstance(access, Stmt) and access.op == "store":
-                    if root in read and not starts_with(access, tiling.axes):
-                        return False
+                if root not in written or (isinstance(access, Stmt) and access.op == "store"):
                     continue
                 carries = tiling.carries(step, access.buffer)
                 other_rows = not carries and not starts_with(access, tiling.axes)

@@ -86,7 +86,7 @@ def _of_kernel(kernel: Kernel, tiling: Tiling) -> Tiling | None:
 def _stores_own_rows(kernel: Kernel, tiling: Tiling) -> bool:
     stores = [s for s in kernel.body if s.op == "store"]
     barred = any(s.op in ("check", "search") for s in kernel.body)
-    return not barred and all({*tiling.axes} <= {i.variable for i in s.index} for s in stores)
+    return not barred and all(starts_with(s, tiling.axes) for s in stores)
 
 
 def _summed_axes(kernel: Kernel, accum: Stmt, tiling: Tiling) -> set[int] | None:
