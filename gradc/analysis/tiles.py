@@ -127,6 +127,10 @@ class TileForm:
         """The panels of its rows, each once."""
         return tuple(dict.fromkeys(p.left for sweep in self.sweeps for p in sweep.scores))
 
+    def padded(self, carry: str) -> int:
+        """Columns of the fragments of a carry of rows and features."""
+        return next(p.right.padded for s in self.sweeps for p in s.added if p.carry == carry)
+
     def shared_bytes(self, rows: int, columns: int, stages: int) -> int:
         """Of a block of so many rows and columns."""
         resident = sum(rows * p.pitch for p in self.resident)
@@ -192,7 +196,9 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     except NotTiled as reason:
         return str(reason)
     if needed > shared:
-        return f"blocks of {loop.by} rows and {width} columns take {needed} bytes of shared memory; a block has {shared}"
+        return (
+            f"blocks of {loop.by} rows and {width} columns take {needed} bytes of shared memory; a block has {shared}"
+        )
     return None
 
 
@@ -247,7 +253,9 @@ def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
             raise NotTiled(f"the product {kernel.name} follows its sweeps")
         features = [size for _, size in kernel.cols]
         if len(features) > 1 or not all(isinstance(n, int) and n <= MOST_FEATURES for n in features):
-            raise NotTiled(f"{kernel.name} follows its sweeps and has more than {MOST_FEATURES} columns, or not a known number")
+            raise NotTiled(
+                f"{kernel.name} follows its sweeps and has more than {MOST_FEATURES} columns, or not a known number"
+            )
         _check_kernel(kernel, loop, None)
     return TileForm(loop, sweeps, dtypes.pop())
 
@@ -288,7 +296,9 @@ def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) ->
             raise NotTiled(f"{call.name} multiplies {left.buffer}, which is computed in each block")
         if types[out.buffer].dtype not in (F32, types[left.buffer].dtype):
             raise NotTiled(f"{call.name} gives {types[out.buffer].dtype}")
-        return Scores(call, out.buffer, _panel(left, row, summed, sizes, types), _panel(right, other, summed, sizes, types))
+        return Scores(
+            call, out.buffer, _panel(left, row, summed, sizes, types), _panel(right, other, summed, sizes, types)
+        )
     if call.add and out.buffer in carries and str(sizes[summed]) == sweep.count:
         if left.buffer not in blocks or [i.variable for i in left.index] != [row, summed]:
             raise NotTiled(f"{call.name} multiplies {left.buffer}, which is no block of its columns")

@@ -1,8 +1,8 @@
 /* Blocks of rows and columns on tensor cores: what kernels share that are made of loops with sweeps (docs/tiles.md).
  *
- * A warp has 16 rows of a thread block.  What they are computed into are fragments, T x[N / 8][4] for N columns: of element i of x[n] a lane
- * has row lane / 4 + 8 (i / 2) and column 8n + lane % 4 * 2 + i % 2.  So a lane has two rows, four lanes, a quad, share them, and a value
- * of rows is x[2], the same in a quad.
+ * A warp has 16 TILES rows of a thread block.  What they are computed into are fragments, T x[TILES * N / 8][4] for N columns: of element
+ * i of x[m * N / 8 + n] a lane has row 16m + lane / 4 + 8 (i / 2) and column 8n + lane % 4 * 2 + i % 2.  So a lane has 2 TILES rows, four
+ * lanes, a quad, share them, and a value of rows is x[2 * TILES], the same in a quad.
  *
  * A panel is rows of features in shared memory, PITCH elements apart: an odd number of pieces of 16 bytes, so that a piece of 8 rows lies in
  * 8 different sets of banks, and all addresses of a lane are one address and constants. */
@@ -21,84 +21,113 @@ struct gradc_f16_fragments {
   static __device__ __forceinline__ u32 packed(f32 low, f32 high) { return pack_f16(low, high); }
 };
 
-/* Starts the copy of ROWS rows of FEATURES elements into a panel, by all threads; rows from `there` on, and what PADDED features lack, are
- * zeros.  in_pieces: 16 bytes at a time, at multiples of 16; else element by element, and nothing is under way. */
-template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS>
-GRADC_FN void gradc_copy_panel(u16 *panel, const u16 *from, i64 step, i64 feature_step, ix there, bool in_pieces) {
-  enum { PER_ROW = PADDED / 8, PIECES = ROWS * PER_ROW };
-  if (in_pieces) {
-#pragma unroll
-    for (int at = 0; at < PIECES; at += THREADS) {
-      const int piece = at + (int)threadIdx.x, r = piece / PER_ROW, c = piece % PER_ROW * 8;
-      const bool read = r < there && c < FEATURES;
-      if (PIECES % THREADS == 0 || piece < PIECES) cp_async16(panel + r * PITCH + c, read ? from + r * step + c : from, read ? 16 : 0);
-    }
-  } else {
+/* Rows of FEATURES elements in memory, `step` elements apart, of which all threads together copy ROWS into a panel.  16 bytes move at a
+ * time, asynchronously, where all begin at multiples of 16; else an element, and nothing is under way. */
+template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gradc_rows {
+  enum { PER_ROW = PADDED / 8, PIECES = ROWS * PER_ROW, TIMES = (PIECES + THREADS - 1) / THREADS, EVEN = PIECES % THREADS == 0 && THREADS % PER_ROW == 0 };
+  const u16 *from, *own; /* the first row, and the thread's first piece */
+  i64 step, feature_step;
+  int first, first_column, first_place;
+  bool in_pieces;
+
+  static __device__ __forceinline__ gradc_rows at(const u16 *from, i64 step, i64 feature_step) {
+    const int r = (int)threadIdx.x / PER_ROW, c = (int)threadIdx.x % PER_ROW * 8;
+    const bool in_pieces = FEATURES % 8 == 0 && feature_step == 1 && step % 8 == 0 && gradc_aligned(from, 16);
+    return {from, from + r * step + c, step, feature_step, r, c, r * PITCH + c, in_pieces};
+  }
+
+  /* Starts the copy of the rows from `row` on; what is not among the `there` first, or PADDED features have beside FEATURES, is 0. */
+  __device__ __forceinline__ void copy(u16 *panel, ix row, ix there) const {
+    if (!in_pieces) {
 #pragma unroll 1
-    for (int at = threadIdx.x; at < ROWS * PADDED; at += THREADS) {
-      const int r = at / PADDED, c = at % PADDED;
-      panel[r * PITCH + c] = r < there && c < FEATURES ? from[r * step + c * feature_step] : (u16)0;
+      for (int i = threadIdx.x; i < ROWS * PADDED; i += THREADS) {
+        const int r = i / PADDED, c = i % PADDED;
+        panel[r * PITCH + c] = r < there && c < FEATURES ? from[(row + r) * step + c * feature_step] : (u16)0;
+      }
+    } else if (EVEN && FEATURES == PADDED && there >= ROWS) {
+#pragma unroll
+      for (int i = 0; i < TIMES; i++)
+        cp_async16(panel + first_place + i * (THREADS / PER_ROW * PITCH), own + row * step + i * (THREADS / PER_ROW) * step);
+    } else {
+#pragma unroll
+      for (int i = 0; i < TIMES; i++) {
+        const int piece = i * THREADS + (int)threadIdx.x, r = piece / PER_ROW, c = piece % PER_ROW * 8;
+        const bool read = r < there && c < FEATURES;
+        if (piece < PIECES) cp_async16(panel + r * PITCH + c, read ? from + (row + r) * step + c : from, read ? 16 : 0);
+      }
     }
   }
-}
-/* Whether pieces of 16 bytes begin at multiples of 16. */
-GRADC_FN bool gradc_in_pieces(const u16 *from, i64 step, i64 feature_step, int features) {
-  return features % 8 == 0 && feature_step == 1 && step % 8 == 0 && gradc_aligned(from, 16);
-}
+};
 
 /* 16 rows of a panel from feature c on, as the left operand of a product. */
 template <int PITCH> GRADC_FN void gradc_load_left(u32 (&a)[4], const u16 *panel, int c) {
   const int lane = threadIdx.x % 32;
   ldmatrix_x4(a, panel + lane % 16 * PITCH + lane / 16 * 8 + c);
 }
-template <int PITCH, int DEPTH> GRADC_FN void gradc_load_rows(u32 (&a)[DEPTH / 16][4], const u16 *panel) {
+/* All of the rows of a warp, 16 TILES of them. */
+template <int PITCH, int DEPTH, int TILES> GRADC_FN void gradc_load_rows(u32 (&a)[DEPTH / 16][TILES][4], const u16 *panel) {
 #pragma unroll
-  for (int c = 0; c < DEPTH; c += 16) gradc_load_left<PITCH>(a[c / 16], panel, c);
+  for (int c = 0; c < DEPTH / 16; c++)
+#pragma unroll
+    for (int m = 0; m < TILES; m++) gradc_load_left<PITCH>(a[c][m], panel + m * 16 * PITCH, c * 16);
 }
 
 /* s += a b^T, for features c to c + 15 of a and of the panel b, whose rows are columns of s. */
-template <class F, int PITCH, int COLUMNS> GRADC_FN void gradc_add_scores(f32 (&s)[COLUMNS / 8][4], const u32 (&a)[4], const u16 *b, int c) {
+template <class F, int PITCH, int COLUMNS, int TILES>
+GRADC_FN void gradc_add_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[TILES][4], const u16 *b, int c) {
   const int lane = threadIdx.x % 32;
   const u16 *const own = b + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8 + c;
 #pragma unroll
   for (int n = 0; n < COLUMNS; n += 16) {
     u32 r[4];
     ldmatrix_x4(r, own + n * PITCH);
-    F::multiply(s[n / 8], a, r[0], r[1]);
-    F::multiply(s[n / 8 + 1], a, r[2], r[3]);
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+      F::multiply(s[(m * COLUMNS + n) / 8], a[m], r[0], r[1]);
+      F::multiply(s[(m * COLUMNS + n) / 8 + 1], a[m], r[2], r[3]);
+    }
   }
 }
-/* s = a b^T: fragments of rows, or 16 rows of a panel, times a panel. */
-template <class F, int PITCH, int COLUMNS, int DEPTH>
-GRADC_FN void gradc_scores(f32 (&s)[COLUMNS / 8][4], const u32 (&a)[DEPTH / 16][4], const u16 *b) {
+/* s = a b^T: rows of a warp, in fragments or in a panel, times a panel. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[DEPTH / 16][TILES][4], const u16 *b) {
 #pragma unroll
-  for (int c = 0; c < DEPTH; c += 16) gradc_add_scores<F, PITCH, COLUMNS>(s, a[c / 16], b, c);
+  for (int c = 0; c < DEPTH / 16; c++) gradc_add_scores<F, PITCH, COLUMNS, TILES>(s, a[c], b, c * 16);
 }
-template <class F, int PITCH, int COLUMNS, int DEPTH>
-GRADC_FN void gradc_scores(f32 (&s)[COLUMNS / 8][4], const u16 *rows, const u16 *b) {
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u16 *rows, const u16 *b) {
 #pragma unroll
   for (int c = 0; c < DEPTH; c += 16) {
-    u32 a[4];
-    gradc_load_left<PITCH>(a, rows, c);
-    gradc_add_scores<F, PITCH, COLUMNS>(s, a, b, c);
+    u32 a[TILES][4];
+#pragma unroll
+    for (int m = 0; m < TILES; m++) gradc_load_left<PITCH>(a[m], rows + m * 16 * PITCH, c);
+    gradc_add_scores<F, PITCH, COLUMNS, TILES>(s, a, b, c);
   }
 }
 
 /* o += p b: fragments, rounded to 16 bits, times a panel whose rows are columns of p. */
-template <class F, int PITCH, int COLUMNS, int DEPTH>
-GRADC_FN void gradc_add_product(f32 (&o)[DEPTH / 8][4], const f32 (&p)[COLUMNS / 8][4], const u16 *b) {
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], const u16 *b) {
   const int lane = threadIdx.x % 32;
   const u16 *const own = b + lane % 16 * PITCH + lane / 16 * 8;
 #pragma unroll
-  for (int n = 0; n < COLUMNS / 8; n += 2) {
-    const u32 a[4] = {F::packed(p[n][0], p[n][1]), F::packed(p[n][2], p[n][3]), F::packed(p[n + 1][0], p[n + 1][1]),
-                      F::packed(p[n + 1][2], p[n + 1][3])};
+  for (int n = 0; n < COLUMNS; n += 16) {
+    u32 a[TILES][4];
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+      const f32(&left)[4] = p[(m * COLUMNS + n) / 8], (&right)[4] = p[(m * COLUMNS + n) / 8 + 1];
+      a[m][0] = F::packed(left[0], left[1]), a[m][1] = F::packed(left[2], left[3]);
+      a[m][2] = F::packed(right[0], right[1]), a[m][3] = F::packed(right[2], right[3]);
+    }
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 16) {
       u32 r[4];
-      ldmatrix_x4_trans(r, own + n * 8 * PITCH + c);
-      F::multiply(o[c / 8], a, r[0], r[1]);
-      F::multiply(o[c / 8 + 1], a, r[2], r[3]);
+      ldmatrix_x4_trans(r, own + n * PITCH + c);
+#pragma unroll
+      for (int m = 0; m < TILES; m++) {
+        F::multiply(o[(m * DEPTH + c) / 8], a[m], r[0], r[1]);
+        F::multiply(o[(m * DEPTH + c) / 8 + 1], a[m], r[2], r[3]);
+      }
     }
   }
 }
@@ -109,8 +138,9 @@ struct gradc_plain_sum { template <class T> static __device__ __forceinline__ vo
 /* x of rows relative to a maximum that was `before`, relative to what it is now. */
 GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx((before - now) * 0x1.715476p+0f); }
 
-/* e^x of a score: its argument is rounded once more, as the score itself was, and the power of two is within 2 units in the last place; what
- * would be subnormal is 0. */
+/* e^x of a score, and e^(x - y): the argument is rounded once more, as the score itself was, and the power of two is within 2 units in
+ * the last place; what would be subnormal is 0.  y log2(e) is one of a row, and must be finite. */
 GRADC_FN f32 gradc_exp_of_score(f32 x) { return exp2_approx(x * 0x1.715476p+0f); }
+GRADC_FN f32 gradc_exp_of_difference(f32 x, f32 y) { return exp2_approx(mad_f32(x, 0x1.715476p+0f, y * -0x1.715476p+0f)); }
 
 #endif

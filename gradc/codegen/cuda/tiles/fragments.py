@@ -7,10 +7,11 @@ in a walk over the lane's elements.  What is the same in all blocks of a sweep i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from ....analysis.tiles import Added, SweepForm, TileForm
+from ....analysis.tiles import ROWS, SweepForm, TileForm
 from ....ir.dims import Size, symbol, symbols
 from ....ir.kernel import Carry, Kernel, Sweep
 from ....ir.statement import REDUCTIONS, Index, Stmt, neutral
@@ -27,17 +28,20 @@ COMPARED = {"le": "<=", "lt": "<", "ge": ">=", "gt": ">"}
 UNROLL = "#pragma unroll"
 
 
-class Lines(list[str]):
-    """Text, with loops over a lane's rows and elements."""
-
-    def rows(self, body: Iterable[str]) -> None:
-        """For both rows of a lane."""
-        self.extend([UNROLL, "for (int h = 0; h < 2; h++) {", f"const ix {ROW} = row_of[h];", *body, "}"])
+EACH_ROW = (UNROLL, "for (int h = 0; h < 2 * TILES; h++) {")
+"""Opens a loop over a lane's rows."""
+EXP_OF_DIFFERENCE = "exp of difference"
+"""A statement of tiles alone: e^(x - y)."""
 
 
 def rows_of(name: str) -> str:
-    """The array of a value of rows, for both rows of a lane."""
+    """The array of a value of rows, for all rows of a lane."""
     return f"r{variable(name)[1:]}"
+
+
+def declarations(of: Mapping[str, Sequence[str]], const: bool = False) -> list[str]:
+    """Declarations, those of a type together."""
+    return [f"{'const ' if const else ''}{ctype} {', '.join(names)};" for ctype, names in of.items()]
 
 
 class TileScribe(Scribe):
@@ -65,6 +69,8 @@ class TileScribe(Scribe):
             return f"{self.staged[s.name]}[stage * COLUMNS + {COLUMN}]"
         if s.op == "load" and s.buffer in self.registers:
             return register(s)
+        if s.op == EXP_OF_DIFFERENCE:
+            return f"gradc_exp_of_difference({', '.join(map(variable, s.args))})"
         if s.op == "exp" and s.dtype is F32 and s.name in self.scores:
             return f"gradc_exp_of_score({variable(s.args[0])})"
         text = super().expression(s, seek)
@@ -76,18 +82,21 @@ def register(s: Stmt) -> str:
     return f"{s.buffer}[h]" if len(s.index) == 1 else f"{s.buffer}[n][i]"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Numbered:
     """A kernel of a tile whose values have numbers of the whole tile.
 
+    :ivar sweep: that it is of; None: it follows the sweeps.
     :ivar masks: comparisons that hold in whole blocks, and when.
-    :ivar hoisted: the values that are computed before the sweep.
+    :ivar hoisted: the values that are computed before the sweep, :ivar fresh: those that no kernel before it has.
     """
 
     kernel: Kernel
     scribe: TileScribe
+    sweep: SweepForm | None
     masks: Mapping[str, str]
-    hoisted: frozenset[str] = frozenset()
+    hoisted: frozenset[str]
+    fresh: tuple[Stmt, ...]
 
     @cached_property
     def of_rows(self) -> frozenset[str]:
@@ -99,234 +108,264 @@ class Numbered:
                 found.add(s.name)
         return frozenset(found)
 
+    def used_outside(self, stmts: Iterable[Stmt]) -> set[str]:
+        """The values that other statements than these use."""
+        own = list(stmts)
+        return {u for s in self.kernel.body if s not in own for u in s.uses}
 
-@dataclass
+
 class FragmentWriter:
     """Writes the kernels of one tile.
 
-    :ivar constants: and the other values that all kernels share, by what they compute.
-    :ivar count: of values so far.
+    :param types: of all buffers.  :param tiles: of 16 rows, of a warp.
+    :ivar kernels: all of them, in order, those of each sweep and those that follow the sweeps.
     """
 
-    form: TileForm
-    types: Mapping[str, Type]
-    constants: dict[object, str] = field(default_factory=dict)
-    count: int = 0
-
-    @property
-    def registers(self) -> frozenset[str]:
-        return frozenset(b.name for b in self.form.loop.buffers)
+    def __init__(self, form: TileForm, types: Mapping[str, Type], tiles: int, staged: Sequence[Mapping[Stmt, str]]):
+        self.form, self.types, self.tiles = form, types, tiles
+        self.registers = frozenset(b.name for b in form.loop.buffers)
+        self.carries = {c.name: c for sweep in form.loop.sweeps for c in sweep.carries}
+        self._shared: dict[object, str] = {}  # values that all kernels share, by what they compute
+        self._count = 0
+        of_sweeps = [
+            [self.numbered(k, s, names) for k in s.kernels] for s, names in zip(form.sweeps, staged, strict=True)
+        ]
+        after = [self.numbered(k, None, {}) for k in form.loop.steps if isinstance(k, Kernel)]
+        self.kernels = (*of_sweeps, after)
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    def numbered(self, kernel: Kernel, sweep: SweepForm | None, staged: Mapping[Stmt, str]) -> tuple[Numbered, list[Stmt]]:
-        """A kernel with values of its own, and what of it is computed before the sweep and was not yet."""
-        changing = {c.name for c in sweep.sweep.carries} | {b.name for b in sweep.sweep.blocks} if sweep else self.registers
-        moving = set(sweep.sweep.symbols) if sweep else set[str]()
+    def numbered(self, kernel: Kernel, sweep: SweepForm | None, staged: Mapping[Stmt, str]) -> Numbered:
+        """A kernel with values of its own."""
         names: dict[str, str] = {}
-        hoisted: dict[str, Stmt] = {}
-        body, in_shared = [], dict[str, str]()
+        body, hoisted, fresh, in_shared = [], set[str](), [], dict[str, str]()
         for s in kernel.body:
-            index_ = tuple(i.renamed(names) for i in s.index)
-            attrs = tuple((k, v) for k, v in s.attrs)
-            now = s.altered(args=tuple(names[a] for a in s.args), index=index_, where=names.get(s.where, ""), attrs=attrs)
-            if not s.name:
-                body.append(now)
-                continue
-            early = (
-                not kernel.is_column(s)
-                and s.buffer not in changing
-                and not _symbols(s) & moving
-                and all(names[u] in hoisted or names[u] in self.constants.values() for u in s.uses)
-                and (sweep is not None or s.op == "const")
-            )
-            key = (now.op, now.args, now.dtype, now.buffer, now.index, now.where, now.attrs)
-            if early and key in self.constants:
-                names[s.name] = self.constants[key]
-                body.append(now.altered(name=names[s.name]))
-                hoisted[names[s.name]] = body[-1]
-                continue
-            names[s.name] = f"%{self.count}"
-            self.count += 1
-            body.append(now.altered(name=names[s.name]))
-            if s in staged:
-                in_shared[names[s.name]] = staged[s]
-            if early:
-                self.constants[key] = names[s.name]
-                hoisted[names[s.name]] = body[-1]
+            now = self.renamed(kernel, s, names, sweep)
+            if s.name:
+                key = (now.op, now.args, now.dtype, now.buffer, now.index, now.where, now.attrs)
+                early = self.is_early(kernel, s, sweep) and all(names[u] in hoisted for u in s.uses)
+                known = self._shared.get(key) if early else None
+                names[s.name] = known or f"%{self._count}"
+                self._count += known is None
+                now = now.altered(name=names[s.name])
+                if early:
+                    hoisted.add(now.name)
+                    self._shared[key] = now.name
+                    fresh += [now] if known is None else []
+                if s in staged:
+                    in_shared[now.name] = staged[s]
+            body.append(now)
         own = replace(kernel, body=tuple(body))
-        fresh = [s for s in hoisted.values() if s.name not in self._written]
-        self._written |= hoisted.keys()
         masks = masks_of(own) if sweep is not None else {}
         scores = {s.name for s in own.body if sweep is not None and own.is_column(s)}
         scribe = TileScribe(self.types, own.body, self.registers, in_shared, masks, scores)
-        return Numbered(own, scribe, masks, frozenset(hoisted)), fresh
+        return Numbered(own, scribe, sweep, masks, frozenset(hoisted), tuple(fresh))
 
-    def __post_init__(self) -> None:
-        self._written: set[str] = set()
+    def renamed(self, kernel: Kernel, s: Stmt, names: Mapping[str, str], sweep: SweepForm | None) -> Stmt:
+        """A statement that uses values by their new names; e^(x - y) of a block is one."""
+        index_ = tuple(i.renamed(names) for i in s.index)
+        if s.op == "exp" and s.dtype is F32 and sweep is not None and kernel.is_column(s):
+            power = kernel.stmts[s.args[0]]
+            if power.op == "sub" and len(kernel.levels[power.args[1]]) < 2:
+                return s.altered(op=EXP_OF_DIFFERENCE, args=tuple(names[a] for a in power.args))
+        args = tuple(names[a] for a in s.args)
+        return s.altered(args=args, index=index_, where=names[s.where] if s.where else "")
+
+    def is_early(self, kernel: Kernel, s: Stmt, sweep: SweepForm | None) -> bool:
+        """Whether a value, but for what it uses, is the same in all blocks of columns."""
+        if sweep is None or kernel.is_column(s):
+            return s.op == "const"
+        own = {b.name for b in sweep.sweep.buffers}
+        return s.buffer not in own and not _symbols(s) & set(sweep.sweep.symbols)
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 
-    def early(self, k: Numbered, stmts: Sequence[Stmt]) -> Lines:
-        """Declares hoisted values: of rows as arrays, others as they are."""
-        lines = Lines(k.scribe.value(s) for s in stmts if s.name not in k.of_rows)
-        by_row = [s for s in stmts if s.name in k.of_rows]
-        lines += self.declared(k, by_row)
-        if by_row:
-            lines.rows(self.row_values(k, by_row))
+    def early(self, kernels: Sequence[Numbered]) -> list[str]:
+        """The values of kernels that are computed before a sweep: of rows as arrays, others as they are."""
+        lines: list[str] = []
+        everywhere = [k for group in self.kernels for k in group]
+        late = {u for k in everywhere for s in k.kernel.body if s.name not in k.hoisted for u in s.uses}
+        late |= {u for k in everywhere for s in k.fresh for u in s.uses if u not in {f.name for f in k.fresh}}
+        for k in kernels:
+            plain: dict[str, list[str]] = {}
+            for s in k.fresh:
+                if s.op == "const":
+                    plain.setdefault(self.ctype(s), []).append(f"{variable(s.name)} = {k.scribe.expression(s)}")
+            lines += declarations(plain, const=True)
+            lines += [k.scribe.value(s) for s in k.fresh if s.op != "const" and s.name not in k.of_rows]
+            lines += self.row_loop(k, [s for s in k.fresh if s.name in k.of_rows], late)
         return lines
 
-    def declared(self, k: Numbered, stmts: Iterable[Stmt]) -> Iterator[str]:
-        """Arrays for values of rows."""
-        for s in stmts:
-            assert s.dtype is not None
-            yield f"{carrier(s.dtype)} {rows_of(s.name)}[2];"
+    def ctype(self, s: Stmt) -> str:
+        assert s.dtype is not None
+        return carrier(s.dtype)
 
-    def row_values(self, k: Numbered, stmts: Sequence[Stmt]) -> Iterator[str]:
-        """Statements for one row, which keep their values."""
+    def row_loop(self, k: Numbered, stmts: Sequence[Stmt], kept: Collection[str]) -> list[str]:
+        """Statements for all rows of a lane, and arrays for the values that are kept."""
+        if not stmts:
+            return []
+        arrays: dict[str, list[str]] = {}
         own = {s.name for s in stmts}
-        yield from self.taken(k, (u for s in stmts for u in s.uses if u not in own))
+        body = list(self.taken(k, (u for s in stmts for u in s.uses if u not in own)))
         for s in stmts:
-            if s.name:
-                yield k.scribe.value(s)
-                yield f"{rows_of(s.name)}[h] = {variable(s.name)};"
-            else:
-                yield from self.row_effect(k, s)
+            body += [k.scribe.value(s)] if s.name else self.row_effect(k, s)
+            if s.name in kept:
+                arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES]")
+                body.append(f"{rows_of(s.name)}[h] = {variable(s.name)};")
+        return [*declarations(arrays), *EACH_ROW, *self.row_place(body), *body, "}"]
+
+    def row_place(self, body: Sequence[str]) -> list[str]:
+        """The row that statements are for, if they say where it is."""
+        named = any(re.search(rf"\b{ROW}\b", line) for line in body)
+        return [f"const ix {ROW} = gradc_min(lane_row + 8 * h, {self.form.loop.count} - 1);"] if named else []
 
     def taken(self, k: Numbered, names: Iterable[str]) -> Iterator[str]:
         """Values of rows that were computed before, for one row."""
         for name in dict.fromkeys(names):
-            s = k.scribe.statements[name]
             if name in k.of_rows:
-                assert s.dtype is not None
-                yield f"const {carrier(s.dtype)} {variable(name)} = {rows_of(name)}[h];"
+                yield f"const {self.ctype(k.scribe.statements[name])} {variable(name)} = {rows_of(name)}[h];"
 
     def row_effect(self, k: Numbered, s: Stmt) -> Iterator[str]:
         """A store of a row, by one lane of its quad; what a block gives to a carry."""
         value = variable(s.args[0])
         if s.op == "store":
             where = f" && {variable(s.where)}" if s.where else ""
-            place = k.scribe.element(s.buffer, s.index)
-            yield f"if (row_there[h] && lane_column == 0{where}) {place} = {to_memory(self.types[s.buffer].dtype, value)};"
+            place, given = k.scribe.element(s.buffer, s.index), to_memory(self.types[s.buffer].dtype, value)
+            yield f"if (lane_row + 8 * h < {self.form.loop.count} && lane_column == 0{where}) {place} = {given};"
             return
-        carry = next(c for sweep in self.form.loop.sweeps for c in sweep.carries if c.name == s.buffer)
-        relative = [c for sweep in self.form.loop.sweeps for c in sweep.carries if c.by == carry.name]
-        join = f"{JOINS[carry.combine]}{_argument(carry.combine, carry.type.dtype)}::join({carry.name}[h], {value});"
+        carry = self.carries[s.buffer]
+        relative = [c for c in self.carries.values() if c.by == carry.name]
+        join = f"{_join(carry.combine, carry.type.dtype)}::join({carry.name}[h], {value});"
         if not relative:
             yield join
             return
         yield from (f"const f32 before = {carry.name}[h];", join)
         yield f"const f32 factor = gradc_rescaled(before, {carry.name}[h]); /* of what is relative to it */"
         for c in relative:
-            yield from _rescaled(c)
+            yield from self.rescaled(c)
 
-    def block(self, k: Numbered, sweep: SweepForm | None) -> Lines:
+    def rescaled(self, c: Carry) -> Iterator[str]:
+        """Makes a row of a carry relative to another maximum."""
+        if len(c.type.shape) == 1:
+            yield f"{c.name}[h] *= factor;"
+            return
+        tiles = f"{self.form.padded(c.name)} / 8"
+        yield from (UNROLL, f"for (int n = h / 2 * ({tiles}); n < (h / 2 + 1) * ({tiles}); n++) {{")
+        yield f"{c.name}[n][h % 2 * 2] *= factor, {c.name}[n][h % 2 * 2 + 1] *= factor;"
+        yield "}"
+
+    def block(self, k: Numbered) -> list[str]:
         """A kernel's passes over the lane's elements, and what is done for its rows before each."""
-        lines = Lines()
+        lines: list[str] = []
         for phase in k.kernel.passes:
-            rows = [s for s in phase.row if s.name not in k.hoisted]
-            lines += [k.scribe.value(s) for s in rows if s.name and s.name not in k.of_rows]
-            rows = [s for s in rows if not s.name or s.name in k.of_rows]
-            lines += self.declared(k, (s for s in rows if s.name))
-            if rows:
-                lines.rows(self.row_values(k, rows))
+            now = [s for s in phase.row if s.name not in k.hoisted]
+            rows = [s for s in now if not s.name or s.name in k.of_rows]
+            lines += [k.scribe.value(s) for s in now if s not in rows]
+            lines += self.row_loop(k, rows, k.used_outside(rows))
             if phase.roots:
-                lines += self.columns(k, phase.body, phase.roots, sweep)
+                lines += self.columns(k, phase.body, phase.roots)
         return lines
 
-    def columns(self, k: Numbered, body: Sequence[Stmt], roots: Sequence[Stmt], sweep: SweepForm | None) -> Lines:
+    def columns(self, k: Numbered, body: Sequence[Stmt], roots: Sequence[Stmt]) -> list[str]:
         """One pass over the lane's elements."""
-        lines = Lines()
         reductions = [s for s in roots if s.op in REDUCTIONS]
+        arrays: dict[str, list[str]] = {}
         for s in reductions:
-            assert s.dtype is not None
-            start = literal(neutral(REDUCTIONS[s.op], s.dtype), s.dtype)
-            lines.append(f"{carrier(s.dtype)} {rows_of(s.name)}[2] = {{{start}, {start}}};")
-        effects = [self.root(k, s, sweep) for s in roots]
-        wanted = [u for value, place, _ in effects for u in (*value, *place)]
-        needed = backward_slice(body, wanted, lambda s: True)
-        features = None if sweep is not None else k.kernel.cols[0][1]
-        count = "COLUMNS" if sweep is not None else str(8 * -(-int(features) // 8))  # type: ignore[arg-type]
+            start = _neutral(REDUCTIONS[s.op], s)
+            given = ", ".join([start] * 2 * self.tiles)
+            arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES] = {{{given}}}")
+        effects = [self.root(k, s) for s in roots]
+        needed = backward_slice(body, [u for uses, _ in effects for u in uses], lambda s: True)
         names = {s.name for s in needed}
-        outer = [u for s in (*needed, *roots) for u in s.uses if u not in names]
-        lines += [UNROLL, f"for (int n = 0; n < {count} / 8; n++) {{", UNROLL, "for (int i = 0; i < 4; i++) {"]
-        lines += ["const int h = i / 2, c = n * 8 + lane_column + i % 2;"]
-        inner = [*self.taken(k, outer), *map(k.scribe.value, needed), *(line for _, _, own in effects for line in own)]
-        text = "\n".join(inner)
-        if f"{ROW} " in text or f"{ROW}]" in text or f"{ROW})" in text:
-            lines.append(f"const ix {ROW} = row_of[h];")
-        if sweep is not None:
-            at = f"EDGE ? gradc_min(c, {sweep.sweep.count} - 1) : c"
-            lines += [f"const ix {COLUMN} = {at};", f"const bool there = !EDGE || c < {sweep.sweep.count};"]
-        elif int(features) % 8:  # type: ignore[arg-type]
-            lines += [f"const ix {COLUMN} = gradc_min(c, {features} - 1);", f"const bool there = c < {features};"]
-        else:
-            lines += [f"const ix {COLUMN} = c;", "const bool there = true;"]
-        lines += [*inner, "}", "}"]
-        for s in reductions:
-            if sweep is None or REDUCTIONS[s.op] != "sum":  # sums of a sweep's columns meet after the sweep
-                assert s.dtype is not None
-                lines.rows([_of_quad(f"{rows_of(s.name)}[h]", REDUCTIONS[s.op], s.dtype)])
+        outer = [u for s in needed for u in s.uses if u not in names]
+        outer += [u for uses, _ in effects for u in uses if u not in names]
+        inner = [*self.taken(k, outer), *map(k.scribe.value, needed), *(line for _, line in effects)]
+        inner = [*self.row_place(inner), *self.column_place(k, inner), *inner]
+        count = "COLUMNS" if k.sweep is not None else str(_padded(k.kernel))
+        lines = [*declarations(arrays), UNROLL, f"for (int n = 0; n < TILES * {count} / 8; n++) {{", UNROLL]
+        lines += ["for (int i = 0; i < 4; i++) {", f"const int h = n / ({count} / 8) * 2 + i / 2;"]
+        lines += [f"const ix c = n % ({count} / 8) * 8 + lane_column + i % 2;", *inner, "}", "}"]
+        joined = [s for s in reductions if k.sweep is None or REDUCTIONS[s.op] != "sum"]  # else after the sweep
+        if joined:
+            lines += [*EACH_ROW, *(_of_quad(f"{rows_of(s.name)}[h]", REDUCTIONS[s.op], s.dtype) for s in joined), "}"]
         return lines
 
-    def root(self, k: Numbered, s: Stmt, sweep: SweepForm | None) -> tuple[list[str], list[str], list[str]]:
-        """(the values that an effect or reduction needs, those of its place, its lines)."""
-        dtype = k.scribe.values[s.args[0]]
-        assert dtype is not None
-        value = s.args[0]
+    def column_place(self, k: Numbered, body: Sequence[str]) -> Iterator[str]:
+        """The column that statements are for, and whether it is there: if it is not, its place is that of the last one."""
+        text = "\n".join(body)
+        last = k.sweep.sweep.count if k.sweep is not None else str(k.kernel.cols[0][1])
+        sometimes = "EDGE ? " if k.sweep is not None else ""
+        if re.search(rf"\b{COLUMN}\b", text):
+            bounded = f"{sometimes}gradc_min(c, {last} - 1){' : c' if sometimes else ''}"
+            yield f"const ix {COLUMN} = {bounded if self.may_lack(k) else 'c'};"
+        if self.may_lack(k) and re.search(r"\bthere\b", text):
+            yield f"const bool there = {'!EDGE || ' if sometimes else ''}c < {last};"
+
+    def may_lack(self, k: Numbered) -> bool:
+        """Whether some of a lane's columns may not be there."""
+        return k.sweep is not None or _features(k.kernel) != _padded(k.kernel)
+
+    def root(self, k: Numbered, s: Stmt) -> tuple[list[str], str]:
+        """(the values that an effect or a reduction of elements needs, its text)."""
+        value, there = s.args[0], "there ? " if self.may_lack(k) else ""
         if s.op in REDUCTIONS:
-            assert s.dtype is not None
             how = REDUCTIONS[s.op]
-            given = f"there ? {variable(value)} : {literal(neutral(how, s.dtype), s.dtype)}"
-            return [value], [], [f"{JOINS[how]}{_argument(how, s.dtype)}::join({rows_of(s.name)}[h], {given});"]
-        where = [s.where] if s.where else []
+            given = f"{there}{variable(value)}{f' : {_neutral(how, s)}' if there else ''}"
+            return [value], f"{_join(how, s.dtype)}::join({rows_of(s.name)}[h], {given});"
         if s.buffer in self.registers:
-            if sweep is not None and self.packed(s.buffer, sweep) and k.scribe.statements[value].op == "cast":
-                source = k.scribe.statements[value].args[0]  # rounded where it becomes an operand
-                value = source if k.scribe.values[source] is not None and carrier(k.scribe.values[source]) == "f32" else value  # type: ignore[arg-type]
-            return [value], where, [f"{register(s)} = there ? {variable(value)} : 0;"]
-        places = [v for i in s.index for v, _ in i.terms if v.startswith("%")]
-        guard = "".join(f" && {variable(w)}" for w in where)
-        place = k.scribe.element(s.buffer, s.index)
-        line = f"if (there && row_there[h]{guard}) {place} = {to_memory(self.types[s.buffer].dtype, variable(value))};"
-        return [value], [*places, *where], [line]
+            value = self.unrounded(k, s)
+            return [value], f"{register(s)} = {there}{variable(value)}{' : 0' if there else ''};"
+        conditions = [*(["there"] if there else []), f"lane_row + 8 * h < {self.form.loop.count}"]
+        conditions += [variable(s.where)] if s.where else []
+        place, given = k.scribe.element(s.buffer, s.index), to_memory(self.types[s.buffer].dtype, variable(value))
+        return list(s.uses), f"if ({' && '.join(conditions)}) {place} = {given};"
 
-    def packed(self, block: str, sweep: SweepForm) -> bool:
-        """Whether nothing but products reads a block."""
-        read = any(s.op == "load" and s.buffer == block for kernel in sweep.kernels for s in kernel.body)
-        return not read and any(isinstance(p, Added) and p.block == block for p in sweep.steps)
-
-
-def _argument(combine: str, dtype: DType) -> str:
-    return "" if combine == "sum" else f"<{carrier(dtype)}>"
+    def unrounded(self, k: Numbered, s: Stmt) -> str:
+        """The value that a block is given: where nothing but products read it, they round it."""
+        cast = k.scribe.statements[s.args[0]]
+        if k.sweep is None or cast.op != "cast" or k.scribe.values[cast.args[0]] is not F32:
+            return s.args[0]
+        loaded = any(t.op == "load" and t.buffer == s.buffer for kernel in k.sweep.kernels for t in kernel.body)
+        return s.args[0] if loaded else cast.args[0]
 
 
-def _of_quad(value: str, combine: str, dtype: DType) -> str:
-    join = f"{JOINS[combine]}{_argument(combine, dtype)}"
-    return f"{value} = gradc_reduce_lanes<{join}, 4>({value}, 0xffffffffu);"
-
-
-def after_sweep(sweep: Sweep) -> Lines:
+def after_sweep(sweep: Sweep) -> list[str]:
     """Sums of rows, of which each lane of a quad has its own columns."""
-    lines = Lines()
-    for c in sweep.carries:
-        if c.combine == "sum" and len(c.type.shape) == 1:
-            lines += [UNROLL, "for (int h = 0; h < 2; h++) {", _of_quad(f"{c.name}[h]", "sum", c.type.dtype), "}"]
-    return lines
+    sums = [c for c in sweep.carries if c.combine == "sum" and len(c.type.shape) == 1]
+    return [*EACH_ROW, *(_of_quad(f"{c.name}[h]", "sum", c.type.dtype) for c in sums), "}"] if sums else []
 
 
-def _rescaled(c: Carry) -> Iterator[str]:
-    if len(c.type.shape) == 1:
-        yield f"{c.name}[h] *= factor;"
-        return
-    yield from (UNROLL, f"for (auto &x : {c.name}) {{", "x[2 * h] *= factor;", "x[2 * h + 1] *= factor;", "}")
+def _join(combine: str, dtype: DType | None) -> str:
+    """The struct whose ``join`` combines two values."""
+    assert dtype is not None
+    return JOINS[combine] if combine == "sum" else f"{JOINS[combine]}<{carrier(dtype)}>"
+
+
+def _of_quad(value: str, combine: str, dtype: DType | None) -> str:
+    return f"{value} = gradc_reduce_lanes<{_join(combine, dtype)}, 4>({value}, 0xffffffffu);"
+
+
+def _neutral(combine: str, s: Stmt) -> str:
+    assert s.dtype is not None
+    return literal(neutral(combine, s.dtype), s.dtype)
+
+
+def _features(kernel: Kernel) -> int:
+    (size_,) = (size_ for _, size_ in kernel.cols)
+    assert isinstance(size_, int)
+    return size_
+
+
+def _padded(kernel: Kernel) -> int:
+    """Features in fragments."""
+    return -(-_features(kernel) // ROWS) * ROWS
 
 
 def _symbols(s: Stmt) -> frozenset[str]:
     """The symbols of a statement's index and attributes."""
     sizes: list[Size] = [size for i in s.index for size in (i.const, *(c for _, c in i.terms))]
     sizes += [v for _, v in s.attrs if hasattr(v, "terms")]
-    return frozenset().union(*map(symbols, sizes))
+    return frozenset[str]().union(*map(symbols, sizes))
 
 
 # -- comparisons that hold in whole blocks -----------------------------------------------------------------------------

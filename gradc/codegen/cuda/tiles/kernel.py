@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....analysis.tiles import Added, Panel, Scores, SweepForm, TileForm, column_loads, form_of, unfit, vector_at
+from ....analysis.tiles import ROWS, Added, Panel, Scores, SweepForm, TileForm, column_loads, form_of, unfit, vector_at
 from ....errors import Unsupported
 from ....ir.dims import Size, minimum, product, substitute, symbols
 from ....ir.kernel import Carry, Kernel, Loop, Program
@@ -21,7 +21,7 @@ from ...jinja import render
 from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
 from .canonical import Canonical, canonical
-from .fragments import UNROLL, FragmentWriter, Lines, TileScribe, after_sweep
+from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep
 
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
 MAPPING = "tile"
@@ -44,7 +44,11 @@ class PanelText:
 
     @property
     def fragments(self) -> str:
-        return f"of_{self.name}"
+        return f"fragments{self.name[4:]}"
+
+    @property
+    def memory(self) -> str:
+        return f"from{self.name[5:]}"
 
     @property
     def features(self) -> int:
@@ -65,10 +69,6 @@ class PanelText:
     @property
     def feature_step(self) -> str:
         return size(self.panel.feature_step, "i64")
-
-    @property
-    def in_pieces(self) -> str:
-        return f"gradc_in_pieces({self.name}_from, {self.step}, {self.feature_step}, {self.features})"
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,17 @@ class _TileWriter:
         assert self.loop.tile is not None and isinstance(self.loop.by, int) and isinstance(self.loop.sweeps[0].by, int)
         self.rows, self.columns = self.loop.by, self.loop.sweeps[0].by
         self.warps, self.stages = self.loop.tile.warps, self.loop.tile.stages
+        self.tiles = self.rows // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.stages)
-        self.writer = FragmentWriter(form, self.types)
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
         self.in_registers = form.fragments(self.columns) > 0
+        at = sum(self.rows * p.pitch for p in form.resident)
+        self.streamed = [
+            self.panels(f"right{n}_", s.streamed, self.columns, at, s.sweep.cols[0], self.stages)
+            for n, s in enumerate(form.sweeps)
+        ]
+        self.staged = [self.vectors(n, s) for n, s in enumerate(form.sweeps)]
+        self.writer = FragmentWriter(form, self.types, self.tiles, [names for _, names in self.staged])
 
     def panels(self, name: str, panels: Sequence[Panel], rows: int, at: int, first: str, stages: int = 1) -> Panels:
         """Panels one after another in shared memory, from element ``at`` on; ``first``: the symbol of their first row."""
@@ -213,6 +220,7 @@ class _TileWriter:
             "rows": self.rows,
             "columns": self.columns,
             "stages": self.stages,
+            "tiles": self.tiles,
             "row_count": size(self.loop.rows[1]),
             "row": self.loop.rows[0],
             "count": self.loop.count,
@@ -239,37 +247,26 @@ class _TileWriter:
     def declared(self, c: Carry) -> str:
         kind, start = carrier(c.type.dtype), literal(neutral(c.combine, c.type.dtype), c.type.dtype)
         if len(c.type.shape) == 1:
-            return f"{kind} {c.name}[2] = {{{start}, {start}}};"
-        return f"{kind} {c.name}[{self.padded(c.name) // 8}][4] = {{}};"
-
-    def padded(self, carry: str) -> int:
-        """Columns of a carry's fragments."""
-        return next(p.right.padded for s in self.form.sweeps for p in s.added if p.carry == carry)
+            return f"{kind} {c.name}[2 * TILES] = {{{', '.join([start] * 2 * self.tiles)}}};"
+        return f"{kind} {c.name}[TILES * {self.form.padded(c.name)} / 8][4] = {{}};"
 
     # -- sweeps --------------------------------------------------------------------------------------------------------
 
     def sweep(self, number: int, form: SweepForm) -> SweepText:
         s, column = form.sweep, form.sweep.cols[0]
-        at = sum(self.rows * p.pitch for p in self.form.resident)
-        streamed = self.panels(f"right{number}_", form.streamed, self.columns, at, column, self.stages)
-        at += sum(self.stages * self.columns * p.pitch for p in form.streamed)
-        staged, names = self.staged(number, form, at // 2)
-        writer, hoisted, body = self.writer, Lines(), Lines()
-        masks: dict[str, None] = {}
-        run: list[str] = []
+        streamed, kernels = self.streamed[number], iter(self.writer.kernels[number])
+        body = [
+            f"f32 {b.name}[TILES * COLUMNS / 8][4];" for b in s.blocks if b.name not in {x.block for x in form.scores}
+        ]
+        edges: list[str] = []
         for step in form.steps:
             if isinstance(step, Kernel):
-                k, fresh = writer.numbered(step, form, names)
-                hoisted += writer.early(k, fresh)
-                masks |= dict.fromkeys(f"!({m})" for m in k.masks.values())
-                run += ["{", f"/* {step.name} */", *writer.block(k, form), "}"]
-                continue
-            body += self.at_edge(run)
-            run = []
-            body += self.product(step, streamed)
-        body += self.at_edge(run)
-        scored = {x.block for x in form.scores}
-        declared = [f"f32 {b.name}[COLUMNS / 8][4];" for b in s.blocks if b.name not in scored]
+                edges += ["{", f"/* {step.name} */", *self.writer.block(next(kernels)), "}"]
+            else:
+                body += [*self.at_edge(edges), *self.product(step, streamed)]
+                edges = []
+        body += self.at_edge(edges)
+        masks = dict.fromkeys(f"!({m})" for k in self.writer.kernels[number] for m in k.masks.values())
         to = s.cols[1] if s.to is None else minimum(s.cols[1], s.to)
         return SweepText(
             axis=column,
@@ -282,10 +279,10 @@ class _TileWriter:
             since=f"gradc_max(0, {size(s.since)})" if s.since != 0 else "0",
             to=size(to),
             streamed=tuple(streamed.values()),
-            staged=tuple(staged),
-            hoisted=hoisted,
+            staged=self.staged[number][0],
+            hoisted=self.writer.early(self.writer.kernels[number]),
             masks=" || ".join([f"{s.count} < COLUMNS", *masks]),
-            body=[*declared, *body],
+            body=body,
             after=after_sweep(s),
         )
 
@@ -295,41 +292,45 @@ class _TileWriter:
             return []
         return [UNROLL, "for (int EDGE = 0; EDGE < 2; EDGE++) {", "if (edge != EDGE) continue;", *lines, "}"]
 
-    def staged(self, number: int, form: SweepForm, at: int) -> tuple[list[StagedText], dict[Stmt, str]]:
-        """Vectors over columns, each once, and the loads that read them."""
+    def vectors(self, number: int, form: SweepForm) -> tuple[tuple[StagedText, ...], dict[Stmt, str]]:
+        """Vectors over columns, each once, behind the panels in shared memory, and the loads that read them."""
+        at = sum(self.rows * p.pitch for p in self.form.resident)
+        at += sum(self.stages * self.columns * p.pitch for p in form.streamed)
         texts: dict[tuple[Any, ...], StagedText] = {}
         names: dict[Stmt, str] = {}
         for kernel, s in column_loads(form):
             key = vector_at(s)
             if key not in texts:
                 scribe = TileScribe(self.types, kernel.body, (), {}, (), ())
-                element = scribe.element(s.buffer, s.index)
-                comment = f"{s.buffer}, {self.columns} in {self.stages} stages"
-                texts[key] = StagedText(f"staged{number}_{len(texts)}", at, element, comment)
-                at += self.stages * self.columns
+                comment = f"{s.buffer}: {self.columns}, {self.stages} stages"
+                place = at // 2 + len(texts) * self.stages * self.columns
+                texts[key] = StagedText(
+                    f"staged{number}_{len(texts)}", place, scribe.element(s.buffer, s.index), comment
+                )
             names[s] = texts[key].name
-        return list(texts.values()), names
+        return tuple(texts.values()), names
 
     def product(self, p: Scores | Added, streamed: Panels) -> list[str]:
         right = streamed[p.right]
         stage = f"{right.name} + stage * COLUMNS * {right.pitch}"
-        depth = f"operand, {right.pitch}, COLUMNS, {right.padded}"
+        depth = f"operand, {right.pitch}, COLUMNS, {right.padded}, TILES"
         text = f"/* {p.call} */"
         if isinstance(p, Added):
             return [text, f"gradc_add_product<{depth}>({p.carry}, {p.block}, {stage});"]
         left = self.resident[p.left]
         rows = left.fragments if self.in_registers else f"{left.name} + warp_row * {left.pitch}"
-        lines = [text, f"f32 {p.block}[COLUMNS / 8][4] = {{}};", f"gradc_scores<{depth}>({p.block}, {rows}, {stage});"]
+        lines = [
+            text,
+            f"f32 {p.block}[TILES * COLUMNS / 8][4] = {{}};",
+            f"gradc_scores<{depth}>({p.block}, {rows}, {stage});",
+        ]
         dtype = self.types[p.block].dtype
         if dtype is not F32:
             lines += [f"for (auto &x : {p.block}) for (f32 &y : x) y = {dtype.name}_round(y);"]
         return lines
 
-    def epilogue(self) -> Lines:
-        lines = Lines()
-        for kernel in self.loop.steps:
-            assert isinstance(kernel, Kernel)
-            k, fresh = self.writer.numbered(kernel, None, {})
-            early = self.writer.early(k, fresh)
-            lines += [*early, "{", f"/* {kernel.name} */", *self.writer.block(k, None), "}"]
-        return lines
+    def epilogue(self) -> list[str]:
+        """What is done once for each row."""
+        kernels = self.writer.kernels[-1]
+        blocks = (line for k in kernels for line in ("{", f"/* {k.kernel.name} */", *self.writer.block(k), "}"))
+        return [*self.writer.early(kernels), *blocks]
