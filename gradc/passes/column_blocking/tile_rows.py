@@ -81,8 +81,8 @@ def _tiled(group: FusionGroup, device: Device, dims: Mapping[str, int]) -> Progr
     :raises IllegalMove, NotTiled: there is none, or the device has no kernel for it, or a slower one.
     """
     program = fuse(group)
-    own = {b for step in group.steps.values() for b in step.writes}
-    loop = next(loop for loop in program.loops if own & {*loop.writes, *(b.name for b in loop.blocks)})
+    written = {b for step in group.steps.values() for b in step.writes}
+    loop = next(loop for loop in program.loops if written & {*loop.writes, *(b.name for b in loop.blocks)})
     loops = [loop]
     if loop.reduces_rows:
         others = program.loops
