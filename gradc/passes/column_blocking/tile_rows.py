@@ -28,6 +28,9 @@ from .carry_sums import swept
 from .epilogue import with_epilogue
 from .split_loops import split
 
+LARGE = 8192
+"""Stands for sizes that are not known: where it is the wide rows that take time, and memory."""
+
 
 @program_pass("REAL")
 def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Program:
@@ -35,17 +38,18 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
     sweep cols(t: T) { matmul, carry max, sum by exp(max), matmul by exp(max) }, divide }
 
     Licence REAL, as :func:`.carry_sums` has it.  Where the device has no kernel for such a loop
-    (:mod:`gradc.analysis.tiles`), or where all sizes are known and it would take longer than the steps do
-    (:mod:`gradc.analysis.tile_time`), these stay as they are, and the program says why (``Program.untiled``).
+    (:mod:`gradc.analysis.tiles`), or where it would take longer than the steps do (:mod:`gradc.analysis.tile_time`),
+    these stay as they are, and the program says why (``Program.untiled``).
 
-    :param device: whose kernels these are.  :param dims: sizes at which time is predicted.
+    :param device: whose kernels these are.
+    :param dims: sizes at which time is predicted; ``LARGE`` stands for the others.
     """
     given, program, tried = program, without_unit_axes(program), set[str]()
     with assuming(program.assumptions):
         while seeds := [name for name in _products(program) if name not in tried]:
             tried.add(seeds[0])
             group = FusionGroup.grow_from(program, seeds[0], dims, tiled=True)
-            if group is None or not _is_reduced(group, seeds[0]):
+            if group is None or not _is_attention(group):
                 continue
             tried |= {*group.blocks}
             try:
@@ -67,12 +71,16 @@ def _products(program: Program) -> Iterator[str]:
                 yield buffer.name
 
 
-def _is_reduced(group: FusionGroup, seed: str) -> bool:
-    """Whether a group reduces the columns of a product, and multiplies what it makes of them."""
-    steps = group.steps.values()
-    kernels = (step for step in steps if isinstance(step, Kernel) and seed in step.reads)
+def _is_attention(group: FusionGroup) -> bool:
+    """Whether a group reduces the columns of a product, or computes two of its shape, and then multiplies what it makes
+    of them: attention, forward and backward.
+    """
+    steps, blocks = group.steps.values(), {*group.blocks}
+    calls = [step for step in steps if isinstance(step, Call)]
+    computed = [call for call in calls if call.out.buffer in blocks]
+    kernels = (step for step in steps if isinstance(step, Kernel) and blocks & {*step.reads})
     reduces = any(s.op in REDUCTIONS for kernel in kernels for s in kernel.body)
-    return reduces and any(isinstance(step, Call) and {*group.blocks} & {*step.reads} for step in steps)
+    return (reduces or len(computed) > 1) and len(calls) > len(computed) > 0
 
 
 def _tiled(group: FusionGroup, device: Device, dims: Mapping[str, int]) -> Program:
@@ -99,10 +107,11 @@ def _tiled(group: FusionGroup, device: Device, dims: Mapping[str, int]) -> Progr
 
 def _require_profit(loop: Loop, program: Program, device: Device, dims: Mapping[str, int]) -> None:
     """
-    :raises NotTiled: all sizes are known, and the loop takes longer than products with kernels between them.
+    :raises NotTiled: the loop takes longer than products with kernels between them.
     """
-    if not isinstance(device, Gpu) or not {*program.dims} <= dims.keys():
+    if not isinstance(device, Gpu):
         return
+    dims = {**dict.fromkeys(program.dims, LARGE), **dims}
     form = form_of(loop, program.types)
     one, several = tile_seconds(form, dims, device), calls_seconds(form, program, dims, device)
     if one > several:
