@@ -186,13 +186,14 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
         return "it has no tile"
     if tile.mapping != "mma" or tile.warps < 1 or tile.stages < 2:
         return f"{tile} is no tile of mma, one warp and more, and two stages and more"
-    if loop.by != ROWS * tile.warps:
-        return f"{tile} has {ROWS * tile.warps} rows, and a block {loop.by}"
+    rows = loop.by
+    if not isinstance(rows, int) or rows < 1 or rows % (ROWS * tile.warps):
+        return f"{tile} has a multiple of {ROWS * tile.warps} rows, and a block {rows}"
     width = columns.pop()
     if columns or not isinstance(width, int) or width % ROWS or not 0 < width:
         return f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {ROWS} for all sweeps"
     try:
-        needed = form_of(loop, program.types).shared_bytes(ROWS * tile.warps, width, tile.stages)
+        needed = form_of(loop, program.types).shared_bytes(rows, width, tile.stages)
     except NotTiled as reason:
         return str(reason)
     if needed > shared:
