@@ -109,10 +109,15 @@ class Numbered:
                 found.add(s.name)
         return frozenset(found)
 
+    def uses(self, s: Stmt) -> tuple[str, ...]:
+        """The values that a statement's text uses: not those that a mask compares, whose distance is known for a row."""
+        mask = self.masks.get(s.name)
+        return () if mask is not None and mask.row else s.uses
+
     def used_outside(self, stmts: Iterable[Stmt]) -> set[str]:
         """The values that other statements than these use."""
         own = list(stmts)
-        return {u for s in self.kernel.body if s not in own for u in s.uses}
+        return {u for s in self.kernel.body if s not in own for u in self.uses(s)}
 
 
 class FragmentWriter:
@@ -181,20 +186,28 @@ class FragmentWriter:
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def late(self) -> frozenset[str]:
+        """The values that are used where they are not computed: those of early statements, by later ones."""
+        everywhere = [k for group in self.kernels for k in group]
+        used = {u for k in everywhere for s in k.kernel.body if s.name not in k.hoisted for u in k.uses(s)}
+        for k in reversed(everywhere):
+            own = {s.name for s in k.fresh}
+            used |= {u for s in _needed(k.fresh, used) for u in s.uses if u not in own}
+        return frozenset(used)
+
     def early(self, kernels: Sequence[Numbered]) -> list[str]:
         """The values of kernels that are computed before a sweep: of rows as arrays, others as they are."""
         lines: list[str] = []
-        everywhere = [k for group in self.kernels for k in group]
-        late = {u for k in everywhere for s in k.kernel.body if s.name not in k.hoisted for u in s.uses}
-        late |= {u for k in everywhere for s in k.fresh for u in s.uses if u not in {f.name for f in k.fresh}}
         for k in kernels:
             plain: dict[str, list[str]] = {}
-            for s in k.fresh:
+            needed = _needed(k.fresh, self.late)
+            for s in needed:
                 if s.op == "const":
                     plain.setdefault(self.ctype(s), []).append(f"{variable(s.name)} = {k.scribe.expression(s)}")
             lines += declarations(plain, const=True)
-            lines += [k.scribe.value(s) for s in k.fresh if s.op != "const" and s.name not in k.of_rows]
-            lines += self.row_loop(k, [s for s in k.fresh if s.name in k.of_rows], late)
+            lines += [k.scribe.value(s) for s in needed if s.op != "const" and s.name not in k.of_rows]
+            lines += self.row_loop(k, [s for s in needed if s.name in k.of_rows], self.late)
         return lines
 
     def ctype(self, s: Stmt) -> str:
@@ -203,6 +216,7 @@ class FragmentWriter:
 
     def row_loop(self, k: Numbered, stmts: Sequence[Stmt], kept: Collection[str]) -> list[str]:
         """Statements for all rows of a lane, and arrays for the values that are kept."""
+        stmts = _needed(stmts, kept)
         if not stmts:
             return []
         arrays: dict[str, list[str]] = {}
@@ -285,9 +299,11 @@ class FragmentWriter:
             given = ", ".join([start] * 2 * self.tiles)
             arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES] = {{{given}}}")
         effects = [self.root(k, s) for s in roots]
-        distances = [m for m in k.masks.values() if m.row]
-        compared = [s.altered(args=()) if s.name in {m.name for m in distances} else s for s in body]
-        needed = backward_slice(compared, [u for uses, _ in effects for u in uses], lambda s: True)
+        needed = backward_slice(
+            [s.altered(args=()) if s.uses and not k.uses(s) else s for s in body],
+            [u for uses, _ in effects for u in uses],
+            lambda s: True,
+        )
         names = {s.name for s in needed}
         outer = [u for s in needed for u in s.uses if u not in names]
         outer += [u for uses, _ in effects for u in uses if u not in names]
@@ -340,6 +356,16 @@ class FragmentWriter:
             return s.args[0]
         loaded = any(t.op == "load" and t.buffer == s.buffer for kernel in k.sweep.kernels for t in kernel.body)
         return s.args[0] if loaded else cast.args[0]
+
+
+def _needed(stmts: Sequence[Stmt], kept: Collection[str]) -> list[Stmt]:
+    """The statements that have an effect, or whose values are kept, and those that these use."""
+    used, needed = set(kept), list[Stmt]()
+    for s in reversed(stmts):
+        if not s.name or s.name in used:
+            used.update(s.uses)
+            needed.insert(0, s)
+    return needed
 
 
 def after_sweep(sweep: Sweep) -> list[str]:

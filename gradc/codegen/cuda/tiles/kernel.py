@@ -24,7 +24,6 @@ from .canonical import Canonical, canonical
 from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep
 
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
-RESIDENT = 1
 MAPPING = "tile"
 """What a launch knows this mapping by."""
 
@@ -188,7 +187,7 @@ class _TileWriter:
         self.tiles = self.rows // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.stages)
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
-        self.in_registers = form.fragments(self.columns) > 0
+        self.in_registers = form.fragments() > 0
         at = sum(self.rows * p.pitch for p in form.resident)
         self.streamed = [
             self.panels(f"right{n}_", s.streamed, self.columns, at, s.sweep.cols[0], self.stages)
@@ -214,7 +213,7 @@ class _TileWriter:
             "comment": comment,
             "name": self.plain.name,
             "threads": 32 * self.warps,
-            "resident_blocks": RESIDENT,
+            "resident_blocks": self.form.resident_blocks(self.warps, self.columns, self.tiles, self.shared),
             "parameters": self.parameters,
             "dims": [f"n{i}" for i in range(len(self.plain.dims))],
             "dtype": self.form.dtype.name,
