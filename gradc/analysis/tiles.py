@@ -12,17 +12,16 @@ The steps of the loop itself, the epilogue, are kernels over rows, or rows x fea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..ir.dims import Size
 from ..ir.kernel import Call, Kernel, Loop, Program, Sweep, Tile
-from ..ir.node import REGISTRY
-from ..ir.op import Expr
 from ..ir.statement import REDUCTIONS, Operand, Stmt, flatten
 from ..ir.types import BF16, F16, F32, DType, Type
 from ..process.forks import cached_property
-from ..targets.devices import Device, Gpu
+from ..targets.devices import ARCHITECTURES, Device, Gpu
+from ..targets.gpu import REGISTERS
 
 MOST_FEATURES = 256
 """Of a panel: sums of 16 rows with more do not fit the registers of a warp."""
@@ -30,7 +29,11 @@ ROWS = 16
 """Of a warp, those of one product of fragments."""
 PIECE = 8
 """Elements of 16 bits that are copied and loaded together, 16 bytes."""
-MOST_REGISTERS = 240
+MOST_RESIDENT = 4
+"""Blocks of a multiprocessor that a kernel leaves registers for: a scheduler then has four warps that wait in turn."""
+LEAST_SHARED = min(ARCHITECTURES[arch].shared for arch in ("sm_80", "sm_90", "sm_100"))
+"""Bytes of shared memory of a multiprocessor."""
+MOST_REGISTERS = 248
 """Estimated, of a thread; 255 are there."""
 _NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
 
@@ -60,8 +63,8 @@ class Panel:
 
     @property
     def pitch(self) -> int:
-        """Elements from a row in shared memory to the next: an odd number of pieces of 16 bytes, so that the same piece of
-        8 rows lies in 8 different sets of banks.
+        """Elements from a row in shared memory to the next: an odd number of pieces of 16 bytes, so that the same piece
+        of 8 rows lies in 8 different sets of banks.
         """
         return (self.padded // PIECE | 1) * PIECE
 
@@ -108,7 +111,7 @@ class SweepForm:
     @property
     def streamed(self) -> tuple[Panel, ...]:
         """The panels of its columns, each once."""
-        return tuple(dict.fromkeys(p.right for p in (*self.scores, *self.added)))
+        return tuple(dict.fromkeys([*(p.right for p in self.scores), *(p.right for p in self.added)]))
 
 
 @dataclass(frozen=True)
@@ -138,14 +141,22 @@ class TileForm:
         vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
         return 2 * (resident + streamed) + 4 * stages * columns * vectors
 
-    def registers(self, columns: int) -> int:
-        """An estimate of a thread's: fragments of blocks, carries and operands, and what addresses and counters take."""
+    def registers(self, columns: int, tiles: int = 1) -> int:
+        """An estimate of a thread's: fragments of blocks, carries and operands, of ``tiles`` times 16 rows, and what
+        addresses, counters and values on the way take, more where a sweep has several blocks.
+        """
         types = {b.name: b.type for sweep in self.loop.sweeps for b in sweep.buffers}
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
-        blocks = max(len(s.scores) + max(0, len(s.added) - len(s.scores)) for s in self.sweeps) * columns // 2
-        return 48 + carried + blocks + self.fragments(columns)
+        blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
+        own = carried + blocks * columns // 2 + self.fragments()
+        return 48 + tiles * own + (blocks - 1) * columns
 
-    def fragments(self, columns: int) -> int:
+    def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
+        """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""
+        by_registers = REGISTERS // (32 * warps * self.registers(columns, tiles))
+        return max(1, min(MOST_RESIDENT, by_registers, LEAST_SHARED // max(shared, 1)))
+
+    def fragments(self) -> int:
         """Registers of resident panels that are fragments for the whole of the loop: of one that there is alone."""
         return self.resident[0].padded // 4 if len(self.resident) == 1 and self.resident[0].padded <= 128 else 0
 
@@ -186,13 +197,14 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
         return "it has no tile"
     if tile.mapping != "mma" or tile.warps < 1 or tile.stages < 2:
         return f"{tile} is no tile of mma, one warp and more, and two stages and more"
-    if loop.by != ROWS * tile.warps:
-        return f"{tile} has {ROWS * tile.warps} rows, and a block {loop.by}"
+    rows = loop.by
+    if not isinstance(rows, int) or rows < 1 or rows % (ROWS * tile.warps):
+        return f"{tile} has a multiple of {ROWS * tile.warps} rows, and a block {rows}"
     width = columns.pop()
     if columns or not isinstance(width, int) or width % ROWS or not 0 < width:
         return f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {ROWS} for all sweeps"
     try:
-        needed = form_of(loop, program.types).shared_bytes(ROWS * tile.warps, width, tile.stages)
+        needed = form_of(loop, program.types).shared_bytes(rows, width, tile.stages)
     except NotTiled as reason:
         return str(reason)
     if needed > shared:
@@ -219,8 +231,8 @@ def choose(form: TileForm, device: Device) -> tuple[int, int, Tile]:
             return ROWS * warps, columns, Tile("mma", warps, stages)
     warps, columns, stages = CANDIDATES[-1]
     raise NotTiled(
-        f"even blocks of {ROWS * warps} rows and {columns} columns take {form.registers(columns)} registers of a thread and"
-        f" {form.shared_bytes(ROWS * warps, columns, stages)} bytes of shared memory; there are {MOST_REGISTERS} and"
+        f"even blocks of {ROWS * warps} rows and {columns} columns take {form.registers(columns)} registers of a thread"
+        f" and {form.shared_bytes(ROWS * warps, columns, stages)} bytes of shared memory; there are {MOST_REGISTERS} and"
         f" {device.shared}"
     )
 

@@ -25,35 +25,39 @@ struct gradc_f16_fragments {
  * time, asynchronously, where all begin at multiples of 16; else an element, and nothing is under way. */
 template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gradc_rows {
   enum { PER_ROW = PADDED / 8, PIECES = ROWS * PER_ROW, TIMES = (PIECES + THREADS - 1) / THREADS, EVEN = PIECES % THREADS == 0 && THREADS % PER_ROW == 0 };
-  const u16 *from, *own; /* the first row, and the thread's first piece */
+  const u16 *own; /* the thread's first piece of the first row */
   i64 step, feature_step;
-  int first, first_column, first_place;
   bool in_pieces;
 
+  static __device__ __forceinline__ int row() { return (int)threadIdx.x / PER_ROW; }
+  static __device__ __forceinline__ int feature() { return (int)threadIdx.x % PER_ROW * 8; }
   static __device__ __forceinline__ gradc_rows at(const u16 *from, i64 step, i64 feature_step) {
-    const int r = (int)threadIdx.x / PER_ROW, c = (int)threadIdx.x % PER_ROW * 8;
     const bool in_pieces = FEATURES % 8 == 0 && feature_step == 1 && step % 8 == 0 && gradc_aligned(from, 16);
-    return {from, from + r * step + c, step, feature_step, r, c, r * PITCH + c, in_pieces};
+    return {from + row() * step + feature(), step, feature_step, in_pieces};
   }
 
-  /* Starts the copy of the rows from `row` on; what is not among the `there` first, or PADDED features have beside FEATURES, is 0. */
-  __device__ __forceinline__ void copy(u16 *panel, ix row, ix there) const {
-    if (!in_pieces) {
+  /* Starts the copy of the rows from `first` on; what is not among the `there` first, or PADDED features have beside FEATURES, is 0. */
+  __device__ __forceinline__ void copy(u16 *panel, ix first, ix there) const {
+    const u16 *const own_row = own + first * step;
+    if (in_pieces && EVEN && FEATURES == PADDED && there >= ROWS) {
+      u16 *const to = panel + row() * PITCH + feature();
+#pragma unroll
+      for (int i = 0; i < TIMES; i++) cp_async16(to + i * (THREADS / PER_ROW * PITCH), own_row + i * (THREADS / PER_ROW) * step);
+      return;
+    }
+    const u16 *const from = own_row - row() * step - feature();
+    if (in_pieces) {
+#pragma unroll 1
+      for (int piece = threadIdx.x; piece < PIECES; piece += THREADS) {
+        const int r = piece / PER_ROW, c = piece % PER_ROW * 8;
+        const bool read = r < there && c < FEATURES;
+        cp_async16(panel + r * PITCH + c, read ? from + r * step + c : own, read ? 16 : 0);
+      }
+    } else {
 #pragma unroll 1
       for (int i = threadIdx.x; i < ROWS * PADDED; i += THREADS) {
         const int r = i / PADDED, c = i % PADDED;
-        panel[r * PITCH + c] = r < there && c < FEATURES ? from[(row + r) * step + c * feature_step] : (u16)0;
-      }
-    } else if (EVEN && FEATURES == PADDED && there >= ROWS) {
-#pragma unroll
-      for (int i = 0; i < TIMES; i++)
-        cp_async16(panel + first_place + i * (THREADS / PER_ROW * PITCH), own + row * step + i * (THREADS / PER_ROW) * step);
-    } else {
-#pragma unroll
-      for (int i = 0; i < TIMES; i++) {
-        const int piece = i * THREADS + (int)threadIdx.x, r = piece / PER_ROW, c = piece % PER_ROW * 8;
-        const bool read = r < there && c < FEATURES;
-        if (piece < PIECES) cp_async16(panel + r * PITCH + c, read ? from + (row + r) * step + c : from, read ? 16 : 0);
+        panel[r * PITCH + c] = r < there && c < FEATURES ? from[r * step + c * feature_step] : (u16)0;
       }
     }
   }

@@ -64,8 +64,8 @@ def _dims(loop: Loop, types: Mapping[str, Type]) -> Iterator[str]:
     for size in loop.sizes:
         yield from sorted(symbols(size))
     for sweep in loop.sweeps:
-        for size in (sweep.since, sweep.to):
-            yield from sorted(symbols(size)) if size is not None else ()
+        for bound in (sweep.since, sweep.to):
+            yield from sorted(symbols(bound)) if bound is not None else ()
     for item in loop.items:
         if isinstance(item, Kernel):
             yield from item.dims(types)

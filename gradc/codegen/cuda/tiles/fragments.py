@@ -19,7 +19,7 @@ from ....ir.types import F32, DType, Type
 from ....ir.walk import backward_slice
 from ....process.forks import cached_property
 from ...expr import Scribe, carrier, to_memory, variable
-from ...index import literal, size
+from ...index import index, literal, size
 from ..columns import OFFSETS
 from .canonical import COLUMN, ROW
 
@@ -48,7 +48,7 @@ class TileScribe(Scribe):
     """Writes values of a kernel whose blocks and carries are registers.
 
     :param registers: their buffers.  :param staged: loads of columns from shared memory, by the values' names.
-    :param masks: comparisons that hold in all of a block unless it is at an edge.
+    :param masks: comparisons that hold in all of a block that is at no edge.
     :param scores: values of a block of columns, whose exponentials need no more digits than the products they come from.
     """
 
@@ -58,7 +58,7 @@ class TileScribe(Scribe):
         statements: Sequence[Stmt],
         registers: Collection[str],
         staged: Mapping[str, str],
-        masks: Collection[str],
+        masks: Mapping[str, Mask],
         scores: Collection[str],
     ):
         super().__init__(types, statements, wraps=False, offsets=OFFSETS)
@@ -73,8 +73,9 @@ class TileScribe(Scribe):
             return f"gradc_exp_of_difference({', '.join(map(variable, s.args))})"
         if s.op == "exp" and s.dtype is F32 and s.name in self.scores:
             return f"gradc_exp_of_score({variable(s.args[0])})"
-        text = super().expression(s, seek)
-        return f"!EDGE || {text}" if s.name in self.masks else text
+        if (mask := self.masks.get(s.name)) is not None:
+            return f"!EDGE || {mask.text if mask.row else super().expression(s)}"
+        return super().expression(s, seek)
 
 
 def register(s: Stmt) -> str:
@@ -87,14 +88,14 @@ class Numbered:
     """A kernel of a tile whose values have numbers of the whole tile.
 
     :ivar sweep: that it is of; None: it follows the sweeps.
-    :ivar masks: comparisons that hold in whole blocks, and when.
+    :ivar masks: comparisons that hold in whole blocks, by name.
     :ivar hoisted: the values that are computed before the sweep, :ivar fresh: those that no kernel before it has.
     """
 
     kernel: Kernel
     scribe: TileScribe
     sweep: SweepForm | None
-    masks: Mapping[str, str]
+    masks: Mapping[str, Mask]
     hoisted: frozenset[str]
     fresh: tuple[Stmt, ...]
 
@@ -108,10 +109,15 @@ class Numbered:
                 found.add(s.name)
         return frozenset(found)
 
+    def uses(self, s: Stmt) -> tuple[str, ...]:
+        """The values that a statement's text uses: not those that a mask compares, whose distance is known for a row."""
+        mask = self.masks.get(s.name)
+        return () if mask is not None and mask.row else s.uses
+
     def used_outside(self, stmts: Iterable[Stmt]) -> set[str]:
         """The values that other statements than these use."""
         own = list(stmts)
-        return {u for s in self.kernel.body if s not in own for u in s.uses}
+        return {u for s in self.kernel.body if s not in own for u in self.uses(s)}
 
 
 class FragmentWriter:
@@ -180,20 +186,28 @@ class FragmentWriter:
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def late(self) -> frozenset[str]:
+        """The values that are used where they are not computed: those of early statements, by later ones."""
+        everywhere = [k for group in self.kernels for k in group]
+        used = {u for k in everywhere for s in k.kernel.body if s.name not in k.hoisted for u in k.uses(s)}
+        for k in reversed(everywhere):
+            own = {s.name for s in k.fresh}
+            used |= {u for s in _needed(k.fresh, used) for u in s.uses if u not in own}
+        return frozenset(used)
+
     def early(self, kernels: Sequence[Numbered]) -> list[str]:
         """The values of kernels that are computed before a sweep: of rows as arrays, others as they are."""
         lines: list[str] = []
-        everywhere = [k for group in self.kernels for k in group]
-        late = {u for k in everywhere for s in k.kernel.body if s.name not in k.hoisted for u in s.uses}
-        late |= {u for k in everywhere for s in k.fresh for u in s.uses if u not in {f.name for f in k.fresh}}
         for k in kernels:
             plain: dict[str, list[str]] = {}
-            for s in k.fresh:
+            needed = _needed(k.fresh, self.late)
+            for s in needed:
                 if s.op == "const":
                     plain.setdefault(self.ctype(s), []).append(f"{variable(s.name)} = {k.scribe.expression(s)}")
             lines += declarations(plain, const=True)
-            lines += [k.scribe.value(s) for s in k.fresh if s.op != "const" and s.name not in k.of_rows]
-            lines += self.row_loop(k, [s for s in k.fresh if s.name in k.of_rows], late)
+            lines += [k.scribe.value(s) for s in needed if s.op != "const" and s.name not in k.of_rows]
+            lines += self.row_loop(k, [s for s in needed if s.name in k.of_rows], self.late)
         return lines
 
     def ctype(self, s: Stmt) -> str:
@@ -202,6 +216,7 @@ class FragmentWriter:
 
     def row_loop(self, k: Numbered, stmts: Sequence[Stmt], kept: Collection[str]) -> list[str]:
         """Statements for all rows of a lane, and arrays for the values that are kept."""
+        stmts = _needed(stmts, kept)
         if not stmts:
             return []
         arrays: dict[str, list[str]] = {}
@@ -256,7 +271,7 @@ class FragmentWriter:
 
     def block(self, k: Numbered) -> list[str]:
         """A kernel's passes over the lane's elements, and what is done for its rows before each."""
-        lines: list[str] = []
+        lines = self.distances(k)
         for phase in k.kernel.passes:
             now = [s for s in phase.row if s.name not in k.hoisted]
             rows = [s for s in now if not s.name or s.name in k.of_rows]
@@ -265,6 +280,15 @@ class FragmentWriter:
             if phase.roots:
                 lines += self.columns(k, phase.body, phase.roots)
         return lines
+
+    def distances(self, k: Numbered) -> list[str]:
+        """How far the lane's rows are from where masks end, at its first column."""
+        masks = [m for m in k.masks.values() if m.row]
+        if not masks:
+            return []
+        body = [f"{m.distance}[h] = {m.row};" for m in masks]
+        arrays = declarations({"ix": [f"{m.distance}[2 * TILES]" for m in masks]})
+        return [*arrays, *EACH_ROW, *self.row_place(body), *body, "}"]
 
     def columns(self, k: Numbered, body: Sequence[Stmt], roots: Sequence[Stmt]) -> list[str]:
         """One pass over the lane's elements."""
@@ -275,7 +299,11 @@ class FragmentWriter:
             given = ", ".join([start] * 2 * self.tiles)
             arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES] = {{{given}}}")
         effects = [self.root(k, s) for s in roots]
-        needed = backward_slice(body, [u for uses, _ in effects for u in uses], lambda s: True)
+        needed = backward_slice(
+            [s.altered(args=()) if s.uses and not k.uses(s) else s for s in body],
+            [u for uses, _ in effects for u in uses],
+            lambda s: True,
+        )
         names = {s.name for s in needed}
         outer = [u for s in needed for u in s.uses if u not in names]
         outer += [u for uses, _ in effects for u in uses if u not in names]
@@ -284,7 +312,7 @@ class FragmentWriter:
         count = "COLUMNS" if k.sweep is not None else str(_padded(k.kernel))
         lines = [*declarations(arrays), UNROLL, f"for (int n = 0; n < TILES * {count} / 8; n++) {{", UNROLL]
         lines += ["for (int i = 0; i < 4; i++) {", f"const int h = n / ({count} / 8) * 2 + i / 2;"]
-        lines += [f"const ix c = n % ({count} / 8) * 8 + lane_column + i % 2;", *inner, "}", "}"]
+        lines += [f"const int step = n % ({count} / 8) * 8 + i % 2;", *inner, "}", "}"]
         joined = [s for s in reductions if k.sweep is None or REDUCTIONS[s.op] != "sum"]  # else after the sweep
         if joined:
             lines += [*EACH_ROW, *(_of_quad(f"{rows_of(s.name)}[h]", REDUCTIONS[s.op], s.dtype) for s in joined), "}"]
@@ -294,12 +322,13 @@ class FragmentWriter:
         """The column that statements are for, and whether it is there: if it is not, its place is that of the last one."""
         text = "\n".join(body)
         last = k.sweep.sweep.count if k.sweep is not None else str(k.kernel.cols[0][1])
-        sometimes = "EDGE ? " if k.sweep is not None else ""
+        in_sweep = k.sweep is not None
         if re.search(rf"\b{COLUMN}\b", text):
-            bounded = f"{sometimes}gradc_min(c, {last} - 1){' : c' if sometimes else ''}"
-            yield f"const ix {COLUMN} = {bounded if self.may_lack(k) else 'c'};"
+            own = "lane_column + step"
+            bounded = f"{'EDGE ? ' if in_sweep else ''}gradc_min({own}, {last} - 1){f' : {own}' if in_sweep else ''}"
+            yield f"const ix {COLUMN} = {bounded if self.may_lack(k) else own};"
         if self.may_lack(k) and re.search(r"\bthere\b", text):
-            yield f"const bool there = {'!EDGE || ' if sometimes else ''}c < {last};"
+            yield f"const bool there = {'!EDGE || ' if in_sweep else ''}step < {'lane_columns' if in_sweep else f'{last} - lane_column'};"
 
     def may_lack(self, k: Numbered) -> bool:
         """Whether some of a lane's columns may not be there."""
@@ -327,6 +356,16 @@ class FragmentWriter:
             return s.args[0]
         loaded = any(t.op == "load" and t.buffer == s.buffer for kernel in k.sweep.kernels for t in kernel.body)
         return s.args[0] if loaded else cast.args[0]
+
+
+def _needed(stmts: Sequence[Stmt], kept: Collection[str]) -> list[Stmt]:
+    """The statements that have an effect, or whose values are kept, and those that these use."""
+    used, needed = set(kept), list[Stmt]()
+    for s in reversed(stmts):
+        if not s.name or s.name in used:
+            used.update(s.uses)
+            needed.insert(0, s)
+    return needed
 
 
 def after_sweep(sweep: Sweep) -> list[str]:
@@ -371,38 +410,77 @@ def _symbols(s: Stmt) -> frozenset[str]:
 # -- comparisons that hold in whole blocks -----------------------------------------------------------------------------
 
 
-def masks_of(kernel: Kernel) -> dict[str, str]:
-    """The comparisons of positions, and the condition on which all elements of a block pass."""
-    made = {}
-    for s in kernel.body:
-        if s.op in COMPARED and (condition := _holds(kernel, s)):
-            made[s.name] = condition
-    return made
+@dataclass(frozen=True)
+class Mask:
+    """A comparison of an element's position, ``difference <= 0`` or so, with a place or with what is one in a block.
+
+    :param whole: the condition on which all elements of a block pass, at the corner that is the last to.
+    :param row: of two places, what their difference is for a row at the lane's first column, :param per_column: and what
+        each column adds.
+    """
+
+    name: str
+    whole: str
+    compared: str
+    row: str = ""
+    per_column: int = 0
+
+    @property
+    def distance(self) -> str:
+        """The array of the rows' differences."""
+        return f"d{variable(self.name)[1:]}"
+
+    @property
+    def text(self) -> str:
+        """The comparison, for an element ``step`` columns behind the lane's first one."""
+        step = "step" if self.per_column == 1 else f"{self.per_column} * step"
+        return f"{self.distance}[h]{f' + {step}' if self.per_column else ''} {self.compared} 0"
 
 
-def _holds(kernel: Kernel, s: Stmt) -> str:
-    """That a comparison holds at the corner of the block where it is the last to, or "" if it compares other things."""
-    sides = [_position(kernel, name) for name in s.args]
-    if None in sides or not kernel.levels[s.name] & {COLUMN}:
-        return ""
-    (left, over), (right, under) = sides  # type: ignore[misc]
-    difference = left + right * -1
-    sign = 1 if s.op in ("le", "lt") else -1
-    corner: Size = difference.const
-    for axis, coefficient in difference.terms:
-        if not isinstance(coefficient, int):
-            return ""
-        if coefficient * sign > 0:
-            corner = corner + coefficient * symbol("LAST_ROW" if axis == ROW else "LAST_COLUMN")
-    text = "".join([size(corner), *(f" + {v}" for v in over), *(f" - {v}" for v in under)])
-    return f"{text} {COMPARED[s.op]} 0"
+def masks_of(kernel: Kernel) -> dict[str, Mask]:
+    """The comparisons of positions."""
+    found = (_mask(kernel, s) for s in kernel.body if s.op in COMPARED and COLUMN in kernel.levels[s.name])
+    return {mask.name: mask for mask in found if mask is not None}
 
 
-def _position(kernel: Kernel, name: str) -> tuple[Index, list[str]] | None:
-    """A side of a comparison: a place, or a value that is the same in the whole block."""
-    s = kernel.stmts[name]
-    if s.op == "index" and not any(v.startswith("%") for v, _ in s.index[0].terms):
-        return s.index[0], []
-    if not kernel.levels[name] and s.dtype is not None and s.dtype.is_integer:
-        return Index(), [variable(name)]
+def _mask(kernel: Kernel, s: Stmt) -> Mask | None:
+    """A comparison as a mask; None if it compares other things than a place with what is one in a block."""
+    compared = COMPARED[s.op]
+    places = [_place(kernel.stmts[name]) for name in s.args]
+    low = s.op in ("le", "lt")  # the left side must be small
+    if places[0] is not None and places[1] is not None:
+        difference = places[0] + places[1] * -1
+        steps = dict(difference.terms)
+        per_column, per_row = steps.pop(COLUMN, 0), steps.pop(ROW, 0)
+        whole = _corner(difference, low)
+        if steps or whole is None or not isinstance(per_column, int):
+            return None
+        row = Index(difference.const, ((ROW, per_row),) if per_row else ())
+        first = f"{'' if per_column == 1 else f'{per_column} * '}lane_column + " if per_column else ""
+        return Mask(s.name, f"{size(whole)} {compared} 0", compared, f"{first}{index(row, OFFSETS)}", per_column)
+    for at, value in ((0, 1), (1, 0)):
+        place, other = places[at], kernel.stmts[s.args[value]]
+        if place is None or kernel.levels[other.name] or other.dtype is None or not other.dtype.is_integer:
+            continue
+        corner = _corner(place, low == (at == 0))
+        if corner is not None:
+            sides = [size(corner), variable(other.name)]
+            return Mask(s.name, f" {compared} ".join(sides if at == 0 else sides[::-1]), compared)
     return None
+
+
+def _place(s: Stmt) -> Index | None:
+    """A place that no value from memory moves."""
+    plain = s.op == "index" and not any(v.startswith("%") for v, _ in s.index[0].terms)
+    return s.index[0] if plain else None
+
+
+def _corner(place: Index, largest: bool) -> Size | None:
+    """The largest, or smallest, that a place is in a block; None if it is not known which end that is at."""
+    corner: Size = place.const
+    for axis, coefficient in place.terms:
+        if not isinstance(coefficient, int):
+            return None
+        if (coefficient > 0) == largest:
+            corner = corner + coefficient * symbol("LAST_ROW" if axis == ROW else "LAST_COLUMN")
+    return corner

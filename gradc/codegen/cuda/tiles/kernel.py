@@ -97,7 +97,7 @@ class SweepText:
     streamed: tuple[PanelText, ...]
     staged: tuple[StagedText, ...]
     hoisted: Sequence[str]
-    masks: str
+    inside: str
     body: Sequence[str]
     after: Sequence[str]
 
@@ -187,7 +187,7 @@ class _TileWriter:
         self.tiles = self.rows // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.stages)
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
-        self.in_registers = form.fragments(self.columns) > 0
+        self.in_registers = form.fragments() > 0
         at = sum(self.rows * p.pitch for p in form.resident)
         self.streamed = [
             self.panels(f"right{n}_", s.streamed, self.columns, at, s.sweep.cols[0], self.stages)
@@ -213,7 +213,7 @@ class _TileWriter:
             "comment": comment,
             "name": self.plain.name,
             "threads": 32 * self.warps,
-            "resident_blocks": 1,
+            "resident_blocks": self.form.resident_blocks(self.warps, self.columns, self.tiles, self.shared),
             "parameters": self.parameters,
             "dims": [f"n{i}" for i in range(len(self.plain.dims))],
             "dtype": self.form.dtype.name,
@@ -258,15 +258,15 @@ class _TileWriter:
         body = [
             f"f32 {b.name}[TILES * COLUMNS / 8][4];" for b in s.blocks if b.name not in {x.block for x in form.scores}
         ]
-        edges: list[str] = []
+        run: list[str] = []
+        masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))
         for step in form.steps:
             if isinstance(step, Kernel):
-                edges += ["{", f"/* {step.name} */", *self.writer.block(next(kernels)), "}"]
+                run += ["{", f"/* {step.name} */", *self.writer.block(next(kernels)), "}"]
             else:
-                body += [*self.at_edge(edges), *self.product(step, streamed)]
-                edges = []
-        body += self.at_edge(edges)
-        masks = dict.fromkeys(f"!({m})" for k in self.writer.kernels[number] for m in k.masks.values())
+                body += [*inside_and_at_edge(run), *self.product(step, streamed)]
+                run = []
+        body += inside_and_at_edge(run)
         to = s.cols[1] if s.to is None else minimum(s.cols[1], s.to)
         return SweepText(
             axis=column,
@@ -281,16 +281,10 @@ class _TileWriter:
             streamed=tuple(streamed.values()),
             staged=self.staged[number][0],
             hoisted=self.writer.early(self.writer.kernels[number]),
-            masks=" || ".join([f"{s.count} < COLUMNS", *masks]),
+            inside=" && ".join([f"{s.count} == COLUMNS", *(f"({m})" for m in masks)]),
             body=body,
             after=after_sweep(s),
         )
-
-    def at_edge(self, lines: Sequence[str]) -> list[str]:
-        """Kernels in a loop that is unrolled: for blocks whose elements all are there and pass all masks, and for others."""
-        if not lines:
-            return []
-        return [UNROLL, "for (int EDGE = 0; EDGE < 2; EDGE++) {", "if (edge != EDGE) continue;", *lines, "}"]
 
     def vectors(self, number: int, form: SweepForm) -> tuple[tuple[StagedText, ...], dict[Stmt, str]]:
         """Vectors over columns, each once, behind the panels in shared memory, and the loads that read them."""
@@ -301,7 +295,7 @@ class _TileWriter:
         for kernel, s in column_loads(form):
             key = vector_at(s)
             if key not in texts:
-                scribe = TileScribe(self.types, kernel.body, (), {}, (), ())
+                scribe = TileScribe(self.types, kernel.body, (), {}, {}, ())
                 comment = f"{s.buffer}: {self.columns}, {self.stages} stages"
                 place = at // 2 + len(texts) * self.stages * self.columns
                 texts[key] = StagedText(
@@ -334,3 +328,9 @@ class _TileWriter:
         kernels = self.writer.kernels[-1]
         blocks = (line for k in kernels for line in ("{", f"/* {k.kernel.name} */", *self.writer.block(k), "}"))
         return [*self.writer.early(kernels), *blocks]
+
+
+def inside_and_at_edge(lines: Sequence[str]) -> list[str]:
+    """Kernels in a loop that is unrolled: for blocks whose elements all are there and pass all masks, and for others."""
+    opened = [UNROLL, "for (int EDGE = 0; EDGE < 2; EDGE++) {", "if (EDGE != at_edge) continue;"]
+    return [*opened, *lines, "}"] if lines else []
