@@ -79,9 +79,6 @@ from .targets.devices import CPU, Device, Gpu, gpu_of
 if TYPE_CHECKING:
     from .runtime.cuda.programs import CudaSource
 
-TILES = True
-"""Whether loops become kernels for tensor cores."""
-
 # PASSES: every pass is registered by these imports
 __all__ = ["PASSES", "compile_graph", "cut", "joint_program", "kernels", "lower", "optimise"]
 
@@ -193,7 +190,7 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
         blocked=_blocks_rows(options),
         multiply_sums=(options.reductions or {}).keys() <= {"*"},  # else one of these sums may be named
         precompute=options.save == "min-cut" and options.memory_budget is None,
-        tiled=TILES and isinstance(_device(options, target), Gpu),
+        tiled=isinstance(_device(options, target), Gpu),
     )
 
 
@@ -269,8 +266,7 @@ def kernels(
     program: Program = run(schedule, graph, fuse=options.fuse, device=device)
     if target.startswith("cuda"):
         if _blocks_rows(options):
-            if TILES:
-                program = run(tile_rows, program, dims=_hints(options), device=device)
+            program = run(tile_rows, program, dims=_hints(options), device=device)
             program = run(block_rows, program, dims=_hints(options), device=device)
         program = run(store_places, program)
         program = run(narrow_products, program)
