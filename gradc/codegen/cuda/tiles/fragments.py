@@ -1,7 +1,7 @@
-"""A loop's kernels as statements over fragments: of a block of rows and columns, or of rows and features, a lane has two
-rows, and two neighbours of each 8 columns.
+"""A loop's kernels as statements over fragments: of 16 rows and columns, or of rows and features, a lane has two rows,
+and two neighbours of each 8 columns.
 
-Values of rows are computed for both rows of a lane, before the columns that need them; values of columns and of elements
+Values of rows are computed for all rows of a lane, before the columns that need them; values of columns and of elements
 in a walk over the lane's elements.  What is the same in all blocks of a sweep is computed before it (hoisted).
 """
 
@@ -49,7 +49,7 @@ class TileScribe(Scribe):
 
     :param registers: their buffers.  :param staged: loads of columns from shared memory, by the values' names.
     :param masks: comparisons that hold in all of a block that is at no edge.
-    :param scores: values of a block of columns, whose exponentials need no more digits than the products they come from.
+    :param scores: values of a block of columns, whose exponentials need no more digits than the products in them.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Numbered:
         return frozenset(found)
 
     def uses(self, s: Stmt) -> tuple[str, ...]:
-        """The values that a statement's text uses: not those that a mask compares, whose distance is known for a row."""
+        """The values that a statement's text uses: not those that a mask compares, whose distance a row has."""
         mask = self.masks.get(s.name)
         return () if mask is not None and mask.row else s.uses
 
@@ -319,7 +319,7 @@ class FragmentWriter:
         return lines
 
     def column_place(self, k: Numbered, body: Sequence[str]) -> Iterator[str]:
-        """The column that statements are for, and whether it is there: if it is not, its place is that of the last one."""
+        """The column that statements are for, and whether it is there; if not, its place is that of the last one."""
         text = "\n".join(body)
         last = k.sweep.sweep.count if k.sweep is not None else str(k.kernel.cols[0][1])
         in_sweep = k.sweep is not None
@@ -328,7 +328,8 @@ class FragmentWriter:
             bounded = f"{'EDGE ? ' if in_sweep else ''}gradc_min({own}, {last} - 1){f' : {own}' if in_sweep else ''}"
             yield f"const ix {COLUMN} = {bounded if self.may_lack(k) else own};"
         if self.may_lack(k) and re.search(r"\bthere\b", text):
-            yield f"const bool there = {'!EDGE || ' if in_sweep else ''}step < {'lane_columns' if in_sweep else f'{last} - lane_column'};"
+            bound = "!EDGE || step < lane_columns" if in_sweep else f"step < {last} - lane_column"
+            yield f"const bool there = {bound};"
 
     def may_lack(self, k: Numbered) -> bool:
         """Whether some of a lane's columns may not be there."""
@@ -415,8 +416,8 @@ class Mask:
     """A comparison of an element's position, ``difference <= 0`` or so, with a place or with what is one in a block.
 
     :param whole: the condition on which all elements of a block pass, at the corner that is the last to.
-    :param row: of two places, what their difference is for a row at the lane's first column, :param per_column: and what
-        each column adds.
+    :param row: of two places, what their difference is for a row at the lane's first column, :param per_column: and
+        what each column adds.
     """
 
     name: str
