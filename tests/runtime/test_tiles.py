@@ -116,7 +116,7 @@ def test_gradients_are_as_exact_as_their_rounding(name, features, dims, seed):
     with np.errstate(all="ignore"):
         runs = (functools.partial(run_program, before[n]) for n in ("forward", "backward"))
         _, rounded = gradients(*runs, arrays, dy)
-    if 0 in shape or (name == "bias of heads" and not np.isfinite(got["d.q"].astype(np.float64)).all()):
+    if 0 in shape:
         return
     given_ = {n: torch.tensor(a, requires_grad=n in WRT) for n, a in wide(arrays).items()}
     masked = {n: a for n, a in given_.items() if n not in WRT}
@@ -219,3 +219,12 @@ def test_a_tile_may_have_any_number_of_warps_and_stages():
         program = with_tiles(case.blocked(64)["forward"], rows=rows, columns=columns, tile=tile)
         got = checked(Executable(program, "cuda-sim"), arrays)["y"].astype(np.float64)
         assert np.abs(got - wanted).max() <= 2.0**-7 * np.abs(wanted).max()
+
+
+def test_the_kernel_of_attention_is_a_few_pages(golden):
+    """With its IR on top; ``--update-golden`` writes it anew."""
+    program = CASES["causal"].programs(64)["forward"]
+    (loop,) = program.loops
+    text = tile_kernel(loop, program).text
+    golden("kernels_cuda/attention_tile.cu", text)
+    assert len(text.splitlines()) <= 250

@@ -30,8 +30,6 @@ UNROLL = "#pragma unroll"
 
 EACH_ROW = (UNROLL, "for (int h = 0; h < 2 * TILES; h++) {")
 """Opens a loop over a lane's rows."""
-EXP_OF_DIFFERENCE = "exp of difference"
-"""A statement of tiles alone: e^(x - y)."""
 
 
 def rows_of(name: str) -> str:
@@ -69,8 +67,6 @@ class TileScribe(Scribe):
             return f"{self.staged[s.name]}[stage * COLUMNS + {COLUMN}]"
         if s.op == "load" and s.buffer in self.registers:
             return register(s)
-        if s.op == EXP_OF_DIFFERENCE:
-            return f"gradc_exp_of_difference({', '.join(map(variable, s.args))})"
         if s.op == "exp" and s.dtype is F32 and s.name in self.scores:
             return f"gradc_exp_of_score({variable(s.args[0])})"
         if (mask := self.masks.get(s.name)) is not None:
@@ -146,7 +142,8 @@ class FragmentWriter:
         names: dict[str, str] = {}
         body, hoisted, fresh, in_shared = [], set[str](), [], dict[str, str]()
         for s in kernel.body:
-            now = self.renamed(kernel, s, names, sweep)
+            args, place = tuple(names[a] for a in s.args), tuple(i.renamed(names) for i in s.index)
+            now = s.altered(args=args, index=place, where=names[s.where] if s.where else "")
             if s.name:
                 key = (now.op, now.args, now.dtype, now.buffer, now.index, now.where, now.attrs)
                 early = self.is_early(kernel, s, sweep) and all(names[u] in hoisted for u in s.uses)
@@ -166,16 +163,6 @@ class FragmentWriter:
         scores = {s.name for s in own.body if sweep is not None and own.is_column(s)}
         scribe = TileScribe(self.types, own.body, self.registers, in_shared, masks, scores)
         return Numbered(own, scribe, sweep, masks, frozenset(hoisted), tuple(fresh))
-
-    def renamed(self, kernel: Kernel, s: Stmt, names: Mapping[str, str], sweep: SweepForm | None) -> Stmt:
-        """A statement that uses values by their new names; e^(x - y) of a block is one."""
-        index_ = tuple(i.renamed(names) for i in s.index)
-        if s.op == "exp" and s.dtype is F32 and sweep is not None and kernel.is_column(s):
-            power = kernel.stmts[s.args[0]]
-            if power.op == "sub" and len(kernel.levels[power.args[1]]) < 2:
-                return s.altered(op=EXP_OF_DIFFERENCE, args=tuple(names[a] for a in power.args))
-        args = tuple(names[a] for a in s.args)
-        return s.altered(args=args, index=index_, where=names[s.where] if s.where else "")
 
     def is_early(self, kernel: Kernel, s: Stmt, sweep: SweepForm | None) -> bool:
         """Whether a value, but for what it uses, is the same in all blocks of columns."""
