@@ -45,10 +45,13 @@ class Attention:
         return {**own, **dict(self.more)}
 
     @functools.cache  # noqa: B019
+    def blocked(self, features: int, wrt: tuple[str, ...] = ()) -> dict[str, Program]:
+        """Before its columns come in blocks."""
+        return run_passes(gradc.trace(self.function, **self.types(features)), wrt, Options(), "cpu")[2]
+
+    @functools.cache  # noqa: B019
     def programs(self, features: int, dtype: str = "bf16", wrt: tuple[str, ...] = ()) -> dict[str, Program]:
-        graph = gradc.trace(self.function, **self.types(features))
-        made = run_passes(graph, wrt, Options(), "cpu")[2]
-        return {name: with_tiles(program, dtype) for name, program in made.items()}
+        return {name: with_tiles(program, dtype) for name, program in self.blocked(features, wrt).items()}
 
     def oracle(self, q, k, v, rounded: str = "", **more):
         """The result; with ``rounded`` the weights are rounded to that dtype before their product, and the result."""

@@ -163,7 +163,7 @@ class TileForm:
 
 def _held(type_: Type) -> int:
     """Registers of a thread for a carry."""
-    return 2 if len(type_.shape) == 1 else -(-int(type_.shape[1]) // ROWS) * 8  # type: ignore[arg-type]
+    return 2 if len(type_.shape) == 1 else -(-int(type_.shape[1]) // ROWS) * 8
 
 
 def refusal(loop: Loop, program: Program, device: Device) -> str | None:
@@ -232,8 +232,8 @@ def choose(form: TileForm, device: Device) -> tuple[int, int, Tile]:
     warps, columns, stages = CANDIDATES[-1]
     raise NotTiled(
         f"even blocks of {ROWS * warps} rows and {columns} columns take {form.registers(columns)} registers of a thread"
-        f" and {form.shared_bytes(ROWS * warps, columns, stages)} bytes of shared memory; there are {MOST_REGISTERS} and"
-        f" {device.shared}"
+        f" and {form.shared_bytes(ROWS * warps, columns, stages)} bytes of shared memory; there are"
+        f" {MOST_REGISTERS} and {device.shared}"
     )
 
 

@@ -128,8 +128,10 @@ class Executable(Shared):
             refuse_sweeps(self.program, self.target)
             return CpuBackend(self.program, payload, sites)
         with held_off:
+            from ..codegen.cuda.tiles.kernel import refuse_tiles
             from .cuda.backend import GpuBackend, SimulatorBackend
 
+        refuse_tiles(self.program, self.target, self.arch or "")
         if self.target == "cuda-sim":
             return SimulatorBackend(self.program)
         return GpuBackend(self.program, payload, arch=self.arch, errors=self.errors)

@@ -142,9 +142,8 @@ struct gradc_plain_sum { template <class T> static __device__ __forceinline__ vo
 /* x of rows relative to a maximum that was `before`, relative to what it is now. */
 GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx((before - now) * 0x1.715476p+0f); }
 
-/* e^x of a score, and e^(x - y): the argument is rounded once more, as the score itself was, and the power of two is within 2 units in
- * the last place; what would be subnormal is 0.  y log2(e) is one of a row, and must be finite. */
+/* e^x of a score: its argument is rounded once more, as the score itself was, and the power of two is within 2 units in the last place; what
+ * would be subnormal is 0. */
 GRADC_FN f32 gradc_exp_of_score(f32 x) { return exp2_approx(x * 0x1.715476p+0f); }
-GRADC_FN f32 gradc_exp_of_difference(f32 x, f32 y) { return exp2_approx(mad_f32(x, 0x1.715476p+0f, y * -0x1.715476p+0f)); }
 
 #endif

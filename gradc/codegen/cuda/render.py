@@ -30,7 +30,7 @@ _CANONICAL = re.compile(r"\b[bn]\d+\b")
 
 def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
     """The text of a program, one translation unit, and its kernels by name."""
-    refuse_tiles(program)
+    refuse_tiles(program, "cuda")
     types = program.types
     kernels: dict[str, CudaKernel] = {}
     for step in program.steps:

@@ -1,7 +1,7 @@
-"""A loop's kernels as statements over fragments: of a block of rows and columns, or of rows and features, a lane has two
-rows, and two neighbours of each 8 columns.
+"""A loop's kernels as statements over fragments: of 16 rows and columns, or of rows and features, a lane has two rows,
+and two neighbours of each 8 columns.
 
-Values of rows are computed for both rows of a lane, before the columns that need them; values of columns and of elements
+Values of rows are computed for all rows of a lane, before the columns that need them; values of columns and of elements
 in a walk over the lane's elements.  What is the same in all blocks of a sweep is computed before it (hoisted).
 """
 
@@ -30,8 +30,6 @@ UNROLL = "#pragma unroll"
 
 EACH_ROW = (UNROLL, "for (int h = 0; h < 2 * TILES; h++) {")
 """Opens a loop over a lane's rows."""
-EXP_OF_DIFFERENCE = "exp of difference"
-"""A statement of tiles alone: e^(x - y)."""
 
 
 def rows_of(name: str) -> str:
@@ -49,7 +47,7 @@ class TileScribe(Scribe):
 
     :param registers: their buffers.  :param staged: loads of columns from shared memory, by the values' names.
     :param masks: comparisons that hold in all of a block that is at no edge.
-    :param scores: values of a block of columns, whose exponentials need no more digits than the products they come from.
+    :param scores: values of a block of columns, whose exponentials need no more digits than the products in them.
     """
 
     def __init__(
@@ -69,8 +67,6 @@ class TileScribe(Scribe):
             return f"{self.staged[s.name]}[stage * COLUMNS + {COLUMN}]"
         if s.op == "load" and s.buffer in self.registers:
             return register(s)
-        if s.op == EXP_OF_DIFFERENCE:
-            return f"gradc_exp_of_difference({', '.join(map(variable, s.args))})"
         if s.op == "exp" and s.dtype is F32 and s.name in self.scores:
             return f"gradc_exp_of_score({variable(s.args[0])})"
         if (mask := self.masks.get(s.name)) is not None:
@@ -110,7 +106,7 @@ class Numbered:
         return frozenset(found)
 
     def uses(self, s: Stmt) -> tuple[str, ...]:
-        """The values that a statement's text uses: not those that a mask compares, whose distance is known for a row."""
+        """The values that a statement's text uses: not those that a mask compares, whose distance a row has."""
         mask = self.masks.get(s.name)
         return () if mask is not None and mask.row else s.uses
 
@@ -146,7 +142,8 @@ class FragmentWriter:
         names: dict[str, str] = {}
         body, hoisted, fresh, in_shared = [], set[str](), [], dict[str, str]()
         for s in kernel.body:
-            now = self.renamed(kernel, s, names, sweep)
+            args, place = tuple(names[a] for a in s.args), tuple(i.renamed(names) for i in s.index)
+            now = s.altered(args=args, index=place, where=names[s.where] if s.where else "")
             if s.name:
                 key = (now.op, now.args, now.dtype, now.buffer, now.index, now.where, now.attrs)
                 early = self.is_early(kernel, s, sweep) and all(names[u] in hoisted for u in s.uses)
@@ -166,16 +163,6 @@ class FragmentWriter:
         scores = {s.name for s in own.body if sweep is not None and own.is_column(s)}
         scribe = TileScribe(self.types, own.body, self.registers, in_shared, masks, scores)
         return Numbered(own, scribe, sweep, masks, frozenset(hoisted), tuple(fresh))
-
-    def renamed(self, kernel: Kernel, s: Stmt, names: Mapping[str, str], sweep: SweepForm | None) -> Stmt:
-        """A statement that uses values by their new names; e^(x - y) of a block is one."""
-        index_ = tuple(i.renamed(names) for i in s.index)
-        if s.op == "exp" and s.dtype is F32 and sweep is not None and kernel.is_column(s):
-            power = kernel.stmts[s.args[0]]
-            if power.op == "sub" and len(kernel.levels[power.args[1]]) < 2:
-                return s.altered(op=EXP_OF_DIFFERENCE, args=tuple(names[a] for a in power.args))
-        args = tuple(names[a] for a in s.args)
-        return s.altered(args=args, index=index_, where=names[s.where] if s.where else "")
 
     def is_early(self, kernel: Kernel, s: Stmt, sweep: SweepForm | None) -> bool:
         """Whether a value, but for what it uses, is the same in all blocks of columns."""
@@ -319,7 +306,7 @@ class FragmentWriter:
         return lines
 
     def column_place(self, k: Numbered, body: Sequence[str]) -> Iterator[str]:
-        """The column that statements are for, and whether it is there: if it is not, its place is that of the last one."""
+        """The column that statements are for, and whether it is there; if not, its place is that of the last one."""
         text = "\n".join(body)
         last = k.sweep.sweep.count if k.sweep is not None else str(k.kernel.cols[0][1])
         in_sweep = k.sweep is not None
@@ -328,7 +315,8 @@ class FragmentWriter:
             bounded = f"{'EDGE ? ' if in_sweep else ''}gradc_min({own}, {last} - 1){f' : {own}' if in_sweep else ''}"
             yield f"const ix {COLUMN} = {bounded if self.may_lack(k) else own};"
         if self.may_lack(k) and re.search(r"\bthere\b", text):
-            yield f"const bool there = {'!EDGE || ' if in_sweep else ''}step < {'lane_columns' if in_sweep else f'{last} - lane_column'};"
+            bound = "!EDGE || step < lane_columns" if in_sweep else f"step < {last} - lane_column"
+            yield f"const bool there = {bound};"
 
     def may_lack(self, k: Numbered) -> bool:
         """Whether some of a lane's columns may not be there."""
@@ -415,8 +403,8 @@ class Mask:
     """A comparison of an element's position, ``difference <= 0`` or so, with a place or with what is one in a block.
 
     :param whole: the condition on which all elements of a block pass, at the corner that is the last to.
-    :param row: of two places, what their difference is for a row at the lane's first column, :param per_column: and what
-        each column adds.
+    :param row: of two places, what their difference is for a row at the lane's first column, :param per_column: and
+        what each column adds.
     """
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ....analysis.tiles import ROWS, Added, Panel, Scores, SweepForm, TileForm, column_loads, form_of, unfit, vector_at
@@ -12,11 +12,11 @@ from ....errors import Unsupported
 from ....ir.dims import Size, minimum, product, substitute, symbols
 from ....ir.kernel import Carry, Kernel, Loop, Program
 from ....ir.statement import Stmt, neutral
-from ....ir.types import F32, Type
+from ....ir.types import F32
 from ....targets.devices import ARCHITECTURES
 from ...expr import carrier, stored
-from ...index import literal, size
 from ...indent import indented
+from ...index import literal, size
 from ...jinja import render
 from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
@@ -102,17 +102,18 @@ class SweepText:
     after: Sequence[str]
 
 
-def refuse_tiles(program: Program, arch: str = "") -> None:
+def refuse_tiles(program: Program, target: str, arch: str = "") -> None:
     """
-    :param arch: that the program is compiled for; the largest one if unsaid.
-    :raises Unsupported: the program has a loop with sweeps that is no kernel on tensor cores: none of its form, or not with
-        the blocks that its tile says.
+    :param arch: that the program is compiled for; the one with most shared memory if it is not known.
+    :raises Unsupported: the program has a loop with sweeps that is no kernel on tensor cores: none of its form, or not
+        with the blocks that its tile says.
     """
+    limits = ARCHITECTURES.get(arch.rstrip("af"), ARCHITECTURES["sm_100"])
     for loop in program.loops:
-        if loop.sweeps and (reason := unfit(loop, program, ARCHITECTURES[arch or "sm_100"].block_shared)):
+        if loop.sweeps and (reason := unfit(loop, program, limits.block_shared)):
             raise Unsupported(
-                f"a loop over blocks of columns on the target cuda: {program.name} has one in {loop.name!r}: {reason}; the"
-                " target numpy and gradc.interp run it"
+                f"a loop over blocks of columns on the target {target}: {program.name} has one in {loop.name!r}, and"
+                f" {reason}; the target numpy and gradc.interp run it"
             )
 
 
@@ -132,8 +133,8 @@ def tile_kernel(loop: Loop, program: Program) -> CudaKernel:
     return CudaKernel(
         name=plain.name,
         mapping=MAPPING,
-        reason=f"it goes over {loop.by} rows and {loop.sweeps[0].by} columns at a time on tensor cores, with {shared} bytes"
-        " of shared memory",
+        reason=f"it goes over {loop.by} rows and {loop.sweeps[0].by} columns at a time on tensor cores, with {shared}"
+        " bytes of shared memory",
         text=text,
         buffers=plain.buffers,
         dims=plain.dims,
@@ -197,7 +198,7 @@ class _TileWriter:
         self.writer = FragmentWriter(form, self.types, self.tiles, [names for _, names in self.staged])
 
     def panels(self, name: str, panels: Sequence[Panel], rows: int, at: int, first: str, stages: int = 1) -> Panels:
-        """Panels one after another in shared memory, from element ``at`` on; ``first``: the symbol of their first row."""
+        """Panels one after another in shared memory, from element ``at`` on; ``first``: symbol of their first row."""
         made: dict[Panel, PanelText] = {}
         for number, p in enumerate(panels):
             comment = f"{p.buffer}: {rows} x {p.features}{f', {stages} stages' if stages > 1 else ''}"
@@ -331,6 +332,6 @@ class _TileWriter:
 
 
 def inside_and_at_edge(lines: Sequence[str]) -> list[str]:
-    """Kernels in a loop that is unrolled: for blocks whose elements all are there and pass all masks, and for others."""
+    """Kernels in an unrolled loop: for blocks whose elements all are there and pass all masks, and for others."""
     opened = [UNROLL, "for (int EDGE = 0; EDGE < 2; EDGE++) {", "if (EDGE != at_edge) continue;"]
     return [*opened, *lines, "}"] if lines else []
