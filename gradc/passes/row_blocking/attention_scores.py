@@ -26,16 +26,28 @@ def attention_scores(graph: Graph, within: Collection[Node]) -> frozenset[Node]:
     return frozenset(node for node in graph.nodes if node in within and _is_scores(graph, node, within))
 
 
+def weighted_sums(graph: Graph, scores: Node, within: Collection[Node]) -> list[Node]:
+    """The products that multiply what is made of scores, in which their loop sums the columns."""
+    found = _made_of(graph, scores, within)
+    readers = {u for at in found for u in graph.users[at] if u in within and u is not scores}
+    return [u for u in graph.nodes if u in readers and _multiplies(u) and u.operands[0] in found]
+
+
 def _is_scores(graph: Graph, node: Node, within: Collection[Node]) -> bool:
     if not _multiplies(node) or not all(map(_is_narrow, node.operands)):
         return False
     inner = node.operands[0].shape[-1]
     if not isinstance(inner, int) or inner > MOST_FEATURES:
         return False
-    found = {*reachable([node], lambda at: (u for u in graph.users[at] if u in within and _goes_on(u, node)))}
+    found = _made_of(graph, node, within)
     readers = {u for at in found for u in graph.users[at] if u in within}
     reduced = any(isinstance(getattr(u.op, "lower", None), Reduction) and u.operands[0] in found for u in readers)
-    return reduced and any(_multiplies(u) and u.operands[0] in found for u in readers if u is not node)
+    return reduced and bool(weighted_sums(graph, node, within))
+
+
+def _made_of(graph: Graph, scores: Node, within: Collection[Node]) -> set[Node]:
+    """Scores, and what is computed of them elementwise."""
+    return {*reachable([scores], lambda at: (u for u in graph.users[at] if u in within and _goes_on(u, scores)))}
 
 
 def _multiplies(node: Node) -> bool:

@@ -13,7 +13,7 @@ from ...ir.walk import topological
 from ...targets.devices import Device
 from ..schedule.partition import Partition
 from ..schedule.residual import WideRowPolicy
-from .attention_scores import attention_scores
+from .attention_scores import attention_scores, weighted_sums
 from .precompute_gradients import precompute_gradients
 from .sums_to_products import sums_to_products
 from .wide_products import Sizes, has_unblocked, is_recomputed, tiled_products
@@ -48,9 +48,11 @@ def candidates(
     for own in dict.fromkeys((scores, frozenset[Node]())) if blocked else ():
 
         def recompute(graph: Graph, own: frozenset[Node] = own, **options: Any) -> Partition:
-            tiles = own and _scores(graph, values)
+            tiles, sums = (own and _scores(graph, values)), frozenset[Node]()
+            if tiles:
+                sums = frozenset(p for node in tiles for p in weighted_sums(graph, node, _forward(graph, values)))
             is_blocked = lambda node: node in tiles or is_recomputed(node, dims=dims, device=device)
-            parts = partition(graph, blocked=is_blocked, **options)
+            parts = partition(graph, blocked=is_blocked, unwritten=sums, **options)
             return replace(parts, tiled=parts.recomputed & tiles)
 
         graph, recomputing = joint, recompute(joint)
@@ -69,7 +71,11 @@ def candidates(
 
 def _scores(joint: Graph, values: Iterable[str]) -> frozenset[Node]:
     """Those of the forward."""
-    return attention_scores(joint, set(topological(joint.output(name) for name in values)))
+    return attention_scores(joint, _forward(joint, values))
+
+
+def _forward(joint: Graph, values: Iterable[str]) -> set[Node]:
+    return set(topological(joint.output(name) for name in values))
 
 
 def first_blocked(
