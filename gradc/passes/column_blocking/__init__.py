@@ -25,8 +25,8 @@ next::
     ===================  ==============================================================================================
 
 ``split_loops`` comes first: it reads loops without sweeps.  Neither pass knows a machine, nor asks whether it pays: the
-sizes of blocks are arguments.  No target lowers sweeps yet (:func:`gradc.ir.kernel.refuse_sweeps`), so that
-:mod:`gradc.compiler` runs neither.
+sizes of blocks are arguments, and :func:`gradc.analysis.tiles.tiled` knows those that suit a GPU.
+:mod:`gradc.compiler` runs neither yet.
 
 Licence
     ``REAL`` for both.  What is not of their form stays as it is.
