@@ -33,6 +33,8 @@ MOST_RESIDENT = 4
 """Blocks of a multiprocessor that a kernel leaves registers for: a scheduler then has four warps that wait in turn."""
 LEAST_SHARED = min(ARCHITECTURES[arch].shared for arch in ("sm_80", "sm_90", "sm_100"))
 """Bytes of shared memory of a multiprocessor."""
+MOST_WARPS = 32
+"""Of a thread block."""
 MOST_REGISTERS = 248
 """Estimated, of a thread; 255 are there."""
 _NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
@@ -193,10 +195,10 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     :param shared: bytes of shared memory that a block may have.
     """
     tile, columns = loop.tile, {s.by for s in loop.sweeps}
-    if tile is None:
-        return "it has no tile"
-    if tile.mapping != "mma" or tile.warps < 1 or tile.stages < 2:
-        return f"{tile} is no tile of mma, one warp and more, and two stages and more"
+    if tile is None or not columns:
+        return "it has no tile" if columns else "its columns do not come in blocks"
+    if tile.mapping != "mma" or not 1 <= tile.warps <= MOST_WARPS or tile.stages < 2:
+        return f"{tile} is no tile of mma, 1 to {MOST_WARPS} warps, and two stages and more"
     rows = loop.by
     if not isinstance(rows, int) or rows < 1 or rows % (ROWS * tile.warps):
         return f"{tile} has a multiple of {ROWS * tile.warps} rows, and a block {rows}"
@@ -214,8 +216,10 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     return None
 
 
-CANDIDATES = tuple((4, columns, stages) for columns, stages in ((64, 2), (32, 2), (16, 2)))
-"""(warps, columns, stages), the best first."""
+CANDIDATES = ((4, 2, 64, 2), (4, 1, 64, 2), (4, 1, 32, 2), (4, 1, 16, 2))
+"""(warps, tiles of 16 rows of each, columns, stages), the best first: two tiles take each right operand from shared
+memory once for 32 rows.
+"""
 
 
 def choose(form: TileForm, device: Device) -> tuple[int, int, Tile]:
@@ -225,14 +229,14 @@ def choose(form: TileForm, device: Device) -> tuple[int, int, Tile]:
     """
     if not isinstance(device, Gpu) or int(device.arch[3:]) < 80:
         raise NotTiled(f"{device.name} has no asynchronous copies and products of bf16: sm_80 and later have")
-    for warps, columns, stages in CANDIDATES:
-        fits = form.shared_bytes(ROWS * warps, columns, stages) <= device.shared
-        if fits and form.registers(columns) <= MOST_REGISTERS:
-            return ROWS * warps, columns, Tile("mma", warps, stages)
-    warps, columns, stages = CANDIDATES[-1]
+    for warps, tiles, columns, stages in CANDIDATES:
+        rows = ROWS * warps * tiles
+        fits = form.shared_bytes(rows, columns, stages) <= device.shared
+        if fits and form.registers(columns, tiles) <= MOST_REGISTERS:
+            return rows, columns, Tile("mma", warps, stages)
     raise NotTiled(
-        f"even blocks of {ROWS * warps} rows and {columns} columns take {form.registers(columns)} registers of a thread"
-        f" and {form.shared_bytes(ROWS * warps, columns, stages)} bytes of shared memory; there are"
+        f"even blocks of {rows} rows and {columns} columns take {form.registers(columns, tiles)} registers of a thread"
+        f" and {form.shared_bytes(rows, columns, stages)} bytes of shared memory; there are"
         f" {MOST_REGISTERS} and {device.shared}"
     )
 

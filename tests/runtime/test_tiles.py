@@ -5,6 +5,7 @@ float64, against the same rounding in NumPy, and against the interpreter where n
 from __future__ import annotations
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -12,11 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tile_programs import CASES, DTYPES, drawn, with_tiles
 
-from gradc import knobs
+import gradc
+from gradc import knobs, ops
 from gradc.codegen.cuda.tiles.kernel import tile_kernel
+from gradc.compiler import run_passes
 from gradc.errors import Unsupported
 from gradc.interp import run_program
 from gradc.ir.kernel import Loop, Tile
+from gradc.module.options import Options
+from gradc.passes.column_blocking.carry_sums import carry_sums
+from gradc.passes.column_blocking.split_loops import split_loops
 from gradc.runtime.cuda.nvrtc import find_nvrtc
 from gradc.runtime.cuda.programs import CudaProgram
 from gradc.runtime.executable import Executable
@@ -228,3 +234,50 @@ def test_the_kernel_of_attention_is_a_few_pages(golden):
     text = tile_kernel(loop, program).text
     golden("kernels_cuda/attention_tile.cu", text)
     assert len(text.splitlines()) <= 250
+
+
+def _blocked(function, **types):
+    program = run_passes(gradc.trace(function, **types), (), Options(), "cpu")[2]["forward"]
+    return carry_sums(split_loops(program))
+
+
+def _attention(dtype: str, features: int):
+    types = dict.fromkeys("qkv", f"{dtype}[B,H,S,{features}]")
+    return _blocked(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v), **types)
+
+
+REFUSED = {
+    "dtype": (lambda: _attention("f32", 64), "sm_90", "its products multiply f32"),
+    "features": (lambda: _attention("bf16", 512), "sm_90", "512 features|no product"),
+    "architecture": (lambda: _attention("bf16", 64), "sm_75", "sm_80 and later"),
+    "no product": (lambda: _blocked(lambda x: ops.softmax(x, -1), x="bf16[N,V]"), "sm_90", "no product"),
+    "positions": (
+        lambda: _blocked(lambda x, w, t: ops.linear_cross_entropy(x, w, t), x="bf16[N,64]", w="bf16[V,64]", t="i64[N]"),
+        "sm_90",
+        "columns at once|has the statement|combines|is not over",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_why_a_loop_is_no_tile_is_said(name):
+    make, device, said = REFUSED[name]
+    program = make()
+    reasons = [refusal(loop, program, gpu_of(device)) for loop in program.loops]
+    assert reasons and all(reason and re.search(said, reason) for reason in reasons)
+    assert all(refusal(loop, program, CPU) for loop in program.loops)
+
+
+def test_names_of_users_mean_nothing_in_it():
+    names = ("there", "factor", "before", "h", "n", "EDGE", "stage", "top", "rows")
+    q, k, v, *_ = names
+    graph = gradc.trace(
+        lambda **x: ops.scaled_dot_product_attention(x[q], x[k], x[v], is_causal=True),
+        **dict.fromkeys((q, k, v), "bf16[h,EDGE,n,8]"),
+    )
+    program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
+    case, dims = CASES["causal"], {"B": 1, "H": 1, "S": 20, "T": 1}
+    arrays = drawn(case, 8, dims, 0)
+    plain = checked(executable("causal", 8), arrays)
+    renamed = checked(Executable(program, "cuda-sim"), dict(zip(names, arrays.values(), strict=False)))
+    assert [a.tobytes() for a in plain.values()] == [a.tobytes() for a in renamed.values()]
