@@ -151,7 +151,7 @@ class TileForm:
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         own = carried + blocks * columns // 2 + self.fragments()
-        return 48 + tiles * own + (blocks - 1) * columns
+        return 32 + 16 * tiles + tiles * own + (blocks - 1) * columns
 
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""
@@ -294,6 +294,8 @@ def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) ->
     sizes, out = dict(call.axes), call.out
     if call.op != "matmul" or call.parts or call.bias or any(o.scale for o in call.args):
         raise NotTiled(f"{call.name} is no plain matrix product")
+    if call.add and out.buffer not in {b.name for b in loop.buffers}:
+        raise NotTiled(f"{call.name} adds to {out.buffer}, which other blocks of rows add to, too")
     axes = [i.variable for i in out.index]
     rest = [axis for axis in sizes if axis not in axes]
     if len(axes) != 2 or None in axes or len(rest) != 1 or str(sizes[str(axes[0])]) != loop.count:
@@ -321,7 +323,7 @@ def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) ->
         if types[out.buffer].dtype is not F32:
             raise NotTiled(f"{call.name} adds to {types[out.buffer].dtype}")
         return Added(call, out.buffer, left.buffer, _panel(right, summed, other, sizes, types))
-    raise NotTiled(f"{call.name} adds to {out.buffer}, which other blocks of rows add to, too")
+    raise NotTiled(f"{call.name} is no product of its rows with features of its columns, nor of a block with these")
 
 
 def _panel(operand: Operand, row: str, feature: str, sizes: Mapping[str, Size], types: Mapping[str, Type]) -> Panel:

@@ -9,12 +9,14 @@ import re
 
 import numpy as np
 import pytest
+from column_blocking import CASES as COLUMN_BLOCKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tile_programs import CASES, DTYPES, drawn, with_tiles
 
 import gradc
 from gradc import knobs, ops
+from gradc.analysis.tiles import refusal
 from gradc.codegen.cuda.tiles.kernel import tile_kernel
 from gradc.compiler import run_passes
 from gradc.errors import Unsupported
@@ -28,6 +30,7 @@ from gradc.runtime.cuda.programs import CudaProgram
 from gradc.runtime.executable import Executable
 from gradc.runtime.simulator.compile import compile_sim
 from gradc.runtime.simulator.device import Simulator
+from gradc.targets.devices import CPU, gpu_of
 
 FEATURES = {"causal": (64, 24), "plain": (20,), "grouped queries": (32,), "tokens before heads": (16,)}
 DIMS = st.fixed_dictionaries(
@@ -188,7 +191,7 @@ def test_no_access_to_shared_memory_meets_another_in_a_bank(features, direction)
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("features", [64, 128])
+@pytest.mark.parametrize("features", [16, 32, 64, 128])
 @pytest.mark.long("gradc/codegen/cuda/tiles/fragments.py", "templates/cuda/tiles.h", "templates/cuda/kernel/tile.cu.j2")
 def test_kernels_do_not_spill(features, arch):
     for blocked in CASES["causal"].blocked(features, WRT).values():
@@ -251,10 +254,10 @@ REFUSED = {
     "features": (lambda: _attention("bf16", 512), "sm_90", "512 features|no product"),
     "architecture": (lambda: _attention("bf16", 64), "sm_75", "sm_80 and later"),
     "no product": (lambda: _blocked(lambda x: ops.softmax(x, -1), x="bf16[N,V]"), "sm_90", "no product"),
-    "positions": (
-        lambda: _blocked(lambda x, w, t: ops.linear_cross_entropy(x, w, t), x="bf16[N,64]", w="bf16[V,64]", t="i64[N]"),
+    "rows added": (
+        lambda: carry_sums(CASES["causal"].blocked(64, WRT)["backward"]),
         "sm_90",
-        "columns at once|has the statement|combines|is not over",
+        "which other blocks of rows add to",
     ),
 }
 
@@ -281,3 +284,29 @@ def test_names_of_users_mean_nothing_in_it():
     plain = checked(executable("causal", 8), arrays)
     renamed = checked(Executable(program, "cuda-sim"), dict(zip(names, arrays.values(), strict=False)))
     assert [a.tobytes() for a in plain.values()] == [a.tobytes() for a in renamed.values()]
+
+
+@settings(max_examples=5)
+@given(rows=st.integers(1, 80), classes=st.integers(1, 150), seed=st.integers(0, 99))
+def test_a_linear_cross_entropy_is_a_tile_too(rows, classes, seed):
+    """One sweep of logits that are in no memory, with the logit of each row's class."""
+    rng = np.random.default_rng(seed)
+    x, w = (rng.standard_normal((n, 24)).astype(DTYPES["bf16"]) for n in (rows, classes))
+    t = np.where(rng.random(rows) < 0.25, -100, rng.integers(0, classes, rows))
+    t[0] = 0
+    with np.errstate(all="ignore"):
+        wanted = CROSS_ENTROPY.oracle(x.astype(np.float64), w.astype(np.float64), t)
+    (got,) = checked(_cross_entropy(), {"x": x, "w": w, "t": t}).values()
+    np.testing.assert_allclose(float(got), wanted, rtol=2.0**-7)
+
+
+CROSS_ENTROPY = COLUMN_BLOCKING["linear cross entropy"]
+
+
+@functools.cache
+def _cross_entropy() -> Executable:
+    types = {"x": "bf16[N,24]", "w": "bf16[V,24]", "t": "i64[N]"}
+    graph = gradc.trace(CROSS_ENTROPY.function, **types)
+    program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
+    assert len(program.loops) == 1
+    return Executable(program, "cuda-sim")
