@@ -20,6 +20,7 @@ from gradc.analysis.tiles import refusal
 from gradc.codegen.cuda.tiles.kernel import tile_kernel
 from gradc.compiler import run_passes
 from gradc.errors import Unsupported
+from gradc.inspect.explain import mappings_table, resources_table
 from gradc.interp import run_program
 from gradc.ir.kernel import Loop, Tile
 from gradc.module.options import Options
@@ -194,11 +195,16 @@ def test_no_access_to_shared_memory_meets_another_in_a_bank(features, direction)
 @pytest.mark.parametrize("features", [16, 32, 64, 128])
 @pytest.mark.long("gradc/codegen/cuda/tiles/fragments.py", "templates/cuda/tiles.h", "templates/cuda/kernel/tile.cu.j2")
 def test_kernels_do_not_spill(features, arch):
+    """And what is said of them has their registers and all of their shared memory."""
     for blocked in CASES["causal"].blocked(features, WRT).values():
         program = with_tiles(blocked, device=arch)
-        found = Executable(program, "cuda", arch=arch).binary.kernels
-        tiles = [found[tile_kernel(loop, program).name] for loop in program.loops]
-        assert all(r.registers <= 255 and not r.spill_stores and not r.spill_loads for r in tiles)
+        made = Executable(program, "cuda", arch=arch)
+        said = "\n".join([*mappings_table(made), *resources_table(made)])
+        for kernel in (tile_kernel(loop, program) for loop in program.loops):
+            r = made.binary.kernels[kernel.name]
+            assert r.registers <= 255 and not r.spill_stores and not r.spill_loads
+            assert f"{kernel.name}: tile, because" in said
+            assert re.search(rf"{kernel.name} +{r.registers} registers +{kernel.shared} B shared", said)
 
 
 FORCED = {
