@@ -33,6 +33,8 @@ MOST_RESIDENT = 4
 """Blocks of a multiprocessor that a kernel leaves registers for: a scheduler then has four warps that wait in turn."""
 LEAST_SHARED = min(ARCHITECTURES[arch].shared for arch in ("sm_80", "sm_90", "sm_100"))
 """Bytes of shared memory of a multiprocessor."""
+MOST_WARPS = 32
+"""Of a thread block."""
 MOST_REGISTERS = 248
 """Estimated, of a thread; 255 are there."""
 _NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
@@ -149,7 +151,7 @@ class TileForm:
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         own = carried + blocks * columns // 2 + self.fragments()
-        return 48 + tiles * own + (blocks - 1) * columns
+        return 32 + 16 * tiles + tiles * own + (blocks - 1) * columns
 
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""
@@ -193,10 +195,10 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     :param shared: bytes of shared memory that a block may have.
     """
     tile, columns = loop.tile, {s.by for s in loop.sweeps}
-    if tile is None:
-        return "it has no tile"
-    if tile.mapping != "mma" or tile.warps < 1 or tile.stages < 2:
-        return f"{tile} is no tile of mma, one warp and more, and two stages and more"
+    if tile is None or not columns:
+        return "it has no tile" if columns else "its columns do not come in blocks"
+    if tile.mapping != "mma" or not 1 <= tile.warps <= MOST_WARPS or tile.stages < 2:
+        return f"{tile} is no tile of mma, 1 to {MOST_WARPS} warps, and two stages and more"
     rows = loop.by
     if not isinstance(rows, int) or rows < 1 or rows % (ROWS * tile.warps):
         return f"{tile} has a multiple of {ROWS * tile.warps} rows, and a block {rows}"
@@ -214,8 +216,10 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     return None
 
 
-CANDIDATES = tuple((4, columns, stages) for columns, stages in ((64, 2), (32, 2), (16, 2)))
-"""(warps, columns, stages), the best first."""
+CANDIDATES = ((4, 2, 64, 2), (4, 1, 64, 2), (4, 1, 32, 2), (4, 1, 16, 2))
+"""(warps, tiles of 16 rows of each, columns, stages), the best first: two tiles take each right operand from shared
+memory once for 32 rows.
+"""
 
 
 def choose(form: TileForm, device: Device) -> tuple[int, int, Tile]:
@@ -225,14 +229,14 @@ def choose(form: TileForm, device: Device) -> tuple[int, int, Tile]:
     """
     if not isinstance(device, Gpu) or int(device.arch[3:]) < 80:
         raise NotTiled(f"{device.name} has no asynchronous copies and products of bf16: sm_80 and later have")
-    for warps, columns, stages in CANDIDATES:
-        fits = form.shared_bytes(ROWS * warps, columns, stages) <= device.shared
-        if fits and form.registers(columns) <= MOST_REGISTERS:
-            return ROWS * warps, columns, Tile("mma", warps, stages)
-    warps, columns, stages = CANDIDATES[-1]
+    for warps, tiles, columns, stages in CANDIDATES:
+        rows = ROWS * warps * tiles
+        fits = form.shared_bytes(rows, columns, stages) <= device.shared
+        if fits and form.registers(columns, tiles) <= MOST_REGISTERS:
+            return rows, columns, Tile("mma", warps, stages)
     raise NotTiled(
-        f"even blocks of {ROWS * warps} rows and {columns} columns take {form.registers(columns)} registers of a thread"
-        f" and {form.shared_bytes(ROWS * warps, columns, stages)} bytes of shared memory; there are"
+        f"even blocks of {rows} rows and {columns} columns take {form.registers(columns, tiles)} registers of a thread"
+        f" and {form.shared_bytes(rows, columns, stages)} bytes of shared memory; there are"
         f" {MOST_REGISTERS} and {device.shared}"
     )
 
@@ -290,6 +294,8 @@ def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) ->
     sizes, out = dict(call.axes), call.out
     if call.op != "matmul" or call.parts or call.bias or any(o.scale for o in call.args):
         raise NotTiled(f"{call.name} is no plain matrix product")
+    if call.add and out.buffer not in {b.name for b in loop.buffers}:
+        raise NotTiled(f"{call.name} adds to {out.buffer}, which other blocks of rows add to, too")
     axes = [i.variable for i in out.index]
     rest = [axis for axis in sizes if axis not in axes]
     if len(axes) != 2 or None in axes or len(rest) != 1 or str(sizes[str(axes[0])]) != loop.count:
@@ -317,7 +323,7 @@ def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) ->
         if types[out.buffer].dtype is not F32:
             raise NotTiled(f"{call.name} adds to {types[out.buffer].dtype}")
         return Added(call, out.buffer, left.buffer, _panel(right, summed, other, sizes, types))
-    raise NotTiled(f"{call.name} adds to {out.buffer}, which other blocks of rows add to, too")
+    raise NotTiled(f"{call.name} is no product of its rows with features of its columns, nor of a block with these")
 
 
 def _panel(operand: Operand, row: str, feature: str, sizes: Mapping[str, Size], types: Mapping[str, Type]) -> Panel:

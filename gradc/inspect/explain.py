@@ -118,9 +118,10 @@ def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
         program = executable.program
         for step in program.steps:
             item = taken(step, bound)
-            if isinstance(item, Loop) and item.tile:
-                size = _step_bytes(item, program, bound)
-                rows.append((direction, item.name, size, f"{item.tile}", str(item.note)))
+            if isinstance(item, Loop) and item.tile is not None:
+                blocks = f"{evaluate(item.by, bound)} rows and {evaluate(item.sweeps[0].by, bound)} columns"
+                nbytes = _step_bytes(item, program, bound)
+                rows.append((direction, item.name, nbytes, f"one kernel by {blocks}, {item.tile}", str(item.note)))
                 continue
             if isinstance(item, Loop):
                 by = f"by {evaluate(item.by, bound)} rows"
@@ -293,9 +294,12 @@ def resources_table(executable: Executable) -> list[str]:
     except CompilerMissing as error:
         return [f"  not compiled: {error}"]
     lines = [f"  compiled for {binary.arch}:"]
+    kernels = executable.native.kernels.values()
+    dynamic = {stage.name: kernel.dynamic_shared(stage) for kernel in kernels for stage in kernel.stages}
     for name, r in binary.kernels.items():
+        shared = r.shared + dynamic.get(name, 0)
         spilled = f"  {r.spill_stores + r.spill_loads} bytes spilled" if r.spill_stores + r.spill_loads else ""
-        lines.append(f"   {name:<40} {r.registers:>4} registers  {r.shared:>6} B shared{spilled}")
+        lines.append(f"   {name:<40} {r.registers:>4} registers  {shared:>6} B shared{spilled}")
     return lines
 
 

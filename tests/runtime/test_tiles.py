@@ -5,23 +5,33 @@ float64, against the same rounding in NumPy, and against the interpreter where n
 from __future__ import annotations
 
 import functools
+import re
 
 import numpy as np
 import pytest
+from column_blocking import CASES as COLUMN_BLOCKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tile_programs import CASES, DTYPES, drawn, with_tiles
 
-from gradc import knobs
+import gradc
+from gradc import knobs, ops
+from gradc.analysis.tiles import refusal
 from gradc.codegen.cuda.tiles.kernel import tile_kernel
+from gradc.compiler import run_passes
 from gradc.errors import Unsupported
+from gradc.inspect.explain import mappings_table, resources_table
 from gradc.interp import run_program
 from gradc.ir.kernel import Loop, Tile
+from gradc.module.options import Options
+from gradc.passes.column_blocking.carry_sums import carry_sums
+from gradc.passes.column_blocking.split_loops import split_loops
 from gradc.runtime.cuda.nvrtc import find_nvrtc
 from gradc.runtime.cuda.programs import CudaProgram
 from gradc.runtime.executable import Executable
 from gradc.runtime.simulator.compile import compile_sim
 from gradc.runtime.simulator.device import Simulator
+from gradc.targets.devices import CPU, gpu_of
 
 FEATURES = {"causal": (64, 24), "plain": (20,), "grouped queries": (32,), "tokens before heads": (16,)}
 DIMS = st.fixed_dictionaries(
@@ -182,14 +192,19 @@ def test_no_access_to_shared_memory_meets_another_in_a_bank(features, direction)
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("features", [64, 128])
+@pytest.mark.parametrize("features", [16, 32, 64, 128])
 @pytest.mark.long("gradc/codegen/cuda/tiles/fragments.py", "templates/cuda/tiles.h", "templates/cuda/kernel/tile.cu.j2")
 def test_kernels_do_not_spill(features, arch):
+    """And what is said of them has their registers and all of their shared memory."""
     for blocked in CASES["causal"].blocked(features, WRT).values():
         program = with_tiles(blocked, device=arch)
-        found = Executable(program, "cuda", arch=arch).binary.kernels
-        tiles = [found[tile_kernel(loop, program).name] for loop in program.loops]
-        assert all(r.registers <= 255 and not r.spill_stores and not r.spill_loads for r in tiles)
+        made = Executable(program, "cuda", arch=arch)
+        said = "\n".join([*mappings_table(made), *resources_table(made)])
+        for kernel in (tile_kernel(loop, program) for loop in program.loops):
+            r = made.binary.kernels[kernel.name]
+            assert r.registers <= 255 and not r.spill_stores and not r.spill_loads
+            assert f"{kernel.name}: tile, because" in said
+            assert re.search(rf"{kernel.name} +{r.registers} registers +{kernel.shared} B shared", said)
 
 
 FORCED = {
@@ -228,3 +243,76 @@ def test_the_kernel_of_attention_is_a_few_pages(golden):
     text = tile_kernel(loop, program).text
     golden("kernels_cuda/attention_tile.cu", text)
     assert len(text.splitlines()) <= 250
+
+
+def _blocked(function, **types):
+    program = run_passes(gradc.trace(function, **types), (), Options(), "cpu")[2]["forward"]
+    return carry_sums(split_loops(program))
+
+
+def _attention(dtype: str, features: int):
+    types = dict.fromkeys("qkv", f"{dtype}[B,H,S,{features}]")
+    return _blocked(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v), **types)
+
+
+REFUSED = {
+    "dtype": (lambda: _attention("f32", 64), "sm_90", "its products multiply f32"),
+    "features": (lambda: _attention("bf16", 512), "sm_90", "512 features|no product"),
+    "architecture": (lambda: _attention("bf16", 64), "sm_75", "sm_80 and later"),
+    "no product": (lambda: _blocked(lambda x: ops.softmax(x, -1), x="bf16[N,V]"), "sm_90", "no product"),
+    "rows added": (
+        lambda: carry_sums(CASES["causal"].blocked(64, WRT)["backward"]),
+        "sm_90",
+        "which other blocks of rows add to",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_why_a_loop_is_no_tile_is_said(name):
+    make, device, said = REFUSED[name]
+    program = make()
+    reasons = [refusal(loop, program, gpu_of(device)) for loop in program.loops]
+    assert reasons and all(reason and re.search(said, reason) for reason in reasons)
+    assert all(refusal(loop, program, CPU) for loop in program.loops)
+
+
+def test_names_of_users_mean_nothing_in_it():
+    names = ("there", "factor", "before", "h", "n", "EDGE", "stage", "top", "rows")
+    q, k, v, *_ = names
+    graph = gradc.trace(
+        lambda **x: ops.scaled_dot_product_attention(x[q], x[k], x[v], is_causal=True),
+        **dict.fromkeys((q, k, v), "bf16[h,EDGE,n,8]"),
+    )
+    program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
+    case, dims = CASES["causal"], {"B": 1, "H": 1, "S": 20, "T": 1}
+    arrays = drawn(case, 8, dims, 0)
+    plain = checked(executable("causal", 8), arrays)
+    renamed = checked(Executable(program, "cuda-sim"), dict(zip(names, arrays.values(), strict=False)))
+    assert [a.tobytes() for a in plain.values()] == [a.tobytes() for a in renamed.values()]
+
+
+@settings(max_examples=5)
+@given(rows=st.integers(1, 80), classes=st.integers(1, 150), seed=st.integers(0, 99))
+def test_a_linear_cross_entropy_is_a_tile_too(rows, classes, seed):
+    """One sweep of logits that are in no memory, with the logit of each row's class."""
+    rng = np.random.default_rng(seed)
+    x, w = (rng.standard_normal((n, 24)).astype(DTYPES["bf16"]) for n in (rows, classes))
+    t = np.where(rng.random(rows) < 0.25, -100, rng.integers(0, classes, rows))
+    t[0] = 0
+    with np.errstate(all="ignore"):
+        wanted = CROSS_ENTROPY.oracle(x.astype(np.float64), w.astype(np.float64), t)
+    (got,) = checked(_cross_entropy(), {"x": x, "w": w, "t": t}).values()
+    np.testing.assert_allclose(float(got), wanted, rtol=2.0**-7)
+
+
+CROSS_ENTROPY = COLUMN_BLOCKING["linear cross entropy"]
+
+
+@functools.cache
+def _cross_entropy() -> Executable:
+    types = {"x": "bf16[N,24]", "w": "bf16[V,24]", "t": "i64[N]"}
+    graph = gradc.trace(CROSS_ENTROPY.function, **types)
+    program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
+    assert len(program.loops) == 1
+    return Executable(program, "cuda-sim")

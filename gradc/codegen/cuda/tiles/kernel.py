@@ -110,7 +110,7 @@ def refuse_tiles(program: Program, target: str, arch: str = "") -> None:
     """
     limits = ARCHITECTURES.get(arch.rstrip("af"), ARCHITECTURES["sm_100"])
     for loop in program.loops:
-        if loop.sweeps and (reason := unfit(loop, program, limits.block_shared)):
+        if (loop.sweeps or loop.tile) and (reason := unfit(loop, program, limits.block_shared)):
             raise Unsupported(
                 f"a loop over blocks of columns on the target {target}: {program.name} has one in {loop.name!r}, and"
                 f" {reason}; the target numpy and gradc.interp run it"
