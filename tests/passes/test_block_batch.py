@@ -43,8 +43,8 @@ CASES: dict[str, Case] = {
 }
 
 
-OLD = "sm_75"
-"""An architecture without a kernel for tensor cores, which would take 16 bits."""
+OLD = "T4"
+"""A device without a kernel for tensor cores, which would take 16 bits."""
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def compiled(name: str, dtype: str = "f32", **options: Any) -> gradc.Module:
     ours, _, shape = CASES[name]
     types = dict.fromkeys("qkv", f"{dtype}[{','.join(map(str, shape))}]")
     return gradc.compile(
-        gradc.trace(lambda q, k, v: ours(q, k, v), **types), list("qkv"), target="cuda-sim", arch=OLD, **options
+        gradc.trace(lambda q, k, v: ours(q, k, v), **types), list("qkv"), target="cuda-sim", device=OLD, **options
     )
 
 
@@ -104,17 +104,17 @@ def test_the_workspace_of_attention_is_that_of_some_heads() -> None:
     """A block of GPT-2 at 8 x 1024: 12 heads of one position at a time; none where tensor cores take it."""
     each, of_library = 12 * 1024 * 1024, 32 << 20
 
-    def spaces(arch: str) -> dict[str, int]:
+    def spaces(device: str) -> dict[str, int]:
         types = dict.fromkeys("qkv", "bf16[8,12,1024,64]")
         graph = gradc.trace(lambda q, k, v: heads(q, k, v, is_causal=True), **types)
-        module = gradc.compile(graph, list("qkv"), target="cuda", arch=arch)
+        module = gradc.compile(graph, list("qkv"), target="cuda", device=device)
         return {n: e.native.bind({}).workspace for n, e in module.executables.items()}
 
-    old, new = spaces(OLD), spaces("sm_90")
+    old, new = spaces(OLD), spaces("H100")
     assert old["forward"] - of_library <= 2 * each + 8 * 12 * 1024 * 64 * 4 + 4096
     assert old["backward"] - of_library <= (4 + 2 + 2) * each + 8 * 12 * 1024 * 4 + 4096
     assert new["forward"] <= 4096 and new["backward"] <= 8 * 12 * 1024 * 4 + 4096
-    small = gradc.compile(gradc.trace(heads, **dict.fromkeys("qkv", "bf16[2,12,512,64]")), target="cuda", arch=OLD)
+    small = gradc.compile(gradc.trace(heads, **dict.fromkeys("qkv", "bf16[2,12,512,64]")), target="cuda", device=OLD)
     assert not small.forward.program.loops
 
 
