@@ -376,10 +376,7 @@ def _program(module: Explained, direction: str, bound: Mapping[str, int]) -> Pro
         sum(_step_bytes(taken(s, bound), program, bound) for s in program.steps),
         floor_bytes(program, bound),
         sorted(buffers, key=lambda b: -b.bytes),
-        [
-            line.strip()
-            for line in (*missed_fusions_table(module, direction, bound), *untiled_table(module, direction))
-        ],
+        [line.strip() for line in (*missed_fusions_table(module, direction, bound), *untiled_table(module, direction))],
     )
 
 
