@@ -174,6 +174,7 @@ def refusal(loop: Loop, program: Program, device: Device) -> str | None:
     :param program: that the loop is a step of.  :param device: a GPU; any other has no tensor cores.
     """
     try:
+        _check_memory(loop, program)
         choose(form_of(loop, program.types), device)
     except NotTiled as reason:
         return str(reason)
@@ -206,6 +207,7 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     if columns or not isinstance(width, int) or width % ROWS or not 0 < width:
         return f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {ROWS} for all sweeps"
     try:
+        _check_memory(loop, program)
         needed = form_of(loop, program.types).shared_bytes(rows, width, tile.stages)
     except NotTiled as reason:
         return str(reason)
@@ -274,6 +276,14 @@ def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
             )
         _check_kernel(kernel, loop, None)
     return TileForm(loop, sweeps, dtypes.pop())
+
+
+def _check_memory(loop: Loop, program: Program) -> None:
+    """NotTiled where blocks of rows could read what others write: panels are copied when nobody knows who is first."""
+    written = {program.root(b) for b in loop.writes}
+    both = [b for b in loop.reads if program.root(b) in written]
+    if both:
+        raise NotTiled(f"it reads and writes {both[0]}")
 
 
 def _sweep_form(loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> SweepForm:

@@ -316,3 +316,27 @@ def _cross_entropy() -> Executable:
     program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
     assert len(program.loops) == 1
     return Executable(program, "cuda-sim")
+
+
+def _dropped(q, k, v, key):
+    kept = ops.rand(key, shape=(*q.shape[:-1], k.shape[-2]), stream=0) >= 0.25
+    return ops.scaled_dot_product_attention(q, k, v, dropout_p=0.25, dropout_mask=kept)
+
+
+def _rectified(q, k, v):
+    return (ops.relu((q @ k.T).astype("f32")).astype("bf16") @ v).astype("bf16")
+
+
+@pytest.mark.parametrize(
+    ("function", "more"), [(_dropped, {"key": "i64[]"}), (_rectified, {})], ids=["dropout", "relu"]
+)
+def test_other_forms_are_what_the_interpreter_computes(function, more):
+    """Numbers drawn by position, and no maximum at all."""
+    graph = gradc.trace(function, **dict.fromkeys("qkv", "bf16[B,2,S,32]"), **more)
+    program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal((1, 2, 70, 32)).astype(DTYPES["bf16"]) for n in "qkv"}
+    arrays |= {n: np.array(7) for n in more}
+    got = checked(Executable(program, "cuda-sim"), arrays)["y"].astype(np.float64)
+    wanted = run_program(program, arrays)["y"].astype(np.float64)
+    assert np.abs(got - wanted).max() <= 2.0**-8 * np.abs(wanted).max()
