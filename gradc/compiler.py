@@ -30,6 +30,7 @@ from .ir.types import BF16, F16, DType
 from .module.module import Code, Module, Recipe
 from .module.options import Options
 from .module.saved import parts_of
+from .passes.column_blocking.tile_rows import tile_rows
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
@@ -73,7 +74,7 @@ from .passes.schedule.schedule import schedule, written
 from .process.forks import held_off
 from .runtime.cache import default_cache, pack
 from .runtime.host.toolchain import compile_libraries
-from .targets.devices import CPU, Device, gpu_of
+from .targets.devices import CPU, Device, Gpu, gpu_of
 
 if TYPE_CHECKING:
     from .runtime.cuda.programs import CudaSource
@@ -189,6 +190,7 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
         blocked=_blocks_rows(options),
         multiply_sums=(options.reductions or {}).keys() <= {"*"},  # else one of these sums may be named
         precompute=options.save == "min-cut" and options.memory_budget is None,
+        tiled=isinstance(_device(options, target), Gpu),
     )
 
 
@@ -264,6 +266,7 @@ def kernels(
     program: Program = run(schedule, graph, fuse=options.fuse, device=device)
     if target.startswith("cuda"):
         if _blocks_rows(options):
+            program = run(tile_rows, program, dims=_hints(options), device=device)
             program = run(block_rows, program, dims=_hints(options), device=device)
         program = run(store_places, program)
         program = run(narrow_products, program)

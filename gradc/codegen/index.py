@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from ..ir.dims import Dim, FloorDiv, Max, Size
 from ..ir.statement import Axis, Index
+from ..ir.statement import flatten as flatten
+from ..ir.statement import strides as strides
 from ..ir.types import DType
 from ..process.forks import held_off
 
@@ -62,24 +64,6 @@ def index(value: Index, kind: str = "i64") -> str:
 def grouped(text: str) -> str:
     """A size as a factor of a product, or as what something is divided by."""
     return f"({text})" if (" " in text and not text.startswith("(")) or text.startswith("-") else text
-
-
-def strides(shape: Sequence[Size]) -> list[Size]:
-    """Row-major strides in elements."""
-    out: list[Size] = []
-    step: Size = 1
-    for s in reversed(shape):
-        out.insert(0, step)
-        step = step * s
-    return out
-
-
-def flatten(place: Sequence[Index], shape: Sequence[Size]) -> Index:
-    """One index into the elements of a row-major buffer."""
-    total = Index()
-    for entry, step in zip(place, strides(shape), strict=True):
-        total = total + entry * step
-    return total
 
 
 def number_of_place(axes: Sequence[Axis], level: frozenset[str] | None = None, kind: str = "i64") -> str:

@@ -21,6 +21,7 @@ from ..errors import (
 from ..ir.dims import evaluate, nominal
 from ..ir.graph import Graph
 from ..ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, taken
+from ..ir.lexer import format_note
 from ..passes.manager import Pipeline
 from ..passes.program.choose_reduction import decisions
 from ..passes.schedule.residual import Residual
@@ -117,6 +118,11 @@ def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
         program = executable.program
         for step in program.steps:
             item = taken(step, bound)
+            if isinstance(item, Loop) and item.tile is not None:
+                blocks = f"{evaluate(item.by, bound)} rows and {evaluate(item.sweeps[0].by, bound)} columns"
+                nbytes = _step_bytes(item, program, bound)
+                rows.append((direction, item.name, nbytes, f"one kernel by {blocks}, {item.tile}", str(item.note)))
+                continue
             if isinstance(item, Loop):
                 by = f"by {evaluate(item.by, bound)} rows"
                 rows += [
@@ -177,6 +183,7 @@ def explain(module: Explained, dims: Mapping[str, int], device: Device | None = 
             for name, calls in executable.copied.items()
         ]
         lines += missed_fusions_table(module, direction, bound)
+        lines += untiled_table(module, direction)
         if executable.target != "numpy":
             lines += mappings_table(executable)
         if executable.target.startswith("cuda"):
@@ -263,6 +270,17 @@ def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, 
     return [*lines, *([f"  ... and {len(pairs) - MOST_PAIRS} pairs more"] if len(pairs) > MOST_PAIRS else [])]
 
 
+def untiled_table(module: Explained, direction: str) -> list[str]:
+    """The products with wide rows that no kernel for tensor cores computes, with the reason."""
+    name = f"{direction}.tile_rows"
+    stage = module.stages[name].result if name in module.stages.names() else None
+    untiled = stage.untiled if isinstance(stage, Program) else ()
+    return [
+        f"  {each.step} and what reduces its rows are no kernel on tensor cores: {each.why}{format_note(each.note)}"
+        for each in untiled
+    ]
+
+
 def mappings_table(executable: Executable) -> list[str]:
     """The mapping of each kernel, to the tasks of a CPU or to the threads of a GPU, with the reason."""
     kernels = executable.native.kernels.values()
@@ -276,9 +294,12 @@ def resources_table(executable: Executable) -> list[str]:
     except CompilerMissing as error:
         return [f"  not compiled: {error}"]
     lines = [f"  compiled for {binary.arch}:"]
+    kernels = executable.native.kernels.values()
+    dynamic = {stage.name: kernel.dynamic_shared(stage) for kernel in kernels for stage in kernel.stages}
     for name, r in binary.kernels.items():
+        shared = r.shared + dynamic.get(name, 0)
         spilled = f"  {r.spill_stores + r.spill_loads} bytes spilled" if r.spill_stores + r.spill_loads else ""
-        lines.append(f"   {name:<40} {r.registers:>4} registers  {r.shared:>6} B shared{spilled}")
+        lines.append(f"   {name:<40} {r.registers:>4} registers  {shared:>6} B shared{spilled}")
     return lines
 
 

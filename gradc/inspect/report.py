@@ -33,7 +33,17 @@ from ..process.version import VERSION
 from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle
 from ..targets.devices import Device
-from .explain import Explained, _bindings, _compiled_for, _in_block, _step_bytes, _way, explain, missed_fusions_table
+from .explain import (
+    Explained,
+    _bindings,
+    _compiled_for,
+    _in_block,
+    _step_bytes,
+    _way,
+    explain,
+    missed_fusions_table,
+    untiled_table,
+)
 
 SCRIPTS = ("text.js", "layout.js", "view.js", "parts.js", "page.js")
 MOST_CURVES = 60
@@ -366,7 +376,7 @@ def _program(module: Explained, direction: str, bound: Mapping[str, int]) -> Pro
         sum(_step_bytes(taken(s, bound), program, bound) for s in program.steps),
         floor_bytes(program, bound),
         sorted(buffers, key=lambda b: -b.bytes),
-        [line.strip() for line in missed_fusions_table(module, direction, bound)],
+        [line.strip() for line in (*missed_fusions_table(module, direction, bound), *untiled_table(module, direction))],
     )
 
 

@@ -767,10 +767,23 @@ class MissedFusion:
 
 
 @dataclass(frozen=True)
+class MissedTile:
+    """A product with what reduces its rows that is no loop on tensor cores, and why.
+
+    :param step: the name of the product's step.
+    """
+
+    step: str
+    note: Note
+    why: str
+
+
+@dataclass(frozen=True)
 class Program:
     """Ordered steps over buffers.
 
     :param missed: the pairs of kernels that schedule could not fuse; like notes it is neither text nor compared.
+    :param untiled: the products that tile_rows made no loop of, alike.
     """
 
     name: str
@@ -780,6 +793,7 @@ class Program:
     outputs: tuple[tuple[str, str], ...] = ()  # output name -> buffer; two outputs may have the same buffer
     notes: Mapping[str, Note] = field(default_factory=dict, compare=False, repr=False)
     missed: Sequence[MissedFusion] = field(default=(), compare=False, repr=False)
+    untiled: Sequence[MissedTile] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:

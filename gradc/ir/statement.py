@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,24 @@ class Index:
 def _factor(size: Size) -> str:
     text = str(size)
     return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+
+def strides(shape: Sequence[Size]) -> list[Size]:
+    """Row-major strides in elements."""
+    out: list[Size] = []
+    step: Size = 1
+    for s in reversed(shape):
+        out.insert(0, step)
+        step = step * s
+    return out
+
+
+def flatten(place: Sequence[Index], shape: Sequence[Size]) -> Index:
+    """One index into the elements of a row-major buffer."""
+    total = Index()
+    for entry, step in zip(place, strides(shape), strict=True):
+        total = total + entry * step
+    return total
 
 
 REDUCTIONS = {

@@ -124,12 +124,14 @@ class Executable(Shared):
     def _new_backend(self, payload: bytes | None, sites: Mapping[int, tuple[str, str]] | None) -> Backend:
         if self.target == "numpy":
             return NumpyBackend(self.program)
-        refuse_sweeps(self.program, self.target)
         if self.target == "cpu":
+            refuse_sweeps(self.program, self.target)
             return CpuBackend(self.program, payload, sites)
         with held_off:
+            from ..codegen.cuda.tiles.kernel import refuse_tiles
             from .cuda.backend import GpuBackend, SimulatorBackend
 
+        refuse_tiles(self.program, self.target, self.arch or "")
         if self.target == "cuda-sim":
             return SimulatorBackend(self.program)
         return GpuBackend(self.program, payload, arch=self.arch, errors=self.errors)

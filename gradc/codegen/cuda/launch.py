@@ -47,6 +47,7 @@ from .mappings.column_strips import STRIP
 from .products import gated
 from .render import rebind
 from .row_sort import TREE, RowSort
+from .tiles.canonical import canonical
 
 MOST_STRIPS = 1024
 """Strips of all rows that are split."""
@@ -150,11 +151,12 @@ def index_bound_of(kernel: CudaKernel, dims: Mapping[str, int]) -> int:
 class Run:
     """One execution of a kernel or of a library call.
 
+    :param step: a kernel, a call, or a loop that is one kernel.
     :param number: of its step.
     :param dims: the sizes, and what a loop that it is in binds for one block.
     """
 
-    step: Kernel | Call
+    step: Kernel | Call | Loop
     number: int
     dims: Mapping[str, int]
 
@@ -163,7 +165,7 @@ def runs_of(number: int, step: Kernel | Call | Loop, dims: Mapping[str, int]) ->
     """What a step executes, in order: a loop goes over its blocks on the host.  The first block of a position writes
     what the others add to.
     """
-    if not isinstance(step, Loop):
+    if not isinstance(step, Loop) or step.tile is not None:
         yield Run(step, number, dims)
         return
     rows = evaluate(step.rows[1], dims)
@@ -202,7 +204,7 @@ class LaunchPlan:
         self.kernels = kernels
         self.steps = [taken(step, dims) for step in program.steps]
         self.runs = [run for number, step in enumerate(self.steps) for run in runs_of(number, step, self.dims)]
-        self.checks = checks_of(program, kernels)
+        self.checks = checks_of(program)
         places, total = offsets(program, dims, ALIGN, blocks=True)
         self.offsets = {name: at for name, (_, at) in places.items()}
         self.scratch_start = total
@@ -265,12 +267,16 @@ class LaunchPlan:
 
     def _scratch(self, run: Run) -> int:
         """Bytes of scratch memory."""
+        if isinstance(run.step, Loop):
+            return 0
         if isinstance(run.step, Call):
             return align(CALLS[run.step.op].scratch(_PlanOfRun(self, run), run.step, run.number))
         return self.sizes(self.kernel(run.step), run.dims).scratch
 
     def _actions(self, run: Run, aux: int = 0) -> list[Action]:
         item, number = run.step, run.number
+        if isinstance(item, Loop):
+            return self.tile_launches(run, item)
         if isinstance(item, Call):
             return CALLS[item.op].actions(_PlanOfRun(self, run), item, number)
         kernel = self.kernel(item)
@@ -323,6 +329,32 @@ class LaunchPlan:
             for at in range(0, blocks, MOST_BLOCKS)
         ]
 
+    def tile_launches(self, run: Run, loop: Loop) -> list[Action]:
+        """A loop as one kernel: a block for each block of its rows."""
+        plain = canonical(loop, self.types)
+        kernel = self.kernels[plain.name]
+        rows, by = evaluate(loop.rows[1], run.dims), evaluate(loop.by, run.dims)
+        blocks = chunks(rows, by) * prod(evaluate(size, run.dims) for _, size in loop.over)
+        args = [self.part(b, run.dims) for b in plain.buffers]
+        written = [i for i, b in enumerate(plain.buffers) if b in loop.writes]
+        dims = [run.dims[d] for d in plain.dims]
+        own = dict(zip(own_dims(kernel), dims, strict=True))
+        bound = max(evaluate(b, {n: max(v, 1) for n, v in own.items()}) for b in kernel.index_bounds)
+        wide = max(bound + HEAD_ROOM, blocks) >= LIMIT
+        stage, flag = kernel.stages[0], len(args) + len(dims)
+        return [
+            Launch(
+                stage.name,
+                min(blocks - at, MOST_BLOCKS),
+                kernel.threads,
+                (*args, *dims, self.flag, self.site(run.number), at),
+                (*written, flag),
+                wide,
+                kernel.shared,
+            )
+            for at in range(0, blocks, MOST_BLOCKS)
+        ]
+
     def sort(self, sort: RowSort, site: int) -> list[Launch]:
         """The launches of a sort, whose arrays begin the scratch memory and whose counts end it."""
         counts = self.space(self.scratch_size - align(4 * sort.counts), sort.counts, U32)
@@ -371,10 +403,10 @@ class _PlanOfRun:
         return self.view(item, item.out, item.result_axes).trimmed
 
 
-def checks_of(program: Program, kernels: Mapping[str, CudaKernel]) -> list[int]:
+def checks_of(program: Program) -> list[int]:
     """The steps that look for bad indices."""
     return [
         i
         for i, step in enumerate(program.steps)
-        if any(isinstance(k, Kernel) and kernels[k.name].checks for k in alternatives(step))
+        if any(isinstance(k, Kernel) and any(s.op == "check" for s in k.body) for k in alternatives(step))
     ]

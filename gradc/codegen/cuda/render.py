@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ir.kernel import Kernel, Program, alternatives, refuse_sweeps
+from ...ir.kernel import Kernel, Loop, Program, alternatives
 from ...ir.types import Type
 from ..heading import heading
 from ..identifiers import foreign_axes, identifiers
@@ -20,6 +20,7 @@ from .calls import support
 from .fixed_sums import elements_as_rows
 from .functions import cuda_functions
 from .kernel import CudaKernel, Stage, own_dims
+from .tiles.kernel import MAPPING, refuse_tiles, tile_kernel
 
 __all__ = ["CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "render_cuda"]
 
@@ -29,18 +30,23 @@ _CANONICAL = re.compile(r"\b[bn]\d+\b")
 
 def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
     """The text of a program, one translation unit, and its kernels by name."""
-    refuse_sweeps(program, "cuda")
+    refuse_tiles(program, "cuda")
     types = program.types
     kernels: dict[str, CudaKernel] = {}
     for step in program.steps:
+        if isinstance(step, Loop) and step.tile is not None:
+            tile = tile_kernel(step, program)
+            kernels.setdefault(tile.name, tile)
+            continue
         for item in alternatives(step):
             if isinstance(item, Kernel) and item.name not in kernels:
                 kernels[item.name] = cuda_kernel(item, types)
     sorts = [standalone("cuda/sort.cu")] if any(k.keys is not None for k in kernels.values()) else []
     scans = [standalone("cuda/scans.h")] if any(k.scans for k in program.kernels) else []
     exp_sums = [standalone("cuda/exp_sums.h")] if any(k.exp_sums for k in kernels.values()) else []
+    tiles = [standalone("cuda/tiles.h")] if any(k.mapping == MAPPING for k in kernels.values()) else []
     return "\n".join(
-        [prelude(), *sorts, *scans, *exp_sums, *(k.text for k in kernels.values()), support(program)]
+        [prelude(), *sorts, *scans, *exp_sums, *tiles, *(k.text for k in kernels.values()), support(program)]
     ), kernels
 
 

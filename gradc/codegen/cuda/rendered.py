@@ -12,6 +12,7 @@ from ...ir.dims import Dim
 from ...ir.size_text import parse_size
 from .choose_mapping import MAPPINGS
 from .kernel import CudaKernel, Stage
+from .tiles.kernel import MAPPING as TILE
 
 
 def packed(text: str, kernels: dict[str, CudaKernel]) -> bytes:
@@ -36,7 +37,7 @@ def unpacked(data: bytes) -> tuple[str, dict[str, CudaKernel]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IRFormatError(f"this is no record of CUDA kernels: {type(error).__name__}: {error}") from error
     if not isinstance(text, str) or not all(
-        isinstance(k.text, str) and isinstance(k.name, str) and k.mapping in MAPPINGS for k in kernels.values()
+        isinstance(k.text, str) and isinstance(k.name, str) and k.mapping in (*MAPPINGS, TILE) for k in kernels.values()
     ):
         raise IRFormatError("this is no record of CUDA kernels: their text or mapping is none")
     return text, kernels

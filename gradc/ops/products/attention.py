@@ -19,7 +19,7 @@ from ...ir.op import BadSample, Composite, Function, Sample
 from ...ir.operands import broadcast_shapes
 from ...ir.types import Type
 from ..elementwise.pointwise import le, where
-from ..reductions.reduce import safe_exponentials, safe_softmax, softmax_slopes
+from ..reductions.reduce import safe_exponentials, safe_softmax, sum
 from ..rules import along, converted, floating, full, reshaped, spread
 from ..shapes.movement import iota
 from .contract import mixed_product_slopes, mixed_product_type
@@ -87,10 +87,13 @@ def _softmax_matmul_surrogate(x: Node, value: Node) -> Node:
 
 
 def _softmax_matmul_vjp(g: Node, y: Node, x: Node, value: Node) -> tuple[Node, Node]:
-    # of weights @ value, then dx = weights (g - sum(g weights)), as softmax's
+    # of weights @ value, then dx = weights (dw - sum(dw weights)), as softmax's, where with dw = g @ value.T the sum
+    # over the columns of dw weights is that over the features of g y: [L, D] in place of [L, S]
     weights = safe_softmax(converted(x, value.dtype.compute), -1)
-    to_weights, to_value = mixed_product_slopes(converted(g, weights.dtype), y, weights, value)
-    return softmax_slopes(to_weights, weights, x, x.rank - 1), to_value
+    wide = converted(g, weights.dtype)
+    to_weights, to_value = mixed_product_slopes(wide, y, weights, value)
+    centre = sum.plain(wide * converted(y, weights.dtype), axis=(y.rank - 1,))
+    return converted(weights * (to_weights - along(centre, x.shape, (x.rank - 1,))), x.dtype), to_value
 
 
 softmax_matmul = Composite(

@@ -19,15 +19,17 @@ next::
     ===================  ==============================================================================================
     :mod:`.split_loops`  Program -> Program: sums over rows get a loop of their own, over blocks of columns
     :mod:`.carry_sums`   Program -> Program: loops over blocks of rows, and kernels alone, get sweeps
+    :mod:`.tile_rows`    Program -> Program: what a GPU's tensor cores take becomes such loops, by the two above
+    :mod:`.epilogue`     loop, kernel -> the loop with what goes on with its rows among its last steps
     :mod:`.row_loop`     kernel -> a loop over blocks of its rows
     :mod:`.body`         loop -> its steps as one straight line of statements, and these as steps again
     :mod:`.carried`      body -> which sums are carried along a maximum, and the sweep of each
     ===================  ==============================================================================================
 
-``split_loops`` comes first: it reads loops without sweeps.  Neither pass knows a machine, nor asks whether it pays: the
-sizes of blocks are arguments.  No target lowers sweeps yet (:func:`gradc.ir.kernel.refuse_sweeps`), so that
-:mod:`gradc.compiler` runs neither.
+``split_loops`` comes first: it reads loops without sweeps.  Neither of the two knows a machine, nor asks whether it
+pays: the sizes of blocks are arguments.  ``tile_rows`` asks :mod:`gradc.analysis.tiles` and
+:mod:`gradc.analysis.tile_time`.
 
 Licence
-    ``REAL`` for both.  What is not of their form stays as it is.
+    ``REAL`` for all.  What is not of their form stays as it is.
 """

@@ -19,7 +19,8 @@ from ...ir.walk import postorder
 from ..loops.legality import IllegalMove
 from ..row_blocking.fission import fresh_name
 
-NUMBERED = ("argmax_cols", "argmin_cols")
+BARRED = ("accum", "check", "search", "scan", "argmax_cols", "argmin_cols")
+"""Statements that no block of columns can do its part of."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ class _Reader:
         values: dict[str, str] = {}
         for s in kernel.with_axes(names).body:
             sizes = [value for _, value in s.attrs if isinstance(value, Dim)]
-            if s.op in ("accum", "check", "search", "scan", *NUMBERED):
+            if s.op in BARRED:
                 raise self.refuse(kernel, f"it has a statement {s.op}")
             if any(symbols(size) & {name for name, _ in self.body.loop.cols} for size in sizes):
                 raise self.refuse(kernel, "it computes with the number of a block's columns")

@@ -113,10 +113,18 @@ def _has_range_of(dtype: DType, other: DType | None) -> bool:
 
 
 def _is_at_most_one(body: Body, value: str) -> bool:
-    """Whether a value is a product of exponentials exp(x - m), where m is the maximum of x, and of casts of these."""
+    """Whether a value is a product of exponentials exp(x - m), where m is the maximum of x, of masks and of casts of
+    these.
+    """
     s = body.stmts[value]
+    if s.op == "cast" and body.stmts[s.args[0]].dtype is BOOL:
+        return True
+    if s.op == "const":
+        return bool(abs(s.attr("value")) <= 1)
     if s.op in ("cast", "mul", "neg"):
         return all(_is_float(body, a) and _is_at_most_one(body, a) for a in s.args)
+    if s.op == "where":
+        return all(_is_at_most_one(body, a) for a in s.args[1:])
     tops = (name for name in body.reductions(value) if REDUCTIONS[body.stmts[name].op] == "max")
     return s.op == "exp" and any(_Term(body, top).shift(value) for top in tops)
 

@@ -9,7 +9,7 @@ from ...ir.dims import Size, assuming, symbol
 from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Sweep, Tile
 from ...ir.statement import REDUCTIONS, Axis, Index, Operand, Stmt
 from ...ir.types import DType, Type
-from ..loops.legality import attempt
+from ..loops.legality import IllegalMove, attempt
 from ..manager import program_pass
 from ..row_blocking.fission import fresh_name
 from .body import Body, Cut, Product, body_of, stored
@@ -38,11 +38,22 @@ def carry_sums(program: Program, *, rows: Size = 64, columns: Size = 64, tile: T
                 continue
             steps = (*program.steps[:number], loop, *program.steps[number + 1 :])
             body = attempt(body_of, loop, replace(program, steps=steps))
-            if body is None or (loop is not step and not _has_carried(body)) or any(map(_turned, body.added)):
+            if body is None or (loop is not step and not _has_carried(body)):
                 continue
-            blocked = _Writer(body, replace(program, steps=steps), rows, columns).loop(tile)
-            program = replace(program, steps=tuple(blocked if s is loop else s for s in steps))
+            blocked = attempt(swept, body, replace(program, steps=steps), rows, columns, tile)
+            if blocked is not None:
+                program = replace(program, steps=tuple(blocked if s is loop else s for s in steps))
     return program
+
+
+def swept(body: Body, program: Program, rows: Size = 64, columns: Size = 64, tile: Tile | None = None) -> Loop:
+    """A loop of the program with its columns in blocks, too.
+
+    :raises IllegalMove: a block of columns would be a part of each row of a product's result.
+    """
+    if any(map(_turned, body.added)):
+        raise IllegalMove(f"{body.loop.name} adds up rows whose parts are columns")
+    return _Writer(body, program, rows, columns).loop(tile)
 
 
 def _turned(p: Product) -> bool:

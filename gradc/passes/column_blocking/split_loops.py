@@ -32,13 +32,13 @@ def split_loops(program: Program, *, rows: Size = 64, columns: Size = 64, tile: 
     with assuming(program.assumptions):
         for loop in program.loops:
             body = attempt(body_of, loop, program) if loop.reduces_rows else None
-            made = body and attempt(_split, body, program, rows, columns, tile)
+            made = body and attempt(split, body, program, rows, columns, tile)
             program = made or program
     return program
 
 
-def _split(body: Body, program: Program, rows: Size, columns: Size, tile: Tile | None) -> Program:
-    """The program with two loops for the body's."""
+def split(body: Body, program: Program, rows: Size = 64, columns: Size = 64, tile: Tile | None = None) -> Program:
+    """The program with two loops for the body's, or the second one alone."""
     taken = {*program.dims, *program.types, *(name for loop in program.loops for name in loop.symbols)}
     features = [v for call in (*body.computed.values(), *(p.call for p in body.added)) for v in body.features_of(call)]
     values = (*(p.value for p in body.added), *features)

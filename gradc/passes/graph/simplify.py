@@ -254,14 +254,26 @@ def _without_rounding(node: Node, round_products: Collection[DType]) -> Node:
         return converted(narrow, node.dtype)  # a constant by now, or what had that dtype before it was widened
 
     value = below(node.operands[0])
-    return node if node.operands[0].dtype in round_products and _is_contraction(value) else value
+    kept = _is_contraction(value) or _is_scaled_product(_unmoved(value))
+    return node if node.operands[0].dtype in round_products and kept else value
+
+
+def _unmoved(node: Node) -> Node:
+    """What a value is moved from."""
+    while _is_movement(node):
+        node = node.operands[0]
+    return node
 
 
 def _is_contraction(node: Node) -> bool:
     """Whether a value is a product, or one that was only moved since."""
-    while _is_movement(node):
-        node = node.operands[0]
-    return bool(getattr(node.op, "contraction", False))
+    return bool(getattr(_unmoved(node).op, "contraction", False))
+
+
+def _is_scaled_product(value: Node) -> bool:
+    """Whether a value is a product times something, or rounded from one."""
+    scaled = value.operands[0] if converts(value) else value
+    return scaled.op.name == "mul" and any(map(_is_contraction, scaled.operands))
 
 
 @graph_pass("REAL")
@@ -276,7 +288,8 @@ def simplify(
     f32 -> bf16 -> f32 is no rounding.
 
     :param round_operands: keep what rounds an operand of a contraction to one of these.
-    :param round_products: and what rounds its result, for every reader.
+    :param round_products: and what rounds its result, for every reader; and what rounds a product times something
+        that contractions read, or that is a result of the graph.
     """
 
     def is_dropped(bound: Mapping[str, Node]) -> bool:
@@ -288,6 +301,8 @@ def simplify(
     structural = [_composed_movement, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
     rounded = _rounded_operands(graph, round_operands) if numerics != "strict" else set()
     new_rounded: set[Node] = set()
+    in_memory = (*(node for _, node in graph.outputs), *(n.operands[0] for n in rounded if converts(n)))
+    stored = {_unmoved(node) for node in in_memory if node.dtype in round_products}
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
         if node in rounded:
@@ -297,6 +312,8 @@ def simplify(
         if not getattr(node.op, "contraction", False):
             operands = tuple(_without_rounding(o, round_products) if o in new_rounded else o for o in operands)
         current = again(node, operands)
+        if converts(node) and node.operands[0] in stored and _is_scaled_product(operands[0]):
+            return current  # it is in memory as it is given
         for _ in range(20):
             new = apply_rules(rules, current)
             moved = next((m for rewrite in structural if (m := rewrite(new)) is not None), new)

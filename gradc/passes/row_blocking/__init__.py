@@ -29,6 +29,7 @@ From a graph to a loop, in the order in which it happens
     :mod:`.merge_rows`            Graph -> Graph: rows that a reshape splits, ``[B*S, V]`` into ``[B, S, V]``, stay one
                                   axis in what is computed from them (:mod:`gradc.passes.graph.push_slices` before it
                                   multiplies only the rows that a slice leaves)
+    :mod:`.attention_scores`      Graph: which products a GPU's tensor cores take with what follows, in one loop
     :mod:`.decision`              joint Graph -> Partition: the policy; with :mod:`.sums_to_products` (products add up
                                   over rows block by block) and :mod:`.precompute_gradients`
     :mod:`.block_rows`            Program -> Program: the pass that makes the loops, by the four modules below

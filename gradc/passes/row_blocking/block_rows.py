@@ -8,18 +8,15 @@ over the rows is added up block by block.  How rows are blocked depends on shape
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...ir.dims import assuming
-from ...ir.kernel import Call, Program
-from ...ir.node import REGISTRY
-from ...ir.statement import Index
+from ...ir.kernel import Program
 from ...targets.devices import CPU, Cpu, Device
 from ..manager import program_pass
 from .fission import fuse_unused, split_sums
 from .fusion_group import FusionGroup
 from .loop_writer import fuse
 from .narrow_neighbours import BLOCK_ROWS, narrow_neighbours, with_matrices
+from .tiling import with_unit_axes, without_unit_axes
 from .wide_products import BLOCKED, Sizes, rows_of_few_terms, wide_products
 
 
@@ -32,8 +29,7 @@ def block_rows(program: Program, *, dims: Sizes = None, device: Device = CPU) ->
     :param dims: sizes at which elements are counted; 1024 stands for the others.
     :param device: whose blocks they are.
     """
-    calls = {step.out.buffer: step for step in program.steps if isinstance(step, Call)}
-    program = replace(program, steps=tuple(_without_unit_axes(s) if isinstance(s, Call) else s for s in program.steps))
+    given, program = program, without_unit_axes(program)
     program, fissions = split_sums(program, wide_products(program, BLOCKED, dims, device))
     with assuming(program.assumptions):
         tried: set[str] = set()
@@ -52,17 +48,4 @@ def block_rows(program: Program, *, dims: Sizes = None, device: Device = CPU) ->
                 group = FusionGroup.grow_from(program, seeds[0], dims, most=most or BLOCK_ROWS)
                 if group is not None:
                     program = fuse(group, device)
-    program = fuse_unused(program, fissions)
-    steps = tuple(calls[s.out.buffer] if isinstance(s, Call) else s for s in program.steps)
-    return replace(program, steps=steps)
-
-
-def _without_unit_axes(call: Call) -> Call:
-    """A product without the axes of length 1 that its result begins with, as kernels have none: they are position 0."""
-    if not REGISTRY[call.op].contraction:
-        return call
-    single = {axis for axis in call.result_axes[:-2] if dict(call.axes)[axis] == 1}
-    index = tuple(Index() if i.variable in single else i for i in call.out.index)
-    axes = tuple((axis, size) for axis, size in call.axes if axis not in single)
-    used = {v for o in call.operands for i in o.index for v, _ in i.terms}
-    return call if single & used else replace(call, axes=axes, out=replace(call.out, index=index))
+    return with_unit_axes(fuse_unused(program, fissions), given)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 from ...ir.graph import Graph
 from ...ir.kernel import Program
+from ...ir.node import Node
+from ...ir.walk import topological
 from ...targets.devices import Device
 from ..schedule.partition import Partition
 from ..schedule.residual import WideRowPolicy
+from .attention_scores import attention_scores, weighted_sums
 from .precompute_gradients import precompute_gradients
 from .sums_to_products import sums_to_products
-from .wide_products import Sizes, has_unblocked, is_recomputed
+from .wide_products import Sizes, has_unblocked, is_recomputed, tiled_products
 
 
 def candidates(
@@ -26,6 +30,7 @@ def candidates(
     blocked: bool,
     multiply_sums: bool,
     precompute: bool,
+    tiled: bool = False,
 ) -> Iterator[Partition]:
     """A joint graph  ->  its partitions, one for each policy that its shapes allow, least work first.
 
@@ -37,19 +42,40 @@ def candidates(
     :param blocked: loops over blocks of rows are made; without them everything is saved.
     :param multiply_sums: a sum over rows may become a product, which adds up block by block.
     :param precompute: the forward may make gradients.
+    :param tiled: the forward may compute scores in loops on tensor cores (:func:`.attention_scores`).
     """
-    if blocked:
-        recompute = functools.partial(partition, blocked=functools.partial(is_recomputed, dims=dims, device=device))
+    scores = _scores(joint, values) if tiled else frozenset[Node]()
+    for own in dict.fromkeys((scores, frozenset[Node]())) if blocked else ():
+
+        def recompute(graph: Graph, own: frozenset[Node] = own, **options: Any) -> Partition:
+            tiles, sums = (own and _scores(graph, values)), frozenset[Node]()
+            if tiles:
+                sums = frozenset(p for node in tiles for p in weighted_sums(graph, node, _forward(graph, values)))
+            is_blocked = lambda node: node in tiles or is_recomputed(node, dims=dims, device=device)
+            parts = partition(graph, blocked=is_blocked, unwritten=sums, **options)
+            return replace(parts, tiled=parts.recomputed & tiles)
+
         graph, recomputing = joint, recompute(joint)
-        if multiply_sums and (summed := sums_to_products(joint, recomputing.recomputed)) is not joint:
+        blocks = recomputing.recomputed - recomputing.tiled
+        if multiply_sums and (summed := sums_to_products(joint, blocks)) is not joint:
             graph, recomputing = summed, recompute(summed)
-        scaled = precompute_gradients(graph, values, recomputing.recomputed, dims) if precompute else None
+            blocks = recomputing.recomputed - recomputing.tiled
+        scaled = precompute_gradients(graph, values, blocks, dims) if precompute else None
         if scaled is not None:
             scaled = simplify(scaled)
             names = scaled.output_names[len(joint.outputs) :]
             yield recompute(scaled, precomputed=names)
         yield recomputing
     yield partition(joint)
+
+
+def _scores(joint: Graph, values: Iterable[str]) -> frozenset[Node]:
+    """Those of the forward."""
+    return attention_scores(joint, _forward(joint, values))
+
+
+def _forward(joint: Graph, values: Iterable[str]) -> set[Node]:
+    return set(topological(joint.output(name) for name in values))
 
 
 def first_blocked(
@@ -65,6 +91,9 @@ def first_blocked(
     """
     for parts in partitions:
         programs = programs_of(parts)
-        if parts.policy is WideRowPolicy.SAVE or not any(has_unblocked(p, dims, device) for p in programs.values()):
+        if parts.policy is WideRowPolicy.SAVE:
+            break
+        untiled = len(parts.tiled) > tiled_products(programs["forward"])
+        if not untiled and not any(has_unblocked(p, dims, device) for p in programs.values()):
             break
     return parts, programs

@@ -36,6 +36,7 @@ class FusionGroup:
     :param blocks: the buffers with such columns.
     :param by: positions along the first axis of a batch, where these are what the loop goes over, in place of rows.
     :param most: rows that a block has at most; None: as many as their columns leave room for.
+    :param tiled: the loop gets blocks of columns: its blocks have all of them, and what sums over them is none.
     """
 
     program: Program
@@ -46,6 +47,7 @@ class FusionGroup:
     blocks: tuple[str, ...] = ()
     by: Size | None = None
     most: Size | None = None
+    tiled: bool = False
 
     @property
     def steps(self) -> dict[int, Kernel | Call]:
@@ -57,16 +59,23 @@ class FusionGroup:
 
     @classmethod
     def grow_from(
-        cls, program: Program, seed: str, dims: Sizes, by: Size | None = None, most: Size | None = None
+        cls,
+        program: Program,
+        seed: str,
+        dims: Sizes,
+        by: Size | None = None,
+        most: Size | None = None,
+        tiled: bool = False,
     ) -> FusionGroup | None:
         """A product, or an operand of one  ->  the largest group found that has a block of it; None where no two steps
         can share a loop.
 
-        :param by: of a batch's first axis, a block; None: a block of rows.  :param most: see the class.
+        :param by: of a batch's first axis, a block; None: a block of rows.  :param most, tiled: see the class.
         """
         shape = program.types[seed].shape
         lead = len(shape) - 1 if by is None else 1
-        group = cls(program, shape[:lead], product(shape[lead:]), dims, {}, by=by, most=most).with_block(seed)
+        empty = cls(program, shape[:lead], product(shape[lead:]), dims, {}, by=by, most=most, tiled=tiled)
+        group = empty.with_block(seed)
         refused: set[str] = set()
         while group is not None:
             names = (b for step in group.steps.values() for b in (*step.reads, *step.writes))
@@ -85,6 +94,9 @@ class FusionGroup:
         if name in self.blocks or buffer.kind != "temp" or buffer.alias or buffer.type.rank <= lead:
             return False
         rest = product(buffer.type.shape[lead:])
+        if self.tiled:
+            summed = (step for step in self.steps.values() if isinstance(step, Call) and {*self.blocks} & {*step.reads})
+            return same(rest, self.columns) and all(name not in step.writes for step in summed)
         sizes = nominal([rest, self.columns], self.dims)
         return 2 * evaluate(rest, sizes) >= evaluate(self.columns, sizes)
 

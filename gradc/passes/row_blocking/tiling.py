@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...ir.dims import Size, same
-from ...ir.kernel import Call, Kernel, Step
+from ...ir.kernel import Call, Kernel, Program, Step
 from ...ir.node import REGISTRY
-from ...ir.statement import Operand, Stmt
+from ...ir.statement import Index, Operand, Stmt
 
 
 @dataclass(frozen=True)
@@ -112,3 +112,27 @@ def _of_call(call: Call, tiling: Tiling) -> Tiling | None:
     if batch != [*tiling.outer] or divided & {*tiling.axes}:
         return None
     return tiling if tiling.row in (row, call.result_axes[-1]) else replace(tiling, sums_rows=True)
+
+
+def without_unit_axes(program: Program) -> Program:
+    """A program whose products have no axes of length 1 that their results begin with, as kernels have none: they are
+    position 0.
+    """
+    steps = (_without_unit_axes(step) if isinstance(step, Call) else step for step in program.steps)
+    return replace(program, steps=tuple(steps))
+
+
+def with_unit_axes(program: Program, given: Program) -> Program:
+    """A program whose products that are in no loop are as they were given."""
+    calls = {step.out.buffer: step for step in given.steps if isinstance(step, Call)}
+    return replace(program, steps=tuple(calls[s.out.buffer] if isinstance(s, Call) else s for s in program.steps))
+
+
+def _without_unit_axes(call: Call) -> Call:
+    if not REGISTRY[call.op].contraction:
+        return call
+    single = {axis for axis in call.result_axes[:-2] if dict(call.axes)[axis] == 1}
+    index = tuple(Index() if i.variable in single else i for i in call.out.index)
+    axes = tuple((axis, size) for axis, size in call.axes if axis not in single)
+    used = {v for o in call.operands for i in o.index for v, _ in i.terms}
+    return call if single & used else replace(call, axes=axes, out=replace(call.out, index=index))

@@ -119,3 +119,9 @@ def _blocked_products(loop: Loop, program: Program, dims: Sizes) -> Iterator[tup
             if axes[step.result_axes[-1]] >= RECOMPUTED * inner:
                 own = math.prod(axes[axis] for axis in step.result_axes)
                 yield evaluate(product(size for _, size in (*loop.over, loop.rows)), sizes) * own, sizes
+
+
+def tiled_products(program: Program) -> int:
+    """How many products with wide rows loops of a program compute on tensor cores."""
+    own = (loop for loop in program.loops if loop.tile)
+    return sum(isinstance(step, Call) and not step.add for loop in own for step in loop.sweeps[0].steps)

@@ -38,13 +38,15 @@ _FREE = 0
 class Partition:
     """:param forward: outputs, then residuals ``r.NAME``.
     :param backward: inputs are residuals and cotangents.
-    :param recomputed: the matrix products of the forward that the backward computes again.
+    :param recomputed: the matrix products of the forward that the backward computes again,
+    :param tiled: and those of them that loops on tensor cores are to compute in the forward.
     """
 
     forward: Graph
     backward: Graph
     residuals: tuple[Residual, ...]
     recomputed: frozenset[Node] = frozenset()
+    tiled: frozenset[Node] = frozenset()
 
     @property
     def policy(self) -> WideRowPolicy:
@@ -65,6 +67,7 @@ def partition(
     blocked: Callable[[Node], bool] = lambda product: False,
     precomputed: Sequence[str] = (),
     materialized: Callable[[Graph], set[Node]] = written,
+    unwritten: Collection[Node] = (),
 ) -> Partition:
     """joint  ->  forward + residuals and backward
 
@@ -77,7 +80,8 @@ def partition(
     :param borrow: an output may be kept itself; else what is kept of it is a copy.
     :param blocked: the products that loops compute block by block: they are recomputed, not saved.
     :param precomputed: the joint graph's outputs that the forward makes for the backward alone, and keeps.
-    :param materialized: of a graph the values that it writes on this device: :func:`.written`.
+    :param materialized: of a graph the values that it writes on this device: :func:`.written`,
+    :param unwritten: but for these, which loops keep to themselves.
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
         there are not.
     """
@@ -106,7 +110,7 @@ def partition(
     given = set(reachable((n for _, n in forward.outputs), lambda n: n.operands if _is_alias(n) else ()))
     computed = replace(forward, outputs=tuple((name, joint.output(name)) for name in (*values, *precomputed)))
     traffic = Traffic(
-        materialized(computed),
+        materialized(computed) - {*unwritten},
         given - borrowed.keys(),
         borrowed.keys() - set(joint.inputs),
         dims,

@@ -360,7 +360,7 @@ class CudaProgram:
 
     @cached_property
     def _flags(self) -> FlagPool:
-        return FlagPool(self.device, FLAG_WORDS + len(checks_of(self.program, self.kernels)))
+        return FlagPool(self.device, FLAG_WORDS + len(checks_of(self.program)))
 
     def _check(self, plan: LaunchPlan, stream: int, again: Again) -> DeferredCheck:
         """The deferred check of a call."""

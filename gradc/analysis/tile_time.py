@@ -1,0 +1,74 @@
+"""About how long a loop takes as one kernel on tensor cores, and as library calls with kernels between them.
+
+Both are estimates from shapes and the constants of :mod:`gradc.targets`, good enough to tell where the one takes
+several times as long as the other: few rows and many columns leave most multiprocessors of the kernel without work, and
+most of its products multiply rows that are not there.  The model of machine code (:mod:`gradc.inspect.predicted`) is
+not asked: this is decided before there is a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, prod
+
+from ..ir.dims import evaluate
+from ..ir.kernel import Kernel, Loop, Program
+from ..targets.devices import Gpu
+from ..targets.gpu import LIBRARY_CALL, LIBRARY_FLOPS
+from .tiles import TileForm
+
+INSTRUCTIONS = 2.0
+"""Of a statement per element of a block, with conversions and the rescaling of sums (estimate)."""
+LANES = 128
+"""Elementwise instructions per clock of a multiprocessor (published: four schedulers, a warp each)."""
+STALLED = 1.5
+"""Times its instructions' clocks that a block of rows takes which is alone on its multiprocessor (estimate)."""
+RESULT_BYTES = 12
+"""Per element of a product with wide rows that calls hand on: written and read in f32, its weights in 16 bits."""
+
+
+def tile_seconds(form: TileForm, dims: Mapping[str, int], gpu: Gpu) -> float:
+    """Of the loop as one kernel.
+
+    :param dims: the size of every symbol.
+    """
+    loop = form.loop
+    rows, by = evaluate(loop.rows[1], dims), evaluate(loop.by, dims)
+    blocks = prod(evaluate(size, dims) for _, size in loop.over) * ceil(rows / by)
+    clocks = sum(_clocks(form, number, dims, by, gpu) for number in range(len(form.sweeps)))
+    rounds = ceil(blocks / gpu.sms)
+    return float(gpu.launch + rounds * clocks * (STALLED if rounds == 1 else 1.0) / gpu.clock)
+
+
+def _clocks(form: TileForm, number: int, dims: Mapping[str, int], rows: int, gpu: Gpu) -> float:
+    """Of a sweep for one block of rows."""
+    own = form.sweeps[number]
+    columns, by = evaluate(own.sweep.cols[1], dims), evaluate(own.sweep.by, dims)
+    features = [p.left.padded for p in own.scores] + [_features(form.loop, p.carry) for p in own.added]
+    elements = rows * by
+    matrix = elements * sum(features) / gpu.matrix
+    statements = sum(len(kernel.body) for kernel in own.kernels)
+    return _share(own.sweep.to, columns) * ceil(columns / by) * (matrix + elements * statements * INSTRUCTIONS / LANES)
+
+
+def _share(to: object, columns: int) -> float:
+    """Of the columns, those that a block of rows goes over: half of them below a diagonal."""
+    return 1.0 if to is None or columns == 0 else 0.5
+
+
+def _features(loop: Loop, carry: str) -> int:
+    (own,) = (c for sweep in loop.sweeps for c in sweep.carries if c.name == carry)
+    return int(own.type.shape[1])
+
+
+def calls_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
+    """Of its products as library calls, with a kernel for each kernel of the first sweep that makes wide rows."""
+    loop, own = form.loop, form.sweeps[0]
+    columns = evaluate(own.sweep.cols[1], dims)
+    rows = prod(evaluate(size, dims) for _, size in (*loop.over, loop.rows))
+    features = [p.left.features for p in own.scores] + [_features(loop, p.carry) for p in own.added]
+    flops = 2.0 * rows * columns * sum(features) / LIBRARY_FLOPS[form.dtype.name]
+    wide = rows * columns * (RESULT_BYTES * len(own.scores)) / gpu.bandwidth
+    outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes}) / gpu.bandwidth
+    launches = sum(isinstance(step, Kernel) for step in loop.steps) * gpu.launch + len(features) * LIBRARY_CALL
+    return float(flops + wide + outside + launches)

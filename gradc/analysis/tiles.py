@@ -1,0 +1,393 @@
+"""Loops with sweeps as one kernel on tensor cores: whether they have its form, what the form is, which block sizes.
+
+A *panel* is an operand in memory seen as rows of features, ``q[(b), (h), m + (row), k]``.  The panels of a loop's rows
+stay in shared memory (resident), those of a sweep's columns go through it in stages (streamed).  A sweep is made of
+
+- products of panels, ``s[m, n] <- q[m, k] k[n, k]``, which give a block of rows x columns in registers,
+- kernels over such blocks, whose sums and maxima go into carries,
+- products with a block, ``o[m, d] += p[m, n] v[n, d]``, which are summed in a carry of rows x features.
+
+The steps of the loop itself, the epilogue, are kernels over rows, or rows x features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..ir.dims import Size
+from ..ir.kernel import Call, Kernel, Loop, Program, Sweep, Tile
+from ..ir.statement import REDUCTIONS, Operand, Stmt, flatten
+from ..ir.types import BF16, F16, F32, DType, Type
+from ..process.forks import cached_property
+from ..targets.devices import ARCHITECTURES, Device, Gpu
+from ..targets.gpu import REGISTERS
+
+MOST_FEATURES = 256
+"""Of a panel: sums of 16 rows with more do not fit the registers of a warp."""
+ROWS = 16
+"""Of a warp, those of one product of fragments."""
+PIECE = 8
+"""Elements of 16 bits that are copied and loaded together, 16 bytes."""
+MOST_RESIDENT = 4
+"""Blocks of a multiprocessor that a kernel leaves registers for: a scheduler then has four warps that wait in turn."""
+LEAST_SHARED = min(ARCHITECTURES[arch].shared for arch in ("sm_80", "sm_90", "sm_100"))
+"""Bytes of shared memory of a multiprocessor."""
+MOST_WARPS = 32
+"""Of a thread block."""
+MOST_REGISTERS = 248
+"""Estimated, of a thread; 255 are there."""
+_NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
+
+
+class NotTiled(Exception):
+    """A loop has not the form; the text says why, in a sentence for users."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An operand in memory: rows of features.
+
+    :param start: its first element, over the symbols that the loop and the sweep bind.
+    :param step: elements from a row to the next.  :param feature_step: from a feature to the next.
+    """
+
+    buffer: str
+    start: Size
+    step: Size
+    feature_step: Size
+    features: int
+
+    @property
+    def padded(self) -> int:
+        """Features in shared memory: zeros follow, for products that sum 16 at once."""
+        return -(-self.features // ROWS) * ROWS
+
+    @property
+    def pitch(self) -> int:
+        """Elements from a row in shared memory to the next: an odd number of pieces of 16 bytes, so that the same piece
+        of 8 rows lies in 8 different sets of banks.
+        """
+        return (self.padded // PIECE | 1) * PIECE
+
+
+@dataclass(frozen=True)
+class Scores:
+    """``block[m, n] <- sum over k of left[m, k] right[n, k]``."""
+
+    call: Call
+    block: str
+    left: Panel
+    right: Panel
+
+
+@dataclass(frozen=True)
+class Added:
+    """``carry[m, d] += sum over n of block[m, n] right[n, d]``."""
+
+    call: Call
+    carry: str
+    block: str
+    right: Panel
+
+
+@dataclass(frozen=True)
+class SweepForm:
+    """A sweep's steps in order."""
+
+    sweep: Sweep
+    steps: tuple[Scores | Added | Kernel, ...]
+
+    @property
+    def scores(self) -> tuple[Scores, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Scores))
+
+    @property
+    def added(self) -> tuple[Added, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Added))
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Kernel))
+
+    @property
+    def streamed(self) -> tuple[Panel, ...]:
+        """The panels of its columns, each once."""
+        return tuple(dict.fromkeys([*(p.right for p in self.scores), *(p.right for p in self.added)]))
+
+
+@dataclass(frozen=True)
+class TileForm:
+    """A loop as one kernel on tensor cores.
+
+    :param dtype: of all that products read.
+    """
+
+    loop: Loop
+    sweeps: tuple[SweepForm, ...]
+    dtype: DType
+
+    @cached_property
+    def resident(self) -> tuple[Panel, ...]:
+        """The panels of its rows, each once."""
+        return tuple(dict.fromkeys(p.left for sweep in self.sweeps for p in sweep.scores))
+
+    def padded(self, carry: str) -> int:
+        """Columns of the fragments of a carry of rows and features."""
+        return next(p.right.padded for s in self.sweeps for p in s.added if p.carry == carry)
+
+    def shared_bytes(self, rows: int, columns: int, stages: int) -> int:
+        """Of a block of so many rows and columns."""
+        resident = sum(rows * p.pitch for p in self.resident)
+        streamed = max(sum(stages * columns * p.pitch for p in s.streamed) for s in self.sweeps)
+        vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
+        return 2 * (resident + streamed) + 4 * stages * columns * vectors
+
+    def registers(self, columns: int, tiles: int = 1) -> int:
+        """An estimate of a thread's: fragments of blocks, carries and operands, of ``tiles`` times 16 rows, and what
+        addresses, counters and values on the way take, more where a sweep has several blocks.
+        """
+        types = {b.name: b.type for sweep in self.loop.sweeps for b in sweep.buffers}
+        carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
+        blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
+        own = carried + blocks * columns // 2 + self.fragments()
+        return 32 + 16 * tiles + tiles * own + (blocks - 1) * columns
+
+    def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
+        """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""
+        by_registers = REGISTERS // (32 * warps * self.registers(columns, tiles))
+        return max(1, min(MOST_RESIDENT, by_registers, LEAST_SHARED // max(shared, 1)))
+
+    def fragments(self) -> int:
+        """Registers of resident panels that are fragments for the whole of the loop: of one that there is alone."""
+        return self.resident[0].padded // 4 if len(self.resident) == 1 and self.resident[0].padded <= 128 else 0
+
+
+def _held(type_: Type) -> int:
+    """Registers of a thread for a carry."""
+    return 2 if len(type_.shape) == 1 else -(-int(type_.shape[1]) // ROWS) * 8
+
+
+def refusal(loop: Loop, program: Program, device: Device) -> str | None:
+    """Why the kernel on tensor cores does not take a loop with sweeps, in a sentence; None where it does.
+
+    :param program: that the loop is a step of.  :param device: a GPU; any other has no tensor cores.
+    """
+    try:
+        _check_memory(loop, program)
+        choose(form_of(loop, program.types), device)
+    except NotTiled as reason:
+        return str(reason)
+    return None
+
+
+def tiled(loop: Loop, program: Program, device: Device) -> Loop:
+    """The loop with the block sizes, warps and stages that suit a device: :func:`choose`.
+
+    :raises NotTiled: :func:`refusal` says why.
+    """
+    rows, columns, tile = choose(form_of(loop, program.types), device)
+    return replace(loop, by=rows, sweeps=tuple(replace(s, by=columns) for s in loop.sweeps), tile=tile)
+
+
+def unfit(loop: Loop, program: Program, shared: int) -> str | None:
+    """Why a loop is no kernel on tensor cores with the tile and the block sizes that it says, in a sentence.
+
+    :param shared: bytes of shared memory that a block may have.
+    """
+    tile, columns = loop.tile, {s.by for s in loop.sweeps}
+    if tile is None or not columns:
+        return "it has no tile" if columns else "its columns do not come in blocks"
+    if tile.mapping != "mma" or not 1 <= tile.warps <= MOST_WARPS or tile.stages < 2:
+        return f"{tile} is no tile of mma, 1 to {MOST_WARPS} warps, and two stages and more"
+    rows = loop.by
+    if not isinstance(rows, int) or rows < 1 or rows % (ROWS * tile.warps):
+        return f"{tile} has a multiple of {ROWS * tile.warps} rows, and a block {rows}"
+    width = columns.pop()
+    if columns or not isinstance(width, int) or width % ROWS or not 0 < width:
+        return f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {ROWS} for all sweeps"
+    try:
+        _check_memory(loop, program)
+        needed = form_of(loop, program.types).shared_bytes(rows, width, tile.stages)
+    except NotTiled as reason:
+        return str(reason)
+    if needed > shared:
+        return (
+            f"blocks of {loop.by} rows and {width} columns take {needed} bytes of shared memory; a block has {shared}"
+        )
+    return None
+
+
+CANDIDATES = ((4, 2, 64, 2), (4, 1, 64, 2), (4, 1, 32, 2), (4, 1, 16, 2))
+"""(warps, tiles of 16 rows of each, columns, stages), the best first: two tiles take each right operand from shared
+memory once for 32 rows.
+"""
+
+
+def choose(form: TileForm, device: Device) -> tuple[int, int, Tile]:
+    """(rows, columns, tile): the first of :data:`CANDIDATES` whose registers and shared memory suffice.
+
+    :raises NotTiled: none of them does.
+    """
+    if not isinstance(device, Gpu) or int(device.arch[3:]) < 80:
+        raise NotTiled(f"{device.name} has no asynchronous copies and products of bf16: sm_80 and later have")
+    for warps, tiles, columns, stages in CANDIDATES:
+        rows = ROWS * warps * tiles
+        fits = form.shared_bytes(rows, columns, stages) <= device.shared
+        if fits and form.registers(columns, tiles) <= MOST_REGISTERS:
+            return rows, columns, Tile("mma", warps, stages)
+    raise NotTiled(
+        f"even blocks of {rows} rows and {columns} columns take {form.registers(columns, tiles)} registers of a thread"
+        f" and {form.shared_bytes(rows, columns, stages)} bytes of shared memory; there are"
+        f" {MOST_REGISTERS} and {device.shared}"
+    )
+
+
+# -- the form ----------------------------------------------------------------------------------------------------------
+
+
+def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
+    """The form of a loop.
+
+    :param types: of all buffers.
+    :raises NotTiled: it has another.
+    """
+    if not loop.sweeps:
+        raise NotTiled("its columns do not come in blocks")
+    if loop.cols or loop.blocks:
+        raise NotTiled("blocks of its rows have all columns at once")
+    if loop.sequential:
+        raise NotTiled(f"positions along {', '.join(loop.sequential)} come one after another")
+    sweeps = tuple(_sweep_form(loop, sweep, types) for sweep in loop.sweeps)
+    if not all(s.scores or s.added for s in sweeps):
+        raise NotTiled("a sweep has no product")
+    dtypes = {types[p.buffer].dtype for s in sweeps for p in (*s.streamed, *(x.left for x in s.scores))}
+    dtypes |= {types[x.block].dtype for s in sweeps for x in s.added}
+    if len(dtypes) != 1 or not dtypes <= {BF16, F16}:
+        found = ", ".join(sorted(d.name for d in dtypes)) or "nothing"
+        raise NotTiled(f"its products multiply {found}: tensor cores are given f16 alone, or bf16 alone")
+    for kernel in loop.steps:
+        if not isinstance(kernel, Kernel):
+            raise NotTiled(f"the product {kernel.name} follows its sweeps")
+        features = [size for _, size in kernel.cols]
+        if len(features) > 1 or not all(isinstance(n, int) and n <= MOST_FEATURES for n in features):
+            raise NotTiled(
+                f"{kernel.name} follows its sweeps and has more than {MOST_FEATURES} columns, or not a known number"
+            )
+        _check_kernel(kernel, loop, None)
+    return TileForm(loop, sweeps, dtypes.pop())
+
+
+def _check_memory(loop: Loop, program: Program) -> None:
+    """NotTiled where blocks of rows could read what others write: panels are copied when nobody knows who is first."""
+    written = {program.root(b) for b in loop.writes}
+    both = [b for b in loop.reads if program.root(b) in written]
+    if both:
+        raise NotTiled(f"it reads and writes {both[0]}")
+
+
+def _sweep_form(loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> SweepForm:
+    steps: list[Scores | Added | Kernel] = []
+    for step in sweep.steps:
+        if isinstance(step, Call):
+            steps.append(_product(step, loop, sweep, types))
+        else:
+            if len(step.cols) != 1 or str(step.cols[0][1]) != sweep.count:
+                raise NotTiled(f"{step.name} is not over the columns of its block")
+            _check_kernel(step, loop, sweep)
+            steps.append(step)
+    return SweepForm(sweep, tuple(steps))
+
+
+def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> Scores | Added:
+    """The form of a product."""
+    sizes, out = dict(call.axes), call.out
+    if call.op != "matmul" or call.parts or call.bias or any(o.scale for o in call.args):
+        raise NotTiled(f"{call.name} is no plain matrix product")
+    if call.add and out.buffer not in {b.name for b in loop.buffers}:
+        raise NotTiled(f"{call.name} adds to {out.buffer}, which other blocks of rows add to, too")
+    axes = [i.variable for i in out.index]
+    rest = [axis for axis in sizes if axis not in axes]
+    if len(axes) != 2 or None in axes or len(rest) != 1 or str(sizes[str(axes[0])]) != loop.count:
+        raise NotTiled(f"{call.name} does not give the rows of a block")
+    row, other, summed = str(axes[0]), str(axes[1]), rest[0]
+    by_row = [o for o in call.args if any(row in dict(i.terms) for i in o.index)]
+    if len(by_row) != 1:
+        raise NotTiled(f"both operands of {call.name} have its rows")
+    left, right = by_row[0], next(o for o in call.args if o is not by_row[0])
+    blocks, carries = {b.name for b in sweep.blocks}, {c.name for c in sweep.carries}
+    inside = {b.name for b in loop.buffers}
+    if right.buffer in inside:
+        raise NotTiled(f"{call.name} multiplies by {right.buffer}, which is not in memory")
+    if not call.add and out.buffer in blocks and str(sizes[other]) == sweep.count:
+        if left.buffer in inside:
+            raise NotTiled(f"{call.name} multiplies {left.buffer}, which is computed in each block")
+        if types[out.buffer].dtype not in (F32, types[left.buffer].dtype):
+            raise NotTiled(f"{call.name} gives {types[out.buffer].dtype}")
+        return Scores(
+            call, out.buffer, _panel(left, row, summed, sizes, types), _panel(right, other, summed, sizes, types)
+        )
+    if call.add and out.buffer in carries and str(sizes[summed]) == sweep.count:
+        if left.buffer not in blocks or [i.variable for i in left.index] != [row, summed]:
+            raise NotTiled(f"{call.name} multiplies {left.buffer}, which is no block of its columns")
+        if types[out.buffer].dtype is not F32:
+            raise NotTiled(f"{call.name} adds to {types[out.buffer].dtype}")
+        return Added(call, out.buffer, left.buffer, _panel(right, summed, other, sizes, types))
+    raise NotTiled(f"{call.name} is no product of its rows with features of its columns, nor of a block with these")
+
+
+def _panel(operand: Operand, row: str, feature: str, sizes: Mapping[str, Size], types: Mapping[str, Type]) -> Panel:
+    features = sizes[feature]
+    if not isinstance(features, int) or not 1 <= features <= MOST_FEATURES:
+        raise NotTiled(f"{operand.buffer} has {features} features: blocks keep 1 to {MOST_FEATURES} of them")
+    flat = flatten(operand.index, types[operand.buffer].shape)
+    steps = dict(flat.terms)
+    if not steps.keys() <= {row, feature}:
+        raise NotTiled(f"{operand.buffer} has more axes than rows and features")
+    return Panel(operand.buffer, flat.const, steps.get(row, 0), steps.get(feature, 0), features)
+
+
+def _check_kernel(kernel: Kernel, loop: Loop, sweep: Sweep | None) -> None:
+    """NotTiled where a kernel does what lanes of fragments cannot."""
+    if len(kernel.rows) != 1 or str(kernel.rows[0][1]) != loop.count:
+        raise NotTiled(f"{kernel.name} is not over the rows of its block")
+    inside = {b.name for b in loop.buffers}
+    carries = {c.name for c in sweep.carries} if sweep is not None else set[str]()
+    axes = [axis for axis, _ in (*kernel.rows, *kernel.cols)]
+    for s in kernel.body:
+        if s.op in _NO_STATEMENT:
+            raise NotTiled(f"{kernel.name} has the statement {s.op}")
+        if s.op == "accum" and (s.buffer not in carries or [i.variable for i in s.index] != axes[:1]):
+            raise NotTiled(f"{kernel.name} combines rows in {s.buffer}")
+        if s.op == "accum" and (kernel.is_column(s) or s.where):
+            raise NotTiled(f"{kernel.name} combines in {s.buffer} what is no sum over its columns")
+        if s.buffer in inside and [i.variable for i in s.index] not in (axes[:1], axes[:2]):
+            raise NotTiled(f"{kernel.name} reads {s.buffer} elsewhere than at its own rows and columns")
+        if sweep is not None and s.op in REDUCTIONS and not _is_carried(kernel, s):
+            raise NotTiled(f"{kernel.name} uses {s.op} of a block of columns")
+
+
+def _is_carried(kernel: Kernel, reduction: Stmt) -> bool:
+    """Whether all that reads a reduction is an accum of its kind."""
+    readers = [s for s in kernel.body if reduction.name in s.uses]
+    return all(s.op == "accum" and s.combine == REDUCTIONS[reduction.op] for s in readers)
+
+
+def vector_at(s: Stmt) -> tuple[object, ...]:
+    """What a load of a column reads: equal for equal elements."""
+    return s.buffer, s.index
+
+
+def column_loads(sweep: SweepForm) -> tuple[tuple[Kernel, Stmt], ...]:
+    """The loads of f32 vectors over a sweep's columns, which are staged in shared memory with its panels."""
+    return tuple(
+        (kernel, s)
+        for kernel in sweep.kernels
+        for s in kernel.body
+        if s.op == "load"
+        and s.dtype is F32
+        and not s.where
+        and kernel.stmt_level(s) == {kernel.cols[0][0]}
+        and not any(v.startswith("%") for i in s.index for v, _ in i.terms)
+        and s.buffer not in {b.name for b in sweep.sweep.buffers}
+    )

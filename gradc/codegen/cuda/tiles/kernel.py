@@ -1,0 +1,337 @@
+"""A loop's form as the text of one kernel, and what a launch must know of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....analysis.tiles import ROWS, Added, Panel, Scores, SweepForm, TileForm, column_loads, form_of, unfit, vector_at
+from ....errors import Unsupported
+from ....ir.dims import Size, minimum, product, substitute, symbols
+from ....ir.kernel import Carry, Kernel, Loop, Program
+from ....ir.statement import Stmt, neutral
+from ....ir.types import F32
+from ....targets.devices import ARCHITECTURES
+from ...expr import carrier, stored
+from ...indent import indented
+from ...index import literal, size
+from ...jinja import render
+from ..index_bound import magnitude
+from ..kernel import CudaKernel, Stage
+from .canonical import Canonical, canonical
+from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep
+
+_CANONICAL = re.compile(r"\b[bn]\d+\b")
+MAPPING = "tile"
+"""What a launch knows this mapping by."""
+
+
+@dataclass(frozen=True)
+class PanelText:
+    """A panel in the template.
+
+    :param first: the address of its first row's first feature; of a sweep, that of its first column.
+    :param at: elements before it in shared memory.
+    """
+
+    name: str
+    at: int
+    first: str
+    panel: Panel
+    comment: str
+
+    @property
+    def fragments(self) -> str:
+        return f"fragments{self.name[4:]}"
+
+    @property
+    def memory(self) -> str:
+        return f"from{self.name[5:]}"
+
+    @property
+    def features(self) -> int:
+        return self.panel.features
+
+    @property
+    def padded(self) -> int:
+        return self.panel.padded
+
+    @property
+    def pitch(self) -> int:
+        return self.panel.pitch
+
+    @property
+    def step(self) -> str:
+        return size(self.panel.step, "i64")
+
+    @property
+    def feature_step(self) -> str:
+        return size(self.panel.feature_step, "i64")
+
+
+@dataclass(frozen=True)
+class StagedText:
+    """A vector over columns in shared memory: ``at`` elements of f32 before it, and an element of it in memory."""
+
+    name: str
+    at: int
+    element: str
+    comment: str
+
+
+@dataclass(frozen=True)
+class SweepText:
+    """A sweep in the template; names and lines of C."""
+
+    axis: str
+    column: str
+    count: str
+    column_count: str
+    begin: str
+    end: str
+    copy: str
+    since: str
+    to: str
+    streamed: tuple[PanelText, ...]
+    staged: tuple[StagedText, ...]
+    hoisted: Sequence[str]
+    inside: str
+    body: Sequence[str]
+    after: Sequence[str]
+
+
+def refuse_tiles(program: Program, target: str, arch: str = "") -> None:
+    """
+    :param arch: that the program is compiled for; the one with most shared memory if it is not known.
+    :raises Unsupported: the program has a loop with sweeps that is no kernel on tensor cores: none of its form, or not
+        with the blocks that its tile says.
+    """
+    limits = ARCHITECTURES.get(arch.rstrip("af"), ARCHITECTURES["sm_100"])
+    for loop in program.loops:
+        if (loop.sweeps or loop.tile) and (reason := unfit(loop, program, limits.block_shared)):
+            raise Unsupported(
+                f"a loop over blocks of columns on the target {target}: {program.name} has one in {loop.name!r}, and"
+                f" {reason}; the target numpy and gradc.interp run it"
+            )
+
+
+def tile_kernel(loop: Loop, program: Program) -> CudaKernel:
+    """The kernel of a loop that has a tile and its form.
+
+    :raises NotTiled: it has not.
+    """
+    plain = canonical(loop, program.types)
+    form = form_of(plain.loop, plain.types)
+    writer = _TileWriter(plain, form)
+    text = _CANONICAL.sub(lambda word: plain.words.get(word[0], word[0]), writer.text())
+    assert loop.tile is not None and isinstance(loop.by, int)
+    threads = 32 * loop.tile.warps
+    rows, columns = product(n for _, n in (*plain.loop.over, plain.loop.rows)), plain.loop.sweeps[0].cols[1]
+    shared = writer.shared
+    return CudaKernel(
+        name=plain.name,
+        mapping=MAPPING,
+        reason=f"it goes over {loop.by} rows and {loop.sweeps[0].by} columns at a time on tensor cores, with {shared}"
+        " bytes of shared memory",
+        text=text,
+        buffers=plain.buffers,
+        dims=plain.dims,
+        stages=(Stage(plain.name, "rows", None, threads),),
+        threads=threads,
+        rows=rows,
+        columns=columns,
+        chunked=rows,
+        by_chunk=False,
+        row_sums=False,
+        sharing=1,
+        most_chunks=0,
+        tile=0,
+        private=0,
+        keys=None,
+        masked=False,
+        groups=1,
+        scratch=(),
+        fixed=(),
+        f32_staged=(),
+        split_rows=(),
+        checks=False,
+        shared=shared,
+        exp_sums=False,
+        index_bounds=tuple(_bounds(plain)),
+        sites=(),
+    )
+
+
+def _bounds(plain: Canonical) -> Iterator[Size]:
+    """What its text counts to."""
+    yield from (magnitude(plain.loop.rows[1]), *(magnitude(s.cols[1]) for s in plain.loop.sweeps))
+    inside = {b.name for b in plain.loop.buffers}
+    yield from (magnitude(t.count) for b, t in plain.types.items() if b not in inside)
+
+
+Panels = Mapping[Panel, PanelText]
+
+
+class _TileWriter:
+    """Writes one tile.
+
+    :ivar shared: bytes of shared memory.
+    """
+
+    def __init__(self, plain: Canonical, form: TileForm):
+        self.plain, self.form, self.loop, self.types = plain, form, plain.loop, plain.types
+        assert self.loop.tile is not None and isinstance(self.loop.by, int) and isinstance(self.loop.sweeps[0].by, int)
+        self.rows, self.columns = self.loop.by, self.loop.sweeps[0].by
+        self.warps, self.stages = self.loop.tile.warps, self.loop.tile.stages
+        self.tiles = self.rows // (ROWS * self.warps)
+        self.shared = form.shared_bytes(self.rows, self.columns, self.stages)
+        self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
+        self.in_registers = form.fragments() > 0
+        at = sum(self.rows * p.pitch for p in form.resident)
+        self.streamed = [
+            self.panels(f"right{n}_", s.streamed, self.columns, at, s.sweep.cols[0], self.stages)
+            for n, s in enumerate(form.sweeps)
+        ]
+        self.staged = [self.vectors(n, s) for n, s in enumerate(form.sweeps)]
+        self.writer = FragmentWriter(form, self.types, self.tiles, [names for _, names in self.staged])
+
+    def panels(self, name: str, panels: Sequence[Panel], rows: int, at: int, first: str, stages: int = 1) -> Panels:
+        """Panels one after another in shared memory, from element ``at`` on; ``first``: symbol of their first row."""
+        made: dict[Panel, PanelText] = {}
+        for number, p in enumerate(panels):
+            comment = f"{p.buffer}: {rows} x {p.features}{f', {stages} stages' if stages > 1 else ''}"
+            address = f"{p.buffer} + {size(p.start if stages == 1 else substitute(p.start, {first: 0}), 'i64')}"
+            made[p] = PanelText(f"{name}{number}", at, address, p, comment)
+            at += stages * rows * p.pitch
+        return made
+
+    def text(self) -> str:
+        comment = "\n".join(["/*", *(f" * {line}".rstrip() for line in str(self.loop).splitlines()), " */"])
+        sweeps = [self.sweep(number, s) for number, s in enumerate(self.form.sweeps)]
+        view: dict[str, Any] = {
+            "comment": comment,
+            "name": self.plain.name,
+            "threads": 32 * self.warps,
+            "resident_blocks": self.form.resident_blocks(self.warps, self.columns, self.tiles, self.shared),
+            "parameters": self.parameters,
+            "dims": [f"n{i}" for i in range(len(self.plain.dims))],
+            "dtype": self.form.dtype.name,
+            "rows": self.rows,
+            "columns": self.columns,
+            "stages": self.stages,
+            "tiles": self.tiles,
+            "row_count": size(self.loop.rows[1]),
+            "row": self.loop.rows[0],
+            "count": self.loop.count,
+            "last_first": any(s.to is not None and self.loop.rows[0] in symbols(s.to) for s in self.loop.sweeps),
+            "over": [(axis, size(n)) for axis, n in self.loop.over],
+            "resident": list(self.resident.values()),
+            "in_registers": self.in_registers,
+            "carries": [
+                {"declaration": self.declared(c), "comment": str(c)} for s in self.loop.sweeps for c in s.carries
+            ],
+            "sweeps": sweeps,
+            "epilogue": self.epilogue(),
+        }
+        return indented(render("cuda/kernel/tile.cu.j2", t=view))
+
+    @property
+    def parameters(self) -> list[str]:
+        written = self.loop.writes
+        return [
+            f"{'' if b in written else 'const '}{stored(self.types[b].dtype)} *__restrict__ const {b}"
+            for b in (f"b{i}" for i in range(len(self.plain.buffers)))
+        ]
+
+    def declared(self, c: Carry) -> str:
+        kind, start = carrier(c.type.dtype), literal(neutral(c.combine, c.type.dtype), c.type.dtype)
+        if len(c.type.shape) == 1:
+            return f"{kind} {c.name}[2 * TILES] = {{{', '.join([start] * 2 * self.tiles)}}};"
+        return f"{kind} {c.name}[TILES * {self.form.padded(c.name)} / 8][4] = {{}};"
+
+    # -- sweeps --------------------------------------------------------------------------------------------------------
+
+    def sweep(self, number: int, form: SweepForm) -> SweepText:
+        s, column = form.sweep, form.sweep.cols[0]
+        streamed, kernels = self.streamed[number], iter(self.writer.kernels[number])
+        body = [
+            f"f32 {b.name}[TILES * COLUMNS / 8][4];" for b in s.blocks if b.name not in {x.block for x in form.scores}
+        ]
+        run: list[str] = []
+        masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))
+        for step in form.steps:
+            if isinstance(step, Kernel):
+                run += ["{", f"/* {step.name} */", *self.writer.block(next(kernels)), "}"]
+            else:
+                body += [*inside_and_at_edge(run), *self.product(step, streamed)]
+                run = []
+        body += inside_and_at_edge(run)
+        to = s.cols[1] if s.to is None else minimum(s.cols[1], s.to)
+        return SweepText(
+            axis=column,
+            column=column,
+            count=s.count,
+            column_count=size(s.cols[1]),
+            begin=f"begin{number}",
+            end=f"end{number}",
+            copy=f"copy{number}",
+            since=f"gradc_max(0, {size(s.since)})" if s.since != 0 else "0",
+            to=size(to),
+            streamed=tuple(streamed.values()),
+            staged=self.staged[number][0],
+            hoisted=self.writer.early(self.writer.kernels[number]),
+            inside=" && ".join([f"{s.count} == COLUMNS", *(f"({m})" for m in masks)]),
+            body=body,
+            after=after_sweep(s),
+        )
+
+    def vectors(self, number: int, form: SweepForm) -> tuple[tuple[StagedText, ...], dict[Stmt, str]]:
+        """Vectors over columns, each once, behind the panels in shared memory, and the loads that read them."""
+        at = sum(self.rows * p.pitch for p in self.form.resident)
+        at += sum(self.stages * self.columns * p.pitch for p in form.streamed)
+        texts: dict[tuple[Any, ...], StagedText] = {}
+        names: dict[Stmt, str] = {}
+        for kernel, s in column_loads(form):
+            key = vector_at(s)
+            if key not in texts:
+                scribe = TileScribe(self.types, kernel.body, (), {}, {}, ())
+                comment = f"{s.buffer}: {self.columns}, {self.stages} stages"
+                place = at // 2 + len(texts) * self.stages * self.columns
+                texts[key] = StagedText(
+                    f"staged{number}_{len(texts)}", place, scribe.element(s.buffer, s.index), comment
+                )
+            names[s] = texts[key].name
+        return tuple(texts.values()), names
+
+    def product(self, p: Scores | Added, streamed: Panels) -> list[str]:
+        right = streamed[p.right]
+        stage = f"{right.name} + stage * COLUMNS * {right.pitch}"
+        depth = f"operand, {right.pitch}, COLUMNS, {right.padded}, TILES"
+        text = f"/* {p.call} */"
+        if isinstance(p, Added):
+            return [text, f"gradc_add_product<{depth}>({p.carry}, {p.block}, {stage});"]
+        left = self.resident[p.left]
+        rows = left.fragments if self.in_registers else f"{left.name} + warp_row * {left.pitch}"
+        lines = [
+            text,
+            f"f32 {p.block}[TILES * COLUMNS / 8][4] = {{}};",
+            f"gradc_scores<{depth}>({p.block}, {rows}, {stage});",
+        ]
+        dtype = self.types[p.block].dtype
+        if dtype is not F32:
+            lines += [f"for (auto &x : {p.block}) for (f32 &y : x) y = {dtype.name}_round(y);"]
+        return lines
+
+    def epilogue(self) -> list[str]:
+        """What is done once for each row."""
+        kernels = self.writer.kernels[-1]
+        blocks = (line for k in kernels for line in ("{", f"/* {k.kernel.name} */", *self.writer.block(k), "}"))
+        return [*self.writer.early(kernels), *blocks]
+
+
+def inside_and_at_edge(lines: Sequence[str]) -> list[str]:
+    """Kernels in an unrolled loop: for blocks whose elements all are there and pass all masks, and for others."""
+    opened = [UNROLL, "for (int EDGE = 0; EDGE < 2; EDGE++) {", "if (EDGE != at_edge) continue;"]
+    return [*opened, *lines, "}"] if lines else []

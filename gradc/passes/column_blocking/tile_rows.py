@@ -1,0 +1,123 @@
+"""tile_rows: what a GPU's tensor cores compute as one kernel becomes a loop over blocks of rows with sweeps.
+
+Wide rows that a product gives, what a kernel makes of them, and the product that sums that over the columns: attention
+is one such loop, whatever masks, biases and weights its graph has.  What goes on with a row of its results joins the
+loop's epilogue.  Nothing of the size of the wide rows is in memory then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ...analysis.tile_time import calls_seconds, tile_seconds
+from ...analysis.tiles import NotTiled, form_of, tiled
+from ...ir.dims import assuming
+from ...ir.kernel import Call, Kernel, Loop, MissedTile, Program
+from ...ir.node import REGISTRY
+from ...ir.statement import REDUCTIONS
+from ...targets.devices import Device, Gpu
+from ..loops.legality import IllegalMove
+from ..manager import program_pass
+from ..row_blocking.fusion_group import FusionGroup
+from ..row_blocking.loop_writer import fuse
+from ..row_blocking.tiling import with_unit_axes, without_unit_axes
+from ..row_blocking.wide_products import Sizes
+from .body import body_of
+from .carry_sums import swept
+from .epilogue import with_epilogue
+from .split_loops import split
+
+LARGE = 8192
+"""Stands for sizes that are not known: where it is the wide rows that take time, and memory."""
+
+
+@program_pass("REAL")
+def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Program:
+    """matmul, softmax, matmul, divide over rows(b: B, h: H, s: S)  ->  loop over(b: B, h: H) rows(s: S) tile(mma) {
+    sweep cols(t: T) { matmul, carry max, sum by exp(max), matmul by exp(max) }, divide }
+
+    Licence REAL, as :func:`.carry_sums` has it.  Where the device has no kernel for such a loop
+    (:mod:`gradc.analysis.tiles`), or where it would take longer than the steps do (:mod:`gradc.analysis.tile_time`),
+    these stay as they are, and the program says why (``Program.untiled``).
+
+    :param device: whose kernels these are.
+    :param dims: sizes at which time is predicted; ``LARGE`` stands for the others.
+    """
+    given, program, tried = program, without_unit_axes(program), set[str]()
+    with assuming(program.assumptions):
+        while seeds := [name for name in _products(program) if name not in tried]:
+            tried.add(seeds[0])
+            group = FusionGroup.grow_from(program, seeds[0], dims, tiled=True)
+            if group is None or not _is_attention(group):
+                continue
+            tried |= {*group.blocks}
+            try:
+                program = _tiled(group, device, dims or {})
+            except (IllegalMove, NotTiled) as error:
+                step = next(step for step in group.steps.values() if seeds[0] in step.writes)
+                missed = MissedTile(step.name, step.note, str(error))
+                program = replace(program, untiled=(*program.untiled, missed))
+    return with_unit_axes(program, given)
+
+
+def _products(program: Program) -> Iterator[str]:
+    """The temps that matrix products write and kernels read."""
+    read = {b for kernel in program.kernels for b in kernel.reads}
+    for step in program.steps:
+        if isinstance(step, Call) and REGISTRY[step.op].contraction and not step.parts:
+            buffer = program.buffer[step.out.buffer]
+            if buffer.kind == "temp" and not buffer.alias and buffer.name in read:
+                yield buffer.name
+
+
+def _is_attention(group: FusionGroup) -> bool:
+    """Whether a group reduces the columns of a product, or computes two of its shape, and then multiplies what it makes
+    of them: attention, forward and backward.
+    """
+    steps, blocks = group.steps.values(), {*group.blocks}
+    calls = [step for step in steps if isinstance(step, Call)]
+    computed = [call for call in calls if call.out.buffer in blocks]
+    kernels = (step for step in steps if isinstance(step, Kernel) and blocks & {*step.reads})
+    reduces = any(s.op in REDUCTIONS for kernel in kernels for s in kernel.body)
+    return (reduces or len(computed) > 1) and len(calls) > len(computed) > 0
+
+
+def _tiled(group: FusionGroup, device: Device, dims: Mapping[str, int]) -> Program:
+    """The program with a loop with sweeps for a group.
+
+    :raises IllegalMove, NotTiled: there is none, or the device has no kernel for it, or a slower one.
+    """
+    program = fuse(group)
+    written = {b for step in group.steps.values() for b in step.writes}
+    loop = next(loop for loop in program.loops if written & {*loop.writes, *(b.name for b in loop.blocks)})
+    loops = [loop]
+    if loop.reduces_rows:
+        others = program.loops
+        program = split(body_of(loop, program), program)
+        loops = [own for own in program.loops if own not in others]
+    for own in loops:
+        made = own if own.sweeps else swept(body_of(own, program), program)
+        program, made = with_epilogue(_with_loop(program, own, made), made)
+        final = tiled(made, program, device)
+        program = _with_loop(program, made, final)
+        _require_profit(final, program, device, dims)
+    return program
+
+
+def _require_profit(loop: Loop, program: Program, device: Device, dims: Mapping[str, int]) -> None:
+    """
+    :raises NotTiled: the loop takes longer than products with kernels between them.
+    """
+    if not isinstance(device, Gpu):
+        return
+    dims = {**dict.fromkeys(program.dims, LARGE), **dims}
+    form = form_of(loop, program.types)
+    one, several = tile_seconds(form, dims, device), calls_seconds(form, program, dims, device)
+    if one > several:
+        both = f"about {one * 1e6:.0f} us as one kernel, and {several * 1e6:.0f} as products with kernels between"
+        raise NotTiled(f"it takes {both}")
+
+
+def _with_loop(program: Program, loop: Loop, other: Loop) -> Program:
+    return replace(program, steps=tuple(other if step is loop else step for step in program.steps))

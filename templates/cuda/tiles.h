@@ -1,0 +1,149 @@
+/* Blocks of rows and columns on tensor cores: what kernels share that are made of loops with sweeps (docs/tiles.md).
+ *
+ * A warp has 16 TILES rows of a thread block.  What they are computed into are fragments, T x[TILES * N / 8][4] for N columns: of element
+ * i of x[m * N / 8 + n] a lane has row 16m + lane / 4 + 8 (i / 2) and column 8n + lane % 4 * 2 + i % 2.  So a lane has 2 TILES rows, four
+ * lanes, a quad, share them, and a value of rows is x[2 * TILES], the same in a quad.
+ *
+ * A panel is rows of features in shared memory, PITCH elements apart: an odd number of pieces of 16 bytes, so that a piece of 8 rows lies in
+ * 8 different sets of banks, and all addresses of a lane are one address and constants. */
+#ifndef GRADC_TILES_H
+#define GRADC_TILES_H
+
+#include "tensor_cores.h"
+
+/* What products are given: fragments of 16 bits, two in a register. */
+struct gradc_bf16_fragments {
+  static __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_m16n8k16_bf16(d, a, b0, b1); }
+  static __device__ __forceinline__ u32 packed(f32 low, f32 high) { return pack_bf16(low, high); }
+};
+struct gradc_f16_fragments {
+  static __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_m16n8k16_f16(d, a, b0, b1); }
+  static __device__ __forceinline__ u32 packed(f32 low, f32 high) { return pack_f16(low, high); }
+};
+
+/* Rows of FEATURES elements in memory, `step` elements apart, of which all threads together copy ROWS into a panel.  16 bytes move at a
+ * time, asynchronously, where all begin at multiples of 16; else an element, and nothing is under way. */
+template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gradc_rows {
+  enum { PER_ROW = PADDED / 8, PIECES = ROWS * PER_ROW, TIMES = (PIECES + THREADS - 1) / THREADS, EVEN = PIECES % THREADS == 0 && THREADS % PER_ROW == 0 };
+  const u16 *own; /* the thread's first piece of the first row */
+  i64 step, feature_step;
+  bool in_pieces;
+
+  static __device__ __forceinline__ int row() { return (int)threadIdx.x / PER_ROW; }
+  static __device__ __forceinline__ int feature() { return (int)threadIdx.x % PER_ROW * 8; }
+  static __device__ __forceinline__ gradc_rows at(const u16 *from, i64 step, i64 feature_step) {
+    const bool in_pieces = FEATURES % 8 == 0 && feature_step == 1 && step % 8 == 0 && gradc_aligned(from, 16);
+    return {from + row() * step + feature(), step, feature_step, in_pieces};
+  }
+
+  /* Starts the copy of the rows from `first` on; what is not among the `there` first, or PADDED features have beside FEATURES, is 0. */
+  __device__ __forceinline__ void copy(u16 *panel, ix first, ix there) const {
+    const u16 *const own_row = own + first * step;
+    if (in_pieces && EVEN && FEATURES == PADDED && there >= ROWS) {
+      u16 *const to = panel + row() * PITCH + feature();
+#pragma unroll
+      for (int i = 0; i < TIMES; i++) cp_async16(to + i * (THREADS / PER_ROW * PITCH), own_row + i * (THREADS / PER_ROW) * step);
+      return;
+    }
+    const u16 *const from = own_row - row() * step - feature();
+    if (in_pieces) {
+#pragma unroll 1
+      for (int piece = threadIdx.x; piece < PIECES; piece += THREADS) {
+        const int r = piece / PER_ROW, c = piece % PER_ROW * 8;
+        const bool read = r < there && c < FEATURES;
+        cp_async16(panel + r * PITCH + c, read ? from + r * step + c : own, read ? 16 : 0);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < ROWS * PADDED; i += THREADS) {
+        const int r = i / PADDED, c = i % PADDED;
+        panel[r * PITCH + c] = r < there && c < FEATURES ? from[r * step + c * feature_step] : (u16)0;
+      }
+    }
+  }
+};
+
+/* 16 rows of a panel from feature c on, as the left operand of a product. */
+template <int PITCH> GRADC_FN void gradc_load_left(u32 (&a)[4], const u16 *panel, int c) {
+  const int lane = threadIdx.x % 32;
+  ldmatrix_x4(a, panel + lane % 16 * PITCH + lane / 16 * 8 + c);
+}
+/* All of the rows of a warp, 16 TILES of them. */
+template <int PITCH, int DEPTH, int TILES> GRADC_FN void gradc_load_rows(u32 (&a)[DEPTH / 16][TILES][4], const u16 *panel) {
+#pragma unroll
+  for (int c = 0; c < DEPTH / 16; c++)
+#pragma unroll
+    for (int m = 0; m < TILES; m++) gradc_load_left<PITCH>(a[c][m], panel + m * 16 * PITCH, c * 16);
+}
+
+/* s += a b^T, for features c to c + 15 of a and of the panel b, whose rows are columns of s. */
+template <class F, int PITCH, int COLUMNS, int TILES>
+GRADC_FN void gradc_add_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[TILES][4], const u16 *b, int c) {
+  const int lane = threadIdx.x % 32;
+  const u16 *const own = b + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8 + c;
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n += 16) {
+    u32 r[4];
+    ldmatrix_x4(r, own + n * PITCH);
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+      F::multiply(s[(m * COLUMNS + n) / 8], a[m], r[0], r[1]);
+      F::multiply(s[(m * COLUMNS + n) / 8 + 1], a[m], r[2], r[3]);
+    }
+  }
+}
+/* s = a b^T: rows of a warp, in fragments or in a panel, times a panel. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[DEPTH / 16][TILES][4], const u16 *b) {
+#pragma unroll
+  for (int c = 0; c < DEPTH / 16; c++) gradc_add_scores<F, PITCH, COLUMNS, TILES>(s, a[c], b, c * 16);
+}
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u16 *rows, const u16 *b) {
+#pragma unroll
+  for (int c = 0; c < DEPTH; c += 16) {
+    u32 a[TILES][4];
+#pragma unroll
+    for (int m = 0; m < TILES; m++) gradc_load_left<PITCH>(a[m], rows + m * 16 * PITCH, c);
+    gradc_add_scores<F, PITCH, COLUMNS, TILES>(s, a, b, c);
+  }
+}
+
+/* o += p b: fragments, rounded to 16 bits, times a panel whose rows are columns of p. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], const u16 *b) {
+  const int lane = threadIdx.x % 32;
+  const u16 *const own = b + lane % 16 * PITCH + lane / 16 * 8;
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n += 16) {
+    u32 a[TILES][4];
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+      const f32(&left)[4] = p[(m * COLUMNS + n) / 8], (&right)[4] = p[(m * COLUMNS + n) / 8 + 1];
+      a[m][0] = F::packed(left[0], left[1]), a[m][1] = F::packed(left[2], left[3]);
+      a[m][2] = F::packed(right[0], right[1]), a[m][3] = F::packed(right[2], right[3]);
+    }
+#pragma unroll
+    for (int c = 0; c < DEPTH; c += 16) {
+      u32 r[4];
+      ldmatrix_x4_trans(r, own + n * PITCH + c);
+#pragma unroll
+      for (int m = 0; m < TILES; m++) {
+        F::multiply(o[(m * DEPTH + c) / 8], a[m], r[0], r[1]);
+        F::multiply(o[(m * DEPTH + c) / 8 + 1], a[m], r[2], r[3]);
+      }
+    }
+  }
+}
+
+/* A plain sum, unlike gradc_sum's: the terms of a block of columns are few. */
+struct gradc_plain_sum { template <class T> static __device__ __forceinline__ void join(T &a, const T &b) { a += b; } };
+
+/* x of rows relative to a maximum that was `before`, relative to what it is now. */
+GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx((before - now) * 0x1.715476p+0f); }
+
+/* e^x of a score: its argument is rounded once more, as the score itself was, and the power of two is within 2 units in the last place; what
+ * would be subnormal is 0. */
+GRADC_FN f32 gradc_exp_of_score(f32 x) { return exp2_approx(x * 0x1.715476p+0f); }
+
+#endif

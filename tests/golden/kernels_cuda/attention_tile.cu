@@ -1,0 +1,249 @@
+/*
+ * loop over(at0_: B, at1_: H) rows(row_: S) by(128) count(rows_) tile(mma, warps 4, stages 2) {
+ *   sweep cols(col_: S) by(64) count(cols_) to(row_+rows_) {
+ *     carry top: f32[rows_] max
+ *     carry total_: f32[rows_] sum by exp(top)
+ *     carry t6_sum: f32[rows_,64] sum by exp(top)
+ *     block t3_: f32[rows_,cols_]
+ *     block t5_: bf16[rows_,cols_]
+ *     call @matmul axes(m: rows_, n: cols_, k: 64) t3_[m, n] <- matmul q_[(at0_), (at1_), m + (row_), k], k_[(at0_), (at1_), n + (col_), k]
+ *     kernel @softmax_matmul_4ec39b rows(i0: rows_) cols(i1: cols_) {
+ *       phase
+ *       %0 = index i1 + (col_) : i64
+ *       %1 = index i0 + (row_) : i64
+ *       %2 = le %0, %1 : bool
+ *       %3 = load t3_[i0, i1] : f32
+ *       %4 = const {value=0x1p-3} : f32
+ *       %5 = mul %3, %4 : f32
+ *       %6 = const {value=-inf} : f32
+ *       %7 = where %2, %5, %6 : f32
+ *       %8 = max_cols %7 : f32
+ *       accum top[i0] <- %8 {combine="max"} : f32
+ *     }
+ *     kernel @softmax_matmul_ad74bd rows(i0: rows_) cols(i1: cols_) {
+ *       phase
+ *       %0 = index i1 + (col_) : i64
+ *       %1 = index i0 + (row_) : i64
+ *       %2 = le %0, %1 : bool
+ *       %3 = load t3_[i0, i1] : f32
+ *       %4 = const {value=0x1p-3} : f32
+ *       %5 = mul %3, %4 : f32
+ *       %6 = const {value=-inf} : f32
+ *       %7 = where %2, %5, %6 : f32
+ *       %8 = load top[i0] : f32
+ *       %9 = eq %8, %6 : bool
+ *       %10 = const {value=0x0p+0} : f32
+ *       %11 = where %9, %10, %8 : f32
+ *       %12 = sub %7, %11 : f32
+ *       %13 = exp %12 : f32
+ *       %14 = sum_cols %13 : f32
+ *       %15 = cast %13 {dtype=bf16} : bf16
+ *       accum total_[i0] <- %14 : f32
+ *       store t5_[i0, i1] <- %15 : bf16
+ *     }
+ *     call @matmul axes(m: rows_, n: 64, k: cols_) t6_sum[m, n] += matmul t5_[m, k], v_[(at0_), (at1_), k + (col_), n]
+ *   }
+ *   kernel @softmax_matmul_3f1571 rows(i0: rows_) cols() {
+ *     %0 = load top[i0] : f32
+ *     %1 = const {value=-inf} : f32
+ *     %2 = eq %0, %1 : bool
+ *     %3 = load total_[i0] : f32
+ *     store t4_[(at0_), (at1_), i0 + (row_)] <- %2 : bool
+ *     store t7_[(at0_), (at1_), i0 + (row_)] <- %3 : f32
+ *   }
+ *   kernel @softmax_matmul_e0d82c rows(i0: rows_) cols(i1: 64) {
+ *     phase
+ *     %0 = load t6_sum[i0, i1] : f32
+ *     store t6_[(at0_), (at1_), i0 + (row_), i1] <- %0 : f32
+ *   }
+ * }
+ */
+extern "C" __global__ void __launch_bounds__(128, 2) softmax_matmul_tile_4c4072(
+  const u16 *__restrict__ const q_,
+  const u16 *__restrict__ const k_,
+  const u16 *__restrict__ const v_,
+  u8 *__restrict__ const t4_,
+  f32 *__restrict__ const t7_,
+  f32 *__restrict__ const t6_,
+  const i64 dim0, const i64 dim1, const i64 dim2, u64 *const flag, const i64 site, const i64 first_block) {
+  if (gradc_stopped(flag, site)) return;
+  typedef gradc_bf16_fragments operand;
+  enum { ROWS = 128, COLUMNS = 64, TILES = 2, STAGES = 2, THREADS = 128, LAST_ROW = ROWS - 1, LAST_COLUMN = COLUMNS - 1 };
+  const ix B = (ix)dim0;
+  const ix H = (ix)dim1;
+  const ix S = (ix)dim2;
+  /* the block's place */
+  ix at_block = (ix)first_block + (ix)blockIdx.x;
+  const ix blocks = gradc_chunks(S, ROWS), row_block = at_block % blocks;
+  const ix row_ = (blocks - 1 - row_block) * ROWS, rows_ = gradc_min(ROWS, S - row_); /* longest first */
+  at_block /= blocks;
+  const ix at1_ = at_block % H;
+  at_block /= H;
+  const ix at0_ = at_block % B;
+  at_block /= B;
+  /* the lane's rows and columns; lanes behind the last row compute that row and store nothing */
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * TILES, lane_row = warp_row + lane / 4, lane_column = lane % 4 * 2;
+  /* panels: of the rows for the whole kernel, of columns in stages */
+  extern __shared__ __align__(16) char dynamic_shared[];
+  u16 *const left0 = (u16 *)dynamic_shared + 0; /* q_: 128 x 64 */
+  gradc_rows<64, 64, 72, ROWS, THREADS>::at(q_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_ + 64 * (i64)row_), 64, 1).copy(left0, 0, rows_);
+  cp_async_commit();
+  f32 top[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)}; /* carry top: f32[rows_] max */
+  f32 total_[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f}; /* carry total_: f32[rows_] sum by exp(top) */
+  f32 t6_sum[TILES * 64 / 8][4] = {}; /* carry t6_sum: f32[rows_,64] sum by exp(top) */
+  /* ---- sweep over col_ ---- */
+  u16 *const right0_0 = (u16 *)dynamic_shared + 9216; /* k_: 64 x 64, 2 stages */
+  const auto from0_0 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(k_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
+  u16 *const right0_1 = (u16 *)dynamic_shared + 18432; /* v_: 64 x 64, 2 stages */
+  const auto from0_1 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(v_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
+  const f32 v4 = 0.125f, v6 = f32_of_bits(0xff800000u);
+  const f32 v16 = 0.0f;
+  auto copy0 = [&](const ix col_, const int stage) {
+    from0_0.copy(right0_0 + stage * COLUMNS * 72, col_, S - col_);
+    from0_1.copy(right0_1 + stage * COLUMNS * 72, col_, S - col_);
+  };
+  const ix begin0 = 0, end0 = minimum_i64(S, (row_ + rows_));
+  for (int stage = 0; stage < STAGES - 1; stage++) {
+    if (begin0 + stage * COLUMNS < end0) copy0(begin0 + stage * COLUMNS, stage);
+    cp_async_commit();
+  }
+  cp_async_wait<STAGES - 1>();
+  __syncthreads(); /* the rows are there for all */
+  u32 fragments0[4][TILES][4];
+  gradc_load_rows<72, 64, TILES>(fragments0, left0 + warp_row * 72);
+  #pragma unroll 1
+  for (ix col_ = begin0, stage = 0; col_ < end0; col_ += COLUMNS, stage = stage + 1 < STAGES ? stage + 1 : 0) {
+    const ix cols_ = gradc_min(COLUMNS, S - col_);
+    cp_async_wait<STAGES - 2>();
+    __syncthreads(); /* the stage is there for all, and nobody reads the one before it any more */
+    if (col_ + (STAGES - 1) * COLUMNS < end0) copy0(col_ + (STAGES - 1) * COLUMNS, (stage + STAGES - 1) % STAGES);
+    cp_async_commit();
+    const ix lane_columns = cols_ - lane_column; /* so many are there from the lane's first column on */
+    const int at_edge = !(cols_ == COLUMNS && ((LAST_COLUMN - 1 * row_ + col_) <= 0));
+    f32 t5_[TILES * COLUMNS / 8][4];
+    /* call @matmul axes(m: rows_, n: cols_, k: 64) t3_[m, n] <- matmul q_[(at0_), (at1_), m + (row_), k], k_[(at0_), (at1_), n + (col_), k] */
+    f32 t3_[TILES * COLUMNS / 8][4] = {};
+    gradc_scores<operand, 72, COLUMNS, 64, TILES>(t3_, fragments0, right0_0 + stage * COLUMNS * 72);
+    #pragma unroll
+    for (int EDGE = 0; EDGE < 2; EDGE++) {
+      if (EDGE != at_edge) continue;
+      {
+        /* softmax_matmul_4ec39b */
+        ix d2[2 * TILES];
+        #pragma unroll
+        for (int h = 0; h < 2 * TILES; h++) {
+          const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
+          d2[h] = lane_column + (i0 * (-1) + (-1 * row_ + col_));
+        }
+        f32 r8[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)};
+        #pragma unroll
+        for (int n = 0; n < TILES * COLUMNS / 8; n++) {
+          #pragma unroll
+          for (int i = 0; i < 4; i++) {
+            const int h = n / (COLUMNS / 8) * 2 + i / 2;
+            const int step = n % (COLUMNS / 8) * 8 + i % 2;
+            const bool there = !EDGE || step < lane_columns;
+            const i32 v2 = !EDGE || d2[h] + step <= 0;
+            const f32 v3 = t3_[n][i];
+            const f32 v5 = v3 * v4;
+            const f32 v7 = v2 ? v5 : v6;
+            gradc_maximum<f32>::join(r8[h], there ? v7 : f32_of_bits(0xff800000u));
+          }
+        }
+        #pragma unroll
+        for (int h = 0; h < 2 * TILES; h++) {
+          r8[h] = gradc_reduce_lanes<gradc_maximum<f32>, 4>(r8[h], 0xffffffffu);
+        }
+        #pragma unroll
+        for (int h = 0; h < 2 * TILES; h++) {
+          const f32 v8 = r8[h];
+          const f32 before = top[h];
+          gradc_maximum<f32>::join(top[h], v8);
+          const f32 factor = gradc_rescaled(before, top[h]); /* of what is relative to it */
+          total_[h] *= factor;
+          #pragma unroll
+          for (int n = h / 2 * (64 / 8); n < (h / 2 + 1) * (64 / 8); n++) {
+            t6_sum[n][h % 2 * 2] *= factor, t6_sum[n][h % 2 * 2 + 1] *= factor;
+          }
+        }
+      }
+      {
+        /* softmax_matmul_ad74bd */
+        ix d10[2 * TILES];
+        #pragma unroll
+        for (int h = 0; h < 2 * TILES; h++) {
+          const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
+          d10[h] = lane_column + (i0 * (-1) + (-1 * row_ + col_));
+        }
+        f32 r17[2 * TILES];
+        #pragma unroll
+        for (int h = 0; h < 2 * TILES; h++) {
+          const f32 v14 = top[h];
+          const i32 v15 = v14 == v6;
+          const f32 v17 = v15 ? v16 : v14;
+          r17[h] = v17;
+        }
+        f32 r20[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f};
+        #pragma unroll
+        for (int n = 0; n < TILES * COLUMNS / 8; n++) {
+          #pragma unroll
+          for (int i = 0; i < 4; i++) {
+            const int h = n / (COLUMNS / 8) * 2 + i / 2;
+            const int step = n % (COLUMNS / 8) * 8 + i % 2;
+            const bool there = !EDGE || step < lane_columns;
+            const f32 v17 = r17[h];
+            const i32 v10 = !EDGE || d10[h] + step <= 0;
+            const f32 v11 = t3_[n][i];
+            const f32 v12 = v11 * v4;
+            const f32 v13 = v10 ? v12 : v6;
+            const f32 v18 = v13 - v17;
+            const f32 v19 = gradc_exp_of_score(v18);
+            gradc_plain_sum::join(r20[h], there ? v19 : 0.0f);
+            t5_[n][i] = there ? v19 : 0;
+          }
+        }
+        #pragma unroll
+        for (int h = 0; h < 2 * TILES; h++) {
+          const f32 v20 = r20[h];
+          gradc_plain_sum::join(total_[h], v20);
+        }
+      }
+    }
+    /* call @matmul axes(m: rows_, n: 64, k: cols_) t6_sum[m, n] += matmul t5_[m, k], v_[(at0_), (at1_), k + (col_), n] */
+    gradc_add_product<operand, 72, COLUMNS, 64, TILES>(t6_sum, t5_, right0_1 + stage * COLUMNS * 72);
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+  #pragma unroll
+  for (int h = 0; h < 2 * TILES; h++) {
+    total_[h] = gradc_reduce_lanes<gradc_plain_sum, 4>(total_[h], 0xffffffffu);
+  }
+  /* ---- after the sweeps ---- */
+  {
+    /* softmax_matmul_3f1571 */
+    #pragma unroll
+    for (int h = 0; h < 2 * TILES; h++) {
+      const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
+      const f32 v22 = top[h];
+      const i32 v23 = v22 == v6;
+      const f32 v24 = total_[h];
+      if (lane_row + 8 * h < rows_ && lane_column == 0) t4_[(i0 + (H * S * at0_ + S * at1_ + row_))] = (u8)(v23);
+      if (lane_row + 8 * h < rows_ && lane_column == 0) t7_[(i0 + (H * S * at0_ + S * at1_ + row_))] = v24;
+    }
+  }
+  {
+    /* softmax_matmul_e0d82c */
+    #pragma unroll
+    for (int n = 0; n < TILES * 64 / 8; n++) {
+      #pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int h = n / (64 / 8) * 2 + i / 2;
+        const int step = n % (64 / 8) * 8 + i % 2;
+        const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
+        const ix i1 = lane_column + step;
+        const f32 v25 = t6_sum[n][i];
+        if (lane_row + 8 * h < rows_) t6_[(i0 * 64 + i1 + (64 * H * S * at0_ + 64 * S * at1_ + 64 * row_))] = v25;
+      }
+    }
+  }
+}

@@ -1,0 +1,342 @@
+"""Loops with sweeps as kernels on tensor cores, in cuda-sim that checks races, bounds and uninitialised memory: against
+float64, against the same rounding in NumPy, and against the interpreter where nothing is finite.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import pytest
+from column_blocking import CASES as COLUMN_BLOCKING
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tile_programs import CASES, DTYPES, drawn, with_tiles
+
+import gradc
+from gradc import knobs, ops
+from gradc.analysis.tiles import refusal
+from gradc.codegen.cuda.tiles.kernel import tile_kernel
+from gradc.compiler import run_passes
+from gradc.errors import Unsupported
+from gradc.inspect.explain import mappings_table, resources_table
+from gradc.interp import run_program
+from gradc.ir.kernel import Loop, Tile
+from gradc.module.options import Options
+from gradc.passes.column_blocking.carry_sums import carry_sums
+from gradc.passes.column_blocking.split_loops import split_loops
+from gradc.runtime.cuda.nvrtc import find_nvrtc
+from gradc.runtime.cuda.programs import CudaProgram
+from gradc.runtime.executable import Executable
+from gradc.runtime.simulator.compile import compile_sim
+from gradc.runtime.simulator.device import Simulator
+from gradc.targets.devices import CPU, gpu_of
+
+FEATURES = {"causal": (64, 24), "plain": (20,), "grouped queries": (32,), "tokens before heads": (16,)}
+DIMS = st.fixed_dictionaries(
+    {"S": st.sampled_from([0, 1, 17, 63, 64, 65, 130]), "T": st.sampled_from([1, 40, 64, 100]), "B": st.integers(1, 2)}
+    | {"H": st.integers(1, 2)}
+)
+
+
+@functools.cache
+def executable(name: str, features: int, dtype: str = "bf16") -> Executable:
+    return Executable(CASES[name].programs(features, dtype)["forward"], "cuda-sim")
+
+
+def checked(made: Executable, arrays):
+    with knobs.SIM_CHECK.set(True):
+        return made.run(**arrays)
+
+
+def wide(arrays):
+    return {k: a.astype(np.float64) if a.dtype.kind not in "iu" else a for k, a in arrays.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "features"), [(n, f) for n in CASES for f in FEATURES.get(n, (8,))])
+@settings(max_examples=4)
+@given(dims=DIMS, seed=st.integers(0, 99))
+def test_forward_is_as_exact_as_its_rounding(name, features, dtype, dims, seed):
+    case, made = CASES[name], executable(name, features, dtype)
+    arrays = drawn(case, features, dims, seed, dtype)
+    got = checked(made, arrays)["y"].astype(np.float64)
+    wanted = case.oracle(**wide(arrays))
+    assert got.shape == wanted.shape
+    if not got.size:
+        return
+    emulated = np.abs(case.oracle(rounded=dtype, **wide(arrays)) - wanted)
+    eps = float(np.finfo(np.float16).eps) if dtype == "f16" else 2.0**-7
+    assert np.abs(got - wanted).max() <= 1.5 * emulated.max() + 2.0**-18 + (eps * np.abs(wanted).max()) / 2
+
+
+SPECIAL = (np.inf, -np.inf, np.nan, 3e38, -3e38)
+
+
+@pytest.mark.parametrize("name", ["causal", "bias of heads", "plain"])
+@settings(max_examples=8)
+@given(seed=st.integers(0, 99), where=st.lists(st.tuples(st.sampled_from("qkv"), st.sampled_from(SPECIAL)), max_size=3))
+def test_what_is_not_finite_is_what_the_interpreter_says(name, seed, where):
+    features = FEATURES.get(name, (8,))[0]
+    made, dims = executable(name, features), {"S": 70, "T": 80, "B": 1, "H": 1}
+    arrays, rng = drawn(CASES[name], features, dims, seed), np.random.default_rng(seed)
+    for operand, value in where:
+        arrays[operand].flat[rng.integers(arrays[operand].size)] = value
+    got = checked(made, arrays)
+    with np.errstate(all="ignore"):
+        wanted = run_program(made.program, arrays)
+    for output, w in wanted.items():
+        g, w = got[output].astype(np.float64), w.astype(np.float64)
+        finite = np.isfinite(w)
+        np.testing.assert_array_equal(np.where(finite, 0, w), np.where(finite, 0, g))
+        close = 2.0**-6 if output == "y" else 2.0**-18
+        np.testing.assert_allclose(np.where(finite, g, 0), np.where(finite, w, 0), rtol=close, atol=close)
+
+
+WRT = ("q", "k", "v")
+BACKWARD = [("causal", 64), ("causal", 24), ("plain", 20), ("sliding window", 8), ("softcap", 8), ("bias of heads", 8)]
+
+
+@functools.cache
+def both(name: str, features: int) -> tuple[Executable, Executable]:
+    programs = CASES[name].programs(features, wrt=WRT)
+    return Executable(programs["forward"], "cuda-sim"), Executable(programs["backward"], "cuda-sim")
+
+
+def gradients(forward, backward, arrays, dy):
+    """What the two programs give, by functions that run them."""
+    outputs = forward(arrays)
+    kept = {n: a for n, a in outputs.items() if n.startswith("r.")}
+    return outputs["y"], backward({**arrays, "d.y": dy, **kept})
+
+
+@pytest.mark.parametrize(("name", "features"), BACKWARD)
+@settings(max_examples=3)
+@given(dims=DIMS, seed=st.integers(0, 99))
+def test_gradients_are_as_exact_as_their_rounding(name, features, dims, seed):
+    """Of torch's autograd in f64, no further than the program before its columns come in blocks."""
+    torch = pytest.importorskip("torch")
+    case, (forward, backward) = CASES[name], both(name, features)
+    arrays = drawn(case, features, dims, seed)
+    shape = arrays["q"].shape
+    dy = np.random.default_rng(seed).standard_normal(shape).astype(DTYPES["bf16"])
+    _, got = gradients(lambda a: checked(forward, a), lambda a: checked(backward, a), arrays, dy)
+    before = case.blocked(features, WRT)
+    with np.errstate(all="ignore"):
+        runs = (functools.partial(run_program, before[n]) for n in ("forward", "backward"))
+        _, rounded = gradients(*runs, arrays, dy)
+    if 0 in shape:
+        return
+    given_ = {n: torch.tensor(a, requires_grad=n in WRT) for n, a in wide(arrays).items()}
+    masked = {n: a for n, a in given_.items() if n not in WRT}
+    y = _torch_oracle(torch, name, given_, masked)
+    y.backward(torch.tensor(dy.astype(np.float64)))
+    for n in WRT:
+        wanted = np.nan_to_num(given_[n].grad.numpy())
+        size = np.abs(wanted).max()
+        emulated = np.abs(rounded[f"d.{n}"].astype(np.float64) - wanted).max()
+        assert np.abs(got[f"d.{n}"].astype(np.float64) - wanted).max() <= 1.5 * emulated + 2.0**-8 * size + 2.0**-18
+
+
+def _torch_oracle(torch, name, arrays, more):
+    q, k, v = (arrays[n] for n in WRT)
+    s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    row, column = torch.meshgrid(torch.arange(s.shape[-2]), torch.arange(s.shape[-1]), indexing="ij")
+    if name in ("causal", "sliding window"):
+        hidden = column > row if name == "causal" else (column > row) | (column <= row - 20)
+        s = s.masked_fill(hidden, -torch.inf)
+    s = 4 * torch.tanh(s / 4) if name == "softcap" else s + more["bias"] if "bias" in more else s
+    top = s.amax(-1, keepdim=True)
+    each = torch.exp(s - torch.where(top == -torch.inf, 0.0, top))
+    total = each.sum(-1, keepdim=True)
+    return each / torch.where(total == 0, 1.0, total) @ v
+
+
+def test_the_order_of_warps_changes_no_bit():
+    """Blocks and warps in any order: no sum is shared."""
+    case, dims = CASES["causal"], {"B": 1, "H": 2, "S": 130}
+    programs = case.programs(64, wrt=WRT)
+    arrays = drawn(case, 64, {**dims, "T": 1}, 0)
+    arrays["d.y"] = arrays["q"][::-1].copy()
+    for program in programs.values():
+        seen = []
+        for seed in (None, 1, 2):
+            own = {b.name: arrays[b.name] for b in program.of_kind("input")}
+            types = {b: program.buffer[b].type for _, b in program.outputs}
+            own |= {b: np.empty(t.concrete(dims), t.dtype.np) for b, t in types.items()}
+            made = CudaProgram(program, lambda text, *_, seed=seed: Simulator(text, check=True, seed=seed))
+            made.run(own, made.bind(dims))
+            seen.append({name: own[b].tobytes() for name, b in program.outputs})
+            arrays |= {name: own[b] for name, b in program.outputs}
+        assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("features", [64, 128])
+def test_no_access_to_shared_memory_meets_another_in_a_bank(features, direction):
+    program = CASES["causal"].programs(features, wrt=WRT)[direction]
+    plan = CudaProgram(program, Simulator).bind({"B": 1, "H": 1, "S": 128})
+    simulator = compile_sim(Executable(program, "cuda-sim").source, check=True)
+    rng = np.random.default_rng(0)
+    started = zip(plan.runs, plan.started, strict=True)
+    launches = [launch for run, own in started for launch in own if isinstance(run.step, Loop)]
+    assert launches
+    for launch in launches:
+        args = [rng.integers(0, 16000, a.count).astype(a.dtype) if hasattr(a, "count") else a for a in launch.args]
+        args[-3] = np.full(8, 2**64 - 1, np.uint64)
+        shape = ((launch.blocks, 1, 1), (launch.threads, 1, 1), launch.shared)
+        found = simulator.launch(launch.function, *shape, args, written=launch.written, count=True)
+        assert found.count == found.least > 0
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("features", [16, 32, 64, 128])
+@pytest.mark.long("gradc/codegen/cuda/tiles/fragments.py", "templates/cuda/tiles.h", "templates/cuda/kernel/tile.cu.j2")
+def test_kernels_do_not_spill(features, arch):
+    """And what is said of them has their registers and all of their shared memory."""
+    for blocked in CASES["causal"].blocked(features, WRT).values():
+        program = with_tiles(blocked, device=arch)
+        made = Executable(program, "cuda", arch=arch)
+        said = "\n".join([*mappings_table(made), *resources_table(made)])
+        for kernel in (tile_kernel(loop, program) for loop in program.loops):
+            r = made.binary.kernels[kernel.name]
+            assert r.registers <= 255 and not r.spill_stores and not r.spill_loads
+            assert f"{kernel.name}: tile, because" in said
+            assert re.search(rf"{kernel.name} +{r.registers} registers +{kernel.shared} B shared", said)
+
+
+FORCED = {
+    "shared memory": ({"rows": 256, "columns": 512, "tile": Tile("mma", 4, 4)}, r"take \d+ bytes of shared memory"),
+    "rows": ({"rows": 40, "columns": 64, "tile": Tile("mma", 4, 2)}, "has a multiple of 64 rows, and a block 40"),
+    "columns": ({"rows": 64, "columns": 40, "tile": Tile("mma", 4, 2)}, "one multiple of 16"),
+    "stages": ({"rows": 64, "columns": 64, "tile": Tile("mma", 4, 1)}, "is no tile of mma"),
+    "mapping": ({"rows": 64, "columns": 64, "tile": Tile("wgmma", 4, 2)}, "is no tile of mma"),
+    "none": ({"rows": 64, "columns": 64, "tile": None}, "it has no tile"),
+}
+
+
+@pytest.mark.parametrize("target", ["cuda", "cuda-sim"])
+@pytest.mark.parametrize("name", FORCED)
+def test_a_tile_that_does_not_fit_is_refused_before_anything_runs(name, target):
+    sizes, said = FORCED[name]
+    program = with_tiles(CASES["causal"].blocked(64)["forward"], **sizes)
+    with pytest.raises(Unsupported, match=said):
+        Executable(program, target)
+
+
+def test_a_tile_may_have_any_number_of_warps_and_stages():
+    case = CASES["causal"]
+    arrays = drawn(case, 64, {"B": 1, "H": 1, "S": 150, "T": 1}, 0)
+    wanted = case.oracle(**wide(arrays))
+    for rows, columns, tile in ((128, 32, Tile("mma", 4, 3)), (16, 16, Tile("mma", 1, 2)), (96, 48, Tile("mma", 2, 4))):
+        program = with_tiles(case.blocked(64)["forward"], rows=rows, columns=columns, tile=tile)
+        got = checked(Executable(program, "cuda-sim"), arrays)["y"].astype(np.float64)
+        assert np.abs(got - wanted).max() <= 2.0**-7 * np.abs(wanted).max()
+
+
+def test_the_kernel_of_attention_is_a_few_pages(golden):
+    """With its IR on top; ``--update-golden`` writes it anew."""
+    program = CASES["causal"].programs(64)["forward"]
+    (loop,) = program.loops
+    text = tile_kernel(loop, program).text
+    golden("kernels_cuda/attention_tile.cu", text)
+    assert len(text.splitlines()) <= 250
+
+
+def _blocked(function, **types):
+    program = run_passes(gradc.trace(function, **types), (), Options(), "cpu")[2]["forward"]
+    return carry_sums(split_loops(program))
+
+
+def _attention(dtype: str, features: int):
+    types = dict.fromkeys("qkv", f"{dtype}[B,H,S,{features}]")
+    return _blocked(lambda q, k, v: ops.scaled_dot_product_attention(q, k, v), **types)
+
+
+REFUSED = {
+    "dtype": (lambda: _attention("f32", 64), "sm_90", "its products multiply f32"),
+    "features": (lambda: _attention("bf16", 512), "sm_90", "512 features|no product"),
+    "architecture": (lambda: _attention("bf16", 64), "sm_75", "sm_80 and later"),
+    "no product": (lambda: _blocked(lambda x: ops.softmax(x, -1), x="bf16[N,V]"), "sm_90", "no product"),
+    "rows added": (
+        lambda: carry_sums(CASES["causal"].blocked(64, WRT)["backward"]),
+        "sm_90",
+        "which other blocks of rows add to",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_why_a_loop_is_no_tile_is_said(name):
+    make, device, said = REFUSED[name]
+    program = make()
+    reasons = [refusal(loop, program, gpu_of(device)) for loop in program.loops]
+    assert reasons and all(reason and re.search(said, reason) for reason in reasons)
+    assert all(refusal(loop, program, CPU) for loop in program.loops)
+
+
+def test_names_of_users_mean_nothing_in_it():
+    names = ("there", "factor", "before", "h", "n", "EDGE", "stage", "top", "rows")
+    q, k, v, *_ = names
+    graph = gradc.trace(
+        lambda **x: ops.scaled_dot_product_attention(x[q], x[k], x[v], is_causal=True),
+        **dict.fromkeys((q, k, v), "bf16[h,EDGE,n,8]"),
+    )
+    program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
+    case, dims = CASES["causal"], {"B": 1, "H": 1, "S": 20, "T": 1}
+    arrays = drawn(case, 8, dims, 0)
+    plain = checked(executable("causal", 8), arrays)
+    renamed = checked(Executable(program, "cuda-sim"), dict(zip(names, arrays.values(), strict=False)))
+    assert [a.tobytes() for a in plain.values()] == [a.tobytes() for a in renamed.values()]
+
+
+@settings(max_examples=5)
+@given(rows=st.integers(1, 80), classes=st.integers(1, 150), seed=st.integers(0, 99))
+def test_a_linear_cross_entropy_is_a_tile_too(rows, classes, seed):
+    """One sweep of logits that are in no memory, with the logit of each row's class."""
+    rng = np.random.default_rng(seed)
+    x, w = (rng.standard_normal((n, 24)).astype(DTYPES["bf16"]) for n in (rows, classes))
+    t = np.where(rng.random(rows) < 0.25, -100, rng.integers(0, classes, rows))
+    t[0] = 0
+    with np.errstate(all="ignore"):
+        wanted = CROSS_ENTROPY.oracle(x.astype(np.float64), w.astype(np.float64), t)
+    (got,) = checked(_cross_entropy(), {"x": x, "w": w, "t": t}).values()
+    np.testing.assert_allclose(float(got), wanted, rtol=2.0**-7)
+
+
+CROSS_ENTROPY = COLUMN_BLOCKING["linear cross entropy"]
+
+
+@functools.cache
+def _cross_entropy() -> Executable:
+    types = {"x": "bf16[N,24]", "w": "bf16[V,24]", "t": "i64[N]"}
+    graph = gradc.trace(CROSS_ENTROPY.function, **types)
+    program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
+    assert len(program.loops) == 1
+    return Executable(program, "cuda-sim")
+
+
+def _dropped(q, k, v, key):
+    kept = ops.rand(key, shape=(*q.shape[:-1], k.shape[-2]), stream=0) >= 0.25
+    return ops.scaled_dot_product_attention(q, k, v, dropout_p=0.25, dropout_mask=kept)
+
+
+def _rectified(q, k, v):
+    return (ops.relu((q @ k.T).astype("f32")).astype("bf16") @ v).astype("bf16")
+
+
+@pytest.mark.parametrize(
+    ("function", "more"), [(_dropped, {"key": "i64[]"}), (_rectified, {})], ids=["dropout", "relu"]
+)
+def test_other_forms_are_what_the_interpreter_computes(function, more):
+    """Numbers drawn by position, and no maximum at all."""
+    graph = gradc.trace(function, **dict.fromkeys("qkv", "bf16[B,2,S,32]"), **more)
+    program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal((1, 2, 70, 32)).astype(DTYPES["bf16"]) for n in "qkv"}
+    arrays |= {n: np.array(7) for n in more}
+    got = checked(Executable(program, "cuda-sim"), arrays)["y"].astype(np.float64)
+    wanted = run_program(program, arrays)["y"].astype(np.float64)
+    assert np.abs(got - wanted).max() <= 2.0**-8 * np.abs(wanted).max()
