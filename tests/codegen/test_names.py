@@ -9,12 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tile_programs import CASES as TILES
 
 import gradc
 from gradc import knobs, ops
 from gradc.analysis.strategies import ON_GPU, ON_HOST
 from gradc.codegen.cpu.kernel import render_kernel
 from gradc.codegen.cuda.render import cuda_kernel
+from gradc.codegen.cuda.tiles.canonical import canonical
+from gradc.codegen.cuda.tiles.kernel import tile_kernel
 from gradc.codegen.identifiers import WRITTEN, identifier
 from gradc.compiler import joint_program
 from gradc.errors import NotDifferentiable
@@ -99,6 +102,15 @@ def _calls_functions_alone(op: Op) -> bool:
     return isinstance(getattr(op, "lower", None), Expr)
 
 
+def rendered_tiles() -> Iterator[tuple[str, str]]:
+    """Loops as kernels: what buffers and sizes are called, the user's or the compiler's, begins with Users."""
+    for program in TILES["causal"].programs(64, wrt=("q", "k", "v")).values():
+        for loop in program.loops:
+            made, words = tile_kernel(loop, program), canonical(loop, program.types).words
+            named = "|".join(map(re.escape, words.values()))
+            yield made.name, re.sub(rf"\b({named})\b", r"Users_\1", made.text)
+
+
 def rendered_kernels(target: str) -> Iterator[tuple[str, str]]:
     """Kernels of every op, of the standard graphs and of every strategy: the name and the text, in which the user's
     names begin with Users.
@@ -120,6 +132,8 @@ def rendered_kernels(target: str) -> Iterator[tuple[str, str]]:
     )
     jobs.append((groups, ["s"], replace(options, reductions={"*": "segmented"})))  # which are sorted once
     jobs.append((gradc.trace(ops.max, x="f32[]"), [], options))  # a pass over columns where there are none
+    if target == "cuda":
+        yield from rendered_tiles()
     for graph, wrt, given in jobs:
         with contextlib.suppress(NotDifferentiable):
             program = joint_program(graph, wrt, given, target)

@@ -92,15 +92,15 @@ extern "C" __global__ void __launch_bounds__(128, 2) softmax_matmul_tile_4c4072(
   f32 total_[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f}; /* carry total_: f32[rows_] sum by exp(top) */
   f32 t6_sum[TILES * 64 / 8][4] = {}; /* carry t6_sum: f32[rows_,64] sum by exp(top) */
   /* ---- sweep over col_ ---- */
-  u16 *const right0_0 = (u16 *)dynamic_shared + 9216; /* k_: 64 x 64, 2 stages */
-  const auto from0_0 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(k_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
-  u16 *const right0_1 = (u16 *)dynamic_shared + 18432; /* v_: 64 x 64, 2 stages */
-  const auto from0_1 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(v_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
+  u16 *const right0 = (u16 *)dynamic_shared + 9216; /* k_: 64 x 64, 2 stages */
+  const auto from0 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(k_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
+  u16 *const right1 = (u16 *)dynamic_shared + 18432; /* v_: 64 x 64, 2 stages */
+  const auto from1 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(v_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
   const f32 v4 = 0.125f, v6 = f32_of_bits(0xff800000u);
   const f32 v16 = 0.0f;
   auto copy0 = [&](const ix col_, const int stage) {
-    from0_0.copy(right0_0 + stage * COLUMNS * 72, col_, S - col_);
-    from0_1.copy(right0_1 + stage * COLUMNS * 72, col_, S - col_);
+    from0.copy(right0 + stage * COLUMNS * 72, col_, S - col_);
+    from1.copy(right1 + stage * COLUMNS * 72, col_, S - col_);
   };
   const ix begin0 = 0, end0 = minimum_i64(S, (row_ + rows_));
   for (int stage = 0; stage < STAGES - 1; stage++) {
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) softmax_matmul_tile_4c4072(
     f32 t5_[TILES * COLUMNS / 8][4];
     /* call @matmul axes(m: rows_, n: cols_, k: 64) t3_[m, n] <- matmul q_[(at0_), (at1_), m + (row_), k], k_[(at0_), (at1_), n + (col_), k] */
     f32 t3_[TILES * COLUMNS / 8][4] = {};
-    gradc_scores<operand, 72, COLUMNS, 64, TILES>(t3_, fragments0, right0_0 + stage * COLUMNS * 72);
+    gradc_scores<operand, 72, COLUMNS, 64, TILES>(t3_, fragments0, right0 + stage * COLUMNS * 72);
     #pragma unroll
     for (int EDGE = 0; EDGE < 2; EDGE++) {
       if (EDGE != at_edge) continue;
@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) softmax_matmul_tile_4c4072(
       }
     }
     /* call @matmul axes(m: rows_, n: 64, k: cols_) t6_sum[m, n] += matmul t5_[m, k], v_[(at0_), (at1_), k + (col_), n] */
-    gradc_add_product<operand, 72, COLUMNS, 64, TILES>(t6_sum, t5_, right0_1 + stage * COLUMNS * 72);
+    gradc_add_product<operand, 72, COLUMNS, 64, TILES>(t6_sum, t5_, right1 + stage * COLUMNS * 72);
   }
   cp_async_wait<0>();
   __syncthreads();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -187,23 +188,28 @@ class _TileWriter:
         self.warps, self.stages = self.loop.tile.warps, self.loop.tile.stages
         self.tiles = self.rows // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.stages)
+        self.names = Counter[str]()
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
         self.in_registers = form.fragments() > 0
         at = sum(self.rows * p.pitch for p in form.resident)
         self.streamed = [
-            self.panels(f"right{n}_", s.streamed, self.columns, at, s.sweep.cols[0], self.stages)
-            for n, s in enumerate(form.sweeps)
+            self.panels("right", s.streamed, self.columns, at, s.sweep.cols[0], self.stages) for s in form.sweeps
         ]
-        self.staged = [self.vectors(n, s) for n, s in enumerate(form.sweeps)]
+        self.staged = [self.vectors(s) for s in form.sweeps]
         self.writer = FragmentWriter(form, self.types, self.tiles, [names for _, names in self.staged])
+
+    def numbered(self, name: str) -> str:
+        """The name with a number that it did not have yet."""
+        self.names[name] += 1
+        return f"{name}{self.names[name] - 1}"
 
     def panels(self, name: str, panels: Sequence[Panel], rows: int, at: int, first: str, stages: int = 1) -> Panels:
         """Panels one after another in shared memory, from element ``at`` on; ``first``: symbol of their first row."""
         made: dict[Panel, PanelText] = {}
-        for number, p in enumerate(panels):
+        for p in panels:
             comment = f"{p.buffer}: {rows} x {p.features}{f', {stages} stages' if stages > 1 else ''}"
             address = f"{p.buffer} + {size(p.start if stages == 1 else substitute(p.start, {first: 0}), 'i64')}"
-            made[p] = PanelText(f"{name}{number}", at, address, p, comment)
+            made[p] = PanelText(self.numbered(name), at, address, p, comment)
             at += stages * rows * p.pitch
         return made
 
@@ -287,7 +293,7 @@ class _TileWriter:
             after=after_sweep(s),
         )
 
-    def vectors(self, number: int, form: SweepForm) -> tuple[tuple[StagedText, ...], dict[Stmt, str]]:
+    def vectors(self, form: SweepForm) -> tuple[tuple[StagedText, ...], dict[Stmt, str]]:
         """Vectors over columns, each once, behind the panels in shared memory, and the loads that read them."""
         at = sum(self.rows * p.pitch for p in self.form.resident)
         at += sum(self.stages * self.columns * p.pitch for p in form.streamed)
@@ -299,9 +305,7 @@ class _TileWriter:
                 scribe = TileScribe(self.types, kernel.body, (), {}, {}, ())
                 comment = f"{s.buffer}: {self.columns}, {self.stages} stages"
                 place = at // 2 + len(texts) * self.stages * self.columns
-                texts[key] = StagedText(
-                    f"staged{number}_{len(texts)}", place, scribe.element(s.buffer, s.index), comment
-                )
+                texts[key] = StagedText(self.numbered("staged"), place, scribe.element(s.buffer, s.index), comment)
             names[s] = texts[key].name
         return tuple(texts.values()), names
 
