@@ -115,7 +115,7 @@ def gathered(rows: RowFacts, scribe: Scribe) -> tuple[Gathered, ...]:
         if type_ is None or not type_.shape:
             continue
         *leading, along = ([v for v, _ in i.terms] for i in s.index)
-        told = {v for variables in leading for v in variables}
+        told = {v for variables in leading or [along] for v in variables}  # of a vector, a row is an element
         values = [v for v in told if v.startswith("%")]
         if any(map(rows.by_column, values)) or told & cols:
             continue
