@@ -154,12 +154,14 @@ def _reader(named: _Named, guarded: bool) -> RowProgram:
 def _finished_rows(k: RowProgram, named: _Named) -> list[str]:
     """The functions of a kernel that finished rows are handed to: of a row, and of what a later one gathers."""
     args = f"const {k.name}_args *A, i64 r"
+    ahead = render("cpu/kernel/ask_ahead.c.j2", k=k) if k.ahead else ""
     size = f"static i64 {k.name}_thread_bytes(const {k.name}_args *A)"
     return [
         f"{kernel_comment(k.facts.kernel, named.above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
         *([_function(k, size, render("cpu/kernel/thread_bytes.c.j2", k=k))] if k.thread_memory else []),
-        *(_function(k, f"static void {k.name}_{what}({args})", render(f"cpu/kernel/{what}.c.j2", k=k))
-          for what in (["ask_ahead"] if k.ahead else []) + ["finished_row"]),
+        # a compiler may leave out the call of a function that does nothing but prefetch, unless it is inlined first
+        *([_function(k, f"static inline __attribute__((always_inline)) void {k.name}_ask_ahead({args})", ahead)] if ahead else []),
+        _function(k, f"static void {k.name}_finished_row({args})", render("cpu/kernel/finished_row.c.j2", k=k)),
     ]
 
 
