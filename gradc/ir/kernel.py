@@ -859,9 +859,7 @@ class Program:
     def forwards(self) -> Mapping[int, str]:
         """The steps that hand finished rows to the next one, by number, and the buffer whose rows these are."""
         own = {b.name for b in self.buffers if b.kind == "forwarded"}
-        return {
-            number: name for number, step in enumerate(self.steps) for name in step.writes if own and name in own
-        }
+        return {number: name for number, step in enumerate(self.steps) for name in step.writes if own and name in own}
 
     def of_kind(self, kind: str) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.kind == kind)

@@ -58,7 +58,7 @@ class KernelSource:
 
 def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> KernelSource:
     """One kernel's C, over identifiers made of the user's names."""
-    return _rendered(_named(kernel, types), None, knobs.BOUNDS.get())
+    return _rendered(_named(kernel, types, kernel.dims(types)), None, knobs.BOUNDS.get())
 
 
 def render_forwarding(kernel: Kernel, then: Kernel, types: Mapping[str, Type]) -> KernelSource:
@@ -70,8 +70,9 @@ def render_forwarding(kernel: Kernel, then: Kernel, types: Mapping[str, Type]) -
     row = types[buffer].with_shape(1, *types[buffer].shape[1:])
     body = (s.altered(index=(Index(), *s.index[1:])) if s.buffer == buffer else s for s in then.body)
     reader = replace(then, name=f"{name}_then", body=tuple(body))
-    first = _named(replace(kernel, name=name), types)
-    return _rendered(first, _named(reader, {**types, buffer: row}, of_row=buffer), knobs.BOUNDS.get())
+    first = _named(replace(kernel, name=name), types, kernel.dims(types))
+    second = _named(reader, {**types, buffer: row}, then.dims(types), of_row=buffer)  # the dims that a caller passes
+    return _rendered(first, second, knobs.BOUNDS.get())
 
 
 def forwarding_name(kernel: Kernel, then: Kernel) -> str:
@@ -95,8 +96,7 @@ class _Named:
     of_row: str
 
 
-def _named(kernel: Kernel, types: Mapping[str, Type], of_row: str = "") -> _Named:
-    dims = kernel.dims(types)
+def _named(kernel: Kernel, types: Mapping[str, Type], dims: Sequence[str], of_row: str = "") -> _Named:
     buffers, symbols, axes = _identifiers(kernel, dims)
     named, own = kernel.renamed(types, buffers, symbols)
     named = replace(named.with_axes(axes), name=kernel.name)
@@ -160,7 +160,11 @@ def _finished_rows(k: RowProgram, named: _Named) -> list[str]:
         f"{kernel_comment(k.facts.kernel, named.above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
         *([_function(k, size, render("cpu/kernel/thread_bytes.c.j2", k=k))] if k.thread_memory else []),
         # a compiler may leave out the call of a function that does nothing but prefetch, unless it is inlined first
-        *([_function(k, f"static inline __attribute__((always_inline)) void {k.name}_ask_ahead({args})", ahead)] if ahead else []),
+        *(
+            [_function(k, f"static inline __attribute__((always_inline)) void {k.name}_ask_ahead({args})", ahead)]
+            if ahead
+            else []
+        ),
         _function(k, f"static void {k.name}_finished_row({args})", render("cpu/kernel/finished_row.c.j2", k=k)),
     ]
 

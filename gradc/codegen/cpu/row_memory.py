@@ -120,7 +120,7 @@ def gathered(rows: RowFacts, scribe: Scribe) -> tuple[Gathered, ...]:
         values = [v for v in told if v.startswith("%")]
         if any(map(rows.by_column, values)) or told & cols:
             continue
-        if not values and not (rows.order == "by key" and told & axes):
+        if not values and (vector or not (rows.order == "by key" and told & axes)):
             continue
         place = rows.slice_of(values)
         if values and not any(t.op == "load" for t in place):

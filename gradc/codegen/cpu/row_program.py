@@ -192,7 +192,7 @@ class RowProgram(Results[Accum]):
 
     @property
     def without_effect(self) -> str:
-        """The value without which a row has no effect, which its first statements compute, as C; "" if there is none."""
+        """The value without which a row has no effect, of those that it computes first, as C; "" if there is none."""
         k = self.facts.kernel
         masks = {s.where for s in k.body if not s.name}
         known = {s.name for s in k.passes[0].row}

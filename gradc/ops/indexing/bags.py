@@ -70,9 +70,7 @@ segment_ids = Primitive(
     in_place_of_dtype=True,
     lower=Lookup(
         lambda index, node, kernel: kernel.position(
-            Index.of(
-                kernel.search(node.operands[0], kernel.position(index[0], I64), node.attrs["oob"] == "ascending")
-            )
+            Index.of(kernel.search(node.operands[0], kernel.position(index[0], I64), node.attrs["oob"] == "ascending"))
             + -1,
             I64,
         )
@@ -94,8 +92,8 @@ segment_ids = Primitive(
     ),
     doc=(
         "the segment of each position 0..size-1, i64[size], where segment s begins at offsets[s]; -1 before the first"
-        " segment. With oob='error' the offsets must begin with 0, not decrease, and not exceed size; 'ascending' says that"
-        " they are so by how they are computed: nothing is checked"
+        " segment. With oob='error' the offsets must begin with 0, not decrease, and not exceed size; 'ascending' says"
+        " that they do so by how they are computed: nothing is checked"
     ),
 )
 

@@ -232,10 +232,14 @@ def coalesce_by_sorting(
     begins = call("bitwise_or", ne(key, before), call("eq", position, 0))
     number = call("cumsum", converted(begins, I64), axis=0) - 1
     place = where(begins, number, full(-1, number))
-    first = lambda x, rest: scatter_add.plain(place, x - rest, axis=0, size=line.shape[0], oob="skip") + rest
-    starts = first(position, spread(call("dim", size=line.shape[0]), line.shape))
+
+    def of_firsts(x: Node, rest: Node) -> Node:
+        """x where each segment begins, one after the other; filled up with ``rest``."""
+        return scatter_add.plain(place, x - rest, axis=0, size=line.shape[0], oob="skip") + rest
+
+    starts = of_firsts(position, spread(call("dim", size=line.shape[0]), line.shape))
     segment = call("segment_ids", starts, size=line.shape[0], oob="ascending")
-    rows, sorted_ = first(key, limit), _at(updates, order)
+    rows, sorted_ = of_firsts(key, limit), _at(updates, order)
     hit = call("lt", key, limit)
     if not everywhere:
         sorted_ = where(spread(reshaped(hit, (*hit.shape, 1)), sorted_.shape), sorted_, full(0, sorted_))

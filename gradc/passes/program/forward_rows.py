@@ -34,7 +34,10 @@ def _forwarded(program: Program, name: str, donate: Collection[str]) -> Program 
     producer = _producer(first, name, program)
     if producer is None or not isinstance(second, Kernel) or name in second.writes:
         return None
-    if not second.reads_own_rows(name, program.types[name]) or {*program.forwards.values()} & {*producer.reads, *second.reads}:
+    if not second.reads_own_rows(name, program.types[name]) or {*program.forwards.values()} & {
+        *producer.reads,
+        *second.reads,
+    }:
         return None
     if not _may_run_together(program, producer, touching, donate):
         return None
