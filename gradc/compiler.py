@@ -49,6 +49,7 @@ from .passes.program.align_rows import align_rows
 from .passes.program.choose_reduction import choose_reduction
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.copy_donated import copy_donated
+from .passes.program.forward_rows import forward_rows
 from .passes.program.fuse_bias import fuse_bias
 from .passes.program.fuse_copies import fuse_copies
 from .passes.program.inline_constants import inline_constants
@@ -308,6 +309,8 @@ def kernels(
     if in_place:
         program = run(store_rows, program, donate=in_place, fuse=options.fuse and target == "cpu")
         program = run(copy_donated, program, donate=in_place)
+    if target == "cpu" and options.fuse:
+        program = run(forward_rows, program, donate=in_place)
     return run(plan_buffers, program)  # type: ignore[no-any-return]
 
 

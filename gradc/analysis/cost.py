@@ -6,7 +6,7 @@ The strategies' formulas are in :mod:`strategies`, the machine parameters in :mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import Unsupported
@@ -176,11 +176,15 @@ def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
                 )
 
 
-def kernel_bytes(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
+def kernel_bytes(
+    kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int], forwarded: Collection[str] = ()
+) -> int:
     """The bytes a kernel must move: each buffer it reads or writes once; of gathered and of updated buffers only
     the rows that it reads and stores.
+
+    :param forwarded: buffers that have no memory.
     """
-    return sum(_buffer_bytes(kernel, name, types, dims) for name in kernel.buffers)
+    return sum(_buffer_bytes(kernel, name, types, dims) for name in kernel.buffers if name not in forwarded)
 
 
 def _buffer_bytes(kernel: Kernel, name: str, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:

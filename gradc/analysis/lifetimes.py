@@ -21,8 +21,13 @@ def lifetimes(program: Program) -> dict[str, Span]:
 
 
 def _alternatives(program: Program) -> list[list[Kernel | Call]]:
-    """Program -> for each step the kernels and calls of which one runs."""
-    return [list(alternatives(step)) for step in program.steps]
+    """Program -> for each step the kernels and calls of which one runs; one that hands its rows to the next step runs
+    when that does.
+    """
+    steps = [list(alternatives(step)) for step in program.steps]
+    for number in program.forwards:
+        steps[number + 1] += steps[number]
+    return steps
 
 
 def lifetimes_of(program: Program, kind: str, steps: Sequence[Sequence[Kernel | Call]]) -> dict[str, Span]:
@@ -120,7 +125,7 @@ def _is_overwritten_by(program: Program, step: int, temp: str, output: str) -> b
     one memory.
     """
     same = program.types[temp] == program.types[output]
-    items = alternatives(program.steps[step])
+    items = _alternatives(program)[step]
     return same and all(isinstance(item, Kernel) and may_overwrite(program, item, temp, output) for item in items)
 
 

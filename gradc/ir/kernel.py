@@ -21,14 +21,14 @@ from typing import Any, Literal
 
 from ..errors import Unsupported
 from ..process.forks import cached_property
-from .dims import Assumption, Dim, Size, evaluate, product, substitute, symbol, symbols
+from .dims import Assumption, Dim, Size, evaluate, product, same, substitute, symbol, symbols
 from .lexer import format_note, format_value
 from .node import REGISTRY, Note
 from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
 from .types import Type
 from .walk import backward_slice
 
-KINDS = ("input", "output", "temp", "const")
+KINDS = ("input", "output", "temp", "forwarded", "const")
 """The kinds of a program's buffers; those of a loop are of the kinds ``block`` and ``carry``."""
 TILE_MAPPINGS = ("mma", "wgmma")
 """Instructions by which a tile multiplies: of a warp (sm_80 on), of four warps (sm_90)."""
@@ -187,6 +187,22 @@ class Kernel:
     def accesses(self) -> list[Stmt]:
         """The statements that access a buffer."""
         return [s for s in self.body if s.buffer]
+
+    def reads_own_rows(self, buffer: str, type_: Type) -> bool:
+        """Whether row ``r`` reads row ``r`` alone of a buffer of this type, each column its own element, while rows are
+        combined into nothing and no data is checked.
+        """
+        loads = [s for s in self.body if s.buffer == buffer]
+        if len(self.rows) != 1 or not loads or any(s.op in ("accum", "check") for s in self.body):
+            return False
+        (row, count), columns = self.rows[0], dict(self.cols)
+        if not same(count, type_.shape[0]) or any(s.op != "load" or s.index[0].variable != row for s in loads):
+            return False
+        return all(
+            (i == Index() and size == 1) or (i.variable in columns and same(columns[i.variable], size))
+            for s in loads
+            for i, size in zip(s.index[1:], type_.shape[1:], strict=True)
+        )
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
@@ -736,7 +752,9 @@ Step = Kernel | Call | Select | Loop
 class Buffer:
     """A typed memory region.
 
-    :param kind: ``input``, ``output``, ``temp`` or ``const``; in a loop ``block`` or ``carry``.
+    :param kind: ``input``, ``output``, ``temp``, ``forwarded`` or ``const``; in a loop ``block`` or ``carry``.  A
+        forwarded buffer has no memory: the kernel that combines rows into it hands each row that is finished to the
+        next step, which alone reads it, and row by row.
     :param alias: the buffer whose bytes it shares (reshape).
     :param value: the elements of a const, in row-major order.
     :param slot: temps of one slot are never alive together; set by plan_buffers, which places them for given sizes.
@@ -850,6 +868,12 @@ class Program:
             for name in dict.fromkeys((*step.reads, *step.writes)):
                 numbers.setdefault(name, []).append(number)
         return {name: tuple(own) for name, own in numbers.items()}
+
+    @cached_property
+    def forwards(self) -> Mapping[int, str]:
+        """The steps that hand finished rows to the next one, by number, and the buffer whose rows these are."""
+        own = {b.name for b in self.buffers if b.kind == "forwarded"}
+        return {number: name for number, step in enumerate(self.steps) for name in step.writes if own and name in own}
 
     def of_kind(self, kind: str) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.kind == kind)

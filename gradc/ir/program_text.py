@@ -46,7 +46,7 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
 
     file      ::= ["gradc-ir 1" LINE] program
     program   ::= "program" "@" name "{" LINE assume* buffer* step* return "}"
-    buffer    ::= ("input" | "output" | "temp") name ":" type ["of" name] ["slot" INT] LINE
+    buffer    ::= ("input" | "output" | "temp" | "forwarded") name ":" type ["of" name] ["slot" INT] LINE
                 | "const" name ":" type ["of" name] "=" "[" [attribute ("," attribute)*] "]" LINE
     step      ::= kernel | call | select | loop
     kernel    ::= "kernel" "@" name "rows" axes "cols" axes ["order" "(" name ")"]

@@ -247,6 +247,23 @@ def _verify_buffers(program: Program) -> None:
             )
         known[b.name] = b
     _verify_slots(program.buffers, "temp")
+    _verify_forwarded(program)
+
+
+def _verify_forwarded(program: Program) -> None:
+    """One kernel writes a forwarded buffer, and the next one, which nothing else does, reads it row by row."""
+    for b in program.of_kind("forwarded"):
+        writers, readers = (
+            [number for number, step in enumerate(program.steps) if b.name in getattr(step, how)]
+            for how in ("writes", "reads")
+        )
+        alone = len(writers) == len(readers) == 1 and readers[0] == writers[0] + 1
+        first, then = (program.steps[at[0]] if alone else None for at in (writers, readers))
+        handed = isinstance(first, Kernel) and isinstance(then, Kernel) and then.reads_own_rows(b.name, b.type)
+        handed = handed and isinstance(first, Kernel) and [s.buffer for s in first.body if not s.name] == [b.name]
+        _demand(handed, f"the rows of {b.name} are not handed from one kernel to the next", b, b.name)
+        shared = program.sharing[b.name]
+        _demand(shared == (b.name,) and not b.alias, f"{b.name} has no memory to share", b, b.name)
 
 
 def _verify_slots(buffers: Iterable[Buffer], kind: str) -> None:
@@ -297,8 +314,8 @@ def _verify_output(name: str, buffer: str, program: Program, written: set[str]) 
     _demand(buffer in program.buffer, f"the output {name} is the buffer {buffer}, which is not defined", line, buffer)
     kind = program.buffer[program.root(buffer)].kind
     _demand(
-        kind != "temp" or program.buffer[buffer].kind == "output",
-        f"the output {name} is the temp {buffer}, whose bytes are given back",
+        kind not in ("temp", "forwarded") or program.buffer[buffer].kind == "output",
+        f"the output {name} is the {kind} {buffer}, whose bytes are given back",
         line,
         buffer,
     )

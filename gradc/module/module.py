@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class Forward(Executable):
         **more: Any,
     ) -> Any:  # type: ignore[override]
         inputs = self.module.flat(inputs, more, extra, out=out, workspace=workspace, stream=stream, dims=dims)
+        self.module.check_rates(inputs)
         variant, orders = self.module.variant(inputs, dims) if workspace is None else (None, {})
         if variant is not None:
             value, residuals = variant.forward(apply_layout(inputs, orders), out=out, stream=stream, dims=dims)
@@ -486,6 +488,27 @@ class Module(Shared):
             out |= {name: value} if name in known else flatten(value, name)
         return out
 
+    @cached_property
+    def _rates(self) -> tuple[str, ...]:
+        """The learning rates among the inputs of a training step, which ``update=`` made: it donates their state."""
+        names = self.graph.input_names if "state.step" in self.options.donate else ()
+        return tuple(name for name in names if name.split(".")[0] == "lr")
+
+    def check_rates(self, inputs: Arguments) -> None:
+        """InvalidProblem for a learning rate that is no finite number from 0; one in a GPU's memory, which the host
+        does not read, is not looked at.
+        """
+        for name in self._rates:
+            rate = inputs.get(name)
+            if rate is None or hasattr(rate, "__cuda_array_interface__"):
+                continue
+            try:
+                number = float(rate)
+            except (TypeError, ValueError):  # no array of one number: its shape or dtype is refused
+                continue
+            if not 0 <= number < math.inf:
+                raise InvalidProblem(f"{name}={number!r}: a finite number from 0")
+
     def __call__(
         self,
         inputs: Arguments | None = None,
@@ -504,6 +527,7 @@ class Module(Shared):
         first such call.
         """
         flat = self.flat(inputs, more, extra, out=out, stream=stream, dims=dims)
+        self.check_rates(flat)
         if self._value is not None:
             return self._value(flat, out=out, stream=stream, dims=dims)
         sizes = self.sizes(dims)

@@ -121,64 +121,118 @@ static void {{ name }}_rows_task(const void *args_, i64 task) {
   }
 }
 
-/* One long row by all threads: a digit of 11 bits at a time, each task's items behind those of the tasks before it. */
+/* One long row by all threads: a digit of 11 bits at a time, each task's items behind those of the tasks before it.  Keys of
+ * 64 bits are seldom that far apart: where 32 bits hold how far, an item is half as wide. */
+static i64 {{ name }}_chunk(i64 n) { return gradc_max({{ name }}_task, gradc_chunks(n, {{ name }}_chunks)); }
+
+{% if bits == 64 %}
+typedef struct {
+  const {{ A }} *a;
+  const {{ key }} *from;
+  {{ key }} *limits; /* the least and the largest key of each task */
+  i64 chunk;
+} {{ name }}_range;
+
+static void {{ name }}_range_task(const void *args_, i64 task) {
+  const {{ name }}_range *const p = args_;
+  const i64 first = task * p->chunk, step = p->a->step;
+  {{ key }} least = p->from[first * step], most = least;
+  for (i64 i = first; i < gradc_min(p->a->n, first + p->chunk); i++) {
+    const {{ key }} x = p->from[i * step];
+    least = x < least ? x : least;
+    most = x > most ? x : most;
+  }
+  p->limits[2 * task] = least;
+  p->limits[2 * task + 1] = most;
+}
+{% endif %}
+{% for part, Item, shift in [("", T, bits)] + ([("_near", "u64", 32)] if bits == 64 else []) %}
+{% set long = name ~ part %}
+
 typedef struct {
   const {{ A }} *a;
   const {{ key }} *from;
   i64 *out;
-  {{ T }} *items, *to;
+  {{ Item }} *items, *to;
   u32 *counts; /* [chunk][digit] */
   i64 chunk;
   int shift;
-} {{ name }}_pass;
+  {{ key }} least;
+} {{ long }}_pass;
 
-static void {{ name }}_load_task(const void *args_, i64 task) {
-  const {{ name }}_pass *const p = args_;
-  for (i64 i = task * p->chunk; i < gradc_min(p->a->n, (task + 1) * p->chunk); i++) p->items[i] = {{ name }}_made(p->from[i * p->a->step], i);
+static void {{ long }}_load_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
+  for (i64 i = task * p->chunk; i < gradc_min(p->a->n, (task + 1) * p->chunk); i++)
+{% if part %}
+    p->items[i] = ((u64)p->from[i * p->a->step] - (u64)p->least) << 32 | (u64)i;
+{% else %}
+    p->items[i] = {{ name }}_made(p->from[i * p->a->step], i);
+{% endif %}
 }
-static void {{ name }}_count_task(const void *args_, i64 task) {
-  const {{ name }}_pass *const p = args_;
+static void {{ long }}_count_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
   u32 *const counts = p->counts + task * {{ name }}_digits;
   __builtin_memset(counts, 0, sizeof(u32) * {{ name }}_digits);
   for (i64 i = task * p->chunk; i < gradc_min(p->a->n, (task + 1) * p->chunk); i++) counts[(u32)(p->items[i] >> p->shift) & ({{ name }}_digits - 1)]++;
 }
-static void {{ name }}_move_task(const void *args_, i64 task) {
-  const {{ name }}_pass *const p = args_;
+static void {{ long }}_move_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
   u32 *const place = p->counts + task * {{ name }}_digits;
   for (i64 i = task * p->chunk; i < gradc_min(p->a->n, (task + 1) * p->chunk); i++) p->to[place[(u32)(p->items[i] >> p->shift) & ({{ name }}_digits - 1)]++] = p->items[i];
 }
-static void {{ name }}_store_task(const void *args_, i64 task) {
-  const {{ name }}_pass *const p = args_;
-  for (i64 i = task * p->chunk; i < gradc_min(p->a->count, (task + 1) * p->chunk); i++) p->out[i] = {{ name }}_position(p->items[i]);
+static void {{ long }}_store_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
+  for (i64 i = task * p->chunk; i < gradc_min(p->a->count, (task + 1) * p->chunk); i++) p->out[i] = (i64)(u{{ shift }})p->items[i];
 }
-
-static i64 {{ name }}_chunk(i64 n) { return gradc_max({{ name }}_task, gradc_chunks(n, {{ name }}_chunks)); }
-
-static void {{ name }}_long_row(const {{ A }} *a, i64 row) {
-  char *end = a->scratch;
-  const i64 chunk = {{ name }}_chunk(a->n), tasks = gradc_chunks(a->n, chunk);
-  {{ T }} *const items = gradc_take(&end, (i64)sizeof({{ T }}) * a->n), *const to = gradc_take(&end, (i64)sizeof({{ T }}) * a->n);
-  {{ name }}_pass p = {a, {{ name }}_row(a, row), a->out + row * a->count, items, to, (u32 *)end, chunk, {{ bits }}};
-  a->ctx->parallel_for(a->ctx, tasks, {{ name }}_load_task, &p);
-  for (; p.shift < {{ 2 * bits }}; p.shift += 11) {
-    a->ctx->parallel_for(a->ctx, tasks, {{ name }}_count_task, &p);
+/* span: bits of the keys that may differ */
+static void {{ long }}_passes({{ long }}_pass *p, i64 tasks, int span) {
+  const gradc_ctx *const ctx = p->a->ctx;
+  ctx->parallel_for(ctx, tasks, {{ long }}_load_task, p);
+  for (p->shift = {{ shift }}; p->shift < {{ shift }} + span; p->shift += 11) {
+    ctx->parallel_for(ctx, tasks, {{ long }}_count_task, p);
     u32 before = 0, most = 0;
     for (i64 d = 0; d < {{ name }}_digits; d++) {
       const u32 first = before;
       for (i64 t = 0; t < tasks; t++) {
-        u32 *const place = &p.counts[t * {{ name }}_digits + d], here = *place;
+        u32 *const place = &p->counts[t * {{ name }}_digits + d], here = *place;
         *place = before;
         before += here;
       }
       most = before - first > most ? before - first : most;
     }
-    if (most == a->n) continue; /* all have the same digit */
-    a->ctx->parallel_for(a->ctx, tasks, {{ name }}_move_task, &p);
-    {{ T }} *const other = p.items;
-    p.items = p.to;
-    p.to = other;
+    if (most == p->a->n) continue; /* all have the same digit */
+    ctx->parallel_for(ctx, tasks, {{ long }}_move_task, p);
+    {{ Item }} *const other = p->items;
+    p->items = p->to;
+    p->to = other;
   }
-  a->ctx->parallel_for(a->ctx, tasks, {{ name }}_store_task, &p);
+  ctx->parallel_for(ctx, tasks, {{ long }}_store_task, p);
+}
+{% endfor %}
+
+static void {{ name }}_long_row(const {{ A }} *a, i64 row) {
+  char *end = a->scratch;
+  const i64 chunk = {{ name }}_chunk(a->n), tasks = gradc_chunks(a->n, chunk);
+  void *const items = gradc_take(&end, (i64)sizeof({{ T }}) * a->n), *const to = gradc_take(&end, (i64)sizeof({{ T }}) * a->n);
+  const {{ key }} *const from = {{ name }}_row(a, row);
+  i64 *const out = a->out + row * a->count;
+{% if bits == 64 %}
+  {{ name }}_range r = { a, from, ({{ key }} *)end, chunk };
+  a->ctx->parallel_for(a->ctx, tasks, {{ name }}_range_task, &r);
+  {{ key }} least = r.limits[0], most = r.limits[1];
+  for (i64 t = 1; t < tasks; t++) {
+    least = r.limits[2 * t] < least ? r.limits[2 * t] : least;
+    most = r.limits[2 * t + 1] > most ? r.limits[2 * t + 1] : most;
+  }
+  const u64 apart = (u64)most - (u64)least;
+  if (apart >> 32 == 0 && a->n >> 32 == 0) {
+    {{ name }}_near_pass p = { a, from, out, items, to, (u32 *)end, chunk, 0, least };
+    {{ name }}_near_passes(&p, tasks, apart ? 64 - __builtin_clzll(apart) : 0);
+    return;
+  }
+{% endif %}
+  {{ name }}_pass p = { a, from, out, items, to, (u32 *)end, chunk, 0, 0 };
+  {{ name }}_passes(&p, tasks, {{ bits }});
 }
 
 static i64 {{ name }}_workspace(i64 rows, i64 n, i64 count) {

@@ -615,6 +615,7 @@ def test_a_module_of_a_step_refuses_before_it_writes() -> None:
         ({"state.sum.a": np.zeros(8, np.float32)}, InvalidProblem),
         ({"state.sum.b": np.zeros(7)}, GradcError),
         ({"i": np.array([1, 7])}, IndexOutOfRange),
+        *(({"lr": np.array(rate)}, InvalidProblem) for rate in (np.nan, np.inf, -1.0)),
     ):
         given = {**arrays(), **change}
         before = copy.deepcopy(given)

@@ -26,9 +26,13 @@ def combined(combine: str, ctype: str, target: str, value: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Accum(RowAccum):
-    """A result that rows are combined into."""
+    """A result that rows are combined into.
+
+    :param forwarded: whether it has no memory: each row of it is handed on.
+    """
 
     facts: Facts
+    forwarded: bool = False
 
     # -- types ---------------------------------------------------------------------------------------------------------
 
@@ -102,7 +106,7 @@ class Accum(RowAccum):
     @property
     def streamed(self) -> bool:
         """Whether rows of the result may be written by streaming stores."""
-        return self.segmented and is_large(self.rows.types[self.buffer])
+        return self.segmented and not self.forwarded and is_large(self.rows.types[self.buffer])
 
     # -- statements ----------------------------------------------------------------------------------------------------
 
@@ -157,12 +161,13 @@ class Accum(RowAccum):
         return [f"if ({both}begins) {target} = {value};", f"else {one}{self.joined(target, value)}"]
 
 
-def accums_of(facts: Facts) -> Mapping[str, Accum]:
+def accums_of(facts: Facts, forwarded: bool = False) -> Mapping[str, Accum]:
     """The accums of a kernel, by their buffers.
 
+    :param forwarded: whether their rows are handed on.
     :raises InternalError: there is no text for one of them.
     """
-    accums = {s.buffer: Accum(facts.rows, s, facts) for s in facts.kernel.accums}
+    accums = {s.buffer: Accum(facts.rows, s, facts, forwarded) for s in facts.kernel.accums}
     for a in accums.values():
         if a.dtype.is_float and a.dtype not in (F32, F64):
             raise InternalError(f"an accum into {facts.types[a.buffer]}: upcast makes it f32")

@@ -15,6 +15,7 @@ from typing import Any
 
 from ... import knobs
 from ...ir.kernel import Kernel
+from ...ir.statement import Index
 from ...ir.types import Type
 from ..declarations import Declaration, used
 from ..heading import heading, kernel_comment
@@ -26,6 +27,7 @@ from .choose_mapping import choose_mapping
 from .collapse_axes import collapse_axes
 from .facts import facts_of
 from .mapping import Stage
+from .mappings.finished_rows import FinishedRows
 from .phase_writer import PhaseWriter
 from .row_program import RowProgram
 from .unread import without_unread
@@ -56,17 +58,50 @@ class KernelSource:
 
 def render_kernel(kernel: Kernel, types: Mapping[str, Type]) -> KernelSource:
     """One kernel's C, over identifiers made of the user's names."""
-    dims = kernel.dims(types)
+    return _rendered(_named(kernel, types, kernel.dims(types)), None, knobs.BOUNDS.get())
+
+
+def render_forwarding(kernel: Kernel, then: Kernel, types: Mapping[str, Type]) -> KernelSource:
+    """The C of a kernel that hands the rows of its result to another one, as one kernel: it takes the buffers and dims
+    of both, one after the other.
+    """
+    (buffer,) = kernel.writes
+    name = forwarding_name(kernel, then)
+    row = types[buffer].with_shape(1, *types[buffer].shape[1:])
+    body = (s.altered(index=(Index(), *s.index[1:])) if s.buffer == buffer else s for s in then.body)
+    reader = replace(then, name=f"{name}_then", body=tuple(body))
+    first = _named(replace(kernel, name=name), types, kernel.dims(types))
+    second = _named(reader, {**types, buffer: row}, then.dims(types), of_row=buffer)  # the dims that a caller passes
+    return _rendered(first, second, knobs.BOUNDS.get())
+
+
+def forwarding_name(kernel: Kernel, then: Kernel) -> str:
+    """The name of the two as one kernel."""
+    return f"{kernel.name}_{then.name}"
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A kernel over identifiers.
+
+    :param types: of its buffers, :param dims: its symbols in the order in which a caller passes their values,
+    :param above: the lines of its comment.
+    :param of_row: the buffer that is one row, which another kernel hands to it, or "".
+    """
+
+    kernel: Kernel
+    types: tuple[tuple[str, Type], ...]
+    dims: tuple[str, ...]
+    above: tuple[str, ...]
+    of_row: str
+
+
+def _named(kernel: Kernel, types: Mapping[str, Type], dims: Sequence[str], of_row: str = "") -> _Named:
     buffers, symbols, axes = _identifiers(kernel, dims)
     named, own = kernel.renamed(types, buffers, symbols)
     named = replace(named.with_axes(axes), name=kernel.name)
-    return _rendered(
-        named,
-        tuple(own.items()),
-        tuple(symbols[name] for name in dims),
-        heading(named, own, kernel.note),
-        knobs.BOUNDS.get(),
-    )
+    above = heading(named, own, kernel.note)
+    return _Named(named, tuple(own.items()), tuple(symbols[name] for name in dims), above, buffers.get(of_row, ""))
 
 
 def _identifiers(kernel: Kernel, dims: Sequence[str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
@@ -85,21 +120,53 @@ def _identifiers(kernel: Kernel, dims: Sequence[str]) -> tuple[dict[str, str], d
 
 
 @functools.lru_cache(maxsize=4096)
-def _rendered(
-    kernel: Kernel, types: tuple[tuple[str, Type], ...], dims: tuple[str, ...], above: tuple[str, ...], guarded: bool
-) -> KernelSource:
-    facts = facts_of(*collapse_axes(kernel, dict(types)), guarded)
-    mapping, accums = choose_mapping(facts), accums_of(facts)
+def _rendered(named: _Named, then: _Named | None, guarded: bool) -> KernelSource:
+    facts = facts_of(*collapse_axes(named.kernel, dict(named.types)), guarded)
+    mapping, accums = choose_mapping(facts), accums_of(facts, forwarded=then is not None)
     writer = PhaseWriter(facts, mapping, accums)
-    k = RowProgram(accums=tuple(accums.values()), facts=facts, mapping=mapping, dims=dims, writer=writer)
+    k = RowProgram(
+        accums=tuple(accums.values()),
+        facts=facts,
+        mapping=mapping,
+        dims=named.dims,
+        writer=writer,
+        then=_reader(then, guarded) if then else None,
+    )
     parts = [
-        f"{kernel_comment(facts.kernel, above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
+        *(_finished_rows(k.then, then) if k.then and then else ()),
+        f"{kernel_comment(facts.kernel, named.above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
         *_sizes(k),
         *(_stage(k, stage, mapping.given(writer) if stage.name == "rows" else {}) for stage in k.stages),
         _entry(k),
     ]
     text = indented("\n".join(parts))
     return KernelSource(k.name, text, mapping.name(), mapping.reason, bool(k.workspace), bool(k.thread_memory))
+
+
+def _reader(named: _Named, guarded: bool) -> RowProgram:
+    """The kernel that finished rows are handed to."""
+    facts = facts_of(named.kernel, dict(named.types), guarded)
+    mapping = FinishedRows(reason="another kernel hands its rows to it, one by one")
+    writer = PhaseWriter(facts, mapping, {})
+    return RowProgram(accums=(), facts=facts, mapping=mapping, dims=named.dims, writer=writer, of_row=named.of_row)
+
+
+def _finished_rows(k: RowProgram, named: _Named) -> list[str]:
+    """The functions of a kernel that finished rows are handed to: of a row, and of what a later one gathers."""
+    args = f"const {k.name}_args *A, i64 r"
+    ahead = render("cpu/kernel/ask_ahead.c.j2", k=k) if k.ahead else ""
+    size = f"static i64 {k.name}_thread_bytes(const {k.name}_args *A)"
+    return [
+        f"{kernel_comment(k.facts.kernel, named.above)}\n{render('cpu/kernel/args.c.j2', k=k)}",
+        *([_function(k, size, render("cpu/kernel/thread_bytes.c.j2", k=k))] if k.thread_memory else []),
+        # a compiler may leave out the call of a function that does nothing but prefetch, unless it is inlined first
+        *(
+            [_function(k, f"static inline __attribute__((always_inline)) void {k.name}_ask_ahead({args})", ahead)]
+            if ahead
+            else []
+        ),
+        _function(k, f"static void {k.name}_finished_row({args})", render("cpu/kernel/finished_row.c.j2", k=k)),
+    ]
 
 
 def _sizes(k: RowProgram) -> list[str]:

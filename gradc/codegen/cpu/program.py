@@ -14,7 +14,7 @@ from ...targets.cpu import WIDE_VECTOR_COST
 from ..index import size
 from ..jinja import render
 from .calls import CALLS, CallText
-from .kernel import KernelSource, render_kernel
+from .kernel import KernelSource, forwarding_name, render_forwarding, render_kernel
 from .products import readers
 from .row_memory import cost
 
@@ -118,6 +118,12 @@ class LoopText:
     thread_sizes: list[str]
 
 
+def reader_of(program: Program, number: int) -> Kernel | None:
+    """The kernel that a step hands its rows to."""
+    then = program.steps[number + 1] if number in program.forwards else None
+    return then if isinstance(then, Kernel) else None
+
+
 def render_program(program: Program) -> Source:
     """The C of a program: kernels in units of eight, and one entry that runs them."""
     refuse_sweeps(program, "cpu")
@@ -127,14 +133,18 @@ def render_program(program: Program) -> Source:
     sorts: set[str] = set()
     sites: dict[int, tuple[str, str]] = {}
     for number, step in enumerate(program.steps):
+        if number - 1 in program.forwards:
+            continue  # the kernel before has its text
+        then = reader_of(program, number)
         for item in alternatives(step):
             if isinstance(item, Kernel):
-                if item.name not in kernels:  # of steps that share a kernel the first one's names stand
-                    kernels[item.name] = render_kernel(item, types)
+                name = forwarding_name(item, then) if then else item.name
+                if name not in kernels:  # of steps that share a kernel the first one's names stand
+                    kernels[name] = render_forwarding(item, then, types) if then else render_kernel(item, types)
                 if item.row_order == "by key":
-                    sorts.add(item.name)
-                if any(cost(s) >= WIDE_VECTOR_COST for s in item.body):
-                    costly.add(item.name)
+                    sorts.add(name)
+                if any(cost(s) >= WIDE_VECTOR_COST for s in (*item.body, *(then.body if then else ()))):
+                    costly.add(name)
                 for s in item.body:
                     if s.op == "check":
                         sites[number] = (s.attr("op"), s.attr("source"))
@@ -265,7 +275,10 @@ class _Steps:
         )
 
     def cases(self, number: int, step: Step, tables: _Tables) -> list[StepText]:
-        """A step, or each case of a choice."""
+        """A step, or each case of a choice; none of a step whose rows the one before hands to it."""
+        if number - 1 in self.program.forwards:
+            return []
+        then = reader_of(self.program, number)
         cases: list[tuple[Assumption | None, Kernel | Call]] = (
             [*step.cases] if isinstance(step, Select) else [(None, item) for item in alternatives(step)]
         )
@@ -273,11 +286,14 @@ class _Steps:
         for when, item in cases:
             guard = f"if ({tables.over(when.left)} {when.relation} {tables.over(when.right)})" if when else ""
             kernel, call = None, None
+            name = item.name
             if isinstance(item, Kernel):
-                source = self.kernels[item.name]
+                both = [item, then] if then else [item]
+                name = forwarding_name(item, then) if then else name
+                source = self.kernels[name]
                 kernel = KernelCall(
-                    tuple(f"buf[{tables.place[b]}]" for b in item.buffers),
-                    tuple(tables.dims[d] for d in item.dims(self.program.types)),
+                    tuple(f"buf[{tables.place[b]}]" for k in both for b in k.buffers),
+                    tuple(tables.dims[d] for k in both for d in k.dims(self.program.types)),
                     source.has_workspace,
                     source.has_thread_memory,
                     " == ".join(f"buf[{tables.place[b]}]" for b in self.program.copied(item)),
@@ -287,7 +303,7 @@ class _Steps:
                 call = write(item, self.program, tables.place, tables.over, knobs.BOUNDS.get())
             chosen = bool(before or guard)
             opening, closing = (f"{before}{guard} {{", "}") if chosen else ("", "")
-            out.append(StepText(number, item.name, opening, closing, kernel, call))
+            out.append(StepText(number, name, opening, closing, kernel, call))
             before = "else " if guard else ""
         return out
 

@@ -114,21 +114,22 @@ def gathered(rows: RowFacts, scribe: Scribe) -> tuple[Gathered, ...]:
         type_ = rows.types[s.buffer] if s.op == "load" and is_large(rows.types[s.buffer]) else None
         if type_ is None or not type_.shape:
             continue
-        *leading, along = ([v for v, _ in i.terms] for i in s.index)
-        told = {v for variables in leading for v in variables}
+        vector = len(s.index) == 1  # whose rows are elements
+        leading, along = (s.index, Index()) if vector else (s.index[:-1], s.index[-1])
+        told = {v for i in leading for v, _ in i.terms}
         values = [v for v in told if v.startswith("%")]
         if any(map(rows.by_column, values)) or told & cols:
             continue
-        if not values and not (rows.order == "by key" and told & axes):
+        if not values and (vector or not (rows.order == "by key" and told & axes)):
             continue
         place = rows.slice_of(values)
         if values and not any(t.op == "load" for t in place):
             continue  # its rows lie side by side
         if any(t.op in ("search", *REDUCTIONS) or cost(t) >= CACHED_COST for t in place):
             continue
-        first = Index(s.index[-1].const, tuple(t for t in s.index[-1].terms if t[0] in axes))
-        at = index(flatten([*s.index[:-1], first], type_.shape))
-        whole = any(v in cols or v.startswith("%") for v in along)
+        first = Index(along.const, tuple(t for t in along.terms if t[0] in axes))
+        at = index(flatten(leading if vector else [*leading, first], type_.shape))
+        whole = any(v in cols or v.startswith("%") for v, _ in along.terms)
         lines = tuple(scribe.value(t) for t in place)
         asked = _asked_for(type_, type_.shape[-1] if whole else 1)
         found.setdefault(f"{s.buffer} + {at}", Gathered(lines, s.buffer, at, *asked))

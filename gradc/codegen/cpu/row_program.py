@@ -11,7 +11,7 @@ from ...ir.statement import Axis
 from ...ir.types import F32
 from ...process.forks import cached_property
 from ..declarations import Declaration
-from ..expr import carrier, stored
+from ..expr import carrier, stored, variable
 from ..index import grouped, size
 from ..row_accum import Results
 from .accums import Accum
@@ -48,12 +48,16 @@ class RowProgram(Results[Accum]):
     :param dims: the symbols in the order in which a caller passes their values: that of the kernel as it stands in the
         program. Collapsed columns name them in another order, and may not name them all.
     :param writer: writes the phases of a row.
+    :param then: the program of the kernel that its finished rows are handed to.
+    :param of_row: the buffer that is such a row, of a kernel that is handed it; "" else.
     """
 
     facts: Facts
     mapping: RowMapping
     dims: tuple[str, ...]
     writer: PhaseWriter
+    then: RowProgram | None = None
+    of_row: str = ""
 
     @property
     def name(self) -> str:
@@ -152,7 +156,10 @@ class RowProgram(Results[Accum]):
                 LocalArray(f"staged{number}", array.ctype, f"({row} >= GRADC_STREAMED_ROW ? GRADC_BLOCK : 0)")
             )
         arrays += [LocalArray(f"block{a.number}", a.ctype, a.block_size) for a in self.block_sums]
-        arrays += [LocalArray(f"row_a{a.number}", a.ctype, a.inner) for a in self.streamed_results]
+        rows = [a for a in self.accums if a.streamed or a.forwarded]
+        arrays += [LocalArray(f"row_a{a.number}", a.ctype, a.inner) for a in rows]
+        if self.then is not None and self.then.thread_memory:
+            arrays.append(LocalArray("then_memory", "char", f"{self.then.name}_thread_bytes(&A->then)"))
         if self.mapping.owners_at_once:
             owned = [a for a in self.accums if a.wide_accumulator]
             arrays += [LocalArray(f"wide{a.number}", a.partial, f"chunk * {a.owned_size}") for a in owned]
@@ -182,6 +189,14 @@ class RowProgram(Results[Accum]):
         return [a for a in self.accums if a.streamed]
 
     # -- its rows ------------------------------------------------------------------------------------------------------
+
+    @property
+    def without_effect(self) -> str:
+        """The value without which a row has no effect, of those that it computes first, as C; "" if there is none."""
+        k = self.facts.kernel
+        masks = {s.where for s in k.body if not s.name}
+        known = {s.name for s in k.passes[0].row}
+        return variable(mask) if len(masks) == 1 and (mask := masks.pop()) in known else ""
 
     @property
     def row_axes(self) -> list[str]:

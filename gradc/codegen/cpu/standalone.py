@@ -330,7 +330,7 @@ def _tables(
             kind, at = "HOST_CONST", constants.index(b)
         elif b.name in places:
             kind, at = "HOST_TEMP", places[b.name]
-        elif b.kind == "temp":
+        elif b.kind in ("temp", "forwarded"):
             kind, at = "HOST_UNUSED", 0
         else:
             raise InternalError(f"{program.name}: nothing is the memory of {b.name}")

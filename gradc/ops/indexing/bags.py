@@ -50,7 +50,7 @@ def count_not_above(line: Any, values: Any) -> Any:
     return low
 
 
-def _segments(offsets: Type, *, size: int | Dim, oob: Literal["error", "skip"] = "error") -> Any:
+def _segments(offsets: Type, *, size: int | Dim, oob: Literal["error", "skip", "ascending"] = "error") -> Any:
     if index_type(offsets).rank != 1:
         raise TypeRuleError(f"the offsets {offsets} have rank {offsets.rank}, not 1")
     return Type(I64, (size,))
@@ -70,7 +70,9 @@ segment_ids = Primitive(
     in_place_of_dtype=True,
     lower=Lookup(
         lambda index, node, kernel: kernel.position(
-            Index.of(kernel.search(node.operands[0], kernel.position(index[0], I64))) + -1, I64
+            Index.of(kernel.search(node.operands[0], kernel.position(index[0], I64), node.attrs["oob"] == "ascending"))
+            + -1,
+            I64,
         )
     ),
     indices={0: lambda node: node.attrs["size"] + 1},
@@ -82,6 +84,7 @@ segment_ids = Primitive(
         Sample((np.zeros(0, np.int64),), {"size": 2}),
         Sample((np.array([0], np.uint8),), {"size": 0}),
         Sample((np.array([0, 0, 0]),), {"size": 4, "oob": "skip"}),
+        Sample((np.array([0, 1, 1, 3, 4]),), {"size": 4, "oob": "ascending"}),
     ),
     bad=(
         BadSample(("f32[3]",), {"size": 4}, match="indices are f32"),
@@ -89,7 +92,8 @@ segment_ids = Primitive(
     ),
     doc=(
         "the segment of each position 0..size-1, i64[size], where segment s begins at offsets[s]; -1 before the first"
-        " segment. With oob='error' the offsets must begin with 0, not decrease, and not exceed size"
+        " segment. With oob='error' the offsets must begin with 0, not decrease, and not exceed size; 'ascending' says"
+        " that they do so by how they are computed: nothing is checked"
     ),
 )
 

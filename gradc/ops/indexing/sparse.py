@@ -219,20 +219,32 @@ def coalesce_by_sorting(
     line = converted(_Coalesced(indices, size, oob, None).indices, I64)
     if oob == "error":
         line = call("check_index", line, bound=size, op="gather")
-    hits = in_range(line, size)
-    if padding_idx is not None:
-        hits = call("bitwise_and", hits, unpadded(line, padding_idx))
-    limit = spread(call("dim", size=size), line.shape)
-    order = call("argsort", where(hits, line, limit))
-    key = gather.plain(where(hits, line, limit), order, axis=0, oob="clamp")
-    before = gather.plain(key, iota(shape=line.shape) - 1, axis=0, oob="clamp")
-    begins = call("bitwise_or", ne(key, before), call("eq", iota(shape=line.shape), 0))
-    segment = call("cumsum", converted(begins, I64), axis=0) - 1
-    segment = where(call("lt", key, limit), segment, full(-1, segment))
-    first = where(begins, key - limit, full(0, key))
-    rows = scatter_add.plain(segment, first, axis=0, size=line.shape[0], oob="skip") + limit
-    values = scatter_add.plain(segment, _at(updates, order), axis=0, size=line.shape[0], oob="skip")
-    count = sum.plain(converted(call("bitwise_and", begins, call("lt", key, limit)), I64), axis=(0,))
+    limit, position = spread(call("dim", size=size), line.shape), iota(shape=line.shape)
+    everywhere = oob == "error" and padding_idx is None
+    if not everywhere:
+        hits = in_range(line, size)
+        if padding_idx is not None:
+            hits = call("bitwise_and", hits, unpadded(line, padding_idx))
+        line = where(hits, line, limit)  # they come last
+    order = call("argsort", line)
+    key = gather.plain(line, order, axis=0, oob="clamp")
+    before = gather.plain(key, position - 1, axis=0, oob="clamp")
+    begins = call("bitwise_or", ne(key, before), call("eq", position, 0))
+    number = call("cumsum", converted(begins, I64), axis=0) - 1
+    place = where(begins, number, full(-1, number))
+
+    def of_firsts(x: Node, rest: Node) -> Node:
+        """x where each segment begins, one after the other; filled up with ``rest``."""
+        return scatter_add.plain(place, x - rest, axis=0, size=line.shape[0], oob="skip") + rest
+
+    starts = of_firsts(position, spread(call("dim", size=line.shape[0]), line.shape))
+    segment = call("segment_ids", starts, size=line.shape[0], oob="ascending")
+    rows, sorted_ = of_firsts(key, limit), _at(updates, order)
+    hit = call("lt", key, limit)
+    if not everywhere:
+        sorted_ = where(spread(reshaped(hit, (*hit.shape, 1)), sorted_.shape), sorted_, full(0, sorted_))
+    values = scatter_add.plain(segment, sorted_, axis=0, size=line.shape[0], oob="skip")
+    count = sum.plain(converted(call("bitwise_and", begins, hit), I64), axis=(0,))
     return rows, values, count
 
 

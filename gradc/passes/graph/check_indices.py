@@ -49,6 +49,8 @@ def check_indices(graph: Graph) -> Graph:
         return checks[key]
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
+        if node.op.name == "check_index" and not node.attrs["ascending"]:  # one that is there already
+            return checked(operands[0], node.attrs["bound"], False, node.attrs["op"])
         if node.attrs.get("oob") != "error" or not node.op.indices:
             return None
         bounds = {k: bound(node) for k, bound in node.op.indices.items()}

@@ -268,14 +268,17 @@ class KernelBuilder:
     def clamp_index(self, value: str, size: Size, oob: str) -> str:
         return self._emit("clamp_index", (value,), I64, attrs=(("oob", oob), ("size", size)))
 
-    def search(self, node: Node, value: str) -> str:
-        """How many elements of an ascending line are <= value."""
+    def search(self, node: Node, value: str, ascending: bool = False) -> str:
+        """How many elements of an ascending line are <= value.
+
+        :param ascending: whether it is known to ascend by how it is computed; else where it has been checked.
+        """
         buffer = self.buffer_of(node)
         if buffer is None:
             raise CannotInline(node, "it is searched")
         self.loaded[buffer] = node
         checked = isinstance(getattr(node.op, "lower", None), Checked) and node.attrs["ascending"]
-        attrs = (("ascending", True),) if checked else ()
+        attrs = (("ascending", True),) if checked or ascending else ()
         return self._emit("search", (value,), I64, buffer=buffer, index=(Index(),), attrs=attrs)
 
     def differs(self, index: Index, value: Size) -> str:

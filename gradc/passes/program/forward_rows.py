@@ -1,0 +1,73 @@
+"""forward_rows: the kernel that combines rows hands each finished row to the kernel that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from ...analysis.combine import ascends, combines
+from ...ir.kernel import Kernel, Program, Select, Step
+from ..manager import program_pass
+
+
+@program_pass("BITS")
+def forward_rows(program: Program, *, donate: Collection[str] = ()) -> Program:
+    """temp t: f32[N,D]; rows(n) cols(d) { accum t[%k, d] }; rows(k) cols(d) { load t[k, d] }
+    ->  forwarded t: f32[N,D]; the same kernels, one after the other
+
+    Code generation makes them one: rows come in the order of their keys, so that each row of ``t`` is finished before
+    the next one begins, and is read from the registers and the nearest cache that it was summed in.
+
+    :param donate: inputs in whose memory outputs may be written while rows are still read.
+    """
+    for buffer in program.of_kind("temp"):
+        program = _forwarded(program, buffer.name, donate) or program
+    return program
+
+
+def _forwarded(program: Program, name: str, donate: Collection[str]) -> Program | None:
+    """The program that hands on the rows of a temp; None where that is not possible."""
+    touching = program.touching.get(name, ())
+    if len(touching) != 2 or program.sharing[program.root(name)] != (name,):
+        return None
+    first, second = (program.steps[number] for number in touching)
+    producer = _producer(first, name, program)
+    if producer is None or not isinstance(second, Kernel) or name in second.writes:
+        return None
+    if not second.reads_own_rows(name, program.types[name]) or {*program.forwards.values()} & {
+        *producer.reads,
+        *second.reads,
+    }:
+        return None
+    if not _may_run_together(program, producer, touching, donate):
+        return None
+    steps = [step for number, step in enumerate(program.steps) if number not in touching]
+    at = touching[1] - 1
+    steps[at:at] = [producer, second]
+    buffers = tuple(replace(b, kind="forwarded") if b.name == name else b for b in program.buffers)
+    return replace(program, steps=tuple(steps), buffers=buffers)
+
+
+def _producer(step: Step, name: str, program: Program) -> Kernel | None:
+    """The kernel of a step that combines rows into a buffer in the order of their keys, and does nothing else.
+
+    Of several it is taken without a choice where its rows are in this order: nothing is to be sorted for it.
+    """
+    kernels = [k for _, k in step.cases] if isinstance(step, Select) else [step]
+    for kernel in kernels:
+        if not isinstance(kernel, Kernel) or kernel.order != name or kernel.row_order != "by key":
+            continue
+        part = next(c for c in combines(kernel, program.types) if c.buffer == name)
+        alone = [s.buffer for s in kernel.body if not s.name] == [name] and part.leading == 1
+        if alone and (len(kernels) == 1 or ascends(kernel, part)):
+            return kernel
+    return None
+
+
+def _may_run_together(program: Program, producer: Kernel, touching: tuple[int, ...], donate: Collection[str]) -> bool:
+    """Whether a producer may run row by row along with the step that reads its rows: nothing writes what it reads from
+    its own place on, not even where an input is donated.
+    """
+    read = {program.root(b) for b in producer.reads}
+    later = program.steps[touching[0] + 1 : touching[1] + 1]
+    return not read & {*donate, *(program.root(b) for step in later for b in step.writes)}

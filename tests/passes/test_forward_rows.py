@@ -1,0 +1,124 @@
+"""Rows that one kernel combines and hands on to the next as they are finished: where they are, and their values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import ops
+from gradc.errors import TypeRuleError
+from gradc.ir.program_text import parse_program
+from gradc.ir.verify import verify_program
+
+ROWS, WIDTH = 700, 5
+
+
+def bags(o: Any, i: Any, w: Any) -> Any:
+    return ops.embedding_bag(i, w, o, mode="sum")
+
+
+FORWARDED = {
+    "one pass": lambda o, i, w: ops.exp(bags(o, i, w)) * 0.5,
+    "several passes": lambda o, i, w: ops.softmax(bags(o, i, w), axis=1),
+    "a value of each row": lambda o, i, w: ops.sum(bags(o, i, w) ** 2.0, axis=1),
+    "rows by their own numbers": lambda o, i, w: bags(o, i, w) * ops.gather(w, ops.iota((o.shape[0],)), oob="clamp"),
+}
+STORED = {
+    "the sums are a result": lambda o, i, w: {"s": (s := bags(o, i, w)), "y": ops.softmax(s, axis=1)},
+    "rows are combined again": lambda o, i, w: ops.sum(ops.softmax(bags(o, i, w), axis=1), axis=0),
+    "other rows are read": lambda o, i, w: ops.exp(ops.flip(bags(o, i, w), axis=(0,))),
+    "rows and columns change places": lambda o, i, w: ops.exp(ops.transpose(bags(o, i, w), (1, 0))),
+}
+
+
+def offsets(kind: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Where bags begin: with empty ones, one of nearly all rows, or each of one row."""
+    if kind == "one each":
+        return np.arange(ROWS)
+    if kind == "one long":
+        return np.array([0, 0, 3, ROWS - 2, ROWS, ROWS])
+    return np.concatenate([[0], np.sort(rng.integers(0, ROWS + 1, 90))])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("kind", ["some empty", "one long", "one each"])
+@pytest.mark.parametrize("name", [*FORWARDED, *STORED])
+def test_values(name: str, kind: str, dtype: str) -> None:
+    graph = gradc.trace((FORWARDED | STORED)[name], o="i64[B]", i="i64[N]", w=f"{dtype}[V,{WIDTH}]")
+    rng = np.random.default_rng(0)
+    given = {
+        "o": offsets(kind, rng),
+        "i": rng.integers(0, 50, ROWS),
+        "w": rng.standard_normal((50, WIDTH)).astype(graph.input("w").dtype.np) / 16,
+    }
+    module = gradc.compile(graph, (), "cpu")
+    program = module.forward.program
+    handed = [b.name for b in program.of_kind("forwarded")]
+    assert bool(handed) == (name in FORWARDED)
+    assert parse_program(str(program)) == program
+    wide = gradc.trace((FORWARDED | STORED)[name], o="i64[B]", i="i64[N]", w=f"f64[V,{WIDTH}]")
+    wanted = gradc.compile(wide, (), "numpy")(**{**given, "w": given["w"].astype(np.float64)})
+    found = module(**given)
+    for key, value in found.items() if isinstance(found, dict) else [("y", found)]:
+        exact = wanted[key] if isinstance(wanted, dict) else wanted
+        rtol, atol = (1e-6, 1e-5) if dtype == "f32" else (1e-13, 1e-13)
+        np.testing.assert_allclose(value, exact, rtol=rtol, atol=atol)
+
+
+def test_a_forwarded_buffer_has_no_memory() -> None:
+    graph = gradc.trace(FORWARDED["several passes"], o="i64[B]", i="i64[N]", w="f32[V,64]")
+    with_rows, without = (gradc.compile(graph, (), "cpu", fuse=fuse).forward for fuse in (True, False))
+    sizes = {"B": 10**6, "N": 10**6, "V": 10}
+    assert without.workspace_size(**sizes) - with_rows.workspace_size(**sizes) >= 4 * 64 * sizes["B"]
+
+
+def test_what_a_reader_writes_does_not_lie_where_rows_are_read() -> None:
+    """The rows of ``x`` are read by the producer while the reader stores those of the donated ``x``."""
+    fn = lambda o, x: {"x": ops.softmax(ops.embedding_bag(ops.iota((x.shape[0],)), x, o, mode="sum"), axis=1)}
+    graph = gradc.trace(fn, o="i64[N]", x="f64[N,3]")
+    module = gradc.compile(graph, (), "cpu", donate=["x"])
+    given = {"o": np.array([0, 3, 3, 4]), "x": np.random.default_rng(0).standard_normal((4, 3))}
+    wanted = gradc.compile(graph, (), "numpy")(**{name: a.copy() for name, a in given.items()})
+    np.testing.assert_allclose(module(**given), wanted, rtol=1e-14)
+
+
+TEXT = """gradc-ir 1
+program @p {
+  input k: i64[N]
+  input x: f32[N,3]
+  forwarded t: f32[V,3]
+  output y: f32[V,3]
+  kernel @sum rows(n: N) cols(d: 3) order(t) strategy(t: segmented) {
+    %0 = load k[n] : i64
+    %1 = in_bounds %0 {hi=V, lo=0} : bool
+    phase
+    %2 = load x[n, d] : f32
+    accum t[%0, d] <- %2 where %1 : f32
+  }
+  kernel @double rows(v: V) cols(d: 3) {
+    phase
+    %0 = load t[v, d] : f32
+    %1 = add %0, %0 : f32
+    store y[v, d] <- %1 : f32
+  }
+  return y=y
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("load t[v, d]", "load t[v, d*0]"),
+        ("load t[v, d]", "load t[0, d]"),
+        ("    store y[v, d] <- %1 : f32", "    store y[v, d] <- %1 : f32\n    accum t[v, d] <- %1 : f32"),
+        ("return y=y", "return y=t"),
+    ],
+)
+def test_rows_that_are_not_handed_on(old: str, new: str) -> None:
+    verify_program(parse_program(TEXT))
+    with pytest.raises(TypeRuleError, match=r"not handed from one kernel|is the forwarded t"):
+        verify_program(parse_program(TEXT.replace(old, new)))
