@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,22 +27,7 @@ import numpy as np
 from ..errors import InvalidProblem, Unsupported
 from ..ir.dims import Size
 from ..ir.node import Node
-
-FAMILIES = (
-    "pointwise",
-    "shapes",
-    "indexing",
-    "reductions",
-    "products",
-    "windows",
-    "resizing",
-    "normalizations",
-    "quantized",
-    "recurrent",
-    "losses",
-    "regions",
-    "random",
-)
+from . import operators
 
 NEWEST_KNOWN = 28
 """The newest opset of ONNX's own domain whose schemas this table was held against: an operator that a later one changed
@@ -150,8 +136,8 @@ def lines() -> Mapping[str, tuple[Line, ...]]:
     :raises ValueError: two lines have one key.
     """
     found: dict[str, tuple[Line, ...]] = {}
-    for family in FAMILIES:
-        for key, forms in importlib.import_module(f".operators.{family}", __package__).LINES.items():
+    for module in pkgutil.iter_modules(operators.__path__, f"{operators.__name__}."):
+        for key, forms in getattr(importlib.import_module(module.name), "LINES", {}).items():
             if key in found:
                 raise ValueError(f"{key} stands twice in the table")
             each = sorted(forms.items()) if isinstance(forms, Mapping) else [(1, forms)]
