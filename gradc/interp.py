@@ -499,72 +499,76 @@ class _KernelRun:
         return total
 
     def step(self, s: Stmt) -> None:
-        memory, dtype = self.memory, s.dtype
         args = [self.values[a] for a in s.args]
         where = self.values[s.where] if s.where else None
-        if s.op == "load":
-            array = memory.read(s.buffer)
-            places = [self.place(i) for i in s.index]
-            if where is not None:
-                places = [np.where(where, p, 0) for p in places]
-                other = np.asarray(dict(s.attrs).get("other", 0)).astype(array.dtype)
-                if 0 in array.shape:
-                    value = np.full(np.broadcast_shapes(np.shape(where), *map(np.shape, places)), other)
-                else:
-                    value = np.where(where, array[tuple(places)], other)
-            else:
-                shape = np.broadcast_shapes(*map(np.shape, places)) if places else ()
-                value = np.zeros(shape, array.dtype) if 0 in shape else array[tuple(places)]
-            self.values[s.name] = value
-        elif s.op == "store":
-            full = (
-                np.broadcast_shapes(*(np.shape(self.place(i)) for i in s.index), np.shape(args[0]))
-                if s.index
-                else np.shape(args[0])
-            )
-            if 0 not in full:
-                array = memory.read(s.buffer)
-                there = ... if where is None else np.broadcast_to(where, full)
-                array[tuple(np.broadcast_to(self.place(i), full)[there] for i in s.index)] = (
-                    np.broadcast_to(args[0], full)[there] if s.index else np.reshape(args[0], ())
-                )
+        if s.op == "store":
+            self.store(s, args[0], where)
         elif s.op == "accum":
             self.accum(s, args[0], where)
         elif s.op == "check":
             self.check(s, *args)
-        elif s.op == "search":
-            self.values[s.name] = count_not_above(memory.read(s.buffer), np.asarray(args[0]))
-        elif s.op == "const":
-            assert dtype is not None
-            self.values[s.name] = round_to(np.asarray(s.attr("value")), dtype, memory.wide)
-        elif s.op == "size":
-            self.values[s.name] = np.asarray(evaluate(s.attr("size"), memory.bindings), np.int64)
-        elif s.op == "index":
-            self.values[s.name] = self.place(s.index[0])
-        elif s.op == "in_bounds":
-            place = self.place(s.index[0])
-            low, high = (evaluate(s.attr(k), memory.bindings) for k in ("lo", "hi"))
-            self.values[s.name] = (place >= low) & (place < high)
-        elif s.op == "clamp_index":
-            size = evaluate(s.attr("size"), memory.bindings)
-            raw = np.asarray(args[0]).astype(np.int64)
-            self.values[s.name] = raw % max(size, 1) if s.attr("oob") == "wrap" else np.clip(raw, 0, max(size - 1, 0))
-        elif s.op in REDUCTIONS:
-            self.values[s.name] = self.reduce(s, args[0])
-        elif s.op == "scan":
-            self.values[s.name] = self.scan(s, args)
         else:
-            assert dtype is not None
-            op = REGISTRY[s.op]
-            attrs = {k: concrete(v, memory.bindings) for k, v in s.attrs}
-            if memory.wide is not None and "dtype" in attrs and attrs["dtype"].has_tangent:
-                attrs["dtype"] = DTYPES["f64"]
-            exact = op.in_place_of_dtype
-            self.values[s.name] = round_to(
-                op.reference(*(args if exact else [_widened(np.asarray(a)) for a in args]), **attrs),
-                dtype,
-                memory.wide,
-            )
+            self.values[s.name] = self.value(s, args, where)
+
+    def value(self, s: Stmt, args: Sequence[Any], where: Any) -> Any:
+        """What a statement with a name computes."""
+        bindings = self.memory.bindings
+        if s.op == "load":
+            return self.load(s, where)
+        if s.op == "search":
+            return count_not_above(self.memory.read(s.buffer), np.asarray(args[0]))
+        if s.op == "size":
+            return np.asarray(evaluate(s.attr("size"), bindings), np.int64)
+        if s.op == "index":
+            return self.place(s.index[0])
+        if s.op == "in_bounds":
+            low, high = (evaluate(s.attr(k), bindings) for k in ("lo", "hi"))
+            place = self.place(s.index[0])
+            return (place >= low) & (place < high)
+        if s.op == "clamp_index":
+            size = evaluate(s.attr("size"), bindings)
+            raw = np.asarray(args[0]).astype(np.int64)
+            return raw % max(size, 1) if s.attr("oob") == "wrap" else np.clip(raw, 0, max(size - 1, 0))
+        if s.op in REDUCTIONS:
+            return self.reduce(s, args[0])
+        if s.op == "scan":
+            return self.scan(s, args)
+        assert s.dtype is not None
+        if s.op == "const":
+            return round_to(np.asarray(s.attr("value")), s.dtype, self.memory.wide)
+        return self.pointwise(s, args, s.dtype)
+
+    def load(self, s: Stmt, where: Any) -> Any:
+        array = self.memory.read(s.buffer)
+        places = [self.place(i) for i in s.index]
+        if where is None:
+            shape = np.broadcast_shapes(*map(np.shape, places)) if places else ()
+            return np.zeros(shape, array.dtype) if 0 in shape else array[tuple(places)]
+        places = [np.where(where, p, 0) for p in places]
+        other = np.asarray(dict(s.attrs).get("other", 0)).astype(array.dtype)
+        if 0 in array.shape:
+            return np.full(np.broadcast_shapes(np.shape(where), *map(np.shape, places)), other)
+        return np.where(where, array[tuple(places)], other)
+
+    def store(self, s: Stmt, value: Any, where: Any) -> None:
+        places = [self.place(i) for i in s.index]
+        full = np.broadcast_shapes(*map(np.shape, places), np.shape(value)) if places else np.shape(value)
+        if 0 in full:
+            return
+        array = self.memory.read(s.buffer)
+        there = ... if where is None else np.broadcast_to(where, full)
+        array[tuple(np.broadcast_to(p, full)[there] for p in places)] = (
+            np.broadcast_to(value, full)[there] if places else np.reshape(value, ())
+        )
+
+    def pointwise(self, s: Stmt, args: Sequence[Any], dtype: DType) -> Any:
+        """An op of one element, rounded to its dtype."""
+        op, wide = REGISTRY[s.op], self.memory.wide
+        attrs = {k: concrete(v, self.memory.bindings) for k, v in s.attrs}
+        if wide is not None and "dtype" in attrs and attrs["dtype"].has_tangent:
+            attrs["dtype"] = DTYPES["f64"]
+        operands = args if op.in_place_of_dtype else [_widened(np.asarray(a)) for a in args]
+        return round_to(op.reference(*operands, **attrs), dtype, wide)
 
     def full(self, value: Any) -> Array:
         array = np.asarray(value)
