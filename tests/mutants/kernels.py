@@ -259,7 +259,7 @@ MUTANTS = (
         "(p + q) / along_per * along];",
         "q / along_per * along];",
         "groups of scales are counted from the tile",
-        ("test_products", "test_fusions -k product", "test_runtime_cpu -k 'matmul or product'"),
+        ("test_runtime_cpu -k groups_of_scales",),
     ),
     Mutant(
         "math-h.bf16-ties",
