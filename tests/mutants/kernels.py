@@ -526,7 +526,7 @@ MUTANTS = (
         ("test_gathers -k goes_on",),
     ),
     Mutant(
-        "rows-c.whole-segment",
+        "rows-c.segment-in-registers",
         "templates/cpu/kernel/segments_in_registers.c.j2",
         "run_last = carry < 0 ? start[to + 1] : gradc_min(last, start[to + 1]);",
         "run_last = gradc_min(last, start[to + 1]);",
