@@ -9,6 +9,7 @@ has 11 bits more than f64 on x86-64 and none on some machines: what f64 results 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import operator
 import weakref
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .errors import IndexOutOfRange, InvalidProblem
-from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
+from .ir.dims import LARGEST, Dim, Size, assuming, evaluate, substitute, symbols
 from .ir.graph import Graph
 from .ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Select, Sweep, alternatives, taken
 from .ir.node import REGISTRY, Node
@@ -37,19 +38,38 @@ Array = np.ndarray[Any, Any]
 Wide = np.dtype[Any] | None
 """The dtype in which all floats are evaluated; None: each in its own."""
 PRECISIONS: dict[str, Wide] = {"": None, "f64": np.dtype(np.float64), "longdouble": np.dtype(np.longdouble)}
-_decomposed: weakref.WeakKeyDictionary[Graph, dict[Node, Node]] = weakref.WeakKeyDictionary()
-"""Graph -> its composites -> what they are made of, kept from run to run: finite differences run a graph many times."""
+_opened: weakref.WeakKeyDictionary[Graph, tuple[Sequence[Node], Mapping[Node, Node]]] = weakref.WeakKeyDictionary()
+"""Graph -> what :func:`_open` gives, kept from run to run: finite differences run a graph many times."""
 _registered: dict[str, Any] = {}
 """The ops that these were made with."""
 
 
-def _decompositions(graph: Graph) -> dict[Node, Node]:
-    """The graph's entry, empty after an op was registered anew: a composite may be made of that."""
+def _open(graph: Graph) -> tuple[Sequence[Node], Mapping[Node, Node]]:
+    """A graph's nodes but its inputs, with those that its composites are made of, each after what it is computed from;
+    and of each composite the value that it is.
+
+    Made anew after an op was registered anew: a composite may be made of that.
+    """
     if REGISTRY != _registered:
-        _decomposed.clear()
+        _opened.clear()
         _registered.clear()
         _registered.update(REGISTRY)
-    return _decomposed.setdefault(graph, {})
+    if (found := _opened.get(graph)) is not None:
+        return found
+    order: dict[Node, None] = dict.fromkeys(graph.inputs)
+    decomposed: dict[Node, Node] = {}
+
+    def sources(node: Node) -> tuple[Node, ...]:
+        if not isinstance(node.op, Composite):
+            return node.operands
+        if node not in decomposed:
+            decomposed[node] = node.op.decompose(*node.operands, **node.attrs)
+        return (decomposed[node],)
+
+    with assuming(graph.assumptions):
+        for node in postorder(topological(n for _, n in graph.outputs), order, sources):
+            order[node] = None
+    return _opened.setdefault(graph, ([*order][len(graph.inputs) :], decomposed))
 
 
 def sizes_given(dims: Any, argument: str = "dims") -> dict[str, int]:
@@ -156,14 +176,16 @@ def round_to(value: Any, dtype: DType, wide: Wide = None) -> Array:
 
 
 def _widened(array: Array) -> Array:
-    name = str(array.dtype)
-    if name in ("bool", "float32", "float64") or array.dtype.kind in "iu" or array.dtype == PRECISIONS["longdouble"]:
-        return array
-    if name in ("int4", "int2"):
-        return array.astype(np.int64)
-    if name in ("uint4", "uint2"):
-        return array.astype(np.int64)
-    return array.astype(np.float32)
+    wide = _computed_in(array.dtype)
+    return array if wide is array.dtype else array.astype(wide)
+
+
+@functools.cache
+def _computed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype that NumPy's functions are given for an array of another; itself for one of NumPy's own."""
+    if str(dtype) in ("bool", "float32", "float64") or dtype.kind in "iu" or dtype == PRECISIONS["longdouble"]:
+        return dtype
+    return np.dtype(np.int64 if str(dtype) in ("int4", "int2", "uint4", "uint2") else np.float32)
 
 
 def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], wide: Wide = None) -> Array:
@@ -182,8 +204,6 @@ def evaluate_graph(
     graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = ""
 ) -> dict[Node, Array]:
     """The value of every node of a graph; composites are decomposed."""
-    from .ir.dims import assuming
-
     types = {graph.input_name(n): n.type for n in graph.inputs}
     given = {**{k: v for k, v in graph.defaults.items() if k in types}, **inputs}
     missing, extra = types.keys() - given.keys(), given.keys() - types.keys()
@@ -200,7 +220,6 @@ def evaluate_graph(
             )
     wide = _wide(precision)
     values: dict[Node, Array] = {}
-    decomposed = _decompositions(graph)
     for node in graph.inputs:
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:
@@ -209,15 +228,9 @@ def evaluate_graph(
             arrays[name].astype(wide) if wide is not None and node.dtype.has_tangent else read(arrays[name], node.dtype)
         )
 
-    def sources(node: Node) -> tuple[Node, ...]:
-        if not isinstance(node.op, Composite):
-            return node.operands
-        if node not in decomposed:
-            decomposed[node] = node.op.decompose(*node.operands, **node.attrs)
-        return (decomposed[node],)
-
+    order, decomposed = _open(graph)
     with assuming(graph.assumptions):
-        for node in postorder(topological(n for _, n in graph.outputs), values, sources):
+        for node in order:
             if node in decomposed:
                 values[node] = values[decomposed[node]]
                 continue
