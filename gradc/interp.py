@@ -9,6 +9,7 @@ has 11 bits more than f64 on x86-64 and none on some machines: what f64 results 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import operator
 import weakref
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .errors import IndexOutOfRange, InvalidProblem
-from .ir.dims import LARGEST, Dim, Size, evaluate, substitute, symbols
+from .ir.dims import LARGEST, Dim, Size, assuming, evaluate, substitute, symbols
 from .ir.graph import Graph
 from .ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Select, Sweep, alternatives, taken
 from .ir.node import REGISTRY, Node
@@ -37,19 +38,38 @@ Array = np.ndarray[Any, Any]
 Wide = np.dtype[Any] | None
 """The dtype in which all floats are evaluated; None: each in its own."""
 PRECISIONS: dict[str, Wide] = {"": None, "f64": np.dtype(np.float64), "longdouble": np.dtype(np.longdouble)}
-_decomposed: weakref.WeakKeyDictionary[Graph, dict[Node, Node]] = weakref.WeakKeyDictionary()
-"""Graph -> its composites -> what they are made of, kept from run to run: finite differences run a graph many times."""
+_opened: weakref.WeakKeyDictionary[Graph, tuple[Sequence[Node], Mapping[Node, Node]]] = weakref.WeakKeyDictionary()
+"""Graph -> what :func:`_open` gives, kept from run to run: finite differences run a graph many times."""
 _registered: dict[str, Any] = {}
 """The ops that these were made with."""
 
 
-def _decompositions(graph: Graph) -> dict[Node, Node]:
-    """The graph's entry, empty after an op was registered anew: a composite may be made of that."""
+def _open(graph: Graph) -> tuple[Sequence[Node], Mapping[Node, Node]]:
+    """A graph's nodes but its inputs, with those that its composites are made of, each after what it is computed from;
+    and of each composite the value that it is.
+
+    Made anew after an op was registered anew: a composite may be made of that.
+    """
     if REGISTRY != _registered:
-        _decomposed.clear()
+        _opened.clear()
         _registered.clear()
         _registered.update(REGISTRY)
-    return _decomposed.setdefault(graph, {})
+    if (found := _opened.get(graph)) is not None:
+        return found
+    order: dict[Node, None] = dict.fromkeys(graph.inputs)
+    decomposed: dict[Node, Node] = {}
+
+    def sources(node: Node) -> tuple[Node, ...]:
+        if not isinstance(node.op, Composite):
+            return node.operands
+        if node not in decomposed:
+            decomposed[node] = node.op.decompose(*node.operands, **node.attrs)
+        return (decomposed[node],)
+
+    with assuming(graph.assumptions):
+        for node in postorder(topological(n for _, n in graph.outputs), order, sources):
+            order[node] = None
+    return _opened.setdefault(graph, ([*order][len(graph.inputs) :], decomposed))
 
 
 def sizes_given(dims: Any, argument: str = "dims") -> dict[str, int]:
@@ -156,14 +176,16 @@ def round_to(value: Any, dtype: DType, wide: Wide = None) -> Array:
 
 
 def _widened(array: Array) -> Array:
-    name = str(array.dtype)
-    if name in ("bool", "float32", "float64") or array.dtype.kind in "iu" or array.dtype == PRECISIONS["longdouble"]:
-        return array
-    if name in ("int4", "int2"):
-        return array.astype(np.int64)
-    if name in ("uint4", "uint2"):
-        return array.astype(np.int64)
-    return array.astype(np.float32)
+    wide = _computed_in(array.dtype)
+    return array if wide is array.dtype else array.astype(wide)
+
+
+@functools.cache
+def _computed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype that NumPy's functions are given for an array of another; itself for one of NumPy's own."""
+    if str(dtype) in ("bool", "float32", "float64") or dtype.kind in "iu" or dtype == PRECISIONS["longdouble"]:
+        return dtype
+    return np.dtype(np.int64 if str(dtype) in ("int4", "int2", "uint4", "uint2") else np.float32)
 
 
 def apply(node: Node, operands: Sequence[Array], bindings: Mapping[str, int], wide: Wide = None) -> Array:
@@ -182,8 +204,6 @@ def evaluate_graph(
     graph: Graph, inputs: Mapping[str, Array], dims: Mapping[str, int] | None = None, precision: str = ""
 ) -> dict[Node, Array]:
     """The value of every node of a graph; composites are decomposed."""
-    from .ir.dims import assuming
-
     types = {graph.input_name(n): n.type for n in graph.inputs}
     given = {**{k: v for k, v in graph.defaults.items() if k in types}, **inputs}
     missing, extra = types.keys() - given.keys(), given.keys() - types.keys()
@@ -200,7 +220,6 @@ def evaluate_graph(
             )
     wide = _wide(precision)
     values: dict[Node, Array] = {}
-    decomposed = _decompositions(graph)
     for node in graph.inputs:
         name = graph.input_name(node)
         if arrays[name].dtype != node.dtype.np:
@@ -209,15 +228,9 @@ def evaluate_graph(
             arrays[name].astype(wide) if wide is not None and node.dtype.has_tangent else read(arrays[name], node.dtype)
         )
 
-    def sources(node: Node) -> tuple[Node, ...]:
-        if not isinstance(node.op, Composite):
-            return node.operands
-        if node not in decomposed:
-            decomposed[node] = node.op.decompose(*node.operands, **node.attrs)
-        return (decomposed[node],)
-
+    order, decomposed = _open(graph)
     with assuming(graph.assumptions):
-        for node in postorder(topological(n for _, n in graph.outputs), values, sources):
+        for node in order:
             if node in decomposed:
                 values[node] = values[decomposed[node]]
                 continue
@@ -499,72 +512,76 @@ class _KernelRun:
         return total
 
     def step(self, s: Stmt) -> None:
-        memory, dtype = self.memory, s.dtype
         args = [self.values[a] for a in s.args]
         where = self.values[s.where] if s.where else None
-        if s.op == "load":
-            array = memory.read(s.buffer)
-            places = [self.place(i) for i in s.index]
-            if where is not None:
-                places = [np.where(where, p, 0) for p in places]
-                other = np.asarray(dict(s.attrs).get("other", 0)).astype(array.dtype)
-                if 0 in array.shape:
-                    value = np.full(np.broadcast_shapes(np.shape(where), *map(np.shape, places)), other)
-                else:
-                    value = np.where(where, array[tuple(places)], other)
-            else:
-                shape = np.broadcast_shapes(*map(np.shape, places)) if places else ()
-                value = np.zeros(shape, array.dtype) if 0 in shape else array[tuple(places)]
-            self.values[s.name] = value
-        elif s.op == "store":
-            full = (
-                np.broadcast_shapes(*(np.shape(self.place(i)) for i in s.index), np.shape(args[0]))
-                if s.index
-                else np.shape(args[0])
-            )
-            if 0 not in full:
-                array = memory.read(s.buffer)
-                there = ... if where is None else np.broadcast_to(where, full)
-                array[tuple(np.broadcast_to(self.place(i), full)[there] for i in s.index)] = (
-                    np.broadcast_to(args[0], full)[there] if s.index else np.reshape(args[0], ())
-                )
+        if s.op == "store":
+            self.store(s, args[0], where)
         elif s.op == "accum":
             self.accum(s, args[0], where)
         elif s.op == "check":
             self.check(s, *args)
-        elif s.op == "search":
-            self.values[s.name] = count_not_above(memory.read(s.buffer), np.asarray(args[0]))
-        elif s.op == "const":
-            assert dtype is not None
-            self.values[s.name] = round_to(np.asarray(s.attr("value")), dtype, memory.wide)
-        elif s.op == "size":
-            self.values[s.name] = np.asarray(evaluate(s.attr("size"), memory.bindings), np.int64)
-        elif s.op == "index":
-            self.values[s.name] = self.place(s.index[0])
-        elif s.op == "in_bounds":
-            place = self.place(s.index[0])
-            low, high = (evaluate(s.attr(k), memory.bindings) for k in ("lo", "hi"))
-            self.values[s.name] = (place >= low) & (place < high)
-        elif s.op == "clamp_index":
-            size = evaluate(s.attr("size"), memory.bindings)
-            raw = np.asarray(args[0]).astype(np.int64)
-            self.values[s.name] = raw % max(size, 1) if s.attr("oob") == "wrap" else np.clip(raw, 0, max(size - 1, 0))
-        elif s.op in REDUCTIONS:
-            self.values[s.name] = self.reduce(s, args[0])
-        elif s.op == "scan":
-            self.values[s.name] = self.scan(s, args)
         else:
-            assert dtype is not None
-            op = REGISTRY[s.op]
-            attrs = {k: concrete(v, memory.bindings) for k, v in s.attrs}
-            if memory.wide is not None and "dtype" in attrs and attrs["dtype"].has_tangent:
-                attrs["dtype"] = DTYPES["f64"]
-            exact = op.in_place_of_dtype
-            self.values[s.name] = round_to(
-                op.reference(*(args if exact else [_widened(np.asarray(a)) for a in args]), **attrs),
-                dtype,
-                memory.wide,
-            )
+            self.values[s.name] = self.value(s, args, where)
+
+    def value(self, s: Stmt, args: Sequence[Any], where: Any) -> Any:
+        """What a statement with a name computes."""
+        bindings = self.memory.bindings
+        if s.op == "load":
+            return self.load(s, where)
+        if s.op == "search":
+            return count_not_above(self.memory.read(s.buffer), np.asarray(args[0]))
+        if s.op == "size":
+            return np.asarray(evaluate(s.attr("size"), bindings), np.int64)
+        if s.op == "index":
+            return self.place(s.index[0])
+        if s.op == "in_bounds":
+            low, high = (evaluate(s.attr(k), bindings) for k in ("lo", "hi"))
+            place = self.place(s.index[0])
+            return (place >= low) & (place < high)
+        if s.op == "clamp_index":
+            size = evaluate(s.attr("size"), bindings)
+            raw = np.asarray(args[0]).astype(np.int64)
+            return raw % max(size, 1) if s.attr("oob") == "wrap" else np.clip(raw, 0, max(size - 1, 0))
+        if s.op in REDUCTIONS:
+            return self.reduce(s, args[0])
+        if s.op == "scan":
+            return self.scan(s, args)
+        assert s.dtype is not None
+        if s.op == "const":
+            return round_to(np.asarray(s.attr("value")), s.dtype, self.memory.wide)
+        return self.pointwise(s, args, s.dtype)
+
+    def load(self, s: Stmt, where: Any) -> Any:
+        array = self.memory.read(s.buffer)
+        places = [self.place(i) for i in s.index]
+        if where is None:
+            shape = np.broadcast_shapes(*map(np.shape, places)) if places else ()
+            return np.zeros(shape, array.dtype) if 0 in shape else array[tuple(places)]
+        places = [np.where(where, p, 0) for p in places]
+        other = np.asarray(dict(s.attrs).get("other", 0)).astype(array.dtype)
+        if 0 in array.shape:
+            return np.full(np.broadcast_shapes(np.shape(where), *map(np.shape, places)), other)
+        return np.where(where, array[tuple(places)], other)
+
+    def store(self, s: Stmt, value: Any, where: Any) -> None:
+        places = [self.place(i) for i in s.index]
+        full = np.broadcast_shapes(*map(np.shape, places), np.shape(value)) if places else np.shape(value)
+        if 0 in full:
+            return
+        array = self.memory.read(s.buffer)
+        there = ... if where is None else np.broadcast_to(where, full)
+        array[tuple(np.broadcast_to(p, full)[there] for p in places)] = (
+            np.broadcast_to(value, full)[there] if places else np.reshape(value, ())
+        )
+
+    def pointwise(self, s: Stmt, args: Sequence[Any], dtype: DType) -> Any:
+        """An op of one element, rounded to its dtype."""
+        op, wide = REGISTRY[s.op], self.memory.wide
+        attrs = {k: concrete(v, self.memory.bindings) for k, v in s.attrs}
+        if wide is not None and "dtype" in attrs and attrs["dtype"].has_tangent:
+            attrs["dtype"] = DTYPES["f64"]
+        operands = args if op.in_place_of_dtype else [_widened(np.asarray(a)) for a in args]
+        return round_to(op.reference(*operands, **attrs), dtype, wide)
 
     def full(self, value: Any) -> Array:
         array = np.asarray(value)

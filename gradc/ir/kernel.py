@@ -24,7 +24,7 @@ from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, evaluate, product, same, substitute, symbol, symbols
 from .lexer import format_note, format_value
 from .node import REGISTRY, Note
-from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
+from .statement import EFFECTS, REDUCTIONS, Axis, Operand, Stmt, format_axes
 from .types import Type
 from .walk import backward_slice
 
@@ -296,19 +296,13 @@ class Kernel:
         if not values:
             return self
 
-        def of_index(i: Index) -> Index:
-            if isinstance(i.const, int) and all(isinstance(c, int) for _, c in i.terms):
-                return i
-            return Index(substitute(i.const, values), tuple((v, substitute(c, values)) for v, c in i.terms))
-
-        def of_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-            return tuple((a, substitute(s, values)) for a, s in axes)
-
         def of_attrs(attrs: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
             return tuple((k, substitute(v, values) if isinstance(v, Dim) else v) for k, v in attrs)
 
-        body = tuple(s.altered(index=tuple(map(of_index, s.index)), attrs=of_attrs(s.attrs)) for s in self.body)
-        return replace(self, rows=of_axes(self.rows), cols=of_axes(self.cols), body=body)
+        body = tuple(
+            s.altered(index=tuple(i.substitute(values) for i in s.index), attrs=of_attrs(s.attrs)) for s in self.body
+        )
+        return replace(self, rows=_at_sizes(self.rows, values), cols=_at_sizes(self.cols, values), body=body)
 
     def __str__(self) -> str:
         return self.text
@@ -427,19 +421,14 @@ class Call:
 
     def substitute(self, values: Mapping[str, Size]) -> Call:
         def of(operand: Operand) -> Operand:
-            index = tuple(
-                Index(substitute(i.const, values), tuple((v, substitute(c, values)) for v, c in i.terms))
-                for i in operand.index
-            )
-            per = tuple((axis, substitute(size, values)) for axis, size in operand.per)
-            return replace(operand, index=index, scale=of(operand.scale) if operand.scale else None, per=per)
+            index = tuple(i.substitute(values) for i in operand.index)
+            scale, per = of(operand.scale) if operand.scale else None, _at_sizes(operand.per, values)
+            return replace(operand, index=index, scale=scale, per=per)
 
-        def of_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-            return tuple((axis, substitute(size, values)) for axis, size in axes)
-
-        parts = tuple((axis, of_axes(own)) for axis, own in self.parts)
+        parts = tuple((axis, _at_sizes(own, values)) for axis, own in self.parts)
         args, bias = tuple(map(of, self.args)), of(self.bias) if self.bias else None
-        return replace(self, axes=of_axes(self.axes), out=of(self.out), args=args, parts=parts, bias=bias)
+        axes = _at_sizes(self.axes, values)
+        return replace(self, axes=axes, out=of(self.out), args=args, parts=parts, bias=bias)
 
     def __str__(self) -> str:
         args, arrow = ", ".join(map(str, self.args)), "+=" if self.add else "<-"
@@ -921,6 +910,11 @@ class Program:
         lines += [_indented(str(step)) for step in self.steps]
         outputs = ", ".join(f"{name}={buffer}" for name, buffer in self.outputs)
         return "\n".join([*lines, f"  return {outputs}".rstrip(), "}"])
+
+
+def _at_sizes(axes: tuple[Axis, ...], values: Mapping[str, Size]) -> tuple[Axis, ...]:
+    """Axes whose extents are those at the sizes that are given."""
+    return tuple((axis, substitute(extent, values)) for axis, extent in axes)
 
 
 def _indented(text: str) -> str:

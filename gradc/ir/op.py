@@ -176,7 +176,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class BadSample:
-    """A call that must raise ``error`` with ``match`` in its message."""
+    """A call that must raise ``error`` with the text ``match`` in its message, letter by letter."""
 
     operands: tuple[Any, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)

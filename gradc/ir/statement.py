@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .dims import Size
+from .dims import Size, substitute
 from .lexer import format_attributes
 from .types import DType
 
@@ -44,6 +44,12 @@ class Index:
 
     def renamed(self, names: Mapping[str, str]) -> Index:
         return Index(self.const, tuple((names.get(v, v), c) for v, c in self.terms))
+
+    def substitute(self, values: Mapping[str, Size]) -> Index:
+        """The index at the sizes that are given."""
+        if isinstance(self.const, int) and all(isinstance(c, int) for _, c in self.terms):
+            return self
+        return Index(substitute(self.const, values), tuple((v, substitute(c, values)) for v, c in self.terms))
 
     def compose(self, values: Mapping[str, Index]) -> Index:
         """The index with affine expressions for some of its variables."""

@@ -17,31 +17,17 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints, is_typeddict
 
 import numpy as np
 
 from ..errors import InvalidProblem, Unsupported
 from ..ir.dims import Size
 from ..ir.node import Node
-
-FAMILIES = (
-    "pointwise",
-    "shapes",
-    "indexing",
-    "reductions",
-    "products",
-    "windows",
-    "resizing",
-    "normalizations",
-    "quantized",
-    "recurrent",
-    "losses",
-    "regions",
-    "random",
-)
+from . import operators
 
 NEWEST_KNOWN = 28
 """The newest opset of ONNX's own domain whose schemas this table was held against: an operator that a later one changed
@@ -137,7 +123,10 @@ def _line(key: str, since: int, is_newest: bool, function: Callable[..., Any]) -
         elif each.kind is each.VAR_POSITIONAL:
             rest = kind
         elif each.kind is each.VAR_KEYWORD:
-            raise ValueError(f"{key} does not name its attributes: {each}")
+            (named,) = get_args(get_type_hints(function)[each.name]) or (None,)
+            if not is_typeddict(named):
+                raise ValueError(f"{key} does not name its attributes: {each}")
+            attributes += named.__annotations__
         else:
             inputs.append(kind)
     return Line(key, since, is_newest, function, tuple(inputs), rest, site, frozenset(attributes))
@@ -150,8 +139,8 @@ def lines() -> Mapping[str, tuple[Line, ...]]:
     :raises ValueError: two lines have one key.
     """
     found: dict[str, tuple[Line, ...]] = {}
-    for family in FAMILIES:
-        for key, forms in importlib.import_module(f".operators.{family}", __package__).LINES.items():
+    for module in pkgutil.iter_modules(operators.__path__, f"{operators.__name__}."):
+        for key, forms in getattr(importlib.import_module(module.name), "LINES", {}).items():
             if key in found:
                 raise ValueError(f"{key} stands twice in the table")
             each = sorted(forms.items()) if isinstance(forms, Mapping) else [(1, forms)]

@@ -1,26 +1,17 @@
-"""Every op, callable: ``ops.exp(x)``.  One record per op lives in the modules of this package, in folders by family."""
+"""Every op, callable: ``ops.exp(x)``.  One record per op lives in the modules of this package, in folders by family;
+each module that stands there is imported.
+"""
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 
 from ..ir.node import REGISTRY, Node
 from ..ir.op import Composite, Function, Library, Op, Primitive
 
-_MODULES = {
-    "elementwise": "pointwise elementary special bessel rounding logic activations piecewise bits random",
-    "shapes": "movement diagonals windows views",
-    "reductions": "reduce window_reductions statistics norms scans differences sorts quantiles",
-    "indexing": "gathers tables bags scatters writes sparse search",
-    "products": "contract grouped convolution einsum algebra attention",
-    "layers": "pooling normalize batch_norm unpooling recurrent",
-    "quantized": "quantization block_scales",
-    "images": "resample sample",
-    "losses": "cross_entropy elementwise classes ctc linear_cross_entropy",
-}
-for _family, _modules in _MODULES.items():  # importing a module registers its records
-    for _module in _modules.split():
-        importlib.import_module(f".{_family}.{_module}", __name__)
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):  # importing a module registers its records
+    importlib.import_module(_module.name)
 # A module and an op may have the same name; ops.NAME is always the op.
 globals().update(REGISTRY)
 

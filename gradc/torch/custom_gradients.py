@@ -13,6 +13,7 @@ import torch
 
 from ..errors import NotDifferentiable, Unsupported
 from ..runtime.torch_private import overload_schema, private, says_what_is_written, with_context
+from . import autocast
 
 __all__ = ["REASON", "CustomGradient", "custom_gradient", "run_by_torch"]
 
@@ -71,7 +72,7 @@ class CustomGradient:
         if options.get("dirty_idx"):
             raise Unsupported(WRITES)
         is_tensor = tuple(isinstance(x, torch.Tensor) for x in operands)
-        made = cls(apply, forward, backward, is_tensor, dict(options), _autocast())
+        made = cls(apply, forward, backward, is_tensor, dict(options), autocast.enabled())
         results = forward.graph.output_node().args[0][0]
         several = isinstance(results, tuple | list)
         if not all(isinstance(r, torch.fx.Node) for r in (results if several else [results])):
@@ -100,11 +101,6 @@ def run_by_torch(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
         if result.requires_grad:
             result.register_hook(_once)
     return results
-
-
-def _autocast() -> dict[str, torch.dtype]:
-    """The devices for which autocast is enabled, each with its dtype."""
-    return {each: torch.get_autocast_dtype(each) for each in ("cpu", "cuda") if torch.is_autocast_enabled(each)}
 
 
 def _once(_: torch.Tensor) -> None:

@@ -10,25 +10,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-FAMILIES = (
-    "pointwise",
-    "shapes",
-    "indexing",
-    "reductions",
-    "sorts",
-    "products",
-    "windows",
-    "normalizations",
-    "recurrent",
-    "losses",
-    "quantized",
-)
+from . import aten
 
 Promotion = Literal["", "result", "opmath", "operands"]
 
@@ -79,8 +68,8 @@ def lines() -> Mapping[str, Line]:
     :raises ValueError: two lines have one key.
     """
     found: dict[str, Line] = {}
-    for family in FAMILIES:
-        for key, value in importlib.import_module(f".aten.{family}", __package__).LINES.items():
+    for module in pkgutil.iter_modules(aten.__path__, f"{aten.__name__}."):
+        for key, value in getattr(importlib.import_module(module.name), "LINES", {}).items():
             function, promotion = value if isinstance(value, tuple) else (value, "")
             if key in found:
                 raise ValueError(f"{key} stands twice in the table")

@@ -14,6 +14,7 @@ from gradc import interp, knobs, ops
 from gradc.analysis.combine import combines, shared_bytes
 from gradc.autodiff import differentiate
 from gradc.codegen.cuda.launch import Launch
+from gradc.codegen.cuda.mappings.shared_table import STAGED_ROWS
 from gradc.codegen.text import widened
 from gradc.errors import GradcError, Unsupported
 from gradc.inspect.occupancy import resident_blocks
@@ -69,6 +70,23 @@ def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: 
             module.forward.native.device.seed = seed
             assert np.asarray(module.forward.run(**given)["d.w"]).tobytes() == first.tobytes()
         module.forward.native.device.seed = None
+
+
+@pytest.mark.parametrize("dtype", UNIT)
+def test_a_chunk_has_several_batches_of_rows(dtype: str) -> None:
+    """A batch takes the place of the one before only when all have read that: sums of integers, which are exact."""
+    graph = table_gradient(dtype, 5, 7, padding_idx=3)
+    module = gradc.compile(graph, target="cuda-sim", reductions={"*": "privatized"})
+    rng = np.random.default_rng(0)
+    n = 70_000
+    chunk = -(-n // rows_launch(module, {"N": n}).blocks)
+    assert chunk > 2 * STAGED_ROWS and chunk % STAGED_ROWS
+    t, dy = rng.integers(0, 5, n), rng.integers(-3, 4, (n, 7))
+    wanted = np.zeros((5, 7), np.int64)
+    np.add.at(wanted, t[t != 3], dy[t != 3])
+    own = graph.input("w").dtype.np
+    found = module.forward.run(t=t, w=np.zeros((5, 7), own), **{"d.y": dy.astype(own)})["d.w"]
+    assert np.array_equal(np.asarray(found), wanted.astype(own))
 
 
 def test_a_computed_row_and_a_maximum() -> None:

@@ -44,6 +44,17 @@ def shared(x: Any, w: Any, b: Any) -> Any:
     return {"y": y + b, "product": y}
 
 
+def multiplied_again(x: Any, w: Any, b: Any) -> Any:
+    y = x @ w
+    return {"y": y + b, "z": ops.transpose(y, (1, 0)) @ x}
+
+
+def moved(x: Any, w: Any, b: Any) -> Any:
+    """Rows of the product, in another order."""
+    y = ops.reshape(x @ w, (2, 20, 40))
+    return ops.reshape(ops.transpose(y, (1, 0, 2)) + b, (40, 40))
+
+
 def twice(x: Any, w: Any, b: Any) -> Any:
     y = x @ w
     return {"y": y + y, "z": ops.exp(b)}
@@ -62,6 +73,9 @@ FUSED: dict[str, tuple[Callable[..., Any], dict[str, str], int]] = {
         2,
     ),
     "read by others": (shared, {"x": "f32[N,24]", "w": "f32[40,24]", "b": "f32[40]"}, 0),
+    "read by another product": (multiplied_again, {"x": "f32[N,24]", "w": "f32[24,40]", "b": "f32[40]"}, 0),
+    "in another order": (moved, {"x": "f32[40,24]", "w": "f32[24,40]", "b": "f32[40]"}, 0),
+    "reversed": (lambda x, w, b: ops.flip(x @ w, 0) + b, {"x": "f32[N,24]", "w": "f32[24,40]", "b": "f32[40]"}, 0),
     "more than a sum": (
         lambda x, w, b: ops.tanh(ops.linear(x, w, b)),
         {"x": "bf16[N,24]", "w": "bf16[40,24]", "b": "bf16[40]"},

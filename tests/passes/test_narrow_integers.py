@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -93,3 +96,24 @@ def test_small_values_of_what_does_not_fit(index: Any) -> None:
     x = np.arange(16, dtype=np.int32)
     got = gradc.compile(graph, [], target="cuda-sim")(x=x)
     np.testing.assert_array_equal(got, gradc.compile(graph, [], target="numpy")(x=x))
+
+
+def test_the_text_is_the_same_in_every_process() -> None:
+    """Strings have another hash in each: casts stand in the order of the operands that they are for."""
+    script = (
+        "import gradc; from gradc import ops; from gradc.compiler import run_passes;"
+        "from gradc.module.options import Options;"
+        "graph = gradc.trace(lambda x: ops.unpack(x, dtype='i4'), x='u8[N,3]');"
+        "print(run_passes(graph, (), Options(), 'cuda')[2]['forward'])"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in "0123"
+    }
+    assert len(texts) == 1 and "cast" in texts.pop()

@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import knobs
+from gradc import knobs, ops
 from gradc.codegen.text import read_template, template_dirs
 from gradc.errors import CompilerError, CompilerMissing, DeviceError, InternalError, InvalidProblem, OutOfMemory
 from gradc.runtime import cache
@@ -933,6 +933,31 @@ def test_an_element_does_not_depend_on_its_neighbours(dtype: Any) -> None:
         part = np.empty(whole[:, rows, columns].shape, "f4")
         pool.matmul(a[:, rows], b[:, :, columns], part)
         np.testing.assert_array_equal(part, whole[:, rows, columns])
+
+
+@pytest.mark.parametrize("steps,per", [(16640, 64), (33000, 33)])
+@pytest.mark.parametrize("layout", ["rows", "columns", "left"])
+def test_groups_of_scales_go_on_behind_what_is_packed_at_a_time(steps: int, per: int, layout: str) -> None:
+    """A product of more steps than one slab has, of codes with a scale for each group of steps: integers, exact in
+    f32.
+    """
+    random, groups = np.random.default_rng(0), steps // per
+    x = random.integers(-3, 4, (50, steps)).astype("f4")
+    q, s = random.integers(-9, 10, (40, steps)).astype("i1"), random.integers(1, 5, (40, groups)).astype("f4")
+    wanted = x.astype("i8") @ (q * np.repeat(s, per, axis=1)).T.astype("i8")
+    if layout == "columns":
+        product = lambda x, q, s: x @ ops.dequantize(q, s, block=(per, 1))
+        q, s = np.ascontiguousarray(q.T), np.ascontiguousarray(s.T)
+    elif layout == "rows":
+        product = lambda x, q, s: ops.linear(x, ops.dequantize(q, s, block=(1, per)))
+    else:
+        product, wanted = (lambda x, q, s: ops.dequantize(q, s, block=(1, per)) @ ops.transpose(x)), wanted.T
+    assert np.abs(wanted).max() < 2**24
+    shapes = {"q": f"i8[{q.shape[0]},{q.shape[1]}]", "s": f"f32[{s.shape[0]},{s.shape[1]}]"}
+    module = gradc.compile(gradc.trace(product, x=f"f32[N,{steps}]", **shapes), target="cpu")
+    (call,) = module.forward.program.steps
+    assert f"per (k: {per})" in str(call)
+    assert np.array_equal(module(x=x, q=q, s=s), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["f4", BF16], ids=["float32", "bfloat16"])

@@ -113,17 +113,17 @@ def _on_gpu(
 
     def allowed_ways(part: Combine) -> list[str]:
         large = own(kernel, part, types) and shared_bytes(part, types) > device.shared
-        return [
-            way for way in ways(part, types, device) if way in available and not (large and STRATEGIES[way].partials)
-        ]
+        every = ways(part, types, device)
+        allowed = [way for way in every if way in available and not (large and STRATEGIES[way].partials)]
+        if not allowed:
+            raise Unsupported(
+                f"the combine into {part.buffer} needs one of {', '.join(every)}; there are kernels"
+                f" for {', '.join(available) or 'none'} on {device.name} ({device.shared} bytes of shared memory)"
+            )
+        return allowed
 
     for part in parts:
         allowed = allowed_ways(part)
-        if not allowed:
-            raise Unsupported(
-                f"the combine into {part.buffer} needs one of {', '.join(ways(part, types, device))}; there are kernels"
-                f" for {', '.join(available) or 'none'} on {device.name} ({device.shared} bytes of shared memory)"
-            )
         forced = _forced(part, force, allowed, available)
         options: tuple[Case, ...] = (
             ((None, forced),) if forced else cases(kernel, part, types, device, determinism, allowed)
@@ -132,11 +132,9 @@ def _on_gpu(
             undecided = part, options
         picks[part.buffer] = options[-1][1] if len(options) == 1 else ""
     for part in parts:
-        if (
-            not picks[part.buffer] and undecided is not None and part is not undecided[0]
-        ):  # a kernel has one select: the other combines get the choice for sizes of 1024
-            allowed = allowed_ways(part)
-            picks[part.buffer] = fallback(kernel, part, types, device, determinism, allowed)
+        # a kernel has one select: the other combines get the choice for sizes of 1024
+        if not picks[part.buffer] and undecided is not None and part is not undecided[0]:
+            picks[part.buffer] = fallback(kernel, part, types, device, determinism, allowed_ways(part))
 
     def instead(part: Combine) -> str:
         allowed = [way for way in allowed_ways(part) if not STRATEGIES[way].visits]

@@ -122,11 +122,11 @@ def _in_i32(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
             attrs = tuple((key, I32 if key == "dtype" else value) for key, value in s.attrs)
             s = replace(s, dtype=I32, attrs=attrs)
             others = () if s.op == "cast" else (small - narrowed).intersection(s.args)
-            cast(others, I32)
+            cast((a for a in s.args if a in others), I32)
         else:
             alike = s.op == "cast" or s.op in REDUCTIONS or _compares(s, narrowed)
             others = () if alike else narrowed.intersection(s.args)
-            cast(others, I64)
+            cast((a for a in s.args if a in others), I64)
         body.append(replace(s, args=tuple(casts[a] if a in others else a for a in s.args)))
     return replace(kernel, body=tuple(body)).rehashed(types)
 

@@ -453,18 +453,15 @@ def _drop(
 def _rematerialized(node: Node, saved: Collection[Node], always_kept: Callable[[Node], bool]) -> _Rematerialized:
     """The node, computed from what else is saved, from inputs, and from what is always kept."""
 
-    def held(n: Node) -> bool:
-        return n in saved or n.op.name == "input"
-
     def computes(n: Node) -> bool:
-        return n is node or not (held(n) or always_kept(n))
+        return n is node or not (_is_held(n, saved) or always_kept(n))
 
     def sources(n: Node) -> list[Node]:
         return [o for o in n.operands if depends_on_inputs(o)] if computes(n) else []
 
     behind = frozenset(reachable([node], sources))
     computed = frozenset(n for n in behind if computes(n))
-    read = frozenset(n for n in behind - computed if held(n))
+    read = frozenset(n for n in behind - computed if _is_held(n, saved))
     return _Rematerialized(computed, read, behind - computed - read)
 
 
@@ -475,11 +472,13 @@ def _work(node: Node, size: Mapping[Node, int]) -> int:
 
 def _reached(boundary: set[Node], saved: set[Node]) -> set[Node]:
     """Of ``saved`` and the inputs what the boundary is made from."""
+    behind = reachable(boundary, lambda n: () if _is_held(n, saved) else n.operands)
+    return {n for n in behind if _is_held(n, saved)}
 
-    def held(node: Node) -> bool:
-        return node in saved or node.op.name == "input"
 
-    return {n for n in reachable(boundary, lambda n: () if held(n) else n.operands) if held(n)}
+def _is_held(node: Node, saved: Collection[Node]) -> bool:
+    """Whether the backward reads a value: an input, or what is saved."""
+    return node in saved or node.op.name == "input"
 
 
 def _backward(
