@@ -24,7 +24,7 @@ from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, evaluate, product, same, substitute, symbol, symbols
 from .lexer import format_note, format_value
 from .node import REGISTRY, Note
-from .statement import EFFECTS, REDUCTIONS, Axis, Operand, Stmt, format_axes
+from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
 from .types import Type
 from .walk import backward_slice
 
