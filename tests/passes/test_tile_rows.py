@@ -100,6 +100,17 @@ def test_gradients_are_torchs(name):
         np.testing.assert_allclose(got[f"d.{input_name}"], value.numpy(), rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", ["softmax of wide scores", "softmax without a maximum", "bidirectional"])
+def test_a_product_over_no_columns_is_zero(name):
+    """Also where it is multiplied by 1 / sum once it is summed: that of none is infinite."""
+    graph, found = programs(name, "f16")
+    assert_one_tile(found["forward"])
+    dims = {"B": 1, "H": 2, "S": 3, "T": 0}
+    arrays = drawn(graph, dims, 1)
+    (got,) = run_program(found["forward"], arrays, {d: dims[d] for d in found["forward"].dims}).values()
+    np.testing.assert_array_equal(got, ATTENTION_FORMS[name].torchs(**exact(arrays)).detach().numpy())
+
+
 def _pairs(x, axis):
     """Each element less each one along an axis."""
     shape = (*x.shape[: axis + 1], *x.shape[axis:])
