@@ -31,7 +31,7 @@ class Form:
     """One way to write attention.
 
     :param torchs: given tensors in f64, by the inputs' names.
-    :param least: columns at least: a softmax that divides by the sum of none is NaN.
+    :param least: columns at least: none have no maximum, and in bf16 their product is divided by their sum, 0.
     :param sweeps: over the columns, in f16: exponentials without a maximum do not fit it before they are divided.
     """
 

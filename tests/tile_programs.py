@@ -85,7 +85,7 @@ def with_tiles(program: Program, dtype: str = "bf16", device: str = "sm_90", **s
             sweeps = tuple(replace(s, by=sizes["columns"]) for s in step.sweeps)
             return replace(step, by=sizes["rows"], sweeps=sweeps, tile=sizes["tile"])
         assert refusal(step, program, gpu_of(device)) is None
-        return tiled(step, program, gpu_of(device))
+        return tiled(step, program, gpu_of(device))[0]
 
     program = replace(program, steps=tuple(map(made, program.steps)))
     verify_program(program)

@@ -181,13 +181,15 @@ def refusal(loop: Loop, program: Program, device: Device) -> str | None:
     return None
 
 
-def tiled(loop: Loop, program: Program, device: Device) -> Loop:
-    """The loop with the block sizes, warps and stages that suit a device: :func:`choose`.
+def tiled(loop: Loop, program: Program, device: Device) -> list[Loop]:
+    """The loop with each of the block sizes, warps and stages that fit a device, the best first: :func:`choose`.
 
-    :raises NotTiled: :func:`refusal` says why.
+    :raises NotTiled: :func:`refusal` says why there is none.
     """
-    rows, columns, tile = choose(form_of(loop, program.types), device)
-    return replace(loop, by=rows, sweeps=tuple(replace(s, by=columns) for s in loop.sweeps), tile=tile)
+    return [
+        replace(loop, by=rows, sweeps=tuple(replace(s, by=columns) for s in loop.sweeps), tile=tile)
+        for rows, columns, tile in choose(form_of(loop, program.types), device)
+    ]
 
 
 def unfit(loop: Loop, program: Program, shared: int) -> str | None:
@@ -224,18 +226,21 @@ memory once for 32 rows.
 """
 
 
-def choose(form: TileForm, device: Device) -> tuple[int, int, Tile]:
-    """(rows, columns, tile): the first of :data:`CANDIDATES` whose registers and shared memory suffice.
+def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
+    """(rows, columns, tile) of those of :data:`CANDIDATES` whose registers and shared memory suffice.
 
-    :raises NotTiled: none of them does.
+    :raises NotTiled: there is none.
     """
     if not isinstance(device, Gpu) or int(device.arch[3:]) < 80:
         raise NotTiled(f"{device.name} has no asynchronous copies and products of bf16: sm_80 and later have")
+    found = []
     for warps, tiles, columns, stages in CANDIDATES:
         rows = ROWS * warps * tiles
         fits = form.shared_bytes(rows, columns, stages) <= device.shared
         if fits and form.registers(columns, tiles) <= MOST_REGISTERS:
-            return rows, columns, Tile("mma", warps, stages)
+            found.append((rows, columns, Tile("mma", warps, stages)))
+    if found:
+        return found
     raise NotTiled(
         f"even blocks of {rows} rows and {columns} columns take {form.registers(columns, tiles)} registers of a thread"
         f" and {form.shared_bytes(rows, columns, stages)} bytes of shared memory; there are"

@@ -9,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_forms import ATTENTION_FORMS, drawn, exact, heads  # noqa: E402
+from attention_forms import ATTENTION_FORMS, drawn, exact, heads, reference  # noqa: E402
 
 import gradc  # noqa: E402
+from gradc import ops  # noqa: E402
 from gradc.compiler import run_passes  # noqa: E402
 from gradc.inspect.report import content  # noqa: E402
 from gradc.interp import run_program  # noqa: E402
@@ -97,6 +98,54 @@ def test_gradients_are_torchs(name):
     got = run_program(backward, own, known(backward), precision="f64")
     for input_name, value in zip(wrt, wanted, strict=True):
         np.testing.assert_allclose(got[f"d.{input_name}"], value.numpy(), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["softmax of wide scores", "softmax without a maximum", "bidirectional"])
+def test_a_product_over_no_columns_is_zero(name):
+    """Also where it is multiplied by 1 / sum once it is summed: that of none is infinite."""
+    graph, found = programs(name, "f16")
+    assert_one_tile(found["forward"])
+    dims = {"B": 1, "H": 2, "S": 3, "T": 0}
+    arrays = drawn(graph, dims, 1)
+    (got,) = run_program(found["forward"], arrays, {d: dims[d] for d in found["forward"].dims}).values()
+    np.testing.assert_array_equal(got, ATTENTION_FORMS[name].torchs(**exact(arrays)).detach().numpy())
+
+
+def _pairs(x, axis):
+    """Each element less each one along an axis."""
+    shape = (*x.shape[: axis + 1], *x.shape[axis:])
+    one, other = ((*x.shape[:at], 1, *x.shape[at:]) for at in (axis + 1, axis))
+    return ops.broadcast_to(ops.reshape(x, one), shape) - ops.broadcast_to(ops.reshape(x, other), shape)
+
+
+PAIRS = {
+    "rows": lambda q, k, v: _pairs(ops.logsumexp(ops.mixed_matmul(q, k.T) * 0.125, -1), 2),
+    "features": lambda q, k, v: _pairs(heads(q, k, v), 3),
+    "heads": lambda q, k, v: _pairs(heads(q, k, v), 1),
+}
+
+
+@pytest.mark.parametrize("axis", PAIRS)
+def test_what_meets_another_row_is_no_epilogue(axis):
+    """An element is computed from two of the loop's rows, heads or features."""
+
+    def function(q, k, v):
+        return heads(q, k, v), PAIRS[axis](q, k, v)
+
+    types = {"q": "bf16[B,H,S,64]", "k": "bf16[B,H,T,64]", "v": "bf16[B,H,T,64]"}
+    graph = gradc.trace(function, **types)
+    program = run_passes(graph, (), Options(), "cuda")[2]["forward"]
+    assert any(loop.tile for loop in program.loops)
+    dims = {"B": 2, "H": 3, "S": 67, "T": 35}
+    arrays = drawn(graph, dims, 2)
+    given = exact(arrays)
+    y = reference(**given)
+    x = torch.logsumexp(given["q"] @ given["k"].mT * 0.125, -1) if axis == "rows" else y
+    at = {"rows": 2, "features": 3, "heads": 1}[axis]
+    wanted = (y, x.unsqueeze(at + 1) - x.unsqueeze(at))
+    got = run_program(program, arrays, {d: dims[d] for d in program.dims}, precision="f64")
+    for value, own in zip(wanted, got.values(), strict=True):
+        np.testing.assert_allclose(own, value.detach().numpy(), rtol=1e-9, atol=1e-10)
 
 
 SIMULATED = (

@@ -11,8 +11,11 @@ Why x has to be what m is the maximum of: before the last block exp(x - m) would
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from ...ir.dims import known_nonnegative
 from ...ir.statement import REDUCTIONS
@@ -63,6 +66,7 @@ class Plan:
         """How a combination of a value of the columns is carried: in the first sweep that can."""
         found = self._in_its_sweep(value, (), combine)
         core, factors = split(self.body, value) if combine == "sum" else (value, ())
+        factors = tuple(_finite_over_none(self.body, factor) for factor in factors)
         if factors:
             other = self._in_its_sweep(core, factors, combine)
             found = other if other.sweep < found.sweep else found
@@ -239,8 +243,45 @@ def _to_maximum(body: Body, top: str) -> str:
     dtype = body.stmts[top].dtype
     assert dtype is not None
     factor = body.add("exp", body.add("sub", _finite(body, top, dtype), top, dtype=dtype), dtype=dtype)
+    return _where_some(body, factor)
+
+
+def _where_some(body: Body, factor: str) -> str:
+    """A factor, or 1 where there are no columns: a sum of none is 0."""
+    dtype = body.stmts[factor].dtype
+    assert dtype is not None
     if known_nonnegative(body.size - 1):
         return factor
-    count = body.add("size", dtype=I64, attrs=(("size", body.size),))  # a sum of no columns is 0
+    count = body.add("size", dtype=I64, attrs=(("size", body.size),))
     some = body.add("gt", count, body.constant(0, I64), dtype=BOOL)
     return body.add("where", some, factor, body.constant(1.0, dtype), dtype=dtype)
+
+
+def _finite_over_none(body: Body, factor: str) -> str:
+    """A factor, or 1 where there are no columns, if it is infinite or NaN there, as 1 / sum is: 0 times it were NaN."""
+    value = _over_none(body, factor)
+    return factor if value is None or math.isfinite(value) else _where_some(body, factor)
+
+
+def _over_none(body: Body, value: str) -> float | None:
+    """What a value of the row is where there are no columns; None if that depends on what is in memory."""
+    s = body.stmts[value]
+    if s.op in REDUCTIONS:
+        return {"sum": 0.0, "max": -math.inf, "min": math.inf}.get(REDUCTIONS[s.op])
+    if s.op == "const":
+        return float(s.attr("value"))
+    args = [a for arg in s.args if (a := _over_none(body, arg)) is not None]
+    if not args or len(args) < len(s.args):
+        return None
+    with np.errstate(all="ignore"):
+        return float(_OF_ROW[s.op](*args)) if s.op in _OF_ROW else None
+
+
+_OF_ROW: dict[str, Callable[..., Any]] = {
+    "cast": np.positive,
+    "reciprocal": np.reciprocal,
+    "div": np.divide,
+    "mul": np.multiply,
+    "eq": np.equal,
+    "where": np.where,
+}

@@ -136,6 +136,8 @@ class _Epilogue:
             size = self.size(own, kernel)
             if size is None or not same(sizes[axis], size) or self.axes.setdefault(axis, own) != own:
                 refuse("epilogue", self.whole, f"its axis {axis} is none of the loop")
+            if any(other != axis and place == own for other, place in self.axes.items()):
+                refuse("epilogue", self.whole, f"its axis {axis} and another are one of the loop")
 
     def size(self, index: Index, kernel: Kernel) -> Size | None:
         """Of the axis that an index in a kernel of the loop goes over; None if it is none."""

@@ -7,7 +7,7 @@ loop's epilogue.  Nothing of the size of the wide rows is in memory then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...analysis.tile_time import calls_seconds, tile_seconds
@@ -99,24 +99,27 @@ def _tiled(group: FusionGroup, device: Device, dims: Mapping[str, int]) -> Progr
     for own in loops:
         made = own if own.sweeps else swept(body_of(own, program), program)
         program, made = with_epilogue(_with_loop(program, own, made), made)
-        final = tiled(made, program, device)
-        program = _with_loop(program, made, final)
-        _require_profit(final, program, device, dims)
+        program = _with_loop(program, made, _profitable(tiled(made, program, device), program, device, dims))
     return program
 
 
-def _require_profit(loop: Loop, program: Program, device: Device, dims: Mapping[str, int]) -> None:
-    """
-    :raises NotTiled: the loop takes longer than products with kernels between them.
+def _profitable(loops: Sequence[Loop], program: Program, device: Device, dims: Mapping[str, int]) -> Loop:
+    """The first of the loops, which differ in their blocks, that takes no longer than products with kernels between
+    them: where blocks of many rows leave multiprocessors without work, ones of fewer rows may not.
+
+    :raises NotTiled: each of them takes longer.
     """
     if not isinstance(device, Gpu):
-        return
+        return loops[0]
     dims = {**dict.fromkeys(program.dims, LARGE), **dims}
-    form = form_of(loop, program.types)
-    one, several = tile_seconds(form, dims, device), calls_seconds(form, program, dims, device)
-    if one > several:
-        both = f"about {one * 1e6:.0f} us as one kernel, and {several * 1e6:.0f} as products with kernels between"
-        raise NotTiled(f"it takes {both}")
+    forms = [form_of(loop, program.types) for loop in loops]
+    times = [tile_seconds(form, dims, device) for form in forms]
+    several = calls_seconds(forms[0], program, dims, device)
+    found = next((loop for loop, one in zip(loops, times, strict=True) if one <= several), None)
+    if found is None:
+        both = f"{min(times) * 1e6:.0f} us as one kernel, and {several * 1e6:.0f} as products with kernels between"
+        raise NotTiled(f"it takes about {both}")
+    return found
 
 
 def _with_loop(program: Program, loop: Loop, other: Loop) -> Program:
