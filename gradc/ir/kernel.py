@@ -948,6 +948,17 @@ def refuse_sweeps(program: Program, target: str) -> None:
             )
 
 
+def refuse_forwarded(program: Program, target: str) -> None:
+    """
+    :raises Unsupported: a kernel of the program hands its rows to the next one, for which the target has no lowering.
+    """
+    for buffer in program.of_kind("forwarded"):
+        raise Unsupported(
+            f"rows that one kernel hands to the next on the target {target}: {program.name} has {buffer.name!r}, which"
+            " is forwarded; the targets cpu and numpy run it"
+        )
+
+
 def facts(step: Step) -> tuple[Assumption, ...]:
     """What holds of the symbols that a step binds."""
     return step.facts if isinstance(step, Loop) else ()
