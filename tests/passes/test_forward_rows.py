@@ -118,6 +118,10 @@ program @p {
         ("load t[v, d]", "load t[0, d]"),
         ("    store y[v, d] <- %1 : f32", "    store y[v, d] <- %1 : f32\n    accum t[v, d] <- %1 : f32"),
         ("return y=y", "return y=t"),
+        ("order(t) strategy(t: segmented)", "strategy(t: privatized)"),
+        ("order(t) strategy(t: segmented)", "order(t) strategy(t: privatized)"),
+        ("order(t) strategy(t: segmented)", "strategy(t: regular)"),
+        ("accum t[%0, d] <- %2", "accum t[%0, 0] <- %2"),
     ],
 )
 def test_rows_that_are_not_handed_on(old: str, new: str) -> None:
