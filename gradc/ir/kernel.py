@@ -201,8 +201,7 @@ class Kernel:
             return False
         columns = [i.variable for i in s.index[1:]]
         return {*columns} == self.stmt_level(s) & sizes.keys() and all(
-            column in sizes and same(sizes[column], size)
-            for column, size in zip(columns, type_.shape[1:], strict=True)
+            column in sizes and same(sizes[column], size) for column, size in zip(columns, type_.shape[1:], strict=True)
         )
 
     def reads_own_rows(self, buffer: str, type_: Type) -> bool:
