@@ -188,6 +188,22 @@ class Kernel:
         """The statements that access a buffer."""
         return [s for s in self.body if s.buffer]
 
+    def finishes_rows(self, buffer: str, type_: Type) -> bool:
+        """Whether the kernel combines rows into a buffer of this type in the order of their keys, so that each is
+        finished before the next one begins, and does nothing else: each column combines into its own element.
+        """
+        effects = [s for s in self.body if not s.name]
+        if [(s.op, s.buffer) for s in effects] != [("accum", buffer)] or self.order != buffer:
+            return False
+        (s,) = effects
+        sizes = dict(self.cols)
+        if self.row_order != "by key" or any(v in sizes for v, _ in s.index[0].terms):
+            return False
+        columns = [i.variable for i in s.index[1:]]
+        return {*columns} == self.stmt_level(s) & sizes.keys() and all(
+            column in sizes and same(sizes[column], size) for column, size in zip(columns, type_.shape[1:], strict=True)
+        )
+
     def reads_own_rows(self, buffer: str, type_: Type) -> bool:
         """Whether row ``r`` reads row ``r`` alone of a buffer of this type, each column its own element, while rows are
         combined into nothing and no data is checked.
@@ -946,6 +962,17 @@ def refuse_sweeps(program: Program, target: str) -> None:
                 f"a loop over blocks of columns on the target {target}: {program.name} has one in {loop.name!r}; the"
                 " target numpy and gradc.interp run it"
             )
+
+
+def refuse_forwarded(program: Program, target: str) -> None:
+    """
+    :raises Unsupported: a kernel of the program hands its rows to the next one, for which the target has no lowering.
+    """
+    for buffer in program.of_kind("forwarded"):
+        raise Unsupported(
+            f"rows that one kernel hands to the next on the target {target}: {program.name} has {buffer.name!r}, which"
+            " is forwarded; the targets cpu and numpy run it"
+        )
 
 
 def facts(step: Step) -> tuple[Assumption, ...]:

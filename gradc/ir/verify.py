@@ -260,7 +260,7 @@ def _verify_forwarded(program: Program) -> None:
         alone = len(writers) == len(readers) == 1 and readers[0] == writers[0] + 1
         first, then = (program.steps[at[0]] if alone else None for at in (writers, readers))
         handed = isinstance(first, Kernel) and isinstance(then, Kernel) and then.reads_own_rows(b.name, b.type)
-        handed = handed and isinstance(first, Kernel) and [s.buffer for s in first.body if not s.name] == [b.name]
+        handed = handed and isinstance(first, Kernel) and first.finishes_rows(b.name, b.type)
         _demand(handed, f"the rows of {b.name} are not handed from one kernel to the next", b, b.name)
         shared = program.sharing[b.name]
         _demand(shared == (b.name,) and not b.alias, f"{b.name} has no memory to share", b, b.name)

@@ -263,6 +263,20 @@ def test_rows_of_a_table_of_rank_3_with_one_gradient_for_a_row() -> None:
     np.testing.assert_allclose(step(table, step.init(table), i=i, g=g)[1], wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("width", ["0", "L"])
+def test_bags_of_no_index_change_no_row(width: str, target: str) -> None:
+    loss = lambda w, i, g: ops.sum(ops.embedding_bag(i, w, mode="sum") * g)
+    graph = gradc.trace(loss, w="f64[5,3]", i=f"i64[B,{width}]", g="f64[B,3]")
+    step = gradc.step(graph, optim.adagrad(0.1), "w", sparse="w", target=target)
+    start = np.random.default_rng(0).standard_normal((5, 3))
+    table = start.copy()
+    for bags in (4, 0):
+        value, table, _ = step(table, step.init(table), i=np.zeros((bags, 0), np.int64), g=np.ones((bags, 3)))
+        assert value == 0
+        np.testing.assert_array_equal(table, start)
+
+
 @pytest.mark.parametrize("name", ["adam", "adagrad", "sgd"])
 def test_rows_are_as_torchs_sparse_steps(name: str) -> None:
     torch = pytest.importorskip("torch")

@@ -9,9 +9,11 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.errors import TypeRuleError
+from gradc.codegen.cuda.render import render_cuda
+from gradc.errors import TypeRuleError, Unsupported
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
+from gradc.runtime.executable import Executable
 
 ROWS, WIDTH = 700, 5
 
@@ -116,9 +118,24 @@ program @p {
         ("load t[v, d]", "load t[0, d]"),
         ("    store y[v, d] <- %1 : f32", "    store y[v, d] <- %1 : f32\n    accum t[v, d] <- %1 : f32"),
         ("return y=y", "return y=t"),
+        ("order(t) strategy(t: segmented)", "strategy(t: privatized)"),
+        ("order(t) strategy(t: segmented)", "order(t) strategy(t: privatized)"),
+        ("order(t) strategy(t: segmented)", "strategy(t: regular)"),
+        ("accum t[%0, d] <- %2", "accum t[%0, 0] <- %2"),
     ],
 )
 def test_rows_that_are_not_handed_on(old: str, new: str) -> None:
     verify_program(parse_program(TEXT))
     with pytest.raises(TypeRuleError, match=r"not handed from one kernel|is the forwarded t"):
         verify_program(parse_program(TEXT.replace(old, new)))
+
+
+def test_a_gpu_has_no_rows_that_are_handed_on() -> None:
+    program = parse_program(TEXT)
+    with pytest.raises(Unsupported, match="'t', which is forwarded"):
+        render_cuda(program)
+    with pytest.raises(Unsupported, match="target cuda-sim"):
+        Executable(program, "cuda-sim")
+    given = {"k": np.array([0, 0, 3]), "x": np.arange(9, dtype=np.float32).reshape(3, 3)}
+    found, wanted = (Executable(program, target, dims={"V": 5}).run(given)["y"] for target in ("cpu", "numpy"))
+    np.testing.assert_array_equal(found, wanted)

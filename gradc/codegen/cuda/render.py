@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...ir.kernel import Kernel, Loop, Program, alternatives
+from ...ir.kernel import Kernel, Loop, Program, alternatives, refuse_forwarded
 from ...ir.types import Type
 from ..heading import heading
 from ..identifiers import foreign_axes, identifiers
@@ -31,6 +31,7 @@ _CANONICAL = re.compile(r"\b[bn]\d+\b")
 def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
     """The text of a program, one translation unit, and its kernels by name."""
     refuse_tiles(program, "cuda")
+    refuse_forwarded(program, "cuda")
     types = program.types
     kernels: dict[str, CudaKernel] = {}
     for step in program.steps:

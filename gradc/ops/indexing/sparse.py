@@ -203,7 +203,7 @@ def coalesce(
 def _at(updates: Node, order: Node) -> Node:
     """Rows of the updates; of those that a bag repeats for each of its indices, the bag's."""
     repeated = updates.operands[0] if access(updates, Reshapes) else updates
-    if access(repeated, Broadcasts) and repeated.rank == 3:
+    if access(repeated, Broadcasts) and repeated.rank == 3 and repeated.shape[1] != 0:  # bags of none repeat nothing
         (bags,) = repeated.operands
         whole = same(updates.shape[1], repeated.shape[2])  # a row of the updates is one of a bag, not all of them
         if whole and bags.rank == 3 and bags.shape[1] == 1 and all(map(same, bags.shape[::2], repeated.shape[::2])):

@@ -55,11 +55,10 @@ def _producer(step: Step, name: str, program: Program) -> Kernel | None:
     """
     kernels = [k for _, k in step.cases] if isinstance(step, Select) else [step]
     for kernel in kernels:
-        if not isinstance(kernel, Kernel) or kernel.order != name or kernel.row_order != "by key":
+        if not isinstance(kernel, Kernel) or not kernel.finishes_rows(name, program.types[name]):
             continue
         part = next(c for c in combines(kernel, program.types) if c.buffer == name)
-        alone = [s.buffer for s in kernel.body if not s.name] == [name] and part.leading == 1
-        if alone and (len(kernels) == 1 or ascends(kernel, part)):
+        if len(kernels) == 1 or ascends(kernel, part):
             return kernel
     return None
 
