@@ -11,7 +11,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,8 @@ import gradc
 from gradc import ops
 from gradc.ir.program_text import parse_program
 from gradc.runtime.executable import Executable
+
+torch = pytest.importorskip("torch")
 
 ROWS, COLUMNS, GROUP = 1000, 512, 64
 GROUPS = COLUMNS // GROUP

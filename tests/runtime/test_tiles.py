@@ -153,6 +153,36 @@ def _torch_oracle(torch, name, arrays, more):
     return each / torch.where(total == 0, 1.0, total) @ v
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [("grouped queries", 32), ("tokens before heads", 16), ("causal", 128), ("causal", 192), ("causal", 256)],
+)
+def test_gradients_of_what_the_compiler_makes_for_a_gpu_are_torchs(name, features, dtype):
+    """Relative to the largest of each, in units of the dtype's rounding; where heads are so wide that registers do
+    not suffice the backward has no tile.
+    """
+    torch = pytest.importorskip("torch")
+    case = CASES[name]
+    types = {n: t.replace("bf16", dtype) for n, t in case.types(features).items()}
+    programs = run_passes(gradc.trace(case.function, **types), WRT, Options(), "cuda")[2]
+    assert any(loop.tile for loop in programs["forward"].loops)
+    assert any(loop.tile for loop in programs["backward"].loops) == (features <= 128)
+    forward, backward = (Executable(programs[n], "cuda-sim") for n in ("forward", "backward"))
+    arrays = drawn(case, features, {"B": 2, "H": 1, "S": 67, "T": 67}, 0, dtype)
+    dy = np.random.default_rng(1).standard_normal(arrays["q"].shape).astype(DTYPES[dtype])
+    y, got = gradients(lambda a: checked(forward, a), lambda a: checked(backward, a), arrays, dy)
+    own = {n: torch.tensor(a, requires_grad=True) for n, a in wide(arrays).items()}
+    q, k, v = (own[n].transpose(1, 2) if case.tokens_first else own[n] for n in WRT)
+    k, v = (x.repeat_interleave(case.groups, 1) for x in (k, v))
+    wanted = _torch_oracle(torch, "causal", {"q": q, "k": k, "v": v}, {})
+    wanted = wanted.transpose(1, 2) if case.tokens_first else wanted
+    wanted.backward(torch.tensor(dy.astype(np.float64)))
+    unit = 2.0**-10 if dtype == "f16" else 2.0**-7
+    for mine, exact in ((y, wanted.detach()), *((got[f"d.{n}"], own[n].grad) for n in WRT)):
+        assert np.abs(mine.astype(np.float64) - exact.numpy()).max() <= unit * np.abs(exact.numpy()).max()
+
+
 def test_the_order_of_warps_changes_no_bit():
     """Blocks and warps in any order: no sum is shared."""
     case, dims = CASES["causal"], {"B": 1, "H": 2, "S": 130}
