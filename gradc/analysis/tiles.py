@@ -37,6 +37,10 @@ MOST_WARPS = 32
 """Of a thread block."""
 MOST_REGISTERS = 248
 """Estimated, of a thread; 255 are there."""
+ONLINE = 24
+"""More, where a maximum that rises rescales sums: attention's forward with 64 features takes 160 for one tile of rows,
+and for two more than there are, by NVRTC for sm_90.
+"""
 _NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
 
 
@@ -151,7 +155,8 @@ class TileForm:
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         own = carried + blocks * columns // 2 + self.fragments()
-        return 32 + 16 * tiles + tiles * own + (blocks - 1) * columns
+        online = ONLINE if any(c.by for sweep in self.loop.sweeps for c in sweep.carries) else 0
+        return 32 + 16 * tiles + tiles * own + (blocks - 1) * columns + online
 
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""

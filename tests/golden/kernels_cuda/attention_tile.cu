@@ -1,5 +1,5 @@
 /*
- * loop over(at0_: B, at1_: H) rows(row_: S) by(128) count(rows_) tile(mma, warps 4, stages 2) {
+ * loop over(at0_: B, at1_: H) rows(row_: S) by(64) count(rows_) tile(mma, warps 4, stages 2) {
  *   sweep cols(col_: S) by(64) count(cols_) to(row_+rows_) {
  *     carry top: f32[rows_] max
  *     carry total_: f32[rows_] sum by exp(top)
@@ -58,7 +58,7 @@
  *   }
  * }
  */
-extern "C" __global__ void __launch_bounds__(128, 2) softmax_matmul_tile_4c4072(
+extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
   const u16 *__restrict__ const q_,
   const u16 *__restrict__ const k_,
   const u16 *__restrict__ const v_,
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) softmax_matmul_tile_4c4072(
   const i64 dim0, const i64 dim1, const i64 dim2, u64 *const flag, const i64 site, const i64 first_block) {
   if (gradc_stopped(flag, site)) return;
   typedef gradc_bf16_fragments operand;
-  enum { ROWS = 128, COLUMNS = 64, TILES = 2, STAGES = 2, THREADS = 128, LAST_ROW = ROWS - 1, LAST_COLUMN = COLUMNS - 1 };
+  enum { ROWS = 64, COLUMNS = 64, TILES = 1, STAGES = 2, THREADS = 128, LAST_ROW = ROWS - 1, LAST_COLUMN = COLUMNS - 1 };
   const ix B = (ix)dim0;
   const ix H = (ix)dim1;
   const ix S = (ix)dim2;
@@ -85,16 +85,16 @@ extern "C" __global__ void __launch_bounds__(128, 2) softmax_matmul_tile_4c4072(
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * TILES, lane_row = warp_row + lane / 4, lane_column = lane % 4 * 2;
   /* panels: of the rows for the whole kernel, of columns in stages */
   extern __shared__ __align__(16) char dynamic_shared[];
-  u16 *const left0 = (u16 *)dynamic_shared + 0; /* q_: 128 x 64 */
+  u16 *const left0 = (u16 *)dynamic_shared + 0; /* q_: 64 x 64 */
   gradc_rows<64, 64, 72, ROWS, THREADS>::at(q_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_ + 64 * (i64)row_), 64, 1).copy(left0, 0, rows_);
   cp_async_commit();
-  f32 top[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)}; /* carry top: f32[rows_] max */
-  f32 total_[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f}; /* carry total_: f32[rows_] sum by exp(top) */
+  f32 top[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)}; /* carry top: f32[rows_] max */
+  f32 total_[2 * TILES] = {0.0f, 0.0f}; /* carry total_: f32[rows_] sum by exp(top) */
   f32 t6_sum[TILES * 64 / 8][4] = {}; /* carry t6_sum: f32[rows_,64] sum by exp(top) */
   /* ---- sweep over col_ ---- */
-  u16 *const right0 = (u16 *)dynamic_shared + 9216; /* k_: 64 x 64, 2 stages */
+  u16 *const right0 = (u16 *)dynamic_shared + 4608; /* k_: 64 x 64, 2 stages */
   const auto from0 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(k_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
-  u16 *const right1 = (u16 *)dynamic_shared + 18432; /* v_: 64 x 64, 2 stages */
+  u16 *const right1 = (u16 *)dynamic_shared + 13824; /* v_: 64 x 64, 2 stages */
   const auto from1 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(v_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
   const f32 v4 = 0.125f, v6 = f32_of_bits(0xff800000u);
   const f32 v16 = 0.0f;
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) softmax_matmul_tile_4c4072(
           const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
           d2[h] = lane_column + (i0 * (-1) + (-1 * row_ + col_));
         }
-        f32 r8[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)};
+        f32 r8[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)};
         #pragma unroll
         for (int n = 0; n < TILES * COLUMNS / 8; n++) {
           #pragma unroll
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) softmax_matmul_tile_4c4072(
           const f32 v17 = v15 ? v16 : v14;
           r17[h] = v17;
         }
-        f32 r20[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f};
+        f32 r20[2 * TILES] = {0.0f, 0.0f};
         #pragma unroll
         for (int n = 0; n < TILES * COLUMNS / 8; n++) {
           #pragma unroll
