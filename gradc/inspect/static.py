@@ -16,7 +16,9 @@ from ..analysis.cost import floor_bytes, kernel_bytes
 from ..codegen.cuda.actions import Action, Launch, Library
 from ..codegen.cuda.library_time import ProductTime, product_time
 from ..errors import InvalidProblem
+from ..ir.dims import evaluate
 from ..ir.kernel import Kernel
+from ..ir.kernel import Loop as RowLoop
 from ..runtime.cuda.nvdisasm import disassemble
 from ..runtime.cuda.nvrtc import KernelResources
 from ..runtime.executable import Executable
@@ -162,6 +164,8 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
     plan = executable.native.bind(dims)
     kernels = [(run.step, run.dims) for run in plan.runs if isinstance(run.step, Kernel)]
     moved = sum(kernel_bytes(kernel, program.types, sizes) for kernel, sizes in kernels)
+    tiles = [run.step for run in plan.runs if isinstance(run.step, RowLoop)]
+    moved += sum(evaluate(program.types[b].nbytes, dims) for loop in tiles for b in {*loop.reads, *loop.writes})
     functions = {f.name: f for f in parse(disassemble(binary.cubin))} if binary.cubin else {}
     setting = setting_of(gpu, program, plan)
     made: dict[Launch, Predicted] = {}
