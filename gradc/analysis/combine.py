@@ -189,6 +189,17 @@ def expected_hits(s: Scatter[int], unique: int | None = None, most: int | None =
     return Hits(unique, -(-s.rows // max(s.keys, 1)) if most is None else most)
 
 
+def row_scatter(
+    rows: int, keys: int, width: int, grad: int = 4, item: int = 4, index: int = 4, own: bool = False
+) -> Scatter[int]:
+    """The sizes of ``result[index[n], :] += gradient[n, :]``.
+
+    :param grad, item, index: bytes of an element of the gradients, the result and the indices.
+    :param own: whether the result has a known, small number of rows.
+    """
+    return Scatter(rows, width, keys, keys * width, rows * width * grad, rows * index, 0, item, own=own)
+
+
 def ascends(kernel: Kernel, combine: Combine) -> bool:
     """Whether the key is what a search finds for the row itself: it never goes back from one row to the next, so that
     a sort finds the rows in order.

@@ -20,7 +20,7 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.analysis.combine import Scatter, combines, expected_hits, numbers, scatter_of
+from gradc.analysis.combine import Scatter, combines, expected_hits, numbers, row_scatter, scatter_of
 from gradc.analysis.cost import cheapest, estimates, predict
 from gradc.analysis.strategies import ON_GPU, STRATEGIES, floor, partials, passes, sort_seconds
 from gradc.codegen.cuda.launch import sizes_of
@@ -93,17 +93,6 @@ def picks(program: Program, dims: dict[str, int], **options: Any) -> list[str]:
 
 
 # -- the worked examples -----------------------------------------------------------------------------------------------
-
-
-def row_scatter(
-    rows: int, keys: int, width: int, grad: int = 4, item: int = 4, index: int = 4, own: bool = False
-) -> Scatter[int]:
-    """The sizes of ``result[index[n], :] += gradient[n, :]``.
-
-    :param grad, item, index: bytes of an element of the gradients, the result and the indices.
-    :param own: whether the result has a known, small number of rows.
-    """
-    return Scatter(rows, width, keys, keys * width, rows * width * grad, rows * index, 0, item, own=own)
 
 
 EXAMPLES = {

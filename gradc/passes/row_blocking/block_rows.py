@@ -41,7 +41,7 @@ def block_rows(program: Program, *, dims: Sizes = None, device: Device = CPU) ->
             if group is not None:
                 program = fuse(group, device)
         if isinstance(device, Cpu):
-            program = with_matrices(program)
+            program = with_matrices(program, dims)
             while seeds := [b for b in narrow_neighbours(program, dims) if b not in tried]:
                 tried.add(seeds[0])
                 most = rows_of_few_terms(program, seeds[0], dims)

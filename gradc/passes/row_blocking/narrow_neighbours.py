@@ -30,16 +30,16 @@ def narrow_neighbours(program: Program, dims: Sizes) -> Iterator[str]:
     that are products, and of which kernels store few elements.
     """
     for buffer in program.of_kind("temp"):
-        if buffer.alias or buffer.type.rank != 2 or len(program.sharing[buffer.name]) > 1:
+        if buffer.alias or len(program.sharing[buffer.name]) > 1:
             continue
         touching = _touching(program, buffer.name)
         makers = [step for step in touching if buffer.name in step.writes]
+        if len(makers) != 1 or not _is_large(buffer, dims):
+            continue
         readers = [step for step in touching if step is not makers[0]]
         names = {name for step in touching for name in (*step.reads, *step.writes)}
         sizes = nominal([n for name in names for n in program.types[name].shape], dims)
         own = evaluate(buffer.type.nbytes, sizes)
-        if len(makers) > 1 or own < MIN_BYTES or evaluate(buffer.type.shape[0], sizes) <= BLOCK_ROWS:
-            continue
         if _decodes(makers[0]) and all(map(_is_product, readers)):
             if _bytes(program, makers[0].reads, sizes) <= DECODED_BYTES * own:
                 yield buffer.name
@@ -49,20 +49,27 @@ def narrow_neighbours(program: Program, dims: Sizes) -> Iterator[str]:
                 yield buffer.name
 
 
+def _is_large(buffer: Buffer, dims: Sizes) -> bool:
+    """Whether a buffer is a matrix of which a block is a part."""
+    sizes = nominal(buffer.type.shape, dims)
+    large = buffer.type.rank == 2 and evaluate(buffer.type.nbytes, sizes) >= MIN_BYTES
+    return large and evaluate(buffer.type.shape[0], sizes) > BLOCK_ROWS
+
+
 def _bytes(program: Program, names: Iterable[str], sizes: Mapping[str, int]) -> int:
     return sum(evaluate(program.types[name].nbytes, sizes) for name in names)
 
 
-def with_matrices(program: Program) -> Program:
+def with_matrices(program: Program, dims: Sizes) -> Program:
     """A program whose kernels store what they decode by groups, [rows, groups, columns of a group], as the matrix
-    [rows, columns] that products read.
+    [rows, columns] that products read, where these are large.
     """
     for buffer in program.of_kind("temp"):
         names = program.sharing.get(buffer.name, ())
         if buffer.alias or len(names) != 2 or not any(map(_is_product, _touching(program, names[1]))):
             continue
         matrix, stores = program.buffer[names[1]], _touching(program, buffer.name)
-        if matrix.type.rank != 2 or len(stores) != 1 or not _decodes(stores[0]):
+        if not _is_large(matrix, dims) or len(stores) != 1 or not _decodes(stores[0]):
             continue
         merged = _merged(buffer.type.shape, matrix.type.shape)
         if merged is not None and buffer.name not in stores[0].reads:
@@ -87,7 +94,8 @@ def _decodes(step: Step) -> TypeGuard[Kernel]:
 
 def _merged(shape: tuple[Size, ...], matrix: tuple[Size, ...]) -> int | None:
     """How many axes of a shape are the rows of a matrix; None if that is not known."""
-    return next((n for n in range(1, len(shape)) if same(product(shape[:n]), matrix[0])), None)
+    rows = (n for n in range(1, len(shape)) if same(product(shape[:n]), matrix[0]))
+    return next((n for n in rows if same(product(shape[n:]), matrix[1])), None)
 
 
 def _stored_as(program: Program, kernel: Kernel, buffer: Buffer, matrix: Buffer, rows: int) -> Program:
