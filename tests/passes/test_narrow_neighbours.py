@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import gradc
 from gradc import ops
 from gradc.ir.program_text import parse_program
+from gradc.passes.row_blocking.block_rows import block_rows
 from gradc.runtime.executable import Executable
 
 torch = pytest.importorskip("torch")
@@ -196,3 +197,35 @@ def test_codes_and_scales_are_read_as_they_lie_and_give_the_bits_of_their_floats
     got = run(SCALED, scaled, x=x, codes=codes, scale=scale)
     dense = run(DENSE, plain, x=x, w=codes.astype(np.float32) * whole)
     assert np.array_equal(got, dense)
+
+
+REWRITTEN = """program @rewritten {{
+  input x: f32[1000,300]
+  input codes: i8[1000,300]
+  input v: f32[300,1000]
+  temp w: f32[1000,300]
+  output y: f32[1000,1000]
+  kernel @decode rows(i: 1000) cols(j: 300) {{
+    %0 = load codes[i, j] : i8
+    %1 = cast %0 {{dtype=f32}} : f32
+    store w[i, j] <- %1 : f32
+  }}
+  {0}
+  {1}
+  return y=y
+}}"""
+BY_COLUMNS = "call @columns axes(m: 1000, n: 1000, k: 300) y[m, n] <- matmul x[m, k], w[n, k]"
+BY_ROWS = "call @rows axes(m: 1000, n: 1000, k: 300) y[m, n] <- matmul w[m, k], v[k, n]"
+
+
+@pytest.mark.parametrize("calls", ((BY_COLUMNS, BY_ROWS), (BY_ROWS, BY_COLUMNS)))
+def test_of_two_products_that_write_one_result_the_last_one_stays(calls: tuple[str, str]) -> None:
+    """Blocks of columns of the one are no blocks of rows of the other; products of whole numbers are exact."""
+    program = parse_program(REWRITTEN.format(*calls))
+    rng = np.random.default_rng(0)
+    x, codes, v = (rng.integers(-4, 5, shape) for shape in ((1000, 300), (1000, 300), (300, 1000)))
+    wanted = codes @ v if calls[1] is BY_ROWS else x @ codes.T
+    got = Executable(block_rows(program), "cpu")(
+        x=x.astype(np.float32), codes=codes.astype(np.int8), v=v.astype(np.float32)
+    )
+    assert np.array_equal(got["y"], wanted)

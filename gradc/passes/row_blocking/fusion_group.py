@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -176,7 +177,7 @@ class FusionGroup:
     def reads_own_rows(self) -> bool:
         """Whether all that a step of the loop reads of another one is in the rows of the same iteration."""
         program = self.program
-        written = {program.root(b) for step in self.steps.values() for b in step.writes}
+        written = Counter(program.root(b) for step in self.steps.values() for b in step.writes)
         read = {program.root(b) for step in self.steps.values() for b in step.reads}
         for number, step in self.steps.items():
             tiling = self.tilings[number]
@@ -185,7 +186,8 @@ class FusionGroup:
                 if root not in written or (isinstance(access, Stmt) and access.op == "store"):
                     continue
                 carries = tiling.carries(step, access.buffer)
-                columns = isinstance(step, Call) and access is step.out and root not in read  # which other steps read
+                alone = written[root] == 1 and root not in read  # no other step of the loop accesses what it writes
+                columns = isinstance(step, Call) and access is step.out and alone
                 other_rows = not (carries or columns or starts_with(access, tiling.axes))
                 if other_rows or access.buffer != root or not program.types[root].dtype.is_float:
                     return False
