@@ -256,10 +256,10 @@ MUTANTS = (
     Mutant(
         "gemm-h.scale-group",
         "templates/cpu/gemm.h",
-        "(p + q) / along_per * along];",
-        "q / along_per * along];",
-        "groups of scales are counted from the tile",
-        ("test_runtime_cpu -k groups_of_scales",),
+        "(first + i) / per * step : 0];",
+        "i / per * step : 0];",
+        "groups of scales are counted from the line",
+        ("test_runtime_cpu -k groups_of_scales", "test_narrow_neighbours"),
     ),
     Mutant(
         "math-h.bf16-ties",
@@ -488,8 +488,8 @@ MUTANTS = (
     Mutant(
         "places.joined-columns",
         "templates/cpu/runtime.c",
-        "p.each = n, p.apart = (m - 1) * n;",
-        "p.each = n, p.apart = (m - 2) * n;",
+        "p.each = n, p.apart = m * p.c_row - n;",
+        "p.each = n, p.apart = (m - 1) * p.c_row - n;",
         "wrong distance: the results of a batch that is one product's columns lie a row closer",
         ("test_read_in_place",),
     ),
