@@ -20,7 +20,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints, is_typeddict
+from typing import Any
 
 import numpy as np
 
@@ -123,10 +123,7 @@ def _line(key: str, since: int, is_newest: bool, function: Callable[..., Any]) -
         elif each.kind is each.VAR_POSITIONAL:
             rest = kind
         elif each.kind is each.VAR_KEYWORD:
-            (named,) = get_args(get_type_hints(function)[each.name]) or (None,)
-            if not is_typeddict(named):
-                raise ValueError(f"{key} does not name its attributes: {each}")
-            attributes += named.__annotations__
+            raise ValueError(f"{key} does not name its attributes: {each}")
         else:
             inputs.append(kind)
     return Line(key, since, is_newest, function, tuple(inputs), rest, site, frozenset(attributes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from ... import ops
 from ...errors import InvalidProblem, Unsupported
@@ -132,29 +132,24 @@ def padding_of(
     return tuple(pairs)
 
 
-class Windows(TypedDict, total=False):
-    """Attributes that every convolution has."""
-
-    auto_pad: str
-    dilations: Any
-    group: int
-    kernel_shape: Any
-    pads: Any
-    strides: Any
-
-
 def convolution(
     x: Node,
     w: Weight,
     b: Node | None = None,
-    **windows: Unpack[Windows],
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Any = None,
+    group: int = 1,
+    kernel_shape: Any = None,
+    pads: Any = None,
+    strides: Any = None,
 ) -> Node:
     """``Conv``: x [N, C, ...] with w [O, C / group, ...]."""
     rank = spatial(x)
     kernel = tuple(int(n) for n in w.shape[2:])
-    step, spread = (each(windows.get(name), rank, 1) for name in ("strides", "dilations"))
-    padding = padding_of(windows.get("auto_pad", "NOTSET"), windows.get("pads"), x.shape[2:], kernel, step, spread)
-    return ops.convolution(x, w, b, stride=step, padding=padding, dilation=spread, groups=windows.get("group", 1))
+    step, spread = each(strides, rank, 1), each(dilations, rank, 1)
+    padding = padding_of(auto_pad, pads, x.shape[2:], kernel, step, spread)
+    return ops.convolution(x, w, b, stride=step, padding=padding, dilation=spread, groups=group)
 
 
 def _conv_transpose(
@@ -213,7 +208,13 @@ def conv_integer(
     w: Node,
     zero_x: Node | None = None,
     zero_w: Node | None = None,
-    **windows: Unpack[Windows],
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Any = None,
+    group: int = 1,
+    kernel_shape: Any = None,
+    pads: Any = None,
+    strides: Any = None,
 ) -> Node:
     """The convolution of 8-bit integers less their zero points, i32."""
     a, b = converted(x, F64), converted(w, F64)
@@ -222,7 +223,8 @@ def conv_integer(
     if zero_w is not None:
         zero = converted(zero_w, F64)
         b = b - (ops.reshape(zero, (*zero.shape, *(1,) * (w.rank - 1))) if zero.rank else zero)
-    return converted(convolution(a, b, None, **windows), I32)
+    y = convolution(a, b, None, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    return converted(y, I32)
 
 
 LINES: dict[str, Forms] = {

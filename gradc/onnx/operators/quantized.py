@@ -5,7 +5,7 @@ is gradc's ``dequantize``, whose scales the passes move.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any
 
 from ... import ops
 from ...errors import Unsupported
@@ -15,7 +15,7 @@ from ...ir.types import DTYPES, F32
 from ...ops.rules import converted
 from .. import model
 from ..table import Forms, Weight, normalized_axis
-from .products import Windows, convolution
+from .products import convolution
 
 U8, U4 = DTYPES["u8"], DTYPES["u4"]
 
@@ -101,14 +101,23 @@ def _qlinear_conv(
     y_scale: Weight,
     y_zero: Weight,
     b: Weight | None = None,
-    **windows: Unpack[Windows],
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Any = None,
+    group: int = 1,
+    kernel_shape: Any = None,
+    pads: Any = None,
+    strides: Any = None,
 ) -> Node:
     image, weight = dequantize_linear(x, x_scale, x_zero), dequantize_linear(w, w_scale, w_zero, axis=0)
     bias = None
     if b is not None:
         each = ops.broadcast_to(x_scale * w_scale, b.shape)
         bias = converted(b, image.dtype) * converted(each, image.dtype)
-    return quantize_linear(convolution(image, weight, bias, **windows), y_scale, y_zero)
+    y = convolution(
+        image, weight, bias, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides
+    )
+    return quantize_linear(y, y_scale, y_zero)
 
 
 def _codes(packed: Node, bits: int) -> Node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from ... import ops
 from ...errors import InvalidProblem, Unsupported
@@ -16,27 +16,12 @@ from ..table import MOST_STEPS, Forms, Weight
 Activation = Callable[[Node], Node]
 
 
-class Layer(TypedDict, total=False):
-    """Attributes that every recurrent layer has."""
-
-    activation_alpha: Any
-    activation_beta: Any
-    activations: Any
-    clip: float
-    direction: str
-    hidden_size: int
-
-
-class LayerWithLayout(Layer, total=False):
-    """The same of ONNX's own layers."""
-
-    layout: int
-
-
-def _activations(default: Sequence[str], directions: int, layer: Layer) -> list[list[Activation]]:
+def _activations(
+    names: Any, alphas: Any, betas: Any, default: Sequence[str], directions: int
+) -> list[list[Activation]]:
     """Of each direction."""
-    given = [str(n).lower() for n in (layer.get("activations") or tuple(default) * directions)]
-    alpha, beta = list(layer.get("activation_alpha") or ()), list(layer.get("activation_beta") or ())
+    given = [str(n).lower() for n in (names or tuple(default) * directions)]
+    alpha, beta = list(alphas or ()), list(betas or ())
     made: list[Activation] = []
     for name in given:
         a = (
@@ -90,7 +75,8 @@ def _layer(
     w: Node,
     states: Sequence[Node | None],
     lengths: Node | None,
-    layer: LayerWithLayout,
+    direction: str,
+    layout: int,
     hidden: int,
     cell: Callable[[int, Node], Callable[[Node, tuple[Node, ...]], tuple[Node, ...]]],
     bias: Callable[[int], Node | None],
@@ -99,7 +85,6 @@ def _layer(
 
     :param cell: of a direction and its input weights: a step on an input's gates.
     """
-    layout, direction = layer.get("layout", 0), layer.get("direction", "forward")
     if layout:
         x = ops.transpose(x, (1, 0, 2))
         states = [None if s is None else ops.transpose(s, (1, 0, 2)) for s in states]
@@ -152,12 +137,19 @@ def _lstm(
     initial_c: Node | None = None,
     p: Weight | None = None,
     *,
+    activation_alpha: Any = None,
+    activation_beta: Any = None,
+    activations: Any = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
     input_forget: int = 0,
-    **layer: Unpack[LayerWithLayout],
+    layout: int = 0,
 ) -> tuple[Node, ...]:
     """``LSTM``."""
-    kinds = _activations(("sigmoid", "tanh", "tanh"), int(w.shape[0]), layer)
-    return _long_short(x, w, r, b, sequence_lens, (initial_h, initial_c), p, kinds, input_forget, layer, lambda x: x)
+    kinds = _activations(activations, activation_alpha, activation_beta, ("sigmoid", "tanh", "tanh"), int(w.shape[0]))
+    states = (initial_h, initial_c)
+    return _long_short(x, w, r, b, sequence_lens, states, p, kinds, clip, direction, input_forget, layout, lambda x: x)
 
 
 def dynamic_quantize_lstm(
@@ -174,8 +166,13 @@ def dynamic_quantize_lstm(
     r_scale: Weight | None = None,
     r_zero: Weight | None = None,
     *,
+    activation_alpha: Any = None,
+    activation_beta: Any = None,
+    activations: Any = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
     input_forget: int = 0,
-    **layer: Unpack[Layer],
 ) -> tuple[Node, ...]:
     """``com.microsoft.DynamicQuantizeLSTM``: weights are codes, [D, I, 4H], with a scale for a direction or for each of
     its columns; what they are multiplied with is rounded to u8 over the range that it has, the input as a whole, the
@@ -183,7 +180,7 @@ def dynamic_quantize_lstm(
     """
     if w_scale is None or r_scale is None:
         raise Unsupported("weights without scales")
-    kinds = _activations(("sigmoid", "tanh", "tanh"), int(w.shape[0]), layer)
+    kinds = _activations(activations, activation_alpha, activation_beta, ("sigmoid", "tanh", "tanh"), int(w.shape[0]))
     wide, narrow = _dequantized(w, w_scale, w_zero), _dequantized(r, r_scale, r_zero)
     return _long_short(
         x,
@@ -194,8 +191,10 @@ def dynamic_quantize_lstm(
         (initial_h, initial_c),
         p,
         kinds,
+        clip,
+        direction,
         input_forget,
-        {**layer, "layout": 0},
+        0,
         rounded_to_u8,
     )
 
@@ -230,13 +229,15 @@ def _long_short(
     states: tuple[Node | None, Node | None],
     p: Node | None,
     kinds: list[list[Activation]],
+    clip: float | None,
+    direction: str,
     input_forget: int,
-    layer: LayerWithLayout,
+    layout: int,
     multiplied: Activation,
 ) -> tuple[Node, ...]:
     """:param multiplied: what is multiplied with weights, made of the input or of a state."""
     size = int(r.shape[-1])
-    limit = _clipped(layer.get("clip"))
+    limit = _clipped(clip)
 
     def cell(d: int, _: Node) -> Callable[[Node, tuple[Node, ...]], tuple[Node, ...]]:
         f, g, h = kinds[d]
@@ -261,7 +262,7 @@ def _long_short(
     def bias(d: int) -> Node | None:
         return None if b is None else _part(b[d], 0, 0, 4 * size) + _part(b[d], 0, 1, 4 * size)
 
-    return _layer(multiplied(x), w, states, lengths, layer, size, cell, bias)
+    return _layer(multiplied(x), w, states, lengths, direction, layout, size, cell, bias)
 
 
 def _gru(
@@ -272,12 +273,18 @@ def _gru(
     sequence_lens: Node | None = None,
     initial_h: Node | None = None,
     *,
+    activation_alpha: Any = None,
+    activation_beta: Any = None,
+    activations: Any = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
     linear_before_reset: int = 0,
-    **layer: Unpack[LayerWithLayout],
 ) -> tuple[Node, ...]:
     size = int(r.shape[-1])
-    kinds = _activations(("sigmoid", "tanh"), int(w.shape[0]), layer)
-    limit = _clipped(layer.get("clip"))
+    kinds = _activations(activations, activation_alpha, activation_beta, ("sigmoid", "tanh"), int(w.shape[0]))
+    limit = _clipped(clip)
 
     def cell(d: int, _: Node) -> Callable[[Node, tuple[Node, ...]], tuple[Node, ...]]:
         f, g = kinds[d]
@@ -305,7 +312,7 @@ def _gru(
     def bias(d: int) -> Node | None:
         return None if b is None else _part(b[d], 0, 0, 3 * size)
 
-    return _layer(x, w, (initial_h,), sequence_lens, layer, size, cell, bias)
+    return _layer(x, w, (initial_h,), sequence_lens, direction, layout, size, cell, bias)
 
 
 def _rnn(
@@ -315,11 +322,18 @@ def _rnn(
     b: Weight | None = None,
     sequence_lens: Node | None = None,
     initial_h: Node | None = None,
-    **layer: Unpack[LayerWithLayout],
+    *,
+    activation_alpha: Any = None,
+    activation_beta: Any = None,
+    activations: Any = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
 ) -> tuple[Node, ...]:
     size = int(r.shape[-1])
-    kinds = _activations(("tanh",), int(w.shape[0]), layer)
-    limit = _clipped(layer.get("clip"))
+    kinds = _activations(activations, activation_alpha, activation_beta, ("tanh",), int(w.shape[0]))
+    limit = _clipped(clip)
 
     def cell(d: int, _: Node) -> Callable[[Node, tuple[Node, ...]], tuple[Node, ...]]:
         recurrent = ops.transpose(r[d], (1, 0))
@@ -328,7 +342,7 @@ def _rnn(
     def bias(d: int) -> Node | None:
         return None if b is None else _part(b[d], 0, 0, size) + _part(b[d], 0, 1, size)
 
-    return _layer(x, w, (initial_h,), sequence_lens, layer, size, cell, bias)
+    return _layer(x, w, (initial_h,), sequence_lens, direction, layout, size, cell, bias)
 
 
 LINES: dict[str, Forms] = {
