@@ -21,7 +21,7 @@ from ..manager import program_pass
 from .unroll_sums import sums_apart
 
 LONGEST = 32
-"""Columns that are accumulated into at most; windows have fewer elements."""
+"""Columns at most that are accumulated into, or unswitched; a window that is unrolled has fewer elements."""
 LARGEST = 768
 """Statements of an unrolled kernel at most."""
 FEWEST = 8
@@ -210,10 +210,8 @@ def _reduces_windows(kernel: Kernel) -> bool:
     """
     sizes = [n for _, n in kernel.cols if isinstance(n, int)]
     count = prod(sizes)
-    if (
-        not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= count < LONGEST
-    ):  # so many fill vectors of their own
-        return False
+    if not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= count < LONGEST:
+        return False  # as many as that fill vectors of their own
     lane, windows = kernel.rows[-1]
     if (isinstance(windows, int) and windows < FEWEST) or count * len(kernel.body) > LARGEST:
         return False
