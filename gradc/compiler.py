@@ -43,6 +43,7 @@ from .passes.graph.scalarize_axes import scalarize_axes
 from .passes.graph.simplify import simplify
 from .passes.graph.sink_dequant import sink_dequant
 from .passes.graph.sparse_rows import sparse_rows
+from .passes.graph.static_indices import static_indices
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
 from .passes.program.align_rows import align_rows
@@ -163,6 +164,7 @@ def joint_program(graph: Graph, wrt: Sequence[str], options: Options, target: st
 def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipeline: Pipeline) -> Graph:
     """Forward graph -> optimised graph of values and gradients: the middle of the picture in the design."""
     graph = name_readers(pipeline.start("forward", graph))
+    graph = pipeline.run(static_indices, graph)
     graph = pipeline.run(push_gathers, graph, numerics=options.numerics)
     graph = pipeline.run(push_slices, graph, numerics=options.numerics)
     return optimise(_joint(graph, wrt, options, pipeline) if wrt else graph, options, target, pipeline)

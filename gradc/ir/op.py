@@ -29,6 +29,7 @@ from .dims import Assumption, Size
 from .node import REGISTRY, Node, make
 from .operands import adopt
 from .properties import Access
+from .ranges import Range, inside
 from .types import Type, shown, typeof
 
 
@@ -273,7 +274,8 @@ class Op:
         the attribute ``oob="error"`` they are checked before any kernel reads through them (pass ``check_indices``).
     :param implies: ``(node) -> assumptions``: what its attributes require of the dims; they become assumptions of a
         traced graph.
-    :param below: ``(node) -> size``: the elements of its integer result lie in [0, size).
+    :param within: ``(node, *ranges) -> range``: of the elements of its integer result, from those of its operands, if
+        nothing wraps (:func:`gradc.ir.node_ranges.range_of`).
     :param ascending: the operands among ``indices`` that must also begin with 0 and never decrease.
     :param omitted: ``{operand: (type of the first operand, **attrs) -> node}``: what stands for an optional operand
         that is None where a later one is given.
@@ -297,7 +299,7 @@ class Op:
     surrogate: Callable[..., Any] | None = field(default=None, kw_only=True)
     order: tuple[str, ...] = field(default=(), kw_only=True)
     indices: Mapping[int, Callable[[Node], Size]] = field(default_factory=dict, kw_only=True)
-    below: Callable[[Node], Size] | None = field(default=None, kw_only=True)
+    within: Callable[..., Range] | None = field(default=None, kw_only=True)
     implies: Callable[[Node], Sequence[Assumption]] | None = field(default=None, kw_only=True)
     ascending: tuple[int, ...] = field(default=(), kw_only=True)
     omitted: Mapping[str, Callable[..., Node]] = field(default_factory=dict, kw_only=True)
@@ -575,7 +577,7 @@ class Library(Op):
             object.__setattr__(self, "converts", (0, 1))
             object.__setattr__(self, "scales", (0, 1))
         if (operand := self.positions_in) is not None:
-            object.__setattr__(self, "below", lambda node: node.operands[operand].shape[-1])
+            object.__setattr__(self, "within", lambda node, *_: inside(node.operands[operand].shape[-1]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from ..runtime.torch_private import (
 )
 from . import autocast, foreach
 from .custom_gradients import CustomGradient
+from .flex_attention import flex_attention, says_nothing
 from .table import draws
 
 __all__ = [
@@ -346,6 +348,18 @@ class _Interpreter(torch.fx.Interpreter):
     def _inner(self, body: torch.fx.GraphModule, operands: Sequence[Any]) -> Any:
         return _Interpreter(body, self.gradients, self.custom).run(*operands)
 
+    def _flex_attention(
+        self, query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, _: Any, *operands: Any
+    ) -> Any:
+        """Autocast casts what is multiplied, and nothing inside."""
+        dtype = autocast.enabled().get(query.device.type, query.dtype)
+        query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
+        *blocks, mask_mod = block_mask
+        score, mask = (_Elements(body, self.gradients, self.custom).run for body in (score_mod, mask_mod))
+        with torch.autocast(query.device.type, enabled=False):
+            mask = None if says_nothing(mask_mod) else mask
+            return flex_attention(query, key, value, score, mask, blocks, scale, *operands)
+
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target == "detach_":  # of which dispatch modes are not told
             return self.gradients.detach_in_place(args[0])
@@ -375,8 +389,21 @@ class _Interpreter(torch.fx.Interpreter):
         if name == "wrap_with_autocast":  # (device, dtype, enabled, cache_enabled, body, *operands)
             with torch.autocast(args[0], dtype=args[1], enabled=args[2], cache_enabled=args[3]):
                 return self._inner(args[4], args[5:])
+        if name == "flex_attention":
+            return self._flex_attention(*args, **kwargs)
         if name == "tag_activation_checkpoint":  # (body, *operands): gradc chooses itself what backward keeps
             return self._inner(args[0], args[1:])
+        return super().call_function(target, args, kwargs)
+
+
+class _Elements(_Interpreter):
+    """Runs a function of one element inside torch.vmap: tensors are indexed by values that are no numbers."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is operator.getitem and isinstance(args[0], torch.Tensor):
+            index = args[1] if isinstance(args[1], tuple | list) else (args[1],)
+            if all(isinstance(each, torch.Tensor) for each in index):
+                return torch.ops.aten.index.Tensor(args[0], list(index))
         return super().call_function(target, args, kwargs)
 
 

@@ -144,7 +144,8 @@ def _shared_casts(
     """
     alike: dict[Any, list[torch.fx.Node]] = {}
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
-        if node in homes and node.args[0].op == "placeholder" and not _is_returned(node):
+        of_input = [operand.op for operand in node.all_input_nodes] == ["placeholder"]
+        if node in homes and of_input and not _is_returned(node):
             alike.setdefault((node.args, tuple(sorted(node.kwargs.items()))), []).append(node)
     return {
         first: copies

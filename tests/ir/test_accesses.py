@@ -17,8 +17,9 @@ import registry
 import gradc
 from gradc import interp, ops
 from gradc.errors import IndexOutOfRange
+from gradc.ir.node_ranges import only_moves_elements
 from gradc.ir.op import Movement, Primitive
-from gradc.passes.graph.check_indices import check_indices, only_moves_elements
+from gradc.passes.graph.check_indices import check_indices
 
 ROWS = 5
 BAD = (-1, ROWS, 2**31, -(2**63), 2**63 - 1)

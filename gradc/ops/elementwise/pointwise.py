@@ -11,6 +11,7 @@ from ...errors import InvalidProblem, TypeRuleError
 from ...ir.node import Node, call
 from ...ir.op import DISCRETE, ZERO, BadSample, Composite, Expr, Primitive, Sample
 from ...ir.operands import adopt, broadcast
+from ...ir.ranges import Range
 from ...ir.types import BOOL, DType, Type
 from ..rules import (
     SHAPES,
@@ -70,6 +71,14 @@ def _add_call(x: Any, y: Any, alpha: int | float = 1) -> Node:
     return add.plain(x, _scaled(y, alpha))
 
 
+def _times(node: Node, a: Range, b: Range) -> Range:
+    """A product with a factor that is known."""
+    for factor, other in ((a, b), (b, a)):
+        if len(factor.lows) == 1 and factor.lows == factor.highs:
+            return other * factor.lows[0]
+    return Range()
+
+
 def _sub_call(x: Any, y: Any, alpha: int | float = 1) -> Node:
     return sub.plain(x, _scaled(y, alpha))
 
@@ -79,6 +88,7 @@ add = Primitive(
     infer=binary_number,
     reference=np.add,
     lower=Expr("{0} + {1}"),
+    within=lambda node, a, b: a + b,
     broadcast=True,
     multilinear=_same_map(2),
     linear=True,
@@ -93,6 +103,7 @@ sub = Primitive(
     infer=binary_number,
     reference=np.subtract,
     lower=Expr("{0} - {1}"),
+    within=lambda node, a, b: a + -b,
     broadcast=True,
     multilinear=_same_map(2),
     linear=True,
@@ -107,6 +118,7 @@ mul = Primitive(
     infer=binary_number,
     reference=np.multiply,
     lower=Expr("{0} * {1}"),
+    within=_times,
     broadcast=True,
     multilinear=_same_map(2),
     vjp=lambda g, y, a, b: (g * b, g * a),
@@ -202,6 +214,7 @@ neg = Primitive(
     infer=unary_number,
     reference=np.negative,
     lower=Expr("-{0}"),
+    within=lambda node, a: -a,
     multilinear=_only(0),
     vjp=lambda g, y, x: (-g,),
     samples=(*UNARY, *cases("N", dtype="i32", draw="int")),
@@ -613,6 +626,7 @@ where = Primitive(
     infer=_where,
     reference=np.where,
     lower=Expr("{0} ? {1} : {2}"),
+    within=lambda node, condition, a, b: a | b,
     broadcast=True,
     in_place_of_dtype=True,
     sugar=_where_call,

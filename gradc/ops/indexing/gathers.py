@@ -14,6 +14,7 @@ from ...ir.dims import Assumption, Dim, Size, known_nonnegative, same
 from ...ir.node import Node, call
 from ...ir.op import DISCRETE, BadSample, Checked, Composite, Movement, Primitive, Sample, Scatter
 from ...ir.properties import Bounds, Gathers, GathersElements, Scatters
+from ...ir.ranges import inside
 from ...ir.statement import Index
 from ...ir.types import DTYPES, I32, I64, DType, Type
 from ..elementwise.pointwise import mul
@@ -136,7 +137,7 @@ check_index = Primitive(
     reference=_checked_reference,
     lower=Checked(lambda index, node, kernel: kernel.read(node.operands[0], index)),
     in_place_of_dtype=True,
-    below=lambda node: node.attrs["bound"],
+    within=lambda node, _: inside(node.attrs["bound"]),
     indices={0: lambda node: node.attrs["bound"]},
     vjp=lambda g, y, indices, **_: (g,),
     samples=(

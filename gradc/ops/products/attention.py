@@ -125,7 +125,7 @@ Product = Callable[[Node, Node], Node]
 
 
 def _scores(query: Node, key: Node) -> Node:
-    """A product in the dtype that the operands are computed in."""
+    """query [..., L, E] x key [..., E, S], in the dtype that the operands are computed in."""
     return call("matmul" if key.dtype is key.dtype.compute else "mixed_matmul", query, key)
 
 
@@ -149,6 +149,16 @@ def _merging_few(product: Product, left: Node, right: Node) -> Node:
     shared = reshaped(right, (*right.shape[:-3], *right.shape[-2:]))
     merged = product(reshaped(left, (*lead, group * rows, width)), shared)
     return reshaped(merged, (*merged.shape[:-2], group, rows, merged.shape[-1]))
+
+
+def attention_scores(query: Node, key: Node) -> Node:
+    """[..., G, group, L, E] x [..., G, 1, S, E] -> [..., G, group, L, S], in the dtype that those are computed in."""
+    return _merging_few(_scores, query, key.T)
+
+
+def attention_mix(scores: Node, value: Node) -> Node:
+    """[..., G, group, L, S] x [..., G, 1, S, D] -> [..., G, group, L, D]: safe_softmax(scores) @ value."""
+    return _merging_few(_mixed, scores, value)
 
 
 def _attention(

@@ -11,6 +11,7 @@ from ...errors import InvalidProblem, TypeRuleError
 from ...ir.dims import Size, product
 from ...ir.node import Node, call
 from ...ir.op import AxisReplacement, BadSample, Composite, Primitive, Reduction, Sample
+from ...ir.ranges import Range, inside
 from ...ir.types import DTYPES, I64, Type
 from ..elementwise.pointwise import eq, exp, log, maximum, reciprocal, where
 from ..rules import (
@@ -202,9 +203,9 @@ def _arg_reference(function: Any) -> Any:
     return reference
 
 
-def _places(node: Node) -> Size:
+def _places(node: Node, _: Range) -> Range:
     axis = node.attrs["axis"]
-    return product(node.operands[0].shape[a] for a in (axis if isinstance(axis, tuple) else (axis,)))
+    return inside(product(node.operands[0].shape[a] for a in (axis if isinstance(axis, tuple) else (axis,))))
 
 
 def _arg_call(name: str) -> Any:
@@ -228,7 +229,7 @@ argmax = Primitive(
     infer=_arg_type,
     reference=_arg_reference(np.argmax),
     lower=Reduction("argmax", nonempty=True),
-    below=_places,
+    within=_places,
     sugar=_arg_call("argmax"),
     samples=_ARG,
     bad=BAD_AXIS[:1],
@@ -242,7 +243,7 @@ argmin = Primitive(
     infer=_arg_type,
     reference=_arg_reference(np.argmin),
     lower=Reduction("argmin", nonempty=True),
-    below=_places,
+    within=_places,
     sugar=_arg_call("argmin"),
     samples=_ARG,
     bad=BAD_AXIS[:1],

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import TypeRuleError
 from ...ir.node import Node, call
 from ...ir.op import BadSample, Primitive, Sample, Scan
+from ...ir.ranges import inside
 from ...ir.types import I64, Type
 from ...ir.types import dtype as dtype_of
 from ..elementwise.pointwise import eq, exp, where
@@ -256,7 +257,7 @@ cumargmax = Primitive(
     lower=Scan("argmax"),
     sugar=_call("cumargmax"),
     replace_axis=replace_axis_beside,
-    below=lambda node: node.shape[node.attrs["axis"]],
+    within=lambda node, _: inside(node.shape[node.attrs["axis"]]),
     samples=_samples("x", draw="distinct"),
     bad=_BAD,
     doc=(
@@ -271,7 +272,7 @@ cumargmin = Primitive(
     lower=Scan("argmin"),
     sugar=_call("cumargmin"),
     replace_axis=replace_axis_beside,
-    below=lambda node: node.shape[node.attrs["axis"]],
+    within=lambda node, _: inside(node.shape[node.attrs["axis"]]),
     samples=_samples("x", draw="distinct"),
     bad=_BAD,
     doc=(

@@ -16,6 +16,8 @@ from ...ir.node import Node, call
 from ...ir.op import Alias, BadSample, Movement, Primitive, Sample
 from ...ir.operands import adopt
 from ...ir.properties import Broadcasts, Concats, Pads, Reshapes, Slices, Transposes
+from ...ir.ranges import Range, inside
+from ...ir.ranges import constant as of_constant
 from ...ir.statement import Index
 from ...ir.types import I64, DType, Type
 from ...process.ieee import plain
@@ -63,6 +65,7 @@ constant = Primitive(
     infer=_constant,
     lower=Movement(lambda index, node, kernel: kernel.constant(node, index)),
     in_place_of_dtype=True,
+    within=lambda node: of_constant(tuple(node.attrs["value"]), node.dtype),
     reference=lambda *, value, dtype, shape: (
         np.asarray(value, dtype=np.float64 if dtype.is_float else None).astype(dtype.np).reshape(shape)
     ),
@@ -85,6 +88,7 @@ dim = Primitive(
     infer=_dim,
     reference=lambda *, size: np.asarray(size, np.int64),
     lower=Movement(lambda index, node, kernel: kernel.size(node.attrs["size"])),
+    within=lambda node: Range.of(node.attrs["size"], node.attrs["size"]),
     vjp=lambda g, y, **attrs: (),
     samples=(Sample((), {"size": 3}),),
     doc="a size as a value: i64[]",
@@ -108,7 +112,7 @@ iota = Primitive(
     infer=_iota,
     reference=_reference_iota,
     lower=Movement(lambda index, node, kernel: kernel.position(index[node.attrs["axis"]], node.dtype)),
-    below=lambda node: node.shape[node.attrs["axis"]],
+    within=lambda node: inside(node.shape[node.attrs["axis"]]),
     vjp=lambda g, y, **attrs: (),
     samples=(Sample((), {"shape": (3, 4), "axis": 1}), Sample((), {"shape": (5,), "dtype": "f32"})),
     bad=(BadSample((), {"shape": (3,), "axis": 1}, match="axis=1"),),

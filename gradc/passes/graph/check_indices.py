@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.dims import Size, known_nonnegative
+from ...ir.dims import Size
 from ...ir.graph import Graph, again
 from ...ir.node import Node, Note, call
-from ...ir.op import Alias, Checked, Composite, Expr, Movement
-from ...ir.ranges import constant, inside, of_type
+from ...ir.node_ranges import only_moves_elements, range_of
+from ...ir.op import Composite
+from ...ir.ranges import inside
 from ...ir.walk import topological
 from ..manager import graph_pass
 
@@ -69,38 +70,7 @@ def check_indices(graph: Graph) -> Graph:
 
 def certain(index: Node, bound: Size) -> bool:
     """Whether the ranges of values prove every element of an integer value to lie in [0, bound)."""
-    if index.op.name == "constant" and constant(tuple(index.attrs["value"]), index.dtype).within(inside(bound)):
-        return True
-    if of_type(index.dtype).within(inside(bound)) or (
-        index.op.below is not None and known_nonnegative(bound - index.op.below(index))
-    ):
-        return True
-    return only_moves_elements(index) and certain(index.operands[0], bound)
+    return range_of(index).within(inside(bound))
 
 
-def only_moves_elements(node: Node) -> bool:
-    """Whether a unary op only moves, repeats or widens integers, so that a bounds check of its operand covers its
-    result.
-    """
-    lower = getattr(node.op, "lower", None)
-    if len(node.operands) != 1 or isinstance(lower, Checked):
-        return False
-    (operand,) = node.operands
-    if isinstance(lower, Expr):
-        return (
-            lower.conversion
-            and operand.dtype.is_integer
-            and node.dtype.is_integer
-            and of_type(operand.dtype).within(of_type(node.dtype))
-        )
-    if isinstance(lower, Alias):
-        return node.dtype is operand.dtype
-    return (
-        isinstance(lower, Movement)
-        and node.op.multilinear is not None
-        and not node.op.indices
-        and None not in node.op.multilinear(node).get(0, (None,))
-    )
-
-
-__all__ = ["certain", "check_indices", "only_moves_elements", "name_readers"]
+__all__ = ["certain", "check_indices", "name_readers"]

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ... import ops
+from ...errors import Unsupported
 from ...ir.node import Node
 from ...ir.types import F32, DType
 from ...ops.products.attention import scale_of_kept
@@ -82,7 +83,11 @@ def _fmax(function: Any, sharing: Any) -> Any:
     return line
 
 
-def _cast(x: Node, dtype: DType | None = None) -> Node:
+def _cast(x: Any, dtype: DType | None = None) -> Node:
+    if not isinstance(x, Node):  # a number, which torch.vmap gives the dtype that it is promoted to
+        if dtype is None:
+            raise Unsupported(f"a copy of the number {x!r}")
+        return _of_dtype(x, dtype)
     return x if dtype is None else cast(x, dtype)
 
 

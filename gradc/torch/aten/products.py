@@ -8,6 +8,7 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
 from ...ir.types import F32, F64, I32, I64
+from ...ops.products.attention import attention_mix, attention_scores
 from ...ops.rules import converted
 from ..table import to_result
 
@@ -74,6 +75,8 @@ LINES: dict[str, Any] = {
     "gradc.dropout_attention.default": lambda q, k, v, attn_mask, mask, p, causal, scale, enable_gqa: (
         ops.scaled_dot_product_attention(q, k, v, attn_mask, p, causal, scale, enable_gqa, dropout_mask=mask)
     ),
+    "gradc.attention_scores.default": attention_scores,
+    "gradc.attention_mix.default": attention_mix,
     "aten.einsum.default": lambda equation, operands, *, path=None: ops.einsum(equation, *operands),
     "aten.bilinear.default": lambda x, y, weight, bias=None: ops.bilinear(x, y, weight, bias),
     "aten.linalg_cross.default": to_result(lambda x, y, *, dim=-1: ops.cross(x, y, dim)),
