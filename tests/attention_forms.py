@@ -53,6 +53,8 @@ def drawn(graph: gradc.Graph, dims: Mapping[str, int], seed: int) -> dict[str, n
         shape = node.type.concrete(dict(dims))
         if name == "lengths":
             arrays[name] = rng.integers(0, dims["T"] + 2, shape)
+        elif name == "document":
+            arrays[name] = rng.integers(0, 3, shape)
         elif name == "key":
             arrays[name] = np.array(seed)
         elif node.dtype.kind == "b":
@@ -114,6 +116,19 @@ def _alibi(q, k, v, slopes):
     (row, column), s = _positions(q, k), _scores(q, k)
     s = s + ops.cast(column - row, dtype="f32") * _along(slopes, s.shape, 1)
     return ops.softmax_matmul(ops.where(column <= row, s, s * 0.0 - math.inf), v)
+
+
+def _documents(q, k, v, document):
+    row, column = (ops.broadcast_to(ops.reshape(document, n), (q.shape[-2],) * 2) for n in ((-1, 1), (1, -1)))
+    return heads(q, k, v, attn_mask=row == column)
+
+
+def _relative(q, k, v, table):
+    rows = q.shape[-2]
+    row, column = (ops.iota(shape=(rows, rows), axis=axis) for axis in (0, 1))
+    s = _scores(q, k)
+    bias = ops.gather(table, row - column + rows, axis=1, oob="error")
+    return ops.softmax_matmul(s + ops.broadcast_to(bias, s.shape), v)
 
 
 def _scaled(q, k, v, scale):
@@ -195,6 +210,11 @@ def _torch_alibi(q, k, v, slopes):
     row, column = _torch_positions(q, k)
     s = _torch_scores(q, k) + (column - row) * slopes[:, None, None]
     return torch.softmax(_hidden(column <= row, s), -1) @ v
+
+
+def _torch_relative(q, k, v, table):
+    row, column = _torch_positions(q, k)
+    return torch.softmax(_torch_scores(q, k) + table[:, row - column + len(row)], -1) @ v
 
 
 def _kept(q, k, seed):
@@ -285,6 +305,12 @@ ATTENTION_FORMS = {
         _plain(),
         lambda q, k, v: torch.softmax(torch.tanh(_torch_scores(q, k) * 0.03125) * 32, -1) @ v,
     ),
+    "documents": Form(
+        _documents,
+        _plain(other="S", document="i64[S]"),
+        lambda q, k, v, document: reference(q, k, v, attn_mask=document[:, None] == document),
+    ),
+    "relative positions": Form(_relative, _plain(other="S", table="f32[H,2*S]"), _torch_relative),
     "alibi": Form(_alibi, _plain(other="S", slopes="f32[H]"), _torch_alibi),
     "grouped queries": _of_groups(2),
     "one key for all heads": _of_groups(1),

@@ -5,6 +5,7 @@ float64, against the same rounding in NumPy, and against the interpreter where n
 from __future__ import annotations
 
 import functools
+import math
 import re
 
 import numpy as np
@@ -357,16 +358,28 @@ def _rectified(q, k, v):
     return (ops.relu((q @ k.T).astype("f32")).astype("bf16") @ v).astype("bf16")
 
 
+def _by_what_is_read(q, k, v, table, document):
+    """Of each pair, a bias at their distance, and whether both are of one document."""
+    s = ops.mixed_matmul(q, k.T)
+    row, column = (ops.iota(shape=s.shape[-2:], axis=axis) for axis in (0, 1))
+    s = s + ops.broadcast_to(ops.gather(table, row - column + q.shape[-2], axis=1, oob="error"), s.shape)
+    own, other = (ops.broadcast_to(ops.reshape(document, n), s.shape) for n in ((-1, 1), (1, -1)))
+    return ops.softmax_matmul(ops.where(own == other, s, s * 0.0 - math.inf), v)
+
+
 @pytest.mark.parametrize(
-    ("function", "more"), [(_dropped, {"key": "i64[]"}), (_rectified, {})], ids=["dropout", "relu"]
+    ("function", "more"),
+    [(_dropped, {"key": "i64[]"}), (_rectified, {}), (_by_what_is_read, {"table": "f32[2,2*S]", "document": "i64[S]"})],
+    ids=["dropout", "relu", "relative positions in documents"],
 )
 def test_other_forms_are_what_the_interpreter_computes(function, more):
-    """Numbers drawn by position, and no maximum at all."""
+    """Numbers drawn by position, no maximum at all, and what is read at positions."""
     graph = gradc.trace(function, **dict.fromkeys("qkv", "bf16[B,2,S,32]"), **more)
     program = with_tiles(run_passes(graph, (), Options(), "cpu")[2]["forward"])
     rng = np.random.default_rng(0)
     arrays = {n: rng.standard_normal((1, 2, 70, 32)).astype(DTYPES["bf16"]) for n in "qkv"}
-    arrays |= {n: np.array(7) for n in more}
+    drawn_more = {"key": 7, "table": rng.standard_normal((2, 140)).astype(np.float32), "document": np.arange(70) // 25}
+    arrays |= {n: np.asarray(drawn_more[n]) for n in more}
     got = checked(Executable(program, "cuda-sim"), arrays)["y"].astype(np.float64)
     wanted = run_program(program, arrays)["y"].astype(np.float64)
     assert np.abs(got - wanted).max() <= 2.0**-8 * np.abs(wanted).max()

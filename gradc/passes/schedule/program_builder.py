@@ -110,11 +110,29 @@ class ProgramBuilder:
         source = self.names[node]
         target = self.unique(name)
         self.add(Buffer(target, node.type, "output"))
+        if self._stored_twice(source, target, steps):
+            return target
         group = Group(-1, node.shape, None)
         builder = KernelBuilder(group.domain, lambda n: source if n is node else None)
         builder.store(target, node, group.place(node.shape, "element"))
         steps.append(self.named(builder.kernel("copy"), "copy"))
         return target
+
+    def _stored_twice(self, source: str, target: str, steps: list[Step]) -> bool:
+        """Have the kernel that stores one buffer, once for each element, store the same to another one, if there is
+        such a kernel.
+        """
+        for number, step in enumerate(steps):
+            if not isinstance(step, Kernel) or source not in step.writes:
+                continue
+            writes = [s for s in step.body if s.buffer == source]
+            if [s.op for s in writes] != ["store"] or writes[0].where:
+                return False
+            at = step.body.index(writes[0]) + 1
+            body = (*step.body[:at], writes[0].altered(buffer=target), *step.body[at:])
+            steps[number] = self.named(replace(step, body=body), step.name.rsplit("_", 1)[0])
+            return True
+        return False
 
     def add(self, buffer: Buffer) -> None:
         self.buffers.append(buffer)
