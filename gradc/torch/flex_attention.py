@@ -59,7 +59,7 @@ def flex_attention(
     """
     groups = query.shape[1] // key.shape[1]
     places = [torch.arange(size, device=query.device) for size in (*query.shape[:3], key.shape[2])]
-    axes = (0, 1, 2, 3)
+    axes: tuple[int, ...] = (0, 1, 2, 3)
     if groups > 1:  # an axis for the heads that share a key
         query, places[1] = query.unflatten(1, (-1, groups)), places[1].unflatten(0, (-1, groups))
         key, value = key.unsqueeze(2), value.unsqueeze(2)

@@ -212,3 +212,33 @@ def test_a_product_of_which_nothing_is_read_is_not_computed():
     y, residuals = module.forward(x=x, w=w)
     np.testing.assert_array_equal(module.backward(residuals, np.ones_like(y))["x"], np.zeros_like(x))
     assert not [step for step in module.backward.program.steps if isinstance(step, Call)]
+
+
+KEPT = {
+    "elementwise": (lambda x: ops.tanh(x), 1, {"y"}),
+    "by rows": (lambda x: ops.softmax(x, -1), 1, {"y"}),
+    "two of a kernel": (lambda x: (ops.tanh(x), ops.sigmoid(x)), 1, {"y0", "y1"}),
+    "of rows alone": (lambda x: ops.logsumexp(x, -1), 1, {"y"}),
+    "a view": (lambda x: ops.reshape(ops.tanh(x), (-1,)), 1, {"y"}),
+    "a product": (lambda x: ops.sigmoid(x @ x.T) @ x, 3, set()),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_an_output_that_backward_reads_is_stored_twice_by_the_kernel_that_computes_it(name: str) -> None:
+    """The caller may change what is given, so that what is kept is memory of its own."""
+    function, steps, stored = KEPT[name]
+    module = gradc.compile(gradc.trace(function, x="f32[6,6]"), wrt="x", target="cpu", save="all", residuals="own")
+    program = module.forward.program
+    assert len(program.steps) == steps
+    roots = {s.args[0] for kernel in program.kernels for s in kernel.body if s.op == "store" and s.buffer not in stored}
+    own = [s for kernel in program.kernels for s in kernel.body if s.op == "store" and s.buffer in stored]
+    assert {s.buffer for s in own} == stored and all(s.args[0] in roots for s in own)
+    x = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
+    given, residuals = module.forward(x=x)
+    outputs = [*given.values()] if isinstance(given, dict) else [given]
+    slopes = [np.ones_like(y) for y in outputs]
+    expected = module.backward(residuals, *slopes)["x"]
+    for y in outputs:
+        y[...] = np.nan
+    np.testing.assert_array_equal(module.backward(residuals, *slopes)["x"], expected)
