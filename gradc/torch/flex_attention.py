@@ -69,11 +69,11 @@ def flex_attention(
     empty = any(isinstance(n, int) and n == 0 for n in scores.shape)
     if not empty:  # torch.vmap calls nothing on none
         scores = _of_each(score_mod, axes, len(score_operands), scored=True)(scores, *places, *score_operands).to(wide)
-    if mask_mod is not None and not empty:
-        counts = _of_each(mask_mod, axes, len(mask_operands), scored=False)(*places, *mask_operands)
-        scores = torch.where(counts, scores, -math.inf)
-    elif blocks[-1] < _WHOLE:
-        scores = torch.where(_read(blocks, places[1:]), scores, -math.inf)
+        if mask_mod is not None:
+            counts = _of_each(mask_mod, axes, len(mask_operands), scored=False)(*places, *mask_operands)
+            scores = torch.where(counts, scores, -math.inf)
+        elif blocks[-1] < _WHOLE:
+            scores = torch.where(_read(blocks, places[1:]), scores, -math.inf)
     y = _ordered_like(torch.ops.gradc.attention_mix(scores, value), query)
     sums = torch.logsumexp(scores, -1)
     largest = sums.detach() if empty else scores.detach().amax(-1)

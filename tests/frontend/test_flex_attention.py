@@ -173,6 +173,16 @@ def test_rows_and_columns_differ(rows, columns):
         torch.testing.assert_close(sums.double(), exact_sums, atol=4e-6, rtol=4e-6)
 
 
+def test_all_queries_of_a_batch_read_one_set_of_keys():
+    form = FORMS["causal"]
+    q, k, v = drawn(torch.float32, rows=40, columns=40)
+    k, v = k[:1], v[:1]
+    blocks = flex.create_block_mask(form.mask, q.shape[0], None, 40, 40, device="cpu")
+    y = compiled(program(form), q, k, v, blocks)
+    exact, _ = written(form, *(x.double() for x in (q, k, v)))
+    torch.testing.assert_close(y.double(), exact, atol=4e-6, rtol=4e-6)
+
+
 def test_sizes_that_change_share_one_program():
     form = FORMS["relative"]
     run = torch.compile(program(form), backend="gradc", options={"fallback": "error"}, dynamic=True, fullgraph=True)
