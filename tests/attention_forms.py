@@ -31,7 +31,7 @@ class Form:
     """One way to write attention.
 
     :param torchs: given tensors in f64, by the inputs' names.
-    :param least: columns at least: none have no maximum, and in bf16 their product is divided by their sum, 0.
+    :param least: columns at least: none have no maximum.
     :param sweeps: over the columns, in f16: exponentials without a maximum do not fit it before they are divided.
     """
 
@@ -329,10 +329,9 @@ ATTENTION_FORMS = {
         _without_maximum,
         _plain(),
         lambda q, k, v: torch.softmax(_torch_scores(q, k) * 0.25, -1) @ v,
-        least=1,
         sweeps=2,
     ),
-    "softmax of wide scores": Form(_of_wide_scores, _plain(), _softmax_product, least=1),
+    "softmax of wide scores": Form(_of_wide_scores, _plain(), _softmax_product),
     "logsumexp besides": Form(
         _with_logsumexp,
         _plain(),

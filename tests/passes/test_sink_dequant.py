@@ -19,7 +19,7 @@ from gradc.ir.graph import Graph
 from gradc.ir.node import REGISTRY, call
 from gradc.ir.op import Movement, Primitive
 from gradc.ir.size_text import parse_size
-from gradc.ir.types import Type
+from gradc.ir.types import DTYPES, Type
 from gradc.ir.verify import verify
 from gradc.passes.graph.decompose import decompose
 from gradc.passes.graph.fold import fold
@@ -791,3 +791,28 @@ def test_a_scale_stays_before_a_mask_where_it_could_be_infinite(masked: str, sca
     assert (want == 0).any()
     for simple in (sink_dequant(simplify(decompose(graph))), gradc.compile(graph, target="cpu").forward.program):
         np.testing.assert_array_equal(interp.run(simple, x=x, s=s, i=i)["y"], want)
+
+
+@pytest.mark.parametrize("columns", ["T", "5", "S"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_scale_that_is_a_sum_over_nothing_does_not_divide_what_nothing_adds_up_to(dtype, columns):
+    """exp(s) / sum(exp(s)) @ v: the division sinks behind the product, where of no columns both are 0."""
+
+    def function(s, v):
+        each = ops.exp(s)
+        return ops.cast(each / ops.sum(each, -1, keepdims=True), dtype=v.dtype) @ v
+
+    graph = gradc.trace(function, s=f"f32[S,{columns}]", v=f"{dtype}[{columns},8]")
+    module = gradc.compile(graph, target="cpu")
+    sizes = [s for kernel in module.forward.program.kernels for s in kernel.body if s.op == "size"]
+    assert bool(sizes) == (columns == "T")  # where the result has no elements either, or there are columns, none asks
+    for rows, count in ((3, 0), (3, 5), (5, 5), (0, 0)):
+        if columns == "T" or count == (5 if columns == "5" else rows):
+            rng = np.random.default_rng(count)
+            s, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, count), (count, 8)))
+            v = v.astype(DTYPES[dtype].np)
+            y = module(s=s, v=v).astype(np.float64)
+            wide = np.exp(s.astype(np.float64))
+            exact = (wide / wide.sum(-1, keepdims=True)) @ v.astype(np.float64)
+            limit = 1e-2 if dtype == "bf16" else 1e-6
+            np.testing.assert_allclose(y, exact, rtol=limit, atol=limit)

@@ -17,12 +17,13 @@ from ...errors import TypeRuleError
 from ...ir.dims import known_nonnegative, same
 from ...ir.graph import Graph, again
 from ...ir.node import Node, Note, call
-from ...ir.op import Expr, Library, Scatter
+from ...ir.op import Expr, Library, Reduction, Scatter
 from ...ir.pattern import Var, match, op, splat
 from ...ir.properties import Scatters, access
 from ...ir.types import BF16, F16, DType
-from ...ir.walk import positions
-from ...ops.rules import converted, spread
+from ...ir.walk import operands as operands_of
+from ...ir.walk import positions, reachable
+from ...ops.rules import converted, full, spread
 from .replace_axis import VaryingAxes, converts, count, elements, moves, nbytes, placed
 
 MUL, DIV, NEG, DIM = Var("x") * Var("y"), Var("x") / Var("y"), -Var("x"), op("dim")
@@ -267,7 +268,7 @@ def _sunk(
                 if step is None:
                     value = scale.onto(value)
                 elif step.other is None:
-                    onwards.append(replace(scale, axes=tuple(step.axes.items())))
+                    onwards.append(replace(_past(scale, node, k), axes=tuple(step.axes.items())))
                 else:
                     over.append((step.other, replace(scale, axes=tuple(step.axes.items()))))
             operands.append(value)
@@ -283,6 +284,30 @@ def _sunk(
         if onwards:
             waiting[node] = onwards
     return _finished(graph, new, waiting)
+
+
+def _past(scale: Scale, user: Node, operand: int) -> Scale:
+    """The scale behind a user that adds up along axes of an operand.  Where one of these has no elements the sum is 0,
+    and a scale that was itself computed along it (the sum of a softmax, 0) is 1.
+    """
+    maps = homogeneous(user, operand) or ()
+    summed = [n for n, to in zip(user.operands[operand].shape, maps, strict=False) if to is None]
+    unsure = [n for n in summed if not known_nonnegative(n - 1) and not any(same(n, m) for m in user.shape)]
+    value = scale.value
+    if value is None or not unsure:
+        return scale
+    reductions = [at for at in reachable([value], operands_of) if isinstance(getattr(at.op, "lower", None), Reduction)]
+    for n in unsure:
+        if any(same(at.operands[0].shape[axis], n) for at in reductions for axis in _axes(at)):
+            count = call("dim", size=n)
+            none = spread(call("eq", count, full(0, count)), value.shape)
+            value = call("where", none, full(1, value), value)
+    return replace(scale, value=value)
+
+
+def _axes(reduction: Node) -> tuple[int, ...]:
+    axis = reduction.attrs["axis"]
+    return axis if isinstance(axis, tuple) else (axis,)
 
 
 def _finished(graph: Graph, new: Mapping[Node, Node], waiting: Mapping[Node, Sequence[Scale]]) -> Graph:
