@@ -18,7 +18,10 @@ flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 import gradc  # noqa: E402
 import gradc.torch  # noqa: E402
-from gradc.torch import dynamo  # noqa: E402
+from gradc.compiler import run_passes  # noqa: E402
+from gradc.ir.kernel import Call  # noqa: E402
+from gradc.module.options import Options  # noqa: E402
+from gradc.torch import dynamo, importer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -242,3 +245,25 @@ def test_what_a_score_reads_has_a_gradient():
     expected = torch.autograd.grad(reference, exact, cotangent.double())
     for found, wanted in zip(torch.autograd.grad(y, own, cotangent), expected, strict=True):
         torch.testing.assert_close(found.double(), wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "shared"), [("alibi", HEADS), ("documents", 2), ("relative", 2)])
+def test_all_scores_are_in_no_memory(name, shared, monkeypatch):
+    """Of what is read there are blocks, in registers: a kernel forward and two backward, beside small ones."""
+    made: list[gradc.Graph] = []
+
+    def graph_of(*args):
+        result = importer.graph_of(*args)
+        made.append(result[0])
+        return result
+
+    monkeypatch.setattr(dynamo, "graph_of", graph_of)
+    q, k, v = drawn(torch.bfloat16, shared=shared, features=64)
+    compiled(program(FORMS[name]), q, k, v, blocks_of(FORMS[name], q, k))
+    (graph,) = made
+    wrt = [n for n, node in zip(graph.input_names, graph.inputs, strict=True) if node.rank == 4]
+    programs = run_passes(graph, wrt, Options(), "cuda")[2]
+    assert [len(programs[part].loops) for part in ("forward", "backward")] == [1, 2]
+    assert all(loop.tile for each in programs.values() for loop in each.loops)
+    assert not any(isinstance(step, Call) for each in programs.values() for step in each.steps)
+    assert len(programs["forward"].steps) == 1
