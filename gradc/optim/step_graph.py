@@ -21,6 +21,7 @@ from ..passes.graph.check_indices import name_readers
 from ..passes.graph.push_gathers import push_gathers
 from ..passes.graph.push_slices import push_slices
 from ..passes.graph.sparse_rows import sparse_rows
+from ..passes.graph.static_indices import static_indices
 from .optimizer import Now, Optimizer
 
 LR, STATE, MASTER = "lr", "state", "master"
@@ -52,9 +53,8 @@ def step_graph(
     :raises InvalidProblem, NotDifferentiable, Unsupported: there is no such step.
     """
     _check(graph, update, sparse)
-    graph = _with_free_outputs(
-        push_slices(push_gathers(name_readers(graph), numerics=numerics), numerics=numerics), tuple(update)
-    )
+    graph = push_gathers(static_indices(name_readers(graph)), numerics=numerics)
+    graph = _with_free_outputs(push_slices(graph, numerics=numerics), tuple(update))
     by = (*update, *(name for name in wrt if name not in update))
     joint = _gradients(graph, by, sparse, unused)
     names, notes = joint_names(graph, by)[1], dict(joint.notes)

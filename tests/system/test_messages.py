@@ -247,7 +247,7 @@ def told(capsys: Any, *arguments: str) -> str:
 
 
 def test_names_that_the_command_does_not_know(model: str, tmp_path: Path, capsys: Any) -> None:
-    assert "there is no pass 'nonsense'; the passes are forward, push_gathers" in told(
+    assert "there is no pass 'nonsense'; the passes are forward, static_indices, push_gathers" in told(
         capsys, "dump", model, "--diff", "nonsense"
     )
     assert "there is no kernel 'nonsense'; the kernels are " in told(
