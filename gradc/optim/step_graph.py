@@ -194,7 +194,8 @@ def _updated(
         of = lambda x: gather(x, rows, axis=0, oob="skip")
         own = {slot: of(x) for slot, x in state.items()}
         new, after = _updated(optimizer, of(parameter), gradient, own, now, None)
-        return put_rows(parameter, rows, new), {slot: put_rows(x, rows, after[slot]) for slot, x in state.items()}
+        put = put_rows.plain  # coalesced: each row is there once
+        return put(parameter, rows, new), {slot: put(x, rows, after[slot]) for slot, x in state.items()}
     if MASTER not in state:
         return optimizer.apply(parameter, gradient, state, now)
     new, kept = optimizer.apply(state[MASTER], gradient, state, now)
