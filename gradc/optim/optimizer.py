@@ -46,18 +46,25 @@ def within(default: float, low: float, high: float = math.inf, most: float = mat
 
 
 def checked(name: str, value: Any, low: float = 0.0, high: float = math.inf, most: float = math.inf) -> float:
-    """The value as a float.
+    """The value as a float: a number, or an array or tensor of one without axes.
 
     :raises InvalidProblem: it is no number from ``low`` to below ``high``, and to ``most``.
     """
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = _number(value)
     if not low <= number < high or number > most:
         above = f" to below {high:g}" if high < math.inf else f" to {most:g}" if most < math.inf else ""
         raise InvalidProblem(f"{name}={_text(value)}: a finite number from {low:g}{above}")
     return number
+
+
+def _number(value: Any) -> float:
+    """The number as a float, NaN of what is none."""
+    if isinstance(value, bool | str) or str(getattr(value, "dtype", "")).endswith("bool") or getattr(value, "ndim", 0):
+        return math.nan
+    try:
+        return float(value.detach() if getattr(value, "requires_grad", False) else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor without memory, or complex
+        return math.nan
 
 
 def _text(value: Any) -> str:
@@ -84,7 +91,7 @@ class Optimizer:
         for each in fields(self):
             name, value = f"{type(self).__name__}: {each.name}", getattr(self, each.name)
             if each.metadata:
-                checked(name, value, **each.metadata)
+                object.__setattr__(self, each.name, checked(name, value, **each.metadata))
             if isinstance(each.default, bool) and not isinstance(value, bool):
                 raise InvalidProblem(f"{name}={_text(value)}: True or False")
 

@@ -641,6 +641,70 @@ def test_a_module_of_a_step_refuses_before_it_writes() -> None:
     assert (given["a"] == 1).all() and (out["a"][[1, 6]] < 1).all() and out["a"].tobytes() == out["b"].tobytes()
 
 
+RATES: dict[str, Any] = {
+    "a float": 0.5,
+    "an int": 1,
+    "a NumPy scalar": np.float32(0.5),
+    "an array": np.array(0.5),
+    "an f32 array": np.array(0.5, np.float32),
+    "a tensor": lambda torch: torch.tensor(0.5),
+    "a tensor of ints": lambda torch: torch.tensor(1),
+    "a bf16 tensor": lambda torch: torch.tensor(0.5, dtype=torch.bfloat16),
+    "a tensor that requires grad": lambda torch: torch.tensor(0.5, requires_grad=True),
+    "an item": lambda torch: torch.tensor(0.5).item(),
+}
+NO_RATES: dict[str, Any] = {
+    "one with an axis": np.array([0.5]),
+    "a tensor with an axis": lambda torch: torch.tensor([0.5]),
+    "two": np.array([0.5, 0.5]),
+    "a bool": True,
+    "a tensor of a bool": lambda torch: torch.tensor(True),
+    "a word": "0.5",
+    "NaN": np.float32(np.nan),
+    "a tensor of NaN": lambda torch: torch.tensor(np.nan),
+    "one below 0": np.array(-1.0),
+    "a complex number": np.array(0.5j),
+    "a complex tensor": lambda torch: torch.tensor(0.5j),
+    "a tensor without memory": lambda torch: torch.tensor(0.5, device="meta"),
+    "a huge int": 10**400,
+}
+
+
+def _rate(given: Any) -> Any:
+    return given(pytest.importorskip("torch")) if callable(given) else given
+
+
+def _learning(rate: Any) -> Any:
+    """Three ways to give a rate: the arrays after a step of a loss whose gradient is 1."""
+    w, x = np.ones(4, np.float32), np.ones(4, np.float32)
+    module, step = _steps_of_one()
+    yield lambda: module(w=w.copy(), x=x, lr=rate, **{"state.step": np.array(0)})["w"]
+    yield lambda: step(w, {"step": 0}, x=x, lr=rate)[1]
+    yield lambda: w - np.float32(optim.sgd(rate).lr)
+
+
+@functools.cache
+def _steps_of_one() -> Any:
+    graph = gradc.trace(lambda w, x: ops.sum(w * x), w="f32[4]", x="f32[4]")
+    module = gradc.compile(graph, ["w"], "cpu", update={"w": optim.sgd(3.0)})
+    return module, gradc.step(graph, optim.sgd(3.0), "w", target="cpu", donate=False)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_rate_is_a_number_in_any_form(name: str) -> None:
+    rate = _rate(RATES[name])
+    for call in _learning(rate):
+        new = call()
+        assert type(new) is np.ndarray and (new == np.float32(1 - float(rate))).all()
+
+
+@pytest.mark.parametrize("name", NO_RATES)
+def test_what_is_no_rate_is_refused(name: str) -> None:
+    for call in _learning(_rate(NO_RATES[name])):
+        with pytest.raises(InvalidProblem, match="a finite number from 0"):
+            call()
+
+
 def test_rows_have_the_same_bits_for_any_number_of_threads() -> None:
     rng = np.random.default_rng(0)
     start, g = rng.standard_normal((5000, 16)).astype(np.float32), rng.standard_normal((60000, 16)).astype(np.float32)
