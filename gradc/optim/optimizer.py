@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..errors import InvalidProblem
 from ..ir.dims import Size
 from ..ir.node import Node
@@ -59,7 +61,7 @@ def checked(name: str, value: Any, low: float = 0.0, high: float = math.inf, mos
 
 def _number(value: Any) -> float:
     """The number as a float, NaN of what is none."""
-    if isinstance(value, bool | str) or str(getattr(value, "dtype", "")).endswith("bool") or getattr(value, "ndim", 0):
+    if isinstance(value, bool | str) or str(getattr(value, "dtype", "")).endswith("bool") or np.ndim(value):
         return math.nan
     try:
         return float(value.detach() if getattr(value, "requires_grad", False) else value)
