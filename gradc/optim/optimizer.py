@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 
 from ..errors import InvalidProblem
 from ..ir.dims import Size
 from ..ir.node import Node
-from ..ir.types import Type, shown
+from ..ir.types import DType, Type, shown
+from ..ops import abs, bitwise_and, copysign, exponent, floor, ldexp, maximum, rand, where
 from ..ops.rules import converted
 
 State = Mapping[str, Node]
@@ -36,10 +38,13 @@ class Now:
 
     :param lr: the learning rate.
     :param step: 1 in the first step.
+    :param key, stream: of the random numbers of this step, i64[], and of this parameter.
     """
 
     lr: Node
     step: Node
+    key: Node
+    stream: int
 
 
 def within(default: float, low: float, high: float = math.inf, most: float = math.inf) -> Any:
@@ -81,12 +86,16 @@ class Optimizer:
 
     :param lr: the learning rate of calls that give none.
     :param maximize: ascends instead of descending.
+    :param stochastic: rounds a parameter of 16 bits up or down by chance, so that it is on average what it was rounded
+        from, and steps below its rounding are not lost.  The numbers depend on the number of the step and the place
+        alone.
     :ivar by_rows: whether a row's step depends on that row, its gradient and its state alone.
     :raises InvalidProblem: a number is outside its range, or a flag is no bool.
     """
 
     lr: float = within(1e-3, 0.0)
     maximize: bool = field(default=False, kw_only=True)
+    stochastic: bool = field(default=False, kw_only=True)
     by_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -110,4 +119,25 @@ class Optimizer:
         wide = parameter.dtype.compute
         gradient = converted(gradient, wide)
         after, kept = self.update(converted(parameter, wide), -gradient if self.maximize else gradient, state, now)
-        return converted(after, parameter.dtype), kept
+        narrow = self.stochastic and parameter.dtype is not wide
+        return (
+            stochastically_rounded(after, parameter.dtype, now) if narrow else converted(after, parameter.dtype)
+        ), kept
+
+
+def stochastically_rounded(x: Node, dtype: DType, now: Now) -> Node:
+    """x, f32, in f16 or bf16: the neighbour away from 0 with the probability of x's distance from the other one."""
+    digits, least = _DIGITS[dtype.name]
+    size = abs(x)
+    place = maximum(exponent(x), least) - digits  # of the last digit, a power of 2
+    units = ldexp(size, -place)
+    whole = floor(units)
+    up = rand(now.key, shape=x.shape, stream=now.stream) < units - whole
+    up = bitwise_and(up, size < float(ml_dtypes.finfo(dtype.np).max))  # what is finite stays so
+    return converted(copysign(ldexp(where(up, whole + 1.0, whole), place), x), dtype)
+
+
+_DIGITS = {"f16": (11, -13), "bf16": (8, -118)}
+"""Binary digits of the significand, and the least exponent that counts: of smaller numbers fewer digits are kept.  f16
+has no more; of bf16's, a power of 2 would leave f32.
+"""

@@ -72,13 +72,14 @@ def step_graph(
         scaled = gradients if clip_norm is None else _clipped(gradients, clip_norm)
         outputs += ((names[name], scaled[name]) for name in by if name not in update)
         for name in _deepest_first(joint, {name: gradients[name] for name in update}):
+            now = Now(lr[update[name]], made, after, by.index(name))
             parameter, optimizer = graph.input(name), update[name]
             slots = slots_of(optimizer, parameter.type, master_weights)
             kept = {slot: input_node(f"{STATE}.{slot}.{name}", type_) for slot, type_ in slots.items()}
             inputs += kept.values()
             rows = joint.output(f"{names[name]}.{ROWS}") if name in sparse else None
             with parts_of(Note(scope=f"{type(optimizer).__name__}/{name}"), notes):
-                new, state = _updated(optimizer, parameter, scaled[name], kept, Now(lr[optimizer], made), rows)
+                new, state = _updated(optimizer, parameter, scaled[name], kept, now, rows)
             outputs += [(name, new), *((f"{STATE}.{slot}.{name}", state[slot]) for slot in slots)]
         if update:
             outputs.append((f"{STATE}.step", after))  # the last, for others read what it overwrites

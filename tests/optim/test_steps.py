@@ -415,6 +415,29 @@ def test_rows_that_are_made_of_other_rows(target: str) -> None:
     assert np.array_equal(new, wanted) and np.shares_memory(new, w)
 
 
+def test_a_table_in_a_file_is_written_where_it_lies(tmp_path: Path) -> None:
+    """And its state; of a file that is only read, what a call gives is an array."""
+    graph = gradc.trace(lambda w, i, g: ops.sum(ops.embedding(i, w) * g), w="f32[V,8]", i="i64[N]", g="f32[N,8]")
+    module = gradc.compile(graph, ["w"], "cpu", update={"w": optim.rowwise_adagrad(0.1)}, sparse="w")
+    rng = np.random.default_rng(0)
+    start, i = rng.standard_normal((5000, 8)).astype(np.float32), np.array([4999, 7, 7])
+    more = {"i": i, "g": rng.standard_normal((3, 8)).astype(np.float32), "state.step": np.array(0)}
+    wanted = module(w=start.copy(), **{"state.sum.w": np.zeros(5000, np.float32)}, **more)
+    files = {name: tmp_path / name for name in ("w", "state.sum.w")}
+    start.tofile(files["w"])
+    np.zeros(5000, np.float32).tofile(files["state.sum.w"])
+    shapes = {"w": (5000, 8), "state.sum.w": (5000,)}
+    for mode in ("r", "r+"):
+        before = {name: file.read_bytes() for name, file in files.items()}
+        mapped = {name: np.memmap(files[name], np.float32, mode, shape=shape) for name, shape in shapes.items()}
+        out = module(**mapped, **{**more, "state.step": np.array(0)})
+        for name, file in files.items():
+            np.testing.assert_array_equal(out[name], wanted[name])
+            assert np.shares_memory(out[name], mapped[name]) == (mode == "r+")
+            mapped[name].flush()
+            assert file.read_bytes() == (before[name] if mode == "r" else wanted[name].tobytes())
+
+
 def test_adafactor_has_no_step_of_rows() -> None:
     with pytest.raises(Unsupported, match=r"adafactor of rows of 'p\.table'"):
         step = gradc.step(bag, optim.adafactor(), sparse="p.table", target="numpy")
