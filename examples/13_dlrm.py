@@ -20,7 +20,8 @@ from gradc import ops, optim
 TABLES, WIDTH, DENSE, BAGS, STEPS, LR = 26, 16, 13, 512, 60, 0.05
 ROWS = [int(n) for n in np.geomspace(20, 200_000, TABLES)]  # from days of a week to users
 MEAN = [1 if k % 3 else 4 for k in range(TABLES)]  # indices of a bag, on average
-PADDING = 0
+PADDING = 0  # also behind the last bag: the memory of a call is planned anew for sizes that it never had
+ROOM = [BAGS * mean * 5 // 4 + 64 for mean in MEAN]
 NAMES = [f"t{k:02d}" for k in range(TABLES)]
 
 
@@ -73,14 +74,16 @@ TASTE = [rng.standard_normal(rows) for rows in ROWS]  # of a row, which decides 
 def batch():
     dense = normal(1.0, BAGS, DENSE)
     score, given = dense[:, :4].sum(1), {"indices": {}, "offsets": {}, "weights": {}}
-    for n, rows, mean, taste in zip(NAMES, ROWS, MEAN, TASTE, strict=True):
+    for n, rows, mean, taste, room in zip(NAMES, ROWS, MEAN, TASTE, ROOM, strict=True):
         lengths = rng.poisson(mean, BAGS)
         i = np.minimum(rng.zipf(1.3, lengths.sum()), rows - 1)  # few rows are in most bags
         i[rng.random(len(i)) < 0.05] = PADDING
         w = rng.uniform(0.5, 1.5, len(i)).astype(np.float32)
         bag = np.repeat(np.arange(BAGS), lengths)
         score += np.bincount(bag, np.where(i == PADDING, 0, w * taste[i]), BAGS)
-        given["indices"][n], given["offsets"][n], given["weights"][n] = i, np.cumsum(lengths) - lengths, w
+        rest = (0, room - len(i))
+        given["indices"][n], given["weights"][n] = np.pad(i, rest, constant_values=PADDING), np.pad(w, rest)
+        given["offsets"][n] = np.cumsum(lengths) - lengths
     return {"dense": dense, "clicked": (score > 0).astype(np.float32)[:, None], **given}
 
 
@@ -137,6 +140,12 @@ def with_torch():
     import torch
 
     tensor = lambda x: torch.from_numpy(np.array(x))
+
+    def unpadded(given):
+        """The batch without what lies behind its last bag."""
+        ends = {n: max(len(np.trim_zeros(i, "b")), given["offsets"][n][-1]) for n, i in given["indices"].items()}
+        return given | {name: {n: x[: ends[n]] for n, x in given[name].items()} for name in ("indices", "weights")}
+
     bags = {}
     for n in NAMES:
         bags[n] = torch.nn.EmbeddingBag(*START[n].shape, mode="sum", sparse=True, padding_idx=PADDING)
@@ -145,7 +154,7 @@ def with_torch():
     adagrad = torch.optim.Adagrad([bag.weight for bag in bags.values()], lr=LR)
     adam = torch.optim.Adam(top.values(), lr=0.003)
     losses, times = [], []
-    for given in BATCHES:
+    for given in map(unpadded, BATCHES):
         g = {k: {n: tensor(x) for n, x in v.items()} if isinstance(v, dict) else tensor(v) for k, v in given.items()}
         began = time.perf_counter()
         rows = [bags[n](g["indices"][n], g["offsets"][n], per_sample_weights=g["weights"][n]) for n in NAMES]
