@@ -22,7 +22,8 @@ def lifetimes(program: Program) -> dict[str, Span]:
 
 def _in_batches(program: Program, span: dict[str, Span]) -> dict[str, Span]:
     """Live ranges -> those where all steps of a batch run at once."""
-    begins, ends = {}, {}
+    begins: dict[int, int] = {}
+    ends: dict[int, int] = {}
     for begin, end in program.batches:
         begins |= dict.fromkeys(range(begin, end), begin)
         ends |= dict.fromkeys(range(begin, end), end - 1)

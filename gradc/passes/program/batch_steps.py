@@ -71,15 +71,13 @@ def _units(program: Program, donate: Collection[str]) -> list[_Unit]:
     units, number = [], 0
     while number < len(program.steps):
         steps = program.steps[number : number + (2 if number in program.forwards else 1)]
-        reads, writes = (frozenset(memory[program.root(b)] for s in steps for b in names(s)) for names in _TOUCHED)
+        reads = frozenset(memory[program.root(b)] for step in steps for b in step.reads)
+        writes = frozenset(memory[program.root(b)] for step in steps for b in step.writes)
         forms = tuple(map(_form, steps))
         form = None if None in forms else forms
         units.append(_Unit(steps, form, reads, writes, any(map(checks_data, steps))))
         number += len(steps)
     return units
-
-
-_TOUCHED = (lambda step: step.reads, lambda step: step.writes)
 
 
 def _memory(program: Program, donate: Collection[str]) -> dict[str, str]:
