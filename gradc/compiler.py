@@ -47,6 +47,7 @@ from .passes.graph.static_indices import static_indices
 from .passes.graph.upcast import upcast
 from .passes.manager import PASSES, Pipeline
 from .passes.program.align_rows import align_rows
+from .passes.program.batch_steps import batch_steps
 from .passes.program.choose_reduction import choose_reduction
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.copy_donated import copy_donated
@@ -313,6 +314,7 @@ def kernels(
         program = run(copy_donated, program, donate=in_place)
     if target == "cpu" and options.fuse:
         program = run(forward_rows, program, donate=in_place)
+        program = run(batch_steps, program, donate=in_place)
     return run(plan_buffers, program)  # type: ignore[no-any-return]
 
 

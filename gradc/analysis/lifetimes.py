@@ -17,7 +17,17 @@ Span = tuple[int, int]
 
 def lifetimes(program: Program) -> dict[str, Span]:
     """Program -> the live range of each temp that owns bytes, in steps."""
-    return lifetimes_of(program, "temp", _alternatives(program))
+    return _in_batches(program, lifetimes_of(program, "temp", _alternatives(program)))
+
+
+def _in_batches(program: Program, span: dict[str, Span]) -> dict[str, Span]:
+    """Live ranges -> those where all steps of a batch run at once."""
+    begins: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for begin, end in program.batches:
+        begins |= dict.fromkeys(range(begin, end), begin)
+        ends |= dict.fromkeys(range(begin, end), end - 1)
+    return {name: (begins.get(first, first), ends.get(last, last)) for name, (first, last) in span.items()}
 
 
 def _alternatives(program: Program) -> list[list[Kernel | Call]]:
@@ -67,7 +77,7 @@ def offsets(
         return plain
     rooms = {
         name: (first, evaluate(program.buffer[name].type.nbytes, dims))
-        for name, (first, _) in lifetimes_of(program, "output", _alternatives(program)).items()
+        for name, (first, _) in _in_batches(program, lifetimes_of(program, "output", _alternatives(program))).items()
         if name in lenders
     }
     return min(plain, _best_fit(program, span, sizes, rooms), key=lambda plan: plan[1])  # never more than without them

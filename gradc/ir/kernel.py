@@ -805,6 +805,7 @@ class MissedTile:
 class Program:
     """Ordered steps over buffers.
 
+    :param batches: (the first, one after the last) of steps none of which waits for another, and may run along with.
     :param missed: the pairs of kernels that schedule could not fuse; like notes it is neither text nor compared.
     :param untiled: the products that tile_rows made no loop of, alike.
     """
@@ -815,6 +816,7 @@ class Program:
     assumptions: tuple[Assumption, ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()  # output name -> buffer; two outputs may have the same buffer
     notes: Mapping[str, Note] = field(default_factory=dict, compare=False, repr=False)
+    batches: tuple[tuple[int, int], ...] = ()
     missed: Sequence[MissedFusion] = field(default=(), compare=False, repr=False)
     untiled: Sequence[MissedTile] = field(default=(), compare=False, repr=False)
 
@@ -923,7 +925,10 @@ class Program:
         lines = [f"program @{self.name} {{"]
         lines += [f"  {fact}" for fact in self.assumptions]
         lines += [f"  {b}{format_note(self.notes.get(b.name))}" for b in self.buffers]
-        lines += [_indented(str(step)) for step in self.steps]
+        steps = [str(step) for step in self.steps]
+        for begin, end in reversed(self.batches):
+            steps[begin:end] = ["\n".join(["batch {", *map(_indented, steps[begin:end]), "}"])]
+        lines += map(_indented, steps)
         outputs = ", ".join(f"{name}={buffer}" for name, buffer in self.outputs)
         return "\n".join([*lines, f"  return {outputs}".rstrip(), "}"])
 

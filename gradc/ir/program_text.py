@@ -45,10 +45,11 @@
 Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and attributes as in :mod:`gradc.ir.text`)::
 
     file      ::= ["gradc-ir 1" LINE] program
-    program   ::= "program" "@" name "{" LINE assume* buffer* step* return "}"
+    program   ::= "program" "@" name "{" LINE assume* buffer* (step | batch)* return "}"
     buffer    ::= ("input" | "output" | "temp" | "forwarded") name ":" type ["of" name] ["slot" INT] LINE
                 | "const" name ":" type ["of" name] "=" "[" [attribute ("," attribute)*] "]" LINE
     step      ::= kernel | call | select | loop
+    batch     ::= "batch" "{" LINE step step+ "}" LINE          # none of which waits for another
     kernel    ::= "kernel" "@" name "rows" axes "cols" axes ["order" "(" name ")"]
                   ["strategy" "(" [name ":" name ("," name ":" name)*] ")"]
                   "{" LINE (stmt | "phase" LINE)* "}" LINE
@@ -123,15 +124,27 @@ def parse_program(text: str) -> Program:
             notes[buffer.name] = reader.note()
         reader.demand("'return'")
     steps: list[Step] = []
+    batches: list[tuple[int, int]] = []
     while not reader.maybe("return"):
-        steps.append(_step(reader))
+        if reader.maybe("batch"):
+            begin = len(steps)
+            reader.expect("{")
+            reader.finish()
+            reader.demand("the closing '}'")
+            while not reader.maybe("}"):
+                steps.append(_step(reader))
+                reader.demand("the closing '}'")
+            reader.finish()
+            batches.append((begin, len(steps)))
+        else:
+            steps.append(_step(reader))
         reader.demand("'return'")
     outputs = _pairs(reader, "=", "")
     reader.demand("the closing '}'")
     _close(reader)
     if reader.advance():
         raise reader.fail(f"unexpected {reader.found()} after the end of the program")
-    return Program(name, tuple(buffers.values()), tuple(steps), assumptions, outputs, notes)
+    return Program(name, tuple(buffers.values()), tuple(steps), assumptions, outputs, notes, tuple(batches))
 
 
 def parse_kernel(text: str) -> Kernel:

@@ -141,6 +141,7 @@ def verify_program(program: Program) -> list[Kernel | Call]:
             written |= {program.root(b) for b in step.writes}
         for name, buffer in program.outputs:
             _verify_output(name, buffer, program, written)
+        _verify_batches(program)
         undecided = verify_accesses(program)
         _verify_names(program)
         return undecided
@@ -264,6 +265,31 @@ def _verify_forwarded(program: Program) -> None:
         _demand(handed, f"the rows of {b.name} are not handed from one kernel to the next", b, b.name)
         shared = program.sharing[b.name]
         _demand(shared == (b.name,) and not b.alias, f"{b.name} has no memory to share", b, b.name)
+
+
+def _verify_batches(program: Program) -> None:
+    """No step of a batch touches what another one writes, but for rows that one hands to the next."""
+    last = 0
+    for begin, end in program.batches:
+        what = f"a batch of the steps {begin} to {end - 1}"
+        _demand(last <= begin < end - 1 and end <= len(program.steps), f"{what} of {len(program.steps)}", program, what)
+        last = end
+        reads: dict[str, int] = {}
+        writes: dict[str, int] = {}
+        for number, step in enumerate(program.steps[begin:end], begin):
+            _demand(not isinstance(step, Loop), f"{what} has a loop", step, what)
+            unit = number - (number - 1 in program.forwards)
+            for name in {program.root(b) for b in step.writes}:
+                others = {writes.setdefault(name, unit), reads.get(name, unit)}
+                _demand(others == {unit}, f"{what}: another one touches {name}, which step {number} writes", step, name)
+            for name in {program.root(b) for b in step.reads}:
+                _demand(
+                    writes.get(name, unit) == unit,
+                    f"{what}: step {number} reads {name}, which another one writes",
+                    step,
+                    name,
+                )
+                reads.setdefault(name, unit)
 
 
 def _verify_slots(buffers: Iterable[Buffer], kind: str) -> None:

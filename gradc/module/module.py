@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +64,7 @@ class Forward(Executable):
         **more: Any,
     ) -> Any:  # type: ignore[override]
         inputs = self.module.flat(inputs, more, extra, out=out, workspace=workspace, stream=stream, dims=dims)
-        self.module.check_rates(inputs)
+        inputs = self.module.with_rates(inputs)
         variant, orders = self.module.variant(inputs, dims) if workspace is None else (None, {})
         if variant is not None:
             value, residuals = variant.forward(apply_layout(inputs, orders), out=out, stream=stream, dims=dims)
@@ -494,20 +493,24 @@ class Module(Shared):
         names = self.graph.input_names if "state.step" in self.options.donate else ()
         return tuple(name for name in names if name.split(".")[0] == "lr")
 
-    def check_rates(self, inputs: Arguments) -> None:
-        """InvalidProblem for a learning rate that is no finite number from 0; one in a GPU's memory, which the host
-        does not read, is not looked at.
+    def with_rates(self, inputs: Arguments) -> Arguments:
+        """The inputs with the learning rates of a training step as f64[]: they may be numbers, or arrays or tensors of
+        one without axes.
+
+        :raises InvalidProblem: one is no finite number from 0; one in a GPU's memory, which the host does not read, is
+            not looked at.
         """
-        for name in self._rates:
-            rate = inputs.get(name)
-            if rate is None or hasattr(rate, "__cuda_array_interface__"):
-                continue
-            try:
-                number = float(rate)
-            except (TypeError, ValueError):  # no array of one number: its shape or dtype is refused
-                continue
-            if not 0 <= number < math.inf:
-                raise InvalidProblem(f"{name}={number!r}: a finite number from 0")
+        rates = {name: inputs[name] for name in self._rates if name in inputs}
+        if not rates:
+            return inputs
+        with held_off:
+            from ..optim.optimizer import checked
+        for name, rate in rates.items():
+            if not hasattr(rate, "__cuda_array_interface__"):
+                rates[name] = np.array(checked(name, rate))
+            elif np.dtype(rate.__cuda_array_interface__["typestr"]) != np.float64:
+                rates[name] = rate.double() if is_tensor(rate) else rate.astype(np.float64)
+        return {**inputs, **rates}
 
     def __call__(
         self,
@@ -526,8 +529,7 @@ class Module(Shared):
         Where :attr:`forward` precomputes gradients, it is computed without them, by a module that is compiled at the
         first such call.
         """
-        flat = self.flat(inputs, more, extra, out=out, stream=stream, dims=dims)
-        self.check_rates(flat)
+        flat = self.with_rates(self.flat(inputs, more, extra, out=out, stream=stream, dims=dims))
         if self._value is not None:
             return self._value(flat, out=out, stream=stream, dims=dims)
         sizes = self.sizes(dims)

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+import ml_dtypes
+import numpy as np
+
 from ..errors import InvalidProblem
 from ..ir.dims import Size
 from ..ir.node import Node
-from ..ir.types import Type, shown
+from ..ir.types import DType, Type, shown
+from ..ops import abs, bitwise_and, copysign, exponent, floor, ldexp, maximum, rand, where
 from ..ops.rules import converted
 
 State = Mapping[str, Node]
@@ -34,10 +38,13 @@ class Now:
 
     :param lr: the learning rate.
     :param step: 1 in the first step.
+    :param key, stream: of the random numbers of this step, i64[], and of this parameter.
     """
 
     lr: Node
     step: Node
+    key: Node
+    stream: int
 
 
 def within(default: float, low: float, high: float = math.inf, most: float = math.inf) -> Any:
@@ -46,18 +53,25 @@ def within(default: float, low: float, high: float = math.inf, most: float = mat
 
 
 def checked(name: str, value: Any, low: float = 0.0, high: float = math.inf, most: float = math.inf) -> float:
-    """The value as a float.
+    """The value as a float: a number, or an array or tensor of one without axes.
 
     :raises InvalidProblem: it is no number from ``low`` to below ``high``, and to ``most``.
     """
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = _number(value)
     if not low <= number < high or number > most:
         above = f" to below {high:g}" if high < math.inf else f" to {most:g}" if most < math.inf else ""
         raise InvalidProblem(f"{name}={_text(value)}: a finite number from {low:g}{above}")
     return number
+
+
+def _number(value: Any) -> float:
+    """The number as a float, NaN of what is none."""
+    if isinstance(value, bool | str) or str(getattr(value, "dtype", "")).endswith("bool") or np.ndim(value):
+        return math.nan
+    try:
+        return float(value.detach() if getattr(value, "requires_grad", False) else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor without memory, or complex
+        return math.nan
 
 
 def _text(value: Any) -> str:
@@ -72,19 +86,23 @@ class Optimizer:
 
     :param lr: the learning rate of calls that give none.
     :param maximize: ascends instead of descending.
+    :param stochastic: rounds a parameter of 16 bits up or down by chance, so that it is on average what it was rounded
+        from, and steps below its rounding are not lost.  The numbers depend on the number of the step and the place
+        alone.
     :ivar by_rows: whether a row's step depends on that row, its gradient and its state alone.
     :raises InvalidProblem: a number is outside its range, or a flag is no bool.
     """
 
     lr: float = within(1e-3, 0.0)
     maximize: bool = field(default=False, kw_only=True)
+    stochastic: bool = field(default=False, kw_only=True)
     by_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for each in fields(self):
             name, value = f"{type(self).__name__}: {each.name}", getattr(self, each.name)
             if each.metadata:
-                checked(name, value, **each.metadata)
+                object.__setattr__(self, each.name, checked(name, value, **each.metadata))
             if isinstance(each.default, bool) and not isinstance(value, bool):
                 raise InvalidProblem(f"{name}={_text(value)}: True or False")
 
@@ -101,4 +119,25 @@ class Optimizer:
         wide = parameter.dtype.compute
         gradient = converted(gradient, wide)
         after, kept = self.update(converted(parameter, wide), -gradient if self.maximize else gradient, state, now)
-        return converted(after, parameter.dtype), kept
+        narrow = self.stochastic and parameter.dtype is not wide
+        return (
+            stochastically_rounded(after, parameter.dtype, now) if narrow else converted(after, parameter.dtype)
+        ), kept
+
+
+def stochastically_rounded(x: Node, dtype: DType, now: Now) -> Node:
+    """x, f32, in f16 or bf16: the neighbour away from 0 with the probability of x's distance from the other one."""
+    digits, least = _DIGITS[dtype.name]
+    size = abs(x)
+    place = maximum(exponent(x), least) - digits  # of the last digit, a power of 2
+    units = ldexp(size, -place)
+    whole = floor(units)
+    up = rand(now.key, shape=x.shape, stream=now.stream) < units - whole
+    up = bitwise_and(up, size < float(ml_dtypes.finfo(dtype.np).max))  # what is finite stays so
+    return converted(copysign(ldexp(where(up, whole + 1.0, whole), place), x), dtype)
+
+
+_DIGITS = {"f16": (11, -13), "bf16": (8, -118)}
+"""Binary digits of the significand, and the least exponent that counts: of smaller numbers fewer digits are kept.  f16
+has no more; of bf16's, a power of 2 would leave f32.
+"""

@@ -209,7 +209,7 @@ class adafactor(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.eps1 is not None:
-            checked("adafactor: eps1", self.eps1)
+            object.__setattr__(self, "eps1", checked("adafactor: eps1", self.eps1))
 
     def slots(self, parameter: Type) -> dict[str, Slot]:
         if parameter.rank < 2:

@@ -38,6 +38,7 @@ def step_graph(
     master_weights: bool = False,
     numerics: str = "real",
     unused: str = "error",
+    loss: bool = True,
 ) -> Graph:
     """The graph of a step.  Inputs: those of ``graph``, ``lr``: f64[] with the optimizer's as default, ``state.step``:
     i64[], and ``state.SLOT.NAME`` for each parameter.  Outputs: those of ``graph``, and under the names of the inputs
@@ -50,18 +51,20 @@ def step_graph(
         :func:`torch.nn.utils.clip_grad_norm_`.
     :param master_weights: keeps 16-bit parameters in f32, too: ``state.master.NAME``.
     :param unused: as :func:`gradc.autodiff.differentiate` takes it.
+    :param loss: False: the outputs of ``graph`` need not be a loss.  Their cotangents are inputs, called as
+        :func:`gradc.autodiff.joint_names` says, and they are no outputs.
     :raises InvalidProblem, NotDifferentiable, Unsupported: there is no such step.
     """
-    _check(graph, update, sparse)
+    _check(graph, update, sparse, loss)
     graph = push_gathers(static_indices(name_readers(graph)), numerics=numerics)
     graph = _with_free_outputs(push_slices(graph, numerics=numerics), tuple(update))
     by = (*update, *(name for name in wrt if name not in update))
-    joint = _gradients(graph, by, sparse, unused)
+    joint = _gradients(graph, by, sparse, unused, loss)
     names, notes = joint_names(graph, by)[1], dict(joint.notes)
     rates = rates_of(update.values())
     lr = {each: input_node(rate, Type(F64)) for each, rate in rates.items()}
     count = input_node(f"{STATE}.step", Type(I64))
-    inputs, outputs = [*graph.inputs, *lr.values(), count], list(joint.outputs[: len(graph.outputs)])
+    inputs, outputs = [*joint.inputs, *lr.values(), count], list(joint.outputs[: len(graph.outputs) if loss else 0])
     gradients = {n: joint.output(f"{names[n]}.{VALUES}" if n in sparse else names[n]) for n in by}
     with assuming(joint.assumptions), made_by("step"):
         after = count + 1
@@ -69,15 +72,17 @@ def step_graph(
         scaled = gradients if clip_norm is None else _clipped(gradients, clip_norm)
         outputs += ((names[name], scaled[name]) for name in by if name not in update)
         for name in _deepest_first(joint, {name: gradients[name] for name in update}):
+            now = Now(lr[update[name]], made, after, by.index(name))
             parameter, optimizer = graph.input(name), update[name]
             slots = slots_of(optimizer, parameter.type, master_weights)
             kept = {slot: input_node(f"{STATE}.{slot}.{name}", type_) for slot, type_ in slots.items()}
             inputs += kept.values()
             rows = joint.output(f"{names[name]}.{ROWS}") if name in sparse else None
             with parts_of(Note(scope=f"{type(optimizer).__name__}/{name}"), notes):
-                new, state = _updated(optimizer, parameter, scaled[name], kept, Now(lr[optimizer], made), rows)
+                new, state = _updated(optimizer, parameter, scaled[name], kept, now, rows)
             outputs += [(name, new), *((f"{STATE}.{slot}.{name}", state[slot]) for slot in slots)]
-        outputs.append((f"{STATE}.step", after))  # the last, for others read what it overwrites
+        if update:
+            outputs.append((f"{STATE}.step", after))  # the last, for others read what it overwrites
     return Graph(
         suffixed(graph.name, "_step"),
         tuple(inputs),
@@ -122,15 +127,15 @@ def check_learned(name: str, parameter: Type, optimizer: Optimizer) -> None:
         raise InvalidProblem(f"{name} is {parameter}: {type(optimizer).__name__} updates f16, bf16, f32 and f64")
 
 
-def _check(graph: Graph, update: Mapping[str, Optimizer], sparse: Sequence[str]) -> None:
+def _check(graph: Graph, update: Mapping[str, Optimizer], sparse: Sequence[str], loss: bool) -> None:
     """InvalidProblem or Unsupported where there is no such step, but for what differentiation says itself."""
     scalars = [n for n, node in graph.outputs if node.dtype.is_float]
-    if len(scalars) != 1 or graph.output(scalars[0]).type.count != 1:
+    if loss and (len(scalars) != 1 or graph.output(scalars[0]).type.count != 1):
         raise InvalidProblem(
             f"a step needs one scalar float output, the loss; {graph.name} has"
             f" {', '.join(f'{n}: {v.type}' for n, v in graph.outputs)}"
         )
-    if not update:
+    if not update and loss:
         raise InvalidProblem(f"a step of {graph.name} by no parameter: wrt names what is learned")
     for taken in graph.input_names:
         if taken.split(".")[0] in (LR, STATE):
@@ -159,13 +164,15 @@ def _with_free_outputs(graph: Graph, wrt: Sequence[str]) -> Graph:
     return graph.with_outputs((names[name], node) for name, node in graph.outputs)
 
 
-def _gradients(graph: Graph, wrt: Sequence[str], sparse: Sequence[str], unused: str) -> Graph:
-    """The joint graph of values and gradients, with 1 for the cotangent of the loss."""
+def _gradients(graph: Graph, wrt: Sequence[str], sparse: Sequence[str], unused: str, loss: bool) -> Graph:
+    """The joint graph of values and gradients, with 1 for the cotangent of the loss, if it is one."""
     cotangents, gradients = joint_names(graph, wrt)
     joint = differentiate(graph, wrt, unused=unused)
     if sparse:
         names = [gradients[name] for name in sparse]
         joint = sparse_rows(joint, names=names, coalesce=coalesce_by_sorting)
+    if not loss:
+        return joint
     own = {joint.input(name) for name in cotangents.values()}
     joint = joint.rewrite(lambda node, operands: full(1, node) if node in own else None)
     return replace(joint, inputs=graph.inputs)
@@ -194,7 +201,8 @@ def _updated(
         of = lambda x: gather(x, rows, axis=0, oob="skip")
         own = {slot: of(x) for slot, x in state.items()}
         new, after = _updated(optimizer, of(parameter), gradient, own, now, None)
-        return put_rows(parameter, rows, new), {slot: put_rows(x, rows, after[slot]) for slot, x in state.items()}
+        put = put_rows.plain  # coalesced: each row is there once
+        return put(parameter, rows, new), {slot: put(x, rows, after[slot]) for slot, x in state.items()}
     if MASTER not in state:
         return optimizer.apply(parameter, gradient, state, now)
     new, kept = optimizer.apply(state[MASTER], gradient, state, now)

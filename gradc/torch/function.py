@@ -78,7 +78,7 @@ class Function:
         """
         entered = transforming()
         if entered:
-            _refuse_transforms(inputs)
+            refuse_transforms(inputs)
         recording = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()  # torch looks at both
         if recording and any(x.requires_grad for x in inputs):
             return (_Recorded.apply if entered else _apply)(self, dims, *inputs)  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ class Function:
         made = prepared.forward(inputs) if prepared is not None else None
         if made is not None:
             return tuple(made[0])
-        _refuse_transforms(inputs)
+        refuse_transforms(inputs)
         with torch.no_grad(), storages_stay_resizable(), _on(value.device):
             out = None if inputs or value.device is None else self._new_outputs(dims, value.device)
             values = value.module(dict(zip(self.names, inputs, strict=True)), dims=dims, out=out)
@@ -170,16 +170,16 @@ class Differentiated:
         graph = function.graph
         self.in_place = {} if wanted else function.in_place
         self.graph = _renamed_outputs(graph, self.in_place) if self.in_place else graph
-        reaching = _reaching(graph, wanted)
-        reached = set().union(*reaching.values())
+        found = reaching(graph, wanted)
+        reached = set().union(*found.values())
         self.wrt = tuple(name for name in wanted if name in reached)
-        self.differentiable = reaching
+        self.differentiable = found
         self._joint = differentiate(graph, self.wrt, unused="zeros") if self.wrt else None
         _, gradients = joint_names(graph, self.wrt)
         self.sparse = [name for name in self.wrt if name in function.sparse]
         if self._joint is not None and self.sparse:
             sparse_rows(self._joint, names=[gradients[n] for n in self.sparse])  # raises Unsupported before a call
-        read = _read_by(self._joint, gradients.values()) if self._joint is not None else set()
+        read = read_by(self._joint, gradients.values()) if self._joint is not None else set()
         self.read = tuple(n for n in function.names if n in read)  # inputs that the gradients depend on
 
     @cached_property
@@ -216,7 +216,7 @@ class Differentiated:
         return Function(_renamed(graph), self.target, self.function.options, device=self.function.device)
 
 
-def _refuse_transforms(tensors: Sequence[torch.Tensor]) -> None:
+def refuse_transforms(tensors: Sequence[torch.Tensor]) -> None:
     """:raises Unsupported: one of them is inside a transform of torch.func, or forward-mode autograd."""
     if transformed(tensors):
         raise Unsupported(
@@ -248,7 +248,7 @@ def _renamed_outputs(graph: Graph, names: Mapping[str, str]) -> Graph:
     return Graph(graph.name, graph.inputs, outputs, graph.assumptions, notes=graph.notes, defaults=graph.defaults)
 
 
-def _reaching(graph: Graph, names: Sequence[str]) -> dict[str, set[str]]:
+def reaching(graph: Graph, names: Sequence[str]) -> dict[str, set[str]]:
     """For each output that autograd would say requires grad, the inputs among these that make it so: it is computed
     from them through floats alone, also where the derivative is zero everywhere.
     """
@@ -261,7 +261,7 @@ def _reaching(graph: Graph, names: Sequence[str]) -> dict[str, set[str]]:
     return {output: {n for i, n in enumerate(names) if mask >> i & 1} for output, mask in found.items() if mask}
 
 
-def _read_by(graph: Graph, outputs: Iterable[str]) -> set[str]:
+def read_by(graph: Graph, outputs: Iterable[str]) -> set[str]:
     """The inputs that these outputs depend on."""
     seen: set[Node] = set()
     pending = [graph.output(name) for name in outputs]
@@ -334,7 +334,7 @@ class _Recorded(torch.autograd.Function):
             ctx.kept, ctx.dims, ctx.devices = prepared, dims, {}
             ctx.save_for_backward(*kept)
         else:
-            _refuse_transforms(inputs)
+            refuse_transforms(inputs)
             outputs = _by_module(ctx, differentiated, dims, inputs)
         if len(differentiated.differentiable) < len(outputs):
             names = function.graph.output_names
@@ -369,7 +369,7 @@ class _Recorded(torch.autograd.Function):
         read = ctx.kept.read(saved)
 
         def gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            _refuse_transforms(tensors)
+            refuse_transforms(tensors)
             read, upstream = tensors[: len(differentiated.read)], tensors[len(differentiated.read) :]
             of_outputs = {
                 **given,

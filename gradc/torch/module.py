@@ -14,11 +14,14 @@ import torch
 from ..errors import InvalidProblem
 from ..ir.graph import Graph, name_of
 from ..ir.types import DType, Type, typeof
-from ..module.options import check_names
+from ..module.options import check_names, names_of
+from ..optim.optimizer import Optimizer
+from ..optim.step_graph import STATE, check_learned, rates_of
 from ..plans.traced import generalised, serves
 from ..trace import flatten, trace, unflatten
 from .function import Function
 from .sizes import TORCH_DTYPES
+from .updates import Kept, UpdatingFunction
 
 
 class Module(torch.nn.Module):
@@ -37,10 +40,17 @@ class Module(torch.nn.Module):
 
     :param function: of traced values, as :func:`gradc.trace` takes it, or a graph.
     :param options: of :func:`gradc.compile`, and ``target``.
+    :param update: ``{"table": optim.rowwise_adagrad(lr=0.1)}``: the optimizers of parameters, which the backward of a
+        call updates where they lie; their ``grad`` stays None.  Their state is buffers, ``state.step`` and
+        ``state.SLOT.NAME``, and :attr:`rates` has the learning rates of the steps to come.  Those that
+        ``options={"sparse": ...}`` names are updated in the rows that indices name, and nowhere else.  One that does
+        not require grad stays.
     :param parameters: tensors or arrays, nested as :func:`gradc.trace` takes them, by the names of ``function``'s
         arguments.  Those of floats become parameters, ``torch.nn.Buffer`` and those of integers buffers.  A name that
         every module has already (``forward``, ``training``) gets a ``_`` behind, in ``state_dict``, too.
-    :raises InvalidProblem: ``function`` is no function and no graph, or does not have a name; a parameter is no array.
+    :ivar rates: the learning rates of ``update``, ``lr``, or of several optimizers ``lr.adam``.
+    :raises InvalidProblem: ``function`` is no function and no graph, or does not have a name; a parameter is no array,
+        or there twice in ``update``.
     """
 
     def __init__(
@@ -49,6 +59,7 @@ class Module(torch.nn.Module):
         /,
         *positional: Any,
         options: Mapping[str, Any] | None = None,
+        update: Mapping[str, Optimizer] | None = None,
         **parameters: Any,
     ):
         super().__init__()
@@ -79,6 +90,62 @@ class Module(torch.nn.Module):
                 self._places[path] = self._register(path, value, inner)
         own = set(self._places) if isinstance(function, Graph) else set(self._trees)
         self._arguments = tuple(n for n in names if n not in own)
+        self._update: dict[str, Optimizer] = {}
+        self._sparse: tuple[str, ...] = ()
+        self._state: dict[str, tuple[str, ...]] = {}
+        if update is not None:
+            self._learn(update, inner)
+        self.rates: dict[str, Any] = {rate: each.lr for each, rate in rates_of(self._update.values()).items()}
+
+    def _learn(
+        self, update: Mapping[str, Optimizer], inner: dict[str, tuple[torch.nn.Module, tuple[str, ...]]]
+    ) -> None:
+        """Registers the state of the parameters that have an optimizer, as it is before the first step."""
+        if not isinstance(update, Mapping) or not all(isinstance(each, Optimizer) for each in update.values()):
+            raise InvalidProblem(
+                f"update={update!r}: it maps names of parameters to optimizers of gradc.optim; a parameter cannot have"
+                " this name"
+            )
+        for name, optimizer in update.items():
+            for path in self._below("update", name):
+                if path in self._update:
+                    raise InvalidProblem(f"update names {path!r} twice")
+                self._update[path] = optimizer
+        self._sparse = tuple(
+            path
+            for name in names_of("sparse", self._options.pop("sparse", None) or ())
+            for path in self._below("sparse", name)
+        )
+        for path in self._sparse:
+            if path not in self._update:
+                raise InvalidProblem(f"sparse names {path!r}, which update does not: {', '.join(self._update)}")
+        by_memory: dict[Any, str] = {}
+        for path, optimizer in self._update.items():
+            x = self._at(self._places[path])
+            check_learned(path, typeof(x), optimizer)
+            if x.numel() and (other := by_memory.setdefault((x.device, x.data_ptr()), path)) != path:
+                raise InvalidProblem(f"{other} and {path} share memory: each is updated by itself")
+            for slot, kept in optimizer.slots(typeof(x)).items():
+                dtype = TORCH_DTYPES[typeof(x).dtype.compute]
+                full = torch.full(kept.shape, kept.initial, dtype=dtype, device=x.device)
+                name = f"{STATE}.{slot}.{path}"
+                self._state[name] = self._register(name, torch.nn.Buffer(full), inner)
+        if self._update:
+            name = f"{STATE}.step"
+            device = self._at(self._places[next(iter(self._update))]).device
+            self._state[name] = self._register(name, torch.zeros((), dtype=torch.int64, device=device), inner)
+
+    def _below(self, what: str, name: str) -> list[str]:
+        """The paths of the parameters that a name stands for."""
+        found = [path for path in self._places if path == name or path.startswith(f"{name}.")]
+        learned = [path for path in found if isinstance(self._at(self._places[path]), torch.nn.Parameter)]
+        if not learned:
+            raise InvalidProblem(f"{what} names {name!r}, which is no parameter: {', '.join(self._places) or 'none'}")
+        return learned
+
+    def _at(self, way: tuple[str, ...]) -> Any:
+        """What attributes lead to."""
+        return functools.reduce(getattr, way, self)
 
     def _register(
         self, path: str, value: Any, inner: dict[str, tuple[torch.nn.Module, tuple[str, ...]]]
@@ -123,7 +190,7 @@ class Module(torch.nn.Module):
     def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """One tensor, or a dict of several by name."""
         arguments = self._bound(args, kwargs)
-        leaves = {path: functools.reduce(getattr, way, self) for path, way in self._places.items()}
+        leaves = {path: self._at(way) for path, way in self._places.items()}
         given = {path: leaf for name, tree in arguments.items() for path, leaf in flatten(tree, name).items()}
         declared = (
             {n: self._source.input(n).dtype for n in self._source.input_names}
@@ -133,7 +200,13 @@ class Module(torch.nn.Module):
         tensors = {**leaves, **_tensors(given, leaves, declared)}
         traced = self._traced(arguments, tensors)
         function = traced.function
-        values = function({}, *(tensors[traced.paths[name]] for name in function.names))
+        operands = [tensors[traced.paths[name]] for name in function.names]
+        if isinstance(function, UpdatingFunction):
+            own = {path: name for name, path in traced.paths.items()}
+            state = {_renamed_state(name, own): self._at(way) for name, way in self._state.items()}
+            values = function(Kept(state, self.rates), *operands)
+        else:
+            values = function({}, *operands)
         return values[0] if len(values) == 1 else dict(zip(function.graph.output_names, values, strict=True))
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,8 +237,8 @@ class Module(torch.nn.Module):
         """The function for tensors of these types."""
         if isinstance(self._source, Graph):
             if () not in self._known:
-                function = Function(self._source, self._target, self._options)
-                self._known[()] = [_Traced({}, function, {n: n for n in function.names})]
+                own = {n: n for n in self._source.input_names}
+                self._known[()] = [_Traced({}, self._function(self._source, own), own)]
             return self._known[()][0]
         trees = {**self._trees, **arguments}
         types = {path: typeof(value) for path, value in tensors.items()}
@@ -183,8 +256,19 @@ class Module(torch.nn.Module):
         else:
             graph = _renamed(self._source, trees, types, names)
         paths = {name: path for path, name in names.items()}
-        known.append(_Traced(types, Function(graph, self._target, self._options), paths))
+        known.append(_Traced(types, self._function(graph, names), paths))
         return known[-1]
+
+    def _function(self, graph: Graph, names: Mapping[str, str]) -> Function | UpdatingFunction:
+        """The function of a graph.
+
+        :param names: of its inputs, by path.
+        """
+        if not self._update:
+            return Function(graph, self._target, self._options)
+        update = {names[path]: optimizer for path, optimizer in self._update.items()}
+        sparse = [names[path] for path in self._sparse]
+        return UpdatingFunction(graph, update, sparse, self._target, self._options)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was compiled: that is made again, or comes from the cache."""
@@ -199,7 +283,7 @@ class _Traced:
     """
 
     types: Mapping[str, Type]
-    function: Function
+    function: Function | UpdatingFunction
     paths: Mapping[str, str]
 
 
@@ -220,6 +304,12 @@ def _names_of(function: Any) -> tuple[list[str], bool]:
         raise InvalidProblem(f"gradc.torch.Module takes a function whose arguments have names: {error}") from None
     named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _renamed_state(name: str, names: Mapping[str, str]) -> str:
+    """The name of a buffer of state where parameters are called by ``names``, which are by path."""
+    state, slot, *path = name.split(".", 2)
+    return ".".join([state, slot, *(names[each] for each in path)])
 
 
 def _free(module: torch.nn.Module, word: str) -> str:

@@ -32,6 +32,7 @@ enum {
   GRADC_TOTALS = 64,       /* elements that partial results are combined in at a time */
   GRADC_AHEAD = 16,        /* rows ahead that ask for what they gather */
   GRADC_DISTANT = 1 << 18, /* bytes that are gathered from further away than the nearest caches */
+  GRADC_TASK_ELEMENTS = 1 << 14, /* elements that go through a step while threads wake */
   GRADC_LOOP_TASKS = 8     /* tasks of a loop from which each has blocks of its own */
 };
 
@@ -128,6 +129,21 @@ typedef struct {
   const i64 *n;
   char *own;
 } gradc_loop;
+
+/* A step, and steps that run as the tasks of one launch; own: the workspace of each. */
+typedef int (*gradc_step)(const gradc_ctx *ctx, void *const *buf, const i64 *n, char *scratch);
+typedef struct {
+  const gradc_ctx *ctx;
+  void *const *buf;
+  const i64 *n;
+  const gradc_step *steps;
+  char *const *own;
+} gradc_batch;
+
+static __attribute__((unused)) void gradc_batch_task(const void *args, i64 task) {
+  const gradc_batch *const b = args;
+  b->steps[task](b->ctx, b->buf, b->n, b->own[task]);
+}
 
 static void gradc_nothing(const void *args, i64 task) { (void)args, (void)task; }
 /* Ctrl-C is looked for between two tasks: what runs for long beside them has one of nothing now and then. */

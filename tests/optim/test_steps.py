@@ -405,7 +405,7 @@ def test_rows_that_are_made_of_other_rows(target: str) -> None:
     """A kernel that reads a table elsewhere than it stores it would read what it has stored: a call stores the rows."""
 
     def moved(w: Any, rows: Any) -> Any:
-        return ops.put_rows(w, rows, ops.gather(w, rows + 1, oob="wrap") * 2.0)
+        return ops.put_rows.plain(w, rows, ops.gather(w, rows + 1, oob="wrap") * 2.0)
 
     module = gradc.compile(gradc.trace(moved, w="f64[V,3]", rows="i64[N]"), (), target, donate=["w"])
     w = np.arange(15.0).reshape(5, 3)
@@ -413,6 +413,29 @@ def test_rows_that_are_made_of_other_rows(target: str) -> None:
     wanted[[0, 1, 4]] = 2 * w[[1, 2, 0]]
     new = module(w=w, rows=np.array([0, 1, 4, 5, 5]))
     assert np.array_equal(new, wanted) and np.shares_memory(new, w)
+
+
+def test_a_table_in_a_file_is_written_where_it_lies(tmp_path: Path) -> None:
+    """And its state; of a file that is only read, what a call gives is an array."""
+    graph = gradc.trace(lambda w, i, g: ops.sum(ops.embedding(i, w) * g), w="f32[V,8]", i="i64[N]", g="f32[N,8]")
+    module = gradc.compile(graph, ["w"], "cpu", update={"w": optim.rowwise_adagrad(0.1)}, sparse="w")
+    rng = np.random.default_rng(0)
+    start, i = rng.standard_normal((5000, 8)).astype(np.float32), np.array([4999, 7, 7])
+    more = {"i": i, "g": rng.standard_normal((3, 8)).astype(np.float32), "state.step": np.array(0)}
+    wanted = module(w=start.copy(), **{"state.sum.w": np.zeros(5000, np.float32)}, **more)
+    files = {name: tmp_path / name for name in ("w", "state.sum.w")}
+    start.tofile(files["w"])
+    np.zeros(5000, np.float32).tofile(files["state.sum.w"])
+    shapes = {"w": (5000, 8), "state.sum.w": (5000,)}
+    for mode in ("r", "r+"):
+        before = {name: file.read_bytes() for name, file in files.items()}
+        mapped = {name: np.memmap(files[name], np.float32, mode, shape=shape) for name, shape in shapes.items()}
+        out = module(**mapped, **{**more, "state.step": np.array(0)})
+        for name, file in files.items():
+            np.testing.assert_array_equal(out[name], wanted[name])
+            assert np.shares_memory(out[name], mapped[name]) == (mode == "r+")
+            mapped[name].flush()
+            assert file.read_bytes() == (before[name] if mode == "r" else wanted[name].tobytes())
 
 
 def test_adafactor_has_no_step_of_rows() -> None:
@@ -639,6 +662,70 @@ def test_a_module_of_a_step_refuses_before_it_writes() -> None:
     given = arrays()
     out = module(**{**given, "b": given["a"]})
     assert (given["a"] == 1).all() and (out["a"][[1, 6]] < 1).all() and out["a"].tobytes() == out["b"].tobytes()
+
+
+RATES: dict[str, Any] = {
+    "a float": 0.5,
+    "an int": 1,
+    "a NumPy scalar": np.float32(0.5),
+    "an array": np.array(0.5),
+    "an f32 array": np.array(0.5, np.float32),
+    "a tensor": lambda torch: torch.tensor(0.5),
+    "a tensor of ints": lambda torch: torch.tensor(1),
+    "a bf16 tensor": lambda torch: torch.tensor(0.5, dtype=torch.bfloat16),
+    "a tensor that requires grad": lambda torch: torch.tensor(0.5, requires_grad=True),
+    "an item": lambda torch: torch.tensor(0.5).item(),
+}
+NO_RATES: dict[str, Any] = {
+    "one with an axis": np.array([0.5]),
+    "a tensor with an axis": lambda torch: torch.tensor([0.5]),
+    "two": np.array([0.5, 0.5]),
+    "a bool": True,
+    "a tensor of a bool": lambda torch: torch.tensor(True),
+    "a word": "0.5",
+    "NaN": np.float32(np.nan),
+    "a tensor of NaN": lambda torch: torch.tensor(np.nan),
+    "one below 0": np.array(-1.0),
+    "a complex number": np.array(0.5j),
+    "a complex tensor": lambda torch: torch.tensor(0.5j),
+    "a tensor without memory": lambda torch: torch.tensor(0.5, device="meta"),
+    "a huge int": 10**400,
+}
+
+
+def _rate(given: Any) -> Any:
+    return given(pytest.importorskip("torch")) if callable(given) else given
+
+
+def _learning(rate: Any) -> Any:
+    """Three ways to give a rate: the arrays after a step of a loss whose gradient is 1."""
+    w, x = np.ones(4, np.float32), np.ones(4, np.float32)
+    module, step = _steps_of_one()
+    yield lambda: module(w=w.copy(), x=x, lr=rate, **{"state.step": np.array(0)})["w"]
+    yield lambda: step(w, {"step": 0}, x=x, lr=rate)[1]
+    yield lambda: w - np.float32(optim.sgd(rate).lr)
+
+
+@functools.cache
+def _steps_of_one() -> Any:
+    graph = gradc.trace(lambda w, x: ops.sum(w * x), w="f32[4]", x="f32[4]")
+    module = gradc.compile(graph, ["w"], "cpu", update={"w": optim.sgd(3.0)})
+    return module, gradc.step(graph, optim.sgd(3.0), "w", target="cpu", donate=False)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_rate_is_a_number_in_any_form(name: str) -> None:
+    rate = _rate(RATES[name])
+    for call in _learning(rate):
+        new = call()
+        assert type(new) is np.ndarray and (new == np.float32(1 - float(rate))).all()
+
+
+@pytest.mark.parametrize("name", NO_RATES)
+def test_what_is_no_rate_is_refused(name: str) -> None:
+    for call in _learning(_rate(NO_RATES[name])):
+        with pytest.raises(InvalidProblem, match="a finite number from 0"):
+            call()
 
 
 def test_rows_have_the_same_bits_for_any_number_of_threads() -> None:

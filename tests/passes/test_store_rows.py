@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 import gradc
 from gradc import ops
@@ -14,30 +17,32 @@ from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 
+put = ops.put_rows.plain  # rows that are there once
+
 
 def own(x: Any, rows: Any) -> Any:
     return ops.gather(x, rows, oob="skip")
 
 
 STORED = {
-    "rows that are made of themselves": lambda w, s, r: {"w": ops.put_rows(w, r, own(w, r) * 2.0)},
+    "rows that are made of themselves": lambda w, s, r: {"w": put(w, r, own(w, r) * 2.0)},
     "rows of two arrays": lambda w, s, r: {
-        "w": ops.put_rows(w, r, own(w, r) * 2.0),
-        "s": ops.put_rows(s, r, own(s, r) + 1.0),
+        "w": put(w, r, own(w, r) * 2.0),
+        "s": put(s, r, own(s, r) + 1.0),
     },
     "a row's sum and the row": lambda w, s, r: {
-        "w": ops.put_rows(w, r, own(w, r) - ops.mean(own(w, r) ** 2.0, axis=1, keepdims=True)),
-        "s": ops.put_rows(s, r, own(s, r) + ops.mean(own(w, r) ** 2.0, axis=1)),
+        "w": put(w, r, own(w, r) - ops.mean(own(w, r) ** 2.0, axis=1, keepdims=True)),
+        "s": put(s, r, own(s, r) + ops.mean(own(w, r) ** 2.0, axis=1)),
     },
-    "rows that are computed": lambda w, s, r: {"w": ops.put_rows(w, r + 1, own(w, r + 1) + 3.0)},
+    "rows that are computed": lambda w, s, r: {"w": put(w, r + 1, own(w, r + 1) + 3.0)},
 }
 CALLED = {
-    "rows that are made of others": lambda w, s, r: {"w": ops.put_rows(w, r, ops.gather(w, r + 1, oob="wrap") * 2.0)},
+    "rows that are made of others": lambda w, s, r: {"w": put(w, r, ops.gather(w, r + 1, oob="wrap") * 2.0)},
     "of themselves and others": lambda w, s, r: {
-        "w": ops.put_rows(w, r, own(w, r) - ops.gather(w, r, oob="clamp") * 2.0 + ops.gather(w, r + 1, oob="wrap"))
+        "w": put(w, r, own(w, r) - ops.gather(w, r, oob="clamp") * 2.0 + ops.gather(w, r + 1, oob="wrap"))
     },
-    "values that are a result": lambda w, s, r: {"w": ops.put_rows(w, r, v := own(w, r) * 2.0), "v": v},
-    "rows of an array that is a result, too": lambda w, s, r: {"w": ops.put_rows(w, r, own(w, r)), "old": w * 1.0},
+    "values that are a result": lambda w, s, r: {"w": put(w, r, v := own(w, r) * 2.0), "v": v},
+    "rows of an array that is a result, too": lambda w, s, r: {"w": put(w, r, own(w, r)), "old": w * 1.0},
 }
 
 
@@ -64,9 +69,55 @@ def test_rows_are_stored_where_they_lie(name: str, rows: list[int]) -> None:
         assert key not in given or np.shares_memory(new, given[key])
 
 
+@pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
+@hypothesis.given(
+    rows=strategies.lists(strategies.sampled_from([-(2**63), -1, 0, 1, 1, 1, 4, 6, 7, 2**63 - 1]), max_size=12)
+)
+@hypothesis.settings(deadline=None, max_examples=25)
+def test_the_last_of_several_values_for_one_row_stays(target: str, rows: list[int]) -> None:
+    """In its gradient, too: as a loop over the rows in their order writes them."""
+    rng = np.random.default_rng(len(rows))
+    x, values, g = rng.standard_normal((7, 3)), rng.standard_normal((len(rows), 3)), rng.standard_normal((7, 3))
+    wanted, writer = x.copy(), {}
+    for position, row in enumerate(rows):
+        if 0 <= row < 7:
+            wanted[row], writer[row] = values[position], position
+    dx, dvalues = g.copy(), np.zeros_like(values)
+    for row, position in writer.items():
+        dx[row], dvalues[position] = 0, g[row]
+    module = _written_rows(target)
+    y, residuals = module.forward(x=x, r=np.array(rows, np.int64), v=values)
+    np.testing.assert_array_equal(y, wanted)
+    gradients = module.backward(residuals, g)
+    np.testing.assert_array_equal(gradients["x"], dx)
+    np.testing.assert_array_equal(gradients["v"], dvalues)
+
+
+@functools.cache
+def _written_rows(target: str) -> Any:
+    put_last = lambda x, r, v: ops.put_rows(x, r, v)
+    return gradc.compile(gradc.trace(put_last, x="f64[V,3]", r="i64[N]", v="f64[N,3]"), ["x", "v"], target)
+
+
+def test_rows_there_twice_are_made_of_the_old_ones() -> None:
+    """In place, where a second one would read what the first has stored; by any number of threads."""
+
+    def doubled(w: Any, r: Any) -> Any:
+        return {"w": ops.put_rows(w, r, own(w, r) * 2.0)}
+
+    module = gradc.compile(gradc.trace(doubled, w="f64[V,64]", r="i64[N]"), (), "cpu", donate=["w"])
+    r = np.random.default_rng(0).integers(0, 50, 9000)
+    w = np.random.default_rng(1).standard_normal((99, 64))
+    wanted = w.copy()
+    wanted[np.unique(r)] *= 2
+    new = module(w=w, r=r)
+    np.testing.assert_array_equal(new, wanted)
+    assert np.shares_memory(new, w)
+
+
 def test_values_that_are_computed_before_the_row_is_read() -> None:
     def both(w: Any, s: Any, r: Any, g: Any) -> Any:
-        return {"s": ops.put_rows(s, r, ops.sum(g, axis=1)), "w": ops.put_rows(w, r, own(w, r) + g * 2.0)}
+        return {"s": put(s, r, ops.sum(g, axis=1)), "w": put(w, r, own(w, r) + g * 2.0)}
 
     graph = gradc.trace(both, w="f64[V,4]", s="f64[V]", r="i64[N]", g="f64[N,4]")
     rng = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ... import knobs
-from ...ir.dims import Assumption, Dim, Size, substitute, symbol
+from ...ir.dims import Assumption, Dim, Size, product, substitute, symbol
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, refuse_sweeps
 from ...targets.cpu import WIDE_VECTOR_COST
 from ..index import size
@@ -72,6 +72,25 @@ class StepText:
     closing: str
     kernel: KernelCall | None
     call: CallText | None
+
+
+@dataclass(frozen=True)
+class BatchText:
+    """Steps that run as the tasks of one launch.
+
+    :param name: of its functions, and of the one that runs it.
+    :param first, last: the numbers of its steps.
+    :param steps: their functions.
+    :param sizes: of each the statement that raises ``most`` to the bytes of workspace that it needs, or "".
+    :param elements: of each how many it goes through, as C.
+    """
+
+    name: str
+    first: int
+    last: int
+    steps: tuple[str, ...]
+    sizes: tuple[str, ...]
+    elements: tuple[str, ...]
 
 
 LoopAxis: TypeAlias = tuple[int, str]
@@ -152,12 +171,18 @@ def render_program(program: Program) -> Source:
     writer = _Steps(program, kernels)
     for number, step in enumerate(program.steps):
         writer.add(number, step)
+    batches = [writer.batch(number, begin, end) for number, (begin, end) in enumerate(program.batches)]
+    inside = {number for begin, end in program.batches for number in range(begin, end)}
+    launches = {number: f"step_{number}" for number in range(len(program.steps)) if number not in inside}
+    launches |= {batch.first: batch.name for batch in batches}
     entry = render(
         "cpu/program.c.j2",
         kernels=kernels,
         steps=len(program.steps),
         functions_of_steps=writer.functions,
         loops=writer.loops,
+        batches=batches,
+        launches=[launches[number] for number in sorted(launches)],
         readers=readers(program, calls),
         functions=[text for op in CALLS for text in CALLS[op].functions(program, [c for c in calls if c.op == op])],
         workspace_sizes=[*dict.fromkeys(writer.workspace_sizes)],
@@ -228,6 +253,19 @@ class _Steps:
         self.functions.append((f"step_{number}", cases))
         self.workspace_sizes += _workspace_size(cases)
         self.thread_sizes += _thread_size(cases)
+
+    def batch(self, number: int, begin: int, end: int) -> BatchText:
+        own = [at for at in range(begin, end) if at - 1 not in self.program.forwards]
+        cases = [self.cases(at, self.program.steps[at], self.tables) for at in own]
+        work = [_elements(next(alternatives(self.program.steps[at]))) for at in own]
+        return BatchText(
+            name=f"batch_{number}",
+            first=begin,
+            last=end - 1,
+            steps=tuple(f"step_{at}" for at in own),
+            sizes=tuple("".join(_workspace_size(each)) for each in cases),
+            elements=tuple(self.tables.over(size) for size in work),
+        )
 
     def loop(self, number: int, loop: Loop) -> LoopText:
         outer, memory = len(self.program.dims), self.memory
@@ -306,6 +344,11 @@ class _Steps:
             out.append(StepText(number, name, opening, closing, kernel, call))
             before = "else " if guard else ""
         return out
+
+
+def _elements(item: Kernel | Call) -> Size:
+    """How many elements a step goes through."""
+    return item.row_count * item.col_count if isinstance(item, Kernel) else product(size for _, size in item.axes)
 
 
 def _workspace_size(cases: Sequence[StepText]) -> list[str]:

@@ -15,6 +15,7 @@ from ...errors import TypeRuleError
 from ...ir.dims import Dim, Size, ceildiv, known_nonnegative, product, same
 from ...ir.node import Node, call
 from ...ir.op import DISCRETE, BadSample, Composite, Library, Sample
+from ...ir.operands import adopt
 from ...ir.properties import Bounds, Broadcasts, Reshapes, access
 from ...ir.statement import Index
 from ...ir.types import I64, Type
@@ -279,7 +280,21 @@ def _put_rows_axes(node: Node) -> Any:
 
 def _put_rows_vjp(g: Node, y: Node, x: Node, rows: Node, values: Node) -> tuple[Any, Any, Any]:
     # a row of y is a row of values or of x
-    return put_rows(g, rows, full(0, values)), DISCRETE, gather.plain(g, rows, axis=0, oob="skip")
+    return put_rows.plain(g, rows, full(0, values)), DISCRETE, gather.plain(g, rows, axis=0, oob="skip")
+
+
+def _put_last_rows(x: Node, rows: Node, values: Node) -> Node:
+    """:func:`put_rows` of rows that may be there more than once: all but the last of each are moved outside of x."""
+    x, rows, values = adopt("put_rows", [x, rows, values], broadcasting=False)
+    put_rows.type_of([x.type, rows.type, values.type], {})
+    order = call("argsort", rows)  # stable: equal rows stay in the order of their positions
+    key = gather.plain(rows, order, axis=0, oob="clamp")
+    position = iota(shape=rows.shape)
+    after = gather.plain(key, position + 1, axis=0, oob="clamp")
+    end = spread(call("dim", size=rows.shape[0]), rows.shape)
+    last = call("bitwise_or", ne(key, after), call("eq", position + 1, end))
+    outside = spread(call("dim", size=x.shape[0]), rows.shape)
+    return put_rows.plain(x, where(last, key, outside), gather.plain(values, order, axis=0, oob="clamp"))
 
 
 _SOME = np.array([0, 2, 5, 5], np.int64)
@@ -292,6 +307,7 @@ put_rows = Library(
     row_major=True,
     updates=0,
     in_place_of_dtype=True,
+    sugar=_put_last_rows,
     vjp=_put_rows_vjp,
     samples=(
         Sample(("F[5,3]", _SOME, "F[4,3]")),
@@ -306,7 +322,8 @@ put_rows = Library(
         BadSample(("f32[5,3]", "i64[2]", "f64[2,3]"), match="should be f32[2,3]"),
     ),
     doc=(
-        "x with values in place of some of its rows, those of :func:`coalesce_rows`: each is there once, and what is"
-        " outside of x is skipped. Where x is donated, nothing but these rows is written"
+        "x with values in place of some of its rows; what is outside of x is skipped, and of several for one row the"
+        " last one stays. Where x is donated, nothing but these rows is written. put_rows.plain is for rows that are"
+        " there once by how they are computed, as those of coalesce_rows are: it does not sort them"
     ),
 )

@@ -1,0 +1,170 @@
+"""Steps of one form that wait for no other, as the tasks of one launch: which they are, and what they give."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies
+
+import gradc
+from gradc import knobs, ops, optim
+from gradc.errors import IndexOutOfRange, TypeRuleError
+from gradc.ir.program_text import parse_program
+from gradc.ir.verify import verify_program
+from gradc.runtime.host import pool
+
+
+def bags(tables: Any, w: Any, i: Any, offsets: Any, t: Any) -> Any:
+    rows = [ops.embedding_bag(*each, mode="sum") for each in zip(i, tables, offsets, strict=True)]
+    return ops.mean((ops.concat(rows, axis=1) @ w - t) ** 2.0)
+
+
+@functools.cache
+def trained(count: int, target: str) -> Any:
+    graph = gradc.trace(
+        bags,
+        tables=[f"f32[V{k},8]" for k in range(count)],
+        w=f"f32[{8 * count},1]",
+        i=[f"i64[N{k}]" for k in range(count)],
+        offsets=["i64[B]"] * count,
+        t="f32[B,1]",
+    )
+    update = {"tables": optim.rowwise_adagrad(0.1), "w": optim.sgd(0.1)}
+    with knobs.VALIDATE.set("1" if (count, target) == (4, "cpu") else ""):  # every stage, in the smallest one
+        return gradc.compile(graph, ["tables", "w"], target, update=update, sparse="tables")
+
+
+def arrays(count: int, rows: int = 40, bags: int = 16) -> dict[str, Any]:
+    """Tables, bags and indices of other sizes for each table."""
+    rng = np.random.default_rng(count)
+    given: dict[str, Any] = {"state.step": np.array(0), "t": rng.standard_normal((bags, 1)).astype(np.float32)}
+    given["w"] = rng.standard_normal((8 * count, 1)).astype(np.float32)
+    for k in range(count):
+        lengths = rng.integers(0, 4 + k, bags)
+        given[f"tables.{k}"] = rng.standard_normal((rows + k, 8)).astype(np.float32)
+        given[f"state.sum.tables.{k}"] = np.zeros(rows + k, np.float32)
+        given[f"i.{k}"] = rng.integers(0, rows + k, lengths.sum())
+        given[f"offsets.{k}"] = np.cumsum(lengths) - lengths
+    return given
+
+
+def launches(program: Any) -> int:
+    inside = sum(end - begin - 1 for begin, end in program.batches)
+    return len(program.steps) - inside
+
+
+def test_more_tables_are_no_more_launches() -> None:
+    few, many = (trained(count, "cpu").forward.program for count in (4, 7))
+    assert launches(few) == launches(many) and len(many.steps) > len(few.steps) + 4 * 6
+    assert str(parse_program(f"gradc-ir 1\n{many}")) == str(many) and parse_program(str(many)) == many
+
+
+@pytest.mark.parametrize("bags", [16, 40_000])
+def test_what_is_batched_gives_the_bits_of_one_thread(bags: int) -> None:
+    """As the interpreter does; with so many bags each step has a launch of its own."""
+    given = arrays(4, bags=bags)
+    wanted = trained(4, "numpy")(**copy.deepcopy(given))
+    threads, found = pool.num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            pool.set_num_threads(count)
+            found.append(trained(4, "cpu")(**copy.deepcopy(given)))
+    finally:
+        pool.set_num_threads(threads)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[0][name], value, rtol=2e-3, atol=1e-5)
+        assert len({np.asarray(each[name]).tobytes() for each in found}) == 1
+
+
+def test_an_index_out_of_range_in_a_batch_changes_nothing() -> None:
+    """Of several the error is of the first."""
+    given = arrays(4)
+    for k in (3, 1, 2):
+        given[f"i.{k}"][2] = 99
+    before = copy.deepcopy(given)
+    with pytest.raises(IndexOutOfRange, match=r"99 at position 2 of 'i\.1'"):
+        trained(4, "cpu")(**given)
+    assert all(given[name].tobytes() == x.tobytes() for name, x in before.items())
+
+
+@hypothesis.given(strategies.permutations(range(8)), strategies.lists(strategies.booleans(), min_size=8, max_size=8))
+@hypothesis.example([1, 0, 3, 2, 5, 4, 7, 6], [False] * 8)
+@hypothesis.settings(deadline=None, max_examples=4)
+def test_updates_in_place_that_read_one_another(reads: list[int], fresh: list[bool]) -> None:
+    """Each of eight arrays, where it lies, times the sum of some array, of the old or the new one."""
+
+    def moved(x: Any) -> Any:
+        new: dict[int, Any] = {}
+        for k, (other, wants) in enumerate(zip(reads, fresh, strict=True)):
+            new[k] = x[k] * ops.sum(new[other] if wants and other in new else x[other])
+        return {f"x.{k}": node for k, node in new.items()}
+
+    graph = gradc.trace(moved, x=[f"f64[N{k}]" for k in range(8)])
+    with knobs.VALIDATE.set("1"):
+        module = gradc.compile(graph, (), "cpu", donate=[f"x.{k}" for k in range(8)])
+    if reads == [1, 0, 3, 2, 5, 4, 7, 6] and not any(fresh):  # four times the same of two
+        assert launches(module.forward.program) == 3
+    given = {f"x.{k}": np.arange(k % 3, k % 3 + k + 1.0) - 2 for k in range(8)}
+    wanted = gradc.compile(graph, (), "numpy")(**given)
+    assert all(np.abs(x).max() < 2**53 for x in wanted.values())  # exact
+    found = module(**given)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+TEXT = """gradc-ir 1
+program @p {
+  input a: f32[N]
+  input b: f32[N]
+  temp s: f32[N]
+  temp t: f32[N]
+  output y: f32[N]
+  batch {
+    kernel @first rows() cols(i: N) {
+      phase
+      %0 = load a[i] : f32
+      store s[i] <- %0 : f32
+    }
+    kernel @second rows() cols(i: N) {
+      phase
+      %0 = load b[i] : f32
+      store t[i] <- %0 : f32
+    }
+  }
+  kernel @last rows() cols(i: N) {
+    phase
+    %0 = load s[i] : f32
+    %1 = load t[i] : f32
+    %2 = add %0, %1 : f32
+    store y[i] <- %2 : f32
+  }
+  return y=y
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+def test_a_batch_is_text_and_is_verified(target: str) -> None:
+    program = parse_program(TEXT)
+    assert program.batches == ((0, 2),) and f"gradc-ir 1\n{program}\n" == TEXT
+    a, b = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+    np.testing.assert_array_equal(gradc.Executable(program, target)(a=a, b=b)["y"], a + b)
+    for changes, what in (
+        ({"load b[i]": "load s[i]"}, "step 1 reads s, which another one writes"),
+        ({"store t[i]": "store s[i]", "load t[i]": "load s[i]"}, "another one touches s, which step 1 writes"),
+        ({"load a[i]": "load t[i]"}, "t is read before anything is written to it"),
+        (
+            {"batch {\n    kernel @first": "batch {\n    }\n  batch {\n    kernel @first"},
+            "a batch of the steps 0 to -1",
+        ),
+    ):
+        text = TEXT
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        with pytest.raises(TypeRuleError, match=what):
+            verify_program(parse_program(text))
