@@ -12,7 +12,7 @@ The steps of the loop itself, the epilogue, are kernels over rows, or rows x fea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..ir.dims import Size
@@ -135,6 +135,14 @@ class TileForm:
     def resident(self) -> tuple[Panel, ...]:
         """The panels of its rows, each once."""
         return tuple(dict.fromkeys(p.left for sweep in self.sweeps for p in sweep.scores))
+
+    def with_kernels(self, rewrite: Callable[[Kernel], Kernel]) -> TileForm:
+        """The form with other kernels in its sweeps."""
+
+        def of(step: Scores | Added | Kernel) -> Scores | Added | Kernel:
+            return rewrite(step) if isinstance(step, Kernel) else step
+
+        return replace(self, sweeps=tuple(replace(s, steps=tuple(map(of, s.steps))) for s in self.sweeps))
 
     def padded(self, carry: str) -> int:
         """Columns of the fragments of a carry of rows and features."""

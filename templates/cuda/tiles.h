@@ -109,9 +109,12 @@ GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u16 *rows, co
   }
 }
 
-/* o += p b: fragments, rounded to 16 bits, times a panel whose rows are columns of p. */
+/* Elements of x[n], rounded to 16 bits, two in a register: those of n and n + 1 are 16 columns of a left operand. */
+template <class F> GRADC_FN void gradc_pack(u32 (&packed)[2], const f32 (&x)[4]) { packed[0] = F::packed(x[0], x[1]), packed[1] = F::packed(x[2], x[3]); }
+
+/* o += p b: fragments, packed or rounded here, times a panel whose rows are columns of p. */
 template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], const u16 *b) {
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
   const int lane = threadIdx.x % 32;
   const u16 *const own = b + lane % 16 * PITCH + lane / 16 * 8;
 #pragma unroll
@@ -119,9 +122,8 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[T
     u32 a[TILES][4];
 #pragma unroll
     for (int m = 0; m < TILES; m++) {
-      const f32(&left)[4] = p[(m * COLUMNS + n) / 8], (&right)[4] = p[(m * COLUMNS + n) / 8 + 1];
-      a[m][0] = F::packed(left[0], left[1]), a[m][1] = F::packed(left[2], left[3]);
-      a[m][2] = F::packed(right[0], right[1]), a[m][3] = F::packed(right[2], right[3]);
+      const u32(&left)[2] = p[(m * COLUMNS + n) / 8], (&right)[2] = p[(m * COLUMNS + n) / 8 + 1];
+      a[m][0] = left[0], a[m][1] = left[1], a[m][2] = right[0], a[m][3] = right[1];
     }
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 16) {
@@ -134,6 +136,13 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[T
       }
     }
   }
+}
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], const u16 *b) {
+  u32 packed[TILES * COLUMNS / 8][2];
+#pragma unroll
+  for (int n = 0; n < TILES * COLUMNS / 8; n++) gradc_pack<F>(packed[n], p[n]);
+  gradc_add_product<F, PITCH, COLUMNS, DEPTH, TILES>(o, packed, b);
 }
 
 /* A plain sum, unlike gradc_sum's: the terms of a block of columns are few. */

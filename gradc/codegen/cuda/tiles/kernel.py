@@ -22,7 +22,8 @@ from ...jinja import render
 from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
 from .canonical import Canonical, canonical
-from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep
+from .folded import folded
+from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep, packed_blocks
 
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
 MAPPING = "tile"
@@ -124,7 +125,7 @@ def tile_kernel(loop: Loop, program: Program) -> CudaKernel:
     :raises NotTiled: it has not.
     """
     plain = canonical(loop, program.types)
-    form = form_of(plain.loop, plain.types)
+    form = form_of(plain.loop, plain.types).with_kernels(folded)
     writer = _TileWriter(plain, form)
     text = _CANONICAL.sub(lambda word: plain.words.get(word[0], word[0]), writer.text())
     assert loop.tile is not None and isinstance(loop.by, int)
@@ -262,8 +263,11 @@ class _TileWriter:
     def sweep(self, number: int, form: SweepForm) -> SweepText:
         s, column = form.sweep, form.sweep.cols[0]
         streamed, kernels = self.streamed[number], iter(self.writer.kernels[number])
+        packed, computed = packed_blocks(form), {x.block for x in form.scores}
         body = [
-            f"f32 {b.name}[TILES * COLUMNS / 8][4];" for b in s.blocks if b.name not in {x.block for x in form.scores}
+            f"u32 {b.name}[TILES * COLUMNS / 8][2];" if b.name in packed else f"f32 {b.name}[TILES * COLUMNS / 8][4];"
+            for b in s.blocks
+            if b.name not in computed
         ]
         run: list[str] = []
         masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))

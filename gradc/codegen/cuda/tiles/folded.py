@@ -1,0 +1,151 @@
+"""A kernel of a tile with fewer operations for each element: constant factors and what a row adds meet in one FMA.
+
+    exp(x * c - m)             ->  2^(x * (c log2 e) - m log2 e)         where m is of a row or a column
+    exp(x - m) * (1 / t)       ->  2^(x log2 e - (m + log t) log2 e)     where nothing else reads the exponential
+    max_cols(x * c)            ->  max_cols(x) * c                       c > 0: the same bits
+    (p * (x - y)) * c          ->  p * (x * c - y * c)                   where y is of a row or a column
+
+A ``where`` whose other side is -inf, or 0 of a product, stands between them as before.  These are equal over the reals,
+which is the licence of :mod:`gradc.passes.column_blocking`; a score beyond 2^127 ln 2 counts as infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ....ir.kernel import Kernel
+from ....ir.statement import Stmt
+from ....ir.types import F32, DType
+from .canonical import COLUMN, ROW
+
+EXPRESSIONS: Mapping[str, str] = {"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"}
+"""The operations that only kernels of tiles have: a * b + c rounded once, and 2^x within 2 units in the last place."""
+_LOG2E = math.log2(math.e)
+_EXTREMES = ("max_cols", "min_cols")
+
+
+def folded(kernel: Kernel) -> Kernel:
+    """The kernel with the rewrites of this module."""
+    return _Folder(kernel).kernel()
+
+
+class _Folder:
+    """Rewrites one kernel, statement after statement.
+
+    :ivar now: the statements so far, by name.  :ivar readers: how many statements use a value.
+    """
+
+    def __init__(self, kernel: Kernel):
+        self.before, self.names = kernel, kernel.fresh_names()
+        self.now: dict[str, Stmt] = {}
+        self.body: list[Stmt] = []
+        self.readers = Counter(u for s in kernel.body for u in s.uses)
+        self.known: dict[object, str] = {}
+        self.levels = dict(kernel.levels)
+
+    def kernel(self) -> Kernel:
+        rewrites = {"exp": self.power, "mul": self.product, **dict.fromkeys(_EXTREMES, self.extreme)}
+        for s in self.before.body:
+            rewrite = rewrites.get(s.op) if s.dtype is F32 else None
+            self.append((rewrite and rewrite(s)) or s)
+        return replace(self.before, body=tuple(self.body)).live
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+
+    def append(self, s: Stmt) -> None:
+        self.body.append(s)
+        if s.name:
+            self.now[s.name] = s
+            self.levels.setdefault(s.name, frozenset[str]().union(*(self.levels[u] for u in s.uses)))
+
+    def add(self, op: str, *args: str, dtype: DType = F32, **attrs: float) -> str:
+        """The name of a value, computed once."""
+        key = (op, args, *attrs.items())
+        if key not in self.known:
+            self.known[key] = next(self.names)
+            while self.known[key] in self.now:
+                self.known[key] = next(self.names)
+            self.append(Stmt(self.known[key], op, args, dtype, attrs=tuple(attrs.items())))
+        return self.known[key]
+
+    def constant(self, value: float) -> str:
+        return self.add("const", value=float(value))
+
+    def times(self, value: str, factor: float) -> str:
+        return value if factor == 1 else self.add("mul", value, self.constant(factor))
+
+    def value(self, name: str) -> float | None:
+        """A constant's."""
+        s = self.now[name]
+        return float(s.attr("value")) if s.op == "const" and s.dtype is F32 else None
+
+    def is_element(self, name: str) -> bool:
+        """Whether a value is another one in each element."""
+        return {ROW, COLUMN} <= self.levels[name]
+
+    # -- rewrites ------------------------------------------------------------------------------------------------------
+
+    def unscaled(self, name: str) -> tuple[str, float]:
+        """A value as another one times a factor above 0."""
+        s = self.now[name]
+        if s.dtype is F32 and s.op == "mul":
+            for x, c in (s.args, s.args[::-1]):
+                if (factor := self.value(c)) is not None and 0 < factor < math.inf:
+                    inner, more = self.unscaled(x)
+                    if 0 < factor * more < math.inf:
+                        return inner, factor * more
+        if s.dtype is F32 and s.op == "where" and self.value(s.args[2]) == -math.inf:
+            inner, factor = self.unscaled(s.args[1])
+            if factor != 1:
+                return self.add("where", s.args[0], inner, s.args[2]), factor
+        return name, 1.0
+
+    def power(self, s: Stmt) -> Stmt | None:
+        """exp(x - m) of an element."""
+        argument = self.now[s.args[0]]
+        if not self.is_element(argument.name):
+            return None
+        if argument.op != "sub" or self.is_element(argument.args[1]):
+            x, factor = self.unscaled(argument.name)
+            return s.altered(op="power", args=(self.times(x, factor * _LOG2E),))
+        x, factor = self.unscaled(argument.args[0])
+        base = self.add("neg", self.times(argument.args[1], _LOG2E))
+        return s.altered(op="power", args=(self.add("mad", x, self.constant(factor * _LOG2E), base),))
+
+    def extreme(self, s: Stmt) -> Stmt | None:
+        """max(x * c)."""
+        x, factor = self.unscaled(s.args[0])
+        if factor == 1:
+            return None
+        found = next(self.names)
+        self.levels[found] = self.levels[s.name]
+        self.append(s.altered(name=found, args=(x,)))
+        return s.altered(op="mul", args=(found, self.constant(factor)))
+
+    def product(self, s: Stmt) -> Stmt | None:
+        """(p * (x - y)) * c."""
+        for x, c in (s.args, s.args[::-1]):
+            if (factor := self.value(c)) is not None and math.isfinite(factor):
+                found = self.scaled(x, factor)
+                return self.now[found].altered(name=s.name, of=s.of) if found else None
+        return None
+
+    def scaled(self, name: str, factor: float) -> str:
+        """A value that nothing else reads, times a factor, for no further operation; "" where it takes one."""
+        s = self.now[name]
+        if self.readers[name] > 1 or s.dtype is not F32 or not self.is_element(name):
+            return ""
+        if s.op == "where" and self.value(s.args[2]) == 0:
+            inner = self.scaled(s.args[1], factor)
+            return inner and self.add("where", s.args[0], inner, s.args[2])
+        if s.op == "mul":
+            for x, p in (s.args, s.args[::-1]):
+                if inner := self.scaled(x, factor):
+                    return self.add("mul", p, inner)
+        if s.op == "sub" and not self.is_element(s.args[1]):
+            offset = self.add("neg", self.times(s.args[1], factor))
+            return self.add("mad", s.args[0], self.constant(factor), offset)
+        return ""
