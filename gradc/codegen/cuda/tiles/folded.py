@@ -1,9 +1,9 @@
 """A kernel of a tile with fewer operations for each element: constant factors and what a row adds meet in one FMA.
 
     exp(x * c - m)             ->  2^(x * (c log2 e) - m log2 e)         where m is of a row or a column
-    exp(x - m) * (1 / t)       ->  2^(x log2 e - (m + log t) log2 e)     where nothing else reads the exponential
     max_cols(x * c)            ->  max_cols(x) * c                       c > 0: the same bits
-    (p * (x - y)) * c          ->  p * (x * c - y * c)                   where y is of a row or a column
+    (p * (x - y)) * c          ->  p * (x * c - y * c)                   where y and c are of a row or a column
+    (e * r) * (x - y)          ->  e * (x * r - y * r)                   where y and r are
 
 A ``where`` whose other side is -inf, or 0 of a product, stands between them as before.  These are equal over the reals,
 which is the licence of :mod:`gradc.passes.column_blocking`; a score beyond 2^127 ln 2 counts as infinite.
@@ -126,26 +126,33 @@ class _Folder:
         return s.altered(op="mul", args=(found, self.constant(factor)))
 
     def product(self, s: Stmt) -> Stmt | None:
-        """(p * (x - y)) * c."""
-        for x, c in (s.args, s.args[::-1]):
-            if (factor := self.value(c)) is not None and math.isfinite(factor):
-                found = self.scaled(x, factor)
-                return self.now[found].altered(name=s.name, of=s.of) if found else None
-        return None
+        """(p * (x - y)) * c, and (e * r) * (x - y)."""
+        found = ""
+        for x, other in (s.args, s.args[::-1]):
+            inner = self.now[other]
+            if not self.is_element(other):
+                found = found or self.scaled(x, other)
+            elif inner.op == "mul" and self.readers[other] == 1 and not found:
+                for e, r in (inner.args, inner.args[::-1]):
+                    scaled = "" if found or self.is_element(r) else self.scaled(x, r)
+                    found = found or (scaled and self.add("mul", e, scaled))
+        return self.now[found].altered(name=s.name, of=s.of) if found else None
 
-    def scaled(self, name: str, factor: float) -> str:
+    def scaled(self, name: str, factor: str) -> str:
         """A value that nothing else reads, times a factor, for no further operation; "" where it takes one."""
         s = self.now[name]
         if self.readers[name] > 1 or s.dtype is not F32 or not self.is_element(name):
             return ""
-        if s.op == "where" and self.value(s.args[2]) == 0:
+        if s.op == "where" and self.value(s.args[2]) == 0 and math.isfinite(self.value(factor) or 0):
             inner = self.scaled(s.args[1], factor)
             return inner and self.add("where", s.args[0], inner, s.args[2])
         if s.op == "mul":
             for x, p in (s.args, s.args[::-1]):
-                if inner := self.scaled(x, factor):
+                if self.is_element(x) and (inner := self.scaled(x, factor)):
                     return self.add("mul", p, inner)
         if s.op == "sub" and not self.is_element(s.args[1]):
-            offset = self.add("neg", self.times(s.args[1], factor))
-            return self.add("mad", s.args[0], self.constant(factor), offset)
+            return self.add("mad", s.args[0], factor, self.add("neg", self.add("mul", s.args[1], factor)))
+        if s.op == "mad" and not self.is_element(s.args[1]):
+            factors = (self.add("mul", x, factor) for x in s.args[1:])
+            return self.add("mad", s.args[0], *factors)
         return ""

@@ -339,7 +339,7 @@ class FragmentWriter:
 
     def may_lack(self, k: Numbered) -> bool:
         """Whether some of a lane's columns may not be there."""
-        return k.sweep is not None or _features(k.kernel) != _padded(k.kernel)
+        return has_part(k.sweep.sweep) if k.sweep is not None else _features(k.kernel) != _padded(k.kernel)
 
     def root(self, k: Numbered, s: Stmt) -> tuple[list[str], str]:
         """(the values that an effect or a reduction of elements needs, its text)."""
@@ -372,6 +372,12 @@ def _needed(stmts: Sequence[Stmt], kept: Collection[str]) -> list[Stmt]:
             used.update(s.uses)
             needed.insert(0, s)
     return needed
+
+
+def has_part(sweep: Sweep) -> bool:
+    """Whether the last block of columns may have fewer than the others."""
+    size = sweep.cols[1]
+    return not (isinstance(size, int) and isinstance(sweep.by, int) and size % sweep.by == 0)
 
 
 def after_sweep(sweep: Sweep) -> list[str]:

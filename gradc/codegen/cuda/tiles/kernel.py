@@ -23,7 +23,7 @@ from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
 from .canonical import Canonical, canonical
 from .folded import folded
-from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep, packed_blocks
+from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep, has_part, packed_blocks
 
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
 MAPPING = "tile"
@@ -292,7 +292,7 @@ class _TileWriter:
             streamed=tuple(streamed.values()),
             staged=self.staged[number][0],
             hoisted=self.writer.early(self.writer.kernels[number]),
-            inside=" && ".join([f"{s.count} == COLUMNS", *(f"({m})" for m in masks)]),
+            inside=" && ".join([*([f"{s.count} == COLUMNS"] if has_part(s) else []), *(f"({m})" for m in masks)]) or "true",
             body=body,
             after=after_sweep(s),
         )
