@@ -19,6 +19,7 @@ from dataclasses import replace
 from ....ir.kernel import Kernel
 from ....ir.statement import Stmt
 from ....ir.types import F32, DType
+from ....analysis.tiles import SweepForm, TileForm
 from .canonical import COLUMN, ROW
 
 EXPRESSIONS: Mapping[str, str] = {"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"}
@@ -27,9 +28,54 @@ _LOG2E = math.log2(math.e)
 _EXTREMES = ("max_cols", "min_cols")
 
 
-def folded(kernel: Kernel) -> Kernel:
-    """The kernel with the rewrites of this module."""
-    return _Folder(kernel).kernel()
+def folded(form: TileForm) -> TileForm:
+    """The form with the rewrites of this module in the kernels of its sweeps."""
+
+    def of(sweep: SweepForm) -> SweepForm:
+        steps = (_Folder(step).kernel() if isinstance(step, Kernel) else step for step in sweep.steps)
+        return masked_once(replace(sweep, steps=tuple(steps)))
+
+    return replace(form, sweeps=tuple(map(of, form.sweeps)))
+
+
+def masked_once(sweep: SweepForm) -> SweepForm:
+    """where(mask, s, -inf) in several kernels  ->  s <- where(mask, s, -inf) in the first of them, for a block s that
+    nothing reads but such masks: at an edge they are not compared twice, nor are s and what is masked kept both.
+    """
+    for block in {p.block for p in sweep.scores} - {p.block for p in sweep.added}:
+        readers = [k for k in sweep.kernels if block in k.reads]
+        masks = [_mask_of(k, block) for k in readers]
+        if len(readers) < 2 or None in masks or len({_text(k, m) for k, m in zip(readers, masks, strict=True)}) > 1:
+            continue
+        for first, (kernel, mask) in zip((True, *[False] * len(readers)), zip(readers, masks, strict=False)):
+            assert mask is not None
+            load = kernel.stmts[mask.args[1]]
+            if first:
+                after = kernel.body.index(mask) + 1
+                store = Stmt("", "store", (mask.name,), load.dtype, block, load.index)
+                body = (*kernel.body[:after], store, *kernel.body[after:])
+            else:
+                body = tuple(load.altered(name=mask.name) if s is mask else s for s in kernel.body)
+            made = replace(kernel, body=body).live
+            sweep = replace(sweep, steps=tuple(made if step is kernel else step for step in sweep.steps))
+    return sweep
+
+
+def _mask_of(kernel: Kernel, block: str) -> Stmt | None:
+    """The only statement that uses a block's elements, if it hides some."""
+    loads = [s for s in kernel.body if s.op == "load" and s.buffer == block]
+    users = [s for s in kernel.body if len(loads) == 1 and loads[0].name in s.uses]
+    if len(users) != 1 or users[0].op != "where" or users[0].args[1] != loads[0].name:
+        return None
+    other = kernel.stmts[users[0].args[2]]
+    return users[0] if other.op == "const" and not any(s.buffer == block for s in kernel.body if not s.name) else None
+
+
+def _text(kernel: Kernel, value: Stmt | None) -> object:
+    """What a value is computed of, with no names of values in it."""
+    assert value is not None
+    args = (_text(kernel, kernel.stmts[u]) for u in value.uses)
+    return (value.op, value.dtype, value.buffer, value.index, value.attrs, *args)
 
 
 class _Folder:

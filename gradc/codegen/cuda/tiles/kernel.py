@@ -125,7 +125,7 @@ def tile_kernel(loop: Loop, program: Program) -> CudaKernel:
     :raises NotTiled: it has not.
     """
     plain = canonical(loop, program.types)
-    form = form_of(plain.loop, plain.types).with_kernels(folded)
+    form = folded(form_of(plain.loop, plain.types))
     writer = _TileWriter(plain, form)
     text = _CANONICAL.sub(lambda word: plain.words.get(word[0], word[0]), writer.text())
     assert loop.tile is not None and isinstance(loop.by, int)
@@ -191,7 +191,7 @@ class _TileWriter:
         self.shared = form.shared_bytes(self.rows, self.columns, self.stages)
         self.names = Counter[str]()
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
-        self.in_registers = form.fragments() > 0
+        self.in_registers = form.fragments(self.tiles) > 0
         at = sum(self.rows * p.pitch for p in form.resident)
         self.streamed = [
             self.panels("right", s.streamed, self.columns, at, s.sweep.cols[0], self.stages) for s in form.sweeps
