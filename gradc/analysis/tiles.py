@@ -38,9 +38,9 @@ MOST_WARPS = 32
 """Of a thread block."""
 MOST_REGISTERS = 255
 """Of a thread."""
-BESIDE, BESIDE_SEVERAL = 32, 52
+BESIDE, BESIDE_SEVERAL, SYMBOLIC, SPARE = 32, 52, 12, 16
 """Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
-products, and with more.
+products, and with more; more where sizes are not known; left over where more than two of several blocks are resident.
 """
 ADDRESSES = 100
 """Instructions of a block of columns beside products, loads and elements (counted in attention's)."""
@@ -161,11 +161,22 @@ class TileForm:
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         rows = max(2 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
         own = carried + blocks * columns // 2 + rows + self.fragments(tiles)
-        return tiles * own + (BESIDE if blocks == 1 else BESIDE_SEVERAL)
+        if self.is_several:
+            return tiles * own + BESIDE_SEVERAL + tiles * columns // 8
+        known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
+        return tiles * own + BESIDE + (0 if known else SYMBOLIC)
+
+    @property
+    def is_several(self) -> bool:
+        """Whether a sweep has more than one block of products, or adds more than one product up."""
+        return any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
 
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""
-        by_registers = REGISTERS // (32 * warps * -(-self.registers(columns, tiles) // 8) * 8)
+        needed = self.registers(columns, tiles)
+        by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
+        if self.is_several and by_registers > 2:
+            by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))
         return max(1, min(MOST_RESIDENT, by_registers, LEAST_SHARED // max(shared, 1)))
 
     def fragments(self, tiles: int) -> int:

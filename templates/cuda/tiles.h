@@ -148,6 +148,16 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[T
 /* A plain sum, unlike gradc_sum's: the terms of a block of columns are few. */
 struct gradc_plain_sum { template <class T> static __device__ __forceinline__ void join(T &a, const T &b) { a += b; } };
 
+/* The combination of a quad's values, of which the order of two changes no bit that counts. */
+template <class J, class T> GRADC_FN T gradc_of_quad(T x) {
+#pragma unroll
+  for (int apart = 2; apart; apart /= 2) {
+    const T other = __shfl_xor_sync(0xffffffffu, x, apart);
+    J::join(x, other);
+  }
+  return x;
+}
+
 /* x of rows relative to a maximum that was `before`, relative to what it is now. */
 GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx((before - now) * 0x1.715476p+0f); }
 

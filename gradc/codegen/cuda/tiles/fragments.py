@@ -393,7 +393,7 @@ def _join(combine: str, dtype: DType | None) -> str:
 
 
 def _of_quad(value: str, combine: str, dtype: DType | None) -> str:
-    return f"{value} = gradc_reduce_lanes<{_join(combine, dtype)}, 4>({value}, 0xffffffffu);"
+    return f"{value} = gradc_of_quad<{_join(combine, dtype)}>({value});"
 
 
 def _neutral(combine: str, s: Stmt) -> str:
