@@ -25,7 +25,7 @@ struct gradc_f16_fragments {
  * time, asynchronously, where all begin at multiples of 16; else an element, and nothing is under way. */
 template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gradc_rows {
   enum { PER_ROW = PADDED / 8, PIECES = ROWS * PER_ROW, TIMES = (PIECES + THREADS - 1) / THREADS, EVEN = PIECES % THREADS == 0 && THREADS % PER_ROW == 0 };
-  const u16 *own; /* the thread's first piece of the first row */
+  const u16 *first_row; /* the same for all threads, as what a thread copies is a place behind it */
   i64 step, feature_step;
   bool in_pieces;
 
@@ -33,25 +33,25 @@ template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gra
   static __device__ __forceinline__ int feature() { return (int)threadIdx.x % PER_ROW * 8; }
   static __device__ __forceinline__ gradc_rows at(const u16 *from, i64 step, i64 feature_step) {
     const bool in_pieces = FEATURES % 8 == 0 && feature_step == 1 && step % 8 == 0 && gradc_aligned(from, 16);
-    return {from + row() * step + feature(), step, feature_step, in_pieces};
+    return {from, step, feature_step, in_pieces};
   }
 
   /* Starts the copy of the rows from `first` on; what is not among the `there` first, or PADDED features have beside FEATURES, is 0. */
   __device__ __forceinline__ void copy(u16 *panel, ix first, ix there) const {
-    const u16 *const own_row = own + first * step;
     if (in_pieces && EVEN && FEATURES == PADDED && there >= ROWS) {
+      const u16 *const own = first_row + (i64)(first + row()) * step + feature();
       u16 *const to = panel + row() * PITCH + feature();
 #pragma unroll
-      for (int i = 0; i < TIMES; i++) cp_async16(to + i * (THREADS / PER_ROW * PITCH), own_row + i * (THREADS / PER_ROW) * step);
+      for (int i = 0; i < TIMES; i++) cp_async16(to + i * (THREADS / PER_ROW * PITCH), own + i * (THREADS / PER_ROW) * step);
       return;
     }
-    const u16 *const from = own_row - row() * step - feature();
+    const u16 *const from = first_row + first * step;
     if (in_pieces) {
 #pragma unroll 1
       for (int piece = threadIdx.x; piece < PIECES; piece += THREADS) {
         const int r = piece / PER_ROW, c = piece % PER_ROW * 8;
         const bool read = r < there && c < FEATURES;
-        cp_async16(panel + r * PITCH + c, read ? from + r * step + c : own, read ? 16 : 0);
+        cp_async16(panel + r * PITCH + c, read ? from + r * step + c : first_row, read ? 16 : 0);
       }
     } else {
 #pragma unroll 1
