@@ -1,12 +1,13 @@
 """A kernel of a tile with fewer operations for each element: constant factors and what a row adds meet in one FMA.
 
-    exp(x * c - m)             ->  2^(x * (c log2 e) - m log2 e)         where m is of a row or a column
-    max_cols(x * c)            ->  max_cols(x) * c                       c > 0: the same bits
+    exp(x * c - m)             ->  2^(x * (c log2 e) - m log2 e)         where m is of a row or a column, c = 2^k
+    max_cols(x * c)            ->  max_cols(x) * c                       c = 2^k: the same bits
     (p * (x - y)) * c          ->  p * (x * c - y * c)                   where y and c are of a row or a column
     (e * r) * (x - y)          ->  e * (x * r - y * r)                   where y and r are
 
 A ``where`` whose other side is -inf, or 0 of a product, stands between them as before.  These are equal over the reals,
-which is the licence of :mod:`gradc.passes.column_blocking`; a score beyond 2^127 ln 2 counts as infinite.
+which is the licence of :mod:`gradc.passes.column_blocking`.  Where a maximum is 2^24 and more, scores that differ do so
+by 2 and more: their weights are powers of 2 rather than of e.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from dataclasses import replace
 
 from ....ir.kernel import Kernel
 from ....ir.statement import Stmt
-from ....ir.types import F32, DType
+from ....ir.types import BOOL, F32, DType
 from ....analysis.tiles import SweepForm, TileForm
 from .canonical import COLUMN, ROW
 
 EXPRESSIONS: Mapping[str, str] = {"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"}
 """The operations that only kernels of tiles have: a * b + c rounded once, and 2^x within 2 units in the last place."""
 _LOG2E = math.log2(math.e)
+_EXACT = 2.0**24
+"""Below it a maximum's product with log2 e is rounded by less than 1: the exponential is off by what the score's own
+rounding makes of it.  Beyond it products by a power of two are exact, so that 2^(x - m) of the maximum itself is 1.
+"""
+_TINY = 2.0**-20
 _EXTREMES = ("max_cols", "min_cols")
 
 
@@ -135,13 +141,13 @@ class _Folder:
     # -- rewrites ------------------------------------------------------------------------------------------------------
 
     def unscaled(self, name: str) -> tuple[str, float]:
-        """A value as another one times a factor above 0."""
+        """A value as another one times a factor, a power of two, which rounds nothing."""
         s = self.now[name]
         if s.dtype is F32 and s.op == "mul":
             for x, c in (s.args, s.args[::-1]):
-                if (factor := self.value(c)) is not None and 0 < factor < math.inf:
+                if (factor := self.value(c)) is not None and math.frexp(factor)[0] == 0.5:
                     inner, more = self.unscaled(x)
-                    if 0 < factor * more < math.inf:
+                    if _TINY < factor * more < 1 / _TINY:
                         return inner, factor * more
         if s.dtype is F32 and s.op == "where" and self.value(s.args[2]) == -math.inf:
             inner, factor = self.unscaled(s.args[1])
@@ -158,8 +164,11 @@ class _Folder:
             x, factor = self.unscaled(argument.name)
             return s.altered(op="power", args=(self.times(x, factor * _LOG2E),))
         x, factor = self.unscaled(argument.args[0])
-        base = self.add("neg", self.times(argument.args[1], _LOG2E))
-        return s.altered(op="power", args=(self.add("mad", x, self.constant(factor * _LOG2E), base),))
+        base = argument.args[1]
+        small = self.add("lt", self.add("abs", base), self.constant(_EXACT), dtype=BOOL)
+        scale = self.add("where", small, self.constant(factor * _LOG2E), self.constant(factor))
+        offset = self.add("neg", self.add("where", small, self.times(base, _LOG2E), base))
+        return s.altered(op="power", args=(self.add("mad", x, scale, offset),))
 
     def extreme(self, s: Stmt) -> Stmt | None:
         """max(x * c)."""
