@@ -42,6 +42,8 @@ BESIDE, BESIDE_SEVERAL, SYMBOLIC, SPARE = 32, 52, 12, 16
 """Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
 products, and with more; more where sizes are not known; left over where more than two of several blocks are resident.
 """
+EARLY = 32
+"""Columns of a block whose values of columns NVRTC does not load long before they are used."""
 ADDRESSES = 100
 """Instructions of a block of columns beside products, loads and elements (counted in attention's)."""
 _FREE = ("load", "const", "index", "store", "le", "lt", "ge", "gt", "where", "cast")
@@ -159,10 +161,12 @@ class TileForm:
         types = {b.name: b.type for sweep in self.loop.sweeps for b in sweep.buffers}
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
-        rows = max(2 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
+        rows = max(4 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
         own = carried + blocks * columns // 2 + rows + self.fragments(tiles)
         if self.is_several:
-            return tiles * own + BESIDE_SEVERAL + tiles * columns // 8
+            vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
+            early = (tiles - 1) * vectors * max(columns - EARLY, 0)
+            return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
         known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
         return tiles * own + BESIDE + (0 if known else SYMBOLIC)
 

@@ -313,11 +313,12 @@ class FragmentWriter:
         inner = [*self.taken(k, outer), *map(k.scribe.value, needed), *(line for _, line in effects)]
         inner = [*self.row_place(inner), *self.column_place(k, inner), *inner]
         count = "COLUMNS" if k.sweep is not None else str(_padded(k.kernel))
-        lines = [*declarations(arrays), UNROLL, f"for (int n = 0; n < TILES * {count} / 8; n++) {{", UNROLL]
         packed = [s.buffer for s in roots if s.buffer in self.packed]
-        lines[-1:] = [*(f"f32 {quarter(b)}[4];" for b in packed), UNROLL]
-        lines += ["for (int i = 0; i < 4; i++) {", f"const int h = n / ({count} / 8) * 2 + i / 2;"]
-        lines += [f"const int step = n % ({count} / 8) * 8 + i % 2;", *inner, "}"]
+        # the rows of all tiles together, so that values of columns are not kept from one tile to the next
+        lines = [*declarations(arrays), UNROLL, f"for (int piece = 0; piece < TILES * {count} / 8; piece++) {{"]
+        lines += [f"const int m = piece % TILES, c = piece / TILES, n = m * ({count} / 8) + c;"]
+        lines += [*(f"f32 {quarter(b)}[4];" for b in packed), UNROLL, "for (int i = 0; i < 4; i++) {"]
+        lines += ["const int h = 2 * m + i / 2, step = 8 * c + i % 2;", *inner, "}"]
         lines += [*(f"gradc_pack<operand>({b}[n], {quarter(b)});" for b in packed), "}"]
         joined = [s for s in reductions if k.sweep is None or REDUCTIONS[s.op] != "sum"]  # else after the sweep
         if joined:
