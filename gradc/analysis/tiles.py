@@ -42,6 +42,8 @@ BESIDE, BESIDE_SEVERAL, SYMBOLIC, SPARE = 32, 52, 12, 16
 """Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
 products, and with more; more where sizes are not known; left over where more than two of several blocks are resident.
 """
+NEWER = 8
+"""More registers of a thread, from sm_100 on."""
 EARLY = 32
 """Columns of a block whose values of columns NVRTC does not load long before they are used."""
 ADDRESSES = 100
@@ -175,9 +177,12 @@ class TileForm:
         """Whether a sweep has more than one block of products, or adds more than one product up."""
         return any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
 
-    def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
-        """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""
-        needed = self.registers(columns, tiles)
+    def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int, more: int = 0) -> int:
+        """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most.
+
+        :param more: registers of a thread beside those that are estimated.
+        """
+        needed = self.registers(columns, tiles) + more
         by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
         if self.is_several and by_registers > 2:
             by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))
@@ -196,7 +201,8 @@ class TileForm:
         """
         tiles = rows // (ROWS * tile.warps)
         elements = ROWS * tiles * columns
-        resident = self.resident_blocks(tile.warps, columns, tiles, self.shared_bytes(rows, columns, tile.stages))
+        shared, more = self.shared_bytes(rows, columns, tile.stages), NEWER if int(gpu.arch[3:]) >= 100 else 0
+        resident = self.resident_blocks(tile.warps, columns, tiles, shared, more)
         units = [0.0, 0.0, 0.0]
         for s in self.sweeps:
             features = sum(p.left.padded for p in s.scores) + sum(p.right.padded for p in s.added)

@@ -158,8 +158,10 @@ template <class J, class T> GRADC_FN T gradc_of_quad(T x) {
   return x;
 }
 
+/* A maximum as a power of two that weights are relative to: what is rounded here is so in all weights of a row alike. */
+GRADC_FN f32 gradc_exponent(f32 top) { return fabsf(top) < 0x1p26f ? top * 0x1.715476p+0f : top; }
 /* x of rows relative to a maximum that was `before`, relative to what it is now. */
-GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx((before - now) * 0x1.715476p+0f); }
+GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx(gradc_exponent(before) - gradc_exponent(now)); }
 
 /* e^x of a score: its argument is rounded once more, as the score itself was, and the power of two is within 2 units in the last place; what
  * would be subnormal is 0. */

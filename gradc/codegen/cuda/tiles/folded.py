@@ -6,8 +6,8 @@
     (e * r) * (x - y)          ->  e * (x * r - y * r)                   where y and r are
 
 A ``where`` whose other side is -inf, or 0 of a product, stands between them as before.  These are equal over the reals,
-which is the licence of :mod:`gradc.passes.column_blocking`.  Where a maximum is 2^24 and more, scores that differ do so
-by 2 and more: their weights are powers of 2 rather than of e.
+which is the licence of :mod:`gradc.passes.column_blocking`.  Where a maximum is 2^26 and more, scores that differ do so
+by 8 and more: their weights, almost 0, are powers of 2 rather than of e.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .canonical import COLUMN, ROW
 EXPRESSIONS: Mapping[str, str] = {"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"}
 """The operations that only kernels of tiles have: a * b + c rounded once, and 2^x within 2 units in the last place."""
 _LOG2E = math.log2(math.e)
-_EXACT = 2.0**24
-"""Below it a maximum's product with log2 e is rounded by less than 1: the exponential is off by what the score's own
-rounding makes of it.  Beyond it products by a power of two are exact, so that 2^(x - m) of the maximum itself is 1.
+_EXACT = 2.0**26
+"""Below it a maximum's product with log2 e is rounded by at most 4, in all weights of a row alike (tiles.h rescales them
+by the same product); beyond it a product by a power of two is exact, so that no weight leaves the range of its dtype.
 """
 _TINY = 2.0**-20
 _EXTREMES = ("max_cols", "min_cols")
