@@ -163,7 +163,7 @@ class TileForm:
         types = {b.name: b.type for sweep in self.loop.sweeps for b in sweep.buffers}
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
-        rows = max(4 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
+        rows = max(6 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
         own = carried + blocks * columns // 2 + rows + self.fragments(tiles)
         if self.is_several:
             vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
