@@ -280,7 +280,7 @@ TILES, COLUMNS = (2, 1), (64, 48, 32, 16)
 
 
 def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
-    """(rows, columns, tile) of the blocks whose registers and shared memory suffice, the fastest for each element first.
+    """(rows, columns, tile) of the blocks whose registers and shared memory suffice, the fastest of an element first.
 
     :raises NotTiled: there is none.
     """
@@ -294,7 +294,7 @@ def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
             if fits and form.registers(columns, tiles) <= MOST_REGISTERS:
                 found.append((rows, columns, tile))
     if found:
-        return sorted(found, key=lambda sizes: form.clocks(*sizes, device))
+        return sorted(found, key=lambda sizes: form.clocks(sizes[0], sizes[1], sizes[2], device))
     raise NotTiled(
         f"even blocks of {rows} rows and {columns} columns take {form.registers(columns, tiles)} registers of a thread"
         f" and {form.shared_bytes(rows, columns, STAGES)} bytes of shared memory; there are"

@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
   u16 *const right1 = (u16 *)dynamic_shared + 16128; /* v_: 48 x 64, 2 stages */
   const auto from1 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(v_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
   const f32 v4 = f32_of_bits(0xff800000u), v7 = 0.125f;
-  const f32 v11 = 0.0f, v15 = 16777216.0f, v17 = 0.18033688f, v19 = 1.442695f;
+  const f32 v11 = 0.0f, v15 = 67108864.0f, v17 = 0.18033688f, v19 = 1.442695f;
   auto copy0 = [&](const ix col_, const int stage) {
     from0.copy(right0 + stage * COLUMNS * 72, col_, S - col_);
     from1.copy(right1 + stage * COLUMNS * 72, col_, S - col_);

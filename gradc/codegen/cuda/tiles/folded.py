@@ -17,18 +17,18 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ....analysis.tiles import SweepForm, TileForm
 from ....ir.kernel import Kernel
 from ....ir.statement import Stmt
 from ....ir.types import BOOL, F32, DType
-from ....analysis.tiles import SweepForm, TileForm
 from .canonical import COLUMN, ROW
 
 EXPRESSIONS: Mapping[str, str] = {"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"}
 """The operations that only kernels of tiles have: a * b + c rounded once, and 2^x within 2 units in the last place."""
 _LOG2E = math.log2(math.e)
 _EXACT = 2.0**26
-"""Below it a maximum's product with log2 e is rounded by at most 4, in all weights of a row alike (tiles.h rescales them
-by the same product); beyond it a product by a power of two is exact, so that no weight leaves the range of its dtype.
+"""Below it a maximum's product with log2 e is rounded by at most 4, in all weights of a row alike (tiles.h rescales
+them by the same product); beyond it a product by a power of two is exact, so that no weight leaves the range of its dtype.
 """
 _TINY = 2.0**-20
 _EXTREMES = ("max_cols", "min_cols")
@@ -53,10 +53,10 @@ def masked_once(sweep: SweepForm) -> SweepForm:
         masks = [_mask_of(k, block) for k in readers]
         if len(readers) < 2 or None in masks or len({_text(k, m) for k, m in zip(readers, masks, strict=True)}) > 1:
             continue
-        for first, (kernel, mask) in zip((True, *[False] * len(readers)), zip(readers, masks, strict=False)):
+        for kernel, mask in zip(readers, masks, strict=True):
             assert mask is not None
             load = kernel.stmts[mask.args[1]]
-            if first:
+            if kernel is readers[0]:
                 after = kernel.body.index(mask) + 1
                 store = Stmt("", "store", (mask.name,), load.dtype, block, load.index)
                 body = (*kernel.body[:after], store, *kernel.body[after:])

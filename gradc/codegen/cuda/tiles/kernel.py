@@ -292,7 +292,7 @@ class _TileWriter:
             streamed=tuple(streamed.values()),
             staged=self.staged[number][0],
             hoisted=self.writer.early(self.writer.kernels[number]),
-            inside=" && ".join([*([f"{s.count} == COLUMNS"] if has_part(s) else []), *(f"({m})" for m in masks)]) or "true",
+            inside=" && ".join([*[f"{s.count} == COLUMNS"] * has_part(s), *(f"({m})" for m in masks)]) or "true",
             body=body,
             after=after_sweep(s),
         )
