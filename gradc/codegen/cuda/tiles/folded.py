@@ -28,7 +28,7 @@ EXPRESSIONS: Mapping[str, str] = {"mad": "mad_f32({0}, {1}, {2})", "power": "exp
 _LOG2E = math.log2(math.e)
 _EXACT = 2.0**26
 """Below it a maximum's product with log2 e is rounded by at most 4, in all weights of a row alike (tiles.h rescales
-them by the same product); beyond it a product by a power of two is exact, so that no weight leaves the range of its dtype.
+them by the same product).  Beyond it a product by a power of two is exact: no weight leaves the range of its dtype.
 """
 _TINY = 2.0**-20
 _EXTREMES = ("max_cols", "min_cols")
