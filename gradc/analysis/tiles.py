@@ -21,7 +21,8 @@ from ..ir.statement import REDUCTIONS, Operand, Stmt, flatten
 from ..ir.types import BF16, F16, F32, DType, Type
 from ..process.forks import cached_property
 from ..targets.devices import ARCHITECTURES, Device, Gpu
-from ..targets.gpu import REGISTERS
+from ..targets.gpu import REGISTERS, SHARED_RATE
+from .in_turn import in_turn
 
 MOST_FEATURES = 256
 """Of a panel: sums of 16 rows with more do not fit the registers of a warp."""
@@ -35,12 +36,20 @@ LEAST_SHARED = min(ARCHITECTURES[arch].shared for arch in ("sm_80", "sm_90", "sm
 """Bytes of shared memory of a multiprocessor."""
 MOST_WARPS = 32
 """Of a thread block."""
-MOST_REGISTERS = 248
-"""Estimated, of a thread; 255 are there."""
-ONLINE = 24
-"""More, where a maximum that rises rescales sums: attention's forward with 64 features takes 160 for one tile of rows,
-and for two more than there are, by NVRTC for sm_90.
+MOST_REGISTERS = 255
+"""Of a thread."""
+BESIDE, BESIDE_SEVERAL, SYMBOLIC, SPARE = 32, 52, 12, 16
+"""Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
+products, and with more; more where sizes are not known; left over where more than two of several blocks are resident.
 """
+NEWER = 8
+"""More registers of a thread, from sm_100 on."""
+EARLY = 32
+"""Columns of a block whose values of columns NVRTC does not load long before they are used."""
+ADDRESSES = 100
+"""Instructions of a block of columns beside products, loads and elements (counted in attention's)."""
+_FREE = ("load", "const", "index", "store", "le", "lt", "ge", "gt", "where", "cast")
+"""Statements of elements that take an instruction at the edges of a mask alone, or none."""
 _NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
 
 
@@ -149,23 +158,63 @@ class TileForm:
 
     def registers(self, columns: int, tiles: int = 1) -> int:
         """An estimate of a thread's: fragments of blocks, carries and operands, of ``tiles`` times 16 rows, and what
-        addresses, counters and values on the way take, more where a sweep has several blocks.
+        addresses, counters and values on the way take.
         """
         types = {b.name: b.type for sweep in self.loop.sweeps for b in sweep.buffers}
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
-        own = carried + blocks * columns // 2 + self.fragments()
-        online = ONLINE if any(c.by for sweep in self.loop.sweeps for c in sweep.carries) else 0
-        return 32 + 16 * tiles + tiles * own + (blocks - 1) * columns + online
+        rows = max(6 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
+        own = carried + blocks * columns // 2 + rows + self.fragments(tiles)
+        if self.is_several:
+            vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
+            early = (tiles - 1) * vectors * max(columns - EARLY, 0)
+            return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
+        known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
+        return tiles * own + BESIDE + (0 if known else SYMBOLIC)
 
-    def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
-        """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""
-        by_registers = REGISTERS // (32 * warps * self.registers(columns, tiles))
+    @property
+    def is_several(self) -> bool:
+        """Whether a sweep has more than one block of products, or adds more than one product up."""
+        return any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
+
+    def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int, more: int = 0) -> int:
+        """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most.
+
+        :param more: registers of a thread beside those that are estimated.
+        """
+        needed = self.registers(columns, tiles) + more
+        by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
+        if self.is_several and by_registers > 2:
+            by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))
         return max(1, min(MOST_RESIDENT, by_registers, LEAST_SHARED // max(shared, 1)))
 
-    def fragments(self) -> int:
-        """Registers of resident panels that are fragments for the whole of the loop: of one that there is alone."""
-        return self.resident[0].padded // 4 if len(self.resident) == 1 and self.resident[0].padded <= 128 else 0
+    def fragments(self, tiles: int) -> int:
+        """Registers of resident panels that are fragments for the whole of the loop, for each 16 rows: of one that
+        there is alone, where a warp has no more rows.
+        """
+        alone = len(self.resident) == 1 and self.resident[0].padded <= 128 and tiles == 1
+        return self.resident[0].padded // 4 if alone else 0
+
+    def clocks(self, rows: int, columns: int, tile: Tile, gpu: Gpu) -> float:
+        """About how long an element of a block takes a multiprocessor whose warps are at its units in turn: those of
+        instructions, of products and of shared memory.
+        """
+        tiles = rows // (ROWS * tile.warps)
+        elements = ROWS * tiles * columns
+        shared, more = self.shared_bytes(rows, columns, tile.stages), NEWER if int(gpu.arch[3:]) >= 100 else 0
+        resident = self.resident_blocks(tile.warps, columns, tiles, shared, more)
+        units = [0.0, 0.0, 0.0]
+        for s in self.sweeps:
+            features = sum(p.left.padded for p in s.scores) + sum(p.right.padded for p in s.added)
+            left = 0 if self.fragments(tiles) else sum(p.left.padded for p in s.scores)
+            loads = (columns * features // ROWS + tiles * left) // ROWS
+            copied = columns * sum(2 * p.pitch for p in s.streamed) / tile.warps
+            of_elements = elements // 32 * sum(k.is_column(x) and x.op not in _FREE for k in s.kernels for x in k.body)
+            products = elements * features // 2048
+            units[0] += (ADDRESSES + loads + products + of_elements) / (4 * gpu.issue_share)
+            units[1] += elements * features / gpu.matrix
+            units[2] += (512 * loads + copied) / SHARED_RATE
+        return in_turn(units, max(1, round(resident * tile.warps / 4))) / elements
 
 
 def _held(type_: Type) -> int:
@@ -225,30 +274,30 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     return None
 
 
-CANDIDATES = ((4, 2, 64, 2), (4, 1, 64, 2), (4, 1, 32, 2), (4, 1, 16, 2))
-"""(warps, tiles of 16 rows of each, columns, stages), the best first: two tiles take each right operand from shared
-memory once for 32 rows.
-"""
+WARPS, STAGES = 4, 2
+TILES, COLUMNS = (2, 1), (64, 48, 32, 16)
+"""Of 16 rows, of a warp: two take each right operand from shared memory once for 32 rows.  Columns of a block."""
 
 
 def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
-    """(rows, columns, tile) of those of :data:`CANDIDATES` whose registers and shared memory suffice.
+    """(rows, columns, tile) of the blocks whose registers and shared memory suffice, the fastest of an element first.
 
     :raises NotTiled: there is none.
     """
     if not isinstance(device, Gpu) or int(device.arch[3:]) < 80:
         raise NotTiled(f"{device.name} has no asynchronous copies and products of bf16: sm_80 and later have")
-    found = []
-    for warps, tiles, columns, stages in CANDIDATES:
-        rows = ROWS * warps * tiles
-        fits = form.shared_bytes(rows, columns, stages) <= device.shared
-        if fits and form.registers(columns, tiles) <= MOST_REGISTERS:
-            found.append((rows, columns, Tile("mma", warps, stages)))
+    found, tile = [], Tile("mma", WARPS, STAGES)
+    for tiles in TILES:
+        for columns in COLUMNS:
+            rows = ROWS * WARPS * tiles
+            fits = form.shared_bytes(rows, columns, STAGES) <= device.shared
+            if fits and form.registers(columns, tiles) <= MOST_REGISTERS:
+                found.append((rows, columns, tile))
     if found:
-        return found
+        return sorted(found, key=lambda sizes: form.clocks(sizes[0], sizes[1], sizes[2], device))
     raise NotTiled(
         f"even blocks of {rows} rows and {columns} columns take {form.registers(columns, tiles)} registers of a thread"
-        f" and {form.shared_bytes(rows, columns, stages)} bytes of shared memory; there are"
+        f" and {form.shared_bytes(rows, columns, STAGES)} bytes of shared memory; there are"
         f" {MOST_REGISTERS} and {device.shared}"
     )
 
@@ -386,6 +435,17 @@ def _is_carried(kernel: Kernel, reduction: Stmt) -> bool:
 def vector_at(s: Stmt) -> tuple[object, ...]:
     """What a load of a column reads: equal for equal elements."""
     return s.buffer, s.index
+
+
+def row_loads(sweep: SweepForm) -> tuple[Stmt, ...]:
+    """The loads of values of rows from memory, which a lane keeps for the whole of a sweep."""
+    inside = {b.name for b in sweep.sweep.buffers}
+    return tuple(
+        s
+        for kernel in sweep.kernels
+        for s in kernel.body
+        if s.op == "load" and s.buffer not in inside and kernel.stmt_level(s) == {kernel.rows[0][0]}
+    )
 
 
 def column_loads(sweep: SweepForm) -> tuple[tuple[Kernel, Stmt], ...]:

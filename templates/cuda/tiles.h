@@ -25,7 +25,7 @@ struct gradc_f16_fragments {
  * time, asynchronously, where all begin at multiples of 16; else an element, and nothing is under way. */
 template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gradc_rows {
   enum { PER_ROW = PADDED / 8, PIECES = ROWS * PER_ROW, TIMES = (PIECES + THREADS - 1) / THREADS, EVEN = PIECES % THREADS == 0 && THREADS % PER_ROW == 0 };
-  const u16 *own; /* the thread's first piece of the first row */
+  const u16 *first_row; /* the same for all threads, as what a thread copies is a place behind it */
   i64 step, feature_step;
   bool in_pieces;
 
@@ -33,25 +33,25 @@ template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gra
   static __device__ __forceinline__ int feature() { return (int)threadIdx.x % PER_ROW * 8; }
   static __device__ __forceinline__ gradc_rows at(const u16 *from, i64 step, i64 feature_step) {
     const bool in_pieces = FEATURES % 8 == 0 && feature_step == 1 && step % 8 == 0 && gradc_aligned(from, 16);
-    return {from + row() * step + feature(), step, feature_step, in_pieces};
+    return {from, step, feature_step, in_pieces};
   }
 
   /* Starts the copy of the rows from `first` on; what is not among the `there` first, or PADDED features have beside FEATURES, is 0. */
   __device__ __forceinline__ void copy(u16 *panel, ix first, ix there) const {
-    const u16 *const own_row = own + first * step;
     if (in_pieces && EVEN && FEATURES == PADDED && there >= ROWS) {
+      const u16 *const own = first_row + (i64)(first + row()) * step + feature();
       u16 *const to = panel + row() * PITCH + feature();
 #pragma unroll
-      for (int i = 0; i < TIMES; i++) cp_async16(to + i * (THREADS / PER_ROW * PITCH), own_row + i * (THREADS / PER_ROW) * step);
+      for (int i = 0; i < TIMES; i++) cp_async16(to + i * (THREADS / PER_ROW * PITCH), own + i * (THREADS / PER_ROW) * step);
       return;
     }
-    const u16 *const from = own_row - row() * step - feature();
+    const u16 *const from = first_row + first * step;
     if (in_pieces) {
 #pragma unroll 1
       for (int piece = threadIdx.x; piece < PIECES; piece += THREADS) {
         const int r = piece / PER_ROW, c = piece % PER_ROW * 8;
         const bool read = r < there && c < FEATURES;
-        cp_async16(panel + r * PITCH + c, read ? from + r * step + c : own, read ? 16 : 0);
+        cp_async16(panel + r * PITCH + c, read ? from + r * step + c : first_row, read ? 16 : 0);
       }
     } else {
 #pragma unroll 1
@@ -109,9 +109,12 @@ GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u16 *rows, co
   }
 }
 
-/* o += p b: fragments, rounded to 16 bits, times a panel whose rows are columns of p. */
+/* Elements of x[n], rounded to 16 bits, two in a register: those of n and n + 1 are 16 columns of a left operand. */
+template <class F> GRADC_FN void gradc_pack(u32 (&packed)[2], const f32 (&x)[4]) { packed[0] = F::packed(x[0], x[1]), packed[1] = F::packed(x[2], x[3]); }
+
+/* o += p b: fragments, packed or rounded here, times a panel whose rows are columns of p. */
 template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], const u16 *b) {
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
   const int lane = threadIdx.x % 32;
   const u16 *const own = b + lane % 16 * PITCH + lane / 16 * 8;
 #pragma unroll
@@ -119,9 +122,8 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[T
     u32 a[TILES][4];
 #pragma unroll
     for (int m = 0; m < TILES; m++) {
-      const f32(&left)[4] = p[(m * COLUMNS + n) / 8], (&right)[4] = p[(m * COLUMNS + n) / 8 + 1];
-      a[m][0] = F::packed(left[0], left[1]), a[m][1] = F::packed(left[2], left[3]);
-      a[m][2] = F::packed(right[0], right[1]), a[m][3] = F::packed(right[2], right[3]);
+      const u32(&left)[2] = p[(m * COLUMNS + n) / 8], (&right)[2] = p[(m * COLUMNS + n) / 8 + 1];
+      a[m][0] = left[0], a[m][1] = left[1], a[m][2] = right[0], a[m][3] = right[1];
     }
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 16) {
@@ -135,12 +137,31 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[T
     }
   }
 }
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], const u16 *b) {
+  u32 packed[TILES * COLUMNS / 8][2];
+#pragma unroll
+  for (int n = 0; n < TILES * COLUMNS / 8; n++) gradc_pack<F>(packed[n], p[n]);
+  gradc_add_product<F, PITCH, COLUMNS, DEPTH, TILES>(o, packed, b);
+}
 
 /* A plain sum, unlike gradc_sum's: the terms of a block of columns are few. */
 struct gradc_plain_sum { template <class T> static __device__ __forceinline__ void join(T &a, const T &b) { a += b; } };
 
+/* The combination of a quad's values, of which the order of two changes no bit that counts. */
+template <class J, class T> GRADC_FN T gradc_of_quad(T x) {
+#pragma unroll
+  for (int apart = 2; apart; apart /= 2) {
+    const T other = __shfl_xor_sync(0xffffffffu, x, apart);
+    J::join(x, other);
+  }
+  return x;
+}
+
+/* A maximum as a power of two that weights are relative to: what is rounded here is so in all weights of a row alike. */
+GRADC_FN f32 gradc_exponent(f32 top) { return fabsf(top) < 0x1p26f ? top * 0x1.715476p+0f : top; }
 /* x of rows relative to a maximum that was `before`, relative to what it is now. */
-GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx((before - now) * 0x1.715476p+0f); }
+GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx(gradc_exponent(before) - gradc_exponent(now)); }
 
 /* e^x of a score: its argument is rounded once more, as the score itself was, and the power of two is within 2 units in the last place; what
  * would be subnormal is 0. */

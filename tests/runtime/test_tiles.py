@@ -95,6 +95,26 @@ def test_what_is_not_finite_is_what_the_interpreter_says(name, seed, where):
         np.testing.assert_allclose(np.where(finite, g, 0), np.where(finite, w, 0), rtol=close, atol=close)
 
 
+LEAST = float(np.finfo(np.float32).min)
+
+
+@pytest.mark.parametrize("least", [LEAST, -1e30, -3e7, 1e30, 2.0**24 + 2])
+def test_rows_of_scores_of_any_size_have_the_weights_of_their_differences(least):
+    """Whole rows that a mask hides by a finite number, and rows with one score that is far above all: no exponential is
+    infinite, or 0 in all of a row, for the rounding of a product with log2 e.
+    """
+    made, case, dims = executable("bias of heads", 8), CASES["bias of heads"], {"S": 70, "T": 70, "B": 1, "H": 1}
+    arrays = drawn(case, 8, dims, 0)
+    bias = arrays["bias"] = np.zeros_like(arrays["bias"])
+    bias[..., :20, :] = least
+    bias[..., 20:40, 65] = abs(least)
+    bias[..., 40:60, :64] = least
+    got = checked(made, arrays)["y"].astype(np.float64)
+    wanted = run_program(made.program, arrays)["y"].astype(np.float64)
+    assert np.isfinite(wanted).all()
+    np.testing.assert_allclose(got, wanted, rtol=2.0**-6, atol=2.0**-6)
+
+
 WRT = ("q", "k", "v")
 BACKWARD = [("causal", 64), ("causal", 24), ("plain", 20), ("sliding window", 8), ("softcap", 8), ("bias of heads", 8)]
 

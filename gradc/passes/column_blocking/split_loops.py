@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ...ir.dims import Size, assuming, maximum, symbol, symbols
 from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Sweep, Tile
-from ...ir.statement import Axis, Index, Operand, Stmt
-from ...ir.types import DType, Type
+from ...ir.statement import REDUCTIONS, Axis, Index, Operand, Stmt
+from ...ir.types import F32, DType, Type
 from ...ir.walk import backward_slice
 from ..loops.legality import IllegalMove, attempt
 from ..manager import program_pass
@@ -43,6 +43,8 @@ def split(body: Body, program: Program, rows: Size = 64, columns: Size = 64, til
     features = [v for call in (*body.computed.values(), *(p.call for p in body.added)) for v in body.features_of(call)]
     values = (*(p.value for p in body.added), *features)
     needed = list(dict.fromkeys(r for value in values for r in body.reductions(value)))
+    if needed or _rows_loop(body, {}, program.types) is not None:
+        needed = _of_rows(body, values)
     statistics = {name: _statistic(body, name, taken) for name in needed}
     types = {**program.types, **{b.name: b.type for b in statistics.values()}}
     first = _rows_loop(body, statistics, types)
@@ -50,6 +52,32 @@ def split(body: Body, program: Program, rows: Size = 64, columns: Size = 64, til
     loops = (*((first,) if first else ()), second)
     steps = (new for step in program.steps for new in (loops if step is body.loop else (step,)))
     return replace(program, buffers=(*program.buffers, *statistics.values()), steps=tuple(steps))
+
+
+def _of_rows(body: Body, values: Sequence[str]) -> list[str]:
+    """What values need of a row that is no constant and no load: sums over its columns, and what is computed of these
+    and of other values of the row, such as reciprocals, which the second loop would compute again for each element.
+    """
+
+    def is_computed(name: str) -> bool:
+        s = body.stmts[name]
+        if s.op in REDUCTIONS:
+            return True
+        plain = s.op in ("load", "const", "size", "index") or s.dtype is not F32 or name not in body.origin
+        return not (plain or body.varies(name)) and any(
+            v == body.row for own in body.slice([name]) for i in own.index for v, _ in i.terms
+        )
+
+    found: dict[str, None] = {}
+    pending, seen = list(values), set[str]()
+    while pending:
+        name = pending.pop(0)
+        if is_computed(name):
+            found[name] = None
+        elif name not in seen:
+            pending += body.stmts[name].uses
+        seen.add(name)
+    return list(found)
 
 
 def _statistic(body: Body, name: str, taken: set[str]) -> Buffer:
@@ -165,7 +193,7 @@ class _ColumnsLoop:
         body, index = self.body, _position(self.body.loop, self.body.row)
         found = {
             name: body.intern(Stmt("", "load", (), body.stmts[name].dtype, self.statistics[name].name, index))
-            for name in body.reductions(value)
+            for name in self.statistics
         }
         return body.replaced(value, found)
 

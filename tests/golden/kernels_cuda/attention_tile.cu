@@ -1,6 +1,6 @@
 /*
- * loop over(at0_: B, at1_: H) rows(row_: S) by(64) count(rows_) tile(mma, warps 4, stages 2) {
- *   sweep cols(col_: S) by(64) count(cols_) to(row_+rows_) {
+ * loop over(at0_: B, at1_: H) rows(row_: S) by(128) count(rows_) tile(mma, warps 4, stages 2) {
+ *   sweep cols(col_: S) by(48) count(cols_) to(row_+rows_) {
  *     carry top: f32[rows_] max
  *     carry total_: f32[rows_] sum by exp(top)
  *     carry t6_sum: f32[rows_,64] sum by exp(top)
@@ -58,7 +58,7 @@
  *   }
  * }
  */
-extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
+extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
   const u16 *__restrict__ const q_,
   const u16 *__restrict__ const k_,
   const u16 *__restrict__ const v_,
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
   const i64 dim0, const i64 dim1, const i64 dim2, u64 *const flag, const i64 site, const i64 first_block) {
   if (gradc_stopped(flag, site)) return;
   typedef gradc_bf16_fragments operand;
-  enum { ROWS = 64, COLUMNS = 64, TILES = 1, STAGES = 2, THREADS = 128, LAST_ROW = ROWS - 1, LAST_COLUMN = COLUMNS - 1 };
+  enum { ROWS = 128, COLUMNS = 48, TILES = 2, STAGES = 2, THREADS = 128, LAST_ROW = ROWS - 1, LAST_COLUMN = COLUMNS - 1 };
   const ix B = (ix)dim0;
   const ix H = (ix)dim1;
   const ix S = (ix)dim2;
@@ -85,19 +85,19 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * TILES, lane_row = warp_row + lane / 4, lane_column = lane % 4 * 2;
   /* panels: of the rows for the whole kernel, of columns in stages */
   extern __shared__ __align__(16) char dynamic_shared[];
-  u16 *const left0 = (u16 *)dynamic_shared + 0; /* q_: 64 x 64 */
+  u16 *const left0 = (u16 *)dynamic_shared + 0; /* q_: 128 x 64 */
   gradc_rows<64, 64, 72, ROWS, THREADS>::at(q_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_ + 64 * (i64)row_), 64, 1).copy(left0, 0, rows_);
   cp_async_commit();
-  f32 top[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)}; /* carry top: f32[rows_] max */
-  f32 total_[2 * TILES] = {0.0f, 0.0f}; /* carry total_: f32[rows_] sum by exp(top) */
+  f32 top[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)}; /* carry top: f32[rows_] max */
+  f32 total_[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f}; /* carry total_: f32[rows_] sum by exp(top) */
   f32 t6_sum[TILES * 64 / 8][4] = {}; /* carry t6_sum: f32[rows_,64] sum by exp(top) */
   /* ---- sweep over col_ ---- */
-  u16 *const right0 = (u16 *)dynamic_shared + 4608; /* k_: 64 x 64, 2 stages */
+  u16 *const right0 = (u16 *)dynamic_shared + 9216; /* k_: 48 x 64, 2 stages */
   const auto from0 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(k_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
-  u16 *const right1 = (u16 *)dynamic_shared + 13824; /* v_: 64 x 64, 2 stages */
+  u16 *const right1 = (u16 *)dynamic_shared + 16128; /* v_: 48 x 64, 2 stages */
   const auto from1 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(v_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
-  const f32 v4 = 0.125f, v6 = f32_of_bits(0xff800000u);
-  const f32 v16 = 0.0f;
+  const f32 v4 = f32_of_bits(0xff800000u), v7 = 0.125f;
+  const f32 v11 = 0.0f, v15 = 67108864.0f, v17 = 0.18033688f, v19 = 1.442695f;
   auto copy0 = [&](const ix col_, const int stage) {
     from0.copy(right0 + stage * COLUMNS * 72, col_, S - col_);
     from1.copy(right1 + stage * COLUMNS * 72, col_, S - col_);
@@ -107,10 +107,6 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
     if (begin0 + stage * COLUMNS < end0) copy0(begin0 + stage * COLUMNS, stage);
     cp_async_commit();
   }
-  cp_async_wait<STAGES - 1>();
-  __syncthreads(); /* the rows are there for all */
-  u32 fragments0[4][TILES][4];
-  gradc_load_rows<72, 64, TILES>(fragments0, left0 + warp_row * 72);
   #pragma unroll 1
   for (ix col_ = begin0, stage = 0; col_ < end0; col_ += COLUMNS, stage = stage + 1 < STAGES ? stage + 1 : 0) {
     const ix cols_ = gradc_min(COLUMNS, S - col_);
@@ -120,10 +116,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
     cp_async_commit();
     const ix lane_columns = cols_ - lane_column; /* so many are there from the lane's first column on */
     const int at_edge = !(cols_ == COLUMNS && ((LAST_COLUMN - 1 * row_ + col_) <= 0));
-    f32 t5_[TILES * COLUMNS / 8][4];
+    u32 t5_[TILES * COLUMNS / 8][2];
     /* call @matmul axes(m: rows_, n: cols_, k: 64) t3_[m, n] <- matmul q_[(at0_), (at1_), m + (row_), k], k_[(at0_), (at1_), n + (col_), k] */
     f32 t3_[TILES * COLUMNS / 8][4] = {};
-    gradc_scores<operand, 72, COLUMNS, 64, TILES>(t3_, fragments0, right0 + stage * COLUMNS * 72);
+    gradc_scores<operand, 72, COLUMNS, 64, TILES>(t3_, left0 + warp_row * 72, right0 + stage * COLUMNS * 72);
     #pragma unroll
     for (int EDGE = 0; EDGE < 2; EDGE++) {
       if (EDGE != at_edge) continue;
@@ -135,28 +131,29 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
           const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
           d2[h] = lane_column + (i0 * (-1) + (-1 * row_ + col_));
         }
-        f32 r8[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)};
+        f32 r6[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)};
         #pragma unroll
-        for (int n = 0; n < TILES * COLUMNS / 8; n++) {
+        for (int piece = 0; piece < TILES * COLUMNS / 8; piece++) {
+          const int m = piece % TILES, c = piece / TILES, n = m * (COLUMNS / 8) + c;
           #pragma unroll
           for (int i = 0; i < 4; i++) {
-            const int h = n / (COLUMNS / 8) * 2 + i / 2;
-            const int step = n % (COLUMNS / 8) * 8 + i % 2;
+            const int h = 2 * m + i / 2, step = 8 * c + i % 2;
             const bool there = !EDGE || step < lane_columns;
             const i32 v2 = !EDGE || d2[h] + step <= 0;
             const f32 v3 = t3_[n][i];
-            const f32 v5 = v3 * v4;
-            const f32 v7 = v2 ? v5 : v6;
-            gradc_maximum<f32>::join(r8[h], there ? v7 : f32_of_bits(0xff800000u));
+            const f32 v5 = v2 ? v3 : v4;
+            t3_[n][i] = there ? v5 : 0;
+            gradc_maximum<f32>::join(r6[h], there ? v5 : f32_of_bits(0xff800000u));
           }
         }
         #pragma unroll
         for (int h = 0; h < 2 * TILES; h++) {
-          r8[h] = gradc_reduce_lanes<gradc_maximum<f32>, 4>(r8[h], 0xffffffffu);
+          r6[h] = gradc_of_quad<gradc_maximum<f32>>(r6[h]);
         }
         #pragma unroll
         for (int h = 0; h < 2 * TILES; h++) {
-          const f32 v8 = r8[h];
+          const f32 v6 = r6[h];
+          const f32 v8 = v6 * v7;
           const f32 before = top[h];
           gradc_maximum<f32>::join(top[h], v8);
           const f32 factor = gradc_rescaled(before, top[h]); /* of what is relative to it */
@@ -169,43 +166,44 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
       }
       {
         /* softmax_matmul_ad74bd */
-        ix d10[2 * TILES];
+        f32 r18[2 * TILES], r22[2 * TILES];
         #pragma unroll
         for (int h = 0; h < 2 * TILES; h++) {
-          const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
-          d10[h] = lane_column + (i0 * (-1) + (-1 * row_ + col_));
+          const f32 v9 = top[h];
+          const i32 v10 = v9 == v4;
+          const f32 v12 = v10 ? v11 : v9;
+          const f32 v14 = abs_f32(v12);
+          const i32 v16 = v14 < v15;
+          const f32 v18 = v16 ? v17 : v7;
+          r18[h] = v18;
+          const f32 v20 = v12 * v19;
+          const f32 v21 = v16 ? v20 : v12;
+          const f32 v22 = -v21;
+          r22[h] = v22;
         }
-        f32 r17[2 * TILES];
+        f32 r25[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f};
         #pragma unroll
-        for (int h = 0; h < 2 * TILES; h++) {
-          const f32 v14 = top[h];
-          const i32 v15 = v14 == v6;
-          const f32 v17 = v15 ? v16 : v14;
-          r17[h] = v17;
-        }
-        f32 r20[2 * TILES] = {0.0f, 0.0f};
-        #pragma unroll
-        for (int n = 0; n < TILES * COLUMNS / 8; n++) {
+        for (int piece = 0; piece < TILES * COLUMNS / 8; piece++) {
+          const int m = piece % TILES, c = piece / TILES, n = m * (COLUMNS / 8) + c;
+          f32 of_b10[4];
           #pragma unroll
           for (int i = 0; i < 4; i++) {
-            const int h = n / (COLUMNS / 8) * 2 + i / 2;
-            const int step = n % (COLUMNS / 8) * 8 + i % 2;
+            const int h = 2 * m + i / 2, step = 8 * c + i % 2;
             const bool there = !EDGE || step < lane_columns;
-            const f32 v17 = r17[h];
-            const i32 v10 = !EDGE || d10[h] + step <= 0;
-            const f32 v11 = t3_[n][i];
-            const f32 v12 = v11 * v4;
-            const f32 v13 = v10 ? v12 : v6;
-            const f32 v18 = v13 - v17;
-            const f32 v19 = gradc_exp_of_score(v18);
-            gradc_plain_sum::join(r20[h], there ? v19 : 0.0f);
-            t5_[n][i] = there ? v19 : 0;
+            const f32 v18 = r18[h];
+            const f32 v22 = r22[h];
+            const f32 v13 = t3_[n][i];
+            const f32 v23 = mad_f32(v13, v18, v22);
+            const f32 v24 = exp2_approx(v23);
+            gradc_plain_sum::join(r25[h], there ? v24 : 0.0f);
+            of_b10[i] = there ? v24 : 0;
           }
+          gradc_pack<operand>(t5_[n], of_b10);
         }
         #pragma unroll
         for (int h = 0; h < 2 * TILES; h++) {
-          const f32 v20 = r20[h];
-          gradc_plain_sum::join(total_[h], v20);
+          const f32 v25 = r25[h];
+          gradc_plain_sum::join(total_[h], v25);
         }
       }
     }
@@ -216,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
   __syncthreads();
   #pragma unroll
   for (int h = 0; h < 2 * TILES; h++) {
-    total_[h] = gradc_reduce_lanes<gradc_plain_sum, 4>(total_[h], 0xffffffffu);
+    total_[h] = gradc_of_quad<gradc_plain_sum>(total_[h]);
   }
   /* ---- after the sweeps ---- */
   {
@@ -224,25 +222,25 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_b5c147(
     #pragma unroll
     for (int h = 0; h < 2 * TILES; h++) {
       const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
-      const f32 v22 = top[h];
-      const i32 v23 = v22 == v6;
-      const f32 v24 = total_[h];
-      if (lane_row + 8 * h < rows_ && lane_column == 0) t4_[(i0 + (H * S * at0_ + S * at1_ + row_))] = (u8)(v23);
-      if (lane_row + 8 * h < rows_ && lane_column == 0) t7_[(i0 + (H * S * at0_ + S * at1_ + row_))] = v24;
+      const f32 v27 = top[h];
+      const i32 v28 = v27 == v4;
+      const f32 v29 = total_[h];
+      if (lane_row + 8 * h < rows_ && lane_column == 0) t4_[(i0 + (H * S * at0_ + S * at1_ + row_))] = (u8)(v28);
+      if (lane_row + 8 * h < rows_ && lane_column == 0) t7_[(i0 + (H * S * at0_ + S * at1_ + row_))] = v29;
     }
   }
   {
     /* softmax_matmul_e0d82c */
     #pragma unroll
-    for (int n = 0; n < TILES * 64 / 8; n++) {
+    for (int piece = 0; piece < TILES * 64 / 8; piece++) {
+      const int m = piece % TILES, c = piece / TILES, n = m * (64 / 8) + c;
       #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int h = n / (64 / 8) * 2 + i / 2;
-        const int step = n % (64 / 8) * 8 + i % 2;
+        const int h = 2 * m + i / 2, step = 8 * c + i % 2;
         const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
         const ix i1 = lane_column + step;
-        const f32 v25 = t6_sum[n][i];
-        if (lane_row + 8 * h < rows_) t6_[(i0 * 64 + i1 + (64 * H * S * at0_ + 64 * S * at1_ + 64 * row_))] = v25;
+        const f32 v30 = t6_sum[n][i];
+        if (lane_row + 8 * h < rows_) t6_[(i0 * 64 + i1 + (64 * H * S * at0_ + 64 * S * at1_ + 64 * row_))] = v30;
       }
     }
   }

@@ -22,6 +22,7 @@ from ...expr import Scribe, carrier, to_memory, variable
 from ...index import index, literal, size
 from ..columns import OFFSETS
 from .canonical import COLUMN, ROW
+from .folded import EXPRESSIONS
 
 JOINS = {"sum": "gradc_plain_sum", "prod": "gradc_prod", "max": "gradc_maximum", "min": "gradc_minimum"}
 COMPARED = {"le": "<=", "lt": "<", "ge": ">=", "gt": ">"}
@@ -69,6 +70,8 @@ class TileScribe(Scribe):
             return register(s)
         if s.op == "exp" and s.dtype is F32 and s.name in self.scores:
             return f"gradc_exp_of_score({variable(s.args[0])})"
+        if s.op in EXPRESSIONS:
+            return EXPRESSIONS[s.op].format(*map(variable, s.args))
         if (mask := self.masks.get(s.name)) is not None:
             return f"!EDGE || {mask.text if mask.row else super().expression(s)}"
         return super().expression(s, seek)
@@ -77,6 +80,18 @@ class TileScribe(Scribe):
 def register(s: Stmt) -> str:
     """An element of a block or carry, in a loop over a lane's."""
     return f"{s.buffer}[h]" if len(s.index) == 1 else f"{s.buffer}[n][i]"
+
+
+def quarter(block: str) -> str:
+    """The elements of 16 x 8 that a lane has of a block, before they are packed."""
+    return f"of_{block}"
+
+
+def packed_blocks(form: SweepForm) -> set[str]:
+    """The blocks that kernels write and nothing but products read: two of their elements lie in a register."""
+    written = {s.buffer for kernel in form.kernels for s in kernel.body if s.op == "store"}
+    read = {s.buffer for kernel in form.kernels for s in kernel.body if s.op == "load"}
+    return (written & {p.block for p in form.added}) - read
 
 
 @dataclass(frozen=True)
@@ -127,6 +142,7 @@ class FragmentWriter:
         self.form, self.types, self.tiles = form, types, tiles
         self.registers = frozenset(b.name for b in form.loop.buffers)
         self.carries = {c.name: c for sweep in form.loop.sweeps for c in sweep.carries}
+        self.packed = frozenset(b for s in form.sweeps for b in packed_blocks(s))
         self._shared: dict[object, str] = {}  # values that all kernels share, by what they compute
         self._count = 0
         of_sweeps = [
@@ -297,9 +313,13 @@ class FragmentWriter:
         inner = [*self.taken(k, outer), *map(k.scribe.value, needed), *(line for _, line in effects)]
         inner = [*self.row_place(inner), *self.column_place(k, inner), *inner]
         count = "COLUMNS" if k.sweep is not None else str(_padded(k.kernel))
-        lines = [*declarations(arrays), UNROLL, f"for (int n = 0; n < TILES * {count} / 8; n++) {{", UNROLL]
-        lines += ["for (int i = 0; i < 4; i++) {", f"const int h = n / ({count} / 8) * 2 + i / 2;"]
-        lines += [f"const int step = n % ({count} / 8) * 8 + i % 2;", *inner, "}", "}"]
+        packed = [s.buffer for s in roots if s.buffer in self.packed]
+        # the rows of all tiles together, so that values of columns are not kept from one tile to the next
+        lines = [*declarations(arrays), UNROLL, f"for (int piece = 0; piece < TILES * {count} / 8; piece++) {{"]
+        lines += [f"const int m = piece % TILES, c = piece / TILES, n = m * ({count} / 8) + c;"]
+        lines += [*(f"f32 {quarter(b)}[4];" for b in packed), UNROLL, "for (int i = 0; i < 4; i++) {"]
+        lines += ["const int h = 2 * m + i / 2, step = 8 * c + i % 2;", *inner, "}"]
+        lines += [*(f"gradc_pack<operand>({b}[n], {quarter(b)});" for b in packed), "}"]
         joined = [s for s in reductions if k.sweep is None or REDUCTIONS[s.op] != "sum"]  # else after the sweep
         if joined:
             lines += [*EACH_ROW, *(_of_quad(f"{rows_of(s.name)}[h]", REDUCTIONS[s.op], s.dtype) for s in joined), "}"]
@@ -320,7 +340,7 @@ class FragmentWriter:
 
     def may_lack(self, k: Numbered) -> bool:
         """Whether some of a lane's columns may not be there."""
-        return k.sweep is not None or _features(k.kernel) != _padded(k.kernel)
+        return has_part(k.sweep.sweep) if k.sweep is not None else _features(k.kernel) != _padded(k.kernel)
 
     def root(self, k: Numbered, s: Stmt) -> tuple[list[str], str]:
         """(the values that an effect or a reduction of elements needs, its text)."""
@@ -331,19 +351,18 @@ class FragmentWriter:
             return [value], f"{_join(how, s.dtype)}::join({rows_of(s.name)}[h], {given});"
         if s.buffer in self.registers:
             value = self.unrounded(k, s)
-            return [value], f"{register(s)} = {there}{variable(value)}{' : 0' if there else ''};"
+            place = f"{quarter(s.buffer)}[i]" if s.buffer in self.packed else register(s)
+            return [value], f"{place} = {there}{variable(value)}{' : 0' if there else ''};"
         conditions = [*(["there"] if there else []), f"lane_row + 8 * h < {self.form.loop.count}"]
         conditions += [variable(s.where)] if s.where else []
         place, given = k.scribe.element(s.buffer, s.index), to_memory(self.types[s.buffer].dtype, variable(value))
         return list(s.uses), f"if ({' && '.join(conditions)}) {place} = {given};"
 
     def unrounded(self, k: Numbered, s: Stmt) -> str:
-        """The value that a block is given: where nothing but products read it, they round it."""
+        """The value that a block is given: what is packed is rounded there."""
         cast = k.scribe.statements[s.args[0]]
-        if k.sweep is None or cast.op != "cast" or k.scribe.values[cast.args[0]] is not F32:
-            return s.args[0]
-        loaded = any(t.op == "load" and t.buffer == s.buffer for kernel in k.sweep.kernels for t in kernel.body)
-        return s.args[0] if loaded else cast.args[0]
+        rounds = s.buffer in self.packed and cast.op == "cast" and k.scribe.values[cast.args[0]] is F32
+        return cast.args[0] if rounds else s.args[0]
 
 
 def _needed(stmts: Sequence[Stmt], kept: Collection[str]) -> list[Stmt]:
@@ -354,6 +373,12 @@ def _needed(stmts: Sequence[Stmt], kept: Collection[str]) -> list[Stmt]:
             used.update(s.uses)
             needed.insert(0, s)
     return needed
+
+
+def has_part(sweep: Sweep) -> bool:
+    """Whether the last block of columns may have fewer than the others."""
+    size = sweep.cols[1]
+    return not (isinstance(size, int) and isinstance(sweep.by, int) and size % sweep.by == 0)
 
 
 def after_sweep(sweep: Sweep) -> list[str]:
@@ -369,7 +394,7 @@ def _join(combine: str, dtype: DType | None) -> str:
 
 
 def _of_quad(value: str, combine: str, dtype: DType | None) -> str:
-    return f"{value} = gradc_reduce_lanes<{_join(combine, dtype)}, 4>({value}, 0xffffffffu);"
+    return f"{value} = gradc_of_quad<{_join(combine, dtype)}>({value});"
 
 
 def _neutral(combine: str, s: Stmt) -> str:

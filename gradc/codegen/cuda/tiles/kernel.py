@@ -22,7 +22,8 @@ from ...jinja import render
 from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
 from .canonical import Canonical, canonical
-from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep
+from .folded import folded
+from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep, has_part, packed_blocks
 
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
 MAPPING = "tile"
@@ -124,7 +125,7 @@ def tile_kernel(loop: Loop, program: Program) -> CudaKernel:
     :raises NotTiled: it has not.
     """
     plain = canonical(loop, program.types)
-    form = form_of(plain.loop, plain.types)
+    form = folded(form_of(plain.loop, plain.types))
     writer = _TileWriter(plain, form)
     text = _CANONICAL.sub(lambda word: plain.words.get(word[0], word[0]), writer.text())
     assert loop.tile is not None and isinstance(loop.by, int)
@@ -190,7 +191,7 @@ class _TileWriter:
         self.shared = form.shared_bytes(self.rows, self.columns, self.stages)
         self.names = Counter[str]()
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
-        self.in_registers = form.fragments() > 0
+        self.in_registers = form.fragments(self.tiles) > 0
         at = sum(self.rows * p.pitch for p in form.resident)
         self.streamed = [
             self.panels("right", s.streamed, self.columns, at, s.sweep.cols[0], self.stages) for s in form.sweeps
@@ -262,8 +263,11 @@ class _TileWriter:
     def sweep(self, number: int, form: SweepForm) -> SweepText:
         s, column = form.sweep, form.sweep.cols[0]
         streamed, kernels = self.streamed[number], iter(self.writer.kernels[number])
+        packed, computed = packed_blocks(form), {x.block for x in form.scores}
         body = [
-            f"f32 {b.name}[TILES * COLUMNS / 8][4];" for b in s.blocks if b.name not in {x.block for x in form.scores}
+            f"u32 {b.name}[TILES * COLUMNS / 8][2];" if b.name in packed else f"f32 {b.name}[TILES * COLUMNS / 8][4];"
+            for b in s.blocks
+            if b.name not in computed
         ]
         run: list[str] = []
         masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))
@@ -288,7 +292,7 @@ class _TileWriter:
             streamed=tuple(streamed.values()),
             staged=self.staged[number][0],
             hoisted=self.writer.early(self.writer.kernels[number]),
-            inside=" && ".join([f"{s.count} == COLUMNS", *(f"({m})" for m in masks)]),
+            inside=" && ".join([*[f"{s.count} == COLUMNS"] * has_part(s), *(f"({m})" for m in masks)]) or "true",
             body=body,
             after=after_sweep(s),
         )
