@@ -22,9 +22,10 @@ from ..runtime.torch_private import (
     overload_schema,
     present,
     private,
+    with_context,
 )
 from . import autocast, foreach
-from .custom_gradients import CustomGradient
+from .custom_gradients import CustomGradient, derived
 from .table import draws
 
 __all__ = [
@@ -363,6 +364,9 @@ class _Interpreter(torch.fx.Interpreter):
         if name == _CUSTOM_GRADIENT:
             if maybe_current_level():
                 raise Unsupported("a torch.autograd.Function inside torch.vmap")
+            body = derived(args[0])
+            if body is not None:
+                return self._inner(body, with_context(body, args[2:]))
             made, results = CustomGradient.traced(target, args, kwargs)
             self.custom.append(made)
             return results
