@@ -94,10 +94,17 @@ LINES = {
         r"read again, it has the same bits",
         r"and as C: CMakeLists\.txt, Makefile,",
     ],
+    "13_qlora_torch": [
+        r"int4: 5\.\d{3} as it is",
+        r"with adapters: 5\.\d{3}; 1 graphs, \d+ ops: 100% in 1 regions of gradc",
+        r"largest relative difference of 30 losses: \d\.\de-0[67]",
+        r"with adapters and scales: 5\.\d{3}; the scales moved by up to \d\.\d %",
+    ],
 }
 NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding"), "torch") | {
     "08_onnx_finetune": "swift_f0",
     "09_jax_training": "jax",
+    "13_qlora_torch": "torchao",
 }
 """What an example asks for beside gradc."""
 
@@ -106,6 +113,7 @@ TESTED = dict.fromkeys(
     ("06_ddp", "07_sharded_embedding"),
     ("gradc/torch", "gradc/module", "gradc/runtime", "gradc/passes", "gradc/analysis"),
 ) | {"12_qlora": ("gradc/ops/quantized", "gradc/optim", "gradc/module", "gradc/passes", "gradc/codegen/cpu")}
+TESTED["13_qlora_torch"] = ("gradc/torch", *TESTED["12_qlora"])
 """What those that start processes, or take a minute, test; the others are the compiler's."""
 
 
