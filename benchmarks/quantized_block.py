@@ -329,7 +329,9 @@ def main() -> int:
     if given.save:
         path = RESULTS / f"quantized_block-{words_of(processor())}.json"
         known = json.loads(path.read_text(encoding="utf-8"))["records"] if path.exists() else {}
-        known[str(given.threads)] = records
+        new = {(r["format"], r["rows"]) for r in records}
+        kept = [r for r in known.get(str(given.threads), ()) if (r["format"], r["rows"]) not in new]
+        known[str(given.threads)] = kept + records
         found = {"machine": machine(given.threads), "records": known}
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
