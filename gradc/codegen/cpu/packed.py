@@ -106,9 +106,7 @@ def packed_values(
     return tuple(replace(packed, entry=_entry(packed, body, roots, is_book)) for packed in found)
 
 
-def _entry(
-    packed: Packed, body: Sequence[Stmt], roots: Sequence[Stmt], is_book: Callable[[str], bool]
-) -> Stmt | None:
+def _entry(packed: Packed, body: Sequence[Stmt], roots: Sequence[Stmt], is_book: Callable[[str], bool]) -> Stmt | None:
     """The load of a code book at a value of four bits that nothing else reads."""
     (made,) = (s for s in body if s.name == packed.code)
     if made.dtype is None or made.dtype.name != "u4":
