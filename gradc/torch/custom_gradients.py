@@ -95,22 +95,24 @@ class CustomGradient:
 
 
 def derived(forward: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
-    """The forward of a ``torch.autograd.Function`` that is a call of one of :data:`DERIVED`, to be differentiated as
-    any other op is; None of one that is anything else.
+    """The forward of a ``torch.autograd.Function`` whose result is a call of one of :data:`DERIVED`, to be
+    differentiated as any other op is; None of one that is anything else.
     """
-    calls = [n for n in forward.graph.nodes if n.op.startswith("call_")]
-    modes = [n for n in calls if n.target is private("_set_grad_enabled")]
-    computing = [n for n in calls if n not in modes and not (n.op == "call_method" and n.target == "view")]
+    results, _saved = forward.graph.output_node().args[0]
+    needed = {results} if isinstance(results, torch.fx.Node) else {*results}
+    for node in reversed(forward.graph.nodes):  # the others set gradient modes and compare sizes
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    calls = [n for n in forward.graph.nodes if n in needed and n.op.startswith("call_")]
+    computing = [n for n in calls if not (n.op == "call_method" and n.target == "view")]
     if len(computing) != 1 or str(computing[0].target) not in DERIVED:
         return None
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in forward.graph.nodes:
-        if node.op == "output":
-            results, _saved = node.args[0]
-            graph.output(torch.fx.node.map_arg(results, copies.__getitem__))
-        elif node not in modes:
+        if node in needed or node.op == "placeholder":
             copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(torch.fx.node.map_arg(results, copies.__getitem__))
     return torch.fx.GraphModule(forward, graph)
 
 

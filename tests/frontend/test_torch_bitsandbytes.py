@@ -79,6 +79,8 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, packed: Any, absmax: Any, bias: Any, kind: str, shape: Any, nested: Any) -> Any:
+        if x.numel() == 0:
+            return x.new_zeros(*x.shape[:-1], shape[0])
         ctx.held = (packed, shape, absmax, 64, kind, nested or ())
         more = dict(zip(("absmax_8bit", "absmax_code", "absmax_offset"), nested or (), strict=False))
         op = torch.ops.bitsandbytes.gemm_4bit.default
@@ -123,6 +125,22 @@ def test_a_product_with_codes_of_four_bits(kind: str, nested: bool, target: str)
             (y, *found), (wanted, *torch.autograd.grad(wanted, wide, cotangent.double())), strict=True
         ):
             torch.testing.assert_close(each.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_any_number_of_rows() -> None:
+    """A symbol, which the Function compares with 0."""
+    x, packed, absmax, bias, _ = drawn((6, 128), nested=False)
+    run = compiled(lambda x: Product.apply(x, packed, absmax, bias, "nf4", (6, 128), ()), fallback="error")
+    for rows in (3, 2, 7):
+        given = x.detach().repeat(3, 1)[:rows].requires_grad_()
+        torch._dynamo.mark_dynamic(given, 0)
+        y = run(given)
+        wanted = given.detach().double() @ weight(packed, (6, 128), absmax, 64, "nf4").T + bias.double()
+        torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+        (found,) = torch.autograd.grad(y.sum(), given)
+        each_row = weight(packed, (6, 128), absmax, 64, "nf4").sum(0).expand(rows, -1)
+        torch.testing.assert_close(found.double(), each_row, rtol=1e-5, atol=1e-5)
+    assert gradc.torch.report().share == 1
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
@@ -193,10 +211,14 @@ def test_layers_of_bitsandbytes_are_one_region(kind: str, nested: bool) -> None:
     x = torch.randn(8, 64, requires_grad=True)
     wanted = torch.autograd.grad(model(x).square().sum(), [x, model[0].bias])
     scales = [(state.state2 if nested else state).absmax.requires_grad_() for state in states]
-    y = compiled(model, fallback="error")(x)
+    compiled_model = compiled(model, fallback="error")
+    y = compiled_model(x)
     found = torch.autograd.grad(y.square().sum(), [x, model[0].bias, *scales])
     torch.testing.assert_close(y, model(x), rtol=1e-5, atol=1e-5)
     for each, other in zip(found, wanted, strict=False):
         torch.testing.assert_close(each, other, rtol=1e-4, atol=1e-4)
     assert all(g.abs().max() > 0 for g in found[2:])
     assert gradc.torch.report().share == 1
+    for rows in (5, 9):  # other numbers of rows: the graph compares their symbol with 0
+        x = torch.randn(rows, 64, requires_grad=True)
+        torch.testing.assert_close(compiled_model(x), model(x), rtol=1e-5, atol=1e-5)
