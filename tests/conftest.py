@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))  # benchmarks/ is part of the checkout, not of the
 OPTIONAL = {
     "torch": "gradients against torch",
     "torchao": "torchao's quantized weights",
+    "bitsandbytes": "bitsandbytes' layers",
     "jax": "gradc beside JAX",
     "onnx": "the ONNX frontend",
     "swift_f0": "real ONNX models",

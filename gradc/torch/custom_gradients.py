@@ -15,10 +15,15 @@ from ..errors import NotDifferentiable, Unsupported
 from ..runtime.torch_private import overload_schema, private, says_what_is_written, with_context
 from . import autocast
 
-__all__ = ["REASON", "CustomGradient", "custom_gradient", "run_by_torch"]
+__all__ = ["REASON", "CustomGradient", "custom_gradient", "derived", "run_by_torch"]
 
 WRITES = "a torch.autograd.Function that writes to its inputs"
 REASON = "a torch.autograd.Function: it has a gradient of its own, which torch runs"
+
+DERIVED = frozenset({"bitsandbytes.gemm_4bit.default"})
+"""Ops without a formula of autograd's, around which a library puts a ``torch.autograd.Function`` that defines their
+derivative, as gradc has it; of what the Function does not differentiate (scales) gradc has gradients, too.
+"""
 
 _LIBRARY = torch.library.Library("gradc", "FRAGMENT")  # lives as long as its ops are to exist
 _LIBRARY.define(
@@ -87,6 +92,28 @@ class CustomGradient:
         """Tensors and sizes in the order of the call."""
         given = {True: iter(tensors), False: iter(sizes)}
         return [next(given[kind]) for kind in self.is_tensor]
+
+
+def derived(forward: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+    """The forward of a ``torch.autograd.Function`` whose result is a call of one of :data:`DERIVED`, to be
+    differentiated as any other op is; None of one that is anything else.
+    """
+    results, _saved = forward.graph.output_node().args[0]
+    needed = {results} if isinstance(results, torch.fx.Node) else {*results}
+    for node in reversed(forward.graph.nodes):  # the others set gradient modes and compare sizes
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    calls = [n for n in forward.graph.nodes if n in needed and n.op.startswith("call_")]
+    computing = [n for n in calls if not (n.op == "call_method" and n.target == "view")]
+    if len(computing) != 1 or str(computing[0].target) not in DERIVED:
+        return None
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in forward.graph.nodes:
+        if node in needed or node.op == "placeholder":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(torch.fx.node.map_arg(results, copies.__getitem__))
+    return torch.fx.GraphModule(forward, graph)
 
 
 def run_by_torch(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:

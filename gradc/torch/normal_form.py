@@ -23,9 +23,10 @@ from ..runtime.torch_private import (
     overload_schema,
     present,
     private,
+    with_context,
 )
 from . import autocast, foreach
-from .custom_gradients import CustomGradient
+from .custom_gradients import CustomGradient, derived
 from .flex_attention import flex_attention, says_nothing
 from .table import draws
 
@@ -377,6 +378,9 @@ class _Interpreter(torch.fx.Interpreter):
         if name == _CUSTOM_GRADIENT:
             if maybe_current_level():
                 raise Unsupported("a torch.autograd.Function inside torch.vmap")
+            body = derived(args[0])
+            if body is not None:
+                return self._inner(body, with_context(body, args[2:]))
             made, results = CustomGradient.traced(target, args, kwargs)
             self.custom.append(made)
             return results

@@ -282,7 +282,11 @@ static inline __attribute__((always_inline)) void GEMM(pack_read)(T *restrict to
       const int64_t w = at_most(count - i0, width);
       for (int64_t q = 0; q < steps; q += LINE) {
         const int64_t some = at_most(steps - q, LINE);
-        for (int64_t x = i0; x < i0 + w; x++) {
+        for (int64_t x = i0; x < i0 + w; x++) { /* each line from another page: the next one is asked for, of the last one's row, of the next panel */
+          const int64_t next = q + LINE < steps ? x * across + q + LINE : (x + width) * across;
+          for (int64_t e = 0; e < LINE * in->bytes; e += 64) {
+            __builtin_prefetch(in->data + (at + next) * in->bytes + e);
+          }
           GEMM(read_line)(lines + (x - i0) * LINE, in, at + x * across + q, row + (t.transposed ? q : x), col + (t.transposed ? x : q), some, t.transposed);
         }
         GEMM(pack)(to + q * width, lines, w, some, LINE, 1, width, squares);

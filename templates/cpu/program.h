@@ -185,6 +185,54 @@ GRADC_FN void gradc_floats_i8(f32 *restrict to, const i8 *restrict from, i64 cou
   for (i64 e = i; e < count; e++) to[e] = (f32)from[e];
 }
 
+/* What a code book of 16 floats has at codes below 16: a permutation of the book, which is one vector or two. */
+GRADC_FN void gradc_lookup(f32 *restrict to, const u8 *restrict codes, const f32 *restrict book, i64 count) {
+  i64 i = 0;
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  enum { LANES = 16 };
+#else
+  enum { LANES = 8 };
+#endif
+  typedef i32 places __attribute__((vector_size(4 * LANES)));
+  typedef f32 floats __attribute__((vector_size(4 * LANES)));
+#if defined(__clang__)
+  typedef u8 bytes __attribute__((vector_size(LANES)));
+#define GRADC_PLACES(code) __builtin_convertvector(code, places)
+#if defined(__AVX512F__)
+#define GRADC_PERMUTED __builtin_ia32_permvarsf512
+#else
+#define GRADC_PERMUTED __builtin_ia32_permvarsf256
+#endif
+#else /* gcc widens a vector of bytes by halves, see above */
+  typedef char bytes __attribute__((vector_size(16)));
+#define GRADC_PERMUTED __builtin_shuffle
+#if defined(__AVX512F__)
+#define GRADC_PLACES(code) (places)__builtin_ia32_pmovzxbd512_mask(code, (places){ 0 }, -1)
+#else
+#define GRADC_PLACES(code) (places)__builtin_ia32_pmovzxbd256(code)
+#endif
+#endif
+  floats low, high;
+  __builtin_memcpy(&low, book, sizeof low);
+  __builtin_memcpy(&high, book + 16 - LANES, sizeof high);
+  for (; i + LANES <= count; i += LANES) {
+    bytes code = { 0 };
+    __builtin_memcpy(&code, codes + i, LANES);
+    const places at = GRADC_PLACES(code);
+    floats found = GRADC_PERMUTED(low, at);
+    if (LANES == 8) {
+      const places upper = at > 7;
+      found = (floats)((upper & (places)GRADC_PERMUTED(high, at)) | (~upper & (places)found));
+    }
+    __builtin_memcpy(to + i, &found, sizeof found);
+  }
+#undef GRADC_PLACES
+#undef GRADC_PERMUTED
+#endif
+  for (; i < count; i++) to[i] = book[codes[i]];
+}
+
 /* Rows between two such questions. */
 static inline __attribute__((unused)) i64 gradc_poll_rows(i64 cols) { return gradc_max(1, GRADC_POLL / gradc_max(cols, 1)); }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import OrderedDict
 from typing import Any
@@ -89,6 +90,64 @@ def test_scales_of_torchao_are_inputs_with_a_gradient(config: str) -> None:
     torch.testing.assert_close(torch.as_tensor(y), whole.detach().float(), rtol=1e-5, atol=1e-5)
     for name, each in zip(("first.weight.scale", "input"), wanted, strict=True):
         torch.testing.assert_close(torch.as_tensor(found[name]).to(torch.float64), each, rtol=1e-5, atol=1e-5)
+
+
+class Adapted(nn.Module):
+    """A layer of torchao's beside a product of two thin matrices; ``learned``: taken apart, its scales a parameter."""
+
+    def __init__(self, layer: nn.Module, learned: bool):
+        super().__init__()
+        self.layer, self.learned = layer, learned
+        outputs, inputs = layer.weight.shape
+        self.low, self.high = (nn.Parameter(torch.randn(shape) / 8) for shape in ((4, inputs), (outputs, 4)))
+        if learned:
+            self.codes = layer.weight.qdata
+            self.scale = nn.Parameter(layer.weight.scale.reshape(outputs, -1).clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        adapter = x @ self.low.T @ self.high.T
+        if not self.learned:
+            return self.layer(x) + adapter
+        groups = self.codes.unflatten(1, (self.scale.shape[1], -1)).to(x.dtype)
+        return nn.functional.linear(x, (groups * self.scale[..., None]).flatten(1), self.layer.bias) + adapter
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["", "scales"])
+@pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
+def test_adapters_and_scales_learn_in_one_region(config: str, learned: bool) -> None:
+    """Losses of steps beside eager mode's, and the first gradients against f64."""
+    model = quantized(config)
+    for name in ("first", "last"):
+        setattr(model, name, Adapted(getattr(model, name).requires_grad_(False), learned))
+    x, names = batch().detach(), [name for name, p in model.named_parameters() if p.requires_grad]
+    assert len(names) == (6 if learned else 4)
+    twin = copy.deepcopy(model)
+    if learned:
+        wide = copy.deepcopy(model).double()
+        wanted = torch.autograd.grad(
+            wide(x.double()).square().mean(), [p for p in wide.parameters() if p.requires_grad]
+        )
+    torch._dynamo.reset()
+    gradc.torch.report().clear()
+    losses: list[list[float]] = []
+    compiled = torch.compile(model, backend="gradc", options={"fallback": "error"})
+    for call, owner in ((compiled, model), (twin, twin)):
+        own = [p for p in owner.parameters() if p.requires_grad]
+        rates = [1e-7 if name.endswith("scale") else 1e-2 for name in names]
+        optimizer = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(own, rates, strict=True)])
+        losses.append([])
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = call(x).square().mean()
+            loss.backward()
+            if learned and not step:
+                for p, each in zip(own, wanted, strict=True):
+                    torch.testing.assert_close(p.grad.double(), each, rtol=1e-4, atol=1e-6)
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0][-1] < losses[0][0]
+    report = gradc.torch.report()
+    assert report.share == 1 and "1 regions" in str(report)
 
 
 def test_quantization_aware_training_with_learned_ranges() -> None:

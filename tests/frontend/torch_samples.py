@@ -307,6 +307,7 @@ ELSEWHERE = {
     *(f"gradc.{name}.default" for name in ("dropout", "dropout_attention", "random_mask")),  # test_torch_random.py
     "aten.empty_permuted.default",  # its values are nobody's
     "prims.fma.default",  # test_torch_optimizers
+    *(f"bitsandbytes.{name}.default" for name in ("gemm_4bit", "dequantize_4bit", "dequantize_blockwise")),
     *("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"),  # test_grouped_products
     *(f"aten.{name}.input" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),  # test_recurrent_layers
     *(f"aten.{name}_cell.default" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),

@@ -300,6 +300,44 @@ def test_the_code_book_is_the_papers() -> None:
     assert np.array_equal(interp.run(gradc.trace(lambda: ops.nf4_codebook()))["y"], np.float32(NF4))
 
 
+@pytest.mark.parametrize("low", [True, False])
+@pytest.mark.parametrize("columns", [6, 14, 16, 18, 32, 46, 1026])
+def test_a_code_book_is_looked_up_by_vectors(columns: int, low: bool) -> None:
+    """Every code, books with NaN and infinities, rows that end inside of a vector; the same bits as NumPy's."""
+    book = np.linspace(-3, 4, 16).astype(np.float32)
+    book[[2, 9, 15]] = np.nan, np.inf, -0.0
+    graph = gradc.trace(
+        lambda codes, book, scale: (
+            ops.gather(book, ops.unpack(codes, dtype="u4", axis=1, low_nibble_first=low), axis=0) * scale
+        ),
+        codes=f"u8[5,{columns // 2}]",
+        book="f32[16]",
+        scale="f32[5,1]",
+    )
+    module = gradc.compile(graph, target="cpu")
+    assert "gradc_lookup(" in module.forward.source
+    codes = np.random.default_rng(0).integers(0, 256, (5, columns // 2)).astype(np.uint8)
+    scale = np.array([[1], [-2], [0.5], [0], [3]], np.float32)
+    halves = (codes & 15, codes >> 4) if low else (codes >> 4, codes & 15)
+    with np.errstate(invalid="ignore"):
+        wanted = book[np.stack(halves, -1).reshape(5, columns)] * scale
+    np.testing.assert_array_equal(module(codes=codes, book=book, scale=scale).view(np.int32), wanted.view(np.int32))
+
+
+def test_a_code_that_is_read_twice_stays_a_code() -> None:
+    """As a place in the book and as a number."""
+
+    def both_ways(codes: Any, book: Any) -> Any:
+        u4 = ops.unpack(codes, dtype="u4", axis=1)
+        return ops.gather(book, u4, axis=0) + ops.cast(u4, "f32")
+
+    module = gradc.compile(gradc.trace(both_ways, codes="u8[3,20]", book="f32[16]"), target="cpu")
+    assert "gradc_lookup(" not in module.forward.source
+    codes, book = np.arange(60, dtype=np.uint8).reshape(3, 20) * 4, np.arange(16, dtype=np.float32) ** 2
+    u4 = np.stack([codes & 15, codes >> 4], -1).reshape(3, 40)
+    np.testing.assert_array_equal(module(codes=codes, book=book), book[u4] + u4)
+
+
 def test_dequantize_nf4_is_a_code_book_times_a_scale() -> None:
     q, s = rng().integers(0, 256, (6, 8), dtype=np.uint8), rng(1).uniform(0.5, 2, (6, 4))
     composed = lambda q, s: ops.reshape(

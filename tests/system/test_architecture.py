@@ -60,7 +60,7 @@ ONLY_IN = {
 }
 # What an extra installs, and the parts of gradc that import it at once.
 EXTRAS = ("cupy", "gradc.jax", "gradc.onnx", "gradc.torch", "jax", "magika", "onnx", "onnxruntime", "swift_f0")
-EXTRAS += ("torch", "torchao")
+EXTRAS += ("bitsandbytes", "torch", "torchao")
 # Costs a second or is not there at all: `import gradc` does without.
 NOT_FROM_THE_CACHE = (
     "bz2",

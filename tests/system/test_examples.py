@@ -102,10 +102,17 @@ LINES = {
         r"gradc: f16, stochastic, rowwise Adagrad +23\.4 MB   loss 0\.630\d -> 0\.320\d +[\d.]+ ms a step",
         r"tables and states in files give the same losses, and are written where they lie",
     ],
+    "14_qlora_torch": [
+        r"int4: 5\.\d{3} as it is",
+        r"with adapters: 5\.\d{3}; 1 graphs, \d+ ops: 100% in 1 regions of gradc",
+        r"largest relative difference of 30 losses: \d\.\de-0[67]",
+        r"with adapters and scales: 5\.\d{3}; the scales moved by up to \d\.\d %",
+    ],
 }
 NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding"), "torch") | {
     "08_onnx_finetune": "swift_f0",
     "09_jax_training": "jax",
+    "14_qlora_torch": "torchao",
 }
 """What an example asks for beside gradc."""
 
@@ -117,6 +124,7 @@ TESTED = dict.fromkeys(
     "12_qlora": ("gradc/ops/quantized", "gradc/optim", "gradc/module", "gradc/passes", "gradc/codegen/cpu"),
     "13_dlrm": ("gradc/ops/indexing", "gradc/optim", "gradc/module", "gradc/passes", "gradc/codegen/cpu"),
 }
+TESTED["14_qlora_torch"] = ("gradc/torch", *TESTED["12_qlora"])
 """What those that start processes, or take a minute, test; the others are the compiler's."""
 
 

@@ -90,7 +90,9 @@ class Facts(KernelFacts):
         if len(k.cols) != 1 or k.scans or k.descending or self.guarded:
             return [()] * len(k.passes)
         numbers = {s.name: s.attr("value") for s in k.body if s.op == "const" and isinstance(s.attr("value"), int)}
-        return [packed_values(p.body, p.roots, numbers, self.innermost, self.rows.by_column) for p in k.passes]
+        written = {s.buffer for s in k.body if s.op in ("store", "accum")}
+        is_book = lambda b: b not in written and self.types[b] == Type(F32, (16,))
+        return [packed_values(p.body, p.roots, numbers, self.innermost, self.rows.by_column, is_book) for p in k.passes]
 
     def values(self, p: Phase, number: int) -> list[Stmt]:
         """A pass's values, of which those that are kept, unpacked or stored before are read back."""

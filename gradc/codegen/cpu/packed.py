@@ -2,13 +2,14 @@
 where they lie side by side.
 
 A column that reads byte ``column / 2`` and shifts it by ``column % 2`` steps through memory as no vector does; a loop
-over bytes, each of which gives two values, is one of vectors.
+over bytes, each of which gives two values, is one of vectors.  Where these are codes of a code book of 16 floats, a
+vector of codes gives one of floats by a permutation of the book, which compilers do not find.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ...ir.statement import Index, Stmt
@@ -19,21 +20,28 @@ from ..expr import Scribe, carrier, variable
 class Packed:
     """A value that is computed from a byte, and from which of its parts it is.
 
-    :param value: its name.  :param per: how many of them a byte has.
+    :param code: its name.  :param per: how many of them a byte has.
     :param place: the value that is the byte's number, :param parts: and those that are the part's.
     :param body: the statements that compute it from these, in order.
+    :param entry: the load that reads a code book at it, if that alone reads it.
     """
 
-    value: str
+    code: str
     per: int
     place: str
     parts: tuple[str, ...]
     body: tuple[Stmt, ...]
+    entry: Stmt | None = None
+
+    @property
+    def value(self) -> str:
+        """What columns read of it."""
+        return self.entry.name if self.entry else self.code
 
     @property
     def array(self) -> str:
-        """The array of a block's values."""
-        return unpacked(self.value)
+        """The array of a block's codes."""
+        return unpacked(self.code)
 
     @property
     def byte(self) -> str:
@@ -46,15 +54,18 @@ class Packed:
             [
                 *(f"const i64 {variable(name)} = {part};" for name in self.parts),
                 *(scribe.value(s) for s in self.body),
-                f"{self.array}[{self.per} * e + {part}] = {variable(self.value)};",
+                f"{self.array}[{self.per} * e + {part}] = {variable(self.code)};",
             ]
             for part in range(self.per)
         ]
-        return self, carrier(scribe.values[self.value]), each
+        book = f"&{scribe.element(self.entry.buffer, [Index()])}" if self.entry else ""
+        return self, carrier(scribe.values[self.code]), each, book and unpacked(self.value), book
 
 
-Unpacking: TypeAlias = tuple[Packed, str, list[list[str]]]
-"""Values that bytes have in parts, the C type of an element of their array, and the statements of each part."""
+Unpacking: TypeAlias = tuple[Packed, str, list[list[str]], str, str]
+"""Values that bytes have in parts, the C type of an element of their array, and the statements of each part; the array
+of what a code book has at them, and where the book begins, or "" for both.
+"""
 
 
 def unpacked(value: str) -> str:
@@ -68,11 +79,13 @@ def packed_values(
     constants: Mapping[str, int],
     column: str,
     by_column: Callable[[str], bool],
+    is_book: Callable[[str], bool],
 ) -> tuple[Packed, ...]:
     """Those of a pass.
 
     :param body, roots: its values, and what it does with them.  :param constants: the whole numbers among all values.
-    :param column: the innermost axis.  :param by_column: whether a value depends on columns.
+    :param column: the innermost axis.  :param by_column: whether a value depends on columns.  :param is_book: whether a
+        buffer is a code book, and nothing in the kernel writes to it.
     """
     positions = {s.name for s in body if s.op == "index" and s.index == (Index.of(column),)}
     places: dict[str, int] = {}
@@ -90,7 +103,18 @@ def packed_values(
             on_axes = {v for i in load.index for v, _ in i.terms}
             if column not in on_axes:
                 found += _from_byte(load, uses[0], places[uses[0]], parts, body, roots, by_column)
-    return tuple(found)
+    return tuple(replace(packed, entry=_entry(packed, body, roots, is_book)) for packed in found)
+
+
+def _entry(packed: Packed, body: Sequence[Stmt], roots: Sequence[Stmt], is_book: Callable[[str], bool]) -> Stmt | None:
+    """The load of a code book at a value of four bits that nothing else reads."""
+    (made,) = (s for s in body if s.name == packed.code)
+    if made.dtype is None or made.dtype.name != "u4":
+        return None
+    readers = [s for s in (*body, *roots) if packed.code in s.uses]
+    entry = readers[0]
+    reads = len(readers) == 1 and entry.op == "load" and not entry.where and entry.index == (Index.of(packed.code),)
+    return entry if reads and is_book(entry.buffer) else None
 
 
 def _from_byte(
