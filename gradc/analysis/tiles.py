@@ -41,6 +41,10 @@ ONLINE = 24
 """More, where a maximum that rises rescales sums: attention's forward with 64 features takes 160 for one tile of rows,
 and for two more than there are, by NVRTC for sm_90.
 """
+STATEMENTS = 30
+"""More, where no product follows the statements of a block, which NVRTC takes several elements of at once: losses of 16
+to 128 features, with targets, biases and tanh, spill in fewer (for sm_80, 90 and 100).
+"""
 _NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
 
 
@@ -160,7 +164,8 @@ class TileForm:
 
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""
-        by_registers = REGISTERS // (32 * warps * self.registers(columns, tiles))
+        statements = 0 if any(s.added for s in self.sweeps) else STATEMENTS
+        by_registers = REGISTERS // (32 * warps * (self.registers(columns, tiles) + statements))
         return max(1, min(MOST_RESIDENT, by_registers, LEAST_SHARED // max(shared, 1)))
 
     def fragments(self) -> int:
