@@ -70,6 +70,7 @@ from .passes.row_blocking.block_batch import block_batch
 from .passes.row_blocking.block_rows import block_rows
 from .passes.row_blocking.decision import candidates, first_blocked
 from .passes.row_blocking.merge_rows import merge_rows
+from .passes.row_blocking.resize_blocks import resize_blocks
 from .passes.schedule.partition import Partition, partition
 from .passes.schedule.schedule import schedule, written
 from .process.forks import held_off
@@ -283,6 +284,7 @@ def kernels(
         program = run(unroll_scatters, program)
         program = run(inline_constants, program)
         if _blocks_rows(options):
+            program = run(resize_blocks, program)
             program = run(block_batch, program, dims=_hints(options))
             program = run(fuse_bias, program)
     if target == "cpu":
