@@ -54,7 +54,7 @@ def test_a_block_has_as_many_rows_as_memory_has_room_for(dtype, rows):
     assert may_overwrite(made, second, logits.name, slopes.name)
 
 
-@pytest.mark.parametrize("rows", [130, 300])
+@pytest.mark.parametrize("rows", [300, 513])
 def test_values_are_the_same(rows, monkeypatch):
     monkeypatch.setattr(wide_products, "LAUNCH_ELEMENTS", 1)
     monkeypatch.setattr(wide_products, "MIN_BYTES", 1)
