@@ -53,8 +53,11 @@ class Loss:
             if name == "t":
                 arrays[name] = np.where(rng.random(shape) < ignored, self.ignored, rng.integers(0, dims["V"], shape))
                 continue
-            drawn = 0.5 + rng.random(shape) if name == "c" else rng.standard_normal(shape) / max(shape[-1], 1) ** 0.25
-            arrays[name] = drawn.astype(DTYPES[node.dtype.name].np)
+            if name in ("c", "scale"):
+                drawn = 0.5 + rng.random(shape)
+            else:
+                drawn = rng.standard_normal(shape) / max(shape[-1], 1) ** 0.25
+            arrays[name] = np.asarray(drawn).astype(DTYPES[node.dtype.name].np)
         return arrays
 
 
@@ -102,6 +105,19 @@ def _torch_with_z(x, w, t):
     logits = x @ w.T
     return F.cross_entropy(logits, t) + (torch.logsumexp(logits, 1) ** 2).mean() * 0.125
 
+
+def _contrastive(x, w, scale):
+    """As CLIP has it: row i of one belongs to row i of the other, and the other way round."""
+    logits, t = (x @ w.T).astype("f32") * scale, ops.iota(shape=(x.shape[0],))
+    return (ops.cross_entropy(logits, t) + ops.cross_entropy(logits.T, t)) * 0.5
+
+
+def _torch_contrastive(x, w, scale):
+    logits, t = x @ w.T * scale, torch.arange(x.shape[0])
+    return (F.cross_entropy(logits, t) + F.cross_entropy(logits.T, t)) * 0.5
+
+
+CONTRASTIVE = Loss(_contrastive, _torch_contrastive, {"x": "D[N,K]", "w": "D[N,K]", "scale": "f32[]"})
 
 LOSS_FORMS = {
     "mean": _with(),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from loss_forms import LARGE, LOSS_FORMS, exact  # noqa: E402
+from loss_forms import CONTRASTIVE, LARGE, LOSS_FORMS, exact  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import knobs  # noqa: E402
@@ -144,6 +144,31 @@ def test_values_and_gradients_are_torchs(name, dtype):
             got = np.asarray(found[output]).astype(np.float64)
             size = 0.0 if not value.size else np.abs(np.nan_to_num(value)).max()
             np.testing.assert_allclose(got, value, rtol=0, atol=6 * ROUNDED * max(size, 0.05), err_msg=output)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_contrastive_loss_keeps_no_scores(dtype):
+    """32768 rows of 512 features: the columns of their scores are rows of a product of their own."""
+    graph, dims = CONTRASTIVE.graph(dtype, 512), {"N": 32768}
+    for wrt in ((), ("x", "w", "scale")):
+        for program in run_passes(graph, wrt, Options(hints=dims), "cuda")[2].values():
+            assert not [b.name for b in program.buffers if evaluate(b.type.count, dims) >= 32768**2]
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("bf16", 1), ("bf16", 130), ("f16", 257)])
+@pytest.mark.usefixtures("blocks")
+def test_values_and_gradients_of_a_contrastive_loss_are_torchs(dtype, rows):
+    graph, wrt = CONTRASTIVE.graph(dtype, 8), ("x", "w", "scale")
+    module = gradc.compile(graph, wrt, target="cuda-sim", hints={"N": 32768})
+    arrays = CONTRASTIVE.drawn(graph, {"N": rows}, rows, 0.0)
+    y, residuals = module.forward(**arrays)
+    tensors = exact(arrays)
+    wanted = CONTRASTIVE.torchs(**tensors)
+    slopes = torch.autograd.grad(wanted, [tensors[n] for n in wrt])
+    found = {"y": y, **module.backward(residuals, np.asarray(1, np.float32))}
+    for output, value in (("y", wanted.detach()), *zip(wrt, slopes, strict=True)):
+        error = np.abs(np.asarray(found[output]).astype(np.float64) - value.numpy())
+        assert error.max() <= 6 * ROUNDED * max(float(value.abs().max()), 0.05), output
 
 
 def test_a_target_beyond_the_classes_is_an_error():
