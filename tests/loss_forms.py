@@ -119,6 +119,15 @@ def _torch_contrastive(x, w, scale):
 
 CONTRASTIVE = Loss(_contrastive, _torch_contrastive, {"x": "D[N,K]", "w": "D[N,K]", "scale": "f32[]"})
 
+
+def _of_two_products(x, w, scale):
+    t = ops.iota(shape=(x.shape[0],))
+    rows, columns = ((a @ b.T).astype("f32") * scale for a, b in ((x, w), (w, x)))
+    return (ops.cross_entropy(rows, t) + ops.cross_entropy(columns, t)) * 0.5
+
+
+OF_TWO_PRODUCTS = Loss(_of_two_products, _torch_contrastive, CONTRASTIVE.types)
+
 LOSS_FORMS = {
     "mean": _with(),
     "sum": _with(reduction="sum"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from loss_forms import CONTRASTIVE, LARGE, LOSS_FORMS, exact  # noqa: E402
+from loss_forms import CONTRASTIVE, LARGE, LOSS_FORMS, OF_TWO_PRODUCTS, exact  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import knobs  # noqa: E402
@@ -155,10 +155,14 @@ def test_a_contrastive_loss_keeps_no_scores(dtype):
             assert not [b.name for b in program.buffers if evaluate(b.type.count, dims) >= 32768**2]
 
 
-@pytest.mark.parametrize(("dtype", "rows"), [("bf16", 1), ("bf16", 130), ("f16", 257)])
+@pytest.mark.parametrize(
+    ("form", "dtype", "rows"),
+    [("one", "bf16", 1), ("one", "bf16", 130), ("one", "f16", 257), ("two", "bf16", 130), ("two", "f16", 65)],
+)
 @pytest.mark.usefixtures("blocks")
-def test_values_and_gradients_of_a_contrastive_loss_are_torchs(dtype, rows):
-    graph, wrt = CONTRASTIVE.graph(dtype, 8), ("x", "w", "scale")
+def test_values_and_gradients_of_a_contrastive_loss_are_torchs(form, dtype, rows):
+    """With one product in it, or two: these share a loop, whose kernel carries sums along two maxima."""
+    graph, wrt = (CONTRASTIVE if form == "one" else OF_TWO_PRODUCTS).graph(dtype, 8), ("x", "w", "scale")
     module = gradc.compile(graph, wrt, target="cuda-sim", hints={"N": 32768})
     arrays = CONTRASTIVE.drawn(graph, {"N": rows}, rows, 0.0)
     y, residuals = module.forward(**arrays)

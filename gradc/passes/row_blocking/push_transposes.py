@@ -9,6 +9,7 @@ blocks alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ...ir.dims import same
 from ...ir.graph import Graph
@@ -56,6 +57,13 @@ def _is_elementwise(node: Node) -> bool:
     return own and bool(node.operands) and all(o.shape == node.shape for o in node.operands)
 
 
+class _Source(NamedTuple):
+    """A product, or its transpose."""
+
+    product: Node
+    transposed: bool = False
+
+
 class _Transposer:
     """Rewrites a graph.
 
@@ -65,29 +73,30 @@ class _Transposer:
     def __init__(self, graph: Graph, dims: Sizes, device: Device):
         self.graph, self.dims, self.device = graph, dims, device
         self.made: dict[Node, Node] = {}
-        self._below: dict[Node, frozenset[str]] = {}
+        self._sources: dict[Node, frozenset[_Source]] = {}
         self._transposed: dict[Node, Node] = {}
 
     def rule(self, node: Node, operands: tuple[Node, ...]) -> Node | None:
         self.made |= zip(node.operands, operands, strict=True)
         if not _swaps(node):
             return None
-        below = self.below(node.operands[0])
-        if below == {"product"} and self.is_reduced(node):
-            return self.transposed(node.operands[0])
-        return self.transposed(node.operands[0]) if below == {"transpose"} else None
+        sources = self.sources(node.operands[0])
+        columns = bool(sources) and not any(s.transposed for s in sources) and self.is_reduced(node)
+        # what rows of the product are computed for anyway
+        back = bool(sources) and all(s.transposed and self.is_reduced(s.product) for s in sources)
+        return self.transposed(node.operands[0]) if columns or back else None
 
-    def below(self, node: Node) -> frozenset[str]:
-        """What a value is computed of elementwise: a wide product, the transpose of such a value."""
-        found = self._below.get(node)
+    def sources(self, node: Node) -> frozenset[_Source]:
+        """What a value is computed of elementwise: wide products, transposes of such values."""
+        found = self._sources.get(node)
         if found is None:
             if self.is_wide_both_ways(node):
-                found = frozenset({"product"})
+                found = frozenset({_Source(node)})
             elif _swaps(node):
-                found = frozenset({"transpose"} if self.below(node.operands[0]) == {"product"} else ())
+                found = frozenset(_Source(s.product, not s.transposed) for s in self.sources(node.operands[0]))
             else:
-                found = frozenset().union(*map(self.below, node.operands)) if _is_elementwise(node) else frozenset()
-            self._below[node] = found
+                found = frozenset().union(*map(self.sources, node.operands)) if _is_elementwise(node) else frozenset()
+            self._sources[node] = found
         return found
 
     def is_wide_both_ways(self, node: Node) -> bool:
