@@ -28,7 +28,7 @@ class Loss:
     """One way to write a linear cross entropy.
 
     :param torchs: given tensors in f64, by the inputs' names.
-    :param tiled: whether the forward alone, of few features, is one kernel on tensor cores.
+    :param tiled: whether the forward alone, of few features, is predicted to be faster as one kernel on tensor cores.
     :param ignored: the target of rows without a loss.
     """
 
@@ -141,8 +141,8 @@ LOSS_FORMS = {
         lambda x, w, t, b: F.cross_entropy(F.linear(x, w, b), t),
         {**PLAIN, "b": "D[V]"},
     ),
-    "softcap": Loss(_capped, lambda x, w, t: F.cross_entropy(torch.tanh(x @ w.T * 0.5) * 2, t), PLAIN),
-    "z-loss": Loss(_with_z, _torch_with_z, PLAIN),
+    "softcap": Loss(_capped, lambda x, w, t: F.cross_entropy(torch.tanh(x @ w.T * 0.5) * 2, t), PLAIN, tiled=False),
+    "z-loss": Loss(_with_z, _torch_with_z, PLAIN, tiled=False),
     "log_softmax and nll_loss": Loss(
         lambda x, w, t: ops.nll_loss(ops.log_softmax(ops.linear(x, w).astype("f32"), 1), t),
         lambda x, w, t: F.nll_loss(F.log_softmax(x @ w.T, 1), t),
