@@ -41,9 +41,9 @@ ONLINE = 24
 """More, where a maximum that rises rescales sums: attention's forward with 64 features takes 160 for one tile of rows,
 and for two more than there are, by NVRTC for sm_90.
 """
-STATEMENTS = 30
-"""More, where no product follows the statements of a block, which NVRTC takes several elements of at once: losses of 16
-to 128 features, with targets, biases and tanh, spill in fewer (for sm_80, 90 and 100).
+STATEMENTS = 40
+"""More for 16 rows, where no product follows the statements of a block, which NVRTC takes several elements of at once:
+losses of 16 to 128 features, with targets, biases and tanh, spill in fewer (for sm_80, 90 and 100).
 """
 _NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
 
@@ -160,12 +160,12 @@ class TileForm:
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         own = carried + blocks * columns // 2 + self.fragments()
         online = ONLINE if any(c.by for sweep in self.loop.sweeps for c in sweep.carries) else 0
+        own += 0 if any(s.added for s in self.sweeps) else STATEMENTS
         return 32 + 16 * tiles + tiles * own + (blocks - 1) * columns + online
 
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most."""
-        statements = 0 if any(s.added for s in self.sweeps) else STATEMENTS
-        by_registers = REGISTERS // (32 * warps * (self.registers(columns, tiles) + statements))
+        by_registers = REGISTERS // (32 * warps * self.registers(columns, tiles))
         return max(1, min(MOST_RESIDENT, by_registers, LEAST_SHARED // max(shared, 1)))
 
     def fragments(self) -> int:
