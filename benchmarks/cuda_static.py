@@ -137,6 +137,12 @@ def _around_attention(x: Any, mixed: Any, **p: Any) -> Any:
     return q, k, v, x + ops.linear(up, p["down"], p["down_bias"])
 
 
+def _contrastive(x: Any, w: Any, scale: Any) -> Any:
+    """Row i of one belongs to row i of the other, and the other way round."""
+    logits, t = (x @ w.T).astype("f32") * scale, ops.iota(shape=(x.shape[0],))
+    return (ops.cross_entropy(logits, t) + ops.cross_entropy(logits.T, t)) * 0.5
+
+
 def _blocks() -> tuple[Static, ...]:
     block = block_case("", "bf16", 8, 1024)
     around = {**block.types, "mixed": block.types["x"]}
@@ -149,6 +155,19 @@ def _blocks() -> tuple[Static, ...]:
             lambda x, w, t: ops.linear_cross_entropy(x, w, t),
             {"x": "bf16[8192,768]", "w": "bf16[50257,768]", "t": "i64[8192]"},
             ("x", "w"),
+        ),
+        Static(
+            "LCE128",
+            "its value alone, of 128 features",
+            lambda x, w, t: ops.linear_cross_entropy(x, w, t),
+            {"x": "bf16[8192,128]", "w": "bf16[50257,128]", "t": "i64[8192]"},
+        ),
+        Static(
+            "CLIP",
+            "contrastive loss of 32768 pairs, bf16",
+            _contrastive,
+            {"x": "bf16[32768,512]", "w": "bf16[32768,512]", "scale": "f32[]"},
+            ("x", "w", "scale"),
         ),
     )
 

@@ -72,6 +72,8 @@ from .passes.row_blocking.block_batch import block_batch
 from .passes.row_blocking.block_rows import block_rows
 from .passes.row_blocking.decision import candidates, first_blocked
 from .passes.row_blocking.merge_rows import merge_rows
+from .passes.row_blocking.push_transposes import push_transposes
+from .passes.row_blocking.resize_blocks import resize_blocks
 from .passes.schedule.partition import Partition, partition
 from .passes.schedule.schedule import schedule, written
 from .process.forks import held_off
@@ -168,7 +170,11 @@ def lower(graph: Graph, wrt: Sequence[str], options: Options, target: str, pipel
     graph = pipeline.run(static_indices, graph)
     graph = pipeline.run(push_gathers, graph, numerics=options.numerics)
     graph = pipeline.run(push_slices, graph, numerics=options.numerics)
-    return optimise(_joint(graph, wrt, options, pipeline) if wrt else graph, options, target, pipeline)
+    graph = optimise(_joint(graph, wrt, options, pipeline) if wrt else graph, options, target, pipeline)
+    if target.startswith("cuda") and _blocks_rows(options):
+        device = _device(options, target)
+        graph = pipeline.run(push_transposes, graph, dims=_hints(options), device=device, numerics=options.numerics)
+    return graph
 
 
 def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target: str) -> Iterator[Partition]:
@@ -286,6 +292,7 @@ def kernels(
         program = run(unroll_scatters, program)
         program = run(inline_constants, program)
         if _blocks_rows(options):
+            program = run(resize_blocks, program)
             program = run(block_batch, program, dims=_hints(options))
             program = run(fuse_bias, program)
     if target == "cpu":

@@ -50,6 +50,10 @@ ADDRESSES = 100
 """Instructions of a block of columns beside products, loads and elements (counted in attention's)."""
 _FREE = ("load", "const", "index", "store", "le", "lt", "ge", "gt", "where", "cast")
 """Statements of elements that take an instruction at the edges of a mask alone, or none."""
+STATEMENTS = 64
+"""More for 16 rows, where no product follows the statements of a block, which NVRTC takes several elements of at once:
+losses of 16 to 128 features, with targets, biases and tanh, spill in fewer (for sm_80, 90 and 100).
+"""
 _NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
 
 
@@ -165,6 +169,7 @@ class TileForm:
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         rows = max(6 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
         own = carried + blocks * columns // 2 + rows + self.fragments(tiles)
+        own += 0 if any(s.added for s in self.sweeps) else STATEMENTS
         if self.is_several:
             vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
             early = (tiles - 1) * vectors * max(columns - EARLY, 0)

@@ -147,6 +147,23 @@ GRADC_FN void gradc_get_all(gradc_vector<T, N> (&to)[TIMES], const T *from, ix c
   }
 }
 
+/* The same of rows that begin where N elements can be moved at once, and end within them: what is behind the end is not read. */
+template <class T, int N, int TIMES> GRADC_FN void gradc_get_ragged(gradc_vector<T, N> (&to)[TIMES], const T *from, ix col, ix step, ix end_col, bool vectorized) {
+  if (vectorized && col + (TIMES - 1) * step + N <= end_col) {
+    gradc_get_all(to, from, col, step, 1, end_col, true);
+    return;
+  }
+#pragma unroll 1
+  for (int t = 0; t < TIMES; t++) {
+    const ix first = col + t * step;
+    gradc_vector<T, N> own;
+    if (vectorized && first + N <= end_col) gradc_get_all((gradc_vector<T, N>(&)[1])own, from, first, 0, 1, end_col, true);
+    else gradc_get_each(own, from, first, end_col);
+#pragma unroll
+    for (int i = 0; i < TIMES; i++) if (i == t) to[i] = own;
+  }
+}
+
 /* Vectors of which nothing is loaded: one value in all elements. */
 template <class T, int N, int TIMES, class V> GRADC_FN void gradc_fill(gradc_vector<T, N> (&to)[TIMES], V value) {
 #pragma unroll

@@ -172,23 +172,25 @@ def test_nothing_is_written_behind_a_check_that_finds_something() -> None:
 
 
 def test_the_logits_of_a_language_model_are_never_whole() -> None:
-    """8192 tokens, 50257 words: no residual has a row of logits, and the workspace stays below 200 MB."""
+    """8192 tokens, 50257 words: no residual has a row of logits, and the workspace stays below 300 MB, in which the
+    gradient of a block of logits lies where they did.
+    """
     types = {"x": "bf16[8192,768]", "w": "bf16[50257,768]", "t": "i64[8192]"}
     graph = gradc.trace(CASES["loss"][0], **types)
     module = gradc.compile(graph, ["x", "w"], target="cuda", arch="sm_90")
     for executable in module.executables.values():
         program = executable.program
         plan = executable.native.bind({})
-        assert plan.workspace <= 200e6
-        assert {b.type.dtype.bits for loop in program.loops for b in loop.blocks} <= {16}, (
-            "logits are rounded as written"
-        )
+        assert plan.workspace <= 300e6
+        blocks = [b for loop in program.loops for b in loop.blocks]
+        assert {b.type.dtype.bits for b in blocks} <= {16}, "logits are rounded as written"
+        assert len({b.slot for b in blocks if b.type.rank == 2}) <= 1, "the gradient lies where they did"
         kept = [b.type.shape for b in program.buffers if b.kind in ("input", "output", "temp")]
         assert max(int(np.prod(shape, dtype=np.int64)) for shape in kept) <= 50257 * 768
     actions = [a for step in module.forward.native.bind({}).actions for a in step]
     products = [a for a in actions if isinstance(a, Library)]
     results = [a.product.out.part.root for a in products if a.m * a.n * a.k > 1e9]
-    assert len(results) == 3 * 11 and sum(a.product.add for a in products if a.m == 50257) == 10
+    assert len(results) == 3 * 4 and sum(a.product.add for a in products if a.m == 50257) == 3
     assert all(map(is_aligned, (a for a in products if a.m * a.n * a.k > 1e9))), "rows begin and end at 16 bytes"
     assert not [a for a in actions if isinstance(a, Launch) and a.function.startswith("gradc_matmul")]
 
@@ -242,3 +244,30 @@ def test_a_donated_input_is_whole_until_the_last_block_has_read_it(target: str, 
     x = np.random.default_rng(0).standard_normal((n, 1)).astype(np.float32)
     exact = np.maximum(x.astype("f8") @ x.T.astype("f8"), 0).sum(1, keepdims=True) * 0.01 + x
     np.testing.assert_allclose(module(x=x.copy()), exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("bf16", 2), ("f32", 2), ("bf16", 140)])
+@pytest.mark.usefixtures("blocks")
+def test_rows_that_end_within_a_thread_s_columns(dtype: str, rows: int) -> None:
+    """Of an odd number of classes, in rows that begin at multiples of 16 bytes: all but the last are moved so."""
+    types = {"x": f"{dtype}[{rows},8]", "w": f"{dtype}[8209,8]", "b": f"{dtype}[8209]", "t": f"i64[{rows}]"}
+    graph = gradc.trace(lambda x, w, b, t: ops.linear_cross_entropy(x, w, t, b), **types)
+    module = gradc.compile(graph, ["x", "w", "b"], target="cuda-sim")
+    assert "gradc_get_ragged" in module.forward.source
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal(node.shape).astype(DTYPES[dtype].np) for node, n in _floats(graph)}
+    t = rng.integers(0, 8209, rows)
+    t[:2] = 8208, 8207
+    y, residuals = module.forward(**arrays, t=t)
+    found = {**module.backward(residuals, np.asarray(1, y.dtype)), "y": y}
+    leaves = {n: torch.tensor(a.astype(np.float64), requires_grad=True) for n, a in arrays.items()}
+    loss = F.cross_entropy(F.linear(*leaves.values()), torch.tensor(t))
+    loss.backward()
+    unit = {"bf16": 2.0**-8, "f32": 2.0**-21}[dtype]
+    for name, exact in (("y", loss.detach()), *((n, x.grad) for n, x in leaves.items())):
+        error = np.abs(np.asarray(found[name]).astype(np.float64) - exact.numpy())
+        assert error.max() <= 4 * unit * np.abs(exact.numpy()).max(), name
+
+
+def _floats(graph: gradc.Graph) -> list[tuple[Any, str]]:
+    return [(node, n) for node, n in zip(graph.inputs, graph.input_names, strict=True) if node.dtype.is_float]

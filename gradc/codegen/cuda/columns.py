@@ -134,12 +134,16 @@ def vector_length(kernel: Kernel, types: Mapping[str, Type]) -> int:
     return vec
 
 
-def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int, reduces: bool = False) -> int:
+def columns_at_once(
+    kernel: Kernel, types: Mapping[str, Type], sums: int, reduces: bool = False, ragged: bool = False
+) -> int:
     """A power of two: 16 bytes of the narrowest linear access, as far as columns of a known number can be shared out
     and registers are enough.
 
     :param sums: accums: what a thread has of each for each of its columns is in registers, too.
     :param reduces: whether a row is reduced: fewer columns would leave more to the reduction over threads.
+    :param ragged: whether a thread may have fewer columns at the end of a row, if all rows begin where so many can be
+        moved at once.
     """
     bodies = _bodies(kernel)
     accesses = _accesses(kernel, types)
@@ -165,8 +169,11 @@ def columns_at_once(kernel: Kernel, types: Mapping[str, Type], sums: int, reduce
             return sum(max(vec * a.item // 4, 1) for a in accesses.values()) + 2 * vec * sums > PACKED_REGISTERS
         return vec * (sum(max(a.item // 4, 1) for a in accesses.values()) + 2 * sums) > UNPACKED_REGISTERS
 
-    while vec > 1 and (
-        spills() or not any(a.fits(vec) for a in accesses.values()) or (isinstance(count, int) and count % vec)
-    ):
+    def shared_out() -> bool:
+        fits = [a.fits(vec) for a in accesses.values()]
+        even = not isinstance(count, int) or count % vec == 0
+        return any(fits) if even else ragged and all(fits)
+
+    while vec > 1 and (spills() or not shared_out()):
         vec //= 2
     return vec

@@ -256,7 +256,7 @@ class KernelWriter:
         kept = product(n for _, n in facts.rows.kept_axes) if facts.order == "by owner" else None
         arrays = workspace(self.accums.values(), sort.groups if sort is not None else None)
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
-        even = "true" if even_columns(facts, m.vec) else "cols % VEC == 0"
+        even = "true" if m.ragged or even_columns(facts, m.vec) else "cols % VEC == 0"
         exchanged, slots = max(map(len, facts.vector_groups), default=0), "gradc_exchanged<EXCHANGED>::SLOTS"
         keys = sort.keys if sort is not None else None
         return [

@@ -59,6 +59,7 @@ class ThreadMapping(KernelMapping):
     :cvar rounds_partials: whether partial results are rounded before they are in the workspace.
     :param width: threads of a task.
     :param vec: neighbouring columns of a thread at once.
+    :param ragged: whether a row of a known number of columns may end within a thread's.
     :param threads: of a block.
     :param resident: threads that a multiprocessor is to hold, at least.
     :param unroll: times round the columns of a whole row whose loads are under way together; 0: each has its own.
@@ -85,6 +86,7 @@ class ThreadMapping(KernelMapping):
     rounds_partials: ClassVar[bool] = False
     width: int
     vec: int = 1
+    ragged: bool = False
     threads: int = THREADS
     resident: int = 2 * THREADS
     unroll: int = 0

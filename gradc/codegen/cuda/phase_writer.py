@@ -200,7 +200,8 @@ class PhaseWriter:
         if self.k.scans:
             column = declared(f"const ix c = {'end_col - 1 - col' if self.k.descending else 'col'};")
             return [*used([column, *axis_declarations(self.k.cols, "c")], "\n".join(body)), *body]
-        guard = [] if even_columns(self.facts, self.mapping.vec) else ["if (c >= end_col) continue;"]
+        even = self.mapping.ragged or even_columns(self.facts, self.mapping.vec)
+        guard = [] if even else ["if (c >= end_col) continue;"]
         number = declared("const ix c = col + j * col_step;")
         lines = used([number, *axis_declarations(self.k.cols, "c")], "\n".join([*guard, *body]))
         first = lines[:1] if lines[:1] == [number.line] else []

@@ -41,8 +41,8 @@ class RowProgram(Results[Accum]):
 
     @property
     def even_cols(self) -> bool:
-        """Whether a thread's columns are all there or none, whatever the sizes."""
-        return even_columns(self.facts, self.mapping.vec)
+        """Whether a thread's columns are neighbours, and, but where rows are ragged, all there or none."""
+        return self.mapping.ragged or even_columns(self.facts, self.mapping.vec)
 
     @property
     def full(self) -> bool:

@@ -1,8 +1,9 @@
 """tile_rows: what a GPU's tensor cores compute as one kernel becomes a loop over blocks of rows with sweeps.
 
 Wide rows that a product gives, what a kernel makes of them, and the product that sums that over the columns: attention
-is one such loop, whatever masks, biases and weights its graph has.  What goes on with a row of its results joins the
-loop's epilogue.  Nothing of the size of the wide rows is in memory then.
+is one such loop, whatever masks, biases and weights its graph has.  So are logits of which values of their rows alone
+are left, a cross entropy.  What goes on with a row of its results joins the loop's epilogue.  Nothing of the size of
+the wide rows is in memory then.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ...ir.statement import REDUCTIONS
 from ...targets.devices import Device, Gpu
 from ..loops.legality import IllegalMove
 from ..manager import program_pass
+from ..row_blocking.fission import fuse_unused, split_sums
 from ..row_blocking.fusion_group import FusionGroup
 from ..row_blocking.loop_writer import fuse
 from ..row_blocking.tiling import with_unit_axes, without_unit_axes
@@ -45,11 +47,12 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
     :param dims: sizes at which time is predicted; ``LARGE`` stands for the others.
     """
     given, program, tried = program, without_unit_axes(program), set[str]()
+    program, fissions = split_sums(program, [*_products(program)])
     with assuming(program.assumptions):
         while seeds := [name for name in _products(program) if name not in tried]:
             tried.add(seeds[0])
             group = FusionGroup.grow_from(program, seeds[0], dims, tiled=True)
-            if group is None or not _is_attention(group):
+            if group is None or not _leaves_narrow_rows(group):
                 continue
             tried |= {*group.blocks}
             try:
@@ -58,7 +61,7 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
                 step = next(step for step in group.steps.values() if seeds[0] in step.writes)
                 missed = MissedTile(step.name, step.note, str(error))
                 program = replace(program, untiled=(*program.untiled, missed))
-    return with_unit_axes(program, given)
+    return with_unit_axes(fuse_unused(program, fissions), given)
 
 
 def _products(program: Program) -> Iterator[str]:
@@ -71,16 +74,20 @@ def _products(program: Program) -> Iterator[str]:
                 yield buffer.name
 
 
-def _is_attention(group: FusionGroup) -> bool:
-    """Whether a group reduces the columns of a product, or computes two of its shape, and then multiplies what it makes
-    of them: attention, forward and backward.
+def _leaves_narrow_rows(group: FusionGroup) -> bool:
+    """Whether a group reduces the columns of a product to values of rows, as a cross entropy does; or reduces them, or
+    computes two products of its shape, and then multiplies what it makes of them: attention, forward and backward.
     """
     steps, blocks = group.steps.values(), {*group.blocks}
     calls = [step for step in steps if isinstance(step, Call)]
     computed = [call for call in calls if call.out.buffer in blocks]
-    kernels = (step for step in steps if isinstance(step, Kernel) and blocks & {*step.reads})
-    reduces = any(s.op in REDUCTIONS for kernel in kernels for s in kernel.body)
-    return (reduces or len(computed) > 1) and len(calls) > len(computed) > 0
+    kernels = [step for step in steps if isinstance(step, Kernel)]
+    readers = [kernel for kernel in kernels if blocks & {*kernel.reads}]
+    reduces = any(s.op in REDUCTIONS for kernel in readers for s in kernel.body)
+    stored = [(kernel, s) for kernel in kernels for s in kernel.body if s.op == "store" and s.buffer not in blocks]
+    narrow = not any(kernel.is_column(s) for kernel, s in stored)
+    multiplies = len(calls) > len(computed)
+    return len(computed) > 0 and ((reduces and (multiplies or narrow)) or (len(computed) > 1 and multiplies))
 
 
 def _tiled(group: FusionGroup, device: Device, dims: Mapping[str, int]) -> Program:

@@ -21,13 +21,13 @@ def plan_buffers(program: Program) -> Program:
     """temp t3: f32[N,D]  ->  temp t3: f32[N,D] slot 0"""
     with assuming(program.assumptions):
         placed = _slots(program, lifetimes(program))
-        steps = tuple(_with_block_slots(step, program) if isinstance(step, Loop) else step for step in program.steps)
+        steps = tuple(with_block_slots(step, program) if isinstance(step, Loop) else step for step in program.steps)
     slots = ((b, placed.get(b.name, -1)) for b in program.buffers)
     buffers = tuple(b if b.slot == slot else replace(b, slot=slot) for b, slot in slots)
     return replace(program, buffers=buffers, steps=steps)
 
 
-def _with_block_slots(loop: Loop, program: Program) -> Loop:
+def with_block_slots(loop: Loop, program: Program) -> Loop:
     """Loop -> the loop with a slot for each block buffer; a block that a kernel may compute in place of a dead one
     shares its slot.
     """

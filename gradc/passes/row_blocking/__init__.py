@@ -37,6 +37,8 @@ From a graph to a loop, in the order in which it happens
     :mod:`.fusion_group`          Program, product -> the largest group of steps that can share a loop around it
     :mod:`.tiling`                step, buffer -> how the step is tiled by the rows of the buffer, if it can be
     :mod:`.loop_writer`           group -> the Program with its loop: steps over the rows of a block, blocks, carries
+    :mod:`.push_transposes`       joint Graph -> Graph, on a GPU: columns that are reduced are rows of another product
+    :mod:`.resize_blocks`         Program -> Program, on a GPU: as many rows of a block as memory has room for
     :mod:`.column_bounds`         steps -> the columns that a row needs at all: those before a causal mask's diagonal
     ============================  =====================================================================================
 

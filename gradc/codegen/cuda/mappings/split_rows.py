@@ -13,7 +13,7 @@ from ..mapping import block_threads
 from ..phase_writer import PhaseView, PhaseWriter
 from ..row_order import row_axes
 from ..workspace import strip_arrays
-from .whole_rows import WholeRows, unrolled
+from .whole_rows import WholeRows, is_ragged, unrolled, with_ragged_ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,11 @@ def few_long_rows(facts: Facts, width: int) -> bool:
 
 def split_rows(facts: Facts, vec: int, width: int) -> SplitRows:
     """The mapping of long rows of which a launch may have few."""
+    vec = with_ragged_ends(facts, vec)
     return SplitRows(
         reason="its rows may be long and few, and each phase over strips of them is a function",
         vec=vec,
+        ragged=is_ragged(facts, vec),
         width=width,
         threads=block_threads(width),
         unroll=unrolled(facts, width),

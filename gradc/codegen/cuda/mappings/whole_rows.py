@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ....ir.kernel import Kernel, Phase
+from ..columns import columns_at_once
 from ..exp_sums import ExpSum, with_exp_sums
 from ..facts import Facts
 from ..mapping import ChunkOfRows, block_threads, threads_for_columns
@@ -30,14 +31,31 @@ class WholeRows(ChunkOfRows):
 
 def whole_rows(facts: Facts, vec: int) -> WholeRows:
     """The mapping of any kernel: ``vec`` columns of a thread at once."""
+    vec = with_ragged_ends(facts, vec)
     width = threads_for_columns(facts, vec)
     return WholeRows(
         reason=_reason(facts, width),
         vec=vec,
+        ragged=is_ragged(facts, vec),
         width=width,
         threads=block_threads(width),
         unroll=unrolled(facts, width),
     )
+
+
+def with_ragged_ends(facts: Facts, vec: int) -> int:
+    """Columns of a thread at once, ``vec`` or more of long rows whose number of columns is no multiple of them: logits
+    of an odd number of classes, in rows that begin at multiples of 16 bytes.
+    """
+    columns, kernel = facts.known_columns, facts.kernel
+    if columns is None or columns <= LONGEST_ROW or kernel.accums or facts.wide_values or not facts.shares_columns:
+        return vec
+    return max(vec, columns_at_once(kernel, facts.types, 0, facts.reduces, ragged=True))
+
+
+def is_ragged(facts: Facts, vec: int) -> bool:
+    """Whether the last of a thread's columns may not be there."""
+    return facts.known_columns is not None and facts.known_columns % vec != 0
 
 
 def unrolled(facts: Facts, width: int) -> int:

@@ -257,10 +257,11 @@ class FragmentWriter:
         if not relative:
             yield join
             return
-        yield from (f"const f32 before = {carry.name}[h];", join)
+        yield from ("{", f"const f32 before = {carry.name}[h];", join)
         yield f"const f32 factor = gradc_rescaled(before, {carry.name}[h]); /* of what is relative to it */"
         for c in relative:
             yield from self.rescaled(c)
+        yield "}"
 
     def rescaled(self, c: Carry) -> Iterator[str]:
         """Makes a row of a carry relative to another maximum."""
