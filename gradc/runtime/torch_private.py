@@ -62,6 +62,7 @@ SINCE: dict[str, tuple[tuple[Release, str], ...]] = {
     "_ignore_backend_decomps": ((OLDEST, "torch.export._trace"),),
     "_override_composite_implicit_decomp": ((OLDEST, _EXPORTED),),
     "_split_decomp_table_to_cia_and_python_decomp": ((OLDEST, _EXPORTED),),
+    "op_implementations_dict": ((OLDEST, "torch._subclasses.fake_impls"),),
     "preserve_node_meta": ((OLDEST, "torch.fx.traceback"),),
     "TorchDispatchMode": ((OLDEST, _DISPATCH),),
     "_disable_current_modes": ((OLDEST, _DISPATCH),),
@@ -157,6 +158,13 @@ def _dotted(numbers: Release) -> str:
 def forward_level() -> int:
     """The level of forward-mode autograd that is entered, -1 outside of it."""
     return int(sys.modules["torch"].autograd.forward_ad._current_level)
+
+
+def put_kernels(overload: Any, kernels: dict[Any, Any]) -> None:
+    """Gives an overload these kernels in Python for those that it has."""
+    overload.py_kernels.clear()
+    overload.py_kernels.update(kernels)
+    overload._dispatch_cache.clear()
 
 
 def version_count(tensor: Any) -> int:

@@ -25,8 +25,9 @@ from ..runtime.torch_private import (
     private,
     with_context,
 )
-from . import autocast, foreach
+from . import autocast
 from .custom_gradients import CustomGradient, derived
+from .decompositions import decompositions, kept_whole
 from .flex_attention import flex_attention, says_nothing
 from .table import draws
 
@@ -45,8 +46,6 @@ __all__ = [
 
 aot_export_module = private("aot_export_module")
 _ignore_backend_decomps = private("_ignore_backend_decomps")
-_override_composite_implicit_decomp = private("_override_composite_implicit_decomp")
-_split_decomp_table_to_cia_and_python_decomp = private("_split_decomp_table_to_cia_and_python_decomp")
 preserve_node_meta = private("preserve_node_meta")
 TorchDispatchMode: Any = private("TorchDispatchMode")
 is_traceable_wrapper_subclass = private("is_traceable_wrapper_subclass")
@@ -191,11 +190,11 @@ def normal_form(
         its inputs.
     """
     flat = [x for argument in arguments for _, x in inner_tensors(argument)]
-    composite_implicit, python = _decompositions(kept)
+    python = decompositions(kept)[1]
     custom: list[CustomGradient] = []
     libraries = torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled
     program = _Program(module, arguments, custom, recording, libraries)
-    with _ignore_backend_decomps(), _override_composite_implicit_decomp(composite_implicit), preserve_node_meta():
+    with _ignore_backend_decomps(), kept_whole(kept), preserve_node_meta():
         traced, signature = aot_export_module(
             program,
             flat,
@@ -222,19 +221,6 @@ def normal_form(
     return NormalForm(
         traced, tuple(name.removeprefix("program.") for name in lifted), tuple(changed), tuple(custom), wraps
     )
-
-
-@functools.cache
-def _decompositions(kept: Callable[[Any], bool]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """How ops are decomposed: those that C++ decomposes, and those that Python does.
-
-    Made once, as it takes a second: an op that is registered later stays whole.
-    """
-    table = torch.export.default_decompositions()
-    for overload in filter(kept, list(table)):
-        del table[overload]
-    composite_implicit, python = _split_decomp_table_to_cia_and_python_decomp(table.materialize())
-    return composite_implicit, {**python, **foreach.decompositions()}
 
 
 def _drop_known_checks(graph: torch.fx.Graph) -> None:

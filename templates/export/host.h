@@ -171,7 +171,7 @@ static int host_report(const host_program *p, const int64_t *error, char *text) 
 /* Run a program over arrays that have been checked. */
 static int host_run(const host_program *p, const host_plan *plan, void *const *pointer, char *workspace, void **table, char *text) {
   int64_t error[8] = {0};
-  const gradc_ctx ctx = {gradc_parallel_for, gradc_matmul, gradc_local, gradc_block, gradc_stopped, INT64_MAX, error, NULL};
+  const gradc_ctx ctx = {gradc_parallel_for, HOST_MATMUL, gradc_local, gradc_block, gradc_stopped, INT64_MAX, error, NULL};
   for (int i = 0; i < p->buffers; i++) {
     const host_buffer b = p->buffer[i];
     if (b.kind == HOST_TEMP) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -12,6 +13,7 @@ import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +92,39 @@ def test_an_older_release_is_one_clear_error(version: str, use: str) -> None:
         f"torch {version} is older than 2.6, the oldest release that gradc.torch works with: pip install 'torch>=2.6'"
     )
     assert f"Unsupported: {wanted}" in done.stderr
+
+
+def test_ops_are_kept_whole_as_by_torchs_own_context() -> None:
+    """The same kernels and rules inside, again and again; outside, and after an error, what was there before."""
+    from gradc.torch import decompositions as ours
+    from gradc.torch.dynamo import is_kept
+
+    def about(function: Any) -> Any:
+        if isinstance(function, functools.partial):
+            return about(function.func), {name: about(value) for name, value in function.keywords.items()}
+        return getattr(function, "__qualname__", str(function))
+
+    def seen() -> Any:
+        kernels = {o: {key: about(f) for key, f in o.py_kernels.items()} for o in table}
+        return kernels, {o: about(f) for o, f in ours._fake_rules.items() if o in table}
+
+    table = ours.decompositions(is_kept)[0]
+    assert len(table) > 400
+    outside = seen()
+    with ours._torchs_own(is_kept):
+        inside = seen()
+    assert inside != outside == seen() and len(inside[1]) == len(table) > len(outside[1])
+    for k in range(2):
+        if k:  # as torch.export leaves it
+            ours._fake_rules.pop(torch.ops.aten.item.default)
+        with ours.kept_whole(is_kept):
+            assert seen() == inside
+            with ours.kept_whole(is_kept):  # in itself: by torch's own context
+                assert {o: set(k) for o, k in seen()[0].items()} == {o: set(k) for o, k in inside[0].items()}
+        assert seen() == outside
+    with pytest.raises(ZeroDivisionError), ours.kept_whole(is_kept):
+        _ = 1 / 0
+    assert seen() == outside
 
 
 def test_a_name_that_a_newer_release_has_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

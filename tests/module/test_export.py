@@ -315,6 +315,24 @@ def test_two_modules_are_no_concern_of_each_other(
         assert f"{name}_forward" in symbols and all(s.startswith(f"{name}_") for s in symbols), symbols
 
 
+def test_only_what_multiplies_has_the_kernels_of_products(
+    bags: tuple[gradc.Module, Path], attentions: tuple[gradc.Module, Path]
+) -> None:
+    """They are nine tenths of the runtime's code, and of the time that a compiler takes for it."""
+    for (_, folder), has in ((bags, False), (attentions, True)):
+        (own,) = folder.glob(f"{folder.name}.o")
+        shown = subprocess.run(["nm", str(own)], capture_output=True, text=True, check=True)
+        assert ("gemm_" in shown.stdout) == has, shown.stdout
+
+
+@pytest.mark.parametrize("wrt", [[], ["weight"]], ids=["grouped_matmul", "grouped_outer"])
+def test_products_of_groups_are_products(wrt: list[str], tmp_path: Path) -> None:
+    types = {"x": "f32[N,8]", "weight": "f32[G,8,4]", "offsets": "i32[G+1]"}
+    module = gradc.compile(gradc.trace(ops.grouped_matmul, name="made", **types), wrt=wrt, target="cpu")
+    folder = module.export(tmp_path / "made", dims={"N": 6, "G": 3})
+    assert "#define HOST_MATMUL gradc_matmul\n" in (folder / "made.c").read_text()
+
+
 def test_what_cannot_be_exported_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = gradc.trace(lambda x: ops.exp(x), x="f32[N]")
     with pytest.raises(Unsupported, match="target 'numpy'"):

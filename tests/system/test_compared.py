@@ -24,6 +24,8 @@ def test_there_are_blocks() -> None:
 
 def test_what_is_said_of_torchs_embedding() -> None:
     torch = pytest.importorskip("torch")
+    from gradc.runtime.torch_private import release
+
     F = torch.nn.functional
     w = torch.ones(6, 4)
     for index in (torch.int8, torch.int16, torch.uint8):
@@ -40,7 +42,7 @@ def test_what_is_said_of_torchs_embedding() -> None:
     assert row.grad.item() == 256
     table = torch.zeros(6, 1, requires_grad=True)
     F.embedding_bag(torch.tensor([[3, 0, 0, 0]]), table, mode="sum", scale_grad_by_freq=True).sum().backward()
-    assert table.grad[:, 0].tolist() == pytest.approx([1, 0, 0, 1 / 3, 0, 0])
+    assert table.grad[:, 0].tolist() == pytest.approx([1, 0, 0, 1 / 3 if release() < (2, 14) else 1, 0, 0])
     x, s = torch.tensor([2.0, 7], requires_grad=True), torch.tensor([2.0, 2], requires_grad=True)
     x.scatter_reduce(0, torch.tensor([0, 0]), s, "amax", include_self=False).backward(torch.tensor([6.0, 5]))
     assert s.grad.tolist() == [2, 2]

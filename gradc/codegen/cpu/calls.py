@@ -36,10 +36,12 @@ class CpuCall:
 
     :param write: ``(call, program, place of each buffer's memory, size -> C, whether accesses are checked)``.
     :param functions: what stands above the entry for all calls of it in a program.
+    :param multiplies: it calls the runtime's matrix product, which is most of the runtime's code.
     """
 
     write: Callable[[Call, Program, Mapping[str, int], Callable[[Size], str], bool], CallText]
     functions: Callable[[Program, Sequence[Call]], list[str]] = lambda program, calls: []
+    multiplies: bool = False
 
 
 def _product(
@@ -68,8 +70,8 @@ def _grouped(
 
 
 CALLS = {
-    "matmul": CpuCall(_product),
-    **{op: CpuCall(_grouped, grouped_functions(op)) for op in ("grouped_matmul", "grouped_outer")},
+    "matmul": CpuCall(_product, multiplies=True),
+    **{op: CpuCall(_grouped, grouped_functions(op), multiplies=True) for op in ("grouped_matmul", "grouped_outer")},
     "argsort_rows": CpuCall(_sort, sort_functions),
     "put_rows": CpuCall(_put_rows, put_rows_functions),
 }

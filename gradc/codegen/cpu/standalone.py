@@ -22,6 +22,7 @@ from ...ir.types import DType, Type
 from ..identifiers import member, members
 from ..jinja import render
 from ..text import read_template
+from .calls import CALLS
 from .program import Source, over
 
 SHARED = (
@@ -242,9 +243,11 @@ def _module(
 ) -> str:
     """The module's own C file.  :param fields: the members of its sizes, :param dims: each dim as C."""
     fixed = interface.fixed
+    items = (item for part in parts for step in part.program.steps for item in alternatives(step))
     return spaced(
         "export/module.c.j2",
         name=interface.prefix,
+        multiplies=any(isinstance(item, Call) and CALLS[item.op].multiplies for item in items),
         programs=programs,
         arrays=[
             {
