@@ -128,6 +128,13 @@ class SweepForm:
         return tuple(s for s in self.steps if isinstance(s, Kernel))
 
     @property
+    def divides(self) -> bool:
+        """Whether its exponentials are weights of a product: what is rounded in all of a row alike is divided out.  A
+        logarithm of their sum keeps it.
+        """
+        return bool(self.added)
+
+    @property
     def streamed(self) -> tuple[Panel, ...]:
         """The panels of its columns, each once."""
         return tuple(dict.fromkeys([*(p.right for p in self.scores), *(p.right for p in self.added)]))

@@ -166,5 +166,7 @@ GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f :
 /* e^x of a score: its argument is rounded once more, as the score itself was, and the power of two is within 2 units in the last place; what
  * would be subnormal is 0. */
 GRADC_FN f32 gradc_exp_of_score(f32 x) { return exp2_approx(x * 0x1.715476p+0f); }
+/* As gradc_rescaled, of a sum whose logarithm is taken: of a maximum's own weight, 1, nothing is rounded. */
+GRADC_FN f32 gradc_rescaled_sum(f32 before, f32 now) { return before == now ? 1.0f : gradc_exp_of_score(before - now); }
 
 #endif

@@ -258,7 +258,9 @@ class FragmentWriter:
             yield join
             return
         yield from ("{", f"const f32 before = {carry.name}[h];", join)
-        yield f"const f32 factor = gradc_rescaled(before, {carry.name}[h]); /* of what is relative to it */"
+        divides = any(sweep.divides for sweep in self.form.sweeps if carry in sweep.sweep.carries)
+        rescaled = "gradc_rescaled" if divides else "gradc_rescaled_sum"
+        yield f"const f32 factor = {rescaled}(before, {carry.name}[h]); /* of what is relative to it */"
         for c in relative:
             yield from self.rescaled(c)
         yield "}"
