@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 import gradc
 from gradc import ops
 
+from . import alternated
 from .__main__ import RESULTS, machine, processor, words_of
 
 PARAMETERS, ARRAYS = (4, 26, 100), (1, 10, 100)
@@ -36,20 +36,8 @@ ROUNDS, SECONDS = 15, 0.04
 
 
 def least(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Microseconds per call of each, one after another in every round."""
-    for call in calls.values():
-        for _ in range(5):
-            call()
-    found = dict.fromkeys(calls, float("inf"))
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            count, began = 0, time.process_time()
-            while (taken := time.process_time() - began) < SECONDS:
-                for _ in range(10):
-                    call()
-                count += 10
-            found[name] = min(found[name], taken / count * 1e6)
-    return found
+    """Microseconds per call of each."""
+    return {name: seconds * 1e6 for name, seconds in alternated.least(calls, ROUNDS, SECONDS, together=10).items()}
 
 
 def training_steps(parameters: int) -> dict[str, Callable[[], Any]]:

@@ -19,11 +19,11 @@ import importlib.util
 import json
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+from . import alternated
 from .__main__ import RESULTS, machine, processor, words_of
 
 WIDTH, HIDDEN, HEADS, KV_HEADS = 1024, 2816, 16, 4
@@ -273,18 +273,8 @@ def checked(form: Format, models: dict[str, Any], x: Any, g: Any) -> None:
 
 
 def least(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Milliseconds per call of each, one after another in every round."""
-    found = dict.fromkeys(calls, float("inf"))
-    for call in calls.values():
-        call()
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            count, began = 0, time.process_time()
-            while (taken := time.process_time() - began) < SECONDS or count < 2:
-                call()
-                count += 1
-            found[name] = min(found[name], taken / count * 1e3)
-    return found
+    """Milliseconds per call of each."""
+    return {name: seconds * 1e3 for name, seconds in alternated.least(calls, ROUNDS, SECONDS).items()}
 
 
 def measured(name: str, rows: int, chosen: tuple[str, ...]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ import numpy as np
 import gradc
 from gradc import ops, optim
 
+from . import alternated
 from .__main__ import RESULTS, machine, processor, words_of
 from .case import type_of
 
@@ -34,18 +34,8 @@ ROUNDS, SECONDS = 7, 0.1
 
 
 def least(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Microseconds per call of each, one after another in every round."""
-    found = dict.fromkeys(calls, float("inf"))
-    for call in calls.values():
-        call()
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            count, began = 0, time.process_time()
-            while (taken := time.process_time() - began) < SECONDS:
-                call()
-                count += 1
-            found[name] = min(found[name], taken / count * 1e6)
-    return found
+    """Microseconds per call of each."""
+    return {name: seconds * 1e6 for name, seconds in alternated.least(calls, ROUNDS, SECONDS).items()}
 
 
 def steps(optimizer: str, shape: tuple[int, int]) -> dict[str, Callable[[], Any]]:
