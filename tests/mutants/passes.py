@@ -267,7 +267,7 @@ MUTANTS = (
     ),
     Mutant(
         "check-indices.wrapping-cast",
-        "gradc/passes/graph/check_indices.py",
+        "gradc/ir/node_ranges.py",
         "            and of_type(operand.dtype).within(of_type(node.dtype))\n",
         "",
         "a cast that wraps is taken to keep its elements",

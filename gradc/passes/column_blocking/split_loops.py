@@ -59,14 +59,15 @@ def _of_rows(body: Body, values: Sequence[str]) -> list[str]:
     and of other values of the row, such as reciprocals, which the second loop would compute again for each element.
     """
 
+    of_features = {own.axis for own in body.features.values()}
+
     def is_computed(name: str) -> bool:
         s = body.stmts[name]
         if s.op in REDUCTIONS:
             return True
         plain = s.op in ("load", "const", "size", "index") or s.dtype is not F32 or name not in body.origin
-        return not (plain or body.varies(name)) and any(
-            v == body.row for own in body.slice([name]) for i in own.index for v, _ in i.terms
-        )
+        along = {v for own in body.slice([name]) for i in own.index for v, _ in i.terms}
+        return not (plain or body.varies(name) or along & of_features) and body.row in along
 
     found: dict[str, None] = {}
     pending, seen = list(values), set[str]()

@@ -15,18 +15,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ...interp import apply
 from ...ir.dims import Size, known_nonnegative, product
 from ...ir.graph import Graph
 from ...ir.node import Node, call
-from ...ir.op import Composite, Expr, Lookup
-from ...ir.pattern import splat
-from ...ir.properties import Gathers, access, filling
+from ...ir.op import Composite
+from ...ir.properties import Gathers, access
 from ...ir.types import DTYPES
-from ...ir.walk import depends_on_inputs, postorder
+from ...ir.walk import depends_on_inputs
 from ...ops.indexing.gathers import in_range, row_share, unpadded
 from ...ops.rules import full, reshaped, spread
 from ..manager import graph_pass
+from .known_values import value_where
 from .replace_axis import computes, moves, nbytes, replace_axis
 
 
@@ -178,7 +177,7 @@ class Taken:
         """Whether the expression is +0 where every gathered value is 0."""
         if self.fixed:
             return False
-        value = at_zero(self.table, {node for node, _ in self.leaves})
+        value = value_where(self.table, {node: 0 for node, _ in self.leaves})
         return value is not None and value == 0 and not np.signbit(np.asarray(value, np.float64))
 
     def rewritten(self, new: Mapping[Node, Node]) -> Node:
@@ -219,47 +218,3 @@ def _pays(table: Node, uses: Sequence[Taken]) -> bool:
     for use in uses:
         rows = rows + product(use.indices.shape)
     return not known_nonnegative(rows - uses[0].size - 1)
-
-
-def at_zero(root: Node, leaves: set[Node]) -> np.generic | np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
-    """The value of ``root``, the same at every element, where each of ``leaves`` is 0; None if that is not so or not
-    known.
-    """
-    meant: dict[Node, Node] = {}
-    values: dict[Node, np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None] = {
-        n: np.zeros(()).astype(n.dtype.np) for n in leaves
-    }
-
-    def sources(node: Node) -> tuple[Node, ...]:
-        if splat(node) is not None:
-            return ()
-        if not isinstance(node.op, Composite):
-            return node.operands
-        if node not in meant:
-            meant[node] = node.op.decompose(*node.operands, **node.attrs)
-        return (meant[node],)
-
-    for node in postorder([root], values, sources):
-        constant = splat(node)
-        if constant is not None:
-            values[node] = np.asarray(constant).astype(node.dtype.np)
-        elif node in meant:
-            values[node] = values[meant[node]]
-        else:
-            values[node] = _scalar(node, [values[o] for o in node.operands])
-    return values[root]
-
-
-def _scalar(
-    node: Node, operands: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None]
-) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
-    known = [o for o in operands if o is not None]
-    if not operands or len(known) < len(operands):
-        return None
-    if isinstance(node.op.lower, Expr):
-        return apply(node, known, {})
-    if moves(node) and len(known) == 1 and filling(node, known[0]) == known[0]:  # a pad may hold another value
-        if not isinstance(node.op.lower, Lookup):
-            return known[0]
-        return np.zeros(()).astype(node.dtype.np) if known[0] == 0 else None  # unpacked: other bits are other values
-    return None

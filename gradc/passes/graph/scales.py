@@ -13,8 +13,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ...errors import TypeRuleError
-from ...ir.dims import known_nonnegative, same
+from ...ir.dims import Size, known_nonnegative, same
 from ...ir.graph import Graph, again
 from ...ir.node import Node, Note, call
 from ...ir.op import Expr, Library, Reduction, Scatter
@@ -24,6 +26,7 @@ from ...ir.types import BF16, F16, DType
 from ...ir.walk import operands as operands_of
 from ...ir.walk import positions, reachable
 from ...ops.rules import converted, full, spread
+from .known_values import value_where
 from .replace_axis import VaryingAxes, converts, count, elements, moves, nbytes, placed
 
 MUL, DIV, NEG, DIM = Var("x") * Var("y"), Var("x") / Var("y"), -Var("x"), op("dim")
@@ -298,16 +301,21 @@ def _past(scale: Scale, user: Node, operand: int) -> Scale:
         return scale
     reductions = [at for at in reachable([value], operands_of) if isinstance(getattr(at.op, "lower", None), Reduction)]
     for n in unsure:
-        if any(same(at.operands[0].shape[axis], n) for at in reductions for axis in _axes(at)):
+        of_none = {at: identity for at in reductions if (identity := _of_none(at, n)) is not None}
+        least = value_where(value, of_none) if of_none else np.float64(1)
+        if least is None or not np.isfinite(least) or (scale.kind == "div" and least == 0):
             count = call("dim", size=n)
             none = spread(call("eq", count, full(0, count)), value.shape)
             value = call("where", none, full(1, value), value)
     return replace(scale, value=value)
 
 
-def _axes(reduction: Node) -> tuple[int, ...]:
-    axis = reduction.attrs["axis"]
-    return axis if isinstance(axis, tuple) else (axis,)
+def _of_none(reduction: Node, size: Size) -> float | None:
+    """What it is of no elements, if it goes along an axis of a size."""
+    axis, (x, *_) = reduction.attrs["axis"], reduction.operands
+    along = axis if isinstance(axis, tuple) else (axis,)
+    identities = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
+    return identities.get(reduction.op.lower.combine) if any(same(x.shape[a], size) for a in along) else None
 
 
 def _finished(graph: Graph, new: Mapping[Node, Node], waiting: Mapping[Node, Sequence[Scale]]) -> Graph:
