@@ -17,6 +17,7 @@ from ..ir.types import DType, Type, typeof
 from ..module.options import check_names, names_of
 from ..optim.optimizer import Optimizer
 from ..optim.step_graph import STATE, check_learned, rates_of
+from ..plans.step import check_distinct, memory_of
 from ..plans.traced import generalised, serves
 from ..trace import flatten, trace, unflatten
 from .function import Function
@@ -119,12 +120,11 @@ class Module(torch.nn.Module):
         for path in self._sparse:
             if path not in self._update:
                 raise InvalidProblem(f"sparse names {path!r}, which update does not: {', '.join(self._update)}")
-        by_memory: dict[Any, str] = {}
+        learned = {path: self._at(self._places[path]).detach() for path in self._update}
+        check_distinct(memory_of(learned))
         for path, optimizer in self._update.items():
             x = self._at(self._places[path])
             check_learned(path, typeof(x), optimizer)
-            if x.numel() and (other := by_memory.setdefault((x.device, x.data_ptr()), path)) != path:
-                raise InvalidProblem(f"{other} and {path} share memory: each is updated by itself")
             for slot, kept in optimizer.slots(typeof(x)).items():
                 dtype = TORCH_DTYPES[typeof(x).dtype.compute]
                 full = torch.full(kept.shape, kept.initial, dtype=dtype, device=x.device)
