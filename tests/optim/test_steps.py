@@ -732,6 +732,18 @@ def test_what_is_no_rate_is_refused(name: str) -> None:
             call()
 
 
+def test_a_rate_on_a_gpu_that_requires_grad() -> None:
+    """It has no __cuda_array_interface__ to be looked at: torch raises RuntimeError, not AttributeError."""
+    torch = pytest.importorskip("torch")
+
+    class OnDevice(torch.Tensor):  # type: ignore[misc, name-defined]
+        is_cuda = True
+
+    rate = torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True).as_subclass(OnDevice)
+    found = _steps_of_one()[0].with_rates({"lr": rate})["lr"]
+    assert found.dtype is torch.float64 and not found.requires_grad and float(found) == 0.5
+
+
 def test_rows_have_the_same_bits_for_any_number_of_threads() -> None:
     rng = np.random.default_rng(0)
     start, g = rng.standard_normal((5000, 16)).astype(np.float32), rng.standard_normal((60000, 16)).astype(np.float32)
