@@ -230,6 +230,19 @@ def test_rates_have_their_names(rates: Any, what: str) -> None:
     assert (module.weight == 1).all() and int(module.get_buffer("state.step")) == 0
 
 
+def test_a_parameter_with_the_name_of_an_attribute() -> None:
+    """Without ``update`` there is no attribute ``rates``."""
+    scaled = lambda rates, x: rates * x
+    module = gradc.torch.Module(scaled, rates=torch.ones(3), options={"target": "cpu"})
+    assert list(module.state_dict()) == ["rates"] and torch.equal(module(torch.ones(3)), module.rates)
+    module = gradc.torch.Module(
+        scaled, rates=torch.ones(3), update={"rates": optim.sgd(0.5)}, options={"target": "cpu"}
+    )
+    module(torch.ones(3)).sum().backward()
+    assert module.rates == {"lr": 0.5} and list(module.state_dict()) == ["rates_", "state.step"]
+    assert (module.rates_ == 0.5).all()
+
+
 def test_what_is_computed_has_no_memory_to_update() -> None:
     """A parametrization's weight, or a product given by functional_call: what it is computed from would not learn."""
     module = updating(torch.ones(50, 4))
