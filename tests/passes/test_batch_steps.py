@@ -13,6 +13,7 @@ from hypothesis import strategies
 
 import gradc
 from gradc import knobs, ops, optim
+from gradc.analysis.lifetimes import offsets
 from gradc.codegen.cpu.program import elements
 from gradc.errors import IndexOutOfRange, TypeRuleError
 from gradc.ir.dims import evaluate
@@ -97,6 +98,18 @@ def test_steps_of_short_bags_are_small() -> None:
     program = gradc.compile(put, (), "cpu").forward.program
     (call,) = (step for step in program.steps if isinstance(step, Call))
     assert max(evaluate(each, {"V": 10**18, "N": 100}) for each in elements(program, call)) == 800
+
+
+def test_dense_gradients_share_memory() -> None:
+    """Of eight tables no two are in memory at once: each is used up before the next is made."""
+    fn = lambda tables, i: ops.sum(sum(ops.embedding(*each) for each in zip(i, tables, strict=True)) ** 2.0)
+    needed = []
+    for count in (1, 8):
+        graph = gradc.trace(fn, tables=[f"f32[V{k},16]" for k in range(count)], i=["i64[N]"] * count)
+        program = gradc.compile(graph, ["tables"], "cpu", update={"tables": optim.adam()}).forward.program
+        dims = {name: 10_000 if name.startswith("V") else 10 for name in program.dims}
+        needed.append(offsets(program, dims, 64)[1])
+    assert needed[1] < needed[0] + 16 * 10_000 * 4
 
 
 def test_an_index_out_of_range_in_a_batch_changes_nothing() -> None:
