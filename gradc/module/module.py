@@ -506,10 +506,12 @@ class Module(Shared):
         with held_off:
             from ..optim.optimizer import checked
         for name, rate in rates.items():
-            if not hasattr(rate, "__cuda_array_interface__"):
+            if is_tensor(rate) and rate.is_cuda:
+                rates[name] = rate.detach().double()
+            elif is_tensor(rate) or not hasattr(rate, "__cuda_array_interface__"):
                 rates[name] = np.array(checked(name, rate))
             elif np.dtype(rate.__cuda_array_interface__["typestr"]) != np.float64:
-                rates[name] = rate.double() if is_tensor(rate) else rate.astype(np.float64)
+                rates[name] = rate.astype(np.float64)
         return {**inputs, **rates}
 
     def __call__(

@@ -66,11 +66,10 @@ def checked(name: str, value: Any, low: float = 0.0, high: float = math.inf, mos
 
 def _number(value: Any) -> float:
     """The number as a float, NaN of what is none."""
-    if isinstance(value, bool | str) or str(getattr(value, "dtype", "")).endswith("bool") or np.ndim(value):
-        return math.nan
     try:
-        return float(value.detach() if getattr(value, "requires_grad", False) else value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor without memory, or complex
+        plain = math.nan if np.ndim(value) else value.item() if hasattr(value, "item") else value
+        return math.nan if isinstance(plain, bool | complex | str | bytes) else float(plain)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor without memory
         return math.nan
 
 

@@ -260,9 +260,9 @@ class Step(Shared):
         dims: Mapping[str, int] | None,
     ) -> tuple[Compiled, Mapping[str, Any]]:
         """As :meth:`_repeated`, of any call."""
-        memory = _memory({**learned, **kept})
+        memory = memory_of({**learned, **kept})
         _check_count(memory.get(f"{STATE}.step"))
-        _distinct(memory)
+        check_distinct(memory)
         compiled = self._for({**given, **rest}, {**learned, **others})
         results = compiled.module(arrays, stream=stream, dims=dims)
         after = {**arrays, **results}
@@ -294,7 +294,7 @@ def _leaves(trees: Mapping[str, Any]) -> dict[str, Any]:
     return {key: x for name, tree in trees.items() for key, x in flatten(tree, name).items()}
 
 
-def _memory(arrays: Mapping[str, Any]) -> dict[str, Array]:
+def memory_of(arrays: Mapping[str, Any]) -> dict[str, Array]:
     """The memory of arrays by name, without what is no array, of which the call raises the error."""
     found: dict[str, Array] = {}
     for name, x in arrays.items():
@@ -306,7 +306,7 @@ def _memory(arrays: Mapping[str, Any]) -> dict[str, Array]:
     return found
 
 
-def _distinct(memory: Mapping[str, Array]) -> None:
+def check_distinct(memory: Mapping[str, Array]) -> None:
     """InvalidProblem where two arrays, or two elements of one, share memory."""
     for name, x in memory.items():
         if overlaps_itself(x):

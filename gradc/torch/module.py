@@ -17,6 +17,7 @@ from ..ir.types import DType, Type, typeof
 from ..module.options import check_names, names_of
 from ..optim.optimizer import Optimizer
 from ..optim.step_graph import STATE, check_learned, rates_of
+from ..plans.step import check_distinct, memory_of
 from ..plans.traced import generalised, serves
 from ..trace import flatten, trace, unflatten
 from .function import Function
@@ -48,7 +49,7 @@ class Module(torch.nn.Module):
     :param parameters: tensors or arrays, nested as :func:`gradc.trace` takes them, by the names of ``function``'s
         arguments.  Those of floats become parameters, ``torch.nn.Buffer`` and those of integers buffers.  A name that
         every module has already (``forward``, ``training``) gets a ``_`` behind, in ``state_dict``, too.
-    :ivar rates: the learning rates of ``update``, ``lr``, or of several optimizers ``lr.adam``.
+    :ivar rates: with ``update``, its learning rates: ``lr``, or of several optimizers ``lr.adam``.
     :raises InvalidProblem: ``function`` is no function and no graph, or does not have a name; a parameter is no array,
         or there twice in ``update``.
     """
@@ -79,6 +80,11 @@ class Module(torch.nn.Module):
         self._places: dict[str, tuple[str, ...]] = {}
         self._known: dict[Any, list[_Traced]] = {}
         self._arguments: tuple[str, ...] = ()
+        self._update: dict[str, Optimizer] = {}
+        self._sparse: tuple[str, ...] = ()
+        self._state: dict[str, tuple[str, ...]] = {}
+        if update is not None:  # else a parameter may have this name
+            self.rates: dict[str, Any] = {}
         inner: dict[str, tuple[torch.nn.Module, tuple[str, ...]]] = {}
         for name, tree in parameters.items():
             leaves = flatten(tree, name)
@@ -90,12 +96,9 @@ class Module(torch.nn.Module):
                 self._places[path] = self._register(path, value, inner)
         own = set(self._places) if isinstance(function, Graph) else set(self._trees)
         self._arguments = tuple(n for n in names if n not in own)
-        self._update: dict[str, Optimizer] = {}
-        self._sparse: tuple[str, ...] = ()
-        self._state: dict[str, tuple[str, ...]] = {}
         if update is not None:
             self._learn(update, inner)
-        self.rates: dict[str, Any] = {rate: each.lr for each, rate in rates_of(self._update.values()).items()}
+            self.rates |= {rate: each.lr for each, rate in rates_of(self._update.values()).items()}
 
     def _learn(
         self, update: Mapping[str, Optimizer], inner: dict[str, tuple[torch.nn.Module, tuple[str, ...]]]
@@ -119,12 +122,11 @@ class Module(torch.nn.Module):
         for path in self._sparse:
             if path not in self._update:
                 raise InvalidProblem(f"sparse names {path!r}, which update does not: {', '.join(self._update)}")
-        by_memory: dict[Any, str] = {}
+        learned = {path: self._at(self._places[path]).detach() for path in self._update}
+        check_distinct(memory_of(learned))
         for path, optimizer in self._update.items():
             x = self._at(self._places[path])
             check_learned(path, typeof(x), optimizer)
-            if x.numel() and (other := by_memory.setdefault((x.device, x.data_ptr()), path)) != path:
-                raise InvalidProblem(f"{other} and {path} share memory: each is updated by itself")
             for slot, kept in optimizer.slots(typeof(x)).items():
                 dtype = TORCH_DTYPES[typeof(x).dtype.compute]
                 full = torch.full(kept.shape, kept.initial, dtype=dtype, device=x.device)

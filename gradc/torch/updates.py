@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..autodiff import differentiate, joint_names
-from ..errors import NotDifferentiable
+from ..errors import InvalidProblem, NotDifferentiable
 from ..ir.graph import Graph, name_of
 from ..optim.optimizer import Optimizer, checked
 from ..optim.step_graph import rates_of, step_graph
+from ..plans.step import check_distinct, memory_of
 from ..runtime.torch_private import count_changes
 from .function import Function, reaching, read_by, refuse_transforms
 
@@ -52,19 +53,39 @@ class UpdatingFunction:
         self.value = Function(graph, target, self.options)
         self.names = self.value.names
         self.rates = rates_of(self.update.values())
+        self._apart: list[Any] = []  # where what a call before wrote lay, which was found to share no memory
         self.step = functools.cache(self._step)
         self.step(tuple(self.update), graph.output_names)  # raises what there is to raise before a call
 
     def __call__(self, kept: Kept, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs; where something is recorded, their backward updates.
 
-        :raises InvalidProblem: a rate is no finite number from 0.
+        :raises InvalidProblem: a rate is no finite number from 0, or there is none; a parameter is computed from other
+            tensors, or has memory in common with another one or with state.
         """
         refuse_transforms(inputs)
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-            rates = {name: checked(name, rate) for name, rate in kept.rates.items()}
+            rates = _checked_rates(kept.rates, self.rates.values())
+            self._check_written(kept.state, inputs)
             return _Updated.apply(self, Kept(kept.state, rates), *inputs)  # type: ignore[no-any-return]
         return self.value({}, *inputs)
+
+    def _check_written(self, state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """:raises InvalidProblem: a parameter is no leaf, so that what computes it would not learn; memory is there
+        twice.
+        """
+        written = {name: x.detach() for name, x in state.items()}
+        for name, x in zip(self.names, inputs, strict=True):
+            if name in self.update and x.requires_grad:
+                if not x.is_leaf:
+                    raise InvalidProblem(
+                        f"{name} is computed from other tensors: what update names are a module's own parameters"
+                    )
+                written[name] = x.detach()
+        places = [(x.data_ptr(), x.shape, x.stride()) for x in written.values()]
+        if places != self._apart:
+            check_distinct(memory_of(written))
+            self._apart = places
 
     def _step(self, wanted: tuple[str, ...], outputs: tuple[str, ...]) -> Step | None:
         """The step of a backward; None where nothing is reached.
@@ -77,6 +98,14 @@ class UpdatingFunction:
         reached = set().union(*(found[name] for name in outputs))
         wrt = tuple(name for name in wanted if name in reached)
         return Step(self, outputs, wrt) if wrt else None
+
+
+def _checked_rates(rates: Any, names: Collection[str]) -> dict[str, float]:
+    """:raises InvalidProblem: they are not numbers by these names."""
+    if not isinstance(rates, Mapping) or rates.keys() != set(names):
+        given = ", ".join(map(str, rates)) if isinstance(rates, Mapping) else repr(rates)
+        raise InvalidProblem(f"rates are {given or 'none'}: a dict of {', '.join(names)}")
+    return {name: checked(name, rate) for name, rate in rates.items()}
 
 
 class Step:

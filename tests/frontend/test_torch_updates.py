@@ -213,6 +213,74 @@ def test_a_call_that_fails_changes_nothing() -> None:
         module(i, offsets).sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("rates", "what"),
+    [
+        ({}, "rates are none: a dict of lr"),
+        ({"lr": 0.1, "lr.sgd": 0.2}, r"rates are lr, lr\.sgd: a dict of lr"),
+        (0.2, r"rates are 0\.2: a dict of lr"),
+    ],
+)
+def test_rates_have_their_names(rates: Any, what: str) -> None:
+    """A schedule that writes under another name would change nothing."""
+    module = updating(torch.ones(50, 4), optim.sgd(lr=0.1))
+    module.rates = rates
+    with pytest.raises(InvalidProblem, match=what):
+        module(*looked_up(0)).sum().backward()
+    assert (module.weight == 1).all() and int(module.get_buffer("state.step")) == 0
+
+
+def test_a_parameter_with_the_name_of_an_attribute() -> None:
+    """Without ``update`` there is no attribute ``rates``."""
+    scaled = lambda rates, x: rates * x
+    module = gradc.torch.Module(scaled, rates=torch.ones(3), options={"target": "cpu"})
+    assert list(module.state_dict()) == ["rates"] and torch.equal(module(torch.ones(3)), module.rates)
+    module = gradc.torch.Module(
+        scaled, rates=torch.ones(3), update={"rates": optim.sgd(0.5)}, options={"target": "cpu"}
+    )
+    module(torch.ones(3)).sum().backward()
+    assert module.rates == {"lr": 0.5} and list(module.state_dict()) == ["rates_", "state.step"]
+    assert (module.rates_ == 0.5).all()
+
+
+def test_what_is_computed_has_no_memory_to_update() -> None:
+    """A parametrization's weight, or a product given by functional_call: what it is computed from would not learn."""
+    module = updating(torch.ones(50, 4))
+    weight = torch.nn.Parameter(torch.ones(50, 4))
+    with pytest.raises(InvalidProblem, match="weight is computed from other tensors"):
+        torch.func.functional_call(module, {"weight": weight * 1}, looked_up(0))
+    torch.nn.utils.parametrize.register_parametrization(module, "weight", torch.nn.Tanh())
+    with pytest.raises(InvalidProblem, match="weight is computed from other tensors"):
+        module(*looked_up(0))
+    assert int(module.get_buffer("state.step")) == 0
+
+
+def test_memory_that_two_parameters_or_elements_have() -> None:
+    """Also of parameters that were put into the module later; columns of one array are apart."""
+    base = torch.zeros(52, 8)
+    tables, optimizer = [base[:50], base[2:]], optim.adagrad(lr=0.1)
+    make = lambda tables: gradc.torch.Module(
+        bags, tables=tables, update={"tables": optimizer}, options={"target": "cpu", "sparse": "tables"}
+    )
+    with pytest.raises(InvalidProblem, match=r"tables\.0 and tables\.1 share memory"):
+        make(tables)
+    with pytest.raises(InvalidProblem, match="elements of weight share memory"):
+        updating(torch.zeros(1, 4).expand(50, 4))
+    later, (i, offsets) = make([torch.zeros(50, 8) for _ in tables]), looked_up(0)
+    sum(y.sum() for y in later([i, i], [offsets, offsets]).values()).backward()
+    inner = later.get_submodule("tables")
+    for name, table in zip("01", tables, strict=True):
+        setattr(inner, name, torch.nn.Parameter(table))
+    with pytest.raises(InvalidProblem, match=r"tables\.0 and tables\.1 share memory"):
+        later([i, i], [offsets, offsets])
+    assert not base.any()
+    apart = make([base[:, :4], base[:, 4:]])
+    out = apart([i, i], [offsets, offsets])
+    (out["y0"].sum() + 2 * out["y1"].sum()).backward()
+    named = torch.bincount(i, minlength=52) > 0
+    assert (base[named] < 0).all() and not base[~named].any()
+
+
 _TABLE = torch.nn.Parameter(torch.zeros(5, 2))
 
 

@@ -683,10 +683,14 @@ NO_RATES: dict[str, Any] = {
     "a bool": True,
     "a tensor of a bool": lambda torch: torch.tensor(True),
     "a word": "0.5",
+    "an array of a word": np.array("0.5"),
+    "bytes": b"0.5",
     "NaN": np.float32(np.nan),
     "a tensor of NaN": lambda torch: torch.tensor(np.nan),
     "one below 0": np.array(-1.0),
     "a complex number": np.array(0.5j),
+    "a narrow complex number": np.complex64(0.5 + 2j),
+    "lists of other lengths": [[0.5], [0.5, 0.5]],
     "a complex tensor": lambda torch: torch.tensor(0.5j),
     "a tensor without memory": lambda torch: torch.tensor(0.5, device="meta"),
     "a huge int": 10**400,
@@ -726,6 +730,18 @@ def test_what_is_no_rate_is_refused(name: str) -> None:
     for call in _learning(_rate(NO_RATES[name])):
         with pytest.raises(InvalidProblem, match="a finite number from 0"):
             call()
+
+
+def test_a_rate_on_a_gpu_that_requires_grad() -> None:
+    """It has no __cuda_array_interface__ to be looked at: torch raises RuntimeError, not AttributeError."""
+    torch = pytest.importorskip("torch")
+
+    class OnDevice(torch.Tensor):  # type: ignore[misc, name-defined]
+        is_cuda = True
+
+    rate = torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True).as_subclass(OnDevice)
+    found = _steps_of_one()[0].with_rates({"lr": rate})["lr"]
+    assert found.dtype is torch.float64 and not found.requires_grad and float(found) == 0.5
 
 
 def test_rows_have_the_same_bits_for_any_number_of_threads() -> None:

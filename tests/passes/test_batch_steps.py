@@ -13,7 +13,11 @@ from hypothesis import strategies
 
 import gradc
 from gradc import knobs, ops, optim
+from gradc.analysis.lifetimes import offsets
+from gradc.codegen.cpu.program import elements
 from gradc.errors import IndexOutOfRange, TypeRuleError
+from gradc.ir.dims import evaluate
+from gradc.ir.kernel import Call, alternatives
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.runtime.host import pool
@@ -79,6 +83,33 @@ def test_what_is_batched_gives_the_bits_of_one_thread(bags: int) -> None:
     for name, value in wanted.items():
         np.testing.assert_allclose(found[0][name], value, rtol=2e-3, atol=1e-5)
         assert len({np.asarray(each[name]).tobytes() for each in found}) == 1
+
+
+def test_steps_of_short_bags_are_small() -> None:
+    """With 1,500 indices a table every batch is one launch: a sort goes through its indices, not through their square,
+    and put_rows through the rows that it writes, whatever is in the table.
+    """
+    program = trained(4, "cpu").forward.program
+    dims = {**{name: 1500 for name in program.dims}, "B": 512}
+    for begin, end in program.batches:
+        for item in (item for step in program.steps[begin:end] for item in alternatives(step)):
+            assert all(evaluate(each, dims) <= 8 * 1500 for each in elements(program, item))
+    put = gradc.trace(lambda x, rows, y: ops.put_rows.plain(x, rows, y), x="f32[V,8]", rows="i64[N]", y="f32[N,8]")
+    program = gradc.compile(put, (), "cpu").forward.program
+    (call,) = (step for step in program.steps if isinstance(step, Call))
+    assert max(evaluate(each, {"V": 10**18, "N": 100}) for each in elements(program, call)) == 800
+
+
+def test_dense_gradients_share_memory() -> None:
+    """Of eight tables no two are in memory at once: each is used up before the next is made."""
+    fn = lambda tables, i: ops.sum(sum(ops.embedding(*each) for each in zip(i, tables, strict=True)) ** 2.0)
+    needed = []
+    for count in (1, 8):
+        graph = gradc.trace(fn, tables=[f"f32[V{k},16]" for k in range(count)], i=["i64[N]"] * count)
+        program = gradc.compile(graph, ["tables"], "cpu", update={"tables": optim.adam()}).forward.program
+        dims = {name: 10_000 if name.startswith("V") else 10 for name in program.dims}
+        needed.append(offsets(program, dims, 64)[1])
+    assert needed[1] < needed[0] + 16 * 10_000 * 4
 
 
 def test_an_index_out_of_range_in_a_batch_changes_nothing() -> None:

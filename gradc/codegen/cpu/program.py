@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ... import knobs
-from ...ir.dims import Assumption, Dim, Size, product, substitute, symbol
+from ...ir.dims import Assumption, Dim, Size, substitute, symbol
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, refuse_sweeps
+from ...ir.node import REGISTRY
 from ...targets.cpu import WIDE_VECTOR_COST
 from ..index import size
 from ..jinja import render
@@ -82,7 +83,7 @@ class BatchText:
     :param first, last: the numbers of its steps.
     :param steps: their functions.
     :param sizes: of each the statement that raises ``most`` to the bytes of workspace that it needs, or "".
-    :param elements: of each how many it goes through, as C.
+    :param elements: as C, the largest of which is how many the largest of them goes through.
     """
 
     name: str
@@ -257,14 +258,14 @@ class _Steps:
     def batch(self, number: int, begin: int, end: int) -> BatchText:
         own = [at for at in range(begin, end) if at - 1 not in self.program.forwards]
         cases = [self.cases(at, self.program.steps[at], self.tables) for at in own]
-        work = [_elements(next(alternatives(self.program.steps[at]))) for at in own]
+        work = [each for at in own for each in elements(self.program, next(alternatives(self.program.steps[at])))]
         return BatchText(
             name=f"batch_{number}",
             first=begin,
             last=end - 1,
             steps=tuple(f"step_{at}" for at in own),
             sizes=tuple("".join(_workspace_size(each)) for each in cases),
-            elements=tuple(self.tables.over(size) for size in work),
+            elements=tuple(map(self.tables.over, work)),
         )
 
     def loop(self, number: int, loop: Loop) -> LoopText:
@@ -346,9 +347,13 @@ class _Steps:
         return out
 
 
-def _elements(item: Kernel | Call) -> Size:
-    """How many elements a step goes through."""
-    return item.row_count * item.col_count if isinstance(item, Kernel) else product(size for _, size in item.axes)
+def elements(program: Program, item: Kernel | Call) -> list[Size]:
+    """How many elements a step goes through: the largest of these.  What a call updates it goes through in part."""
+    if isinstance(item, Kernel):
+        return [item.row_count * item.col_count]
+    updated = REGISTRY[item.op].updates
+    read = [arg.buffer for number, arg in enumerate(item.args) if number != updated]
+    return [program.buffer[name].type.count for name in (*read, *([item.out.buffer] if updated is None else []))]
 
 
 def _workspace_size(cases: Sequence[StepText]) -> list[str]:

@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...analysis.lifetimes import checks_data
+from ...analysis.lifetimes import Span, checks_data, lifetimes
+from ...ir.dims import known_nonnegative
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
 from ...ir.node import REGISTRY
 from ..manager import program_pass
@@ -20,13 +21,17 @@ from ..manager import program_pass
 LEAST = 4
 """Steps that are worth a batch: fewer leave most threads without a task."""
 
+SMALL = 1 << 14
+"""Elements of an array of known size that a batch may hold longer than its steps one after the other would."""
+
 
 @program_pass("BITS")
 def batch_steps(program: Program, *, donate: Collection[str] = ()) -> Program:
     """sort a; add a; sort b; add b; ...  ->  batch { sort a; sort b; ... } batch { add a; add b; ... }
 
     A step that is gathered runs earlier than it did: nothing that it passes by touches what it writes, or writes what
-    it reads, and only a check of data passes by another one.
+    it reads, and only a check of data passes by another one.  Arrays of rows and columns that would share memory keep
+    their steps apart: dense gradients of tables, each of which is used before the next is made.
 
     :param donate: inputs in whose memory outputs may be written.
     """
@@ -51,6 +56,7 @@ class _Unit:
     :param form: what the members of a batch have in common; None where it is in none.
     :param reads, writes: what owns the memory of what it touches.
     :param checks: whether it checks data.
+    :param held: when there is what it writes of the temps that may be large.
     """
 
     steps: tuple[Step, ...]
@@ -58,6 +64,7 @@ class _Unit:
     reads: frozenset[str]
     writes: frozenset[str]
     checks: bool
+    held: tuple[Span, ...]
 
     def waits_for(self, other: _Unit) -> bool:
         """Whether it may not run before or along with a unit that stands before it."""
@@ -68,6 +75,8 @@ class _Unit:
 
 def _units(program: Program, donate: Collection[str]) -> list[_Unit]:
     memory = _memory(program, donate)
+    large = {b.name for b in program.buffers if b.type.rank > 1 and not known_nonnegative(SMALL - b.type.count)}
+    spans = {name: span for name, span in lifetimes(program).items() if name in large}
     units, number = [], 0
     while number < len(program.steps):
         steps = program.steps[number : number + (2 if number in program.forwards else 1)]
@@ -75,7 +84,8 @@ def _units(program: Program, donate: Collection[str]) -> list[_Unit]:
         writes = frozenset(memory[program.root(b)] for step in steps for b in step.writes)
         forms = tuple(map(_form, steps))
         form = None if None in forms else forms
-        units.append(_Unit(steps, form, reads, writes, any(map(checks_data, steps))))
+        held = tuple(spans[root] for step in steps for root in map(program.root, step.writes) if root in spans)
+        units.append(_Unit(steps, form, reads, writes, any(map(checks_data, steps)), held))
         number += len(steps)
     return units
 
@@ -113,4 +123,10 @@ def _gathered(left: Sequence[_Unit]) -> list[_Unit]:
         for at, unit in enumerate(left)
         if unit.form == left[0].form and not any(unit.waits_for(other) for other in reversed(left[:at]))
     ]
-    return members if len(members) >= LEAST else [left[0]]
+    together: list[_Unit] = []
+    held: list[Span] = []
+    for unit in members:
+        both = [*held, *unit.held]
+        if not both or max(first for first, _ in both) <= min(last for _, last in both):
+            together, held = [*together, unit], both
+    return together if len(together) >= LEAST else [left[0]]
