@@ -165,10 +165,12 @@ def test_dtypes_and_memory_orders_are_those_of_eager_mode(dtype, beside):
     torch.testing.assert_close(sums.double(), exact_sums, atol=limit, rtol=limit)
 
 
+@pytest.mark.parametrize("shared", [1, 2, HEADS])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (5, 1), (3, 40), (0, 4), (4, 0), (150, 7)])
-def test_rows_and_columns_differ(rows, columns):
+def test_rows_and_columns_differ(rows, columns, shared):
+    """Few rows, too, as a decoder asks of all that was said, whether or not heads share their keys."""
     form = Form(lambda s, b, h, i, j: s - (i - j).abs() / 16)
-    q, k, v = drawn(torch.float32, rows=rows, columns=columns)
+    q, k, v = drawn(torch.float32, rows=rows, columns=columns, shared=shared)
     y, sums = compiled(program(form, lse=True), q, k, v, None)
     exact, exact_sums = written(form, *(x.double() for x in (q, k, v)))
     torch.testing.assert_close(y.double(), exact, atol=4e-6, rtol=4e-6)
@@ -176,11 +178,13 @@ def test_rows_and_columns_differ(rows, columns):
         torch.testing.assert_close(sums.double(), exact_sums, atol=4e-6, rtol=4e-6)
 
 
-def test_all_queries_of_a_batch_read_one_set_of_keys():
+@pytest.mark.parametrize("shared", [2, HEADS])
+@pytest.mark.parametrize("rows", [3, 40])
+def test_all_queries_of_a_batch_read_one_set_of_keys(rows, shared):
     form = FORMS["causal"]
-    q, k, v = drawn(torch.float32, rows=40, columns=40)
+    q, k, v = drawn(torch.float32, rows=rows, columns=40, shared=shared)
     k, v = k[:1], v[:1]
-    blocks = flex.create_block_mask(form.mask, q.shape[0], None, 40, 40, device="cpu")
+    blocks = flex.create_block_mask(form.mask, q.shape[0], None, rows, 40, device="cpu")
     y = compiled(program(form), q, k, v, blocks)
     exact, _ = written(form, *(x.double() for x in (q, k, v)))
     torch.testing.assert_close(y.double(), exact, atol=4e-6, rtol=4e-6)
