@@ -201,6 +201,32 @@ def test_sizes_that_change_share_one_program():
     assert len(gradc.torch.report().graphs) == before + 1
 
 
+SIZED = {
+    "a quotient": lambda q, k: lambda s, b, h, i, j: s * (i - q.shape[2]) / k.shape[2],
+    "from the size": lambda q, k: lambda s, b, h, i, j: s + (k.shape[2] - 1 - j) % 7,
+    "a choice of numbers": lambda q, k: lambda s, b, h, i, j: torch.where(j < k.shape[2] - 3, s, 0.5),
+    "aligned at the end": lambda q, k: (
+        lambda s, b, h, i, j: torch.where(i + k.shape[2] - q.shape[2] >= j, s, -math.inf)
+    ),
+    "a size chosen": lambda q, k: lambda s, b, h, i, j: s / torch.where(i > j, k.shape[2], 16),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_functions_read_sizes_that_change(name):
+    def attention(q, k, v):
+        return flex.flex_attention(q, k, v, SIZED[name](q, k))
+
+    torch._dynamo.reset()
+    run = torch.compile(attention, backend="gradc", options={"fallback": "error"}, dynamic=True, fullgraph=True)
+    before = len(gradc.torch.report().graphs)
+    for rows, columns in ((33, 40), (50, 64), (20, 90)):
+        q, k, v = drawn(torch.float32, rows=rows, columns=columns, shared=HEADS)
+        exact, _ = written(Form(SIZED[name](q, k)), *(x.double() for x in (q, k, v)))
+        torch.testing.assert_close(run(q, k, v).double(), exact, atol=4e-6, rtol=4e-6)
+    assert len(gradc.torch.report().graphs) == before + 1
+
+
 def test_blocks_alone_are_a_mask():
     """Which torch's kernels read, and its eager mode does not."""
     rows = 70

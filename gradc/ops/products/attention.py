@@ -138,8 +138,8 @@ def _mixed(scores: Node, value: Node) -> Node:
 
 
 def _merging_few(product: Product, left: Node, right: Node) -> Node:
-    """[..., G, group, L, K] x [..., G, 1, K, N]  ->  [..., G, group, L, N]; or [..., H, L, K] x [..., H, K, N], where no
-    heads share anything  ->  [..., H, L, N]
+    """[..., G, group, L, K] x [..., G, 1, K, N]  ->  [..., G, group, L, N]; where no heads share anything,
+    [..., H, L, K] x [..., H, K, N]  ->  [..., H, L, N]
 
     Few rows are one matrix with those of the heads that share their right side, which is then read once; many are not,
     so that the steps of attention are one loop over them.
@@ -153,8 +153,8 @@ def _merging_few(product: Product, left: Node, right: Node) -> Node:
 
 
 def attention_scores(query: Node, key: Node) -> Node:
-    """[..., G, group, L, E] x [..., G, 1, S, E] -> [..., G, group, L, S], in the dtype that those are computed in; or of
-    each head its own: [..., H, L, E] x [..., H, S, E] -> [..., H, L, S].
+    """[..., G, group, L, E] x [..., G, 1, S, E] -> [..., G, group, L, S], in the dtype that those are computed in; or
+    of each head its own: [..., H, L, E] x [..., H, S, E] -> [..., H, L, S].
     """
     return _merging_few(_scores, query, key.T)
 
