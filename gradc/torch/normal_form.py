@@ -394,7 +394,17 @@ class _Elements(_Interpreter):
             index = args[1] if isinstance(args[1], tuple | list) else (args[1],)
             if all(isinstance(each, torch.Tensor) for each in index):
                 return torch.ops.aten.index.Tensor(args[0], list(index))
+        elif target is torch.where or getattr(operator, getattr(target, "__name__", ""), None) is target:
+            args = tuple(_as_tensor(each, args) for each in args)
         return super().call_function(target, args, kwargs)
+
+
+def _as_tensor(x: Any, beside: Sequence[Any]) -> Any:
+    """A size that is not known, beside tensors, as one: torch.vmap would take it for the one that is there now."""
+    devices = [each.device for each in beside if isinstance(each, torch.Tensor)]
+    if not devices or not isinstance(x, torch.SymInt):
+        return x
+    return torch.scalar_tensor(x, dtype=torch.int64, device=devices[0])
 
 
 class _ExplicitGradients(TorchDispatchMode):

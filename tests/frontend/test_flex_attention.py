@@ -165,10 +165,12 @@ def test_dtypes_and_memory_orders_are_those_of_eager_mode(dtype, beside):
     torch.testing.assert_close(sums.double(), exact_sums, atol=limit, rtol=limit)
 
 
+@pytest.mark.parametrize("shared", [1, 2, HEADS])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (5, 1), (3, 40), (0, 4), (4, 0), (150, 7)])
-def test_rows_and_columns_differ(rows, columns):
+def test_rows_and_columns_differ(rows, columns, shared):
+    """Few rows, too, as a decoder asks of all that was said, whether or not heads share their keys."""
     form = Form(lambda s, b, h, i, j: s - (i - j).abs() / 16)
-    q, k, v = drawn(torch.float32, rows=rows, columns=columns)
+    q, k, v = drawn(torch.float32, rows=rows, columns=columns, shared=shared)
     y, sums = compiled(program(form, lse=True), q, k, v, None)
     exact, exact_sums = written(form, *(x.double() for x in (q, k, v)))
     torch.testing.assert_close(y.double(), exact, atol=4e-6, rtol=4e-6)
@@ -176,11 +178,13 @@ def test_rows_and_columns_differ(rows, columns):
         torch.testing.assert_close(sums.double(), exact_sums, atol=4e-6, rtol=4e-6)
 
 
-def test_all_queries_of_a_batch_read_one_set_of_keys():
+@pytest.mark.parametrize("shared", [2, HEADS])
+@pytest.mark.parametrize("rows", [3, 40])
+def test_all_queries_of_a_batch_read_one_set_of_keys(rows, shared):
     form = FORMS["causal"]
-    q, k, v = drawn(torch.float32, rows=40, columns=40)
+    q, k, v = drawn(torch.float32, rows=rows, columns=40, shared=shared)
     k, v = k[:1], v[:1]
-    blocks = flex.create_block_mask(form.mask, q.shape[0], None, 40, 40, device="cpu")
+    blocks = flex.create_block_mask(form.mask, q.shape[0], None, rows, 40, device="cpu")
     y = compiled(program(form), q, k, v, blocks)
     exact, _ = written(form, *(x.double() for x in (q, k, v)))
     torch.testing.assert_close(y.double(), exact, atol=4e-6, rtol=4e-6)
@@ -194,6 +198,32 @@ def test_sizes_that_change_share_one_program():
         q, k, v = drawn(torch.float32, rows=rows, columns=rows)
         exact, _ = written(form, *(x.double() for x in (q, k, v)))
         torch.testing.assert_close(run(q, k, v, None).double(), exact, atol=4e-6, rtol=4e-6)
+    assert len(gradc.torch.report().graphs) == before + 1
+
+
+SIZED = {
+    "a quotient": lambda q, k: lambda s, b, h, i, j: s * (i - q.shape[2]) / k.shape[2],
+    "from the size": lambda q, k: lambda s, b, h, i, j: s + (k.shape[2] - 1 - j) % 7,
+    "a choice of numbers": lambda q, k: lambda s, b, h, i, j: torch.where(j < k.shape[2] - 3, s, 0.5),
+    "aligned at the end": lambda q, k: (
+        lambda s, b, h, i, j: torch.where(i + k.shape[2] - q.shape[2] >= j, s, -math.inf)
+    ),
+    "a size chosen": lambda q, k: lambda s, b, h, i, j: s / torch.where(i > j, k.shape[2], 16),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_functions_read_sizes_that_change(name):
+    def attention(q, k, v):
+        return flex.flex_attention(q, k, v, SIZED[name](q, k))
+
+    torch._dynamo.reset()
+    run = torch.compile(attention, backend="gradc", options={"fallback": "error"}, dynamic=True, fullgraph=True)
+    before = len(gradc.torch.report().graphs)
+    for rows, columns in ((33, 40), (50, 64), (20, 90)):
+        q, k, v = drawn(torch.float32, rows=rows, columns=columns, shared=HEADS)
+        exact, _ = written(Form(SIZED[name](q, k)), *(x.double() for x in (q, k, v)))
+        torch.testing.assert_close(run(q, k, v).double(), exact, atol=4e-6, rtol=4e-6)
     assert len(gradc.torch.report().graphs) == before + 1
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import gradc
 from gradc import interp, ops
 from gradc.ir.node_ranges import range_of
-from gradc.ir.types import BOOL, I32
+from gradc.ir.types import BOOL, DTYPES, I32
 from gradc.ops.rules import full
 from gradc.passes.graph.simplify import simplify
 from gradc.passes.graph.static_indices import static_indices
@@ -61,6 +61,23 @@ def test_fires(name):
 def test_stays(name):
     function, kept = STAYS[name]
     assert kept <= names(static_indices(gradc.trace(function, **X)))
+
+
+@pytest.mark.parametrize("dtype", ["u4", "i8", "u8"])
+def test_positions_that_wrap_are_in_no_order(dtype):
+    graph = gradc.trace(lambda x: ops.gather(x, rows(300, dtype=dtype), oob="skip"), x="f32[300]")
+    x = np.arange(1, 301, dtype=np.float32)
+    low, high = DTYPES[dtype].range
+    place = (np.arange(300) - low) % (high - low + 1) + low
+    expected = np.where(place >= 0, x[place], 0)
+    np.testing.assert_array_equal(interp.run(static_indices(graph), {"x": x})["y"], expected)
+    np.testing.assert_array_equal(gradc.compile(graph, target="cpu")(x=x), expected)
+
+
+@pytest.mark.parametrize(("dtype", "size", "slices"), [("u8", 256, True), ("i8", 128, True), ("i8", 129, False)])
+def test_positions_in_order_fit_their_dtype(dtype, size, slices):
+    graph = gradc.trace(lambda x: ops.gather(x, rows(size, dtype=dtype), oob="skip"), x="f32[300]")
+    assert ("gather" not in names(static_indices(graph))) == slices
 
 
 def test_symbolic_sizes_are_compared_where_their_order_is_known():

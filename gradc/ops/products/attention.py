@@ -138,13 +138,14 @@ def _mixed(scores: Node, value: Node) -> Node:
 
 
 def _merging_few(product: Product, left: Node, right: Node) -> Node:
-    """[..., G, group, L, K] x [..., G, 1, K, N]  ->  [..., G, group, L, N]
+    """[..., G, group, L, K] x [..., G, 1, K, N]  ->  [..., G, group, L, N]; where no heads share anything,
+    [..., H, L, K] x [..., H, K, N]  ->  [..., H, L, N]
 
     Few rows are one matrix with those of the heads that share their right side, which is then read once; many are not,
     so that the steps of attention are one loop over them.
     """
     *lead, group, rows, width = left.shape
-    if not isinstance(rows, int) or rows > FEW:
+    if not isinstance(rows, int) or rows > FEW or not same(right.shape[-3], 1):
         return product(left, right)
     shared = reshaped(right, (*right.shape[:-3], *right.shape[-2:]))
     merged = product(reshaped(left, (*lead, group * rows, width)), shared)
@@ -152,12 +153,16 @@ def _merging_few(product: Product, left: Node, right: Node) -> Node:
 
 
 def attention_scores(query: Node, key: Node) -> Node:
-    """[..., G, group, L, E] x [..., G, 1, S, E] -> [..., G, group, L, S], in the dtype that those are computed in."""
+    """[..., G, group, L, E] x [..., G, 1, S, E] -> [..., G, group, L, S], in the dtype that those are computed in; or
+    of each head its own: [..., H, L, E] x [..., H, S, E] -> [..., H, L, S].
+    """
     return _merging_few(_scores, query, key.T)
 
 
 def attention_mix(scores: Node, value: Node) -> Node:
-    """[..., G, group, L, S] x [..., G, 1, S, D] -> [..., G, group, L, D]: safe_softmax(scores) @ value."""
+    """[..., G, group, L, S] x [..., G, 1, S, D] -> [..., G, group, L, D]: safe_softmax(scores) @ value; or of each head
+    its own: [..., H, L, S] x [..., H, S, D] -> [..., H, L, D].
+    """
     return _merging_few(_mixed, scores, value)
 
 

@@ -12,7 +12,7 @@ from ...ir.node import Node, call
 from ...ir.node_ranges import range_of
 from ...ir.pattern import splat
 from ...ir.properties import Gathers, access
-from ...ir.ranges import Range
+from ...ir.ranges import Range, fits, inside
 from ...ops.rules import full
 from ..manager import graph_pass
 
@@ -50,6 +50,8 @@ def _decided(node: Node) -> bool | None:
 def _in_order(table: Node, indices: Node, how: Gathers) -> Node | None:
     """A gather of a table's first slices in their order, as a slice of it; None of other ones."""
     if indices.op.name != "iota" or indices.rank != 1 or not indices.dtype.is_integer or how.padding_idx is not None:
+        return None
+    if not fits(inside(indices.shape[0]), indices.dtype):  # iota(300) in u8 begins again after 255
         return None
     count, size = indices.shape[0], table.shape[how.axis]
     if same(count, size):
