@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -36,13 +37,13 @@ FORMS = (
 @pytest.mark.long(
     "gradc/codegen/cuda/tiles/fragments.py", "gradc/analysis/tiles.py", "templates/cuda/kernel/tile.cu.j2"
 )
-def test_no_form_of_attention_spills(name, features, arch):
+def test_no_form_of_attention_spills(name, features, arch, monkeypatch):
+    """Whatever is predicted of it as products with kernels between."""
     form = ATTENTION_FORMS[name]
     types = {n: re.sub(r"\b64\]", f"{features}]", t).replace("D[", "bf16[") for n, t in form.types.items()}
     graph = gradc.trace(form.function, **types)
-    hints = {"B": 8, "H": 12, "S": 1024, "T": 1024}
-    hints = {n: size for n, size in hints.items() if any(n in str(node.type) for node in graph.inputs)}
-    programs = run_passes(graph, ("q", "k", "v"), Options(arch=arch, hints=hints), "cuda")[2]
+    monkeypatch.setattr("gradc.passes.column_blocking.tile_rows.calls_seconds", lambda *_: math.inf)
+    programs = run_passes(graph, ("q", "k", "v"), Options(arch=arch), "cuda")[2]
     assert any(loop.tile for loop in programs["forward"].loops)
     for program in programs.values():
         tiles = [loop for loop in program.loops if loop.tile]

@@ -154,13 +154,15 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
         for (int h = 0; h < 2 * TILES; h++) {
           const f32 v6 = r6[h];
           const f32 v8 = v6 * v7;
-          const f32 before = top[h];
-          gradc_maximum<f32>::join(top[h], v8);
-          const f32 factor = gradc_rescaled(before, top[h]); /* of what is relative to it */
-          total_[h] *= factor;
-          #pragma unroll
-          for (int n = h / 2 * (64 / 8); n < (h / 2 + 1) * (64 / 8); n++) {
-            t6_sum[n][h % 2 * 2] *= factor, t6_sum[n][h % 2 * 2 + 1] *= factor;
+          {
+            const f32 before = top[h];
+            gradc_maximum<f32>::join(top[h], v8);
+            const f32 factor = gradc_rescaled(before, top[h]); /* of what is relative to it */
+            total_[h] *= factor;
+            #pragma unroll
+            for (int n = h / 2 * (64 / 8); n < (h / 2 + 1) * (64 / 8); n++) {
+              t6_sum[n][h % 2 * 2] *= factor, t6_sum[n][h % 2 * 2 + 1] *= factor;
+            }
           }
         }
       }
@@ -216,6 +218,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
   for (int h = 0; h < 2 * TILES; h++) {
     total_[h] = gradc_of_quad<gradc_plain_sum>(total_[h]);
   }
+  gradc_unrounded(total_, top); gradc_unrounded(t6_sum, top);
   /* ---- after the sweeps ---- */
   {
     /* softmax_matmul_3f1571 */

@@ -295,7 +295,7 @@ class _TileWriter:
             hoisted=self.writer.early(self.writer.kernels[number]),
             inside=" && ".join([*[f"{s.count} == COLUMNS"] * has_part(s), *(f"({m})" for m in masks)]) or "true",
             body=body,
-            after=after_sweep(s),
+            after=[*after_sweep(s), *self.writer.unrounded_sums(s)],
         )
 
     def vectors(self, form: SweepForm) -> tuple[tuple[StagedText, ...], dict[Stmt, str]]:
