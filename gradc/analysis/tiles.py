@@ -54,6 +54,15 @@ STATEMENTS = 64
 """More for 16 rows, where no product follows the statements of a block, which NVRTC takes several elements of at once:
 losses of 16 to 128 features, with targets, biases and tanh, spill in fewer (for sm_80, 90 and 100).
 """
+CAUSAL = (4, 7)
+"""Statements of an element of causal attention, forward and backward, whose registers are counted in the above."""
+OF_STATEMENT = (3, 2)
+"""More registers of a thread, for 16 rows, for each statement beyond these, and for each load of an element from
+memory, forward and backward; and one more for each 32 columns: of the forms in tests/attention_forms.py none spills
+(NVRTC for sm_90 and sm_100, 64 and 128 features).
+"""
+RANDOM = 9
+"""Statements that a random number stands for: counters, keys and products of 64 bits."""
 _NO_STATEMENT = ("search", "scan", "check", "argmax_cols", "argmin_cols")
 
 
@@ -176,13 +185,34 @@ class TileForm:
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         rows = max(6 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
         own = carried + blocks * columns // 2 + rows + self.fragments(tiles)
-        own += 0 if any(s.added for s in self.sweeps) else STATEMENTS
+        more = self.more_statements * (32 * OF_STATEMENT[self.is_several] + columns) // 32
+        own += more if any(s.added for s in self.sweeps) else STATEMENTS
         if self.is_several:
             vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
             early = (tiles - 1) * vectors * max(columns - EARLY, 0)
             return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
         known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
         return tiles * own + BESIDE + (0 if known else SYMBOLIC)
+
+    @cached_property
+    def more_statements(self) -> int:
+        """Of an element, beyond causal attention's."""
+
+        def weight(sweep: SweepForm, s: Stmt) -> int:
+            if s.op == "load":
+                return int(s.buffer not in {b.name for b in sweep.sweep.buffers})
+            return RANDOM if s.op == "philox" else int(s.op not in _FREE)
+
+        def of(sweep: SweepForm, kernel: Kernel) -> int:
+            levels = {kernel.rows[0][0], *(axis for axis, _ in kernel.cols)}
+            return sum(
+                weight(sweep, s)
+                for s in kernel.body
+                if kernel.is_column(s) and (s.op != "load" or levels <= kernel.stmt_level(s))
+            )
+
+        most = max((of(s, kernel) for s in self.sweeps for kernel in s.kernels), default=0)
+        return max(0, most - CAUSAL[self.is_several])
 
     @property
     def is_several(self) -> bool:

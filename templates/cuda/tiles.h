@@ -163,6 +163,21 @@ GRADC_FN f32 gradc_exponent(f32 top) { return fabsf(top) < 0x1p26f ? top * 0x1.7
 /* x of rows relative to a maximum that was `before`, relative to what it is now. */
 GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx(gradc_exponent(before) - gradc_exponent(now)); }
 
+/* Sums x of weights relative to a maximum, after the sweep, without the rounding of its exponent: what they would be of e^(score - top). */
+GRADC_FN f32 gradc_rounding(f32 top) { return fabsf(top) < 0x1p26f ? exp2_approx(-mad_f32(top, 0x1.715476p+0f, -gradc_exponent(top))) : 1.0f; }
+template <int ROWS> GRADC_FN void gradc_unrounded(f32 (&x)[ROWS], const f32 (&top)[ROWS]) {
+#pragma unroll
+  for (int h = 0; h < ROWS; h++) x[h] *= gradc_rounding(top[h]);
+}
+template <int N, int ROWS> GRADC_FN void gradc_unrounded(f32 (&x)[N][4], const f32 (&top)[ROWS]) {
+#pragma unroll
+  for (int h = 0; h < ROWS; h++) {
+    const f32 factor = gradc_rounding(top[h]);
+#pragma unroll
+    for (int n = h / 2 * (2 * N / ROWS); n < (h / 2 + 1) * (2 * N / ROWS); n++) x[n][h % 2 * 2] *= factor, x[n][h % 2 * 2 + 1] *= factor;
+  }
+}
+
 /* e^x of a score: its argument is rounded once more, as the score itself was, and the power of two is within 2 units in the last place; what
  * would be subnormal is 0. */
 GRADC_FN f32 gradc_exp_of_score(f32 x) { return exp2_approx(x * 0x1.715476p+0f); }

@@ -115,6 +115,32 @@ def test_rows_of_scores_of_any_size_have_the_weights_of_their_differences(least)
     np.testing.assert_allclose(got, wanted, rtol=2.0**-6, atol=2.0**-6)
 
 
+@pytest.mark.parametrize("features", [64, 192])
+@pytest.mark.parametrize("least", [-65504.0, -1e6, -3e7, -1e30])
+def test_gradients_of_rows_hidden_by_a_finite_number_are_those_of_their_differences(least, features):
+    """Backward as tiles, and as products with kernels, which compute the weights again of the forward's statistics."""
+    torch = pytest.importorskip("torch")
+    types = {n: f"bf16[B,H,S,{features}]" for n in WRT} | {"bias": "f32[1,H,S,S]"}
+    graph = gradc.trace(CASES["bias of heads"].function, **types)
+    programs = run_passes(graph, WRT, Options(), "cuda")[2]
+    assert any(loop.tile for loop in programs["forward"].loops)
+    assert any(loop.tile for loop in programs["backward"].loops) == (features == 64)
+    forward, backward = (Executable(programs[n], "cuda-sim") for n in ("forward", "backward"))
+    arrays = drawn(CASES["bias of heads"], features, {"S": 70, "T": 70, "B": 1, "H": 1}, 0)
+    arrays["bias"] = np.zeros((1, 1, 70, 70), np.float32)
+    arrays["bias"][..., :20, :] = least
+    dy = np.random.default_rng(1).standard_normal(arrays["q"].shape).astype(DTYPES["bf16"])
+    _, got = gradients(lambda a: checked(forward, a), lambda a: checked(backward, a), arrays, dy)
+    own = {n: torch.tensor(a, requires_grad=n in WRT) for n, a in wide(arrays).items()}
+    s = own["q"] @ own["k"].mT / features**0.5
+    rounded = s.detach().float() + own["bias"].float()  # a score has 24 bits
+    weights = torch.softmax(s + (rounded.double() - s.detach()), -1)
+    (weights @ own["v"]).backward(torch.tensor(dy.astype(np.float64)))
+    for n in WRT:
+        wanted = own[n].grad.numpy()
+        assert np.abs(got[f"d.{n}"].astype(np.float64) - wanted).max() <= 2.0**-6 * np.abs(wanted).max(), n
+
+
 WRT = ("q", "k", "v")
 BACKWARD = [("causal", 64), ("causal", 24), ("plain", 20), ("sliding window", 8), ("softcap", 8), ("bias of heads", 8)]
 

@@ -218,6 +218,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
   for (int h = 0; h < 2 * TILES; h++) {
     total_[h] = gradc_of_quad<gradc_plain_sum>(total_[h]);
   }
+  gradc_unrounded(total_, top); gradc_unrounded(t6_sum, top);
   /* ---- after the sweeps ---- */
   {
     /* softmax_matmul_3f1571 */

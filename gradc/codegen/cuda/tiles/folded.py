@@ -1,12 +1,15 @@
 """A kernel of a tile with fewer operations for each element: constant factors and what a row adds meet in one FMA.
 
-    exp(x * c - m)             ->  2^(x * (c log2 e) - m log2 e)         where m is of a row or a column, c = 2^k
+    exp(x * c - m)             ->  2^(x * (c log2 e) - m log2 e)         where m is a maximum that rises, c = 2^k
+    exp(x * c - m)             ->  2^((x * c - m) * log2 e)              where m is another value of a row or a column
     max_cols(x * c)            ->  max_cols(x) * c                       c = 2^k: the same bits
     (p * (x - y)) * c          ->  p * (x * c - y * c)                   where y and c are of a row or a column
     (e * r) * (x - y)          ->  e * (x * r - y * r)                   where y and r are
 
 A ``where`` whose other side is -inf, or 0 of a product, stands between them as before.  These are equal over the reals,
-which is the licence of :mod:`gradc.passes.column_blocking`.  Where a maximum is 2^26 and more, scores that differ do so
+which is the licence of :mod:`gradc.passes.column_blocking`.  The product of a maximum with log2 e is rounded, in all
+weights of a row alike; tiles.h takes that out of their sums after the sweep, so that any other kernel may compute the
+weights again of the maximum and the sum.  Where a maximum is 2^26 and more, scores that differ do so
 by 8 and more: their weights, almost 0, are powers of 2 rather than of e.
 """
 
@@ -14,21 +17,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ....analysis.tiles import SweepForm, TileForm
 from ....ir.kernel import Kernel
 from ....ir.statement import Stmt
 from ....ir.types import BOOL, F32, DType
+from ....ir.walk import backward_slice
 from .canonical import COLUMN, ROW
 
 EXPRESSIONS: Mapping[str, str] = {"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"}
 """The operations that only kernels of tiles have: a * b + c rounded once, and 2^x within 2 units in the last place."""
 _LOG2E = math.log2(math.e)
 _EXACT = 2.0**26
-"""Below it a maximum's product with log2 e is rounded by at most 4, in all weights of a row alike (tiles.h rescales
-them by the same product).  Beyond it a product by a power of two is exact: no weight leaves the range of its dtype.
+"""Below it a maximum's product with log2 e is rounded by at most 4 (tiles.h rescales sums by the same product).
+Beyond it a product by a power of two is exact: no weight leaves the range of its dtype.
 """
 _TINY = 2.0**-20
 _EXTREMES = ("max_cols", "min_cols")
@@ -40,7 +44,8 @@ def folded(form: TileForm) -> TileForm:
     def of(sweep: SweepForm) -> SweepForm:
         if not sweep.divides:  # the product of a maximum and log2 e is rounded, which a loss near 0 would show
             return masked_once(sweep)
-        steps = (_Folder(step).kernel() if isinstance(step, Kernel) else step for step in sweep.steps)
+        rising = frozenset(c.by for c in sweep.sweep.carries if c.by)
+        steps = (_Folder(step, rising).kernel() if isinstance(step, Kernel) else step for step in sweep.steps)
         return masked_once(replace(sweep, steps=tuple(steps)))
 
     return replace(form, sweeps=tuple(map(of, form.sweeps)))
@@ -89,10 +94,12 @@ def _text(kernel: Kernel, value: Stmt | None) -> object:
 class _Folder:
     """Rewrites one kernel, statement after statement.
 
+    :param rising: carries that sums are relative to.
     :ivar now: the statements so far, by name.  :ivar readers: how many statements use a value.
     """
 
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Kernel, rising: Collection[str]):
+        self.rising = rising
         self.before, self.names = kernel, kernel.fresh_names()
         self.now: dict[str, Stmt] = {}
         self.body: list[Stmt] = []
@@ -167,6 +174,9 @@ class _Folder:
             return s.altered(op="power", args=(self.times(x, factor * _LOG2E),))
         x, factor = self.unscaled(argument.args[0])
         base = argument.args[1]
+        if not any(own.op == "load" and own.buffer in self.rising for own in backward_slice(self.body, [base])):
+            beside = self.add("mad", x, self.constant(factor), self.add("neg", base)) if factor != 1 else argument.name
+            return s.altered(op="power", args=(self.times(beside, _LOG2E),))
         small = self.add("lt", self.add("abs", base), self.constant(_EXACT), dtype=BOOL)
         scale = self.add("where", small, self.constant(factor * _LOG2E), self.constant(factor))
         offset = self.add("neg", self.add("where", small, self.times(base, _LOG2E), base))

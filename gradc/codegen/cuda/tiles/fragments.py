@@ -275,6 +275,13 @@ class FragmentWriter:
         yield f"{c.name}[n][h % 2 * 2] *= factor, {c.name}[n][h % 2 * 2 + 1] *= factor;"
         yield "}"
 
+    @staticmethod
+    def unrounded_sums(sweep: Sweep) -> Iterator[str]:
+        """After a sweep: what is relative to a maximum, without the rounding of the maximum's exponent."""
+        relative = [c for c in sweep.carries if c.by]
+        if relative:
+            yield " ".join(f"gradc_unrounded({c.name}, {c.by});" for c in relative)
+
     def block(self, k: Numbered) -> list[str]:
         """A kernel's passes over the lane's elements, and what is done for its rows before each."""
         lines = self.distances(k)

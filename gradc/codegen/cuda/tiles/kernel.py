@@ -217,11 +217,12 @@ class _TileWriter:
     def text(self) -> str:
         comment = "\n".join(["/*", *(f" * {line}".rstrip() for line in str(self.loop).splitlines()), " */"])
         sweeps = [self.sweep(number, s) for number, s in enumerate(self.form.sweeps)]
+        given = form_of(self.loop, self.types)  # whose registers are estimated, with no statement rewritten
         view: dict[str, Any] = {
             "comment": comment,
             "name": self.plain.name,
             "threads": 32 * self.warps,
-            "resident_blocks": self.form.resident_blocks(self.warps, self.columns, self.tiles, self.shared),
+            "resident_blocks": given.resident_blocks(self.warps, self.columns, self.tiles, self.shared),
             "parameters": self.parameters,
             "dims": [f"n{i}" for i in range(len(self.plain.dims))],
             "dtype": self.form.dtype.name,
@@ -294,7 +295,7 @@ class _TileWriter:
             hoisted=self.writer.early(self.writer.kernels[number]),
             inside=" && ".join([*[f"{s.count} == COLUMNS"] * has_part(s), *(f"({m})" for m in masks)]) or "true",
             body=body,
-            after=after_sweep(s),
+            after=[*after_sweep(s), *(self.writer.unrounded_sums(s) if self.form.sweeps[number].divides else ())],
         )
 
     def vectors(self, form: SweepForm) -> tuple[tuple[StagedText, ...], dict[Stmt, str]]:
