@@ -22,9 +22,9 @@ WRITES = "a torch.autograd.Function that writes to its inputs"
 REASON = "a torch.autograd.Function: it has a gradient of its own, which torch runs"
 
 DERIVED = {"bitsandbytes.gemm_4bit.default": "bitsandbytes.dequantize_4bit.default"}
-"""Products without a formula of autograd's, around which a library puts a ``torch.autograd.Function`` that defines their
-derivative, as gradc has it, each with the op that its backward writes the weight out with; of what the Function does
-not differentiate (scales) gradc has gradients, too.
+"""Products without a formula of autograd's, around which a library puts a ``torch.autograd.Function`` that defines
+their derivative, as gradc has it, each with the op that its backward writes the weight out with; of what the Function
+does not differentiate (scales) gradc has gradients, too.
 """
 
 _LIBRARY = torch.library.Library("gradc", "FRAGMENT")  # lives as long as its ops are to exist
@@ -137,11 +137,11 @@ def _is_the_products(
     """
     x, bias = (_origin(n) for n in (call.args[0], call.kwargs.get("bias", (*call.args, *[None] * 7)[6])))
     for source, operand, gradient in zip(sources, operands, gradients, strict=True):
-        made = _origin(gradient)
+        made: Any = _origin(gradient)
         if made is None:
             fits = not (getattr(operand, "requires_grad", False) and source in (x, bias))
         elif source is x:
-            first, second, *_ = (*map(_origin, made.args), None, None)
+            first, second = map(_origin, (*made.args, None, None)[:2])
             written_out = isinstance(second, torch.fx.Node) and str(second.target) == DERIVED[str(call.target)]
             fits = made.target in _PRODUCTS and first is cotangent and written_out
             fits = fits and second.args[2:4] == call.args[4:6]  # the blocks' size, and the kind of codes
