@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,10 @@ __all__ = ["REASON", "CustomGradient", "custom_gradient", "derived", "run_by_tor
 WRITES = "a torch.autograd.Function that writes to its inputs"
 REASON = "a torch.autograd.Function: it has a gradient of its own, which torch runs"
 
-DERIVED = frozenset({"bitsandbytes.gemm_4bit.default"})
-"""Ops without a formula of autograd's, around which a library puts a ``torch.autograd.Function`` that defines their
-derivative, as gradc has it; of what the Function does not differentiate (scales) gradc has gradients, too.
+DERIVED = {"bitsandbytes.gemm_4bit.default": "bitsandbytes.dequantize_4bit.default"}
+"""Products without a formula of autograd's, around which a library puts a ``torch.autograd.Function`` that defines
+their derivative, as gradc has it, each with the op that its backward writes the weight out with; of what the Function
+does not differentiate (scales) gradc has gradients, too.
 """
 
 _LIBRARY = torch.library.Library("gradc", "FRAGMENT")  # lives as long as its ops are to exist
@@ -94,11 +96,13 @@ class CustomGradient:
         return [next(given[kind]) for kind in self.is_tensor]
 
 
-def derived(forward: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
-    """The forward of a ``torch.autograd.Function`` whose result is a call of one of :data:`DERIVED`, to be
-    differentiated as any other op is; None of one that is anything else.
+def derived(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, operands: Sequence[Any]
+) -> torch.fx.GraphModule | None:
+    """The forward of a ``torch.autograd.Function`` whose result is a call of one of :data:`DERIVED` and whose backward
+    is that of the product, to be differentiated as any other op is; None of one that is anything else.
     """
-    results, _saved = forward.graph.output_node().args[0]
+    results, saved = forward.graph.output_node().args[0]
     needed = {results} if isinstance(results, torch.fx.Node) else {*results}
     for node in reversed(forward.graph.nodes):  # the others set gradient modes and compare sizes
         if node in needed:
@@ -107,6 +111,11 @@ def derived(forward: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     computing = [n for n in calls if not (n.op == "call_method" and n.target == "view")]
     if len(computing) != 1 or str(computing[0].target) not in DERIVED:
         return None
+    cotangent = [n for n in backward.graph.nodes if n.op == "placeholder"][-1 - len(saved)]
+    sources = [n for n in forward.graph.nodes if n.op == "placeholder"][-len(operands) :]
+    gradients = backward.graph.output_node().args[0]
+    if not _is_the_products(computing[0], cotangent, sources, operands, gradients):
+        return None
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in forward.graph.nodes:
@@ -114,6 +123,43 @@ def derived(forward: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(torch.fx.node.map_arg(results, copies.__getitem__))
     return torch.fx.GraphModule(forward, graph)
+
+
+def _is_the_products(
+    call: torch.fx.Node,
+    cotangent: torch.fx.Node,
+    sources: Sequence[torch.fx.Node],
+    operands: Sequence[Any],
+    gradients: Sequence[Any],
+) -> bool:
+    """Whether a Function's gradients are those of the product that it calls, which another author may have changed:
+    of x the cotangent times the weight written out, of the bias the cotangent's sums, of nothing else any.
+    """
+    x, bias = (_origin(n) for n in (call.args[0], call.kwargs.get("bias", (*call.args, *[None] * 7)[6])))
+    for source, operand, gradient in zip(sources, operands, gradients, strict=True):
+        made: Any = _origin(gradient)
+        if made is None:
+            fits = not (getattr(operand, "requires_grad", False) and source in (x, bias))
+        elif source is x:
+            first, second = map(_origin, (*made.args, None, None)[:2])
+            written_out = isinstance(second, torch.fx.Node) and str(second.target) == DERIVED[str(call.target)]
+            fits = made.target in _PRODUCTS and first is cotangent and written_out
+            fits = fits and second.args[2:4] == call.args[4:6]  # the blocks' size, and the kind of codes
+        else:
+            fits = source is bias and made.target == "sum" and _origin(made.args[0]) is cotangent
+        if not fits:
+            return False
+    return True
+
+
+_PRODUCTS = (torch.matmul, operator.matmul, "matmul")
+
+
+def _origin(value: Any) -> Any:
+    """What a value is before it was viewed or converted."""
+    while isinstance(value, torch.fx.Node) and value.op == "call_method" and value.target in ("view", "to"):
+        value = value.args[0]
+    return value
 
 
 def run_by_torch(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:

@@ -364,7 +364,7 @@ class _Interpreter(torch.fx.Interpreter):
         if name == _CUSTOM_GRADIENT:
             if maybe_current_level():
                 raise Unsupported("a torch.autograd.Function inside torch.vmap")
-            body = derived(args[0])
+            body = derived(args[0], args[1], args[2:])
             if body is not None:
                 return self._inner(body, with_context(body, args[2:]))
             made, results = CustomGradient.traced(target, args, kwargs)

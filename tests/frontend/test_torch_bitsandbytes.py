@@ -70,6 +70,17 @@ if importlib.util.find_spec("bitsandbytes") is None:  # its op by its schema, as
     torch.library.register_fake(
         "bitsandbytes::gemm_4bit", lambda x, packed, shape, *_, **__: x.new_empty((*x.shape[:-1], shape[0]))
     )
+    schema = "(Tensor A, Tensor absmax, int blocksize, str quant_type, int[] shape, ScalarType dtype) -> Tensor"
+    torch.library.define("bitsandbytes::dequantize_4bit", schema)
+    torch.library.impl(
+        "bitsandbytes::dequantize_4bit",
+        "cpu",
+        lambda packed, absmax, size, kind, shape, dtype: weight(packed, shape, absmax, size, kind).to(dtype),
+    )
+    torch.library.register_fake(
+        "bitsandbytes::dequantize_4bit",
+        lambda packed, absmax, size, kind, shape, dtype: absmax.new_empty(shape, dtype=dtype),
+    )
 else:
     import bitsandbytes
 
@@ -88,7 +99,12 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
-        return g @ weight(*ctx.held).to(g.dtype), None, None, g.sum(0), None, None, None
+        packed, shape, absmax, size, kind, nested = ctx.held
+        if nested:
+            codes, book, offset = nested
+            absmax = book[codes.long()] * spread(absmax, 256, len(codes)) + offset
+        written_out = torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, size, kind, shape, torch.float32)
+        return torch.matmul(g, written_out.to(g.dtype)), None, None, g.sum(0), None, None, None
 
 
 def drawn(shape: Any, nested: bool) -> tuple[Any, ...]:
@@ -187,6 +203,46 @@ def test_another_function_around_the_op_keeps_its_gradient() -> None:
     y = compiled(lambda x: Doubled.apply(x, packed, absmax))(x)
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full((3, 128), 5.0))
     assert "a torch.autograd.Function" in str(gradc.torch.report())
+
+
+def reversed_gradient(g: Any, written_out: Any) -> Any:
+    return -torch.matmul(g, written_out)
+
+
+def clipped_gradient(g: Any, written_out: Any) -> Any:
+    return torch.matmul(g.clamp(-0.1, 0.1), written_out)
+
+
+def no_gradient(g: Any, written_out: Any) -> Any:
+    return None
+
+
+def constant_gradient(g: Any, written_out: Any) -> Any:
+    return g.new_full((3, 128), 5.0)
+
+
+@pytest.mark.parametrize("own", [reversed_gradient, clipped_gradient, no_gradient, constant_gradient])
+def test_a_function_that_is_the_op_alone_keeps_a_gradient_that_is_not_the_products(own: Any) -> None:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, packed: Any, absmax: Any) -> Any:
+            ctx.held = (packed, absmax)
+            return torch.ops.bitsandbytes.gemm_4bit.default(x, packed, (6, 128), absmax, 64, "nf4")
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            packed, absmax = ctx.held
+            op = torch.ops.bitsandbytes.dequantize_4bit.default
+            return own(g, op(packed, absmax, 64, "nf4", (6, 128), torch.float32)), None, None
+
+    x, packed, absmax, _, _ = drawn((6, 128), nested=False)
+    absmax = absmax.detach()
+    found, wanted = (
+        torch.autograd.grad((x * 2 + call(x).sum()).sum(), x)[0]
+        for call in (compiled(lambda x: Own.apply(x, packed, absmax)), lambda x: Own.apply(x, packed, absmax))
+    )
+    torch.testing.assert_close(found, wanted)
+    assert gradc.torch.report().share < 1
 
 
 # -- the package -------------------------------------------------------------------------------------------------------

@@ -305,6 +305,7 @@ there, and only Dynamo's graphs have them.
 ELSEWHERE = {
     "gradc.stop_gradient.default",  # test_torch_autograd.py: what is detached
     *(f"gradc.{name}.default" for name in ("dropout", "dropout_attention", "random_mask")),  # test_torch_random.py
+    *(f"gradc.attention_{name}.default" for name in ("scores", "mix")),  # test_flex_attention.py
     "aten.empty_permuted.default",  # its values are nobody's
     "prims.fma.default",  # test_torch_optimizers
     *(f"bitsandbytes.{name}.default" for name in ("gemm_4bit", "dequantize_4bit", "dequantize_blockwise")),
