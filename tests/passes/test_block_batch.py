@@ -113,7 +113,10 @@ def test_the_workspace_of_attention_is_that_of_some_heads() -> None:
     old, new = spaces(OLD), spaces("H100")
     assert old["forward"] - of_library <= 2 * each + 8 * 12 * 1024 * 64 * 4 + 4096
     assert old["backward"] - of_library <= (4 + 2 + 2) * each + 8 * 12 * 1024 * 4 + 4096
-    assert new["forward"] <= 4096 and new["backward"] <= 8 * 12 * 1024 * 4 + 4096
+    of_rows = (
+        8 * 12 * 1024 * 4
+    )  # between the two loops: delta, what is subtracted, and what multiplies in place of a division
+    assert new["forward"] <= 4096 and new["backward"] <= 3 * of_rows + 4096
     small = gradc.compile(gradc.trace(heads, **dict.fromkeys("qkv", "bf16[2,12,512,64]")), target="cuda", device=OLD)
     assert not small.forward.program.loops
 
