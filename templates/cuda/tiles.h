@@ -150,11 +150,10 @@ struct gradc_plain_sum { template <class T> static __device__ __forceinline__ vo
 
 /* The combination of a quad's values, of which the order of two changes no bit that counts. */
 template <class J, class T> GRADC_FN T gradc_of_quad(T x) {
-#pragma unroll
-  for (int apart = 2; apart; apart /= 2) {
-    const T other = __shfl_xor_sync(0xffffffffu, x, apart);
-    J::join(x, other);
-  }
+  T other = __shfl_xor_sync(0xffffffffu, x, 2);
+  J::join(x, other);
+  other = __shfl_xor_sync(0xffffffffu, x, 1);
+  J::join(x, other);
   return x;
 }
 
