@@ -134,10 +134,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
         f32 r6[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)};
         #pragma unroll
         for (int piece = 0; piece < TILES * COLUMNS / 8; piece++) {
-          const int m = piece % TILES, c = piece / TILES, n = m * (COLUMNS / 8) + c;
+          const int t = piece % TILES, c = piece / TILES, n = t * (COLUMNS / 8) + c;
           #pragma unroll
           for (int i = 0; i < 4; i++) {
-            const int h = 2 * m + i / 2, step = 8 * c + i % 2;
+            const int h = 2 * t + i / 2, step = 8 * c + i % 2;
             const bool there = !EDGE || step < lane_columns;
             const i32 v2 = !EDGE || d2[h] + step <= 0;
             const f32 v3 = t3_[n][i];
@@ -186,11 +186,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
         f32 r25[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f};
         #pragma unroll
         for (int piece = 0; piece < TILES * COLUMNS / 8; piece++) {
-          const int m = piece % TILES, c = piece / TILES, n = m * (COLUMNS / 8) + c;
+          const int t = piece % TILES, c = piece / TILES, n = t * (COLUMNS / 8) + c;
           f32 of_b10[4];
           #pragma unroll
           for (int i = 0; i < 4; i++) {
-            const int h = 2 * m + i / 2, step = 8 * c + i % 2;
+            const int h = 2 * t + i / 2, step = 8 * c + i % 2;
             const bool there = !EDGE || step < lane_columns;
             const f32 v18 = r18[h];
             const f32 v22 = r22[h];
@@ -236,10 +236,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
     /* softmax_matmul_e0d82c */
     #pragma unroll
     for (int piece = 0; piece < TILES * 64 / 8; piece++) {
-      const int m = piece % TILES, c = piece / TILES, n = m * (64 / 8) + c;
+      const int t = piece % TILES, c = piece / TILES, n = t * (64 / 8) + c;
       #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int h = 2 * m + i / 2, step = 8 * c + i % 2;
+        const int h = 2 * t + i / 2, step = 8 * c + i % 2;
         const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
         const ix i1 = lane_column + step;
         const f32 v30 = t6_sum[n][i];

@@ -326,9 +326,9 @@ class FragmentWriter:
         packed = [s.buffer for s in roots if s.buffer in self.packed]
         # the rows of all tiles together, so that values of columns are not kept from one tile to the next
         lines = [*declarations(arrays), UNROLL, f"for (int piece = 0; piece < TILES * {count} / 8; piece++) {{"]
-        lines += [f"const int m = piece % TILES, c = piece / TILES, n = m * ({count} / 8) + c;"]
+        lines += [f"const int t = piece % TILES, c = piece / TILES, n = t * ({count} / 8) + c;"]
         lines += [*(f"f32 {quarter(b)}[4];" for b in packed), UNROLL, "for (int i = 0; i < 4; i++) {"]
-        lines += ["const int h = 2 * m + i / 2, step = 8 * c + i % 2;", *inner, "}"]
+        lines += ["const int h = 2 * t + i / 2, step = 8 * c + i % 2;", *inner, "}"]
         lines += [*(f"gradc_pack<operand>({b}[n], {quarter(b)});" for b in packed), "}"]
         joined = [s for s in reductions if k.sweep is None or REDUCTIONS[s.op] != "sum"]  # else after the sweep
         if joined:
