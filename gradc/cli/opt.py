@@ -77,11 +77,11 @@ def opt(
     """Read a graph or a program from FILE, run passes on it, verify after each, and print the result.
 
     \b
-    gradc opt 03-joint.gir -p decompose,upcast,simplify
+    gradc opt 04-joint.gir -p decompose,upcast,simplify
     gradc opt model.gir -p differentiate,decompose,simplify --wrt w --all
-    gradc opt 03-joint.gir -p decompose,simplify,fold,backward.partition,schedule,choose_reduction -o program.gir
+    gradc opt 04-joint.gir -p decompose,simplify,fold,backward.partition,schedule,choose_reduction -o program.gir
 
-    GRADC_DUMP=folder, or gradc compile --emit ir, writes 03-joint.gir. Passes have the names of these files; an unknown
+    GRADC_DUMP=folder, or gradc compile --emit ir, writes 04-joint.gir. Passes have the names of these files; an unknown
     name lists all passes. forward.partition and backward.partition each give one of the two graphs that a joint graph
     is partitioned into; schedule turns a graph into a program.
     """

@@ -376,7 +376,7 @@ def test_compile_writes_what_is_asked(gradc_command, folder: Path):
     out = gradc_command("compile", "model.py:bag", "--wrt", "scale,w", "--emit", "ir,c,explain", "-o", "out")[0]
     assert "module bag on cpu" in out and "compiled in" in out
     names = {p.relative_to(folder / "out").as_posix() for p in (folder / "out").rglob("*") if p.is_file()}
-    assert {"00-forward.gir", "03-joint.gir", "forward.c", "backward.c", "explain.txt"} <= names
+    assert {"00-forward.gir", "04-joint.gir", "forward.c", "backward.c", "explain.txt"} <= names
     assert any(n.startswith("kernels/") for n in names)
     assert gradc.load(folder / "out" / "00-forward.gir").input_names == ("tokens", "q", "scale", "w")
     gradc_command("compile", "model.py:bag", "--emit", "c", "-o", "only")

@@ -80,7 +80,7 @@ def test_quick_run_tells_the_whole_story(tmp_path, monkeypatch, capsys):
     for text in ((folder / "report.md").read_text(), (folder / "report.html").read_text()):
         assert all(part in text for part in ("Verdict", "graph @frozen_codes", "trigram", "segmented"))
     xml.etree.ElementTree.parse(folder / "losses.svg")
-    for name in ("backward-before.gir", "backward-after.gir", "float/03-joint.gir"):
+    for name in ("backward-before.gir", "backward-after.gir", "float/04-joint.gir"):
         text = (folder / name).read_text().strip()
         assert str(parse(text)) == text
     dumped = folder / "frozen-int8"

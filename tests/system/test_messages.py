@@ -265,10 +265,10 @@ def test_opt_goes_from_a_dumped_joint_graph_to_a_program(model: str, tmp_path: P
     """Its help says which file and which passes: they are the dump's own names."""
     assert cli.main(["opt", "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "03-joint.gir" in shown and "05-joint" not in shown
+    assert "04-joint.gir" in shown and "05-joint" not in shown
     assert cli.main(["compile", model, "--wrt", "w", "--emit", "ir", "-o", str(tmp_path / "ir")]) == 0
     names = {p.name for p in (tmp_path / "ir").iterdir()}
-    joint = tmp_path / "ir" / "03-joint.gir"
+    joint = tmp_path / "ir" / "04-joint.gir"
     assert joint.exists()
     for part in ("forward", "backward"):
         assert any(name.endswith(f"-{part}.partition.gir") for name in names)
