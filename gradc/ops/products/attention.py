@@ -193,7 +193,7 @@ def _attention(
     mix: Product = _mixed
     if group > 1:  # an axis for the heads that share a key
         query, key, value = _split(query, group), _split(key, 1), _split(value, 1)
-        multiply, mix = partial(_merging_few, _scores), partial(_merging_few, _mixed)
+        multiply, mix = partial(_merging_few, _scores), attention_mix
         if attn_mask is not None and attn_mask.rank > 2:
             if attn_mask.shape[-3] not in (1, *heads):
                 raise TypeRuleError(f"attn_mask has {attn_mask.shape[-3]} heads and query {heads[0]}")
