@@ -21,7 +21,7 @@ import numpy as np
 from .errors import IndexOutOfRange, InvalidProblem
 from .ir.dims import LARGEST, Dim, Size, assuming, evaluate, substitute, symbols
 from .ir.graph import Graph
-from .ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Select, Sweep, alternatives, taken
+from .ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Select, Step, Sweep, alternatives, taken
 from .ir.node import REGISTRY, Node
 from .ir.op import Composite
 from .ir.statement import REDUCTIONS, Index, Operand, Stmt, neutral
@@ -32,6 +32,7 @@ from .ops.indexing.bags import count_not_above
 from .ops.indexing.gathers import check_positions
 from .ops.reductions.scans import accumulate
 from .ops.rules import UFUNCS, summing
+from .process.forks import once_each
 from .process.ieee import plain
 
 Array = np.ndarray[Any, Any]
@@ -297,42 +298,48 @@ def run_program(
 
 def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
     """InvalidProblem if a buffer has a negative size, or more bytes than 63 bits can count."""
-    for buffer in program.buffers:
-        for size in buffer.type.shape:
-            if evaluate(size, bound) < 0:
-                raise InvalidProblem(
-                    f"{program.name}: {buffer.name} would have a size of {evaluate(size, bound)} ({size})"
-                )
-        if evaluate(buffer.type.nbytes, bound) > LARGEST:
-            raise InvalidProblem(
-                f"{program.name}: {buffer.name} would have {evaluate(buffer.type.nbytes, bound)} bytes, 2^63 or more"
-            )
+    extents, counts = _sizes(program)
+    for size, name in extents.items():
+        if (value := evaluate(size, bound)) < 0:
+            raise InvalidProblem(f"{program.name}: {name} would have a size of {value} ({size})")
+    for size, name in counts.items():
+        if (value := evaluate(size, bound)) > LARGEST:
+            raise InvalidProblem(f"{program.name}: {name} would have {value} bytes, 2^63 or more")
     for step in program.steps:
         for when, _ in step.cases if isinstance(step, Select) else ():
             if when is not None and max(evaluate(when.left, bound), evaluate(when.right, bound)) > LARGEST:
                 raise InvalidProblem(f"{program.name}: {when} has a side of 2^63 or more")
 
 
+@once_each
+def _sizes(program: Program) -> tuple[Mapping[Size, str], Mapping[Size, str]]:
+    """Program -> each extent and each number of bytes of its buffers, and the first buffer that has it."""
+    buffers = program.buffers[::-1]
+    return {size: b.name for b in buffers for size in b.type.shape}, {b.type.nbytes: b.name for b in buffers}
+
+
+@once_each
+def _extrema(program: Program) -> Sequence[tuple[Step, Kernel, Stmt]]:
+    """Program -> its extrema that no elements have not, with their kernels and steps."""
+    return [
+        (step, item, s)
+        for step in program.steps
+        for item in alternatives(step)
+        if isinstance(item, Kernel)
+        for s in item.body
+        if dict(s.attrs).get("empty") == "error"
+    ]
+
+
 def check_nonempty(program: Program, bindings: Mapping[str, int]) -> None:
     """InvalidProblem if a program computes an extremum over no elements."""
-    for step in program.steps:
+    for step, kernel, s in _extrema(program):
         if isinstance(step, Loop) and 0 in [evaluate(size, bindings) for _, size in step.over]:
             continue
-        sizes = step.largest(bindings) if isinstance(step, Loop) else bindings
-        for item in alternatives(step):
-            if isinstance(item, Kernel):
-                _check_nonempty(item, program.name, sizes)
-
-
-def _check_nonempty(kernel: Kernel, program: str, bindings: Mapping[str, int]) -> None:
-    for s in kernel.body:
-        if (
-            dict(s.attrs).get("empty") == "error"
-            and not evaluate(kernel.col_count, bindings)
-            and evaluate(kernel.row_count, bindings)
-        ):
-            sizes = ", ".join(f"{size}={evaluate(size, bindings)}" for _, size in kernel.cols)
-            raise InvalidProblem(f"{program}: the {REDUCTIONS[s.op]} over no elements ({sizes}) in {kernel.name}")
+        bound = step.largest(bindings) if isinstance(step, Loop) else bindings
+        if not evaluate(kernel.col_count, bound) and evaluate(kernel.row_count, bound):
+            sizes = ", ".join(f"{size}={evaluate(size, bound)}" for _, size in kernel.cols)
+            raise InvalidProblem(f"{program.name}: the {REDUCTIONS[s.op]} over no elements ({sizes}) in {kernel.name}")
 
 
 def _run_items(items: Sequence[Kernel | Call], memory: _Memory) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import Unsupported
-from ..ir.dims import evaluate, nominal, product
-from ..ir.kernel import Call, Kernel, Loop, Program, alternatives, taken
+from ..ir.dims import Size, evaluate, nominal, product
+from ..ir.kernel import Call, Kernel, Loop, Program, Step, alternatives, taken
 from ..ir.node import REGISTRY
 from ..ir.types import Type
+from ..process.forks import once_each
 from ..targets.devices import CPU, Cpu, Device, Gpu
 from .combine import (
     Combine,
@@ -153,27 +154,28 @@ def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
     :raises Unsupported: a kernel or call that runs at these sizes would sort more than ``MOST_SORTED`` rows, distinct
         keys or elements of a row.
     """
-    types = program.types
+    for step, item, size, what in _sorts(program):
+        if (count := evaluate(size, dims)) > MOST_SORTED and taken(step, dims) is item:
+            raise Unsupported(f"{item.name}: {what.format(count)}")
+
+
+@once_each
+def _sorts(program: Program) -> Sequence[tuple[Step, Kernel | Call, Size, str]]:
+    """Program -> each number that one of its sorts counts to, with the step, what runs in it, and an error's text."""
+    found: list[tuple[Step, Kernel | Call, Size, str]] = []
     for step in program.steps:
-        kernel = taken(step, dims)
-        if isinstance(kernel, Call):
-            operand = REGISTRY[kernel.op].positions_in
-            count = 0 if operand is None else evaluate(dict(kernel.axes)[kernel.views[operand][-1]], dims)
-            if count > MOST_SORTED:
-                raise Unsupported(f"{kernel.name}: a sort of {count} elements; it counts to {MOST_SORTED}")
-        if not isinstance(kernel, Kernel) or kernel.row_order != "by key":
-            continue
-        part = next(c for c in combines(kernel, types) if c.buffer == kernel.order)
-        for counted, size in (
-            ("rows", kernel.row_count),
-            ("rows of its result", product(types[kernel.order].shape[: part.leading])),
-        ):
-            count = evaluate(size, dims)
-            if count > MOST_SORTED:
-                raise Unsupported(
-                    f"{kernel.name}: a segmented sum over {count} {counted}; it counts to {MOST_SORTED},"
-                    f" reductions={{'*': {DEFAULT.name!r}}} further"
-                )
+        for item in alternatives(step):
+            if isinstance(item, Call) and (operand := REGISTRY[item.op].positions_in) is not None:
+                size = dict(item.axes)[item.views[operand][-1]]
+                found.append((step, item, size, f"a sort of {{}} elements; it counts to {MOST_SORTED}"))
+            if isinstance(item, Kernel) and item.row_order == "by key":
+                part = next(c for c in combines(item, program.types) if c.buffer == item.order)
+                results = product(program.types[item.order].shape[: part.leading])
+                for counted, size in (("rows", item.row_count), ("rows of its result", results)):
+                    further = f"reductions={{{{'*': {DEFAULT.name!r}}}}} further"
+                    text = f"a segmented sum over {{}} {counted}; it counts to {MOST_SORTED}, {further}"
+                    found.append((step, item, size, text))
+    return found
 
 
 def kernel_bytes(

@@ -4,20 +4,30 @@ or in which donated input.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Mapping, Sequence
 
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Loop, Program, Step, alternatives
 from ..ir.node import REGISTRY
+from ..process.forks import once_each
 from ..targets.cpu import PRIVATE_BYTES
 
 Span = tuple[int, int]
 """The steps that first write and last use a buffer; the bytes at which it begins and ends."""
 
 
-def lifetimes(program: Program) -> dict[str, Span]:
+@once_each
+def lifetimes(program: Program) -> Mapping[str, Span]:
     """Program -> the live range of each temp that owns bytes, in steps."""
     return _in_batches(program, lifetimes_of(program, "temp", _alternatives(program)))
+
+
+@once_each
+def _touched(program: Program) -> Mapping[str, int]:
+    """Program -> the step that first touches each output."""
+    span = _in_batches(program, lifetimes_of(program, "output", _alternatives(program)))
+    return {name: first for name, (first, _) in span.items()}
 
 
 def _in_batches(program: Program, span: dict[str, Span]) -> dict[str, Span]:
@@ -77,17 +87,17 @@ def offsets(
         return plain
     rooms = {
         name: (first, evaluate(program.buffer[name].type.nbytes, dims))
-        for name, (first, _) in _in_batches(program, lifetimes_of(program, "output", _alternatives(program))).items()
+        for name, first in _touched(program).items()
         if name in lenders
     }
     return min(plain, _best_fit(program, span, sizes, rooms), key=lambda plan: plan[1])  # never more than without them
 
 
 def _with_blocks(
-    program: Program, span: dict[str, Span], sizes: dict[str, int], dims: Mapping[str, int], alignment: int
+    program: Program, lives: Mapping[str, Span], sizes: dict[str, int], dims: Mapping[str, int], alignment: int
 ) -> tuple[dict[str, Place], int]:
     """The same with the blocks of loops; those of one slot share their memory."""
-    sharing: dict[str, str] = {}
+    span, sharing = dict(lives), dict[str, str]()
     for number, loop in enumerate(program.steps):
         if isinstance(loop, Loop):
             largest, owner = loop.largest(dims), dict[int, str]()
@@ -108,25 +118,24 @@ def _best_fit(
 
     :param rooms: of each output that lends memory the step that first touches it, and its bytes.
     """
+    taken: dict[str, list[tuple[int, int, int, int]]] = {memory: [] for memory in ("", *rooms)}  # bytes, steps; sorted
     placed: dict[str, Place] = {}
     total = 0
     latest = max((touched for touched, _ in rooms.values()), default=0)
     # of one size first what only the workspace has room for
     for name in sorted(span, key=lambda n: (-sizes[n], span[n][1] < latest, span[n], n)):
         need, (first, last) = sizes[name], span[name]
-        live = [(*placed[n], sizes[n]) for n in placed if first <= span[n][1] and span[n][0] <= last]
-        gaps, end = _free_intervals([(at, at + size) for lender, at, size in live if not lender], need, total)
+        gaps, end = _free_intervals(taken[""], span[name], need, total)
         places = [(False, gap, "", at) for gap, at in gaps]
         for output, (touched, room) in rooms.items() if not places and need >= PRIVATE_BYTES else ():
             early = last < touched
             if early or (last == touched and _is_overwritten_by(program, last, name, output)):
-                gaps, _ = _free_intervals(
-                    [(at, at + size) for lender, at, size in live if lender == output], need, room
-                )
+                gaps, _ = _free_intervals(taken[output], span[name], need, room)
                 places += [(early, gap, output, at) for gap, at in gaps if early or not at]
-        placed[name] = min(places)[2:] if places else ("", end)
-        if not placed[name][0]:
-            total = max(total, placed[name][1] + need)
+        memory, at = placed[name] = min(places)[2:] if places else ("", end)
+        insort(taken[memory], (at, at + need, first, last))
+        if not memory:
+            total = max(total, at + need)
     return placed, total
 
 
@@ -139,15 +148,20 @@ def _is_overwritten_by(program: Program, step: int, temp: str, output: str) -> b
     return same and all(isinstance(item, Kernel) and may_overwrite(program, item, temp, output) for item in items)
 
 
-def _free_intervals(taken: list[Span], need: int, room: int) -> tuple[list[Span], int]:
-    """(occupied intervals, bytes needed, bytes of the memory) -> its free intervals that are large enough, as (bytes,
-    begin), and where the last occupied one ends.
+def _free_intervals(
+    taken: Sequence[tuple[int, int, int, int]], live: Span, need: int, room: int
+) -> tuple[list[Span], int]:
+    """(occupied intervals with the steps of each, sorted, live range, bytes needed, bytes of the memory) -> its
+    intervals that are free then and large enough, as (bytes, begin), and where the last occupied one ends.
     """
     gaps, end = [], 0
-    for start, stop in sorted(taken):
-        if start - end >= need:
-            gaps.append((start - end, end))
-        end = max(end, stop)
+    first, last = live
+    for start, stop, written, used in taken:
+        if written <= last and first <= used:
+            if start - end >= need:
+                gaps.append((start - end, end))
+            if stop > end:
+                end = stop
     return [*gaps, *([(room - end, end)] if room - end >= need else [])], end
 
 

@@ -678,14 +678,33 @@ def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
     """
     if isinstance(size, int):
         return size
-    missing = symbols(size) - bindings.keys()
-    if missing:
-        raise InvalidProblem(f"the dim {min(missing)} of {size} is not bound")
     try:
-        value = substitute(size, {name: bindings[name] for name in symbols(size)})
+        return _number(size, bindings)
+    except KeyError:
+        missing = symbols(size) - bindings.keys()
+        raise InvalidProblem(f"the dim {min(missing)} of {size} is not bound") from None
     except TypeRuleError as error:
         raise InvalidProblem(f"{size} with {dict(bindings)}: {error}") from None
-    assert isinstance(value, int)
+
+
+def _number(size: Size, bindings: Mapping[str, int]) -> int:
+    """The size as a number, in numbers alone: a call of new sizes evaluates each of its program's.
+
+    :raises KeyError: a symbol is not bound.
+    """
+    if isinstance(size, int):
+        return size
+    value = 0
+    for monomial, term in size.terms:
+        for atom, power in monomial:
+            if isinstance(atom, str):
+                factor = bindings[atom]
+            elif isinstance(atom, FloorDiv):
+                factor = floordiv(_number(atom.numerator, bindings), _number(atom.denominator, bindings))  # type: ignore[assignment]
+            else:
+                factor = max(_number(atom.left, bindings), _number(atom.right, bindings))
+            term *= factor**power
+        value += term
     return value
 
 

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import IRFormatError, TypeRuleError
+from ..process.forks import cached_property
 from .dims import Dim, Size, check_count, evaluate, product, substitute, symbols
 from .size_text import parse_size
 
@@ -169,12 +170,12 @@ class Type:
     def rank(self) -> int:
         return len(self.shape)
 
-    @property
+    @cached_property
     def count(self) -> Size:
         """Number of elements."""
         return product(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> Size:
         return self.count * self.dtype.itemsize
 

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
+S = TypeVar("S")
 T = TypeVar("T")
 PATIENCE = 60.0
 """Seconds for which a fork waits at most: a section may itself wait for the thread that forks.  A starved machine takes
@@ -57,9 +58,14 @@ _inside: set[_Mark] = set()
 
 
 class _Mark(weakref.ref["_Section"]):
-    """An entry of :data:`_inside`, dropped with its section by a callback that is C, too."""
+    """An entry of :data:`_inside`, dropped with its section by a callback that is C, too.
+
+    :ivar admitted: whether the section has looked for forks.  Until then it may have to wait for one that is past its
+        own look, and so has a section that the handler of a signal begins in the middle.
+    """
 
     thread: int
+    admitted: bool = False
     __hash__ = object.__hash__  # a reference's own is its object's, which may be gone
     __eq__ = object.__eq__
 
@@ -74,13 +80,15 @@ class _Section:
         me = threading.get_ident()
         mark = _Mark(self, _inside.discard)
         mark.thread = me
-        nested = me in _claims or _is_inside(me)  # what forks may wait for the outer section, or for this thread's fork
+        # what forks may wait for the outer section, or for this thread's fork
+        nested = me in _claims or any([outer.admitted for outer in _marks_of(me)])
         try:
             _inside.add(mark)  # before it looks for claims, as a fork claims before it looks for sections
             while not nested and _forked_by_another(me):
                 _inside.discard(mark)
                 time.sleep(PAUSE)
                 _inside.add(mark)
+            mark.admitted = True
             del self  # a traceback keeps this frame; the section is to end with its caller's
         except BaseException:
             _inside.discard(mark)
@@ -107,8 +115,15 @@ held_off = _HeldOff()
 
 
 def _is_inside(thread: int) -> bool:
+    return bool(_marks_of(thread))
+
+
+def _marks_of(thread: int) -> list[_Mark]:
+    """Of the sections of a thread.  They are not asked whether they live: for the moment of an answer another thread's
+    section would live on, and that thread seem to be inside.
+    """
     # a list: Ctrl-C while any() drops a generator in the middle is printed and forgotten
-    return bool([mark for mark in _inside.copy() if mark.thread == thread and mark() is not None])
+    return [mark for mark in _inside.copy() if mark.thread == thread]
 
 
 def _forked_by_another(me: int) -> bool:
@@ -120,7 +135,7 @@ def _forked_by_another(me: int) -> bool:
 def _held_off_by_another(me: int) -> bool:
     """Whether another thread is in a section; two that fork in theirs do not wait for each other."""
     waived = {me, *_claims.copy()} if _is_inside(me) else {me}
-    others = {mark.thread for mark in _inside.copy() if mark.thread not in waived and mark() is not None}
+    others = {mark.thread for mark in _inside.copy() if mark.thread not in waived}
     return bool(others) and not sys._current_frames().keys().isdisjoint(others)
 
 
@@ -185,3 +200,17 @@ class cached_property(Generic[T]):
         if instance is None:
             return self
         return instance.__dict__.setdefault(self.name, self.compute(instance))
+
+
+def once_each(compute: Callable[[S], T]) -> Callable[[S], T]:
+    """A function of one object that never changes, computed once for each and kept in it: :class:`cached_property` of
+    what does not belong to the object's class.
+    """
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @functools.wraps(compute)
+    def kept(instance: S) -> T:
+        values = instance.__dict__
+        return values[name] if name in values else values.setdefault(name, compute(instance))
+
+    return kept

@@ -124,7 +124,7 @@ class Interleaving:
 
     def begin(self) -> float:
         me = threading.get_ident()
-        if not self.is_inside(me):
+        if not any(outer.admitted for outer in self.marks_of(me)):
             self.forked_inside.discard(me)
             (self.within_fork.add if self.forking.get(me) else self.within_fork.discard)(me)
         return self.now
@@ -146,7 +146,10 @@ class Interleaving:
             self.leave()
 
     def is_inside(self, thread: int) -> bool:
-        return any(mark.thread == thread for mark in self.module._inside)
+        return bool(self.marks_of(thread))
+
+    def marks_of(self, thread: int) -> list[Any]:
+        return [mark for mark in self.module._inside if mark.thread == thread]
 
     def fork(self) -> None:
         """What CPython does: the error of a hook is printed and forgotten."""
@@ -271,6 +274,38 @@ def test_ten_thousand_interleavings(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not (module._claims or module._inside or module._yielding), seed
         forked, interrupted = forked + world.forked, interrupted + world.interrupted
     assert forked > 10_000 and interrupted > 500, (forked, interrupted)
+
+
+def test_a_handler_that_comes_before_a_section_has_looked_for_forks_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it interrupts has left its mark, and is not inside by that."""
+    module, _ = fresh(monkeypatch)
+    over = threading.Event()
+    forking = threading.Thread(target=over.wait)
+    forking.start()
+    began: list[bool] = []
+
+    class Marks(set[Any]):
+        def add(self, mark: Any) -> None:
+            super().add(mark)
+            if not began:  # the signal
+                began.append(False)
+                with module.held_off:
+                    began[0] = not module._claims
+
+    class Time:
+        def sleep(self, seconds: float) -> None:
+            module._claims.clear()  # the fork is done
+
+    try:
+        for name, value in (("_inside", Marks()), ("time", Time()), ("_claims", [forking.ident])):
+            setattr(module, name, value)
+        with module.held_off:
+            assert began == [True] and module.held_off.is_inside()
+    finally:
+        over.set()
+        forking.join()
 
 
 class Litter:
