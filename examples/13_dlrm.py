@@ -2,7 +2,8 @@
 
 Bags have varying lengths, weights per sample, and padding.  Each step looks up all tables, and updates the rows that
 its indices name, and no others, where they lie: by Adagrad beside torch's, and by rowwise Adagrad in half of the memory
-(f16, rounded up or down by chance).  At last the tables are files, larger than what a step reads of them.
+(f16, rounded up or down by chance).  At last the tables are files, which a process that ends at any moment leaves
+as its last whole step did.
 
     python examples/13_dlrm.py
 """
@@ -10,7 +11,6 @@ its indices name, and no others, where they lie: by Adagrad beside torch's, and 
 import importlib.util
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -166,7 +166,7 @@ def with_torch():
         value.backward()
         adagrad.step()
         adam.step()
-        losses.append(float(value))
+        losses.append(float(value.detach()))
         times.append(time.perf_counter() - began)
     sums = sum(x.numel() for state in adagrad.state.values() for x in state.values() if x.dim())
     return losses, 1e3 * min(times), 4e-6 * (sums + sum(x.size for x in START.values()))
@@ -204,18 +204,16 @@ arrays = state_of(rowwise, {n: x.astype(np.float16) for n, x in START.items()})
 losses, ms = train(module, arrays, BATCHES)
 show("gradc: f16, stochastic, rowwise Adagrad", megabytes(arrays), losses, ms)
 
-# the same, in files: what a step reads of a table is what it names
+# the same, in files: a step reads and writes what it names of a table, and whenever a process ends, steps are whole
+mapped = []
 with tempfile.TemporaryDirectory() as folder:
-    files = state_of(rowwise, {n: x.astype(np.float16) for n, x in START.items()})
-    for name, x in files.items():
-        if "tables" in name:
-            files[name] = np.memmap(Path(folder) / name, x.dtype, "w+", shape=x.shape)
-            files[name][:] = x
-    mapped, ms = train(module, files, BATCHES[:20])
-    assert mapped == losses[:20]
-    for name in [name for name in files if "tables" in name]:
-        files[name].flush()
-        again = np.fromfile(Path(folder) / name, files[name].dtype).reshape(files[name].shape)
-        assert np.array_equal(again, files[name])
-    del again, files, name, x
-print("tables and states in files give the same losses, and are written where they lie")
+    start = state_of(rowwise, {n: x.astype(np.float16) for n, x in START.items()})
+    gradc.TableFiles.create(folder, start, rows_of=[f"tables.{n}" for n in NAMES]).close()
+    for end in (10, 20):
+        files = gradc.TableFiles.open(folder)
+        for given in BATCHES[files.number : end]:
+            with files.step({f"tables.{n}": i for n, i in given["indices"].items()}):
+                mapped += train(module, files.arrays, [given])[0]
+        files.close()
+assert mapped == losses[:20]
+print("tables and states in files, closed and opened in the middle, give the same losses")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time __getattr__ imports eac
     from .module.gradients import Gradients as Gradients
     from .module.module import Module as Module
     from .module.sparse import SparseRows as SparseRows
+    from .module.table_files import TableFiles as TableFiles
     from .onnx import from_onnx as from_onnx
     from .ops.elementwise.bits import pack as pack
     from .plans.step import step as step
@@ -68,6 +69,7 @@ _PUBLIC = {
     "Executable": "runtime.executable",
     "Gradients": "module.gradients",
     "SparseRows": "module.sparse",
+    "TableFiles": "module.table_files",
     "Graph": "ir.graph",
     "Module": "module.module",
     "Node": "ir.node",

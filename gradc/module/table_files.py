@@ -1,0 +1,311 @@
+"""Tables in files: arrays that a training step writes where they lie, in steps of which each is whole or has not been.
+
+Before a step the rows that it may write are copied into a journal, which gets its name once it is complete; after it
+the number of steps is replaced, which is the moment from which the step counts, and the journal goes.  A process that
+ends anywhere between leaves a folder that the next one opens: a journal of a step that does not count is written back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from io import BufferedReader, BufferedWriter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidProblem
+from ..ir.types import Type, parse_type, typeof
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+Array = np.ndarray[Any, Any]
+_MANIFEST, _NUMBER, _JOURNAL, _LOCK = "tables.json", "step", "journal", "lock"
+_NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Of an array what it was before a step: some rows, or all of it where ``rows`` is None."""
+
+    name: str
+    rows: Array | None
+    values: Array
+
+
+class TableFiles:
+    """Arrays in the files of a folder (``NAME.npy``), larger than memory if need be, that survive the end of a process
+    at any moment: :meth:`open` gives them as the last whole step left them.
+
+    >>> types = {"users": "f32[1000000,64]", "state.sum.users": "f32[1000000]", "state.step": "i64[]"}
+    >>> tables = gradc.TableFiles.create(folder, types, rows_of=["users"])
+    >>> with tables.step({"users": indices}):
+    ...     module(**tables.arrays, indices=indices)
+
+    :ivar arrays: by name; what is written in them outside of :meth:`step` is not protected.
+    """
+
+    arrays: dict[str, Array]
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        arrays: Mapping[str, Any],
+        rows_of: Collection[str],
+        *,
+        durable: bool = False,
+    ) -> TableFiles:
+        """A folder of new files.
+
+        :param arrays: each name's array, which is copied, or its type ``"f32[1000,64]"``: zeros, which take no space
+            before they are written.
+        :param rows_of: tables, of which a step names the rows that it may write.  Arrays under a table's name, such as
+            ``state.sum.users`` of ``users``, follow it.  All others are small, and copied whole in each step.
+        :param durable: whether a step is also to survive a loss of power: it waits for the disk twice.
+        :raises InvalidProblem: a name that is none, a table that is missing or has no rows, one that follows two, or
+            a folder that has tables already.  Nothing was written.
+        """
+        types = {name: parse_type(x) if isinstance(x, str) else typeof(x) for name, x in arrays.items()}
+        _check(types, rows_of)
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        if (place / _MANIFEST).exists():
+            raise InvalidProblem(f"{place} has tables already: TableFiles.open gives them")
+        for name, type_ in types.items():
+            shape = tuple(int(n) for n in type_.shape)
+            made = np.lib.format.open_memmap(_file(place, name), "w+", _stored(type_), shape)  # type: ignore[no-untyped-call]
+            if not isinstance(arrays[name], str):
+                made[...] = np.asarray(arrays[name]).view(made.dtype)
+            if durable:
+                made.flush()
+        _replace(place / _NUMBER, b"0", durable)
+        manifest = {"arrays": {name: str(t) for name, t in types.items()}, "rows_of": sorted(rows_of)}
+        _replace(place / _MANIFEST, json.dumps(manifest, indent=1).encode(), durable)  # last: a folder has all, or none
+        return cls.open(place, durable=durable)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, durable: bool = False) -> TableFiles:
+        """The arrays of a folder as its last whole step left them.
+
+        :raises InvalidProblem: there are no tables, another process has them open, or a file is not what it was.
+        """
+        return cls(Path(folder), durable)
+
+    def __init__(self, folder: Path, durable: bool):
+        manifest = _read_json(folder / _MANIFEST, folder)
+        self._folder, self._durable, self._in_step = folder, durable, False
+        self._lock = _locked(folder)
+        self._rows_of: list[str] = manifest["rows_of"]
+        types = {name: parse_type(text) for name, text in manifest["arrays"].items()}
+        self._files = {name: _mapped(folder, name, type_) for name, type_ in types.items()}
+        self.arrays = {name: self._files[name].view(type_.dtype.np) for name, type_ in types.items()}
+        self._table = {name: _table_of(name, self._rows_of) for name in types}
+        if (folder / _JOURNAL).exists():
+            number, kept = self._read_journal()
+            if number > self.number:
+                self._write_back(kept)
+            self._drop_journal()
+
+    @property
+    def number(self) -> int:
+        """How many steps are whole."""
+        return int((self._folder / _NUMBER).read_bytes())
+
+    @contextlib.contextmanager
+    def step(self, rows: Mapping[str, Any]) -> Iterator[None]:
+        """A block that may write the named rows of tables, and what follows them; and arrays that are no tables.
+
+        An error in the block writes all of them back, and the step does not count.
+
+        :param rows: of each table that the block may write, integers of any shape, each as often as it may be.
+        :raises InvalidProblem: what is no table, or no integers, or a row that the table has not; a step in a step.
+            Nothing was written.
+        """
+        if self._in_step:
+            raise InvalidProblem("a step in a step of the same tables")
+        kept = self._kept({name: self._checked(name, x) for name, x in rows.items()})
+        before = self.number
+        self._in_step = True
+        try:
+            self._write_journal(before + 1, kept)
+            try:
+                yield
+                self._flush()
+                self._count(before + 1)
+            except BaseException:
+                self._count(before)  # first, in case that the process ends here
+                self._write_back(kept)
+                self._drop_journal()
+                raise
+            self._drop_journal()
+        finally:
+            self._in_step = False
+
+    def close(self) -> None:
+        """Lets another process open the folder; the arrays stay as long as they are held."""
+        self.arrays, self._files = {}, {}
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # -- before a step, and back to it ---------------------------------------------------------------------------------
+
+    def _checked(self, table: str, given: Any) -> Array:
+        """The distinct rows of a table that a step names."""
+        if table not in self._rows_of:
+            there = ", ".join(self._rows_of) or "none"
+            raise InvalidProblem(f"{table!r} is no table of {self._folder}; it has {there}")
+        rows = np.unique(np.asarray(given))
+        count = len(self.arrays[table])
+        if rows.size and rows.dtype.kind not in "iu":
+            raise InvalidProblem(f"rows of {table} are integers, not {rows.dtype}")
+        if rows.size and not (0 <= rows[0] and rows[-1] < count):
+            raise InvalidProblem(f"{table} has {count} rows, not row {rows[0] if rows[0] < 0 else rows[-1]}")
+        return rows.astype(np.int64)
+
+    def _kept(self, rows: Mapping[str, Array]) -> list[_Kept]:
+        none = np.zeros(0, np.int64)
+        found = []
+        for name, array in self.arrays.items():
+            table = self._table[name]
+            of_it = None if table is None else rows.get(table, none)
+            found.append(_Kept(name, of_it, np.array(array) if of_it is None else array[of_it]))
+        return [kept for kept in found if kept.values.size]
+
+    def _write_back(self, kept: Collection[_Kept]) -> None:
+        for each in kept:
+            self.arrays[each.name][... if each.rows is None else each.rows] = each.values
+        self._flush()
+
+    def _flush(self) -> None:
+        for file in self._files.values() if self._durable else ():
+            file.flush()
+
+    def _count(self, number: int) -> None:
+        _replace(self._folder / _NUMBER, str(number).encode(), self._durable)
+
+    # -- the journal ---------------------------------------------------------------------------------------------------
+
+    def _write_journal(self, number: int, kept: Collection[_Kept]) -> None:
+        """A line of JSON, then of each array its rows as i64, and what they have."""
+        entries = [[each.name, None if each.rows is None else len(each.rows)] for each in kept]
+        head = json.dumps({"step": number, "kept": entries}).encode() + b"\n"
+        parts = [part for each in kept for part in (each.rows, each.values) if part is not None]
+        _replace(self._folder / _JOURNAL, b"".join([head, *(part.tobytes() for part in parts)]), self._durable)
+
+    def _read_journal(self) -> tuple[int, list[_Kept]]:
+        with (self._folder / _JOURNAL).open("rb") as file:
+            head = json.loads(file.readline())
+            kept = []
+            for name, count in head["kept"]:
+                array = self.arrays[name]
+                rows = None if count is None else _read(file, np.dtype(np.int64), (count,))
+                shape = array.shape if count is None else (count, *array.shape[1:])
+                kept.append(_Kept(name, rows, _read(file, array.dtype, shape)))
+        return head["step"], kept
+
+    def _drop_journal(self) -> None:
+        (self._folder / _JOURNAL).unlink()
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def _check(types: Mapping[str, Type], tables: Collection[str]) -> None:
+    for name, type_ in types.items():
+        if not _NAME.fullmatch(name):
+            raise InvalidProblem(f"{name!r} is no name of an array in a file: letters, digits, _ and .")
+        if type_.symbols:
+            raise InvalidProblem(f"{name} is {type_}: a file has sizes that are numbers")
+    for table in tables:
+        if table not in types or not types[table].rank:
+            raise InvalidProblem(f"rows_of names {table!r}, which is {types.get(table, 'missing')}, and has no rows")
+    for name, type_ in types.items():
+        followed = _table_of(name, tables)
+        if followed is not None and type_.shape[:1] != types[followed].shape[:1]:
+            raise InvalidProblem(f"{name} is {type_}, and follows {followed} by its name, which is {types[followed]}")
+
+
+def _table_of(name: str, tables: Collection[str]) -> str | None:
+    """The table of which an array has rows: the one under whose name it stands, the longest of several."""
+    found = [table for table in tables if name == table or name.endswith(f".{table}")]
+    return max(found, key=len, default=None)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.npy"
+
+
+def _stored(type_: Type) -> np.dtype[Any]:
+    """How NumPy's format says a dtype: one that it does not know as bytes."""
+    own = type_.dtype.np
+    return own if own.isbuiltin == 1 else np.dtype(f"V{own.itemsize}")
+
+
+def _mapped(folder: Path, name: str, type_: Type) -> np.memmap[Any, Any]:
+    try:
+        made: np.memmap[Any, Any] = np.lib.format.open_memmap(_file(folder, name), "r+")  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise InvalidProblem(f"{_file(folder, name)} is not the file of {type_}: {error}") from error
+    if made.dtype != _stored(type_) or made.shape != type_.shape:
+        raise InvalidProblem(f"{_file(folder, name)} has {made.dtype} {made.shape}, and not {type_}")
+    return made
+
+
+def _read_json(path: Path, folder: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InvalidProblem(f"{folder} has no tables: TableFiles.create makes them") from None
+    except ValueError as error:
+        raise InvalidProblem(f"{path} is damaged: {error}") from None
+
+
+def _read(file: BufferedReader, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    made = np.empty(shape, dtype)
+    got = file.readinto(made.reshape(-1).view(np.uint8).data) if made.size else 0
+    if got != made.nbytes:
+        raise InvalidProblem(f"{file.name} is damaged: it ends {made.nbytes - got} bytes early")
+    return made
+
+
+def _replace(path: Path, content: bytes, durable: bool) -> None:
+    """Gives a file its content all at once."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    new.replace(path)
+    if durable and hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _locked(folder: Path) -> BufferedWriter | None:
+    """A file that no other process has locked; None where a system has no locks of files."""
+    if fcntl is None:
+        return None
+    file = (folder / _LOCK).open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise InvalidProblem(f"{folder} is open already, here or in another process") from None
+    return file
