@@ -100,7 +100,7 @@ LINES = {
         r"50,398 of 648,938 rows changed, all of them named by an index",
         r"359 steps in 31 launches",
         r"gradc: f16, stochastic, rowwise Adagrad +23\.4 MB   loss 0\.630\d -> 0\.320\d +[\d.]+ ms a step",
-        r"tables and states in files give the same losses, and are written where they lie",
+        r"tables and states in files, closed and opened in the middle, give the same losses",
     ],
     "14_qlora_torch": [
         r"int4: 5\.\d{3} as it is",
@@ -108,8 +108,16 @@ LINES = {
         r"largest relative difference of 30 losses: \d\.\de-0[67]",
         r"with adapters and scales: 5\.\d{3}; the scales moved by up to \d\.\d %",
     ],
+    "15_sharded_dlrm": [
+        r"process 1: 3,300 of 6,600 rows of small tables, 10,000 of 20,000 of the large one",
+        r"step   0   2 processes 0\.7026\d   one process 0\.7026\d",
+        r"step  24   2 processes 0\.569\d+   one process 0\.569\d+",
+        r"the same losses, the same tables",
+    ],
 }
-NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding"), "torch") | {
+NEEDS = dict.fromkeys(
+    ("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_embedding", "15_sharded_dlrm"), "torch"
+) | {
     "08_onnx_finetune": "swift_f0",
     "09_jax_training": "jax",
     "14_qlora_torch": "torchao",
@@ -118,7 +126,7 @@ NEEDS = dict.fromkeys(("04_torch_compile", "05_qat_loop", "06_ddp", "07_sharded_
 
 
 TESTED = dict.fromkeys(
-    ("06_ddp", "07_sharded_embedding"),
+    ("06_ddp", "07_sharded_embedding", "15_sharded_dlrm"),
     ("gradc/torch", "gradc/module", "gradc/runtime", "gradc/passes", "gradc/analysis"),
 ) | {
     "12_qlora": ("gradc/ops/quantized", "gradc/optim", "gradc/module", "gradc/passes", "gradc/codegen/cpu"),
