@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agreement import merged
 
 import gradc
 from gradc import interp, knobs, ops
@@ -115,14 +116,16 @@ def test_packed_rows(dtype: str, low_first: bool, count: int) -> None:
         "passes": lambda q, i, scale: values(q) - ops.amax(values(q), axis=1, keepdims=True),
         "column": lambda q, i, scale: ops.amin(values(q) * scale, axis=0),
     }
-    for name, function in functions.items():
-        for q_type in (f"u8[7,{count}]", "u8[V,C]"):
-            graph = gradc.trace(function, q=q_type, i="i64[B,L]", scale="f32[7,1]" if q_type[3] == "7" else "f32[V,1]")
-            module = gradc.compile(graph, target="cpu")
-            given = {"q": q, "i": i, "scale": scale}
-            wanted = interp.run(graph, given)["y"]
-            np.testing.assert_array_equal(module(**given), wanted, err_msg=f"{name} {q_type}")
-            assert count == 1 or name == "column" or "unpacked" in source_of(module), f"{name} {q_type}"
+    types = {"sizes": {"q": f"u8[7,{count}]", "scale": "f32[7,1]"}, "symbols": {"q": "u8[V,C]", "scale": "f32[V,1]"}}
+    parts = {f"{n}_{k}": gradc.trace(f, i="i64[B,L]", **t) for n, f in functions.items() for k, t in types.items()}
+    module = gradc.compile(merged("packed", parts.items()), target="cpu")
+    given = {"q": q, "i": i, "scale": scale}
+    found = module.forward.run({f"{part}.{n}": given[n] for part, graph in parts.items() for n in graph.input_names})
+    sources = {buffer: k.source for k in module.kernels.values() for buffer in k.kernel.buffers}
+    for part, graph in parts.items():
+        wanted = interp.run(graph, {n: given[n] for n in graph.input_names})["y"]
+        np.testing.assert_array_equal(found[f"{part}.y"], wanted, err_msg=part)
+        assert count == 1 or part.startswith("column") or "unpacked" in sources[f"{part}.q"], part
 
 
 @pytest.mark.parametrize("dtype", ["u4", "u2"])
