@@ -187,13 +187,30 @@ def test_rows_of_a_segment_are_added_together(width: int, mode: str, dtype: str)
     table = random.standard_normal((500, width)).astype(DTYPES[dtype].np)
     indices = random.integers(0, 500, count)
     indices[::9] = 3
-    for padding in (None, 3):
-        graph = gradc.trace(
+    graphs = {
+        f"padding{padding}": gradc.trace(
             lambda i, w, o, padding=padding: ops.embedding_bag(i, w, o, mode=mode, padding_idx=padding),
             i="i64[N]",
             w=f"{dtype}[V,{width}]" if width != 37 else f"{dtype}[V,D]",
             o="i64[B]",
         )
+        for padding in (None, 3)
+    }
+    graph = merged("bags", graphs.items())
+    arrays = {f"{part}.{name}": a for part in graphs for name, a in (("i", indices), ("w", table), ("o", offsets))}
+    module = gradc.compile(graph, target="cpu", reductions={"*": "segmented"})
+    results = []
+    before = pool.num_threads()
+    for threads in (1, 3):
+        pool.set_num_threads(threads)
+        results.append(module.forward.run(arrays))
+    pool.set_num_threads(before)
+    with knobs.BOUNDS.set(True):
+        results.append(gradc.compile(graph, target="cpu", reductions={"*": "segmented"}).forward.run(arrays))
+    for padding in (None, 3):
+        found = [np.asarray(result[f"padding{padding}.y"]) for result in results]
+        for other in found[1:]:
+            np.testing.assert_array_equal(found[0], other)
         wide = table.astype(np.float64)
         if padding is not None:
             wide[padding] = 0
@@ -203,18 +220,6 @@ def test_rows_of_a_segment_are_added_together(width: int, mode: str, dtype: str)
                 lengths, 0, indices, np.ones((500, 1)) if padding is None else np.arange(500)[:, None] != 3
             )
             want /= np.maximum(members, 1)
-        arrays = {"i": indices, "w": table, "o": offsets}
-        module = gradc.compile(graph, target="cpu", reductions={"*": "segmented"})
-        found = []
-        before = pool.num_threads()
-        for threads in (1, 3):
-            pool.set_num_threads(threads)
-            found.append(np.asarray(module(**arrays)))
-        pool.set_num_threads(before)
-        with knobs.BOUNDS.set(True):
-            found.append(np.asarray(gradc.compile(graph, target="cpu", reductions={"*": "segmented"})(**arrays)))
-        for other in found[1:]:
-            np.testing.assert_array_equal(found[0], other)
         unit = {"f32": 2.0**-24, "f64": 2.0**-53, "bf16": 2.0**-8}[dtype]
         scale = _by_offsets(lengths, 0, indices, np.abs(wide))
         assert np.all(
