@@ -20,7 +20,7 @@ from ..ir.types import I64
 from ..runtime.torch_private import private
 from .coverage import listing
 from .importer import graph_of
-from .normal_form import inner_tensors, normal_form, tree_leaves
+from .normal_form import inner_tensors, normal_form, tree_leaves, tree_map_only
 from .sizes import called, size_of, type_of
 from .table import is_kept
 
@@ -49,6 +49,7 @@ def from_torch(
         them, so export a model with dropout in evaluation mode.
     :raises InvalidProblem: what cannot be exported, with torch's reason.
     """
+    args, kwargs = _each_its_own(model, args, kwargs)
     program = _exported(model, args, kwargs, dynamic_shapes)
     names = _dim_names(program, model, args, kwargs or {}, dynamic_shapes) if dynamic_shapes else {}
     title = name or (type(model).__name__ if isinstance(model, torch.nn.Module) else "graph")
@@ -83,6 +84,24 @@ def from_torch(
     results = [(key, node if isinstance(node, Node) else found[key]) for key, node in outputs.items()]
     defaults |= made.defaults
     return Graph(made.name, made.inputs, tuple(results), made.assumptions, notes=made.notes, defaults=defaults)
+
+
+def _each_its_own(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with a copy of a tensor that is given twice, or is a parameter: torch.export takes one object for
+    one value, and a program made of ``f(x, x)`` reads one of its two inputs alone.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return args, kwargs
+    seen = {id(x) for x in (*model.parameters(), *model.buffers())}
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        if id(x) in seen:
+            return x.detach().clone().requires_grad_(x.requires_grad)
+        seen.add(id(x))
+        return x
+
+    made: tuple[Any, Any] = tree_map_only(torch.Tensor, own, (args, kwargs))
+    return made
 
 
 def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:

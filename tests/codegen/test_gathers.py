@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agreement import merged
 
 import gradc
 from gradc import interp, knobs, ops
@@ -115,14 +116,16 @@ def test_packed_rows(dtype: str, low_first: bool, count: int) -> None:
         "passes": lambda q, i, scale: values(q) - ops.amax(values(q), axis=1, keepdims=True),
         "column": lambda q, i, scale: ops.amin(values(q) * scale, axis=0),
     }
-    for name, function in functions.items():
-        for q_type in (f"u8[7,{count}]", "u8[V,C]"):
-            graph = gradc.trace(function, q=q_type, i="i64[B,L]", scale="f32[7,1]" if q_type[3] == "7" else "f32[V,1]")
-            module = gradc.compile(graph, target="cpu")
-            given = {"q": q, "i": i, "scale": scale}
-            wanted = interp.run(graph, given)["y"]
-            np.testing.assert_array_equal(module(**given), wanted, err_msg=f"{name} {q_type}")
-            assert count == 1 or name == "column" or "unpacked" in source_of(module), f"{name} {q_type}"
+    types = {"sizes": {"q": f"u8[7,{count}]", "scale": "f32[7,1]"}, "symbols": {"q": "u8[V,C]", "scale": "f32[V,1]"}}
+    parts = {f"{n}_{k}": gradc.trace(f, i="i64[B,L]", **t) for n, f in functions.items() for k, t in types.items()}
+    module = gradc.compile(merged("packed", parts.items()), target="cpu")
+    given = {"q": q, "i": i, "scale": scale}
+    found = module.forward.run({f"{part}.{n}": given[n] for part, graph in parts.items() for n in graph.input_names})
+    sources = {buffer: k.source for k in module.kernels.values() for buffer in k.kernel.buffers}
+    for part, graph in parts.items():
+        wanted = interp.run(graph, {n: given[n] for n in graph.input_names})["y"]
+        np.testing.assert_array_equal(found[f"{part}.y"], wanted, err_msg=part)
+        assert count == 1 or part.startswith("column") or "unpacked" in sources[f"{part}.q"], part
 
 
 @pytest.mark.parametrize("dtype", ["u4", "u2"])
@@ -184,13 +187,30 @@ def test_rows_of_a_segment_are_added_together(width: int, mode: str, dtype: str)
     table = random.standard_normal((500, width)).astype(DTYPES[dtype].np)
     indices = random.integers(0, 500, count)
     indices[::9] = 3
-    for padding in (None, 3):
-        graph = gradc.trace(
+    graphs = {
+        f"padding{padding}": gradc.trace(
             lambda i, w, o, padding=padding: ops.embedding_bag(i, w, o, mode=mode, padding_idx=padding),
             i="i64[N]",
             w=f"{dtype}[V,{width}]" if width != 37 else f"{dtype}[V,D]",
             o="i64[B]",
         )
+        for padding in (None, 3)
+    }
+    graph = merged("bags", graphs.items())
+    arrays = {f"{part}.{name}": a for part in graphs for name, a in (("i", indices), ("w", table), ("o", offsets))}
+    module = gradc.compile(graph, target="cpu", reductions={"*": "segmented"})
+    results = []
+    before = pool.num_threads()
+    for threads in (1, 3):
+        pool.set_num_threads(threads)
+        results.append(module.forward.run(arrays))
+    pool.set_num_threads(before)
+    with knobs.BOUNDS.set(True):
+        results.append(gradc.compile(graph, target="cpu", reductions={"*": "segmented"}).forward.run(arrays))
+    for padding in (None, 3):
+        found = [np.asarray(result[f"padding{padding}.y"]) for result in results]
+        for other in found[1:]:
+            np.testing.assert_array_equal(found[0], other)
         wide = table.astype(np.float64)
         if padding is not None:
             wide[padding] = 0
@@ -200,18 +220,6 @@ def test_rows_of_a_segment_are_added_together(width: int, mode: str, dtype: str)
                 lengths, 0, indices, np.ones((500, 1)) if padding is None else np.arange(500)[:, None] != 3
             )
             want /= np.maximum(members, 1)
-        arrays = {"i": indices, "w": table, "o": offsets}
-        module = gradc.compile(graph, target="cpu", reductions={"*": "segmented"})
-        found = []
-        before = pool.num_threads()
-        for threads in (1, 3):
-            pool.set_num_threads(threads)
-            found.append(np.asarray(module(**arrays)))
-        pool.set_num_threads(before)
-        with knobs.BOUNDS.set(True):
-            found.append(np.asarray(gradc.compile(graph, target="cpu", reductions={"*": "segmented"})(**arrays)))
-        for other in found[1:]:
-            np.testing.assert_array_equal(found[0], other)
         unit = {"f32": 2.0**-24, "f64": 2.0**-53, "bf16": 2.0**-8}[dtype]
         scale = _by_offsets(lengths, 0, indices, np.abs(wide))
         assert np.all(

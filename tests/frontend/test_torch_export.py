@@ -57,6 +57,27 @@ def test_an_exported_program_and_text() -> None:
     assert "block/attention/qkv" in scopes
 
 
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+
+    def forward(self, a: Any, b: Any, more: dict[str, Any]) -> Any:
+        return a * 2 + b * self.weight - more["c"]
+
+
+@pytest.mark.parametrize("given", ["a tensor", "a tensor of free sizes", "the parameter"])
+def test_a_tensor_that_is_given_twice_is_two_inputs(given: str) -> None:
+    """torch.export itself makes a program of them that reads one."""
+    model = Both()
+    x = model.weight if given == "the parameter" else torch.ones(2)
+    free = ({0: AUTO}, {0: AUTO}, {"c": {0: AUTO}}) if given == "a tensor of free sizes" else None
+    graph = gradc.from_torch(model, (x, x, {"c": x}), dynamic_shapes=free)
+    a, b, c = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    got = gradc.interp.run(graph, dict(zip(graph.input_names, (model.weight.detach(), a, b, c), strict=True)))["y"]
+    torch.testing.assert_close(torch.as_tensor(got), (a * 2 + b * model.weight - c).detach())
+
+
 class Named(nn.Module):
     """Names that gradc keeps for itself, an argument called as a parameter, a buffer that is written, constants."""
 

@@ -48,7 +48,8 @@ class Campaign:
 
     :param attempt: ``(seed, options) -> Outcome``.
     :param limit: seconds for one seed, many times what the slowest needs on a quiet machine.
-    :param ci: how many seeds CI tries, from 0.  :param needs: optional packages without which there is nothing to run.
+    :param ci: how many seeds CI tries, from 0.  :param needs: optional packages without which there is nothing to run;
+        with torch among them the child is no fork of the driver (:attr:`starts_anew`).
     :param options: names and defaults of what ``--option NAME=VALUE`` may change.
     :param environment: ``(options) -> variables`` that the child must be *started* with (``LD_PRELOAD``); where there
         are some it is no fork of the driver.
@@ -66,3 +67,10 @@ class Campaign:
     environment: Callable[[Options], Mapping[str, str]] = lambda options: {}
     missing: Callable[[], str] = lambda: ""
     shrink: Callable[[int, Outcome, Options], Outcome] | None = None
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether its child is a new process: in a fork torch refuses each backward once the driver's process has
+        threads of autograd, as it has after other tests.
+        """
+        return "torch" in self.needs

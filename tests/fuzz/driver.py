@@ -110,7 +110,7 @@ def write(folder: Path, campaign: Campaign, seed: int, outcome: Outcome, options
 
 def isolated(attempt: Callable[[], Outcome], limit: float) -> Outcome:
     """``attempt`` in a fork of this process: its death and its silence are outcomes too."""
-    with _child({}, _once, attempt) as child:
+    with _child({}, False, _once, attempt) as child:
         answer = child.answer(limit)
     assert answer is not None
     return answer[1]
@@ -121,7 +121,8 @@ def _batch(
 ) -> Iterator[tuple[int, Outcome, float]]:
     """Outcomes of seed after seed until the child has died, or all is done."""
     seconds = None if deadline is None else deadline - time.monotonic()
-    with _child(campaign.environment(options), _seeds, campaign.name, seed, last, seconds, options) as child:
+    variables, anew = campaign.environment(options), campaign.starts_anew
+    with _child(variables, anew, _seeds, campaign.name, seed, last, seconds, options) as child:
         while True:
             answer = child.answer(campaign.limit)
             if answer is None:
@@ -136,7 +137,8 @@ def _batch(
 def _shrunk(campaign: Campaign, seed: int, outcome: Outcome, options: Options) -> Outcome:
     if campaign.shrink is None:
         return outcome
-    with _child(campaign.environment(options), _shrinking, campaign.name, seed, outcome, options) as child:
+    variables, anew = campaign.environment(options), campaign.starts_anew
+    with _child(variables, anew, _shrinking, campaign.name, seed, outcome, options) as child:
         answer = child.answer(SHRINKING)
     return answer[1] if answer is not None and not child.gone else outcome
 
@@ -170,11 +172,11 @@ class _Child:
 
 
 @contextlib.contextmanager
-def _child(variables: Mapping[str, str], work: Callable[..., None], *arguments: object) -> Iterator[_Child]:
-    """A process that runs ``work(pipe, errors, *arguments)``: a fork, or a new one where variables must be there when
-    it starts.
+def _child(variables: Mapping[str, str], anew: bool, work: Callable[..., None], *arguments: object) -> Iterator[_Child]:
+    """A process that runs ``work(pipe, errors, *arguments)``: a fork, or a new one where that is asked for or variables
+    must be there when it starts.
     """
-    context = multiprocessing.get_context("spawn" if variables else "fork")
+    context = multiprocessing.get_context("spawn" if variables or anew else "fork")
     with tempfile.TemporaryDirectory(prefix="gradc-fuzz-") as folder:
         errors = Path(folder) / "stderr"
         errors.touch()

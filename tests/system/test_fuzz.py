@@ -76,6 +76,16 @@ def test_the_driver_attributes_every_end_to_its_seed(tmp_path: Path, monkeypatch
     assert "--seed 6 --count 1" in (tmp_path / "ends-6.txt").read_text()
 
 
+@pytest.mark.long("tests/fuzz")
+def test_graphs_are_tried_where_torch_differentiates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which it does in no fork of a process with threads of autograd: 2.14.1, after the tests of its frontends."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.autograd, "grad", _dies)  # what a fork inherits
+    graphs = campaign("graphs")
+    tally = driver.run(graphs, 1, 1, None, graphs.options, tmp_path)
+    assert tally.verdicts == {"right": 1} and tally.counts["elements held against torch"]
+
+
 OVERRUN = """
 import ctypes
 import numpy as np
