@@ -1,4 +1,4 @@
-"""Gradients of tables of few rows on CUDA, whose blocks sort their own rows: bags against torch, and other combines."""
+"""Gradients of tables of few rows on CUDA, whose blocks sort their own rows: bags as torch's, and other combines."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minim
     ("how", "dtype"), [("sum", "i64"), ("prod", "i32"), ("max", "f32"), ("min", "f64"), ("max", "i32"), ("prod", "f32")]
 )
 def test_whatever_is_combined(how: str, dtype: str) -> None:
-    """Against NumPy's ufunc.at, of numbers that every dtype has exactly; a row that nothing hits has the neutral one."""
+    """Against NumPy's ufunc.at, of numbers that every dtype has exactly; a row of no index has the neutral one."""
     text = PROGRAM.replace("HOW", how).replace("DTYPE", dtype)
     executable = Executable(parse_program(text), "cuda-sim")
     assert SORTS in executable.source
