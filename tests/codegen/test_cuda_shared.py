@@ -70,17 +70,18 @@ def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: 
 @pytest.mark.parametrize("dtype", UNIT)
 def test_a_chunk_has_several_batches_of_rows(dtype: str) -> None:
     """A batch takes the place of the one before only when all have read that: sums of integers, which are exact."""
-    graph = table_gradient(dtype, 5, 2, padding_idx=3)
+    graph = table_gradient(dtype, 5, 9, padding_idx=3)
     module = gradc.compile(graph, target="cuda-sim", reductions={"*": "privatized"})
     rng = np.random.default_rng(0)
     n = 1_060_000
     chunk = -(-n // rows_launch(module, {"N": n}).blocks)
+    assert "gradc_sort_places<" in module.forward.source
     assert chunk > 2 * OWN_BATCH and chunk % OWN_BATCH
-    t, dy = rng.integers(0, 5, n), rng.integers(-3, 4, (n, 2))
-    wanted = np.zeros((5, 2), np.int64)
+    t, dy = rng.integers(0, 5, n), rng.integers(-3, 4, (n, 9))
+    wanted = np.zeros((5, 9), np.int64)
     np.add.at(wanted, t[t != 3], dy[t != 3])
     own = graph.input("w").dtype.np
-    found = module.forward.run(t=t, w=np.zeros((5, 2), own), **{"d.y": dy.astype(own)})["d.w"]
+    found = module.forward.run(t=t, w=np.zeros((5, 9), own), **{"d.y": dy.astype(own)})["d.w"]
     assert np.array_equal(np.asarray(found), wanted.astype(own))
 
 
