@@ -344,8 +344,9 @@ Where the review and the model disagree, the reasons are these. The review left 
 flags of earlier checks, and weighed instructions, bytes and launches only. The model counts that loop, transfers
 between L2 and the multiprocessors in sectors of 32 bytes, atomics by the rates of the device's record, the fewer issue
 slots of a grid with fewer blocks than multiprocessors, and a warp's chain of dependent instructions. Indices are taken
-to be spread over the whole table whatever the case draws, and a loop whose end depends on data is followed once. `?`
-is a direction of which a thread could not be followed to its end; its instructions mean nothing.
+to be spread over the whole table whatever the case draws, and a loop whose end depends on data is followed once. Where
+a block sorts its rows by few keys (E12), what guards the end of a key is passed as often as keys end: for 155 of 2,560
+rows. `?` is a direction of which a thread could not be followed to its end; its instructions mean nothing.
 
 Where they are furthest apart, counted by hand:
 

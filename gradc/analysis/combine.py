@@ -13,11 +13,11 @@ from ..ir.kernel import Kernel
 from ..ir.statement import REDUCTIONS, Index, Stmt
 from ..ir.types import Type
 from ..ir.walk import backward_slice
-from ..targets.gpu import SHARED_BYTES
 
-OWN_COLUMNS, OWN_BLOCKS, OWN_SHORTEST, OWN_STAGED = 32, 256, 64, 128
-"""For partial results in shared memory: columns of a block, blocks that a kernel is divided into, fewest
-rows of one, rows that a block stages at once; :mod:`gradc.codegen.cuda` reads them here.
+OWN_KEYS, OWN_COLUMNS, OWN_BLOCKS, OWN_SHORTEST, OWN_BATCH = 511, 128, 128, 64, 4096
+"""For results of so few rows that a block sorts its own rows by them: most rows of the result (with one that stands for
+none they are a digit's values), columns of a block, blocks that a kernel is divided into, fewest rows of one, rows that
+a block sorts at once; :mod:`gradc.codegen.cuda` reads them here.
 """
 S = TypeVar("S", int, int | Dim)
 
@@ -112,7 +112,7 @@ class Scatter(Generic[S]):
     :param contiguous: whether the elements that a row updates are adjacent in memory.
     :param exact: whether atomics in any order give the same bits.
     :param gathered: whether the index is loaded from memory.
-    :param own: whether partial results fit in shared memory.
+    :param own: whether a block sorts its rows by their place in the result (:func:`own`).
     :param owners: rows of the result that each have one owner, which adds all kernel rows of it; 0 if not known.
     :param groups: neighbouring rows that a sort takes as one.
     :param reduced: whether a row's columns are reduced to the one element that it adds.
@@ -221,11 +221,6 @@ def row_searches(kernel: Kernel, stmts: Sequence[Stmt]) -> list[Stmt]:
     return [s for s in stmts if s.op == "search" and s.args[0] in rows]
 
 
-def own_bytes(keys: int, item: int) -> int:
-    """Bytes of a block's partial results in shared memory: f32 sums with their compensation terms."""
-    return keys * OWN_COLUMNS * (8 if item <= 4 else item)
-
-
 def scatter_of(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> Scatter[Size]:
     """The sizes of an accum that its cost on a GPU depends on."""
     s, type_ = combine.stmt, types[combine.buffer]
@@ -282,7 +277,7 @@ def sort_groups(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> 
 
 
 def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
-    """Whether a privatized accum's partial results can be kept in shared memory: the result has a known, small number
+    """Whether a block of a privatized accum sorts its rows by their place in the result: this has a known, small number
     of rows, and the kernel does nothing else.
 
     Rows are added whole, each column to one element, at positions loaded from memory.
@@ -299,17 +294,7 @@ def own(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> bool:
     in_order = [i.variable for i in combine.stmt.index[combine.leading :]] == [a for a, _ in kernel.cols] and product(
         inner
     ) == kernel.col_count
-    return in_order and own_bytes(keys, type_.dtype.itemsize) <= SHARED_BYTES
-
-
-def shared_bytes(combine: Combine, types: Mapping[str, Type]) -> int:
-    """Bytes of a block's shared memory where partial results are kept there (:func:`own`): these, and the rows that
-    are staged at once, with their keys.
-    """
-    type_ = types[combine.buffer]
-    keys, item = product(type_.shape[: combine.leading]), type_.dtype.itemsize
-    assert isinstance(keys, int)
-    return own_bytes(keys, item) + OWN_STAGED * (OWN_COLUMNS * max(item, 4) + 8)
+    return in_order and 0 < keys <= OWN_KEYS
 
 
 def _loaded(kernel: Kernel, s: Stmt, types: Mapping[str, Type]) -> tuple[Size, Size]:

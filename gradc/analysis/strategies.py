@@ -20,9 +20,9 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
                    + 2 launches
                    P = min(131072 / ceil(D / 4), 1024, ceil(N / 8)); b = 2 a where sums are pairs of f32;
                    where V = 1 the 256 / ceil(D / 4) tasks of a block share a partial result and its rows
-      shared     = max((read + index + V D s) / B, R / P hit, N ceil(D / 32) / SMs add) + 2 P V D a / L2's rate or B
-                   + 2 launches
-                   P = min(256 / ceil(D / 32), ceil(N / 64)); where 32 columns of V pairs are 60 KB or less
+      by block   = max((read + index + P V D b) / B, N T / SMs add) + P V D b / L2's rate or B + 2 launches
+                   T = ceil(D / 128), D / 128 where D < 128 and 1 / 8 at least
+                   P = min(128 / ceil(D / 128), ceil(N / 64)); where V is known and 511 or less
     regular      = max((read + index + V D s + [gathered] 2 N D a) / B max(1, SMs / owners), N / owners owned)
                    + 1 launch
     atomic_fixed = (8.5 V D + read) / B + max((read + index) / B, adds, R hot) + [8 U D > 0.6 L2] 16 U D / B
@@ -30,11 +30,11 @@ copy, a = 4 bytes (8 for 64-bit types) what sums are kept in, s the bytes of a r
 
 ``adds`` is the bytes of 16-byte atomics at L2's rate (sm_90: rows of f32), else single adds, but no less than the
 128-byte lines that they reach.  Partial results within 60 % of L2 move at its rate.  ``owned`` is ``row`` where the
-index is gathered, what a task takes to reduce a row where its columns are reduced first, else 0.  ``shared``: each
-block adds up in its own memory, its warps share the rows out by their index, so that every sum has one owner, and what
-is left of a block moves once.  ``row`` is a memory's latency shared by the rows that a task has under way, ``hit`` a
-row that a warp adds, ``add`` one that all of a multiprocessor's do.  The first four are models of kernels that others
-measured; privatized, regular and atomic_fixed are derived from what they move.  What an H100 took for each is in
+index is gathered, what a task takes to reduce a row where its columns are reduced first, else 0.  ``by block``: each
+block sorts its rows by their index, of one digit, in shared memory, adds up those of one index in registers, and writes
+its partial result while it reads; hot rows cost nothing.  ``row`` is a memory's latency shared by the rows that a task
+has under way, ``add`` what a multiprocessor takes for 128 columns of a row.  The first four are models of kernels that
+others measured; privatized, regular and atomic_fixed are derived from what they move.  What an H100 took for each is in
 ``benchmarks/results``.
 """
 
@@ -49,7 +49,7 @@ from ..ir.dims import Size, ceildiv, evaluate
 from ..ir.kernel import ROW_ORDERS, RowOrder
 from ..ir.types import DType
 from ..targets.devices import CPU, Cpu, Gpu
-from ..targets.gpu import ADD_SECONDS, HIT_SECONDS, ROW_SECONDS, SUMMED_SECONDS
+from ..targets.gpu import ADD_SECONDS, ROW_SECONDS, SUMMED_SECONDS
 from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
 from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
 
@@ -261,11 +261,12 @@ def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
 
 def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
     if s.own:
-        scratch, streamed, tiles = 2 * partials(s) * s.out * s.wide, floor(s), max(1, -(-s.width // OWN_COLUMNS))
-        busy = s.rows * tiles / min(device.sms, partials(s) * tiles) * ADD_SECONDS
-        rate = device.resident if scratch // 2 <= device.room else device.bandwidth
-        added = max(streamed / device.bandwidth, hits.most / partials(s) * HIT_SECONDS, busy)
-        return streamed + scratch, added + scratch / rate + 2 * device.launch
+        tiles, written = max(1, -(-s.width // OWN_COLUMNS)), partials(s) * s.out * s.pair
+        narrow = min(1.0, max(s.width / OWN_COLUMNS, 1 / 8))  # threads of a warp have several rows at a time
+        busy = s.rows * tiles / min(device.sms, partials(s) * tiles) * ADD_SECONDS * narrow
+        rate = device.resident if written <= device.room else device.bandwidth
+        added = max((s.read + s.index + written) / device.bandwidth, busy)
+        return floor(s) + 2 * written, added + written / rate + 2 * device.launch
     parts, streamed, tasks = partials(s) * s.out * s.pair, floor(s), partials(s) * tasks_of_a_chunk(s)
     scratch = 2 * parts + (2 * s.rows * s.width * s.pair if s.gathered else 0)
     rate = device.resident if parts <= device.room else device.bandwidth
@@ -276,7 +277,8 @@ def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:
 
 
 def _privatized_words(s: Scatter[int], hits: Hits, device: Gpu) -> str:
-    return f"{partials(s)} partials of {s.out} elements{' in shared memory' if s.own else ''}, folded in order"
+    sorts = ", of rows that each block sorts" if s.own else ""
+    return f"{partials(s)} partials of {s.out} elements{sorts}, folded in order"
 
 
 PRIVATIZED = Strategy(

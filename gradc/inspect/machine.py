@@ -88,10 +88,13 @@ _Step = tuple[str, bool, Callable[..., None] | None, tuple[str, ...], tuple[str,
 
 
 class Machine:
-    """A function, decoded for one launch; :meth:`run` follows a thread."""
+    """A function, decoded for one launch; :meth:`run` follows a thread.
 
-    def __init__(self, function: Function, launched: Launched):
-        self.function, self.launched = function, launched
+    :param guarded: whether it executes what a condition on data guards within a loop.
+    """
+
+    def __init__(self, function: Function, launched: Launched, guarded: bool = True):
+        self.function, self.launched, self.guarded = function, launched, guarded
         self.blocks = function.blocks
         self.order = list(self.blocks)
         self.next = dict(zip(self.order, [*self.order[1:], -1], strict=True))
@@ -282,6 +285,8 @@ class Machine:
                 return other
         around = [members for members in self.loops.values() if at in members]
         innermost = min(around, key=len, default=frozenset[int]())
+        if not self.guarded and at < target and target in innermost and behind in innermost:
+            return True
         return target not in innermost and behind in innermost
 
     def _is_rare(self, at: int) -> bool:

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..analysis.combine import OWN_BATCH
 from ..analysis.in_turn import in_turn
 from ..codegen.cuda.actions import FLAG, WORKSPACE, Launch, Part
 from ..codegen.cuda.launch import LaunchPlan
@@ -65,12 +66,15 @@ class Setting:
 
     :param gpu: the device.  :param indices: the least bound of an index that the module checks.
     :param rows: of the iteration space of the kernel that each function is of, and the threads of a row.
+    :param ends: of each function whose blocks sort their rows, the share of the rows at which a key's end: what is done
+        there is done so often.
     :param sorts: of each sort: where its keys and their first positions end up, its rows and keys.
     """
 
     gpu: Gpu
     indices: int
     rows: Mapping[str, tuple[int, int]]
+    ends: Mapping[str, float] = field(default_factory=dict)
     sorts: tuple[tuple[Part, Part, int, int], ...] = ()
 
     def content(self, part: Part, at: int, nbytes: int) -> int | None:
@@ -98,17 +102,24 @@ class Setting:
 def setting_of(gpu: Gpu, program: Program, plan: LaunchPlan) -> Setting:
     """What the launches of a plan share."""
     rows: dict[str, tuple[int, int]] = {}
+    ends: dict[str, float] = {}
     bounds = [1 << 20]
     for run in plan.runs:
         if isinstance(run.step, Kernel):
             kernel = plan.kernel(run.step)
-            count = plan.sizes(kernel, run.dims).rows
+            sizes = plan.sizes(kernel, run.dims)
+            count = sizes.rows
+            if kernel.chunk_keys and count:
+                batch = min(sizes.chunk, OWN_BATCH, count)
+                ends |= {
+                    stage.name: min(1.0, kernel.chunk_keys / batch) for stage in kernel.stages if stage.kind == "rows"
+                }
             rows |= {stage.name: (max(count, rows.get(stage.name, (0, 0))[0]), stage.width) for stage in kernel.stages}
             bounds += [evaluate(dict(s.attrs)["bound"], run.dims) for s in run.step.body if s.op == "check"]
     launches = [a for actions in plan.actions for a in actions if isinstance(a, Launch)]
     sorts = [a.args[:4] for a in launches if a.function == "gradc_sort_bounds"]
     sorts += [(a.args[3], *a.args[5:8]) for a in launches if a.function == "gradc_sort_spread"]
-    return Setting(gpu, max(min(bounds), 1), rows, tuple(dict.fromkeys(sorts)))  # type: ignore[arg-type]
+    return Setting(gpu, max(min(bounds), 1), rows, ends, tuple(dict.fromkeys(sorts)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -142,9 +153,13 @@ class Predicted:
 def predict(setting: Setting, function: Function, resources: KernelResources, launch: Launch) -> Predicted:
     """The predicted time of one launch."""
     gpu, parts = setting.gpu, _parts(launch)
-    follow = _machine(setting, function, launch, parts).run
-    followed = _sample(launch, follow)
-    traces = [(trace, weight) for block in followed for trace, weight in block]
+    often = setting.ends.get(launch.function, 1.0)
+    sides = [(often, _machine(setting, function, launch, parts))]
+    if often < 1:
+        sides.append((1 - often, _machine(setting, function, launch, parts, guarded=False)))
+    follow = sides[0][1].run
+    samples = [(share, _sample(launch, side.run)) for share, side in sides]
+    traces = [(trace, weight * share) for share, blocks in samples for block in blocks for trace, weight in block]
     resident = max(resident_blocks(gpu.arch, launch.threads, resources.registers, resources.shared + launch.shared), 1)
     moved = _Moved(setting, launch, parts, resident, resources.shared + launch.shared)
     spread = _spread(launch, follow)
@@ -156,9 +171,8 @@ def predict(setting: Setting, function: Function, resources: KernelResources, la
     issued = sum(t.instructions * w for t, w in traces)
     barriers = launch.threads >= MANY_WARPS * WARP and kinds["barrier"] > 0
     share = gpu.barrier_share if barriers else gpu.issue_share
-    chains = [max(t.clocks for t, _ in block) for block in followed]
     replaced = launch.blocks / (resident * gpu.sms)
-    chain = max(chains) if replaced <= 1 else replaced * sum(chains) / len(chains)
+    chain = sum(share * _chain(blocks, replaced) for share, blocks in samples)
     clocks = gpu.sms * gpu.clock * min(1.0, launch.blocks / gpu.sms)  # per second, of those that have a block
     bounds = {
         "instructions": max(issued / (4 * clocks * share), *(n / clocks for n in _pipes(gpu, kinds))),
@@ -201,6 +215,12 @@ def _sample(launch: Launch, follow: Callable[[int, int], Trace]) -> list[list[tu
         count = MORE_BLOCKS
 
 
+def _chain(followed: Sequence[Sequence[tuple[Trace, float]]], replaced: float) -> float:
+    """Clocks of the chains of some blocks, where the resident blocks are replaced so many times."""
+    chains = [max(t.clocks for t, _ in block) for block in followed]
+    return max(chains) if replaced <= 1 else replaced * sum(chains) / len(chains)
+
+
 def _pipes(gpu: Gpu, kinds: Mapping[str, float]) -> list[float]:
     """Clocks of the instructions whose units are fewer than the lanes that the schedulers can start."""
     units = {"special": gpu.special, "f64": ARCHITECTURES[gpu.arch].f64}
@@ -226,7 +246,9 @@ def _words(arch: str, launch: Launch, parts: Sequence[Part]) -> dict[int, int]:
     return words
 
 
-def _machine(setting: Setting, function: Function, launch: Launch, parts: Sequence[Part]) -> Machine:
+def _machine(
+    setting: Setting, function: Function, launch: Launch, parts: Sequence[Part], guarded: bool = True
+) -> Machine:
     gpu = setting.gpu
     far, near = round(gpu.latency * gpu.clock), round(gpu.cache_latency * gpu.clock)
 
@@ -236,7 +258,7 @@ def _machine(setting: Setting, function: Function, launch: Launch, parts: Sequen
     def latency(array: int) -> int:
         return near if array and parts[array - 1].nbytes <= SMALL else far
 
-    return Machine(function, Launched(_words(gpu.arch, launch, parts), load, latency))
+    return Machine(function, Launched(_words(gpu.arch, launch, parts), load, latency), guarded)
 
 
 def _spread(launch: Launch, follow: Callable[[int, int], Trace]) -> dict[int, tuple[int, float]]:

@@ -80,9 +80,6 @@ SUMMED_SECONDS = 0.73e-6
 """Per row of a task that reduces one row after another and adds what comes out: a chain of dependent instructions (by
 the model of machine code; sums of 32 x 64 x 56 rows of a channel took an H200 1.4 ms where it says 1.3).
 """
-HIT_SECONDS = 17e-9
-"""Per row that one warp adds to what it has in registers (estimate)."""
-ADD_SECONDS = 9e-9
-"""Per row of 32 columns that a multiprocessor adds to sums in shared memory (estimate: two thirds of what an H100 took
-on 2026-11-26 when half as many rows were staged at once).
+ADD_SECONDS = 10e-9
+"""Per row of 128 columns that a multiprocessor adds, of those that its blocks sort (by the model of machine code).
 """

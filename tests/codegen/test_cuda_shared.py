@@ -1,4 +1,4 @@
-"""Partial results in shared memory: few rows of a result, each sum with one owner."""
+"""Results of few rows: each block sorts its rows by their place in the result."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ import pytest
 
 import gradc
 from gradc import interp, knobs, ops
-from gradc.analysis.combine import combines, shared_bytes
+from gradc.analysis.combine import OWN_BATCH, OWN_BLOCKS, OWN_KEYS
 from gradc.autodiff import differentiate
 from gradc.codegen.cuda.launch import Launch
-from gradc.codegen.cuda.mappings.shared_table import STAGED_ROWS
-from gradc.codegen.text import widened
-from gradc.errors import GradcError, Unsupported
-from gradc.inspect.occupancy import resident_blocks
+from gradc.errors import Unsupported
 from gradc.runtime.cuda import limits
-from gradc.runtime.cuda.nvrtc import compile_cuda, find_nvrtc
 from gradc.targets.devices import ARCHITECTURES
-from gradc.targets.gpu import SHARED_BYTES
 
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 
@@ -54,7 +49,7 @@ def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: 
     Sums of f64 are plain additions of up to 300 numbers; those of the others keep what each rounds off."""
     graph = table_gradient(dtype, 5, columns, padding_idx=3)
     module = gradc.compile(graph, target="cuda-sim", reductions={"*": "privatized"})
-    assert "extern __shared__" in module.forward.source
+    assert "gradc_sort_places<" in module.forward.source
     rng = np.random.default_rng(0)
     for n, d, hot in ((0, 40, 0), (1, 1, 0), (64, 33, 0), (65, 40, 1), (300, 7, 1)):
         d = 40 if columns == 40 else d
@@ -75,17 +70,18 @@ def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: 
 @pytest.mark.parametrize("dtype", UNIT)
 def test_a_chunk_has_several_batches_of_rows(dtype: str) -> None:
     """A batch takes the place of the one before only when all have read that: sums of integers, which are exact."""
-    graph = table_gradient(dtype, 5, 7, padding_idx=3)
+    graph = table_gradient(dtype, 5, 9, padding_idx=3)
     module = gradc.compile(graph, target="cuda-sim", reductions={"*": "privatized"})
     rng = np.random.default_rng(0)
-    n = 70_000
+    n = 1_060_000
     chunk = -(-n // rows_launch(module, {"N": n}).blocks)
-    assert chunk > 2 * STAGED_ROWS and chunk % STAGED_ROWS
-    t, dy = rng.integers(0, 5, n), rng.integers(-3, 4, (n, 7))
-    wanted = np.zeros((5, 7), np.int64)
+    assert "gradc_sort_places<" in module.forward.source
+    assert chunk > 2 * OWN_BATCH and chunk % OWN_BATCH
+    t, dy = rng.integers(0, 5, n), rng.integers(-3, 4, (n, 9))
+    wanted = np.zeros((5, 9), np.int64)
     np.add.at(wanted, t[t != 3], dy[t != 3])
     own = graph.input("w").dtype.np
-    found = module.forward.run(t=t, w=np.zeros((5, 7), own), **{"d.y": dy.astype(own)})["d.w"]
+    found = module.forward.run(t=t, w=np.zeros((5, 9), own), **{"d.y": dy.astype(own)})["d.w"]
     assert np.array_equal(np.asarray(found), wanted.astype(own))
 
 
@@ -105,69 +101,64 @@ def test_a_computed_row_and_a_maximum() -> None:
     wanted = np.asarray(interp.run(graph, given, precision="f64")["d.w"])
     got = np.asarray(module.forward.run(**given)["d.w"])
     assert (
-        "extern __shared__" in module.forward.source
+        "gradc_sort_places<" in module.forward.source
         and np.abs(got - wanted).max() <= 8 * 2.0**-24 * np.abs(wanted).max()
     )
 
 
-def test_a_launch_asks_for_its_memory() -> None:
+def test_a_sum_of_rows_of_one_key_is_one_whoever_has_them() -> None:
+    """A key of all rows, one of each slice's first row alone, none: pieces meet in the order of rows, in every slice,
+    and the padding row is nobody's."""
+    graph = table_gradient("f64", 9, 6, padding_idx=0)
+    module = gradc.compile(graph, target="cuda-sim", reductions={"*": "privatized"})
+    rng = np.random.default_rng(2)
+    for t in (
+        np.full(700, 4),
+        np.zeros(700),
+        np.arange(700) % 9,
+        np.sort(rng.integers(0, 9, 700)),
+        np.repeat([8, 0, 1], [699, 400, 1]),
+    ):
+        dy = rng.integers(-(2**20), 2**20, (len(t), 6)).astype(np.float64)
+        wanted = np.zeros((9, 6))
+        np.add.at(wanted, t[t != 0].astype(int), dy[t != 0])
+        found = module.forward.run(t=t.astype(np.int64), w=np.zeros((9, 6)), **{"d.y": dy})["d.w"]
+        assert np.array_equal(np.asarray(found), wanted)
+
+
+def test_which_results_have_few_rows() -> None:
+    """A digit's values, known when the kernel is made; a launch has as many blocks as the model has."""
     module = gradc.compile(table_gradient("f32", 155, 128), target="cuda-sim", reductions={"*": "privatized"})
     launch = rows_launch(module, {"N": 65536})
-    assert launch.shared == 155 * 32 * 8 <= SHARED_BYTES and launch.threads == 512 and launch.blocks == 256
-    for keys, columns in ((SHARED_BYTES // 256 + 1, 128), ("V", 128)):  # more rows than fit, or nobody knows how many
-        other = gradc.compile(table_gradient("f32", keys, columns), target="cuda-sim", reductions={"*": "privatized"})
-        assert (
-            "extern __shared__" not in other.forward.source
-            and rows_launch(other, {"N": 100, "V": 5} if keys == "V" else {"N": 100}).shared == 0
-        )
+    assert launch.shared == 0 and launch.threads == 512 and launch.blocks == OWN_BLOCKS
+    for keys in (OWN_KEYS, OWN_KEYS + 1, "V"):
+        other = gradc.compile(table_gradient("f32", keys, 128), target="cuda-sim", reductions={"*": "privatized"})
+        assert ("gradc_sort_places<" in other.forward.source) == (keys == OWN_KEYS)
 
 
-def test_they_fit_beside_what_a_block_stages() -> None:
-    """On every device: a V100's blocks have 96 KB; nothing is spilled."""
+def test_they_fit_on_every_device() -> None:
+    """The sort's room is within the 48 KB that a block has without asking; nothing is spilled."""
     pytest.importorskip("nvidia.cuda_nvrtc")
     for arch in ("sm_80", "sm_90", "sm_100"):
         for dtype in ("f32", "f64", "bf16"):
             module = gradc.compile(
-                table_gradient(dtype, SHARED_BYTES // 256, "D"),
-                target="cuda",
-                arch=arch,
-                reductions={"*": "privatized"},
+                table_gradient(dtype, OWN_KEYS, "D"), target="cuda", arch=arch, reductions={"*": "privatized"}
             )
             (rows,) = [
-                k for name, k in module.forward.binary.kernels.items() if name.endswith("_rows") and k.shared > 8192
+                k for name, k in module.forward.binary.kernels.items() if "grad" in name and name.endswith("_rows")
             ]
-            assert rows.shared + SHARED_BYTES <= 96 * 1024
+            assert 8192 < rows.shared <= 48 * 1024
             assert not any(k.spill_stores or k.spill_loads for k in module.forward.binary.kernels.values())
 
 
-@pytest.mark.parametrize(("arch", "rows"), [("sm_75", 188), ("sm_90", 240)])
-def test_the_largest_table_fits_as_compiled(arch: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Static and dynamic shared memory as NVRTC counts it is what the choice reckoned with, and a block that has less
-    is said when the kernel is compiled, with both numbers.
-    """
-    try:
-        find_nvrtc(arch)
-    except GradcError as error:
-        pytest.skip(str(error))
-    graph = table_gradient("f32", rows, 512)
-    module = gradc.compile(graph, target="cuda", arch=arch, reductions={"*": "privatized"})
-    launch = rows_launch(module, {"N": 4096})
-    static, limit = module.forward.binary.kernels[launch.function].shared, ARCHITECTURES[arch].block_shared
-    wide = compile_cuda(widened(module.forward.source), arch=arch).kernels[launch.function].shared
-    assert static + launch.shared < wide + launch.shared == combine_bytes(module) <= limit
-    assert launch.shared > limit // 4 and resident_blocks(arch, launch.threads, 64, static + launch.shared) > 0
-    (kernel,) = [k for k in module.forward.native.kernels.values() if k.shared]
-    short = replace(ARCHITECTURES[arch], block_shared=static + launch.shared - 1)
-    monkeypatch.setattr(limits, "ARCHITECTURES", {arch: short})
-    with pytest.raises(
-        Unsupported, match=rf"{static} \+ {launch.shared} bytes of shared memory.*has {short.block_shared}"
-    ):
-        limits.refuse_large_blocks(module.forward.binary, [kernel])
-
-
-def combine_bytes(module: gradc.Module) -> int:
-    """What the choice of a reduction takes for a block's shared memory."""
-    types = {b.name: b.type for b in module.forward.program.buffers}
-    (kernel,) = [k for k in module.forward.program.kernels if k.accums]
-    (combine,) = combines(kernel, types)
-    return shared_bytes(combine, types)
+def test_a_block_that_has_less_shared_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the kernel is compiled, with both numbers."""
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    module = gradc.compile(table_gradient("f32", 155, 512), target="cuda", arch="sm_90", reductions={"*": "privatized"})
+    static = module.forward.binary.kernels[rows_launch(module, {"N": 4096}).function].shared
+    kernels = list(module.forward.native.kernels.values())
+    limits.refuse_large_blocks(module.forward.binary, kernels)
+    short = replace(ARCHITECTURES["sm_90"], block_shared=static - 1)
+    monkeypatch.setattr(limits, "ARCHITECTURES", {"sm_90": short})
+    with pytest.raises(Unsupported, match=rf"{static} \+ 0 bytes of shared memory.*has {static - 1}"):
+        limits.refuse_large_blocks(module.forward.binary, kernels)

@@ -49,7 +49,7 @@ CASES: dict[tuple[str, str], tuple[Graph, dict[str, Any]]] = {
     ("cuda", "split rows"): (gradc.trace(lambda x: ops.sum(x, axis=1), x="f32[4,1000000]"), {}),
     ("cuda", "scanned rows"): (gradc.trace(lambda x: ops.cumsum(x, axis=1), x="f32[64,512]"), {}),
     ("cuda", "tiled"): (bag(1000, 256), {"reductions": {"*": "segmented"}}),
-    ("cuda", "shared table"): (bag(16, 256), {"reductions": {"*": "privatized"}}),
+    ("cuda", "sorted chunk"): (bag(16, 256), {"reductions": {"*": "privatized"}}),
     ("cuda", "warp segmented scan"): (bag(1000, 0), {"reductions": {"*": "segmented"}}),
     ("cpu", "column strips"): (gradc.trace(lambda x: ops.exp(x), x="f32[64,8192]"), {}),
     ("cpu", "lane per row"): (gradc.trace(lambda x: ops.cumsum(x, axis=0), x="f32[64,512]"), {}),

@@ -295,10 +295,10 @@ MUTANTS = (
     ),
     Mutant(
         "rows-cu.barrier",
-        "templates/cuda/kernel/shared_table.cu.j2",
-        "__syncthreads(); /* the rows before are read until here */\n",
+        "templates/cuda/kernel/sorted_chunk.cu.j2",
+        "__syncthreads(); /* the next batch takes the room */\n",
         "",
-        "missing barrier between staging and adding",
+        "missing barrier: the next batch counts where sums are read",
         ("test_cuda_shared",),
     ),
     Mutant(

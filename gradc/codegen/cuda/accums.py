@@ -91,8 +91,7 @@ class Accum(RowAccum):
     @cached_property
     def partial(self) -> str:
         """The C type of partial results in the workspace."""
-        wide = (self.wide_accumulator or self.strategy.partials) and not self.mapping.rounds_partials
-        return self.accumulator if wide else self.sum
+        return self.accumulator if self.wide_accumulator or self.strategy.partials else self.sum
 
     @property
     def register(self) -> str:
@@ -288,15 +287,22 @@ class Accum(RowAccum):
     def into_register(self, value: str, guard: str) -> str:
         """An accum into the sum that a thread has of its column."""
         number, row, target = self.number, self.mapping.row, f"a{self.number}[t][j]"
-        guard = "if (valid) " if self.segmented else guard
+        guard = "if (valid) " if self.segmented else "" if self.mapping.chunk_keys else guard
         if self.register != "sum_f32":
             return guard + self.join(target, value)
+        if self.adds_plain:
+            return f"plain{number}[t][j] += {value};"
         add = f"{guard}gradc_add_next({target}, {value});"
         if row is None or not self.shared_sums:
             return add
         plain = f"{guard}plain{number}[t][j] += {value};"
         all_shared = self.shared_sums == row.iterations * row.vec
         return plain if all_shared else f"if (t * VEC + j < {self.shared_sums}) {{ {plain} }} else {add}"
+
+    @property
+    def adds_plain(self) -> bool:
+        """Whether a few rows are added up in plain f32 before they meet the sum: rows that a block has sorted."""
+        return self.mapping.chunk_keys > 0 and self.register == "sum_f32"
 
     def into_segment(self, s: Stmt, value: str, alone: str) -> str:
         """An accum into the row of the segment: the first value of a segment is stored, others are combined with it."""

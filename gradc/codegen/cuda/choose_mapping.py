@@ -10,7 +10,7 @@ from .mapping import ThreadMapping, threads_for_columns
 from .mappings.column_strips import ColumnStrips, column_strips, plain_atomics
 from .mappings.row_in_registers import RowInRegisters, row_in_registers
 from .mappings.scanned_rows import ScannedRows, scanned_rows
-from .mappings.shared_table import SharedTable, fits_table, shared_table
+from .mappings.sorted_chunk import SortedChunk, few_keys, sorted_chunk
 from .mappings.split_rows import SplitRows, few_long_rows, split_rows
 from .mappings.thread_per_row import ThreadPerRow, reduces_rows_side_by_side, thread_per_row
 from .mappings.tiled import Tiled, owned_columns, tiled
@@ -19,7 +19,7 @@ from .mappings.warp_segmented_scan import WarpSegmentedScan, segments_of_element
 from .mappings.whole_rows import WholeRows, whole_rows
 
 Mapping: TypeAlias = (
-    SharedTable
+    SortedChunk
     | Tiled
     | TiledTranspose
     | ColumnStrips
@@ -36,8 +36,8 @@ MAPPINGS: dict[str, type[ThreadMapping]] = {kind.name(): kind for kind in get_ar
 
 def choose_mapping(facts: Facts) -> Mapping:
     """The first mapping that fits, from the most special to whole rows, which fit always."""
-    if fits_table(facts):
-        return shared_table(facts)
+    if few_keys(facts):
+        return sorted_chunk(facts)
     if segments_of_elements(facts):
         return warp_segmented_scan()
     if facts.vector_groups or reduces_rows_side_by_side(facts):

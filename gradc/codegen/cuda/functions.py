@@ -132,6 +132,7 @@ class KernelWriter:
             split_rows=tuple(k.row_count for _ in m.split_reductions(self.writer)),
             checks=any(s.op == "check" for s in k.body),
             shared=m.shared_bytes,
+            chunk_keys=m.chunk_keys,
             exp_sums=bool(self.writer.exp_sums),
             index_bounds=index_bounds(k, self.types),
             sites=(),

@@ -54,6 +54,7 @@ class CudaKernel:
     :param split_rows: rows of each reduction, if rows may be cut up: a partial result per strip.
     :param checks: whether it looks for bad indices.
     :param shared: bytes of the partial results that a block of the rows keeps in shared memory; 0: they lie in memory.
+    :param chunk_keys: keys by which its blocks sort their rows, with ``cuda/sort_tile.h``; 0: they do not.
     :param exp_sums: whether it needs ``cuda/exp_sums.h``.
     :param index_bounds: sizes that bound what its text computes for offsets, but for what a launch adds.
     :param sites: the op and the index of each check.
@@ -85,6 +86,7 @@ class CudaKernel:
     split_rows: tuple[Size, ...]
     checks: bool
     shared: int
+    chunk_keys: int
     exp_sums: bool
     index_bounds: tuple[Size, ...]
     sites: tuple[tuple[str, str], ...]

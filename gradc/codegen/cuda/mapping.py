@@ -56,7 +56,6 @@ class ThreadMapping(KernelMapping):
     :cvar reduce: the function that reduces over the threads of a task; ``reduces_in_pairs``: whether two sums may go
         together.
     :cvar exchanges: whether the lanes of a warp exchange what they add to neighbouring sums in fixed point.
-    :cvar rounds_partials: whether partial results are rounded before they are in the workspace.
     :param width: threads of a task.
     :param vec: neighbouring columns of a thread at once.
     :param ragged: whether a row of a known number of columns may end within a thread's.
@@ -73,6 +72,7 @@ class ThreadMapping(KernelMapping):
     :param tile: columns of a task that does not go through whole rows; 0: it does.
     :param tasks: of the row program, if their number does not depend on what a launch decides.
     :param shared_slots: of 16 bytes, in which the threads of a block reduce: one for each warp.
+    :param chunk_keys: rows of the result, by which a block sorts its own rows, without those that add to none; 0: no.
     :param shared_bytes: dynamic shared memory of a block of the row program.
     """
 
@@ -83,7 +83,6 @@ class ThreadMapping(KernelMapping):
     reduce: ClassVar[str] = "gradc_reduce"
     reduces_in_pairs: ClassVar[bool] = True
     exchanges: ClassVar[bool] = False
-    rounds_partials: ClassVar[bool] = False
     width: int
     vec: int = 1
     ragged: bool = False
@@ -99,6 +98,7 @@ class ThreadMapping(KernelMapping):
     tile: int = 0
     tasks: Size | None = None
     shared_slots: int = 32
+    chunk_keys: int = 0
     shared_bytes: int = 0
 
     @property

@@ -43,6 +43,8 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
             if isinstance(item, Kernel) and item.name not in kernels:
                 kernels[item.name] = cuda_kernel(item, types)
     sorts = [standalone("cuda/sort.cu")] if any(k.keys is not None for k in kernels.values()) else []
+    if not sorts and any(k.chunk_keys for k in kernels.values()):  # a part of that text
+        sorts = [standalone("cuda/sort_tile.h")]
     scans = [standalone("cuda/scans.h")] if any(k.scans for k in program.kernels) else []
     exp_sums = [standalone("cuda/exp_sums.h")] if any(k.exp_sums for k in kernels.values()) else []
     tiles = [standalone("cuda/tiles.h")] if any(k.mapping == MAPPING for k in kernels.values()) else []

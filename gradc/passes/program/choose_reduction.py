@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ...analysis.chunks import MOST_PARTIALS, chunk_rows
-from ...analysis.combine import Combine, ascends, combines, own, shared_bytes
+from ...analysis.combine import Combine, ascends, combines
 from ...analysis.cost import Estimate, estimates, ways
 from ...analysis.strategies import DEFAULT, ON_HOST, ORDERED_ROW, PRIVATIZED, SEGMENTED, SORTED_ROW, STRATEGIES
 from ...errors import InvalidProblem, TypeRuleError, Unsupported
@@ -112,13 +112,12 @@ def _on_gpu(
     undecided: tuple[Combine, tuple[Case, ...]] | None = None
 
     def allowed_ways(part: Combine) -> list[str]:
-        large = own(kernel, part, types) and shared_bytes(part, types) > device.shared
         every = ways(part, types, device)
-        allowed = [way for way in every if way in available and not (large and STRATEGIES[way].partials)]
+        allowed = [way for way in every if way in available]
         if not allowed:
             raise Unsupported(
                 f"the combine into {part.buffer} needs one of {', '.join(every)}; there are kernels"
-                f" for {', '.join(available) or 'none'} on {device.name} ({device.shared} bytes of shared memory)"
+                f" for {', '.join(available) or 'none'} on {device.name}"
             )
         return allowed
 

@@ -43,7 +43,7 @@ class Tiled(ThreadMapping):
         """Of the rows whose loads are under way together."""
         facts, (p,), (view,) = writer.facts, writer.k.passes, writer.phases
         position = f"group + u{' * SHARING' if self.sharing > 1 else ''}"
-        values = kept_values(facts)
+        values = kept_values(facts, self.chunk_keys > 0)
         values += [
             s
             for s in p.row
@@ -58,7 +58,7 @@ class Tiled(ThreadMapping):
         work = "\n".join([*again, work])
         later = used([declared("const ix r = group_rows[u];"), *visited_axes(facts)], work)
         kept_row = any("group_rows" in line for line in later)
-        row = declared(f"const ix r = {'group_rows[u] = ' if kept_row else ''}{row_at(facts, position)};")
+        row = declared(f"const ix r = {'group_rows[u] = ' if kept_row else ''}{self.row_at(facts, position)};")
         load = used([row, *visited_axes(facts)], f"{moved} r" if kept_row else moved)
         if sorts := facts.order == "by key":
             load.insert(1 if load[:1] == [row.line] else 0, "group_keys[u] = sorted_keys[group + u];")
@@ -69,6 +69,10 @@ class Tiled(ThreadMapping):
             "work_lines": later,
             "constants": again,
         }
+
+    def row_at(self, facts: Facts, position: str) -> str:
+        """The row at a position of the visiting order."""
+        return row_at(facts, position)
 
     def _needed_again(self, s: Stmt, writer: PhaseWriter) -> bool:
         """Whether a load or store that is not moved with its row's names it in its place."""
@@ -107,7 +111,7 @@ def tiled(facts: Facts, vec: int) -> Tiled | None:
         resident=RESIDENT if sums_columns(facts) else 2 * THREADS,
         sums="registers" if facts.lasting_sums else "memory",
         sharing=tasks_of_chunk(facts, width, THREADS),
-        prefetch=_prefetched_rows(facts, vec),
+        prefetch=prefetched_rows(facts, vec),
         iterations=1,
         tile=width * vec,
     )
@@ -124,12 +128,12 @@ def full_width(vectors: int, most: int) -> int:
     return full[0] if full else min(widths, key=lambda w: (walked[w], -w))
 
 
-def _prefetched_rows(facts: Facts, vec: int) -> int:
+def prefetched_rows(facts: Facts, vec: int, sorts_chunk: bool = False) -> int:
     """Rows whose loads are under way while one is worked on."""
     body, even = facts.kernel.passes[0].body, even_columns(facts, vec)
     found = (access(facts.kernel, facts.types, s) for s in body)
     loads = {(a.buffer, a.base): a for a in found if a is not None and a.fits(vec)}
-    words = sum(_words(a, vec, even) for a in loads.values()) + len(kept_values(facts))
+    words = sum(_words(a, vec, even) for a in loads.values()) + len(kept_values(facts, sorts_chunk))
     return 4 if words <= 6 else 2 if words <= 16 else 1
 
 
@@ -138,15 +142,15 @@ def _words(a: Access, vec: int, even: bool) -> int:
     return max(vec * a.item // 4, 1) if even else vec * max(a.item // 4, 1)
 
 
-def kept_values(facts: Facts) -> list[Stmt]:
-    """The row's values that its columns use."""
+def kept_values(facts: Facts, sorts_chunk: bool = False) -> list[Stmt]:
+    """The row's values that its columns use.
+
+    :param sorts_chunk: whether rows come sorted by their place in the result, without those that have none.
+    """
     row = facts.kernel.passes[0]
     vectors = {s for s in row.body if access(facts.kernel, facts.types, s) is not None}
-    used = {
-        u
-        for s in (*row.body, *row.roots)
-        if s not in vectors
-        for u in (s.args if s in facts.ordered and facts.lasting_sums else s.uses)
-    }
-    used |= {s.where for s in facts.ordered if not facts.rows.in_segments(s)}
+    placed = set(facts.ordered) if facts.lasting_sums or sorts_chunk else set()
+    used = {u for s in (*row.body, *row.roots) if s not in vectors for u in (s.args if s in placed else s.uses)}
+    if not sorts_chunk:
+        used |= {s.where for s in facts.ordered if not facts.rows.in_segments(s)}
     return [s for s in row.row if s.name in used and s.op not in ("const", "size")]

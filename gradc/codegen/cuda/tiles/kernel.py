@@ -160,6 +160,7 @@ def tile_kernel(loop: Loop, program: Program) -> CudaKernel:
         split_rows=(),
         checks=False,
         shared=shared,
+        chunk_keys=0,
         exp_sums=False,
         index_bounds=tuple(_bounds(plain)),
         sites=(),
