@@ -105,7 +105,7 @@ def _in_block(item: Kernel | Call, loop: Loop, program: Program, bound: Mapping[
 def _way(item: Kernel | Call) -> str:
     """How a kernel combines rows, ``d.gamma, d.beta: privatized``, or which library's call it is."""
     if not isinstance(item, Kernel):
-        return f"library {item.op}"
+        return f"library {item.op}{item.epilogue.words}"
     of = {strategy: [b for b, s in item.strategy if s == strategy] for _, strategy in item.strategy}
     return "; ".join(f"{', '.join(names)}: {strategy}" for strategy, names in of.items())
 

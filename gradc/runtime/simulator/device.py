@@ -16,6 +16,7 @@ from ...codegen.cuda.actions import Library
 from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.cuda.products import multiplied, views
 from ...errors import CaptureError, InternalError
+from ...ir.epilogue import PLAIN, Epilogue
 from ...process.forks import held_off
 from ..cuda.device import Description, Prepared, Span
 from ..cuda.steps import StepByStep
@@ -232,9 +233,16 @@ class Simulator:
         return self.seen(span).copy()
 
     def product(
-        self, library: Library, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
+        self,
+        library: Library,
+        a: int,
+        b: int,
+        out: int,
+        workspace: Span,
+        pointers: int = 0,
+        epilogue: Epilogue[Span] = PLAIN,
     ) -> Callable[[int], None]:
-        return lambda stream: self.multiply(library, a, b, out, workspace, stream, pointers, bias)
+        return lambda stream: self.multiply(library, a, b, out, workspace, stream, pointers, epilogue)
 
     def multiply(
         self,
@@ -245,7 +253,7 @@ class Simulator:
         workspace: Span,
         stream: int = 0,
         pointers: int = 0,
-        bias: int = 0,
+        epilogue: Epilogue[Span] = PLAIN,
     ) -> None:
         """Computes a product on addresses, whose steps and matrices it looks at."""
         p = library.product
@@ -258,8 +266,10 @@ class Simulator:
                 for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)
             ]
             x, y, result = views(p, *memory)
-            row = self.seen(Span(bias, p.bias.count, p.bias.dtype)) if p.bias is not None else None
-            result[...] = multiplied(x, y, result.dtype, result if p.add else None, row)
+            given = epilogue.map(self.seen)
+            multiplied(x, y, result, p.add, given)
+            for written in given.writes:
+                self.has(written)
             ready = self.ready(memory[2])
             if isinstance(ready, np.ndarray):  # of what lies between rows, nothing is written
                 size = result.itemsize
