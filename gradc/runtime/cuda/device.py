@@ -168,6 +168,9 @@ class Device(Protocol):
     def free(self) -> int:
         """The approximate number of bytes that ``memory`` can still allocate."""
 
+    def trim(self) -> None:
+        """Gives memory that ``memory`` keeps without using it back to the driver, for others to allocate."""
+
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         """Copies between two addresses of device or pinned host memory."""
 

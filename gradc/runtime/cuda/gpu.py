@@ -416,6 +416,9 @@ class Gpu:
             kept += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(self.runtime.memGetInfo()[0] + kept)
 
+    def trim(self) -> None:
+        self.cupy.get_default_memory_pool().free_all_blocks()
+
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, self.at(stream))
 

@@ -198,6 +198,9 @@ class Simulator:
     def free(self) -> int:
         return available().left
 
+    def trim(self) -> None:
+        """Nothing to do: nothing is kept."""
+
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         def work() -> None:
             target, given = self.bytes_at(self.own(to), nbytes), self.bytes_at(self.own(source), nbytes)
