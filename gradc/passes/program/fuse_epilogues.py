@@ -88,12 +88,12 @@ class _Reader:
             and _place(s.index, shape) == _place([visited], [dims_product(shape)])
         )
 
-    def along_columns(self, s: Stmt) -> bool:
-        """Whether a statement visits a vector along the product's columns."""
+    def along_columns(self, s: Stmt, wide: bool = False) -> bool:
+        """Whether a statement visits a vector along the product's columns, in its dtype or (``wide``) in f32."""
         given, matrix = self.program.types[s.buffer], self.program.types[self.call.out.buffer]
         axis, size = self.axes[-1]
         columns = [i.variable for i in s.index] == [axis] and same(size, matrix.shape[-1])
-        return columns and given.dtype is matrix.dtype and same(given.shape[0], size)
+        return columns and given.dtype in (matrix.dtype, *([F32] if wide else [])) and same(given.shape[0], size)
 
     def widened(self, s: Stmt) -> Stmt:
         """A load as a value in f32."""
@@ -106,8 +106,10 @@ class _Reader:
         return self.stmts[s.args[0]] if s.op == "cast" else s
 
     def load_of(self, name: str) -> Stmt | None:
-        """The load that a value in f32 is."""
-        s = self.narrowed(name)
+        """The load that a value in f32 is, which may be rounded to the product's dtype."""
+        s, dtype = self.stmts[name], self.program.types[self.call.out.buffer].dtype
+        while s.op == "cast" and s.dtype in (F32, dtype):
+            s = self.stmts[s.args[0]]
         return s if s.op == "load" else None
 
 
@@ -153,7 +155,9 @@ def _matches(program: Program, product: str) -> Iterator[_Match]:
         stored = next((s for s in reader.users(kept.name) if s.op == "store" and reader.elementwise(s)), None)
         for function in ARGUMENT_WORD if program.types[product].dtype in DTYPES else ():
             yield from _with_function(reader, function, value, bias, stored)
-        if bias is not None and stored is not None:
+        rest = [s for s in kernel.body if not s.name and s is not stored]
+        read = any(value.name in _behind(s, reader.stmts) for s in rest)  # for which a bias in f32 costs nothing
+        if bias is not None and stored is not None and not (read and program.types[bias].dtype is not stored.dtype):
             yield _Match(reader, value, Epilogue(bias), stored.buffer, (stored,))
 
 
@@ -164,7 +168,7 @@ def _biased(reader: _Reader, value: Stmt) -> tuple[Stmt, str | None]:
         return value, None
     (other,) = (name for name in users[0].args if name != value.name)
     load = reader.load_of(other)
-    return (users[0], load.buffer) if load is not None and reader.along_columns(load) else (value, None)
+    return (users[0], load.buffer) if load is not None and reader.along_columns(load, wide=True) else (value, None)
 
 
 def _with_function(
@@ -250,20 +254,52 @@ def _fused(program: Program, match: _Match) -> Program:
         buffers.insert(at + 1, Buffer(views[name], program.types[product], own.kind, name))
         return views[name]
 
-    def operand(name: str) -> Operand:
-        vector = len(program.types[name].shape) == 1
-        return Operand(name, (Index.of(call.result_axes[-1]),)) if vector else replace(call.out, buffer=matrix(name))
+    def vector(name: str | None) -> Operand | None:
+        return Operand(name, (Index.of(call.result_axes[-1]),)) if name else None
 
     out = replace(call.out, buffer=matrix(match.result, "" if keeps else product))
-    own = replace(call, out=out, epilogue=match.epilogue.map(operand), note=reader.kernel.note)
+    epilogue, before = _narrowed(program, match.epilogue, buffers, product)
+    argument = replace(call.out, buffer=matrix(epilogue.argument)) if epilogue.argument else None
+    own = replace(
+        call,
+        out=out,
+        epilogue=Epilogue(vector(epilogue.bias), epilogue.function, argument, vector(epilogue.sums), epilogue.summed),
+        note=reader.kernel.note,
+    )
     rest = _without(program, match)
+    at = call if keeps else reader.kernel  # where the kernel was, what the epilogue reads is there
     steps: list[Step] = []
     for step in program.steps:
-        if step is call and not keeps:
-            continue  # where the kernel was, what the epilogue reads is there
-        ours = [own] if step is (call if keeps else reader.kernel) else []
-        steps += ours if step is call else [*ours, *([rest] if rest else [])] if step is reader.kernel else [step]
+        if step is at:
+            steps += [*before, own]
+        if step is reader.kernel and rest is not None:
+            steps.append(rest)
+        elif step is not call and step is not reader.kernel:
+            steps.append(step)
     return replace(program, steps=tuple(steps), buffers=tuple(buffers))
+
+
+def _narrowed(
+    program: Program, epilogue: Epilogue[str], buffers: list[Buffer], product: str
+) -> tuple[Epilogue[str], list[Kernel]]:
+    """The epilogue with its bias in the product's dtype, which a kernel rounds it to where it is wider, as autocast
+    does.
+    """
+    dtype, bias = program.types[product].dtype, epilogue.bias
+    if bias is None or program.types[bias].dtype is dtype:
+        return epilogue, []
+    given = next(b for b in buffers if b.name == bias)
+    narrow = Buffer(_fresh(buffers, f"{product}_bias"), given.type.with_dtype(dtype))
+    buffers.insert(buffers.index(given) + 1, narrow)
+    index = (Index.of("i"),)
+    body = (
+        Stmt("%0", "load", (), given.type.dtype, bias, index),
+        Stmt("%1", "cast", ("%0",), dtype, attrs=(("dtype", dtype),)),
+        Stmt("", "store", ("%1",), dtype, narrow.name, index),
+    )
+    kernel = Kernel("cast", (), (("i", given.type.shape[0]),), body)
+    types = {b.name: b.type for b in buffers}
+    return replace(epilogue, bias=narrow.name), [kernel.rehashed(types)]
 
 
 def _fresh(buffers: Iterable[Buffer], name: str) -> str:

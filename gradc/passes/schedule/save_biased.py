@@ -10,6 +10,7 @@ from ...ir.node import Node, Note
 from ...ir.op import Alias
 from ...ir.types import DType
 from ...ir.walk import topological
+from ...ops.elementwise.activations import gelu
 from ...ops.rules import converted
 from ..graph.replace_axis import converts, moves
 from .partition import Partition
@@ -78,15 +79,18 @@ def _sum_of(product: Node, graph: Graph, name: str = "") -> Node | None:
         (user,) = users
         if user.op.name == "add":
             other = next((o for o in user.operands if o is not value), value)
-            return user if _is_bias(other) else None
+            return user if _is_bias(other, product, user, graph) else None
         if not (converts(user) or isinstance(getattr(user.op, "lower", None), Alias)):
             return None
         value = user
     return None
 
 
-def _is_bias(node: Node) -> bool:
-    """Whether it is an input's elements, each of which is repeated."""
+def _is_bias(node: Node, product: Node, total: Node, graph: Graph) -> bool:
+    """Whether it is a vector that is an input, in the product's dtype, or a wider one where gelu is applied to the sum:
+    else the library does not add it.
+    """
     while moves(node) or converts(node):
         (node,) = node.operands
-    return node.op.name == "input" and node.type.rank == 1
+    wide = node.dtype is not product.dtype and gelu.decompose(total, approximate="tanh") not in set(graph.nodes)
+    return node.op.name == "input" and node.type.rank == 1 and not wide
