@@ -95,7 +95,7 @@ FUSED: dict[str, tuple[Callable[..., Any], dict[str, str], list[str], list[str]]
     "by erf": (
         lambda x, w, b: ops.gelu(ops.linear(x, w, b)),
         {"x": "bf16[N,24]", "w": "bf16[40,24]", "b": "bf16[40]"},
-        ["+ b[n]"],
+        [],
         [],
     ),
     "relu": (

@@ -1,4 +1,4 @@
-"""save_biased: what is saved of a product to which everybody adds the same bias is their sum."""
+"""save_biased: what is saved of a product with a bias to which gelu is applied is their sum."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ...ir.types import DType
 from ...ir.walk import topological
 from ...ops.elementwise.activations import gelu
 from ...ops.rules import converted
+from ...targets.gpu import MATRIX_ALIGN
 from ..graph.replace_axis import converts, moves
 from .partition import Partition
 
@@ -42,7 +43,9 @@ def _with_sum(parts: Partition, name: str) -> Partition:
     given = next((node for node in parts.backward.inputs if parts.backward.input_name(node) == name), None)
     total = _sum_of(residual.node, parts.forward, name)
     again = _sum_of(given, parts.backward) if given is not None else None
-    if total is None or given is None or again is None or rebuild([again], {given: residual.node})[again] is not total:
+    if total is None or given is None or again is None or not _is_fused(total, parts.forward):
+        return parts
+    if rebuild([again], {given: residual.node})[again] is not total:
         return parts
     saved = converted(total, residual.node.dtype)
     read = input_node(name, saved.type)
@@ -79,18 +82,24 @@ def _sum_of(product: Node, graph: Graph, name: str = "") -> Node | None:
         (user,) = users
         if user.op.name == "add":
             other = next((o for o in user.operands if o is not value), value)
-            return user if _is_bias(other, product, user, graph) else None
+            return user if _is_bias(other) else None
         if not (converts(user) or isinstance(getattr(user.op, "lower", None), Alias)):
             return None
         value = user
     return None
 
 
-def _is_bias(node: Node, product: Node, total: Node, graph: Graph) -> bool:
-    """Whether it is a vector that is an input, in the product's dtype, or a wider one where gelu is applied to the sum:
-    else the library does not add it.
-    """
+def _is_bias(node: Node) -> bool:
+    """Whether it is the elements of a vector that is an input, each of them repeated."""
     while moves(node) or converts(node):
         (node,) = node.operands
-    wide = node.dtype is not product.dtype and gelu.decompose(total, approximate="tanh") not in set(graph.nodes)
-    return node.op.name == "input" and node.type.rank == 1 and not wide
+    return node.op.name == "input" and node.type.rank == 1
+
+
+def _is_fused(total: Node, forward: Graph) -> bool:
+    """Whether gelu is applied to a sum with rows that the library's kernels take; any other would be rounded where
+    nothing was.
+    """
+    columns = total.shape[-1]
+    aligned = isinstance(columns, int) and columns % (MATRIX_ALIGN // 2) == 0
+    return aligned and gelu.decompose(total, approximate="tanh") in set(forward.nodes)
