@@ -52,8 +52,8 @@ from .passes.program.choose_reduction import choose_reduction
 from .passes.program.columns_to_rows import columns_to_rows
 from .passes.program.copy_donated import copy_donated
 from .passes.program.forward_rows import forward_rows
-from .passes.program.fuse_bias import fuse_bias
 from .passes.program.fuse_copies import fuse_copies
+from .passes.program.fuse_epilogues import fuse_epilogues
 from .passes.program.inline_constants import inline_constants
 from .passes.program.interchange import gathers_elements, interchange
 from .passes.program.narrow_integers import narrow_integers
@@ -75,6 +75,7 @@ from .passes.row_blocking.merge_rows import merge_rows
 from .passes.row_blocking.push_transposes import push_transposes
 from .passes.row_blocking.resize_blocks import resize_blocks
 from .passes.schedule.partition import Partition, partition
+from .passes.schedule.save_biased import save_biased
 from .passes.schedule.schedule import schedule, written
 from .process.forks import held_off
 from .runtime.cache import default_cache, pack
@@ -182,7 +183,7 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
     if not wrt:
         return iter([Partition(joint, joint, ())])
     dims, materialized = _hints(options), functools.partial(written, fuse=options.fuse, device=_device(options, target))
-    return candidates(
+    parts = candidates(
         joint,
         functools.partial(
             partition,
@@ -202,6 +203,8 @@ def cut(graph: Graph, joint: Graph, wrt: Sequence[str], options: Options, target
         precompute=options.save == "min-cut" and options.memory_budget is None,
         tiled=isinstance(_device(options, target), Gpu),
     )
+    rounded = given_as_they_are(target) if _blocks_rows(options) else ()
+    return (save_biased(each, rounded) for each in parts)
 
 
 def multiplied_as_they_are(target: str) -> tuple[DType, ...]:
@@ -294,7 +297,7 @@ def kernels(
         if _blocks_rows(options):
             program = run(resize_blocks, program)
             program = run(block_batch, program, dims=_hints(options))
-            program = run(fuse_bias, program)
+            program = run(fuse_epilogues, program)
     if target == "cpu":
         reorder = options.numerics != "strict"
         if reorder and options.fuse:

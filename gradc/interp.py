@@ -30,6 +30,7 @@ from .ir.walk import postorder, topological
 from .ops.elementwise.pointwise import convert
 from .ops.indexing.bags import count_not_above
 from .ops.indexing.gathers import check_positions
+from .ops.products.epilogues import applied
 from .ops.reductions.scans import accumulate
 from .ops.rules import UFUNCS, summing
 from .process.forks import once_each
@@ -477,8 +478,7 @@ def _run_call(step: Call, memory: _Memory) -> None:
     ]
     shape = tuple(sizes[axis] for axis in step.result_axes)
     value = op.reference(*map(_widened, arrays), **op.attributes(shape))
-    if step.bias:
-        value = value + _widened(memory.read(step.bias.buffer))
+    value = _ended(step, value, arrays, memory)
     window = []
     for index in step.out.index:
         start = evaluate(index.const, memory.bindings)
@@ -489,6 +489,29 @@ def _run_call(step: Call, memory: _Memory) -> None:
     if step.add and (step.out.buffer in memory.carries or not memory.first):
         value = value + target[tuple(window)]
     target[tuple(window)] = round_to(value, result.dtype, memory.wide)
+
+
+def _ended(call: Call, value: Array, arrays: Sequence[Array], memory: _Memory) -> Array:
+    """A product after its epilogue, not rounded yet; what else that gives is written."""
+    epilogue = call.epilogue
+
+    def read(operand: Operand) -> Array:
+        return _widened(memory.read(operand.buffer))
+
+    def write(operand: Operand, given: Array) -> None:
+        memory.read(operand.buffer)[...] = round_to(given, memory.program.types[operand.buffer].dtype, memory.wide)
+
+    if epilogue.bias:
+        value = value + read(epilogue.bias)
+    if epilogue.function == "gelu" and epilogue.argument:
+        write(epilogue.argument, value)
+    if epilogue.function:
+        at = read(epilogue.argument) if epilogue.argument and epilogue.function == "gelu_grad" else None
+        value = applied(epilogue.function, value, at)
+    if epilogue.sums:
+        summed = {"result": value, "first": _widened(arrays[0]).T, "second": _widened(arrays[1])}
+        write(epilogue.sums, summed[epilogue.summed].sum(0))
+    return value
 
 
 class _KernelRun:

@@ -403,7 +403,7 @@ def _sweep_form(loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> SweepFor
 def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> Scores | Added:
     """The form of a product."""
     sizes, out = dict(call.axes), call.out
-    if call.op != "matmul" or call.parts or call.bias or any(o.scale for o in call.args):
+    if call.op != "matmul" or call.parts or call.epilogue or any(o.scale for o in call.args):
         raise NotTiled(f"{call.name} is no plain matrix product")
     if call.add and out.buffer not in {b.name for b in loop.buffers}:
         raise NotTiled(f"{call.name} adds to {out.buffer}, which other blocks of rows add to, too")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -10,7 +12,7 @@ import click
 from ..calibration.measure import calibrate as measured
 from ..process import files
 from ..targets.calibration import calibration_file
-from ..targets.devices import calibrated_by
+from ..targets.devices import Gpu, calibrated_by, calibration_text
 from .model import AS_JSON
 from .progress import Progress
 from .results import say_json
@@ -37,7 +39,8 @@ from .results import say_json
 )
 @AS_JSON
 def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | None, as_json: bool) -> None:
-    """Measure a GPU: copy bandwidth, atomics (adjacent elements, scattered lines, one row), L2, the sort, a launch.
+    """Measure a GPU: copy bandwidth, atomics (adjacent elements, scattered lines, one row), L2, the sort, a launch, and
+    torch's attention and convolution where there is torch.
 
     The file replaces gradc's built-in constants for this kind of device when target="cuda" compiles for it; it is found
     in its default place, or given by GRADC_CALIBRATION=FILE or compile(calibration=FILE).  Nothing else should run on
@@ -60,6 +63,7 @@ def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | Non
             shown.say(line)
 
         listed, text = measured(said)
+        text = _with_torch(listed, text, said)
     path = out or calibration_file(listed)
     files.make_folder(path.parent)
     files.write(path, text)
@@ -77,3 +81,21 @@ def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | Non
             f" ({listed.sources.get(name, '')})"
         )
     click.echo(f"wrote {path}" + ("" if out is None else f"; GRADC_CALIBRATION={path} or calibration= reads it"))
+
+
+def _with_torch(listed: Gpu, text: str, said: Callable[[str], None]) -> str:
+    """A calibration's text with the rates of torch's libraries, where torch is installed and has this device."""
+    if importlib.util.find_spec("torch") is None:
+        return text
+    import torch
+
+    if not torch.cuda.is_available():
+        return text
+    from ..torch.library_rates import library_rates
+
+    device = calibrated_by(listed, text)
+    rates = {name: float(f"{rate:.4g}") for name, rate in library_rates(device).items()}
+    for name, rate in rates.items():
+        said(f"{name:<10} {rate:>14.4g} a second, torch {torch.__version__}")
+    constants = {name: getattr(device, name) for name, source in device.sources.items() if source == "calibrated"}
+    return calibration_text(listed, {**constants, **rates})

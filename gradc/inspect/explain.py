@@ -28,7 +28,7 @@ from ..passes.schedule.residual import Residual
 from ..passes.schedule.schedule import missed_fusions
 from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle, time_call
-from ..targets.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, Device, Gpu, gpu_of
+from ..targets.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, OF_TORCH, Device, Gpu, gpu_of
 from .memory import Memory
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _in_block(item: Kernel | Call, loop: Loop, program: Program, bound: Mapping[
 def _way(item: Kernel | Call) -> str:
     """How a kernel combines rows, ``d.gamma, d.beta: privatized``, or which library's call it is."""
     if not isinstance(item, Kernel):
-        return f"library {item.op}"
+        return f"library {item.op}{item.epilogue.words}"
     of = {strategy: [b for b, s in item.strategy if s == strategy] for _, strategy in item.strategy}
     return "; ".join(f"{', '.join(names)}: {strategy}" for strategy, names in of.items())
 
@@ -374,7 +374,7 @@ def reduction_table(
     for kernel, buffer, pick, table in decisions(program, dims, device):
         lines.append(f"  combine into {buffer} by {kernel}:")
         if isinstance(device, Gpu) and table:
-            sources = [source for name, source in device.sources.items() if name not in OF_INSTRUCTIONS]
+            sources = [source for name, source in device.sources.items() if name not in (*OF_INSTRUCTIONS, *OF_TORCH)]
             guessed = sources.count(ESTIMATE)
             known = f" ({guessed} of {len(sources)} constants are estimates)" if guessed else ""
             lines.append(

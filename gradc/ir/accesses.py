@@ -142,7 +142,7 @@ def unsafe_operands(call: Call, types: Mapping[str, Type]) -> Iterator[tuple[Ope
     """
     sizes = dict((*call.axes, *(part for _, own in call.parts for part in own)))
     for operand in call.accesses:
-        run = {v for i in operand.index for v, _ in i.terms} if operand is call.out else set(sizes)
+        run = {v for i in operand.index for v, _ in i.terms} if operand in call.results else set(sizes)
         with assuming(
             [Assumption(sizes[v], ">=", 1) for v in run if not isinstance(sizes[v], int)]
         ):  # an empty operand is not accessed

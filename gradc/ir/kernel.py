@@ -22,6 +22,7 @@ from typing import Any, Literal
 from ..errors import Unsupported
 from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, evaluate, product, same, substitute, symbol, symbols
+from .epilogue import PLAIN, Epilogue
 from .lexer import format_note, format_value
 from .node import REGISTRY, Note
 from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
@@ -379,8 +380,8 @@ class Call:
     them.
 
     :param add: in a :class:`Loop`, the result is added to what the blocks before it left (``c[m, n] += matmul ...``).
-    :param bias: of a contraction, a vector that is added to each row before the result is rounded: ``c[m, n] <- matmul
-        a[m, k], b[k, n] + v[n]``.
+    :param epilogue: of a contraction, what is done to the sums before they are rounded: ``c[m, n] <- matmul a[m, k],
+        b[k, n] + v[n] then gelu``.
     """
 
     name: str
@@ -391,7 +392,7 @@ class Call:
     note: Note = field(default=Note(), compare=False)
     add: bool = False
     parts: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
-    bias: Operand | None = None
+    epilogue: Epilogue[Operand] = PLAIN
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -405,20 +406,24 @@ class Call:
 
     @property
     def operands(self) -> Iterator[Operand]:
-        """The operands it reads; an operand's scale follows it, and the bias all others."""
+        """The operands it reads; an operand's scale follows it, and what the epilogue reads all others."""
         for arg in self.args:
             yield from (arg, arg.scale) if arg.scale else (arg,)
-        if self.bias:
-            yield self.bias
+        yield from self.epilogue.reads
+
+    @property
+    def results(self) -> tuple[Operand, ...]:
+        """The result, and what the epilogue writes."""
+        return self.out, *self.epilogue.writes
 
     @property
     def accesses(self) -> list[Operand]:
-        """The operands, and the result."""
-        return [*self.operands, self.out]
+        """The operands, and the results."""
+        return [*self.operands, *self.results]
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.out.buffer,)
+        return tuple(o.buffer for o in self.results)
 
     @property
     def result_axes(self) -> list[str]:
@@ -442,17 +447,15 @@ class Call:
             return replace(operand, index=index, scale=scale, per=per)
 
         parts = tuple((axis, _at_sizes(own, values)) for axis, own in self.parts)
-        args, bias = tuple(map(of, self.args)), of(self.bias) if self.bias else None
-        axes = _at_sizes(self.axes, values)
-        return replace(self, axes=axes, out=of(self.out), args=args, parts=parts, bias=bias)
+        args, axes, epilogue = tuple(map(of, self.args)), _at_sizes(self.axes, values), self.epilogue.map(of)
+        return replace(self, axes=axes, out=of(self.out), args=args, parts=parts, epilogue=epilogue)
 
     def __str__(self) -> str:
         args, arrow = ", ".join(map(str, self.args)), "+=" if self.add else "<-"
         axes = f"axes({format_axes(self.axes)})"
         if self.parts:
             axes += f" parts({', '.join(f'{axis}: ({format_axes(own)})' for axis, own in self.parts)})"
-        bias = f" + {self.bias}" if self.bias else ""
-        return f"call @{self.name} {axes} {self.out} {arrow} {self.op} {args}{bias}{format_note(self.note)}"
+        return f"call @{self.name} {axes} {self.out} {arrow} {self.op} {args}{self.epilogue}{format_note(self.note)}"
 
 
 @dataclass(frozen=True)

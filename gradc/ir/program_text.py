@@ -61,7 +61,9 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     term      ::= (AXIS | value) ["*" factor] | factor
     factor    ::= INT | NAME | "(" size ")"
     call      ::= "call" "@" name "axes" axes ["parts" "(" NAME ":" axes ("," NAME ":" axes)* ")"]
-                  access ("<-" | "+=") name scaled ("," scaled)* LINE
+                  access ("<-" | "+=") name scaled ("," scaled)* ["+" access]
+                  ["then" ("gelu" ["keeping" access] | "gelu_grad" "at" access)]
+                  ["then" "sum" access "of" ("result" | "first" | "second")] LINE
     scaled    ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
     loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
@@ -87,6 +89,7 @@ from dataclasses import replace
 from typing import Any
 
 from .dims import Assumption, Size
+from .epilogue import ARGUMENT_WORD, SUMMED, Epilogue
 from .kernel import KINDS, Buffer, Call, Carry, Kernel, Loop, Program, Select, Step, Sweep, Tile
 from .lexer import VALUE, WORD, Reader
 from .node import Note
@@ -400,9 +403,29 @@ def _call(reader: Reader) -> Call:
         args.append(
             replace(operand, scale=replace(scale, per=_read_axes(reader)) if scale and reader.maybe("per") else scale)
         )
-    bias = _access(reader, known) if reader.maybe("+") else None
+    epilogue = _epilogue(reader, known)
     reader.finish()
-    return Call(name, op, axes, out, tuple(args), reader.note(), add, parts, bias)
+    return Call(name, op, axes, out, tuple(args), reader.note(), add, parts, epilogue)
+
+
+def _epilogue(reader: Reader, known: Mapping[str, Size]) -> Epilogue[Operand]:
+    """``+ v[n] then gelu keeping h[m, n] then sum s[n] of result``, without those that are not there."""
+    epilogue: Epilogue[Operand] = Epilogue(_access(reader, known) if reader.maybe("+") else None)
+    then = reader.maybe("then")
+    function = next((name for name in ARGUMENT_WORD if then and reader.maybe(name)), None)
+    if function is not None:
+        argument = _access(reader, known) if reader.maybe(ARGUMENT_WORD[function]) else None
+        epilogue = replace(epilogue, function=function, argument=argument)
+        then = reader.maybe("then")
+    if then:
+        reader.expect("sum")
+        sums = _access(reader, known)
+        reader.expect("of")
+        summed = next((each for each in SUMMED if reader.maybe(each)), None)
+        if summed is None:
+            raise reader.fail(f"expected {', '.join(SUMMED)}, found {reader.found()}")
+        epilogue = replace(epilogue, sums=sums, summed=summed)
+    return epilogue
 
 
 def _parts(reader: Reader) -> tuple[tuple[str, tuple[Axis, ...]], ...]:

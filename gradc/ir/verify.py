@@ -13,6 +13,7 @@ from typing import NoReturn
 from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
 from .dims import Dim, Size, assuming, evaluate, known_nonnegative, product, same, substitute, symbol, symbols
+from .epilogue import FORMS
 from .graph import Graph, check_name, format_op
 from .kernel import (
     KINDS,
@@ -646,11 +647,12 @@ class _CallCheck(_StepCheck):
         for operand in call.accesses:
             self.access(operand, known)
         self.converted(call, op)
-        if call.bias:
-            self.biased(call, call.bias, op)
+        if call.epilogue:
+            self.ended(call, op)
         self.typed(call, op)
         self.written(call.reads, written)
-        self.writable(call.out.buffer)
+        for name in call.writes:
+            self.writable(name)
 
     def parted(self, call: Call, op: Library) -> None:
         """Parts make up an axis of a product; operands that use them are not converted or scaled."""
@@ -713,17 +715,46 @@ class _CallCheck(_StepCheck):
         found = [v for i in call.out.index for v, _ in i.terms]
         return sorted(found) == sorted(call.result_axes) and found[-1:] == call.result_axes[-1:]
 
-    def biased(self, call: Call, bias: Operand, op: Library) -> None:
-        """A bias is a vector along the columns of the whole result, in its dtype."""
+    def ended(self, call: Call, op: Library) -> None:
+        """An epilogue's vectors go along an axis of the whole result, its matrix is like it; all are in its dtype.
+        What it writes is memory of its own.
+        """
+        epilogue, out = call.epilogue, self.program.buffer[call.out.buffer].type
         if not op.contraction or call.add or self.loop:
-            self.wrong("only a product outside of loops has a bias", f"{bias.buffer}[")
-        along = [i.variable for i in bias.index]
-        if along != call.result_axes[-1:] or [i.variable for i in call.out.index][-1:] != along:
-            self.wrong(f"a bias goes along {call.result_axes[-1]}, the columns of the result", f"{bias.buffer}[")
-        wanted = Type(self.program.buffer[call.out.buffer].type.dtype, (dict(call.axes)[call.result_axes[-1]],))
-        given = self.program.buffer[bias.buffer].type
+            self.wrong("only a product outside of loops has a bias or another epilogue", f"{call.out.buffer}[")
+        if epilogue.form not in FORMS:
+            self.wrong(f"there is no epilogue {str(epilogue).strip()!r} in one call", call.op)
+        if bias := epilogue.bias:
+            self.vector(call, "bias", bias, call.result_axes[-1])
+        if not epilogue.beyond_bias:
+            return
+        read = {self.program.buffer[o.buffer].type.dtype for o in call.operands}
+        along = [i.variable for i in call.out.index]
+        if len(call.axes) != 3 or along != call.result_axes or call.parts or read != {out.dtype}:
+            self.wrong("only a product of two matrices in one dtype has an epilogue beyond a bias", call.op)
+        if argument := epilogue.argument:
+            given = self.program.buffer[argument.buffer].type
+            like = given.dtype is out.dtype and all(map(same, given.shape, out.shape))
+            if argument.index != call.out.index or not like:
+                self.wrong(f"{argument.buffer} is {given}, and no matrix like the result, {out}", f"{argument.buffer}[")
+        if sums := epilogue.sums:
+            self.vector(call, "sum", sums, call.result_axes[0 if epilogue.summed == "first" else -1])
+        memory = [self.program.root(o.buffer) for o in (*call.results, *call.operands)]
+        for result in call.results:
+            if memory.count(self.program.root(result.buffer)) > 1:
+                self.wrong(f"{result.buffer} is memory that the call has for something else", f"{result.buffer}[")
+
+    def vector(self, call: Call, what: str, operand: Operand, axis: str) -> None:
+        along = [i.variable for i in operand.index]
+        columns = axis == call.result_axes[-1]
+        place = [i.variable for i in call.out.index][-1 if columns else 0]
+        if along != [axis] or place != axis:
+            which = "columns" if columns else "rows"
+            self.wrong(f"a {what} goes along {axis}, the {which} of the result", f"{operand.buffer}[")
+        wanted = Type(self.program.buffer[call.out.buffer].type.dtype, (dict(call.axes)[axis],))
+        given = self.program.buffer[operand.buffer].type
         if given.dtype is not wanted.dtype or not same(given.shape[0], wanted.shape[0]):
-            self.wrong(f"the bias {bias.buffer} is {given}, not {wanted}", f"{bias.buffer}[")
+            self.wrong(f"the {what} {operand.buffer} is {given}, not {wanted}", f"{operand.buffer}[")
 
     def converted(self, call: Call, op: Library) -> None:
         """Operands that are converted and scaled as they are read."""

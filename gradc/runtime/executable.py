@@ -234,8 +234,10 @@ class Executable(Shared):
         if allocate:
             try:
                 self._allocate(call, sizes)
-            except OutOfMemory:
+            except OutOfMemory as error:
                 self._fits(sizes, outputs.keys() - adding, copies)  # says how much is needed and left
+                needed = self._needed(sizes, outputs.keys() - adding, copies)
+                error.add_note(f"{self.program.name} needs {needed} bytes of outputs and workspace")
                 raise
         return call
 
@@ -415,12 +417,15 @@ class Executable(Shared):
                     raise OverlappingOperands(f"out[{key!r}] shares memory with out[{other!r}]")
             taken.append((key, array))
 
+    def _needed(self, sizes: Sizes, given: Collection[str], copies: int) -> int:
+        """Bytes that a call allocates for what it is not given."""
+        made = sizes.nbytes.values() if not given else [n for name, n in sizes.nbytes.items() if name not in given]
+        needed: int = copies + sum(made) + sizes.plan.workspace + self.backend.thread_bytes(sizes.plan)
+        return needed
+
     def _fits(self, sizes: Sizes, given: Collection[str], copies: int) -> None:
         """OutOfMemory, before anything is launched, if the memory to allocate exceeds what is available."""
-        needed = copies + sum(
-            sizes.nbytes.values() if not given else [n for name, n in sizes.nbytes.items() if name not in given]
-        )
-        needed += sizes.plan.workspace + self.backend.thread_bytes(sizes.plan)
+        needed = self._needed(sizes, given, copies)
         if needed > worth_asking():
             limit = self.backend.left()
             if needed > limit.left:

@@ -102,6 +102,9 @@ class Gpu(Device):
     :param latency: of a load from memory.  :param cache_latency: of one from a cache.
     :param special: operations of MUFU per clock of a multiprocessor.
     :param matrix: products of 16-bit floats that ``mma.sync`` adds up in f32, per clock of a multiprocessor.
+    :param attention_forward: products and sums of torch's attention in 16 bits, of 64 features, per second.
+    :param attention_backward: the same of its gradient, which has five products where that has two.
+    :param convolution: the same of torch's convolution in 16 bits, channels last.
     :param sort_base: fixed time of a sort.  :param sort_pass: minimum time of a radix pass.
     :param sort_rate: rows per second in a radix pass.
     :param one_block: the most rows that the single-block sort, one launch of ``sort_base``, sorts; 0 if there is none.
@@ -127,6 +130,9 @@ class Gpu(Device):
     cache_latency: float
     special: int
     matrix: float
+    attention_forward: float
+    attention_backward: float
+    convolution: float
     sort_base: float
     sort_pass: float
     sort_rate: float
@@ -157,13 +163,32 @@ _COMMON: Mapping[str, tuple[float, str]] = {
     "sort_pass": (8e-6, FITTED),
 }
 _MB = 1_000_000
+_OF_TORCH: Mapping[str, float] = {"attention_forward": 345e12, "attention_backward": 300e12, "convolution": 370e12}
+"""What torch's libraries took an H200 (torch 2.11, cuDNN 9.19): attention 101 us and 294 of 4 x 16 heads of 2048 x 64,
+causal, in bf16 (``sdpa``, default, of ``gpu-nvidia-h200-2026-11-28-tiles.json``), and 47 and 121 of 8 x 12 of 1024; a
+convolution by 3 x 3 of 32 x 64 x 56 x 56 some 24 for each of its three products (``conv_block`` and ``gpt_block`` of
+``gpu-nvidia-h200-2026-11-28.json``); less a launch.  Of other devices by their tensor cores.
+"""
+
+
+def _per_h200(matrix: float, sms: float, clock: float) -> float:
+    """Products on tensor cores per second, by those of an H200."""
+    return matrix * sms * clock / (4 * 2048 / 6 * 132 * 1.8e9)
+
+
+def tensor_share(gpu: Gpu) -> float:
+    """How fast a GPU's tensor cores are, by an H200's."""
+    return _per_h200(gpu.matrix, gpu.sms, gpu.clock)
 
 
 def _gpu(name: str, arch: str, **constants: tuple[float, str]) -> Gpu:
     """A Gpu from (value, source) pairs."""
     resident, _ = constants["resident"]
     copied = 2.4 * resident, ESTIMATE  # as on an H200
-    given = {**_COMMON, "shared": (ARCHITECTURES[arch].block_shared, PUBLISHED), "copied": copied, **constants}
+    share = _per_h200(*(constants[each][0] for each in ("matrix", "sms", "clock")))
+    libraries = {each: (rate * share, MEASURED if share == 1 else ESTIMATE) for each, rate in _OF_TORCH.items()}
+    shared = ARCHITECTURES[arch].block_shared, PUBLISHED
+    given = {**_COMMON, **libraries, "shared": shared, "copied": copied, **constants}
     sources = {key: source for key, (_, source) in given.items()}
     return Gpu(
         name=name,
@@ -372,6 +397,9 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "special": (1, 4096),
     "copied": _RATE,
     "matrix": (1, 65536),
+    "attention_forward": _RATE,
+    "attention_backward": _RATE,
+    "convolution": _RATE,
     "one_block": (0, 2**31),
 }
 CONSTANTS = tuple(_RANGES)
@@ -387,7 +415,9 @@ OF_INSTRUCTIONS = (
     "matrix",
     "copied",
 )
-"""Those of machine code's time: no choice of a reduction looks at them."""
+"""Those of machine code's time: no choice of a reduction looks at them,"""
+OF_TORCH = tuple(_OF_TORCH)
+"""nor at those of torch's libraries."""
 _WHOLE = ("sms", "l2", "shared", "special", "one_block")
 
 

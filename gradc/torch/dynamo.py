@@ -229,7 +229,9 @@ class _Program:
         self.guarded: set[torch.fx.Node] = set()
         if not form.wraps and not form.mutated:
             self.guarded.update(placeholders[len(self.lifted) :])
-        found = in_memory_order(graph, plan(graph, options.smallest, options.take), form.mutated)
+        calibration = options.compile.get("calibration")
+        first = plan(graph, options.smallest, options.take, [*self.leaves], calibration)
+        found = in_memory_order(graph, first, form.mutated)
         functions, found = self._functions(graph, found)
         refused = tuple(found.refused.values())
         if options.fallback == "error" and not all(each.by_choice for each in refused):

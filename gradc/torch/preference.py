@@ -1,9 +1,22 @@
-"""Which ops the backend leaves to torch although gradc could take them: those that torch's libraries run faster."""
+"""Which ops the backend leaves to torch although gradc could take them: those that torch's libraries run faster.
+
+Attention and convolutions in 16 bits are predicted, by shapes alone, ours and torch's: to follow the machine code of
+ours takes seconds, and this is asked of every call while a model is compiled.  What there is no prediction of is left
+to torch.
+"""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
 import torch
 
+from ..targets.calibration import calibration_text_for
+from ..targets.devices import Gpu, calibrated_by, gpu_of, listed_device, tensor_share
+from ..targets.gpu import ATTENTION_TILES, LIBRARY_CALL, LIBRARY_FLOPS, TORCH_WIDE_ATTENTION, WINDOW_ELEMENTS
 from .importer import tensors_of
 
 FASTER_ON_CUDA: dict[str, str] = {
@@ -16,15 +29,131 @@ FASTER_ON_CUDA: dict[str, str] = {
     "aten._grouped_mm.default": "a product of each group alone",
     "aten._int_mm.default": "a product of integers on tensor cores",
 }
-"""What torch runs faster on CUDA, and by what: its gradient is then torch's, too."""
+"""What torch may run faster on CUDA, and by what: its gradient is then torch's, too."""
+_UNKNOWN = 1024
+"""Stands for a size that has no hint."""
 
 
-def faster_in_torch(node: torch.fx.Node) -> str:
+def faster_in_torch(node: torch.fx.Node, gradients: bool = True, calibration: Any = None) -> str:
     """Why a call is left to torch where both can run it; "" where gradc takes it.
 
     On a CPU nothing is: gradc's own kernels are at hand there.
+
+    :param gradients: whether its gradients are wanted, which count then.
+    :param calibration: as of :func:`gradc.compile`: a file with this device's constants.
     """
     way = FASTER_ON_CUDA.get(str(node.target))
-    if way is None or all(v.device.type != "cuda" for v in tensors_of(node)):
+    devices = [v.device for v in tensors_of(node) if v.device.type == "cuda"]
+    if way is None or not devices:
         return ""
-    return f"{way} is faster on CUDA (take='all' has gradc run it)"
+    times = _times(node, _gpu(devices[0].index or 0, calibration), gradients)
+    if times is None:
+        return f"{way} is faster on CUDA (take='all' has gradc run it)"
+    if times.ours < times.torchs:
+        return ""
+    figures = f"{times.torchs * 1e6:.3g} us against {times.ours * 1e6:.3g}"
+    ratio = times.ours / times.torchs
+    said = f"{ratio:.1f}x faster there" if ratio >= 1.05 else "as fast there"
+    return f"{way}, {times.source} {said} ({figures}; take='all' has gradc run it)"
+
+
+def _gpu(number: int, calibration: Any) -> Gpu:
+    """What is known of a device, with its own constants where ``gradc calibrate`` has written them."""
+    listed = _listed(number)
+    text = calibration_text_for(listed, calibration, own=torch.cuda.is_available())
+    return listed if text is None else calibrated_by(listed, text)
+
+
+@functools.cache
+def _listed(number: int) -> Gpu:
+    if not torch.cuda.is_available():
+        return gpu_of(None)
+    major, minor = torch.cuda.get_device_capability(number)
+    return listed_device(torch.cuda.get_device_name(number), f"sm_{major}{minor}")
+
+
+# -- times -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a call and, where they are wanted, of its gradients.
+
+    :param source: of torch's: ``predicted``, or ``measured`` where a calibration has its rates.
+    """
+
+    ours: float
+    torchs: float
+    source: str
+
+
+def _times(node: torch.fx.Node, gpu: Gpu, gradients: bool) -> Times | None:
+    """None of what there is no rate of: other dtypes than those of 16 bits, groups, heads of more than 128 features."""
+    values = [v for o in node.args if isinstance(o, torch.fx.Node) and isinstance(v := o.meta.get("val"), torch.Tensor)]
+    if {v.dtype for v in values} - {torch.bool} not in ({torch.float16}, {torch.bfloat16}) or int(gpu.arch[3:]) < 80:
+        return None
+    if node.target is torch.ops.aten.convolution.default:
+        return _convolution(node, gpu, gradients)
+    return _attention(node, gpu, gradients) if "scaled_dot_product" in str(node.target) else None
+
+
+def _attention(node: torch.fx.Node, gpu: Gpu, gradients: bool) -> Times | None:
+    """Two products of scores forward, five backward, half of each where it is causal; what is read and written once."""
+    query, key, value = (_sizes(o) for o in node.args[:3])
+    causal = node.kwargs.get("is_causal", node.args[5] if len(node.args) > 5 else False)
+    rows, columns, features = query[-2], key[-2], max(query[-1], value[-1])
+    heads = prod(query[:-2])
+    known = next((width for width in ATTENTION_TILES if features <= width), None)
+    if known is None or rows == 1:  # a row of queries is no tile
+        return None
+    flops = 2.0 * heads * rows * columns * (query[-1] + value[-1]) * (0.5 if causal else 1)
+    nbytes = 2.0 * (prod(query) + prod(key) + prod(value) + heads * rows * value[-1])
+    share, wide = tensor_share(gpu), TORCH_WIDE_ATTENTION if known > 64 else (1.0, 1.0)
+    rates = [rate * more for rate, more in zip((gpu.attention_forward, gpu.attention_backward), wide, strict=True)]
+    own = [rate * share for rate in ATTENTION_TILES[known]]
+
+    def seconds(forward: float, backward: float) -> float:
+        first = gpu.launch + max(flops / forward, nbytes / gpu.bandwidth)
+        after = 3 * gpu.launch + max(2.5 * flops / backward, 2 * nbytes / gpu.bandwidth)
+        return first + after * gradients
+
+    return Times(seconds(*own), seconds(*rates), _source(gpu, "attention_forward"))
+
+
+def _convolution(node: torch.fx.Node, gpu: Gpu, gradients: bool) -> Times | None:
+    """A product forward and two backward, of images as they lie in torch's, of windows that a kernel writes in ours."""
+    image, weight, result = _sizes(node.args[0]), _sizes(node.args[1]), _sizes(node)
+    transposed, groups = node.args[6], node.args[8]
+    if transposed or groups != 1:
+        return None
+    taps = prod(weight[2:])
+    flops = 2.0 * prod(result) * weight[1] * taps
+    nbytes = 2.0 * (prod(image) + prod(weight) + prod(result))
+    places, share = result[0] * prod(result[2:]), tensor_share(gpu)
+    backward = 2 * gradients
+    theirs = (1 + backward) * (gpu.launch + max(flops / gpu.convolution, nbytes / gpu.bandwidth))
+
+    def own(channels: int, positions: int) -> float:
+        """A product of windows of so many channels around so many positions."""
+        elements = positions * channels * taps if taps > 1 else 0
+        windows = elements / (WINDOW_ELEMENTS * share) + gpu.launch if elements else 0.0
+        product = max(flops / (LIBRARY_FLOPS["bf16"] * share), 2.0 * elements / gpu.bandwidth, nbytes / gpu.bandwidth)
+        return windows + LIBRARY_CALL + product
+
+    forward, of_image = own(weight[1], places), own(weight[0], image[0] * prod(image[2:]))
+    ours = forward + (of_image + own(weight[1], places)) * gradients
+    return Times(ours, theirs, _source(gpu, "convolution"))
+
+
+def _source(gpu: Gpu, constant: str) -> str:
+    return "measured" if gpu.sources.get(constant) == "calibrated" else "predicted"
+
+
+def _sizes(node: Any) -> list[int]:
+    """The sizes of a node's tensor, those that are not known by their hints."""
+    return [size if isinstance(size, int) else _hint(size) for size in node.meta["val"].shape]
+
+
+def _hint(size: torch.SymInt) -> int:
+    hint = size.node.hint
+    return int(hint) if hint is not None else _UNKNOWN

@@ -47,13 +47,16 @@ class Plan:
         return dict(sorted(regions.items()))
 
 
-def plan(graph: torch.fx.Graph, smallest: int, take: str = "faster") -> Plan:
+def plan(
+    graph: torch.fx.Graph, smallest: int, take: str = "faster", leaves: Nodes = (), calibration: Any = None
+) -> Plan:
     """
     :param smallest: regions of fewer ops that compute something are torch's, unless gradc takes the whole graph.
     :param take: ``"all"``, or those ops that :func:`faster_in_torch` does not leave to torch.
+    :param leaves: the inputs whose gradients are wanted.  :param calibration: of :func:`gradc.compile`.
     """
     calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
-    taken, refused = _capabilities(graph, calls, take)
+    taken, refused = _capabilities(graph, calls, take, leaves, calibration)
     for node in reversed(calls):  # a view that leaves a region is torch's own: it shares memory as the user expects
         if node in taken and is_view(node):
             _leave(graph, node, taken)
@@ -298,13 +301,14 @@ def computes(node: torch.fx.Node) -> bool:
 
 
 def _capabilities(
-    graph: torch.fx.Graph, calls: Nodes, take: str
+    graph: torch.fx.Graph, calls: Nodes, take: str, leaves: Nodes, calibration: Any
 ) -> tuple[dict[torch.fx.Node, None], dict[torch.fx.Node, Refusal]]:
     """Which calls gradc takes, found by translating each, and why it does not take the others."""
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     translation = Translation(assumptions(n.meta["val"] for n in placeholders if is_sized(n)))
     taken: dict[torch.fx.Node, None] = {}
     chosen: dict[torch.fx.Node, Refusal] = {}
+    recorded = {*leaves}
     with translation:
         for node in placeholders:
             _as_input(translation, node)
@@ -313,7 +317,9 @@ def _capabilities(
                 _as_input(translation, node)
                 continue
             source = node.args[0] if node.target is operator.getitem else None
-            reason = faster_in_torch(node) if take == "faster" else ""
+            if any(o in recorded for o in node.all_input_nodes):
+                recorded.add(node)
+            reason = faster_in_torch(node, node in recorded, calibration) if take == "faster" else ""
             if reason:
                 chosen[node] = refusal(node, reason, by_choice=True)
             elif is_draw(node) and not any(o in taken for o in node.all_input_nodes):

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cublaslt import Lt
 
 import gradc
 from gradc import interp, ops
 from gradc.codegen.cuda.actions import Launch, Library
 from gradc.errors import DeviceError, GradcError, Unsupported
+from gradc.ir.epilogue import Epilogue
 from gradc.ir.kernel import Call, Kernel
 from gradc.ir.program_text import parse_program
 from gradc.ir.types import BF16, DTYPES
@@ -28,8 +30,6 @@ from gradc.runtime.simulator.device import Simulator
 
 UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-24}
 """Half the distance from 1 to the next number."""
-TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: BF16.np}
-"""cudaDataType."""
 
 
 # -- which products ----------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_which_products_take_their_bias(case: str) -> None:
     function, types, count = FUSED[case]
     module = gradc.compile(gradc.trace(function, **types), target="cuda", arch="sm_90")
     program = module.forward.program
-    assert sum(call.bias is not None for call in calls(module)) == count
+    assert sum(call.epilogue.bias is not None for call in calls(module)) == count
     assert bool(count) == (not any(isinstance(step, Kernel) for step in program.steps))
     assert parse_program(str(program)) == program
     assert (" + b[n]" in str(program)) == bool(count)
@@ -111,7 +111,7 @@ def test_rounding_before_the_bias_is_kept_where_it_is_asked_for() -> None:
     function, types, _ = FUSED["linear"]
     graph = gradc.trace(function, **types)
     for target, options in (("cuda", {"numerics": "strict"}), ("cuda", {"fuse": False}), ("cpu", {})):
-        assert not any(c.bias for c in calls(gradc.compile(graph, target=target, **options)))
+        assert not any(c.epilogue for c in calls(gradc.compile(graph, target=target, **options)))
 
 
 # -- what they compute -------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     Lt.installed(monkeypatch)
     types = {"x": "f32[N,24]", "w": "f32[40,24]", "b": "f32[40]"}
     module = gradc.compile(gradc.trace(linear, **types), wrt=["x", "w", "b"], target="cuda-sim")
-    assert [call.bias is not None for call in calls(module)] == [True]
+    assert [call.epilogue.bias is not None for call in calls(module)] == [True]
     values = drawn(types, 13)
     y, residuals = module.forward(**values)
     dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
@@ -223,7 +223,7 @@ def test_programs_that_no_pass_made(text: str, k: int, own: bool, monkeypatch: p
     bound = 2 * unit * (np.abs(a) @ np.abs(b) + np.abs(v)) + k * min(unit, 2.0**-24) * (np.abs(a) @ np.abs(b))
     assert (np.abs(y - (a @ b + v)) <= bound).all()
     np.testing.assert_allclose(interp.run(program, values)["y"].astype(np.float64), y, atol=float(bound.max()))
-    assert lt.products == sum(isinstance(a, Library) and a.product.bias is not None for a in actions)
+    assert lt.products == sum(isinstance(a, Library) and bool(a.product.epilogue) for a in actions)
 
 
 def test_a_kernel_of_ours_adds_it_where_there_is_no_library() -> None:
@@ -276,106 +276,7 @@ def test_the_cpu_has_none() -> None:
 # -- cuBLASLt ----------------------------------------------------------------------------------------------------------
 
 
-class Lt:
-    """Its functions by NumPy, with descriptors by number.
-
-    :ivar products, heuristics: calls.  :ivar alive: descriptors.
-    """
-
-    def __init__(self) -> None:
-        self.alive: dict[int, Any] = {}
-        self.products = self.heuristics = 0
-        self.offers = 1
-        self.asked: list[dict[int, int]] = []
-        self.numbers = iter(range(1, 10**6))
-        for kind, make in {
-            "MatmulDesc": lambda compute, scale: {"compute": compute, "scale": scale},
-            "MatrixLayout": lambda *shape: shape,
-            "MatmulPreference": lambda: {},
-        }.items():
-            setattr(self, f"cublasLt{kind}Create", lambda at, *given, _make=make: self.create(at, _make(*given)))
-            setattr(self, f"cublasLt{kind}SetAttribute", self.set)
-            setattr(self, f"cublasLt{kind}Destroy", lambda number: self.alive.pop(number) and 0)
-
-    @staticmethod
-    def installed(monkeypatch: pytest.MonkeyPatch) -> Lt:
-        """In the place of the library of products with a bias, in the simulator, which has computed them before."""
-        lt, simulated = Lt(), Simulator.multiply
-        monkeypatch.setattr(cublas, "_lt", lambda: lt)
-        monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(77))
-        cublas._algorithms.clear()
-
-        def multiply(
-            self: Simulator, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0,
-            pointers: int = 0, bias: int = 0,
-        ) -> None:  # fmt: skip
-            p = library.product
-            there = self.bytes_at(out, p.out.part.nbytes)
-            before = there.copy()
-            simulated(self, library, a, b, out, workspace, stream, pointers, bias)
-            if p.bias is not None:
-                there[:] = before
-                cublas.prepared(0, library, a, b, out, workspace, pointers, bias)(stream)
-
-        monkeypatch.setattr(Simulator, "multiply", multiply)
-        return lt
-
-    def create(self, at: int, made: Any) -> int:
-        number = next(self.numbers)
-        self.alive[number] = made
-        ctypes.c_void_p.from_address(at).value = number
-        return 0
-
-    def set(self, number: int, attribute: int, at: int, size: int) -> int:
-        self.alive[number][attribute] = int.from_bytes(ctypes.string_at(at, size), "little")
-        return 0
-
-    def cublasLtMatmulAlgoGetHeuristic(
-        self,
-        handle: int,
-        product: int,
-        a: int,
-        b: int,
-        c: int,
-        d: int,
-        preference: int,
-        most: int,
-        found: int,
-        count: int,
-    ) -> int:
-        assert handle == 77 and most == 1 and c == d
-        self.heuristics += 1
-        self.asked.append(self.alive[preference])
-        cublas._Algorithm.from_address(found).algorithm[3] = 5
-        ctypes.c_int.from_address(count).value = self.offers
-        return 0
-
-    def cublasLtMatmul(
-        self, handle: int, product: int, alpha: int, a: int, at_a: int, b: int, at_b: int, beta: int, c: int, at_c: int,
-        d: int, at_d: int, algorithm: int, workspace: int, nbytes: int, stream: int,
-    ) -> int:  # fmt: skip
-        said = self.alive[product]
-        assert handle == 77 and (c, at_c) == (d, at_d) and ctypes.c_float.from_address(alpha).value == 1
-        assert (said["compute"], said["scale"], said[7]) == (68, 0, 4), "f32, and the epilogue adds a bias"
-        assert cublas._Algorithm.from_address(algorithm).algorithm[3] == 5
-        left, right, out = self.matrix(a, at_a), self.matrix(b, at_b), self.matrix(d, at_d)
-        left, right = (x.T if said[op] else x for x, op in ((left, 3), (right, 4)))
-        bias = np.frombuffer((ctypes.c_ubyte * (out.shape[0] * out.itemsize)).from_address(said[8]), out.dtype)
-        total = left.astype(np.float32) @ right.astype(np.float32)
-        if ctypes.c_float.from_address(beta).value:
-            total = total + out.astype(np.float32)
-        out[...] = (total + bias.astype(np.float32)[:, None]).astype(out.dtype)
-        self.products += 1
-        return 0
-
-    def matrix(self, at: int, layout: int) -> np.ndarray:
-        """A matrix of column-major memory."""
-        kind, rows, columns, leading = self.alive[layout]
-        dtype = TYPES[kind]
-        assert leading >= rows
-        memory = (ctypes.c_ubyte * (((columns - 1) * leading + rows) * dtype.itemsize)).from_address(at)
-        flat = np.frombuffer(memory, dtype)
-        return np.lib.stride_tricks.as_strided(flat, (rows, columns), (dtype.itemsize, leading * dtype.itemsize))
+BIAS = Epilogue(Span(2048, 24, BF16.np))
 
 
 def a_product() -> Library:
@@ -387,7 +288,7 @@ def a_product() -> Library:
 
 def test_an_algorithm_is_found_once_for_addresses_that_are_aligned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     lt, library, space = Lt.installed(monkeypatch), a_product(), Span(0, 4 << 20, np.dtype(np.uint8))
-    kept = [cublas.prepared(0, library, at, 512, 1024, space, 0, 2048) for at in (256, 4096, 272, 528)]
+    kept = [cublas.prepared(0, library, at, 512, 1024, space, 0, BIAS) for at in (256, 4096, 272, 528)]
     assert lt.heuristics == 2 and len(lt.alive) == 4 * 4 + 2, "a product and three matrices each, two preferences"
     assert [asked[1] for asked in lt.asked] == [4 << 20] * 2 and {asked[3] for asked in lt.asked} == {2}
     # cuBLAS's A is our b
@@ -402,11 +303,11 @@ def test_what_cublaslt_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         DeviceError, match=r"cuBLASLt has no kernel for a product with a bias \(1 x 3 x 24 x 16 in bfloat16\)"
     ):
-        cublas.prepared(0, library, 256, 512, 1024, space, 0, 2048)
+        cublas.prepared(0, library, 256, 512, 1024, space, 0, BIAS)
     lt.offers = 1
     lt.cublasLtMatmul = lambda *a: 13  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match=r"refused a product \(1 x 3 x 24 x 16 in bfloat16\): status 13, execution"):
-        cublas.prepared(0, library, 256, 512, 1024, space, 0, 2048)(5)
+        cublas.prepared(0, library, 256, 512, 1024, space, 0, BIAS)(5)
     assert not lt.alive
 
 
@@ -439,7 +340,7 @@ def test_what_cublaslt_has_no_kernel_for_is_added_to_copies_of_the_bias(
     blas = SimpleNamespace(cublasSetStream_v2=nothing, cublasSetWorkspace_v2=nothing, cublasGemmStridedBatchedEx=gemm)
     monkeypatch.setattr(cublas, "_library", lambda: blas)
     at, space = (x.ctypes.data for x in (a, b, out)), Span(0, 4 << 20, np.dtype(np.uint8))
-    cublas.prepared(0, library, *at, space, 0, bias.ctypes.data, copy_rows)(5)
+    cublas.prepared(0, library, *at, space, 0, Epilogue(Span(bias.ctypes.data, bias.size, bias.dtype)), copy_rows)(5)
     exact = a.astype(np.float64) @ b.astype(np.float64) + bias.astype(np.float64)
     assert np.allclose(out[:, : library.n].astype(np.float64), exact, rtol=2**-8, atol=2**-8)
     assert (out[:, library.n :] == 3).all() and not lt.alive

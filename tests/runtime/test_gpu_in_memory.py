@@ -571,6 +571,32 @@ def test_wrong_memory(device: type[InMemory]) -> None:
         big(x=array)
 
 
+@pytest.mark.parametrize("enough", [True, False])
+def test_torch_is_given_what_cupy_keeps(enough: bool, device: type[InMemory], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; where that is not enough, one error has the plan's bytes, and the next call works."""
+    module = gradc.compile(gradc.trace(lambda x: ops.exp(x), x="f32[N]"), target="cuda")
+    x = np.linspace(0, 1, 64, dtype=np.float32)
+    trimmed: list[int] = []
+
+    def trim(self: InMemory) -> None:
+        trimmed.append(1)
+        InMemory.room = 1 << 40 if enough else 100
+
+    monkeypatch.setattr(InMemory, "trim", trim)
+    given = to_torch(x)
+    monkeypatch.setattr(InMemory, "room", 100)
+    if enough:
+        agree(module(x=given), np.exp(x))
+    else:
+        with pytest.raises(OutOfMemory, match=r"float32\[64\] on cuda:0: 256 bytes") as caught:
+            module(x=given)
+        assert any("needs 256 bytes of outputs and workspace" in note for note in caught.value.__notes__)
+    assert trimmed == [1]
+    monkeypatch.setattr(InMemory, "room", 1 << 40)
+    agree(module(x=given), np.exp(x))
+    assert trimmed == [1]
+
+
 def test_a_failed_launch_names_its_function(device: type[InMemory]) -> None:
     module = gradc.compile(GRAPH, target="cuda")
     device.fails = "softmax"

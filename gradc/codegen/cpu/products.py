@@ -126,8 +126,9 @@ def product_call(
     dtype = program.buffer[call.out.buffer].type.dtype
     if dtype not in (F32, F64):
         raise Unsupported(f"a matrix product in {dtype} on the cpu")
-    if call.bias:
-        raise Unsupported("a matrix product with a bias on the cpu")
+    if call.epilogue:
+        what = "another epilogue" if call.epilogue.beyond_bias else "a bias"
+        raise Unsupported(f"a matrix product with {what} on the cpu")
     stored = [v for i in call.out.index for v, _ in i.terms]
     if stored != call.result_axes:
         raise Unsupported("a matrix product on the cpu whose rows are not neighbours")

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...ir.epilogue import PLAIN, Epilogue
 from ...ir.kernel import Call
 from ...ir.statement import Operand
 from ...process.forks import cached_property
@@ -111,7 +112,7 @@ class Product:
 
     :param site: how many checks come before it: a result is kept from outputs where one of them has found something.
     :param add: whether it is added to what is there.
-    :param bias: a row that is added to each row before it is rounded.
+    :param epilogue: what is done to it before it is rounded; its matrix lies as ``out`` does, without gaps.
     """
 
     a: Strided
@@ -119,7 +120,12 @@ class Product:
     out: Strided
     site: int
     add: bool = False
-    bias: Part | None = None
+    epilogue: Epilogue[Part] = PLAIN
+
+    @property
+    def written(self) -> tuple[Part, ...]:
+        """All that it writes."""
+        return self.out.part, *self.epilogue.writes
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,8 @@ class Library:
 
     :param product: the same as one product.
     :param pointers: where the addresses of all ``matrices`` of a, of b and of out are, for one call in place of these.
+    :param otherwise: the same by a plain product and launches after it, where the library has no kernel with its
+        epilogue.
     """
 
     product: Product
@@ -159,6 +167,7 @@ class Library:
     out: Side
     outer: tuple[BatchAxis, ...] = ()
     pointers: Part | None = None
+    otherwise: tuple[Launch | Library, ...] = ()
 
     @property
     def matrices(self) -> int:

@@ -215,7 +215,7 @@ class LaunchPlan:
         for run, started in zip(self.runs, self.started, strict=True):
             self.actions[run.number] += started
         products = [a.product for actions in self.actions for a in actions if isinstance(a, Library)]
-        self.kept = {product.out.part.root for product in products if gated(product)}
+        self.kept = {part.root for product in products for part in gated(product)}
         start = total + self.scratch_size + align(self.flag.nbytes)
         self.library = Part(WORKSPACE, start, library if products else 0, U8)
         self.workspace = self.library.start + self.library.nbytes

@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+from ...ir.epilogue import PLAIN
 from ...ir.types import F16
 from ...ir.types import dtype as dtype_of
 from ...targets.devices import Gpu
 from ...targets.gpu import HOST_CALL, MATRIX_ALIGN
-from .actions import BatchAxis, Library, Product, Side, Strided
+from .actions import BatchAxis, Library, Part, Product, Side, Strided
 from .library_time import is_aligned, library_seconds
 
 LIBRARY = {*((name, name) for name in ("f16", "bf16", "f32", "f64")), ("f16", "f32"), ("bf16", "f32")}
 """What cuBLAS multiplies, to our rules of rounding."""
 LIBRARY_BIAS = {(name, name) for name in ("f16", "bf16", "f32")}
 """What cuBLASLt adds a bias to, one matrix at a time."""
+LIBRARY_EPILOGUE = {(name, name) for name in ("f16", "bf16")}
+"""What it does more to; f32 is left to kernels of ours, because how exactly its functions are computed is not
+documented.
+"""
 _MOST = 2**31 - 1
 
 
@@ -27,7 +32,8 @@ def library_of(product: Product) -> Library | None:
     kinds = dtype_of(product.a.part.dtype).name, dtype_of(product.out.part.dtype).name
     if kinds not in LIBRARY:
         return None
-    if product.bias is not None and (kinds not in LIBRARY_BIAS or k == 0 or len(product.out.shape) > 2):
+    wanted = LIBRARY_EPILOGUE if product.epilogue.beyond_bias else LIBRARY_BIAS
+    if product.epilogue and (kinds not in wanted or k == 0 or len(product.out.shape) > 2):
         return None
     axes = merged(product)
     longest = max(axes, key=lambda axis: axis[0], default=(1, (0, 0, 0)))
@@ -39,7 +45,20 @@ def library_of(product: Product) -> Library | None:
         return None
     if max(m, n, k, prod(count for count, _ in axes), a.leading, b.leading, out.leading) > _MOST:
         return None
-    return Library(product, m, n, k, batch, a, b, out, outer)
+    library = Library(product, m, n, k, batch, a, b, out, outer)
+    return library if not product.epilogue.beyond_bias or takes_epilogue(library) else None
+
+
+def takes_epilogue(library: Library) -> bool:
+    """Whether an epilogue beyond a bias has the sides and the alignment that cuBLASLt wants of it.
+
+    The leading dimension of gelu's argument is a multiple of 8 (cublasLt.h, EPILOGUE_AUX_LD).  The operand that is
+    summed has its rows, as cuBLAS sees it, along the result's: BGRADA is refused of a transposed A, BGRADB of a B that
+    is not.
+    """
+    sides = {"first": library.a.transposed, "second": not library.b.transposed}
+    own = library.n % 8 == 0 and library.out.leading == library.n
+    return own and is_aligned(library) and sides.get(library.product.epilogue.summed, True)
 
 
 def side_of(operand: Strided, step: int) -> Side | None:
@@ -84,7 +103,7 @@ def with_aligned_ends(library: Library, gpu: Gpu) -> list[Library]:
     where it is a caller's array that has the odd size.  A sum in f16 stays one: a part of it may be out of range where
     the sum is not.
     """
-    if is_aligned(library):
+    if is_aligned(library) or library.product.epilogue.beyond_bias:
         return [library]
     libraries: list[Library] = []
     for part in _parts(library):
@@ -106,16 +125,17 @@ def _parts(library: Library) -> Iterator[Product]:
         yield _columns(product, columns, library.n)
         product = _columns(product, 0, columns)
     if 0 < summed < library.k and dtype_of(product.out.part.dtype) is not F16:
-        yield replace(_summed(product, summed, library.k), bias=None)
+        yield replace(_summed(product, summed, library.k), epilogue=PLAIN)
         product = replace(_summed(product, 0, summed), add=True)
     yield product
 
 
 def _columns(p: Product, start: int, end: int) -> Product:
-    bias = p.bias
-    if bias is not None:
-        bias = replace(bias, start=bias.start + start * bias.dtype.itemsize, count=end - start)
-    return replace(p, b=p.b.between(-1, start, end), out=p.out.between(-1, start, end).trimmed, bias=bias)
+    def part(vector: Part) -> Part:
+        return replace(vector, start=vector.start + start * vector.dtype.itemsize, count=end - start)
+
+    b, out = p.b.between(-1, start, end), p.out.between(-1, start, end).trimmed
+    return replace(p, b=b, out=out, epilogue=p.epilogue.map(part))
 
 
 def _summed(p: Product, start: int, end: int) -> Product:

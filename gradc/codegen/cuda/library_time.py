@@ -47,6 +47,8 @@ def product_time(library: Library, gpu: Gpu) -> ProductTime:
     flops = 2.0 * count * library.m * library.n * library.k / rate
     read = sum(map(_held_bytes, (p.a, p.b))) / gpu.bandwidth
     written = count * library.m * library.n * library.dtype.itemsize * (2 if p.add else 1) / gpu.bandwidth
+    # what an epilogue reads and writes beside the result moves when that does
+    written += sum(part.nbytes for part in (*p.epilogue.reads, *p.epilogue.writes)) / gpu.bandwidth
     calls = (1 if library.pointers is not None else len(library.calls)) * LIBRARY_CALL
     bounds = {"launches": calls, "flops": flops, "bytes": read + written}
     return ProductTime(calls + max(flops, read) + written, bounds)

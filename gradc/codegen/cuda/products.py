@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from ...ir.dims import Size, product, same
+from ...ir.epilogue import PLAIN, Epilogue, Function
 from ...ir.kernel import Call, Program
 from ...ir.statement import Operand
 from ...ir.types import DTYPES, DType
 from ...ir.types import dtype as dtype_of
+from ...ops.products.epilogues import applied
 from ...targets.devices import gpu_of
 from ...targets.gpu import LIBRARY_FLOPS, PRODUCT_FLOPS, SECTOR_BYTES
 from ..expr import stored
@@ -56,6 +58,8 @@ MOST_CALLS = 16
 """For the axes of a batch that a call does not step along: more would take the host longer than two more launches."""
 POINTER_ALIGN = 16
 """Bytes at multiples of which matrices of 16-bit elements begin, where a library is given their addresses."""
+FUNCTIONS: Sequence[Function] = ("", "gelu", "gelu_grad")
+"""Of epilogues, as ``gradc_epilogue`` numbers them."""
 POINTER_AXES = 3
 """Of a batch whose matrices one launch writes the addresses of."""
 
@@ -63,32 +67,39 @@ POINTER_AXES = 3
 def product_of(plan: Plan, call: Call, number: int) -> Product:
     """A call's matrix product."""
     a, b = (plan.view(call, operand, axes) for operand, axes in zip(call.args, call.views, strict=True))
-    bias = plan.part(call.bias.buffer) if call.bias else None
-    return Product(a, b, plan.result(call), plan.site(number), call.add, bias)
+    epilogue = call.epilogue.map(lambda operand: plan.part(operand.buffer))
+    return Product(a, b, plan.result(call), plan.site(number), call.add, epilogue)
 
 
 @dataclass(frozen=True)
 class _Planned:
     """How a product is computed.
 
-    :param libraries: the library's products that it is, in order; none: the kernel of ours computes it.
+    :param product: what is computed: it, or it without what launches after it do.
+    :param libraries: the library's products that this is, in order; none: the kernel of ours computes it.
     :param before: the launches that make what these read: copies of operands, the addresses of matrices.
-    :param scratch: bytes of scratch memory that these, and the output of a gated product, need.
+    :param scratch: bytes of scratch memory that these, and the outputs of a gated product, need.
+    :param after: the launches that do what the library's epilogue does not.
     """
 
+    product: Product
     libraries: tuple[Library, ...] = ()
     before: tuple[Launch, ...] = ()
     scratch: int = 0
+    after: tuple[Launch, ...] = ()
 
 
 def _planned(plan: Plan, product: Product) -> _Planned:
+    plain, after = _separately(plan, product)
     if plan.own_products or 0 in product.out.shape:
-        return _Planned()
-    room = max(0, product.out.part.nbytes - plan.scratch_start) if gated(product) else 0
+        return _Planned(plain, after=after)
+    room = max(0, sum(align(part.nbytes) for part in gated(product)) - plan.scratch_start)
     read, before = _with_unit_strides(plan, product, align(room))
     whole = library_of(read)
     if whole is None:
-        return _Planned()
+        return replace(_planned(plan, plain), after=after) if after else _Planned(plain)
+    if after:
+        whole = replace(whole, otherwise=(*filter(None, [library_of(_separately(plan, read)[0])]), *after))
     end = max([align(room), *(_end(plan, launch) for launch in before)])
     libraries = []
     for library in with_aligned_ends(whole, _GPU):
@@ -97,7 +108,7 @@ def _planned(plan: Plan, product: Product) -> _Planned:
             before += written
             end = _end(plan, written[-1])
         libraries.append(library)
-    return _Planned(tuple(libraries), before, end)
+    return _Planned(product, tuple(libraries), before, end)
 
 
 def _end(plan: Plan, launch: Launch) -> int:
@@ -107,11 +118,11 @@ def _end(plan: Plan, launch: Launch) -> int:
     return align(written.start + written.nbytes - plan.scratch_start)
 
 
-def gated(product: Product) -> bool:
-    """Whether the library must leave an output as it is once a check has found something: it cannot read the flag, so
-    that a kernel of ours keeps the output's bytes meanwhile.
+def gated(product: Product) -> tuple[Part, ...]:
+    """The outputs that the library must leave as they are once a check has found something: it cannot read the flag, so
+    that a kernel of ours keeps their bytes meanwhile.
     """
-    return product.site > 0 and product.out.part.root != WORKSPACE
+    return tuple(part for part in product.written if part.root != WORKSPACE) if product.site > 0 else ()
 
 
 def scratch_of(plan: Plan, call: Call, number: int) -> int:
@@ -121,27 +132,47 @@ def scratch_of(plan: Plan, call: Call, number: int) -> int:
 
 def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
     """A call by the library where it takes the product, else by a kernel of ours."""
-    product = product_of(plan, call, number)
-    out = product.out
-    if 0 in out.shape:
-        return []
-    planned = _planned(plan, product)
+    planned = _planned(plan, product_of(plan, call, number))
+    product, after = planned.product, planned.after
     if not planned.libraries:
-        return [*launches_of(product, plan.flag)]
+        return [*launches_of(product, plan.flag), *after]
     calls: list[Action] = [*planned.before, *planned.libraries]
     if not gated(product):
-        return calls
-    whole = replace(out.part, count=out.part.nbytes, dtype=U8)
+        return [*calls, *after]
+    whole = [replace(part, count=part.nbytes, dtype=U8) for part in gated(product)]
     if planned.libraries[0].k == 0:
-        if product.add:
-            return []
-        return [Launch("gradc_gate_zero", GATE_BLOCKS, 256, (whole, whole.count, plan.flag, product.site), (0,))]
-    kept = replace(whole, root=WORKSPACE, start=0)  # over temporaries: after a failed check nothing reads them
-    keep, restore = (
-        Launch("gradc_gate", GATE_BLOCKS, 256, (to, source, whole.count, plan.flag, product.site), (0,))
-        for to, source in ((kept, whole), (whole, kept))
-    )
-    return [keep, *calls, restore]
+        zero = [(part, part.count, plan.flag, product.site) for part in whole if not product.add]
+        return [*(Launch("gradc_gate_zero", GATE_BLOCKS, 256, given, (0,)) for given in zero), *after]
+    keep: list[Launch] = []
+    restore: list[Launch] = []
+    end = 0
+    for part in whole:
+        kept = replace(part, root=WORKSPACE, start=end)  # over temporaries: after a failed check nothing reads them
+        end += align(part.nbytes)
+        for launches, to, source in ((keep, kept, part), (restore, part, kept)):
+            given = (to, source, part.count, plan.flag, product.site)
+            launches.append(Launch("gradc_gate", GATE_BLOCKS, 256, given, (0,)))
+    return [*keep, *calls, *restore, *after]
+
+
+def _separately(plan: Plan, product: Product) -> tuple[Product, tuple[Launch, ...]]:
+    """A product without what its epilogue is beyond a bias, and the launch of ours that does this to it."""
+    epilogue, out = product.epilogue, product.out
+    if not epilogue.beyond_bias:
+        return product, ()
+    if epilogue.function == "gelu" and epilogue.argument is not None:
+        out = replace(out, part=epilogue.argument)
+    a = replace(product.a, shape=product.a.shape[::-1], strides=product.a.strides[::-1])
+    summed = {"first": a, "second": product.b}.get(epilogue.summed, out)
+    rows, columns = summed.shape
+    none = replace(out.part, count=0)
+    result, sums, argument = product.out.part, epilogue.sums or none, epilogue.argument or none
+    does = (FUNCTIONS.index(epilogue.function), int(epilogue.sums is not None))
+    seen = (summed.start, *summed.strides, rows, columns)
+    args: tuple[Part | int, ...] = (summed.part, *seen, argument, result, sums, *does)
+    name = f"gradc_epilogue_{dtype_of(out.part.dtype).name}"
+    launch = Launch(name, max(1, -(-columns // TILE)), THREADS, (*args, plan.flag, product.site), (7, 8))
+    return replace(product, out=out, epilogue=Epilogue(epilogue.bias)), (launch,)
 
 
 # -- what the library cannot step along --------------------------------------------------------------------------------
@@ -260,8 +291,8 @@ def launches_of(product: Product, flag: Part) -> list[Launch]:
         out = replace(out, start=out.start + to * out.dtype.itemsize, count=out.count - to)
         sizes = (product.a.start + from_a, product.b.start + from_b, m, n, k, second[0])
         steps = [*product.a.strides[-2:], *product.b.strides[-2:], *first[1], *second[1], product.out.strides[-2]]
-        bias = product.bias or replace(out, count=0)
-        more = (bias, int(product.bias is not None), int(product.add), flag, product.site)
+        bias = product.epilogue.bias
+        more = (bias or replace(out, count=0), int(bias is not None), int(product.add), flag, product.site)
         launches.append(
             Launch(
                 _function(dtype_of(product.a.part.dtype), dtype_of(out.dtype)),
@@ -286,17 +317,32 @@ def _view(operand: Strided, memory: Array) -> Array:
     return np.lib.stride_tricks.as_strided(part, operand.shape, [s * part.itemsize for s in operand.strides])
 
 
-def multiplied(a: Array, b: Array, dtype: np.dtype[Any], more: Array | None = None, bias: Array | None = None) -> Array:
-    """``a @ b`` (+ ``more``) (+ ``bias``, a row) as the library does it: short floats are added up in f32, and it is
-    rounded once.
+def multiplied(
+    a: Array,
+    b: Array,
+    out: Array,
+    add: bool = False,
+    epilogue: Epilogue[Array] = PLAIN,
+) -> None:
+    """``a @ b`` (+ ``out``) with an epilogue to ``out``, as the library does it: short floats are added up in f32, and
+    it is rounded once.
     """
     with np.errstate(all="ignore"):
         narrow = dtype_of(a.dtype).is_float and a.itemsize < 4
         a, b = (x.astype(np.float32) if narrow else x for x in (a, b))
         total = np.matmul(a, b)
-        for term in (more, bias):
+        for term in (out if add else None, epilogue.bias):
             total = total if term is None else total + term.astype(a.dtype)
-        return np.asarray(total.astype(dtype))
+        argument = epilogue.argument
+        if argument is not None and epilogue.function == "gelu":
+            argument.reshape(total.shape)[...] = total.astype(out.dtype)
+        if epilogue.function:
+            at = None if argument is None else argument.reshape(total.shape).astype(a.dtype)
+            total = applied(epilogue.function, total, at)
+        if epilogue.sums is not None:
+            summed = {"first": a.T, "second": b, "result": total}[epilogue.summed]
+            epilogue.sums[...] = summed.sum(0).astype(out.dtype)
+        out[...] = total.astype(out.dtype)
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------
@@ -320,6 +366,7 @@ def support(program: Program, calls: Sequence[Call]) -> str:
         "\n".join([standalone("cuda/pack.cu"), *(packing("copy", size) for size in sorted(copied))]) if copied else "",
         standalone("cuda/pointers.cu") if any(not _one_axis(program, call) for call in taken) else "",
         standalone("cuda/gate.cu") if calls and checks else "",
+        epilogue_text({_kinds(program, call)[1] for call in calls if call.epilogue.beyond_bias}),
     ]
     return "\n".join(text for text in texts if text)
 
@@ -330,6 +377,23 @@ def without_library(program: Program, calls: Sequence[Call]) -> str:
     there = {_kinds(program, call) for call in calls if not _library_surely(program, call)}
     missing = sorted(every - there)
     return matmul_text(missing) if not there else _entries(missing, there)
+
+
+def epilogue_text(names: Collection[str]) -> str:
+    """``gradc_epilogue_NAME`` for dtypes; "" for none."""
+    declared = (
+        "const {0} *from, i64 start, i64 down, i64 across, i64 rows, i64 columns, const {0} *argument, {0} *to, {0}"
+        " *sums, i64 function, i64 summed, const u64 *flag, i64 site"
+    )
+    given = "from, start, down, across, rows, columns, argument, to, sums, function, summed"
+    entries = [
+        f"""{element(DTYPES[name], "ended")}
+extern "C" __global__ void __launch_bounds__(256) gradc_epilogue_{name}({declared.format(stored(DTYPES[name]))}) {{
+  if (!gradc_stopped(flag, site)) gradc_epilogue<gradc_ended_{name}>({given});
+}}"""
+        for name in sorted(names)
+    ]
+    return "\n".join([standalone("cuda/epilogue.cu"), *entries]) if entries else ""
 
 
 def _kinds(program: Program, call: Call) -> Kinds:
@@ -374,8 +438,8 @@ def _library_surely(program: Program, call: Call) -> bool:
     """Whether the library takes a product whatever its sizes."""
     if _kinds(program, call) not in LIBRARY:
         return False
-    if call.bias and (_kinds(program, call) not in LIBRARY_BIAS or len(call.result_axes) > 2):
-        return False
+    if call.epilogue and (_kinds(program, call) not in LIBRARY_BIAS or len(call.result_axes) > 2):
+        return False  # what it does beyond a bias is left to a launch where the library does not take that
     sizes = dict(call.axes)
     *_, m, inner = call.views[0]
     n = call.result_axes[-1]
@@ -388,7 +452,7 @@ def _library_surely(program: Program, call: Call) -> bool:
     if isinstance(inner_size, int) and inner_size > 0:
         return True
     # a sum over nothing is written as the zeros of a whole buffer
-    return not call.bias and same(product(program.buffer[call.out.buffer].type.shape), result)
+    return not call.epilogue and same(product(program.buffer[call.out.buffer].type.shape), result)
 
 
 def _one_axis(program: Program, call: Call) -> bool:

@@ -19,10 +19,10 @@ THREADS, BLOCKS = 256, 1 << 14
 _ENTRY = f'extern "C" __global__ void __launch_bounds__({THREADS})'
 
 
-def element(dtype: DType) -> str:
-    """A struct ``gradc_element_NAME``: how an element is stored, and what it is added and multiplied as."""
+def element(dtype: DType, family: str = "element") -> str:
+    """A struct ``gradc_FAMILY_NAME``: how an element is stored, and what it is added and multiplied as."""
     total = carrier(dtype) if dtype.is_float else "u64" if dtype.bits == 64 else "u32"
-    return f"""struct gradc_element_{dtype.name} {{
+    return f"""struct gradc_{family}_{dtype.name} {{
   typedef {stored(dtype)} stored;
   typedef {total} sum;
   static __device__ __forceinline__ sum load(stored x) {{ return (sum){loaded(dtype, "x")}; }}

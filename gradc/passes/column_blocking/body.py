@@ -217,7 +217,7 @@ class _Reader:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> None:
-        if not REGISTRY[call.op].contraction or call.parts or call.bias:
+        if not REGISTRY[call.op].contraction or call.parts or call.epilogue:
             raise self.refuse(call, "no plain product")
         features, axes = self.body.features, dict(call.axes)
         read = [place for place, o in enumerate(call.args) if o.buffer in self.blocks and o.buffer not in features]

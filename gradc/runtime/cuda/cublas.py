@@ -1,7 +1,8 @@
 """Matrix products by cuBLAS on raw pointers with the caller's workspace; ``cupy.matmul`` would allocate.
 
 f32 products are computed in f32 (no TF32), those of 16-bit floats accumulate in f32 and give f32 or are rounded once,
-those of f64 in f64.  Those with a bias are cuBLASLt's, which cuBLAS is linked with and whose handle it takes.
+those of f64 in f64.  Those with a bias, or another epilogue, are cuBLASLt's, which cuBLAS is linked with and whose
+handle it takes.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import numpy as np
 from ...codegen.cuda.actions import Library, Side
 from ...codegen.cuda.products import POINTER_ALIGN
 from ...errors import DeviceError
+from ...ir.epilogue import FORMS, PLAIN, Epilogue
 from ...ir.types import dtype as dtype_of
 from ...process.forks import lock
 from ..recent import Recent
-from .device import Span
+from .device import NoKernel, Span
 
-_OK, _DEFAULT_ALGORITHM = 0, -1
+_OK, _NOT_SUPPORTED, _DEFAULT_ALGORITHM = 0, 15, -1
 _NO_TRANSPOSE, _TRANSPOSE = 0, 1
 # CUBLAS_DEFAULT_MATH with CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: split-K reductions of 16-bit products are
 # in f32, too.
@@ -71,11 +73,11 @@ _LT_SIGNATURES = {
     # handle, product, alpha; A and its layout; B; beta; C; D; algorithm, workspace, its bytes, stream
     "cublasLtMatmul": "p p p  p p  p p  p  p p  p p  p p z p",
 }
-# Attributes of cublasLt.h: of a product TRANSA, TRANSB, EPILOGUE and BIAS_POINTER; of a preference MAX_WORKSPACE_BYTES,
-# REDUCTION_SCHEME_MASK and MIN_ALIGNMENT_A_BYTES, which those of B, C and D follow.
-_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS = 3, 4, 7, 8
+# Attributes of cublasLt.h: of a product TRANSA, TRANSB, EPILOGUE, BIAS_POINTER (of a bias, or of sums), and POINTER and
+# LD of EPILOGUE_AUX (of an argument); of a preference MAX_WORKSPACE_BYTES, REDUCTION_SCHEME_MASK and
+# MIN_ALIGNMENT_A_BYTES, which those of B, C and D follow.
+_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _ARGUMENT, _LEADING = 3, 4, 7, 8, 11, 12
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENT = 1, 3, 5
-_ADDS_BIAS = 4  # CUBLASLT_EPILOGUE_BIAS
 _IN_F32 = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: what _MATH says for cuBLAS
 _MOST_ALIGNMENT = 256
 
@@ -114,25 +116,25 @@ def prepared(
     out: int,
     workspace: Span,
     pointers: int = 0,
-    bias: int = 0,
+    epilogue: Epilogue[Span] = PLAIN,
     copy_rows: CopyRows | None = None,
 ) -> Callable[[int], None]:
     """A function that submits a product to a stream, which may be under capture; arguments are converted once.
 
     :param pointers: the address of ``library.pointers``, by which one call is made unless an array of 16-bit elements
         begins between multiples of POINTER_ALIGN bytes.
-    :param bias: the address of the product's bias, if it has one.
+    :param epilogue: what the product's reads and writes.
     :param copy_rows: by which cuBLAS alone gives a product with a bias that cuBLASLt has no kernel for.
-    :raises DeviceError: there is no cuBLAS, or no kernel with a bias; the function raises it where that reports an
-        error, with the sizes.
+    :raises NoKernel: cuBLASLt has none with this epilogue, or is not there.
+    :raises DeviceError: there is no cuBLAS; the function raises it where that reports an error, with the sizes.
     """
-    if library.product.bias is not None:
+    if epilogue:
         try:
-            return _WithBias(device, library, a, b, out, workspace, bias).submit
+            return _WithEpilogue(device, library, a, b, out, workspace, epilogue).submit
         except DeviceError:
-            if copy_rows is None or library.product.add:
+            if copy_rows is None or library.product.add or epilogue.bias is None or epilogue.beyond_bias:
                 raise
-            return _added_to_bias(device, library, a, b, out, workspace, bias, copy_rows)
+            return _added_to_bias(device, library, a, b, out, workspace, epilogue.bias.address, copy_rows)
     blas, handle = _library(), _handle(device)
     asked = _calls(blas, handle, library, (a, b, out), pointers)
     calls = [(_untyped(function), _converted(function, given)) for function, given in asked]
@@ -162,7 +164,7 @@ def _added_to_bias(
     """A product with a bias: every row of the result begins as the bias, in copies that double, and the product is
     added to that.
     """
-    product = replace(library.product, bias=None, add=True)
+    product = replace(library.product, epilogue=PLAIN, add=True)
     added = prepared(device, replace(library, product=product), a, b, out, workspace)
     pitch, width = (library.dtype.itemsize * n for n in (library.out.leading, library.n))
 
@@ -191,33 +193,39 @@ class _Algorithm(ctypes.Structure):
 
 
 _algorithms: Recent[tuple[Any, ...], _Algorithm] = Recent(1024)
-"""By device, sizes, dtypes, workspace and the alignment of every address."""
+"""By device, sizes, dtypes, epilogue, workspace and the alignment of every address."""
 
 
-class _WithBias:
-    """A product with a bias on addresses.  The algorithm is found once for all addresses that are aligned alike."""
+class _WithEpilogue:
+    """A product with an epilogue on addresses.  The algorithm is found once for addresses that are aligned alike."""
 
-    def __init__(self, device: int, library: Library, a: int, b: int, out: int, workspace: Span, bias: int):
+    def __init__(
+        self, device: int, library: Library, a: int, b: int, out: int, workspace: Span, epilogue: Epilogue[Span]
+    ):
         self._made: list[tuple[str, int]] = []
         self.lt, self.library = _lt(), library
+        self.what = "a bias" if not epilogue.beyond_bias else f"the epilogue {FORMS[epilogue.form]}"
         handle = _handle(device).number
         data, compute = _TYPES[dtype_of(library.dtype).name]
         m, n, k = library.m, library.n, library.k
         # out^T = b^T a^T, as for cuBLAS; a bias goes along the rows of what it sees
         product = self._create("MatmulDesc", compute, _F32)
+        vector, argument = epilogue.bias or epilogue.sums, epilogue.argument
         for attribute, value in (
             (_TRANSPOSE_A, ctypes.c_int32(_operation(library.b))),
             (_TRANSPOSE_B, ctypes.c_int32(_operation(library.a))),
-            (_EPILOGUE, ctypes.c_uint32(_ADDS_BIAS)),
-            (_BIAS, ctypes.c_void_p(bias)),
+            (_EPILOGUE, ctypes.c_uint32(FORMS[epilogue.form])),
+            *([(_BIAS, ctypes.c_void_p(vector.address))] if vector else []),
+            *([(_ARGUMENT, ctypes.c_void_p(argument.address)), (_LEADING, ctypes.c_int64(n))] if argument else []),
         ):
             self._set("MatmulDesc", product, attribute, value)
         left = self._layout(data, n, k, library.b)
         right = self._layout(data, k, m, library.a)
         result = self._layout(data, n, m, library.out)
-        aligned = tuple(min(at & -at, _MOST_ALIGNMENT) or _MOST_ALIGNMENT for at in (b, a, out, out, bias))
+        others = [span.address for span in (vector, argument) if span]
+        aligned = tuple(min(at & -at, _MOST_ALIGNMENT) or _MOST_ALIGNMENT for at in (b, a, out, out, *others))
         sides = tuple((side.transposed, side.leading) for side in (library.a, library.b, library.out))
-        key = (device, m, n, k, sides, data, library.product.add, workspace.nbytes, aligned)
+        key = (device, m, n, k, sides, data, library.product.add, epilogue.form, workspace.nbytes, aligned)
         found = _algorithms.get(key)
         if found is None:
             layouts = (left, right, result, result)
@@ -241,14 +249,16 @@ class _WithBias:
         preference = self._create("MatmulPreference")
         self._set("MatmulPreference", preference, _MOST_WORKSPACE, ctypes.c_uint64(nbytes))
         self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_IN_F32))
-        *matrices, result, of_bias = aligned  # what is known of the result holds for what the epilogue reads, too
-        for i, alignment in enumerate((*matrices, min(result, of_bias))):
+        # what is known of the result holds for what the epilogue reads and writes, too
+        for i, alignment in enumerate((*aligned[:3], min(aligned[3:]))):
             self._set("MatmulPreference", preference, _ALIGNMENT + i, ctypes.c_uint32(alignment))
         found, count = _Algorithm(), ctypes.c_int()
         asked = (handle, product, *layouts, preference, 1, ctypes.addressof(found), ctypes.addressof(count))
-        _check(self.lt.cublasLtMatmulAlgoGetHeuristic(*asked), self.library)
-        if not count.value or found.state:
-            raise DeviceError(f"cuBLASLt has no kernel for a product with a bias ({_sizes(self.library)})")
+        code = self.lt.cublasLtMatmulAlgoGetHeuristic(*asked)
+        if code != _NOT_SUPPORTED:
+            _check(code, self.library)
+        if code or not count.value or found.state:
+            raise NoKernel(f"cuBLASLt has no kernel for a product with {self.what} ({_sizes(self.library)})")
         return found
 
     def _layout(self, data: int, rows: int, columns: int, side: Side) -> int:
@@ -369,14 +379,14 @@ def _library() -> Any:
 def _lt() -> Any:
     """cuBLASLt: its functions are found by the loader in what cuBLAS is linked with.
 
-    :raises DeviceError: they are not.
+    :raises NoKernel: they are not.
     """
     library = _library()
     try:
         for function, types in _LT_SIGNATURES.items():
             getattr(library, function).argtypes = [_KINDS[letter] for letter in types.split()]
     except AttributeError as error:
-        raise DeviceError(f"a product with a bias needs cuBLASLt, and this cuBLAS has none: {error}") from error
+        raise NoKernel(f"a product with a bias needs cuBLASLt, and this cuBLAS has none: {error}") from error
     return library
 
 

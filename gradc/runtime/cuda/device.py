@@ -14,7 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...errors import DeviceError
+from ...ir.epilogue import PLAIN, Epilogue
+
 Array = np.ndarray[Any, Any]
+
+
+class NoKernel(DeviceError):
+    """A library has no kernel for a product with its epilogue."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,9 @@ class Device(Protocol):
     def free(self) -> int:
         """The approximate number of bytes that ``memory`` can still allocate."""
 
+    def trim(self) -> None:
+        """Gives memory that ``memory`` keeps without using it back to the driver, for others to allocate."""
+
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         """Copies between two addresses of device or pinned host memory."""
 
@@ -174,10 +184,19 @@ class Device(Protocol):
         """Waits for the stream, then copies to the host."""
 
     def product(
-        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
+        self,
+        library: Any,
+        a: int,
+        b: int,
+        out: int,
+        workspace: Span,
+        pointers: int = 0,
+        epilogue: Epilogue[Span] = PLAIN,
     ) -> Callable[[int], None]:
         """A function that submits a :class:`gradc.codegen.cuda.actions.Library` product on addresses to a stream;
-        ``pointers`` is the address of its ``pointers``, ``bias`` that of its product's.
+        ``pointers`` is the address of its ``pointers``, ``epilogue`` has what its product's reads and writes.
+
+        :raises NoKernel: the library has none with this epilogue.
         """
 
     def stream(self) -> int:

@@ -28,6 +28,7 @@ import numpy as np
 
 from ...codegen.text import widened
 from ...errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory, Unsupported
+from ...ir.epilogue import PLAIN, Epilogue
 from ...process.forks import held_off, lock
 from .device import Description, Span
 
@@ -415,6 +416,9 @@ class Gpu:
             kept += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(self.runtime.memGetInfo()[0] + kept)
 
+    def trim(self) -> None:
+        self.cupy.get_default_memory_pool().free_all_blocks()
+
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, self.at(stream))
 
@@ -434,12 +438,21 @@ class Gpu:
         return out
 
     def product(
-        self, library: Any, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
+        self,
+        library: Any,
+        a: int,
+        b: int,
+        out: int,
+        workspace: Span,
+        pointers: int = 0,
+        epilogue: Epilogue[Span] = PLAIN,
     ) -> Callable[[int], None]:
         with held_off:
             from . import cublas
 
-        return cublas.prepared(self.description.number, library, a, b, out, workspace, pointers, bias, self._copy_rows)
+        return cublas.prepared(
+            self.description.number, library, a, b, out, workspace, pointers, epilogue, self._copy_rows
+        )
 
     def _copy_rows(self, to: int, source: int, pitch: int, width: int, rows: int, stream: int) -> None:
         copy, kind = self.runtime.memcpy2DAsync, self.runtime.memcpyDefault

@@ -378,15 +378,24 @@ class DeviceArrays(ABC):
 
     def _new_tensor(self, shape: Sequence[int], wanted: np.dtype[Any], stream: int) -> Any:
         torch, name, device = _torch(), _torchs_name(wanted), f"cuda:{self.number}"
-        try:
+
+        def allocated() -> Any:
             if self._torchs_stream() == stream:
-                native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
-            else:  # so that the allocator does not reuse the memory while this stream uses it
-                with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
-                    native = torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
+                return torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
+            # so that the allocator does not reuse the memory while this stream uses it
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+                return torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
+
+        try:
+            try:
+                return allocated()
+            except torch.OutOfMemoryError:  # torch has emptied its own cache
+                if self.device.capturing(stream):
+                    raise
+                self.device.trim()
+                return allocated()
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(f"{wanted}{list(shape)} on {device}: {error}") from error
-        return native
 
     def _torchs_stream(self) -> int:
         """torch's current stream on this device."""

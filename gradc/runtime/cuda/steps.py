@@ -14,7 +14,7 @@ from ...codegen.cuda.actions import FLAG, Action, Address, Launch, Library, Part
 from ...codegen.cuda.launch import LaunchPlan
 from ...errors import DeviceError, OutOfMemory
 from ..recent import Recent
-from .device import Device, Span
+from .device import Device, NoKernel, Span
 
 Array = np.ndarray[Any, Any]
 Roots = Mapping[str, int]
@@ -60,8 +60,13 @@ def product(device: Device, plan: LaunchPlan, action: Library, roots: Roots) -> 
     a, b = (span_of(side.part, roots).address + side.skipped for side in (p.a, p.b))
     workspace = span_of(plan.library, roots)
     pointers = span_of(action.pointers, roots).address if action.pointers is not None else 0
-    bias = span_of(p.bias, roots).address if p.bias is not None else 0
-    return device.product(action, a, b, out.address, workspace, pointers, bias)
+    epilogue = p.epilogue.map(lambda part: span_of(part, roots))
+    try:
+        return device.product(action, a, b, out.address, workspace, pointers, epilogue)
+    except NoKernel:
+        if not action.otherwise:
+            raise
+        return lambda stream: submit(device, plan, action.otherwise, roots, stream)
 
 
 class StepByStep:
@@ -184,4 +189,4 @@ class PackedPlan:
 
 def _parts(plan: LaunchPlan, action: Library) -> list[Part]:
     p = action.product
-    return [p.a.part, p.b.part, p.out.part, *([p.bias] if p.bias is not None else []), plan.library]
+    return [p.a.part, p.b.part, *p.written, *p.epilogue.reads, plan.library]

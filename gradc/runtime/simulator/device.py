@@ -16,6 +16,7 @@ from ...codegen.cuda.actions import Library
 from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.cuda.products import multiplied, views
 from ...errors import CaptureError, InternalError
+from ...ir.epilogue import PLAIN, Epilogue
 from ...process.forks import held_off
 from ..cuda.device import Description, Prepared, Span
 from ..cuda.steps import StepByStep
@@ -197,6 +198,9 @@ class Simulator:
     def free(self) -> int:
         return available().left
 
+    def trim(self) -> None:
+        """Nothing to do: nothing is kept."""
+
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         def work() -> None:
             target, given = self.bytes_at(self.own(to), nbytes), self.bytes_at(self.own(source), nbytes)
@@ -232,9 +236,16 @@ class Simulator:
         return self.seen(span).copy()
 
     def product(
-        self, library: Library, a: int, b: int, out: int, workspace: Span, pointers: int = 0, bias: int = 0
+        self,
+        library: Library,
+        a: int,
+        b: int,
+        out: int,
+        workspace: Span,
+        pointers: int = 0,
+        epilogue: Epilogue[Span] = PLAIN,
     ) -> Callable[[int], None]:
-        return lambda stream: self.multiply(library, a, b, out, workspace, stream, pointers, bias)
+        return lambda stream: self.multiply(library, a, b, out, workspace, stream, pointers, epilogue)
 
     def multiply(
         self,
@@ -245,7 +256,7 @@ class Simulator:
         workspace: Span,
         stream: int = 0,
         pointers: int = 0,
-        bias: int = 0,
+        epilogue: Epilogue[Span] = PLAIN,
     ) -> None:
         """Computes a product on addresses, whose steps and matrices it looks at."""
         p = library.product
@@ -258,8 +269,10 @@ class Simulator:
                 for at, operand in zip((a, b, out), (p.a, p.b, p.out), strict=True)
             ]
             x, y, result = views(p, *memory)
-            row = self.seen(Span(bias, p.bias.count, p.bias.dtype)) if p.bias is not None else None
-            result[...] = multiplied(x, y, result.dtype, result if p.add else None, row)
+            given = epilogue.map(self.seen)
+            multiplied(x, y, result, p.add, given)
+            for written in given.writes:
+                self.has(written)
             ready = self.ready(memory[2])
             if isinstance(ready, np.ndarray):  # of what lies between rows, nothing is written
                 size = result.itemsize
