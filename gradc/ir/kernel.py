@@ -491,14 +491,18 @@ class Tile:
 
     :param mapping: one of :data:`TILE_MAPPINGS`.  :param warps: of a thread block.
     :param stages: blocks of columns that are loaded at once, the depth of the pipeline.
+    :param split: warps that have the same rows, each its part of a block's columns; their sums are added up after the
+        sweep, in the order of the columns.
     """
 
     mapping: str
     warps: int
     stages: int
+    split: int = 1
 
     def __str__(self) -> str:
-        return f"tile({self.mapping}, warps {self.warps}, stages {self.stages})"
+        split = f", split {self.split}" if self.split > 1 else ""
+        return f"tile({self.mapping}, warps {self.warps}, stages {self.stages}{split})"
 
 
 @dataclass(frozen=True)
