@@ -795,7 +795,7 @@ class MissedFusion:
 
 @dataclass(frozen=True)
 class MissedTile:
-    """A product with what reduces its rows that is no loop on tensor cores, and why.
+    """A product with what is computed with it that is no loop on tensor cores, and why.
 
     :param step: the name of the product's step.
     """

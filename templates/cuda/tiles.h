@@ -279,7 +279,7 @@ template <int SPLIT, int N> GRADC_FN void gradc_sum_of_warps(f32 (&x)[N][4], f32
   }
   __syncthreads();
   if (part == 0) {
-#pragma unroll 1
+#pragma unroll
     for (int other = 0; other < SPLIT - 1; other++)
 #pragma unroll
       for (int i = 0; i < 4 * N; i++) x[i / 4][i % 4] += own[(other * N * 4 + i) * 32];
