@@ -39,7 +39,7 @@ class StripText:
 
     @property
     def memory(self) -> str:
-        return f"from_{self.name}"
+        return f"from_s{self.name[5:]}"
 
     @property
     def words(self) -> str:
