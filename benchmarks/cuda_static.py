@@ -172,6 +172,41 @@ def _blocks() -> tuple[Static, ...]:
     )
 
 
+def _int4_types(rows: int, outputs: int, features: int) -> dict[str, str]:
+    groups = features // 128
+    codes = {"q": f"u8[{outputs},{features // 2}]", "s": f"f16[{outputs},{groups}]", "z": f"u8[{outputs},{groups}]"}
+    return {"x": f"bf16[{rows},{features}]", **codes}
+
+
+def _int4_linear(x: Any, q: Any, s: Any, z: Any) -> Any:
+    codes = ops.unpack(q, dtype="u4", axis=1)
+    return ops.linear(x, ops.dequantize(codes, s, z, block=(1, 128), out_dtype="bf16"))
+
+
+def _int8_linear(x: Any, q: Any, s: Any) -> Any:
+    return ops.linear(x, ops.dequantize(q, s, block=(1, q.shape[1]), out_dtype="bf16"))
+
+
+def _int8_dx(x: Any, q: Any, s: Any) -> Any:
+    return x @ ops.dequantize(q, s, block=(1, q.shape[1]), out_dtype="bf16")
+
+
+def _quantized() -> tuple[Static, ...]:
+    """Linears of few rows, bound by the bytes of their codes."""
+    int8 = {"q": "i8[4096,4096]", "s": "f32[4096,1]"}
+    named = {1: "a row", 16: "16 rows"}
+    found = [
+        Static(f"W4A16x{rows}", f"int4 linear of {what}, 4096 x 4096", _int4_linear, _int4_types(rows, 4096, 4096))
+        for rows, what in named.items()
+    ]
+    wide = _int4_types(16, 28672, 8192)
+    found += [Static("W4A16L", "int4 linear of 16 rows, 28672 x 8192", _int4_linear, wide)]
+    for rows, what in named.items():
+        types = {"x": f"bf16[{rows},4096]", **int8}
+        found += [Static(f"W8A16x{rows}", f"int8 linear of {what}, 4096 x 4096", _int8_linear, types)]
+    return (*found, Static("W8dX", "dX of an int8 linear of 16 rows", _int8_dx, {"x": "bf16[16,4096]", **int8}))
+
+
 NORM = ("x", "g", "b")
 EXTRA = (
     Static("LN1024", "layer norm, bf16", _layer_norm(1024), _layer_types("bf16", 65536, 1024), NORM, {}, (17, 22)),
@@ -255,7 +290,7 @@ def cases() -> dict[str, Static]:
             case.options,
             REVIEWED.get(case.id, (None, None)),
         )
-    return found | {case.id: case for case in (*EXTRA, *_blocks())}
+    return found | {case.id: case for case in (*EXTRA, *_blocks(), *_quantized())}
 
 
 # -- one case ----------------------------------------------------------------------------------------------------------

@@ -14,9 +14,16 @@ from math import ceil, prod
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Loop, Program
 from ..targets.devices import Gpu
-from ..targets.gpu import LIBRARY_CALL, LIBRARY_FLOPS
-from .tiles import TileForm
+from ..targets.gpu import LIBRARY_CALL, LIBRARY_FLOPS, SECTOR_BYTES
+from .tiles import LEAST_SHARED, TileForm
 
+DECODING = 6.0
+"""Instructions of a code that becomes an element of a product, with its share of loads (counted in int8's and int4's).
+"""
+UNDER_WAY = 0.9e-6
+"""Seconds from the request of bytes of memory to when they are there, of a device whose multiprocessors all ask
+(estimate): what a block has under way in its stages is bounded by it.
+"""
 INSTRUCTIONS = 2.0
 """Of a statement per element of a block, with conversions and the rescaling of sums (estimate)."""
 LANES = 128
@@ -80,3 +87,51 @@ def calls_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu
     outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes}) / gpu.bandwidth
     launches = sum(isinstance(step, Kernel) for step in loop.steps) * gpu.launch + len(features) * LIBRARY_CALL
     return float(flops + wide + outside + launches)
+
+
+# -- products whose weight is decoded ----------------------------------------------------------------------------------
+
+
+def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
+    """Of a loop that decodes a weight in its blocks: of its bytes, those that blocks of rows read again from the L2
+    cache, its instructions, or its products, whichever takes longest.
+    """
+    loop, (own,) = form.loop, form.sweeps
+    assert loop.tile is not None
+    rows, columns = evaluate(loop.rows[1], dims), evaluate(own.sweep.cols[1], dims)
+    by, width = evaluate(loop.by, dims), evaluate(own.sweep.by, dims)
+    blocks, steps = ceil(rows / by), ceil(columns / width)
+    elements = blocks * by * steps * width
+    features = sum(p.padded for p in own.added)
+    busy = min(1.0, blocks / gpu.sms)
+    known = {b for b in {*loop.reads, *loop.writes}}
+    outside = sum(evaluate(program.types[b].nbytes, dims) for b in known)
+    sizes = ((s, *s.sizes(by, width)) for s in own.strips)
+    stage = sum(height * ceil(neighbours * s.bytes / SECTOR_BYTES) * SECTOR_BYTES for s, height, neighbours in sizes)
+    resident = max(1, min(2, LEAST_SHARED // max(form.shared_bytes(by, width, loop.tile), 1)))
+    rounds = ceil(blocks / (resident * gpu.sms))
+    waits = UNDER_WAY * (1 + rounds * steps / max(1, loop.tile.stages - 1))
+    units = (
+        outside / gpu.bandwidth,
+        blocks * steps * stage / (gpu.copied * busy),
+        elements * DECODING / (LANES * gpu.issue_share * gpu.sms * gpu.clock * busy),
+        elements * features / (gpu.matrix * gpu.sms * gpu.clock * busy),
+        waits,
+    )
+    return float(gpu.launch + max(units))
+
+
+def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
+    """Of the same as a kernel that writes the decoded weight, the library's product, and a kernel for what follows."""
+    loop, (own,) = form.loop, form.sweeps
+    (added,) = own.added
+    rows, columns = evaluate(loop.rows[1], dims), evaluate(own.sweep.cols[1], dims)
+    features = evaluate(dict(added.call.axes)[str(added.call.out.index[1].variable)], dims)
+    outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes})
+    weight = 2.0 * rows * columns  # bytes, of 16-bit elements
+    decode = gpu.launch + (outside + weight) / gpu.bandwidth
+    product = LIBRARY_CALL + max(
+        2.0 * rows * columns * features / LIBRARY_FLOPS[form.dtype.name], weight / gpu.bandwidth
+    )
+    follows = any(len(step.body) > 3 for step in loop.steps if isinstance(step, Kernel))
+    return float(decode + product + follows * gpu.launch)

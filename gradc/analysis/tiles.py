@@ -12,10 +12,10 @@ The steps of the loop itself, the epilogue, are kernels over rows, or rows x fea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir.dims import Size
+from ..ir.dims import Size, floordiv
 from ..ir.kernel import Call, Kernel, Loop, Program, Sweep, Tile
 from ..ir.statement import REDUCTIONS, Operand, Stmt, flatten
 from ..ir.types import BF16, F16, F32, DType, Type
@@ -28,6 +28,8 @@ MOST_FEATURES = 256
 """Of a panel: sums of 16 rows with more do not fit the registers of a warp."""
 ROWS = 16
 """Of a warp, those of one product of fragments."""
+RUN = 16
+"""Neighbouring columns of a lane, of each 64, where codes lie along columns: those of 16 bytes of f8 and int8."""
 PIECE = 8
 """Elements of 16 bits that are copied and loaded together, 16 bytes."""
 MOST_RESIDENT = 4
@@ -98,6 +100,60 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Strip:
+    """A block of a matrix in memory as it lies there, rows of neighbours, in shared memory.
+
+    What is summed along a panel's neighbours (``x[m, k]`` in a sum over k) is one, and so are codes, ``q[n, k // 2]``,
+    that a kernel decodes.
+
+    :param start: its first element, where the rows and columns of the loop's block are counted from 0.
+    :param step: elements from a row to the next.  :param next: from an element of a row to the next one.
+    :param across: whether its rows are the sweep's columns, and its neighbours the loop's rows; else its neighbours are
+        the sweep's columns.
+    :param features: its rows, if they are no axis of the loop; else 0.
+    :param per: rows or columns of an element.  :param bytes: of an element.
+    """
+
+    buffer: str
+    start: Size
+    step: Size
+    next: Size = 1
+    across: bool = False
+    features: int = 0
+    per: int = 1
+    bytes: int = 1
+
+    @property
+    def padded(self) -> int:
+        """Features in shared memory: zeros follow."""
+        return -(-self.features // ROWS) * ROWS
+
+    def sizes(self, rows: int, columns: int) -> tuple[int, int]:
+        """Rows and elements of each for a block of so many rows and columns."""
+        width = rows if self.across else columns
+        return self.padded or (columns if self.across else rows), -(-width // self.per)
+
+    @property
+    def is_codes(self) -> bool:
+        """Whether a lane loads the bytes of several elements at once."""
+        return self.bytes == 1 and self.per <= 2
+
+    def pitch(self, rows: int, columns: int) -> int:
+        """Elements from a row in shared memory to the next, so that lanes which load together read other banks.
+
+        Of codes along columns a lane has :data:`RUN` columns, and the bytes of four lanes in a row lie beside those of
+        the next row; of others the next row is 16 bytes further.
+        """
+        width = self.sizes(rows, columns)[1] * self.bytes
+        if not self.is_codes:
+            return (-(-width // 16) | 1) * 16 // self.bytes
+        if self.across:
+            return -(-(width - 16) // 32) * 32 + 16
+        own = 4 * RUN // self.per
+        return width + (own - width) % 128
+
+
+@dataclass(frozen=True)
 class Scores:
     """``block[m, n] <- sum over k of left[m, k] right[n, k]``."""
 
@@ -114,15 +170,43 @@ class Added:
     call: Call
     carry: str
     block: str
-    right: Panel
+    right: Panel | Strip
+
+    @property
+    def padded(self) -> int:
+        """Features in fragments."""
+        return self.right.padded
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A load of bytes that a kernel decodes."""
+
+    kernel: Kernel
+    load: Stmt
+    strip: Strip
 
 
 @dataclass(frozen=True)
 class SweepForm:
-    """A sweep's steps in order."""
+    """A sweep's steps in order.
+
+    :param codes: the loads of bytes through shared memory: where a sweep computes what it sums up of nothing but
+        memory, so that which lane has which column is open.
+    """
 
     sweep: Sweep
     steps: tuple[Scores | Added | Kernel, ...]
+    codes: tuple[Codes, ...] = ()
+
+    @property
+    def strips(self) -> tuple[Strip, ...]:
+        """What of memory is in shared memory as it lies, each once."""
+        return tuple(
+            dict.fromkeys(
+                [*(p.right for p in self.added if isinstance(p.right, Strip)), *(c.strip for c in self.codes)]
+            )
+        )
 
     @property
     def scores(self) -> tuple[Scores, ...]:
@@ -146,7 +230,8 @@ class SweepForm:
     @property
     def streamed(self) -> tuple[Panel, ...]:
         """The panels of its columns, each once."""
-        return tuple(dict.fromkeys([*(p.right for p in self.scores), *(p.right for p in self.added)]))
+        panels = (*(p.right for p in self.scores), *(p.right for p in self.added))
+        return tuple(dict.fromkeys(p for p in panels if isinstance(p, Panel)))
 
 
 @dataclass(frozen=True)
@@ -167,14 +252,41 @@ class TileForm:
 
     def padded(self, carry: str) -> int:
         """Columns of the fragments of a carry of rows and features."""
-        return next(p.right.padded for s in self.sweeps for p in s.added if p.carry == carry)
+        return next(p.padded for s in self.sweeps for p in s.added if p.carry == carry)
 
-    def shared_bytes(self, rows: int, columns: int, stages: int) -> int:
+    @cached_property
+    def decoded(self) -> bool:
+        """Whether what it sums up is computed of memory alone."""
+        return all(s.added and not s.scores for s in self.sweeps)
+
+    @cached_property
+    def run(self) -> int:
+        """Neighbouring columns of a lane, of each four times as many: those of fragments where codes do not lie along
+        the columns.
+        """
+        return RUN if any(c.strip.is_codes and not c.strip.across for s in self.sweeps for c in s.codes) else 2
+
+    @cached_property
+    def rows_together(self) -> bool:
+        """Whether the rows of a lane are neighbours, because codes lie along the rows."""
+        return any(c.strip.across for s in self.sweeps for c in s.codes)
+
+    def strip_bytes(self, sweep: SweepForm, rows: int, columns: int) -> Iterator[int]:
+        """Of a sweep's strips, for one stage."""
+        for s in sweep.strips:
+            yield -(-s.sizes(rows, columns)[0] * s.pitch(rows, columns) * s.bytes // 16) * 16
+
+    def shared_bytes(self, rows: int, columns: int, tile: Tile) -> int:
         """Of a block of so many rows and columns."""
+        stages = tile.stages
         resident = sum(rows * p.pitch for p in self.resident)
         streamed = max(sum(stages * columns * p.pitch for p in s.streamed) for s in self.sweeps)
         vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
-        return 2 * (resident + streamed) + 4 * stages * columns * vectors
+        strips = max(stages * sum(self.strip_bytes(s, rows, columns)) for s in self.sweeps)
+        parts = (
+            max(rows * (tile.split - 1) * p.padded * 4 for s in self.sweeps for p in s.added) if tile.split > 1 else 0
+        )
+        return max(2 * (resident + streamed) + 4 * stages * columns * vectors + strips, parts)
 
     def registers(self, columns: int, tiles: int = 1) -> int:
         """An estimate of a thread's: fragments of blocks, carries and operands, of ``tiles`` times 16 rows, and what
@@ -241,13 +353,13 @@ class TileForm:
         """About how long an element of a block takes a multiprocessor whose warps are at its units in turn: those of
         instructions, of products and of shared memory.
         """
-        tiles = rows // (ROWS * tile.warps)
+        tiles = rows * tile.split // (ROWS * tile.warps)
         elements = ROWS * tiles * columns
-        shared, more = self.shared_bytes(rows, columns, tile.stages), NEWER if int(gpu.arch[3:]) >= 100 else 0
+        shared, more = self.shared_bytes(rows, columns, tile), NEWER if int(gpu.arch[3:]) >= 100 else 0
         resident = self.resident_blocks(tile.warps, columns, tiles, shared, more)
         units = [0.0, 0.0, 0.0]
         for s in self.sweeps:
-            features = sum(p.left.padded for p in s.scores) + sum(p.right.padded for p in s.added)
+            features = sum(p.left.padded for p in s.scores) + sum(p.padded for p in s.added)
             left = 0 if self.fragments(tiles) else sum(p.left.padded for p in s.scores)
             loads = (columns * features // ROWS + tiles * left) // ROWS
             copied = columns * sum(2 * p.pitch for p in s.streamed) / tile.warps
@@ -299,14 +411,19 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     if tile.mapping != "mma" or not 1 <= tile.warps <= MOST_WARPS or tile.stages < 2:
         return f"{tile} is no tile of mma, 1 to {MOST_WARPS} warps, and two stages and more"
     rows = loop.by
-    if not isinstance(rows, int) or rows < 1 or rows % (ROWS * tile.warps):
-        return f"{tile} has a multiple of {ROWS * tile.warps} rows, and a block {rows}"
+    most = ROWS * tile.warps // tile.split
+    if not isinstance(rows, int) or rows < 1 or rows % most:
+        return f"{tile} has a multiple of {most} rows, and a block {rows}"
     width = columns.pop()
-    if columns or not isinstance(width, int) or width % ROWS or not 0 < width:
-        return f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {ROWS} for all sweeps"
+    if columns or not isinstance(width, int) or width % (ROWS * tile.split) or not 0 < width:
+        return (
+            f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {ROWS * tile.split} for all"
+            " sweeps"
+        )
     try:
         _check_memory(loop, program)
-        needed = form_of(loop, program.types).shared_bytes(rows, width, tile.stages)
+        _check_split(form_of(loop, program.types), rows, width, tile)
+        needed = form_of(loop, program.types).shared_bytes(rows, width, tile)
     except NotTiled as reason:
         return str(reason)
     if needed > shared:
@@ -328,20 +445,68 @@ def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
     """
     if not isinstance(device, Gpu) or int(device.arch[3:]) < 80:
         raise NotTiled(f"{device.name} has no asynchronous copies and products of bf16: sm_80 and later have")
+    if form.decoded:
+        return _choose_decoded(form, device)
     found, tile = [], Tile("mma", WARPS, STAGES)
     for tiles in TILES:
         for columns in COLUMNS:
             rows = ROWS * WARPS * tiles
-            fits = form.shared_bytes(rows, columns, STAGES) <= device.shared
+            fits = form.shared_bytes(rows, columns, tile) <= device.shared
             if fits and form.registers(columns, tiles) <= MOST_REGISTERS:
                 found.append((rows, columns, tile))
     if found:
         return sorted(found, key=lambda sizes: form.clocks(sizes[0], sizes[1], sizes[2], device))
-    raise NotTiled(
-        f"even blocks of {rows} rows and {columns} columns take {form.registers(columns, tiles)} registers of a thread"
-        f" and {form.shared_bytes(rows, columns, STAGES)} bytes of shared memory; there are"
+    raise _too_large(form, rows, columns, tiles, tile, device)
+
+
+def _too_large(form: TileForm, rows: int, columns: int, tiles: int, tile: Tile, device: Gpu) -> NotTiled:
+    registers = form.registers(columns // tile.split, tiles)
+    return NotTiled(
+        f"even blocks of {rows} rows and {columns} columns take {registers} registers of a thread"
+        f" and {form.shared_bytes(rows, columns, tile)} bytes of shared memory; there are"
         f" {MOST_REGISTERS} and {device.shared}"
     )
+
+
+SHARING = (8, 4)
+"""Warps of a block that share its columns, where weights are decoded: so many have bytes under way."""
+DECODED = ((2, 64, 3), (1, 64, 3), (2, 64, 2), (1, 64, 2))
+"""Of a warp, tiles of 16 rows, columns, and stages, where codes lie along columns;"""
+DECODED_ACROSS = ((4, 32, 3), (2, 32, 3), (2, 32, 2), (1, 32, 2))
+"""and where they lie along rows: 64 are the 32 bytes of a transfer, of int4 too."""
+
+
+def _choose_decoded(form: TileForm, device: Gpu) -> list[tuple[int, int, Tile]]:
+    """The same where a block of rows is decoded, and all warps have its rows."""
+    found = []
+    for split in SHARING:
+        for tiles, width, stages in DECODED_ACROSS if form.rows_together else DECODED:
+            tile, rows, columns = Tile("mma", split, stages, split), ROWS * tiles, width * split
+            fits = form.shared_bytes(rows, columns, tile) <= device.shared
+            if fits and form.registers(width, tiles) <= MOST_REGISTERS:
+                try:
+                    _check_split(form, rows, columns, tile)
+                except NotTiled:
+                    continue
+                found.append((rows, columns, tile))
+    if not found:
+        raise _too_large(form, rows, columns, tiles, tile, device)
+    return found
+
+
+def _check_split(form: TileForm, rows: int, columns: int, tile: Tile) -> None:
+    """NotTiled where the warps of a block, or the lanes of a warp, have no whole parts of its columns."""
+    if not form.decoded:
+        if tile.split > 1:
+            raise NotTiled("warps share the columns of products of panels: each has rows of its own")
+        return
+    own = columns // tile.split
+    if own % (4 * form.run):
+        raise NotTiled(f"a warp has {own} of a block's columns, and a multiple of {4 * form.run} is loaded at once")
+    for strip in (c.strip for s in form.sweeps for c in s.codes):
+        near = rows if strip.across else columns
+        if near % strip.per and strip.per % near:
+            raise NotTiled(f"{strip.buffer} has an element for {strip.per} neighbours, and a block {near}")
 
 
 # -- the form ----------------------------------------------------------------------------------------------------------
@@ -363,6 +528,7 @@ def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
     if not all(s.scores or s.added for s in sweeps):
         raise NotTiled("a sweep has no product")
     dtypes = {types[p.buffer].dtype for s in sweeps for p in (*s.streamed, *(x.left for x in s.scores))}
+    dtypes |= {types[x.right.buffer].dtype for s in sweeps for x in s.added}
     dtypes |= {types[x.block].dtype for s in sweeps for x in s.added}
     if len(dtypes) != 1 or not dtypes <= {BF16, F16}:
         found = ", ".join(sorted(d.name for d in dtypes)) or "nothing"
@@ -397,7 +563,50 @@ def _sweep_form(loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> SweepFor
                 raise NotTiled(f"{step.name} is not over the columns of its block")
             _check_kernel(step, loop, sweep)
             steps.append(step)
-    return SweepForm(sweep, tuple(steps))
+    scores = any(isinstance(s, Scores) for s in steps)
+    kernels = (s for s in steps if isinstance(s, Kernel))
+    codes = () if scores else tuple(c for k in kernels for c in _codes(k, loop, types))
+    across = next((c.strip.across for c in codes if c.strip.is_codes), False)
+    return SweepForm(sweep, tuple(steps), tuple(c for c in codes if c.strip.across == across))
+
+
+def _codes(kernel: Kernel, loop: Loop, types: Mapping[str, Type]) -> Iterator[Codes]:
+    """The loads of an element for each row and column, or for each power of two of neighbours."""
+    row, column = kernel.rows[0][0], kernel.cols[0][0]
+    inside = {b.name for b in loop.buffers}
+    for s in kernel.body:
+        if s.op != "load" or s.where or s.buffer in inside or types[s.buffer].dtype.itemsize > 4:
+            continue
+        if kernel.stmt_level(s) != {row, column}:
+            continue
+        flat = flatten(s.index, types[s.buffer].shape)
+        start, steps = flat.const, dict[str, tuple[Size, int]]()
+        for variable, factor in flat.terms:
+            axis, first, per = _place_of(kernel, variable)
+            start = start + floordiv(first, per) * factor
+            steps[axis] = (factor, per)
+        if steps.keys() != {row, column}:
+            continue
+        for across, (near, far) in enumerate(((column, row), (row, column))):
+            if steps[near][0] == 1 and steps[far][1] == 1:
+                size = types[s.buffer].dtype.itemsize
+                strip = Strip(s.buffer, start, steps[far][0], across=bool(across), per=steps[near][1], bytes=size)
+                yield Codes(kernel, s, strip)
+                break
+
+
+def _place_of(kernel: Kernel, variable: str) -> tuple[str, Size, int]:
+    """(axis, where it begins, divisor) of a term of an index: ``(axis + first) // divisor``; the axis "" for others."""
+    s, by = kernel.stmts.get(variable), 1
+    if s is None:
+        return variable, 0, 1
+    if s.op == "right_shift" and kernel.stmts[s.args[1]].op == "const":
+        by = 2 ** int(kernel.stmts[s.args[1]].attr("value"))
+        s = kernel.stmts[s.args[0]]
+    if s.op == "index" and len(s.index[0].terms) == 1 and s.index[0].terms[0][1] == 1:
+        axis = s.index[0].terms[0][0]
+        return ("" if axis.startswith("%") else axis), s.index[0].const, by
+    return "", 0, 1
 
 
 def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> Scores | Added:
@@ -433,7 +642,9 @@ def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) ->
             raise NotTiled(f"{call.name} multiplies {left.buffer}, which is no block of its columns")
         if types[out.buffer].dtype is not F32:
             raise NotTiled(f"{call.name} adds to {types[out.buffer].dtype}")
-        return Added(call, out.buffer, left.buffer, _panel(right, summed, other, sizes, types))
+        scores = any(isinstance(s, Call) and not s.add for s in sweep.steps)
+        panel = _panel(right, summed, other, sizes, types)
+        return Added(call, out.buffer, left.buffer, panel if scores else _strip(panel))
     raise NotTiled(f"{call.name} is no product of its rows with features of its columns, nor of a block with these")
 
 
@@ -446,6 +657,11 @@ def _panel(operand: Operand, row: str, feature: str, sizes: Mapping[str, Size], 
     if not steps.keys() <= {row, feature}:
         raise NotTiled(f"{operand.buffer} has more axes than rows and features")
     return Panel(operand.buffer, flat.const, steps.get(row, 0), steps.get(feature, 0), features)
+
+
+def _strip(panel: Panel) -> Strip:
+    """A panel of columns with its columns as neighbours."""
+    return Strip(panel.buffer, panel.start, panel.feature_step, panel.step, features=panel.features, bytes=2)
 
 
 def _check_kernel(kernel: Kernel, loop: Loop, sweep: Sweep | None) -> None:

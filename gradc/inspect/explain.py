@@ -271,12 +271,12 @@ def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, 
 
 
 def untiled_table(module: Explained, direction: str) -> list[str]:
-    """The products with wide rows that no kernel for tensor cores computes, with the reason."""
+    """The products with wide rows, or of decoded weights, that no kernel on tensor cores computes, with the reason."""
     name = f"{direction}.tile_rows"
     stage = module.stages[name].result if name in module.stages.names() else None
     untiled = stage.untiled if isinstance(stage, Program) else ()
     return [
-        f"  {each.step} and what reduces its rows are no kernel on tensor cores: {each.why}{format_note(each.note)}"
+        f"  {each.step} and what is computed with it are no kernel on tensor cores: {each.why}{format_note(each.note)}"
         for each in untiled
     ]
 

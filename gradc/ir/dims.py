@@ -363,6 +363,14 @@ def assuming(assumptions: Iterable[Assumption]) -> Iterator[None]:
         _facts.reset(token)
 
 
+def known_bounds(size: Size) -> Iterator[Size]:
+    """What a size is at most by facts that are assumed, which differ from it by a number."""
+    for fact in _facts.get():
+        distance = size - fact.right
+        if fact.relation == ">=" and isinstance(distance, int):
+            yield fact.left + distance
+
+
 def memoized(function: Callable[[*Ts], R]) -> Callable[[*Ts], R]:
     """Keeps the results of a pure function of hashable arguments, which may ask what is known of sizes: they hold under
     the assumptions under which they were computed.

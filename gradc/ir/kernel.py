@@ -494,14 +494,18 @@ class Tile:
 
     :param mapping: one of :data:`TILE_MAPPINGS`.  :param warps: of a thread block.
     :param stages: blocks of columns that are loaded at once, the depth of the pipeline.
+    :param split: warps that have the same rows, each its part of a block's columns; their sums are added up after the
+        sweep, in the order of the columns.
     """
 
     mapping: str
     warps: int
     stages: int
+    split: int = 1
 
     def __str__(self) -> str:
-        return f"tile({self.mapping}, warps {self.warps}, stages {self.stages})"
+        split = f", split {self.split}" if self.split > 1 else ""
+        return f"tile({self.mapping}, warps {self.warps}, stages {self.stages}{split})"
 
 
 @dataclass(frozen=True)
@@ -794,7 +798,7 @@ class MissedFusion:
 
 @dataclass(frozen=True)
 class MissedTile:
-    """A product with what reduces its rows that is no loop on tensor cores, and why.
+    """A product with what is computed with it that is no loop on tensor cores, and why.
 
     :param step: the name of the product's step.
     """

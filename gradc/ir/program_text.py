@@ -69,7 +69,7 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
                   "rows" axes "by" "(" size ")" "count" "(" NAME ")"
                   ["cols" axes "to" "(" size ")"]
-                  ["tile" "(" NAME "," "warps" INT "," "stages" INT ")"] "{" LINE
+                  ["tile" "(" NAME "," "warps" INT "," "stages" INT ["," "split" INT] ")"] "{" LINE
                   block* sweep* (kernel | call)* "}" LINE
     sweep     ::= "sweep" "cols" axes "by" "(" size ")" "count" "(" NAME ")"
                   ["from" "(" size ")"] ["to" "(" size ")"] "{" LINE carry* block* (kernel | call)* "}" LINE
@@ -320,8 +320,11 @@ def _carry(reader: Reader) -> Carry:
 def _tile(reader: Reader) -> Tile:
     reader.expect("(")
     mapping, numbers = reader.name("the mapping of a tile"), list[int]()
-    for word in ("warps", "stages"):
-        reader.expect(",")
+    for word in ("warps", "stages", "split"):
+        if word == "split" and not reader.maybe(","):
+            break
+        if word != "split":
+            reader.expect(",")
         reader.expect(word)
         reader.at_end()
         start, number = reader.at, reader.value()

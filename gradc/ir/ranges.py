@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .dims import Dim, Size, floordiv, known_nonnegative, maximum
+from .dims import Dim, Size, floordiv, known_bounds, known_nonnegative, maximum
 from .kernel import Kernel
 from .statement import MASKED, Index, Stmt
 from .types import F64, I64, DType, Type
@@ -306,7 +306,7 @@ class KernelRanges:
         places = self.number(s.args[1])
         if not isinstance(places, int) or not 0 <= places < 63:
             return Range()
-        return self.value(s.args[0], true).each(lambda bound: floordiv(bound, 2**places))
+        return _quotients(self.value(s.args[0], true), 2**places)
 
     def _of_mod(self, s: Stmt, true: frozenset[str]) -> Range:
         divisor = self.number(s.args[1])
@@ -316,7 +316,7 @@ class KernelRanges:
         divisor = self.number(s.args[1])
         if divisor is None or not known_nonnegative(divisor - 1):
             return Range()
-        return self.value(s.args[0], true).each(lambda bound: floordiv(bound, divisor))
+        return _quotients(self.value(s.args[0], true), divisor)
 
     # -- accesses ------------------------------------------------------------------------------------------------------
 
@@ -327,6 +327,12 @@ class KernelRanges:
                 true = self.conditions(s.where) if s.op in MASKED else frozenset[str]()
                 for axis, (index, size) in enumerate(zip(s.index, self.types[s.buffer].shape, strict=True)):
                     yield s, axis, self.index(index, true), size
+
+
+def _quotients(range_: Range, divisor: Size) -> Range:
+    """A range divided by a positive number.  What is known of a bound is used before: it is not of the quotient."""
+    known = itertools.chain.from_iterable((high, *known_bounds(high)) for high in range_.highs)
+    return Range(range_.lows, tuple(dict.fromkeys(known))).each(lambda bound: floordiv(bound, divisor))
 
 
 def multiples(index: Index, tested: Index) -> Iterator[tuple[Size, Index]]:

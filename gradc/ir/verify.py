@@ -455,7 +455,8 @@ def _verify_sweeps(loop: Loop, outer: set[str]) -> None:
     _demand(not (loop.cols and loop.sweeps), "the columns of a loop with sweeps are cut by these", line, "cols(")
     if loop.tile:
         fits = loop.tile.mapping in TILE_MAPPINGS and 1 <= loop.tile.warps <= 32 and 1 <= loop.tile.stages <= 8
-        known = f"{', '.join(TILE_MAPPINGS)}, 1 to 32 warps, 1 to 8 stages"
+        fits = fits and loop.tile.split >= 1 and loop.tile.warps % loop.tile.split == 0
+        known = f"{', '.join(TILE_MAPPINGS)}, 1 to 32 warps, 1 to 8 stages, split among a part of the warps"
         _demand(bool(loop.sweeps), "a tile has blocks of columns, and the loop has no sweep", line, "tile(")
         _demand(fits, f"there is no such tile; there are {known}", line, "tile(")
     bound = outer | {loop.rows[0], loop.count, *(name for name, _ in loop.over)}
@@ -932,10 +933,13 @@ class _KernelCheck(_StepCheck):
                 self.wrong("the first of equals is not known in a kernel that scans its columns in reverse", s.op)
 
     def covers(self, s: Stmt, kernel: Kernel) -> None:
-        """A store writes each element once: its index must depend on every axis that its value depends on."""
+        """A store writes each element once: its index must depend on every axis that its value depends on, and that has
+        more than one position.
+        """
+        single = {axis for axis, size in (*kernel.rows, *kernel.cols) if size == 1}
         level = frozenset(v for i in s.index for v, _ in i.terms if not v.startswith("%"))
         level = level.union(*(kernel.levels[v] for i in s.index for v, _ in i.terms if v.startswith("%")))
-        for axis in sorted(kernel.levels[s.args[0]] - level):
+        for axis in sorted(kernel.levels[s.args[0]] - level - single):
             self.wrong(
                 f"stores a value that varies along {axis} at an index that does not: {s.buffer} is written more than"
                 " once",

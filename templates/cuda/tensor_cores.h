@@ -36,6 +36,8 @@ template <int N> GRADC_FN void cp_async_wait() { gradc_sim_wait(N); }
 
 GRADC_FN u32 pack_bf16(f32 low, f32 high) { return bf16_store(low) | (u32)bf16_store(high) << 16; }
 GRADC_FN u32 pack_f16(f32 low, f32 high) { return f16_store(low) | (u32)f16_store(high) << 16; }
+GRADC_FN u32 masked_or(u32 x, u32 mask, u32 bits) { return (x & mask) | bits; }
+GRADC_FN u32 rotated(u32 x, int places) { return places ? x << places | x >> (32 - places) : x; }
 GRADC_FN f32 exp2_approx(f32 x) { const f32 y = exp2f(x); return y < 0x1p-126f ? 0.0f : y; }
 
 #else
@@ -66,6 +68,9 @@ template <int N> GRADC_FN void cp_async_wait() { asm volatile("cp.async.wait_gro
 
 GRADC_FN u32 pack_bf16(f32 low, f32 high) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 GRADC_FN u32 pack_f16(f32 low, f32 high) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+/* (x & mask) | bits in one operation, which takes no two constants: the compiler makes two of it. */
+GRADC_FN u32 masked_or(u32 x, u32 mask, u32 bits) { u32 r; asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(r) : "r"(x), "r"(mask), "r"(bits)); return r; }
+GRADC_FN u32 rotated(u32 x, int places) { return __funnelshift_l(x, x, places); }
 GRADC_FN f32 exp2_approx(f32 x) { f32 y; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x)); return y; }
 
 #endif

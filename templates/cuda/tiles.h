@@ -145,6 +145,148 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[T
   gradc_add_product<F, PITCH, COLUMNS, DEPTH, TILES>(o, packed, b);
 }
 
+/* HEIGHT rows of WIDTH neighbours as they lie in memory, `step` elements apart: all threads together copy them.  Pieces of 16 bytes, or of
+ * what a row is a multiple of, move asynchronously where all begin at multiples of them; else an element, and nothing is under way. */
+template <class T, int WIDTH, int PITCH, int HEIGHT, int THREADS> struct gradc_strip {
+  enum { BYTES = WIDTH * (int)sizeof(T), PIECE = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : 0, PER = PIECE ? PIECE / (int)sizeof(T) : 1 };
+  enum { PER_ROW = WIDTH / PER, PIECES = HEIGHT * PER_ROW };
+  enum { EVEN = PIECES && THREADS % PER_ROW == 0, ROWS = THREADS / PER_ROW, TIMES = (HEIGHT + ROWS - 1) / ROWS };
+  const T *first;
+  i64 step, next;
+  bool in_pieces;
+
+  static __device__ __forceinline__ gradc_strip at(const T *from, i64 step, i64 next) {
+    const bool in_pieces = PIECE && next == 1 && step % PER == 0 && gradc_aligned(from, PIECE ? PIECE : 1);
+    return {from, step, next, in_pieces};
+  }
+
+  static __device__ __forceinline__ void piece(T *to, const T *from, int bytes) {
+    if (PIECE == 16) cp_async16(to, from, bytes);
+    else if (PIECE == 8) cp_async8(to, from, bytes);
+    else cp_async4(to, from, bytes);
+  }
+
+  /* Starts the copy of what is `offset` elements behind the first: of each of the `there` first rows the `valid` first; the others are 0. */
+  __device__ __forceinline__ void copy(T *strip, i64 offset, ix there, ix valid) const {
+    if (in_pieces && EVEN && valid >= WIDTH) {
+      const int row = (int)threadIdx.x / PER_ROW, place = (int)threadIdx.x % PER_ROW * PER;
+      const T *const own = first + offset + row * step + place;
+      T *const to = strip + row * PITCH + place;
+#pragma unroll
+      for (int i = 0; i < TIMES; i++) {
+        if (HEIGHT % ROWS && row + i * ROWS >= HEIGHT) break;
+        piece(to + i * ROWS * PITCH, own + i * ROWS * step, row + i * ROWS < there ? PIECE : 0);
+      }
+    } else if (in_pieces) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < PIECES; i += THREADS) {
+        const int r = i / PER_ROW, c = i % PER_ROW * PER;
+        const int own = r < there ? (int)gradc_max(0, gradc_min((ix)PER, valid - c)) : 0;
+        piece(strip + r * PITCH + c, own > 0 ? first + offset + r * step + c : first, own * (int)sizeof(T));
+      }
+    } else {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < HEIGHT * WIDTH; i += THREADS) {
+        const int r = i / WIDTH, c = i % WIDTH;
+        strip[r * PITCH + c] = r < there && c < valid ? first[offset + r * step + c * next] : (T)0;
+      }
+    }
+  }
+};
+
+/* Neighbouring bytes in shared memory, as words: 1, 2, or a multiple of 4 at a multiple of what they are. */
+template <int BYTES> GRADC_FN void gradc_lane_bytes(u32 (&to)[(BYTES + 3) / 4], const void *from) {
+  if (BYTES == 16) {
+    const uint4 x = *(const uint4 *)from;
+    to[0] = x.x, to[1 % ((BYTES + 3) / 4)] = x.y, to[2 % ((BYTES + 3) / 4)] = x.z, to[3 % ((BYTES + 3) / 4)] = x.w;
+  } else if (BYTES == 8) {
+    const uint2 x = *(const uint2 *)from;
+    to[0] = x.x, to[1 % ((BYTES + 3) / 4)] = x.y;
+  } else {
+    to[0] = BYTES == 4 ? *(const u32 *)from : BYTES == 2 ? (u32) * (const u16 *)from : (u32) * (const u8 *)from;
+  }
+}
+template <class T, int N> GRADC_FN T gradc_byte(const u32 (&words)[N], int n) { return (T)(u8)(words[n / 4] >> n % 4 * 8); }
+
+/* The left operand of a product that sums columns n to n + 15 of a block. */
+template <int COLUMNS, int TILES> GRADC_FN void gradc_left_of_block(u32 (&a)[TILES][4], const u32 (&p)[TILES * COLUMNS / 8][2], int n) {
+#pragma unroll
+  for (int m = 0; m < TILES; m++) {
+    const u32(&left)[2] = p[(m * COLUMNS + n) / 8], (&right)[2] = p[(m * COLUMNS + n) / 8 + 1];
+    a[m][0] = left[0], a[m][1] = left[1], a[m][2] = right[0], a[m][3] = right[1];
+  }
+}
+
+/* An integer of 8 bits as f32: what follows the bits of 2^23. */
+GRADC_FN f32 gradc_whole(u8 q) { return f32_of_bits(0x4b000000u | q) - 0x1p23f; }
+GRADC_FN f32 gradc_whole(i8 q) { return f32_of_bits(0x4b000000u | (u8)(q ^ 0x80)) - (0x1p23f + 128.0f); }
+/* 1 + q / 16 of the 4 bits q at bit `place` of words, of a signed q 1 + (q + 8) / 16: they follow the bits of 1. */
+template <bool SIGNED, int N> GRADC_FN f32 gradc_fraction(const u32 (&words)[N], int byte, int place) {
+  const u32 word = SIGNED ? words[byte / 4] ^ 0x88888888u : words[byte / 4];
+  return f32_of_bits(masked_or(rotated(word, (19 - byte % 4 * 8 - place) & 31), 0x780000u, 0x3f800000u));
+}
+
+/* o += p b^T: fragments times a strip whose neighbours are columns of p. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_add_strip(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
+  const int lane = threadIdx.x % 32;
+  const u16 *const own = b + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8;
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n += 16) {
+    u32 a[TILES][4];
+    gradc_left_of_block<COLUMNS, TILES>(a, p, n);
+#pragma unroll
+    for (int c = 0; c < DEPTH; c += 16) {
+      u32 r[4];
+      ldmatrix_x4(r, own + c * PITCH + n);
+#pragma unroll
+      for (int m = 0; m < TILES; m++) {
+        F::multiply(o[(m * DEPTH + c) / 8], a[m], r[0], r[1]);
+        F::multiply(o[(m * DEPTH + c) / 8 + 1], a[m], r[2], r[3]);
+      }
+    }
+  }
+}
+/* The same where a lane has 16 neighbours of each 64 columns, those of four products: pieces 2u and 2u + 1 of 8 columns are its neighbours
+ * 4u to 4u + 3. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_add_runs(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
+  const int lane = threadIdx.x % 32;
+  const u16 *const own = b + lane / 4 * PITCH + lane % 4 * 16;
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n += 64)
+#pragma unroll
+    for (int c = 0; c < DEPTH; c += 8) {
+      const uint4 low = *(const uint4 *)(own + c * PITCH + n), high = *(const uint4 *)(own + c * PITCH + n + 8);
+      const u32 r[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
+#pragma unroll
+      for (int u = 0; u < 4; u++) {
+        u32 a[TILES][4];
+        gradc_left_of_block<COLUMNS, TILES>(a, p, n + 16 * u);
+#pragma unroll
+        for (int m = 0; m < TILES; m++) F::multiply(o[(m * DEPTH + c) / 8], a[m], r[u][0], r[u][1]);
+      }
+    }
+}
+
+/* Sums of SPLIT neighbouring warps, in their order, by the first of them. */
+template <int SPLIT, int N> GRADC_FN void gradc_sum_of_warps(f32 (&x)[N][4], f32 *shared) {
+  const int warp = threadIdx.x / 32, part = warp % SPLIT;
+  f32 *const own = shared + warp / SPLIT * ((SPLIT - 1) * N * 128) + threadIdx.x % 32;
+  if (part > 0) {
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) own[((part - 1) * N * 4 + i) * 32] = x[i / 4][i % 4];
+  }
+  __syncthreads();
+  if (part == 0) {
+#pragma unroll
+    for (int other = 0; other < SPLIT - 1; other++)
+#pragma unroll
+      for (int i = 0; i < 4 * N; i++) x[i / 4][i % 4] += own[(other * N * 4 + i) * 32];
+  }
+  __syncthreads();
+}
+
 /* A plain sum, unlike gradc_sum's: the terms of a block of columns are few. */
 struct gradc_plain_sum { template <class T> static __device__ __forceinline__ void join(T &a, const T &b) { a += b; } };
 

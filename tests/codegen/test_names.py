@@ -19,8 +19,10 @@ from gradc.codegen.cuda.render import cuda_kernel
 from gradc.codegen.cuda.tiles.canonical import canonical
 from gradc.codegen.cuda.tiles.kernel import tile_kernel
 from gradc.codegen.identifiers import WRITTEN, identifier
-from gradc.compiler import joint_program
+from gradc.compiler import joint_program, run_passes
 from gradc.errors import NotDifferentiable
+from gradc.ir.kernel import Program
+from gradc.ir.node import Node
 from gradc.ir.op import Expr, Op
 from gradc.ir.program_text import parse_program
 from gradc.module.options import Options
@@ -102,9 +104,22 @@ def _calls_functions_alone(op: Op) -> bool:
     return isinstance(getattr(op, "lower", None), Expr)
 
 
+def decoded_weights() -> Iterator[Program]:
+    """Products by weights whose codes lie along the summed axis, and along the other."""
+    types = {"q": "u8[256,128]", "s": "f16[256,2]", "z": "u8[256,2]"}
+
+    def weight(q: Node, s: Node, z: Node) -> Node:
+        return ops.dequantize(ops.unpack(q, dtype="u4", axis=1), s, z, block=(1, 128), out_dtype="bf16")
+
+    forward = gradc.trace(lambda x, q, s, z: ops.linear(x, weight(q, s, z)), x="bf16[7,256]", **types)
+    backward = gradc.trace(lambda x, q, s, z: x @ weight(q, s, z), x="bf16[7,256]", **types)
+    for graph in (forward, backward):
+        yield run_passes(graph, (), Options(arch="sm_90"), "cuda")[2]["forward"]
+
+
 def rendered_tiles() -> Iterator[tuple[str, str]]:
     """Loops as kernels: what buffers and sizes are called, the user's or the compiler's, begins with Users."""
-    for program in TILES["causal"].programs(64, wrt=("q", "k", "v")).values():
+    for program in (*TILES["causal"].programs(64, wrt=("q", "k", "v")).values(), *decoded_weights()):
         for loop in program.loops:
             made, words = tile_kernel(loop, program), canonical(loop, program.types).words
             named = "|".join(map(re.escape, words.values()))

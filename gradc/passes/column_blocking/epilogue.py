@@ -77,6 +77,7 @@ class _Epilogue:
     """Writes a kernel as a step of a loop.
 
     :ivar body: its statements.  :ivar axes: for each axis of the kernel its position in the loop.
+    :ivar single: the loop's features, where there is one.
     """
 
     program: Program
@@ -84,6 +85,7 @@ class _Epilogue:
     whole: Kernel
     body: list[Stmt] = field(default_factory=list)
     axes: dict[str, Index] = field(default_factory=dict)
+    single: tuple[Axis, ...] = ()
     _known: dict[Any, str] = field(default_factory=dict)
 
     def kernel(self) -> Kernel:
@@ -107,7 +109,7 @@ class _Epilogue:
                 values[s.name] = self.inlined(s, *stored[s.buffer])
             else:
                 values[s.name] = self.add(s, values, self.axes)
-        cols = tuple((FEATURE, sizes[axis]) for axis in features)
+        cols = tuple((FEATURE, sizes[axis]) for axis in features) or self.single
         kernel = Kernel("", ((ROW, symbol(self.loop.count)),), cols, tuple(self.body), note=whole.note)
         return kernel.live.named_by_structure(whole.name.rpartition("_")[0] or whole.name, self.program.types)
 
@@ -130,7 +132,9 @@ class _Epilogue:
         """Finds by a load where the axes of the kernel are in the loop."""
         sizes = dict((*self.whole.rows, *self.whole.cols))
         for entry, own in zip(load.index, store.index, strict=True):
-            axis = entry.variable
+            axis, single = entry.variable, dict(kernel.cols).get(own.variable or "")
+            if entry == Index() and single is not None and same(single, 1):
+                self.single = ((FEATURE, single),)  # the only feature, of which the kernel has no axis
             if axis is None or axis not in sizes:
                 continue
             size = self.size(own, kernel)
@@ -149,6 +153,10 @@ class _Epilogue:
     def inlined(self, load: Stmt, kernel: Kernel, store: Stmt) -> str:
         """The value that a kernel of the loop stores where this one loads it."""
         index = tuple(i.compose(self.axes) for i in load.index)
+        if self.single:
+            index = tuple(
+                o if i == Index() and o == Index.of(FEATURE) else i for i, o in zip(index, store.index, strict=True)
+            )
         value = kernel.stmts[store.args[0]]
         if load.where or index != store.index or value.dtype is not load.dtype:
             refuse("epilogue", self.whole, f"it reads other elements of {load.buffer} than its own")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ...analysis.tile_time import calls_seconds, tile_seconds
+from ...analysis.tile_time import calls_seconds, decoded_seconds, library_seconds, tile_seconds
 from ...analysis.tiles import NotTiled, form_of, tiled
 from ...ir.dims import assuming
 from ...ir.kernel import Call, Kernel, Loop, MissedTile, Program
@@ -27,6 +27,7 @@ from ..row_blocking.tiling import with_unit_axes, without_unit_axes
 from ..row_blocking.wide_products import Sizes
 from .body import body_of
 from .carry_sums import swept
+from .decoded_products import decoded_loop, decoded_products
 from .epilogue import with_epilogue
 from .split_loops import split
 
@@ -61,7 +62,42 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
                 step = next(step for step in group.steps.values() if seeds[0] in step.writes)
                 missed = MissedTile(step.name, step.note, str(error))
                 program = replace(program, untiled=(*program.untiled, missed))
-    return with_unit_axes(fuse_unused(program, fissions), given)
+        program = _decoded(fuse_unused(program, fissions), device, dims or {})
+    return with_unit_axes(program, given)
+
+
+def _decoded(program: Program, device: Device, dims: Mapping[str, int]) -> Program:
+    """The program with a loop for each product whose operand a kernel decodes, where that takes no longer than to
+    decode it into memory for the library's product.
+    """
+    found = decoded_products(program) if isinstance(device, Gpu) else ()
+    for product in [*found]:
+        try:
+            made, loop = with_epilogue(*decoded_loop(program, product))
+            loops = tiled(loop, made, device)
+            program = _with_loop(made, loop, _fastest_decoded(loops, made, device, dims))
+        except (IllegalMove, NotTiled) as error:
+            missed = MissedTile(product.call.name, product.call.note, str(error))
+            program = replace(program, untiled=(*program.untiled, missed))
+    return program
+
+
+def _fastest_decoded(loops: Sequence[Loop], program: Program, device: Device, dims: Mapping[str, int]) -> Loop:
+    """The loop, of those with other blocks, that takes least.
+
+    :raises NotTiled: it takes longer than the library's product with a kernel before it.
+    """
+    assert isinstance(device, Gpu)
+    dims = {**dict.fromkeys(program.dims, LARGE), **dims}
+    forms = [form_of(loop, program.types) for loop in loops]
+    times = [decoded_seconds(form, program, dims, device) for form in forms]
+    library, best = library_seconds(forms[0], program, dims, device), min(times)
+    if best > library:
+        both = (
+            f"{best * 1e6:.0f} us as one kernel that decodes its operand, and {library * 1e6:.0f} with that in memory"
+        )
+        raise NotTiled(f"it takes about {both}")
+    return loops[times.index(best)]
 
 
 def _products(program: Program) -> Iterator[str]:

@@ -27,8 +27,13 @@ from ....ir.types import BOOL, F32, DType
 from ....ir.walk import backward_slice
 from .canonical import COLUMN, ROW
 
-EXPRESSIONS: Mapping[str, str] = {"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"}
-"""The operations that only kernels of tiles have: a * b + c rounded once, and 2^x within 2 units in the last place."""
+EXPRESSIONS: Mapping[str, str] = {
+    **{"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"},
+    "whole": "gradc_whole({0})",
+}
+"""The operations that only kernels of tiles have: a * b + c rounded once, 2^x within 2 units in the last place, and an
+integer of 8 bits as f32.
+"""
 _LOG2E = math.log2(math.e)
 _EXACT = 2.0**26
 """Below it a maximum's product with log2 e is rounded by at most 4 (tiles.h rescales sums by the same product).

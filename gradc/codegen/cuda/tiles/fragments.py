@@ -18,16 +18,15 @@ from ....ir.statement import REDUCTIONS, Index, Stmt, neutral
 from ....ir.types import F32, DType, Type
 from ....ir.walk import backward_slice
 from ....process.forks import cached_property
-from ...expr import Scribe, carrier, to_memory, variable
+from ...expr import Scribe, carrier, loaded, stored, to_memory, variable
 from ...index import index, literal, size
 from ..columns import OFFSETS
 from .canonical import COLUMN, ROW
 from .folded import EXPRESSIONS
+from .lanes import UNROLL, Lanes, StripText, shared_values
 
 JOINS = {"sum": "gradc_plain_sum", "prod": "gradc_prod", "max": "gradc_maximum", "min": "gradc_minimum"}
 COMPARED = {"le": "<=", "lt": "<", "ge": ">=", "gt": ">"}
-UNROLL = "#pragma unroll"
-
 
 EACH_ROW = (UNROLL, "for (int h = 0; h < 2 * TILES; h++) {")
 """Opens a loop over a lane's rows."""
@@ -49,6 +48,8 @@ class TileScribe(Scribe):
     :param registers: their buffers.  :param staged: loads of columns from shared memory, by the values' names.
     :param masks: comparisons that hold in all of a block that is at no edge.
     :param scores: values of a block of columns, whose exponentials need no more digits than the products in them.
+    :param strips: loads of what lies in shared memory as in memory, by the values' names.
+    :param lanes: which elements a lane has.
     """
 
     def __init__(
@@ -59,17 +60,25 @@ class TileScribe(Scribe):
         staged: Mapping[str, str],
         masks: Mapping[str, Mask],
         scores: Collection[str],
+        strips: Mapping[str, StripText],
+        lanes: Lanes,
     ):
         super().__init__(types, statements, wraps=False, offsets=OFFSETS)
         self.registers, self.staged, self.masks, self.scores = registers, staged, masks, scores
+        self.strips, self.lanes = strips, lanes
 
     def expression(self, s: Stmt, seek: str = "") -> str:
+        if (strip := self.strips.get(s.name)) is not None:
+            dtype = self.types[s.buffer].dtype
+            return loaded(dtype, self.lanes.coded(strip, stored(dtype)))
         if s.name in self.staged:
             return f"{self.staged[s.name]}[stage * COLUMNS + {COLUMN}]"
         if s.op == "load" and s.buffer in self.registers:
             return register(s)
         if s.op == "exp" and s.dtype is F32 and s.name in self.scores:
             return f"gradc_exp_of_score({variable(s.args[0])})"
+        if s.op in ("fraction", "signed_fraction"):
+            return self.lanes.fraction(self.strips[s.args[0]], s.op != "fraction", variable(s.args[1]))
         if s.op in EXPRESSIONS:
             return EXPRESSIONS[s.op].format(*map(variable, s.args))
         if (mask := self.masks.get(s.name)) is not None:
@@ -111,6 +120,12 @@ class Numbered:
     fresh: tuple[Stmt, ...]
 
     @cached_property
+    def shared(self) -> frozenset[str]:
+        """The values of elements that are the same for all columns of a run, or for all rows of a lane."""
+        own = {name: text.strip for name, text in self.scribe.strips.items()}
+        return shared_values(self.kernel, own, self.scribe.staged, self.scribe.lanes)
+
+    @cached_property
     def of_rows(self) -> frozenset[str]:
         """The values of rows: those that no column moves, but a row or what columns were reduced to."""
         found: set[str] = set()
@@ -121,9 +136,15 @@ class Numbered:
         return frozenset(found)
 
     def uses(self, s: Stmt) -> tuple[str, ...]:
-        """The values that a statement's text uses: not those that a mask compares, whose distance a row has."""
+        """The values that a statement's text uses: not those that a mask compares, whose distance a row has, nor the
+        place of what lies in shared memory.
+        """
         mask = self.masks.get(s.name)
-        return () if mask is not None and mask.row else s.uses
+        return () if s.name in self.scribe.strips or (mask is not None and mask.row) else s.uses
+
+    def read(self, stmts: Iterable[Stmt]) -> list[Stmt]:
+        """Statements that use what their text does."""
+        return [s.altered(args=(), index=()) if s.uses and not self.uses(s) else s for s in stmts]
 
     def used_outside(self, stmts: Iterable[Stmt]) -> set[str]:
         """The values that other statements than these use."""
@@ -138,24 +159,39 @@ class FragmentWriter:
     :ivar kernels: all of them, in order, those of each sweep and those that follow the sweeps.
     """
 
-    def __init__(self, form: TileForm, types: Mapping[str, Type], tiles: int, staged: Sequence[Mapping[Stmt, str]]):
-        self.form, self.types, self.tiles = form, types, tiles
+    def __init__(
+        self,
+        form: TileForm,
+        types: Mapping[str, Type],
+        lanes: Lanes,
+        staged: Sequence[Mapping[Stmt, str]],
+        strips: Sequence[Mapping[Stmt, StripText]],
+    ):
+        self.form, self.types, self.lanes, self.tiles = form, types, lanes, lanes.tiles
         self.registers = frozenset(b.name for b in form.loop.buffers)
         self.carries = {c.name: c for sweep in form.loop.sweeps for c in sweep.carries}
         self.packed = frozenset(b for s in form.sweeps for b in packed_blocks(s))
         self._shared: dict[object, str] = {}  # values that all kernels share, by what they compute
         self._count = 0
         of_sweeps = [
-            [self.numbered(k, s, names) for k in s.kernels] for s, names in zip(form.sweeps, staged, strict=True)
+            [self.numbered(k, s, names, own) for k in s.kernels]
+            for s, names, own in zip(form.sweeps, staged, strips, strict=True)
         ]
-        after = [self.numbered(k, None, {}) for k in form.loop.steps if isinstance(k, Kernel)]
+        after = [self.numbered(k, None, {}, {}) for k in form.loop.steps if isinstance(k, Kernel)]
         self.kernels = (*of_sweeps, after)
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    def numbered(self, kernel: Kernel, sweep: SweepForm | None, staged: Mapping[Stmt, str]) -> Numbered:
+    def numbered(
+        self,
+        kernel: Kernel,
+        sweep: SweepForm | None,
+        staged: Mapping[Stmt, str],
+        strips: Mapping[Stmt, StripText],
+    ) -> Numbered:
         """A kernel with values of its own."""
         names: dict[str, str] = {}
+        in_strips: dict[str, StripText] = {}
         body, hoisted, fresh, in_shared = [], set[str](), [], dict[str, str]()
         for s in kernel.body:
             args, place = tuple(names[a] for a in s.args), tuple(i.renamed(names) for i in s.index)
@@ -173,11 +209,13 @@ class FragmentWriter:
                     fresh += [now] if known is None else []
                 if s in staged:
                     in_shared[now.name] = staged[s]
+                if s in strips:
+                    in_strips[now.name] = strips[s]
             body.append(now)
         own = replace(kernel, body=tuple(body))
         masks = masks_of(own) if sweep is not None else {}
         scores = {s.name for s in own.body if sweep is not None and own.is_column(s)}
-        scribe = TileScribe(self.types, own.body, self.registers, in_shared, masks, scores)
+        scribe = TileScribe(self.types, own.body, self.registers, in_shared, masks, scores, in_strips, self.lanes)
         return Numbered(own, scribe, sweep, masks, frozenset(hoisted), tuple(fresh))
 
     def is_early(self, kernel: Kernel, s: Stmt, sweep: SweepForm | None) -> bool:
@@ -235,11 +273,19 @@ class FragmentWriter:
     def row_place(self, body: Sequence[str]) -> list[str]:
         """The row that statements are for, if they say where it is."""
         named = any(re.search(rf"\b{ROW}\b", line) for line in body)
-        return [f"const ix {ROW} = gradc_min(lane_row + 8 * h, {self.form.loop.count} - 1);"] if named else []
+        if not named:
+            return []
+        rows, by = self.form.loop.rows[1], self.form.loop.by
+        whole = isinstance(rows, int) and isinstance(by, int) and rows % by == 0
+        own = self.lanes.row if whole else f"gradc_min({self.lanes.row}, {self.form.loop.count} - 1)"
+        return [f"const ix {ROW} = {own};"]
 
     def taken(self, k: Numbered, names: Iterable[str]) -> Iterator[str]:
         """Values of rows that were computed before, for one row."""
         for name in dict.fromkeys(names):
+            if name in k.shared:
+                own = f"{rows_of(name)}{self.lanes.of_element}"
+                yield f"const {self.ctype(k.scribe.statements[name])} {variable(name)} = {own};"
             if name in k.of_rows:
                 yield f"const {self.ctype(k.scribe.statements[name])} {variable(name)} = {rows_of(name)}[h];"
 
@@ -249,7 +295,7 @@ class FragmentWriter:
         if s.op == "store":
             where = f" && {variable(s.where)}" if s.where else ""
             place, given = k.scribe.element(s.buffer, s.index), to_memory(self.types[s.buffer].dtype, value)
-            yield f"if (lane_row + 8 * h < {self.form.loop.count} && lane_column == 0{where}) {place} = {given};"
+            yield f"if ({self.lanes.row} < {self.form.loop.count} && lane_column == 0{where}) {place} = {given};"
             return
         carry = self.carries[s.buffer]
         relative = [c for c in self.carries.values() if c.by == carry.name]
@@ -312,28 +358,59 @@ class FragmentWriter:
             given = ", ".join([start] * 2 * self.tiles)
             arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES] = {{{given}}}")
         effects = [self.root(k, s) for s in roots]
-        needed = backward_slice(
-            [s.altered(args=()) if s.uses and not k.uses(s) else s for s in body],
-            [u for uses, _ in effects for u in uses],
-            lambda s: True,
-        )
+        own, wanted = k.read(body), [u for uses, _ in effects for u in uses]
+        needed = backward_slice([s for s in own if s.name not in k.shared], wanted, lambda s: True)
+        before = self.shared_values(k, own, [u for s in needed for u in s.uses] + wanted)
         names = {s.name for s in needed}
         outer = [u for s in needed for u in s.uses if u not in names]
         outer += [u for uses, _ in effects for u in uses if u not in names]
         inner = [*self.taken(k, outer), *map(k.scribe.value, needed), *(line for _, line in effects)]
         inner = [*self.row_place(inner), *self.column_place(k, inner), *inner]
-        count = "COLUMNS" if k.sweep is not None else str(_padded(k.kernel))
+        count = self.lanes.width if k.sweep is not None else str(_padded(k.kernel))
+        step = self.lanes.step if k.sweep is not None else "8 * c + i % 2"
         packed = [s.buffer for s in roots if s.buffer in self.packed]
         # the rows of all tiles together, so that values of columns are not kept from one tile to the next
-        lines = [*declarations(arrays), UNROLL, f"for (int piece = 0; piece < TILES * {count} / 8; piece++) {{"]
+        lines = [
+            *before,
+            *declarations(arrays),
+            UNROLL,
+            f"for (int piece = 0; piece < TILES * {count} / 8; piece++) {{",
+        ]
         lines += [f"const int t = piece % TILES, c = piece / TILES, n = t * ({count} / 8) + c;"]
         lines += [*(f"f32 {quarter(b)}[4];" for b in packed), UNROLL, "for (int i = 0; i < 4; i++) {"]
-        lines += ["const int h = 2 * t + i / 2, step = 8 * c + i % 2;", *inner, "}"]
+        lines += [f"const int h = 2 * t + i / 2, step = {step};", *inner, "}"]
         lines += [*(f"gradc_pack<operand>({b}[n], {quarter(b)});" for b in packed), "}"]
         joined = [s for s in reductions if k.sweep is None or REDUCTIONS[s.op] != "sum"]  # else after the sweep
         if joined:
             lines += [*EACH_ROW, *(_of_quad(f"{rows_of(s.name)}[h]", REDUCTIONS[s.op], s.dtype) for s in joined), "}"]
         return lines
+
+    def shared_values(self, k: Numbered, body: Sequence[Stmt], wanted: Collection[str]) -> list[str]:
+        """Before a pass over the lane's elements: the bytes of its codes, and what is the same for several elements.
+
+        :param body: the pass's statements.  :param wanted: the values that its elements use.
+        """
+        used = k.shared.intersection(wanted)
+        words = {strip for s in body if (strip := k.scribe.strips.get(s.name)) and strip.strip.is_codes}
+        if not used and not words:
+            return []
+        own = backward_slice(body, used, lambda s: True)
+        sizes = "".join(self.lanes.shared)
+        arrays: dict[str, list[str]] = {}
+        names = {s.name for s in own}
+        lines = list(self.taken(k, (u for s in own for u in s.uses if u not in names)))
+        for strip in sorted(words, key=lambda w: w.name):
+            count = self.lanes.bytes(strip.strip)
+            arrays.setdefault("u32", []).append(f"{strip.words}{sizes}[{-(-count // 4)}]")
+            to = f"{strip.words}{self.lanes.of_element}"
+            lines.append(f"gradc_lane_bytes<{count}>({to}, {strip.stage} + {self.lanes.place(strip)});")
+        for s in own:
+            lines.append(k.scribe.value(s))
+            if s.name in used:
+                arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}{sizes}")
+                lines.append(f"{rows_of(s.name)}{self.lanes.of_element} = {variable(s.name)};")
+        lines = [*self.row_place(lines), *self.column_place(k, lines), *lines]
+        return [*declarations(arrays), *self.lanes.each, *lines, "}"]
 
     def column_place(self, k: Numbered, body: Sequence[str]) -> Iterator[str]:
         """The column that statements are for, and whether it is there; if not, its place is that of the last one."""
@@ -363,7 +440,7 @@ class FragmentWriter:
             value = self.unrounded(k, s)
             place = f"{quarter(s.buffer)}[i]" if s.buffer in self.packed else register(s)
             return [value], f"{place} = {there}{variable(value)}{' : 0' if there else ''};"
-        conditions = [*(["there"] if there else []), f"lane_row + 8 * h < {self.form.loop.count}"]
+        conditions = [*(["there"] if there else []), f"{self.lanes.row} < {self.form.loop.count}"]
         conditions += [variable(s.where)] if s.where else []
         place, given = k.scribe.element(s.buffer, s.index), to_memory(self.types[s.buffer].dtype, variable(value))
         return list(s.uses), f"if ({' && '.join(conditions)}) {place} = {given};"

@@ -8,9 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....analysis.tiles import ROWS, Added, Panel, Scores, SweepForm, TileForm, column_loads, form_of, unfit, vector_at
+from ....analysis.tiles import (
+    ROWS,
+    Added,
+    Panel,
+    Scores,
+    Strip,
+    SweepForm,
+    TileForm,
+    column_loads,
+    form_of,
+    unfit,
+    vector_at,
+)
 from ....errors import Unsupported
-from ....ir.dims import Size, minimum, product, substitute, symbols
+from ....ir.dims import Size, minimum, product, substitute, symbol, symbols
 from ....ir.kernel import Carry, Kernel, Loop, Program
 from ....ir.statement import Stmt, neutral
 from ....ir.types import F32
@@ -22,8 +34,10 @@ from ...jinja import render
 from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
 from .canonical import Canonical, canonical
+from .decoding import decoded
 from .folded import folded
-from .fragments import UNROLL, FragmentWriter, TileScribe, after_sweep, has_part, packed_blocks
+from .fragments import FragmentWriter, TileScribe, after_sweep, has_part, packed_blocks
+from .lanes import UNROLL, Lanes, StripText
 
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
 MAPPING = "tile"
@@ -97,6 +111,7 @@ class SweepText:
     since: str
     to: str
     streamed: tuple[PanelText, ...]
+    strips: tuple[StripText, ...]
     staged: tuple[StagedText, ...]
     hoisted: Sequence[str]
     inside: str
@@ -188,8 +203,11 @@ class _TileWriter:
         assert self.loop.tile is not None and isinstance(self.loop.by, int) and isinstance(self.loop.sweeps[0].by, int)
         self.rows, self.columns = self.loop.by, self.loop.sweeps[0].by
         self.warps, self.stages = self.loop.tile.warps, self.loop.tile.stages
-        self.tiles = self.rows // (ROWS * self.warps)
-        self.shared = form.shared_bytes(self.rows, self.columns, self.stages)
+        self.split = self.loop.tile.split
+        self.tiles = self.rows * self.split // (ROWS * self.warps)
+        self.shared = form.shared_bytes(self.rows, self.columns, self.loop.tile)
+        self.lanes = Lanes(form.run, form.rows_together, self.split, self.tiles)
+        self.form = form = decoded(form, self.lanes)
         self.names = Counter[str]()
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
         self.in_registers = form.fragments(self.tiles) > 0
@@ -198,7 +216,9 @@ class _TileWriter:
             self.panels("right", s.streamed, self.columns, at, s.sweep.cols[0], self.stages) for s in form.sweeps
         ]
         self.staged = [self.vectors(s) for s in form.sweeps]
-        self.writer = FragmentWriter(form, self.types, self.tiles, [names for _, names in self.staged])
+        self.strips = [self.strips_of(s) for s in form.sweeps]
+        codes = [{c.load: texts[c.strip] for c in s.codes} for s, texts in zip(form.sweeps, self.strips, strict=True)]
+        self.writer = FragmentWriter(form, self.types, self.lanes, [names for _, names in self.staged], codes)
 
     def numbered(self, name: str) -> str:
         """The name with a number that it did not have yet."""
@@ -215,6 +235,40 @@ class _TileWriter:
             at += stages * rows * p.pitch
         return made
 
+    def strips_of(self, form: SweepForm) -> Mapping[Strip, StripText]:
+        """Strips behind panels and vectors in shared memory."""
+        at = sum(2 * self.rows * p.pitch for p in self.form.resident)
+        at += sum(2 * self.stages * self.columns * p.pitch for p in form.streamed)
+        at += 4 * self.stages * self.columns * len({vector_at(s) for _, s in column_loads(form)})
+        made: dict[Strip, StripText] = {}
+        (column, columns), (row, rows) = form.sweep.cols, self.loop.rows
+        for s in form.strips:
+            height, width = s.sizes(self.rows, self.columns)
+            base = substitute(s.start, {column: 0})
+            last = columns - symbol(column) if not s.across else rows - symbol(row)
+            by = f" / {s.per}" if s.per > 1 else ""
+            offset = size(s.step if s.across else s.next, "i64")
+            many = size(columns - symbol(column)) if s.across else str(s.features or self.loop.count)
+            stages = f"{self.stages} stages" if self.stages > 1 else ""
+            made[s] = StripText(
+                name=self.numbered("strip"),
+                at=at,
+                ctype=stored(self.types[s.buffer].dtype),
+                strip=s,
+                height=height,
+                width=width,
+                pitch=s.pitch(self.rows, self.columns),
+                first=f"{s.buffer} + {size(base, 'i64')}",
+                step=size(s.step, "i64"),
+                next=size(s.next, "i64"),
+                offset=f"{column}{'' if offset == '1' else f' * {offset}'}{'' if s.across else by}",
+                there=many,
+                valid=f"({size(last)} + {s.per - 1}) / {s.per}" if s.per > 1 else size(last),
+                comment=f"{s.buffer}: {height} x {width}, {stages}",
+            )
+            at += -(-self.stages * height * made[s].pitch * s.bytes // 16) * 16
+        return made
+
     def text(self) -> str:
         comment = "\n".join(["/*", *(f" * {line}".rstrip() for line in str(self.loop).splitlines()), " */"])
         sweeps = [self.sweep(number, s) for number, s in enumerate(self.form.sweeps)]
@@ -223,7 +277,7 @@ class _TileWriter:
             "comment": comment,
             "name": self.plain.name,
             "threads": 32 * self.warps,
-            "resident_blocks": given.resident_blocks(self.warps, self.columns, self.tiles, self.shared),
+            "resident_blocks": given.resident_blocks(self.warps, self.columns // self.split, self.tiles, self.shared),
             "parameters": self.parameters,
             "dims": [f"n{i}" for i in range(len(self.plain.dims))],
             "dtype": self.form.dtype.name,
@@ -231,6 +285,10 @@ class _TileWriter:
             "columns": self.columns,
             "stages": self.stages,
             "tiles": self.tiles,
+            "split": self.split,
+            "run": self.lanes.run,
+            "together": self.lanes.together,
+            "summed": [c.name for s in self.loop.sweeps for c in s.carries],
             "row_count": size(self.loop.rows[1]),
             "row": self.loop.rows[0],
             "count": self.loop.count,
@@ -266,8 +324,9 @@ class _TileWriter:
         s, column = form.sweep, form.sweep.cols[0]
         streamed, kernels = self.streamed[number], iter(self.writer.kernels[number])
         packed, computed = packed_blocks(form), {x.block for x in form.scores}
+        elements = f"TILES * {self.lanes.width} / 8"
         body = [
-            f"u32 {b.name}[TILES * COLUMNS / 8][2];" if b.name in packed else f"f32 {b.name}[TILES * COLUMNS / 8][4];"
+            f"u32 {b.name}[{elements}][2];" if b.name in packed else f"f32 {b.name}[{elements}][4];"
             for b in s.blocks
             if b.name not in computed
         ]
@@ -277,7 +336,7 @@ class _TileWriter:
             if isinstance(step, Kernel):
                 run += ["{", f"/* {step.name} */", *self.writer.block(next(kernels)), "}"]
             else:
-                body += [*inside_and_at_edge(run), *self.product(step, streamed)]
+                body += [*inside_and_at_edge(run), *self.product(step, streamed, self.strips[number])]
                 run = []
         body += inside_and_at_edge(run)
         to = s.cols[1] if s.to is None else minimum(s.cols[1], s.to)
@@ -292,6 +351,7 @@ class _TileWriter:
             since=f"gradc_max(0, {size(s.since)})" if s.since != 0 else "0",
             to=size(to),
             streamed=tuple(streamed.values()),
+            strips=tuple(self.strips[number].values()),
             staged=self.staged[number][0],
             hoisted=self.writer.early(self.writer.kernels[number]),
             inside=" && ".join([*[f"{s.count} == COLUMNS"] * has_part(s), *(f"({m})" for m in masks)]) or "true",
@@ -308,14 +368,21 @@ class _TileWriter:
         for kernel, s in column_loads(form):
             key = vector_at(s)
             if key not in texts:
-                scribe = TileScribe(self.types, kernel.body, (), {}, {}, ())
+                scribe = TileScribe(self.types, kernel.body, (), {}, {}, (), {}, self.lanes)
                 comment = f"{s.buffer}: {self.columns}, {self.stages} stages"
                 place = at // 2 + len(texts) * self.stages * self.columns
                 texts[key] = StagedText(self.numbered("staged"), place, scribe.element(s.buffer, s.index), comment)
             names[s] = texts[key].name
         return tuple(texts.values()), names
 
-    def product(self, p: Scores | Added, streamed: Panels) -> list[str]:
+    def product(self, p: Scores | Added, streamed: Panels, strips: Mapping[Strip, StripText]) -> list[str]:
+        if isinstance(p, Added) and isinstance(p.right, Strip):
+            strip, width = strips[p.right], self.lanes.width
+            depth = f"operand, {strip.pitch}, {width}, {strip.height}, TILES"
+            how = "gradc_add_strip" if self.lanes.run == 2 else "gradc_add_runs"
+            place = f"{strip.stage}{' + warp_column' if self.split > 1 else ''}"
+            return [f"/* {p.call} */", f"{how}<{depth}>({p.carry}, {p.block}, {place});"]
+        assert isinstance(p.right, Panel)
         right = streamed[p.right]
         stage = f"{right.name} + stage * COLUMNS * {right.pitch}"
         depth = f"operand, {right.pitch}, COLUMNS, {right.padded}, TILES"

@@ -1,0 +1,284 @@
+"""Products by quantized weights whose codes a loop on tensor cores decodes, forward and the gradient of x: in cuda-sim
+that checks races, bounds and uninitialised memory, against torch in f64.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch_oracles import NF4  # noqa: E402
+
+import gradc  # noqa: E402
+from gradc import knobs, ops  # noqa: E402
+from gradc.compiler import run_passes  # noqa: E402
+from gradc.ir.kernel import Call, Program  # noqa: E402
+from gradc.ir.program_text import parse_program  # noqa: E402
+from gradc.ir.verify import verify_program  # noqa: E402
+from gradc.module.options import Options  # noqa: E402
+from gradc.runtime.cuda.nvrtc import find_nvrtc  # noqa: E402
+from gradc.runtime.cuda.programs import CudaProgram  # noqa: E402
+from gradc.runtime.executable import Executable  # noqa: E402
+from gradc.runtime.simulator.device import Simulator  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Format:
+    """A weight ``[N, K]``.
+
+    :param types: of its parts, for N and K.  :param weight: gradc's, of the parts and the dtype of x.
+    :param exact: torch's in f64, of the parts in f64, or as they are if they are integers.
+    :param multiple: what K is a multiple of, and :param rows: N.
+    """
+
+    types: Callable[[int, int], dict[str, str]]
+    weight: Callable[..., Any]
+    exact: Callable[..., Any]
+    multiple: int = 1
+    rows: int = 1
+
+
+def _nibbles(q: Any) -> Any:
+    return torch.stack([q & 15, q >> 4], -1).reshape(q.shape[0], -1).to(torch.int64)
+
+
+def _spread(s: Any, by: int) -> Any:
+    return s.repeat_interleave(by, 1)
+
+
+def _signed(codes: Any) -> Any:
+    return ((codes + 8) % 16 - 8).double()
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Of the OCP Microscaling Formats Specification 1.0, table 5."""
+
+
+def _int4(group: int, dtype: str = "u4") -> Format:
+    zero = {"z": lambda n, k: f"u8[{n},{k // group}]"} if dtype == "u4" else {}
+    codes = _signed if dtype == "i4" else lambda c: c.double()
+    return Format(
+        lambda n, k: {"q": f"u8[{n},{k // 2}]", "s": f"f16[{n},{k // group}]", **{z: t(n, k) for z, t in zero.items()}},
+        lambda d, q, s, z=None: ops.dequantize(
+            ops.unpack(q, dtype=dtype, axis=1), s, *([] if z is None else [z]), block=(1, group), out_dtype=d
+        ),
+        lambda q, s, z=None: (
+            (codes(_nibbles(q)) - (0 if z is None else _spread(z, group).double())) * _spread(s, group)
+        ),
+        group,
+    )
+
+
+def _rows(of: str) -> Format:
+    return Format(
+        lambda n, k: {"q": f"{of}[{n},{k}]", "s": f"f32[{n},1]"},
+        lambda d, q, s: ops.dequantize(q, s, block=(1, q.shape[1]), out_dtype=d),
+        lambda q, s: q.double() * s,
+    )
+
+
+FORMATS = {
+    "int8 per channel": _rows("i8"),
+    "uint8 per channel": _rows("u8"),
+    "fp8 per channel": _rows("f8e4m3"),
+    "fp8 e5m2 per channel": _rows("f8e5m2"),
+    "int8 per tensor": Format(
+        lambda n, k: {"q": f"i8[{n},{k}]", "s": "f32[1,1]"},
+        lambda d, q, s: ops.dequantize(q, s, out_dtype=d),
+        lambda q, s: q.double() * s,
+    ),
+    "fp8 in blocks": Format(
+        lambda n, k: {"q": f"f8e4m3[{n},{k}]", "s": f"f32[{n // 16},{k // 64}]"},
+        lambda d, q, s: ops.dequantize(q, s, block=(16, 64), out_dtype=d),
+        lambda q, s: q.double() * _spread(s, 64).repeat_interleave(16, 0),
+        64,
+        16,
+    ),
+    "int4 in groups of 32": _int4(32),
+    "int4 in groups of 128": _int4(128),
+    "int4 in groups of 24": _int4(24),
+    "signed int4 in groups of 64": _int4(64, "i4"),
+    "nf4 with double quantisation": Format(
+        lambda n, k: {"q": f"u8[{n},{k // 2}]", "c": f"i8[{n * k // 64}]", "s": f"f32[{n * k // 1024}]", "m": "f32[]"},
+        lambda d, q, c, s, m: ops.dequantize_nf4(
+            q,
+            ops.reshape(ops.dequantize(c, s, block=(16,)) + m, shape=(q.shape[0], q.shape[1] // 32)),
+            block=(1, 64),
+            out_dtype=d,
+        ),
+        lambda q, c, s, m: (
+            torch.tensor(NF4, dtype=torch.float64)[_nibbles(q)]
+            * _spread((c.double() * s.repeat_interleave(16) + m).reshape(q.shape[0], -1), 64)
+        ),
+        64,
+        16,
+    ),
+    "mxfp4": Format(
+        lambda n, k: {"q": f"u8[{n},{k // 2}]", "s": f"e8m0[{n},{k // 32}]"},
+        lambda d, q, s: ops.dequantize(ops.unpack(q, dtype="f4e2m1", axis=1), s, block=(1, 32), out_dtype=d),
+        lambda q, s: torch.tensor(E2M1, dtype=torch.float64)[_nibbles(q)] * _spread(s, 32),
+        32,
+    ),
+    "mxfp8": Format(
+        lambda n, k: {"q": f"f8e4m3[{n},{k}]", "s": f"e8m0[{n},{k // 32}]"},
+        lambda d, q, s: ops.dequantize(q, s, block=(1, 32), out_dtype=d),
+        lambda q, s: q.double() * _spread(s, 32),
+        32,
+    ),
+}
+DIRECTIONS = ("forward", "dx")
+
+
+@functools.cache
+def program(name: str, direction: str, dtype: str, m: int, n: int, k: int) -> Program:
+    form = FORMATS[name]
+    types = {"x": f"{dtype}[{m},{k if direction == 'forward' else n}]", **form.types(n, k)}
+
+    def product(x: Any, **parts: Any) -> Any:
+        weight = form.weight(dtype, **parts)
+        return ops.linear(x, weight) if direction == "forward" else x @ weight
+
+    graph = gradc.trace(product, **types)
+    return run_passes(graph, (), Options(arch="sm_90"), "cuda")[2]["forward"]
+
+
+def drawn(made: Program, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+
+    def of(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        if dtype in ("i8", "u8"):
+            return (
+                rng.integers(-128, 128, shape) if dtype == "i8" else rng.integers(0, 16 if name == "z" else 256, shape)
+            )
+        return 2.0 ** rng.integers(-3, 4, shape) if dtype == "e8m0" else rng.standard_normal(shape)
+
+    inputs = [b for b in made.of_kind("input") if not b.alias]
+    return {b.name: np.asarray(of(b.name, b.type.shape, b.type.dtype.name)).astype(b.type.dtype.np) for b in inputs}
+
+
+def exact(name: str, direction: str, arrays: dict[str, np.ndarray]) -> tuple[Any, Any]:
+    """The product in f64, and that of magnitudes."""
+    own = {
+        n: torch.tensor(a if a.dtype.kind in "iu" and a.dtype.isbuiltin else a.astype(np.float64))
+        for n, a in arrays.items()
+    }
+    x = own.pop("x")
+    weight = FORMATS[name].exact(**own)
+    weight = weight.mT if direction == "forward" else weight
+    return (x @ weight).numpy(), (x.abs() @ weight.abs()).numpy()
+
+
+def assert_close(name: str, direction: str, made: Program, seed: int) -> None:
+    """Each weight is rounded once to 16 bits, and the result: no more."""
+    arrays = drawn(made, seed)
+    with knobs.SIM_CHECK.set(True):
+        got = Executable(made, "cuda-sim").run(**arrays)["y"]
+    wanted, magnitudes = exact(name, direction, arrays)
+    half = 2.0**-8 if got.dtype.name == "bfloat16" else 2.0**-11  # of a unit, of 8 bits and of 11
+    terms = arrays["x"].shape[-1]
+    bound = magnitudes * (half + (terms + 8) * 2.0**-23) + np.abs(wanted) * half * 1.01 + 2.0**-24
+    assert got.shape == wanted.shape
+    assert (np.abs(got.astype(np.float64) - wanted) <= bound).all()
+
+
+def assert_one_tile(made: Program) -> None:
+    (loop,) = made.loops
+    assert loop.tile is not None
+    assert not any(isinstance(step, Call) for step in made.steps)
+    verify_program(made)
+    assert parse_program(str(made)) == made
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=3)
+@given(
+    dtype=st.sampled_from(["bf16", "f16"]),
+    m=st.sampled_from([1, 7, 16, 17]),
+    n=st.sampled_from([33, 64, 95, 131]),
+    k=st.sampled_from([63, 130, 257, 600]),
+    seed=st.integers(0, 99),
+)
+def test_values_are_those_of_f64(name, direction, dtype, m, n, k, seed):
+    form = FORMATS[name]
+    n, k = (-(-size // by) * by for size, by in ((n, form.rows), (k, form.multiple)))
+    made = program(name, direction, dtype, m, n, k)
+    assert_one_tile(made)
+    assert_close(name, direction, made, seed)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_few_rows_are_one_kernel(name, direction):
+    for rows in (1, 16):
+        assert_one_tile(program(name, direction, "bf16", rows, 1536, 1536))
+    assert_one_tile(program(name, direction, "f16", 7, 1536, 1536))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("sizes", [(0, 64, 64), (3, 0, 64), (3, 64, 0)])
+def test_empty_sizes(direction, sizes):
+    made = program("int8 per channel", direction, "bf16", *sizes)
+    assert_close("int8 per channel", direction, made, 0)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", ["int8 per channel", "int4 in groups of 128"])
+def test_the_order_of_warps_changes_no_bit(name, direction):
+    made = program(name, direction, "bf16", 7, 160, 1024)
+    assert_one_tile(made)
+    arrays, seen = drawn(made, 0), []
+    for seed in (None, 1, 2):
+        (y,) = (made.buffer[b].type for _, b in made.outputs)
+        own = {**arrays, "y": np.empty(y.shape, y.dtype.np)}
+        native = CudaProgram(made, lambda text, *_, seed=seed: Simulator(text, check=True, seed=seed))
+        native.run(own, native.bind({}))
+        seen.append(own["y"].tobytes())
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_many_rows_are_the_librarys_and_explain_says_why():
+    types = {"x": "bf16[4096,4096]", **FORMATS["int8 per channel"].types(4096, 4096)}
+    module = gradc.compile(
+        gradc.trace(lambda x, q, s: ops.linear(x, FORMATS["int8 per channel"].weight("bf16", q, s)), **types),
+        target="cuda",
+        arch="sm_90",
+    )
+    program_ = module.executables["forward"].program
+    assert any(isinstance(step, Call) for step in program_.steps) and not program_.loops
+    assert "4096 features" in module.explain()
+
+
+@pytest.mark.parametrize("rows", [96, 128, 192])
+def test_what_is_predicted_to_take_longer_stays_two_steps(rows):
+    """Either there is one kernel, or the reason has both times."""
+    types = {"x": f"bf16[{rows},4096]", **FORMATS["int8 per channel"].types(4096, 4096)}
+    weight = FORMATS["int8 per channel"].weight
+    graph = gradc.trace(lambda x, q, s: x @ weight("bf16", q, s), **types)
+    pipeline, _, found = run_passes(graph, (), Options(arch="sm_90"), "cuda")
+    stage = next(s.result for s in pipeline.stages if s.name == "forward.tile_rows")
+    assert bool(found["forward"].loops) != any("registers" in m.why or " us " in m.why for m in stage.untiled)
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.long(
+    "gradc/codegen/cuda/tiles/fragments.py", "gradc/analysis/tiles.py", "templates/cuda/kernel/tile.cu.j2"
+)
+def test_nothing_spills(name, direction, arch):
+    n = k = 1536
+    for rows in (1, 16, 64):
+        made = program(name, direction, "bf16", rows, n, k)
+        for r in Executable(made, "cuda", arch=arch).binary.kernels.values():
+            assert r.registers <= 255 and not r.spill_stores and not r.spill_loads
