@@ -22,7 +22,7 @@ from typing import Any, Literal
 from ..errors import Unsupported
 from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, evaluate, product, same, substitute, symbol, symbols
-from .lexer import format_note, format_value
+from .lexer import format_attributes, format_note, format_value
 from .node import REGISTRY, Note
 from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
 from .types import Type
@@ -381,6 +381,7 @@ class Call:
     :param add: in a :class:`Loop`, the result is added to what the blocks before it left (``c[m, n] += matmul ...``).
     :param bias: of a contraction, a vector that is added to each row before the result is rounded: ``c[m, n] <- matmul
         a[m, k], b[k, n] + v[n]``.
+    :param attrs: attributes of the op that it carries, in braces behind its operands.
     """
 
     name: str
@@ -392,6 +393,7 @@ class Call:
     add: bool = False
     parts: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
     bias: Operand | None = None
+    attrs: tuple[tuple[str, Any], ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -451,8 +453,8 @@ class Call:
         axes = f"axes({format_axes(self.axes)})"
         if self.parts:
             axes += f" parts({', '.join(f'{axis}: ({format_axes(own)})' for axis, own in self.parts)})"
-        bias = f" + {self.bias}" if self.bias else ""
-        return f"call @{self.name} {axes} {self.out} {arrow} {self.op} {args}{bias}{format_note(self.note)}"
+        more = (f" + {self.bias}" if self.bias else "") + format_attributes(self.attrs)
+        return f"call @{self.name} {axes} {self.out} {arrow} {self.op} {args}{more}{format_note(self.note)}"
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     term      ::= (AXIS | value) ["*" factor] | factor
     factor    ::= INT | NAME | "(" size ")"
     call      ::= "call" "@" name "axes" axes ["parts" "(" NAME ":" axes ("," NAME ":" axes)* ")"]
-                  access ("<-" | "+=") name scaled ("," scaled)* LINE
+                  access ("<-" | "+=") name scaled ("," scaled)* ["+" access] [attributes] LINE
     scaled    ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
     loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
@@ -401,8 +401,9 @@ def _call(reader: Reader) -> Call:
             replace(operand, scale=replace(scale, per=_read_axes(reader)) if scale and reader.maybe("per") else scale)
         )
     bias = _access(reader, known) if reader.maybe("+") else None
+    attrs = tuple((key, value) for key, (value, _, _) in reader.attributes().items())
     reader.finish()
-    return Call(name, op, axes, out, tuple(args), reader.note(), add, parts, bias)
+    return Call(name, op, axes, out, tuple(args), reader.note(), add, parts, bias, attrs)
 
 
 def _parts(reader: Reader) -> tuple[tuple[str, tuple[Axis, ...]], ...]:

@@ -689,7 +689,9 @@ class _CallCheck(_StepCheck):
             dtype = out.dtype if number in op.converts else self.program.buffer[operand.buffer].type.dtype
             types.append(Type(dtype, tuple(axes[a] for a in own)))
         try:
-            given, _ = op.type_of(types, op.attributes(shape))
+            if tuple(name for name, _ in call.attrs) != op.carries:
+                self.wrong(f"{call.op} carries the attributes {', '.join(op.carries) or 'none'}", call.op)
+            given, _ = op.type_of(types, {**op.attributes(shape), **dict(call.attrs)})
         except TypeRuleError as error:
             self.wrong(str(error), call.op)
         if given.dtype is not out.dtype or not all(map(same, given.shape, shape)):

@@ -30,6 +30,7 @@ from .actions import (
     U64,
     WORKSPACE,
     Action,
+    Convolution,
     Launch,
     Library,
     Part,
@@ -214,10 +215,13 @@ class LaunchPlan:
         self.started = [self._actions(run) for run in self.runs]
         for run, started in zip(self.runs, self.started, strict=True):
             self.actions[run.number] += started
-        products = [a.product for actions in self.actions for a in actions if isinstance(a, Library)]
-        self.kept = {product.out.part.root for product in products if gated(product)}
+        every = [a for actions in self.actions for a in actions]
+        products = [a.product for a in every if isinstance(a, Library)]
+        convolutions = [a for a in every if isinstance(a, Convolution)]
+        self.kept = {asked.out.part.root for asked in (*products, *convolutions) if gated(asked)}
         start = total + self.scratch_size + align(self.flag.nbytes)
-        self.library = Part(WORKSPACE, start, library if products else 0, U8)
+        room = max([library if products else 0, *(asked.workspace for asked in convolutions)])
+        self.library = Part(WORKSPACE, start, room, U8)
         self.workspace = self.library.start + self.library.nbytes
 
     def kernel(self, item: Kernel) -> CudaKernel:

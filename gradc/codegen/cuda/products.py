@@ -33,6 +33,7 @@ from .actions import (
     WORKSPACE,
     Action,
     Address,
+    Convolution,
     Launch,
     Library,
     Part,
@@ -84,30 +85,30 @@ class _Planned:
 def _planned(plan: Plan, product: Product) -> _Planned:
     if plan.own_products or 0 in product.out.shape:
         return _Planned()
-    room = max(0, product.out.part.nbytes - plan.scratch_start) if gated(product) else 0
-    read, before = _with_unit_strides(plan, product, align(room))
+    room = gate_room(plan, product)
+    read, before = _with_unit_strides(plan, product, room)
     whole = library_of(read)
     if whole is None:
         return _Planned()
-    end = max([align(room), *(_end(plan, launch) for launch in before)])
+    end = max([room, *(end_of(plan, launch) for launch in before)])
     libraries = []
     for library in with_aligned_ends(whole, _GPU):
         if len(library.calls) > MOST_CALLS and library.k > 0 and _may_point(library.product):
             library, written = _by_pointers(plan, library, end)
             before += written
-            end = _end(plan, written[-1])
+            end = end_of(plan, written[-1])
         libraries.append(library)
     return _Planned(tuple(libraries), before, end)
 
 
-def _end(plan: Plan, launch: Launch) -> int:
+def end_of(plan: Plan, launch: Launch) -> int:
     """Where scratch memory that a launch writes ends."""
     (written,) = (launch.args[i] for i in launch.written)
     assert isinstance(written, Part)
     return align(written.start + written.nbytes - plan.scratch_start)
 
 
-def gated(product: Product) -> bool:
+def gated(product: Product | Convolution) -> bool:
     """Whether the library must leave an output as it is once a check has found something: it cannot read the flag, so
     that a kernel of ours keeps the output's bytes meanwhile.
     """
@@ -128,13 +129,22 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
     planned = _planned(plan, product)
     if not planned.libraries:
         return [*launches_of(product, plan.flag)]
-    calls: list[Action] = [*planned.before, *planned.libraries]
+    if planned.libraries[0].k == 0 and product.add:
+        return []
+    return gate(plan, product, [*planned.before, *planned.libraries], zero=planned.libraries[0].k == 0)
+
+
+def gate(plan: Plan, product: Product | Convolution, calls: list[Action], zero: bool) -> list[Action]:
+    """The calls of a library, with a kernel of ours before and after them that keeps the output where a check has found
+    something.
+
+    :param zero: the result is a sum over nothing.
+    """
     if not gated(product):
         return calls
-    whole = replace(out.part, count=out.part.nbytes, dtype=U8)
-    if planned.libraries[0].k == 0:
-        if product.add:
-            return []
+    out = product.out.part
+    whole = replace(out, count=out.nbytes, dtype=U8)
+    if zero:
         return [Launch("gradc_gate_zero", GATE_BLOCKS, 256, (whole, whole.count, plan.flag, product.site), (0,))]
     kept = replace(whole, root=WORKSPACE, start=0)  # over temporaries: after a failed check nothing reads them
     keep, restore = (
@@ -142,6 +152,11 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
         for to, source in ((kept, whole), (whole, kept))
     )
     return [keep, *calls, restore]
+
+
+def gate_room(plan: Plan, product: Product | Convolution) -> int:
+    """Scratch bytes for what is kept of a gated output."""
+    return align(max(0, product.out.part.nbytes - plan.scratch_start)) if gated(product) else 0
 
 
 # -- what the library cannot step along --------------------------------------------------------------------------------
@@ -199,11 +214,11 @@ def _with_unit_strides(plan: Plan, product: Product, start: int) -> tuple[Produc
     for side in copied:
         operand: Strided = getattr(product, side)
         packed = _packed(plan, operand, start)
-        launch = _packing(operand, packed, plan.flag, product.site)
+        launch = copying(operand, _held(operand), packed.part, plan.flag, product.site)
         if launch is None:
             return product, ()
         launches.append(launch)
-        start = _end(plan, launch)
+        start = end_of(plan, launch)
         given = replace(given, a=packed) if side == "a" else replace(given, b=packed)
         seconds += _GPU.launch + packed.part.count * (SECTOR_BYTES + operand.part.dtype.itemsize) / _GPU.bandwidth
     flops = 2.0 * prod(product.out.shape) * product.a.shape[-1]
@@ -229,15 +244,17 @@ def _packed(plan: Plan, operand: Strided, start: int) -> Strided:
     return Strided(plan.space(start, prod(held), operand.part.dtype), operand.shape, tuple(strides))
 
 
-def _packing(operand: Strided, packed: Strided, flag: Part, site: int) -> Launch | None:
-    """The launch that copies an operand; None where it has more axes that step differently than the kernel takes."""
-    sizes, steps = merged_axes(_held(operand), operand.strides)
+def copying(operand: Strided, held: Sequence[int], packed: Part, flag: Part, site: int) -> Launch | None:
+    """The launch that copies the first ``held`` elements along each axis of an operand to row-major order; None where
+    it has more axes that step differently than the kernel takes.
+    """
+    sizes, steps = merged_axes(held, operand.strides)
     pad = AXES - len(sizes)
     if pad < 0:
         return None
     sizes, steps = [1] * pad + sizes, [0] * pad + steps
     size = operand.part.dtype.itemsize
-    source, to = (replace(part, dtype=np.dtype(f"u{size}")) for part in (operand.part, packed.part))
+    source, to = (replace(part, dtype=np.dtype(f"u{size}")) for part in (operand.part, packed))
     args: list[Part | int] = [source, to, to.count, operand.start, *sizes[1:], *steps, flag, site]
     return Launch(f"gradc_copy_{size}", blocks(to.count), 256, tuple(args), (1,))
 
@@ -302,7 +319,7 @@ def multiplied(a: Array, b: Array, dtype: np.dtype[Any], more: Array | None = No
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
-def support(program: Program, calls: Sequence[Call]) -> str:
+def support(program: Program, calls: Sequence[Call]) -> list[str]:
     """What a program's products need of us: the kernel for those that the library may not take, the gate where checks
     come before one.
     """
@@ -314,14 +331,23 @@ def support(program: Program, calls: Sequence[Call]) -> str:
         if not _library_surely(program, call)
         for operand in call.args
     }
-    checks = any(s.op == "check" for kernel in program.kernels for s in kernel.body)
-    texts = [
+    return [
         matmul_text(own) if own else "",
-        "\n".join([standalone("cuda/pack.cu"), *(packing("copy", size) for size in sorted(copied))]) if copied else "",
+        *copying_texts(copied),
         standalone("cuda/pointers.cu") if any(not _one_axis(program, call) for call in taken) else "",
-        standalone("cuda/gate.cu") if calls and checks else "",
+        *gate_texts(program, calls),
     ]
-    return "\n".join(text for text in texts if text)
+
+
+def copying_texts(sizes: Collection[int]) -> list[str]:
+    """The functions that :func:`copying` starts, for elements of so many bytes."""
+    return [standalone("cuda/pack.cu"), *(packing("copy", size) for size in sorted(sizes))] if sizes else []
+
+
+def gate_texts(program: Program, calls: Sequence[Call]) -> list[str]:
+    """The functions that :func:`gate` starts, where checks come before calls."""
+    checks = any(s.op == "check" for kernel in program.kernels for s in kernel.body)
+    return [standalone("cuda/gate.cu")] if calls and checks else []
 
 
 def without_library(program: Program, calls: Sequence[Call]) -> str:

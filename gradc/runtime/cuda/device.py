@@ -180,6 +180,13 @@ class Device(Protocol):
         ``pointers`` is the address of its ``pointers``, ``bias`` that of its product's.
         """
 
+    def convolution(self, asked: Any, first: int, second: int, out: int, workspace: Span) -> Callable[[int], None]:
+        """A function that submits a :class:`gradc.codegen.cuda.actions.Convolution` to a stream; the addresses are
+        those of its operands' and its result's first elements.
+
+        :raises DeviceError: there is no library for it, or it has no algorithm; the sizes are named.
+        """
+
     def stream(self) -> int:
         """A new stream, which exists as long as this object."""
 
