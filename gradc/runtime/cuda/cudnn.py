@@ -22,7 +22,7 @@ from ...errors import DeviceError
 from ...ir.types import dtype as dtype_of
 from ...process.forks import lock
 from ..recent import Recent
-from .cudnn_version import CUDNN_NEEDED, missing
+from .cudnn_version import CUDNN_NEEDED, front_end_missing
 from .device import Span
 
 ALIGNMENT = 16
@@ -192,7 +192,7 @@ def library() -> Any:
         there and what is needed.
     """
     instead = "; convolutions='windows' computes them without cuDNN"
-    if why := missing():
+    if why := front_end_missing():
         raise DeviceError(f"convolutions of this module are cuDNN's: {why}{instead}")
     try:
         cudnn = importlib.import_module("cudnn")

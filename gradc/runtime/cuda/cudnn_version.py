@@ -8,9 +8,9 @@ import re
 
 FRONTEND = "nvidia-cudnn-frontend"
 WHEELS = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
-"""The packages that bring cuDNN itself; it may also be the system's."""
-FRONTEND_NEEDED, CUDNN_NEEDED = (1, 12), (9, 1)
-"""The oldest versions."""
+"""The packages that bring cuDNN itself, with torch; the system's is taken where a module asks for it by name."""
+FRONTEND_NEEDED, CUDNN_NEEDED = (1, 14), (9, 8)
+"""The oldest versions: those since which plans can be made without a device, as tests make them."""
 
 
 def version_of(package: str) -> str:
@@ -27,19 +27,33 @@ def is_recent(version: str, needed: tuple[int, int]) -> bool:
 
 
 @functools.cache
+def front_end_missing() -> str:
+    """What is wrong with the package of the front end, with what is needed; "" if nothing is."""
+    version = version_of(FRONTEND)
+    if version and is_recent(version, FRONTEND_NEEDED):
+        return ""
+    there = f"is {version}" if version else "is not installed"
+    return f"{FRONTEND} {there}; {_dotted(FRONTEND_NEEDED)} or newer is needed (gradc[cudnn])"
+
+
+@functools.cache
 def missing() -> str:
-    """What keeps convolutions from being cuDNN's, with what is needed; "" if nothing does."""
-    frontend = version_of(FRONTEND)
-    if not frontend or not is_recent(frontend, FRONTEND_NEEDED):
-        there = f"is {frontend}" if frontend else "is not installed"
-        return f"{FRONTEND} {there}; {'.'.join(map(str, FRONTEND_NEEDED))} or newer is needed (gradc[cudnn])"
+    """What keeps convolutions from being cuDNN's by default, with what is needed; "" if nothing does."""
     found = {name: version for name in WHEELS if (version := version_of(name))}
-    if found and not any(is_recent(version, CUDNN_NEEDED) for version in found.values()):
-        there = ", ".join(f"{name} is {version}" for name, version in found.items())
-        return f"{there}; cuDNN {'.'.join(map(str, CUDNN_NEEDED))} or newer is needed (gradc[cudnn])"
+    needed = f"cuDNN {_dotted(CUDNN_NEEDED)} or newer is needed"
+    if why := front_end_missing():
+        return why
+    if not found:
+        return f"neither {' nor '.join(WHEELS)} is installed; {needed}"
+    if not any(is_recent(version, CUDNN_NEEDED) for version in found.values()):
+        return f"{', '.join(f'{name} is {version}' for name, version in found.items())}; {needed}"
     return ""
 
 
 def installed() -> bool:
     """Whether convolutions for the target cuda are cuDNN's by default."""
     return not missing()
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
