@@ -74,7 +74,8 @@ def _planned(plan: Plan, call: Call, number: int) -> _Planned:
             raise Unsupported(f"{call.name}: {name} has more axes than a copy takes")
         before.append(launch)
         scratch = end_of(plan, launch)
-        asked = replace(asked, **{name: packed})
+        given: dict[str, Any] = {name: packed}
+        asked = replace(asked, **given)
     return _Planned(asked, tuple(before), scratch)
 
 
@@ -181,6 +182,5 @@ def _surely_packed(program: Program, call: Call, operand: Operand, axes: Sequenc
     if not all(a in sizes and same(sizes[a], n) for a, n in named):
         return False
     own = [a for a, _ in named]
-    present = [a for a in axes if a in own or sizes[a] != 1]
-    orders = ([a for a in order if a in present] for order in (axes, (axes[0], *axes[2:], axes[1])))
-    return own in orders
+    orders = (axes, (axes[0], *axes[2:], axes[1]))
+    return any(own == [a for a in order if a in own or sizes[a] != 1] for order in orders)

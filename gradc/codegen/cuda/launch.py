@@ -34,6 +34,7 @@ from .actions import (
     Launch,
     Library,
     Part,
+    Product,
     Strided,
     align,
     chunks,
@@ -218,7 +219,8 @@ class LaunchPlan:
         every = [a for actions in self.actions for a in actions]
         products = [a.product for a in every if isinstance(a, Library)]
         convolutions = [a for a in every if isinstance(a, Convolution)]
-        self.kept = {asked.out.part.root for asked in (*products, *convolutions) if gated(asked)}
+        written: list[Product | Convolution] = [*products, *convolutions]
+        self.kept = {asked.out.part.root for asked in written if gated(asked)}
         start = total + self.scratch_size + align(self.flag.nbytes)
         room = max([library if products else 0, *(asked.workspace for asked in convolutions)])
         self.library = Part(WORKSPACE, start, room, U8)

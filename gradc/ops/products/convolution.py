@@ -620,7 +620,7 @@ def image_in_numpy(response: Any, weight: Any, geometry: Any) -> Any:
     """:func:`image_of` of arrays, in their dtype."""
     n, groups, around = response.shape[0], geometry.groups, _extents(geometry)
     sizes = [low + size + high for size, (low, high) in zip(geometry.image, around, strict=True)]
-    padded = np.zeros((n, groups, weight.shape[1], *sizes), response.dtype)
+    padded: Any = np.zeros((n, groups, weight.shape[1], *sizes), response.dtype)
     spread_, taps = _grouped(response, groups), _by_group(weight, groups)
     for tap, at in places(geometry, geometry.image):
         padded[(..., *at)] += np.einsum("nga...,gab->ngb...", spread_, taps[(..., *tap)])
@@ -633,7 +633,7 @@ def filter_in_numpy(response: Any, image: Any, geometry: Any) -> Any:
     groups = geometry.groups
     padded = _grouped(np.pad(image, [(0, 0), (0, 0), *_extents(geometry)]), groups)
     given = _grouped(response, groups)
-    out = np.zeros((groups, given.shape[2], padded.shape[2], *geometry.filter), image.dtype)
+    out: Any = np.zeros((groups, given.shape[2], padded.shape[2], *geometry.filter), image.dtype)
     for tap, at in places(geometry, image.shape[2:]):
         met = padded[(..., *at)]
         out[(..., *tap)] = np.einsum("ngap,ngbp->gab", *(x.reshape(*x.shape[:3], -1) for x in (given, met)))
@@ -716,7 +716,7 @@ convolution_response: Library = Library(
     carries=_HOW,
     channels_last=True,
     in_place_of_dtype=True,
-    implies=lambda node: _implied_between(node, *node.operands, node),
+    implies=lambda node: _implied_between(node, node.operands[0], node.operands[1], node),
     # each of the three is linear in the other two, and its gradient by one is the map from the others to it
     vjp=lambda g, y, input, weight, *, size, **how: (
         convolution_image.plain(g, weight, size=input.shape[2:], **how),
@@ -798,7 +798,7 @@ convolution_filter: Library = Library(
     carries=_HOW,
     channels_last=True,
     in_place_of_dtype=True,
-    implies=lambda node: _implied_between(*node.operands, node, node),
+    implies=lambda node: _implied_between(node.operands[0], node.operands[1], node, node),
     vjp=lambda g, y, response, input, *, size, **how: (
         convolution_response.plain(input, g, size=response.shape[2:], **how),
         convolution_image.plain(response, g, size=input.shape[2:], **how),
