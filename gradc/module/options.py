@@ -336,9 +336,8 @@ def for_target(options: Options, target: str) -> Options:
         from ..runtime.cuda.cudnn_version import installed
         from ..targets.devices import gpu_of, listed_device
 
-    if options.convolutions is None:
-        options = replace(options, convolutions="cudnn" if target == "cuda" and installed() else "windows")
     if target == "cuda":
+        options = replace(options, convolutions=options.convolutions or ("cudnn" if installed() else "windows"))
         here = gpu.current_device() if gpu.usable() else None
         arch, device = options.arch or (here.arch if here is not None else "sm_90"), options.device
         if not device and here is not None and here.arch == arch:
