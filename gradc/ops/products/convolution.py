@@ -563,11 +563,8 @@ def _implied_between(response: Type | Node, input: Type | Node, weight: Type | N
 # what a library computes them by, in NumPy
 
 
-def places(geometry: Any, image: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """For each tap of a filter, where the elements that it meets lie in an image between its padding.
-
-    :param geometry: what has a response's and a filter's sizes, ``stride`` and ``dilation``.
-    """
+def _met(geometry: Any) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """For each tap of a filter, where the elements that it meets lie in an image between its padding."""
     for tap in np.ndindex(*geometry.filter):
         starts = [k * d for k, d in zip(tap, geometry.dilation, strict=True)]
         yield (
@@ -605,36 +602,36 @@ def _by_group(weight: Any, groups: int) -> Any:
     return weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
 
 
-def response_in_numpy(image: Any, weight: Any, geometry: Any) -> Any:
+def _response_in_numpy(image: Any, weight: Any, geometry: Any) -> Any:
     """:func:`response_of` of arrays, in their dtype."""
     n, groups = image.shape[0], geometry.groups
     padded = _grouped(np.pad(image, [(0, 0), (0, 0), *_extents(geometry)]), groups)
     taps = _by_group(weight, groups)
     out = np.zeros((n, groups, weight.shape[0] // groups, *geometry.response), image.dtype)
-    for tap, at in places(geometry, image.shape[2:]):
+    for tap, at in _met(geometry):
         out += np.einsum("ngb...,gab->nga...", padded[(..., *at)], taps[(..., *tap)])
     return out.reshape(n, weight.shape[0], *geometry.response)
 
 
-def image_in_numpy(response: Any, weight: Any, geometry: Any) -> Any:
+def _image_in_numpy(response: Any, weight: Any, geometry: Any) -> Any:
     """:func:`image_of` of arrays, in their dtype."""
     n, groups, around = response.shape[0], geometry.groups, _extents(geometry)
     sizes = [low + size + high for size, (low, high) in zip(geometry.image, around, strict=True)]
     padded: Any = np.zeros((n, groups, weight.shape[1], *sizes), response.dtype)
     spread_, taps = _grouped(response, groups), _by_group(weight, groups)
-    for tap, at in places(geometry, geometry.image):
+    for tap, at in _met(geometry):
         padded[(..., *at)] += np.einsum("nga...,gab->ngb...", spread_, taps[(..., *tap)])
     inside = tuple(slice(low, low + size) for size, (low, _) in zip(geometry.image, around, strict=True))
     return padded[(..., *inside)].reshape(n, groups * weight.shape[1], *geometry.image)
 
 
-def filter_in_numpy(response: Any, image: Any, geometry: Any) -> Any:
+def _filter_in_numpy(response: Any, image: Any, geometry: Any) -> Any:
     """:func:`filter_of` of arrays, in their dtype."""
     groups = geometry.groups
     padded = _grouped(np.pad(image, [(0, 0), (0, 0), *_extents(geometry)]), groups)
     given = _grouped(response, groups)
     out: Any = np.zeros((groups, given.shape[2], padded.shape[2], *geometry.filter), image.dtype)
-    for tap, at in places(geometry, image.shape[2:]):
+    for tap, at in _met(geometry):
         met = padded[(..., *at)]
         out[(..., *tap)] = np.einsum("ngap,ngbp->gab", *(x.reshape(*x.shape[:3], -1) for x in (given, met)))
     return out.reshape(response.shape[1], padded.shape[2], *geometry.filter)
@@ -707,7 +704,7 @@ def _views_of(*names: str) -> Any:
 convolution_response: Library = Library(
     "convolution_response",
     infer=_convolution_response,
-    reference=_reference(_of_response, response_in_numpy),
+    reference=_reference(_of_response, _response_in_numpy),
     decompose=lambda input, weight, **attrs: response_of(input, weight, _of_response(input, weight, **attrs)),
     pays=_pays(_of_response, 1),
     axes=_axes_of("image", "filter", "response"),
@@ -749,7 +746,7 @@ convolution_response: Library = Library(
 convolution_image: Library = Library(
     "convolution_image",
     infer=_convolution_image,
-    reference=_reference(_of_image, image_in_numpy),
+    reference=_reference(_of_image, _image_in_numpy),
     decompose=lambda response, weight, **attrs: image_of(response, weight, _of_image(response, weight, **attrs)),
     pays=_pays(_of_image, 1),
     axes=_axes_of("response", "filter", "image"),
@@ -788,7 +785,7 @@ convolution_image: Library = Library(
 convolution_filter: Library = Library(
     "convolution_filter",
     infer=_convolution_filter,
-    reference=_reference(_of_filter, filter_in_numpy),
+    reference=_reference(_of_filter, _filter_in_numpy),
     decompose=lambda response, input, **attrs: filter_of(response, input, _of_filter(response, input, **attrs)),
     minimal=_minimal_filter,
     pays=_pays(_of_filter, None),
