@@ -217,6 +217,13 @@ def given_as_they_are(target: str) -> tuple[DType, ...]:
     return (BF16, F16) if target.startswith("cuda") else ()
 
 
+def library_functions(options: Options) -> tuple[str, ...]:
+    """The library ops that a target has a function for although they are made of others."""
+    return (
+        ("convolution_response", "convolution_image", "convolution_filter") if options.convolutions == "cudnn" else ()
+    )
+
+
 def _hints(options: Options) -> dict[str, int]:
     """Sizes at which bytes are counted."""
     return {**(options.hints or {}), **(options.dims or {})}
@@ -242,7 +249,7 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     round_operands, round_products = multiplied_as_they_are(target), given_as_they_are(target)
     if target == "cpu":
         graph = pipeline.run(minimal_filtering, graph, dims=_hints(options), numerics=numerics)
-    graph = pipeline.run(decompose, graph)
+    graph = pipeline.run(decompose, graph, functions=library_functions(options))
     graph = pipeline.run(upcast, graph)
     graph = pipeline.run(
         simplify, graph, numerics=numerics, round_operands=round_operands, round_products=round_products

@@ -477,7 +477,7 @@ def _run_call(step: Call, memory: _Memory) -> None:
         for number, (operand, own) in enumerate(zip(step.args, step.views, strict=True))
     ]
     shape = tuple(sizes[axis] for axis in step.result_axes)
-    value = op.reference(*map(_widened, arrays), **op.attributes(shape))
+    value = op.reference(*map(_widened, arrays), **op.attributes(shape), **dict(step.attrs))
     value = _ended(step, value, arrays, memory)
     window = []
     for index in step.out.index:

@@ -531,6 +531,32 @@ def _convolution(
     return y
 
 
+def _convolution_response(x: torch.Tensor, weight: torch.Tensor, *, size: Any, **attrs: Any) -> torch.Tensor:
+    y = _convolution(x, weight, **attrs)
+    return y[(..., *(slice(n) for n in size))]
+
+
+def _convolution_image(
+    response: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int = 1,
+) -> torch.Tensor:
+    whole = [n + low + high for n, (low, high) in zip(size, padding, strict=True)]
+    taps = zip(whole, weight.shape[2:], stride, dilation, strict=True)
+    made = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in taps]
+    missing = [n - m for n, m in zip(made, response.shape[2:], strict=True)]
+    response = F.pad(response, [n for rest in reversed(missing) for n in (0, rest)])
+    gradient = getattr(torch.nn.grad, f"conv{len(size)}d_input")
+    shape = (response.shape[0], weight.shape[1] * groups, *whole)
+    x = gradient(shape, weight, response, stride, 0, dilation, groups)
+    return x[(..., *(slice(low, low + n) for n, (low, _) in zip(size, padding, strict=True)))]  # type: ignore[no-any-return]
+
+
 def _convolution_filter(
     response: torch.Tensor, x: torch.Tensor, *, size: Any, stride: Any, padding: Any, dilation: Any, groups: int = 1
 ) -> torch.Tensor:
@@ -651,6 +677,8 @@ TORCH: dict[str, Callable[..., Any]] = {
     "overlaps": _overlaps,
     "overlap_add": lambda x, axis, **attrs: _overlaps(x, axis, **attrs).sum(tuple(range(x.ndim - len(axis), x.ndim))),
     "convolution": _convolution,
+    "convolution_response": _convolution_response,
+    "convolution_image": _convolution_image,
     "convolution_filter": _convolution_filter,
     "max_pool": _pool("max"),
     "max_unpool": _max_unpool,

@@ -19,11 +19,16 @@ import click
 from .. import knobs
 from ..api import VERSION
 from ..errors import CompilerMissing, GradcError
+from ..runtime.cuda import cudnn_version
 from .progress import Progress
 
 COMPILERS = ("C compiler", "NVRTC")
 C_HINT = "install gcc or clang (Debian: apt-get install gcc), or: pip install ziglang; and unset CC where it names none"
 NVRTC_HINT = "for the target cuda: pip install 'gradc[nvrtc]' (without a GPU) or 'gradc[cuda12]'; unset GRADC_NVRTC"
+CUDNN_HINT = (
+    "for convolutions of the target cuda: pip install 'gradc[cudnn]', and cuDNN itself, which torch brings:"
+    " nvidia-cudnn-cu12 or nvidia-cudnn-cu13"
+)
 CACHE_HINT = "set GRADC_CACHE_DIR to a folder that can be written"
 
 
@@ -191,6 +196,13 @@ def _gpu() -> Iterator[Line]:
     cupy = next((f"{name} {v}" for name in ("cupy-cuda12x", "cupy-cuda13x", "cupy") if (v := _version(name))), "")
     yield Line(
         "CuPy", cupy or "not installed (gradc[cuda12])", "ok" if cupy else "missing", "pip install 'gradc[cuda12]'"
+    )
+    frontend, why = cudnn_version.version_of(cudnn_version.FRONTEND), cudnn_version.missing()
+    yield Line(
+        "cuDNN",
+        f"{why}; convolutions are products of windows" if why else f"{cudnn_version.FRONTEND} {frontend}",
+        "missing" if why else "ok",
+        CUDNN_HINT,
     )
     tool = shutil.which("nvidia-smi")
     if tool is None:

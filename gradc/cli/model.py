@@ -123,7 +123,8 @@ def _flag(each: Field[Any]) -> Decorator:
             callback=strategies,
             help=about["flag"],
         )
-    choices = click.Choice(about["check"].known) if isinstance(about["check"], OneOf) else None
+    known = [value for value in about["check"].known if value is not None] if isinstance(about["check"], OneOf) else []
+    choices = click.Choice(known) if known else None
     return click.option(
         f"--{name}",
         type=choices,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..analysis.cost import floor_bytes, kernel_bytes
-from ..codegen.cuda.actions import Action, Launch, Library
-from ..codegen.cuda.library_time import ProductTime, product_time
+from ..codegen.cuda.actions import Action, Convolution, Launch, Library
+from ..codegen.cuda.library_time import ProductTime, convolution_time, product_time
 from ..errors import InvalidProblem
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel
@@ -97,7 +97,7 @@ class Direction:
     gpu: Gpu
     functions: Mapping[str, Function]
     launches: tuple[tuple[Launch, Predicted], ...]
-    products: tuple[tuple[Library, ProductTime], ...]
+    products: tuple[tuple[Library | Convolution, ProductTime], ...]
     steps: tuple[StepTime, ...]
     kernel_bytes: int
     floor: int
@@ -176,6 +176,9 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
             if isinstance(action, Library):
                 timed.append((action, product_time(action, gpu)))
                 continue
+            if isinstance(action, Convolution):
+                timed.append((action, convolution_time(action, gpu)))
+                continue
             if action not in made:
                 made[action] = predict(setting, functions[action.function], binary.kernels[action.function], action)
             timed.append((action, made[action]))
@@ -185,7 +188,7 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
         gpu,
         functions,
         tuple((a, p) for a, p in every if isinstance(a, Launch) and isinstance(p, Predicted)),
-        tuple((a, p) for a, p in every if isinstance(a, Library) and isinstance(p, ProductTime)),
+        tuple((a, p) for a, p in every if not isinstance(a, Launch) and isinstance(p, ProductTime)),
         tuple(_step_time(name, timed) for (_, name), timed in steps.items() if timed),
         moved,
         floor_bytes(program, dims),
@@ -195,6 +198,7 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
 
 def _step_time(name: str, timed: Sequence[tuple[Action, Predicted | ProductTime]]) -> StepTime:
     calls = [1 if a.pointers is not None else len(a.calls) for a, _ in timed if isinstance(a, Library)]
+    calls += [1 for a, _ in timed if isinstance(a, Convolution)]
     longest = max((p for _, p in timed), key=lambda p: p.seconds)
     launches = sum(isinstance(a, Launch) for a, _ in timed)
     return StepTime(name, sum(p.seconds for _, p in timed), launches, sum(calls), longest.bound)

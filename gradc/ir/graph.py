@@ -17,7 +17,6 @@ from .dims import Assumption, assuming, symbols
 from .graph_file import save_graph
 from .lexer import LONGEST_NAME, format_attributes, format_note, is_long
 from .node import REGISTRY, Node, Note, identical, listening, make, maker
-from .op import Composite
 from .types import Type
 from .walk import operands, postorder, topological
 
@@ -364,19 +363,26 @@ class Graph:
         save_graph(path, str(self), self.bound_arrays)
 
 
-def open_composites(graph: Graph, opens: Callable[[Composite], bool] = lambda op: True) -> Graph:
-    """The graph with composites replaced by their decompositions, recursively.
+def open_composites(
+    graph: Graph, opens: Callable[[Any], bool] = lambda op: True, keeps: Callable[[Node], bool] = lambda node: False
+) -> Graph:
+    """The graph with composites, and library ops that are made of others, replaced by their decompositions,
+    recursively.
 
-    :param opens: which composites are replaced.
+    :param opens: which of these ops are replaced, :param keeps: but for which nodes.
     """
-    if not any(isinstance(node.op, Composite) and opens(node.op) for node in graph.nodes):
+
+    def is_open(node: Node) -> bool:
+        return node.op.decompose is not None and opens(node.op) and not keeps(node)
+
+    if not any(map(is_open, graph.nodes)):
         return graph
     new: dict[Node, Node] = {}
     meant: dict[Node, Node] = {}
     notes = dict(graph.notes)
 
     def sources(node: Node) -> tuple[Node, ...]:
-        if node not in meant and isinstance(node.op, Composite) and opens(node.op):
+        if node not in meant and is_open(node):
             if not all(o in new for o in node.operands):
                 return node.operands
             inner = tuple(new[o] for o in node.operands)

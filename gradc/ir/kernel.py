@@ -23,7 +23,7 @@ from ..errors import Unsupported
 from ..process.forks import cached_property
 from .dims import Assumption, Dim, Size, evaluate, product, same, substitute, symbol, symbols
 from .epilogue import PLAIN, Epilogue
-from .lexer import format_note, format_value
+from .lexer import format_attributes, format_note, format_value
 from .node import REGISTRY, Note
 from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
 from .types import Type
@@ -382,6 +382,7 @@ class Call:
     :param add: in a :class:`Loop`, the result is added to what the blocks before it left (``c[m, n] += matmul ...``).
     :param epilogue: of a contraction, what is done to the sums before they are rounded: ``c[m, n] <- matmul a[m, k],
         b[k, n] + v[n] then gelu``.
+    :param attrs: attributes of the op that it carries, in braces behind its operands.
     """
 
     name: str
@@ -393,6 +394,7 @@ class Call:
     add: bool = False
     parts: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
     epilogue: Epilogue[Operand] = PLAIN
+    attrs: tuple[tuple[str, Any], ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -455,7 +457,8 @@ class Call:
         axes = f"axes({format_axes(self.axes)})"
         if self.parts:
             axes += f" parts({', '.join(f'{axis}: ({format_axes(own)})' for axis, own in self.parts)})"
-        return f"call @{self.name} {axes} {self.out} {arrow} {self.op} {args}{self.epilogue}{format_note(self.note)}"
+        more = f"{self.epilogue}{format_attributes(self.attrs)}{format_note(self.note)}"
+        return f"call @{self.name} {axes} {self.out} {arrow} {self.op} {args}{more}"
 
 
 @dataclass(frozen=True)

@@ -281,6 +281,10 @@ class Op:
         that is None where a later one is given.
     :param sugar: what a call with NumPy's comforts (keepdims, -1, negative axes...) means, in this op's and other ops'
         plain forms.
+    :param decompose: ``(*nodes, **attrs) -> node``: what the op is made of: a composite always, a library op where the
+        target has no such function.
+    :param minimal: of an op with ``decompose``, ``(sizes of symbols, *nodes, **attrs) -> node`` of the same value over
+        the reals that takes a CPU less time, or None.
     """
 
     name: str
@@ -304,6 +308,8 @@ class Op:
     ascending: tuple[int, ...] = field(default=(), kw_only=True)
     omitted: Mapping[str, Callable[..., Node]] = field(default_factory=dict, kw_only=True)
     sugar: Callable[..., Node] | None = field(default=None, kw_only=True)
+    decompose: Any = field(default=None, kw_only=True)
+    minimal: Callable[..., Node | None] | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True)
 
@@ -532,27 +538,28 @@ class Primitive(Op):
 class Composite(Op):
     """An op defined by other ops: ``decompose(*nodes, **attrs) -> node``.
 
-    :param minimal: ``(sizes of symbols, *nodes, **attrs) -> node`` of the same value over the reals that takes a CPU
-        less time, or None.
     :param differentiable: without a vjp its decomposition is differentiated; False: nothing is, as in a primitive.
     """
 
-    decompose: Any = field(default=None, kw_only=True)
-    minimal: Callable[..., Node | None] | None = field(default=None, kw_only=True)
     differentiable: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Library(Op):
     """An op computed by a library call.  What the function is on a target, ``CALLS`` of that target says
-    (:mod:`gradc.codegen.cpu.calls`, :mod:`gradc.codegen.cuda.calls`).
+    (:mod:`gradc.codegen.cpu.calls`, :mod:`gradc.codegen.cuda.calls`).  One with ``decompose`` is made of other ops
+    where the target has no such function, or where it does not pay.
 
     :param axes: ``(node) -> (axes, index per operand, index of the result)``: the call with named axes.
     :param views: ``(axes of the result, the other axes) -> axes of each operand``, in the operand's own order.
     :param contraction: the function adds up products over the axes that its result lacks.
     :param converts: the operands of narrower dtypes that it converts to the result's as it reads them, :param scales:
         and those that it scales; both of a contraction.
-    :param attributes: ``(shape of the result) -> attributes``: those of the node, which a call does not carry.
+    :param attributes: ``(shape of the result) -> attributes``: those of the node that a call does not carry.
+    :param carries: the names of those that it does: numbers, which no size is part of.
+    :param pays: ``(node) -> bool``: of an op with ``decompose``, whether the function is to compute it where there is
+        one.
+    :param channels_last: the function also writes its result with axis 1 behind all others.
     :param positions_in: the operand along whose last axis the result's elements are positions.
     :param row_major: the function reads arrays as they lie in memory, without strides.
     :param updates: the operand that the result is but for some elements: it may lie where that does, and these alone
@@ -566,6 +573,9 @@ class Library(Op):
     converts: tuple[int, ...] = field(default=(), kw_only=True)
     scales: tuple[int, ...] = field(default=(), kw_only=True)
     attributes: Callable[[tuple[Any, ...]], Mapping[str, Any]] = field(default=lambda shape: {}, kw_only=True)
+    carries: tuple[str, ...] = field(default=(), kw_only=True)
+    pays: Callable[[Node], bool] = field(default=lambda node: True, kw_only=True)
+    channels_last: bool = field(default=False, kw_only=True)
     positions_in: int | None = field(default=None, kw_only=True)
     row_major: bool = field(default=False, kw_only=True)
     updates: int | None = field(default=None, kw_only=True)

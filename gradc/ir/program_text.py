@@ -63,7 +63,7 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     call      ::= "call" "@" name "axes" axes ["parts" "(" NAME ":" axes ("," NAME ":" axes)* ")"]
                   access ("<-" | "+=") name scaled ("," scaled)* ["+" access]
                   ["then" ("gelu" ["keeping" access] | "gelu_grad" "at" access)]
-                  ["then" "sum" access "of" ("result" | "first" | "second")] LINE
+                  ["then" "sum" access "of" ("result" | "first" | "second")] [attributes] LINE
     scaled    ::= access ["*" access ["per" axes]]
     select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
     loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
@@ -407,8 +407,9 @@ def _call(reader: Reader) -> Call:
             replace(operand, scale=replace(scale, per=_read_axes(reader)) if scale and reader.maybe("per") else scale)
         )
     epilogue = _epilogue(reader, known)
+    attrs = tuple((key, value) for key, (value, _, _) in reader.attributes().items())
     reader.finish()
-    return Call(name, op, axes, out, tuple(args), reader.note(), add, parts, epilogue)
+    return Call(name, op, axes, out, tuple(args), reader.note(), add, parts, epilogue, attrs)
 
 
 def _epilogue(reader: Reader, known: Mapping[str, Size]) -> Epilogue[Operand]:

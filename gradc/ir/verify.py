@@ -31,7 +31,7 @@ from .kernel import (
     alternatives,
     facts,
 )
-from .lexer import excerpt
+from .lexer import excerpt, format_value
 from .node import REGISTRY, Node
 from .op import Library
 from .ranges import KernelRanges, Range, inside, sources
@@ -691,10 +691,14 @@ class _CallCheck(_StepCheck):
                 self.wrong(f"{call.op} scales no such operand", f"{operand.scale.buffer}[")
             dtype = out.dtype if number in op.converts else self.program.buffer[operand.buffer].type.dtype
             types.append(Type(dtype, tuple(axes[a] for a in own)))
+        if tuple(name for name, _ in call.attrs) != op.carries:
+            self.wrong(f"{call.op} carries the attributes {', '.join(op.carries) or 'none'}", call.op)
         try:
-            given, _ = op.type_of(types, op.attributes(shape))
+            given, canonical = op.type_of(types, {**op.attributes(shape), **dict(call.attrs)})
         except TypeRuleError as error:
             self.wrong(str(error), call.op)
+        if different := next((name for name, value in call.attrs if canonical[name] != value), ""):
+            self.wrong(f"{different} is written {format_value(canonical[different])}", f"{different}=")
         if given.dtype is not out.dtype or not all(map(same, given.shape, shape)):
             self.wrong(f"the result is {given}, and {call.out.buffer} is {out}", f"{call.out.buffer}[")
 

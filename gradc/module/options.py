@@ -250,6 +250,14 @@ class Options:
         'when errors of data (indices) are raised on a GPU: ``"async"`` by ``module.synchronize()`` or a later call,'
         ' ``"sync"`` by the call itself, which waits.',
     )
+    convolutions: Literal["cudnn", "windows"] | None = option(
+        None,
+        one_of(None, "cudnn", "windows"),
+        'what computes convolutions on a GPU: ``"cudnn"`` calls cuDNN through the package ``nvidia-cudnn-frontend``,'
+        ' ``"windows"`` matrix products of their windows; by default cuDNN for the target cuda where that package is'
+        " installed, be there a GPU or not.",
+        flag="What computes convolutions for --target cuda: cudnn or windows.",
+    )
     device: str | None = option(
         None,
         unchecked,
@@ -307,7 +315,8 @@ def checked(given: Mapping[str, Any], graph: Graph, target: str, wrt: Sequence[s
 
 
 def for_target(options: Options, target: str) -> Options:
-    """The options with defaults that depend on the target and the current GPU: arch, device, calibration, errors.
+    """The options with defaults that depend on the target, the current GPU and what is installed: arch, device,
+    calibration, errors, convolutions.
 
     :raises InvalidProblem: a GPU option is given for another target.
     """
@@ -319,14 +328,16 @@ def for_target(options: Options, target: str) -> Options:
         )
     options = replace(options, errors=options.errors or ("async" if target == "cuda" else "sync"))
     if not target.startswith("cuda"):
-        for name in ("device", "calibration"):
+        for name in ("device", "calibration", "convolutions"):
             if getattr(options, name) is not None:
                 raise InvalidProblem(f"{name}={getattr(options, name)!r} is for a GPU, not for the target {target!r}")
         return options
     with held_off:
+        from ..runtime.cuda.cudnn_version import installed
         from ..targets.devices import gpu_of, listed_device
 
     if target == "cuda":
+        options = replace(options, convolutions=options.convolutions or ("cudnn" if installed() else "windows"))
         here = gpu.current_device() if gpu.usable() else None
         arch, device = options.arch or (here.arch if here is not None else "sm_90"), options.device
         if not device and here is not None and here.arch == arch:

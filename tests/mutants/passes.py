@@ -48,8 +48,8 @@ MUTANTS = (
     Mutant(
         "loops.copies-rows",
         "gradc/passes/loops/copies.py",
-        "or order[-1:] != (len(order) - 1,) or epilogue",
-        "or epilogue",
+        "rows = op.contraction and order[-1:] == (rank - 1,)",
+        "rows = op.contraction",
         "a library writes columns as rows",
         ("test_rounded_products",),
     ),

@@ -37,7 +37,7 @@ def test_the_docstring_says_what_each_means() -> None:
 
 def test_the_command_has_a_flag_for_each_that_says_so() -> None:
     text = " ".join(CliRunner().invoke(cli, ["compile", "--help"]).output.split())
-    assert set(FLAGS) == {"arch", "fuse", "memory_budget", "numerics", "reductions", "save"}
+    assert set(FLAGS) == {"arch", "convolutions", "fuse", "memory_budget", "numerics", "reductions", "save"}
     for each in FIELDS:
         if each.name in FLAGS:
             flag = {"reductions": "reduction"}.get(each.name, each.name.replace("_", "-"))
@@ -66,7 +66,17 @@ def test_a_module_keeps_them_and_its_file_says_them_in_words(tmp_path: Path) -> 
     stored = json.loads(load(tmp_path / "m.gradc", "module", MODULE_FORMAT).parts["module"])["options"]
     assert stored == {**Options().as_json(), "numerics": "strict", "donate": ["x"], "hints": {"N": 8}, "errors": "sync"}
     assert gradc.load_module(tmp_path / "m.gradc").options == module.options
-    assert set(TEXTS) == {"arch", "calibration", "determinism", "device", "errors", "numerics", "residuals", "unused"}
+    assert set(TEXTS) == {
+        "arch",
+        "calibration",
+        "convolutions",
+        "determinism",
+        "device",
+        "errors",
+        "numerics",
+        "residuals",
+        "unused",
+    }
 
 
 def test_they_cannot_be_changed() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -90,6 +90,11 @@ class Strided:
     def skipped(self) -> int:
         """Bytes before its first element."""
         return self.start * self.part.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements, were they packed."""
+        return prod(self.shape) * self.part.dtype.itemsize
 
     def between(self, axis: int, start: int, end: int) -> Strided:
         """Its elements from ``start`` to ``end`` along an axis."""
@@ -194,7 +199,73 @@ class Library:
         return self.product.a.part.dtype
 
 
-Action = Launch | Library
+@dataclass(frozen=True)
+class Convolution:
+    """What a library of convolutions (cuDNN) is asked: one of the three maps between an image ``[N, G*B, *image]``, a
+    filter ``[G*A, B, *filter]`` and a response ``[N, G*A, *response]``, each of which lies packed, channels first or
+    last.
+
+    :param op: the library op that the call names, :param computes: and which of the three it gives.
+    :param after: the padding behind the last element, with which the response has the size that it has.
+    :param site: as :class:`Product` has it.
+    """
+
+    op: str
+    computes: Literal["image", "filter", "response"]
+    image: Strided
+    filter: Strided
+    response: Strided
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    groups: int
+    site: int
+
+    @property
+    def out(self) -> Strided:
+        parts: dict[str, Strided] = {"image": self.image, "filter": self.filter, "response": self.response}
+        return parts[self.computes]
+
+    @property
+    def operands(self) -> tuple[Strided, Strided]:
+        """What it reads, in the op's order."""
+        if self.computes == "response":
+            return self.image, self.filter
+        return self.response, self.filter if self.computes == "image" else self.image
+
+    @property
+    def written(self) -> tuple[Part, ...]:
+        return (self.out.part,)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.out.part.dtype
+
+    @property
+    def products(self) -> int:
+        """Multiplications of one element by another, with those by padding."""
+        return prod(self.response.shape) * prod(self.filter.shape[1:])
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that the library may work in: each of the three once more, in the order of axes that its kernels have,
+        and partial sums.
+        """
+        copies = sum(align(x.nbytes) for x in (self.image, self.filter, self.response))
+        return copies + CONVOLUTION_WORKSPACE
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The op's attributes."""
+        pairs = tuple(zip(self.before, self.after, strict=True))
+        how = {"stride": self.stride, "padding": pairs, "dilation": self.dilation, "groups": self.groups}
+        return {"size": self.out.shape[2:], **how}
+
+
+CONVOLUTION_WORKSPACE = 32 << 20
+"""Bytes for the partial sums of a convolution: what cuBLAS asks for from sm_90 on."""
+Action = Launch | Library | Convolution
 
 
 class Plan(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ir.kernel import Call, Program, alternatives
-from . import grouped, products, put_rows, sorts
+from . import convolutions, grouped, products, put_rows, sorts
 from .actions import Action, Plan
 
 
@@ -16,12 +16,13 @@ class CudaCall:
 
     :param scratch: ``(plan, call, number of its step)`` -> bytes of scratch.
     :param actions: the same -> what is started.
-    :param text: ``(program, calls)`` -> the CUDA functions of all calls of it in a program.
+    :param text: ``(program, calls)`` -> the CUDA functions of all calls of it in a program, in pieces: calls of
+        different functions may need the same ones.
     """
 
     scratch: Callable[[Plan, Call, int], int]
     actions: Callable[[Plan, Call, int], list[Action]]
-    text: Callable[[Program, Sequence[Call]], str]
+    text: Callable[[Program, Sequence[Call]], Sequence[str]]
 
 
 CALLS = {
@@ -29,6 +30,10 @@ CALLS = {
     **{
         op: CudaCall(grouped.scratch_of, grouped.actions_of, grouped.support(op))
         for op in ("grouped_matmul", "grouped_outer")
+    },
+    **{
+        op: CudaCall(convolutions.scratch_of, convolutions.actions_of, convolutions.support)
+        for op in convolutions.COMPUTED
     },
     "argsort_rows": CudaCall(sorts.scratch_of, sorts.actions_of, sorts.support),
     "put_rows": CudaCall(put_rows.scratch_of, put_rows.actions_of, put_rows.support),
@@ -39,5 +44,5 @@ CALLS = {
 def support(program: Program) -> str:
     """The CUDA functions that a program's calls need."""
     calls = [item for step in program.steps for item in alternatives(step) if isinstance(item, Call)]
-    texts = [function.text(program, [c for c in calls if c.op == op]) for op, function in CALLS.items()]
-    return "\n".join(text for text in texts if text)
+    texts = [text for op, f in CALLS.items() for text in f.text(program, [c for c in calls if c.op == op])]
+    return "\n".join(text for text in dict.fromkeys(texts) if text)

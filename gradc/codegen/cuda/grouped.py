@@ -32,14 +32,14 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
     return [Launch(name, tiles, THREADS, (*args, *numbers), (3,))]
 
 
-def support(op: str) -> Callable[[Program, Sequence[Call]], str]:
+def support(op: str) -> Callable[[Program, Sequence[Call]], list[str]]:
     """The functions of an op, for each dtype of the rows and of the offsets in a program's calls."""
 
-    def text(program: Program, calls: Sequence[Call]) -> str:
+    def text(program: Program, calls: Sequence[Call]) -> list[str]:
         dtypes = program.types
         kinds = {(dtypes[c.out.buffer].dtype.name, stored(dtypes[c.args[2].buffer].dtype)): None for c in calls}
         entries = [_entry(op, *kind) for kind in kinds]
-        return "\n".join([standalone(f"cuda/{op}.cu"), *entries]) if entries else ""
+        return [standalone(f"cuda/{op}.cu"), *entries] if entries else []
 
     return text
 

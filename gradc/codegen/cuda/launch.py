@@ -30,9 +30,11 @@ from .actions import (
     U64,
     WORKSPACE,
     Action,
+    Convolution,
     Launch,
     Library,
     Part,
+    Product,
     Strided,
     align,
     chunks,
@@ -214,10 +216,14 @@ class LaunchPlan:
         self.started = [self._actions(run) for run in self.runs]
         for run, started in zip(self.runs, self.started, strict=True):
             self.actions[run.number] += started
-        products = [a.product for actions in self.actions for a in actions if isinstance(a, Library)]
-        self.kept = {part.root for product in products for part in gated(product)}
+        every = [a for actions in self.actions for a in actions]
+        products = [a.product for a in every if isinstance(a, Library)]
+        convolutions = [a for a in every if isinstance(a, Convolution)]
+        written: list[Product | Convolution] = [*products, *convolutions]
+        self.kept = {part.root for asked in written for part in gated(asked)}
         start = total + self.scratch_size + align(self.flag.nbytes)
-        self.library = Part(WORKSPACE, start, library if products else 0, U8)
+        room = max([library if products else 0, *(asked.workspace for asked in convolutions)])
+        self.library = Part(WORKSPACE, start, room, U8)
         self.workspace = self.library.start + self.library.nbytes
 
     def kernel(self, item: Kernel) -> CudaKernel:

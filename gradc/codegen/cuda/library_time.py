@@ -14,13 +14,13 @@ from math import prod
 
 from ...ir.types import dtype as dtype_of
 from ...targets.devices import Gpu
-from ...targets.gpu import LIBRARY_CALL, LIBRARY_FLOPS, MATRIX_ALIGN, UNALIGNED_FLOPS
-from .actions import Library, Side, Strided
+from ...targets.gpu import CONVOLUTION_SHARE, LIBRARY_CALL, LIBRARY_FLOPS, MATRIX_ALIGN, UNALIGNED_FLOPS
+from .actions import Convolution, Library, Side, Strided
 
 
 @dataclass(frozen=True)
 class ProductTime:
-    """The predicted time of all calls of a product.
+    """The predicted time of all calls of a product, or of a convolution's.
 
     :param bounds: seconds by what bounds it: the calls themselves, flops, bytes.
     """
@@ -52,6 +52,21 @@ def product_time(library: Library, gpu: Gpu) -> ProductTime:
     calls = (1 if library.pointers is not None else len(library.calls)) * LIBRARY_CALL
     bounds = {"launches": calls, "flops": flops, "bytes": read + written}
     return ProductTime(calls + max(flops, read) + written, bounds)
+
+
+def convolution_time(asked: Convolution, gpu: Gpu) -> ProductTime:
+    """The predicted time of a convolution by its library: the longer of flops and bytes.
+
+    Its kernels for 16-bit floats read and write channels last: what lies channels first is copied before, or after
+    (by the workspace that cuDNN 9.28 asks for, which is that of both copies).
+    """
+    flops = 2.0 * asked.products / (CONVOLUTION_SHARE * LIBRARY_FLOPS[dtype_of(asked.dtype).name])
+    moved = 0.0
+    for x in (asked.image, asked.filter, asked.response):
+        copied = asked.dtype.itemsize == 2 and x.shape[1] > 1 and x.strides[1] != 1
+        moved += x.nbytes * (3 if copied else 1)
+    bounds = {"launches": LIBRARY_CALL, "flops": flops, "bytes": moved / gpu.bandwidth}
+    return ProductTime(LIBRARY_CALL + max(flops, moved / gpu.bandwidth), bounds)
 
 
 def is_aligned(library: Library) -> bool:

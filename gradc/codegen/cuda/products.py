@@ -35,6 +35,7 @@ from .actions import (
     WORKSPACE,
     Action,
     Address,
+    Convolution,
     Launch,
     Library,
     Part,
@@ -93,36 +94,36 @@ def _planned(plan: Plan, product: Product) -> _Planned:
     plain, after = _separately(plan, product)
     if plan.own_products or 0 in product.out.shape:
         return _Planned(plain, after=after)
-    room = max(0, sum(align(part.nbytes) for part in gated(product)) - plan.scratch_start)
-    read, before = _with_unit_strides(plan, product, align(room))
+    room = gate_room(plan, product)
+    read, before = _with_unit_strides(plan, product, room)
     whole = library_of(read)
     if whole is None:
         return replace(_planned(plan, plain), after=after) if after else _Planned(plain)
     if after:
         whole = replace(whole, otherwise=(*filter(None, [library_of(_separately(plan, read)[0])]), *after))
-    end = max([align(room), *(_end(plan, launch) for launch in before)])
+    end = max([room, *(end_of(plan, launch) for launch in before)])
     libraries = []
     for library in with_aligned_ends(whole, _GPU):
         if len(library.calls) > MOST_CALLS and library.k > 0 and _may_point(library.product):
             library, written = _by_pointers(plan, library, end)
             before += written
-            end = _end(plan, written[-1])
+            end = end_of(plan, written[-1])
         libraries.append(library)
     return _Planned(product, tuple(libraries), before, end)
 
 
-def _end(plan: Plan, launch: Launch) -> int:
+def end_of(plan: Plan, launch: Launch) -> int:
     """Where scratch memory that a launch writes ends."""
     (written,) = (launch.args[i] for i in launch.written)
     assert isinstance(written, Part)
     return align(written.start + written.nbytes - plan.scratch_start)
 
 
-def gated(product: Product) -> tuple[Part, ...]:
+def gated(asked: Product | Convolution) -> tuple[Part, ...]:
     """The outputs that the library must leave as they are once a check has found something: it cannot read the flag, so
     that a kernel of ours keeps their bytes meanwhile.
     """
-    return tuple(part for part in product.written if part.root != WORKSPACE) if product.site > 0 else ()
+    return tuple(part for part in asked.written if part.root != WORKSPACE) if asked.site > 0 else ()
 
 
 def scratch_of(plan: Plan, call: Call, number: int) -> int:
@@ -136,13 +137,23 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
     product, after = planned.product, planned.after
     if not planned.libraries:
         return [*launches_of(product, plan.flag), *after]
-    calls: list[Action] = [*planned.before, *planned.libraries]
-    if not gated(product):
-        return [*calls, *after]
-    whole = [replace(part, count=part.nbytes, dtype=U8) for part in gated(product)]
-    if planned.libraries[0].k == 0:
-        zero = [(part, part.count, plan.flag, product.site) for part in whole if not product.add]
-        return [*(Launch("gradc_gate_zero", GATE_BLOCKS, 256, given, (0,)) for given in zero), *after]
+    empty = planned.libraries[0].k == 0
+    calls: Sequence[Action] = () if empty and product.add else (*planned.before, *planned.libraries)
+    return [*gate(plan, product, calls, zero=empty and not product.add), *after]
+
+
+def gate(plan: Plan, asked: Product | Convolution, calls: Sequence[Action], zero: bool) -> list[Action]:
+    """The calls of a library, with kernels of ours before and after them that keep the outputs where a check has found
+    something.
+
+    :param zero: the result is a sum over nothing.
+    """
+    if not calls or not gated(asked):
+        return [*calls]
+    whole = [replace(part, count=part.nbytes, dtype=U8) for part in gated(asked)]
+    if zero:
+        given = [(part, part.count, plan.flag, asked.site) for part in whole]
+        return [Launch("gradc_gate_zero", GATE_BLOCKS, 256, each, (0,)) for each in given]
     keep: list[Launch] = []
     restore: list[Launch] = []
     end = 0
@@ -150,9 +161,14 @@ def actions_of(plan: Plan, call: Call, number: int) -> list[Action]:
         kept = replace(part, root=WORKSPACE, start=end)  # over temporaries: after a failed check nothing reads them
         end += align(part.nbytes)
         for launches, to, source in ((keep, kept, part), (restore, part, kept)):
-            given = (to, source, part.count, plan.flag, product.site)
-            launches.append(Launch("gradc_gate", GATE_BLOCKS, 256, given, (0,)))
-    return [*keep, *calls, *restore, *after]
+            args = (to, source, part.count, plan.flag, asked.site)
+            launches.append(Launch("gradc_gate", GATE_BLOCKS, 256, args, (0,)))
+    return [*keep, *calls, *restore]
+
+
+def gate_room(plan: Plan, asked: Product | Convolution) -> int:
+    """Scratch bytes for what is kept of gated outputs."""
+    return align(max(0, sum(align(part.nbytes) for part in gated(asked)) - plan.scratch_start))
 
 
 def _separately(plan: Plan, product: Product) -> tuple[Product, tuple[Launch, ...]]:
@@ -230,11 +246,11 @@ def _with_unit_strides(plan: Plan, product: Product, start: int) -> tuple[Produc
     for side in copied:
         operand: Strided = getattr(product, side)
         packed = _packed(plan, operand, start)
-        launch = _packing(operand, packed, plan.flag, product.site)
+        launch = copying(operand, _held(operand), packed.part, plan.flag, product.site)
         if launch is None:
             return product, ()
         launches.append(launch)
-        start = _end(plan, launch)
+        start = end_of(plan, launch)
         given = replace(given, a=packed) if side == "a" else replace(given, b=packed)
         seconds += _GPU.launch + packed.part.count * (SECTOR_BYTES + operand.part.dtype.itemsize) / _GPU.bandwidth
     flops = 2.0 * prod(product.out.shape) * product.a.shape[-1]
@@ -260,15 +276,17 @@ def _packed(plan: Plan, operand: Strided, start: int) -> Strided:
     return Strided(plan.space(start, prod(held), operand.part.dtype), operand.shape, tuple(strides))
 
 
-def _packing(operand: Strided, packed: Strided, flag: Part, site: int) -> Launch | None:
-    """The launch that copies an operand; None where it has more axes that step differently than the kernel takes."""
-    sizes, steps = merged_axes(_held(operand), operand.strides)
+def copying(operand: Strided, held: Sequence[int], packed: Part, flag: Part, site: int) -> Launch | None:
+    """The launch that copies the first ``held`` elements along each axis of an operand to row-major order; None where
+    it has more axes that step differently than the kernel takes.
+    """
+    sizes, steps = merged_axes(held, operand.strides)
     pad = AXES - len(sizes)
     if pad < 0:
         return None
     sizes, steps = [1] * pad + sizes, [0] * pad + steps
     size = operand.part.dtype.itemsize
-    source, to = (replace(part, dtype=np.dtype(f"u{size}")) for part in (operand.part, packed.part))
+    source, to = (replace(part, dtype=np.dtype(f"u{size}")) for part in (operand.part, packed))
     args: list[Part | int] = [source, to, to.count, operand.start, *sizes[1:], *steps, flag, site]
     return Launch(f"gradc_copy_{size}", blocks(to.count), 256, tuple(args), (1,))
 
@@ -348,7 +366,7 @@ def multiplied(
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
-def support(program: Program, calls: Sequence[Call]) -> str:
+def support(program: Program, calls: Sequence[Call]) -> list[str]:
     """What a program's products need of us: the kernel for those that the library may not take, the gate where checks
     come before one.
     """
@@ -360,15 +378,24 @@ def support(program: Program, calls: Sequence[Call]) -> str:
         if not _library_surely(program, call)
         for operand in call.args
     }
-    checks = any(s.op == "check" for kernel in program.kernels for s in kernel.body)
-    texts = [
+    return [
         matmul_text(own) if own else "",
-        "\n".join([standalone("cuda/pack.cu"), *(packing("copy", size) for size in sorted(copied))]) if copied else "",
+        *copying_texts(copied),
         standalone("cuda/pointers.cu") if any(not _one_axis(program, call) for call in taken) else "",
-        standalone("cuda/gate.cu") if calls and checks else "",
+        *gate_texts(program, calls),
         epilogue_text({_kinds(program, call)[1] for call in calls if call.epilogue.beyond_bias}),
     ]
-    return "\n".join(text for text in texts if text)
+
+
+def copying_texts(sizes: Collection[int]) -> list[str]:
+    """The functions that :func:`copying` starts, for elements of so many bytes."""
+    return [standalone("cuda/pack.cu"), *(packing("copy", size) for size in sorted(sizes))] if sizes else []
+
+
+def gate_texts(program: Program, calls: Sequence[Call]) -> list[str]:
+    """The functions that :func:`gate` starts, where checks come before calls."""
+    checks = any(s.op == "check" for kernel in program.kernels for s in kernel.body)
+    return [standalone("cuda/gate.cu")] if calls and checks else []
 
 
 def without_library(program: Program, calls: Sequence[Call]) -> str:

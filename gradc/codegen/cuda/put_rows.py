@@ -41,10 +41,10 @@ def _words(part: Part) -> Part:
     return Part(part.root, part.start, part.count, np.dtype(f"u{part.dtype.itemsize}"))
 
 
-def support(program: Program, calls: Sequence[Call]) -> str:
+def support(program: Program, calls: Sequence[Call]) -> list[str]:
     """The functions for each size of elements that a program's calls have."""
     sizes = sorted({program.buffer[call.out.buffer].type.dtype.itemsize for call in calls})
-    return "\n".join([standalone("cuda/put_rows.cu"), *map(_entries, sizes)]) if sizes else ""
+    return [standalone("cuda/put_rows.cu"), *map(_entries, sizes)] if sizes else []
 
 
 def _entries(size: int) -> str:

@@ -80,10 +80,10 @@ def _shifted(part: Part, by: int, count: int) -> Part:
     return Part(part.root, part.start + by * part.dtype.itemsize, count, part.dtype)
 
 
-def support(program: Program, calls: Sequence[Call]) -> str:
+def support(program: Program, calls: Sequence[Call]) -> list[str]:
     """The sorts of each dtype of keys that a program's calls have."""
     names = sorted({program.buffer[call.args[0].buffer].type.dtype.name for call in calls})
-    return "\n".join([standalone("cuda/argsort.cu"), *map(_entries, names)]) if names else ""
+    return [standalone("cuda/argsort.cu"), *map(_entries, names)] if names else []
 
 
 def _entries(key: str) -> str:

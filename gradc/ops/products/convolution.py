@@ -2,22 +2,26 @@
 
 A convolution is one of three bilinear maps between an image, a response and a filter, of which each is the gradient of
 the others: the response of an image to a filter, the image that a response spreads to, and the filter that correlates
-both.
+both.  Each is a library call (cuDNN's fprop, dgrad and wgrad) where a target has such a function; windows and a matrix
+product elsewhere.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import numpy as np
 
 from ...errors import TypeRuleError
 from ...ir.dims import Assumption, Size, ceildiv, floordiv, known_nonnegative, product, same
 from ...ir.node import Node, call
-from ...ir.op import BadSample, Composite, Function, Sample
-from ...ir.types import F32, DType, Type
+from ...ir.op import BadSample, Composite, Function, Library, Sample
+from ...ir.statement import Index
+from ...ir.types import BF16, F16, F32, F64, DType, Type
 from ..rules import floating, full, leading, reshaped, spread
 from ..shapes.windows import Ints, SizeLike, overlap_add, per_axis, window_count, windows
 from . import minimal_filtering
@@ -350,8 +354,17 @@ def _convolution(
 
 
 def _convolution_value(input: Node, weight: Node, bias: Node | None = None, **attrs: Any) -> Node:
-    geometry = _geometry(input, weight, **attrs)
-    return _biased((image_of if attrs["transposed"] else response_of)(input, weight, geometry), bias)
+    return _biased(_mapped(input, weight, _geometry(input, weight, **attrs), attrs["transposed"], attrs), bias)
+
+
+def _mapped(x: Node, weight: Node, geometry: Geometry, to_image: bool, attrs: Mapping[str, Any]) -> Node:
+    """The image that a response spreads to, or the response of an image."""
+    if any(isinstance(n, int) and n < 1 for n in geometry.response):  # the result of no convolution
+        return (image_of if to_image else response_of)(x, weight, geometry)
+    how = {name: attrs[name] for name in ("stride", "padding", "dilation", "groups")}
+    if to_image:
+        return convolution_image.plain(x, weight, size=geometry.image, **how)
+    return convolution_response.plain(x, weight, size=geometry.response, **how)
 
 
 def _biased(y: Node, bias: Node | None) -> Node:
@@ -381,7 +394,7 @@ def _convolution_vjp(
     if geometry.steps_by_one and not any(attrs["output_padding"]) and not empty:
         other = convolution.plain(g, weight, **{**attrs, "transposed": not transposed})
     else:
-        other = (response_of if transposed else image_of)(g, weight, geometry)
+        other = _mapped(g, weight, geometry, not transposed, attrs)
     if empty:
         filter_ = filter_of(response, image, geometry)
     else:
@@ -398,6 +411,7 @@ def _implied(node: Node) -> list[Assumption]:
 
 _PLAIN = {"stride": (1,), "padding": ((0, 0),), "dilation": (1,)}
 _FULL = {"stride": (2, 1), "padding": ((1, 1), (1, 2)), "dilation": (1, 2)}
+_THREE = {"stride": (1, 2, 1), "padding": ((0, 0), (1, 1), (0, 1)), "dilation": (1, 1, 1)}
 
 convolution = Composite(
     "convolution",
@@ -433,7 +447,58 @@ convolution = Composite(
     source="torch.ops.aten.convolution",
 )
 
-# -- the gradient of its weight ----------------------------------------------------------------------------------------
+# -- the three maps ----------------------------------------------------------------------------------------------------
+
+
+def _fitting(response: Type, input: Type, weight: Type, **attrs: Any) -> dict[str, Any]:
+    """The attributes of a map between these three, canonical.
+
+    :raises TypeRuleError: no convolution of this image with this filter has such a response.
+    """
+    made, canonical = _convolution(input, weight, **attrs)
+    missing = (known_nonnegative(n - m - 1) for n, m in zip(response.shape, made.shape, strict=True))
+    # a transpose with output_padding meets fewer
+    if not all(map(same, made.shape[:2], response.shape[:2])) or any(missing):
+        size = "x".join(map(str, weight.shape[2:]))
+        raise TypeRuleError(f"the response is {response}, and that to a filter of {size} is {made}")
+    return {name: canonical[name] for name in _HOW}
+
+
+def _alike(first: str, x: Type, second: str, y: Type, size: tuple[SizeLike, ...]) -> None:
+    if not (x.rank == y.rank == len(size) + 2 >= 3):
+        raise TypeRuleError(f"{first} {x} and {second} {y}: both of rank 3 at least, alike")
+
+
+def _convolution_response(
+    input: Type,
+    weight: Type,
+    *,
+    size: tuple[SizeLike, ...],
+    stride: tuple[int, ...],
+    padding: tuple[tuple[int, ...], ...],
+    dilation: tuple[int, ...],
+    groups: int = 1,
+) -> Any:
+    _alike("an input", input, "a filter", weight, size)
+    response = input.with_shape(input.shape[0], weight.shape[0], *size)
+    how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return response, {"size": size, **_fitting(response, input, weight, **how)}
+
+
+def _convolution_image(
+    response: Type,
+    weight: Type,
+    *,
+    size: tuple[SizeLike, ...],
+    stride: tuple[int, ...],
+    padding: tuple[tuple[int, ...], ...],
+    dilation: tuple[int, ...],
+    groups: int = 1,
+) -> Any:
+    _alike("a response", response, "a filter", weight, size)
+    image = response.with_shape(response.shape[0], weight.shape[1] * groups, *size)
+    how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return image, {"size": size, **_fitting(response, image, weight, **how)}
 
 
 def _convolution_filter(
@@ -446,30 +511,40 @@ def _convolution_filter(
     dilation: tuple[int, ...],
     groups: int = 1,
 ) -> Any:
-    if not response.rank == input.rank >= 3:
-        raise TypeRuleError(f"a response {response} and an input {input}: both of rank 3 at least, alike")
+    _alike("a response", response, "an input", input, size)
     if groups < 1 or (groups > 1 and not isinstance(input.shape[1], int)):
         raise TypeRuleError(
             f"an input {input} in groups={groups}: 1 group at least, a known number of channels if more"
         )
     weight = response.with_shape(response.shape[1], floordiv(input.shape[1], groups), *size)
-    made, attrs = _convolution(input, weight, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    missing = (known_nonnegative(n - m - 1) for n, m in zip(response.shape, made.shape, strict=True))
-    if not same(made.shape[0], response.shape[0]) or any(missing):  # a transpose with output_padding meets fewer
-        raise TypeRuleError(f"the response is {response}, and that to a filter of {'x'.join(map(str, size))} is {made}")
-    names = ("stride", "padding", "dilation", "groups")
-    return weight, {"size": size, **{name: attrs[name] for name in names}}
+    how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return weight, {"size": size, **_fitting(response, input, weight, **how)}
 
 
-def _filter_geometry(response: Node, input: Node, size: tuple[Size, ...], **attrs: Any) -> Geometry:
+_HOW = ("stride", "padding", "dilation", "groups")
+
+
+def _between(
+    image: Type | Node, response: tuple[Size, ...], filter_: tuple[Size, ...], attrs: Mapping[str, Any]
+) -> Geometry:
     before = tuple(low for low, _ in attrs["padding"])
-    return Geometry(
-        input.shape[2:], response.shape[2:], size, attrs["stride"], attrs["dilation"], before, attrs["groups"]
-    )
+    return Geometry(image.shape[2:], response, filter_, attrs["stride"], attrs["dilation"], before, attrs["groups"])
+
+
+def _of_response(input: Node, weight: Node, *, size: tuple[Size, ...], **attrs: Any) -> Geometry:
+    return _between(input, size, weight.shape[2:], attrs)
+
+
+def _of_image(response: Node, weight: Node, *, size: tuple[Size, ...], **attrs: Any) -> Geometry:
+    return replace(_between(response, response.shape[2:], weight.shape[2:], attrs), image=size)
+
+
+def _of_filter(response: Node, input: Node, *, size: tuple[Size, ...], **attrs: Any) -> Geometry:
+    return _between(input, response.shape[2:], size, attrs)
 
 
 def _minimal_filter(dims: Mapping[str, int], response: Node, input: Node, **attrs: Any) -> Node | None:
-    geometry = _filter_geometry(response, input, **attrs)
+    geometry = _of_filter(response, input, **attrs)
     channels = (response.shape[1], input.shape[1])
     pays = minimal_filtering.pays(channels, input.shape[0], geometry.response, dims)
     if not geometry.is_minimal(input.dtype) or not pays:
@@ -477,20 +552,254 @@ def _minimal_filter(dims: Mapping[str, int], response: Node, input: Node, **attr
     return minimal_filtering.filter_of(response, input, geometry.before)
 
 
-def _implied_of_filter(node: Node) -> list[Assumption]:
-    response, input = node.operands
-    attrs = {name: node.attrs[name] for name in ("stride", "padding", "dilation", "groups")}
-    most = _geometry(input, node, **attrs, transposed=False, output_padding=()).response
+def _implied_between(response: Type | Node, input: Type | Node, weight: Type | Node, node: Node) -> list[Assumption]:
+    attrs = {name: node.attrs[name] for name in _HOW}
+    most = _geometry(input, weight, **attrs, transposed=False, output_padding=()).response
     beyond = (m - n for n, m in zip(response.shape[2:], most, strict=True))
-    return [*_implied(response), *(Assumption(rest, ">=", 0) for rest in beyond if not isinstance(rest, int))]
+    ones = (Assumption(n, ">=", 1) for n in response.shape[2:] if not isinstance(n, int))
+    return [*ones, *(Assumption(rest, ">=", 0) for rest in beyond if not isinstance(rest, int))]
 
 
-convolution_filter = Composite(
+# what a library computes them by, in NumPy
+
+
+def _met(geometry: Any) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """For each tap of a filter, where the elements that it meets lie in an image between its padding."""
+    for tap in np.ndindex(*geometry.filter):
+        starts = [k * d for k, d in zip(tap, geometry.dilation, strict=True)]
+        yield (
+            tap,
+            tuple(
+                slice(start, start + (n - 1) * s + 1, s)
+                for start, n, s in zip(starts, geometry.response, geometry.stride, strict=True)
+            ),
+        )
+
+
+def _extents(geometry: Any) -> list[tuple[int, int]]:
+    """The padding before and after each spatial axis with which every window lies in the image."""
+    return [
+        (low, max(0, (o - 1) * s + d * (k - 1) + 1 - low - n))
+        for low, n, o, k, s, d in zip(
+            geometry.before,
+            geometry.image,
+            geometry.response,
+            geometry.filter,
+            geometry.stride,
+            geometry.dilation,
+            strict=True,
+        )
+    ]
+
+
+def _grouped(x: Any, groups: int) -> Any:
+    """[N, G*B, ...] -> [N, G, B, ...]"""
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+
+
+def _by_group(weight: Any, groups: int) -> Any:
+    """[G*A, B, ...] -> [G, A, B, ...]"""
+    return weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+
+
+def _response_in_numpy(image: Any, weight: Any, geometry: Any) -> Any:
+    """:func:`response_of` of arrays, in their dtype."""
+    n, groups = image.shape[0], geometry.groups
+    padded = _grouped(np.pad(image, [(0, 0), (0, 0), *_extents(geometry)]), groups)
+    taps = _by_group(weight, groups)
+    out = np.zeros((n, groups, weight.shape[0] // groups, *geometry.response), image.dtype)
+    for tap, at in _met(geometry):
+        out += np.einsum("ngb...,gab->nga...", padded[(..., *at)], taps[(..., *tap)])
+    return out.reshape(n, weight.shape[0], *geometry.response)
+
+
+def _image_in_numpy(response: Any, weight: Any, geometry: Any) -> Any:
+    """:func:`image_of` of arrays, in their dtype."""
+    n, groups, around = response.shape[0], geometry.groups, _extents(geometry)
+    sizes = [low + size + high for size, (low, high) in zip(geometry.image, around, strict=True)]
+    padded: Any = np.zeros((n, groups, weight.shape[1], *sizes), response.dtype)
+    spread_, taps = _grouped(response, groups), _by_group(weight, groups)
+    for tap, at in _met(geometry):
+        padded[(..., *at)] += np.einsum("nga...,gab->ngb...", spread_, taps[(..., *tap)])
+    inside = tuple(slice(low, low + size) for size, (low, _) in zip(geometry.image, around, strict=True))
+    return padded[(..., *inside)].reshape(n, groups * weight.shape[1], *geometry.image)
+
+
+def _filter_in_numpy(response: Any, image: Any, geometry: Any) -> Any:
+    """:func:`filter_of` of arrays, in their dtype."""
+    groups = geometry.groups
+    padded = _grouped(np.pad(image, [(0, 0), (0, 0), *_extents(geometry)]), groups)
+    given = _grouped(response, groups)
+    out: Any = np.zeros((groups, given.shape[2], padded.shape[2], *geometry.filter), image.dtype)
+    for tap, at in _met(geometry):
+        met = padded[(..., *at)]
+        out[(..., *tap)] = np.einsum("ngap,ngbp->gab", *(x.reshape(*x.shape[:3], -1) for x in (given, met)))
+    return out.reshape(response.shape[1], padded.shape[2], *geometry.filter)
+
+
+def _reference(geometry_of: Any, compute: Any) -> Any:
+    """A map's NumPy meaning, added up in f64 at least."""
+
+    def reference(x: Any, y: Any, **attrs: Any) -> Any:
+        wide = np.result_type(x.dtype, np.float64)
+        return compute(x.astype(wide), y.astype(wide), geometry_of(x, y, **attrs)).astype(x.dtype)
+
+    return reference
+
+
+def _pays(geometry_of: Any, filter_at: int | None) -> Any:
+    """Whether a library's function is to compute a node: not where the windows are the image itself, which a matrix
+    product reads as it lies, and not where each response has one channel, which has no windows in memory.
+    """
+
+    def pays(node: Node) -> bool:
+        geometry: Geometry = geometry_of(*node.operands, **node.attrs)
+        weight = node if filter_at is None else node.operands[filter_at]
+        attrs = {name: node.attrs[name] for name in _HOW}
+        image = node.type.with_shape(node.shape[0], weight.shape[1] * geometry.groups, *geometry.image)
+        most = _geometry(image, weight, **attrs, transposed=False, output_padding=()).response
+        exact = all(map(same, most, geometry.response))  # else a library would compute a larger response
+        few = len(geometry.image) <= 3
+        return exact and few and node.dtype in LIBRARY_DTYPES and not geometry.pointwise and not _is_depthwise(weight)
+
+    return pays
+
+
+LIBRARY_DTYPES = (F16, BF16, F32, F64)
+"""Of convolutions by a library."""
+
+
+def _axes_of(*names: str) -> Any:
+    """A call's axes: n, o and y.. of a response, n, c and x.. of an image, o, i and k.. of a filter.
+
+    :param names: what the operands and the result are.
+    """
+
+    def axes(node: Node) -> Any:
+        sizes: dict[str, Size] = {}
+        indices = []
+        for what, value in zip(names, (*node.operands, node), strict=True):
+            lead, letter = _LETTERS[what]
+            own = [*lead, *(f"{letter}{a}" for a in range(value.rank - 2))]
+            sizes |= zip(own, value.shape, strict=True)
+            indices.append(tuple(map(Index.of, own)))
+        return tuple(sizes.items()), tuple(indices[:-1]), indices[-1]
+
+    return axes
+
+
+_LETTERS = {"response": ("no", "y"), "image": ("nc", "x"), "filter": ("oi", "k")}
+
+
+def _views_of(*names: str) -> Any:
+    def views(out: list[str], inner: list[str]) -> tuple[tuple[str, ...], ...]:
+        every = [*out, *inner]
+        return tuple(
+            (*_LETTERS[what][0], *sorted(a for a in every if a[0] == _LETTERS[what][1] and a[1:])) for what in names
+        )
+
+    return views
+
+
+convolution_response: Library = Library(
+    "convolution_response",
+    infer=_convolution_response,
+    reference=_reference(_of_response, _response_in_numpy),
+    decompose=lambda input, weight, **attrs: response_of(input, weight, _of_response(input, weight, **attrs)),
+    pays=_pays(_of_response, 1),
+    axes=_axes_of("image", "filter", "response"),
+    views=_views_of("image", "filter"),
+    attributes=lambda shape: {"size": shape[2:]},
+    carries=_HOW,
+    channels_last=True,
+    in_place_of_dtype=True,
+    implies=lambda node: _implied_between(node, node.operands[0], node.operands[1], node),
+    # each of the three is linear in the other two, and its gradient by one is the map from the others to it
+    vjp=lambda g, y, input, weight, *, size, **how: (
+        convolution_image.plain(g, weight, size=input.shape[2:], **how),
+        convolution_filter.plain(g, input, size=weight.shape[2:], **how),
+    ),
+    samples=(
+        Sample(("F[2,4,6,4]", "F[6,2,3,2]"), {**_FULL, "size": (3, 5), "groups": 2}),
+        Sample(("F[N,C,5]", "F[O,C,3]"), {**_PLAIN, "size": (3,)}, dims={"N": 2, "C": 3, "O": 2}),
+        Sample(("F[1,2,3,4,3]", "F[3,2,2,3,2]"), {**_THREE, "size": (2, 2, 3)}),
+        Sample(
+            ("F[2,3,5,6]", "F[4,3,3,3]"),
+            {"stride": (2, 2), "padding": ((0, 1), (1, 0)), "dilation": (1, 1), "size": (2, 2)},
+        ),
+    ),
+    bad=(
+        BadSample(("f32[2,4,6]", "f32[6,4,3]"), {**_PLAIN, "size": (5,)}, match="the response is"),
+        BadSample(
+            ("f32[2,4,6]", "f32[6,3,3]"), {**_PLAIN, "size": (4,)}, match="has 4 channels and the weight takes 3"
+        ),
+        BadSample(("f32[2,4,6]", "f32[6,4,3]"), {**_PLAIN, "size": (4, 4)}, match="rank 3 at least, alike"),
+        BadSample(("f32[2,4,6]", "f64[6,4,3]"), {**_PLAIN, "size": (4,)}, match="dtypes differ"),
+    ),
+    doc=(
+        "the response of input [N,C,...] to a filter, weight [O,C/groups,...], [N,O,*size]: a convolution's, or the"
+        " first elements of it"
+    ),
+    source="torch.ops.aten.convolution",
+)
+
+convolution_image: Library = Library(
+    "convolution_image",
+    infer=_convolution_image,
+    reference=_reference(_of_image, _image_in_numpy),
+    decompose=lambda response, weight, **attrs: image_of(response, weight, _of_image(response, weight, **attrs)),
+    pays=_pays(_of_image, 1),
+    axes=_axes_of("response", "filter", "image"),
+    views=_views_of("response", "filter"),
+    attributes=lambda shape: {"size": shape[2:]},
+    carries=_HOW,
+    channels_last=True,
+    in_place_of_dtype=True,
+    implies=lambda node: _implied_between(node.operands[0], node, node.operands[1], node),
+    vjp=lambda g, y, response, weight, *, size, **how: (
+        convolution_response.plain(g, weight, size=response.shape[2:], **how),
+        convolution_filter.plain(response, g, size=weight.shape[2:], **how),
+    ),
+    samples=(
+        Sample(("F[2,6,3,5]", "F[6,2,3,2]"), {**_FULL, "size": (6, 4), "groups": 2}),
+        Sample(("F[N,O,3]", "F[O,C,3]"), {**_PLAIN, "size": (5,)}, dims={"N": 2, "C": 3, "O": 2}),
+        Sample(("F[1,3,2,2,3]", "F[3,2,2,3,2]"), {**_THREE, "size": (3, 4, 3)}),
+        Sample(
+            ("F[2,4,2,2]", "F[4,3,3,3]"),
+            {"stride": (2, 2), "padding": ((0, 1), (1, 0)), "dilation": (1, 1), "size": (5, 6)},
+        ),
+    ),
+    bad=(
+        BadSample(("f32[2,6,5]", "f32[6,4,3]"), {**_PLAIN, "size": (6,)}, match="the response is"),
+        BadSample(("f32[2,5,4]", "f32[6,4,3]"), {**_PLAIN, "size": (6,)}, match="the response is"),
+        BadSample(("f32[2,6,4]", "f32[6,4,3]"), {**_PLAIN, "size": (6, 6)}, match="rank 3 at least, alike"),
+        BadSample(("f32[2,6,4]", "f64[6,4,3]"), {**_PLAIN, "size": (6,)}, match="dtypes differ"),
+    ),
+    doc=(
+        "the gradient of a convolution by its input: the image [N,C,*size] that response [N,O,...] spreads to through"
+        " weight [O,C/groups,...], as a transposed convolution with this weight does"
+    ),
+    source="torch.nn.grad.conv2d_input",
+)
+
+convolution_filter: Library = Library(
     "convolution_filter",
     infer=_convolution_filter,
-    decompose=lambda response, input, **attrs: filter_of(response, input, _filter_geometry(response, input, **attrs)),
+    reference=_reference(_of_filter, _filter_in_numpy),
+    decompose=lambda response, input, **attrs: filter_of(response, input, _of_filter(response, input, **attrs)),
     minimal=_minimal_filter,
-    implies=_implied_of_filter,
+    pays=_pays(_of_filter, None),
+    axes=_axes_of("response", "image", "filter"),
+    views=_views_of("response", "image"),
+    attributes=lambda shape: {"size": shape[2:]},
+    carries=_HOW,
+    channels_last=True,
+    in_place_of_dtype=True,
+    implies=lambda node: _implied_between(node.operands[0], node.operands[1], node, node),
+    vjp=lambda g, y, response, input, *, size, **how: (
+        convolution_response.plain(input, g, size=response.shape[2:], **how),
+        convolution_image.plain(response, g, size=input.shape[2:], **how),
+    ),
     samples=(
         Sample(("F[2,6,(N+1)//2,5]", "F[2,4,N,4]"), {**_FULL, "size": (3, 2), "groups": 2}, dims={"N": 6}),
         Sample(("F[2,O,3]", "F[2,C,5]"), {**_PLAIN, "size": (3,)}, dims={"C": 3, "O": 2}),

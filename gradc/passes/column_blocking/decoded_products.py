@@ -64,7 +64,7 @@ def decoded_products(program: Program) -> Iterator[Decoded]:
     from.
     """
     for call in program.steps:
-        if not isinstance(call, Call) or not REGISTRY[call.op].contraction or call.parts or call.bias or call.add:
+        if not isinstance(call, Call) or not REGISTRY[call.op].contraction or call.parts or call.epilogue or call.add:
             continue
         axes = [axis for axis, _ in call.axes]
         kept = [i.variable for i in call.out.index if i != Index()]

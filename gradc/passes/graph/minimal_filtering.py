@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from ...ir.graph import Graph, again
 from ...ir.node import Node
-from ...ir.op import Composite
 from ..manager import graph_pass
 
 
@@ -18,7 +17,7 @@ def minimal_filtering(graph: Graph, *, dims: Mapping[str, int] | None = None, nu
     """
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
-        minimal = node.op.minimal if isinstance(node.op, Composite) else None
+        minimal = node.op.minimal
         return minimal(dims or {}, *again(node, operands).operands, **node.attrs) if minimal is not None else None
 
     return graph if numerics == "strict" else graph.rewrite(rule)

@@ -161,7 +161,9 @@ def _require_writable(
     :raises IllegalMove: the producer of a temp cannot write the copy itself.
     """
     if isinstance(step, Call):
-        if not REGISTRY[step.op].contraction or order[-1:] != (len(order) - 1,) or epilogue:
+        op, rank = REGISTRY[step.op], len(order)
+        rows = op.contraction and order[-1:] == (rank - 1,)
+        if not (rows or (op.channels_last and order == (0, *range(2, rank), 1))) or epilogue:
             raise IllegalMove(f"write_through of {source}: {step.op} writes rows, in its own dtype")
         return
     if not isinstance(step, Kernel) or source in step.reads:

@@ -199,6 +199,7 @@ class ProgramBuilder:
             Operand(self.names[node], tuple(out)),
             tuple(args),
             self.graph.notes.get(node, Note()),
+            attrs=tuple((key, node.attrs[key]) for key in node.op.carries),
         )
 
     def check(self, node: Node) -> Kernel:

@@ -199,6 +199,13 @@ class Device(Protocol):
         :raises NoKernel: the library has none with this epilogue.
         """
 
+    def convolution(self, asked: Any, first: int, second: int, out: int, workspace: Span) -> Callable[[int], None]:
+        """A function that submits a :class:`gradc.codegen.cuda.actions.Convolution` to a stream; the addresses are
+        those of its operands' and its result's first elements.
+
+        :raises DeviceError: there is no library for it, or it has no algorithm; the sizes are named.
+        """
+
     def stream(self) -> int:
         """A new stream, which exists as long as this object."""
 

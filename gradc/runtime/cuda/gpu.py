@@ -454,6 +454,26 @@ class Gpu:
             self.description.number, library, a, b, out, workspace, pointers, epilogue, self._copy_rows
         )
 
+    def convolution(self, asked: Any, first: int, second: int, out: int, workspace: Span) -> Callable[[int], None]:
+        with held_off:
+            from . import cudnn
+
+        given, arrays = (first, second, out), (*asked.operands, asked.out)
+        prepared = functools.partial(cudnn.prepared, self.description.number, asked)
+        if not any(at % cudnn.ALIGNMENT for at in given):
+            return prepared(*given, workspace)
+
+        def submit(stream: int) -> None:  # a caller's arrays may begin anywhere
+            each = -(-max(x.nbytes for x in arrays) // cudnn.ALIGNMENT) * cudnn.ALIGNMENT
+            memory = self.memory(3 * each, stream)
+            a, b, c = (memory.address + i * each for i in range(3))
+            self.copy(a, first, arrays[0].nbytes, stream)
+            self.copy(b, second, arrays[1].nbytes, stream)
+            prepared(a, b, c, workspace)(stream)
+            self.copy(out, c, arrays[2].nbytes, stream)
+
+        return submit
+
     def _copy_rows(self, to: int, source: int, pitch: int, width: int, rows: int, stream: int) -> None:
         copy, kind = self.runtime.memcpy2DAsync, self.runtime.memcpyDefault
         _asked("a copy", copy, to, pitch, source, pitch, width, rows, kind, stream)

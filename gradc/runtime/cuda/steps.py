@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...codegen.cuda.actions import FLAG, Action, Address, Launch, Library, Part
+from ...codegen.cuda.actions import FLAG, Action, Address, Convolution, Launch, Library, Part, Strided
 from ...codegen.cuda.launch import LaunchPlan
 from ...errors import DeviceError, OutOfMemory
 from ..recent import Recent
@@ -48,7 +48,29 @@ def submit(device: Device, plan: LaunchPlan, actions: Iterable[Action], roots: R
                 action.wide,
             )
         else:
-            product(device, plan, action, roots)(stream)
+            call(device, plan, action, roots)(stream)
+
+
+def call(device: Device, plan: LaunchPlan, action: Library | Convolution, roots: Roots) -> Callable[[int], None]:
+    """A function that submits a library's call to a stream."""
+    if isinstance(action, Convolution):
+        return convolution(device, plan, action, roots)
+    return product(device, plan, action, roots)
+
+
+def convolution(device: Device, plan: LaunchPlan, action: Convolution, roots: Roots) -> Callable[[int], None]:
+    """A function that submits a convolution to a stream."""
+    out = action.out.part
+    if any(0 in x.shape for x in action.operands):  # an empty sum
+        span = span_of(out, roots)
+        return lambda stream: device.fill(span.address, 0, span.nbytes, stream)
+    first, second, written = (_first(x, roots) for x in (*action.operands, action.out))
+    return device.convolution(action, first, second, written, span_of(plan.library, roots))
+
+
+def _first(operand: Strided, roots: Roots) -> int:
+    """The address of an operand's first element."""
+    return span_of(operand.part, roots).address + operand.skipped
 
 
 def product(device: Device, plan: LaunchPlan, action: Library, roots: Roots) -> Callable[[int], None]:
@@ -57,7 +79,7 @@ def product(device: Device, plan: LaunchPlan, action: Library, roots: Roots) -> 
     out = span_of(p.out.part, roots)
     if action.k == 0:  # an empty sum
         return lambda stream: None if p.add else device.fill(out.address, 0, out.nbytes, stream)
-    a, b = (span_of(side.part, roots).address + side.skipped for side in (p.a, p.b))
+    a, b = (_first(side, roots) for side in (p.a, p.b))
     workspace = span_of(plan.library, roots)
     pointers = span_of(action.pointers, roots).address if action.pointers is not None else 0
     epilogue = p.epilogue.map(lambda part: span_of(part, roots))
@@ -127,8 +149,8 @@ class PackedPlan:
         launches = [a for a in self.actions if isinstance(a, Launch)]
         args = [x for launch in launches for x in launch.args]
         parts = [x for x in args if isinstance(x, Part)]
-        products = [p for a in self.actions if isinstance(a, Library) for p in _parts(plan, a)]
-        self._roots = tuple(dict.fromkeys(p.root for p in (*parts, *products) if p.root != FLAG))
+        of_calls = [p for a in self.actions if not isinstance(a, Launch) for p in _parts(plan, a)]
+        self._roots = tuple(dict.fromkeys(p.root for p in (*parts, *of_calls) if p.root != FLAG))
         number = {root: i + 1 for i, root in enumerate(self._roots)}
         number[FLAG] = 0
         self._starts = np.array([*(x.start if isinstance(x, Part) else x for x in args), 0], np.int64)
@@ -183,10 +205,12 @@ class PackedPlan:
                 calls.append((action, (self._handles[id(action)], *grid), at))
                 at += 8 * len(action.args)
             else:
-                calls.append((action, None, product(self.device, self.plan, action, dict(roots))))
+                calls.append((action, None, call(self.device, self.plan, action, dict(roots))))
         return Packed(values, places, tuple(calls))
 
 
-def _parts(plan: LaunchPlan, action: Library) -> list[Part]:
+def _parts(plan: LaunchPlan, action: Library | Convolution) -> list[Part]:
+    if isinstance(action, Convolution):
+        return [*(x.part for x in (*action.operands, action.out)), plan.library]
     p = action.product
     return [p.a.part, p.b.part, *p.written, *p.epilogue.reads, plan.library]

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.ctypeslib
 
-from ...codegen.cuda.actions import Library
+from ...codegen.cuda.actions import Convolution, Library
+from ...codegen.cuda.convolutions import computed
 from ...codegen.cuda.launch import LaunchPlan
 from ...codegen.cuda.products import multiplied, views
 from ...errors import CaptureError, InternalError
@@ -277,6 +278,24 @@ class Simulator:
             if isinstance(ready, np.ndarray):  # of what lies between rows, nothing is written
                 size = result.itemsize
                 np.lib.stride_tricks.as_strided(ready, (*result.shape, size), (*result.strides, 1))[...] = 1
+
+        self.ask(stream, work)
+
+    def convolution(
+        self, asked: Convolution, first: int, second: int, out: int, workspace: Span
+    ) -> Callable[[int], None]:
+        return lambda stream: self.convolve(asked, first, second, out, workspace, stream)
+
+    def convolve(self, asked: Convolution, first: int, second: int, out: int, workspace: Span, stream: int = 0) -> None:
+        """Computes a convolution on addresses."""
+
+        def work() -> None:
+            memory = [
+                self.bytes_at(at - x.skipped, x.part.nbytes)
+                for at, x in zip((first, second, out), (*asked.operands, asked.out), strict=True)
+            ]
+            computed(asked, *memory)
+            self.has(memory[2])
 
         self.ask(stream, work)
 
