@@ -18,7 +18,6 @@ from ..errors import Unsupported
 from ..interp import concrete
 from ..ir.graph import Graph
 from ..ir.node import Node
-from ..ir.op import Composite
 from ..ir.types import DType
 from ..runtime.host.tensors import from_tensor, to_tensor
 from .sizes import TORCH_DTYPES
@@ -114,7 +113,7 @@ def to_torch(graph: Graph, dims: Mapping[str, int]) -> torch.fx.GraphModule:
 
 def _decomposed(node: Node) -> Node:
     """What an op that torch has no call for is made of."""
-    if not isinstance(node.op, Composite):
+    if node.op.decompose is None:
         raise Unsupported(f"torch has no call for {node.op.name}")
     if node.op.surrogate is not None:
         raise Unsupported(f"the gradient of {node.op.name} is one that autograd does not give")

@@ -358,3 +358,11 @@ def test_an_export_asks_for_windows(tmp_path: Any) -> None:
     module = compiled(block, wrt=(), target="cuda", x="f32[1,4,6,6]", w="f32[4,4,3,3]")
     with pytest.raises(Unsupported, match="compile with convolutions='windows'"):
         module.export(tmp_path / "exported")
+
+
+def test_a_cpu_has_no_such_function() -> None:
+    program = compiled(lambda x, w: ops.conv2d(x, w), wrt=(), x="f32[1,4,6,6]", w="f32[4,4,3,3]").forward.program
+    with pytest.raises(Unsupported, match="the cpu has no function for convolution_response"):
+        gradc.Executable(program, "cpu")(
+            {name: np.ones(program.types[name].concrete({}), np.float32) for name in ("x", "w")}
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ... import knobs
+from ...errors import Unsupported
 from ...ir.dims import Assumption, Dim, Size, substitute, symbol
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, refuse_sweeps
 from ...ir.node import REGISTRY
@@ -338,6 +339,8 @@ class _Steps:
                     " == ".join(f"buf[{tables.place[b]}]" for b in self.program.copied(item)),
                 )
             else:
+                if item.op not in CALLS:  # another target's
+                    raise Unsupported(f"{item.name}: the cpu has no function for {item.op}")
                 write = CALLS[item.op].write
                 call = write(item, self.program, tables.place, tables.over, knobs.BOUNDS.get())
             chosen = bool(before or guard)
