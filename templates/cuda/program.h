@@ -41,7 +41,7 @@ GRADC_FN void gradc_report(u64 *flag, i64 site, i64 aux, i64 code, i64 position,
 }
 
 #ifdef GRADC_CUDA_SIM
-GRADC_FN i64 gradc_rounded_i64(f32 v) { return (i64)__builtin_rintf(v); }
+GRADC_FN i64 gradc_rounded_i64(f32 v) { return v - v == 0 ? (i64)__builtin_rintf(v) : 0; } /* of no number: any */
 #else
 GRADC_FN i64 gradc_rounded_i64(f32 v) { return __float2ll_rn(v); }
 #endif
