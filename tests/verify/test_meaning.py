@@ -40,7 +40,6 @@ PROGRAM_PASSES = {
         "columns_to_rows",
         "rows_to_columns",
         "unroll_scatters",
-        "fuse_siblings",
         "inline_constants",
         "choose_reduction",
         "order_steps",
