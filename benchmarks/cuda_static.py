@@ -391,10 +391,10 @@ Where they are furthest apart, counted by hand:
   that the adds go to (11 us) and three launches (9 us), one of which has nothing but the check of the indices.
 - sums in fixed point (E2f): a sum of 8 bytes for each element of the result is cleared, read, and made into 4 bytes:
   20 bytes where atomics clear 4. Less is to move only where it is known which rows of the table nothing hits.
-- grid_sample of f16 in 3-D (G6): 33.5 million points x 8 taps are 268 million adds of 8 bytes. L2 takes 2.1 GB in
-  580 us, more than four times what the floor's bytes take. Places that follow from data are not known to the model: it
-  takes neighbouring lanes to add to neighbouring sums, as those of a smooth grid do. Where a grid's places are random,
-  each lane has a sector of its own, four times as many.
+- grid_sample (G1, G4, G5, G6): lanes pass on what they add to a sum of the next lane's, so that on a smooth grid the 2
+  or 4 taps of a row are about one add. Places that follow from data are not known to the model: it takes grids to be
+  smooth. Where no two neighbours share a sum, each tap is an add: by the same model about 240 us (G1), 800 (G4), 360
+  (G5), 1,060 (G6); and where places are random, each lane has a sector of its own, four times as many.
 - groups of scales (Q2g): the rows kernel moves the floor's bytes in 57 us. The sort of the indices before it and what
   finishes the result are ten launches one after another, whose own time is 30 us.
 """

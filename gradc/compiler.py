@@ -54,6 +54,7 @@ from .passes.program.copy_donated import copy_donated
 from .passes.program.forward_rows import forward_rows
 from .passes.program.fuse_copies import fuse_copies
 from .passes.program.fuse_epilogues import fuse_epilogues
+from .passes.program.fuse_siblings import fuse_siblings
 from .passes.program.inline_constants import inline_constants
 from .passes.program.interchange import gathers_elements, interchange
 from .passes.program.narrow_integers import narrow_integers
@@ -300,6 +301,8 @@ def kernels(
         program = run(columns_to_rows, program)
         program = run(rows_to_columns, program)
         program = run(unroll_scatters, program)
+        if _blocks_rows(options):
+            program = run(fuse_siblings, program)
         program = run(inline_constants, program)
         if _blocks_rows(options):
             program = run(resize_blocks, program)

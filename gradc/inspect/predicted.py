@@ -309,7 +309,7 @@ class _Moved:
             sectors = access.sectors * weight * (lanes * min(1.0, step / SECTOR_BYTES) if step else 1)
         self.lines[key] += sectors  # type: ignore[assignment]
         if opcode not in (*LOADS, "STG"):
-            same = not step and access.executed <= 1 and self.launch.blocks > 1
+            same = not step and access.first is not None and access.executed <= 1 and self.launch.blocks > 1
             rate = gpu.resident / width if width == 16 else gpu.coalesced if 0 < step <= width else gpu.scattered
             self.atomics += times * gpu.hot if same else times * lanes / rate
 

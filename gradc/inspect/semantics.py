@@ -70,7 +70,7 @@ class Decoder:
         if opcode in ("SHFL", "ATOMG", "ATOM") and is_predicate(first):
             return [first, plain(parts[1])], parts[2:]
         if is_predicate(first):
-            second = len(parts) > 1 and is_predicate(parts[1])
+            second = len(parts) > 2 and is_predicate(parts[1])
             return [first, *([parts[1]] if second else [])], parts[1 + second :]
         long = "64" in mods or "WIDE" in mods or opcode in _DOUBLES or (opcode == "CS2R" and "32" not in mods)
         # The first modifier is the result's type, of I2F.S64 (into f32) the operand's.
@@ -365,6 +365,8 @@ def _popc(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str
 
 def _vote(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str]) -> Step:
     which = predicate(sources[-1])
+    if targets and is_predicate(targets[0]):  # VOTE.ALL P0, P1
+        return _setter(targets, lambda r: [which(r)])
     return _setter(targets, lambda r: [None if (v := which(r)) is None else MASK if v else 0, which(r)])
 
 

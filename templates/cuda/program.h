@@ -41,7 +41,7 @@ GRADC_FN void gradc_report(u64 *flag, i64 site, i64 aux, i64 code, i64 position,
 }
 
 #ifdef GRADC_CUDA_SIM
-GRADC_FN i64 gradc_rounded_i64(f32 v) { return (i64)__builtin_rintf(v); }
+GRADC_FN i64 gradc_rounded_i64(f32 v) { return v - v == 0 ? (i64)__builtin_rintf(v) : 0; } /* of no number: any */
 #else
 GRADC_FN i64 gradc_rounded_i64(f32 v) { return __float2ll_rn(v); }
 #endif
@@ -355,36 +355,93 @@ GRADC_FN f32 gradc_scaled(f32 v, int k) {
   return v * power_of_two_f32(half) * power_of_two_f32(k - half);
 }
 
+GRADC_FN i64 gradc_fixed(f32 v, int scale) { return gradc_rounded_i64(gradc_scaled(v, scale)); }
+GRADC_FN void gradc_fixed_add(u64 *sums, ix at, i64 v) { atomicAdd((unsigned long long *)&sums[at], (unsigned long long)v); }
+GRADC_FN void gradc_note_odd(u32 *odd, ix at, f32 v) { atomicOr(&odd[1 + at / GRADC_ODD_SUMS], (v != v ? 1u : v > 0 ? 2u : 4u) << at % GRADC_ODD_SUMS * 4); }
+
 GRADC_FN void gradc_fixed_add(u64 *sums, u32 *odd, ix at, f32 v, int scale) {
   if (v - v == 0) {
-    atomicAdd((unsigned long long *)&sums[at], (unsigned long long)gradc_rounded_i64(gradc_scaled(v, scale)));
+    gradc_fixed_add(sums, at, gradc_fixed(v, scale));
   } else {
-    atomicOr(&odd[1 + at / GRADC_ODD_SUMS], (v != v ? 1u : v > 0 ? 2u : 4u) << at % GRADC_ODD_SUMS * 4);
+    gradc_note_odd(odd, at, v);
     atomicOr(&odd[0], 1u);
   }
 }
 
-/* A value, and the number of the sum that it is added to; none is negative. */
-struct gradc_addend { ix at; f32 value; };
+/* A value in fixed point, and the number of the sum that it is added to; none is negative. */
+struct gradc_addend { i64 value; ix at; };
 /* Values that the lanes of a warp exchange, N each; one place in 16 stays free, so that fewer are in one bank. */
 template <int N> struct gradc_exchanged { enum { SLOTS = 32 * N + 32 * N / 16 }; };
 GRADC_FN int gradc_exchange_slot(int i) { return i + i / 16; }
 
-/* Each lane of a warp adds N values to sums that may be neighbours: neighbouring lanes add to them, in a few sectors of L2. */
-template <int N> GRADC_FN void gradc_fixed_add_together(u64 *sums, u32 *odd, const ix (&at)[N], const f32 (&values)[N], int scale, gradc_addend *exchanged) {
+GRADC_FN void gradc_fixed_add_exchanged(u64 *sums, const gradc_addend *exchanged, int slot) {
+  const gradc_addend &other = exchanged[gradc_exchange_slot(slot)];
+  if (other.at >= 0) gradc_fixed_add(sums, other.at, other.value);
+}
+
+/* All that the lanes of a warp have exchanged, N values each, is added: what grids that are not smooth need, once in the text. */
+template <int N> __device__ __noinline__ void gradc_fixed_add_all(u64 *sums, const gradc_addend *exchanged) {
+#pragma unroll
+  for (int i = 0; i < N; i++) gradc_fixed_add_exchanged(sums, exchanged, i * 32 + (int)(threadIdx.x % 32));
+}
+
+/* Each lane of a warp adds N values to sums that may be neighbours: neighbouring lanes add to them, in a few sectors of L2.
+ * They are of ROWS rows of taps, the same number of each tap: to the sum `at` and those that follow it; -1: to none.  Where a
+ * lane's tap is the tap before of the next lane, as of all neighbours on a smooth grid, the next one adds both: integers have the
+ * same sum in any order. */
+template <int ROWS, int TAPS, int N> GRADC_FN void gradc_fixed_add_together(u64 *sums, u32 *odd, const ix (&at)[ROWS][TAPS], const f32 (&values)[N], int scale, gradc_addend *exchanged) {
+  enum { PLACES = ROWS * TAPS, EACH = N / PLACES, ROW = N / ROWS, LAST = 31, ALONE = 0x7fffffff };
+  const unsigned all = 0xffffffffu;
   const int lane = (int)(threadIdx.x % 32);
+  i64 fixed[N];
+  ix to[PLACES];
+#pragma unroll
+  for (int p = 0; p < PLACES; p++) to[p] = at[p / TAPS][p % TAPS];
+  f32 nothing = 0; /* unless something is not finite */
+#pragma unroll
+  for (int i = 0; i < N; i++) fixed[i] = gradc_fixed(values[i], scale), nothing += values[i] - values[i];
+  if (nothing != 0) {
+    atomicOr(&odd[0], 1u);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      if (values[i] - values[i] == 0) continue;
+      if (to[i / EACH] >= 0) gradc_note_odd(odd, to[i / EACH] + i % EACH, values[i]);
+      fixed[i] = 0;
+    }
+  }
+  u32 left = 0; /* lanes with more to add than their first taps */
+#pragma unroll
+  for (int p = PLACES - 1; p > 0; p--) {
+    if (p % TAPS == 0) continue;
+    const ix next = __shfl_down_sync(all, to[p - 1], 1);
+    const bool passed = lane < LAST && to[p] >= 0 && next == to[p];
+    const bool taken = __ballot_sync(all, passed) << 1 >> lane & 1u;
+    left |= __ballot_sync(all, to[p] >= 0 && !passed);
+#pragma unroll
+    for (int i = p * EACH; i < (p + 1) * EACH; i++) {
+      const i64 before = __shfl_up_sync(all, fixed[i], 1);
+      fixed[i - EACH] += taken ? before : 0;
+    }
+    if (passed) to[p] = -1;
+  }
   __syncwarp(); /* what was exchanged before has been read */
 #pragma unroll
   for (int i = 0; i < N; i++) {
     gradc_addend &own = exchanged[gradc_exchange_slot(lane * N + i)];
-    own.at = at[i], own.value = values[i];
+    if (i % ROW < EACH || left >> lane & 1u) own.value = fixed[i], own.at = to[i / EACH] < 0 ? -1 : to[i / EACH] + i % EACH;
+    else if (left & ALONE) own.at = -1;
   }
   __syncwarp();
-#pragma unroll
-  for (int i = 0; i < N; i++) {
-    const gradc_addend other = exchanged[gradc_exchange_slot(i * 32 + lane)];
-    if (other.at >= 0) gradc_fixed_add(sums, odd, other.at, other.value, scale);
+  if (left & ALONE) {
+    gradc_fixed_add_all<N>(sums, exchanged);
+    return;
   }
+#pragma unroll
+  for (int row = 0; row < ROWS; row++)
+#pragma unroll
+    for (int i = lane; i < 32 * EACH; i += 32) gradc_fixed_add_exchanged(sums, exchanged, i / EACH * N + row * ROW + i % EACH);
+  enum { OTHERS = ROW - EACH > 0 ? ROW - EACH : 1 }; /* of the last lane, which has nobody to pass them on to */
+  if (left && lane < N - ROWS * EACH) gradc_fixed_add_exchanged(sums, exchanged, LAST * N + lane / OTHERS * ROW + EACH + lane % OTHERS);
 }
 
 /* Of a sum, whether NaN, infinity and -infinity have been added to it. */

@@ -21,6 +21,7 @@ __asm__(".text\n  nop\n");
 #define __constant__ __attribute__((section("gradc_constant")))
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __noinline__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(n) __attribute__((aligned(n)))
 #ifndef __builtin_assume

@@ -17,7 +17,7 @@ from ..row_accum import RowAccum
 from .axes import axis_declarations
 from .columns import OFFSETS, Access
 from .facts import Facts
-from .fixed_sums import place_of_sum
+from .fixed_sums import place_of_sum, taps
 from .mapping import ThreadMapping
 
 
@@ -314,24 +314,37 @@ class Accum(RowAccum):
             return f"{alone}if (valid) {{ if (first_in_segment) {target} = 0; {joined} }}"
         return f"{alone}if (valid) {{ if (first_in_segment) {target} = {value}; else {joined} }}"
 
-    def add_together(self, group: Sequence[Stmt]) -> list[str]:
-        """Accums of neighbouring sums: what the lanes of a warp add is exchanged before."""
+    def add_together(self, groups: Sequence[Sequence[Stmt]]) -> list[str]:
+        """Accums of neighbouring sums: what the lanes of a warp add is exchanged before, and added up where lanes that
+        are neighbours add to one sum.
+        """
         number = self.number
-        guards = [f"live && {variable(s.where)}" if s.where else "live" for s in group]
-        places = ", ".join(f"{g} ? {self.place_of_sum(s)} : -1" for g, s in zip(guards, group, strict=True))
-        values = ", ".join(variable(s.args[0]) for s in group)
+        firsts = [taps(group, [self.sum_of(s) for s in group]) for group in groups]
+        if len({*map(len, firsts)}) > 1:
+            firsts = [[*group] for group in groups]
+        rows = ", ".join("{{{}}}".format(", ".join(map(self.place_or_none, row))) for row in firsts)
+        values = ", ".join(variable(s.args[0]) for group in groups for s in group)
         own = "&exchanged[threadIdx.x / 32 * gradc_exchanged<EXCHANGED>::SLOTS]"
         return [
             "{",
-            f"const ix at[] = {{{places}}};",
+            f"const ix at[][{len(firsts[0])}] = {{{rows}}};",
             f"const f32 values[] = {{{values}}};",
             f"gradc_fixed_add_together(fixed{number}, odd{number}, at, values, scale{number}, {own});",
             "}",
         ]
 
-    def place_of_sum(self, s: Stmt) -> str:
+    def place_or_none(self, s: Stmt) -> str:
+        """The number of the sum that an accum adds to, as C; -1 where it adds to none."""
+        guard = f"live && {variable(s.where)}" if s.where else "live"
+        return f"{guard} ? {self.place_of_sum(s)} : -1"
+
+    def sum_of(self, s: Stmt) -> Index:
         """The number of the sum in fixed point that an accum adds to."""
-        return index(place_of_sum(s.index, self.shape, self.facts.layouts[self.buffer]), OFFSETS)
+        return place_of_sum(s.index, self.shape, self.facts.layouts[self.buffer])
+
+    def place_of_sum(self, s: Stmt) -> str:
+        """The same in C."""
+        return index(self.sum_of(s), OFFSETS)
 
 
 def accums_of(facts: Facts, mapping: ThreadMapping) -> Mapping[str, Accum]:

@@ -18,7 +18,7 @@ from ...process.forks import cached_property
 from ..expr import Scribe
 from ..rows import KernelFacts, row_facts
 from .columns import OFFSETS, linear
-from .fixed_sums import Interleaved, interleaved, neighbours
+from .fixed_sums import Interleaved, batches, interleaved, neighbours
 from .magnitudes import largest_of
 
 NOMINAL = 1024
@@ -34,14 +34,15 @@ class Facts(KernelFacts):
     """A kernel, and what the choice of a mapping and the text of its statements depend on.
 
     :param ordered: the accums that are combined in an order; atomics take the others.
-    :param vector_groups: accums in fixed point into neighbouring sums, whose values the lanes of a warp exchange.
+    :param vector_groups: accums in fixed point into neighbouring sums, in groups of them; the lanes of a warp exchange
+        the values of several groups at once.
     :param layouts: the order of the sums of results of these, by name; None: that of the result.
     :param absmax_kernel: what the search for the largest |value| that is added in fixed point goes through.
     :param exponents: of two, how far each result's values may be above these.
     """
 
     ordered: tuple[Stmt, ...]
-    vector_groups: tuple[tuple[Stmt, ...], ...]
+    vector_groups: tuple[tuple[tuple[Stmt, ...], ...], ...]
     layouts: Mapping[str, Interleaved | None]
     absmax_kernel: Kernel
     exponents: Mapping[str, int]
@@ -147,7 +148,7 @@ class Facts(KernelFacts):
 def facts_of(kernel: Kernel, types: Mapping[str, Type]) -> Facts:
     """The facts of a kernel."""
     rows = row_facts(kernel, types, ON_GPU)
-    groups = tuple(neighbours(kernel)) if not kernel.cols else ()
+    groups = batches(neighbours(kernel)) if not kernel.cols else ()
     accums = {buffer: [s for s in kernel.accums if s.buffer == buffer] for buffer in rows.parts}
     absmax_kernel, exponents = largest_of(kernel)
     return Facts(

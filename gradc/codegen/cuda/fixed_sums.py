@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ...analysis.strategies import STRATEGIES
 from ...ir.dims import Size, floordiv, product
 from ...ir.kernel import Kernel
-from ...ir.statement import EFFECTS, REDUCTIONS, Index, Stmt
+from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.walk import backward_slice
 from ..index import flatten
 
@@ -82,6 +82,32 @@ def fixed_results(kernel: Kernel) -> list[str]:
     return [buffer for buffer, strategy in kernel.strategy if strategy in fixed]
 
 
+def taps(group: Sequence[Stmt], places: Sequence[Index]) -> list[Stmt]:
+    """Of accums that are added together, to sums of these numbers: the first of each tap, if all have equally many that
+    add to one sum after another, under one mask; else each is one by itself.
+    """
+
+    def follows(k: int) -> bool:
+        return group[k].where == group[k - 1].where and places[k] == places[k - 1] + 1
+
+    firsts = [k for k in range(len(group)) if k == 0 or not follows(k)]
+    each = len(group) // len(firsts)
+    return [group[k] for k in firsts] if firsts == [*range(0, len(group), each)] else [*group]
+
+
+def batches(groups: Sequence[tuple[Stmt, ...]]) -> tuple[tuple[tuple[Stmt, ...], ...], ...]:
+    """Groups one after another of as many accums into one result, of which a lane exchanges all values at once."""
+    made: list[tuple[tuple[Stmt, ...], ...]] = []
+    for group in groups:
+        before = made[-1] if made else ()
+        alike = before and (before[0][0].buffer, len(before[0])) == (group[0].buffer, len(group))
+        if alike and (len(before) + 1) * len(group) <= MOST:
+            made[-1] = (*before, group)
+        else:
+            made.append((group,))
+    return tuple(made)
+
+
 def elements_as_rows(kernel: Kernel) -> Kernel:
     """rows(n) cols(w) { accum y[n, %t0] <- ...; accum y[n, %t1] <- ... }  ->  rows(n, w) cols() { ... }, where accums
     go to neighbouring sums: each thread of a warp has an element then, and takes part in exchanges.
@@ -91,7 +117,8 @@ def elements_as_rows(kernel: Kernel) -> Kernel:
         return kernel
     body: dict[int, Stmt] = {}  # by identity: accums of equal values may be equal
     alone = [(s,) for s in kernel.accums if not any(s is a for group in groups for a in group)]
-    for group in [*groups, *alone]:  # a value directly before it is added: few are alive at a time
+    stores = [(s,) for s in kernel.body if s.op == "store"]  # before lanes wait for each other: all loads are under way
+    for group in [*stores, *groups, *alone]:  # a value directly before it is added: few are alive at a time
         for s in (*backward_slice(kernel.body, (u for a in group for u in a.uses)), *group):
             body.setdefault(id(s), s)
     return replace(kernel, rows=(*kernel.rows, *kernel.cols), cols=(), body=tuple(body.values()))
@@ -100,11 +127,11 @@ def elements_as_rows(kernel: Kernel) -> Kernel:
 def neighbours(kernel: Kernel) -> list[tuple[Stmt, ...]]:
     """The accums in fixed point of an element that go to neighbouring sums, where there are several: those which differ
     in the last entry of their index, and by a constant in another; in the order of the sums.  None where a kernel does
-    anything else.
+    anything else than to add so and to store elements.
     """
     results = fixed_results(kernel)
-    alone = all(s.op == "accum" and s.buffer in results for s in kernel.body if s.op in EFFECTS)
-    if not alone or any(s.op in REDUCTIONS or s.op in ("scan", "search") for s in kernel.body):
+    adds = kernel.accums and all(s.buffer in results for s in kernel.accums)
+    if not adds or any(s.op in REDUCTIONS or s.op in ("scan", "search", "check") for s in kernel.body):
         return []
     groups: dict[object, list[Stmt]] = {}
     for s in kernel.accums:

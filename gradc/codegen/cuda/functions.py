@@ -20,6 +20,7 @@ from .accums import Accum, accums_of
 from .axes import declared
 from .choose_mapping import choose_mapping
 from .facts import facts_of
+from .fixed_sums import elements_as_rows
 from .index_bound import index_bounds
 from .kernel import CudaKernel, Stage
 from .mapping import THREADS, WHOLE_ROW, even_columns
@@ -71,6 +72,8 @@ def cuda_functions(kernel: Kernel, types: Mapping[str, Type]) -> CudaKernel:
 class KernelWriter:
     """Writes the functions of a kernel.
 
+    :ivar k: the kernel, in whose order its statements are written; :ivar step: as launches know it: its functions take
+        the buffers and dims in their order there.
     :ivar facts: of the kernel, :ivar mapping: that they lead to.
     :ivar accums: its accums, :ivar writer: and phases, under this mapping.
     :ivar program: the row program, for templates.
@@ -79,8 +82,8 @@ class KernelWriter:
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
-        self.k, self.types, self.dims = kernel, types, kernel.dims(types)
-        self.facts = facts_of(kernel, types)
+        self.step, self.k, self.types, self.dims = kernel, elements_as_rows(kernel), types, kernel.dims(types)
+        self.facts = facts_of(self.k, types)
         self.mapping = choose_mapping(self.facts)
         self.accums, self.arrays = accums_of(self.facts, self.mapping), VectorArrays()
         self.writer = PhaseWriter(self.facts, self.mapping, self.accums, self.arrays)
@@ -110,7 +113,7 @@ class KernelWriter:
             mapping=m.name(),
             reason=m.reason,
             text="\n".join([kernel_comment(self.k), *(f.text for f in functions)]),
-            buffers=k.buffers,
+            buffers=self.step.buffers,
             dims=self.dims,
             stages=tuple(f.stage for f in functions),
             threads=m.threads,
@@ -248,7 +251,7 @@ class KernelWriter:
         return tuple(
             f"{'' if b in self.k.writes else 'const '}{stored(self.types[b].dtype)}"
             f" *{'' if self.facts.may_alias(b) else '__restrict__ '}const {b}"
-            for b in self.k.buffers
+            for b in self.step.buffers
         )
 
     def declarations(self, width: int, vec: int) -> list[Declaration]:
@@ -258,7 +261,8 @@ class KernelWriter:
         arrays = workspace(self.accums.values(), sort.groups if sort is not None else None)
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
         even = "true" if m.ragged or even_columns(facts, m.vec) else "cols % VEC == 0"
-        exchanged, slots = max(map(len, facts.vector_groups), default=0), "gradc_exchanged<EXCHANGED>::SLOTS"
+        exchanged = max((sum(map(len, batch)) for batch in facts.vector_groups), default=0)
+        slots = "gradc_exchanged<EXCHANGED>::SLOTS"
         keys = sort.keys if sort is not None else None
         return [
             Declaration("WIDTH", f"enum {{ WIDTH = {width} }}; /* threads of a task */"),

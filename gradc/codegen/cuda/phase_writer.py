@@ -362,9 +362,9 @@ class PhaseWriter:
         alone = f"if ({' && '.join([*live, *first])}) " if live or first else ""
         if self.absmax:
             return [self.accums[s.buffer].find_largest(s, value, alone)]
-        group = next((g for g in self.facts.vector_groups if any(a is s for a in g)), None)
-        if group is not None and self.mapping.exchanges:
-            return self.accums[s.buffer].add_together(group) if s is group[-1] else []
+        batch = next((b for b in self.facts.vector_groups if any(a is s for group in b for a in group)), None)
+        if batch is not None and self.mapping.exchanges:
+            return self.accums[s.buffer].add_together(batch) if s is batch[-1][-1] else []
         if s.op == "check":
             return self.check(s, value, alone)
         if s.op == "store":

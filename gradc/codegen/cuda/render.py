@@ -17,7 +17,6 @@ from ..heading import heading
 from ..identifiers import foreign_axes, identifiers
 from ..text import standalone
 from .calls import support
-from .fixed_sums import elements_as_rows
 from .functions import cuda_functions
 from .kernel import CudaKernel, Stage, own_dims
 from .tiles.kernel import MAPPING, refuse_tiles, tile_kernel
@@ -89,4 +88,4 @@ def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaK
 
 @functools.lru_cache(maxsize=4096)
 def _made(kernel: Kernel, types: tuple[tuple[str, Type], ...]) -> CudaKernel:
-    return cuda_functions(elements_as_rows(kernel), dict(types))
+    return cuda_functions(kernel, dict(types))

@@ -9,6 +9,7 @@
 :func:`~.accums.store_sums`         of one row, accum y[] <- sum_cols v  ->  store y[] <- sum_cols v
 :func:`~.hoist.hoist_loads`         load x[n] where %k  ->  %1 = load x[n], where %k, %1, 0
 :func:`~.fuse.fuse`                 two kernels  ->  one; what the first stores for the second stays in registers
+:func:`~.fuse.fuse_siblings`        two kernels of the same axes  ->  one, which loads once what both do
 :func:`~.fission.fission`           a kernel  ->  one that stores a value of each row, and one of the rest
 :func:`~.views.pad`                 a masked copy of elements  ->  a copy of those of an array between zeros
 :func:`~.views.inline_view`         a copy of elements, and products of them  ->  products that read the array

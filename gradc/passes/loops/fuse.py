@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...analysis.lifetimes import checks_data
 from ...ir.dims import same
 from ...ir.kernel import Kernel, Program
 from ...ir.statement import REDUCTIONS, Index, Stmt
@@ -46,10 +47,7 @@ def fuse(program: Program, first: int, second: int) -> Program:
         shared = [name for name, root in memory.items() if root == memory[b]]
         if program.buffer[b].kind != "temp" or len(shared) > 1 or any(b in (*s.reads, *s.writes) for s in others):
             refuse("fuse", reader, f"{b} is not between these two alone")
-    read, written = ({memory[b] for b in own if b not in handed} for own in (reader.reads, reader.writes))
-    for step in program.steps[first:second]:
-        if {memory[b] for b in step.writes} & read or {memory[b] for b in (*step.reads, *step.writes)} & written:
-            refuse("fuse", reader, f"{step.name} comes between")
+    _require_movable(program, first, second, reader, handed)
     temps = [_forwarded(program, producer, reader, b) for b in handed]
     if not temps or any(t.axes != temps[0].axes for t in temps):
         refuse("fuse", reader, "it has no axes in common with the producer")
@@ -82,12 +80,80 @@ def _forwarded(program: Program, producer: Kernel, reader: Kernel, buffer: str) 
     return _Forwarded(store, axes)
 
 
+def fuse_siblings(program: Program, first: int, second: int) -> Program:
+    """rows(n) { accum y[%t] <- f(x[n]) };  rows(i) { store z[i] <- g(x[i]) }
+    ->  rows(n) { accum y[%t] <- f(x[n]); store z[n] <- g(x[n]) }: what both load and compute is there once.
+
+    :param first, second: the numbers of two steps; the fused one is at the place of the first, and has its axes.
+    :raises IllegalMove: they are no kernels; one touches what the other writes; one checks data; they load nothing at
+        one place of axes that are the rows and the columns of both; a step between checks data, writes what the second
+        reads, or touches what it writes.
+    """
+    one, other = program.steps[first], program.steps[second]
+    if not isinstance(one, Kernel) or not isinstance(other, Kernel) or not first < second:
+        raise IllegalMove(f"fuse of {one.name} and {other.name}: they are not two kernels in order")
+    require_open("fuse", one)
+    require_open("fuse", other)
+    _require_movable(program, first, second, other)
+    if any(map(checks_data, program.steps[first : second + 1])):
+        refuse("fuse", other, "a check of data comes between")
+    axes = common_axes(one, other)
+    if axes is None:
+        refuse("fuse", other, f"it loads nothing that {one.name} loads at the same place")
+    for mine, its in ((one.rows, other.rows), (one.cols, other.cols)):
+        if {a for a, _ in mine} != {axes[a] for a, _ in its}:
+            refuse("fuse", other, f"other axes are its columns than those of {one.name}")
+    body = tuple(_appended(one, [*one.body], other, axes, {}))
+    fused = replace(one, body=body).live.rehashed(program.types)
+    steps = [fused if i == first else step for i, step in enumerate(program.steps) if i != second]
+    return replace(program, steps=tuple(steps))
+
+
+def _require_movable(program: Program, first: int, second: int, reader: Kernel, handed: Collection[str] = ()) -> None:
+    """
+    :param reader: the second step, to be where the first is.  :param handed: what it reads in registers there.
+    :raises IllegalMove: one of the steps before writes what it reads, or touches what it writes.
+    """
+    memory = {b.name: program.root(b.name) for b in program.buffers}
+    read, written = ({memory[b] for b in own if b not in handed} for own in (reader.reads, reader.writes))
+    for step in program.steps[first:second]:
+        if {memory[b] for b in step.writes} & read or {memory[b] for b in (*step.reads, *step.writes)} & written:
+            refuse("fuse", reader, f"{step.name} comes between")
+
+
+def common_axes(first: Kernel, second: Kernel) -> Mapping[str, str] | None:
+    """The second kernel's axes as axes of the first one, by a buffer that both load at one place of all their axes;
+    None: there is none.
+    """
+    sizes = dict((*first.rows, *first.cols))
+    for load, other in ((a, b) for a in first.body if a.op == "load" for b in second.body if b.op == "load"):
+        if load.buffer != other.buffer:
+            continue
+        entries = [(j.variable, i.variable) for i, j in zip(load.index, other.index, strict=True)]
+        axes = {own: its for own, its in entries if own is not None and its is not None and its in sizes}
+        extents = (*second.rows, *second.cols)
+        one_to_one = axes.keys() == {a for a, _ in extents} and sorted(axes.values()) == sorted(sizes)
+        if one_to_one and all(same(n, sizes[axes[a]]) for a, n in extents):
+            return axes
+    return None
+
+
 def _fused_body(producer: Kernel, reader: Kernel, temps: Sequence[_Forwarded]) -> list[Stmt]:
     """The producer's statements followed by the reader's, with the stored values in place of the reader's loads."""
     gone = {t.store.buffer: t.store.args[0] for t in temps}
-    body = [s for s in producer.body if s.buffer not in gone]
+    return _appended(producer, [s for s in producer.body if s.buffer not in gone], reader, temps[0].axes, gone)
+
+
+def _appended(
+    producer: Kernel, body: list[Stmt], reader: Kernel, axes: Mapping[str, str], gone: Mapping[str, str]
+) -> list[Stmt]:
+    """Statements of one kernel followed by those of another, each distinct value once.
+
+    :param axes: of the other, as axes of the first.
+    :param gone: buffers that the other does not load: the value that is in each.
+    """
     known = {str(replace(s, name="")): s.name for s in body if s.name}
-    names, fresh = dict(temps[0].axes), producer.fresh_names()
+    names, fresh = dict(axes), producer.fresh_names()
     for s in reader.body:
         if s.buffer in gone:
             names[s.name] = gone[s.buffer]

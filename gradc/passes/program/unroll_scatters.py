@@ -50,7 +50,7 @@ def _unrolled(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     """Kernel -> the kernel unrolled over its taps and a block of channels, or over the taps alone; as it is where
     neither is short enough.
     """
-    if not _only_scatters(kernel, types):
+    if not only_scatters(kernel, types):
         return kernel
     taps = _axes_to_unroll(kernel)
     if prod(n for _, n in taps if isinstance(n, int)) > MOST:
@@ -65,7 +65,7 @@ def _unrolled(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
     return kernel
 
 
-def _only_scatters(kernel: Kernel, types: Mapping[str, Type]) -> bool:
+def only_scatters(kernel: Kernel, types: Mapping[str, Type]) -> bool:
     """Whether all that a kernel does is to accumulate at indices that are data, different ones for each column: rows
     cannot be sorted by them.
     """

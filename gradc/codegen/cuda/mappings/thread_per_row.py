@@ -14,6 +14,8 @@ FEWEST_ROWS = 16
 """Fewest rows side by side for which neighbouring threads have neighbouring rows."""
 MOST_THREADS = 16
 """Of a row; twice as many where the row stays in their registers."""
+ENOUGH_THREADS = 1 << 18
+"""As many as a GPU runs at once: where rows alone are so many, a row has one, which computes what is the row's once."""
 COLUMN_LOOP = """#pragma unroll 4
 for (ix col = first_col + lane; col < end_col; col += WIDTH) {"""
 """Loads of four columns are under way together."""
@@ -66,7 +68,7 @@ def thread_per_row(facts: Facts) -> ThreadPerRow:
         threads = THREADS // 2
         return ThreadPerRow(reason=reason, width=1, threads=threads, shared_slots=threads)
     row = row_task_across(facts.kernel, facts.types, _threads(facts), 2 * MOST_THREADS)
-    width = _threads(facts) if row is None else row.width
+    width = _threads_of_many(facts) if row is None else row.width
     threads = max(THREADS, min(32 * width, 2 * THREADS))
     return ThreadPerRow(
         reason="rows are reduced whose neighbours in memory are neighbouring rows",
@@ -78,6 +80,14 @@ def thread_per_row(facts: Facts) -> ThreadPerRow:
         iterations=row.iterations if row is not None else 0,
         column_loop=COLUMN_LOOP if row is None else "",
     )
+
+
+def _threads_of_many(facts: Facts) -> int:
+    """Threads of a row that does not stay in registers: no more than a GPU runs at once, of all rows."""
+    rows, width = facts.kernel.row_count, _threads(facts)
+    while isinstance(rows, int) and width > 1 and rows * width > ENOUGH_THREADS:
+        width //= 2
+    return width
 
 
 def _threads(facts: Facts) -> int:
