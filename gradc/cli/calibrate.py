@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
@@ -87,15 +88,13 @@ def _with_torch(listed: Gpu, text: str, said: Callable[[str], None]) -> str:
     """A calibration's text with the rates of torch's libraries, where torch is installed and has this device."""
     if importlib.util.find_spec("torch") is None:
         return text
-    import torch
+    from ..torch.library_rates import has_device, library_rates
 
-    if not torch.cuda.is_available():
+    if not has_device():
         return text
-    from ..torch.library_rates import library_rates
-
     device = calibrated_by(listed, text)
     rates = {name: float(f"{rate:.4g}") for name, rate in library_rates(device).items()}
     for name, rate in rates.items():
-        said(f"{name:<10} {rate:>14.4g} a second, torch {torch.__version__}")
+        said(f"{name:<10} {rate:>14.4g} a second, torch {importlib.metadata.version('torch')}")
     constants = {name: getattr(device, name) for name, source in device.sources.items() if source == "calibrated"}
     return calibration_text(listed, {**constants, **rates})

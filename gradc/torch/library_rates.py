@@ -13,6 +13,11 @@ Seconds = Callable[[Callable[[], object]], float]
 """The device's seconds of a function."""
 
 
+def has_device() -> bool:
+    """Whether torch has a GPU."""
+    return torch.cuda.is_available()
+
+
 def library_rates(
     gpu: Gpu,
     seconds: Seconds | None = None,

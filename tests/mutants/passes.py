@@ -356,8 +356,8 @@ MUTANTS = (
     Mutant(
         "plan-buffers.overlap",
         "gradc/analysis/lifetimes.py",
-        "if first <= span[n][1] and span[n][0] <= last",
-        "if first < span[n][1] and span[n][0] < last",
+        "if written <= last and first <= used",
+        "if written < last and first < used",
         "off by one: memory is given out in the step that still reads it",
         ("test_memory", "test_cpu", "test_fusions", "test_fuzz -k graphs"),
     ),

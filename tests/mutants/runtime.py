@@ -40,8 +40,8 @@ MUTANTS = (
     Mutant(
         "forks.waits-for-sections",
         "gradc/process/forks.py",
-        "    others = {mark.thread for mark in _inside.copy() if mark.thread not in waived and mark() is not None}\n",
-        "    others = {mark.thread for mark in _inside.copy() if mark.thread in waived and mark() is not None}\n",
+        "    others = {mark.thread for mark in _inside.copy() if mark.thread not in waived}\n",
+        "    others = {mark.thread for mark in _inside.copy() if mark.thread in waived}\n",
         "a fork waits for its own thread's sections and not for those of others",
         ("test_forks",),
     ),
