@@ -49,14 +49,16 @@ class Regions:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        given = dynamo.normal_form, dynamo.Function
+        given, call = (dynamo.normal_form, dynamo.Function), dynamo._Program.__call__
         dynamo.normal_form, dynamo.Function = self._normal_form(given[0]), self._function  # type: ignore[assignment,misc]
+        dynamo._Program.__call__ = self._stopped  # type: ignore[method-assign,assignment]
         try:
             yield
         except Traced:
             pass
         finally:
             dynamo.normal_form, dynamo.Function = given  # type: ignore[misc]
+            dynamo._Program.__call__ = call  # type: ignore[method-assign]
 
     @staticmethod
     def _normal_form(normal_form: Any) -> Any:
@@ -78,13 +80,11 @@ class Regions:
     def _function(self, *args: Any, **kwargs: Any) -> Any:
         made = functions.Function(*args, **kwargs)
         self.made.append(made)
-
-        class Stop(functions.Function):
-            def __call__(self, *_: Any) -> Any:
-                raise Traced
-
-        made.__class__ = Stop
         return made
+
+    @staticmethod
+    def _stopped(*_: Any) -> Any:
+        raise Traced
 
 
 def regions_of(name: str) -> list[functions.Function]:
