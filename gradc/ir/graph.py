@@ -17,6 +17,7 @@ from .dims import Assumption, assuming, symbols
 from .graph_file import save_graph
 from .lexer import LONGEST_NAME, format_attributes, format_note, is_long
 from .node import REGISTRY, Node, Note, identical, listening, make, maker
+from .op import Op
 from .types import Type
 from .walk import operands, postorder, topological
 
@@ -364,7 +365,7 @@ class Graph:
 
 
 def open_composites(
-    graph: Graph, opens: Callable[[Any], bool] = lambda op: True, keeps: Callable[[Node], bool] = lambda node: False
+    graph: Graph, opens: Callable[[Op], bool] = lambda op: True, keeps: Callable[[Node], bool] = lambda node: False
 ) -> Graph:
     """The graph with composites, and library ops that are made of others, replaced by their decompositions,
     recursively.

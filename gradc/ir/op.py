@@ -283,6 +283,8 @@ class Op:
         plain forms.
     :param decompose: ``(*nodes, **attrs) -> node``: what the op is made of: a composite always, a library op where the
         target has no such function.
+    :param differentiable: of an op with ``decompose`` and without a vjp, its decomposition is differentiated; False:
+        nothing is, as in a primitive.
     :param minimal: of an op with ``decompose``, ``(sizes of symbols, *nodes, **attrs) -> node`` of the same value over
         the reals that takes a CPU less time, or None.
     """
@@ -309,6 +311,7 @@ class Op:
     omitted: Mapping[str, Callable[..., Node]] = field(default_factory=dict, kw_only=True)
     sugar: Callable[..., Node] | None = field(default=None, kw_only=True)
     decompose: Any = field(default=None, kw_only=True)
+    differentiable: bool = field(default=True, kw_only=True)
     minimal: Callable[..., Node | None] | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True)
@@ -536,12 +539,7 @@ class Primitive(Op):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Composite(Op):
-    """An op defined by other ops: ``decompose(*nodes, **attrs) -> node``.
-
-    :param differentiable: without a vjp its decomposition is differentiated; False: nothing is, as in a primitive.
-    """
-
-    differentiable: bool = field(default=True, kw_only=True)
+    """An op defined by other ops: ``decompose(*nodes, **attrs) -> node``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -16,8 +16,9 @@ import gradc
 from gradc import interp, ops
 from gradc.codegen.cuda.actions import Convolution, Launch, Library
 from gradc.codegen.cuda.library_time import convolution_time
-from gradc.errors import GradcError, InvalidProblem, Unsupported
+from gradc.errors import GradcError, InvalidProblem, NotDifferentiable, Unsupported
 from gradc.inspect.static import directions
+from gradc.ir.node import REGISTRY
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.module.options import for_target
@@ -26,6 +27,7 @@ from gradc.targets.devices import gpu_of
 
 torch = pytest.importorskip("torch")
 from cudnn_front_end import FrontEnd  # noqa: E402
+from registry import unregistered  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 ATOL = {"f64": 1e-10, "f32": 1e-5, "bf16": 2.0**-7, "f16": 2.0**-9}
@@ -285,6 +287,28 @@ def test_no_images(n: int, front: FrontEnd) -> None:
     assert len(front.executed) == (3 if n else 0)
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("places", [0, 1])
+def test_a_response_of_no_places(stride: int, places: int) -> None:
+    """What a map means of one, or gives as one, is what it is made of: zeros, or nothing."""
+    how: Any = {"stride": (stride,), "padding": ((1, 1),), "dilation": (2,)}
+    maps: dict[str, Any] = {
+        "response": lambda image, filter: ops.convolution_response(image, filter, size=(places,), **how),
+        "image": lambda response, filter: ops.convolution_image(response, filter, size=(9,), **how),
+        "filter": lambda response, image: ops.convolution_filter(response, image, size=(3,), **how),
+    }
+    shapes = {"response": (2, 3, places), "image": (2, 4, 9), "filter": (3, 4, 3)}
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    for gives, function in maps.items():
+        given_ = {name: a for name, a in arrays.items() if name != gives}
+        graph = gradc.trace(function, **{n: f"f64[{','.join(map(str, a.shape))}]" for n, a in given_.items()})
+        found = interp.run(graph, given_)["y"]
+        other, _ = gradc.compile(graph, target="cpu").forward(**given_)
+        assert found.shape == shapes[gives]
+        np.testing.assert_allclose(found, other, rtol=1e-12, atol=1e-12)
+
+
 def test_what_stays_as_products() -> None:
     """Windows that are the image itself, and responses of one channel, have none in memory."""
     modules = [
@@ -366,3 +390,21 @@ def test_a_cpu_has_no_such_function() -> None:
         gradc.Executable(program, "cpu")(
             {name: np.ones(program.types[name].concrete({}), np.float32) for name in ("x", "w")}
         )
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_a_library_op_without_a_vjp_is_differentiated_as_what_it_is_made_of(differentiable: bool) -> None:
+    op = unregistered(REGISTRY["convolution_response"], vjp=None, differentiable=differentiable)
+    how: Any = {"size": (4, 4), "stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+    graph = gradc.trace(lambda x, w: op(x, w, **how), x="f64[2,4,6,6]", w="f64[3,4,3,3]")
+    if not differentiable:
+        with pytest.raises(NotDifferentiable, match="'convolution_response'"):
+            gradc.differentiate(graph, ["x", "w"])
+        return
+    rng = np.random.default_rng(0)
+    x, w, g = (rng.standard_normal(shape) for shape in ((2, 4, 6, 6), (3, 4, 3, 3), (2, 3, 4, 4)))
+    found = interp.run(gradc.differentiate(graph, ["x", "w"]), {"x": x, "w": w, "d.y": g})
+    tensors = [torch.tensor(a, requires_grad=True) for a in (x, w)]
+    wanted_ = torch.autograd.grad(F.conv2d(*tensors), tensors, torch.tensor(g))
+    for name, other in zip(("d.x", "d.w"), wanted_, strict=True):
+        np.testing.assert_allclose(found[name], other.numpy(), rtol=1e-12, atol=1e-12)

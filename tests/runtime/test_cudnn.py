@@ -17,7 +17,7 @@ import pytest
 import gradc
 from gradc import ops
 from gradc.codegen.cuda.actions import Convolution
-from gradc.errors import DeviceError
+from gradc.errors import CaptureError, DeviceError
 from gradc.runtime.cuda import cudnn, cudnn_version, gpu
 from gradc.runtime.cuda.device import Span
 
@@ -139,11 +139,21 @@ def test_arrays_that_begin_anywhere(skip: int, front: FrontEnd) -> None:
         taken.append(space)
         return SimpleNamespace(address=space.ctypes.data + -space.ctypes.data % 64)
 
-    device = SimpleNamespace(description=SimpleNamespace(number=0), memory=memory, copy=copy)
+    captured: set[int] = set()
+    device = SimpleNamespace(
+        description=SimpleNamespace(number=0), memory=memory, copy=copy, capturing=captured.__contains__
+    )
     submit = gpu.Gpu.convolution(device, of, *(a.ctypes.data for a in given), SPACE)  # type: ignore[arg-type]
     submit(5)
     assert given[2].max() == 27 and given[2].min() == 12
     assert (copies, len(taken)) == (([5, 5, 5], 1) if skip % cudnn.ALIGNMENT else ([], 0))
+    captured.add(7)
+    if not skip % cudnn.ALIGNMENT:
+        submit(7)
+        return
+    with pytest.raises(CaptureError, match="between multiples of 16 bytes: a replay would copy it to memory that is"):
+        submit(7)
+    assert len(taken) == 1
 
 
 # -- what is there, and what is needed ---------------------------------------------------------------------------------

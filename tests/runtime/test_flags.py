@@ -16,10 +16,10 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.codegen.cuda.actions import FLAG, FLAG_NOTICE, FLAG_WORDS, Launch, Part
+from gradc.codegen.cuda.actions import FLAG, FLAG_NOTICE, FLAG_WORDS, Launch, Library, Part
 from gradc.runtime.cuda import flags as cuda_flags
 from gradc.runtime.cuda import pending
-from gradc.runtime.cuda.device import Span
+from gradc.runtime.cuda.device import NoKernel, Span
 from gradc.runtime.cuda.flags import FINE, FlagPool
 from gradc.runtime.cuda.pending import AsyncErrors, DeferredCheck
 from gradc.runtime.cuda.steps import PackedPlan
@@ -334,6 +334,37 @@ def test_a_call_in_the_middle_of_another_ones_launches_has_its_own_flag() -> Non
             [{**roots, FLAG: flag}[x.root] + x.start if isinstance(x, Part) else x for x in a.args] for a in launches
         ]
         assert found == wanted
+
+
+def test_what_a_library_has_no_kernel_for_reads_the_flag_of_its_call() -> None:
+    """The launches in its place are submitted at addresses that were packed for an earlier call."""
+
+    def function(table: Any, i: Any, w: Any, b: Any) -> Any:
+        return ops.gelu(ops.linear(ops.embedding(i, table), w, b), approximate="tanh")
+
+    graph = gradc.trace(function, table="bf16[9,24]", i="i64[N]", w="bf16[40,24]", b="bf16[40]")
+    module = gradc.compile(graph, wrt=["table", "w", "b"], target="cuda", arch="sm_90")
+    plan = module.forward.native.bind({"N": 5})
+    flags: list[int] = []
+
+    def product(library: Library, *given: Any) -> Callable[[int], None]:
+        if library.product.epilogue.beyond_bias:
+            raise NoKernel("none")
+        return lambda stream: None
+
+    def launch(function: str, blocks: int, threads: int, args: Any, *given: Any) -> None:
+        assert function == "gradc_epilogue_bf16"
+        flags.append(args[-2].address)
+
+    device = SimpleNamespace(
+        handle=lambda *a: 1, sync=False, capturing=lambda s: False, product=product, launch=launch,
+        driver=SimpleNamespace(launchKernel=lambda *a: None),
+    )  # fmt: skip
+    packed = PackedPlan(device, plan)  # type: ignore[arg-type]
+    roots = {name: (i + 1) << 30 for i, name in enumerate(packed._roots)}
+    for flag in (1 << 50, 1 << 51):
+        packed.submit({**roots, FLAG: flag}, 5)
+    assert flags == [1 << 50, 1 << 51]
 
 
 def test_each_thread_has_blocks_of_its_own_on_the_stream_of_a_thread(calls: Calls) -> None:

@@ -570,7 +570,7 @@ def _met(geometry: Any) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
         yield (
             tap,
             tuple(
-                slice(start, start + (n - 1) * s + 1, s)
+                slice(start, start + n * s, s)
                 for start, n, s in zip(starts, geometry.response, geometry.stride, strict=True)
             ),
         )

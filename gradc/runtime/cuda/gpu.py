@@ -464,6 +464,11 @@ class Gpu:
             return prepared(*given, workspace)
 
         def submit(stream: int) -> None:  # a caller's arrays may begin anywhere
+            if self.capturing(stream):
+                raise CaptureError(
+                    f"an array of a convolution begins between multiples of {cudnn.ALIGNMENT} bytes: a replay would"
+                    " copy it to memory that is given back by then"
+                )
             each = -(-max(x.nbytes for x in arrays) // cudnn.ALIGNMENT) * cudnn.ALIGNMENT
             memory = self.memory(3 * each, stream)
             a, b, c = (memory.address + i * each for i in range(3))

@@ -126,11 +126,14 @@ class Packed:
     :param places: the address of each value, as cuLaunchKernel takes them.
     :param calls: each action with its function, grid and block, and the address of its places; or with None, and what
         submits it.
+    :param roots: what these look addresses up in when they submit launches in a library's place; each call writes the
+        flag's.
     """
 
     values: Array
     places: Array
     calls: tuple[tuple[Action, tuple[int, ...] | None, Any], ...]
+    roots: dict[str, int]
 
 
 class PackedPlan:
@@ -178,7 +181,7 @@ class PackedPlan:
         waits = device.sync and not device.capturing(stream)
         action: Action | None = None
         try:
-            packed.values[-1] = roots[FLAG]
+            packed.values[-1] = packed.roots[FLAG] = roots[FLAG]
             for call in packed.calls:
                 action, function, given = call
                 if function is None:
@@ -197,7 +200,7 @@ class PackedPlan:
     def _pack(self, addresses: tuple[int, ...], roots: Roots) -> Packed:
         values = self._starts + np.array((0, *addresses), np.int64)[self._root]
         places = values.ctypes.data + 8 * self._slots
-        at = places.ctypes.data
+        at, own = places.ctypes.data, dict(roots)
         calls: list[tuple[Action, tuple[int, ...] | None, Any]] = []
         for action in self.actions:
             if isinstance(action, Launch):
@@ -205,8 +208,8 @@ class PackedPlan:
                 calls.append((action, (self._handles[id(action)], *grid), at))
                 at += 8 * len(action.args)
             else:
-                calls.append((action, None, call(self.device, self.plan, action, dict(roots))))
-        return Packed(values, places, tuple(calls))
+                calls.append((action, None, call(self.device, self.plan, action, own)))
+        return Packed(values, places, tuple(calls), own)
 
 
 def _parts(plan: LaunchPlan, action: Library | Convolution) -> list[Part]:
