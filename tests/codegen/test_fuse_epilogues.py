@@ -472,6 +472,8 @@ def test_what_the_library_does_not_take_kernels_of_ours_do(
         (written("then sum s[n] of first", outputs="output s: bf16[24]"), "a sum goes along m, the rows of the result"),
         (written("then gelu keeping h[m, n]", outputs="output h: bf16[N,25]"), r"h is bf16\[N,25\], and no"),
         (written("then gelu keeping h[m, n]", outputs="output h: f32[N,24]"), r"h is f32\[N,24\], and no"),
+        (written("then gelu").replace("output y: bf16[N,24]", "output y: bf16[N,48]"),
+         r"an epilogue beyond a bias is of all of y, bf16\[N,48\]"),
         (written("then gelu keeping y[m, n]"), "y is memory that the call has for something else"),
         (written("then gelu keeping h[m, n]", inputs="input h: bf16[N,24]"), "writes h, which is an input"),
         (written(GRAD, inputs="input v: bf16[N,24]", outputs="output s: bf16[24]"), "the buffer h is not defined"),
