@@ -256,6 +256,26 @@ def test_a_product_that_others_read_is_still_written(copied: bool) -> None:
         np.testing.assert_allclose(found[name], exact, rtol=1e-6, atol=1e-7)
 
 
+def test_a_product_stays_before_what_overwrites_its_operand() -> None:
+    """The kernel that reads it comes after that."""
+
+    def copied(source: str, target: str) -> str:
+        return f"""  kernel @copy_{source} rows(i0: 16) cols(i1: 24) {{
+    %0 = load {source}[i0, i1] : bf16
+    store {target}[i0, i1] <- %0 : bf16
+  }}
+"""
+
+    text = STORED_TWICE.replace("output t", "temp t").replace("t=t, ", "").replace("x[m, k]", "h[m, k]")
+    text = text.replace("  input w", "  input z: bf16[16,24]\n  temp h: bf16[16,24]\n  input w")
+    text = text.replace("  call", copied("x", "h") + "  call").replace("  kernel @g", copied("z", "h") + "  kernel @g")
+    program = parse_program(text)
+    given = {b.name: values_of(b.type.concrete({})) * (1 + (b.name == "z")) for b in program.of_kind("input")}
+    wanted, found = (interp.run(each, given, precision="f64") for each in (program, fuse_epilogues(program)))
+    for name, exact in wanted.items():
+        np.testing.assert_allclose(found[name], exact, rtol=1e-6, atol=1e-7)
+
+
 def values_of(shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(4).standard_normal(shape).astype(BF16.np)
 

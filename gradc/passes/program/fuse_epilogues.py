@@ -160,6 +160,8 @@ def _matches(program: Program, product: str) -> Iterator[_Match]:
         reader = _Reader(program, call, kernel)
         if len(loads) != 1 or not reader.elementwise(loads[0]) or any(s.where for s in kernel.body):
             continue
+        if reader.alone and not _may_wait(program, call, kernel):
+            continue
         value, bias = _biased(reader, reader.widened(loads[0]))
         if bias is not None and not reader.alone:
             continue
@@ -172,6 +174,13 @@ def _matches(program: Program, product: str) -> Iterator[_Match]:
         read = any(value.name in _behind(s, reader.stmts) for s in rest)  # for which a bias in f32 costs nothing
         if bias is not None and stored is not None and not (read and program.types[bias].dtype is not stored.dtype):
             yield _Match(reader, value, Epilogue(bias), stored.buffer, (stored,))
+
+
+def _may_wait(program: Program, call: Call, kernel: Kernel) -> bool:
+    """Whether a product may be made where a kernel is: nothing in between writes what it reads."""
+    between = program.steps[program.steps.index(call) + 1 : program.steps.index(kernel)]
+    written = {program.root(b) for step in between for b in step.writes}
+    return not any(program.root(b) in written for b in call.reads)
 
 
 def _biased(reader: _Reader, value: Stmt) -> tuple[Stmt, str | None]:
