@@ -90,18 +90,16 @@ def _with_torch(listed: Gpu, text: str, said: Callable[[str], None]) -> str:
     if importlib.util.find_spec("torch") is None or int(listed.arch[3:]) < 80:
         return text
     try:
-        import torch
+        from ..torch import library_rates as of_torch
 
-        if not torch.cuda.is_available():
+        if not of_torch.available():
             return text
-        from ..torch.library_rates import library_rates
-
         device = calibrated_by(listed, text)
-        rates = {name: float(f"{rate:.4g}") for name, rate in library_rates(device).items()}
+        rates = {name: float(f"{rate:.4g}") for name, rate in of_torch.library_rates(device).items()}
     except (ImportError, OSError, RuntimeError) as error:  # no cuDNN, memory that others hold: the rest was measured
         said(f"torch's attention and convolution could not be measured: {error}")
         return text
     for name, rate in rates.items():
-        said(f"{name:<10} {rate:>14.4g} a second, torch {torch.__version__}")
+        said(f"{name:<10} {rate:>14.4g} a second, torch {of_torch.VERSION}")
     constants = {name: getattr(device, name) for name, source in device.sources.items() if source == "calibrated"}
     return calibration_text(listed, {**constants, **rates})

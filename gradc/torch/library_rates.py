@@ -11,6 +11,12 @@ from ..targets.devices import Gpu
 
 Seconds = Callable[[Callable[[], object]], float]
 """The device's seconds of a function."""
+VERSION = str(torch.__version__)
+
+
+def available() -> bool:
+    """Whether torch has a device of CUDA's."""
+    return torch.cuda.is_available()
 
 
 def library_rates(
