@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
@@ -85,16 +84,22 @@ def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | Non
 
 
 def _with_torch(listed: Gpu, text: str, said: Callable[[str], None]) -> str:
-    """A calibration's text with the rates of torch's libraries, where torch is installed and has this device."""
-    if importlib.util.find_spec("torch") is None:
+    """A calibration's text with the rates of torch's libraries, where torch is installed, has this device and runs them
+    on it: before sm_80, nothing asks for rates of bf16.
+    """
+    if importlib.util.find_spec("torch") is None or int(listed.arch[3:]) < 80:
         return text
-    from ..torch.library_rates import has_device, library_rates
+    try:
+        from ..torch import library_rates as of_torch
 
-    if not has_device():
+        if not of_torch.available():
+            return text
+        device = calibrated_by(listed, text)
+        rates = {name: float(f"{rate:.4g}") for name, rate in of_torch.library_rates(device).items()}
+    except (ImportError, OSError, RuntimeError) as error:  # no cuDNN, memory that others hold: the rest was measured
+        said(f"torch's attention and convolution could not be measured: {error}")
         return text
-    device = calibrated_by(listed, text)
-    rates = {name: float(f"{rate:.4g}") for name, rate in library_rates(device).items()}
     for name, rate in rates.items():
-        said(f"{name:<10} {rate:>14.4g} a second, torch {importlib.metadata.version('torch')}")
+        said(f"{name:<10} {rate:>14.4g} a second, torch {of_torch.VERSION}")
     constants = {name: getattr(device, name) for name, source in device.sources.items() if source == "calibrated"}
     return calibration_text(listed, {**constants, **rates})

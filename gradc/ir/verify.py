@@ -737,6 +737,8 @@ class _CallCheck(_StepCheck):
         along = [i.variable for i in call.out.index]
         if len(call.axes) != 3 or along != call.result_axes or call.parts or read != {out.dtype}:
             self.wrong("only a product of two matrices in one dtype has an epilogue beyond a bias", call.op)
+        if not all(map(same, (dict(call.axes)[axis] for axis in call.result_axes), out.shape)):
+            self.wrong(f"an epilogue beyond a bias is of all of {call.out.buffer}, {out}", f"{call.out.buffer}[")
         if argument := epilogue.argument:
             given = self.program.buffer[argument.buffer].type
             like = given.dtype is out.dtype and all(map(same, given.shape, out.shape))

@@ -11,10 +11,11 @@ from ..targets.devices import Gpu
 
 Seconds = Callable[[Callable[[], object]], float]
 """The device's seconds of a function."""
+VERSION = str(torch.__version__)
 
 
-def has_device() -> bool:
-    """Whether torch has a GPU."""
+def available() -> bool:
+    """Whether torch has a device of CUDA's."""
     return torch.cuda.is_available()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..errors import Unsupported
 from ..targets.calibration import calibration_text_for
 from ..targets.devices import Gpu, calibrated_by, gpu_of, listed_device, tensor_share
 from ..targets.gpu import ATTENTION_TILES, LIBRARY_CALL, LIBRARY_FLOPS, TORCH_WIDE_ATTENTION, WINDOW_ELEMENTS
@@ -46,30 +47,36 @@ def faster_in_torch(node: torch.fx.Node, gradients: bool = True, calibration: An
     devices = [v.device for v in tensors_of(node) if v.device.type == "cuda"]
     if way is None or not devices:
         return ""
-    times = _times(node, _gpu(devices[0].index or 0, calibration), gradients)
+    gpu = _gpu(devices[0].index or 0, calibration)
+    times = None if gpu is None else _times(node, gpu, gradients)
     if times is None:
         return f"{way} is faster on CUDA (take='all' has gradc run it)"
     if times.ours < times.torchs:
         return ""
     figures = f"{times.torchs * 1e6:.3g} us against {times.ours * 1e6:.3g}"
-    ratio = times.ours / times.torchs
+    ratio = times.ours / times.torchs if times.torchs else 1.0  # nothing is computed, and a launch may cost nothing
     said = f"{ratio:.1f}x faster there" if ratio >= 1.05 else "as fast there"
     return f"{way}, {times.source} {said} ({figures}; take='all' has gradc run it)"
 
 
-def _gpu(number: int, calibration: Any) -> Gpu:
-    """What is known of a device, with its own constants where ``gradc calibrate`` has written them."""
+def _gpu(number: int, calibration: Any) -> Gpu | None:
+    """What is known of a device, with its own constants where ``gradc calibrate`` has written them; None: nothing."""
     listed = _listed(number)
+    if listed is None:
+        return None
     text = calibration_text_for(listed, calibration, own=torch.cuda.is_available())
     return listed if text is None else calibrated_by(listed, text)
 
 
 @functools.cache
-def _listed(number: int) -> Gpu:
+def _listed(number: int) -> Gpu | None:
     if not torch.cuda.is_available():
         return gpu_of(None)
     major, minor = torch.cuda.get_device_capability(number)
-    return listed_device(torch.cuda.get_device_name(number), f"sm_{major}{minor}")
+    try:
+        return listed_device(torch.cuda.get_device_name(number), f"sm_{major}{minor}")
+    except Unsupported:
+        return None
 
 
 # -- times -------------------------------------------------------------------------------------------------------------

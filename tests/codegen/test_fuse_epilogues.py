@@ -22,6 +22,7 @@ from gradc.ir.program_text import parse_program
 from gradc.ir.types import BF16, DTYPES
 from gradc.ir.verify import verify_program
 from gradc.ops.products.epilogues import applied
+from gradc.passes.program.fuse_epilogues import fuse_epilogues
 from gradc.runtime.cuda import cublas
 from gradc.runtime.cuda.device import NoKernel
 from gradc.runtime.executable import Executable
@@ -173,6 +174,110 @@ def test_who_also_reads_the_product_reads_what_is_kept() -> None:
 
     module = gradc.compile(gradc.trace(function, x="bf16[N,24]", w="bf16[40,24]"), target="cuda", arch="sm_90")
     assert ended(module.forward.program) == ["then gelu keeping product[m, n]"]
+
+
+@pytest.mark.parametrize("of", ["first", "second"])
+def test_a_part_of_an_operand_is_not_its_sum(of: str) -> None:
+    """The product has five rows of an array whose sum has all sixteen."""
+
+    def function(a: Any, c: Any) -> Any:
+        part = ops.transpose(a[:5], (1, 0)) if of == "first" else a[:5]
+        return {"s": a.sum(0), "y": ops.matmul(part, c) if of == "first" else ops.matmul(c, part)}
+
+    given = {"a": "bf16[16,24]", "c": "bf16[5,40]" if of == "first" else "bf16[40,5]"}
+    values = drawn(given, 16)
+    found = gradc.compile(gradc.trace(function, **given), target="cuda-sim")(**values)
+    exact = values["a"].astype(np.float64).sum(0)
+    np.testing.assert_allclose(np.asarray(found["s"], np.float64), exact, rtol=2**-8, atol=1e-6)
+
+
+def test_a_bias_in_f32_that_nobody_rounds_stays_in_f32() -> None:
+    """Rounded to f16 it would be infinite, where the sum is finite."""
+
+    def function(x: Any, w: Any, b: Any) -> Any:
+        return (ops.linear(x, w).astype("f32") + b).astype("f16")
+
+    given = {"x": "f16[16,24]", "w": "f16[40,24]", "b": "f32[40]"}
+    values = {
+        "x": np.full((16, 24), 50, np.float16),
+        "w": np.full((40, 24), -40, np.float16),
+        "b": np.full(40, 1e5, np.float32),
+    }
+    found = gradc.compile(gradc.trace(function, **given), target="cuda-sim")(**values)
+    assert (np.asarray(found, float) == 52000).all()
+
+
+STORED_TWICE = """program @p {
+  input x: bf16[16,24]
+  input w: bf16[40,24]
+  output t: bf16[16,40]
+  output q: bf16[16,40]
+  output y: bf16[16,40]
+  call @m axes(m: 16, n: 40, k: 24) t[m, n] <- matmul x[m, k], w[n, k]
+  kernel @g rows(i0: 16) cols(i1: 40) {
+    %0 = load t[i0, i1] : bf16
+    %1 = cast %0 {dtype=f32} : f32
+    %2 = mul %1, %1 : f32
+    %3 = mul %2, %1 : f32
+    %4 = const {value=0x1.6e4e26p-5} : f32
+    %5 = mul %3, %4 : f32
+    %6 = add %5, %1 : f32
+    %7 = const {value=0x1.988454p-1} : f32
+    %8 = mul %6, %7 : f32
+    %9 = tanh %8 : f32
+    %10 = const {value=0x1p+0} : f32
+    %11 = add %9, %10 : f32
+    %12 = const {value=0x1p-1} : f32
+    %13 = mul %11, %12 : f32
+    %14 = mul %1, %13 : f32
+    %15 = cast %14 {dtype=bf16} : bf16
+    %16 = cast %1 {dtype=bf16} : bf16
+    store q[i0, i1] <- %16 : bf16
+    store y[i0, i1] <- %15 : bf16
+  }
+  return t=t, q=q, y=y
+}
+"""
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_product_that_others_read_is_still_written(copied: bool) -> None:
+    """Beside a copy of it that the kernel of gelu stores."""
+    stored = ("store q", "output q", "%16")
+    lines = [line for line in STORED_TWICE.splitlines() if copied or not line.strip().startswith(stored)]
+    text = "\n".join(lines) if copied else "\n".join(lines).replace(", q=q", "")
+    program = parse_program(text)
+    given = {b.name: values_of(b.type.concrete({})) for b in program.of_kind("input")}
+    fused = fuse_epilogues(program)
+    verify_program(fused)
+    assert (ended(fused) == ["then gelu keeping t[m, n]"]) is not copied
+    wanted, found = (interp.run(each, given, precision="f64") for each in (program, fused))
+    for name, exact in wanted.items():
+        np.testing.assert_allclose(found[name], exact, rtol=1e-6, atol=1e-7)
+
+
+def test_a_product_stays_before_what_overwrites_its_operand() -> None:
+    """The kernel that reads it comes after that."""
+
+    def copied(source: str, target: str) -> str:
+        return f"""  kernel @copy_{source} rows(i0: 16) cols(i1: 24) {{
+    %0 = load {source}[i0, i1] : bf16
+    store {target}[i0, i1] <- %0 : bf16
+  }}
+"""
+
+    text = STORED_TWICE.replace("output t", "temp t").replace("t=t, ", "").replace("x[m, k]", "h[m, k]")
+    text = text.replace("  input w", "  input z: bf16[16,24]\n  temp h: bf16[16,24]\n  input w")
+    text = text.replace("  call", copied("x", "h") + "  call").replace("  kernel @g", copied("z", "h") + "  kernel @g")
+    program = parse_program(text)
+    given = {b.name: values_of(b.type.concrete({})) * (1 + (b.name == "z")) for b in program.of_kind("input")}
+    wanted, found = (interp.run(each, given, precision="f64") for each in (program, fuse_epilogues(program)))
+    for name, exact in wanted.items():
+        np.testing.assert_allclose(found[name], exact, rtol=1e-6, atol=1e-7)
+
+
+def values_of(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(4).standard_normal(shape).astype(BF16.np)
 
 
 def test_what_is_kept_may_have_another_shape() -> None:
@@ -387,6 +492,8 @@ def test_what_the_library_does_not_take_kernels_of_ours_do(
         (written("then sum s[n] of first", outputs="output s: bf16[24]"), "a sum goes along m, the rows of the result"),
         (written("then gelu keeping h[m, n]", outputs="output h: bf16[N,25]"), r"h is bf16\[N,25\], and no"),
         (written("then gelu keeping h[m, n]", outputs="output h: f32[N,24]"), r"h is f32\[N,24\], and no"),
+        (written("then gelu").replace("output y: bf16[N,24]", "output y: bf16[N,48]"),
+         r"an epilogue beyond a bias is of all of y, bf16\[N,48\]"),
         (written("then gelu keeping y[m, n]"), "y is memory that the call has for something else"),
         (written("then gelu keeping h[m, n]", inputs="input h: bf16[N,24]"), "writes h, which is an input"),
         (written(GRAD, inputs="input v: bf16[N,24]", outputs="output s: bf16[24]"), "the buffer h is not defined"),

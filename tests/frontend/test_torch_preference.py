@@ -127,6 +127,31 @@ def test_what_there_is_no_prediction_of_is_torchs(node: torch.fx.Node) -> None:
     assert preference.faster_in_torch(node).endswith("is faster on CUDA (take='all' has gradc run it)")
 
 
+def test_a_device_that_the_cost_model_does_not_know_leaves_all_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no error: what is asked is only a preference."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (11, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA Thor")
+    preference._listed.cache_clear()
+    try:
+        reason = preference.faster_in_torch(attention(4, 16, 2048, 64))
+    finally:
+        preference._listed.cache_clear()
+    assert reason == "flash attention is faster on CUDA (take='all' has gradc run it)"
+
+
+
+
+
+def test_nothing_that_takes_no_time_is_torchs(tmp_path: Path) -> None:
+    path = tmp_path / "h100.json"
+    path.write_text(calibration_text(gpu_of("H100"), {"launch": 0.0}))
+    for node in (attention(0, 16, 2048, 64), convolution((1, 0, 8, 8), (4, 0, 3, 3)), attention(2, 0, 8, 64)):
+        for gradients in (False, True):
+            reason = preference.faster_in_torch(node, gradients, path)
+            assert "x faster there" in reason or "as fast there" in reason
+
+
 def test_the_reason_has_figures() -> None:
     reason = preference.faster_in_torch(attention(4, 16, 2048, 64))
     assert reason == ("flash attention, predicted 1.4x faster there (396 us against 552; take='all' has gradc run it)")

@@ -310,3 +310,26 @@ def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip("there is one here")
     assert cli.main(["calibrate"]) == 2
     assert "NoDevice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "asked"), [("V100", False), ("H100", True)])
+def test_what_torch_cannot_run_leaves_what_was_measured(
+    name: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    command = importlib.import_module("gradc.cli.calibrate")
+    from gradc.torch import library_rates
+
+    gpu = gpu_of(name)
+    calls: list[Gpu] = []
+    said: list[str] = []
+
+    def rates(device: Gpu) -> dict[str, float]:
+        calls.append(device)
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(library_rates, "library_rates", rates)
+    text = calibration_text(gpu, {"bandwidth": 1e12})
+    assert command._with_torch(gpu, text, said.append) == text
+    assert bool(calls) is asked and ("CUDNN_STATUS_NOT_INITIALIZED" in "".join(said)) is asked

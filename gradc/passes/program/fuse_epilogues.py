@@ -42,7 +42,7 @@ def fuse_epilogues(program: Program) -> Program:
 
 
 def _is_plain(program: Program, call: Call) -> bool:
-    """Whether a call is a product of two whole matrices in one dtype, written to a matrix in the same, whose rows the
+    """Whether a call is a product of two matrices in one dtype, written to a whole matrix in the same, whose rows the
     library's kernels with an epilogue take.
     """
     types = program.types
@@ -50,12 +50,20 @@ def _is_plain(program: Program, call: Call) -> bool:
     if not REGISTRY[call.op].contraction or dtype not in BIAS_DTYPES or call.epilogue or call.parts:
         return False
     operands = (*call.args, call.out)
-    whole = all(not o.scale and len(o.index) == 2 and all(i.variable for i in o.index) for o in operands)
-    if not whole or len(call.axes) != 3 or [i.variable for i in call.out.index] != call.result_axes:
+    matrices = all(not o.scale and len(o.index) == 2 and all(i.variable for i in o.index) for o in operands)
+    if not matrices or len(call.axes) != 3 or [i.variable for i in call.out.index] != call.result_axes:
+        return False
+    if call.add or not _is_whole(program, call, call.out):
         return False
     rows, unit = [types[o.buffer].shape[-1] for o in operands], MATRIX_ALIGN * 8 // dtype.bits
     aligned = all(isinstance(size, int) and size > 0 and size % unit == 0 for size in rows)
     return aligned and all(types[o.buffer].dtype is dtype for o in operands)
+
+
+def _is_whole(program: Program, call: Call, operand: Operand) -> bool:
+    """Whether a matrix of a call is all of its buffer."""
+    sizes = {Index.of(axis): size for axis, size in call.axes}
+    return all(map(same, (sizes[i] for i in operand.index), program.types[operand.buffer].shape))
 
 
 # -- the kernel that reads a product -----------------------------------------------------------------------------------
@@ -106,11 +114,15 @@ class _Reader:
         return self.stmts[s.args[0]] if s.op == "cast" else s
 
     def load_of(self, name: str) -> Stmt | None:
-        """The load that a value in f32 is, which may be rounded to the product's dtype."""
+        """The load that a value in f32 is, of the product's dtype or rounded to it: what is loaded in f32 may be beyond
+        the range of 16 bits.
+        """
         s, dtype = self.stmts[name], self.program.types[self.call.out.buffer].dtype
+        rounded = False
         while s.op == "cast" and s.dtype in (F32, dtype):
+            rounded = rounded or s.dtype is dtype
             s = self.stmts[s.args[0]]
-        return s if s.op == "load" else None
+        return s if s.op == "load" and (rounded or s.dtype is dtype) else None
 
 
 def _place(index: Sequence[Index], shape: Sequence[Size]) -> tuple[Size, dict[str, Size]]:
@@ -148,17 +160,27 @@ def _matches(program: Program, product: str) -> Iterator[_Match]:
         reader = _Reader(program, call, kernel)
         if len(loads) != 1 or not reader.elementwise(loads[0]) or any(s.where for s in kernel.body):
             continue
+        if reader.alone and not _may_wait(program, call, kernel):
+            continue
         value, bias = _biased(reader, reader.widened(loads[0]))
         if bias is not None and not reader.alone:
             continue
         kept = next((s for s in reader.users(value.name) if s.op == "cast" and s.dtype is not F32), value)
-        stored = next((s for s in reader.users(kept.name) if s.op == "store" and reader.elementwise(s)), None)
+        stores = [s for s in reader.users(kept.name) if s.op == "store" and reader.elementwise(s)]
+        stored = stores[0] if stores and reader.alone else None  # another reads the product, which is kept as it is
         for function in ARGUMENT_WORD if program.types[product].dtype in DTYPES else ():
             yield from _with_function(reader, function, value, bias, stored)
         rest = [s for s in kernel.body if not s.name and s is not stored]
         read = any(value.name in _behind(s, reader.stmts) for s in rest)  # for which a bias in f32 costs nothing
         if bias is not None and stored is not None and not (read and program.types[bias].dtype is not stored.dtype):
             yield _Match(reader, value, Epilogue(bias), stored.buffer, (stored,))
+
+
+def _may_wait(program: Program, call: Call, kernel: Kernel) -> bool:
+    """Whether a product may be made where a kernel is: nothing in between writes what it reads."""
+    between = program.steps[program.steps.index(call) + 1 : program.steps.index(kernel)]
+    written = {program.root(b) for step in between for b in step.writes}
+    return not any(program.root(b) in written for b in call.reads)
 
 
 def _biased(reader: _Reader, value: Stmt) -> tuple[Stmt, str | None]:
@@ -355,7 +377,9 @@ def _summed(program: Program, call: Call, kernel: Kernel) -> Epilogue[Operand] |
         return None
     for operand, axis, of in zip(call.args, call.result_axes, ("first", "second"), strict=True):
         along = [i.variable for i in operand.index][-1] == axis
-        if not along or program.root(operand.buffer) != program.root(load.buffer):
+        if not along or not _is_whole(program, call, operand):
+            continue
+        if program.root(operand.buffer) != program.root(load.buffer):
             continue
         reader = _Reader(program, replace(call, out=operand), kernel)
         if reader.elementwise(load) and reader.along_columns(accum):
