@@ -381,7 +381,8 @@ between L2 and the multiprocessors in sectors of 32 bytes, atomics by the rates 
 slots of a grid with fewer blocks than multiprocessors, and a warp's chain of dependent instructions. Indices are taken
 to be spread over the whole table whatever the case draws, and a loop whose end depends on data is followed once. Where
 a block sorts its rows by few keys (E12), what guards the end of a key is passed as often as keys end: for 155 of 2,560
-rows. `?` is a direction of which a thread could not be followed to its end; its instructions mean nothing.
+rows. Where rows are masked, too, how many a block has is data: its loop over them is not followed, and the time is
+too short. `?` is a direction of which a thread could not be followed to its end; its instructions mean nothing.
 
 Where they are furthest apart, counted by hand:
 

@@ -291,7 +291,8 @@ class Machine:
 
     def _is_rare(self, at: int) -> bool:
         """Whether what begins at a block, up to its first branch, is taken to be the exception: it calls a subroutine
-        (of operands out of the fast range) or sets a bit that notes a value that is no number.
+        (of operands out of the fast range, or of lanes that share no sum with a neighbour) or sets a bit that notes a
+        value that is no number.
         """
         while at in self.blocks:
             for i in self.blocks[at]:

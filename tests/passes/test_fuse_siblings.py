@@ -165,6 +165,21 @@ def test_nothing_spills(arch: str, rank: int, mode: str) -> None:
     assert not any(k.spill_stores + k.spill_loads for k in module.backward.binary.kernels.values())
 
 
+@pytest.mark.compiles
+@pytest.mark.parametrize("arch, padding", [("sm_80", "reflection"), ("sm_90", "border")])
+def test_nothing_spills_of_any_size(arch: str, padding: str) -> None:
+    """Sizes that are not known take registers, too; 16 taps of four channels take most."""
+    pytest.importorskip("nvidia.cuda_nvrtc")
+    graph = gradc.trace(
+        lambda x, grid: ops.grid_sample(x, grid, mode="bicubic", padding_mode=padding),
+        x="f32[B,4,H,W]",
+        grid="f32[B,P,Q,2]",
+    )
+    module = gradc.compile(graph, wrt=["x", "grid"], target="cuda", arch=arch, reductions={"*": "atomic_fixed"})
+    assert any(k.accums and any(s.op == "store" for s in k.body) for k in module.backward.program.kernels)
+    assert not any(k.spill_stores + k.spill_loads for k in module.backward.binary.kernels.values())
+
+
 def test_many_rows_have_a_thread_each() -> None:
     """What is a row's alone is computed once; of few rows, threads share the channels."""
     for points, width in ((64, 8), (1 << 18, 1)):

@@ -16,6 +16,8 @@ MOST_THREADS = 16
 """Of a row; twice as many where the row stays in their registers."""
 ENOUGH_THREADS = 1 << 18
 """As many as a GPU runs at once: where rows alone are so many, a row has one, which computes what is the row's once."""
+MANY_STATEMENTS = 512
+"""From which on a thread's values do not fit in 128 registers, where it adds and stores."""
 COLUMN_LOOP = """#pragma unroll 4
 for (ix col = first_col + lane; col < end_col; col += WIDTH) {"""
 """Loads of four columns are under way together."""
@@ -66,7 +68,9 @@ def thread_per_row(facts: Facts) -> ThreadPerRow:
     if facts.vector_groups:  # 16 values of a lane, with places of 64 bits, are 34 KB of shared memory
         reason = "values are added in fixed point to neighbouring sums: lanes exchange them"
         threads = THREADS // 2
-        return ThreadPerRow(reason=reason, width=1, threads=threads, shared_slots=threads)
+        crowded = len(facts.kernel.body) > MANY_STATEMENTS and any(s.op == "store" for s in facts.kernel.body)
+        resident = 3 * threads if crowded else 4 * threads
+        return ThreadPerRow(reason=reason, width=1, threads=threads, shared_slots=threads, resident=resident)
     row = row_task_across(facts.kernel, facts.types, _threads(facts), 2 * MOST_THREADS)
     width = _threads_of_many(facts) if row is None else row.width
     threads = max(THREADS, min(32 * width, 2 * THREADS))
