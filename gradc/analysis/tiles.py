@@ -12,10 +12,10 @@ The steps of the loop itself, the epilogue, are kernels over rows, or rows x fea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir.dims import Size, floordiv
+from ..ir.dims import Size, floordiv, substitute
 from ..ir.kernel import Call, Kernel, Loop, Program, Sweep, Tile
 from ..ir.statement import REDUCTIONS, Operand, Stmt, flatten
 from ..ir.types import BF16, F16, F32, DType, Type
@@ -565,13 +565,16 @@ def _sweep_form(loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> SweepFor
             steps.append(step)
     scores = any(isinstance(s, Scores) for s in steps)
     kernels = (s for s in steps if isinstance(s, Kernel))
-    codes = () if scores else tuple(c for k in kernels for c in _codes(k, loop, types))
+    codes = () if scores else tuple(c for k in kernels for c in _codes(k, loop, sweep, types))
     across = next((c.strip.across for c in codes if c.strip.is_codes), False)
     return SweepForm(sweep, tuple(steps), tuple(c for c in codes if c.strip.across == across))
 
 
-def _codes(kernel: Kernel, loop: Loop, types: Mapping[str, Type]) -> Iterator[Codes]:
-    """The loads of an element for each row and column, or for each power of two of neighbours."""
+def _codes(kernel: Kernel, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> Iterator[Codes]:
+    """The loads of an element for each row and column, or for each power of two of neighbours.
+
+    :raises NotTiled: a block begins between neighbours of one element.
+    """
     row, column = kernel.rows[0][0], kernel.cols[0][0]
     inside = {b.name for b in loop.buffers}
     for s in kernel.body:
@@ -582,10 +585,12 @@ def _codes(kernel: Kernel, loop: Loop, types: Mapping[str, Type]) -> Iterator[Co
         flat = flatten(s.index, types[s.buffer].shape)
         start, steps = flat.const, dict[str, tuple[Size, int]]()
         for variable, factor in flat.terms:
-            axis, first, per = _place_of(kernel, variable)
+            axis, first, per = place_of(kernel, variable)
+            if not begins_whole(first, per, {loop.rows[0], sweep.cols[0]}):
+                raise NotTiled(f"{s.buffer} has an element for {per} neighbours, and the first block begins within one")
             start = start + floordiv(first, per) * factor
             steps[axis] = (factor, per)
-        if steps.keys() != {row, column}:
+        if steps.keys() != {row, column} or len(flat.terms) != 2:
             continue
         for across, (near, far) in enumerate(((column, row), (row, column))):
             if steps[near][0] == 1 and steps[far][1] == 1:
@@ -595,7 +600,7 @@ def _codes(kernel: Kernel, loop: Loop, types: Mapping[str, Type]) -> Iterator[Co
                 break
 
 
-def _place_of(kernel: Kernel, variable: str) -> tuple[str, Size, int]:
+def place_of(kernel: Kernel, variable: str) -> tuple[str, Size, int]:
     """(axis, where it begins, divisor) of a term of an index: ``(axis + first) // divisor``; the axis "" for others."""
     s, by = kernel.stmts.get(variable), 1
     if s is None:
@@ -607,6 +612,15 @@ def _place_of(kernel: Kernel, variable: str) -> tuple[str, Size, int]:
         axis = s.index[0].terms[0][0]
         return ("" if axis.startswith("%") else axis), s.index[0].const, by
     return "", 0, 1
+
+
+def begins_whole(first: Size, per: int, starts: Collection[str]) -> bool:
+    """Whether a place, of rows or columns in a block, is known to be a multiple.
+
+    :param starts: symbols of the first row and the first column of a block, which are multiples.
+    """
+    behind = substitute(first, dict.fromkeys(starts, 0))
+    return per == 1 or (isinstance(behind, int) and behind % per == 0)
 
 
 def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> Scores | Added:

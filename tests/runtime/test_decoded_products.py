@@ -224,6 +224,43 @@ def test_few_rows_are_one_kernel(name, direction):
     assert_one_tile(program(name, direction, "f16", 7, 1536, 1536))
 
 
+def _high_bits(q: Any) -> Any:
+    return ops.right_shift(q, 4)
+
+
+def _sliced(begin: int) -> Callable[[Any], Any]:
+    return lambda q: ops.unpack(q, dtype="u4", axis=1)[:, begin:]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("codes", "exact_codes"),
+    [
+        (_high_bits, lambda q: q >> 4),  # a shift of the code itself, by as many bits as a run of columns has
+        *((_sliced(n), lambda q, n=n: _nibbles(q)[:, n:]) for n in (1, 2, 7, 16)),  # from the middle of a byte on, too
+    ],
+    ids=["high bits", "from 1", "from 2", "from 7", "from 16"],
+)
+def test_codes_that_are_bits_or_parts_of_others(direction, codes, exact_codes):
+    rng, (n, k) = np.random.default_rng(0), (96, 640)
+    q, s = rng.integers(0, 256, (n, k)).astype(np.uint8), rng.standard_normal((n, 1)).astype(np.float32)
+    weight = exact_codes(torch.tensor(q)).double() * torch.tensor(s)
+    weight = weight.mT if direction == "forward" else weight
+    x = torch.tensor(rng.standard_normal((3, weight.shape[0]))).to(torch.bfloat16)
+
+    def product(x: Any, q: Any, s: Any) -> Any:
+        own = ops.cast(ops.cast(codes(q), dtype="f32") * s, dtype="bf16")
+        return ops.linear(x, own) if direction == "forward" else x @ own
+
+    types = {"x": f"bf16[3,{weight.shape[0]}]", "q": f"u8[{n},{k}]", "s": f"f32[{n},1]"}
+    made = run_passes(gradc.trace(product, **types), (), Options(arch="sm_90"), "cuda")[2]["forward"]
+    with knobs.SIM_CHECK.set(True):
+        arrays = {"x": x.double().numpy().astype(made.buffer["x"].type.dtype.np), "q": q, "s": s}
+        got = Executable(made, "cuda-sim").run(**arrays)["y"].astype(np.float64)
+    wanted, magnitudes = (x.double() @ weight).numpy(), (x.double().abs() @ weight.abs()).numpy()
+    assert (np.abs(got - wanted) <= magnitudes * 2.0**-8 * 1.01 + np.abs(wanted) * 2.0**-8 * 1.01).all()
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("sizes", [(0, 64, 64), (3, 0, 64), (3, 64, 0)])
 def test_empty_sizes(direction, sizes):

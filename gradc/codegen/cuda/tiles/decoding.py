@@ -5,8 +5,9 @@ of sums, and with one FMA for a zero point and a scale.
     cast(q) * s          ->  fraction(q) * (16 s) - 16 s     1 + q / 16, whose bits are those of q behind those of 1
     (cast(q) - z) * s    ->  fraction(q) * (16 s) - (z + 16) s
 
-where q has 4 bits, and several elements share z and s.  The first two are the same bits; of the third ``(z + 16) s`` is
-rounded, by 2^-20 of s at most, far below what the 16 bits keep that the result is rounded to.
+where q has 4 bits, and several elements share z and s.  The first is the same bits, and so is the second where 16 s is
+finite; of the third ``z + 16`` and its product with s are rounded, by a unit in the last place each.  Where the offset
+overflows, as for an s that is infinite or 2^124 and more, an element is NaN.
 """
 
 from __future__ import annotations

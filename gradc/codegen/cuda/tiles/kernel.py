@@ -206,7 +206,8 @@ class _TileWriter:
         self.split = self.loop.tile.split
         self.tiles = self.rows * self.split // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.loop.tile)
-        self.lanes = Lanes(form.run, form.rows_together, self.split, self.tiles)
+        starts = frozenset((self.loop.rows[0], *(s.cols[0] for s in self.loop.sweeps)))
+        self.lanes = Lanes(form.run, form.rows_together, self.split, self.tiles, starts)
         self.form = form = decoded(form, self.lanes)
         self.names = Counter[str]()
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])

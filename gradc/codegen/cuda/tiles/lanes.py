@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ....analysis.tiles import Strip
+from ....analysis.tiles import Strip, begins_whole, place_of
 from ....ir.kernel import Kernel
 from ....ir.statement import REDUCTIONS, Stmt
 from .canonical import COLUMN, ROW
@@ -59,12 +59,14 @@ class Lanes:
     :param run: its neighbouring columns, of each four times as many.
     :param together: whether its rows are neighbours; else they are 8 apart.
     :param split: warps that share the columns.  :param tiles: of 16 rows, of a warp.
+    :param starts: symbols of the first row and the first column of a block.
     """
 
     run: int
     together: bool
     split: int
     tiles: int
+    starts: frozenset[str]
 
     @property
     def width(self) -> str:
@@ -152,8 +154,8 @@ def shared_values(kernel: Kernel, strips: Mapping[str, Strip], staged: Collectio
             return lanes.shares(strips[s.name])
         if lanes.together:
             return s.name in staged
-        by = kernel.stmts[s.args[1]] if s.op == "right_shift" else s
-        return by is not s and by.op == "const" and 2 ** int(by.attr("value")) >= lanes.run
+        axis, start, per = place_of(kernel, s.name)
+        return axis == COLUMN and per >= lanes.run and begins_whole(start, lanes.run, lanes.starts)
 
     for s in kernel.body:
         if s.name and kernel.is_column(s) and s.op not in REDUCTIONS:
