@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, TypeVar, TypeVarTuple, Union
 
 from ..errors import InvalidProblem, TypeRuleError
@@ -706,7 +707,7 @@ def _number(size: Size, bindings: Mapping[str, int]) -> int:
     for monomial, term in size.terms:
         for atom, power in monomial:
             if isinstance(atom, str):
-                factor = bindings[atom]
+                factor = index(bindings[atom])  # NumPy's integers would wrap around
             elif isinstance(atom, FloorDiv):
                 factor = floordiv(_number(atom.numerator, bindings), _number(atom.denominator, bindings))  # type: ignore[assignment]
             else:

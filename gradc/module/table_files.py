@@ -8,10 +8,12 @@ ends anywhere between leaves a folder that the next one opens: a journal of a st
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import mmap
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -21,6 +23,7 @@ import numpy as np
 
 from ..errors import InvalidProblem
 from ..ir.types import Type, parse_type, typeof
+from ..runtime.host.arrays import to_numpy
 
 try:
     import fcntl
@@ -71,25 +74,32 @@ class TableFiles:
         :param rows_of: tables, of which a step names the rows that it may write.  Arrays under a table's name, such as
             ``state.sum.users`` of ``users``, follow it.  All others are small, and copied whole in each step.
         :param durable: whether a step is also to survive a loss of power: it waits for the disk twice.
-        :raises InvalidProblem: a name that is none, a table that is missing or has no rows, one that follows two, or
-            a folder that has tables already.  Nothing was written.
+        :raises InvalidProblem: a name that is none, a table that is missing or has no rows, an array of other rows than
+            the table that it follows, or a folder that has tables already, or is open.  Nothing was written.
         """
-        types = {name: parse_type(x) if isinstance(x, str) else typeof(x) for name, x in arrays.items()}
+        given = {name: None if isinstance(x, str) else to_numpy(x)[0] for name, x in arrays.items()}
+        types = {name: parse_type(x) if isinstance(x, str) else typeof(given[name]) for name, x in arrays.items()}
         _check(types, rows_of)
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        if (place / _MANIFEST).exists():
-            raise InvalidProblem(f"{place} has tables already: TableFiles.open gives them")
-        for name, type_ in types.items():
-            shape = tuple(int(n) for n in type_.shape)
-            made = np.lib.format.open_memmap(_file(place, name), "w+", _stored(type_), shape)  # type: ignore[no-untyped-call]
-            if not isinstance(arrays[name], str):
-                made[...] = np.asarray(arrays[name]).view(made.dtype)
-            if durable:
-                made.flush()
-        _replace(place / _NUMBER, b"0", durable)
-        manifest = {"arrays": {name: str(t) for name, t in types.items()}, "rows_of": sorted(rows_of)}
-        _replace(place / _MANIFEST, json.dumps(manifest, indent=1).encode(), durable)  # last: a folder has all, or none
+        _check_new(place)
+        _make_folder(place, durable)
+        with _locked(place) or contextlib.nullcontext():
+            _check_new(place)  # another process may have made some
+            (place / _JOURNAL).unlink(missing_ok=True)  # of tables that were here
+            for name, type_ in types.items():
+                shape = tuple(int(n) for n in type_.shape)
+                new = place / f"{name}.npy.new"  # what is given may be the file that it replaces
+                made = np.lib.format.open_memmap(new, "w+", _stored(type_), shape)  # type: ignore[no-untyped-call]
+                if (array := given[name]) is not None:
+                    made[...] = array.view(made.dtype)
+                if durable:
+                    made.flush()
+                del made  # Windows renames no file that is mapped
+                new.replace(_file(place, name))
+            _replace(place / _NUMBER, [b"0"], durable)
+            manifest = {"arrays": {name: str(t) for name, t in types.items()}, "rows_of": sorted(rows_of)}
+            text = json.dumps(manifest, indent=1).encode()
+            _replace(place / _MANIFEST, [text], durable)  # last: a folder has all, or none
         return cls.open(place, durable=durable)
 
     @classmethod
@@ -101,24 +111,27 @@ class TableFiles:
         return cls(Path(folder), durable)
 
     def __init__(self, folder: Path, durable: bool):
-        manifest = _read_json(folder / _MANIFEST, folder)
-        self._folder, self._durable, self._in_step = folder, durable, False
-        self._lock = _locked(folder)
-        self._rows_of: list[str] = manifest["rows_of"]
-        types = {name: parse_type(text) for name, text in manifest["arrays"].items()}
-        self._files = {name: _mapped(folder, name, type_) for name, type_ in types.items()}
-        self.arrays = {name: self._files[name].view(type_.dtype.np) for name, type_ in types.items()}
-        self._table = {name: _table_of(name, self._rows_of) for name in types}
-        if (folder / _JOURNAL).exists():
-            number, kept = self._read_journal()
-            if number > self.number:
-                self._write_back(kept)
-            self._drop_journal()
+        self._folder, self._durable = folder.absolute(), durable
+        self._process, self._current = os.getpid(), dict[str, object]()
+        manifest = _read_manifest(self._folder)
+        self._lock = _locked(self._folder)
+        try:
+            self._rows_of: list[str] = manifest["rows_of"]
+            types = {name: parse_type(text) for name, text in manifest["arrays"].items()}
+            self._files = {name: _mapped(self._folder, name, type_) for name, type_ in types.items()}
+            self.arrays = {name: self._files[name].view(type_.dtype.np) for name, type_ in types.items()}
+            self._table = {name: _table_of(name, self._rows_of) for name in types}
+            self._recover()
+        except BaseException:
+            self.close()  # a traceback keeps this object
+            raise
 
     @property
     def number(self) -> int:
         """How many steps are whole."""
-        return int((self._folder / _NUMBER).read_bytes())
+        path = self._folder / _NUMBER
+        with _damage(path):
+            return int(path.read_bytes())
 
     @contextlib.contextmanager
     def step(self, rows: Mapping[str, Any]) -> Iterator[None]:
@@ -127,35 +140,51 @@ class TableFiles:
         An error in the block writes all of them back, and the step does not count.
 
         :param rows: of each table that the block may write, integers of any shape, each as often as it may be.
-        :raises InvalidProblem: what is no table, or no integers, or a row that the table has not; a step in a step.
-            Nothing was written.
+        :raises InvalidProblem: what is no table, or no integers, or a row that the table has not; a step in a step, of
+            this thread or another; a process that did not open the folder, or closed it.  Nothing was written.
         """
-        if self._in_step:
-            raise InvalidProblem("a step in a step of the same tables")
-        kept = self._kept({name: self._checked(name, x) for name, x in rows.items()})
-        before = self.number
-        self._in_step = True
+        mine = object()
         try:
-            self._write_journal(before + 1, kept)
+            if self._current.setdefault("step", mine) is not mine:
+                raise InvalidProblem("a step in a step of the same tables")
+            self._check_open()
+            checked = {name: self._checked(name, x) for name, x in rows.items()}
+            before = self._recover()  # what an error in a roll back left
             try:
+                self._write_journal(before + 1, self._kept(checked))
                 yield
                 self._flush()
                 self._count(before + 1)
             except BaseException:
-                self._count(before)  # first, in case that the process ends here
-                self._write_back(kept)
-                self._drop_journal()
+                if self._process == os.getpid():  # in a fork the step is its parent's
+                    if self.number > before:
+                        self._count(before)  # first, in case that the process ends here
+                    self._recover()
                 raise
             self._drop_journal()
         finally:
-            self._in_step = False
+            if self._current.get("step") is mine:
+                del self._current["step"]
 
     def close(self) -> None:
-        """Lets another process open the folder; the arrays stay as long as they are held."""
+        """Lets another process open the folder; the arrays stay as long as they are held.
+
+        :raises InvalidProblem: in a step.
+        """
+        if self._current:
+            raise InvalidProblem("tables are closed after a step, not in it")
         self.arrays, self._files = {}, {}
         if self._lock is not None:
+            if self._process == os.getpid():
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # which forks have, too
             self._lock.close()
             self._lock = None
+        self._process = 0
+
+    def _check_open(self) -> None:
+        if self._process != os.getpid():
+            state = "is open in the process that this one is a fork of" if self._process else "was closed"
+            raise InvalidProblem(f"{self._folder} {state}: TableFiles.open gives its tables")
 
     # -- before a step, and back to it ---------------------------------------------------------------------------------
 
@@ -164,7 +193,10 @@ class TableFiles:
         if table not in self._rows_of:
             there = ", ".join(self._rows_of) or "none"
             raise InvalidProblem(f"{table!r} is no table of {self._folder}; it has {there}")
-        rows = np.unique(np.asarray(given))
+        try:
+            rows = np.unique(np.asarray(given))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidProblem(f"rows of {table} are integers, and these no array: {error}") from None
         count = len(self.arrays[table])
         if rows.size and rows.dtype.kind not in "iu":
             raise InvalidProblem(f"rows of {table} are integers, not {rows.dtype}")
@@ -181,17 +213,24 @@ class TableFiles:
             found.append(_Kept(name, of_it, np.array(array) if of_it is None else array[of_it]))
         return [kept for kept in found if kept.values.size]
 
-    def _write_back(self, kept: Collection[_Kept]) -> None:
-        for each in kept:
-            self.arrays[each.name][... if each.rows is None else each.rows] = each.values
-        self._flush()
+    def _recover(self) -> int:
+        """Writes back what a step that does not count has a journal of; the number of those that do."""
+        whole = self.number
+        if (self._folder / _JOURNAL).exists():
+            number, kept = self._read_journal()
+            if number > whole:
+                for each in kept:
+                    self.arrays[each.name][... if each.rows is None else each.rows] = each.values
+                self._flush()
+            self._drop_journal()
+        return whole
 
     def _flush(self) -> None:
         for file in self._files.values() if self._durable else ():
             file.flush()
 
     def _count(self, number: int) -> None:
-        _replace(self._folder / _NUMBER, str(number).encode(), self._durable)
+        _replace(self._folder / _NUMBER, [str(number).encode()], self._durable)
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 
@@ -199,11 +238,12 @@ class TableFiles:
         """A line of JSON, then of each array its rows as i64, and what they have."""
         entries = [[each.name, None if each.rows is None else len(each.rows)] for each in kept]
         head = json.dumps({"step": number, "kept": entries}).encode() + b"\n"
-        parts = [part for each in kept for part in (each.rows, each.values) if part is not None]
-        _replace(self._folder / _JOURNAL, b"".join([head, *(part.tobytes() for part in parts)]), self._durable)
+        parts = (part.tobytes() for each in kept for part in (each.rows, each.values) if part is not None)
+        _replace(self._folder / _JOURNAL, itertools.chain([head], parts), self._durable)
 
     def _read_journal(self) -> tuple[int, list[_Kept]]:
-        with (self._folder / _JOURNAL).open("rb") as file:
+        path = self._folder / _JOURNAL
+        with _damage(path), path.open("rb") as file:
             head = json.loads(file.readline())
             kept = []
             for name, count in head["kept"]:
@@ -211,6 +251,8 @@ class TableFiles:
                 rows = None if count is None else _read(file, np.dtype(np.int64), (count,))
                 shape = array.shape if count is None else (count, *array.shape[1:])
                 kept.append(_Kept(name, rows, _read(file, array.dtype, shape)))
+                if rows is not None and rows.size and not (0 <= rows.min() and rows.max() < len(array)):
+                    raise ValueError(f"{name} has not all of its rows")
         return head["step"], kept
 
     def _drop_journal(self) -> None:
@@ -259,17 +301,33 @@ def _mapped(folder: Path, name: str, type_: Type) -> np.memmap[Any, Any]:
         made: np.memmap[Any, Any] = np.lib.format.open_memmap(_file(folder, name), "r+")  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise InvalidProblem(f"{_file(folder, name)} is not the file of {type_}: {error}") from error
+    if made.size and hasattr(mmap, "MADV_RANDOM"):
+        # else a row that is read brings its neighbours, 128 KiB of them
+        made._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
     if made.dtype != _stored(type_) or made.shape != type_.shape:
         raise InvalidProblem(f"{_file(folder, name)} has {made.dtype} {made.shape}, and not {type_}")
     return made
 
 
-def _read_json(path: Path, folder: Path) -> Any:
+def _read_manifest(folder: Path) -> Any:
+    path = folder / _MANIFEST
     try:
-        return json.loads(path.read_bytes())
+        text = path.read_bytes()
     except FileNotFoundError:
         raise InvalidProblem(f"{folder} has no tables: TableFiles.create makes them") from None
-    except ValueError as error:
+    with _damage(path):
+        manifest = json.loads(text)
+        return {"arrays": dict(manifest["arrays"]), "rows_of": list(manifest["rows_of"])}
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """What cannot be read there, as one error."""
+    try:
+        yield
+    except InvalidProblem:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidProblem(f"{path} is damaged: {error}") from None
 
 
@@ -281,17 +339,36 @@ def _read(file: BufferedReader, dtype: np.dtype[Any], shape: tuple[int, ...]) ->
     return made
 
 
-def _replace(path: Path, content: bytes, durable: bool) -> None:
+def _replace(path: Path, content: Iterable[bytes], durable: bool) -> None:
     """Gives a file its content all at once."""
     new = path.with_name(f"{path.name}.new")
     with new.open("wb") as file:
-        file.write(content)
+        file.writelines(content)
         if durable:
             file.flush()
             os.fsync(file.fileno())
     new.replace(path)
-    if durable and hasattr(os, "O_DIRECTORY"):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    if durable:
+        _sync(path.parent)
+
+
+def _check_new(place: Path) -> None:
+    if (place / _MANIFEST).exists():
+        raise InvalidProblem(f"{place} has tables already: TableFiles.open gives them")
+
+
+def _make_folder(place: Path, durable: bool) -> None:
+    place = place.absolute()
+    missing = [each for each in (place, *place.parents) if not each.exists()]
+    place.mkdir(parents=True, exist_ok=True)
+    for each in missing if durable else ():
+        _sync(each.parent)
+
+
+def _sync(place: Path) -> None:
+    """Waits until a folder's names are on the disk."""
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         finally:
@@ -302,7 +379,10 @@ def _locked(folder: Path) -> BufferedWriter | None:
     """A file that no other process has locked; None where a system has no locks of files."""
     if fcntl is None:
         return None
-    file = (folder / _LOCK).open("wb")
+    try:
+        file = (folder / _LOCK).open("wb")
+    except OSError as error:
+        raise InvalidProblem(f"{folder} cannot be locked, and its tables not be written: {error}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

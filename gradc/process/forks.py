@@ -30,8 +30,8 @@ PATIENCE = 60.0
 more than ten to import the compiler.
 """
 CLOSED = 0.2
-"""Seconds for which a fork that waits keeps new sections out; then it lets in those that came meanwhile, one of which
-may be what it waits for.
+"""Seconds for which forks that wait keep new sections out; then all of them at once let in those that came meanwhile,
+one of which may be what they wait for.
 """
 OPEN, PAUSE = 0.02, 0.001
 
@@ -143,12 +143,11 @@ def _wait() -> None:
     """Waits until no other thread is in a section."""
     me, began = threading.get_ident(), time.monotonic()
     _yielding.discard(me)  # of a fork in the middle of which this one is
-    closed = began
     while _held_off_by_another(me) and (now := time.monotonic()) - began < PATIENCE:
-        if now - closed > CLOSED:
+        phase = now % (CLOSED + OPEN)  # the same for all forks that wait: a section begins when none keeps it out
+        if phase > CLOSED:
             _yielding.add(me)
-            time.sleep(OPEN)
-            closed = time.monotonic()
+            time.sleep(CLOSED + OPEN - phase)
             _yielding.discard(me)
         time.sleep(PAUSE)
 

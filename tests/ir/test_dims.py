@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,3 +178,11 @@ def test_runs_of_a_reshape_are_found_under_its_own_assumptions_alone() -> None:
             axis_groups((n, 2), (6, 2))
         with assuming([Assumption(n, "==", 6)]):
             assert axis_groups((n, 2), (6, 2)) == ((range(1), range(1)), (range(1, 2), range(1, 2)))
+
+
+def test_sizes_of_numpys_integers_do_not_wrap_around() -> None:
+    n = symbol("N")
+    for value in (np.int32(60000), np.uint8(200), np.int64(2**40)):
+        for size in (n * n * n, 3 * n, maximum(n, 3), floordiv(1, n) + n):
+            found = evaluate(size, {"N": value})
+            assert type(found) is int and found == evaluate(size, {"N": int(value)})

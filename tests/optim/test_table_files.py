@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ import gradc
 from gradc import ops, optim
 from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem
 from gradc.ir.types import dtype as dtype_of
+from gradc.module import table_files
 from gradc.module.table_files import TableFiles
 
 TYPES = {"users": "f32[50,3]", "state.sum.users": "f32[50]", "items": "bf16[7,2]", "count": "i64[]", "top": "f32[2,2]"}
@@ -280,3 +285,164 @@ def test_a_longer_name_decides_which_table_is_followed(tmp_path: Path) -> None:
         for array in tables.arrays.values():
             array[-1] = 1
     assert all(array[-1] == 1 for array in tables.arrays.values()) and os.listdir(tmp_path)
+
+
+# -- what went wrong once ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_disk_that_is_full_at_any_file_leaves_a_whole_step(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal's or the number's, and the next step begins with what the last whole one left."""
+    tables = TableFiles.create(tmp_path / "tables", TYPES, TABLES)
+    with tables.step(rows_of(0)):
+        list(written(tables, 0))
+    real, calls = table_files._replace, 0
+
+    def full(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= number:
+            raise OSError(errno.ENOSPC, "no space")
+        real(*args)
+
+    monkeypatch.setattr(table_files, "_replace", full)
+    with pytest.raises(OSError, match="no space"), tables.step(rows_of(1)):
+        list(written(tables, 1))
+    monkeypatch.undo()
+    assert tables.number == 1
+    assert_same(tables.arrays, after(1, tmp_path))
+
+
+def test_what_the_roll_back_could_not_write_is_written_back_by_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = TableFiles.create(tmp_path / "tables", TYPES, TABLES)
+
+    def interrupted(self: TableFiles) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), tables.step(rows_of(0)):
+        list(written(tables, 0))
+        monkeypatch.setattr(TableFiles, "_recover", interrupted)
+        raise ValueError
+    monkeypatch.undo()
+    with tables.step(rows_of(1)):
+        assert_same(tables.arrays, after(0, tmp_path))
+
+
+def test_a_relative_folder_is_that_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = TableFiles.create("tables", TYPES, TABLES)
+    monkeypatch.chdir("/")
+    with tables.step({}):
+        pass
+    assert tables.number == 1
+
+
+def test_closed_tables_and_those_in_a_step_are_refused(tmp_path: Path) -> None:
+    tables = TableFiles.create(tmp_path, TYPES, TABLES)
+    with tables.step({}):
+        with pytest.raises(InvalidProblem, match="not in it"):
+            tables.close()
+        with ThreadPoolExecutor() as pool, pytest.raises(InvalidProblem, match="a step in a step"):
+            pool.submit(tables.step({}).__enter__).result()
+    tables.close()
+    tables.close()
+    for rows in ({}, {"users": [0]}):
+        with pytest.raises(InvalidProblem, match="was closed"), tables.step(rows):
+            raise AssertionError
+    assert TableFiles.open(tmp_path).number == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_neither_steps_nor_ends_a_step_nor_keeps_the_folder(tmp_path: Path) -> None:
+    tables = TableFiles.create(tmp_path, TYPES, TABLES)
+    reading, writing = os.pipe()
+    pid = 0
+    with contextlib.suppress(SystemExit), tables.step({"users": [3]}):
+        tables.arrays["users"][3] = 1
+        pid = os.fork()
+        if pid == 0:
+            raise SystemExit
+    if pid == 0:
+        try:
+            with tables.step({}):
+                os._exit(1)
+        except InvalidProblem:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent has closed, too
+            os._exit(0)
+    assert tables.number == 1 and tables.arrays["users"][3].tolist() == [1, 1, 1]
+    tables.close()
+    TableFiles.open(tmp_path).close()
+    os.close(writing)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("journal", b""),
+        ("journal", b"{}\n"),
+        ("journal", b"\xff\n"),
+        ("journal", b'{"step": 1, "kept": [["none", 1]]}\n'),
+        ("journal", b'{"step": 1, "kept": [["items", 1]]}\n' + b"\x09" * 12),
+        ("step", b""),
+        ("tables.json", b"[]"),
+        ("tables.json", b"{}"),
+    ],
+)
+def test_damaged_files_are_one_error_and_the_folder_stays_free(file: str, content: bytes, tmp_path: Path) -> None:
+    TableFiles.create(tmp_path, TYPES, TABLES).close()
+    whole = (tmp_path / file).read_bytes() if (tmp_path / file).exists() else None
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(InvalidProblem, match="damaged") as found:
+        TableFiles.open(tmp_path).number  # noqa: B018
+    (tmp_path / file).unlink() if whole is None else (tmp_path / file).write_bytes(whole)
+    assert found.value and TableFiles.open(tmp_path).number == 0  # while a traceback keeps what was tried
+
+
+def test_files_made_anew_have_nothing_of_those_that_were_there(tmp_path: Path) -> None:
+    tables = TableFiles.create(tmp_path / "tables", {"a": "f32[3]"}, ["a"])
+    with tables.step({"a": [1]}):
+        tables.arrays["a"][...] = 7
+        shutil.copytree(tmp_path / "tables", tmp_path / "copy")
+    (tmp_path / "copy" / "tables.json").unlink()
+    given = np.load(tmp_path / "copy" / "a.npy", mmap_mode="r")
+    made = TableFiles.create(tmp_path / "copy", {"a": given}, ["a"])  # its own file
+    assert made.arrays["a"].tolist() == [7, 7, 7] and given.tolist() == [7, 7, 7]
+
+
+def test_arrays_of_torch_and_of_the_other_byte_order_are_copied(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    given = {
+        "b": torch.arange(4.0, dtype=torch.bfloat16),
+        "p": torch.nn.Parameter(torch.ones(2, 3).t()),
+        "big": np.arange(3, dtype=">f4"),
+    }
+    tables = TableFiles.create(tmp_path, given, ["b"])
+    assert [x.tolist() for x in tables.arrays.values()] == [x.tolist() for x in given.values()]
+
+
+def test_a_step_reads_the_rows_that_it_names_and_not_what_lies_around_them(tmp_path: Path) -> None:
+    tables = TableFiles.create(tmp_path, {"w": "f32[4000000,64]"}, ["w"])
+    with tables.step({"w": np.arange(0, 4_000_000, 4000)}):
+        resident = sum(int(line.split()[1]) for line in _smaps(tmp_path / "w.npy") if line.startswith("Rss:"))
+    assert 0 < resident < 1000 * 4 * 4  # KiB: two pages a row, and some
+
+
+def _smaps(path: Path) -> list[str]:
+    """What the system says of a mapped file."""
+    smaps = Path("/proc/self/smaps")
+    if not smaps.exists():
+        pytest.skip("this system does not say what is resident")
+    found, mine = [], False
+    for line in smaps.read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            mine = line.endswith(str(path))
+        elif mine:
+            found.append(line)
+    return found

@@ -439,6 +439,34 @@ def test_a_fork_waits_for_a_section_and_lets_the_thread_in_for_which_that_waits(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_two_forks_that_wait_let_sections_in_at_the_same_time() -> None:
+    """Each kept out what the other let in, until patience ended."""
+    holds, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with forks.held_off:
+            holds.set()
+            over.wait()
+
+    def begin() -> None:
+        with forks.held_off:
+            over.set()
+
+    started = [threading.Thread(target=hold), *(threading.Thread(target=fork) for _ in range(2))]
+    started[0].start()
+    holds.wait()
+    since = time.monotonic()
+    for thread in started[1:]:
+        thread.start()
+        time.sleep((forks.CLOSED + forks.OPEN) / 2)  # half a turn later
+    started.append(threading.Thread(target=begin))
+    started[-1].start()
+    for thread in started:
+        thread.join()
+    assert time.monotonic() - since < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_that_waited_too_long_leaves_nothing_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "PATIENCE", 0.05)
     end, began = threading.Event(), threading.Event()
