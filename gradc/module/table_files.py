@@ -8,12 +8,11 @@ ends anywhere between leaves a folder that the next one opens: a journal of a st
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import mmap
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 
 from ..errors import InvalidProblem
 from ..ir.types import Type, parse_type, typeof
+from ..process import files
 from ..runtime.host.arrays import to_numpy
 
 try:
@@ -96,10 +96,9 @@ class TableFiles:
                     made.flush()
                 del made  # Windows renames no file that is mapped
                 new.replace(_file(place, name))
-            _replace(place / _NUMBER, [b"0"], durable)
+            files.write(place / _NUMBER, "0", durable=durable)
             manifest = {"arrays": {name: str(t) for name, t in types.items()}, "rows_of": sorted(rows_of)}
-            text = json.dumps(manifest, indent=1).encode()
-            _replace(place / _MANIFEST, [text], durable)  # last: a folder has all, or none
+            files.write(place / _MANIFEST, json.dumps(manifest, indent=1), durable=durable)  # last: it has all, or none
         return cls.open(place, durable=durable)
 
     @classmethod
@@ -230,7 +229,7 @@ class TableFiles:
             file.flush()
 
     def _count(self, number: int) -> None:
-        _replace(self._folder / _NUMBER, [str(number).encode()], self._durable)
+        files.write(self._folder / _NUMBER, str(number), durable=self._durable)
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 
@@ -238,8 +237,10 @@ class TableFiles:
         """A line of JSON, then of each array its rows as i64, and what they have."""
         entries = [[each.name, None if each.rows is None else len(each.rows)] for each in kept]
         head = json.dumps({"step": number, "kept": entries}).encode() + b"\n"
-        parts = (part.tobytes() for each in kept for part in (each.rows, each.values) if part is not None)
-        _replace(self._folder / _JOURNAL, itertools.chain([head], parts), self._durable)
+        with files.replacing(self._folder / _JOURNAL, durable=self._durable) as file:
+            file.write(head)
+            for part in (part for each in kept for part in (each.rows, each.values) if part is not None):
+                file.write(part.tobytes())
 
     def _read_journal(self) -> tuple[int, list[_Kept]]:
         path = self._folder / _JOURNAL
@@ -337,19 +338,6 @@ def _read(file: BufferedReader, dtype: np.dtype[Any], shape: tuple[int, ...]) ->
     if got != made.nbytes:
         raise InvalidProblem(f"{file.name} is damaged: it ends {made.nbytes - got} bytes early")
     return made
-
-
-def _replace(path: Path, content: Iterable[bytes], durable: bool) -> None:
-    """Gives a file its content all at once."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.writelines(content)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    new.replace(path)
-    if durable:
-        _sync(path.parent)
 
 
 def _check_new(place: Path) -> None:

@@ -140,9 +140,6 @@ def test_a_device_that_the_cost_model_does_not_know_leaves_all_to_torch(monkeypa
     assert reason == "flash attention is faster on CUDA (take='all' has gradc run it)"
 
 
-
-
-
 def test_nothing_that_takes_no_time_is_torchs(tmp_path: Path) -> None:
     path = tmp_path / "h100.json"
     path.write_text(calibration_text(gpu_of("H100"), {"launch": 0.0}))

@@ -23,9 +23,8 @@ import pytest
 
 import gradc
 from gradc import ops, optim
-from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem
+from gradc.errors import FileError, GradcError, IndexOutOfRange, InvalidProblem
 from gradc.ir.types import dtype as dtype_of
-from gradc.module import table_files
 from gradc.module.table_files import TableFiles
 
 TYPES = {"users": "f32[50,3]", "state.sum.users": "f32[50]", "items": "bf16[7,2]", "count": "i64[]", "top": "f32[2,2]"}
@@ -81,7 +80,7 @@ def test_whatever_moment_a_process_ends_at_a_whole_step_is_found(
         copies.append((current, place))
 
     def watched(name: str) -> None:
-        real = getattr(Path, name)
+        real = getattr(os, name)
 
         def call(*args: Any, **options: Any) -> Any:
             copy()
@@ -90,7 +89,7 @@ def test_whatever_moment_a_process_ends_at_a_whole_step_is_found(
             finally:
                 copy()
 
-        monkeypatch.setattr(Path, name, call)
+        monkeypatch.setattr(os, name, call)
 
     watched("replace")
     watched("unlink")
@@ -298,7 +297,7 @@ def test_a_disk_that_is_full_at_any_file_leaves_a_whole_step(
     tables = TableFiles.create(tmp_path / "tables", TYPES, TABLES)
     with tables.step(rows_of(0)):
         list(written(tables, 0))
-    real, calls = table_files._replace, 0
+    real, calls = os.replace, 0
 
     def full(*args: Any) -> None:
         nonlocal calls
@@ -307,8 +306,8 @@ def test_a_disk_that_is_full_at_any_file_leaves_a_whole_step(
             raise OSError(errno.ENOSPC, "no space")
         real(*args)
 
-    monkeypatch.setattr(table_files, "_replace", full)
-    with pytest.raises(OSError, match="no space"), tables.step(rows_of(1)):
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(FileError, match="no space"), tables.step(rows_of(1)):
         list(written(tables, 1))
     monkeypatch.undo()
     assert tables.number == 1
