@@ -5,8 +5,8 @@ Models and sizes are those of :mod:`.gpu_model_list`.  Each is traced by ``torch
 where the backend is told that all values are on a GPU, so that it makes the regions and leaves to torch what it does
 there; nothing is run.  Autocast is the CPU's, which casts the same products.  Gradients are those of all float inputs
 of a region, of the batch, too.  For each model: regions, launches, calls of cuBLAS, predicted milliseconds of the
-device forward and backward, their share in products, milliseconds of the host, the largest workspace, and how often
-what was left to torch.
+device forward and backward (> without launches that were not followed to their end), their share in products,
+milliseconds of the host, the largest workspace, and how often what was left to torch.
 """
 
 from __future__ import annotations
@@ -111,14 +111,20 @@ class Predicted:
     @property
     def line(self) -> str:
         every = [*self.forward, *self.backward]
-        times = [1e3 * sum(d.seconds for d in part) for part in (self.forward, self.backward)]
+        times = " | ".join(map(_milliseconds, (self.forward, self.backward)))
         products = sum(d.product_seconds for d in every) / max(sum(d.seconds for d in every), 1e-12)
         left = ", ".join(f"{n} {op}" for op, n in self.left.items())
         host, space = 1e3 * sum(d.host_seconds for d in every), max(d.workspace for d in every) / 1e6
         return (
-            f"{self.regions} | {sum(len(d.launches) for d in every)} | {sum(d.calls for d in every)} | {times[0]:.2f} |"
-            f" {times[1]:.2f} | {products:.0%} | {host:.2f} | {space:.0f} | {left}"
+            f"{self.regions} | {sum(len(d.launches) for d in every)} | {sum(d.calls for d in every)} | {times} |"
+            f" {products:.0%} | {host:.2f} | {space:.0f} | {left}"
         )
+
+
+def _milliseconds(part: Sequence[Direction]) -> str:
+    """Of some directions; launches that were not followed to their end are left out, and > says so."""
+    lost = sum(p.seconds for d in part for _, p in d.launches if not p.finished)
+    return f"{'> ' if lost else ''}{1e3 * (sum(d.seconds for d in part) - lost):.2f}"
 
 
 def predicted(name: str, device: str) -> Predicted:
