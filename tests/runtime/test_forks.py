@@ -268,7 +268,7 @@ def test_ten_thousand_interleavings(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(10_000):
         world = Interleaving(module, hooks, seed)
         module.time = world  # type: ignore[attr-defined]
-        world.run()
+        world.run(threads=3 + seed % 2)
         assert not world.errors, (seed, world.errors)
         assert world.longest < 1, (seed, world.longest)
         assert not (module._claims or module._inside or module._yielding), seed
