@@ -139,7 +139,7 @@ def test_which_results_have_few_rows() -> None:
 def test_they_fit_on_every_device() -> None:
     """The sort's room is within the 48 KB that a block has without asking; nothing is spilled."""
     pytest.importorskip("nvidia.cuda_nvrtc")
-    for arch in ("sm_80", "sm_90", "sm_100"):
+    for arch in ("sm_75", "sm_80", "sm_90", "sm_100"):
         for dtype in ("f32", "f64", "bf16"):
             module = gradc.compile(
                 table_gradient(dtype, OWN_KEYS, "D"), target="cuda", arch=arch, reductions={"*": "privatized"}

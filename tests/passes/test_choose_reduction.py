@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from gradc.ir.dims import symbol
 from gradc.ir.kernel import Select
 from gradc.ir.program_text import parse_program
 from gradc.passes.program.choose_reduction import choose_reduction, decisions, host_cases
-from gradc.targets.devices import CPU, device_for, gpu_of
+from gradc.targets.devices import CPU, device_for
 
 
 def embedding_gradient(size: str) -> gradc.Module:
@@ -319,20 +318,3 @@ def test_names_of_strategies_need_no_pass() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "nothing before says" in said.stderr and "no strategy" not in said.stderr
-
-
-@pytest.mark.parametrize(("arch", "most"), [("sm_75", 188), ("sm_80", 240)])
-def test_a_table_in_shared_memory_fits_the_device(arch: str, most: int) -> None:
-    """Partial results and staged rows have 64 KB on sm_75; a larger table would only fail when it is launched."""
-
-    def shared(rows: int, **options: Any) -> int:
-        graph = gradc.trace(lambda t, w: ops.embedding(t, w), t="i64[N]", w=f"f32[{rows},512]")
-        module = gradc.compile(graph, wrt=["w"], target="cuda", arch=arch, **options)
-        return max(kernel.shared for kernel in module.backward.native.kernels.values())
-
-    force = {"reductions": {"d.w": "privatized"}}
-    assert 0 < shared(most, **force) <= gpu_of(arch).shared - 16896
-    assert shared(most + 1) == 0
-    if arch == "sm_75":
-        with pytest.raises(Unsupported, match="cannot be privatized"):
-            shared(most + 1, **force)
