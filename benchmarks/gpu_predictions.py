@@ -112,7 +112,7 @@ class Predicted:
     def line(self) -> str:
         every = [*self.forward, *self.backward]
         times = " | ".join(map(_milliseconds, (self.forward, self.backward)))
-        products = sum(d.product_seconds for d in every) / max(sum(d.seconds for d in every), 1e-12)
+        products = sum(d.product_seconds for d in every) / max(_seconds(every)[0], 1e-12)
         left = ", ".join(f"{n} {op}" for op, n in self.left.items())
         host, space = 1e3 * sum(d.host_seconds for d in every), max(d.workspace for d in every) / 1e6
         return (
@@ -121,17 +121,24 @@ class Predicted:
         )
 
 
+def _seconds(part: Sequence[Direction]) -> tuple[float, bool]:
+    """Of some directions without launches that were not followed to their end; whether there are such."""
+    lost = [p.seconds for d in part for _, p in d.launches if not p.finished]
+    return sum(d.seconds for d in part) - sum(lost), bool(lost)
+
+
 def _milliseconds(part: Sequence[Direction]) -> str:
-    """Of some directions; launches that were not followed to their end are left out, and > says so."""
-    lost = sum(p.seconds for d in part for _, p in d.launches if not p.finished)
-    return f"{'> ' if lost else ''}{1e3 * (sum(d.seconds for d in part) - lost):.2f}"
+    seconds, more = _seconds(part)
+    return f"{'> ' if more else ''}{1e3 * seconds:.2f}"
 
 
 def predicted(name: str, device: str) -> Predicted:
     """A model's prediction; equal regions are compiled once."""
     known: dict[str, dict[str, Direction]] = {}
     made = regions_of(name)
-    left = Counter({row.op: row.count for row in gradc.torch.report().rows})
+    left: Counter[str] = Counter()
+    for row in gradc.torch.report().rows:  # of one op several, left for reasons of their own
+        left[row.op] += row.count
     for function in made:
         if (text := str(function.graph)) not in known:
             wanted = tuple(
