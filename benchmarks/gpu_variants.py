@@ -208,7 +208,7 @@ TABLES: Mapping[str, Table] = {
             Variant(
                 "digits of 8 bits (are 9)",
                 (
-                    Edit("gradc/analysis/strategies.py", "DIGIT_BITS = 9", "DIGIT_BITS = 8"),
+                    Edit("gradc/analysis/combine.py", "DIGIT_BITS = 9", "DIGIT_BITS = 8"),
                     Edit(
                         "templates/cuda/sort_tile.h",
                         "GRADC_DIGIT_BITS = 9, GRADC_DIGITS = 512",

@@ -14,7 +14,9 @@ from ..ir.statement import REDUCTIONS, Index, Stmt
 from ..ir.types import Type
 from ..ir.walk import backward_slice
 
-OWN_KEYS, OWN_COLUMNS, OWN_BLOCKS, OWN_SHORTEST, OWN_BATCH = 511, 128, 128, 64, 4096
+DIGIT_BITS = 9
+"""Most bits of a pass of a sort on a GPU."""
+OWN_KEYS, OWN_COLUMNS, OWN_BLOCKS, OWN_SHORTEST, OWN_BATCH = 2**DIGIT_BITS - 1, 128, 128, 64, 4096
 """For results of so few rows that a block sorts its own rows by them: most rows of the result (with one that stands for
 none they are a digit's values), columns of a block, blocks that a kernel is divided into, fewest rows of one, rows that
 a block sorts at once; :mod:`gradc.codegen.cuda` reads them here.

@@ -51,7 +51,7 @@ from ..ir.types import DType
 from ..targets.devices import CPU, Cpu, Gpu
 from ..targets.gpu import ADD_SECONDS, ROW_SECONDS, SUMMED_SECONDS
 from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
-from .combine import OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
+from .combine import DIGIT_BITS, OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
 
 COLUMNS = 4
 """Columns of a thread."""
@@ -125,10 +125,6 @@ class Strategy:
 
 
 # -- what several cost -------------------------------------------------------------------------------------------------
-
-
-DIGIT_BITS = 9
-"""Most bits of a pass of a sort on a GPU."""
 
 
 def passes(largest: int) -> int:
