@@ -17,8 +17,8 @@ imported before one is compiled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .analysis.strategies import ON_GPU, ON_HOST
 from .autodiff import differentiate, joint_names
@@ -274,6 +274,33 @@ def _simplified(graph: Graph, numerics: str, target: str) -> Graph:
     return fold(simplify(graph, numerics=numerics, round_operands=round_operands, round_products=round_products))
 
 
+def _for_gpu(program: Program, options: Options, device: Device, run: Callable[..., Any]) -> Program:
+    """Program -> Program, by the passes for GPUs that come before a choice of reductions."""
+    if _blocks_rows(options):
+        program = run(tile_rows, program, dims=_hints(options), device=device)
+        program = run(block_rows, program, dims=_hints(options), device=device)
+    program = run(store_places, program)
+    program = run(narrow_products, program)
+    program = run(fuse_copies, program)
+    program = run(unroll_windows, program)
+    program = run(relayout_temps, program)
+    program = run(fuse_copies, program)
+    program = run(align_rows, program)
+    program = run(interchange, program)
+    program = run(narrow_integers, program)
+    program = run(columns_to_rows, program)
+    program = run(rows_to_columns, program)
+    program = run(unroll_scatters, program)
+    if _blocks_rows(options):
+        program = run(fuse_siblings, program)
+    program = run(inline_constants, program)
+    if _blocks_rows(options):
+        program = run(resize_blocks, program)
+        program = run(block_batch, program, dims=_hints(options))
+        program = run(fuse_epilogues, program)
+    return program
+
+
 def kernels(
     graph: Graph, options: Options, target: str, pipeline: Pipeline, name: str, in_place: Collection[str] = ()
 ) -> Program:
@@ -286,28 +313,7 @@ def kernels(
     run = functools.partial(pipeline.run, of=name)
     program: Program = run(schedule, graph, fuse=options.fuse, device=device)
     if target.startswith("cuda"):
-        if _blocks_rows(options):
-            program = run(tile_rows, program, dims=_hints(options), device=device)
-            program = run(block_rows, program, dims=_hints(options), device=device)
-        program = run(store_places, program)
-        program = run(narrow_products, program)
-        program = run(fuse_copies, program)
-        program = run(unroll_windows, program)
-        program = run(relayout_temps, program)
-        program = run(fuse_copies, program)
-        program = run(align_rows, program)
-        program = run(interchange, program)
-        program = run(narrow_integers, program)
-        program = run(columns_to_rows, program)
-        program = run(rows_to_columns, program)
-        program = run(unroll_scatters, program)
-        if _blocks_rows(options):
-            program = run(fuse_siblings, program)
-        program = run(inline_constants, program)
-        if _blocks_rows(options):
-            program = run(resize_blocks, program)
-            program = run(block_batch, program, dims=_hints(options))
-            program = run(fuse_epilogues, program)
+        program = _for_gpu(program, options, device, run)
     if target == "cpu":
         reorder = options.numerics != "strict"
         if reorder and options.fuse:
