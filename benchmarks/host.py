@@ -27,6 +27,7 @@ import gradc
 from gradc import ops
 from gradc.ir.types import BF16
 from gradc.runtime.cuda import cublas, gpu
+from gradc.runtime.cuda.handles import Handles
 
 REPEAT, CALLS = 25, 40
 WAITS = ("streamSynchronize", "deviceSynchronize", "eventSynchronize", "memcpy")
@@ -176,7 +177,7 @@ def replaced(driver: Driver) -> list[tuple[Any, str, Any]]:
         (gpu.Gpu, "load", _load),
         (cublas, "_library", lambda: blas),
         (cublas, "_lt", lambda: blas),
-        (cublas, "_handles", {}),
+        (cublas, "_handles", Handles(cublas._create, id)),
     ]
 
 

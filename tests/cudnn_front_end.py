@@ -16,6 +16,7 @@ from gradc.codegen.cuda.actions import Convolution
 from gradc.ir.types import BF16
 from gradc.runtime.cuda import cudnn
 from gradc.runtime.cuda.device import Span
+from gradc.runtime.cuda.handles import Handles
 from gradc.runtime.simulator.device import Simulator
 
 DTYPES = {"HALF": np.dtype(np.float16), "BFLOAT16": BF16.np, "FLOAT": np.dtype("f4"), "DOUBLE": np.dtype("f8")}
@@ -151,14 +152,17 @@ class Names:
 class FrontEnd:
     """The package.
 
-    :ivar planned: how many graphs were, :ivar executed: and each that was, with its stream.
+    :ivar planned: how many graphs were.  :ivar handles: that there are.  :ivar executed: each graph with its stream.
     :ivar unsupported, fails: raised where support is checked, or a plan is executed.
     """
 
     data_type, numerical_note, heur_mode = Names(), Names(), Names()
 
+    class cudnnGraphNotSupportedError(RuntimeError): ...
+
     def __init__(self) -> None:
-        self.planned, self.handles = 0, 0
+        self.planned = 0
+        self.handles: list[Any] = []
         self.executed: list[tuple[Graph, int]] = []
         self.unsupported: Exception | None = None
         self.fails: Exception | None = None
@@ -170,8 +174,8 @@ class FrontEnd:
         return Graph(self, **given)
 
     def create_handle(self) -> Any:
-        self.handles += 1
-        return SimpleNamespace(stream=0)
+        self.handles.append(SimpleNamespace(stream=0))
+        return self.handles[-1]
 
     def set_stream(self, handle: Any, stream: int) -> None:
         handle.stream = stream
@@ -181,7 +185,7 @@ class FrontEnd:
         """In the place of the package, for the simulator's convolutions, too."""
         front = FrontEnd()
         monkeypatch.setattr(cudnn, "library", lambda: front)
-        monkeypatch.setattr(cudnn, "_handles", {})
+        monkeypatch.setattr(cudnn, "_handles", Handles(lambda device: front.create_handle(), front.handles.remove))
         cudnn._plans.clear()
 
         def convolve(

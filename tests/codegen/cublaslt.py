@@ -13,6 +13,7 @@ from gradc.ir.epilogue import PLAIN, Epilogue
 from gradc.ir.types import BF16
 from gradc.runtime.cuda import cublas
 from gradc.runtime.cuda.device import Span
+from gradc.runtime.cuda.handles import Handles
 from gradc.runtime.simulator.device import Simulator
 
 TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: BF16.np}
@@ -69,7 +70,7 @@ class Lt:
         """In the place of the library of products with a bias, in the simulator, which has computed them before."""
         lt, simulated = Lt(), Simulator.multiply
         monkeypatch.setattr(cublas, "_lt", lambda: lt)
-        monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(77))
+        monkeypatch.setattr(cublas, "_handles", Handles(lambda device: 77, id))
         cublas._algorithms.clear()
 
         def multiply(

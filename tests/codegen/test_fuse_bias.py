@@ -305,6 +305,7 @@ def test_what_cublaslt_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         cublas.prepared(0, library, 256, 512, 1024, space, 0, BIAS)
     lt.offers = 1
+    cublas._algorithms.clear()
     lt.cublasLtMatmul = lambda *a: 13  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match=r"refused a product \(1 x 3 x 24 x 16 in bfloat16\): status 13, execution"):
         cublas.prepared(0, library, 256, 512, 1024, space, 0, BIAS)(5)

@@ -23,6 +23,7 @@ from gradc.ir.types import BF16, DTYPES
 from gradc.passes.row_blocking import wide_products
 from gradc.runtime.cuda import cublas
 from gradc.runtime.cuda.device import Span
+from gradc.runtime.cuda.handles import Handles
 from gradc.runtime.simulator.device import Simulator
 from gradc.targets.devices import gpu_of
 
@@ -113,7 +114,7 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> Blas:
     """The simulator's products are those of :mod:`gradc.runtime.cuda.cublas`, with this library."""
     stand_in, simulated = Blas(), Simulator.multiply
     monkeypatch.setattr(cublas, "_library", lambda: stand_in)
-    monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(1))
+    monkeypatch.setattr(cublas, "_handles", Handles(lambda device: 1, id))
 
     def multiply(
         self: Simulator, library: Library, a: int, b: int, out: int, workspace: Span, stream: int = 0,
@@ -366,7 +367,7 @@ def test_cublas_says_which_function_refused(monkeypatch: pytest.MonkeyPatch) -> 
         cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmBatchedEx=lambda *a: 15
     )
     monkeypatch.setattr(cublas, "_library", lambda: refusing)
-    monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(1))
+    monkeypatch.setattr(cublas, "_handles", Handles(lambda device: 1, id))
     module = compiled(heads, q="f32[17,7,18,4]", k="f32[17,6,18,4]")
     ((*_, library),) = module.forward.native.bind({}).actions
     with pytest.raises(DeviceError, match=r"\(306 x 7 x 6 x 4 in float32\): status 15, not supported"):

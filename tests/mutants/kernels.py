@@ -374,12 +374,12 @@ MUTANTS = (
         ("test_cuda_loops",),
     ),
     Mutant(
-        "cublas.one-handle",
-        "gradc/runtime/cuda/cublas.py",
-        "_lock = lock(reentrant=True)",
-        "_lock = __import__('contextlib').nullcontext()",
+        "handles.lock",
+        "gradc/runtime/cuda/handles.py",
+        "self.lock = lock(reentrant=True)",
+        "self.lock = __import__('contextlib').nullcontext()",
         "two threads share the stream of one handle",
-        ("test_gpu -k one_handle",),
+        ("test_handles -k more_threads",),
     ),
     Mutant(
         "sort-cu.stable",

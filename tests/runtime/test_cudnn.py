@@ -17,9 +17,9 @@ import pytest
 import gradc
 from gradc import ops
 from gradc.codegen.cuda.actions import Convolution
-from gradc.errors import CaptureError, DeviceError
+from gradc.errors import CaptureError, DeviceError, OutOfMemory
 from gradc.runtime.cuda import cudnn, cudnn_version, gpu
-from gradc.runtime.cuda.device import Span
+from gradc.runtime.cuda.device import NoKernel, Span
 
 pytest.importorskip("torch")
 from cudnn_front_end import FrontEnd
@@ -60,11 +60,11 @@ def test_a_plan_serves_all_addresses_and_streams(front: FrontEnd) -> None:
         given = arrays(of)
         cudnn.prepared(0, of, *(a.ctypes.data for a in given), SPACE)(stream)
         outs.append(given[2])
-    assert front.planned == front.handles == 1 and [stream for _, stream in front.executed] == [0, 7, 9]
+    assert front.planned == 1 and len(front.handles) == 3 and [stream for _, stream in front.executed] == [0, 7, 9]
     assert all(out.max() == 27 and out.min() == 12 for out in outs)
     cudnn.prepared(0, asked(n=3), 0, 0, 0, SPACE)
     cudnn.prepared(1, of, 0, 0, 0, SPACE)
-    assert front.planned == 3 and front.handles == 2
+    assert front.planned == 3 and len(front.handles) == 4
 
 
 def test_the_least_used_plans_are_given_up(front: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,15 +77,17 @@ def test_the_least_used_plans_are_given_up(front: FrontEnd, monkeypatch: pytest.
     assert front.planned == 4
 
 
-def test_a_stream_is_one_threads_until_its_call_is_submitted(front: FrontEnd) -> None:
-    """One handle serves all threads: none changes its stream between another's setting and submitting."""
-    of, pause, wrong = asked(), threading.Event(), []
+def test_threads_with_streams_of_their_own_share_a_plan_one_at_a_time(front: FrontEnd) -> None:
+    """Each by a handle of its own, which has its stream."""
+    of, pause, wrong, inside = asked(), threading.Event(), [], []
 
     def execute(addresses: Any, workspace: int, handle: Any) -> None:
+        inside.append(handle)
         pause.wait(0.001)  # for the others to come between
-        wrong.extend([handle.stream] if handle.stream != workspace else [])
+        wrong.extend([handle.stream] if handle.stream != workspace or len(inside) > 1 else [])
+        inside.clear()
 
-    cudnn._plan(0, front, cudnn._handle(0), of).execute = execute
+    cudnn._plan(0, front, of).graph.execute = execute
 
     def work(stream: int) -> None:
         submit = cudnn.prepared(0, of, 0, 0, 0, Span(stream, 0, np.dtype(np.uint8)))
@@ -97,7 +99,7 @@ def test_a_stream_is_one_threads_until_its_call_is_submitted(front: FrontEnd) ->
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and front.handles == 1
+    assert not wrong and len(front.handles) == 4
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
@@ -113,11 +115,19 @@ def test_what_algorithms_are_left_out(dtype: str, front: FrontEnd) -> None:
 
 def test_what_cudnn_refuses(front: FrontEnd) -> None:
     of, instead = asked(), "convolutions='windows' computes it without cuDNN"
-    front.unsupported = RuntimeError("No valid engine configs\nmore")
+    front.unsupported = front.cudnnGraphNotSupportedError("No valid engine configs\nmore")
     words = "the response of image 2x3x5x5, filter 4x3x3x3 and response 2x4x5x5 in f32"
-    with pytest.raises(DeviceError, match=f"92800 has no deterministic algorithm .*{words}.*engine configs; {instead}"):
+    for _ in range(2):  # it is asked once
+        with pytest.raises(
+            NoKernel, match=f"92800 has no deterministic algorithm .*{words}.*engine configs; {instead}"
+        ):
+            cudnn.prepared(0, of, 0, 0, 0, SPACE)
+    assert front.planned == 1
+    cudnn._plans.clear()
+    front.unsupported = RuntimeError("[cudnn_frontend] Error: CUDNN_STATUS_ALLOC_FAILED")
+    with pytest.raises(OutOfMemory, match=f"cuDNN has no memory for a plan of a convolution .{words}"):
         cudnn.prepared(0, of, 0, 0, 0, SPACE)
-    front.unsupported = None
+    front.unsupported = None  # and that only then
     submit = cudnn.prepared(0, of, 0, 0, 0, SPACE)
     front.fails = RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
     with pytest.raises(DeviceError, match=f"cuDNN refused a convolution .{words}.: CUDNN_STATUS_EXECUTION_FAILED"):

@@ -7,8 +7,6 @@ from __future__ import annotations
 import ast
 import ctypes
 import re
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +22,7 @@ from gradc.codegen.cuda.library_products import library_of
 from gradc.errors import CaptureError, CompilerError, DeviceError, DriverTooOld, NoDevice, OutOfMemory
 from gradc.runtime.cuda import cublas, gpu
 from gradc.runtime.cuda.device import Span
+from gradc.runtime.cuda.handles import Handles
 
 ROOT = Path(__file__).resolve().parents[2]
 F32 = np.dtype(np.float32)
@@ -459,7 +458,7 @@ def test_what_cublas_is_asked(a: Any, b_transposed: bool, n: int, monkeypatch: p
         cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmStridedBatchedEx=gemm
     )
     monkeypatch.setattr(cublas, "_library", lambda: blas)
-    monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(1))
+    monkeypatch.setattr(cublas, "_handles", Handles(lambda device: 1, id))
     cublas.prepared(0, library, 0, 1, 2, Span(0, 0, np.dtype(np.uint8)))(0)
     x, y = (
         np.lib.stride_tricks.as_strided(m, o.shape, [s * 4 for s in o.strides])
@@ -470,61 +469,12 @@ def test_what_cublas_is_asked(a: Any, b_transposed: bool, n: int, monkeypatch: p
     assert seen == {"types": (0, 0, 0, 68), "batch": 1}
 
 
-def test_one_handle_of_cublas_serves_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its stream and its workspace are a thread's until its product is submitted."""
-    made: list[int] = []
-    state: dict[str, int] = {}
-    seen: list[tuple[int, int, int]] = []
-
-    def create(handle: Any) -> int:
-        made.append(1)
-        return 0
-
-    def set_stream(handle: int, stream: int) -> int:
-        state.update(stream=stream)
-        time.sleep(0.001)
-        return 0
-
-    def set_workspace(handle: int, address: int, nbytes: int) -> int:
-        state.update(workspace=address)
-        time.sleep(0.001)
-        return 0
-
-    def gemm(*given: Any) -> int:
-        seen.append((given[16], state["stream"], state["workspace"]))
-        return 0
-
-    blas = SimpleNamespace(
-        cublasCreate_v2=create,
-        cublasSetMathMode=lambda *a: 0,
-        cublasSetStream_v2=set_stream,
-        cublasSetWorkspace_v2=set_workspace,
-        cublasGemmStridedBatchedEx=gemm,
-    )
-    monkeypatch.setattr(cublas, "_library", lambda: blas)
-    monkeypatch.setattr(cublas, "_handles", {})
-    library = library_of(product(((5, 7), (7, 1)), ((7, 2), (2, 1))))
-    assert library is not None
-
-    def work(number: int) -> None:
-        for _ in range(5):
-            cublas.prepared(0, library, 0, 0, number, Span(number, 0, np.dtype(np.uint8)))(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [1] and len(seen) == 20
-    assert all(alike == (alike[0],) * 3 for alike in seen)
-
-
 def test_what_cublas_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     blas = SimpleNamespace(
         cublasSetStream_v2=lambda *a: 0, cublasSetWorkspace_v2=lambda *a: 0, cublasGemmStridedBatchedEx=lambda *a: 15
     )
     monkeypatch.setattr(cublas, "_library", lambda: blas)
-    monkeypatch.setattr(cublas, "_handle", lambda device: cublas._Handle(1))
+    monkeypatch.setattr(cublas, "_handles", Handles(lambda device: 1, id))
     library = library_of(product(((5, 7), (7, 1)), ((7, 2), (2, 1))))
     with pytest.raises(
         DeviceError, match=r"cuBLAS refused a product \(1 x 5 x 2 x 7 in float32\): status 15, not supported"

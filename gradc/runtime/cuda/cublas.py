@@ -13,21 +13,21 @@ import glob
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...codegen.cuda.actions import Library, Side
 from ...codegen.cuda.products import POINTER_ALIGN
-from ...errors import DeviceError
+from ...errors import DeviceError, OutOfMemory
 from ...ir.epilogue import FORMS, PLAIN, Epilogue
 from ...ir.types import dtype as dtype_of
-from ...process.forks import lock
 from ..recent import Recent
 from .device import NoKernel, Span
+from .handles import Handle, Handles
 
-_OK, _NOT_SUPPORTED, _DEFAULT_ALGORITHM = 0, 15, -1
+_OK, _NO_MEMORY, _NOT_SUPPORTED, _DEFAULT_ALGORITHM = 0, 3, 15, -1
 _NO_TRANSPOSE, _TRANSPOSE = 0, 1
 # CUBLAS_DEFAULT_MATH with CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: split-K reductions of 16-bit products are
 # in f32, too.
@@ -48,6 +48,7 @@ _STATUS = {
 _KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int, "l": ctypes.c_longlong, "z": ctypes.c_size_t}
 _SIGNATURES = {
     "cublasCreate_v2": "p",
+    "cublasDestroy_v2": "p",
     "cublasSetStream_v2": "p p",
     "cublasSetWorkspace_v2": "p p z",
     "cublasSetMathMode": "p i",
@@ -82,23 +83,6 @@ _IN_F32 = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: what _MATH says for cuBLA
 _MOST_ALIGNMENT = 256
 
 
-@dataclass
-class _Handle:
-    """A handle of cuBLAS.
-
-    :param given: the stream, and the address and bytes of the workspace, that it was given last.
-    """
-
-    number: int
-    given: tuple[int, int, int] | None = None
-
-
-_handles: dict[int, _Handle] = {}
-"""One of each device, for all threads (autograd's, too) and streams: each has memory of its own on the device."""
-_lock = lock(reentrant=True)
-"""Held from where a handle is given a stream and a workspace to where it has submitted all that goes there."""
-
-
 def workspace_bytes(arch: str) -> int:
     """The workspace that cuBLAS recommends for an architecture: 32 MiB from sm_90 on, 4 MiB before."""
     return (32 if int(arch.removeprefix("sm_").rstrip("af")) >= 90 else 4) << 20
@@ -106,6 +90,8 @@ def workspace_bytes(arch: str) -> int:
 
 CopyRows = Callable[[int, int, int, int, int, int], None]
 """(to, source, bytes from a row to the next, bytes of each, rows, stream): submits a copy within the device."""
+Capturing = Callable[[int], bool]
+"""Whether a stream is being captured."""
 
 
 def prepared(
@@ -118,6 +104,7 @@ def prepared(
     pointers: int = 0,
     epilogue: Epilogue[Span] = PLAIN,
     copy_rows: CopyRows | None = None,
+    capturing: Capturing | None = None,
 ) -> Callable[[int], None]:
     """A function that submits a product to a stream, which may be under capture; arguments are converted once.
 
@@ -130,42 +117,43 @@ def prepared(
     """
     if epilogue:
         try:
-            return _WithEpilogue(device, library, a, b, out, workspace, epilogue).submit
-        except DeviceError:
+            product = _WithEpilogue(device, library, a, b, out, workspace, epilogue)
+            return _handles.using(device, product.submit, capturing)
+        except NoKernel:
             if copy_rows is None or library.product.add or epilogue.bias is None or epilogue.beyond_bias:
                 raise
-            return _added_to_bias(device, library, a, b, out, workspace, epilogue.bias.address, copy_rows)
-    blas, handle = _library(), _handle(device)
-    asked = _calls(blas, handle, library, (a, b, out), pointers)
-    calls = [(_untyped(function), _converted(function, given)) for function, given in asked]
+            return _added_to_bias(device, library, a, b, out, workspace, epilogue.bias.address, copy_rows, capturing)
+    blas = _library()
+    asked = _calls(blas, library, (a, b, out), pointers)
+    calls = [(_untyped(function), _converted(function, (None, *given))[1:]) for function, given in asked]
     set_stream, set_workspace = blas.cublasSetStream_v2, blas.cublasSetWorkspace_v2
-    number, (address, nbytes) = handle.number, (workspace.address, workspace.nbytes)
+    address, nbytes = workspace.address, workspace.nbytes
 
-    def submit(stream: int) -> None:
-        given = (stream, address, nbytes)
-        with _lock:
-            if handle.given != given:
-                handle.given = None
-                _check(set_stream(number, stream), library)
-                # set after the stream, because setting the stream resets the workspace
-                _check(set_workspace(number, address, nbytes), library)
-                handle.given = given
-            for function, arguments in calls:
-                code = function(*arguments)
-                if code:
-                    _check(code, library)
+    def submitted(handle: Handle[ctypes.c_void_p], stream: int) -> None:
+        given, native = (stream, address, nbytes), handle.native
+        if handle.given != given:
+            handle.given = None
+            _check(set_stream(native, stream), library)
+            # set after the stream, because setting the stream resets the workspace
+            _check(set_workspace(native, address, nbytes), library)
+            handle.given = given
+        for function, arguments in calls:
+            code = function(native, *arguments)
+            if code:
+                _check(code, library)
 
-    return submit
+    return _handles.using(device, submitted, capturing)
 
 
 def _added_to_bias(
-    device: int, library: Library, a: int, b: int, out: int, workspace: Span, bias: int, copy_rows: CopyRows
-) -> Callable[[int], None]:
+    device: int, library: Library, a: int, b: int, out: int, workspace: Span, bias: int, copy_rows: CopyRows,
+    capturing: Capturing | None,
+) -> Callable[[int], None]:  # fmt: skip
     """A product with a bias: every row of the result begins as the bias, in copies that double, and the product is
     added to that.
     """
     product = replace(library.product, epilogue=PLAIN, add=True)
-    added = prepared(device, replace(library, product=product), a, b, out, workspace)
+    added = prepared(device, replace(library, product=product), a, b, out, workspace, capturing=capturing)
     pitch, width = (library.dtype.itemsize * n for n in (library.out.leading, library.n))
 
     def submit(stream: int) -> None:
@@ -193,7 +181,9 @@ class _Algorithm(ctypes.Structure):
 
 
 _algorithms: Recent[tuple[Any, ...], _Algorithm] = Recent(1024)
-"""By device, sizes, dtypes, epilogue, workspace and the alignment of every address."""
+"""By device, sizes, dtypes, epilogue, workspace and the alignment of every address; where there is none, what says so:
+the library is asked once, and what is done instead is the same in every call.
+"""
 
 
 class _WithEpilogue:
@@ -205,7 +195,6 @@ class _WithEpilogue:
         self._made: list[tuple[str, int]] = []
         self.lt, self.library = _lt(), library
         self.what = "a bias" if not epilogue.beyond_bias else f"the epilogue {FORMS[epilogue.form]}"
-        handle = _handle(device).number
         data, compute = _TYPES[dtype_of(library.dtype).name]
         m, n, k = library.m, library.n, library.k
         # out^T = b^T a^T, as for cuBLAS; a bias goes along the rows of what it sees
@@ -229,23 +218,26 @@ class _WithEpilogue:
         found = _algorithms.get(key)
         if found is None:
             layouts = (left, right, result, result)
-            found = _algorithms[key] = self._heuristic(handle, product, layouts, workspace.nbytes, aligned)
+            found = _algorithms[key] = self._heuristic(device, product, layouts, workspace.nbytes, aligned)
+        if found.state:
+            raise NoKernel(f"cuBLASLt has no kernel for a product with {self.what} ({_sizes(library)})")
         self._kept = found, ctypes.c_float(1), ctypes.c_float(library.product.add)
         algorithm, one, kept = map(ctypes.addressof, self._kept)
         operands = (product, one, b, left, a, right, kept, out, result, out, result)
-        given = (handle, *operands, algorithm, workspace.address, workspace.nbytes, 0)
+        given = (None, *operands, algorithm, workspace.address, workspace.nbytes, 0)
         matmul = self.lt.cublasLtMatmul
-        self._matmul, (*self._given, _) = _untyped(matmul), _converted(matmul, given)
+        self._matmul, (_, *self._given, _) = _untyped(matmul), _converted(matmul, given)
         self._stream = ctypes.c_void_p if getattr(matmul, "argtypes", None) else int
 
-    def submit(self, stream: int) -> None:
-        code = self._matmul(*self._given, self._stream(stream))
+    def submit(self, handle: Handle[ctypes.c_void_p], stream: int) -> None:
+        code = self._matmul(handle.native, *self._given, self._stream(stream))
         if code:
             _check(code, self.library)
 
     def _heuristic(
-        self, handle: int, product: int, layouts: tuple[int, ...], nbytes: int, aligned: tuple[int, ...]
+        self, device: int, product: int, layouts: tuple[int, ...], nbytes: int, aligned: tuple[int, ...]
     ) -> _Algorithm:
+        """The library's first; its state is not 0 where there is none."""
         preference = self._create("MatmulPreference")
         self._set("MatmulPreference", preference, _MOST_WORKSPACE, ctypes.c_uint64(nbytes))
         self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_IN_F32))
@@ -253,12 +245,13 @@ class _WithEpilogue:
         for i, alignment in enumerate((*aligned[:3], min(aligned[3:]))):
             self._set("MatmulPreference", preference, _ALIGNMENT + i, ctypes.c_uint32(alignment))
         found, count = _Algorithm(), ctypes.c_int()
-        asked = (handle, product, *layouts, preference, 1, ctypes.addressof(found), ctypes.addressof(count))
-        code = self.lt.cublasLtMatmulAlgoGetHeuristic(*asked)
+        asked = (product, *layouts, preference, 1, ctypes.addressof(found), ctypes.addressof(count))
+        heuristic = self.lt.cublasLtMatmulAlgoGetHeuristic
+        code = _handles.using(device, lambda handle, _: heuristic(handle.native, *asked))(None)
         if code != _NOT_SUPPORTED:
             _check(code, self.library)
-        if code or not count.value or found.state:
-            raise NoKernel(f"cuBLASLt has no kernel for a product with {self.what} ({_sizes(self.library)})")
+        if code or not count.value:
+            found.state = _NOT_SUPPORTED
         return found
 
     def _layout(self, data: int, rows: int, columns: int, side: Side) -> int:
@@ -282,16 +275,16 @@ class _WithEpilogue:
 
 
 def _calls(
-    blas: Any, handle: _Handle, library: Library, starts: tuple[int, int, int], pointers: int
+    blas: Any, library: Library, starts: tuple[int, int, int], pointers: int
 ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Functions of cuBLAS with their arguments."""
+    """Functions of cuBLAS with their arguments after the handle."""
     a, b, out = starts
     (data, _), (result, compute) = (_TYPES[dtype_of(each).name] for each in (library.read, library.dtype))
     real = ctypes.c_double if library.dtype == np.float64 else ctypes.c_float
     one, kept = real(1), real(library.product.add)  # what is there is added, or not even read
     # cuBLAS is column-major: it sees row-major matrices as transposes, and out^T = b^T a^T.
     sizes = (_operation(library.b), _operation(library.a), library.n, library.m, library.k)
-    product, added = (handle.number, *sizes, ctypes.byref(one)), ctypes.byref(kept)
+    product, added = (*sizes, ctypes.byref(one)), ctypes.byref(kept)
     left, right, written = ((side.leading, side.step) for side in (library.b, library.a, library.out))
     how = (compute, _DEFAULT_ALGORITHM)
     if pointers and (library.read.itemsize > 2 or not any(start % POINTER_ALIGN for start in starts)):
@@ -328,27 +321,26 @@ def _operation(side: Side) -> int:
 def _check(code: int, library: Library | None = None) -> None:
     if code != _OK:
         subject = _sizes(library) if library is not None else "its beginning"
-        raise DeviceError(f"cuBLAS refused a product ({subject}): status {code}, {_STATUS.get(code, 'unknown')}")
+        kind = OutOfMemory if code == _NO_MEMORY else DeviceError
+        raise kind(f"cuBLAS refused a product ({subject}): status {code}, {_STATUS.get(code, 'unknown')}")
 
 
 def _sizes(library: Library) -> str:
     return f"{library.matrices} x {library.m} x {library.n} x {library.k} in {library.dtype}"
 
 
-def _handle(device: int) -> _Handle:
-    """The handle of a device, which is the current one."""
-    with _lock:
-        if device not in _handles:
-            made = ctypes.c_void_p()
-            _check(_library().cublasCreate_v2(ctypes.byref(made)))
-            _check(_library().cublasSetMathMode(made, _MATH))
-            _handles[device] = _Handle(made.value or 0)
-        return _handles[device]
+def _create(device: int) -> ctypes.c_void_p:
+    made = ctypes.c_void_p()
+    _check(_library().cublasCreate_v2(ctypes.byref(made)))
+    _check(_library().cublasSetMathMode(made, _MATH))
+    return made
 
 
-def prepare(device: int) -> None:
-    """Creates the device's handle now, because that allocates, which is not possible during a capture."""
-    _handle(device)
+def _destroy(made: ctypes.c_void_p) -> None:
+    _library().cublasDestroy_v2(made)
+
+
+_handles: Handles[ctypes.c_void_p] = Handles(_create, _destroy)
 
 
 @functools.cache

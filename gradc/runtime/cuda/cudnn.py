@@ -13,17 +13,19 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ...codegen.cuda.actions import Convolution
-from ...errors import DeviceError
+from ...errors import DeviceError, OutOfMemory
 from ...ir.types import dtype as dtype_of
 from ...process.forks import lock
 from ..recent import Recent
 from .cudnn_version import CUDNN_NEEDED, front_end_missing
-from .device import Span
+from .device import NoKernel, Span
+from .handles import Handle, Handles
 
 ALIGNMENT = 16
 """Bytes at multiples of which arrays begin."""
@@ -42,39 +44,62 @@ _REFUSED = (
 """Numerical notes of algorithms that are left out; tensor cores, too, round operands of f32 (TF32)."""
 _PLANS = 512
 
-Plan = Any
+Graph = Any
 """A graph of the front end with a finished execution plan."""
-_plans: Recent[tuple[Any, ...], Plan] = Recent(_PLANS)
-_handles: dict[int, Any] = {}
-"""One of each device, for all threads and streams."""
+
+
+@dataclass
+class _Plan:
+    """A plan, for all threads and streams, one at a time: plans of some of cuDNN's engines are not thread-safe (its
+    release notes).
+
+    :param refused: why there is none; it is asked for once.
+    """
+
+    graph: Graph = None
+    refused: str = ""
+    lock: Any = field(default_factory=lambda: lock(reentrant=True))
+
+
+_plans: Recent[tuple[Any, ...], _Plan] = Recent(_PLANS)
 _lock = lock(reentrant=True)
-"""Held where a plan is made, and from where a handle is given a stream to where all that goes there is submitted."""
+"""Held where a plan is made."""
 
 
 def prepared(
-    device: int, asked: Convolution, first: int, second: int, out: int, workspace: Span
+    device: int,
+    asked: Convolution,
+    first: int,
+    second: int,
+    out: int,
+    workspace: Span,
+    capturing: Callable[[int], bool] | None = None,
 ) -> Callable[[int], None]:
     """A function that submits a convolution to a stream, which may be under capture.
 
     :param first, second, out: the addresses of its operands and its result, multiples of :data:`ALIGNMENT`.
+    :param capturing: whether a stream is being captured.
     :raises DeviceError: there is no cuDNN, or no algorithm that keeps to the rules; the function raises it where cuDNN
         reports an error, with the sizes.
     """
-    cudnn, handle = library(), _handle(device)
-    plan = _plan(device, cudnn, handle, asked)
+    cudnn = library()
+    plan = _plan(device, cudnn, asked)
     names = (*_operands(asked), asked.computes)
     addresses = {_UIDS[name]: at for name, at in zip(names, (first, second, out), strict=True)}
     space = workspace.address
 
-    def submit(stream: int) -> None:
-        with _lock:
-            try:
-                cudnn.set_stream(handle, stream)
-                plan.execute(addresses, space, handle)
-            except (RuntimeError, ValueError) as error:
-                raise DeviceError(f"cuDNN refused a convolution ({sizes(asked)}): {_first_line(error)}") from error
+    def submitted(handle: Handle[Any], stream: int) -> None:
+        try:
+            if handle.given != stream:
+                handle.given = None
+                cudnn.set_stream(handle.native, stream)
+                handle.given = stream
+            with plan.lock:
+                plan.graph.execute(addresses, space, handle.native)
+        except (RuntimeError, ValueError) as error:
+            raise DeviceError(f"cuDNN refused a convolution ({sizes(asked)}): {_first_line(error)}") from error
 
-    return submit
+    return _handles.using(device, submitted, capturing)
 
 
 def _operands(asked: Convolution) -> tuple[str, str]:
@@ -83,14 +108,24 @@ def _operands(asked: Convolution) -> tuple[str, str]:
     return "response", "filter" if asked.computes == "image" else "image"
 
 
-def _plan(device: int, cudnn: Any, handle: Any, asked: Convolution) -> Plan:
+def _plan(device: int, cudnn: Any, asked: Convolution) -> _Plan:
+    """
+    :raises DeviceError: as :func:`planned` does.
+    """
     key = (device, *geometry(asked))
     found = _plans.get(key)
     if found is None:
         with _lock:
             found = _plans.get(key)
             if found is None:
-                found = _plans[key] = planned(cudnn, asked, handle=handle)
+                try:
+                    graph = _handles.using(device, lambda handle, _: planned(cudnn, asked, handle=handle.native))(None)
+                    found = _Plan(graph)
+                except NoKernel as error:
+                    found = _Plan(refused=str(error))
+                _plans[key] = found
+    if found.refused:
+        raise NoKernel(found.refused)
     return found
 
 
@@ -101,12 +136,13 @@ def geometry(asked: Convolution) -> tuple[Any, ...]:
             asked.before, asked.after, asked.workspace)  # fmt: skip
 
 
-def planned(cudnn: Any, asked: Convolution, **target: Any) -> Plan:
+def planned(cudnn: Any, asked: Convolution, **target: Any) -> Graph:
     """A convolution's graph with its execution plan.
 
     :param cudnn: the package.  :param target: what the graph is for: ``handle``, or without a device
         ``device_property`` and ``sm_version``.
-    :raises DeviceError: no algorithm keeps to the rules.
+    :raises NoKernel: no algorithm keeps to the rules.
+    :raises DeviceError, OutOfMemory: making a plan failed, or there is no memory for it.
     """
     try:
         graph = graph_of(cudnn, asked, **target)
@@ -118,7 +154,9 @@ def planned(cudnn: Any, asked: Convolution, **target: Any) -> Plan:
         graph.check_support()
         graph.build_plans()
     except (RuntimeError, ValueError) as error:
-        raise DeviceError(
+        _check_memory(error, f"a plan of a convolution ({sizes(asked)})")
+        never = isinstance(error, cudnn.cudnnGraphNotSupportedError)
+        raise (NoKernel if never else DeviceError)(
             f"cuDNN {cudnn.backend_version()} has no deterministic algorithm for a convolution ({sizes(asked)}):"
             f" {_first_line(error)}; convolutions='windows' computes it without cuDNN"
         ) from error
@@ -173,15 +211,27 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _handle(device: int) -> Any:
-    """The handle of a device, which is the current one."""
-    with _lock:
-        if device not in _handles:
-            try:
-                _handles[device] = library().create_handle()
-            except RuntimeError as error:
-                raise DeviceError(f"cuDNN has no handle for device {device}: {_first_line(error)}") from error
-        return _handles[device]
+def _check_memory(error: Exception, activity: str) -> None:
+    """
+    :raises OutOfMemory: that is what an error of cuDNN's says.
+    """
+    if "ALLOC_FAILED" in str(error):
+        raise OutOfMemory(f"cuDNN has no memory for {activity}: {_first_line(error)}") from error
+
+
+def _create(device: int) -> Any:
+    try:
+        return library().create_handle()
+    except RuntimeError as error:
+        _check_memory(error, f"a handle of device {device}")
+        raise DeviceError(f"cuDNN has no handle for device {device}: {_first_line(error)}") from error
+
+
+def _destroy(made: Any) -> None:
+    library().destroy_handle(made)
+
+
+_handles: Handles[Any] = Handles(_create, _destroy)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 class NoKernel(DeviceError):
-    """A library has no kernel for a product with its epilogue."""
+    """A library has no kernel for what it is asked: a product with its epilogue, or a convolution."""
 
 
 @dataclass(frozen=True)

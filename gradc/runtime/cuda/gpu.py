@@ -450,9 +450,8 @@ class Gpu:
         with held_off:
             from . import cublas
 
-        return cublas.prepared(
-            self.description.number, library, a, b, out, workspace, pointers, epilogue, self._copy_rows
-        )
+        number, more = self.description.number, (self._copy_rows, self.capturing)
+        return cublas.prepared(number, library, a, b, out, workspace, pointers, epilogue, *more)
 
     def convolution(self, asked: Any, first: int, second: int, out: int, workspace: Span) -> Callable[[int], None]:
         with held_off:
@@ -461,7 +460,7 @@ class Gpu:
         given, arrays = (first, second, out), (*asked.operands, asked.out)
         prepared = functools.partial(cudnn.prepared, self.description.number, asked)
         if not any(at % cudnn.ALIGNMENT for at in given):
-            return prepared(*given, workspace)
+            return prepared(*given, workspace, self.capturing)
 
         def submit(stream: int) -> None:  # a caller's arrays may begin anywhere
             if self.capturing(stream):
@@ -474,7 +473,7 @@ class Gpu:
             a, b, c = (memory.address + i * each for i in range(3))
             self.copy(a, first, arrays[0].nbytes, stream)
             self.copy(b, second, arrays[1].nbytes, stream)
-            prepared(a, b, c, workspace)(stream)
+            prepared(a, b, c, workspace, self.capturing)(stream)
             self.copy(out, c, arrays[2].nbytes, stream)
 
         return submit
