@@ -20,7 +20,7 @@ from gradc import ops
 from gradc.codegen.cuda.actions import Part, Product, Strided
 from gradc.codegen.cuda.library_products import library_of
 from gradc.errors import CaptureError, CompilerError, DeviceError, DriverTooOld, NoDevice, OutOfMemory
-from gradc.runtime.cuda import cublas, gpu
+from gradc.runtime.cuda import cublas, gpu, nvrtc
 from gradc.runtime.cuda.device import Span
 from gradc.runtime.cuda.handles import Handles
 
@@ -221,9 +221,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
         Stream=lambda non_blocking: SimpleNamespace(ptr=9),
         Event=lambda disable_timing: SimpleNamespace(ptr=33),
     )
-    cupy = SimpleNamespace(
-        cuda=cuda, get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 11), __version__="14"
-    )
+    pool = SimpleNamespace(free_bytes=lambda: 11, free_all_blocks=lambda: None)
+    cupy = SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: pool, __version__="14")
     monkeypatch.setattr(gpu, "_cupy", lambda: cupy)
     monkeypatch.setattr(gpu, "count", lambda: 1)
     gpu._description.cache_clear()
@@ -274,6 +273,92 @@ def test_errors(fake: Any, where: str, status: int, error: type[Exception], matc
     fake.answers[where] = CudaError(status)
     with pytest.raises(error, match=match):
         gpu.Gpu(TEXT, cubin=b"binary", arch="sm_90", sync=True).launch("twice", 3, 256, [Span(4096, 10, F32), 10], [0])
+
+
+class Once:
+    """Out of memory until torch's cache was emptied, or always."""
+
+    def __init__(self, enough: bool, then: Any):
+        self.enough, self.then, self.emptied, self.asked = enough, then, 0, 0
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        self.asked += 1
+        if not (self.emptied and self.enough):
+            raise CudaError(2)
+        return self.then(*args, **more)
+
+
+@pytest.mark.parametrize("enough", [True, False])
+@pytest.mark.parametrize("where", ["alloc", "moduleLoadData", "hostAlloc", "launchKernel"])
+def test_no_memory_on_the_device(fake: Any, where: str, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch keeps without using it is given back, once, and what failed is tried again; else it is one error, with
+    the plan's bytes, and the next call works.
+    """
+    addresses = iter(range(1 << 30, 1 << 40, 1 << 20))
+    fake.cupy.ndarray, fake.cupy.cuda.alloc = Array, lambda n: SimpleNamespace(ptr=next(addresses))
+    fake.answers["memcpy"] = lambda to, source, nbytes, *_: ctypes.memset(to, 255, nbytes)
+    fake.answers["memGetInfo"] = (1 << 40, 1 << 40)
+    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda arch: SimpleNamespace(version=(12, 4)))
+    monkeypatch.setattr(nvrtc, "compile_cuda", lambda text, **_: SimpleNamespace(cubin=b"binary"))
+    function = lambda t, w: ops.sum(ops.embedding(t, w), axes=(0, 1))
+    module = gradc.compile(gradc.trace(function, t="i64[N]", w="f32[V,D]"), target="cuda", arch="sm_90")
+    new = lambda shape, dtype: Array(shape, dtype, SimpleNamespace(ptr=next(addresses)))
+    given = {"t": new((64,), np.int64), "w": new((10, 32), np.float32)}
+
+    usual = fake.cupy.cuda.alloc if where == "alloc" else fake.answers.get(where, lambda *_: 1)
+    once = Once(enough, usual if callable(usual) else lambda *_: usual)
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(empty_cache=once.empty_cache, memory_reserved=int, memory_allocated=int)
+    )
+    monkeypatch.setattr(gpu, "initialised_torch", lambda: torch)
+    if where == "alloc":
+        fake.cupy.cuda.alloc = once
+    else:
+        fake.answers[where] = once
+    if enough:
+        module(**given)
+        assert once.emptied == 1 and once.asked >= 2
+        return
+    with pytest.raises(OutOfMemory) as caught:
+        module(**given)
+    assert (once.emptied, once.asked) == (1, 2)
+    notes = " ".join(getattr(caught.value, "__notes__", []))
+    assert module.forward.program.name in notes and "bytes of" in notes
+    if where == "alloc":
+        fake.cupy.cuda.alloc = usual
+    else:
+        fake.answers[where] = usual
+    before = len(calls(fake, "launchKernel"))
+    module(**given)
+    assert len(calls(fake, "launchKernel")) > before
+
+
+@pytest.mark.parametrize("capturing", [0, 1])
+@pytest.mark.parametrize("enough", [True, False])
+def test_no_memory_for_a_graph_or_a_librarys_handle(
+    fake: Any, enough: bool, capturing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same; but a capture forbids that anything is given back."""
+    device = gpu.Gpu()
+    once = Once(enough, lambda *_: 81)
+    monkeypatch.setattr(gpu, "initialised_torch", lambda: SimpleNamespace(cuda=once))
+    fake.answers["graphInstantiate"], fake.answers["streamIsCapturing"] = once, capturing
+    create = lambda at: 0 if once.emptied and enough else 3
+    blas = SimpleNamespace(**dict.fromkeys(cublas._SIGNATURES, lambda *_: 0) | {"cublasCreate_v2": create})
+    monkeypatch.setattr(cublas, "_library", lambda: blas)
+    library = library_of(product(((5, 7), (7, 1)), ((7, 2), (2, 1))))
+    for asked in (lambda: device.captured(9), lambda: device.product(library, 0, 0, 0, Span(0, 0, F32))):
+        monkeypatch.setattr(cublas, "_handles", Handles(cublas._create, id))
+        once.emptied = 0
+        if enough and not capturing:
+            asked()
+        else:
+            with pytest.raises(OutOfMemory, match=r"making a graph|cuBLAS refused a product"):
+                asked()
+        assert once.emptied == (not capturing)
 
 
 @pytest.mark.parametrize("sync", [False, True])

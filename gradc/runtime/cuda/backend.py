@@ -101,9 +101,14 @@ class CudaBackend(Backend):
         try:
             with self.numbers_written(call):
                 return self.native.start(arrays, call.plan, workspace, call.stream, only, adds, again=again)  # type: ignore[no-any-return]
-        except DeviceError as error:
-            error.add_note(f"in {self.program.name}")
+        except (DeviceError, OutOfMemory) as error:
+            self.note(error, call.plan)
             raise
+
+    def note(self, error: Exception, plan: LaunchPlan) -> None:
+        """Says of which program's call an error is, and how much memory that takes."""
+        room = f", which needs {plan.workspace} bytes of workspace" if isinstance(error, OutOfMemory) else ""
+        error.add_note(f"in {self.program.name}{room}")
 
     def numbers_written(self, call: BoundCall) -> contextlib.AbstractContextManager[Any]:
         """A context in which work that is submitted finds the call's numbers."""
@@ -237,8 +242,8 @@ class GpuBackend(DeviceArrays, CudaBackend):
             started = self.native.start_at(roots, plan, stream, space, again)
             if self.waits:
                 self.native.finish(started)
-        except DeviceError as error:
-            error.add_note(f"in {self.program.name}")
+        except (DeviceError, OutOfMemory) as error:
+            self.note(error, plan)
             raise
         results = {**out, **{name: native for (name, *_), (native, _) in zip(known.fresh, made, strict=True)}}
         return results, dict(known.dims), started.check

@@ -41,7 +41,7 @@ _FUNCTION = re.compile(
     r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+'
     r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
 )
-_NOT_READY = 600
+_NO_MEMORY, _NOT_READY = 2, 600
 _FAULTS = frozenset((700, 702, 710, *range(714, 720)))
 """Errors of kernels, reported by a later call: illegal addresses and instructions, timeouts, failed assertions."""
 
@@ -95,7 +95,7 @@ def failure(error: Exception, activity: str, at_fault: bool = False) -> DeviceEr
             "; a kernel that was submitted before has failed, and CUDA does not say which. This process cannot use the"
             " device any more: run it again with GRADC_SYNC=1, which waits for each launch and names the one that fails"
         )
-    if isinstance(error, MemoryError) or status == 2:
+    if isinstance(error, MemoryError) or status == _NO_MEMORY:
         return OutOfMemory(text)
     if status == 35:  # cudaErrorInsufficientDriver
         return DriverTooOld(
@@ -301,8 +301,8 @@ class Gpu:
                     )
                 cubin = compile_cuda(text, arch=arch, emit=("cubin",)).cubin
             try:
-                module = self.driver.moduleLoadData(cubin)
-            except RuntimeError as error:
+                module = self.with_room(self.driver.moduleLoadData, cubin)
+            except (RuntimeError, MemoryError) as error:
                 subject = (
                     f"a binary for {arch}{maker} on {here.name} ({here.arch}, driver of CUDA"
                     f" {here.driver[0]}.{here.driver[1]})"
@@ -393,19 +393,14 @@ class Gpu:
         if stream is not None and stream != self.current_stream():
             with self.along(stream):
                 return self.memory(nbytes)
-        try:
-            return _Memory(self.cupy.cuda.alloc(nbytes), nbytes)
-        except (RuntimeError, MemoryError) as error:
-            torch = initialised_torch()
-            if torch is None:
-                raise failure(error, f"{nbytes} bytes on {self.description.name}") from error
-            torch.cuda.empty_cache()  # what torch's allocator keeps without using it
-        return _Memory(_asked(f"{nbytes} bytes on {self.description.name}", self.cupy.cuda.alloc, nbytes), nbytes)
+        pointer = _asked(f"{nbytes} bytes on {self.description.name}", self.with_room, self.cupy.cuda.alloc, nbytes)
+        return _Memory(pointer, nbytes)
 
     def mapped(self, nbytes: int) -> tuple[Array, int]:
         runtime = self.runtime
         with _named(f"{nbytes} bytes of host memory that the device can write"):
-            address = runtime.hostAlloc(nbytes, runtime.hostAllocMapped | runtime.hostAllocPortable)
+            kind = runtime.hostAllocMapped | runtime.hostAllocPortable
+            address = self.with_room(runtime.hostAlloc, nbytes, kind)
             at = int(runtime.pointerGetAttributes(address).devicePointer)
         return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address)), at
 
@@ -418,6 +413,27 @@ class Gpu:
 
     def trim(self) -> None:
         self.cupy.get_default_memory_pool().free_all_blocks()
+
+    def made_room(self, error: Exception, stream: int | None = None) -> bool:
+        """Whether an error says that memory was short and what CuPy's and torch's allocators keep without using it has
+        been given back: what failed may be tried again, once.  In a capture, which forbids that, it has not.
+        """
+        short = isinstance(error, MemoryError) or getattr(error, "status", None) == _NO_MEMORY
+        if not short or self.capturing(self.at(stream)):
+            return False
+        self.trim()
+        if torch := initialised_torch():
+            torch.cuda.empty_cache()
+        return True
+
+    def with_room(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The value of a function that allocates and has done nothing if it fails."""
+        try:
+            return function(*args)
+        except (RuntimeError, MemoryError) as error:
+            if not self.made_room(error):
+                raise
+        return function(*args)
 
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, self.at(stream))
@@ -451,14 +467,14 @@ class Gpu:
             from . import cublas
 
         number, more = self.description.number, (self._copy_rows, self.capturing)
-        return cublas.prepared(number, library, a, b, out, workspace, pointers, epilogue, *more)
+        return self.with_room(cublas.prepared, number, library, a, b, out, workspace, pointers, epilogue, *more)
 
     def convolution(self, asked: Any, first: int, second: int, out: int, workspace: Span) -> Callable[[int], None]:
         with held_off:
             from . import cudnn
 
         given, arrays = (first, second, out), (*asked.operands, asked.out)
-        prepared = functools.partial(cudnn.prepared, self.description.number, asked)
+        prepared = functools.partial(self.with_room, cudnn.prepared, self.description.number, asked)
         if not any(at % cudnn.ALIGNMENT for at in given):
             return prepared(*given, workspace, self.capturing)
 
@@ -527,7 +543,7 @@ class Gpu:
             return None
         try:
             with _named("making a graph of what was captured"):
-                return _Graph(self.runtime.graphInstantiate(graph), self) if keep else None
+                return _Graph(self.with_room(self.runtime.graphInstantiate, graph), self) if keep else None
         finally:
             self.runtime.graphDestroy(graph)
 

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from ...errors import CaptureError, OutOfMemory
+from ...errors import OutOfMemory
 from ...process.forks import lock
 
 H = TypeVar("H")
@@ -67,9 +67,11 @@ class Handles(Generic[H]):
         for what depends on the device alone.
 
         :param capturing: whether a stream is being captured, where no handle can be made.
-        :raises CaptureError, OutOfMemory: the function does: there is no handle yet, and none can be made.
+        :raises DeviceError, OutOfMemory: the device has no handle yet, and none can be made; with one there is always
+            one.
         """
         known, clock = self._of, self._clock
+        self._found(device, None)
 
         def used(stream: int | None) -> T:
             while True:
@@ -81,7 +83,7 @@ class Handles(Generic[H]):
 
         return used
 
-    def _found(self, device: int, stream: int | None, capturing: Callable[[int], bool] | None) -> Handle[H]:
+    def _found(self, device: int, stream: int | None, capturing: Callable[[int], bool] | None = None) -> Handle[H]:
         """A handle for a stream that has none."""
         with self._lock:
             if found := self._of.get((device, stream)):
@@ -90,10 +92,6 @@ class Handles(Generic[H]):
             if stream is None and own:
                 return self._of[own[-1]]
             captured = stream is not None and capturing is not None and capturing(stream)
-            if captured and not own:
-                raise CaptureError(
-                    "a library's first call makes its handle, which a capture cannot: run it once before"
-                )
             handle = self._of.pop((device, None), None)
             if handle is None and not captured and len(own) < STREAMS:
                 handle = self._made(device, needed=not own)

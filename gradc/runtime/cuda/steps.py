@@ -4,7 +4,7 @@ addresses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -117,6 +117,13 @@ class Launcher(Device, Protocol):
 
     def failed(self, error: Exception, function: str, blocks: int, threads: int) -> Exception: ...
 
+    def made_room(self, error: Exception, stream: int | None = None) -> bool: ...
+
+
+PackedCall = tuple[Action, tuple[int, ...] | None, Any]
+"""An action with its function, grid and block, and the address of its arguments' places; or None, and what submits it.
+"""
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -124,15 +131,13 @@ class Packed:
 
     :param values: 8 bytes for each argument, and the address of the flag, which each call writes.
     :param places: the address of each value, as cuLaunchKernel takes them.
-    :param calls: each action with its function, grid and block, and the address of its places; or with None, and what
-        submits it.
     :param roots: what these look addresses up in when they submit launches in a library's place; each call writes the
         flag's.
     """
 
     values: Array
     places: Array
-    calls: tuple[tuple[Action, tuple[int, ...] | None, Any], ...]
+    calls: tuple[PackedCall, ...]
     roots: dict[str, int]
 
 
@@ -177,31 +182,50 @@ class PackedPlan:
             packed = idle.pop()
         except IndexError:  # none, or other threads, or a handler of a signal, have them
             packed = self._pack(addresses, roots)
-        device, start = self.device, self.device.driver.launchKernel
-        waits = device.sync and not device.capturing(stream)
-        action: Action | None = None
         try:
             packed.values[-1] = packed.roots[FLAG] = roots[FLAG]
-            for call in packed.calls:
-                action, function, given = call
+            self._start(packed.calls, stream)
+        finally:
+            idle.append(packed)
+
+    def _start(self, calls: Sequence[PackedCall], stream: int, again: bool = True) -> None:
+        """Submits calls in order.
+
+        :param again: whether a launch that finds no memory (for its code, which a driver may load now, or its
+            registers' spills) is tried once more.
+        """
+        device, start = self.device, self.device.driver.launchKernel
+        waits = device.sync and not device.capturing(stream)
+        done = 0
+        try:
+            for action, function, given in calls:
                 if function is None:
                     given(stream)
                 else:
                     start(*function, stream, given, 0)
                 if waits:
-                    device.runtime.streamSynchronize(stream)
-        except RuntimeError as error:
+                    self._wait(action, stream)
+                done += 1
+        except (RuntimeError, MemoryError) as error:
             if isinstance(error, DeviceError | OutOfMemory) or not isinstance(action, Launch):
                 raise
-            raise device.failed(error, action.function, action.blocks, action.threads) from error
-        finally:
-            idle.append(packed)
+            if not (again and device.made_room(error, stream)):
+                raise device.failed(error, action.function, action.blocks, action.threads) from error
+            self._start(calls[done:], stream, again=False)
+
+    def _wait(self, action: Action, stream: int) -> None:
+        try:
+            self.device.runtime.streamSynchronize(stream)
+        except RuntimeError as error:
+            if not isinstance(action, Launch):
+                raise
+            raise self.device.failed(error, action.function, action.blocks, action.threads) from error
 
     def _pack(self, addresses: tuple[int, ...], roots: Roots) -> Packed:
         values = self._starts + np.array((0, *addresses), np.int64)[self._root]
         places = values.ctypes.data + 8 * self._slots
         at, own = places.ctypes.data, dict(roots)
-        calls: list[tuple[Action, tuple[int, ...] | None, Any]] = []
+        calls: list[PackedCall] = []
         for action in self.actions:
             if isinstance(action, Launch):
                 grid = (action.blocks, 1, 1, action.threads, 1, 1, action.shared)
