@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -356,7 +357,7 @@ def test_no_memory_for_a_graph_or_a_librarys_handle(
         if enough and not capturing:
             asked()
         else:
-            with pytest.raises(OutOfMemory, match=r"making a graph|cuBLAS refused a product"):
+            with pytest.raises(OutOfMemory, match=r"making a graph|no memory for a handle of cuBLAS"):
                 asked()
         assert once.emptied == (not capturing)
 
@@ -552,6 +553,48 @@ def test_what_cublas_is_asked(a: Any, b_transposed: bool, n: int, monkeypatch: p
     wanted = x @ y
     assert np.allclose(memory[2][: wanted.size].reshape(wanted.shape), wanted, atol=1e-5)
     assert seen == {"types": (0, 0, 0, 68), "batch": 1}
+
+
+def test_where_there_is_no_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was tried, CuPy's own words too, and what would bring one."""
+
+    def missing() -> None:
+        raise ImportError("libcublas.so.99: cannot open shared object file")
+
+    runtime = SimpleNamespace(runtimeGetVersion=lambda: 99000)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, device=SimpleNamespace(get_cublas_handle=missing)))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    cublas._library.cache_clear()
+    with pytest.raises(
+        DeviceError, match=r"no cuBLAS of CUDA 99 \(libcublas.so.99: .*; CuPy: libcublas.so.99.*nvidia-cubl"
+    ):
+        cublas.prepared(0, None, 0, 0, 0, Span(0, 0, F32))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("driver", "code", "error", "match"),
+    [
+        (12040, 1, DriverTooOld, "cuBLAS 13.2 makes no handle of device 0: status 1, not initialized; the driver is of"
+            " CUDA 12.4, and one of 13.0 or newer is needed"),
+        (13000, 8, DeviceError, "status 8, architecture mismatch$"),
+        (13000, 3, OutOfMemory, "no memory for a handle of cuBLAS on device 0: status 3, allocation failed"),
+    ],
+)  # fmt: skip
+def test_a_cublas_that_does_not_begin(
+    driver: int, code: int, error: type[Exception], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(which: int, at: Any) -> int:
+        at._obj.value = (13, 2)[which]
+        return 0
+
+    blas = SimpleNamespace(**dict.fromkeys(cublas._SIGNATURES, lambda *_: code) | {"cublasGetProperty": version})
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(driverGetVersion=lambda: driver)))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(cublas, "_library", lambda: blas)
+    monkeypatch.setattr(cublas, "_handles", Handles(cublas._create, id))
+    library = library_of(product(((5, 7), (7, 1)), ((7, 2), (2, 1))))
+    with pytest.raises(error, match=match):
+        cublas.prepared(0, library, 0, 1, 2, Span(0, 0, F32))
 
 
 def test_what_cublas_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

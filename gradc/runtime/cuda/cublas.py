@@ -20,7 +20,7 @@ import numpy as np
 
 from ...codegen.cuda.actions import Library, Side
 from ...codegen.cuda.products import POINTER_ALIGN
-from ...errors import DeviceError, OutOfMemory
+from ...errors import DeviceError, DriverTooOld, OutOfMemory
 from ...ir.epilogue import FORMS, PLAIN, Epilogue
 from ...ir.types import dtype as dtype_of
 from ..recent import Recent
@@ -52,6 +52,7 @@ _SIGNATURES = {
     "cublasSetStream_v2": "p p",
     "cublasSetWorkspace_v2": "p p z",
     "cublasSetMathMode": "p i",
+    "cublasGetProperty": "i p",
     # handle, transa, transb, m, n, k, alpha; A, Atype, lda, strideA; B the same; beta; C the same; batchCount,
     # computeType, algo
     "cublasGemmStridedBatchedEx": "p i i i i i p  p i i l  p i i l  p  p i i l  i i i",
@@ -318,11 +319,14 @@ def _operation(side: Side) -> int:
     return _TRANSPOSE if side.transposed else _NO_TRANSPOSE
 
 
-def _check(code: int, library: Library | None = None) -> None:
+def _check(code: int, library: Library) -> None:
     if code != _OK:
-        subject = _sizes(library) if library is not None else "its beginning"
         kind = OutOfMemory if code == _NO_MEMORY else DeviceError
-        raise kind(f"cuBLAS refused a product ({subject}): status {code}, {_STATUS.get(code, 'unknown')}")
+        raise kind(f"cuBLAS refused a product ({_sizes(library)}): {_status(code)}")
+
+
+def _status(code: int) -> str:
+    return f"status {code}, {_STATUS.get(code, 'unknown')}"
 
 
 def _sizes(library: Library) -> str:
@@ -330,10 +334,35 @@ def _sizes(library: Library) -> str:
 
 
 def _create(device: int) -> ctypes.c_void_p:
-    made = ctypes.c_void_p()
-    _check(_library().cublasCreate_v2(ctypes.byref(made)))
-    _check(_library().cublasSetMathMode(made, _MATH))
+    """
+    :raises DriverTooOld: for this cuBLAS; both versions are named.
+    """
+    blas, made = _library(), ctypes.c_void_p()
+    code = blas.cublasCreate_v2(ctypes.byref(made)) or blas.cublasSetMathMode(made, _MATH)
+    if code == _NO_MEMORY:
+        raise OutOfMemory(f"no memory for a handle of cuBLAS on device {device}: {_status(code)}")
+    if code:
+        (major, minor), driver = _version(blas), _driver()
+        there = f"cuBLAS {major}.{minor} makes no handle of device {device}: {_status(code)}"
+        if driver < (major, 0):
+            needed = f"the driver is of CUDA {driver[0]}.{driver[1]}, and one of {major}.0 or newer is needed"
+            raise DriverTooOld(f"{there}; {needed}, or the cuBLAS and CuPy of CUDA {driver[0]}")
+        raise DeviceError(there)
     return made
+
+
+def _version(blas: Any) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    blas.cublasGetProperty(0, ctypes.byref(major))
+    blas.cublasGetProperty(1, ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def _driver() -> tuple[int, int]:
+    import cupy
+
+    version = int(cupy.cuda.runtime.driverGetVersion())
+    return version // 1000, version % 1000 // 10
 
 
 def _destroy(made: ctypes.c_void_p) -> None:
@@ -352,8 +381,8 @@ def _library() -> Any:
     import cupy
 
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
-    tried = []
-    for name in _candidates(major):
+    tried: list[str] = []
+    for name in _candidates(major, tried):
         try:
             library = ctypes.CDLL(name)
             for function, types in _SIGNATURES.items():
@@ -361,9 +390,10 @@ def _library() -> Any:
             return library
         except (OSError, AttributeError) as error:
             tried.append(f"{name}: {error}")
+    wheel = f"nvidia-cublas{'-cu12' if major == 12 else ''}"
     raise DeviceError(
-        f"no cuBLAS of CUDA {major} ({'; '.join(tried)}); the wheel nvidia-cublas{'-cu12' if major == 12 else ''}"
-        " brings one"
+        f"products of matrices are cuBLAS's, and there is no cuBLAS of CUDA {major} ({'; '.join(tried)}); the wheel"
+        f" {wheel} brings one"
     )
 
 
@@ -382,8 +412,10 @@ def _lt() -> Any:
     return library
 
 
-def _candidates(major: int) -> Iterator[str]:
-    """Library names and files, in the order in which they are tried: loaded already, from a wheel, found by CuPy."""
+def _candidates(major: int, tried: list[str]) -> Iterator[str]:
+    """Library names and files, in the order in which they are tried: loaded already, from a wheel, found by CuPy, which
+    may say why it finds none.
+    """
     soname = f"libcublas.so.{major}"
     yield soname
     namespace = importlib.util.find_spec("nvidia")
@@ -392,5 +424,9 @@ def _candidates(major: int) -> Iterator[str]:
             yield from sorted(glob.glob(os.path.join(glob.escape(root), folder, "lib", soname)))
     import cupy
 
-    cupy.cuda.device.get_cublas_handle()  # makes CuPy load its cuBLAS
-    yield soname
+    try:
+        cupy.cuda.device.get_cublas_handle()  # makes CuPy load its cuBLAS
+    except (ImportError, OSError, RuntimeError) as error:
+        tried.append(f"CuPy: {error}")
+    else:
+        yield soname

@@ -224,7 +224,8 @@ def _create(device: int) -> Any:
         return library().create_handle()
     except RuntimeError as error:
         _check_memory(error, f"a handle of device {device}")
-        raise DeviceError(f"cuDNN has no handle for device {device}: {_first_line(error)}") from error
+        version = library().backend_version()
+        raise DeviceError(f"cuDNN {version} has no handle for device {device}: {_first_line(error)}") from error
 
 
 def _destroy(made: Any) -> None:
