@@ -357,7 +357,7 @@ what an H200 took for them, is in [gpu.md](gpu.md#tensor-cores).
 - *load, store*: bytes per thread of the accesses that move most, in the launch that takes longest, whose registers,
   threads per block and resident blocks per multiprocessor stand beside them; *spills* are bytes of all its kernels;
 - *launches*: of ours, and (+n) calls of cuBLAS; *us*: predicted, of both, *products*: of these, by rates that an H200
-  was measured with (`gradc/codegen/cuda/library_time.py`: `gpu-nvidia-h200-2026-11-28-tiles.json`);
+  was measured with (`gradc/analysis/library_time.py`: `gpu-nvidia-h200-2026-11-28-tiles.json`);
   with > and <, a loop's end depends on data, and what was followed of it is all that counts;
 - *share*: how much of *us* the floor's bytes take at 3.35 TB/s; *host*: us that launches, calls and memory of results
   take the host to start (8, 13 and 5 us, `gradc/targets/gpu.py`); *MB*: of the workspace;

@@ -297,7 +297,7 @@ def _for_gpu(program: Program, options: Options, device: Device, run: Callable[.
     if _blocks_rows(options):
         program = run(resize_blocks, program)
         program = run(block_batch, program, dims=_hints(options))
-        program = run(fuse_epilogues, program)
+        program = run(fuse_epilogues, program, dims=_hints(options), device=device)
     return program
 
 

@@ -189,6 +189,11 @@ def kernel_bytes(
     return sum(_buffer_bytes(kernel, name, types, dims) for name in kernel.buffers if name not in forwarded)
 
 
+def kernel_seconds(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str, int], gpu: Gpu) -> float:
+    """Of a kernel that its bytes bound."""
+    return gpu.launch + kernel_bytes(kernel, types, dims) / gpu.bandwidth
+
+
 def _buffer_bytes(kernel: Kernel, name: str, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
     count = evaluate(types[name].count, dims)
     uses = [s for s in kernel.body if s.buffer == name]

@@ -5,7 +5,7 @@ or in which donated input.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..ir.dims import evaluate
 from ..ir.kernel import Call, Kernel, Loop, Program, Step, alternatives
@@ -196,9 +196,11 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
                 for k in alternatives(step)
                 if any(program.root(w) == target.name for w in k.writes)
             ]
-            if not writers or any(i > writers[0][0] for i, _ in readers):
+            if not writers:
                 continue
             number, kernel = writers[0]
+            if not commutes(program, program.steps[number + 1 :], (), (name,)):
+                continue  # what is written there now is not what a later step means
             if any(i == number for i, _ in writers[1:]):
                 continue
             if number <= last_check:
@@ -213,6 +215,32 @@ def donations(program: Program, names: Mapping[str, None]) -> dict[str, str]:
                 taken[target.name] = name
                 break
     return taken
+
+
+def commutes(program: Program, steps: Iterable[Step], reads: Collection[str], writes: Collection[str]) -> bool:
+    """Whether what reads and writes these buffers may run before as well as after some steps: none of them writes what
+    it reads, or reads or writes what it writes.
+    """
+    read, written = ({program.root(b) for b in names} for names in (reads, writes))
+    for step in steps:
+        if any(program.root(b) in written for b in step.reads):
+            return False
+        if any((root := program.root(b)) in written or root in read for b in step.writes):
+            return False
+    return True
+
+
+def may_move(program: Program, step: Step, to: Step, writes: Collection[str] | None = None) -> bool:
+    """Whether a step, or the part of it that writes some of its buffers and reads nothing that the steps between write,
+    may run where another does.
+
+    :param writes: of the part; None: the whole step.
+    """
+    first, last = sorted((program.steps.index(step), program.steps.index(to)))
+    between = program.steps[first + 1 : last]
+    if writes is None:
+        return commutes(program, between, step.reads, step.writes)
+    return commutes(program, between, (), writes)
 
 
 def may_update(program: Program, call: Call, source: str) -> bool:

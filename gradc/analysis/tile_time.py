@@ -14,7 +14,8 @@ from math import ceil, prod
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Loop, Program
 from ..targets.devices import Gpu
-from ..targets.gpu import LIBRARY_CALL, LIBRARY_FLOPS, SECTOR_BYTES
+from ..targets.gpu import SECTOR_BYTES
+from .library_time import product_time
 from .tiles import LEAST_SHARED, TileForm
 
 DECODING = 6.0
@@ -79,14 +80,15 @@ def calls_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu
     columns = evaluate(own.sweep.cols[1], dims)
     rows = prod(evaluate(size, dims) for _, size in (*loop.over, loop.rows))
     features = [p.left.features for p in own.scores] + [_features(loop, p.carry) for p in own.added]
-    flops = 2.0 * rows * columns * sum(features) / LIBRARY_FLOPS[form.dtype.name]
+    flops = 2.0 * rows * columns * sum(features)
+    products = product_time(gpu, form.dtype.name, flops, 0, 0, calls=len(features)).seconds
     wide = rows * columns * len(own.scores) * (RESULT_BYTES if own.added else REDUCED_BYTES) / gpu.bandwidth
     if not own.added:
         statements = sum(len(kernel.body) for kernel in own.kernels)
         wide += rows * columns * statements * INSTRUCTIONS / (LANES * gpu.sms * gpu.clock)
     outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes}) / gpu.bandwidth
-    launches = sum(isinstance(step, Kernel) for step in loop.steps) * gpu.launch + len(features) * LIBRARY_CALL
-    return float(flops + wide + outside + launches)
+    launches = sum(isinstance(step, Kernel) for step in loop.steps) * gpu.launch
+    return float(products + wide + outside + launches)
 
 
 # -- products whose weight is decoded ----------------------------------------------------------------------------------
@@ -130,8 +132,6 @@ def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes})
     weight = 2.0 * rows * columns  # bytes, of 16-bit elements
     decode = gpu.launch + (outside + weight) / gpu.bandwidth
-    product = LIBRARY_CALL + max(
-        2.0 * rows * columns * features / LIBRARY_FLOPS[form.dtype.name], weight / gpu.bandwidth
-    )
+    product = product_time(gpu, form.dtype.name, 2.0 * rows * columns * features, weight, 0).seconds
     follows = any(len(step.body) > 3 for step in loop.steps if isinstance(step, Kernel))
     return float(decode + product + follows * gpu.launch)

@@ -2,7 +2,7 @@
 
 Nothing here is measured.  Counts are of instructions in the text, per loop and per pass through it; times of kernels
 are those of the model in :mod:`predicted`, which follows threads through the text, and times of a library's products
-those of :mod:`gradc.codegen.cuda.library_time`, which has rates that were measured.
+those of :mod:`gradc.analysis.library_time`, which has rates that were measured.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..analysis.cost import floor_bytes, kernel_bytes
+from ..analysis.library_time import CallTime
 from ..codegen.cuda.actions import Action, Convolution, Launch, Library
-from ..codegen.cuda.library_time import ProductTime, convolution_time, product_time
+from ..codegen.cuda.library_time import convolution_time, product_time
 from ..errors import InvalidProblem
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel
@@ -97,7 +98,7 @@ class Direction:
     gpu: Gpu
     functions: Mapping[str, Function]
     launches: tuple[tuple[Launch, Predicted], ...]
-    products: tuple[tuple[Library | Convolution, ProductTime], ...]
+    products: tuple[tuple[Library | Convolution, CallTime], ...]
     steps: tuple[StepTime, ...]
     kernel_bytes: int
     floor: int
@@ -137,7 +138,7 @@ class Direction:
     def bound(self) -> str | None:
         """What bounds the launches and products that take longest together; None without any."""
         by: Counter[str] = Counter()
-        timed: list[Predicted | ProductTime] = [*(p for _, p in self.launches), *(p for _, p in self.products)]
+        timed: list[Predicted | CallTime] = [*(p for _, p in self.launches), *(p for _, p in self.products)]
         for p in timed:
             by[p.bound] += p.seconds  # type: ignore[assignment]
         return max(by, key=by.__getitem__, default=None)
@@ -169,7 +170,7 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
     functions = {f.name: f for f in parse(disassemble(binary.cubin))} if binary.cubin else {}
     setting = setting_of(gpu, program, plan)
     made: dict[Launch, Predicted] = {}
-    steps: dict[tuple[int, str], list[tuple[Action, Predicted | ProductTime]]] = {}
+    steps: dict[tuple[int, str], list[tuple[Action, Predicted | CallTime]]] = {}
     for run, started in zip(plan.runs, plan.started, strict=True):
         timed = steps.setdefault((run.number, run.step.name), [])
         for action in started:
@@ -188,7 +189,7 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
         gpu,
         functions,
         tuple((a, p) for a, p in every if isinstance(a, Launch) and isinstance(p, Predicted)),
-        tuple((a, p) for a, p in every if not isinstance(a, Launch) and isinstance(p, ProductTime)),
+        tuple((a, p) for a, p in every if not isinstance(a, Launch) and isinstance(p, CallTime)),
         tuple(_step_time(name, timed) for (_, name), timed in steps.items() if timed),
         moved,
         floor_bytes(program, dims),
@@ -196,7 +197,7 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
     )
 
 
-def _step_time(name: str, timed: Sequence[tuple[Action, Predicted | ProductTime]]) -> StepTime:
+def _step_time(name: str, timed: Sequence[tuple[Action, Predicted | CallTime]]) -> StepTime:
     calls = [1 if a.pointers is not None else len(a.calls) for a, _ in timed if isinstance(a, Library)]
     calls += [1 for a, _ in timed if isinstance(a, Convolution)]
     longest = max((p for _, p in timed), key=lambda p: p.seconds)

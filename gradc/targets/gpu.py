@@ -57,9 +57,6 @@ UNALIGNED_FLOPS: Mapping[str, float] = {"f16": 114e12, "bf16": 114e12, "f32": 47
 (measured of bf16: two products of 632 GFLOP each at 102 and 130, ``linear_cross_entropy`` of
 ``gpu-nvidia-h200-2026-11-28.json``).
 """
-CONVOLUTION_SHARE = 0.6
-"""Of the library's products per second that a convolution by a library has (estimate: windows of neighbours overlap in
-few of its blocks)."""
 HOST_CALL, HOST_LAUNCH, HOST_RESULT = 13e-6, 8e-6, 5e-6
 """Seconds of the host for a call of the library, a launch, and the memory of a result (measured beside an H200 on
 2026-11-28, docs/gpu.md; estimate of a call: 30 us less the 17 that ``python -m benchmarks.host`` has less since).

@@ -8,16 +8,14 @@ to torch.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
 
+from ..analysis.library_time import Times, attention_times, convolution_times
 from ..errors import Unsupported
 from ..targets.calibration import calibration_text_for
-from ..targets.devices import Gpu, calibrated_by, gpu_of, listed_device, tensor_share
-from ..targets.gpu import ATTENTION_TILES, LIBRARY_CALL, LIBRARY_FLOPS, TORCH_WIDE_ATTENTION, WINDOW_ELEMENTS
+from ..targets.devices import Gpu, calibrated_by, gpu_of, listed_device
 from .importer import tensors_of
 
 FASTER_ON_CUDA: dict[str, str] = {
@@ -48,15 +46,15 @@ def faster_in_torch(node: torch.fx.Node, gradients: bool = True, calibration: An
     if way is None or not devices:
         return ""
     gpu = _gpu(devices[0].index or 0, calibration)
-    times = None if gpu is None else _times(node, gpu, gradients)
-    if times is None:
+    if gpu is None or (times := _times(node, gpu, gradients)) is None:
         return f"{way} is faster on CUDA (take='all' has gradc run it)"
     if times.ours < times.torchs:
         return ""
     figures = f"{times.torchs * 1e6:.3g} us against {times.ours * 1e6:.3g}"
     ratio = times.ours / times.torchs if times.torchs else 1.0  # nothing is computed, and a launch may cost nothing
     said = f"{ratio:.1f}x faster there" if ratio >= 1.05 else "as fast there"
-    return f"{way}, {times.source} {said} ({figures}; take='all' has gradc run it)"
+    source = _source(gpu, "convolution" if "convolution" in str(node.target) else "attention_forward")
+    return f"{way}, {source} {said} ({figures}; take='all' has gradc run it)"
 
 
 def _gpu(number: int, calibration: Any) -> Gpu | None:
@@ -82,77 +80,25 @@ def _listed(number: int) -> Gpu | None:
 # -- times -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of a call and, where they are wanted, of its gradients.
-
-    :param source: of torch's: ``predicted``, or ``measured`` where a calibration has its rates.
-    """
-
-    ours: float
-    torchs: float
-    source: str
-
-
 def _times(node: torch.fx.Node, gpu: Gpu, gradients: bool) -> Times | None:
     """None of what there is no rate of: other dtypes than those of 16 bits, groups, heads of more than 128 features."""
     values = [v for o in node.args if isinstance(o, torch.fx.Node) and isinstance(v := o.meta.get("val"), torch.Tensor)]
     if {v.dtype for v in values} - {torch.bool} not in ({torch.float16}, {torch.bfloat16}) or int(gpu.arch[3:]) < 80:
         return None
     if node.target is torch.ops.aten.convolution.default:
-        return _convolution(node, gpu, gradients)
-    return _attention(node, gpu, gradients) if "scaled_dot_product" in str(node.target) else None
-
-
-def _attention(node: torch.fx.Node, gpu: Gpu, gradients: bool) -> Times | None:
-    """Two products of scores forward, five backward, half of each where it is causal; what is read and written once."""
+        transposed, groups = node.args[6], node.args[8]
+        if transposed or groups != 1:
+            return None
+        return convolution_times(gpu, _sizes(node.args[0]), _sizes(node.args[1]), _sizes(node), gradients)
+    if "scaled_dot_product" not in str(node.target):
+        return None
+    causal = bool(node.kwargs.get("is_causal", node.args[5] if len(node.args) > 5 else False))
     query, key, value = (_sizes(o) for o in node.args[:3])
-    causal = node.kwargs.get("is_causal", node.args[5] if len(node.args) > 5 else False)
-    rows, columns, features = query[-2], key[-2], max(query[-1], value[-1])
-    heads = prod(query[:-2])
-    known = next((width for width in ATTENTION_TILES if features <= width), None)
-    if known is None or rows == 1:  # a row of queries is no tile
-        return None
-    flops = 2.0 * heads * rows * columns * (query[-1] + value[-1]) * (0.5 if causal else 1)
-    nbytes = 2.0 * (prod(query) + prod(key) + prod(value) + heads * rows * value[-1])
-    share, wide = tensor_share(gpu), TORCH_WIDE_ATTENTION if known > 64 else (1.0, 1.0)
-    rates = [rate * more for rate, more in zip((gpu.attention_forward, gpu.attention_backward), wide, strict=True)]
-    own = [rate * share for rate in ATTENTION_TILES[known]]
-
-    def seconds(forward: float, backward: float) -> float:
-        first = gpu.launch + max(flops / forward, nbytes / gpu.bandwidth)
-        after = 3 * gpu.launch + max(2.5 * flops / backward, 2 * nbytes / gpu.bandwidth)
-        return first + after * gradients
-
-    return Times(seconds(*own), seconds(*rates), _source(gpu, "attention_forward"))
-
-
-def _convolution(node: torch.fx.Node, gpu: Gpu, gradients: bool) -> Times | None:
-    """A product forward and two backward, of images as they lie in torch's, of windows that a kernel writes in ours."""
-    image, weight, result = _sizes(node.args[0]), _sizes(node.args[1]), _sizes(node)
-    transposed, groups = node.args[6], node.args[8]
-    if transposed or groups != 1:
-        return None
-    taps = prod(weight[2:])
-    flops = 2.0 * prod(result) * weight[1] * taps
-    nbytes = 2.0 * (prod(image) + prod(weight) + prod(result))
-    places, share = result[0] * prod(result[2:]), tensor_share(gpu)
-    backward = 2 * gradients
-    theirs = (1 + backward) * (gpu.launch + max(flops / gpu.convolution, nbytes / gpu.bandwidth))
-
-    def own(channels: int, positions: int) -> float:
-        """A product of windows of so many channels around so many positions."""
-        elements = positions * channels * taps if taps > 1 else 0
-        windows = elements / (WINDOW_ELEMENTS * share) + gpu.launch if elements else 0.0
-        product = max(flops / (LIBRARY_FLOPS["bf16"] * share), 2.0 * elements / gpu.bandwidth, nbytes / gpu.bandwidth)
-        return windows + LIBRARY_CALL + product
-
-    forward, of_image = own(weight[1], places), own(weight[0], image[0] * prod(image[2:]))
-    ours = forward + (of_image + own(weight[1], places)) * gradients
-    return Times(ours, theirs, _source(gpu, "convolution"))
+    return attention_times(gpu, query, key, value, causal, gradients)
 
 
 def _source(gpu: Gpu, constant: str) -> str:
+    """Of torch's time: ``predicted``, or ``measured`` where a calibration has its rates."""
     return "measured" if gpu.sources.get(constant) == "calibrated" else "predicted"
 
 

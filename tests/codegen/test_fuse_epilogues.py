@@ -14,6 +14,7 @@ from cublaslt import Lt
 
 import gradc
 from gradc import interp, ops
+from gradc.analysis.lifetimes import commutes, may_move
 from gradc.codegen.cuda.actions import Launch, Library
 from gradc.errors import GradcError, IndexOutOfRange, Unsupported
 from gradc.ir.epilogue import FORMS
@@ -27,6 +28,7 @@ from gradc.runtime.cuda import cublas
 from gradc.runtime.cuda.device import NoKernel
 from gradc.runtime.executable import Executable
 from gradc.runtime.simulator.device import Simulator
+from gradc.targets.devices import gpu_of
 
 UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}
 """Half the distance from 1 to the next number."""
@@ -144,6 +146,46 @@ def test_which_products_take_what(case: str) -> None:
         assert parse_program(str(program)) == program
 
 
+@pytest.mark.parametrize(("rows", "taken"), [(1024, []), (1 << 16, ["+ b16[n]"])])
+def test_an_epilogue_is_taken_where_it_is_predicted_to_be_faster(rows: int, taken: list[str]) -> None:
+    """A bias in f32 takes a kernel that rounds it: longer than what a product of few rows saves by not being written
+    before it is added.
+    """
+
+    def function(x: Any, w: Any, b: Any) -> Any:
+        h = ops.linear(x, w, b.astype("bf16"))
+        return {"h": h, "y": ops.gelu(h)}
+
+    given = {"x": "bf16[N,24]", "w": "bf16[512,24]", "b": "f32[512]"}
+    module = gradc.compile(gradc.trace(function, **given), target="cuda", arch="sm_90", hints={"N": rows})
+    assert [re.sub(r"t\d+_bias|h_bias", "b16", text) for text in ended(module.forward.program)] == taken
+
+
+def test_what_may_move() -> None:
+    """A step past others that neither write what it reads nor touch what it writes."""
+    text = STORED_TWICE.replace(
+        "  return",
+        """  kernel @copy_t rows(i0: 16) cols(i1: 40) {
+    %0 = load t[i0, i1] : bf16
+    store z[i0, i1] <- %0 : bf16
+  }
+  kernel @copy_x rows(i0: 16) cols(i1: 24) {
+    %0 = load x[i0, i1] : bf16
+    store v[i0, i1] <- %0 : bf16
+  }
+  return""",
+    ).replace("  output y", "  output z: bf16[16,40]\n  output v: bf16[16,24]\n  output y")
+    program = parse_program(text.replace("y=y", "y=y, z=z, v=v"))
+    product, gelu, copy, other = program.steps
+    assert may_move(program, other, product) and may_move(program, product, gelu), (
+        "nothing between, or nothing of theirs"
+    )
+    assert may_move(program, gelu, other) and may_move(program, gelu, other, ["y"])
+    assert not may_move(program, product, other), "what reads it is between"
+    assert not may_move(program, gelu, other, ["t"]) and not may_move(program, gelu, other, ["z"])
+    assert commutes(program, [copy], ["t"], []) and not commutes(program, [product], ["t"], [])
+
+
 def test_without_gradients_nothing_is_kept() -> None:
     function, given, *_ = FUSED["mlp"]
     program = gradc.compile(gradc.trace(function, **given), target="cuda", arch="sm_90").forward.program
@@ -248,7 +290,7 @@ def test_a_product_that_others_read_is_still_written(copied: bool) -> None:
     text = "\n".join(lines) if copied else "\n".join(lines).replace(", q=q", "")
     program = parse_program(text)
     given = {b.name: values_of(b.type.concrete({})) for b in program.of_kind("input")}
-    fused = fuse_epilogues(program)
+    fused = fuse_epilogues(program, device=gpu_of("H100"))
     verify_program(fused)
     assert (ended(fused) == ["then gelu keeping t[m, n]"]) is not copied
     wanted, found = (interp.run(each, given, precision="f64") for each in (program, fused))
@@ -271,7 +313,9 @@ def test_a_product_stays_before_what_overwrites_its_operand() -> None:
     text = text.replace("  call", copied("x", "h") + "  call").replace("  kernel @g", copied("z", "h") + "  kernel @g")
     program = parse_program(text)
     given = {b.name: values_of(b.type.concrete({})) * (1 + (b.name == "z")) for b in program.of_kind("input")}
-    wanted, found = (interp.run(each, given, precision="f64") for each in (program, fuse_epilogues(program)))
+    wanted, found = (
+        interp.run(each, given, precision="f64") for each in (program, fuse_epilogues(program, device=gpu_of("H100")))
+    )
     for name, exact in wanted.items():
         np.testing.assert_allclose(found[name], exact, rtol=1e-6, atol=1e-7)
 

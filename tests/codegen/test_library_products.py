@@ -15,6 +15,7 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis import library_time as calls_time
 from gradc.codegen.cuda import library_products, library_time
 from gradc.codegen.cuda.actions import Launch, Library
 from gradc.codegen.cuda.products import views
@@ -317,7 +318,7 @@ def test_columns_and_sums_that_end_between_16_bytes(
     A sum in f16 stays one: a part of it may be more than f16 holds.
     """
     monkeypatch.setattr(library_products, "HOST_CALL", 0.0)
-    monkeypatch.setattr(library_time, "UNALIGNED_FLOPS", {dtype: 1.0})
+    monkeypatch.setattr(calls_time, "UNALIGNED_FLOPS", {dtype: 1.0})
     shapes = {"x": (heads_, rows, 64), "w": (heads_, 131, 64), "v": (heads_, 131, 24)}
     module = compiled(
         lambda x, w, v: ops.matmul(ops.relu(ops.matmul(x, ops.transpose(w, (0, 2, 1)))), v),
@@ -383,7 +384,7 @@ def test_nothing_to_sum_in_an_odd_product(dtype: str, blas: Blas) -> None:
 
 def test_a_sum_whose_parts_f16_does_not_hold(blas: Blas, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_products, "HOST_CALL", 0.0)
-    monkeypatch.setattr(library_time, "UNALIGNED_FLOPS", {"f16": 1.0})
+    monkeypatch.setattr(calls_time, "UNALIGNED_FLOPS", {"f16": 1.0})
     x, w, v = (np.zeros(shape, np.float16) for shape in ((33, 64), (131, 64), (131, 24)))
     x[:, 0], w[:, 0], v[-3:], v[:3] = 1, 100, 300, -300
     module = compiled(

@@ -1,37 +1,20 @@
-"""How long cuBLAS takes for a product on a GPU, from its shapes alone: a model that was fitted to measured times.
+"""How long calls of cuBLAS and cuDNN take on a GPU, as a launch plan has them: what they compute and move, for
+:mod:`gradc.analysis.library_time`.
 
-A product takes the longer of its flops at the library's rate and its operands' bytes at the device's bandwidth; its
-result is written behind them, by an epilogue that nothing hides.  Of 29 products that an H200 was given (bf16 and f32,
-results of both, 9.7 GFLOP to 1.1 TFLOP; ``benchmarks/results/gpu-nvidia-h200-2026-11-28-tiles.json``) all took within
-10 % of it.
+Of 29 products that an H200 was given (bf16 and f32, results of both, 9.7 GFLOP to 1.1 TFLOP;
+``benchmarks/results/gpu-nvidia-h200-2026-11-28-tiles.json``) all took within 10 % of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
+from ...analysis import library_time
+from ...analysis.library_time import CallTime
 from ...ir.types import dtype as dtype_of
 from ...targets.devices import Gpu
-from ...targets.gpu import CONVOLUTION_SHARE, LIBRARY_CALL, LIBRARY_FLOPS, MATRIX_ALIGN, UNALIGNED_FLOPS
+from ...targets.gpu import MATRIX_ALIGN
 from .actions import Convolution, Library, Side, Strided
-
-
-@dataclass(frozen=True)
-class ProductTime:
-    """The predicted time of all calls of a product, or of a convolution's.
-
-    :param bounds: seconds by what bounds it: the calls themselves, flops, bytes.
-    """
-
-    seconds: float
-    bounds: Mapping[str, float]
-
-    @property
-    def bound(self) -> str:
-        """What takes longest."""
-        return max(self.bounds, key=self.bounds.__getitem__)
 
 
 def library_seconds(library: Library, gpu: Gpu) -> float:
@@ -39,34 +22,30 @@ def library_seconds(library: Library, gpu: Gpu) -> float:
     return product_time(library, gpu).seconds
 
 
-def product_time(library: Library, gpu: Gpu) -> ProductTime:
+def product_time(library: Library, gpu: Gpu) -> CallTime:
     """The predicted time of all calls of a product."""
     p, count = library.product, library.matrices
-    kind = dtype_of(library.read).name
-    rate = LIBRARY_FLOPS[kind] if is_aligned(library) else UNALIGNED_FLOPS[kind]
-    flops = 2.0 * count * library.m * library.n * library.k / rate
-    read = sum(map(_held_bytes, (p.a, p.b))) / gpu.bandwidth
-    written = count * library.m * library.n * library.dtype.itemsize * (2 if p.add else 1) / gpu.bandwidth
+    flops = 2.0 * count * library.m * library.n * library.k
+    read = sum(map(_held_bytes, (p.a, p.b)))
+    written = count * library.m * library.n * library.dtype.itemsize * (2 if p.add else 1)
     # what an epilogue reads and writes beside the result moves when that does
-    written += sum(part.nbytes for part in (*p.epilogue.reads, *p.epilogue.writes)) / gpu.bandwidth
-    calls = (1 if library.pointers is not None else len(library.calls)) * LIBRARY_CALL
-    bounds = {"launches": calls, "flops": flops, "bytes": read + written}
-    return ProductTime(calls + max(flops, read) + written, bounds)
+    written += sum(part.nbytes for part in (*p.epilogue.reads, *p.epilogue.writes))
+    calls = 1 if library.pointers is not None else len(library.calls)
+    kind = dtype_of(library.read).name
+    return library_time.product_time(gpu, kind, flops, read, written, is_aligned(library), calls)
 
 
-def convolution_time(asked: Convolution, gpu: Gpu) -> ProductTime:
-    """The predicted time of a convolution by its library: the longer of flops and bytes.
+def convolution_time(asked: Convolution, gpu: Gpu) -> CallTime:
+    """The predicted time of a convolution by its library.
 
     Its kernels for 16-bit floats read and write channels last: what lies channels first is copied before, or after
     (by the workspace that cuDNN 9.28 asks for, which is that of both copies).
     """
-    flops = 2.0 * asked.products / (CONVOLUTION_SHARE * LIBRARY_FLOPS[dtype_of(asked.dtype).name])
-    moved = 0.0
+    moved = 0
     for x in (asked.image, asked.filter, asked.response):
         copied = asked.dtype.itemsize == 2 and x.shape[1] > 1 and x.strides[1] != 1
         moved += x.nbytes * (3 if copied else 1)
-    bounds = {"launches": LIBRARY_CALL, "flops": flops, "bytes": moved / gpu.bandwidth}
-    return ProductTime(LIBRARY_CALL + max(flops, moved / gpu.bandwidth), bounds)
+    return library_time.convolution_time(gpu, dtype_of(asked.dtype).name, 2.0 * asked.products, moved)
 
 
 def is_aligned(library: Library) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...analysis.library_time import product_time
 from ...ir.dims import Size, product, same
 from ...ir.epilogue import PLAIN, Epilogue, Function
 from ...ir.kernel import Call, Program
@@ -25,7 +26,7 @@ from ...ir.types import DTYPES, DType
 from ...ir.types import dtype as dtype_of
 from ...ops.products.epilogues import applied
 from ...targets.devices import gpu_of
-from ...targets.gpu import LIBRARY_FLOPS, PRODUCT_FLOPS, SECTOR_BYTES
+from ...targets.gpu import PRODUCT_FLOPS, SECTOR_BYTES
 from ..expr import stored
 from ..index import flatten
 from ..text import standalone
@@ -254,7 +255,7 @@ def _with_unit_strides(plan: Plan, product: Product, start: int) -> tuple[Produc
         given = replace(given, a=packed) if side == "a" else replace(given, b=packed)
         seconds += _GPU.launch + packed.part.count * (SECTOR_BYTES + operand.part.dtype.itemsize) / _GPU.bandwidth
     flops = 2.0 * prod(product.out.shape) * product.a.shape[-1]
-    faster = seconds + flops / LIBRARY_FLOPS[kinds[0]] < flops / PRODUCT_FLOPS
+    faster = seconds + product_time(_GPU, kinds[0], flops, 0, 0).bounds["flops"] < flops / PRODUCT_FLOPS
     return (given, tuple(launches)) if faster and library_of(given) is not None else (product, ())
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...analysis.cost import kernel_seconds
+from ...analysis.library_time import call_seconds
+from ...analysis.lifetimes import may_move
 from ...ir.dims import Size, same
 from ...ir.dims import product as dims_product
 from ...ir.epilogue import ARGUMENT_WORD, Epilogue, Function
@@ -13,6 +16,7 @@ from ...ir.node import REGISTRY, Node
 from ...ir.statement import Index, Operand, Stmt
 from ...ir.types import BF16, F16, F32
 from ...ops.products.epilogues import ARGUMENT, VALUE, function_of
+from ...targets.devices import Device, Gpu
 from ...targets.gpu import MATRIX_ALIGN
 from ..manager import program_pass
 
@@ -20,25 +24,60 @@ BIAS_DTYPES, DTYPES = (F16, BF16, F32), (F16, BF16)
 """Of operands, vectors and results alike: what cuBLASLt adds a bias to, and what it does more to."""
 
 
+LARGE = 8192
+"""Stands for sizes that are not known: where a product is large enough for its bytes to count."""
+Seconds = Callable[[Program, Program], float]
+"""How much longer a program takes than another that it was made of."""
+
+
 @program_pass("REAL")
-def fuse_epilogues(program: Program) -> Program:
+def fuse_epilogues(program: Program, *, device: Device, dims: Mapping[str, int] | None = None) -> Program:
     """call t[m, n] <- matmul a[m, k], b[n, k];  store y[i, h, j] <- gelu(load t[i*H + h, j] + load v[j])  ->  call
     t[m, n] <- matmul a[m, k], b[n, k] + v[n] then gelu, where t is y, seen as a matrix
 
     And so with a sum that is kept, gelu's derivative times a product, and sums over rows of that or of an operand.  The
-    kernel keeps what else it does, and reads a sum that is kept.  All of it moves fewer bytes than before, whatever the
-    sizes: a product is not written and read in between.  The library applies an epilogue to the sum in f32 and rounds
-    once, where a product in 16 bits was rounded by itself; the bits are the same in every run, as those of all of
-    cuBLAS (its documentation, "Results Reproducibility").
+    kernel keeps what else it does, and reads a sum that is kept.  Of what may be done so each product takes what is
+    predicted to be fastest, against the product with the kernels as they are: an epilogue saves bytes, as a product is
+    not written and read in between, but a bias in f32 may need a kernel that rounds it.  The library applies an
+    epilogue to the sum in f32 and rounds once, where a product in 16 bits was rounded by itself; the bits are the same
+    in every run, as those of all of cuBLAS (its documentation, "Results Reproducibility").
 
     Products are of whole matrices, whose rows and those of the result are multiples of 16 bytes, as the library's
     kernels have them.
+
+    :param dims: sizes at which time is predicted; ``LARGE`` stands for the others.
     """
+    more = _more_seconds({**dict.fromkeys(program.dims, LARGE), **(dims or {})}, device)
     products = [step.out.buffer for step in program.steps if isinstance(step, Call) and _is_plain(program, step)]
     for name in products:
-        found = next(_matches(program, name), None)
-        program = _fused(program, found) if found is not None else program
-    return _with_sums(program)
+        given = program
+        fused = [program, *(_fused(program, match) for match in _matches(program, name))]
+        program = min(fused, key=lambda each: more(each, given))
+    return _with_sums(program, more)
+
+
+def _more_seconds(dims: Mapping[str, int], device: Device) -> Seconds:
+    """By the steps that only one of two programs has; without a GPU each change is taken to save time."""
+
+    def seconds(program: Program, steps: Sequence[Step]) -> float:
+        assert isinstance(device, Gpu)
+        total = 0.0
+        for step in steps:
+            if isinstance(step, Call):
+                total += call_seconds(step, program, dims, device)
+            elif isinstance(step, Kernel):
+                total += kernel_seconds(step, program.types, dims, device)
+        return total
+
+    def more(program: Program, than: Program) -> float:
+        if not isinstance(device, Gpu):
+            return 0.0 if program is than else -1.0
+        own, other = ({id(step): step for step in each.steps} for each in (program, than))
+        added = [step for number, step in own.items() if number not in other]
+        removed = [step for number, step in other.items() if number not in own]
+        return seconds(program, added) - seconds(than, removed)
+
+    return more
 
 
 def _is_plain(program: Program, call: Call) -> bool:
@@ -151,7 +190,7 @@ class _Match:
 
 
 def _matches(program: Program, product: str) -> Iterator[_Match]:
-    """The epilogues of a product that do something of a kernel, the one that does most first."""
+    """The epilogues of a product that do something of a kernel, the one that does most first of those of a kernel."""
     call = next(step for step in program.steps if isinstance(step, Call) and step.out.buffer == product)
     if program.buffer[product].alias or any(b.alias == product for b in program.buffers):
         return
@@ -160,7 +199,7 @@ def _matches(program: Program, product: str) -> Iterator[_Match]:
         reader = _Reader(program, call, kernel)
         if len(loads) != 1 or not reader.elementwise(loads[0]) or any(s.where for s in kernel.body):
             continue
-        if reader.alone and not _may_wait(program, call, kernel):
+        if reader.alone and not may_move(program, call, kernel):
             continue
         value, bias = _biased(reader, reader.widened(loads[0]))
         if bias is not None and not reader.alone:
@@ -170,17 +209,8 @@ def _matches(program: Program, product: str) -> Iterator[_Match]:
         stored = stores[0] if stores and reader.alone else None  # another reads the product, which is kept as it is
         for function in ARGUMENT_WORD if program.types[product].dtype in DTYPES else ():
             yield from _with_function(reader, function, value, bias, stored)
-        rest = [s for s in kernel.body if not s.name and s is not stored]
-        read = any(value.name in _behind(s, reader.stmts) for s in rest)  # for which a bias in f32 costs nothing
-        if bias is not None and stored is not None and not (read and program.types[bias].dtype is not stored.dtype):
+        if bias is not None and stored is not None:
             yield _Match(reader, value, Epilogue(bias), stored.buffer, (stored,))
-
-
-def _may_wait(program: Program, call: Call, kernel: Kernel) -> bool:
-    """Whether a product may be made where a kernel is: nothing in between writes what it reads."""
-    between = program.steps[program.steps.index(call) + 1 : program.steps.index(kernel)]
-    written = {program.root(b) for step in between for b in step.writes}
-    return not any(program.root(b) in written for b in call.reads)
 
 
 def _biased(reader: _Reader, value: Stmt) -> tuple[Stmt, str | None]:
@@ -210,7 +240,8 @@ def _with_function(
             continue
         if function == "gelu":
             argument = stored.buffer if stored else "" if reader.alone else reader.call.out.buffer
-            if summed is None:
+            early = reader.alone or may_move(reader.program, reader.kernel, reader.call, [s.buffer])
+            if summed is None and early:
                 yield _Match(reader, value, Epilogue(bias, function, argument or None), s.buffer, done)
             continue
         at = reader.load_of(bound[ARGUMENT])
@@ -351,7 +382,7 @@ def _without(program: Program, match: _Match) -> Kernel | None:
 # -- sums of operands --------------------------------------------------------------------------------------------------
 
 
-def _with_sums(program: Program) -> Program:
+def _with_sums(program: Program, more: Seconds) -> Program:
     """accum s[j] <- load a[i, j];  call y[m, n] <- matmul a[k, m], b[k, n]  ->  call y[m, n] <- matmul a[k, m],
     b[k, n] then sum s[m] of first, where the kernel does nothing else; so with the second operand
     """
@@ -362,11 +393,13 @@ def _with_sums(program: Program) -> Program:
             continue
         for call in [step for step in program.steps if isinstance(step, Call) and _is_plain(program, step)]:
             found = _summed(program, call, kernel)
-            if found is not None and _may_precede(program, call, kernel):
+            if found is not None and _is_only_writer(program, kernel) and may_move(program, kernel, call):
                 own = replace(call, epilogue=found)
                 steps = tuple(own if step is call else step for step in program.steps if step is not kernel)
-                program = replace(program, steps=steps)
-                break
+                made = replace(program, steps=steps)
+                if more(made, program) < 0:
+                    program = made
+                    break
     return program
 
 
@@ -388,13 +421,9 @@ def _summed(program: Program, call: Call, kernel: Kernel) -> Epilogue[Operand] |
     return None
 
 
-def _may_precede(program: Program, call: Call, kernel: Kernel) -> bool:
-    """Whether the sums may be there when the call is: nobody else writes them, or reads them before."""
+def _is_only_writer(program: Program, kernel: Kernel) -> bool:
+    """Whether a kernel's sums are all of what is added up there."""
     (sums,) = kernel.writes
-    memory, at = program.root(sums), program.steps.index(call)
-    for number, step in enumerate(program.steps):
-        touched = {program.root(b) for b in (*step.reads, *step.writes)}
-        written = {program.root(b) for b in step.writes}
-        if step is not kernel and memory in (written if number > at else touched):
-            return False
-    return True
+    memory = program.root(sums)
+    writers = [step for step in program.steps if any(program.root(b) == memory for b in step.writes)]
+    return writers == [kernel]
