@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Static:
     """A case of the page.
 
     :param review: the shares of the floor, forward and backward, that a review by hand predicts; None: it has none.
+    :param coherent: whether places that follow from data are neighbours for neighbouring lanes.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Static:
     wrt: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     review: tuple[int | None, int | None] = (None, None)
+    coherent: bool = True
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,25 @@ def _blocks() -> tuple[Static, ...]:
     )
 
 
+def _convolutions() -> tuple[Static, ...]:
+    """relu(conv(x, w)) of a ResNet-50's block, as cuDNN and as products of windows have it."""
+    types = {"x": "bf16[32,64,56,56]", "w": "bf16[64,64,3,3]"}
+    last = {"layout": {"x": "NHWC", "w": "NHWC", "y": "NHWC"}}
+    named = {
+        "CONV": ("cuDNN", {"convolutions": "cudnn"}),
+        "CONVl": ("cuDNN, channels last", {"convolutions": "cudnn", **last}),
+        "CONVw": ("windows", {"convolutions": "windows"}),
+    }
+    return tuple(
+        Static(name, f"relu(conv 3 x 3), bf16, {how}", _relu_conv, types, ("x", "w"), options)
+        for name, (how, options) in named.items()
+    )
+
+
+def _relu_conv(x: Any, w: Any) -> Any:
+    return ops.relu(ops.conv2d(x, w, padding=1))
+
+
 def _int4_types(rows: int, outputs: int, features: int) -> dict[str, str]:
     groups = features // 128
     codes = {"q": f"u8[{outputs},{features // 2}]", "s": f"f16[{outputs},{groups}]", "z": f"u8[{outputs},{groups}]"}
@@ -290,7 +311,13 @@ def cases() -> dict[str, Static]:
             case.options,
             REVIEWED.get(case.id, (None, None)),
         )
-    return found | {case.id: case for case in (*EXTRA, *_blocks(), *_quantized())}
+    random = [
+        replace(
+            found[name], id=f"{name}r", what=f"{found[name].what}, random places", coherent=False, review=(None, None)
+        )
+        for name in ("G1", "G4", "G5", "G6")
+    ]
+    return found | {case.id: case for case in (*EXTRA, *random, *_blocks(), *_convolutions(), *_quantized())}
 
 
 # -- one case ----------------------------------------------------------------------------------------------------------
@@ -303,7 +330,7 @@ def rows_of(case: Static) -> dict[str, Row]:
     reviews = dict(zip(("forward", "backward"), case.review, strict=True))
     return {
         name: _row(direction, reviews.get(name))
-        for name, direction in directions(module, {}).items()
+        for name, direction in directions(module, {}, case.coherent).items()
         if direction.launches or direction.products
     }
 
@@ -394,8 +421,8 @@ Where they are furthest apart, counted by hand:
   20 bytes where atomics clear 4. Less is to move only where it is known which rows of the table nothing hits.
 - grid_sample (G1, G4, G5, G6): lanes pass on what they add to a sum of the next lane's, so that on a smooth grid the 2
   or 4 taps of a row are about one add. Places that follow from data are not known to the model: it takes grids to be
-  smooth. Where no two neighbours share a sum, each tap is an add: by the same model about 240 us (G1), 800 (G4), 360
-  (G5), 1,060 (G6); and where places are random, each lane has a sector of its own, four times as many.
+  smooth. Rows with an r (G1r, G4r, G5r, G6r) are the same code on random places: each lane has a sector of its own to
+  read, shares no sum with a neighbour and adds each tap by itself.
 - groups of scales (Q2g): the rows kernel moves the floor's bytes in 57 us. The sort of the indices before it and what
   finishes the result are ten launches one after another, whose own time is 30 us.
 """

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..process.forks import cached_property
-from ..targets.gpu import ALU_LATENCY, LATENCY, SECTOR_BYTES
+from ..targets.gpu import ALU_LATENCY, LATENCY, SECTOR_BYTES, WARP
 from .operands import MASK, address, following
 from .sass import LOADS, Function, Instruction
 from .semantics import Decoder, array_of
@@ -25,6 +25,10 @@ MOST_BLOCKS = 10_000
 """Basic blocks that are followed before a thread is given up."""
 MOST_PASSES = 1 << 31
 """Passes of a loop at which a thread is given up."""
+MOST_STEPWISE = 1024
+"""Passes that are followed one by one of loops whose end would be jumped over: those that count to a number and ask
+whether they are there.
+"""
 MOST_STAGES = 4
 """Passes of a loop after which it does the same again."""
 MOST_GROUPS = 8
@@ -77,11 +81,22 @@ class Launched:
     :param words: constant bank 0, by byte.
     :param load: what an array has: (array, byte, bytes) -> integer, or None if it is data.
     :param latency: clocks of a load from an array.
+    :param coherent: whether neighbouring lanes have neighbouring places where these follow from data.
+    :param threads: of a block.
     """
 
     words: Mapping[int, int]
     load: Callable[[int, int, int], int | None]
     latency: Callable[[int], int]
+    coherent: bool = True
+    threads: int = WARP
+
+
+class _Asked(Exception):
+    """Whether a condition holds for a thread, which is all that was asked of it."""
+
+    def __init__(self, holds: Any):
+        self.holds = holds
 
 
 _Step = tuple[str, bool, Callable[..., None] | None, tuple[str, ...], tuple[str, ...], int, int]
@@ -100,6 +115,11 @@ class Machine:
         self.next = dict(zip(self.order, [*self.order[1:], -1], strict=True))
         decoder = Decoder(lambda at: launched.words.get(at), self._special)
         self.accesses: list[Access] = []
+        self.known: list[int | None] | None = None
+        """What barriers count, of a thread that is asked for its condition at the next; None: of one that is followed.
+        """
+        self.counted: dict[int, list[int | None]] = {}
+        """By block: its threads see the same."""
         self.steps = {at: [self._decoded(decoder, i) for i in block] for at, block in self.blocks.items()}
         self.kinds = {at: Counter(i.kind for i in block) for at, block in self.blocks.items()}
         self._begin(0, 0)
@@ -112,6 +132,9 @@ class Machine:
         self.visits: dict[int, float] = dict.fromkeys(self.order, 0)
         self.calls: list[int] = []
         self.history: dict[int, list[Any]] = {}
+        self.stepwise: dict[int, int] = {}
+        self.barriers = 0
+        self.count: int | None = None
         for access in self.accesses:
             access.executed, access.sectors, access.array, access.first, access.last = 0, 0, 0, None, None
 
@@ -125,6 +148,10 @@ class Machine:
         step, written, read = decoder.step(i.opcode, i.modifiers, i.operands)
         if i.opcode in ("LDL", "STL"):
             step, written = _local(i, written)
+        if i.opcode == "BAR" and "POPC" in i.modifiers:
+            step = self._counting(i.operands.split(", ")[-1])
+        elif i.opcode == "B2R" and "RESULT" in i.modifiers:
+            step, written = self._result(i.operands.strip()), (i.operands.strip(),)
         latency = LATENCY.get(i.kind, ALU_LATENCY)
         access = -1
         if i.width:
@@ -175,6 +202,59 @@ class Machine:
         distances = [abs(at - a.last) for a in self.accesses if a.array == array and a.last is not None]
         nearest = min(distances, default=SECTOR_BYTES)
         return nearest / SECTOR_BYTES if nearest < SECTOR_BYTES else 1.0
+
+    # -- how many threads of a block ---------------------------------------------------------------------------------
+
+    def _counting(self, condition: str) -> Callable[[dict[str, Any]], None]:
+        """A barrier that counts the threads for which a condition holds."""
+        name, negated = condition.lstrip("!"), condition.startswith("!")
+
+        def step(r: dict[str, Any]) -> None:
+            own = True if name == "PT" else r.get(name)
+            number, self.barriers = self.barriers, self.barriers + 1
+            known = self.counted.setdefault(self.block, []) if self.known is None else self.known
+            if number == len(known) and self.known is not None:
+                raise _Asked(own if own is None else own is not negated)
+            if number == len(known):
+                known.append(self._threads_before(known) if own is not None else None)
+            self.count = known[number]
+
+        return step
+
+    def _result(self, register: str) -> Callable[[dict[str, Any]], None]:
+        """What the last such barrier has counted."""
+
+        def step(r: dict[str, Any]) -> None:
+            r[register] = self.count
+
+        return step
+
+    def _threads_before(self, known: list[int | None]) -> int | None:
+        """How many threads have the condition at the next barrier, if the first ones have it and the others do not, as
+        in a search of sorted keys: found by halving.
+        """
+        low, high = 0, self.launched.threads
+        while low < high:
+            middle = (low + high) // 2
+            holds = self._other.asked(self.block, middle, known)
+            if holds is None:
+                return None
+            low, high = (middle + 1, high) if holds else (low, middle)
+        return low
+
+    @cached_property
+    def _other(self) -> Machine:
+        return Machine(self.function, self.launched, self.guarded)
+
+    def asked(self, block: int, thread: int, known: list[int | None]) -> Any:
+        """The condition of a thread at the barrier after so many that are known; None: it depends on data."""
+        self.known = known
+        self._begin(block, thread)
+        try:
+            self._follow(self.order[0], -1)
+        except _Asked as found:
+            return found.holds
+        return None
 
     # -- a thread ------------------------------------------------------------------------------------------------------
 
@@ -280,6 +360,10 @@ class Machine:
 
     def _taken(self, at: int, target: int, behind: int) -> bool:
         """Whether a branch that depends on data is taken."""
+        if not self.launched.coherent:
+            for one, taken in ((target, True), (behind, False)):
+                if any(i.opcode == "CALL" and self._adds(i.label) for i in self._begun_at(one)):
+                    return taken
         for one, other in ((target, False), (behind, True)):
             if self._is_rare(one):
                 return other
@@ -294,13 +378,26 @@ class Machine:
         (of operands out of the fast range, or of lanes that share no sum with a neighbour) or sets a bit that notes a
         value that is no number.
         """
+        begun = self._begun_at(at)
+        return any(i.opcode == "CALL" or (i.opcode in _ADDS and ".OR" in i.modifiers) for i in begun)
+
+    def _begun_at(self, at: int) -> Iterator[Instruction]:
+        """The instructions from a block on to the first branch."""
         while at in self.blocks:
-            for i in self.blocks[at]:
-                if i.opcode == "CALL" or (i.opcode in ("RED", "REDG", "ATOMG") and ".OR" in i.modifiers):
-                    return True
+            yield from self.blocks[at]
             last = self.blocks[at][-1]
             diverges = last.opcode == "BRA" and ("DIV" in last.modifiers or "CONV" in last.modifiers)
             if last.opcode in ("BRA", "BRX", "JMP", "JMX", "RET", "EXIT", "KILL") and not diverges:
+                return
+            at = self.next[at]
+
+    def _adds(self, label: str) -> bool:
+        """Whether a subroutine adds to memory, as that of lanes which share no sum with a neighbour does."""
+        at = self.function.labels.get(label, -1)
+        while at in self.blocks:
+            if any(i.opcode in _ADDS and ".OR" not in i.modifiers for i in self.blocks[at]):
+                return True
+            if self.blocks[at][-1].opcode == "RET":
                 return False
             at = self.next[at]
         return False
@@ -331,10 +428,11 @@ class Machine:
 
     def _state(self) -> Any:
         marks = [(a.executed, a.sectors, a.array, a.first, a.last) for a in self.accesses]
-        return dict(self.r), dict(self.visits), marks, self.now, dict(self.ready), list(self.calls), self.unknown
+        known = dict(self.r), dict(self.visits), marks, self.now, dict(self.ready), list(self.calls), self.unknown
+        return *known, self.barriers
 
     def _restore(self, state: Any) -> None:
-        registers, visits, marks, self.now, ready, calls, self.unknown = state
+        registers, visits, marks, self.now, ready, calls, self.unknown, self.barriers = state
         self.r.clear()
         self.r.update(registers)
         self.visits, self.ready, self.calls = dict(visits), dict(ready), list(calls)
@@ -351,6 +449,11 @@ class Machine:
         """At a loop's header: skips passes while each does what the last two have done, or each few (stages of a
         pipeline, which alternate, and count up before they begin anew).
         """
+        if header in self.stepwise:
+            self.stepwise[header] += 1
+            if self.stepwise[header] > MOST_STEPWISE:  # no condition ends it that could be followed
+                self.walked = MOST_BLOCKS
+            return
         seen = self.history.setdefault(header, [])
         seen.append(self._state())
         del seen[: -2 * MOST_STAGES - 1]
@@ -369,9 +472,9 @@ class Machine:
             middle = self._state()
             ran = all(self._follow(header, header, self.loops.get(header)) for _ in range(passes))
             same = ran and _same(step, middle, self._state())
-            if same and count >= MOST_PASSES:  # no condition ends it that could be followed
+            if same and count >= MOST_PASSES:
                 self._restore(start)
-                self.walked = MOST_BLOCKS
+                self.stepwise[header] = 0
                 return True
             if same:
                 skipped, count = True, 2 * count if growing else count // 2
@@ -422,6 +525,7 @@ def _group(n: int) -> str:
 
 _LEFT = re.compile(r"SB0, (0x[0-9a-f]+)")
 _PLACE = re.compile(r"\[([^\]]*)\]")
+_ADDS = ("RED", "REDG", "ATOM", "ATOMG")
 _CONTROL = ("BRA", "CALL", "RET", "EXIT", "KILL", "BRX", "JMP", "JMX", "LDGDEPBAR", "DEPBAR")
 
 

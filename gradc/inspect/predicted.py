@@ -69,6 +69,8 @@ class Setting:
     :param ends: of each function whose blocks sort their rows, the share of the rows at which a key's end: what is done
         there is done so often.
     :param sorts: of each sort: where its keys and their first positions end up, its rows and keys.
+    :param coherent: whether places that follow from data, as a grid's, are neighbours for neighbouring lanes; else each
+        has a sector and a sum of its own.
     """
 
     gpu: Gpu
@@ -76,6 +78,7 @@ class Setting:
     rows: Mapping[str, tuple[int, int]]
     ends: Mapping[str, float] = field(default_factory=dict)
     sorts: tuple[tuple[Part, Part, int, int], ...] = ()
+    coherent: bool = True
 
     def content(self, part: Part, at: int, nbytes: int) -> int | None:
         """The integer at a byte of an array: no check has found anything, indices are spread over their bound, and so
@@ -99,7 +102,7 @@ class Setting:
         return None
 
 
-def setting_of(gpu: Gpu, program: Program, plan: LaunchPlan) -> Setting:
+def setting_of(gpu: Gpu, program: Program, plan: LaunchPlan, coherent: bool = True) -> Setting:
     """What the launches of a plan share."""
     rows: dict[str, tuple[int, int]] = {}
     ends: dict[str, float] = {}
@@ -119,7 +122,7 @@ def setting_of(gpu: Gpu, program: Program, plan: LaunchPlan) -> Setting:
     launches = [a for actions in plan.actions for a in actions if isinstance(a, Launch)]
     sorts = [a.args[:4] for a in launches if a.function == "gradc_sort_bounds"]
     sorts += [(a.args[3], *a.args[5:8]) for a in launches if a.function == "gradc_sort_spread"]
-    return Setting(gpu, max(min(bounds), 1), rows, ends, tuple(dict.fromkeys(sorts)))  # type: ignore[arg-type]
+    return Setting(gpu, max(min(bounds), 1), rows, ends, tuple(dict.fromkeys(sorts)), coherent)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def predict(setting: Setting, function: Function, resources: KernelResources, la
     traces = [(trace, weight * share) for share, blocks in samples for block in blocks for trace, weight in block]
     resident = max(resident_blocks(gpu.arch, launch.threads, resources.registers, resources.shared + launch.shared), 1)
     moved = _Moved(setting, launch, parts, resident, resources.shared + launch.shared)
-    spread = _spread(launch, follow)
+    spread = _spread(launch, follow, setting.coherent)
     kinds: Counter[str] = Counter()
     for trace, weight in traces:
         kinds.update({kind: count * weight for kind, count in trace.counts.items()})  # type: ignore[arg-type]
@@ -258,10 +261,12 @@ def _machine(
     def latency(array: int) -> int:
         return near if array and parts[array - 1].nbytes <= SMALL else far
 
-    return Machine(function, Launched(_words(gpu.arch, launch, parts), load, latency), guarded)
+    return Machine(
+        function, Launched(_words(gpu.arch, launch, parts), load, latency, setting.coherent, launch.threads), guarded
+    )
 
 
-def _spread(launch: Launch, follow: Callable[[int, int], Trace]) -> dict[int, tuple[int, float]]:
+def _spread(launch: Launch, follow: Callable[[int, int], Trace], coherent: bool) -> dict[int, tuple[int, float]]:
     """Of each access of a warp in the middle: how many lanes have it, and bytes from one lane's to the next."""
     first = launch.threads // (2 * WARP) * WARP
     lanes = [first + lane for lane in (0, 1, WARP - 1) if first + lane < launch.threads]
@@ -272,7 +277,8 @@ def _spread(launch: Launch, follow: Callable[[int, int], Trace]) -> dict[int, tu
             answer[at] = (1, 0.0)
             continue
         here, there = access.first, others[0][at].first
-        step = float(access.instruction.width if here is None or there is None else abs(there - here))
+        of_data = max(access.instruction.width, 0 if coherent else SECTOR_BYTES)
+        step = float(of_data if here is None or there is None else abs(there - here))
         answer[at] = (WARP if len(others) > 1 and at in others[1] else WARP // 2, step)
     return answer
 

@@ -144,8 +144,11 @@ class Direction:
         return max(by, key=by.__getitem__, default=None)
 
 
-def directions(module: Compiled, dims: Mapping[str, int]) -> dict[str, Direction]:
-    """Each direction's launches with their predicted times; arguments and errors are :func:`static_table`'s."""
+def directions(module: Compiled, dims: Mapping[str, int], coherent: bool = True) -> dict[str, Direction]:
+    """Each direction's launches with their predicted times; arguments and errors are :func:`static_table`'s.
+
+    :param coherent: whether places that follow from data, as a grid's, are neighbours for neighbouring lanes.
+    """
     if module.target != "cuda":
         raise InvalidProblem(f"a static table is of the target cuda, and this module is for {module.target}")
     fixed = module.executables["forward"].fixed_dims
@@ -154,11 +157,12 @@ def directions(module: Compiled, dims: Mapping[str, int]) -> dict[str, Direction
     if missing:
         raise InvalidProblem(f"a static table needs a size for {', '.join(missing)}: {missing[0]}=4096")
     return {
-        name: _direction(executable, bound, module.options.device) for name, executable in module.executables.items()
+        name: _direction(executable, bound, module.options.device, coherent)
+        for name, executable in module.executables.items()
     }
 
 
-def _direction(executable: Executable, dims: Mapping[str, int], device: str | None) -> Direction:
+def _direction(executable: Executable, dims: Mapping[str, int], device: str | None, coherent: bool) -> Direction:
     program, binary = executable.program, executable.binary
     multiprocessor_of(binary.arch)
     gpu = gpu_of(device or binary.arch)
@@ -168,7 +172,7 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
     tiles = [run.step for run in plan.runs if isinstance(run.step, RowLoop)]
     moved += sum(evaluate(program.types[b].nbytes, dims) for loop in tiles for b in {*loop.reads, *loop.writes})
     functions = {f.name: f for f in parse(disassemble(binary.cubin))} if binary.cubin else {}
-    setting = setting_of(gpu, program, plan)
+    setting = setting_of(gpu, program, plan, coherent)
     made: dict[Launch, Predicted] = {}
     steps: dict[tuple[int, str], list[tuple[Action, Predicted | CallTime]]] = {}
     for run, started in zip(plan.runs, plan.started, strict=True):

@@ -52,6 +52,45 @@ def test_a_loop_without_an_end_is_given_up() -> None:
     assert not Machine(function, launched).run(0, 0).finished
 
 
+def test_a_loop_that_asks_whether_it_is_there() -> None:
+    """Counted exactly, although what is skipped may jump over its end."""
+    text = LISTING.replace("ISETP.GE.AND P1, PT, R2", "ISETP.NE.AND P1, PT, R2").replace("@!P1", "@P1")
+    (function,) = parse(text)
+    launched = Launched({0x210: 300}, lambda array, at, nbytes: None, lambda array: 500)
+    trace = Machine(function, launched).run(0, 0)
+    assert trace.finished and trace.instructions == 1 + 100 * (1 + 10 * 3 + 3) + 3
+
+
+COUNTED = """
+	.section	.text.counted,"ax",@progbits
+.text.counted:
+        /*0000*/                   S2R R0, SR_TID.X ;
+        /*0010*/                   MOV R1, RZ ;
+        /*0020*/                   ISETP.LT.AND P0, PT, R0, c[0x0][0x210], PT ;
+        /*0030*/                   BAR.RED.POPC.DEFER_BLOCKING 0x0, P0 ;
+        /*0040*/                   B2R.RESULT R5 ;
+        /*0050*/                   ISETP.GE.AND P0, PT, R0, R5, PT ;
+        /*0060*/                   BAR.RED.POPC.DEFER_BLOCKING 0x0, !P0 ;
+        /*0070*/                   B2R.RESULT R5 ;
+.L_x_0:
+        /*0080*/                   VIADD R1, R1, 0x1 ;
+        /*0090*/                   ISETP.GE.AND P1, PT, R1, R5, PT ;
+        /*00a0*/              @!P1 BRA `(.L_x_0) ;
+        /*00b0*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize(("bound", "passes"), [(1, 1), (100, 100), (255, 255), (300, 256)])
+def test_a_barrier_counts_the_threads_of_a_block(bound: int, passes: int) -> None:
+    """Those before a bound, found by halving; the second barrier's condition follows from the first one's count."""
+    (function,) = parse(COUNTED)
+    launched = Launched({0x210: bound}, lambda array, at, nbytes: None, lambda array: 500, threads=256)
+    machine = Machine(function, launched)
+    for thread in (0, 128, 0):
+        trace = machine.run(0, thread)
+        assert trace.finished and trace.unknown == 0 and trace.instructions == 8 + 3 * passes + 1
+
+
 def test_every_device_has_an_architecture() -> None:
     """A block gets no more shared memory than its multiprocessor has, and no copy is faster than the memory."""
     for gpu in GPUS:
@@ -151,6 +190,28 @@ def test_rows_sorted_in_groups_are_read_once() -> None:
     assert any(launch.function == "gradc_sort_spread" for launch, _ in launches)
     (rows,) = (p for launch, p in launches if launch.function.endswith("_rows") and "check" not in launch.function)
     assert rows.finished and 1 < rows.bytes / (32768 * 512 * (4 + 1)) < 1.1
+
+
+@tools
+def test_a_sort_of_few_rows_is_followed_to_its_end() -> None:
+    """Its search for where keys begin, too."""
+    graph = gradc.trace(lambda w, i: ops.embedding(i, w), w="f32[512,768]", i="i64[512]")
+    module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90", reductions={"*": "segmented"})
+    launches = directions(module, {})["backward"].launches
+    assert {"gradc_sort_block", "gradc_sort_bounds"} <= {launch.function for launch, _ in launches}
+    assert all(p.finished for _, p in launches)
+
+
+@tools
+def test_random_places_take_longer_than_neighbours() -> None:
+    """Each lane has a sector of its own to read, and adds to sums that no neighbour shares."""
+    graph = gradc.trace(lambda x, g: ops.grid_sample(x, g), x="f32[2,3,224,224]", g="f32[2,224,224,2]")
+    module = gradc.compile(graph, wrt=["x"], target="cuda", arch="sm_90")
+    smooth, random = (directions(module, {}, coherent) for coherent in (True, False))
+    assert random["forward"].seconds > 2 * smooth["forward"].seconds
+    assert random["backward"].seconds > smooth["backward"].seconds
+    added = [sum(p.instructions for _, p in each["backward"].launches) for each in (smooth, random)]
+    assert added[1] > 1.05 * added[0]
 
 
 @tools
