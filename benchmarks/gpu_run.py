@@ -40,7 +40,7 @@ FIRST_FILE, SANITIZER_FILE = "tests/gpu/test_gpu_first_light.py", "tests/gpu/tes
 OTHER_FILES = ("tests/gpu", f"--ignore={FIRST_FILE}", f"--ignore={SANITIZER_FILE}")
 CACHE = ROOT / "build" / "gpu-cache"
 """Binaries that were compiled elsewhere."""
-DRY = ("-m", "not gpu", "-k", "memory-torch-layer or (accumulate and memory)")
+DRY = ("-m", "not gpu", "-k", "(memory-torch and (layer or epilogues or cuDNN or decoded)) or (accumulate and memory)")
 """Of the tests, where there is no GPU: a few on a device in the host's memory."""
 VARIANTS = 20.0
 """Seconds without which the variants are not begun."""

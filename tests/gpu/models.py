@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from machines import gpus
 
 import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
+from gradc.runtime.cuda import cudnn_version
 
 Array = np.ndarray[Any, Any]
 Draw = Callable[[np.random.Generator], Array]
@@ -81,7 +83,38 @@ def heads(q: Any, k: Any, v: Any) -> Any:
     return ops.transpose(ops.scaled_dot_product_attention(q, k, v, is_causal=True), (0, 2, 1, 3))
 
 
+def mlp(x: Any, w: Any, b: Any, w2: Any, b2: Any) -> Any:
+    """Whose bias, GELU, its gradient and the biases' are epilogues of cuBLASLt."""
+    return ops.linear(ops.gelu(ops.linear(x, w, b), approximate="tanh"), w2, b2)
+
+
+def int4_linear(x: Any, q: Any, s: Any) -> Any:
+    """Whose weight is decoded in the blocks of a kernel on tensor cores."""
+    codes = ops.unpack(q, dtype="u4", axis=1)
+    return ops.linear(x, ops.dequantize(codes, s, block=(1, 128), out_dtype="bf16"))
+
+
 MODELS = {
+    "mlp, epilogues": Model(
+        mlp,
+        {"x": "bf16[N,32]", "w": "bf16[64,32]", "b": "bf16[64]", "w2": "bf16[32,64]", "b2": "bf16[32]"},
+        ("x", "w", "b", "w2", "b2"),
+        {"N": 24},
+        {"N": 3000},
+        multiplied=("N",),
+    ),
+    "convolution, cuDNN": Model(
+        lambda x, w: ops.relu(ops.conv2d(x, w, padding=1)),
+        {"x": "bf16[B,8,H,W]", "w": "bf16[16,8,3,3]"},
+        ("x", "w"),
+        {"B": 2, "H": 6, "W": 5},
+        {"B": 8, "H": 60, "W": 70},
+        {"convolutions": "cudnn" if cudnn_version.installed() or not gpus() else "windows"},
+        multiplied=("B", "H", "W"),
+    ),
+    "int4 linear, decoded": Model(
+        int4_linear, {"x": "bf16[16,128]", "q": "u8[64,64]", "s": "f16[64,1]"}, ("x",), {}, {}
+    ),
     "embedding, sorted": embedding("segmented"),
     "embedding, sorted, bf16": embedding("segmented", "bf16"),
     "embedding, partials": Model(

@@ -95,7 +95,7 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
     found = json.loads(path.read_text())
     assert found["device"]["name"] == "cuda-sim" and found["cases"]["E5"]["results"]
     ran = {part: [found[part][n] for n in ("passed", "failed", "finished")] for part in ("first_light", "tests")}
-    assert ran == {"first_light": [1, 0, True], "tests": [5, 0, True]}
+    assert ran == {"first_light": [1, 0, True], "tests": [11, 0, True]}
     assert found["models"]["gpt_block"]["gradc"]["right"] and "step_ms" in found["models"]["gpt_block"]["eager"]
     assert found["constants"] == found["calibration"] == pytest.approx(gpu_dry.CONSTANTS, rel=1e-3)
     assert not any(value == getattr(gpu_dry.LISTED, name) for name, value in found["constants"].items())
