@@ -9,6 +9,7 @@
 #   make site                         the documentation as a site, in build/site
 #   make conformance                  docs/conformance.md: PyTorch's own samples of the indexing and sampling ops, through gradc
 #   make gpu                          tests, constants and benchmark on a GPU, in eight minutes; JSON and a table in benchmarks/results or $OUT
+#   make cudnn-plans                  plans that cuDNN makes without a device, in an environment of their own: its wheel has 600 MB
 #   make fuzz [MINUTES=10]            the fuzzers of tests/fuzz; CAMPAIGN=text names one, ARGS="--seed 7" goes to the command
 #   make mutants                      one hundred seeded faults, each of which the tests must see; ARGS="--stop-at likely vjp." for a part
 #   make bench [CASE="ID ..."]        the CPU cases against PyTorch, on all cores; docs/performance.md; ARGS="--threads 1 --strict"
@@ -48,7 +49,7 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test test-all quick fuzz mutants release lint bench conformance onnx-models gpu docs site extras clean
+.PHONY: demo test test-all quick fuzz mutants release lint bench conformance onnx-models cudnn-plans gpu docs site extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
@@ -89,6 +90,10 @@ onnx-models: $(call with,onnx-models)
 	$(VENV)/bin/python -m benchmarks.onnx_models build/onnx-models $(ARGS)
 	$(VENV)/bin/python -m benchmarks.onnx_models --write
 
+# Where cuDNN is installed convolutions are its own by default: other tests have none of it.
+cudnn-plans:
+	$(MAKE) --no-print-directory test VENV=.venv-cudnn EXTRAS=cudnn-plans ARGS="tests/runtime/test_cudnn_plans.py $(ARGS)"
+
 # With the Python at hand where it has what is needed, else with .venv; without a GPU it says so and that is all.
 gpu:
 	@$(PYTHON) -m benchmarks.gpu_run --ready; status=$$?; \
@@ -101,14 +106,14 @@ docs: $(call with,)
 site: $(call with,site)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict $(ARGS)
 
-# Every extra that goes together, comma-separated: cuda13 cannot stand beside cuda12.
+# Every extra that goes together, comma-separated: cuda13 cannot stand beside cuda12, and cuDNN changes what others test.
 extras:
 	@$(PYTHON) -c 'import tomllib; \
 	  extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-	  print(",".join(name for name in extras if name != "cuda13"))'
+	  print(",".join(name for name in extras if name not in ("cuda13", "cudnn-plans")))'
 
 clean:
-	rm -rf .venv .venv-torch-* .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-torch-* .venv-cudnn .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed-%: pyproject.toml $(VENV)/constraints.txt | $(VENV)/bin/python

@@ -155,7 +155,7 @@ def planned(cudnn: Any, asked: Convolution, **target: Any) -> Graph:
         graph.build_plans()
     except (RuntimeError, ValueError) as error:
         _check_memory(error, f"a plan of a convolution ({sizes(asked)})")
-        never = isinstance(error, cudnn.cudnnGraphNotSupportedError)
+        never = isinstance(error, getattr(cudnn, "cudnnGraphNotSupportedError", ()))
         raise (NoKernel if never else DeviceError)(
             f"cuDNN {cudnn.backend_version()} has no deterministic algorithm for a convolution ({sizes(asked)}):"
             f" {_first_line(error)}; convolutions='windows' computes it without cuDNN"
