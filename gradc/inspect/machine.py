@@ -466,7 +466,11 @@ class Machine:
     def _skips(self, header: int, passes: int, step: Any) -> bool:
         """At a loop's header: skips as many times so many passes as each time adds this step; whether it is any."""
         count, growing, start, skipped = 1, True, self._state(), False
+        left = self._before_equal(header, step[0])
         while count:
+            if count > left:  # would jump over the end
+                growing, count = False, count // 2
+                continue
             before, history = self._state(), {at: list(states) for at, states in self.history.items()}
             self._skip(step, count)
             middle = self._state()
@@ -477,12 +481,41 @@ class Machine:
                 self.stepwise[header] = 0
                 return True
             if same:
+                left -= count + 1  # those skipped, and that which was followed
                 skipped, count = True, 2 * count if growing else count // 2
             else:
                 self._restore(before)
                 self.history = history
                 growing, count = False, count // 2
         return skipped
+
+    def _before_equal(self, header: int, steps: Mapping[str, int]) -> int:
+        """Passes before two values that a loop compares for equality, and that come nearer by a step, are equal: what
+        follows is then another way.
+        """
+        least = 2 * MOST_PASSES
+        for i in (i for at in self.loops.get(header, ()) for i in self.blocks[at]):
+            if i.opcode not in ("ISETP", "UISETP") or not {"NE", "EQ"} & {*i.modifiers.split(".")}:
+                continue
+            (one, by), (other, further) = (self._stepping(part, steps) for part in i.operands.split(", ")[2:4])
+            if one is None or other is None or by == further:
+                continue
+            apart, nearer = (other - one) & MASK, (by - further) & MASK
+            if nearer > MASK // 2:
+                apart, nearer = -apart & MASK, -nearer & MASK
+            if apart and apart % nearer == 0:
+                least = min(least, apart // nearer - 1)
+        return least
+
+    def _stepping(self, operand: str, steps: Mapping[str, int]) -> tuple[int | None, int]:
+        """An operand's value at a loop's header, and what a pass adds to it."""
+        name = operand.removesuffix(".reuse")
+        if name in ("RZ", "URZ"):
+            return 0, 0
+        if name.startswith(("0x", "-0x")):
+            return int(name, 16) & MASK, 0
+        value = self.r.get(name)
+        return (value, steps.get(name, 0)) if isinstance(value, int) and not isinstance(value, bool) else (None, 0)
 
     def _skip(self, step: Any, count: int) -> None:
         registers, visits, marks, clocks = step
