@@ -262,7 +262,6 @@ class KernelWriter:
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
         even = "true" if m.ragged or even_columns(facts, m.vec) else "cols % VEC == 0"
         exchanged = max((sum(map(len, batch)) for batch in facts.vector_groups), default=0)
-        slots = "gradc_exchanged<EXCHANGED>::SLOTS"
         keys = sort.keys if sort is not None else None
         return [
             Declaration("WIDTH", f"enum {{ WIDTH = {width} }}; /* threads of a task */"),
@@ -277,7 +276,7 @@ class KernelWriter:
             declared("const ix lane_col = even_cols ? lane * VEC : lane;"),
             declared(f"const bool vectorized = even_cols{conditions};"),
             Declaration("EXCHANGED", f"enum {{ EXCHANGED = {exchanged} }}; /* values of a lane at once */"),
-            Declaration("exchanged", f"__shared__ gradc_addend exchanged[{m.threads // 32} * {slots}];"),
+            Declaration("exchanged", f"__shared__ u64 exchanged[{m.threads // 32} * GRADC_EXCHANGED * EXCHANGED];"),
             Declaration("shared", f"__shared__ __align__(16) char shared[{m.shared_slots} * 16];"),
         ]
 
