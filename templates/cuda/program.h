@@ -252,17 +252,6 @@ GRADC_FN void gradc_add(sum_f32 &s, sum_f32 v) { /* the same bits as v + s */
   s.high = high;
 }
 
-/* A thread's N neighbouring terms are added up pairwise before they meet the sum.  N <= 8: each term is rounded with three
-   times, so that with u = 2^-24 the error of a sum of any length is at most u |sum| + 3 u (sum of all |terms|), up to
-   terms of u^2. */
-template <int N> GRADC_FN void gradc_add_all(sum_f32 &s, f32 (&terms)[N]) {
-#pragma unroll
-  for (int step = 1; step < N; step *= 2)
-#pragma unroll
-    for (int j = 0; j + step < N; j += 2 * step) terms[j] += terms[j + step];
-  gradc_add(s, terms[0]);
-}
-
 /* A term that is added to a sum in a register: four additions for seven (Dekker's fast two-sum).  What is rounded off is kept
    whole where the sum is the larger of the two, else up to u |term|: together an error of u |sum| + u (sum of all |terms|). */
 GRADC_FN void gradc_add_next(sum_f32 &s, f32 v) {
@@ -270,6 +259,17 @@ GRADC_FN void gradc_add_next(sum_f32 &s, f32 v) {
   s.low += v - (high - s.high);
   s.high = high;
 }
+/* A thread's N neighbouring terms are added up pairwise before they meet the sum.  N <= 8: each term is rounded with three
+   times, so that with u = 2^-24 the error of a sum of any length is at most u |sum| + 3 u (sum of all |terms|), up to
+   terms of u^2. */
+template <int N> GRADC_FN f32 gradc_pairwise(f32 (&terms)[N]) {
+#pragma unroll
+  for (int step = 1; step < N; step *= 2)
+#pragma unroll
+    for (int j = 0; j + step < N; j += 2 * step) terms[j] += terms[j + step];
+  return terms[0];
+}
+template <int N> GRADC_FN void gradc_add_all(sum_f32 &s, f32 (&terms)[N]) { gradc_add(s, gradc_pairwise(terms)); }
 /* Rows whose terms are added up in plain f32 before they meet a sum in shared memory: each is rounded with three times, as above. */
 enum { GRADC_PLAIN_ROWS = 4 };
 GRADC_FN f32 gradc_value(sum_f32 s) { return s.low - s.low == 0 ? s.high + s.low : s.high; } /* an infinite sum loses inf - inf */

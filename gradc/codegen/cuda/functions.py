@@ -22,7 +22,7 @@ from .choose_mapping import choose_mapping
 from .facts import facts_of
 from .fixed_sums import elements_as_rows
 from .index_bound import index_bounds
-from .kernel import CudaKernel, Stage
+from .kernel import SCANNED, CudaKernel, Stage
 from .mapping import THREADS, WHOLE_ROW, even_columns
 from .mappings.tiled import full_width
 from .phase_writer import PhaseView, PhaseWriter, VectorArrays
@@ -188,7 +188,8 @@ class KernelWriter:
             yield self.function("key", "key", "key", count, 1, **self.sort.key("element"))
         if self.absmax is not None:
             axes, width = row_axes(self.facts, self.absmax), self.mapping.width
-            given: dict[str, Any] = {"sums": self.fixed, "row_phases": self.absmax, "row_axes": axes}
+            each = 1 if self.k.cols else SCANNED
+            given: dict[str, Any] = {"sums": self.fixed, "row_phases": self.absmax, "row_axes": axes, "each": each}
             yield self.function("scan", "scan", "scan", None, width, setup=WHOLE_ROW, **given)
 
     def rows(self) -> Function:

@@ -42,7 +42,7 @@ from .calls import CALLS
 from .choose_mapping import MAPPINGS
 from .facts import FEW_ROWS, LONG_ROW
 from .index_bound import HEAD_ROOM, LIMIT
-from .kernel import CudaKernel, Stage, own_dims
+from .kernel import SCANNED, CudaKernel, Stage, own_dims
 from .mapping import THREADS, Extents
 from .mappings.column_strips import STRIP
 from .products import gated
@@ -86,7 +86,7 @@ class Sizes:
     def wide(self, stage: Stage, blocks: int, threads: int) -> bool:
         """Whether so many blocks of a stage need offsets of 64 bits: nothing proves that 32 are enough."""
         grid = blocks * threads
-        looped = self.rows + grid // stage.width if stage.kind == "scan" else 0
+        looped = self.rows + SCANNED * grid // stage.width if stage.kind == "scan" else 0
         return max(self.index_bound, grid, looped) >= LIMIT
 
     def count(self, stage: Stage) -> int:

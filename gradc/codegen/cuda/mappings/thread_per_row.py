@@ -18,9 +18,8 @@ ENOUGH_THREADS = 1 << 18
 """As many as a GPU runs at once: where rows alone are so many, a row has one, which computes what is the row's once."""
 MANY_STATEMENTS = 512
 """From which on a thread's values do not fit in 128 registers, where it adds and stores."""
-COLUMN_LOOP = """#pragma unroll 4
-for (ix col = first_col + lane; col < end_col; col += WIDTH) {"""
-"""Loads of four columns are under way together."""
+COLUMNS = 4
+"""Of a thread whose loads are under way together, and whose terms of sums are added up before they meet these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +39,10 @@ class ThreadPerRow(ThreadMapping):
     @property
     def reduces_in_shared(self) -> bool:
         return True
+
+    @property
+    def adds_pairwise(self) -> bool:
+        return 1 < self.unroll <= COLUMNS
 
     def place_of_task(self) -> list[Declaration]:
         return WHOLE_ROW
@@ -80,9 +83,8 @@ def thread_per_row(facts: Facts) -> ThreadPerRow:
         threads=threads,
         shared_slots=threads,
         row=row,
-        unroll=row.iterations if row is not None else 0,
+        unroll=row.iterations if row is not None else COLUMNS,
         iterations=row.iterations if row is not None else 0,
-        column_loop=COLUMN_LOOP if row is None else "",
     )
 
 
