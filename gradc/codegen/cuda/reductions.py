@@ -86,7 +86,9 @@ class Reductions:
             terms = f"terms_{name}" if ctype == "sum_f32" and self.mapping.vec > 1 else ""
             if ctype == "sum_f32" and self.mapping.adds_pairwise:
                 before, line = f"f32 terms_{name}[{self.mapping.unroll}] = {{}};", f"{guard}terms_{name}[t] = {v};"
-                after = f"gradc_add_next({part}, gradc_pairwise(terms_{name}));"  # four terms: the third rounding of each
+                after = (
+                    f"gradc_add_next({part}, gradc_pairwise(terms_{name}));"  # four terms: the third rounding of each
+                )
             else:
                 line = f"{guard}{terms}[j] = {v};" if terms else f"{guard}gradc_add({part}, {v});"
             result = f"const {final} {name} = ({final})gradc_value({reduce}<{join}, WIDTH>({part}, {shared}));"
