@@ -394,8 +394,8 @@ Where they are furthest apart, counted by hand:
   20 bytes where atomics clear 4. Less is to move only where it is known which rows of the table nothing hits.
 - grid_sample (G1, G4, G5, G6): lanes pass on what they add to a sum of the next lane's, so that on a smooth grid the 2
   or 4 taps of a row are about one add. Places that follow from data are not known to the model: it takes grids to be
-  smooth. Where no two neighbours share a sum, each tap is an add: by the same model about 240 us (G1), 800 (G4), 360
-  (G5), 1,060 (G6); and where places are random, each lane has a sector of its own, four times as many.
+  smooth. Where no two neighbours share a sum, each tap is an add: by the same model about 230 us (G1), 760 (G4), 340
+  (G5), 960 (G6); and where places are random, each lane has a sector of its own, four times as many.
 - groups of scales (Q2g): the rows kernel moves the floor's bytes in 57 us. The sort of the indices before it and what
   finishes the result are ten launches one after another, whose own time is 30 us.
 """
