@@ -396,7 +396,7 @@ def test_more_blocks_than_a_grid_has_are_several_launches() -> None:
 
 
 def test_rows_side_by_side_add_four_columns_before_they_meet_a_sum() -> None:
-    """Any number of columns, against long double: u |sum| + 3 u (sum of all |terms|) at most, and the same bits again."""
+    """Any number of columns, against long double: at most u |sum| + 3 u (sum of all |terms|), the same bits again."""
     module = gradc.compile(gradc.trace(lambda x: ops.sum(x, axes=(1,)), x="f32[B,C,N]"), target="cuda-sim")
     (kernel,) = module.kernels.values()
     assert "gradc_pairwise" in kernel.source
