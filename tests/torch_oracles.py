@@ -725,6 +725,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "scale_gradient": lambda x, factor: x.detach() + (x - x.detach()) * factor.detach().to(x.dtype),
     "cast": _cast,
     "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
+    "normal_cdf": lambda x: torch.special.ndtr(x),
     "gelu_derivative": lambda x: torch.special.ndtr(x) + x * torch.exp(-x * x / 2) / math.sqrt(2 * math.pi),
     "silu": F.silu,
     **{

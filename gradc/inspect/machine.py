@@ -18,7 +18,7 @@ from typing import Any
 from ..process.forks import cached_property
 from ..targets.gpu import ALU_LATENCY, LATENCY, SECTOR_BYTES, WARP
 from .operands import MASK, address, following
-from .sass import LOADS, Function, Instruction
+from .sass import ACCESSES, LOADS, Function, Instruction
 from .semantics import Decoder, array_of
 
 MOST_BLOCKS = 10_000
@@ -367,6 +367,8 @@ class Machine:
         for one, other in ((target, False), (behind, True)):
             if self._is_rare(one):
                 return other
+        if self._only_notes(behind, target):
+            return True
         around = [members for members in self.loops.values() if at in members]
         innermost = min(around, key=len, default=frozenset[int]())
         if not self.guarded and at < target and target in innermost and behind in innermost:
@@ -375,11 +377,10 @@ class Machine:
 
     def _is_rare(self, at: int) -> bool:
         """Whether what begins at a block, up to its first branch, is taken to be the exception: it calls a subroutine
-        (of operands out of the fast range, or of lanes that share no sum with a neighbour) or sets a bit that notes a
-        value that is no number.
+        (of operands out of the fast range, or of lanes that share no sum with a neighbour) or notes a value that is no
+        number.
         """
-        begun = self._begun_at(at)
-        return any(i.opcode == "CALL" or (i.opcode in _ADDS and ".OR" in i.modifiers) for i in begun)
+        return any(i.opcode == "CALL" or _notes(i) for i in self._begun_at(at))
 
     def _begun_at(self, at: int) -> Iterator[Instruction]:
         """The instructions from a block on to the first branch."""
@@ -395,12 +396,18 @@ class Machine:
         """Whether a subroutine adds to memory, as that of lanes which share no sum with a neighbour does."""
         at = self.function.labels.get(label, -1)
         while at in self.blocks:
-            if any(i.opcode in _ADDS and ".OR" not in i.modifiers for i in self.blocks[at]):
+            if any(i.opcode in _ATOMICS and not _notes(i) for i in self.blocks[at]):
                 return True
             if self.blocks[at][-1].opcode == "RET":
                 return False
             at = self.next[at]
         return False
+
+    def _only_notes(self, behind: int, target: int) -> bool:
+        """Whether what a branch skips accesses memory for nothing else than to note values that are no numbers."""
+        skipped = [i for at, block in self.blocks.items() if behind <= at < target for i in block]
+        accesses = [i for i in skipped if i.opcode in ACCESSES]
+        return bool(accesses) and all(map(_notes, accesses))
 
     @cached_property
     def loops(self) -> dict[int, frozenset[int]]:
@@ -558,8 +565,13 @@ def _group(n: int) -> str:
 
 _LEFT = re.compile(r"SB0, (0x[0-9a-f]+)")
 _PLACE = re.compile(r"\[([^\]]*)\]")
-_ADDS = ("RED", "REDG", "ATOM", "ATOMG")
+_ATOMICS = ("RED", "REDG", "ATOM", "ATOMG")
 _CONTROL = ("BRA", "CALL", "RET", "EXIT", "KILL", "BRX", "JMP", "JMX", "LDGDEPBAR", "DEPBAR")
+
+
+def _notes(i: Instruction) -> bool:
+    """Whether an instruction sets a bit, which notes a value that is no number."""
+    return i.opcode in _ATOMICS and ".OR" in i.modifiers
 
 
 def _difference(a: Any, b: Any) -> Any:

@@ -54,6 +54,8 @@ LOADS = ("LDG", "LDGSTS")
 """Of global memory, into registers and into shared memory."""
 _GLOBAL = (*LOADS, "STG", "RED", "REDG", "ATOMG")
 _SHARED = ("LDS", "STS", "LDSM", "STSM", "LDGSTS", "ATOMS")
+ACCESSES = {*_GLOBAL, *_SHARED, "LD", "ST", "ATOM", "LDL", "STL"}
+"""Instructions that access memory other than constants."""
 _PRODUCT = re.compile(r"(16|8)8(\d+)")  # 16816: 16 x 8 results of 16 products each
 _BITS = {"TF32": 32, "S8": 8, "U8": 8, "E4M3": 8, "E5M2": 8, "S4": 4, "U4": 4}
 _BANK = 4

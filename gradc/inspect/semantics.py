@@ -73,8 +73,8 @@ class Decoder:
             second = len(parts) > 2 and is_predicate(parts[1])
             return [first, *([parts[1]] if second else [])], parts[1 + second :]
         long = "64" in mods or "WIDE" in mods or opcode in _DOUBLES or (opcode == "CS2R" and "32" not in mods)
-        # The first modifier is the result's type, of I2F.S64 (into f32) the operand's.
-        long = long or (opcode in ("F2F", "F2I", "FRND", "I2F") and mods[:1] == ["F64"])
+        # The first modifier is the result's type, of I2F.S64 (into f32) and F2I.F64 (into i32) the operand's.
+        long = long or (opcode in ("F2F", "FRND", "I2F") and mods[:1] == ["F64"])
         long = long or (opcode == "F2I" and mods[:1] in (["S64"], ["U64"]))
         count = _count_of(opcode, mods) or (4 if "128" in mods else 2 if long else 1)
         targets = [following(first, i) for i in range(count)]

@@ -17,7 +17,7 @@
    Errors, in units in the last place of the correctly rounded result, measured by tests/codegen/test_cpu_math.py over all
    f16 and bf16 values and random f32 bit patterns (all of f32, subnormals included):
        exp 0.8   log 0.9   log1p 1.5   expm1 1.7   tanh 1.5   sigmoid 1.5   erf 1.2   sin cos 1.6   pow rsqrt 0.51
-   and of the larger of 1 and the result: gelu_derivative 1.8, from -13.2 to -1 a relative error of 2^-24 (10 + x^2), too
+   and of the larger of 1 and the result: normal_cdf 0.8, gelu_derivative 1.8, from -13.2 to -1 a relative error of 2^-24 (10 + x^2), too
 
    Targets.  With fma every function has the same bits on all of them, but for the f64 functions that are the target's
    libm and for two that compute in f64 here and in pairs of f32 there: pow_f32 (one unit, in fewer than 1 of 2000
@@ -261,6 +261,34 @@ GRADC_FN f32 erf_f32(f32 x) {
     f32 scale = f32_of_bits(bits_of_f32(place) << 23);
     f32 tail = mad_f32(-scale, expm1_near_zero_f32(r), 1.0f - scale);
     return copysign_f32(a >= 0.95f ? tail : near_zero, x);
+}
+
+/* Phi(x), the standard normal CDF: 2^g, g = log2 Phi(-|x|) as a polynomial in |x|, and above 0 what is missing to 1; Phi(-5.75) is
+   below 2^-27.  2^g = 2^k 2^r, |r| <= 1/2, k as in erf_f32. */
+GRADC_FN f32 normal_cdf_f32(f32 x) {
+    f32 a = GRADC_LIBM(fabsf)(x);
+    f32 g = 0x1.52bf6ep-22f; /* |x| <= 5.75: Phi to 2^-27.7, and of itself to 2^-10.7 */
+    g = mad_f32(g, a, -0x1.cb226cp-18f);
+    g = mad_f32(g, a, 0x1.f74870p-15f);
+    g = mad_f32(g, a, -0x1.fad9dep-13f);
+    g = mad_f32(g, a, -0x1.ba4330p-15f);
+    g = mad_f32(g, a, 0x1.ca2c6ap-8f);
+    g = mad_f32(g, a, -0x1.adc6c0p-5f);
+    g = mad_f32(g, a, -0x1.d63c8ep-2f);
+    g = mad_f32(g, a, -0x1.26aeccp+0f);
+    g = mad_f32(g, a, -1.0f);
+    f32 place = g + 12583039.0f;
+    f32 r = g - (place - 12583039.0f);
+    f32 p = 0x1.41d33ep-13f; /* relative error 2^-25.9 */
+    p = mad_f32(p, r, 0x1.5f4574p-10f);
+    p = mad_f32(p, r, 0x1.3b2dbcp-7f);
+    p = mad_f32(p, r, 0x1.c6aed4p-5f);
+    p = mad_f32(p, r, 0x1.ebfbdap-3f);
+    p = mad_f32(p, r, 0x1.62e430p-1f);
+    p = mad_f32(p, r, 1.0f);
+    f32 near_zero = p * f32_of_bits(bits_of_f32(place) << 23);
+    f32 tail = a >= 5.75f ? 0.0f : near_zero;
+    return x < 0.0f ? tail : 1.0f - tail;
 }
 
 /* Phi(x) + x phi(x), the derivative of x Phi(x).  Below 0 it is e^(-x^2/2) (R(|x|) - |x|/sqrt(2 pi)) with Mills' ratio

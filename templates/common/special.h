@@ -31,6 +31,7 @@ GRADC_LIBM_F64(atanh)
 GRADC_LIBM_F64(erfc)
 GRADC_LIBM_F64(lgamma)
 #undef GRADC_LIBM_F64
+GRADC_FN f64 normal_cdf_f64(f64 x) { return 0.5 * GRADC_LIBM(erfc)(x * -0x1.6a09e667f3bcdp-1); }
 GRADC_FN f64 gelu_derivative_f64(f64 x) {
     f64 e = GRADC_LIBM(exp)(-0.5 * x * x);
     return 0.5 * GRADC_LIBM(erfc)(x * -0x1.6a09e667f3bcdp-1) + (e == 0 ? 0.0 : x * e * 0x1.9884533d43651p-2);

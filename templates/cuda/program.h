@@ -252,17 +252,6 @@ GRADC_FN void gradc_add(sum_f32 &s, sum_f32 v) { /* the same bits as v + s */
   s.high = high;
 }
 
-/* A thread's N neighbouring terms are added up pairwise before they meet the sum.  N <= 8: each term is rounded with three
-   times, so that with u = 2^-24 the error of a sum of any length is at most u |sum| + 3 u (sum of all |terms|), up to
-   terms of u^2. */
-template <int N> GRADC_FN void gradc_add_all(sum_f32 &s, f32 (&terms)[N]) {
-#pragma unroll
-  for (int step = 1; step < N; step *= 2)
-#pragma unroll
-    for (int j = 0; j + step < N; j += 2 * step) terms[j] += terms[j + step];
-  gradc_add(s, terms[0]);
-}
-
 /* A term that is added to a sum in a register: four additions for seven (Dekker's fast two-sum).  What is rounded off is kept
    whole where the sum is the larger of the two, else up to u |term|: together an error of u |sum| + u (sum of all |terms|). */
 GRADC_FN void gradc_add_next(sum_f32 &s, f32 v) {
@@ -270,6 +259,17 @@ GRADC_FN void gradc_add_next(sum_f32 &s, f32 v) {
   s.low += v - (high - s.high);
   s.high = high;
 }
+/* A thread's N neighbouring terms are added up pairwise before they meet the sum.  N <= 8: each term is rounded with three
+   times, so that with u = 2^-24 the error of a sum of any length is at most u |sum| + 3 u (sum of all |terms|), up to
+   terms of u^2. */
+template <int N> GRADC_FN f32 gradc_pairwise(f32 (&terms)[N]) {
+#pragma unroll
+  for (int step = 1; step < N; step *= 2)
+#pragma unroll
+    for (int j = 0; j + step < N; j += 2 * step) terms[j] += terms[j + step];
+  return terms[0];
+}
+template <int N> GRADC_FN void gradc_add_all(sum_f32 &s, f32 (&terms)[N]) { gradc_add(s, gradc_pairwise(terms)); }
 /* Rows whose terms are added up in plain f32 before they meet a sum in shared memory: each is rounded with three times, as above. */
 enum { GRADC_PLAIN_ROWS = 4 };
 GRADC_FN f32 gradc_value(sum_f32 s) { return s.low - s.low == 0 ? s.high + s.low : s.high; } /* an infinite sum loses inf - inf */
@@ -333,11 +333,11 @@ GRADC_ATOMIC_EXTREMES(u64)
 #undef GRADC_ATOMIC_EXTREMES
 
 /* ---- Sums in any order with the same bits: 64-bit integers, all scaled by one power of two ------------------------------
- * 2^scale * (the largest |value|) * (the most additions) stays below 2^62, so that no sum overflows; what is smaller than the
- * largest by 2^-(62 - log2 additions) is rounded away.  NaN and infinities are flags beside the sums: odd[0]
- * says whether there are any, then come four bits for each sum, which are looked at only where there are. */
+ * 2^scale * (the largest |value|) * (the most additions) stays below 2^61, so that no sum overflows; what is smaller than the
+ * largest by 2^-(61 - log2 additions) is rounded away.  All that is added is a multiple of 4: no addition changes the last two
+ * bits of a sum, which are flags that an infinity and -infinity set, and NaN both. */
 
-enum { GRADC_ODD_SUMS = 8 }; /* sums whose flags are in one word */
+enum { GRADC_FIXED_FLAGS = 2 }; /* bits of a sum */
 
 GRADC_FN u32 gradc_magnitude(f32 v) { /* bits of |v|, 0 for what is not finite */
   const u32 bits = bits_of_f32(v) & 0x7fffffffu;
@@ -346,7 +346,7 @@ GRADC_FN u32 gradc_magnitude(f32 v) { /* bits of |v|, 0 for what is not finite *
 
 GRADC_FN int gradc_fixed_scale(u32 largest, i64 additions) {
   const int exponent = largest >> 23 ? (int)(largest >> 23) - 126 : -126; /* |v| < 2^exponent */
-  return 62 - (64 - leading_zeros_u64((u64)additions | 1u)) - exponent;
+  return 63 - GRADC_FIXED_FLAGS - (64 - leading_zeros_u64((u64)additions | 1u)) - exponent;
 }
 
 /* 2^k for -252 <= k <= 254, in two factors: it may be out of range. */
@@ -356,41 +356,52 @@ GRADC_FN f32 gradc_scaled(f32 v, int k) {
 }
 
 GRADC_FN i64 gradc_fixed(f32 v, int scale) { return gradc_rounded_i64(gradc_scaled(v, scale)); }
-GRADC_FN void gradc_fixed_add(u64 *sums, ix at, i64 v) { atomicAdd((unsigned long long *)&sums[at], (unsigned long long)v); }
-GRADC_FN void gradc_note_odd(u32 *odd, ix at, f32 v) { atomicOr(&odd[1 + at / GRADC_ODD_SUMS], (v != v ? 1u : v > 0 ? 2u : 4u) << at % GRADC_ODD_SUMS * 4); }
+GRADC_FN u64 gradc_addend(i64 fixed) { return (u64)fixed << GRADC_FIXED_FLAGS; }
+GRADC_FN void gradc_fixed_add(u64 *sums, ix at, u64 addend) { atomicAdd((unsigned long long *)&sums[at], (unsigned long long)addend); }
+GRADC_FN void gradc_note_odd(u64 *sums, ix at, f32 v) { atomicOr((unsigned long long *)&sums[at], v != v ? 3ull : v > 0 ? 1ull : 2ull); }
 
-GRADC_FN void gradc_fixed_add(u64 *sums, u32 *odd, ix at, f32 v, int scale) {
-  if (v - v == 0) {
-    gradc_fixed_add(sums, at, gradc_fixed(v, scale));
-  } else {
-    gradc_note_odd(odd, at, v);
-    atomicOr(&odd[0], 1u);
+GRADC_FN void gradc_fixed_add(u64 *sums, ix at, f32 v, int scale) {
+  if (v - v == 0) gradc_fixed_add(sums, at, gradc_addend(gradc_fixed(v, scale)));
+  else gradc_note_odd(sums, at, v);
+}
+
+/* What the lanes of a warp exchange in shared memory: value i of a lane at i * PITCH + lane, so that lanes which read the EACH values
+ * of a few places side by side find them in different banks; then each lane's places of other taps than the first of a row. */
+template <int ROWS, int TAPS, int N> struct gradc_exchange {
+  enum { PLACES = ROWS * TAPS, EACH = N / PLACES, PITCH = EACH > 1 ? 32 + (15 + EACH) / EACH : 32, REST = TAPS > 1 ? TAPS - 1 : 1, OTHERS = PLACES - ROWS };
+  static __device__ __forceinline__ int value(int place, int lane, int i) { return (place * EACH + i) * PITCH + lane; }
+  static __device__ __forceinline__ int other(int q) { return q / REST * TAPS + q % REST + 1; } /* its number among all places */
+  static __device__ __forceinline__ ix *places(u64 *exchanged, int q) { return (ix *)(exchanged + N * PITCH) + q * 32; }
+  static __device__ __forceinline__ void add_other(u64 *sums, u64 *exchanged, int q, int lane, int i) {
+    const ix at = places(exchanged, q)[lane];
+    if (at >= 0) gradc_fixed_add(sums, at + i, exchanged[value(other(q), lane, i)]);
   }
-}
+};
+enum { GRADC_EXCHANGED = 32 + 4 * (int)sizeof(ix) }; /* its words for one value of each lane, at most */
 
-/* A value in fixed point, and the number of the sum that it is added to; none is negative. */
-struct gradc_addend { i64 value; ix at; };
-/* Values that the lanes of a warp exchange, N each; one place in 16 stays free, so that fewer are in one bank. */
-template <int N> struct gradc_exchanged { enum { SLOTS = 32 * N + 32 * N / 16 }; };
-GRADC_FN int gradc_exchange_slot(int i) { return i + i / 16; }
+#ifdef GRADC_CUDA_SIM
+#define GRADC_ASSUME(condition)
+#else
+#define GRADC_ASSUME(condition) __builtin_assume(condition)
+#endif
 
-GRADC_FN void gradc_fixed_add_exchanged(u64 *sums, const gradc_addend *exchanged, int slot) {
-  const gradc_addend &other = exchanged[gradc_exchange_slot(slot)];
-  if (other.at >= 0) gradc_fixed_add(sums, other.at, other.value);
-}
-
-/* All that the lanes of a warp have exchanged, N values each, is added: what grids that are not smooth need, once in the text. */
-template <int N> __device__ __noinline__ void gradc_fixed_add_all(u64 *sums, const gradc_addend *exchanged) {
+/* All taps but the first of each row are added: what grids that are not smooth need, once in the text. */
+template <int ROWS, int TAPS, int N> __device__ __noinline__ void gradc_fixed_add_others(u64 *sums, u64 *exchanged) {
+  typedef gradc_exchange<ROWS, TAPS, N> E;
+  GRADC_ASSUME(__isGlobal(sums) && __isShared(exchanged));
 #pragma unroll
-  for (int i = 0; i < N; i++) gradc_fixed_add_exchanged(sums, exchanged, i * 32 + (int)(threadIdx.x % 32));
+  for (int q = 0; q < E::OTHERS; q++)
+#pragma unroll
+    for (int i = (int)(threadIdx.x % 32); i < 32 * E::EACH; i += 32) E::add_other(sums, exchanged, q, i / E::EACH, i % E::EACH);
 }
 
 /* Each lane of a warp adds N values to sums that may be neighbours: neighbouring lanes add to them, in a few sectors of L2.
  * They are of ROWS rows of taps, the same number of each tap: to the sum `at` and those that follow it; -1: to none.  Where a
  * lane's tap is the tap before of the next lane, as of all neighbours on a smooth grid, the next one adds both: integers have the
- * same sum in any order. */
-template <int ROWS, int TAPS, int N> GRADC_FN void gradc_fixed_add_together(u64 *sums, u32 *odd, const ix (&at)[ROWS][TAPS], const f32 (&values)[N], int scale, gradc_addend *exchanged) {
-  enum { PLACES = ROWS * TAPS, EACH = N / PLACES, ROW = N / ROWS, LAST = 31, ALONE = 0x7fffffff };
+ * same sum in any order.  exchanged: GRADC_EXCHANGED * N words of the warp. */
+template <int ROWS, int TAPS, int N> GRADC_FN void gradc_fixed_add_together(u64 *sums, const ix (&at)[ROWS][TAPS], const f32 (&values)[N], int scale, u64 *exchanged) {
+  typedef gradc_exchange<ROWS, TAPS, N> E;
+  enum { PLACES = E::PLACES, EACH = E::EACH, LAST = 31, ALONE = 0x7fffffff };
   const unsigned all = 0xffffffffu;
   const int lane = (int)(threadIdx.x % 32);
   i64 fixed[N];
@@ -399,13 +410,12 @@ template <int ROWS, int TAPS, int N> GRADC_FN void gradc_fixed_add_together(u64 
   for (int p = 0; p < PLACES; p++) to[p] = at[p / TAPS][p % TAPS];
   f32 nothing = 0; /* unless something is not finite */
 #pragma unroll
-  for (int i = 0; i < N; i++) fixed[i] = gradc_fixed(values[i], scale), nothing += values[i] - values[i];
+  for (int i = 0; i < N; i++) fixed[i] = gradc_fixed(values[i], scale), nothing = fma_f32(values[i], 0.0f, nothing);
   if (nothing != 0) {
-    atomicOr(&odd[0], 1u);
 #pragma unroll
     for (int i = 0; i < N; i++) {
       if (values[i] - values[i] == 0) continue;
-      if (to[i / EACH] >= 0) gradc_note_odd(odd, to[i / EACH] + i % EACH, values[i]);
+      if (to[i / EACH] >= 0) gradc_note_odd(sums, to[i / EACH] + i % EACH, values[i]);
       fixed[i] = 0;
     }
   }
@@ -426,31 +436,34 @@ template <int ROWS, int TAPS, int N> GRADC_FN void gradc_fixed_add_together(u64 
   }
   __syncwarp(); /* what was exchanged before has been read */
 #pragma unroll
-  for (int i = 0; i < N; i++) {
-    gradc_addend &own = exchanged[gradc_exchange_slot(lane * N + i)];
-    if (i % ROW < EACH || left >> lane & 1u) own.value = fixed[i], own.at = to[i / EACH] < 0 ? -1 : to[i / EACH] + i % EACH;
-    else if (left & ALONE) own.at = -1;
+  for (int i = 0; i < N; i++)
+    if (i / EACH % TAPS == 0) exchanged[E::value(0, lane, i)] = gradc_addend(fixed[i]);
+  if (left >> lane & 1u) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      if (i / EACH % TAPS > 0) exchanged[E::value(0, lane, i)] = gradc_addend(fixed[i]);
   }
+#pragma unroll
+  for (int q = 0; q < E::OTHERS; q++) E::places(exchanged, q)[lane] = to[E::other(q)];
   __syncwarp();
-  if (left & ALONE) {
-    gradc_fixed_add_all<N>(sums, exchanged);
-    return;
+#pragma unroll
+  for (int p = 0; p < PLACES; p += TAPS) {
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+      const int from = (k * 32 + lane) / EACH, i = (k * 32 + lane) % EACH;
+      const ix place = __shfl_sync(all, to[p], from);
+      if (place >= 0) gradc_fixed_add(sums, place + i, exchanged[E::value(p, from, i)]);
+    }
   }
-#pragma unroll
-  for (int row = 0; row < ROWS; row++)
-#pragma unroll
-    for (int i = lane; i < 32 * EACH; i += 32) gradc_fixed_add_exchanged(sums, exchanged, i / EACH * N + row * ROW + i % EACH);
-  enum { OTHERS = ROW - EACH > 0 ? ROW - EACH : 1 }; /* of the last lane, which has nobody to pass them on to */
-  if (left && lane < N - ROWS * EACH) gradc_fixed_add_exchanged(sums, exchanged, LAST * N + lane / OTHERS * ROW + EACH + lane % OTHERS);
+  if (left & ALONE) gradc_fixed_add_others<ROWS, TAPS, N>(sums, exchanged);
+  else if (lane < E::OTHERS * EACH) E::add_other(sums, exchanged, lane / EACH, LAST, lane % EACH); /* it has nobody to pass them on to */
 }
 
-/* Of a sum, whether NaN, infinity and -infinity have been added to it. */
-GRADC_FN u32 gradc_odd_flags(const u32 *odd, ix at) { return odd[1 + at / GRADC_ODD_SUMS] >> at % GRADC_ODD_SUMS * 4 & 7u; }
-
 /* The integer as f32, half to even, times 2^-scale. */
-GRADC_FN f32 gradc_fixed_value(u64 sum, u32 flags, int scale) {
-  if (flags) return f32_of_bits((flags & 1u) || (flags & 6u) == 6u ? 0x7fc00000u : flags & 2u ? 0x7f800000u : 0xff800000u);
-  return gradc_scaled((f32)(i64)sum, -scale);
+GRADC_FN f32 gradc_fixed_value(u64 sum, int scale) {
+  const u32 odd = (u32)sum & 3u;
+  if (odd) return f32_of_bits(odd == 3u ? 0x7fc00000u : odd == 1u ? 0x7f800000u : 0xff800000u);
+  return gradc_scaled((f32)(i64)sum, -scale - GRADC_FIXED_FLAGS);
 }
 
 /* ---- Over the threads of a task -------------------------------------------------------------------------------------- */

@@ -22,7 +22,7 @@ from caches import compiled
 
 from gradc.ir.types import DTYPES
 from gradc.ops.elementwise import bessel, special
-from gradc.ops.elementwise.activations import gelu_derivative
+from gradc.ops.elementwise.activations import gelu_derivative, normal_cdf
 from gradc.ops.elementwise.pointwise import convert
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cpu"
@@ -127,7 +127,7 @@ def signatures() -> dict[str, tuple[list[str], str]]:
     """Every public function of the header: name -> (operand types, result type)."""
     table = {}
     for f in FLOATS:
-        for name in (*LIMITS_F32, *EXACT, *GAMMA_F32, *SERIES, *SLOPES_F32):
+        for name in (*LIMITS_F32, *EXACT, *GAMMA_F32, *SERIES, *SLOPES_F32, "normal_cdf"):
             table[f"{name}_{f}"] = ([f], "i32" if name.startswith("is") else f)
         for name in ("pow", *EXACT_PAIRS, *PAIRS_F32):
             table[f"{name}_{f}"] = ([f, f], f)
@@ -475,6 +475,22 @@ def test_derivative_with_a_zero_is_within_its_bound(loops, name):
     assert relative.max() <= 1, (x[below][relative.argmax()], relative.max())
     wide = np.concatenate([np.linspace(-39, 39, 20_001), [np.inf, -np.inf, np.nan, 1e300]])
     np.testing.assert_allclose(loops(f"{name}_f64", wide), function(wide), rtol=2e-14, atol=1e-16)
+
+
+def test_normal_cdf_is_within_its_bounds(loops):
+    """torch is the oracle of the reference.  In units of 1, and to -5.75, below which it is 0, of itself."""
+    x = all_f32_samples(seed=12)[:: SAMPLES // 200_000]
+    x = np.concatenate([x, np.linspace(-14, 14, 200_001), [np.inf, -np.inf, np.nan, -0.0]]).astype(np.float32)
+    exact, got = normal_cdf.reference(x.astype(np.float64)), loops("normal_cdf_f32", x)
+    assert same_values(got, exact.astype(np.float32))[~np.isfinite(x)].all()
+    finite = np.isfinite(x)
+    assert (np.abs(got - exact)[finite]).max() <= 0.8 * 2.0**-23
+    assert (got[finite] >= 0).all() and (got[finite] <= 1).all() and (got[x < -5.75] == 0).all()
+    for least, bits in {-1.0: 21, -3.0: 18, -5.7499: 10.5}.items():
+        some = (x >= least) & (x < 0)
+        assert (np.abs(got - exact)[some] / exact[some]).max() <= 2.0**-bits, least
+    wide = np.concatenate([np.linspace(-39, 39, 20_001), [np.inf, -np.inf, np.nan, 1e300]])
+    np.testing.assert_allclose(loops("normal_cdf_f64", wide), normal_cdf.reference(wide), rtol=2e-14, atol=0)
 
 
 @pytest.mark.parametrize("name", ["erfinv", *GAMMA_F32])

@@ -393,3 +393,19 @@ def test_more_blocks_than_a_grid_has_are_several_launches() -> None:
         (2**31 - 1, 2**31 - 1),
         (rows - 2 * (2**31 - 1), 2 * (2**31 - 1)),
     ]
+
+
+def test_rows_side_by_side_add_four_columns_before_they_meet_a_sum() -> None:
+    """Any number of columns, against long double: at most u |sum| + 3 u (sum of all |terms|), the same bits again."""
+    module = gradc.compile(gradc.trace(lambda x: ops.sum(x, axes=(1,)), x="f32[B,C,N]"), target="cuda-sim")
+    (kernel,) = module.kernels.values()
+    assert "gradc_pairwise" in kernel.source
+    rng = np.random.default_rng(0)
+    for columns in (0, 1, 3, 4, 5, 33, 130):
+        shape = (2, columns, 40)
+        x = (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(np.float32)
+        wide, got = x.astype(np.longdouble), np.asarray(module(x=x))
+        exact = wide.sum(1)
+        bound = UNIT["f32"] * (np.abs(exact) + 3 * np.abs(wide).sum(1)) * (1 + 2.0**-20)
+        assert (np.abs(got - exact) <= bound).all(), columns
+        assert got.tobytes() == np.asarray(module(x=x)).tobytes()

@@ -15,6 +15,7 @@ from gradc.cli import commands
 from gradc.errors import CompilerMissing, GradcError, InvalidProblem
 from gradc.inspect.occupancy import resident_blocks
 from gradc.inspect.sass import OTHER, classes, parse, widths
+from gradc.inspect.semantics import Decoder
 from gradc.runtime.cuda import nvdisasm
 from gradc.runtime.cuda.nvrtc import find_nvrtc
 
@@ -145,3 +146,11 @@ def test_the_command(tmp_path) -> None:
     assert result.exit_code == 0, result.output
     assert "nothing is measured" in result.output
     assert re.search(r"\d+ blocks of \d+ threads, 0 B dynamic shared; [1-9]\d* blocks per", result.output)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "modifiers", "count"), [("F2I", ".F64.TRUNC", 1), ("F2I", ".S64", 2), ("F2F", ".F64.F32", 2)]
+)
+def test_a_conversion_writes_as_many_registers_as_its_result_has(opcode: str, modifiers: str, count: int) -> None:
+    _, written, _ = Decoder(lambda at: None, lambda name: None).step(opcode, modifiers, "R44, R34")
+    assert written == tuple(f"R{44 + i}" for i in range(count))

@@ -293,7 +293,7 @@ def test_search_and_what_a_value_says(module: gradc.Module, file: Path) -> None:
         file,
         """
         const search = document.getElementById("search");
-        search.value = "erf";
+        search.value = "normal_cdf";
         search.dispatchEvent(new Event("input"));
         const first = document.querySelector(".results a");
         const name = first.dataset.value;
@@ -304,8 +304,8 @@ def test_search_and_what_a_value_says(module: gradc.Module, file: Path) -> None:
     )
     assert found["broken"] is None and found["nodes"] > 50
     tidy = module.stages["tidy.fold"].result
-    (erf,) = (name for node, name in tidy.value_names.items() if node.op.name == "erf")
-    assert found["name"] == erf
+    (cdf,) = (name for node, name in tidy.value_names.items() if node.op.name == "normal_cdf")
+    assert found["name"] == cdf
 
 
 @IN_A_BROWSER
@@ -325,7 +325,7 @@ def test_labels_are_written_where_they_are_in_view(file: Path) -> None:
 @IN_A_BROWSER
 def test_a_value_from_the_address(module: gradc.Module, file: Path) -> None:
     tidy = module.stages["tidy.fold"].result
-    ((erf, name),) = ((node, name) for node, name in tidy.value_names.items() if node.op.name == "erf")
+    ((cdf, name),) = ((node, name) for node, name in tidy.value_names.items() if node.op.name == "normal_cdf")
     said = browser.asked(
         file,
         'return [document.querySelector(".details").textContent, document.querySelectorAll(".node.chosen").length];',
@@ -334,9 +334,9 @@ def test_a_value_from_the_address(module: gradc.Module, file: Path) -> None:
     assert said[1] == 1
     for words in (
         name,
-        str(erf.type),
+        str(cdf.type),
         "gelu",
-        tidy.notes[erf].where,
+        tidy.notes[cdf].where,
         "hidden = ops.gelu(",
         "made by",
         "Through the passes",

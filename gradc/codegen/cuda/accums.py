@@ -231,8 +231,7 @@ class Accum(RowAccum):
     @property
     def settled(self) -> str:
         """Element ``at + j`` of the result, of its sum in fixed point or in f32."""
-        flags = f"any_odd ? gradc_odd_flags(odd{self.number}, at + j) : 0u"
-        return self.final(f"gradc_fixed_value(sums[j], {flags}, scale)" if self.fixed else "sums[j]", self.sum)
+        return self.final("gradc_fixed_value(sums[j], scale)" if self.fixed else "sums[j]", self.sum)
 
     # -- statements ----------------------------------------------------------------------------------------------------
 
@@ -272,7 +271,7 @@ class Accum(RowAccum):
             return guard + self.join(f"p{number}[{at}]", value)
         if self.fixed:
             at = self.place_of_sum(s)
-            return f"{guard}gradc_fixed_add(fixed{number}, odd{number}, {at}, {value}, scale{number});"
+            return f"{guard}gradc_fixed_add(fixed{number}, {at}, {value}, scale{number});"
         element = f"{self.target}[{at}]"
         if self.strategy.atomics == "values":
             return f"{guard}gradc_atomic_{'add' if s.combine == 'sum' else s.combine}(&{element}, {value});"
@@ -324,12 +323,12 @@ class Accum(RowAccum):
             firsts = [[*group] for group in groups]
         rows = ", ".join("{{{}}}".format(", ".join(map(self.place_or_none, row))) for row in firsts)
         values = ", ".join(variable(s.args[0]) for group in groups for s in group)
-        own = "&exchanged[threadIdx.x / 32 * gradc_exchanged<EXCHANGED>::SLOTS]"
+        own = "&exchanged[threadIdx.x / 32 * (GRADC_EXCHANGED * EXCHANGED)]"
         return [
             "{",
             f"const ix at[][{len(firsts[0])}] = {{{rows}}};",
             f"const f32 values[] = {{{values}}};",
-            f"gradc_fixed_add_together(fixed{number}, odd{number}, at, values, scale{number}, {own});",
+            f"gradc_fixed_add_together(fixed{number}, at, values, scale{number}, {own});",
             "}",
         ]
 

@@ -22,7 +22,7 @@ from .choose_mapping import choose_mapping
 from .facts import facts_of
 from .fixed_sums import elements_as_rows
 from .index_bound import index_bounds
-from .kernel import CudaKernel, Stage
+from .kernel import SCANNED, CudaKernel, Stage
 from .mapping import THREADS, WHOLE_ROW, even_columns
 from .mappings.tiled import full_width
 from .phase_writer import PhaseView, PhaseWriter, VectorArrays
@@ -188,7 +188,8 @@ class KernelWriter:
             yield self.function("key", "key", "key", count, 1, **self.sort.key("element"))
         if self.absmax is not None:
             axes, width = row_axes(self.facts, self.absmax), self.mapping.width
-            given: dict[str, Any] = {"sums": self.fixed, "row_phases": self.absmax, "row_axes": axes}
+            each = 1 if self.k.cols else SCANNED
+            given: dict[str, Any] = {"sums": self.fixed, "row_phases": self.absmax, "row_axes": axes, "each": each}
             yield self.function("scan", "scan", "scan", None, width, setup=WHOLE_ROW, **given)
 
     def rows(self) -> Function:
@@ -262,7 +263,6 @@ class KernelWriter:
         conditions = "".join(f" && {c}" for c in self.vector_conditions)
         even = "true" if m.ragged or even_columns(facts, m.vec) else "cols % VEC == 0"
         exchanged = max((sum(map(len, batch)) for batch in facts.vector_groups), default=0)
-        slots = "gradc_exchanged<EXCHANGED>::SLOTS"
         keys = sort.keys if sort is not None else None
         return [
             Declaration("WIDTH", f"enum {{ WIDTH = {width} }}; /* threads of a task */"),
@@ -277,7 +277,7 @@ class KernelWriter:
             declared("const ix lane_col = even_cols ? lane * VEC : lane;"),
             declared(f"const bool vectorized = even_cols{conditions};"),
             Declaration("EXCHANGED", f"enum {{ EXCHANGED = {exchanged} }}; /* values of a lane at once */"),
-            Declaration("exchanged", f"__shared__ gradc_addend exchanged[{m.threads // 32} * {slots}];"),
+            Declaration("exchanged", f"__shared__ u64 exchanged[{m.threads // 32} * GRADC_EXCHANGED * EXCHANGED];"),
             Declaration("shared", f"__shared__ __align__(16) char shared[{m.shared_slots} * 16];"),
         ]
 

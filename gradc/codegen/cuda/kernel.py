@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ...ir.dims import Size
 
+SCANNED = 4
+"""Rows without columns that a thread looks at together for the largest value of a sum in fixed point."""
+
 
 @dataclass(frozen=True)
 class Stage:

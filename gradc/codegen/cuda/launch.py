@@ -20,7 +20,6 @@ from ...ir.dims import evaluate
 from ...ir.kernel import Call, Kernel, Loop, Program, alternatives, taken
 from ...ir.statement import Operand
 from ..index import flatten
-from ..text import enumerators
 from .actions import (
     ALIGN,
     FLAG,
@@ -43,7 +42,7 @@ from .calls import CALLS
 from .choose_mapping import MAPPINGS
 from .facts import FEW_ROWS, LONG_ROW
 from .index_bound import HEAD_ROOM, LIMIT
-from .kernel import CudaKernel, Stage, own_dims
+from .kernel import SCANNED, CudaKernel, Stage, own_dims
 from .mapping import THREADS, Extents
 from .mappings.column_strips import STRIP
 from .products import gated
@@ -57,8 +56,6 @@ MOST_BLOCKS = 2**31 - 1
 """Of a grid."""
 SCAN_BLOCKS = 2 * GPU_WORKERS // THREADS
 """Of a scan for the largest value, whose threads go on to further rows: some 8 for each multiprocessor."""
-ODD_SUMS = enumerators("cuda/program.h")["GRADC_ODD_SUMS"]
-"""Sums in fixed point whose flags are in one word."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class Sizes:
     def wide(self, stage: Stage, blocks: int, threads: int) -> bool:
         """Whether so many blocks of a stage need offsets of 64 bits: nothing proves that 32 are enough."""
         grid = blocks * threads
-        looped = self.rows + grid // stage.width if stage.kind == "scan" else 0
+        looped = self.rows + SCANNED * grid // stage.width if stage.kind == "scan" else 0
         return max(self.index_bound, grid, looped) >= LIMIT
 
     def count(self, stage: Stage) -> int:
@@ -120,8 +117,7 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     for count, each in kernel.scratch:
         scratch += align(chunks(chunked, chunk) * evaluate(count, dims) * each)
     for count in kernel.fixed:
-        sums = evaluate(count, dims)
-        scratch += align(8 * sums) + align(4 * (sums // ODD_SUMS + 2)) + align(4)
+        scratch += align(8 * evaluate(count, dims)) + align(4)
     for count in kernel.f32_staged:
         scratch += align(4 * evaluate(count, dims))
     if sort is not None:

@@ -117,6 +117,11 @@ class ThreadMapping(KernelMapping):
         return self.unroll > 0 and (self.row is None or self.row.together)
 
     @property
+    def adds_pairwise(self) -> bool:
+        """Whether a thread's columns that are loaded together are added up before they meet a sum."""
+        return False
+
+    @property
     def stage_width(self) -> int:
         """Threads of a task of the row program, as a launch counts them."""
         return self.width

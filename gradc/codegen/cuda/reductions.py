@@ -72,6 +72,7 @@ class Reductions:
         """Each thread's part, then all of a task's, as ``name``."""
         assert dtype is not None
         own, v, part, terms = self.values[value], variable(value), part or f"total_{name}", ""
+        before = after = ""
         guard, shared, reduce = f"if ({variable(where)}) " if where else "", self.shared, self.mapping.reduce
         if kind in ("argmax", "argmin"):
             ctype, join = f"gradc_arg_extremum<{carrier(own)}>", f"gradc_{kind.replace('arg', 'arg_')}<{carrier(own)}>"
@@ -83,7 +84,13 @@ class Reductions:
             join, final = f"gradc_sum<{ctype}>", carrier(dtype)
             start = f"{ctype} {part}; gradc_clear({part});"
             terms = f"terms_{name}" if ctype == "sum_f32" and self.mapping.vec > 1 else ""
-            line = f"{guard}{terms}[j] = {v};" if terms else f"{guard}gradc_add({part}, {v});"
+            if ctype == "sum_f32" and self.mapping.adds_pairwise:
+                before, line = f"f32 terms_{name}[{self.mapping.unroll}] = {{}};", f"{guard}terms_{name}[t] = {v};"
+                after = (
+                    f"gradc_add_next({part}, gradc_pairwise(terms_{name}));"  # four terms: the third rounding of each
+                )
+            else:
+                line = f"{guard}{terms}[j] = {v};" if terms else f"{guard}gradc_add({part}, {v});"
             result = f"const {final} {name} = ({final})gradc_value({reduce}<{join}, WIDTH>({part}, {shared}));"
         else:
             ctype = carrier(dtype)
@@ -93,7 +100,7 @@ class Reductions:
             start = f"{ctype} {part} = {literal(nothing, own)};"
             line = f"{guard}{join}::join({part}, {v});"
             result = f"const {ctype} {name} = {reduce}<{join}, WIDTH>({part}, {shared});"
-        return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared, terms=terms)
+        return Reduction(start, (line,), result, part, ctype, join, f"strip_{name}", shared, terms, before, after)
 
     def with_exp_sum(self, s: Stmt, e: ExpSum) -> Reduction:
         """A maximum with the sum of exponentials beside it."""

@@ -46,9 +46,11 @@ class RowProgram(Results[Accum]):
 
     @property
     def full(self) -> bool:
-        """Whether each thread has all of its columns of a row that is kept in registers."""
-        m = self.mapping
-        return m.row is not None and m.row.iterations * m.width * m.vec == self.facts.known_columns
+        """Whether each thread has all columns of each walk: of a row that is kept in registers, or of the next ones."""
+        m, columns = self.mapping, self.facts.known_columns
+        if m.row is None:
+            return m.unroll > 0 and columns is not None and columns % (m.unroll * m.width * m.vec) == 0
+        return m.row.iterations * m.width * m.vec == columns
 
     @property
     def kept(self) -> list[tuple[str, str]]:

@@ -71,7 +71,6 @@ def workspace(accums: Collection[Accum], groups: int | None) -> list[Declaration
     for a in accums:
         if a.strategy.atomics == "fixed point":
             arrays.array("u64", f"fixed{a.number}", f"(i64)({a.size}) * 8")
-            arrays.array("u32", f"odd{a.number}", f"((i64)({a.size}) / GRADC_ODD_SUMS + 2) * 4")
             arrays.array("u32", f"largest{a.number}", "4")
     for a in accums:
         if a.f32_staged:

@@ -12,7 +12,7 @@ from ...ir.node import Node
 from ...ir.op import BadSample, Composite, Expr, Primitive, Sample
 from ...ir.types import Type
 from ..rules import SHAPES, cases, converted, full, unary_float, unary_number, zeros_like
-from .pointwise import NOT_FLOAT, UNARY, abs, eq, erf, exp, ge, gt, log1p, maximum, reciprocal, sigmoid, tanh, where
+from .pointwise import NOT_FLOAT, UNARY, abs, eq, exp, ge, gt, log1p, maximum, reciprocal, sigmoid, tanh, where
 
 relu = Primitive(
     "relu",
@@ -49,11 +49,27 @@ def _gelu_argument(wide: Node) -> Node:
 
 def _gelu_value(x: Node, *, approximate: str) -> Node:
     wide = converted(x, x.dtype.compute)
-    odd = erf(wide * math.sqrt(0.5)) if approximate == "none" else tanh(_gelu_argument(wide))
-    return converted(wide * ((odd + 1) * 0.5), x.dtype)
+    cdf = normal_cdf(wide) if approximate == "none" else (tanh(_gelu_argument(wide)) + 1) * 0.5
+    return converted(wide * cdf, x.dtype)
 
 
 _erfc = np.frompyfunc(math.erfc, 1, 1)
+
+
+def _reference_normal_cdf(x: Any) -> Any:
+    return np.asarray(np.asarray(_erfc(np.asarray(x, np.float64) * -math.sqrt(0.5)), np.float64) * 0.5, x.dtype)
+
+
+normal_cdf = Primitive(
+    "normal_cdf",
+    infer=unary_float,
+    reference=_reference_normal_cdf,
+    lower=Expr("normal_cdf({0})", cost=14),
+    vjp=lambda g, y, x: (g * (exp(x * x * -0.5) * math.sqrt(0.5 / math.pi)),),
+    samples=UNARY,
+    bad=NOT_FLOAT,
+    doc="Phi(x), the standard normal CDF: (1 + erf(x / sqrt(2))) / 2, as one function",
+)
 
 
 def _reference_gelu_derivative(x: Any) -> Any:

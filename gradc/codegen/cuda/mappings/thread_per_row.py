@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ....ir.statement import REDUCTIONS
 from ...declarations import Declaration
 from ..axes import declared
 from ..facts import FEW_ROWS, LONG_ROW, Facts
@@ -18,9 +19,13 @@ ENOUGH_THREADS = 1 << 18
 """As many as a GPU runs at once: where rows alone are so many, a row has one, which computes what is the row's once."""
 MANY_STATEMENTS = 512
 """From which on a thread's values do not fit in 128 registers, where it adds and stores."""
-COLUMN_LOOP = """#pragma unroll 4
-for (ix col = first_col + lane; col < end_col; col += WIDTH) {"""
-"""Loads of four columns are under way together."""
+COLUMNS = 4
+"""Of a thread whose loads are under way together, and whose terms of sums are added up before they meet these."""
+MOST_SUMS = 6
+"""Of a row whose terms of so many columns fit in registers beside what they are computed from."""
+COLUMN_LOOP = f"""#pragma unroll {COLUMNS}
+for (ix col = first_col + lane; col < end_col; col += WIDTH) {{"""
+"""One column after another, where there are more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,10 @@ class ThreadPerRow(ThreadMapping):
     @property
     def reduces_in_shared(self) -> bool:
         return True
+
+    @property
+    def adds_pairwise(self) -> bool:
+        return 1 < self.unroll <= COLUMNS
 
     def place_of_task(self) -> list[Declaration]:
         return WHOLE_ROW
@@ -74,15 +83,16 @@ def thread_per_row(facts: Facts) -> ThreadPerRow:
     row = row_task_across(facts.kernel, facts.types, _threads(facts), 2 * MOST_THREADS)
     width = _threads_of_many(facts) if row is None else row.width
     threads = max(THREADS, min(32 * width, 2 * THREADS))
+    one_by_one = row is None and sum(s.op in REDUCTIONS for s in facts.kernel.body) > MOST_SUMS
     return ThreadPerRow(
         reason="rows are reduced whose neighbours in memory are neighbouring rows",
         width=width,
         threads=threads,
         shared_slots=threads,
         row=row,
-        unroll=row.iterations if row is not None else 0,
+        unroll=row.iterations if row is not None else 0 if one_by_one else COLUMNS,
         iterations=row.iterations if row is not None else 0,
-        column_loop=COLUMN_LOOP if row is None else "",
+        column_loop=COLUMN_LOOP if one_by_one else "",
     )
 
 
