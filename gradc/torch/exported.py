@@ -37,10 +37,11 @@ def from_torch(
 
     Its inputs are the parameters and buffers by their paths (``layers.0.weight``; of tied ones the first), then the
     tensors among the arguments by their names (``x``, and ``x_key`` and ``x_0`` of what a dict or a tuple holds); an
-    argument with the path of a parameter gets a number behind.  Its outputs are the results (``y``; of several ``y0``, ``y1``, or the keys of a dict), then
-    the new values of buffers that the module changes, by their paths; a Python number among the results is a constant,
-    of i64, bool or torch's default dtype, and a size that varies is an i64.  A module is exported in the mode, training
-    or evaluation, that it is in.  Dims are called as the ``torch.export.Dim`` of their axis.
+    argument with the path of a parameter gets a number behind.  Its outputs are the results (``y``; of several ``y0``,
+    ``y1``, or the keys of a dict), then the new values of buffers that the module changes, by their paths; a Python
+    number among the results is a constant, of i64, bool or torch's default dtype, and a size that varies is an i64.  A
+    module is exported in the mode, training or evaluation, that it is in.  Dims are called as the ``torch.export.Dim``
+    of their axis.
 
     :param args: example arguments, as ``torch.export.export`` takes them; a tensor alone stands for ``(tensor,)``.
     :param dynamic_shapes: of ``torch.export.export``; ``torch.export.Dim.AUTO`` lets torch find out which sizes vary.
@@ -204,7 +205,7 @@ def _sources(program: ExportedProgram, examples: Sequence[Any]) -> list[_Source]
 
 
 def _spelled(program: ExportedProgram) -> dict[str, str]:
-    """The names of arguments, which ``torch.export`` writes in small letters, as the module's ``forward`` writes them."""
+    """The names of arguments, which ``torch.export`` writes in small letters, as the module writes them."""
     signature = program.module_call_graph[0].signature
     first = getattr(signature, "forward_arg_names", None)
     if signature is None or not first:
