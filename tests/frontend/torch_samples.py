@@ -67,8 +67,8 @@ sin sinc sinh slice slice_scatter softmax softmax.with_dtype special.entr specia
 split.list_args split_with_sizes split_with_sizes_copy sqrt square squeeze squeeze.multiple squeeze_copy stack std
 std.unbiased std_mean std_mean.unbiased sub sum sum_to_size t t_copy take take_along_dim tan tanh tensordot tile to
 torch.ops.aten._safe_softmax.default trace transpose transpose_copy trapezoid trapz tril triu true_divide trunc unbind
-unflatten unfold unsafe_chunk unsafe_split unsqueeze unsqueeze_copy var var.unbiased var_mean var_mean.unbiased vdot view
-view_as vsplit vstack where xlogy
+unflatten unfold unsafe_chunk unsafe_split unsqueeze unsqueeze_copy var var.unbiased var_mean var_mean.unbiased vdot
+view view_as vsplit vstack where xlogy
 """
 
 REACHED_BY = {
