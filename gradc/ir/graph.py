@@ -47,8 +47,10 @@ def check_name(name: str) -> str:
 
 
 def name_of(path: str, taken: Callable[[str], bool]) -> str:
-    """A path of another program's as a name of an input: words that are no names get a ``_`` in front."""
-    words = [re.sub(r"\W", "_", word) for word in path.split(".") if word]
+    """A path of another program's as a name of an input: what is no letter, digit or _ of ASCII becomes a ``_``, and a
+    digit in front gets one.
+    """
+    words = [re.sub(r"\W", "_", word, flags=re.ASCII) for word in path.split(".") if word]
     if words and words[0][:1].isdigit():
         words[0] = f"_{words[0]}"
     name = ".".join(words)[-LONGEST_NAME + 8 :].lstrip(".") or "_"

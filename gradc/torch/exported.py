@@ -36,11 +36,12 @@ def from_torch(
     """A torch module, or an exported program, as a graph.
 
     Its inputs are the parameters and buffers by their paths (``layers.0.weight``; of tied ones the first), then the
-    tensors among the arguments by the names that ``torch.export`` gives them; an argument with the path of a parameter
-    gets a number behind.  Its outputs are the results (``y``; of several ``y0``, ``y1``, or the keys of a dict), then
-    the new values of buffers that the module changes, by their paths; a Python number among the results is a constant,
-    of i64, bool or torch's default dtype, and a size that varies is an i64.  A module is exported in the mode, training
-    or evaluation, that it is in.  Dims are called as the ``torch.export.Dim`` of their axis.
+    tensors among the arguments by their names (``x``, and ``x_key`` and ``x_0`` of what a dict or a tuple holds); an
+    argument with the path of a parameter gets a number behind.  Its outputs are the results (``y``; of several ``y0``,
+    ``y1``, or the keys of a dict), then the new values of buffers that the module changes, by their paths; a Python
+    number among the results is a constant, of i64, bool or torch's default dtype, and a size that varies is an i64.  A
+    module is exported in the mode, training or evaluation, that it is in.  Dims are called as the ``torch.export.Dim``
+    of their axis.
 
     :param args: example arguments, as ``torch.export.export`` takes them; a tensor alone stands for ``(tensor,)``.
     :param dynamic_shapes: of ``torch.export.export``; ``torch.export.Dim.AUTO`` lets torch find out which sizes vary.
@@ -190,7 +191,7 @@ class _Source:
 
 def _sources(program: ExportedProgram, examples: Sequence[Any]) -> list[_Source]:
     """Of each inner tensor of each placeholder."""
-    found = []
+    found, spelled = [], _spelled(program)
     for example, spec in zip(examples, program.graph_signature.input_specs, strict=True):
         whole = program.state_dict.get(spec.target) if spec.target is not None else None
         if whole is None and spec.target is not None:
@@ -198,8 +199,27 @@ def _sources(program: ExportedProgram, examples: Sequence[Any]) -> list[_Source]
         paths = [path for path, _ in inner_tensors(example)]
         tensors = [x for _, x in inner_tensors(whole)] if isinstance(whole, torch.Tensor) else [None] * len(paths)
         for path, tensor in zip(paths, tensors, strict=True):
-            found.append(_Source(".".join(filter(None, (spec.target or spec.arg.name, path))), spec.kind.name, tensor))
+            own = spec.target or spelled.get(spec.arg.name, spec.arg.name)
+            found.append(_Source(".".join(filter(None, (own, path))), spec.kind.name, tensor))
     return found
+
+
+def _spelled(program: ExportedProgram) -> dict[str, str]:
+    """The names of arguments, which ``torch.export`` writes in small letters, as the module writes them."""
+    signature = program.module_call_graph[0].signature
+    first = getattr(signature, "forward_arg_names", None)
+    if signature is None or not first:
+        return {}
+    spec, names = signature.in_spec, program.graph_signature.user_inputs
+    paths = [path for path, _ in private("tree_flatten_with_path")(_filled(spec, spec.num_leaves))[0]]
+    steps = ([_word(step) for step in path] for path in paths)
+    words = [[first[int(at)] if where == "0" else at, *inner] for where, at, *inner in steps]
+    return {name: "_".join(each) for name, each in zip(map(str, names), words, strict=True)}
+
+
+def _word(step: Any) -> str:
+    """A step of a path in a tree."""
+    return str(getattr(step, "key", getattr(step, "idx", getattr(step, "name", ""))))
 
 
 def _inputs(
@@ -254,11 +274,11 @@ def _outputs(
     names = {node.name: source.name for node, source in zip(lifted, sources, strict=True)}
     written = [(names[name], node) for name, node in zip(mutated, results, strict=False)]
     returned: list[tuple[str, Any]] = []
-    specs = program.graph_signature.output_specs
+    specs, spelled = program.graph_signature.output_specs, _spelled(program)
     keys = _keys(program, sum(spec.kind.name not in ("BUFFER_MUTATION", "USER_INPUT_MUTATION") for spec in specs))
     for spec, node in zip(specs, results[len(mutated) :], strict=True):
         if spec.kind.name in ("BUFFER_MUTATION", "USER_INPUT_MUTATION"):
-            written.append((str(spec.target), node))
+            written.append((spelled.get(str(spec.target), str(spec.target)), node))
             continue
         key = keys.pop(0)
         if isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor):
@@ -292,10 +312,7 @@ def _keys(program: ExportedProgram, count: int) -> list[str]:
     if spec is None or count == 1:
         return ["y"] * count
     paths = [path for path, _ in private("tree_flatten_with_path")(_filled(spec, count))[0]]
-    words = [
-        ".".join(str(getattr(step, "key", getattr(step, "idx", getattr(step, "name", "")))) for step in p)
-        for p in paths
-    ]
+    words = [".".join(map(_word, path)) for path in paths]
     return [f"y{word.replace('.', '_')}" if word[:1].isdigit() else word or "y" for word in words]
 
 

@@ -216,13 +216,14 @@ def test_programs_that_no_pass_made(text: str, k: int, own: bool, monkeypatch: p
     dims = {"N": m, **({"K": k} if "K" in program.dims else {})}
     actions = [a for each in executable.native.bind(dims).actions for a in each]
     assert all(isinstance(a, Launch if own else Library) for a in actions)
-    y = np.asarray(executable(values)["y"]).astype(np.float64)
-    a, b, v = (values[name].astype(np.float64) for name in ("a", "b", "v"))
+    wide = np.longdouble if program.types["y"].dtype.name == "f64" else np.float64
+    y = np.asarray(executable(values)["y"]).astype(wide)
+    a, b, v = (values[name].astype(wide) for name in ("a", "b", "v"))
     unit = UNIT.get(program.types["y"].dtype.name, 2.0**-53)
     # parts of a sum in 16 bits are rounded twice
     bound = 2 * unit * (np.abs(a) @ np.abs(b) + np.abs(v)) + k * min(unit, 2.0**-24) * (np.abs(a) @ np.abs(b))
     assert (np.abs(y - (a @ b + v)) <= bound).all()
-    np.testing.assert_allclose(interp.run(program, values)["y"].astype(np.float64), y, atol=float(bound.max()))
+    np.testing.assert_allclose(interp.run(program, values)["y"].astype(wide), y, atol=float(bound.max()))
     assert lt.products == sum(isinstance(a, Library) and bool(a.product.epilogue) for a in actions)
 
 

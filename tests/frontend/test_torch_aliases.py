@@ -336,6 +336,26 @@ def copies_that_are_equal(x: Any) -> Any:
     return y, y.clone(), x.exp() * 2, x.clone(), x.clone(), x * 1
 
 
+@whole
+def diagonals_written(x: Any) -> Any:
+    y = x * 2
+    d = y.diagonal(1)
+    y.diagonal(-1).mul_(3)
+    d.copy_(x[:, 1])
+    y[:, 1:].diagonal().fill_(2)
+    torch.stack([y, x]).movedim(0, -1).diagonal(0, -2, 0).sub_(1)
+    return y * x, d, d * 3, torch.diagonal_scatter(y, x[0, :2], -1)
+
+
+@whole
+def windows_of_what_is_written(x: Any) -> Any:
+    y = x * 2
+    u, v = y.unfold(-1, 2, 2), y.unfold(0, 2, 1)
+    y[:, 1].zero_()
+    y.add_(x)
+    return u, u * 3, v[1] * x[1:, 0].sum(), y * x
+
+
 # -- in place, out= ----------------------------------------------------------------------------------------------------
 
 

@@ -141,6 +141,30 @@ def test_arguments_called_as_gradcs_own(way: str) -> None:
     torch.testing.assert_close(found, slopes)
 
 
+class Spelled(nn.Module):
+    """Arguments of every kind, one of which is written; torch.export writes their names in small letters."""
+
+    def forward(
+        self, threadIdx: Any, x: Any, *Rest: Any, M_PI: Any, X: Any, λ: Any = None, **more: Any
+    ) -> torch.Tensor:
+        more["Out"].add_(1)
+        return threadIdx * x["Key"][0] + Rest[0] / Rest[1] - M_PI * X + more["Out"].exp() + λ
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_arguments_are_called_as_the_module_calls_them(exported: bool) -> None:
+    a, b, c, d, e, f, g, h = torch.rand(8, 3).unbind()
+    args, kwargs = (a, {"Key": (b,)}, c, d), {"X": e, "M_PI": f, "Out": g.clone(), "λ": h}
+    model = Spelled()
+    given = torch.export.export(model, args, kwargs, strict=False) if exported else model
+    graph = gradc.from_torch(given) if exported else gradc.from_torch(model, args, kwargs)
+    assert graph.input_names == ("threadIdx", "x_Key_0", "Rest_0", "Rest_1", "X", "M_PI", "Out", "_")
+    assert graph.output_names == ("y", "Out")
+    found = gradc.compile(graph, target="numpy")(dict(zip(graph.input_names, (a, b, c, d, e, f, g, h), strict=True)))
+    torch.testing.assert_close(found["y"], model(*args, **{**kwargs, "Out": g.clone()}))
+    torch.testing.assert_close(found["Out"], g + 1)
+
+
 class Numbers(nn.Module):
     """Results that are constants, tensors, numbers and sizes; arguments in a dict."""
 

@@ -16,7 +16,8 @@ TAKEN = """
 special.ndtri masked_scatter _upsample_bilinear2d_aa
 nn.functional.max_unpool1d nn.functional.max_unpool2d nn.functional.max_unpool3d i0 special.erfcx
 special.i0e special.i1 special.i1e special.log_ndtr
-argsort frexp kthvalue median mode msort nanmedian nanquantile quantile sort topk
+argsort diagonal_scatter index_reduce.amax index_reduce.amin index_reduce.mean index_reduce.prod unfold_copy
+frexp kthvalue median mode msort nanmedian nanquantile quantile sort topk
 H T __getitem__ __radd__ __rdiv__ __rmatmul__ __rmod__ __rmul__ __rpow__ __rsub__ _native_batch_norm_legit
 _softmax_backward_data _unsafe_masked_index _unsafe_masked_index_put_accumulate abs acos acosh add addbmm addcdiv
 addcmul addmm addmm.decomposed addmv addr alias_copy amax amin aminmax asin asinh atan atan2 atanh atleast_1d atleast_2d
@@ -66,8 +67,8 @@ sin sinc sinh slice slice_scatter softmax softmax.with_dtype special.entr specia
 split.list_args split_with_sizes split_with_sizes_copy sqrt square squeeze squeeze.multiple squeeze_copy stack std
 std.unbiased std_mean std_mean.unbiased sub sum sum_to_size t t_copy take take_along_dim tan tanh tensordot tile to
 torch.ops.aten._safe_softmax.default trace transpose transpose_copy trapezoid trapz tril triu true_divide trunc unbind
-unflatten unsafe_chunk unsafe_split unsqueeze unsqueeze_copy var var.unbiased var_mean var_mean.unbiased vdot view
-view_as vsplit vstack where xlogy
+unflatten unfold unsafe_chunk unsafe_split unsqueeze unsqueeze_copy var var.unbiased var_mean var_mean.unbiased vdot
+view view_as vsplit vstack where xlogy
 """
 
 REACHED_BY = {
@@ -117,6 +118,7 @@ REACHED_BY = {
     "aten.max_pool2d_with_indices.default": "nn.functional.max_pool1d",
     "aten.max_pool3d_with_indices.default": "nn.functional.max_pool3d",
     "aten.im2col.default": "nn.functional.unfold",
+    "aten.index_reduce.default": "index_reduce.amax",
     "aten.upsample_nearest1d.vec": "nn.functional.upsample_nearest",
     "aten.upsample_linear1d.vec": "nn.functional.interpolate.linear",
     "aten.upsample_bilinear2d.vec": "nn.functional.upsample_bilinear",
@@ -179,6 +181,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
         for name in ("and", "or", "xor", "left_shift", "right_shift")
     },
     **{f"aten.bitwise_{name}.Scalar": lambda: _call(whole(2, 3), 5) for name in ("and", "or", "xor")},
+    **{f"aten.bitwise_{name}.Scalar_Tensor": lambda: _call(5, whole(2, 3)) for name in ("and", "or", "xor")},
     **{f"aten.bitwise_{name}_shift.Tensor_Scalar": lambda: _call(whole(2, 3), 2) for name in ("left", "right")},
     **{f"aten.bitwise_{name}_shift.Scalar_Tensor": lambda: _call(50, whole(2, 3)) for name in ("left", "right")},
     **{f"aten.__{name}shift__.Tensor": lambda: _call(whole(2, 3), whole(2, 3)) for name in "lr"},

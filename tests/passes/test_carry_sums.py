@@ -109,7 +109,7 @@ def test_blocks_of_64(size):
     case, dims = CASES["causal"], {"B": 1, "H": 2, "S": size}
     arrays = drawn(case, dims, 0)
     got = run_program(_blocked(case.program(), 64, 64), arrays, dims, precision="f64")["y"]
-    wanted = case.oracle(**{k: a.astype(np.float64) for k, a in arrays.items()})
+    wanted = case.oracle(**{k: a.astype(np.longdouble) for k, a in arrays.items()})
     np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-13)
 
 

@@ -131,6 +131,9 @@ LINES: dict[str, Any] = {
     "aten.index_fill.int_Tensor": lambda x, axis, index, value: ops.index_fill(
         x, axis, index, converted(value, x.dtype)
     ),
+    "aten.index_reduce.default": lambda x, axis, index, source, reduce, *, include_self=True: ops.index_reduce(
+        x, axis, index, source, reduce, include_self
+    ),
     "aten.masked_scatter.default": lambda x, mask, source: ops.masked_scatter(x, mask, source),
     "aten.take.default": lambda x, index: ops.take(x, index),
     "aten.put.default": lambda x, index, source, accumulate=False: ops.put(x, index, source, accumulate),

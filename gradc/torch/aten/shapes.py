@@ -239,6 +239,9 @@ LINES: dict[str, Any] = {
     "aten.reshape_as.default": lambda x, like: ops.reshape(x, like.shape),
     "aten.slice_scatter.default": _slice_scatter,
     "aten.select_scatter.default": _select_scatter,
+    "aten.diagonal_scatter.default": lambda x, part, offset=0, axis1=0, axis2=1: ops.diagonal_scatter(
+        x, part, offset, axis1, axis2
+    ),
     # constants
     "aten.full.default": _full,
     "aten.zeros.default": lambda shape, *, dtype=None: _spread(0, shape, dtype or F32),

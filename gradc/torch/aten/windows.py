@@ -18,6 +18,14 @@ def _each(values: Any, rank: int) -> tuple[Any, ...]:
     return several * rank if len(several) == 1 else several
 
 
+def _unfold(x: Node, axis: int, size: int, step: int) -> Node:
+    if not x.rank:
+        return _unfold(ops.reshape(x, (1,)), 0, size, step)[0]
+    axis %= x.rank
+    count = (x.shape[axis] - size) // step + 1
+    return ops.windows(x, axis=(axis,), size=(size,), count=(count,), step=(step,), dilation=(1,), padding=(0,))
+
+
 def _convolution(
     x: Node,
     weight: Node,
@@ -136,6 +144,7 @@ LINES: dict[str, Any] = {
     "aten.max_unpool3d.default": lambda x, indices, sizes, stride, padding: ops.max_unpool(
         x, indices, sizes=tuple(sizes)
     ),
+    "aten.unfold.default": _unfold,
     "aten.im2col.default": lambda x, size, dilation, padding, stride: ops.unfold(x, size, dilation, padding, stride),
     "aten.col2im.default": lambda x, output, size, dilation, padding, stride: ops.fold(
         x, output, size, dilation, padding, stride
