@@ -26,10 +26,12 @@ where codes lie along rows.
 STEP_ACROSS = 110
 DECODING = {4: 2.4, 8: 3.7}
 """Of a code of so many bits that becomes an element of a product, SCALED more where each is multiplied by its scale,
-FLOAT8 where it is a float of 8 bits, and MULTIPLIED for each 8 rows of x (all counted in machine code for sm_90, of
+FLOAT8 where it is a float of 8 bits that no instruction converts, and MULTIPLIED for each 8 rows of x (all counted in machine code for sm_90, of
 4096 x 4096 and 1 or 16 rows of x).
 """
 SCALED, FLOAT8, MULTIPLIED = 3.2, 8.0, 0.6
+CONVERTS_F8 = 89
+"""The first architecture with a conversion of floats of 8 bits."""
 UNDER_WAY = 0.9e-6
 """Seconds from the request of bytes of memory to when they are there, of a device whose multiprocessors all ask
 (estimate): what a block has under way in its stages is bounded by it.
@@ -122,7 +124,7 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     rounds, clocks = ceil(blocks / (resident * gpu.sms)), gpu.sms * gpu.clock * min(1.0, blocks / gpu.sms)
     waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1))
     issued = float(blocks * steps * tile.warps * (STEP_ACROSS if form.rows_together else STEP))
-    issued += elements / WARP * (_decoding(form, program.types) + MULTIPLIED * features / PIECE)
+    issued += elements / WARP * (_decoding(form, program.types, gpu) + MULTIPLIED * features / PIECE)
     units = (
         issued / (4 * gpu.issue_share * clocks),
         elements * features / (gpu.matrix * clocks),
@@ -133,14 +135,14 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     return float(gpu.launch + max(in_turn(units, warps), outside / gpu.bandwidth, l2, waits))
 
 
-def _decoding(form: TileForm, types: Mapping[str, Type]) -> float:
+def _decoding(form: TileForm, types: Mapping[str, Type], gpu: Gpu) -> float:
     """Instructions of a code."""
     (own,) = form.sweeps
     codes = [c.strip for c in own.codes if c.strip.is_codes]
     scaled = form.rows_together and any(s.op == "mul" for k in own.kernels for s in k.body if s.dtype is F32)
     bits = 4 if any(s.per == 2 for s in codes) else 8
     floats = bits == 8 and any(types[s.buffer].dtype.kind == "f" for s in codes)
-    return DECODING[bits] + SCALED * scaled + FLOAT8 * floats
+    return DECODING[bits] + SCALED * scaled + FLOAT8 * (floats and int(gpu.arch[3:]) < CONVERTS_F8)
 
 
 def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:

@@ -515,7 +515,7 @@ class FragmentWriter:
     def unrounded(self, k: Numbered, s: Stmt) -> str:
         """The value that a block is given: what is packed is rounded there."""
         cast = k.scribe.statements[s.args[0]]
-        rounds = s.buffer in self.packed and cast.op == "cast" and k.scribe.values[cast.args[0]] is F32
+        rounds = s.buffer in self.packed and cast.op == "cast" and carrier(k.scribe.values[cast.args[0]]) == "f32"
         return cast.args[0] if rounds else s.args[0]
 
 
