@@ -12,11 +12,12 @@ The steps of the loop itself, the epilogue, are kernels over rows, or rows x fea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir.dims import Size, floordiv, substitute
+from ..ir.dims import Size, floordiv
 from ..ir.kernel import Call, Kernel, Loop, Program, Sweep, Tile
+from ..ir.quotient import Quotient
 from ..ir.statement import REDUCTIONS, Operand, Stmt, flatten
 from ..ir.types import BF16, F16, F32, DType, Type
 from ..process.forks import cached_property
@@ -597,11 +598,16 @@ def _codes(kernel: Kernel, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) 
         flat = flatten(s.index, types[s.buffer].shape)
         start, steps = flat.const, dict[str, tuple[Size, int]]()
         for variable, factor in flat.terms:
-            axis, first, per = place_of(kernel, variable)
-            if not begins_whole(first, per, {loop.rows[0], sweep.cols[0]}):
-                raise NotTiled(f"{s.buffer} has an element for {per} neighbours, and the first block begins within one")
-            start = start + floordiv(first, per) * factor
-            steps[axis] = (factor, per)
+            own = Quotient.of(kernel, variable)
+            if own is None or own.by & (own.by - 1):  # blocks are of powers of two
+                steps[""] = (factor, 1)
+                continue
+            if not own.starts_between(own.by, {loop.rows[0], sweep.cols[0]}):
+                raise NotTiled(
+                    f"{s.buffer} has an element for {own.by} neighbours, and the first block begins within one"
+                )
+            start = start + floordiv(own.first, own.by) * factor
+            steps[own.axis] = (factor, own.by)
         if steps.keys() != {row, column} or len(flat.terms) != 2:
             continue
         for across, (near, far) in enumerate(((column, row), (row, column))):
@@ -610,29 +616,6 @@ def _codes(kernel: Kernel, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) 
                 strip = Strip(s.buffer, start, steps[far][0], across=bool(across), per=steps[near][1], bytes=size)
                 yield Codes(kernel, s, strip)
                 break
-
-
-def place_of(kernel: Kernel, variable: str) -> tuple[str, Size, int]:
-    """(axis, where it begins, divisor) of a term of an index: ``(axis + first) // divisor``; the axis "" for others."""
-    s, by = kernel.stmts.get(variable), 1
-    if s is None:
-        return variable, 0, 1
-    if s.op == "right_shift" and kernel.stmts[s.args[1]].op == "const":
-        by = 2 ** int(kernel.stmts[s.args[1]].attr("value"))
-        s = kernel.stmts[s.args[0]]
-    if s.op == "index" and len(s.index[0].terms) == 1 and s.index[0].terms[0][1] == 1:
-        axis = s.index[0].terms[0][0]
-        return ("" if axis.startswith("%") else axis), s.index[0].const, by
-    return "", 0, 1
-
-
-def begins_whole(first: Size, per: int, starts: Collection[str]) -> bool:
-    """Whether a place, of rows or columns in a block, is known to be a multiple.
-
-    :param starts: symbols of the first row and the first column of a block, which are multiples.
-    """
-    behind = substitute(first, dict.fromkeys(starts, 0))
-    return per == 1 or (isinstance(behind, int) and behind % per == 0)
 
 
 def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> Scores | Added:

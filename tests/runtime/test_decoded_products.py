@@ -225,7 +225,9 @@ def test_few_rows_are_one_kernel(name, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(("dtype", "scale"), [("f16", np.inf), ("bf16", 2.0**124), ("bf16", 2.0**127), ("f32", 2.0**-140)])
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("f16", np.inf), ("bf16", 2.0**124), ("bf16", 2.0**127), ("f32", 2.0**-140)]
+)
 def test_scales_at_the_ends_of_their_range(direction, dtype, scale):
     """Large ones give what is finite of finite products, and infinite ones nothing that is finite where x is not 0."""
     n, k, group = 32, 128, 64

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ....analysis.tiles import Strip, begins_whole, place_of
+from ....analysis.tiles import Strip
 from ....ir.kernel import Kernel
+from ....ir.quotient import Quotient
 from ....ir.statement import REDUCTIONS, Stmt
 from .canonical import COLUMN, ROW
 
@@ -191,8 +192,8 @@ def shared_values(
             return strips[s.name].per >= sharing
         if lanes.together:
             return s.name in staged
-        axis, start, per = place_of(kernel, s.name)
-        return axis == COLUMN and per >= sharing and begins_whole(start, sharing, lanes.starts)
+        own = Quotient.of(kernel, s.name)
+        return own is not None and own.axis == COLUMN and own.shared_by(sharing, lanes.starts)
 
     for s in kernel.body:
         if s.name and kernel.is_column(s) and s.op not in (*REDUCTIONS, *PAIRED):
