@@ -13,14 +13,26 @@ from math import ceil, prod
 
 from ..ir.dims import evaluate
 from ..ir.kernel import Kernel, Loop, Program
+from ..ir.types import F32, Type
 from ..targets.devices import Gpu
-from ..targets.gpu import SECTOR_BYTES
+from ..targets.gpu import SECTOR_BYTES, SHARED_RATE, WARP
+from .in_turn import in_turn
 from .library_time import product_time
-from .tiles import LEAST_SHARED, TileForm
+from .tiles import LEAST_SHARED, MOST_RESIDENT, PIECE, TileForm
 
-DECODING = 6.0
-"""Instructions of a code that becomes an element of a product, with its share of loads (counted in int8's and int4's).
+STEP = 80
+"""Instructions of a warp for a block of columns beside those of its codes: copies, addresses, a barrier; STEP_ACROSS
+where codes lie along rows.
 """
+STEP_ACROSS = 110
+DECODING = {4: 2.4, 8: 3.7}
+"""Of a code of so many bits that becomes an element of a product, SCALED more where each is multiplied by its scale,
+FLOAT8 where it is a float of 8 bits that no instruction converts, and MULTIPLIED for each 8 rows of x (all counted in
+machine code for sm_90, of 4096 x 4096 and 1 or 16 rows of x).
+"""
+SCALED, FLOAT8, MULTIPLIED = 3.2, 8.0, 0.6
+CONVERTS_F8 = 89
+"""The first architecture with a conversion of floats of 8 bits."""
 UNDER_WAY = 0.9e-6
 """Seconds from the request of bytes of memory to when they are there, of a device whose multiprocessors all ask
 (estimate): what a block has under way in its stages is bounded by it.
@@ -105,22 +117,34 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     blocks, steps = ceil(rows / by), ceil(columns / width)
     elements = blocks * by * steps * width
     features = sum(p.padded for p in own.added)
-    busy = min(1.0, blocks / gpu.sms)
     known = {b for b in {*loop.reads, *loop.writes}}
     outside = sum(evaluate(program.types[b].nbytes, dims) for b in known)
-    sizes = ((s, *s.sizes(by, width)) for s in own.strips)
+    sizes = [(s, *s.sizes(by, width)) for s in own.strips]
     stage = sum(height * ceil(neighbours * s.bytes / SECTOR_BYTES) * SECTOR_BYTES for s, height, neighbours in sizes)
-    resident = max(1, min(2, LEAST_SHARED // max(form.shared_bytes(by, width, loop.tile), 1)))
-    rounds = ceil(blocks / (resident * gpu.sms))
-    waits = UNDER_WAY * (1 + rounds * steps / max(1, loop.tile.stages - 1))
+    tile, shared = loop.tile, sum(form.strip_bytes(own, by, width))
+    resident = max(1, min(MOST_RESIDENT, LEAST_SHARED // max(form.shared_bytes(by, width, tile), 1)))
+    rounds, clocks = ceil(blocks / (resident * gpu.sms)), gpu.sms * gpu.clock * min(1.0, blocks / gpu.sms)
+    waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1))
+    issued = float(blocks * steps * tile.warps * (STEP_ACROSS if form.rows_together else STEP))
+    issued += elements / WARP * (_decoding(form, program.types, gpu) + MULTIPLIED * features / PIECE)
     units = (
-        outside / gpu.bandwidth,
-        blocks * steps * stage / (gpu.copied * busy),
-        elements * DECODING / (LANES * gpu.issue_share * gpu.sms * gpu.clock * busy),
-        elements * features / (gpu.matrix * gpu.sms * gpu.clock * busy),
-        waits,
+        issued / (4 * gpu.issue_share * clocks),
+        elements * features / (gpu.matrix * clocks),
+        2 * blocks * steps * shared / (SHARED_RATE * clocks),
     )
-    return float(gpu.launch + max(units))
+    warps = max(1, round(min(resident, blocks / gpu.sms) * tile.warps / 4))
+    l2 = blocks * steps * stage / (gpu.copied * min(1.0, blocks / gpu.sms))
+    return float(gpu.launch + max(in_turn(units, warps), outside / gpu.bandwidth, l2, waits))
+
+
+def _decoding(form: TileForm, types: Mapping[str, Type], gpu: Gpu) -> float:
+    """Instructions of a code."""
+    (own,) = form.sweeps
+    codes = [c.strip for c in own.codes if c.strip.is_codes]
+    scaled = form.rows_together and any(s.op == "mul" for k in own.kernels for s in k.body if s.dtype is F32)
+    bits = 4 if any(s.per == 2 for s in codes) else 8
+    floats = bits == 8 and any(types[s.buffer].dtype.kind == "f" for s in codes)
+    return DECODING[bits] + SCALED * scaled + FLOAT8 * (floats and int(gpu.arch[3:]) < CONVERTS_F8)
 
 
 def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:

@@ -12,11 +12,12 @@ The steps of the loop itself, the epilogue, are kernels over rows, or rows x fea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..ir.dims import Size, floordiv, substitute
+from ..ir.dims import Size, floordiv
 from ..ir.kernel import Call, Kernel, Loop, Program, Sweep, Tile
+from ..ir.quotient import Quotient
 from ..ir.statement import REDUCTIONS, Operand, Stmt, flatten
 from ..ir.types import BF16, F16, F32, DType, Type
 from ..process.forks import cached_property
@@ -126,7 +127,7 @@ class Strip:
     @property
     def padded(self) -> int:
         """Features in shared memory: zeros follow."""
-        return -(-self.features // ROWS) * ROWS
+        return -(-self.features // PIECE) * PIECE
 
     def sizes(self, rows: int, columns: int) -> tuple[int, int]:
         """Rows and elements of each for a block of so many rows and columns."""
@@ -138,18 +139,20 @@ class Strip:
         """Whether a lane loads the bytes of several elements at once."""
         return self.bytes == 1 and self.per <= 2
 
-    def pitch(self, rows: int, columns: int) -> int:
+    def pitch(self, rows: int, columns: int, run: int) -> int:
         """Elements from a row in shared memory to the next, so that lanes which load together read other banks.
 
-        Of codes along columns a lane has :data:`RUN` columns, and the bytes of four lanes in a row lie beside those of
+        Of codes along columns a lane has a run of columns, and the bytes of four lanes in a row lie beside those of
         the next row; of others the next row is 16 bytes further.
         """
         width = self.sizes(rows, columns)[1] * self.bytes
         if not self.is_codes:
-            return (-(-width // 16) | 1) * 16 // self.bytes
+            pieces = -(-width // 16)
+            apart = pieces | 1 if run != RUN // 2 else pieces + (4 - pieces) % 8  # four lanes have neighbouring pieces
+            return apart * 16 // self.bytes
         if self.across:
             return -(-(width - 16) // 32) * 32 + 16
-        own = 4 * RUN // self.per
+        own = 4 * run // self.per
         return width + (own - width) % 128
 
 
@@ -254,6 +257,11 @@ class TileForm:
         """Columns of the fragments of a carry of rows and features."""
         return next(p.padded for s in self.sweeps for p in s.added if p.carry == carry)
 
+    def padded_features(self, features: int) -> int:
+        """Columns of the fragments of results that have so many: of a product with what is computed 8 at a time."""
+        unit = PIECE if self.decoded else ROWS
+        return -(-features // unit) * unit
+
     @cached_property
     def decoded(self) -> bool:
         """Whether what it sums up is computed of memory alone."""
@@ -262,9 +270,13 @@ class TileForm:
     @cached_property
     def run(self) -> int:
         """Neighbouring columns of a lane, of each four times as many: those of fragments where codes do not lie along
-        the columns.
+        the columns; fewer where those share a scale.
         """
-        return RUN if any(c.strip.is_codes and not c.strip.across for s in self.sweeps for c in s.codes) else 2
+        strips = [c.strip for s in self.sweeps for c in s.codes if not c.strip.across]
+        if not any(s.is_codes for s in strips):
+            return 2
+        shared = min((s.per for s in strips if not s.is_codes), default=4 * RUN)
+        return RUN // 2 if 2 * RUN <= shared < 4 * RUN else RUN
 
     @cached_property
     def rows_together(self) -> bool:
@@ -274,7 +286,7 @@ class TileForm:
     def strip_bytes(self, sweep: SweepForm, rows: int, columns: int) -> Iterator[int]:
         """Of a sweep's strips, for one stage."""
         for s in sweep.strips:
-            yield -(-s.sizes(rows, columns)[0] * s.pitch(rows, columns) * s.bytes // 16) * 16
+            yield -(-s.sizes(rows, columns)[0] * s.pitch(rows, columns, self.run) * s.bytes // 16) * 16
 
     def shared_bytes(self, rows: int, columns: int, tile: Tile) -> int:
         """Of a block of so many rows and columns."""
@@ -296,7 +308,8 @@ class TileForm:
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         rows = max(6 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
-        own = carried + blocks * columns // 2 + rows + self.fragments(tiles)
+        packed = 2 if self.decoded else 1  # elements of a block in a register
+        own = carried + blocks * columns // (2 * packed) + rows + self.fragments(tiles)
         more = self.more_statements * (32 * OF_STATEMENT[self.is_several] + columns) // 32
         own += more if any(s.added for s in self.sweeps) else STATEMENTS
         if self.is_several:
@@ -470,9 +483,9 @@ def _too_large(form: TileForm, rows: int, columns: int, tiles: int, tile: Tile, 
 
 SHARING = (8, 4)
 """Warps of a block that share its columns, where weights are decoded: so many have bytes under way."""
-DECODED = ((2, 64, 3), (1, 64, 3), (2, 64, 2), (1, 64, 2))
+DECODED = ((2, 128, 3), (2, 128, 2), (2, 64, 3), (1, 64, 3), (2, 64, 2), (1, 64, 2))
 """Of a warp, tiles of 16 rows, columns, and stages, where codes lie along columns;"""
-DECODED_ACROSS = ((4, 32, 3), (2, 32, 3), (2, 32, 2), (1, 32, 2))
+DECODED_ACROSS = ((4, 64, 3), (4, 32, 3), (2, 64, 3), (2, 64, 2), (2, 32, 3), (2, 32, 2), (1, 32, 2))
 """and where they lie along rows: 64 are the 32 bytes of a transfer, of int4 too."""
 
 
@@ -585,11 +598,16 @@ def _codes(kernel: Kernel, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) 
         flat = flatten(s.index, types[s.buffer].shape)
         start, steps = flat.const, dict[str, tuple[Size, int]]()
         for variable, factor in flat.terms:
-            axis, first, per = place_of(kernel, variable)
-            if not begins_whole(first, per, {loop.rows[0], sweep.cols[0]}):
-                raise NotTiled(f"{s.buffer} has an element for {per} neighbours, and the first block begins within one")
-            start = start + floordiv(first, per) * factor
-            steps[axis] = (factor, per)
+            own = Quotient.of(kernel, variable)
+            if own is None or own.by & (own.by - 1):  # blocks are of powers of two
+                steps[""] = (factor, 1)
+                continue
+            if not own.starts_between(own.by, {loop.rows[0], sweep.cols[0]}):
+                raise NotTiled(
+                    f"{s.buffer} has an element for {own.by} neighbours, and the first block begins within one"
+                )
+            start = start + floordiv(own.first, own.by) * factor
+            steps[own.axis] = (factor, own.by)
         if steps.keys() != {row, column} or len(flat.terms) != 2:
             continue
         for across, (near, far) in enumerate(((column, row), (row, column))):
@@ -598,29 +616,6 @@ def _codes(kernel: Kernel, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) 
                 strip = Strip(s.buffer, start, steps[far][0], across=bool(across), per=steps[near][1], bytes=size)
                 yield Codes(kernel, s, strip)
                 break
-
-
-def place_of(kernel: Kernel, variable: str) -> tuple[str, Size, int]:
-    """(axis, where it begins, divisor) of a term of an index: ``(axis + first) // divisor``; the axis "" for others."""
-    s, by = kernel.stmts.get(variable), 1
-    if s is None:
-        return variable, 0, 1
-    if s.op == "right_shift" and kernel.stmts[s.args[1]].op == "const":
-        by = 2 ** int(kernel.stmts[s.args[1]].attr("value"))
-        s = kernel.stmts[s.args[0]]
-    if s.op == "index" and len(s.index[0].terms) == 1 and s.index[0].terms[0][1] == 1:
-        axis = s.index[0].terms[0][0]
-        return ("" if axis.startswith("%") else axis), s.index[0].const, by
-    return "", 0, 1
-
-
-def begins_whole(first: Size, per: int, starts: Collection[str]) -> bool:
-    """Whether a place, of rows or columns in a block, is known to be a multiple.
-
-    :param starts: symbols of the first row and the first column of a block, which are multiples.
-    """
-    behind = substitute(first, dict.fromkeys(starts, 0))
-    return per == 1 or (isinstance(behind, int) and behind % per == 0)
 
 
 def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> Scores | Added:

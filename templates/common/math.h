@@ -658,11 +658,13 @@ GRADC_FN f32 f16_round(f32 x) { return f16_decode(f16_encode(x)); }
 #endif
 
 /* E4M3FN: no infinity, largest 448, NaN is 0x7f.  Finite values saturate; infinity becomes NaN. */
+#ifndef GRADC_F8E4M3_NATIVE
 GRADC_FN f32 f8e4m3_decode(u32 h) {
     f32 finite = GRADC_DECODE(h & 0x7fu, 3, 0x1p120f);
     u32 nan = (h & 0x7fu) == 0x7fu ? 0x7fc00000u : 0u;
     return f32_of_bits(bits_of_f32(finite) | nan | (h & 0x80u) << 24);
 }
+#endif
 GRADC_FN u32 f8e4m3_encode(f32 x) {
     u32 b = bits_of_f32(x);
     u32 a = b & 0x7fffffffu;
@@ -675,11 +677,13 @@ GRADC_FN u8 f8e4m3_store(f32 x) { return (u8)f8e4m3_encode(x); }
 GRADC_FN f32 f8e4m3_round(f32 x) { return f8e4m3_decode(f8e4m3_encode(x)); }
 
 /* E5M2: the upper half of f16.  Finite values saturate at 57344; infinity stays. */
+#ifndef GRADC_F8E5M2_NATIVE
 GRADC_FN f32 f8e5m2_decode(u32 h) {
     f32 finite = GRADC_DECODE(h & 0x7fu, 2, 0x1p112f);
     u32 special = (h & 0x7cu) == 0x7cu ? 0x7f800000u : 0u;
     return f32_of_bits(bits_of_f32(finite) | special | (h & 0x80u) << 24);
 }
+#endif
 GRADC_FN u32 f8e5m2_encode(f32 x) {
     u32 b = bits_of_f32(x);
     u32 a = b & 0x7fffffffu;

@@ -86,6 +86,14 @@ GRADC_FN f32 bf16_round(f32 x) { return f32_of_bits((u32)bf16_store(x) << 16); }
 #define GRADC_BF16_NATIVE 0
 #endif
 
+/* Floats of 8 bits as f16, which holds them: E5M2 is the upper half of one, of E4M3 a device has the conversion from sm_89 on, CUDA 12.1. */
+#define GRADC_F8E5M2_NATIVE 1
+GRADC_FN f32 f8e5m2_decode(u32 h) { return f16_load((u16)(h << 8)); }
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900 || (__CUDA_ARCH__ >= 890 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1201))
+#define GRADC_F8E4M3_NATIVE 1
+GRADC_FN f32 f8e4m3_decode(u32 h) { u32 x; asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(x) : "h"((u16)h)); return f16_load((u16)x); }
+#endif
+
 #endif
 
 /* The polynomials' a*b + c, fused as on a CPU with fma. */

@@ -11,12 +11,32 @@
 
 #include "tensor_cores.h"
 
-/* What products are given: fragments of 16 bits, two in a register. */
+/* Two of the 8 numbers of 4 bits in a word, n and n + 4, in the low bits of its halves; of numbers less 8, plus 8. */
+template <int FLIP> GRADC_FN u32 gradc_nibbles(u32 word, int n) { return (FLIP ? word ^ 0x88888888u : word) >> 4 * n; }
+
+/* What products are given: fragments of 16 bits, two in a register.
+ *
+ * digits: integers of 4 bits less zeros, each times 1 / UNITS, exactly.  As the last bits of a bf16 an integer q is 2^-133 q, which is an FMA from
+ * 2^-6 (q - z): of integers z of 8 bits it has 8 bits.  Behind those of 2^10 in f16 there is room for them. */
 struct gradc_bf16_fragments {
+  static constexpr f32 UNITS = 64.0f;
+  static __device__ __forceinline__ u32 zeros(int flip, f32 low, f32 high) { return packed((f32)flip * -0x1p-6f - low * 0x1p-6f, (f32)flip * -0x1p-6f - high * 0x1p-6f); }
+  static __device__ __forceinline__ u32 no_zeros(int flip) { return flip ? 0xbe00be00u : 0; }
+  template <int FLIP> static __device__ __forceinline__ u32 digits(u32 word, int n, u32 zeros) {
+    return fma_bf16x2(gradc_nibbles<FLIP>(word, n) & 0x000f000fu, 0x7f007f00u, zeros);
+  }
+  static __device__ __forceinline__ f32 half(u32 pair, int i) { return f32_of_bits(i ? pair & 0xffff0000u : pair << 16); }
   static __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_m16n8k16_bf16(d, a, b0, b1); }
   static __device__ __forceinline__ u32 packed(f32 low, f32 high) { return pack_bf16(low, high); }
 };
 struct gradc_f16_fragments {
+  static constexpr f32 UNITS = 1.0f;
+  static __device__ __forceinline__ u32 zeros(int flip, f32 low, f32 high) { return packed(-1024.0f - (f32)flip - low, -1024.0f - (f32)flip - high); }
+  static __device__ __forceinline__ u32 no_zeros(int flip) { return flip ? 0xe408e408u : 0xe400e400u; }
+  template <int FLIP> static __device__ __forceinline__ u32 digits(u32 word, int n, u32 zeros) {
+    return fma_f16x2(masked_or(gradc_nibbles<FLIP>(word, n), 0x000f000fu, 0x64006400u), 0x3c003c00u, zeros);
+  }
+  static __device__ __forceinline__ f32 half(u32 pair, int i) { return f16_load((u16)(i ? pair >> 16 : pair)); }
   static __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_m16n8k16_f16(d, a, b0, b1); }
   static __device__ __forceinline__ u32 packed(f32 low, f32 high) { return pack_f16(low, high); }
 };
@@ -146,18 +166,24 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[T
 }
 
 /* HEIGHT rows of WIDTH neighbours as they lie in memory, `step` elements apart: all threads together copy them.  Pieces of 16 bytes, or of
- * what a row is a multiple of, move asynchronously where all begin at multiples of them; else an element, and nothing is under way. */
+ * what a row is a multiple of, move asynchronously where all begin at multiples of them; of rows of an element of less than 4, the word that
+ * it is in, where that begins in the array and all elements have the same place, `shift`, in theirs; else an element, and nothing is under way. */
 template <class T, int WIDTH, int PITCH, int HEIGHT, int THREADS> struct gradc_strip {
   enum { BYTES = WIDTH * (int)sizeof(T), PIECE = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : 0, PER = PIECE ? PIECE / (int)sizeof(T) : 1 };
   enum { PER_ROW = WIDTH / PER, PIECES = HEIGHT * PER_ROW };
   enum { EVEN = PIECES && THREADS % PER_ROW == 0, ROWS = THREADS / PER_ROW, TIMES = (HEIGHT + ROWS - 1) / ROWS };
-  const T *first;
+  const T *first, *own; /* own: what the thread copies, if its part is even */
   i64 step, next;
-  bool in_pieces;
+  bool in_pieces, in_words;
+  int shift;
 
-  static __device__ __forceinline__ gradc_strip at(const T *from, i64 step, i64 next) {
+  static __device__ __forceinline__ int row() { return (int)threadIdx.x / PER_ROW; }
+  static __device__ __forceinline__ int place() { return (int)threadIdx.x % PER_ROW * PER; }
+  static __device__ __forceinline__ gradc_strip at(const T *array, i64 start, i64 step, i64 next) {
+    const T *const from = array + start;
     const bool in_pieces = PIECE && next == 1 && step % PER == 0 && gradc_aligned(from, PIECE ? PIECE : 1);
-    return {from, step, next, in_pieces};
+    const bool in_words = BYTES < 4 && WIDTH == 1 && step * (int)sizeof(T) % 4 == 0 && gradc_aligned(array, 4);
+    return {from, from + row() * step + place(), step, next, in_pieces, in_words, in_words ? (int)(start % (4 / (int)sizeof(T))) : 0};
   }
 
   static __device__ __forceinline__ void piece(T *to, const T *from, int bytes) {
@@ -169,13 +195,13 @@ template <class T, int WIDTH, int PITCH, int HEIGHT, int THREADS> struct gradc_s
   /* Starts the copy of what is `offset` elements behind the first: of each of the `there` first rows the `valid` first; the others are 0. */
   __device__ __forceinline__ void copy(T *strip, i64 offset, ix there, ix valid) const {
     if (in_pieces && EVEN && valid >= WIDTH) {
-      const int row = (int)threadIdx.x / PER_ROW, place = (int)threadIdx.x % PER_ROW * PER;
-      const T *const own = first + offset + row * step + place;
-      T *const to = strip + row * PITCH + place;
+      const T *const from = own + offset;
+      T *const to = strip + row() * PITCH + place();
+      const bool all = there >= HEIGHT;
 #pragma unroll
       for (int i = 0; i < TIMES; i++) {
-        if (HEIGHT % ROWS && row + i * ROWS >= HEIGHT) break;
-        piece(to + i * ROWS * PITCH, own + i * ROWS * step, row + i * ROWS < there ? PIECE : 0);
+        if (HEIGHT % ROWS && row() + i * ROWS >= HEIGHT) break;
+        piece(to + i * ROWS * PITCH, from + i * ROWS * step, all || row() + i * ROWS < there ? PIECE : 0);
       }
     } else if (in_pieces) {
 #pragma unroll 1
@@ -183,6 +209,12 @@ template <class T, int WIDTH, int PITCH, int HEIGHT, int THREADS> struct gradc_s
         const int r = i / PER_ROW, c = i % PER_ROW * PER;
         const int own = r < there ? (int)gradc_max(0, gradc_min((ix)PER, valid - c)) : 0;
         piece(strip + r * PITCH + c, own > 0 ? first + offset + r * step + c : first, own * (int)sizeof(T));
+      }
+    } else if (in_words) {
+#pragma unroll 1
+      for (int r = threadIdx.x; r < HEIGHT; r += THREADS) {
+        const bool read = r < there && valid > 0;
+        cp_async4(strip + r * PITCH, read ? first - shift + offset + r * step : first - shift, read ? (shift + 1) * (int)sizeof(T) : 0);
       }
     } else {
 #pragma unroll 1
@@ -220,10 +252,34 @@ template <int COLUMNS, int TILES> GRADC_FN void gradc_left_of_block(u32 (&a)[TIL
 /* An integer of 8 bits as f32: what follows the bits of 2^23. */
 GRADC_FN f32 gradc_whole(u8 q) { return f32_of_bits(0x4b000000u | q) - 0x1p23f; }
 GRADC_FN f32 gradc_whole(i8 q) { return f32_of_bits(0x4b000000u | (u8)(q ^ 0x80)) - (0x1p23f + 128.0f); }
-/* 1 + q / 16 of the 4 bits q at bit `place` of words, of a signed q 1 + (q + 8) / 16: they follow the bits of 1. */
-template <bool SIGNED, int N> GRADC_FN f32 gradc_fraction(const u32 (&words)[N], int byte, int place) {
-  const u32 word = SIGNED ? words[byte / 4] ^ 0x88888888u : words[byte / 4];
-  return f32_of_bits(masked_or(rotated(word, (19 - byte % 4 * 8 - place) & 31), 0x780000u, 0x3f800000u));
+/* Half a word of 4 bits each, of two columns: the first in its low half. */
+GRADC_FN u32 gradc_of_columns(u32 first, u32 second, int half) { return permuted(first, second, half ? 0x7632u : 0x5410u); }
+/* A pair of which columns that are not there are 0. */
+GRADC_FN u32 gradc_of_there(u32 pair, bool low, bool high) { return (low ? pair & 0xffffu : 0) | (high ? pair & 0xffff0000u : 0); }
+
+/* The bytes of 16 numbers, rounded to 16 bits: the low ones, and the high ones. */
+template <class F> GRADC_FN void gradc_codebook(u32 (&book)[8], const f32 *values) {
+#pragma unroll
+  for (int n = 0; n < 4; n++) {
+    const u32 first = F::packed(values[4 * n], values[4 * n + 1]), second = F::packed(values[4 * n + 2], values[4 * n + 3]);
+    book[n] = permuted(first, second, 0x6420u), book[4 + n] = permuted(first, second, 0x7531u);
+  }
+}
+/* The bytes of a codebook for four codes. */
+GRADC_FN u32 gradc_bytes_of_codes(u32 b0, u32 b1, u32 b2, u32 b3, u32 low_bits, u32 high_bit) {
+  return permuted(permuted(b0, b1, low_bits), permuted(b2, b3, low_bits), high_bit);
+}
+/* The entries of the codes n and n + 4 of a word's 8. */
+GRADC_FN u32 gradc_entries(const u32 (&book)[8], u32 word, int n) {
+  const u32 low_bits = word & 0x77777777u, high_bit = masked_or(word >> 1, 0x44444444u, 0x32103210u);
+  u32 entries[2];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const u32 low = gradc_bytes_of_codes(book[0], book[1], book[2], book[3], low_bits >> 16 * half, high_bit >> 16 * half);
+    const u32 high = gradc_bytes_of_codes(book[4], book[5], book[6], book[7], low_bits >> 16 * half, high_bit >> 16 * half);
+    entries[half] = permuted(low, high, n < 2 ? 0x5140u : 0x7362u);
+  }
+  return gradc_of_columns(entries[0], entries[1], n % 2);
 }
 
 /* o += p b^T: fragments times a strip whose neighbours are columns of p. */
@@ -238,33 +294,69 @@ GRADC_FN void gradc_add_strip(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TIL
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 16) {
       u32 r[4];
-      ldmatrix_x4(r, own + c * PITCH + n);
+      if (c + 16 <= DEPTH) ldmatrix_x4(r, own + c * PITCH + n);
+      else ldmatrix_x2(*(u32(*)[2])r, own + (c - lane / 16 * 8) * PITCH + n);
 #pragma unroll
       for (int m = 0; m < TILES; m++) {
         F::multiply(o[(m * DEPTH + c) / 8], a[m], r[0], r[1]);
-        F::multiply(o[(m * DEPTH + c) / 8 + 1], a[m], r[2], r[3]);
+        if (c + 16 <= DEPTH) F::multiply(o[(m * DEPTH + c + 8) / 8 % (TILES * DEPTH / 8)], a[m], r[2], r[3]);
       }
     }
   }
 }
-/* The same where a lane has 16 neighbours of each 64 columns, those of four products: pieces 2u and 2u + 1 of 8 columns are its neighbours
- * 4u to 4u + 3. */
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+/* Pieces of 8 of a run of neighbours in a row of b, as the right operands of RUN / 4 products: neighbours 4u to 4u + 3; or, in words, of each 8
+ * neighbours those of u and u + 4, and of u + 1 and u + 5. */
+template <int RUN, bool IN_WORDS> GRADC_FN void gradc_load_run(u32 (&r)[RUN / 4][2], const u16 *b) {
+#pragma unroll
+  for (int n = 0; n < RUN / 8; n++) {
+    const uint4 x = ((const uint4 *)b)[n];
+    r[2 * n][0] = IN_WORDS ? permuted(x.x, x.z, 0x5410u) : x.x, r[2 * n][1] = IN_WORDS ? permuted(x.x, x.z, 0x7632u) : x.y;
+    r[2 * n + 1][0] = IN_WORDS ? permuted(x.y, x.w, 0x5410u) : x.z, r[2 * n + 1][1] = IN_WORDS ? permuted(x.y, x.w, 0x7632u) : x.w;
+  }
+}
+/* The same where a lane has RUN neighbours of each 4 RUN columns, those of RUN / 4 products. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, int RUN, bool IN_WORDS>
 GRADC_FN void gradc_add_runs(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
   const int lane = threadIdx.x % 32;
-  const u16 *const own = b + lane / 4 * PITCH + lane % 4 * 16;
+  const u16 *const own = b + lane / 4 * PITCH + lane % 4 * RUN;
 #pragma unroll
-  for (int n = 0; n < COLUMNS; n += 64)
+  for (int n = 0; n < COLUMNS; n += 4 * RUN)
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 8) {
-      const uint4 low = *(const uint4 *)(own + c * PITCH + n), high = *(const uint4 *)(own + c * PITCH + n + 8);
-      const u32 r[4][2] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
+      u32 r[RUN / 4][2];
+      gradc_load_run<RUN, IN_WORDS>(r, own + c * PITCH + n);
 #pragma unroll
-      for (int u = 0; u < 4; u++) {
+      for (int u = 0; u < RUN / 4; u++) {
         u32 a[TILES][4];
         gradc_left_of_block<COLUMNS, TILES>(a, p, n + 16 * u);
 #pragma unroll
         for (int m = 0; m < TILES; m++) F::multiply(o[(m * DEPTH + c) / 8], a[m], r[u][0], r[u][1]);
+      }
+    }
+}
+/* The same where 4 RUN columns share a scale of each row. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, int RUN, bool IN_WORDS>
+GRADC_FN void gradc_add_runs(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b, const f32 (&scale)[2 * TILES][COLUMNS / (4 * RUN)]) {
+  const int lane = threadIdx.x % 32;
+  const u16 *const own = b + lane / 4 * PITCH + lane % 4 * RUN;
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n += 4 * RUN)
+#pragma unroll
+    for (int c = 0; c < DEPTH; c += 8) {
+      u32 r[RUN / 4][2];
+      gradc_load_run<RUN, IN_WORDS>(r, own + c * PITCH + n);
+      f32 sum[TILES][4] = {};
+#pragma unroll
+      for (int u = 0; u < RUN / 4; u++) {
+        u32 a[TILES][4];
+        gradc_left_of_block<COLUMNS, TILES>(a, p, n + 16 * u);
+#pragma unroll
+        for (int m = 0; m < TILES; m++) F::multiply(sum[m], a[m], r[u][0], r[u][1]);
+      }
+#pragma unroll
+      for (int i = 0; i < 4 * TILES; i++) {
+        f32 &to = o[(i / 4 * DEPTH + c) / 8][i % 4];
+        to = mad_f32(sum[i / 4][i % 4], scale[i / 2][n / (4 * RUN)], to);
       }
     }
 }

@@ -224,6 +224,47 @@ def test_few_rows_are_one_kernel(name, direction):
     assert_one_tile(program(name, direction, "f16", 7, 1536, 1536))
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("f16", np.inf), ("bf16", 2.0**124), ("bf16", 2.0**127), ("f32", 2.0**-140)]
+)
+def test_scales_at_the_ends_of_their_range(direction, dtype, scale):
+    """Large ones give what is finite of finite products, and infinite ones nothing that is finite where x is not 0."""
+    n, k, group = 32, 128, 64
+    rng = np.random.default_rng(0)
+    q, z = rng.integers(0, 256, (n, k // 2)).astype(np.uint8), np.full((n, k // group), 255, np.uint8)
+    z[::2] = 7
+    s = np.ones((n, k // group))
+    s[:, 0] = np.where(np.arange(n) % 3 == 0, scale, 1)
+    q[3, : group // 2] = 0x77
+    z[3] = 7  # weights that are 0, whatever their scale
+    along = k if direction == "forward" else n
+    x = np.zeros((2, along))
+    x[0, 5], x[1] = 2.0**-12, 2.0**-20 * rng.integers(-4, 5, along)
+
+    def product(x: Any, q: Any, s: Any, z: Any) -> Any:
+        own = ops.dequantize(ops.unpack(q, dtype="u4", axis=1), s, z, block=(1, group), out_dtype="bf16")
+        return ops.linear(x, own) if direction == "forward" else x @ own
+
+    types = {"x": f"bf16[2,{along}]", "q": f"u8[{n},{k // 2}]", "s": f"{dtype}[{n},{k // group}]"}
+    types["z"] = f"u8[{n},{k // group}]"
+    made = run_passes(gradc.trace(product, **types), (), Options(arch="sm_90"), "cuda")[2]["forward"]
+    assert_one_tile(made)
+    arrays = {"x": x, "q": q, "s": s, "z": z}
+    arrays = {name: a.astype(made.buffer[name].type.dtype.np) for name, a in arrays.items()}
+    with knobs.SIM_CHECK.set(True):
+        got = Executable(made, "cuda-sim").run(**arrays)["y"].astype(np.float64)
+    spread = torch.tensor(arrays["s"].astype(np.float64)).repeat_interleave(group, 1)
+    weight = (_nibbles(torch.tensor(q)).double() - torch.tensor(z).double().repeat_interleave(group, 1)) * spread
+    weight = (weight.mT if direction == "forward" else weight).numpy()
+    with np.errstate(invalid="ignore"):
+        wanted, magnitudes = x @ weight, np.abs(x) @ np.abs(weight)
+    finite = np.isfinite(wanted) & (np.abs(weight) < 2.0**128).all(0)  # a weight in bf16 is infinite else
+    assert np.isfinite(got[finite]).all() and finite.any()
+    assert not np.isfinite(got[~np.isfinite(wanted)]).any()
+    assert (np.abs(got - wanted)[finite] <= magnitudes[finite] * 2.0**-7 + 2.0**-133).all()
+
+
 def _high_bits(q: Any) -> Any:
     return ops.right_shift(q, 4)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...ir.dims import Size, same
 from ...ir.kernel import Kernel
+from ...ir.quotient import Quotient
 from ...ir.statement import Index, Stmt
 from ...ir.types import I64
 from ..loops.legality import refuse
@@ -133,15 +134,10 @@ class Digits:
         return total
 
     def halved(self, value: str) -> tuple[str, int] | None:
-        """(axis, divisor) where a value is a digit divided by a power of two."""
-        s = self.kernel.stmts.get(value)
-        if s is None or s.op != "right_shift":
-            return None
-        at, by = (self.kernel.stmts[a] for a in s.args)
-        axis = at.index[0].variable if at.op == "index" else None
-        if axis is None or axis not in self._axes or by.op != "const":
-            return None
-        return axis, 2 ** int(by.attr("value"))
+        """(axis, divisor) where a value is a digit divided by a number."""
+        own = Quotient.of(self.kernel, value)
+        divided = own is not None and own.by > 1 and own.plain and own.axis in self._axes
+        return (own.axis, own.by) if own is not None and divided else None
 
     def digit(self, axis: str) -> Index:
         """A digit of a position."""

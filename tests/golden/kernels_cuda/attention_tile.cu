@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
     const ix cols_ = gradc_min(COLUMNS, S - col_);
     cp_async_wait<STAGES - 2>();
     __syncthreads(); /* the stage is there for all, and nobody reads the one before it any more */
-    if (col_ + (STAGES - 1) * COLUMNS < end0) copy0(col_ + (STAGES - 1) * COLUMNS, (stage + STAGES - 1) % STAGES);
+    if (col_ + (STAGES - 1) * COLUMNS < end0) copy0(col_ + (STAGES - 1) * COLUMNS, stage > 0 ? stage - 1 : STAGES - 1);
     cp_async_commit();
     const ix lane_columns = cols_ - lane_column; /* so many are there from the lane's first column on */
     const int at_edge = !(cols_ == COLUMNS && ((LAST_COLUMN - 1 * row_ + col_) <= 0));

@@ -1,38 +1,51 @@
-"""Codes of a few bits as f32, by their bits: without conversions, of which a multiprocessor does a quarter as many as
-of sums, and with one FMA for a zero point and a scale.
+"""Codes of a few bits as numbers of 16 or 32 bits, by their bits: without conversions, of which a multiprocessor does a
+quarter as many as of sums.
 
-    cast(q)              ->  whole(q)                        an integer of 8 bits behind those of 2^23, less 2^23
-    cast(q) * s          ->  fraction(q) * (16 s) - 16 s     1 + q / 16, whose bits are those of q behind those of 1
-    (cast(q) - z) * s    ->  fraction(q) * (16 s) - (z + 16) s
+    cast(q)                  ->  whole(q)        f32: an integer of 8 bits behind those of 2^23, less 2^23
+    cast(q), cast(q) - z     ->  digit(q, z)     of 4 bits: two at once in a register, each in 16 bits, exactly
+    table[q], cast(q: f4)    ->  entry(q)        of 4 bits: bytes of a codebook of 16 numbers, by permutations
+    store cast(digit * s)    ->  store digit, s  s multiplies what a product has summed of the columns that share it
 
-where q has 4 bits, and several elements share z and s.  The first is the same bits, and so is the second where 16 s is
-finite; of the third ``z + 16`` and its product with s are rounded, by a unit in the last place each.  Where the offset
-overflows, as for an s that is infinite or 2^124 and more, an element is NaN.
+A digit of bf16 has the unit 2^-6: an integer of at most 8 bits less another one of as many then is one FMA, and exact.
+Such a block is stored times its unit, and the sum divided by it, a power of two.  Where columns of a product share a
+scale it multiplies their sum in f32, and no weight is rounded; else each weight is, once, as in the graph.  A product
+of no weight by an infinite scale is NaN, and another infinite.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ....analysis.tiles import SweepForm, TileForm
+from ....ir.dims import substitute
 from ....ir.kernel import Kernel
+from ....ir.node import REGISTRY
 from ....ir.statement import Stmt
-from ....ir.types import DTYPES, F32, DType
-from .lanes import Lanes, shared_values
+from ....ir.types import BF16, F32, DType, Type, read
+from .canonical import COLUMN, ROW
+from .lanes import PAIRED, Lanes, shared_values
 
-I4, U4 = DTYPES["i4"], DTYPES["u4"]
+ZERO_BITS = 8
+"""Of a zero point's integer, so that its difference to a code fits 16-bit floats."""
 
 
-def decoded(form: TileForm, lanes: Lanes) -> TileForm:
+def decoded(form: TileForm, lanes: Lanes, types: Mapping[str, Type]) -> TileForm:
     """The form with the rewrites of this module in the kernels that decode."""
 
     def of(sweep: SweepForm) -> SweepForm:
-        made = {c.kernel: _Decoder(c.kernel, sweep, lanes).kernel() for c in sweep.codes}
+        made = {c.kernel: _Decoder(c.kernel, sweep, lanes, types, form.dtype).kernel() for c in sweep.codes}
         steps = tuple(made.get(s, s) if isinstance(s, Kernel) else s for s in sweep.steps)
         return replace(sweep, steps=steps, codes=tuple(replace(c, kernel=made[c.kernel]) for c in sweep.codes))
 
     return replace(form, sweeps=tuple(map(of, form.sweeps)))
+
+
+def paired(kernel: Kernel) -> Stmt | None:
+    """The statement of a kernel that decodes two neighbours at once."""
+    return next((s for s in kernel.body if s.op in PAIRED), None)
 
 
 @dataclass
@@ -42,80 +55,130 @@ class _Decoder:
     before: Kernel
     sweep: SweepForm
     lanes: Lanes
+    types: Mapping[str, Type]
+    dtype: DType
     body: list[Stmt] = field(default_factory=list)
 
     def kernel(self) -> Kernel:
-        strips = {c.load.name: c.strip for c in self.sweep.codes if c.kernel is self.before}
-        self.shared = shared_values(self.before, strips, (), self.lanes)
-        self.readers = Counter(u for s in self.before.body for u in s.uses)
-        self.names, self.known = self.before.fresh_names(), dict[object, str]()
-        self.now = self.before.stmts
-        for s in self.before.body:
-            self.body.append((self.scaled(s) if s.op == "mul" and s.dtype is F32 else self.whole(s)) or s)
-        effects = [u for s in self.body if not s.name for u in s.uses]
-        used = set(effects)
+        self.strips = {c.load.name: c.strip for c in self.sweep.codes if c.kernel is self.before}
+        self.shared = shared_values(self.before, self.strips, (), self.lanes)
+        self.names, self.now = self.before.fresh_names(), dict(self.before.stmts)
+        *self.body, last = self.before.body
+        made = self.paired(last) if last.op == "store" and all(s.name for s in self.body) else None
+        if made is not None:
+            self.body.append(made)
+        else:
+            self.body = []
+            for s in self.before.body:
+                self.body.append(self.whole(s) or s)
+        used = {u for s in self.body if not s.name for u in s.uses}
         for s in reversed(self.body):
             used |= {*s.uses} if s.name in used else set()
         return replace(self.before, body=tuple(s for s in self.body if not s.name or s.name in used))
 
-    def add(self, op: str, *args: str, dtype: DType = F32, value: float | None = None) -> str:
-        """The name of a value, computed once."""
-        key = (op, args, value)
-        if key not in self.known:
-            self.known[key] = next(self.names)
-            attrs = () if value is None else (("value", value),)
-            self.body.append(Stmt(self.known[key], op, args, dtype, attrs=attrs))
-        return self.known[key]
+    def add(self, s: Stmt) -> str:
+        """The name of a new value."""
+        made = s.altered(name=next(self.names))
+        self.now[made.name] = made
+        self.body.append(made)
+        return made.name
 
     def is_element(self, name: str) -> bool:
         return name not in self.shared and self.before.is_column(self.now[name])
 
-    def code(self, name: str, bits: int) -> str | None:
-        """The integer of at most so many bits that a value is cast from, an element."""
-        s = self.now[name]
-        dtype = self.now[s.args[0]].dtype if s.op == "cast" else None
-        fits = dtype is not None and dtype.is_integer and dtype.bits <= bits and self.is_element(name)
-        return s.args[0] if fits else None
-
     def whole(self, s: Stmt) -> Stmt | None:
-        """A cast of a code to a float that holds it."""
-        code = (
-            self.code(s.name, 8) if s.name and s.dtype is not None and s.dtype.name in ("f32", "bf16", "f16") else None
-        )
-        if code is None:
+        """A cast of an integer of at most 8 bits to a float that holds it."""
+        if s.op != "cast" or s.dtype is None or s.dtype.name not in ("f32", "bf16", "f16"):
             return None
-        return (
-            s.altered(op="whole", args=(code,), attrs=())
-            if s.dtype is F32
-            else s.altered(args=(self.add("whole", code),))
-        )
+        code = self.now[s.args[0]]
+        if code.dtype is None or not code.dtype.is_integer or code.dtype.bits > 8 or not self.is_element(s.name):
+            return None
+        whole = s.altered(op="whole", attrs=(), dtype=F32)
+        return whole if s.dtype is F32 else s.altered(args=(self.add(whole),))
 
-    def scaled(self, s: Stmt) -> Stmt | None:
-        """A code, less a zero point or not, times a scale."""
-        for x, scale in (s.args, s.args[::-1]):
-            if self.is_element(scale) or not self.is_element(x):
-                continue
-            inner, zero = self.now[x], ""
-            if inner.op == "sub" and self.readers[x] == 1 and not self.is_element(inner.args[1]):
-                x, zero = inner.args
-            code = self.nibble(self.code(x, 4))
-            if code is None:
-                continue
-            offset = self.add("const", value=24.0 if code.dtype is I4 else 16.0)
-            base = self.add("add", zero, offset) if zero else offset
-            sixteen = self.add("mul", scale, self.add("const", value=16.0))
-            below = self.add("neg", self.add("mul", base, scale))
-            return s.altered(op="mad", args=(self.fraction(code), sixteen, below))
+    # -- codes of 4 bits -----------------------------------------------------------------------------------------------
+
+    def paired(self, store: Stmt) -> Stmt | None:
+        """The store of a digit or an entry times a scale, whose product is divided by the digit's unit.
+
+        A scale that all columns of a product share is an operand of the store; one of a run multiplies each element.
+        """
+        rounded = self.now[store.args[0]]
+        if rounded.op != "cast" or rounded.dtype is not self.dtype:
+            return None
+        inner = self.now[rounded.args[0]]
+        if inner.op != "mul" or inner.dtype is not F32:
+            made = self.of_codes(inner)
+            return None if made is None else store.altered(args=(self.add(made),))
+        for x, scale in (inner.args, inner.args[::-1]):
+            if self.is_element(x) and (made := self.of_codes(self.now[x])) is not None:
+                code = self.add(made)
+                if not self.lanes.together and self.is_of_product(scale):
+                    return store.altered(args=(code, scale))
+                return store.altered(
+                    args=(self.add(rounded.altered(args=(self.add(inner.altered(args=(code, scale))),))),)
+                )
         return None
 
-    def nibble(self, name: str | None) -> Stmt | None:
-        """The 4 bits of a loaded byte that a value is: ``bitcast(byte >> place)``."""
-        s = self.now[name] if name else None
-        shift = self.now[s.args[0]] if s is not None and s.op == "bitcast" and s.dtype in (U4, I4) else None
-        loads = {c.load.name for c in self.sweep.codes if c.kernel is self.before and c.strip.is_codes}
-        return s if shift is not None and shift.op == "right_shift" and shift.args[0] in loads else None
+    def is_of_product(self, scale: str) -> bool:
+        """Whether the columns of each product share a value."""
+        return scale in shared_values(self.before, self.strips, (), self.lanes, 4 * self.lanes.run) or (
+            not self.before.is_column(self.now[scale])
+        )
 
-    def fraction(self, code: Stmt) -> str:
-        """1 + q / 16 of a nibble q, or 1 + (q + 8) / 16 of a signed one."""
-        byte, place = self.now[code.args[0]].args
-        return self.add("signed_fraction" if code.dtype is I4 else "fraction", byte, place)
+    def of_codes(self, s: Stmt) -> Stmt | None:
+        """A value of one code of 4 bits, or of that and a zero point: as a digit or an entry."""
+        zero: tuple[str, ...] = ()
+        if s.op == "sub" and s.dtype is F32 and not self.is_element(s.args[1]):
+            zero, s = s.args[1:], self.now[s.args[0]]
+            of = self.now[zero[0]]
+            given = self.now[of.args[0]].dtype if of.op == "cast" else None
+            if given is None or not given.is_integer or given.bits > ZERO_BITS:
+                return None
+        if s.op == "cast" and (byte := self.nibble(s.args[0])):
+            dtype = self.now[s.args[0]].dtype
+            assert dtype is not None
+            values = read(np.arange(16, dtype=np.uint8).view(dtype.np), dtype).astype(np.float32)
+            for flip in (0, 8):
+                if (values[np.arange(16) ^ flip] == np.arange(16) - flip).all():
+                    return Stmt("", "digit", (byte, *zero), F32, attrs=(("flip", flip),))
+            return None if zero else Stmt("", "entry", (byte,), F32, attrs=(("codebook", tuple(map(float, values))),))
+        index = s.index[0] if s.op == "load" and len(s.index) == 1 else None
+        if index is None or zero or self.dtype is not BF16:  # of any range: bf16 has it
+            return None
+        (term,) = index.terms if len(index.terms) == 1 else (("", 0),)
+        byte = self.nibble(term[0]) if term[1] == 1 and index.const == 0 and not s.where else ""
+        known = byte and s.dtype is F32 and self.types[s.buffer].count == 16
+        return Stmt("", "entry", (byte,), F32, buffer=s.buffer) if known else None
+
+    def nibble(self, name: str) -> str:
+        """The loaded byte of which a value is the 4 bits of its place among two neighbours; "" of others."""
+        s = self.now.get(name)
+        shift = self.now[s.args[0]] if s is not None and s.op == "bitcast" and s.dtype and s.dtype.bits == 4 else None
+        if shift is None or shift.op != "right_shift":
+            return ""
+        strip = self.strips.get(shift.args[0])
+        places = self.places(shift.args[1])
+        fits = strip is not None and strip.is_codes and strip.per == 2 and places is not None
+        return shift.args[0] if fits and list(places or ()) == [0, 4] else ""
+
+    def places(self, name: str) -> list[int] | None:
+        """The values of an integer for two neighbours, where a block begins; None of what is read from memory."""
+        near = ROW if self.lanes.together else COLUMN
+        s = self.now[name]
+        if s.op == "index":
+            first = substitute(s.index[0].const, dict.fromkeys(self.lanes.starts, 0))
+            steps = dict(s.index[0].terms)
+            known = steps.keys() <= {near} and isinstance(first, int) and isinstance(steps.get(near, 0), int)
+            return [int(first) + n * int(steps.get(near, 0)) for n in (0, 1)] if known else None
+        if s.op == "const":
+            return [int(s.attr("value"))] * 2
+        if s.op not in REGISTRY or not s.args or s.index or s.dtype is None or not s.dtype.is_integer:
+            return None
+        typed = []
+        for name in s.args:
+            dtype, given = self.now[name].dtype, self.places(name)
+            if dtype is None or given is None:
+                return None
+            typed.append(np.asarray(given).astype(dtype.np))
+        return [int(x) for x in np.asarray(REGISTRY[s.op].reference(*typed, **dict(s.attrs))).astype(s.dtype.np)]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ....analysis.tiles import ROWS, SweepForm, TileForm
+from ....analysis.tiles import SweepForm, TileForm
 from ....ir.dims import Size, symbol, symbols
 from ....ir.kernel import Carry, Kernel, Sweep
 from ....ir.statement import REDUCTIONS, Index, Stmt, neutral
@@ -23,7 +24,7 @@ from ...index import index, literal, size
 from ..columns import OFFSETS
 from .canonical import COLUMN, ROW
 from .folded import EXPRESSIONS
-from .lanes import UNROLL, Lanes, StripText, shared_values
+from .lanes import PAIRED, UNROLL, Lanes, StripText, shared_values
 
 JOINS = {"sum": "gradc_plain_sum", "prod": "gradc_prod", "max": "gradc_maximum", "min": "gradc_minimum"}
 COMPARED = {"le": "<=", "lt": "<", "ge": ">=", "gt": ">"}
@@ -50,6 +51,7 @@ class TileScribe(Scribe):
     :param scores: values of a block of columns, whose exponentials need no more digits than the products in them.
     :param strips: loads of what lies in shared memory as in memory, by the values' names.
     :param lanes: which elements a lane has.
+    :ivar pairs: the text of two elements of a value that is decoded, in a register.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class TileScribe(Scribe):
         super().__init__(types, statements, wraps=False, offsets=OFFSETS)
         self.registers, self.staged, self.masks, self.scores = registers, staged, masks, scores
         self.strips, self.lanes = strips, lanes
+        self.pairs: Mapping[str, str] = {}
 
     def expression(self, s: Stmt, seek: str = "") -> str:
         if (strip := self.strips.get(s.name)) is not None:
@@ -77,8 +80,8 @@ class TileScribe(Scribe):
             return register(s)
         if s.op == "exp" and s.dtype is F32 and s.name in self.scores:
             return f"gradc_exp_of_score({variable(s.args[0])})"
-        if s.op in ("fraction", "signed_fraction"):
-            return self.lanes.fraction(self.strips[s.args[0]], s.op != "fraction", variable(s.args[1]))
+        if s.op in PAIRED:
+            return f"operand::half({self.pairs[s.name]}, i % 2)"
         if s.op in EXPRESSIONS:
             return EXPRESSIONS[s.op].format(*map(variable, s.args))
         if (mask := self.masks.get(s.name)) is not None:
@@ -94,6 +97,11 @@ def register(s: Stmt) -> str:
 def quarter(block: str) -> str:
     """The elements of 16 x 8 that a lane has of a block, before they are packed."""
     return f"of_{block}"
+
+
+def scales(block: str) -> str:
+    """What multiplies the sum of the columns of a product that share it."""
+    return f"scale_{block}"
 
 
 def packed_blocks(form: SweepForm) -> set[str]:
@@ -173,6 +181,7 @@ class FragmentWriter:
         self.packed = frozenset(b for s in form.sweeps for b in packed_blocks(s))
         self._shared: dict[object, str] = {}  # values that all kernels share, by what they compute
         self._count = 0
+        self.codebooks: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}
         of_sweeps = [
             [self.numbered(k, s, names, own) for k in s.kernels]
             for s, names, own in zip(form.sweeps, staged, strips, strict=True)
@@ -216,7 +225,37 @@ class FragmentWriter:
         masks = masks_of(own) if sweep is not None else {}
         scores = {s.name for s in own.body if sweep is not None and own.is_column(s)}
         scribe = TileScribe(self.types, own.body, self.registers, in_shared, masks, scores, in_strips, self.lanes)
-        return Numbered(own, scribe, sweep, masks, frozenset(hoisted), tuple(fresh))
+        made = Numbered(own, scribe, sweep, masks, frozenset(hoisted), tuple(fresh))
+        scribe.pairs = {s.name: self.pair(made, s) for s in own.body if s.op in PAIRED}
+        return made
+
+    def pair(self, k: Numbered, s: Stmt) -> str:
+        """Two digits or entries, of elements ``i`` and ``i + 1``, in a register."""
+        word, place = self.lanes.word(k.scribe.strips[s.args[0]])
+        if s.op == "entry":
+            book = self.codebooks.setdefault((s.buffer, s.attrs), f"codebook{len(self.codebooks)}")
+            return f"gradc_entries({book}, {word}, {place})"
+        flip = s.attr("flip")
+        if len(s.args) == 1:
+            return f"operand::digits<{flip}>({word}, {place}, operand::no_zeros({flip}))"
+        zero = s.args[1]
+        both = (variable(zero),) * 2
+        if zero in k.shared:
+            both = self.lanes.of_both(rows_of(zero))
+        elif zero in k.of_rows:
+            both = (f"{rows_of(zero)}[h]",) * 2
+        return f"operand::digits<{flip}>({word}, {place}, operand::zeros({flip}, {', '.join(both)}))"
+
+    def codebook_texts(self) -> Iterator[str]:
+        """The registers with the bytes of the numbers that codes are entries of, before the sweeps."""
+        for (buffer, attrs), name in self.codebooks.items():
+            values = dict(attrs).get("codebook", ())
+            given = buffer
+            if not buffer:
+                given = f"entries{name[8:]}"
+                yield f"const f32 {given}[16] = {{{', '.join(literal(v, F32) for v in values)}}};"
+            yield f"u32 {name}[8];"
+            yield f"gradc_codebook<operand>({name}, {given});"
 
     def is_early(self, kernel: Kernel, s: Stmt, sweep: SweepForm | None) -> bool:
         """Whether a value, but for what it uses, is the same in all blocks of columns."""
@@ -357,16 +396,19 @@ class FragmentWriter:
             start = _neutral(REDUCTIONS[s.op], s)
             given = ", ".join([start] * 2 * self.tiles)
             arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES] = {{{given}}}")
+        direct = [s for s in roots if s.buffer in self.packed and k.scribe.statements[s.args[0]].op in PAIRED]
+        roots = [s for s in roots if s not in direct]
         effects = [self.root(k, s) for s in roots]
         own, wanted = k.read(body), [u for uses, _ in effects for u in uses]
+        decoded = [u for s in direct for u in (*k.scribe.statements[s.args[0]].args[1:], *s.args[1:])]
         needed = backward_slice([s for s in own if s.name not in k.shared], wanted, lambda s: True)
-        before = self.shared_values(k, own, [u for s in needed for u in s.uses] + wanted)
+        before = self.shared_values(k, own, [u for s in needed for u in s.uses] + wanted + decoded, direct)
         names = {s.name for s in needed}
         outer = [u for s in needed for u in s.uses if u not in names]
         outer += [u for uses, _ in effects for u in uses if u not in names]
         inner = [*self.taken(k, outer), *map(k.scribe.value, needed), *(line for _, line in effects)]
         inner = [*self.row_place(inner), *self.column_place(k, inner), *inner]
-        count = self.lanes.width if k.sweep is not None else str(_padded(k.kernel))
+        count = self.lanes.width if k.sweep is not None else str(self.form.padded_features(_features(k.kernel)))
         step = self.lanes.step if k.sweep is not None else "8 * c + i % 2"
         packed = [s.buffer for s in roots if s.buffer in self.packed]
         # the rows of all tiles together, so that values of columns are not kept from one tile to the next
@@ -377,18 +419,35 @@ class FragmentWriter:
             f"for (int piece = 0; piece < TILES * {count} / 8; piece++) {{",
         ]
         lines += [f"const int t = piece % TILES, c = piece / TILES, n = t * ({count} / 8) + c;"]
-        lines += [*(f"f32 {quarter(b)}[4];" for b in packed), UNROLL, "for (int i = 0; i < 4; i++) {"]
-        lines += [f"const int h = 2 * t + i / 2, step = {step};", *inner, "}"]
-        lines += [*(f"gradc_pack<operand>({b}[n], {quarter(b)});" for b in packed), "}"]
+        if roots:
+            lines += [*(f"f32 {quarter(b)}[4];" for b in packed), UNROLL, "for (int i = 0; i < 4; i++) {"]
+            lines += [f"const int h = 2 * t + i / 2, step = {step};", *inner, "}"]
+            lines += [f"gradc_pack<operand>({b}[n], {quarter(b)});" for b in packed]
+        lines += [*(line for s in direct for line in self.pairs_of(k, s)), "}"]
         joined = [s for s in reductions if k.sweep is None or REDUCTIONS[s.op] != "sum"]  # else after the sweep
         if joined:
             lines += [*EACH_ROW, *(_of_quad(f"{rows_of(s.name)}[h]", REDUCTIONS[s.op], s.dtype) for s in joined), "}"]
         return lines
 
-    def shared_values(self, k: Numbered, body: Sequence[Stmt], wanted: Collection[str]) -> list[str]:
+    def pairs_of(self, k: Numbered, s: Stmt) -> Iterator[str]:
+        """The store of digits or entries, two in a register; of columns that are not there they are 0."""
+        pair = k.scribe.pairs[s.args[0]]
+        yield from (UNROLL, "for (int one = 0; one < 2; one++) {")
+        if self.may_lack(k):
+            yield f"const int h = 2 * t + one, i = 0, step = {self.lanes.step};"
+            both = (f"!EDGE || step{beside} < lane_columns" for beside in ("", f" + {self.lanes.apart}"))
+            pair = f"gradc_of_there({pair}, {', '.join(both)})"
+        else:
+            yield "const int h = 2 * t + one;"
+        yield from (f"{s.buffer}[n][one] = {pair};", "}")
+
+    def shared_values(
+        self, k: Numbered, body: Sequence[Stmt], wanted: Collection[str], scaled: Sequence[Stmt]
+    ) -> list[str]:
         """Before a pass over the lane's elements: the bytes of its codes, and what is the same for several elements.
 
         :param body: the pass's statements.  :param wanted: the values that its elements use.
+        :param scaled: stores of digits, of which each may have a scale.
         """
         used = k.shared.intersection(wanted)
         words = {strip for s in body if (strip := k.scribe.strips.get(s.name)) and strip.strip.is_codes}
@@ -398,7 +457,9 @@ class FragmentWriter:
         sizes = "".join(self.lanes.shared)
         arrays: dict[str, list[str]] = {}
         names = {s.name for s in own}
-        lines = list(self.taken(k, (u for s in own for u in s.uses if u not in names)))
+        outer = [u for s in own for u in s.uses if u not in names]
+        outer += [u for s in scaled for u in s.args[1:] if u not in names]
+        lines = list(self.taken(k, outer))
         for strip in sorted(words, key=lambda w: w.name):
             count = self.lanes.bytes(strip.strip)
             arrays.setdefault("u32", []).append(f"{strip.words}{sizes}[{-(-count // 4)}]")
@@ -409,6 +470,8 @@ class FragmentWriter:
             if s.name in used:
                 arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}{sizes}")
                 lines.append(f"{rows_of(s.name)}{self.lanes.of_element} = {variable(s.name)};")
+        for s in scaled:
+            lines += [f"{scales(s.buffer)}{self.lanes.of_element} = {variable(x)};" for x in s.args[1:]]
         lines = [*self.row_place(lines), *self.column_place(k, lines), *lines]
         return [*declarations(arrays), *self.lanes.each, *lines, "}"]
 
@@ -427,7 +490,11 @@ class FragmentWriter:
 
     def may_lack(self, k: Numbered) -> bool:
         """Whether some of a lane's columns may not be there."""
-        return has_part(k.sweep.sweep) if k.sweep is not None else _features(k.kernel) != _padded(k.kernel)
+        return (
+            has_part(k.sweep.sweep)
+            if k.sweep is not None
+            else _features(k.kernel) != self.form.padded_features(_features(k.kernel))
+        )
 
     def root(self, k: Numbered, s: Stmt) -> tuple[list[str], str]:
         """(the values that an effect or a reduction of elements needs, its text)."""
@@ -448,7 +515,7 @@ class FragmentWriter:
     def unrounded(self, k: Numbered, s: Stmt) -> str:
         """The value that a block is given: what is packed is rounded there."""
         cast = k.scribe.statements[s.args[0]]
-        rounds = s.buffer in self.packed and cast.op == "cast" and k.scribe.values[cast.args[0]] is F32
+        rounds = s.buffer in self.packed and cast.op == "cast" and carrier(k.scribe.values[cast.args[0]]) == "f32"
         return cast.args[0] if rounds else s.args[0]
 
 
@@ -493,11 +560,6 @@ def _features(kernel: Kernel) -> int:
     (size_,) = (size_ for _, size_ in kernel.cols)
     assert isinstance(size_, int)
     return size_
-
-
-def _padded(kernel: Kernel) -> int:
-    """Features in fragments."""
-    return -(-_features(kernel) // ROWS) * ROWS
 
 
 def _symbols(s: Stmt) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....analysis.tiles import (
@@ -25,7 +25,7 @@ from ....errors import Unsupported
 from ....ir.dims import Size, minimum, product, substitute, symbol, symbols
 from ....ir.kernel import Carry, Kernel, Loop, Program
 from ....ir.statement import Stmt, neutral
-from ....ir.types import F32
+from ....ir.types import BF16, F32
 from ....targets.devices import ARCHITECTURES
 from ...expr import carrier, stored
 from ...indent import indented
@@ -34,9 +34,9 @@ from ...jinja import render
 from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
 from .canonical import Canonical, canonical
-from .decoding import decoded
+from .decoding import decoded, paired
 from .folded import folded
-from .fragments import FragmentWriter, TileScribe, after_sweep, has_part, packed_blocks
+from .fragments import FragmentWriter, TileScribe, after_sweep, has_part, packed_blocks, scales
 from .lanes import UNROLL, Lanes, StripText
 
 _CANONICAL = re.compile(r"\b[bn]\d+\b")
@@ -208,7 +208,9 @@ class _TileWriter:
         self.shared = form.shared_bytes(self.rows, self.columns, self.loop.tile)
         starts = frozenset((self.loop.rows[0], *(s.cols[0] for s in self.loop.sweeps)))
         self.lanes = Lanes(form.run, form.rows_together, self.split, self.tiles, starts)
-        self.form = form = decoded(form, self.lanes)
+        self.form = form = decoded(form, self.lanes, self.types)
+        codes_in_words = self.lanes.run > 2 and any(paired(k) for s in form.sweeps for k in s.kernels)
+        self.lanes = replace(self.lanes, in_words=codes_in_words)
         self.names = Counter[str]()
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
         self.in_registers = form.fragments(self.tiles) > 0
@@ -258,8 +260,8 @@ class _TileWriter:
                 strip=s,
                 height=height,
                 width=width,
-                pitch=s.pitch(self.rows, self.columns),
-                first=f"{s.buffer} + {size(base, 'i64')}",
+                pitch=s.pitch(self.rows, self.columns, self.lanes.run),
+                first=size(base, "i64"),
                 step=size(s.step, "i64"),
                 next=size(s.next, "i64"),
                 offset=f"{column}{'' if offset == '1' else f' * {offset}'}{'' if s.across else by}",
@@ -289,6 +291,7 @@ class _TileWriter:
             "split": self.split,
             "run": self.lanes.run,
             "together": self.lanes.together,
+            "codebooks": list(self.writer.codebook_texts()),
             "summed": [c.name for s in self.loop.sweeps for c in s.carries],
             "row_count": size(self.loop.rows[1]),
             "row": self.loop.rows[0],
@@ -331,13 +334,14 @@ class _TileWriter:
             for b in s.blocks
             if b.name not in computed
         ]
+        body += [f"f32 {scales(b)}[2 * TILES][{self.lanes.width} / {4 * self.lanes.run}];" for b in self.scaled(form)]
         run: list[str] = []
         masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))
         for step in form.steps:
             if isinstance(step, Kernel):
                 run += ["{", f"/* {step.name} */", *self.writer.block(next(kernels)), "}"]
             else:
-                body += [*inside_and_at_edge(run), *self.product(step, streamed, self.strips[number])]
+                body += [*inside_and_at_edge(run), *self.product(form, step, streamed, self.strips[number])]
                 run = []
         body += inside_and_at_edge(run)
         to = s.cols[1] if s.to is None else minimum(s.cols[1], s.to)
@@ -357,8 +361,23 @@ class _TileWriter:
             hoisted=self.writer.early(self.writer.kernels[number]),
             inside=" && ".join([*[f"{s.count} == COLUMNS"] * has_part(s), *(f"({m})" for m in masks)]) or "true",
             body=body,
-            after=[*after_sweep(s), *(self.writer.unrounded_sums(s) if self.form.sweeps[number].divides else ())],
+            after=[
+                *after_sweep(s),
+                *(self.writer.unrounded_sums(s) if self.form.sweeps[number].divides else ()),
+                *self.in_units(form),
+            ],
         )
+
+    def scaled(self, form: SweepForm) -> list[str]:
+        """The blocks that are stored with a scale of their products."""
+        return [s.buffer for k in form.kernels for s in k.body if s.op == "store" and len(s.args) > 1]
+
+    def in_units(self, form: SweepForm) -> Iterator[str]:
+        """Sums of products of digits, whose unit may be a part of 1."""
+        for p in form.added:
+            digits = any((s := paired(k)) and s.op == "digit" and p.block in k.writes for k in form.kernels)
+            if digits and self.form.dtype is BF16:
+                yield from (UNROLL, f"for (auto &x : {p.carry}) for (f32 &y : x) y *= operand::UNITS;")
 
     def vectors(self, form: SweepForm) -> tuple[tuple[StagedText, ...], dict[Stmt, str]]:
         """Vectors over columns, each once, behind the panels in shared memory, and the loads that read them."""
@@ -376,13 +395,18 @@ class _TileWriter:
             names[s] = texts[key].name
         return tuple(texts.values()), names
 
-    def product(self, p: Scores | Added, streamed: Panels, strips: Mapping[Strip, StripText]) -> list[str]:
+    def product(
+        self, form: SweepForm, p: Scores | Added, streamed: Panels, strips: Mapping[Strip, StripText]
+    ) -> list[str]:
         if isinstance(p, Added) and isinstance(p.right, Strip):
             strip, width = strips[p.right], self.lanes.width
             depth = f"operand, {strip.pitch}, {width}, {strip.height}, TILES"
-            how = "gradc_add_strip" if self.lanes.run == 2 else "gradc_add_runs"
             place = f"{strip.stage}{' + warp_column' if self.split > 1 else ''}"
-            return [f"/* {p.call} */", f"{how}<{depth}>({p.carry}, {p.block}, {place});"]
+            if self.lanes.run == 2:
+                return [f"/* {p.call} */", f"gradc_add_strip<{depth}>({p.carry}, {p.block}, {place});"]
+            how = f"gradc_add_runs<{depth}, {self.lanes.run}, {str(self.lanes.in_words).lower()}>"
+            scale = f", {scales(p.block)}" if p.block in self.scaled(form) else ""
+            return [f"/* {p.call} */", f"{how}({p.carry}, {p.block}, {place}{scale});"]
         assert isinstance(p.right, Panel)
         right = streamed[p.right]
         stage = f"{right.name} + stage * COLUMNS * {right.pitch}"

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ....analysis.tiles import Strip, begins_whole, place_of
+from ....analysis.tiles import Strip
 from ....ir.kernel import Kernel
+from ....ir.quotient import Quotient
 from ....ir.statement import REDUCTIONS, Stmt
 from .canonical import COLUMN, ROW
 
 UNROLL = "#pragma unroll"
+PAIRED = ("digit", "entry")
+"""The operations on codes of which two neighbours are computed in one register: another one of a byte's each."""
 
 
 @dataclass(frozen=True)
 class StripText:
     """A strip in the template.
 
-    :param at: bytes before it in shared memory.  :param first: the address of its first element, at column 0.
+    :param at: bytes before it in shared memory.  :param first: its first element, at column 0.
     :param offset: elements from there to the first of a block of columns.
     :param there: its rows that are there, and :param valid: elements of each.
     """
@@ -42,6 +45,11 @@ class StripText:
         return f"from_s{self.name[5:]}"
 
     @property
+    def shift(self) -> str:
+        """Elements of a word before one that is copied with it."""
+        return f" + {self.memory}.shift" if self.width == 1 and self.strip.bytes < 4 and not self.strip.is_codes else ""
+
+    @property
     def words(self) -> str:
         """The registers of a lane's bytes."""
         return f"words{self.name[5:]}"
@@ -60,6 +68,8 @@ class Lanes:
     :param together: whether its rows are neighbours; else they are 8 apart.
     :param split: warps that share the columns.  :param tiles: of 16 rows, of a warp.
     :param starts: symbols of the first row and the first column of a block.
+    :param in_words: whether two columns of a product are those of 4 bits each in the halves of a word, of a run; else
+        they are neighbours.
     """
 
     run: int
@@ -67,6 +77,7 @@ class Lanes:
     split: int
     tiles: int
     starts: frozenset[str]
+    in_words: bool = False
 
     @property
     def width(self) -> str:
@@ -82,7 +93,18 @@ class Lanes:
     def step(self) -> str:
         """Columns from the lane's first one to element ``i`` of the piece ``c`` of 8 columns."""
         half = self.run // 2
-        return "8 * c + i % 2" if half == 1 else f"c / {half} * {4 * self.run} + c % {half} * 2 + i % 2"
+        return "8 * c + i % 2" if half == 1 else f"c / {half} * {4 * self.run} + {self.neighbour}"
+
+    @property
+    def apart(self) -> int:
+        """Columns from an element ``i`` to ``i + 1``."""
+        return 4 if self.in_words else 1
+
+    @property
+    def neighbour(self) -> str:
+        """Which column of its run element ``i`` of the piece ``c`` has."""
+        half = self.run // 2
+        return f"c % {half} / 4 * 8 + c % 4 + i % 2 * 4" if self.in_words else f"c % {half} * 2 + i % 2"
 
     # -- what several elements share: the columns of a run, or the rows of a lane -------------------------------------
 
@@ -111,9 +133,10 @@ class Lanes:
         """Of a lane's neighbours."""
         return (2 * self.tiles if self.together else self.run) // strip.per
 
-    def shares(self, strip: Strip) -> bool:
-        """Whether all that share a value have one element of a strip."""
-        return strip.per >= (2 * self.tiles if self.together else self.run)
+    @property
+    def sharing(self) -> int:
+        """Neighbours that share a value."""
+        return 2 * self.tiles if self.together else self.run
 
     def place(self, text: StripText) -> str:
         """Where a strip has the element of row ``h`` and column ``step``."""
@@ -125,24 +148,39 @@ class Lanes:
     def coded(self, text: StripText, ctype: str) -> str:
         """An element of a strip: a byte of the lane's words, or in shared memory."""
         if not text.strip.is_codes:
-            return f"({text.stage})[{self.place(text)}]"
+            return f"({text.stage})[{self.place(text)}{text.shift}]"
         return f"gradc_byte<{ctype}>({text.words}{self.of_element}, {self.byte(text)})"
 
-    def fraction(self, text: StripText, signed: bool, place: str) -> str:
-        """4 bits of a strip's byte, as a float between 1 and 2."""
-        return f"gradc_fraction<{str(signed).lower()}>({text.words}{self.of_element}, {self.byte(text)}, {place})"
+    def word(self, text: StripText) -> tuple[str, str]:
+        """The word of eight codes of 4 bits of which two are a lane's elements ``i`` and ``i + 1``, and which: of half
+        a word.
+        """
+        if not self.together:
+            return f"{text.words}{self.of_element}[c % {self.run // 2} / 4]", "c % 4"
+        both = ", ".join(f"{text.words}[c][{i}][h / 8]" for i in (0, 1))
+        return f"gradc_of_columns({both}, h / 4 % 2)", "h % 4"
+
+    def of_both(self, array: str) -> tuple[str, str]:
+        """A value that elements share, for the elements ``i`` and ``i + 1``."""
+        if self.together:
+            return f"{array}[c][0]", f"{array}[c][1]"
+        return (f"{array}{self.of_element}",) * 2
 
     def byte(self, text: StripText) -> str:
         """Which of a lane's bytes an element has."""
-        neighbour = "h" if self.together else f"(c % {self.run // 2} * 2 + i % 2)"
+        neighbour = "h" if self.together else f"({self.neighbour})"
         return f"{neighbour} / {text.strip.per}"
 
 
-def shared_values(kernel: Kernel, strips: Mapping[str, Strip], staged: Collection[str], lanes: Lanes) -> frozenset[str]:
+def shared_values(
+    kernel: Kernel, strips: Mapping[str, Strip], staged: Collection[str], lanes: Lanes, sharing: int = 0
+) -> frozenset[str]:
     """The values of elements of a kernel that are the same for all columns of a run, or for all rows of a lane.
 
     :param strips: of the loads from them, by name.  :param staged: loads of vectors over columns.
+    :param sharing: so many columns, in place of those of a run.
     """
+    sharing = sharing or lanes.sharing
     if not strips:
         return frozenset()
     found = set[str]()
@@ -151,14 +189,14 @@ def shared_values(kernel: Kernel, strips: Mapping[str, Strip], staged: Collectio
     def first(s: Stmt) -> bool:
         """Whether elements share it for itself, and not for what it is computed of."""
         if s.name in strips:
-            return lanes.shares(strips[s.name])
+            return strips[s.name].per >= sharing
         if lanes.together:
             return s.name in staged
-        axis, start, per = place_of(kernel, s.name)
-        return axis == COLUMN and per >= lanes.run and begins_whole(start, lanes.run, lanes.starts)
+        own = Quotient.of(kernel, s.name)
+        return own is not None and own.axis == COLUMN and own.shared_by(sharing, lanes.starts)
 
     for s in kernel.body:
-        if s.name and kernel.is_column(s) and s.op not in REDUCTIONS:
+        if s.name and kernel.is_column(s) and s.op not in (*REDUCTIONS, *PAIRED):
             alike = all(u in found or not varies & kernel.levels[u] for u in s.uses)
             if (alike and s.uses and s.name not in strips) or first(s):
                 found.add(s.name)
