@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InternalError
-from ..ir.dims import Size, ceildiv, evaluate
+from ..ir.dims import Size, ceildiv, evaluate, floordiv
 from ..ir.kernel import ROW_ORDERS, RowOrder
 from ..ir.types import DType
 from ..targets.devices import CPU, Cpu, Gpu
@@ -170,17 +170,36 @@ def tasks_of_a_chunk(s: Scatter[int]) -> int:
 # -- segmented --------------------------------------------------------------------------------------------------------
 
 
-SORTED_ROW = int(CPU.sort * CPU.bandwidth / 8)
-"""Elements of partial results, 8 bytes each, that a CPU moves in the time in which it sorts one row."""
-ORDERED_ROW = int(CPU.ordered * CPU.bandwidth / 8)
+PARTIAL_BYTES, MISSED_BYTES, GATHERED_BYTES = 32, 12, 4
+"""That a CPU could move while it sets an element of a partial result, f64, and folds it; while it waits for one that
+caches do not hold, read and written; and for an element of rows that are read in the order of their index (measured
+2026-11-29, AMD EPYC, family 25 model 17: ``benchmarks/results/streams-amd-epyc-family-25-model-17.json``).
+"""
+CACHED = 1 << 21
+"""Elements of a partial result, 16 MB, of which caches hold half while rows go by (measured there, of 32 MB that eight
+cores share).
+"""
+MISSES = 20
+"""Elements that a result has for each row, and each element that a sort takes, from where rows wait for it, if a row
+has one element; of wider ones so many times fewer (measured there, of 16, 64 and 128).
+"""
+SORTED_ROW = int(CPU.sort * CPU.bandwidth / PARTIAL_BYTES)
+"""Elements of partial results that a CPU moves in the time in which it sorts one row."""
+ORDERED_ROW = int(CPU.ordered * CPU.bandwidth / PARTIAL_BYTES)
 """The same for a row that is in order already."""
+
+
+def sorted_row(cols: Size, ordered: bool) -> Size:
+    """Elements of partial results that a CPU moves in the time that rows in order cost, for each row."""
+    return ORDERED_ROW if ordered else SORTED_ROW + floordiv(cols, PARTIAL_BYTES // GATHERED_BYTES)
 
 
 def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     moved = s.read + s.out * s.item + 8 * s.rows
+    each = device.ordered if s.ordered else device.sort + s.columns * GATHERED_BYTES / device.bandwidth
     return (
         moved,
-        (device.ordered if s.ordered else device.sort) * s.rows + moved / device.bandwidth,
+        each * s.rows + moved / device.bandwidth,
         f"{s.rows} rows {'in the order of their' if s.ordered else 'sorted by'} index, each result row written once",
     )
 
@@ -251,8 +270,10 @@ REGULAR = Strategy(
 
 def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     chunks = evaluate(ceildiv(s.rows, task_rows(s.rows, s.columns, (s.out, *s.other_results))), {})
-    moved = s.read + 2 * chunks * s.out * s.item + s.out * s.item
-    return moved, moved / device.bandwidth, f"{chunks} partials of {s.out} elements, folded in order"
+    moved = s.read + PARTIAL_BYTES * chunks * s.out + s.out * s.item
+    missed = s.read // s.item * s.out**2 / (s.out**2 + CACHED**2)
+    seconds = (moved + MISSED_BYTES * missed) / device.bandwidth
+    return moved, seconds, f"{chunks} partials of {s.out} elements, folded in order"
 
 
 def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import InvalidProblem
 from ..ir.types import Type, parse_type, typeof
+from ..optim.optimizer import parameter_of
 from ..process import files
 from ..runtime.host.arrays import to_numpy
 
@@ -65,26 +66,33 @@ class TableFiles:
         arrays: Mapping[str, Any],
         rows_of: Collection[str],
         *,
+        follows: Mapping[str, str | None] | None = None,
         durable: bool = False,
     ) -> TableFiles:
         """A folder of new files.
 
         :param arrays: each name's array, which is copied, or its type ``"f32[1000,64]"``: zeros, which take no space
             before they are written.
-        :param rows_of: tables, of which a step names the rows that it may write.  Arrays under a table's name, such as
-            ``state.sum.users`` of ``users``, follow it.  All others are small, and copied whole in each step.
+        :param rows_of: tables, of which a step names the rows that it may write.  What a training step calls the state
+            of one, ``state.sum.users`` of ``users``, follows it: of it the same rows are written.  All others are
+            small, and copied whole in each step.
+        :param follows: ``{"mean_of_users": "users"}``: of arrays of other names, the table that each follows; None: it
+            follows none, whatever it is called.
         :param durable: whether a step is also to survive a loss of power: it waits for the disk twice.
         :raises InvalidProblem: a name that is none, a table that is missing or has no rows, an array of other rows than
-            the table that it follows, or a folder that has tables already, or is open.  Nothing was written.
+            the table that it follows, or a folder that has tables already, or is open; names that differ in the case of
+            letters alone, in a folder that does not tell them apart.  No file of an array was written.
         """
         given = {name: None if isinstance(x, str) else to_numpy(x)[0] for name, x in arrays.items()}
         types = {name: parse_type(x) if isinstance(x, str) else typeof(given[name]) for name, x in arrays.items()}
-        _check(types, rows_of)
+        table_of = _tables_of(types, rows_of, follows or {})
+        _check(types, rows_of, table_of)
         place = Path(folder)
         _check_new(place)
         _make_folder(place, durable)
         with _locked(place) or contextlib.nullcontext():
             _check_new(place)  # another process may have made some
+            _check_case(place, types)
             (place / _JOURNAL).unlink(missing_ok=True)  # of tables that were here
             for name, type_ in types.items():
                 shape = tuple(int(n) for n in type_.shape)
@@ -97,7 +105,8 @@ class TableFiles:
                 del made  # Windows renames no file that is mapped
                 new.replace(_file(place, name))
             files.write(place / _NUMBER, "0", durable=durable)
-            manifest = {"arrays": {name: str(t) for name, t in types.items()}, "rows_of": sorted(rows_of)}
+            texts = {name: str(t) for name, t in types.items()}
+            manifest = {"arrays": texts, "rows_of": sorted(rows_of), "follows": table_of}
             files.write(place / _MANIFEST, json.dumps(manifest, indent=1), durable=durable)  # last: it has all, or none
         return cls.open(place, durable=durable)
 
@@ -119,7 +128,7 @@ class TableFiles:
             types = {name: parse_type(text) for name, text in manifest["arrays"].items()}
             self._files = {name: _mapped(self._folder, name, type_) for name, type_ in types.items()}
             self.arrays = {name: self._files[name].view(type_.dtype.np) for name, type_ in types.items()}
-            self._table = {name: _table_of(name, self._rows_of) for name in types}
+            self._table: dict[str, str | None] = manifest["follows"]
             self._recover()
         except BaseException:
             self.close()  # a traceback keeps this object
@@ -263,7 +272,20 @@ class TableFiles:
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def _check(types: Mapping[str, Type], tables: Collection[str]) -> None:
+def _tables_of(
+    names: Collection[str], tables: Collection[str], follows: Mapping[str, str | None]
+) -> dict[str, str | None]:
+    """The table whose rows each array has; None: it is copied whole."""
+    for name, table in follows.items():
+        if name not in names or name in tables:
+            raise InvalidProblem(f"follows names {name!r}, which is {'a table' if name in tables else 'missing'}")
+        if table is not None and table not in tables:
+            raise InvalidProblem(f"follows: {name!r} follows {table!r}, which rows_of does not name")
+    own = {name: name if name in tables else parameter_of(name) for name in names}
+    return {name: follows.get(name, table if table in tables else None) for name, table in own.items()}
+
+
+def _check(types: Mapping[str, Type], tables: Collection[str], table_of: Mapping[str, str | None]) -> None:
     for name, type_ in types.items():
         if not _NAME.fullmatch(name):
             raise InvalidProblem(f"{name!r} is no name of an array in a file: letters, digits, _ and .")
@@ -272,16 +294,31 @@ def _check(types: Mapping[str, Type], tables: Collection[str]) -> None:
     for table in tables:
         if table not in types or not types[table].rank:
             raise InvalidProblem(f"rows_of names {table!r}, which is {types.get(table, 'missing')}, and has no rows")
-    for name, type_ in types.items():
-        followed = _table_of(name, tables)
-        if followed is not None and type_.shape[:1] != types[followed].shape[:1]:
-            raise InvalidProblem(f"{name} is {type_}, and follows {followed} by its name, which is {types[followed]}")
+    for name, followed in table_of.items():
+        if followed is not None and types[name].shape[:1] != types[followed].shape[:1]:
+            raise InvalidProblem(
+                f"{name} is {types[name]}, and follows {followed}, which is {types[followed]};"
+                f" follows={{{name!r}: None}} says that it does not"
+            )
 
 
-def _table_of(name: str, tables: Collection[str]) -> str | None:
-    """The table of which an array has rows: the one under whose name it stands, the longest of several."""
-    found = [table for table in tables if name == table or name.endswith(f".{table}")]
-    return max(found, key=len, default=None)
+def _check_case(place: Path, names: Collection[str]) -> None:
+    """That the folder has a file for each name."""
+    found: dict[str, str] = {}
+    for name in names:
+        other = found.setdefault(name.casefold(), name)
+        if other != name and _ignores_case(place):
+            raise InvalidProblem(f"{other} and {name} are one file of {place}, which takes A and a for one letter")
+
+
+def _ignores_case(place: Path) -> bool:
+    """Whether a folder finds a file by its name in letters of the other case."""
+    probe = place / f"{_LOCK}.case"
+    probe.touch()
+    try:
+        return probe.with_name(probe.name.upper()).exists()
+    finally:
+        probe.unlink()
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -318,7 +355,8 @@ def _read_manifest(folder: Path) -> Any:
         raise InvalidProblem(f"{folder} has no tables: TableFiles.create makes them") from None
     with _damage(path):
         manifest = json.loads(text)
-        return {"arrays": dict(manifest["arrays"]), "rows_of": list(manifest["rows_of"])}
+        arrays, tables = dict(manifest["arrays"]), list(manifest["rows_of"])
+        return {"arrays": arrays, "rows_of": tables, "follows": {name: manifest["follows"][name] for name in arrays}}
 
 
 @contextlib.contextmanager

@@ -18,6 +18,20 @@ from ..ops import abs, bitwise_and, copysign, exponent, floor, ldexp, maximum, r
 from ..ops.rules import converted
 
 State = Mapping[str, Node]
+STATE = "state"
+STEP = f"{STATE}.step"
+"""The number of steps: the one state that belongs to no parameter."""
+
+
+def state_name(slot: str, parameter: str) -> str:
+    """What a step calls a parameter's state."""
+    return f"{STATE}.{slot}.{parameter}"
+
+
+def parameter_of(name: str) -> str:
+    """The parameter whose state a step calls so; "": that of none."""
+    state, _, rest = name.partition(".")
+    return rest.partition(".")[2] if state == STATE else ""
 
 
 @dataclass(frozen=True)

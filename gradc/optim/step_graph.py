@@ -22,9 +22,9 @@ from ..passes.graph.push_gathers import push_gathers
 from ..passes.graph.push_slices import push_slices
 from ..passes.graph.sparse_rows import sparse_rows
 from ..passes.graph.static_indices import static_indices
-from .optimizer import Now, Optimizer
+from .optimizer import STATE, STEP, Now, Optimizer, state_name
 
-LR, STATE, MASTER = "lr", "state", "master"
+LR, MASTER = "lr", "master"
 ROWS, VALUES, _ = SPARSE_PARTS
 
 
@@ -63,7 +63,7 @@ def step_graph(
     names, notes = joint_names(graph, by)[1], dict(joint.notes)
     rates = rates_of(update.values())
     lr = {each: input_node(rate, Type(F64)) for each, rate in rates.items()}
-    count = input_node(f"{STATE}.step", Type(I64))
+    count = input_node(STEP, Type(I64))
     inputs, outputs = [*joint.inputs, *lr.values(), count], list(joint.outputs[: len(graph.outputs) if loss else 0])
     gradients = {n: joint.output(f"{names[n]}.{VALUES}" if n in sparse else names[n]) for n in by}
     with assuming(joint.assumptions), made_by("step"):
@@ -75,14 +75,14 @@ def step_graph(
             now = Now(lr[update[name]], made, after, by.index(name))
             parameter, optimizer = graph.input(name), update[name]
             slots = slots_of(optimizer, parameter.type, master_weights)
-            kept = {slot: input_node(f"{STATE}.{slot}.{name}", type_) for slot, type_ in slots.items()}
+            kept = {slot: input_node(state_name(slot, name), type_) for slot, type_ in slots.items()}
             inputs += kept.values()
             rows = joint.output(f"{names[name]}.{ROWS}") if name in sparse else None
             with parts_of(Note(scope=f"{type(optimizer).__name__}/{name}"), notes):
                 new, state = _updated(optimizer, parameter, scaled[name], kept, now, rows)
-            outputs += [(name, new), *((f"{STATE}.{slot}.{name}", state[slot]) for slot in slots)]
+            outputs += [(name, new), *((state_name(slot, name), state[slot]) for slot in slots)]
         if update:
-            outputs.append((f"{STATE}.step", after))  # the last, for others read what it overwrites
+            outputs.append((STEP, after))  # the last, for others read what it overwrites
     return Graph(
         suffixed(graph.name, "_step"),
         tuple(inputs),

@@ -18,8 +18,8 @@ from ..ir.graph import Graph
 from ..ir.types import Type, typeof
 from ..module.module import Module
 from ..module.options import expand, names_of
-from ..optim.optimizer import Optimizer, checked
-from ..optim.step_graph import LR, STATE, check_learned, slots_of, step_graph
+from ..optim.optimizer import STATE, STEP, Optimizer, checked
+from ..optim.step_graph import LR, check_learned, slots_of, step_graph
 from ..runtime.cuda.on_device import DeviceArray, describe
 from ..runtime.host.arrays import Array, Kind, from_numpy, overlap, overlapping, overlaps_itself, to_numpy
 from ..runtime.host.tensors import detached, is_tensor
@@ -238,7 +238,7 @@ class Step(Shared):
         compiled = last[0]
         forward = compiled.module.forward
         described = forward.described(arrays, None, compiled.module.sizes(dims), None)
-        if described is None or described.known is None or not _counts(arrays[f"{STATE}.step"]):
+        if described is None or described.known is None or not _counts(arrays[STEP]):
             return None
         done = forward.repeated(described, arrays, None)
         if done is None:
@@ -261,7 +261,7 @@ class Step(Shared):
     ) -> tuple[Compiled, Mapping[str, Any]]:
         """As :meth:`_repeated`, of any call."""
         memory = memory_of({**learned, **kept})
-        _check_count(memory.get(f"{STATE}.step"))
+        _check_count(memory.get(STEP))
         check_distinct(memory)
         compiled = self._for({**given, **rest}, {**learned, **others})
         results = compiled.module(arrays, stream=stream, dims=dims)

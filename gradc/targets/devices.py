@@ -43,12 +43,13 @@ class Device:
 class Cpu(Device):
     """A CPU; constants were measured on a 2-core AVX-512 machine and are more reliable as ratios than as times.
 
-    :param sort: seconds per row of a counting sort.  :param workers: the assumed number of cores.
+    :param sort: seconds per row of a counting sort, and of waiting for rows in its order.
+    :param ordered: the same where rows are in order.  :param workers: the assumed number of cores.
     """
 
     name: str = "cpu"
     bandwidth: float = 20e9
-    sort: float = 10e-9
+    sort: float = 20e-9
     ordered: float = 1.6e-9
     workers: int = 4
 

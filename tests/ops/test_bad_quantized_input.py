@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradc
-from gradc import interp, ops
+from gradc import interp, ops, optim
 from gradc.errors import GradcError, IndexOutOfRange, InvalidProblem, NotAscending, TypeRuleError
 
 every_target = pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
@@ -252,3 +252,27 @@ def test_offsets_that_go_back_or_out(mode: str, target: str, bags: Any) -> None:
     assert issubclass(NotAscending, GradcError)
     y, _ = module.forward(**arguments())
     assert np.isfinite(np.asarray(y)).all()
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
+@pytest.mark.parametrize("mode", ["sum", "max"])
+def test_a_step_refuses_bags_before_it_writes_a_table(mode: str, target: str) -> None:
+    def loss(t: Any, i: Any, o: Any) -> Any:
+        return ops.sum(ops.embedding_bag(i, t, o, mode=mode))
+
+    step = gradc.step(loss, optim.rowwise_adagrad(0.1), sparse="t", target=target)
+    table = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    state = step.init(table)
+    good = {"i": np.array([1, 4, 0, 2]), "o": np.array([0, 2, 3])}
+    _, table, state = step(table, state, **good)
+    before = [np.array(x) for x in (table, *state.values())]
+    for end in ENDS:
+        with pytest.raises(IndexOutOfRange, match=f"{end} at position 3 of 'i'"):
+            float(np.asarray(step(table, state, **good | {"i": np.array([1, 4, 0, end])})[0]))
+    for offsets, text in (([0, 3, 2], "2 at position 2 of 'o'"), ([0, 5, 5], "5 at position 1 of 'o'")):
+        with pytest.raises((NotAscending, IndexOutOfRange), match=text):
+            float(np.asarray(step(table, state, **good | {"o": np.array(offsets)})[0]))
+    for kept, now in zip(before, (table, *state.values()), strict=True):
+        np.testing.assert_array_equal(now, kept)
+    step(table, state, **good)
+    assert not np.array_equal(np.asarray(table), before[0])

@@ -25,7 +25,9 @@ import gradc
 from gradc import ops, optim
 from gradc.errors import FileError, GradcError, IndexOutOfRange, InvalidProblem
 from gradc.ir.types import dtype as dtype_of
+from gradc.module import table_files
 from gradc.module.table_files import TableFiles
+from gradc.optim.optimizer import STEP, parameter_of
 
 TYPES = {"users": "f32[50,3]", "state.sum.users": "f32[50]", "items": "bf16[7,2]", "count": "i64[]", "top": "f32[2,2]"}
 TABLES = ["users", "items"]
@@ -228,7 +230,11 @@ def test_a_module_trains_tables_in_files(dtype: str, tmp_path: Path) -> None:
         ({"w": "f32[N,4]"}, ["w"], "sizes that are numbers"),
         ({"w": "f32[3,4]"}, ["v"], "'v', which is missing"),
         ({"w": "f32[]"}, ["w"], "has no rows"),
-        ({"w": "f32[3,4]", "state.sum.w": "f32[4]"}, ["w"], "and follows w"),
+        (
+            {"w": "f32[3,4]", "state.sum.w": "f32[4]"},
+            ["w"],
+            r"and follows w, .*\{'state.sum.w': None\} says that it does",
+        ),
         ({"w": "float[3]"}, [], "not a type"),
     ],
 )
@@ -277,13 +283,67 @@ def test_folders_without_tables_or_with_other_files_are_refused(tmp_path: Path) 
         TableFiles.open(tmp_path)
 
 
-def test_a_longer_name_decides_which_table_is_followed(tmp_path: Path) -> None:
-    types = {"w": "f32[3,1]", "a.w": "f32[5,1]", "state.sum.a.w": "f32[5]", "state.sum.w": "f32[3]"}
-    tables = TableFiles.create(tmp_path, types, ["w", "a.w"])
-    with tables.step({"a.w": [4], "w": [2]}):
+def test_the_state_of_a_table_follows_it_and_what_is_called_alike_does_not(tmp_path: Path) -> None:
+    """By the names of a step; ``follows`` says it of others, and that a state's name means none."""
+    types = {"w": "f32[9,1]", "a.w": "f32[9,1]", "state.sum.a.w": "f32[9]", "state.sum.w": "f32[9]"}
+    types |= {"b.w": "f32[9]", "state.w": "f32[9]", "other": "f32[9]", "state.mean.w": "f32[9]", "sum.w": "f32[4]"}
+    follows = {"other": "w", "state.mean.w": None}
+    TableFiles.create(tmp_path, types, ["w", "a.w"], follows=follows).close()
+    tables = TableFiles.open(tmp_path)
+    named = {"w": [2], "a.w": [4]}
+    with pytest.raises(KeyboardInterrupt), tables.step(named):
         for array in tables.arrays.values():
-            array[-1] = 1
-    assert all(array[-1] == 1 for array in tables.arrays.values()) and os.listdir(tmp_path)
+            array[...] = 1
+        raise KeyboardInterrupt
+    kept = {
+        name: np.flatnonzero(array[..., 0] == 0 if array.ndim > 1 else array == 0)
+        for name, array in tables.arrays.items()
+    }
+    by_rows = {"w": 2, "state.sum.w": 2, "other": 2, "a.w": 4, "state.sum.a.w": 4}
+    for name, array in tables.arrays.items():
+        assert kept[name].tolist() == ([by_rows[name]] if name in by_rows else [*range(len(array))]), name
+
+
+def test_every_state_of_a_step_follows_its_table() -> None:
+    graph = gradc.trace(
+        lambda t, i, g: ops.sum(ops.embedding(i, t["a.b"]) * g), t={"a.b": "f32[V,8]"}, i="i64[N]", g="f32[N,8]"
+    )
+    module = gradc.compile(graph, ["t"], "numpy", update={"t": optim.adam(0.1)}, sparse="t")
+    table, *states = module.options.donate
+    assert len(states) == 3 and [parameter_of(name) for name in states if name != STEP] == [table] * 2
+    assert not parameter_of(STEP) and not parameter_of(table)
+
+
+@pytest.mark.parametrize(
+    ("follows", "said"),
+    [
+        ({"v": "w"}, "'v', which is missing"),
+        ({"w": "w"}, "'w', which is a table"),
+        ({"x": "y"}, "'x' follows 'y', which rows_of does not name"),
+        ({"y": "w"}, "y is f32.4., and follows w"),
+    ],
+)
+def test_what_nothing_can_follow_is_refused(follows: Any, said: str, tmp_path: Path) -> None:
+    types = {"w": "f32[3,4]", "x": "f32[3]", "y": "f32[4]"}
+    with pytest.raises(InvalidProblem, match=said):
+        TableFiles.create(tmp_path / "new", types, ["w"], follows=follows)
+    assert not (tmp_path / "new").exists()
+
+
+def test_names_of_one_file_are_refused_where_a_folder_takes_them_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that does not tell letters apart, if there is one, is imitated by what is asked of it."""
+    types = {"w": "f32[3]", "W": "f32[3]"}
+    if not table_files._ignores_case(tmp_path):
+        tables = TableFiles.create(tmp_path / "both", types, [])
+        tables.arrays["w"][...] = 1
+        assert not tables.arrays["W"].any()
+        real = Path.exists
+        monkeypatch.setattr(Path, "exists", lambda path: real(path) or real(path.parent / path.name.lower()))
+    with pytest.raises(InvalidProblem, match="w and W are one file of"):
+        TableFiles.create(tmp_path, types, [])
+    assert not [*tmp_path.glob("*.npy")]
 
 
 # -- what went wrong once ----------------------------------------------------------------------------------------------

@@ -621,8 +621,9 @@ def test_the_cpu_is_as_it_was() -> None:
     program = embedding("N", "f32[V,8]")
     assert choose_reduction(program) == choose_reduction(program, device=CPU, determinism="none", available=ALL)
     (select,) = [s for s in choose_reduction(program).steps if isinstance(s, Select)]
-    assert [str(when) for when, _ in select.cases] == ["assume(8*V >= 4194304*(N//167773)+3201)", "None"]
-    assert (CPU.bandwidth, CPU.sort, CPU.workers) == (20e9, 10e-9, 4) and Cpu() == CPU
+    least = "max(-1006632960*(4194304//(13*N+1))+max(2097152, 30*N), 1665)"
+    assert [str(when) for when, _ in select.cases] == [f"assume(8*V >= {least})", "None"]
+    assert (CPU.bandwidth, CPU.sort, CPU.workers) == (20e9, 20e-9, 4) and Cpu() == CPU
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

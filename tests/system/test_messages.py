@@ -223,11 +223,8 @@ def test_the_other_way_to_combine_says_when() -> None:
     from gradc.inspect.explain import summary
 
     both = summary(module, {"N": 100_000, "V": 2}) + summary(module, {"N": 32, "V": 100_000})
-    assert (
-        "nothing before" not in both
-        and "segmented when 64*V >= 4194304*(N//167773)+1601" in both
-        and "privatized unless 64*V >= 4194304*(N//167773)+1601" in both
-    )
+    least = "64*V >= max(-1006632960*(4194304//(20*N+1))+max(((240*N)//64), 2097152), 1281)"
+    assert "nothing before" not in both and f"segmented when {least}" in both and f"privatized unless {least}" in both
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

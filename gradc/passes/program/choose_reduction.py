@@ -5,7 +5,7 @@ chosen only if determinism is not required, and ``atomic_fixed`` only if rows ca
 
 The choice depends on shapes only, so that it never waits for the device.  If symbolic sizes decide, the alternatives
 are kept in a select whose predicates are evaluated at the call: on a GPU ``N >= crossover`` if one symbol decides, else
-comparisons of cost terms (:mod:`gpu_choice`).
+comparisons of cost terms (:mod:`gpu_choice`).  ``python -m benchmarks.streams`` says how good the choice is.
 """
 
 from __future__ import annotations
@@ -17,9 +17,31 @@ from typing import Literal
 from ...analysis.chunks import MOST_PARTIALS, chunk_rows
 from ...analysis.combine import Combine, ascends, combines
 from ...analysis.cost import Estimate, estimates, ways
-from ...analysis.strategies import DEFAULT, ON_HOST, ORDERED_ROW, PRIVATIZED, SEGMENTED, SORTED_ROW, STRATEGIES
+from ...analysis.strategies import (
+    CACHED,
+    DEFAULT,
+    MISSES,
+    ON_HOST,
+    ORDERED_ROW,
+    PRIVATIZED,
+    SEGMENTED,
+    SORTED_ROW,
+    STRATEGIES,
+    sorted_row,
+)
 from ...errors import InvalidProblem, TypeRuleError, Unsupported
-from ...ir.dims import Assumption, Size, evaluate, floordiv, known_nonnegative, nominal, product, total
+from ...ir.dims import (
+    Assumption,
+    Size,
+    ceildiv,
+    evaluate,
+    floordiv,
+    known_nonnegative,
+    maximum,
+    nominal,
+    product,
+    total,
+)
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ...ir.types import Type
 from ...targets.devices import CPU, Device, Gpu
@@ -27,25 +49,31 @@ from ..manager import program_pass
 from .gpu_choice import Case, cases, fallback
 
 
-def host_cases(rows: Size, cols: Size, size: Size, sorted_row: int = SORTED_ROW) -> tuple[Case, ...]:
+def host_cases(rows: Size, cols: Size, size: Size, width: Size, ordered: bool = False) -> tuple[Case, ...]:
     """The cases for sorting rows or using a partial result per chunk on the CPU; the first that holds is taken.
 
-    A sort takes 10 ns per row, partial results 8 bytes per element and chunk at 20 GB/s; they break even at 25 elements
-    of the result per row of a chunk.  The partial results of many rows have at most ``MOST_PARTIALS`` elements in
-    total, so that a result of that size would leave a single task, and one of half that size may.
+    Rows are sorted where that takes less time than their chunks' partial results, :func:`sorted_row` elements of them
+    for each row.  All partial results together have ``MOST_PARTIALS`` elements at most, so that they pay for many rows,
+    unless caches do not hold even one: then rows wait for it, as long as a sort takes if they have many elements.
 
-    :param sorted_row: elements that are moved in the time in which a row is sorted.
+    :param cols: elements that a row reads, :param size: that the results have, :param width: that a row adds to.
+    :param ordered: whether the rows are in the order of their index.
     """
+    misses = MISSES * (ORDERED_ROW if ordered else SORTED_ROW)
     try:
-        enough, many = sorted_row * chunk_rows(rows, cols) + 1, MOST_PARTIALS // sorted_row + 1
-        least = MOST_PARTIALS * floordiv(rows, many) + enough
+        each = sorted_row(cols, ordered)
+        enough = each * chunk_rows(rows, cols) + 1
+        few = floordiv(MOST_PARTIALS, each * rows + 1)  # 0 from so many rows on
+        waits = maximum(CACHED, floordiv(misses * rows, maximum(width, 1)))
+        least = maximum(enough, waits - MOST_PARTIALS * misses * few)
     except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, PRIVATIZED.name),)
-    if known_nonnegative(size - MOST_PARTIALS) or known_nonnegative(size - least):
+    if known_nonnegative(size - least):
         return ((None, SEGMENTED.name),)
     if known_nonnegative(enough - 1 - size):
         return ((None, PRIVATIZED.name),)
-    if isinstance(size, int) and known_nonnegative(size - enough):
+    if isinstance(size, int) and isinstance(width, int) and isinstance(each, int) and known_nonnegative(size - enough):
+        many = max(ceildiv(MOST_PARTIALS, each), size * width // misses + 1 if size >= CACHED else 0)
         return (Assumption(rows, ">=", many), PRIVATIZED.name), (None, SEGMENTED.name)
     return (Assumption(size, ">=", least), SEGMENTED.name), (None, PRIVATIZED.name)
 
@@ -183,8 +211,8 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
     undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
     for key, group in by_key.items():
         in_order = all(ascends(kernel, part) for part in group)
-        sorted_row = ORDERED_ROW if in_order else SORTED_ROW
-        options = host_cases(kernel.row_count, kernel.col_count, elements(group), sorted_row)
+        width = total(product(types[part.buffer].shape[part.leading :]) for part in group)
+        options = host_cases(kernel.row_count, kernel.col_count, elements(group), width, in_order)
         picked = [picks[part.buffer] for part in parts if part.key == key and part.buffer in picks]
         sorts = [strategy for strategy in picked if STRATEGIES[strategy].visits == "by key"]
         if sorts:

@@ -107,6 +107,7 @@ static void sum_60acaf_fold0(const void *args, i64 task) {
     f64 total[GRADC_TOTALS];
     for (i64 e = 0; e < count; e++) total[e] = 0.0;
     for (i64 c = 0; c < chunks; c++)
+      #pragma omp simd
       for (i64 e = 0; e < count; e++) total[e] += partial0[c * size + e0 + e];
     for (i64 e = 0; e < count; e++) y[e0 + e] = (f32)total[e];
   }

@@ -88,6 +88,7 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
           if (distant && c0 == 0) {
             if (q + GRADC_AHEAD < rows) {
               const i64 r = order[q + GRADC_AHEAD];
+              __builtin_prefetch(key + r);
               const i64 i0 = r;
               __builtin_prefetch(rows_ + i0 * 16);
             }
