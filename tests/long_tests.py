@@ -28,6 +28,7 @@ RUNNERS = ("numpy", "torch", "ziglang", "nvidia-cuda-nvrtc-cu12")
 """Packages with another release of which a test is another test."""
 
 
+@functools.cache
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -49,14 +50,22 @@ def digest(paths: tuple[str, ...]) -> str:
     """
     hasher = hashlib.sha256(repr((sys.version_info[:2], *map(_version, RUNNERS))).encode())
     for path in paths:
-        here = ROOT / path
-        if not here.exists():
-            raise FileNotFoundError(f"a test marked as long names {path}, which is not there")
-        inside = [here] if here.is_file() else sorted(f for f in here.rglob("*") if f.is_file())
-        for file in inside:
-            if "__pycache__" not in file.parts:
-                hasher.update(f"{file.relative_to(ROOT)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        hasher.update(contents(path))
     return hasher.hexdigest()[:16]
+
+
+@functools.cache
+def contents(path: str) -> bytes:
+    """Name and digest of each file at a path or below it; most tests name the same folders."""
+    here = ROOT / path
+    if not here.exists():
+        raise FileNotFoundError(f"a test marked as long names {path}, which is not there")
+    inside = [here] if here.is_file() else sorted(f for f in here.rglob("*") if f.is_file())
+    return "".join(
+        f"{file.relative_to(ROOT)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+        for file in inside
+        if "__pycache__" not in file.parts
+    ).encode()
 
 
 def passed() -> dict[str, str]:

@@ -10,6 +10,12 @@ import long_tests
 import pytest
 
 
+def forget() -> None:
+    """Files are read anew."""
+    long_tests.digest.cache_clear()
+    long_tests.contents.cache_clear()
+
+
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "package" / "__pycache__").mkdir(parents=True)
@@ -17,7 +23,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "test_it.py").write_text("")
     monkeypatch.setattr(long_tests, "ROOT", tmp_path)
     monkeypatch.setattr(long_tests, "PASSED", tmp_path / "long.txt")
-    long_tests.digest.cache_clear()
+    forget()
     return tmp_path
 
 
@@ -52,7 +58,7 @@ def report(item: Item, when: str, outcome: str, properties: list[Any]) -> Any:
 
 
 def left_out(checkout: Path, *paths: str, everything: bool = False) -> bool:
-    long_tests.digest.cache_clear()
+    forget()
     item = Item(checkout, *paths)
     long_tests.leave_out([item], everything)  # type: ignore[list-item]
     return item.marks == ["skip"]

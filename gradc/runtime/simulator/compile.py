@@ -25,7 +25,7 @@ import numpy as np
 
 from ... import knobs
 from ...codegen.cuda.cached_text import anonymous
-from ...codegen.text import read_template, standalone
+from ...codegen.text import read_template, standalone, widened
 from ...errors import InvalidProblem, OutOfMemory, SimulationFault
 from ...process.forks import lock
 from ...process.ieee import plain
@@ -102,7 +102,8 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
     payload = cache.get(key)
     if payload is None:
         math = standalone("cuda/math.h")
-        header = f"{_BEGIN}{math}{_END}" if text.startswith(math) else ""
+        begin = next((each for each in (math, widened(math)) if text.startswith(each)), "")
+        header = f"{_BEGIN}{begin}{_END}" if begin else ""
         payload = link_objects([compile_object(unit, extra=flags, header=header), _runtime(stamp, cache)])
         cache.put(key, payload)
     return SimLibrary(payload, kernels, source, check)
