@@ -133,6 +133,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(50_000, 10, 10)
         gc.enable()
 
 
