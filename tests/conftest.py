@@ -198,6 +198,13 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 @pytest.fixture
+def judged(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """``judged(*texts)``: a long test that passed on the same texts ends here (:mod:`long_tests`)."""
+    everything = request.config.getoption("--all")
+    return lambda *texts: long_tests.judged(request.node, texts, everything)
+
+
+@pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The programs whose calls are bound in this test, beside those of calls that are prepared."""
     from gradc.runtime.executable import Executable
