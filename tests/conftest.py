@@ -112,7 +112,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def _collects_whole_files(config: pytest.Config) -> bool:
     """And is the one process of this run that does so first."""
-    whole = not config.stash[_without] and not config.getoption("lf") and not any("::" in arg for arg in config.args)
+    whole = not config.stash[_without] and not config.getoption("lf", False) and not any("::" in arg for arg in config.args)
     return whole and getattr(config, "workerinput", {}).get("workerid", "gw0") == "gw0"
 
 
