@@ -143,8 +143,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What lives as long as the process (modules, torch, 14,000 tests) is not looked through by the collections of
-    garbage, of which a run has thousands: with it they took a quarter of the time of some tests.  What comes to live later
-    (dynamo, caches) is looked through every seven million allocations, where it took a tenth of what Python does.
+    garbage, of which a run has thousands: with it they took a quarter of the time of some tests.  What comes later
+    to live (dynamo, caches) is looked through every seven million allocations: it took a tenth of what Python does.
     """
     gc.disable()
     try:
