@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+import known_names
 import long_tests
 import pytest
 
@@ -49,6 +50,7 @@ KEPT_DAYS, KEPT_BYTES = 21, 4 << 30
 _cache = pytest.StashKey[str]()
 _objects = pytest.StashKey[str]()
 _level = pytest.StashKey[str]()
+_without = pytest.StashKey[set[str]]()
 _runtime = pytest.StashKey[subprocess.Popen[bytes]]()
 
 # A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press
@@ -103,7 +105,23 @@ _long = long_tests.Results()
 _by_file: Counter[str] = Counter()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    here = config.stash[_without] and collection_path.is_relative_to(ROOT)
+    return True if here and str(collection_path.relative_to(ROOT)) in config.stash[_without] else None
+
+
+def _collects_whole_files(config: pytest.Config) -> bool:
+    """And is the one process of this run that does so first."""
+    whole = (
+        not config.stash[_without] and not config.getoption("lf", False) and not any("::" in arg for arg in config.args)
+    )
+    return whole and getattr(config, "workerinput", {}).get("workerid", "gw0") == "gw0"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _collects_whole_files(config):
+        known_names.keep(items)
     long_tests.leave_out(items, everything=config.getoption("--all"))
     if not config.getoption("--quick"):
         return
@@ -125,7 +143,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What lives as long as the process (modules, torch, 14,000 tests) is not looked through by the collections of
-    garbage, of which a run has thousands: with it they took a quarter of the time of some tests.
+    garbage, of which a run has thousands: with it they took a quarter of the time of some tests.  What comes later
+    to live (dynamo, caches) is looked through every seven million allocations: it took a tenth of what Python does.
     """
     gc.disable()
     try:
@@ -133,6 +152,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(700, 10, 1000)
         gc.enable()
 
 
@@ -197,6 +217,13 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 @pytest.fixture
+def judged(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """``judged(*texts)``: a long test that passed on the same texts ends here (:mod:`long_tests`)."""
+    everything = request.config.getoption("--all")
+    return lambda *texts: long_tests.judged(request.node, texts, everything)
+
+
+@pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The programs whose calls are bound in this test, beside those of calls that are prepared."""
     from gradc.runtime.executable import Executable
@@ -240,6 +267,10 @@ def _use_objects() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    alone = not hasattr(config, "workerinput") and not config.getoption(
+        "numprocesses", None
+    )  # else all collect the same
+    config.stash[_without] = known_names.without(config.option.keyword, known_names.known()) if alone else set()
     os.environ.setdefault("GRADC_TEST_DAY", str(datetime.date.today().toordinal()))
     if not hasattr(config, "workerinput"):
         _use_objects()

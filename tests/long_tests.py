@@ -3,6 +3,9 @@
 ``@pytest.mark.long("gradc/process/files.py", "templates/export")`` names what a test tests, beside its own file.
 ``make test-all`` runs all of them and writes ``tests/long.txt``: each test that passed, with a digest of those files.
 Any other run leaves out those whose digest still stands there.
+
+A test that judges texts which the compiler writes hands them to ``judged(*texts)`` before what takes long: their digest
+stands behind a ``+``, and where the compiler has changed but not these texts the test ends there.
 """
 
 from __future__ import annotations
@@ -11,14 +14,14 @@ import functools
 import hashlib
 import importlib.metadata
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSED = Path(__file__).with_name("long.txt")
-PROPERTY = "long"
+PROPERTY, TEXTS = "long", "texts"
 COMPILER = (
     *("gradc/analysis", "gradc/autodiff.py", "gradc/codegen", "gradc/compiler.py", "gradc/ir", "gradc/ops"),
     *("gradc/passes", "gradc/targets", "templates"),
@@ -28,6 +31,7 @@ RUNNERS = ("numpy", "torch", "ziglang", "nvidia-cuda-nvrtc-cu12")
 """Packages with another release of which a test is another test."""
 
 
+@functools.cache
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -49,21 +53,43 @@ def digest(paths: tuple[str, ...]) -> str:
     """
     hasher = hashlib.sha256(repr((sys.version_info[:2], *map(_version, RUNNERS))).encode())
     for path in paths:
-        here = ROOT / path
-        if not here.exists():
-            raise FileNotFoundError(f"a test marked as long names {path}, which is not there")
-        inside = [here] if here.is_file() else sorted(f for f in here.rglob("*") if f.is_file())
-        for file in inside:
-            if "__pycache__" not in file.parts:
-                hasher.update(f"{file.relative_to(ROOT)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        hasher.update(contents(path))
     return hasher.hexdigest()[:16]
 
 
+@functools.cache
+def contents(path: str) -> bytes:
+    """Name and digest of each file at a path or below it; most tests name the same folders."""
+    here = ROOT / path
+    if not here.exists():
+        raise FileNotFoundError(f"a test marked as long names {path}, which is not there")
+    inside = [here] if here.is_file() else sorted(f for f in here.rglob("*") if f.is_file())
+    return "".join(
+        f"{file.relative_to(ROOT)}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+        for file in inside
+        if "__pycache__" not in file.parts
+    ).encode()
+
+
 def passed() -> dict[str, str]:
-    """Test -> digest of what it tested when it last passed."""
+    """Test -> digest of what it tested when it last passed, and behind a ``+`` that of the texts that it judged."""
     if not PASSED.exists():
         return {}
     return dict(line.rsplit(" ", 1) for line in PASSED.read_text(encoding="utf-8").splitlines())
+
+
+def judged(item: pytest.Item, texts: Sequence[str], everything: bool) -> None:
+    """Ends a long test that passed on the same texts: all that it has of the compiler, for whose files they stand."""
+    marker = item.get_closest_marker("long")
+    assert marker is not None
+    others = tuple(path for path in marker.args if path not in COMPILER)
+    hasher = hashlib.sha256(digest((*others, str(item.path.relative_to(ROOT)))).encode())
+    for text in texts:
+        hasher.update(hashlib.sha256(text.encode()).digest())
+    now = hasher.hexdigest()[:16]
+    item.user_properties.append((TEXTS, now))
+    if not everything and passed().get(case_of(item.nodeid), "").partition("+")[2] == now:
+        pytest.skip("long, and passed on these texts: make test-all runs it")
 
 
 def leave_out(items: list[pytest.Item], everything: bool) -> None:
@@ -75,7 +101,7 @@ def leave_out(items: list[pytest.Item], everything: bool) -> None:
             continue
         now = digest((*marker.args, str(item.path.relative_to(ROOT))))
         item.user_properties.append((PROPERTY, now))
-        if not everything and known.get(case_of(item.nodeid)) == now:
+        if not everything and known.get(case_of(item.nodeid), "").partition("+")[0] == now:
             item.add_marker(pytest.mark.skip(reason="long, and passed on these files: make test-all runs it"))
 
 
@@ -88,9 +114,9 @@ class Results:
 
     def add(self, report: pytest.TestReport) -> None:
         """Takes the report of one phase of a test."""
-        now, name = dict(report.user_properties).get(PROPERTY), case_of(report.nodeid)
-        if isinstance(now, str):
-            self.digests[name] = now
+        properties, name = dict(report.user_properties), case_of(report.nodeid)
+        if PROPERTY in properties:
+            self.digests[name] = "+".join(str(properties[p]) for p in (PROPERTY, TEXTS) if p in properties)
             self.outcomes.setdefault(name, {})[report.when] = report.outcome
         elif name in self.outcomes or report.failed:  # the report of a process that is gone has no properties
             self.outcomes.setdefault(name, {})["gone"] = report.outcome

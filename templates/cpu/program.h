@@ -1,4 +1,5 @@
-/* What every generated module shares: chunking by shape alone, layouts of memory, library calls. */
+/* What every generated module shares: chunking by shape alone, layouts of memory, library calls.
+ * All is inline, which -O2 makes nothing of: at -O0 gcc compiles other static functions whether they are called or not. */
 #ifndef GRADC_PROGRAM_H
 #define GRADC_PROGRAM_H
 
@@ -46,7 +47,7 @@ static __attribute__((unused, noinline)) void *gradc_guarded(const gradc_ctx *ct
 }
 
 /* GRADC_BOUNDS: whether an array of `count` has all elements that a matrix product reads or writes: `steps` apart from element `at` on. */
-static __attribute__((unused)) int gradc_within(const gradc_ctx *ctx, i64 site, i64 at, int axes, const i64 *sizes, const i64 *steps, i64 count) {
+static inline __attribute__((unused)) int gradc_within(const gradc_ctx *ctx, i64 site, i64 at, int axes, const i64 *sizes, const i64 *steps, i64 count) {
   i64 first = at, last = at;
   for (int i = 0; i < axes; i++) {
     if (sizes[i] == 0) return 1;
@@ -140,7 +141,7 @@ typedef struct {
   char *const *own;
 } gradc_batch;
 
-static __attribute__((unused)) void gradc_batch_task(const void *args, i64 task) {
+static inline __attribute__((unused)) void gradc_batch_task(const void *args, i64 task) {
   const gradc_batch *const b = args;
   b->steps[task](b->ctx, b->buf, b->n, b->own[task]);
 }
@@ -238,7 +239,7 @@ static inline __attribute__((unused)) i64 gradc_poll_rows(i64 cols) { return gra
 
 /* A matrix product over several batch axes: neighbours that step alike are one, the last goes to the library, the rest are loops.
  * steps: of a, b and their scales along each axis. */
-static __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtype, int axes, const i64 *size, const i64 (*steps)[4], i64 m, i64 n,
+static inline __attribute__((unused)) void gradc_product(const gradc_ctx *ctx, int dtype, int axes, const i64 *size, const i64 (*steps)[4], i64 m, i64 n,
                                                   i64 k, gradc_matrix a, gradc_matrix b, char *c, i64 c_row, int accumulate) {
   i64 batch = 1, last[4] = {0}, done = axes;
   while (done > 0) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from benchmarks.network_cases import block_case
 from benchmarks.resources import ARCHITECTURES
 from gradc import interp, knobs, ops
 from gradc.autodiff import differentiate
+from gradc.codegen.cuda.cached_text import anonymous
 from gradc.codegen.cuda.render import render_cuda
 from gradc.codegen.identifiers import identifier, identifiers
 from gradc.errors import CompilerMissing, DeviceError, IndexOutOfRange, InvalidProblem, Unsupported
@@ -303,7 +304,7 @@ def program_of(name: str) -> Any:
 
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda", "tests/registry.py")
 @pytest.mark.parametrize("name", [*compiled(OTHERS, turn=3), *POINTWISE[1::2]])
-def test_nvrtc_takes_it_without_spills(name: str) -> None:
+def test_nvrtc_takes_it_without_spills(name: str, judged: Callable[..., None]) -> None:
     """Every op's kernels; ops take turns in four dtypes and three architectures (the standard cases go through all).
     What computes in f32 has no f64 instruction.
     """
@@ -313,6 +314,7 @@ def test_nvrtc_takes_it_without_spills(name: str) -> None:
     made = program_of(name)
     if not made.program.kernels:
         return
+    judged(str(made.program), anonymous(made.source))
     binary = compile_cuda(made.source, arch=ARCHITECTURES[NAMES.index(name) % 3], spills="error")
     assert binary.cubin[:4] == b"\x7fELF"
     types = {b.name: b.type for b in made.program.buffers}
@@ -328,24 +330,27 @@ def test_nvrtc_takes_it_without_spills(name: str) -> None:
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda", "benchmarks/resources.py")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", resources.CASES)
-def test_standard_cases_do_not_spill(name: str, arch: str) -> None:
+def test_standard_cases_do_not_spill(name: str, arch: str, judged: Callable[..., None]) -> None:
     """Each for all architectures, the two dtypes in turns: docs/cuda.md has every pair."""
     pytest.importorskip("nvidia.cuda_nvrtc")
     dtype = resources.DTYPES[(list(resources.CASES).index(name) + ARCHITECTURES.index(arch)) % 2]
     from gradc.runtime.cuda.nvrtc import compile_cuda
 
-    for executable in resources.module(name, dtype, arch).executables.values():
-        found = compile_cuda(executable.source, arch=arch, spills="error").kernels
+    sources = [executable.source for executable in resources.module(name, dtype, arch).executables.values()]
+    judged(*map(anonymous, sources))
+    for source in sources:
+        found = compile_cuda(source, arch=arch, spills="error").kernels
         assert found and all(r.registers <= 128 for r in found.values())
 
 
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda", "benchmarks/network_cases.py")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_block_of_gpt2_does_not_spill(arch: str) -> None:
+def test_a_block_of_gpt2_does_not_spill(arch: str, judged: Callable[..., None]) -> None:
     """Gradients of its norms read and write twenty arrays: a thread has 168 registers, a multiprocessor 384 threads."""
     pytest.importorskip("nvidia.cuda_nvrtc")
     block = block_case("", "bf16", 8, 1024)
     module = gradc.compile(gradc.trace(block.ours, **block.types), wrt=block.wrt, target="cuda", arch=arch)
+    judged(anonymous(module.backward.source))
     kernels = module.backward.binary.kernels
     assert not {name: r for name, r in kernels.items() if r.spill_stores or r.spill_loads}
     crowded = [r.registers for name, r in kernels.items() if "layer_norm" in name and r.registers > 128]

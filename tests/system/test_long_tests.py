@@ -10,6 +10,12 @@ import long_tests
 import pytest
 
 
+def forget() -> None:
+    """Files are read anew."""
+    long_tests.digest.cache_clear()
+    long_tests.contents.cache_clear()
+
+
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "package" / "__pycache__").mkdir(parents=True)
@@ -17,7 +23,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "test_it.py").write_text("")
     monkeypatch.setattr(long_tests, "ROOT", tmp_path)
     monkeypatch.setattr(long_tests, "PASSED", tmp_path / "long.txt")
-    long_tests.digest.cache_clear()
+    forget()
     return tmp_path
 
 
@@ -52,7 +58,7 @@ def report(item: Item, when: str, outcome: str, properties: list[Any]) -> Any:
 
 
 def left_out(checkout: Path, *paths: str, everything: bool = False) -> bool:
-    long_tests.digest.cache_clear()
+    forget()
     item = Item(checkout, *paths)
     long_tests.leave_out([item], everything)  # type: ignore[list-item]
     return item.marks == ["skip"]
@@ -121,6 +127,32 @@ def test_other_tests_keep_their_lines(checkout: Path) -> None:
     long_tests.leave_out([item], True)  # type: ignore[list-item]
     ran(item, *WHOLE).write()
     assert set(long_tests.passed()) == {"test_other.py::test_b[a b]", "test_it.py::test_a"}
+
+
+def ends(item: Item, *texts: str, everything: bool = False) -> bool:
+    forget()
+    try:
+        long_tests.judged(item, texts, everything)  # type: ignore[arg-type]
+    except pytest.skip.Exception:
+        return True
+    return False
+
+
+def test_it_ends_on_the_texts_it_passed_on(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of the compiler has changed; other files, texts and an order of their own are another test."""
+    monkeypatch.setattr(long_tests, "COMPILER", ("package",))
+    (checkout / "other.py").write_text("")
+    item = Item(checkout, "package", "other.py")
+    long_tests.leave_out([item], True)  # type: ignore[list-item]
+    assert not ends(item, "a", "b", everything=True)
+    ran(item, *WHOLE).write()
+    assert left_out(checkout, "package", "other.py")
+    (checkout / "package" / "a.py").write_text("a = 2\n")
+    assert not left_out(checkout, "package", "other.py")
+    assert ends(item, "a", "b") and not ends(item, "a", "b", everything=True)
+    assert not any(ends(item, *texts) for texts in (("a",), ("b", "a"), ("ab",), ("a", "c"), ()))
+    (checkout / "other.py").write_text("# changed\n")
+    assert not ends(item, "a", "b")
 
 
 def test_a_path_that_is_not_there_is_an_error(checkout: Path) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from ... import knobs
 from ...codegen.cuda.cached_text import anonymous
-from ...codegen.text import read_template, standalone
+from ...codegen.text import read_template, standalone, widened
 from ...errors import InvalidProblem, OutOfMemory, SimulationFault
 from ...process.forks import lock
 from ...process.ieee import plain
@@ -50,7 +50,7 @@ _PLAIN = (
 _CHECK = (
     *_PLAIN,
     "-DGRADC_SIM_CHECK",
-    "-O1",  # compile time dominates run time
+    "-Og",  # compile time dominates run time
     "-fsanitize=thread,alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
     "-fno-wrapv",  # otherwise integer overflow is not reported
     "-fno-tree-vectorize",  # keeps the accesses of the source
@@ -102,7 +102,8 @@ def compile_sim(source: str, *, check: bool = False) -> SimLibrary:
     payload = cache.get(key)
     if payload is None:
         math = standalone("cuda/math.h")
-        header = f"{_BEGIN}{math}{_END}" if text.startswith(math) else ""
+        begin = next((each for each in (math, widened(math)) if text.startswith(each)), "")
+        header = f"{_BEGIN}{begin}{_END}" if begin else ""
         payload = link_objects([compile_object(unit, extra=flags, header=header), _runtime(stamp, cache)])
         cache.put(key, payload)
     return SimLibrary(payload, kernels, source, check)
