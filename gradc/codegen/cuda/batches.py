@@ -16,6 +16,8 @@ from .actions import FLAG, Action, Launch, Part
 from .calls import CALLS
 from .kernel import CudaKernel
 
+HEAD = 1
+"""Words before those of members: how many these are."""
 WORDS = enumerators("cuda/batch.h")["GRADC_BATCH_WORDS"]
 """Of 8 bytes, of the parameter; the flag's address is another."""
 MOST_BLOCKS = 2**31 - 1
@@ -101,7 +103,7 @@ def _parts(group: Sequence[Launch]) -> Iterator[Sequence[Launch]]:
     """Launches of one function in parts that have room in its parameter, and their blocks in a grid."""
     part: list[Launch] = []
     for launch in group:
-        room = (WORDS - 2) // (1 + len(_words(launch)))
+        room = (WORDS - HEAD - 1) // (1 + len(_words(launch)))
         if part and (len(part) == room or sum(each.blocks for each in part) + launch.blocks > MOST_BLOCKS):
             yield part
             part = []

@@ -24,7 +24,6 @@ from .facts import facts_of
 from .fixed_sums import elements_as_rows
 from .functions import cuda_functions
 from .kernel import CudaKernel, Stage, own_dims
-from .mapping import ThreadMapping
 from .mappings.column_strips import ColumnStrips
 from .tiles.kernel import MAPPING, refuse_tiles, tile_kernel
 
@@ -75,18 +74,16 @@ def _fits(kernel: Kernel, types: Mapping[str, Type], family: Family) -> bool:
     """Whether threads go through a kernel in the same way where the numbers are not known; a map of many strips may have
     one.
     """
-    (made, mapping), (open_, open_mapping) = (
-        (cuda_kernel(k, t), choose_mapping(facts_of(elements_as_rows(k), t)))
-        for k, t in ((kernel, types), (family.kernel, family.types))
-    )
+    both = [(kernel, types), (family.kernel, family.types)]
+    mapping, open_mapping = (choose_mapping(facts_of(elements_as_rows(k), t)) for k, t in both)
     if isinstance(mapping, ColumnStrips) and isinstance(open_mapping, ColumnStrips):
         return mapping.threads == open_mapping.threads
 
-    def decided(k: CudaKernel, m: ThreadMapping) -> tuple[object, ...]:
-        stages = tuple((stage.kind, stage.width) for stage in k.stages)
-        return replace(m, reason="", tasks=None), stages, k.most_chunks, k.masked, k.groups
+    def decided(made: CudaKernel) -> tuple[object, ...]:
+        return [(stage.kind, stage.width) for stage in made.stages], made.most_chunks, made.masked, made.groups
 
-    return decided(made, mapping) == decided(open_, open_mapping)
+    alike = replace(mapping, tasks=None) == replace(open_mapping, tasks=None)
+    return alike and len({str(decided(cuda_kernel(k, t))) for k, t in both}) == 1
 
 
 def prelude() -> str:
