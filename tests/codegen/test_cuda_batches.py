@@ -119,7 +119,9 @@ def launch(function: str, member: int, number: int) -> Launch:
     return Launch(function, 1 + member, 32, (Part(WORKSPACE, 8 * member, 1, U8), flag, number), (0, 1))
 
 
-@hypothesis.given(strategies.lists(strategies.lists(strategies.sampled_from("abc"), max_size=6), min_size=1, max_size=5))
+@hypothesis.given(
+    strategies.lists(strategies.lists(strategies.sampled_from("abc"), max_size=6), min_size=1, max_size=5)
+)
 @hypothesis.example([[*"key", *"cmcm", "b"], [*"key", "s", "b"]])
 @hypothesis.settings(max_examples=60)
 def test_each_member_starts_what_it_would_in_its_order(members: list[list[str]]) -> None:

@@ -27,6 +27,8 @@ _FUNCTION = re.compile(
     r"(?P<body>.*?)^\}(?:\n|\Z)",
     re.MULTILINE | re.DOTALL,
 )
+_OF_MEMBER = "const u32 gradc_block, const u32 gradc_blocks, const i64 gradc_checks"
+_OF_ALL = "const __grid_constant__ gradc_batch batch, u64 *const flag"
 _PARAMETER = re.compile(r"\s*(?P<type>.*?)(?:\s*const\s+|\s+|(?<=\*))(?P<name>\w+)", re.DOTALL)
 
 
@@ -62,9 +64,9 @@ def _of_members(name: str, bounds: str, given: str, body: str) -> str:
     each = 1 + len(words)
     own = body.replace("blockIdx.x", "gradc_block").replace("gridDim.x", "gradc_blocks")
     own = own.replace("gradc_stopped(flag, site)", "gradc_stopped(flag, gradc_checks)")
-    return f"""GRADC_FN void {name}_of({given}, const u32 gradc_block, const u32 gradc_blocks, const i64 gradc_checks) {{
+    return f"""GRADC_FN void {name}_of({given}, {_OF_MEMBER}) {{
 {own}}}
-extern "C" __global__ void __launch_bounds__({bounds}) {name}(const __grid_constant__ gradc_batch batch, u64 *const flag) {{
+extern "C" __global__ void __launch_bounds__({bounds}) {name}({_OF_ALL}) {{
   const int at = gradc_member<{each}>(batch, blockIdx.x);
   const u32 first = (u32)batch.words[at];
   {name}_of({arguments}, blockIdx.x - first, (u32)batch.words[at + {each}] - first, batch.words[{place["site"]}]);

@@ -274,8 +274,8 @@ class LaunchPlan:
         return max((self.sizes(self.kernel(step), dims).index_bound for step, dims in kernels), default=0)
 
     def _groups(self) -> list[list[Run]]:
-        """The runs in order, those that run together in one group: with scratch memory of their own, as much of a batch as
-        has room for it.
+        """The runs in order, those that run together in one group: with scratch memory of their own, as much of a batch
+        as has room for it.
         """
         first = {number: begin for begin, end in self.program.batches for number in range(begin, end)}
         groups: list[list[Run]] = []

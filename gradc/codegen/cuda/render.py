@@ -54,7 +54,15 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
     exp_sums = [standalone("cuda/exp_sums.h")] if any(k.exp_sums for k in kernels.values()) else []
     tiles = [standalone("cuda/tiles.h")] if any(k.mapping == MAPPING for k in kernels.values()) else []
     text = "\n".join(
-        [prelude(), *sorts, *scans, *exp_sums, *tiles, *dict.fromkeys(k.text for k in kernels.values()), support(program)]
+        [
+            prelude(),
+            *sorts,
+            *scans,
+            *exp_sums,
+            *tiles,
+            *dict.fromkeys(k.text for k in kernels.values()),
+            support(program),
+        ]
     )
     if program.batches:
         batch = [prelude(), standalone("cuda/batch.h")]
@@ -71,8 +79,8 @@ def _of_family(family: Family, types: Mapping[str, Type]) -> Iterator[CudaKernel
 
 
 def _fits(kernel: Kernel, types: Mapping[str, Type], family: Family) -> bool:
-    """Whether threads go through a kernel in the same way where the numbers are not known; a map of many strips may have
-    one.
+    """Whether threads go through a kernel in the same way where the numbers are not known; a map of many strips may
+    have one.
     """
     both = [(kernel, types), (family.kernel, family.types)]
     mapping, open_mapping = (choose_mapping(facts_of(elements_as_rows(k), t)) for k, t in both)

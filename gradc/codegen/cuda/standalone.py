@@ -76,9 +76,7 @@ class _Tables:
         items = [item for step in part.program.steps for item in alternatives(step)]
         calls = [item for item in items if isinstance(item, Call) and item.op == "matmul"]
         self.text = "\n".join([text, without_library(part.program, calls)]) if calls else text
-        self.plan = LaunchPlan(
-            program, kernels, {name: dims[name] for name in part.program.dims}, own_products=True
-        )
+        self.plan = LaunchPlan(program, kernels, {name: dims[name] for name in part.program.dims}, own_products=True)
         self.functions: dict[tuple[str, bool], int] = {}
         self.arguments: list[ArgumentText] = []
         self.constants = [b for b in part.program.buffers if not b.alias and b.kind == "const"]

@@ -161,10 +161,10 @@ class PackedPlan:
         self._starts = np.array([*(x.start if isinstance(x, Part) else x for x in args), 0], np.int64)
         self._root = np.array([*(number[x.root] if isinstance(x, Part) else 0 for x in args), 0], np.intp)
         firsts = accumulate((len(launch.args) for launch in launches), initial=0)
-        given = [(at + i, launch.args[i]) for launch, at in zip(launches, firsts, strict=False) for i in parameters(launch)]
-        self._slots = np.array(
-            [len(args) if isinstance(x, Part) and x.root == FLAG else i for i, x in given], np.int64
-        )
+        given = [
+            (at + i, launch.args[i]) for launch, at in zip(launches, firsts, strict=False) for i in parameters(launch)
+        ]
+        self._slots = np.array([len(args) if isinstance(x, Part) and x.root == FLAG else i for i, x in given], np.int64)
         self._handles = {id(a): device.handle(a.function, a.wide, a.shared) for a in launches}
         self._packed: Recent[tuple[int, ...], list[Packed]] = Recent(self.KEPT)
 

@@ -231,7 +231,7 @@ class SimLibrary:
             for i in arrays if memory is not None else ():
                 values[i].value = memory.address(i) if memory is not None else None
             if batch:
-                values[:batch] = [(ctypes.c_char * (8 * batch))(*b"".join(map(bytes, values[:batch])))]
+                values[:batch] = [ctypes.create_string_buffer(b"".join(map(bytes, values[:batch])), 8 * batch)]
             done = self._launch(kernel, grid, block, shared, values, memory, seed, count and self.check)
             if done.found.kind:
                 raise self._error(done.found, kernel, grid, block, memory)
