@@ -142,3 +142,21 @@ def test_each_member_starts_what_it_would_in_its_order(members: list[list[str]])
     assert seen == members
     if len({*map(tuple, members)}) == 1:
         assert len(together(given)) == len(members[0])
+
+
+def test_a_cpu_compiles_their_text_once() -> None:
+    """The same graph: one function for the scatters of all slices, given what differs."""
+    graph = gradc.trace(gradients, tables=["f32[300,4]"] * 4, i="i64[N,4]", g="f32[N,16]")
+    module = gradc.compile(graph, ["tables"], "cpu", reductions={"*": "segmented"})
+    scatters = [k for k in module.backward.program.kernels if k.accums]
+    assert (
+        len({k.name for k in scatters}) == 4
+        and len({id(module.backward.native.kernels[k.name]) for k in scatters}) == 1
+    )
+    given = scatter_inputs(700) | {f"tables.{k}": np.ones((300, 4), np.float32) for k in range(4)}
+    given["i"] %= 300
+    found = module.backward(module.forward(**given)[1], np.float32(1))
+    for k in range(4):
+        wanted = np.zeros((300, 4))
+        np.add.at(wanted, given["i"][:, k], given["g"][:, 4 * k : 4 * k + 4])
+        np.testing.assert_array_equal(found[f"tables.{k}"], wanted)
