@@ -340,7 +340,8 @@ def kernels(
         program = run(copy_donated, program, donate=in_place)
     if target == "cpu" and options.fuse:
         program = run(forward_rows, program, donate=in_place)
-        program = run(batch_steps, program, donate=in_place)
+    if options.fuse:
+        program = run(batch_steps, program, donate=in_place, alike=target.startswith("cuda"))
     return run(plan_buffers, program)  # type: ignore[no-any-return]
 
 

@@ -116,7 +116,8 @@ def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
     rows = []
     for direction, executable in module.executables.items():
         program = executable.program
-        for step in program.steps:
+        batches = {number: end - begin for begin, end in program.batches for number in range(begin, end)}
+        for number, step in enumerate(program.steps):
             item = taken(step, bound)
             if isinstance(item, Loop) and item.tile is not None:
                 blocks = f"{evaluate(item.by, bound)} rows and {evaluate(item.sweeps[0].by, bound)} columns"
@@ -139,7 +140,8 @@ def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
                     if when is not None
                     else f" unless {' or '.join(plain(w) for w, _ in step.cases if w is not None)}"
                 )
-            rows.append((direction, item.name, _step_bytes(item, program, bound), way, str(item.note)))
+            way += f" in a batch of {batches[number]}" if number in batches else ""
+            rows.append((direction, item.name, _step_bytes(item, program, bound), way.lstrip(), str(item.note)))
     total = sum(r[2] for r in rows) or 1
     guessed = {**_fixed_dims(module), **(dims or {})}.keys()
     symbols = ", ".join(f"{k}={v}" for k, v in bound.items()) + (

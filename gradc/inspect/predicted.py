@@ -119,7 +119,7 @@ def setting_of(gpu: Gpu, program: Program, plan: LaunchPlan, coherent: bool = Tr
                 }
             rows |= {stage.name: (max(count, rows.get(stage.name, (0, 0))[0]), stage.width) for stage in kernel.stages}
             bounds += [evaluate(dict(s.attrs)["bound"], run.dims) for s in run.step.body if s.op == "check"]
-    launches = [a for actions in plan.actions for a in actions if isinstance(a, Launch)]
+    launches = [a for a in plan.unbatched() if isinstance(a, Launch)]
     sorts = [a.args[:4] for a in launches if a.function == "gradc_sort_bounds"]
     sorts += [(a.args[3], *a.args[5:8]) for a in launches if a.function == "gradc_sort_spread"]
     return Setting(gpu, max(min(bounds), 1), rows, ends, tuple(dict.fromkeys(sorts)), coherent)  # type: ignore[arg-type]

@@ -15,12 +15,12 @@ template <class K> GRADC_FN bool gradc_before(K a, i64 at, K b, i64 other) { ret
 /* One block: `width` places (a power of two) for each row of n keys, or the tile of a row that has more.  Positions go to out, of
  * which a row has `count`; of a row that has more than one tile, keys and positions go to key_out and at_out. */
 template <class K>
-GRADC_FN void gradc_order_tile(const K *key, i64 *out, K *key_out, u32 *at_out, i64 rows, i64 n, i64 count, i64 width, i64 rows1, i64 step0,
+GRADC_FN void gradc_order_tile(i64 block, const K *key, i64 *out, K *key_out, u32 *at_out, i64 rows, i64 n, i64 count, i64 width, i64 rows1, i64 step0,
                                i64 step1, i64 step) {
   __shared__ K keys[GRADC_ORDER_TILE];
   __shared__ u32 at[GRADC_ORDER_TILE];
   const i64 tiles = (n + GRADC_ORDER_TILE - 1) / GRADC_ORDER_TILE, each = GRADC_ORDER_TILE / width;
-  const i64 first = tiles > 1 ? blockIdx.x / tiles : blockIdx.x * each, from = tiles > 1 ? blockIdx.x % tiles * GRADC_ORDER_TILE : 0;
+  const i64 first = tiles > 1 ? block / tiles : block * each, from = tiles > 1 ? block % tiles * GRADC_ORDER_TILE : 0;
   for (int i = (int)threadIdx.x; i < GRADC_ORDER_TILE; i += 256) {
     const i64 row = first + i / width, position = from + i % width;
     const bool there = row < rows && position < n;
@@ -51,10 +51,10 @@ GRADC_FN void gradc_order_tile(const K *key, i64 *out, K *key_out, u32 *at_out, 
 
 /* Runs of `run` items of each row become runs of twice as many; the last pass writes the first `count` positions to out. */
 template <class K>
-GRADC_FN void gradc_order_merge(const K *key, const u32 *at, i64 *out, K *key_out, u32 *at_out, i64 rows, i64 n, i64 count, i64 run) {
+GRADC_FN void gradc_order_merge(i64 block, i64 blocks, const K *key, const u32 *at, i64 *out, K *key_out, u32 *at_out, i64 rows, i64 n, i64 count, i64 run) {
   const i64 last = 2 * run >= n;
   const i64 items = rows * n;
-  for (i64 item = blockIdx.x * (i64)256 + threadIdx.x; item < items; item += gridDim.x * (i64)256) {
+  for (i64 item = block * 256 + threadIdx.x; item < items; item += blocks * 256) {
     const i64 row = item / n, place = item % n, pair = place / (2 * run) * (2 * run);
     const bool left = place < pair + run;
     const K *const other = key + row * n;

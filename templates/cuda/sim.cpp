@@ -21,7 +21,7 @@
 
 namespace {
 
-enum { LANES = 32, MAX_THREADS = 1024, MAX_SHARED = 227 * 1024, STACK = 128 * 1024, GUARD = 4096 * 4, PARAMETERS = 4096, MAX_PARAMETERS = 256 };
+enum { LANES = 32, MAX_THREADS = 1024, MAX_SHARED = 227 * 1024, STACK = 128 * 1024, GUARD = 4096 * 4, PARAMETERS = 2 * 4096, MAX_PARAMETERS = 256 };
 
 /* ---- What Python sees (cudasim.py mirrors these) -------------------------------------------------------------------- */
 

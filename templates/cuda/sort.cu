@@ -9,7 +9,8 @@ enum { GRADC_TILE = 8192, GRADC_ONE_BLOCK = 8192, GRADC_FEW_TILES = 32 }; /* FEW
 extern "C" __global__ void __launch_bounds__(1024) gradc_sort_block(u32 *key, u32 *row, i64 rows, i64 passes, i64 bits, const u64 *flag, i64 site) {
   if (gradc_stopped(flag, site)) return;
   __shared__ u16 room[32 * GRADC_DIGITS]; /* counts, then the rows' words */
-  __shared__ u32 first[GRADC_DIGITS], sums[32];
+  __shared__ u32 first[GRADC_DIGITS], sums[32], *results[2]; /* results: until the end, where registers are few */
+  if (threadIdx.x == 0) results[0] = key, results[1] = row;
   const gradc_items items = gradc_items_of((int)rows, ((int)rows + 1023) / 1024);
   u32 keys[GRADC_ITEMS];
   gradc_halves numbers, place;
@@ -25,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(1024) gradc_sort_block(u32 *key, u3
   }
 #pragma unroll
   for (int i = 0; i < GRADC_ITEMS; i++)
-    if (i < items.most && i < items.count) key[items.first + 32 * i] = keys[i], row[items.first + 32 * i] = numbers.get(i);
+    if (i < items.most && i < items.count) results[0][items.first + 32 * i] = keys[i], results[1][items.first + 32 * i] = numbers.get(i);
 }
 
 /* Where the number of a tile's rows with a digit stands. */

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import knobs
+from ...analysis.families import Family
 from ...ir.kernel import Kernel
 from ...ir.statement import Index
 from ...ir.types import Type
@@ -73,6 +74,16 @@ def render_forwarding(kernel: Kernel, then: Kernel, types: Mapping[str, Type]) -
     first = _named(replace(kernel, name=name), types, kernel.dims(types))
     second = _named(reader, {**types, buffer: row}, then.dims(types), of_row=buffer)  # the dims that a caller passes
     return _rendered(first, second, knobs.BOUNDS.get())
+
+
+def same_mapping(kernel: Kernel, types: Mapping[str, Type], family: Family) -> bool:
+    """Whether tasks and vectors go through a kernel in the same way where the numbers of its family are not known."""
+    guarded = knobs.BOUNDS.get()
+    mapping, other = (
+        choose_mapping(facts_of(*collapse_axes(k, {b: t[b] for b in k.buffers}), guarded))
+        for k, t in ((kernel, types), (family.kernel, family.types))
+    )
+    return mapping == other
 
 
 def forwarding_name(kernel: Kernel, then: Kernel) -> str:

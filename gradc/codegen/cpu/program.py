@@ -8,20 +8,24 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ... import knobs
+from ...analysis.families import Family, families
 from ...errors import Unsupported
 from ...ir.dims import Assumption, Dim, Size, substitute, symbol
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, refuse_sweeps
 from ...ir.node import REGISTRY
+from ...ir.types import Type
 from ...targets.cpu import WIDE_VECTOR_COST
 from ..index import size
 from ..jinja import render
 from .calls import CALLS, CallText
-from .kernel import KernelSource, forwarding_name, render_forwarding, render_kernel
+from .kernel import KernelSource, forwarding_name, render_forwarding, render_kernel, same_mapping
 from .products import readers
 from .row_memory import cost
 
 PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
+LEAST_SHARED = 4
+"""Kernels that share a text: what is known when it is compiled makes fewer faster."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,44 @@ def reader_of(program: Program, number: int) -> Kernel | None:
     return then if isinstance(then, Kernel) else None
 
 
+@dataclass(frozen=True)
+class _Texts:
+    """Whose text a kernel has.
+
+    :param families: by name the kernels that share one: their family, and their number in it.
+    """
+
+    families: Mapping[str, tuple[Family, int]]
+
+    def name(self, kernel: Kernel) -> str:
+        """Of the kernel's functions."""
+        return self.families[kernel.name][0].kernel.name if kernel.name in self.families else kernel.name
+
+    def rendered(self, kernel: Kernel, types: Mapping[str, Type]) -> KernelSource:
+        if kernel.name not in self.families:
+            return render_kernel(kernel, types)
+        family, _ = self.families[kernel.name]
+        return render_kernel(family.kernel, family.types)
+
+    def dims(self, kernel: Kernel, types: Mapping[str, Type]) -> Sequence[str | int]:
+        """The sizes that these functions are given: the kernel's dims, and the numbers that others have others for."""
+        own = kernel.dims(types)
+        if kernel.name not in self.families:
+            return own
+        family, member = self.families[kernel.name]
+        names, numbers = iter(own), family.numbers[member]
+        return [numbers[d] if d in numbers else next(names) for d in family.kernel.dims(family.types)]
+
+
+def _texts(program: Program) -> _Texts:
+    """Which kernels share a text: so many that the time to compile them counts, and that run as fast."""
+    forwarding = {*program.forwards, *(number + 1 for number in program.forwards)}
+    items = [k for number, step in enumerate(program.steps) if number not in forwarding for k in alternatives(step)]
+    kernels = {k.name: k for k in items if isinstance(k, Kernel)}
+    shared = [f for f in families(kernels.values(), program.types, same_mapping) if len(f.members) >= LEAST_SHARED]
+    return _Texts({kernel.name: (family, i) for family in shared for i, kernel in enumerate(family.members)})
+
+
 def render_program(program: Program) -> Source:
     """The C of a program: kernels in units of eight, and one entry that runs them."""
     refuse_sweeps(program, "cpu")
@@ -153,15 +195,16 @@ def render_program(program: Program) -> Source:
     costly: set[str] = set()
     sorts: set[str] = set()
     sites: dict[int, tuple[str, str]] = {}
+    texts = _texts(program)
     for number, step in enumerate(program.steps):
         if number - 1 in program.forwards:
             continue  # the kernel before has its text
         then = reader_of(program, number)
         for item in alternatives(step):
             if isinstance(item, Kernel):
-                name = forwarding_name(item, then) if then else item.name
+                name = forwarding_name(item, then) if then else texts.name(item)
                 if name not in kernels:  # of steps that share a kernel the first one's names stand
-                    kernels[name] = render_forwarding(item, then, types) if then else render_kernel(item, types)
+                    kernels[name] = render_forwarding(item, then, types) if then else texts.rendered(item, types)
                 if item.row_order == "by key":
                     sorts.add(name)
                 if any(cost(s) >= WIDE_VECTOR_COST for s in (*item.body, *(then.body if then else ()))):
@@ -170,7 +213,7 @@ def render_program(program: Program) -> Source:
                     if s.op == "check":
                         sites[number] = (s.attr("op"), s.attr("source"))
     calls = [item for step in program.steps for item in alternatives(step) if isinstance(item, Call)]
-    writer = _Steps(program, kernels)
+    writer = _Steps(program, kernels, texts)
     for number, step in enumerate(program.steps):
         writer.add(number, step)
     batches = [writer.batch(number, begin, end) for number, (begin, end) in enumerate(program.batches)]
@@ -190,8 +233,8 @@ def render_program(program: Program) -> Source:
         workspace_sizes=[*dict.fromkeys(writer.workspace_sizes)],
         thread_sizes=[*dict.fromkeys(writer.thread_sizes)],
     )
-    texts = {name: kernel.text for name, kernel in kernels.items()}
-    return Source(_units(texts, costly, sorts, entry), kernels, sites)
+    units = _units({name: kernel.text for name, kernel in kernels.items()}, costly, sorts, entry)
+    return Source(units, {**kernels, **{k: kernels[f.kernel.name] for k, (f, _) in texts.families.items()}}, sites)
 
 
 def _units(texts: Mapping[str, str], costly: set[str], sorts: set[str], entry: str) -> tuple[str, ...]:
@@ -229,8 +272,8 @@ class _Steps:
     :ivar workspace_sizes, thread_sizes: statements that raise ``most`` to what each step needs.
     """
 
-    def __init__(self, program: Program, kernels: Mapping[str, KernelSource]):
-        self.program, self.kernels = program, kernels
+    def __init__(self, program: Program, kernels: Mapping[str, KernelSource], texts: _Texts):
+        self.program, self.kernels, self.texts = program, kernels, texts
         numbers = {b.name: i for i, b in enumerate(b for b in program.buffers if not b.alias)}
         self.memory = len(numbers)
         self.tables = _Tables(
@@ -329,11 +372,13 @@ class _Steps:
             name = item.name
             if isinstance(item, Kernel):
                 both = [item, then] if then else [item]
-                name = forwarding_name(item, then) if then else name
+                name = forwarding_name(item, then) if then else self.texts.name(item)
                 source = self.kernels[name]
+                types = self.program.types
+                sizes = [d for k in both for d in k.dims(types)] if then else self.texts.dims(item, types)
                 kernel = KernelCall(
                     tuple(f"buf[{tables.place[b]}]" for k in both for b in k.buffers),
-                    tuple(tables.dims[d] for k in both for d in k.dims(self.program.types)),
+                    tuple(tables.dims[d] if isinstance(d, str) else size(d) for d in sizes),
                     source.has_workspace,
                     source.has_thread_memory,
                     " == ".join(f"buf[{tables.place[b]}]" for b in self.program.copied(item)),

@@ -64,6 +64,7 @@ class Launch:
     :param args: in order; 64-bit integers beside parts.  :param written: places of the parts that may be written.
     :param wide: whether it needs offsets of 64 bits: the same function of the text compiled for them.
     :param shared: bytes of dynamic shared memory.
+    :param batch: words of its first parameter, which holds so many of the arguments: those of the members of a batch.
     """
 
     function: str
@@ -73,6 +74,7 @@ class Launch:
     written: tuple[int, ...]
     wide: bool = False
     shared: int = 0
+    batch: int = 0
 
 
 @dataclass(frozen=True)

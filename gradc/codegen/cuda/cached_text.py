@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 _COMMENTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_FUNCTION = re.compile(r"^extern \"C\" __global__ void [^(]*\(\d+, \d+\) \w+\(\n((?:  [^\n]*\b\w+,\n)+)", re.MULTILINE)
+_FUNCTION = re.compile(
+    r"^(?:extern \"C\" __global__ void [^(]*\(\d+, \d+\)|GRADC_FN void) \w+\(\n((?:  [^\n]*\b\w+,\n)+)", re.MULTILINE
+)
 _DIM = re.compile(r"^  const ix (\w+) = \(ix\)dim\d+;$", re.MULTILINE)
 """How templates/cuda/kernel/function.cu.j2 begins a function and :mod:`.rows` declares a dim."""
 

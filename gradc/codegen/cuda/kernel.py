@@ -35,7 +35,8 @@ class CudaKernel:
     :param mapping: of its rows to threads, :param reason: why it is this one.
     :param text: its functions.
     :param buffers: the step's buffers, in the order of the functions' parameters.
-    :param dims: the step's dims, in their order.
+    :param dims: the step's dims, in their order; among them what the numbers are that other steps of the same text have
+        other ones for.
     :param stages: the functions in the order of their launches.
     :param threads: of a block.
     :param rows: of the iteration space.
@@ -68,7 +69,7 @@ class CudaKernel:
     reason: str
     text: str
     buffers: tuple[str, ...]
-    dims: tuple[str, ...]
+    dims: tuple[str | int, ...]
     stages: tuple[Stage, ...]
     threads: int
     rows: Size

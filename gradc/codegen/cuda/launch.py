@@ -38,6 +38,7 @@ from .actions import (
     align,
     chunks,
 )
+from .batches import MOST_BLOCKS, alone, started_together, together
 from .calls import CALLS
 from .choose_mapping import MAPPINGS
 from .facts import FEW_ROWS, LONG_ROW
@@ -52,8 +53,8 @@ from .tiles.canonical import canonical
 
 MOST_STRIPS = 1024
 """Strips of all rows that are split."""
-MOST_BLOCKS = 2**31 - 1
-"""Of a grid."""
+BATCH_BYTES = 1 << 28
+"""Scratch memory of steps that run together: those that need more have enough to do one after another."""
 SCAN_BLOCKS = 2 * GPU_WORKERS // THREADS
 """Of a scan for the largest value, whose threads go on to further rows: some 8 for each multiprocessor."""
 
@@ -152,11 +153,13 @@ class Run:
     :param step: a kernel, a call, or a loop that is one kernel.
     :param number: of its step.
     :param dims: the sizes, and what a loop that it is in binds for one block.
+    :param scratch: where its scratch memory begins, in bytes behind that of all.
     """
 
     step: Kernel | Call | Loop
     number: int
     dims: Mapping[str, int]
+    scratch: int = 0
 
 
 def runs_of(number: int, step: Kernel | Call | Loop, dims: Mapping[str, int]) -> Iterator[Run]:
@@ -177,7 +180,8 @@ def runs_of(number: int, step: Kernel | Call | Loop, dims: Mapping[str, int]) ->
 class LaunchPlan:
     """A Program's steps for one set of dims.
 
-    :ivar steps: one kernel, call or loop for each step of the program, :ivar actions: and what they start.
+    :ivar steps: one kernel, call or loop for each step of the program, :ivar actions: and what they start: the first of
+        steps that run together for all of them.
     :ivar runs: what they execute, :ivar started: and what each of these starts.
     :ivar workspace: bytes: temps, the widest kernel's scratch (``scratch_size`` bytes from
         ``scratch_start`` on), the flag, the library's own (``library``).
@@ -207,9 +211,12 @@ class LaunchPlan:
         self.offsets = {name: at for name, (_, at) in places.items()}
         self.scratch_start = total
         self.flag = Part(FLAG, 0, FLAG_WORDS + len(self.checks) if self.checks else 0, U64)
-        self.scratch_size = max(map(self._scratch, self.runs), default=0)
+        self.together = started_together(program, kernels)
+        self.groups = self._groups()
+        self.runs = [run for group in self.groups for run in group]
+        self.scratch_size = max((run.scratch + self._scratch(run) for run in self.runs), default=0)
         self.actions: list[list[Action]] = [[] for _ in self.steps]
-        self.started = [self._actions(run) for run in self.runs]
+        self.started = [actions for group in self.groups for actions in self._started(group)]
         for run, started in zip(self.runs, self.started, strict=True):
             self.actions[run.number] += started
         every = [a for actions in self.actions for a in actions]
@@ -229,7 +236,8 @@ class LaunchPlan:
     def sizes(self, kernel: CudaKernel, dims: Mapping[str, int] | None = None) -> Sizes:
         """A kernel's; in a loop, in a block of it."""
         given = self.dims if dims is None else dims
-        return sizes_of(kernel, {own: given[name] for own, name in zip(own_dims(kernel), kernel.dims, strict=True)})
+        values = (given[dim] if isinstance(dim, str) else dim for dim in kernel.dims)
+        return sizes_of(kernel, dict(zip(own_dims(kernel), values, strict=True)))
 
     def part(self, name: str, dims: Mapping[str, int] | None = None) -> Part:
         """Where a buffer lies."""
@@ -261,6 +269,31 @@ class LaunchPlan:
         kernels = [(run.step, run.dims) for run in self.runs if isinstance(run.step, Kernel)]
         return max((self.sizes(self.kernel(step), dims).index_bound for step, dims in kernels), default=0)
 
+    def _groups(self) -> list[list[Run]]:
+        """The runs in order, those that run together in one group: with scratch memory of their own, as much of a batch
+        as has room for it.
+        """
+        first = {number: begin for begin, end in self.program.batches for number in range(begin, end)}
+        groups: list[list[Run]] = []
+        used = 0
+        for run in self.runs:
+            begin, own = first.get(run.number), self._scratch(run)
+            last = groups[-1][-1] if groups else None
+            if last is not None and begin is not None and first.get(last.number) == begin and used + own <= BATCH_BYTES:
+                groups[-1].append(replace(run, scratch=used))
+                used += own
+            else:
+                groups.append([run])
+                used = own
+        return groups
+
+    def _started(self, group: Sequence[Run]) -> list[list[Action]]:
+        """What each run of a group starts: the first what all start together."""
+        if len(group) == 1:
+            return [self._actions(group[0])]
+        launches = [[a for a in self._plain(run) if isinstance(a, Launch)] for run in group]
+        return [[*together(launches)], *([] for _ in group[1:])]
+
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def actions_of(self, number: int, item: Kernel | Call, aux: int = 0) -> list[Action]:
@@ -276,6 +309,15 @@ class LaunchPlan:
         return self.sizes(self.kernel(run.step), run.dims).scratch
 
     def _actions(self, run: Run, aux: int = 0) -> list[Action]:
+        """What a run starts by itself."""
+        return alone(self._plain(run, aux), self.together)
+
+    def unbatched(self) -> Iterator[Action]:
+        """All that its runs would start if none ran together with another one."""
+        return (action for run in self.runs for action in self._plain(run))
+
+    def _plain(self, run: Run, aux: int = 0) -> list[Action]:
+        """The same, as if no step ran together with another one."""
         item, number = run.step, run.number
         if isinstance(item, Loop):
             return self.tile_launches(run, item)
@@ -295,7 +337,7 @@ class LaunchPlan:
             if tasks > 0:
                 actions += self.launches(stage, kernel, run, sizes, tasks, own)
             if stage.kind == "key" and sizes.sort:
-                actions += self.sort(sizes.sort, self.site(number))
+                actions += self.sort(sizes.sort, run.scratch, sizes.scratch, self.site(number))
         return actions
 
     def launches(self, stage: Stage, kernel: CudaKernel, run: Run, sizes: Sizes, tasks: int, aux: int) -> list[Launch]:
@@ -308,7 +350,7 @@ class LaunchPlan:
         shared: tuple[Part | int, ...] = (
             *args,
             *sizes.dims,
-            self.space(0, self.scratch_size, np.dtype(np.uint8)),
+            self.space(run.scratch, sizes.scratch, np.dtype(np.uint8)),
             self.flag,
             self.site(run.number),
             sizes.chunk,
@@ -357,10 +399,10 @@ class LaunchPlan:
             for at in range(0, blocks, MOST_BLOCKS)
         ]
 
-    def sort(self, sort: RowSort, site: int) -> list[Launch]:
-        """The launches of a sort, whose arrays begin the scratch memory and whose counts end it."""
-        counts = self.space(self.scratch_size - align(4 * sort.counts), sort.counts, U32)
-        return sort.launches(lambda start, count: self.space(start, count, U32), counts, (self.flag, site))
+    def sort(self, sort: RowSort, begin: int, nbytes: int, site: int) -> list[Launch]:
+        """The launches of a sort, whose arrays begin a run's scratch memory and whose counts end it."""
+        counts = self.space(begin + nbytes - align(4 * sort.counts), sort.counts, U32)
+        return sort.launches(lambda start, count: self.space(begin + start, count, U32), counts, (self.flag, site))
 
 
 @dataclass(frozen=True)
@@ -386,7 +428,7 @@ class _PlanOfRun:
         return self.plan.part(name, self.run.dims)
 
     def space(self, start: int, count: int, dtype: np.dtype[Any]) -> Part:
-        return self.plan.space(start, count, dtype)
+        return self.plan.space(self.run.scratch + start, count, dtype)
 
     def site(self, number: int) -> int:
         return self.plan.site(number)

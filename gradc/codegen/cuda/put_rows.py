@@ -53,9 +53,9 @@ def _entries(size: int) -> str:
     return f"""
 {head} gradc_put_rows_copy_{size}(const {word} *base, {word} *to, i64 count, const u64 *flag, i64 site) {{
   if (gradc_stopped(flag, site)) return;
-  gradc_put_rows_copy<{word}>(base, to, count);
+  gradc_put_rows_copy<{word}>(blockIdx.x, gridDim.x, base, to, count);
 }}
 {head} gradc_put_rows_{size}(const i64 *rows, const {word} *values, {word} *to, {sizes}) {{
   if (gradc_stopped(flag, site)) return;
-  gradc_put_rows<{word}>(rows, values, to, size, count, width);
+  gradc_put_rows<{word}>(blockIdx.x, gridDim.x, rows, values, to, size, count, width);
 }}"""

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...ir.kernel import Kernel, Loop, Program, alternatives, refuse_forwarded
+from ...analysis.families import Family, families
+from ...ir.kernel import Kernel, Loop, Program, refuse_forwarded
 from ...ir.types import Type
 from ..heading import heading
 from ..identifiers import foreign_axes, identifiers
 from ..text import standalone
+from .batches import started_together, with_members
 from .calls import support
+from .choose_mapping import choose_mapping
+from .facts import facts_of
+from .fixed_sums import elements_as_rows
 from .functions import cuda_functions
 from .kernel import CudaKernel, Stage, own_dims
+from .mappings.column_strips import ColumnStrips
 from .tiles.kernel import MAPPING, refuse_tiles, tile_kernel
 
 __all__ = ["CudaKernel", "Stage", "cuda_kernel", "rebind", "prelude", "render_cuda"]
@@ -37,19 +43,55 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
         if isinstance(step, Loop) and step.tile is not None:
             tile = tile_kernel(step, program)
             kernels.setdefault(tile.name, tile)
-            continue
-        for item in alternatives(step):
-            if isinstance(item, Kernel) and item.name not in kernels:
-                kernels[item.name] = cuda_kernel(item, types)
+    tiled = {item for step in program.loops if step.tile is not None for item in step.items}
+    plain = {k.name: k for k in program.kernels if k not in tiled}
+    for family in families(plain.values(), types, _fits, flat=True):
+        kernels |= {k.name: made for k, made in zip(family.members, _of_family(family, types), strict=True)}
     sorts = [standalone("cuda/sort.cu")] if any(k.keys is not None for k in kernels.values()) else []
     if not sorts and any(k.chunk_keys for k in kernels.values()):  # a part of that text
         sorts = [standalone("cuda/sort_tile.h")]
     scans = [standalone("cuda/scans.h")] if any(k.scans for k in program.kernels) else []
     exp_sums = [standalone("cuda/exp_sums.h")] if any(k.exp_sums for k in kernels.values()) else []
     tiles = [standalone("cuda/tiles.h")] if any(k.mapping == MAPPING for k in kernels.values()) else []
-    return "\n".join(
-        [prelude(), *sorts, *scans, *exp_sums, *tiles, *(k.text for k in kernels.values()), support(program)]
-    ), kernels
+    text = "\n".join(
+        [
+            prelude(),
+            *sorts,
+            *scans,
+            *exp_sums,
+            *tiles,
+            *dict.fromkeys(k.text for k in kernels.values()),
+            support(program),
+        ]
+    )
+    if program.batches:
+        batch = [prelude(), standalone("cuda/batch.h")]
+        text = "\n".join([*batch, with_members(text[len(batch[0]) + 1 :], started_together(program, kernels))])
+    return text, kernels
+
+
+def _of_family(family: Family, types: Mapping[str, Type]) -> Iterator[CudaKernel]:
+    """The functions of each member, which are the same but for what they are given."""
+    made = cuda_kernel(family.kernel, family.types)
+    for kernel, numbers in zip(family.members, family.numbers, strict=True):
+        given = tuple(numbers.get(d, d) if isinstance(d, str) else d for d in made.dims)
+        yield rebind(replace(made, name=kernel.name, dims=given), kernel, types)
+
+
+def _fits(kernel: Kernel, types: Mapping[str, Type], family: Family) -> bool:
+    """Whether threads go through a kernel in the same way where the numbers are not known; a map of many strips may
+    have one.
+    """
+    both = [(kernel, types), (family.kernel, family.types)]
+    mapping, open_mapping = (choose_mapping(facts_of(elements_as_rows(k), t)) for k, t in both)
+    if isinstance(mapping, ColumnStrips) and isinstance(open_mapping, ColumnStrips):
+        return mapping.threads == open_mapping.threads
+
+    def decided(made: CudaKernel) -> tuple[object, ...]:
+        return [(stage.kind, stage.width) for stage in made.stages], made.most_chunks, made.masked, made.groups
+
+    alike = replace(mapping, tasks=None) == replace(open_mapping, tasks=None)
+    return alike and len({str(decided(cuda_kernel(k, t))) for k, t in both}) == 1
 
 
 def prelude() -> str:
@@ -83,7 +125,9 @@ def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaK
     own.
     """
     sites = tuple((s.attr("op"), s.attr("source")) for s in kernel.body if s.op == "check")
-    return replace(made, buffers=kernel.buffers, dims=kernel.dims(types), sites=sites)
+    names = iter(kernel.dims(types))
+    dims = tuple(d if isinstance(d, int) else next(names) for d in made.dims)
+    return replace(made, buffers=kernel.buffers, dims=dims, sites=sites)
 
 
 @functools.lru_cache(maxsize=4096)

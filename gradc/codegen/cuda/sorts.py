@@ -93,11 +93,11 @@ def _entries(key: str) -> str:
     return f"""
 {head} gradc_order_tile_{key}({keys}, {out}, {tile}) {{
   if (gradc_stopped(flag, site)) return;
-  gradc_order_tile<{key}>(key, out, key_out, at_out, {", ".join(_TILE_SIZES)});
+  gradc_order_tile<{key}>(blockIdx.x, key, out, key_out, at_out, {", ".join(_TILE_SIZES)});
 }}
 {head} gradc_order_merge_{key}({keys}, const u32 *at, {out}, {merge}) {{
   if (gradc_stopped(flag, site)) return;
-  gradc_order_merge<{key}>(key, at, out, key_out, at_out, {", ".join(_MERGE_SIZES)});
+  gradc_order_merge<{key}>(blockIdx.x, gridDim.x, key, at, out, key_out, at_out, {", ".join(_MERGE_SIZES)});
 }}"""
 
 

@@ -6,7 +6,7 @@ Matrix products are those of our own kernels, so that the driver is all that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import InternalError
 from ...ir.kernel import Call, Kernel, Program, alternatives
@@ -71,13 +71,12 @@ class _Tables:
 
     def __init__(self, part: CudaPart, dims: Mapping[str, int]):
         self.part, self.program = part, part.program
-        text, kernels = render_cuda(part.program)
+        program = replace(part.program, batches=())  # a step starts its own launches: the driver is called from C
+        text, kernels = render_cuda(program)
         items = [item for step in part.program.steps for item in alternatives(step)]
         calls = [item for item in items if isinstance(item, Call) and item.op == "matmul"]
         self.text = "\n".join([text, without_library(part.program, calls)]) if calls else text
-        self.plan = LaunchPlan(
-            part.program, kernels, {name: dims[name] for name in part.program.dims}, own_products=True
-        )
+        self.plan = LaunchPlan(program, kernels, {name: dims[name] for name in part.program.dims}, own_products=True)
         self.functions: dict[tuple[str, bool], int] = {}
         self.arguments: list[ArgumentText] = []
         self.constants = [b for b in part.program.buffers if not b.alias and b.kind == "const"]

@@ -8,14 +8,16 @@ waking threads for, and to wait for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...analysis.families import skeleton
 from ...analysis.lifetimes import Span, checks_data, lifetimes
 from ...ir.dims import known_nonnegative
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
 from ...ir.node import REGISTRY
+from ...ir.types import Type
 from ..manager import program_pass
 
 LEAST = 4
@@ -26,7 +28,7 @@ SMALL = 1 << 14
 
 
 @program_pass("BITS")
-def batch_steps(program: Program, *, donate: Collection[str] = ()) -> Program:
+def batch_steps(program: Program, *, donate: Collection[str] = (), alike: bool = False) -> Program:
     """sort a; add a; sort b; add b; ...  ->  batch { sort a; sort b; ... } batch { add a; add b; ... }
 
     A step that is gathered runs earlier than it did: nothing that it passes by touches what it writes, or writes what
@@ -34,8 +36,9 @@ def batch_steps(program: Program, *, donate: Collection[str] = ()) -> Program:
     their steps apart: dense gradients of tables, each of which is used before the next is made.
 
     :param donate: inputs in whose memory outputs may be written.
+    :param alike: whether members must differ in numbers alone, as where they are one function's blocks on a GPU.
     """
-    left = _units(program, donate)
+    left = _units(program, donate, alike)
     often = {form for form, count in Counter(unit.form for unit in left).items() if count >= LEAST} - {None}
     steps: list[Step] = []
     batches: list[tuple[int, int]] = []
@@ -73,7 +76,7 @@ class _Unit:
         return bool(self.writes & (other.reads | other.writes) or self.reads & other.writes)
 
 
-def _units(program: Program, donate: Collection[str]) -> list[_Unit]:
+def _units(program: Program, donate: Collection[str], alike: bool) -> list[_Unit]:
     memory = _memory(program, donate)
     large = {b.name for b in program.buffers if b.type.rank > 1 and not known_nonnegative(SMALL - b.type.count)}
     spans = {name: span for name, span in lifetimes(program).items() if name in large}
@@ -82,7 +85,7 @@ def _units(program: Program, donate: Collection[str]) -> list[_Unit]:
         steps = program.steps[number : number + (2 if number in program.forwards else 1)]
         reads = frozenset(memory[program.root(b)] for step in steps for b in step.reads)
         writes = frozenset(memory[program.root(b)] for step in steps for b in step.writes)
-        forms = tuple(map(_form, steps))
+        forms = tuple(_form(step, program.types if alike else None) for step in steps)
         form = None if None in forms else forms
         held = tuple(spans[root] for step in steps for root in map(program.root, step.writes) if root in spans)
         units.append(_Unit(steps, form, reads, writes, any(map(checks_data, steps)), held))
@@ -104,12 +107,17 @@ def _memory(program: Program, donate: Collection[str]) -> dict[str, str]:
     return made
 
 
-def _form(step: Step) -> Any:
-    """What steps have in common whose work is alike; None of loops and products, which use all threads themselves."""
+def _form(step: Step, types: Mapping[str, Type] | None) -> Any:
+    """What steps have in common whose work is alike; None of loops and products, which use all threads themselves.
+
+    :param types: of the buffers, where they must differ in numbers alone.
+    """
     if isinstance(step, Loop) or any(isinstance(c, Call) and REGISTRY[c.op].converts for c in alternatives(step)):
         return None
     if isinstance(step, Select):
-        return tuple(_form(item) for _, item in step.cases)
+        return tuple(_form(item, types) for _, item in step.cases)
+    if isinstance(step, Kernel) and types is not None:
+        return skeleton(step, types, flat=True)
     if isinstance(step, Kernel):
         strategies = tuple(sorted(step.strategies.values()))
         return len(step.rows), len(step.cols), strategies, tuple((s.op, s.dtype) for s in step.body)

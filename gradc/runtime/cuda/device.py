@@ -140,10 +140,11 @@ class Device(Protocol):
         stream: int | None = None,
         shared: int = 0,
         wide: bool = False,
+        batch: int = 0,
     ) -> None:
         """Launches a function.
 
-        :param args: each a Span or a 64-bit integer.
+        :param args: each a Span or a 64-bit integer; the first ``batch`` of them are one parameter.
         :param written: positions in ``args`` of the Spans that may be written.
         :param shared: bytes of dynamic shared memory.
         :param wide: use the code with 64-bit offsets, which is compiled at its first launch.

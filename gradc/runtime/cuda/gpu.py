@@ -328,6 +328,7 @@ class Gpu:
         stream: int | None = None,
         shared: int = 0,
         wide: bool = False,
+        batch: int = 0,
     ) -> None:
         stream = self.at(stream)
         if wide not in self._functions and self.capturing(stream):
@@ -335,7 +336,8 @@ class Gpu:
         handle = self.handle(function, wide, shared)
         values = (ctypes.c_int64 * max(len(args), 1))(*(a.address if isinstance(a, Span) else a for a in args))
         first = ctypes.addressof(values)
-        places = (ctypes.c_void_p * max(len(args), 1))(*range(first, first + 8 * len(args), 8))
+        others = range(first + 8 * batch, first + 8 * len(args), 8)
+        places = (ctypes.c_void_p * max(len(args), 1))(*([first] if batch else []), *others)
         try:
             self.driver.launchKernel(handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(places), 0)
             if self.sync and not self.capturing(stream):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,6 +47,7 @@ def submit(device: Device, plan: LaunchPlan, actions: Iterable[Action], roots: R
                 stream,
                 action.shared,
                 action.wide,
+                action.batch,
             )
         else:
             call(device, plan, action, roots)(stream)
@@ -130,7 +132,7 @@ class Packed:
     """A plan's actions at fixed addresses.
 
     :param values: 8 bytes for each argument, and the address of the flag, which each call writes.
-    :param places: the address of each value, as cuLaunchKernel takes them.
+    :param places: the address of each parameter's first value, as cuLaunchKernel takes them.
     :param roots: what these look addresses up in when they submit launches in a library's place; each call writes the
         flag's.
     """
@@ -163,9 +165,11 @@ class PackedPlan:
         number[FLAG] = 0
         self._starts = np.array([*(x.start if isinstance(x, Part) else x for x in args), 0], np.int64)
         self._root = np.array([*(number[x.root] if isinstance(x, Part) else 0 for x in args), 0], np.intp)
-        self._slots = np.array(
-            [len(args) if isinstance(x, Part) and x.root == FLAG else i for i, x in enumerate(args)], np.int64
-        )
+        firsts = accumulate((len(launch.args) for launch in launches), initial=0)
+        given = [
+            (at + i, launch.args[i]) for launch, at in zip(launches, firsts, strict=False) for i in parameters(launch)
+        ]
+        self._slots = np.array([len(args) if isinstance(x, Part) and x.root == FLAG else i for i, x in given], np.int64)
         self._handles = {id(a): device.handle(a.function, a.wide, a.shared) for a in launches}
         self._packed: Recent[tuple[int, ...], list[Packed]] = Recent(self.KEPT)
 
@@ -230,10 +234,15 @@ class PackedPlan:
             if isinstance(action, Launch):
                 grid = (action.blocks, 1, 1, action.threads, 1, 1, action.shared)
                 calls.append((action, (self._handles[id(action)], *grid), at))
-                at += 8 * len(action.args)
+                at += 8 * len(parameters(action))
             else:
                 calls.append((action, None, call(self.device, self.plan, action, own)))
         return Packed(values, places, tuple(calls), own)
+
+
+def parameters(launch: Launch) -> Sequence[int]:
+    """The places of the arguments with which a function's parameters begin."""
+    return [0, *range(launch.batch, len(launch.args))] if launch.batch else range(len(launch.args))
 
 
 def _parts(plan: LaunchPlan, action: Library | Convolution) -> list[Part]:

@@ -190,6 +190,7 @@ class SimLibrary:
         initialised: Mapping[int, bool | Array] | None = None,
         seed: int | None = None,
         count: bool = False,
+        batch: int = 0,
     ) -> SharedTransactions:
         """Runs a kernel; arrays are updated in place after the last block.
 
@@ -199,6 +200,7 @@ class SimLibrary:
         :param initialised: whether an array is initialised: True, False, or uint8[nbytes] with a flag per byte, which
             the launch updates.  By default, arrays are initialised unless they are in ``written``.
         :param seed: run blocks and warps in a random order drawn from it instead of ascending.
+        :param batch: how many of the arguments, arrays and integers of 64 bits, are together the first parameter.
         :param count: whether to count transactions of shared memory, in checking mode; this keeps 300 bytes of each
             access of a warp until it synchronises.
         :return: these transactions; none where they are not counted.
@@ -207,6 +209,9 @@ class SimLibrary:
         :raises InvalidProblem: a GPU would reject the launch, or the arguments do not fit the parameters.
         """
         signature = self.signature(kernel)
+        if batch:
+            words = [("P", 8) if isinstance(value, np.ndarray) else ("i", 8) for value in args[:batch]]
+            signature = [*words, *signature[1:]]
         self._check_shape(kernel, grid, block, shared)
         if len(args) != len(signature):
             raise InvalidProblem(f"{kernel} takes {len(signature)} arguments, not {len(args)}")
@@ -226,6 +231,8 @@ class SimLibrary:
             memory = _Memory(arrays, frozenset(written), initialised or {}) if self.check else None
             for i in arrays if memory is not None else ():
                 values[i].value = memory.address(i) if memory is not None else None
+            if batch:
+                values[:batch] = [ctypes.create_string_buffer(b"".join(map(bytes, values[:batch])), 8 * batch)]
             done = self._launch(kernel, grid, block, shared, values, memory, seed, count and self.check)
             if done.found.kind:
                 raise self._error(done.found, kernel, grid, block, memory)

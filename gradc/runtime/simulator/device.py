@@ -138,6 +138,7 @@ class Simulator:
         stream: int | None = None,
         shared: int = 0,
         wide: bool = False,
+        batch: int = 0,
     ) -> None:
         self.load(wide)
 
@@ -153,6 +154,7 @@ class Simulator:
                 written=[i for i in written if seen[i].nbytes],
                 initialised=ready,
                 seed=self.seed,
+                batch=batch,
             )
 
         self.ask(stream, work)

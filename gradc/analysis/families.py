@@ -1,0 +1,166 @@
+"""Kernels that differ in numbers alone: the lookups of tables of other sizes, scatters of other slices, the updates of
+other parameters.  One text serves all of them, over the numbers that differ.
+
+A number may be *open* where only places and bounds depend on it: how many rows a kernel goes through, or elements if it
+only maps these; the first size of an array, which moves no other element; the constant of an index; the bound of a
+check.  Sizes of inner axes are not: strides, the loops of a row and the order of its sums follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..ir.dims import Dim, Size, product, symbol
+from ..ir.kernel import Kernel
+from ..ir.statement import REDUCTIONS, Axis, Index, Stmt, flatten
+from ..ir.types import Type
+
+Types = Mapping[str, Type]
+BOUNDS = ("bound", "lo", "hi", "size")
+"""The attributes that say where an index has to lie."""
+ALL = "i0"
+"""The axis of a map that goes through whole arrays."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels that differ in numbers alone.
+
+    :param kernel: the first of them, with a symbol for each number that differs, :param types: and for those of its
+        buffers.
+    :param members: the kernels, :param numbers: and what the symbols are in each.
+    """
+
+    kernel: Kernel
+    types: Types
+    members: tuple[Kernel, ...]
+    numbers: tuple[Mapping[str, int], ...]
+
+
+def families(
+    kernels: Collection[Kernel], types: Types, fits: Callable[[Kernel, Types, Family], bool], flat: bool = False
+) -> list[Family]:
+    """Kernels of other names -> those of one text together, the others alone; in the order of their first members.
+
+    :param fits: ``(kernel, its types, family)``: whether the family's text does as well for a kernel as its own.
+    :param flat: whether maps of whole arrays go through these as if they had one axis.
+    """
+    alike: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        alike.setdefault(skeleton(kernel, types, flat), []).append(kernel)
+    return [family for members in alike.values() for family in _fitting(members, types, fits, flat)]
+
+
+def _fitting(
+    members: Sequence[Kernel], types: Types, fits: Callable[[Kernel, Types, Family], bool], flat: bool
+) -> list[Family]:
+    """Members of one skeleton -> one family of those that its text fits, the others alone."""
+    alone: list[Kernel] = []
+    while len(members) > 1:
+        family = _family(members, types, flat)
+        kept = [kernel for kernel in members if family is not None and fits(kernel, types, family)]
+        if family is not None and len(kept) == len(members):
+            return [family, *(_alone(kernel, types) for kernel in alone)]
+        alone += [kernel for kernel in members if kernel not in kept]
+        members = kept
+    return [_alone(kernel, types) for kernel in (*members, *alone)]
+
+
+def _alone(kernel: Kernel, types: Types) -> Family:
+    return Family(kernel, types, (kernel,), ({},))
+
+
+def _family(members: Sequence[Kernel], types: Types, flat: bool) -> Family | None:
+    """Kernels of one skeleton with a symbol for all numbers that differ alike; None where one of these is negative."""
+    forms = [flattened(kernel, types) if flat else (kernel, types) for kernel in members]
+    columns = list(zip(*(_numbers(*form) for form in forms), strict=True))
+    differing = list(dict.fromkeys(column for column in columns if len({*column}) > 1))
+    if any(number < 0 for column in differing for number in column):
+        return None
+    first, own = forms[0]
+    taken = {*first.dims(own), *first.buffers}
+    fresh = (name for k in range(len(taken) + len(differing)) if (name := f"number{k}") not in taken)
+    named = dict(zip(differing, fresh, strict=False))
+    places = iter(columns)
+
+    def opened(number: int) -> Size:
+        name = named.get(next(places))
+        return number if name is None else symbol(name)
+
+    kernel, open_types = _rewritten(first, own, opened)
+    numbers = tuple({name: column[k] for column, name in named.items()} for k in range(len(members)))
+    return Family(kernel, open_types, tuple(members), numbers)
+
+
+def skeleton(kernel: Kernel, types: Types, flat: bool = False) -> str:
+    """What kernels have in common that differ in open numbers and in names."""
+    form, types = flattened(kernel, types) if flat else (kernel, types)
+    plain, own = _rewritten(*form.canonical(types), lambda number: symbol("open"))
+    return str(replace(plain, name="k")) + ";".join(map(str, own.values()))
+
+
+def _numbers(kernel: Kernel, types: Types) -> list[int]:
+    """The open numbers of a kernel, in their order."""
+    found: list[int] = []
+
+    def seen(number: int) -> Size:
+        found.append(number)
+        return number
+
+    _rewritten(kernel, types, seen)
+    return found
+
+
+def _rewritten(kernel: Kernel, types: Types, number: Callable[[int], Size]) -> tuple[Kernel, dict[str, Type]]:
+    """A kernel and its buffers' types with other sizes for its open numbers."""
+
+    def size(value: Size) -> Size:
+        return value if isinstance(value, Dim) else number(value)
+
+    def axes(given: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return ((given[0][0], size(given[0][1])), *given[1:]) if given else ()
+
+    def statement(s: Stmt) -> Stmt:
+        index = tuple(Index(size(i.const), i.terms) for i in s.index)
+        attrs = tuple((key, size(value) if key in BOUNDS and _whole(value) else value) for key, value in s.attrs)
+        return s.altered(index=index, attrs=attrs)
+
+    rows = axes(kernel.rows)
+    cols = axes(kernel.cols) if not rows and maps(kernel) else kernel.cols
+    made = {b: types[b].with_shape(*_first(types[b].shape, size)) for b in kernel.buffers}
+    return replace(kernel, rows=rows, cols=cols, body=tuple(map(statement, kernel.body))), made
+
+
+def _first(shape: Sequence[Size], size: Callable[[Size], Size]) -> tuple[Size, ...]:
+    return (size(shape[0]), *shape[1:]) if shape else ()
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def maps(kernel: Kernel) -> bool:
+    """Whether each column is computed by itself, and combined with no other."""
+    return bool(kernel.cols) and not any(s.op in REDUCTIONS or s.op in ("accum", "scan", "check") for s in kernel.body)
+
+
+def flattened(kernel: Kernel, types: Types) -> tuple[Kernel, Types]:
+    """A map of whole arrays, of the same number of elements in the same order, over one axis of all elements; another
+    kernel as it is.
+    """
+    if not maps(kernel) or any(s.op in ("index", "in_bounds", "clamp_index") for s in kernel.body):
+        return kernel, types
+    axes, sizes = zip(*kernel.rows, *kernel.cols, strict=True)
+    count, walked = product(sizes), flatten(list(map(Index.of, axes)), sizes)
+    whole: dict[str, bool] = {}
+    for s in kernel.accesses:
+        found = flatten(s.index, types[s.buffer].shape)
+        through = found == walked and types[s.buffer].count == count
+        moved = any(variable in axes for variable, _ in found.terms)
+        if s.op == "search" or moved != through or whole.setdefault(s.buffer, through) != through:
+            return kernel, types
+    body = tuple(s.altered(index=(Index.of(ALL),)) if whole.get(s.buffer) else s for s in kernel.body)
+    flat = {b: types[b].with_shape(count) if whole.get(b) else types[b] for b in kernel.buffers}
+    return replace(kernel, rows=(), cols=((ALL, count),), body=body), flat
