@@ -132,6 +132,9 @@ def test_what_cudnn_refuses(front: FrontEnd) -> None:
     front.fails = RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
     with pytest.raises(DeviceError, match=f"cuDNN refused a convolution .{words}.: CUDNN_STATUS_EXECUTION_FAILED"):
         submit(0)
+    front.fails = RuntimeError("CUDNN_STATUS_ALLOC_FAILED")
+    with pytest.raises(OutOfMemory, match=f"cuDNN has no memory for a convolution .{words}"):
+        submit(0)
 
 
 @pytest.mark.parametrize("skip", [0, 4, 20])

@@ -97,6 +97,7 @@ def prepared(
             with plan.lock:
                 plan.graph.execute(addresses, space, handle.native)
         except (RuntimeError, ValueError) as error:
+            _check_memory(error, f"a convolution ({sizes(asked)})")
             raise DeviceError(f"cuDNN refused a convolution ({sizes(asked)}): {_first_line(error)}") from error
 
     return _handles.using(device, submitted, capturing)
