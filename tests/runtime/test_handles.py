@@ -169,6 +169,14 @@ def test_a_capture_makes_no_handle(blas: Blas) -> None:
     assert blas.made == 2 and blas.seen[-1] == (1, 6, 6, 6) and not blas.destroyed
 
 
+def test_a_captured_call_after_all_were_given_back(blas: Blas) -> None:
+    """Another thread's, while the process ends: as any first call, it asks for a handle."""
+    product = cublas.prepared(0, LIBRARY, 0, 0, 5, Span(5, 0, np.dtype(np.uint8)), capturing=lambda stream: True)
+    cublas._handles.close()
+    product(5)
+    assert blas.destroyed == [1] and blas.seen[-1] == (2, 5, 5, 5)
+
+
 def test_no_memory_for_a_handle(blas: Blas) -> None:
     """One that there is serves another stream; without any it is an error, and the next call works."""
     blas.room = 0
