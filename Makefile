@@ -9,7 +9,7 @@
 #   make site                         the documentation as a site, in build/site
 #   make conformance                  docs/conformance.md: PyTorch's own samples of the indexing and sampling ops, through gradc
 #   make gpu                          tests, constants and benchmark on a GPU, in eight minutes; JSON and a table in benchmarks/results or $OUT
-#   make cudnn-plans                  plans that cuDNN makes without a device, in an environment of their own: its wheel has 600 MB
+#   make cudnn-plans                  plans that cuDNN makes without a device, in an environment of their own, of 2.9 GB
 #   make fuzz [MINUTES=10]            the fuzzers of tests/fuzz; CAMPAIGN=text names one, ARGS="--seed 7" goes to the command
 #   make mutants                      one hundred seeded faults, each of which the tests must see; ARGS="--stop-at likely vjp." for a part
 #   make bench [CASE="ID ..."]        the CPU cases against PyTorch, on all cores; docs/performance.md; ARGS="--threads 1 --strict"
