@@ -93,7 +93,7 @@ class Handles(Generic[H]):
                 return self._of[own[-1]]
             captured = stream is not None and capturing is not None and capturing(stream)
             handle = self._of.pop((device, None), None)
-            if handle is None and (not own or not captured and len(own) < STREAMS):
+            if handle is None and (not own or (not captured and len(own) < STREAMS)):
                 handle = self._made(device, needed=not own)
             self._of[device, stream] = handle or self._of.pop(own[0])
             return self._of[device, stream]
