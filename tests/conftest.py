@@ -113,8 +113,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def _collects_whole_files(config: pytest.Config) -> bool:
     """All tests of each, as they are by default; and is the one process of this run that does so first."""
     own = getattr(config, "workerinput", {}).get("workerid", "gw0") == "gw0"
-    partly = any(config.getoption(option, False) for option in known_names.OPTIONS)
-    return own and not partly and not config.stash[_without] and not any("::" in arg for arg in config.args)
+    partly = config.stash[_without] or any("::" in arg for arg in config.args)
+    return own and not partly and known_names.is_usual(config)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -273,9 +273,9 @@ def _use_objects() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     known_names.digests()  # of the files as they are read
-    whole = "numprocesses", *known_names.OPTIONS  # workers collect the same
-    read_all = hasattr(config, "workerinput") or any(config.getoption(option, None) for option in whole)
-    config.stash[_without] = set() if read_all else known_names.without(config.option.keyword, known_names.known())
+    alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)  # else all read the same
+    chosen = config.option.keyword if alone and known_names.is_usual(config) else ""
+    config.stash[_without] = known_names.without(chosen, known_names.known())
     os.environ.setdefault("GRADC_TEST_DAY", str(datetime.date.today().toordinal()))
     if not hasattr(config, "workerinput"):
         _use_objects()

@@ -26,9 +26,7 @@ _IMPORTED = re.compile(rb"^\s*(?:from|import) +(test_\w+)", re.MULTILINE)
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ROOT / "build" / "names.json"
 MADE = ("build", "dist", "__pycache__")
-"""Folders of what is made of the checkout's files, beside those with a dot in front."""
-OPTIONS = ("lf", "override_ini", "doctestmodules")
-"""With which other tests are collected of a file."""
+"""Folders of what is made of the checkout's files, beside what has a dot in front."""
 OWN = tuple(f"GRADC_{name}" for name in ("CACHE_DIR", "CALIBRATION", "OBJECTS", "OPTIMIZE", "TARGET", "TEST_DAY"))
 """What a run sets itself, which parametrises nothing."""
 
@@ -41,7 +39,7 @@ def contents() -> dict[str, tuple[str, tuple[str, ...]]]:
     found = {}
     for folder, inner, files in os.walk(ROOT):
         inner[:] = [name for name in inner if name not in MADE and not name.startswith(".")]
-        for path in (Path(folder, name) for name in files):
+        for path in (Path(folder, name) for name in files if not name.startswith(".")):
             with contextlib.suppress(OSError):  # an editor's file, gone since
                 text = path.read_bytes()
                 imported = _IMPORTED.findall(text) if _TESTS.fullmatch(path.name) else ()
@@ -81,6 +79,12 @@ def digests() -> dict[str, str]:
         return hashlib.sha256(repr((surroundings(), sorted(texts.items()))).encode()).hexdigest()[:16]
 
     return {path: of(path) for path in contents() if _TESTS.fullmatch(Path(path).name)}
+
+
+def is_usual(config: pytest.Config) -> bool:
+    """Whether no option has a file's tests be others."""
+    own = any(option.startswith("python_") for option in config.getoption("override_ini", None) or ())
+    return not own and not config.getoption("lf", False) and not config.getoption("doctestmodules", False)
 
 
 def known() -> dict[str, tuple[str, str]]:

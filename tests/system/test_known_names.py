@@ -127,7 +127,7 @@ def test_a_damaged_list_is_none(names: dict[str, tuple[str, str]]) -> None:
 
 def test_runs_at_once_write_whole_lists(names: dict[str, tuple[str, str]]) -> None:
     """Of which the last one stays, and nothing beside it."""
-    root, n = known_names.ROOT, 200
+    root, n = known_names.ROOT, 60
 
     def run(k: int) -> None:
         known_names.keep([item(root / "test_sum.py", f"test_{k}_" + "x" * 100 * k)])
@@ -158,12 +158,13 @@ def test_a_new_case_of_an_unchanged_file_is_found(tmp_path: Path) -> None:
     for file in ("conftest.py", "known_names.py", "long_tests.py", "slow.txt"):
         shutil.copy(Path(known_names.__file__).parent / file, here)
     (tmp_path / "pytest.ini").write_text(
-        "[pytest]\nmarkers =\n"
+        "[pytest]\naddopts = --strict-markers\nmarkers =\n"
         + "".join(f"    {name}: its\n" for name in ("optimised", "compiles", "long", "gpu", "slow"))
     )
     (here / "records.py").write_text("OPS = ['sum']\n")
     (here / "test_ops.py").write_text(
-        "import pytest, records\n@pytest.mark.parametrize('op', records.OPS)\ndef test_op(op): pass\n"
+        "import pytest, records\nopen('.read', 'a').write('x')\n"
+        "@pytest.mark.parametrize('op', records.OPS)\ndef test_op(op): pass\n"
     )
     (here / "test_mean.py").write_text("def test_mean(): pass\n")
 
@@ -172,7 +173,12 @@ def test_a_new_case_of_an_unchanged_file_is_found(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
         return [line.partition("/")[2] for line in done.stdout.splitlines() if "::" in line]
 
-    assert found() == ["test_mean.py::test_mean", "test_ops.py::test_op[sum]"]
-    assert found("-k", "mean") == ["test_mean.py::test_mean"]
+    def times() -> int:
+        return len((tmp_path / ".read").read_text())
+
+    assert found() == ["test_mean.py::test_mean", "test_ops.py::test_op[sum]"] and times() == 1
+    assert found("-k", "mean") == ["test_mean.py::test_mean"] and times() == 1
+    assert found("-k", "mean", "-o", "python_functions=test check") == ["test_mean.py::test_mean"] and times() == 2
     (here / "records.py").write_text("OPS = ['sum', 'mean']\n")
-    assert found("-k", "mean") == ["test_mean.py::test_mean", "test_ops.py::test_op[mean]"]
+    assert found("-k", "mean") == ["test_mean.py::test_mean", "test_ops.py::test_op[mean]"] and times() == 3
+    assert found("-k", "sum") == ["test_ops.py::test_op[sum]"] and times() == 4
