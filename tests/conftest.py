@@ -111,17 +111,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def _collects_whole_files(config: pytest.Config) -> bool:
-    """And is the one process of this run that does so first."""
-    whole = (
-        not config.stash[_without] and not config.getoption("lf", False) and not any("::" in arg for arg in config.args)
-    )
-    return whole and getattr(config, "workerinput", {}).get("workerid", "gw0") == "gw0"
+    """All tests of each, as they are by default; and is the one process of this run that does so first."""
+    own = getattr(config, "workerinput", {}).get("workerid", "gw0") == "gw0"
+    partly = config.stash[_without] or any("::" in arg for arg in config.args)
+    return own and not partly and known_names.is_usual(config)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _collects_whole_files(config):
-        known_names.keep(items)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    collected = [*items]
+    _choose(config, items)
+    yield
+    if _collects_whole_files(config):  # with the marks that other plugins have given them
+        known_names.keep(collected)
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     long_tests.leave_out(items, everything=config.getoption("--all"))
     if not config.getoption("--quick"):
         return
@@ -267,10 +272,10 @@ def _use_objects() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    alone = not hasattr(config, "workerinput") and not config.getoption(
-        "numprocesses", None
-    )  # else all collect the same
-    config.stash[_without] = known_names.without(config.option.keyword, known_names.known()) if alone else set()
+    known_names.digests()  # of the files as they are read
+    alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)  # else all read the same
+    chosen = config.option.keyword if alone and known_names.is_usual(config) else ""
+    config.stash[_without] = known_names.without(chosen, known_names.known())
     os.environ.setdefault("GRADC_TEST_DAY", str(datetime.date.today().toordinal()))
     if not hasattr(config, "workerinput"):
         _use_objects()

@@ -1,46 +1,108 @@
 """``pytest -k NAME`` reads the files that have a test of that name: reading all of them takes longer than most tests.
 
-``build/names.json`` has the names of each file's tests, as they were when all of the file was last collected, beside a
-digest of the file.  What else parametrises tests (the records of ops, say) may have changed since, so that a name which
-no file is known to have, or a file which is not known as it is, is looked for as ever; ``make test`` reads everything.
+``build/names.json`` has the names of each file's tests, as they were when all of the file was last collected.
+Parameters may come from anything that a file imports or looks for (the records of ops, a folder, a compiler): the names
+hold as long as :func:`digests` are the same, and else, or where no file has a name, everything is read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
+import os
+import platform
 import re
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
+_TESTS = re.compile(r"test_\w+\.py")
+_IMPORTED = re.compile(rb"^\s*(?:from|import) +(test_\w+)", re.MULTILINE)
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ROOT / "build" / "names.json"
+MADE = ("build", "dist", "__pycache__")
+"""Folders of what is made of the checkout's files, beside what has a dot in front."""
+OWN = tuple(f"GRADC_{name}" for name in ("CACHE_DIR", "CALIBRATION", "OBJECTS", "OPTIMIZE", "TARGET", "TEST_DAY"))
+"""What a run sets itself, which parametrises nothing."""
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+@functools.cache
+def contents() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Path -> digest of each file of the checkout as it is before the first test is read, and the names of the files of
+    tests that it imports.
+    """
+    found = {}
+    for folder, inner, files in os.walk(ROOT):
+        inner[:] = [name for name in inner if name not in MADE and not name.startswith(".")]
+        for path in (Path(folder, name) for name in files if not name.startswith(".")):
+            with contextlib.suppress(OSError):  # an editor's file, gone since
+                text = path.read_bytes()
+                imported = _IMPORTED.findall(text) if _TESTS.fullmatch(path.name) else ()
+                known_as = path.relative_to(ROOT).as_posix()
+                found[known_as] = hashlib.sha256(text).hexdigest(), tuple(f"{name.decode()}.py" for name in imported)
+    return found
+
+
+@functools.cache
+def surroundings() -> str:
+    """Digest of what may parametrise a file's tests beside the file: the checkout but for the other files of tests,
+    this machine, the environment, and the programs and packages that are installed.
+    """
+    folders = {
+        *os.environ.get("PATH", "").split(os.pathsep),
+        *(path for path in sys.path if path.endswith("-packages")),
+    }
+    installed = [(path, Path(path).stat().st_mtime_ns) for path in sorted(folders) if os.path.isdir(path)]
+    chosen = sorted(
+        (name, value) for name, value in os.environ.items() if name.startswith("GRADC_") and name not in OWN
+    )
+    files = sorted(item for item in contents().items() if not _TESTS.fullmatch(Path(item[0]).name))
+    return hashlib.sha256(repr((sys.version, platform.uname(), installed, chosen, files)).encode()).hexdigest()
+
+
+@functools.cache
+def digests() -> dict[str, str]:
+    """File of tests -> digest of it, of those that it imports, and of their surroundings."""
+    by_name = {Path(path).name: each for path, each in contents().items() if _TESTS.fullmatch(Path(path).name)}
+
+    def of(path: str) -> str:
+        texts, left = {path: contents()[path][0]}, list(contents()[path][1])
+        for name in left:  # which grows
+            if name in by_name and name not in texts:
+                texts[name] = by_name[name][0]
+                left += by_name[name][1]
+        return hashlib.sha256(repr((surroundings(), sorted(texts.items()))).encode()).hexdigest()[:16]
+
+    return {path: of(path) for path in contents() if _TESTS.fullmatch(Path(path).name)}
+
+
+def is_usual(config: pytest.Config) -> bool:
+    """Whether no option has a file's tests be others."""
+    own = any(option.startswith("python_") for option in config.getoption("override_ini", None) or ())
+    return not own and not config.getoption("lf", False) and not config.getoption("doctestmodules", False)
 
 
 def known() -> dict[str, tuple[str, str]]:
     """File -> its digest, and the names of its tests in lower case, as ``-k`` compares them."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged
-        return {path: (digest, names) for path, (digest, names) in json.loads(NAMES.read_text()).items()}
+        read = {path: (digest, names) for path, (digest, names) in json.loads(NAMES.read_text("utf-8")).items()}
+        if all(isinstance(word, str) for each in read.values() for word in each):
+            return read
     return {}
 
 
 def without(expression: str, names: Mapping[str, tuple[str, str]]) -> set[str]:
     """The files that have no test for an expression of ``-k``."""
     words = {word.lower() for word in re.findall(r"[^\s()]+", expression)} - {"or", "and"}
-    if not words or "not" in words:
+    if not words or "not" in words or any(not any(word in text for _, text in names.values()) for word in words):
         return set()
     absent = {path for path, (_, text) in names.items() if not any(word in text for word in words)}
-    new = any(not any(word in text for _, text in names.values()) for word in words)
-    return (
-        set() if new else {path for path in absent if (ROOT / path).exists() and _digest(ROOT / path) == names[path][0]}
-    )
+    return {path for path in absent if digests().get(path) == names[path][0]}
 
 
 def keep(items: Iterable[pytest.Item]) -> None:
@@ -50,12 +112,19 @@ def keep(items: Iterable[pytest.Item]) -> None:
         marks, attributes = (mark.name for mark in item.iter_markers()), vars(getattr(item, "function", keep))
         names_of = item.nodeid, *item.listnames(), *item.listextrakeywords(), *marks, *attributes
         found.setdefault(item.path, set()).update(names_of)
-    names = known()
-    for path, of_file in found.items():
-        with contextlib.suppress(OSError, ValueError):
-            names[str(path.relative_to(ROOT))] = _digest(path), "\n".join(sorted(of_file)).lower()
-    with contextlib.suppress(OSError):
+    before = known()
+    inside = {path.relative_to(ROOT).as_posix(): of for path, of in found.items() if path.is_relative_to(ROOT)}
+    now = {path: "\n".join(sorted(of)).lower() for path, of in inside.items()}
+    names = before | {path: (digests()[path], text) for path, text in now.items() if path in digests()}
+    if names == before:
+        return
+    with contextlib.suppress(OSError):  # a checkout that cannot be written
         NAMES.parent.mkdir(exist_ok=True)
-        part = NAMES.with_suffix(".part")
-        part.write_text(json.dumps(names), encoding="utf-8")
-        part.replace(NAMES)
+        handle, part = tempfile.mkstemp(dir=NAMES.parent, prefix="names-")  # another run may write at the same time
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(names, file)
+            os.replace(part, NAMES)
+        except BaseException:
+            os.unlink(part)
+            raise

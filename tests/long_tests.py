@@ -79,7 +79,10 @@ def passed() -> dict[str, str]:
 
 
 def judged(item: pytest.Item, texts: Sequence[str], everything: bool) -> None:
-    """Ends a long test that passed on the same texts: all that it has of the compiler, for whose files they stand."""
+    """Ends a long test that passed on the same texts: all that it has of the compiler, for whose files they stand.
+
+    What else the compiler's files decide (an architecture by an op's place among all) is one of the texts.
+    """
     marker = item.get_closest_marker("long")
     assert marker is not None
     others = tuple(path for path in marker.args if path not in COMPILER)

@@ -293,6 +293,9 @@ def test_offsets_that_decrease() -> None:
 
 # -- without a GPU -----------------------------------------------------------------------------------------------------
 
+NVRTC = ("gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
+"""What compiles a text, where nothing runs it."""
+
 
 def program_of(name: str) -> Any:
     """Every second sample of an op with its gradients as one program for CUDA, in the op's own turn of the dtypes:
@@ -302,7 +305,7 @@ def program_of(name: str) -> Any:
     return gradc.compile(merged(name, [(f"s{k}", g) for k, g in enumerate(graphs)]), target="cuda").forward
 
 
-@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda", "tests/registry.py")
+@pytest.mark.long(*long_tests.COMPILER, *NVRTC, "tests/registry.py")
 @pytest.mark.parametrize("name", [*compiled(OTHERS, turn=3), *POINTWISE[1::2]])
 def test_nvrtc_takes_it_without_spills(name: str, judged: Callable[..., None]) -> None:
     """Every op's kernels; ops take turns in four dtypes and three architectures (the standard cases go through all).
@@ -314,8 +317,9 @@ def test_nvrtc_takes_it_without_spills(name: str, judged: Callable[..., None]) -
     made = program_of(name)
     if not made.program.kernels:
         return
-    judged(str(made.program), anonymous(made.source))
-    binary = compile_cuda(made.source, arch=ARCHITECTURES[NAMES.index(name) % 3], spills="error")
+    arch = ARCHITECTURES[NAMES.index(name) % 3]
+    judged(arch, str(made.program), anonymous(made.source))
+    binary = compile_cuda(made.source, arch=arch, spills="error")
     assert binary.cubin[:4] == b"\x7fELF"
     types = {b.name: b.type for b in made.program.buffers}
     parts = dict(re.findall(r"\.entry (\w+)\((.*?)\n}\n", binary.ptx, re.DOTALL))
@@ -327,7 +331,7 @@ def test_nvrtc_takes_it_without_spills(name: str, judged: Callable[..., None]) -
             assert wide or ".f64" not in parts[function], f"{function}\n{kernel}"
 
 
-@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda", "benchmarks/resources.py")
+@pytest.mark.long(*long_tests.COMPILER, *NVRTC, "benchmarks/resources.py")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", resources.CASES)
 def test_standard_cases_do_not_spill(name: str, arch: str, judged: Callable[..., None]) -> None:

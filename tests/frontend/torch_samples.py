@@ -221,6 +221,16 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "aten.index_fill.int_Tensor": lambda: _call(real(4, 3), 0, torch.tensor([2, 0]), real()),
     "aten.put.default": lambda: _call(real(4, 3), torch.tensor([2, 7]), real(2)),
     "aten.scatter.value": lambda: _call(real(4, 3), 0, torch.tensor([[2, 0, 1]]), 0.5),
+    **{  # torch has no derivative of these
+        f"aten.scatter.{name}": lambda name=name, reduce=reduce: _call(
+            real(4, 3).detach(),
+            -1,
+            torch.tensor([[2, 0], [1, 1]]),
+            real(2, 3).detach() if name == "reduce" else 0.5,
+            reduce=reduce,
+        )
+        for name, reduce in (("reduce", "add"), ("value_reduce", "multiply"))
+    },
     "aten.any.dim": lambda: _call(whole(4, 3), 1),
     "aten.all.dim": lambda: _call(whole(4, 3), 1),
     "aten.any.dims": lambda: _call(whole(4, 3), [0, 1]),

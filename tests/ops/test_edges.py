@@ -283,6 +283,21 @@ BESIDE_TORCH: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[float
         [0, 1, 1],
         [1, 1, 1],
     ),
+    **{
+        f"{name} without self": (
+            lambda x, name=name: getattr(ops, name)(
+                np.ones(1), 0, np.zeros(3, int), x - np.arange(3.0), "amax", include_self=False
+            ),
+            lambda x, name=name: getattr(torch, name)(
+                torch.ones(1, dtype=torch.float64),
+                *(0, torch.zeros(3, dtype=torch.int64), x - torch.arange(3), "amax"),
+                include_self=False,
+            ),
+            [1 / 3] * 3,
+            [1 / 4] * 3,
+        )
+        for name in ("scatter_reduce", "index_reduce")
+    },
 }
 
 

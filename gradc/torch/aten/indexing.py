@@ -14,6 +14,7 @@ from ...errors import Unsupported
 from ...ir.node import Node
 from ...ir.types import I64
 from ...ops.rules import converted
+from .casts import number
 
 
 def _wrapped(indices: Node, size: Any) -> Node:
@@ -112,6 +113,14 @@ def _scatter_reduce(
     return ops.scatter_reduce(x, axis % x.rank, indices, updates, reduce, include_self=include_self)
 
 
+_REDUCES = {"add": "sum", "multiply": "prod"}  # the words of torch.scatter
+
+
+def _scatter_value(x: Node, axis: int, indices: Node, value: Any, *, reduce: str) -> Node:
+    one = ops.constant(value=(x.dtype.literal(number(value, x.dtype)),), dtype=x.dtype)
+    return _scatter_reduce(x, axis, indices, ops.broadcast_to(one, indices.shape), _REDUCES[reduce])
+
+
 def _index_put(x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False) -> Node:
     return ops.index_put(x, _key(x, indices), values, accumulate)
 
@@ -139,6 +148,10 @@ LINES: dict[str, Any] = {
     "aten.put.default": lambda x, index, source, accumulate=False: ops.put(x, index, source, accumulate),
     "aten.scatter.src": lambda x, axis, index, source: ops.scatter(x, axis, converted(index, I64), source),
     "aten.scatter.value": lambda x, axis, index, value: ops.scatter(x, axis, converted(index, I64), value),
+    "aten.scatter.reduce": lambda x, axis, index, source, *, reduce: _scatter_reduce(
+        x, axis, index, source, _REDUCES[reduce]
+    ),
+    "aten.scatter.value_reduce": _scatter_value,
     "aten.scatter_add.default": _scatter_add,
     "aten.scatter_reduce.two": _scatter_reduce,
 }
