@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from tile_programs import shared_transactions  # noqa: E402
 from torch_oracles import NF4  # noqa: E402
 
 import gradc  # noqa: E402
@@ -380,6 +381,13 @@ def test_the_order_of_warps_changes_no_bit(name, direction):
         native.run(own, native.bind({}))
         seen.append(own["y"].tobytes())
     assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("name", ["int8 per channel", "int4 in groups of 32", "int4 in groups of 128"])
+def test_loads_of_a_warp_are_of_other_banks(name):
+    """Copies of few bytes a row may meet, which are a small part."""
+    (found,) = shared_transactions(program(name, "forward", "bf16", 4, 64, 1024), {})
+    assert found.least <= found.count <= found.least * 1.03
 
 
 def test_many_rows_are_the_librarys_and_explain_says_why():
