@@ -21,6 +21,10 @@ from gradc.ir.verify import verify_program
 from gradc.module.options import Options
 from gradc.passes.column_blocking.carry_sums import carry_sums
 from gradc.passes.column_blocking.split_loops import split_loops
+from gradc.runtime.cuda.programs import CudaProgram
+from gradc.runtime.executable import Executable
+from gradc.runtime.simulator.compile import SharedTransactions, compile_sim
+from gradc.runtime.simulator.device import Simulator
 from gradc.targets.devices import gpu_of
 
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
@@ -191,3 +195,19 @@ def drawn(case: Attention, features: int, dims: Mapping[str, int], seed: int, dt
         else:
             arrays[name] = (2 * rng.standard_normal(shape)).astype(DTYPES[dtype])
     return arrays
+
+
+def shared_transactions(program: Program, dims: Mapping[str, int]) -> list[SharedTransactions]:
+    """Of each loop's launch over numbers of any bits."""
+    plan = CudaProgram(program, Simulator).bind(dims)
+    simulator = compile_sim(Executable(program, "cuda-sim").source, check=True)
+    rng = np.random.default_rng(0)
+    started = zip(plan.runs, plan.started, strict=True)
+    found = []
+    for launch in (launch for run, own in started for launch in own if isinstance(run.step, Loop)):
+        args = [rng.integers(0, 16000, a.count).astype(a.dtype) if hasattr(a, "count") else a for a in launch.args]
+        args[-3] = np.full(8, 2**64 - 1, np.uint64)
+        shape = ((launch.blocks, 1, 1), (launch.threads, 1, 1), launch.shared)
+        found.append(simulator.launch(launch.function, *shape, args, written=launch.written, count=True))
+    assert found
+    return found

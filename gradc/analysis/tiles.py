@@ -143,12 +143,14 @@ class Strip:
         """Elements from a row in shared memory to the next, so that lanes which load together read other banks.
 
         Of codes along columns a lane has a run of columns, and the bytes of four lanes in a row lie beside those of
-        the next row; of others the next row is 16 bytes further.
+        the next row; so do those of features where a run is of one piece of 16 bytes.  Of others the next row is 16
+        bytes further.
         """
         width = self.sizes(rows, columns)[1] * self.bytes
         if not self.is_codes:
             pieces = -(-width // 16)
-            apart = pieces | 1 if run != RUN // 2 else pieces + (4 - pieces) % 8  # four lanes have neighbouring pieces
+            four = self.features and run == RUN // 2  # lanes have neighbouring pieces
+            apart = pieces + (4 - pieces) % 8 if four else pieces | 1
             return apart * 16 // self.bytes
         if self.across:
             return -(-(width - 16) // 32) * 32 + 16

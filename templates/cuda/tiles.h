@@ -167,15 +167,16 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[T
 
 /* HEIGHT rows of WIDTH neighbours as they lie in memory, `step` elements apart: all threads together copy them.  Pieces of 16 bytes, or of
  * what a row is a multiple of, move asynchronously where all begin at multiples of them; of rows of an element of less than 4, the word that
- * it is in, where that begins in the array and all elements have the same place, `shift`, in theirs; else an element, and nothing is under way. */
+ * it is in, where that begins in the array and all elements have the same place, the block's shift, in theirs; else an element, and nothing is
+ * under way. */
 template <class T, int WIDTH, int PITCH, int HEIGHT, int THREADS> struct gradc_strip {
   enum { BYTES = WIDTH * (int)sizeof(T), PIECE = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : 0, PER = PIECE ? PIECE / (int)sizeof(T) : 1 };
-  enum { PER_ROW = WIDTH / PER, PIECES = HEIGHT * PER_ROW };
+  enum { PER_ROW = WIDTH / PER, PIECES = HEIGHT * PER_ROW, PER_WORD = sizeof(T) < 4 ? 4 / (int)sizeof(T) : 1 };
   enum { EVEN = PIECES && THREADS % PER_ROW == 0, ROWS = THREADS / PER_ROW, TIMES = (HEIGHT + ROWS - 1) / ROWS };
   const T *first, *own; /* own: what the thread copies, if its part is even */
   i64 step, next;
   bool in_pieces, in_words;
-  int shift;
+  int in_word; /* the place of the first */
 
   static __device__ __forceinline__ int row() { return (int)threadIdx.x / PER_ROW; }
   static __device__ __forceinline__ int place() { return (int)threadIdx.x % PER_ROW * PER; }
@@ -183,8 +184,10 @@ template <class T, int WIDTH, int PITCH, int HEIGHT, int THREADS> struct gradc_s
     const T *const from = array + start;
     const bool in_pieces = PIECE && next == 1 && step % PER == 0 && gradc_aligned(from, PIECE ? PIECE : 1);
     const bool in_words = BYTES < 4 && WIDTH == 1 && step * (int)sizeof(T) % 4 == 0 && gradc_aligned(array, 4);
-    return {from, from + row() * step + place(), step, next, in_pieces, in_words, in_words ? (int)(start % (4 / (int)sizeof(T))) : 0};
+    return {from, from + row() * step + place(), step, next, in_pieces, in_words, (int)(start % PER_WORD)};
   }
+  /* Elements of a word before the one that is `offset` elements behind the first. */
+  __device__ __forceinline__ int shift(i64 offset) const { return in_words ? (in_word + (int)(offset % PER_WORD)) % PER_WORD : 0; }
 
   static __device__ __forceinline__ void piece(T *to, const T *from, int bytes) {
     if (PIECE == 16) cp_async16(to, from, bytes);
@@ -211,10 +214,11 @@ template <class T, int WIDTH, int PITCH, int HEIGHT, int THREADS> struct gradc_s
         piece(strip + r * PITCH + c, own > 0 ? first + offset + r * step + c : first, own * (int)sizeof(T));
       }
     } else if (in_words) {
+      const int before = shift(offset);
 #pragma unroll 1
       for (int r = threadIdx.x; r < HEIGHT; r += THREADS) {
         const bool read = r < there && valid > 0;
-        cp_async4(strip + r * PITCH, read ? first - shift + offset + r * step : first - shift, read ? (shift + 1) * (int)sizeof(T) : 0);
+        cp_async4(strip + r * PITCH, first + (read ? offset + r * step - before : -in_word), read ? (before + 1) * (int)sizeof(T) : 0);
       }
     } else {
 #pragma unroll 1

@@ -16,10 +16,12 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from tile_programs import shared_transactions  # noqa: E402
 from torch_oracles import NF4  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
+from gradc.codegen.cuda.tiles.kernel import tile_kernel  # noqa: E402
 from gradc.compiler import run_passes  # noqa: E402
 from gradc.ir.kernel import Call, Program  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
@@ -302,6 +304,63 @@ def test_codes_that_are_bits_or_parts_of_others(direction, codes, exact_codes):
     assert (np.abs(got - wanted) <= magnitudes * 2.0**-8 * 1.01 + np.abs(wanted) * 2.0**-8 * 1.01).all()
 
 
+def _of_groups(values: Any, scales: Any) -> Any:
+    (n, k), (_, groups) = values.shape, scales.shape
+    spread = ops.reshape(values, shape=(n, groups, k // groups)) * ops.reshape(scales, shape=(n, groups, 1))
+    return ops.cast(ops.reshape(spread, shape=(n, k)), dtype="bf16")
+
+
+def _whole(q: Any, dtype: str = "u4") -> Any:
+    return ops.cast(ops.unpack(q, dtype=dtype, axis=1), dtype="f32")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("k", "group", "weight", "exact_weight", "paired"),
+    [
+        # scales of 2 bytes of which a block of columns has one, in another half of a word than the block before
+        (2048, 1024, lambda q, s, z: _of_groups(_whole(q), s), lambda q, s, z: _nibbles(q) * s, True),
+        # a scale of columns that are not there is infinite
+        (1600, 64, lambda q, s, z: _of_groups(_whole(q), ops.reciprocal(s)), lambda q, s, z: _nibbles(q) / s, True),
+        (128, 64, lambda q, s, z: _of_groups(_whole(q) - 8.0, s), lambda q, s, z: (_nibbles(q) - 8) * s, True),
+        # differences of 9 bits
+        (
+            128,
+            64,
+            lambda q, s, z: ops.dequantize(ops.unpack(q, dtype="i4", axis=1), s, z, block=(1, 64), out_dtype="bf16"),
+            lambda q, s, z: (_signed(_nibbles(q)) - z) * s,
+            False,
+        ),
+    ],
+    ids=["a group of a block", "reciprocal scales", "a constant zero point", "a zero point of 9 bits"],
+)
+def test_weights_of_groups_are_exact_before_they_are_rounded(direction, k, group, weight, exact_weight, paired):
+    n, rng = 48, np.random.default_rng(0)
+    types = {"q": f"u8[{n},{k // 2}]", "s": f"f16[{n},{k // group}]", "z": f"u8[{n},{k // group}]"}
+    arrays = {"q": rng.integers(0, 256, (n, k // 2)).astype(np.uint8)}
+    arrays["s"] = (2.0 ** rng.integers(-3, 4, (n, k // group))).astype(np.float16)
+    arrays["z"] = rng.integers(249, 256, (n, k // group)).astype(np.uint8)
+
+    def product(x: Any, q: Any, s: Any, z: Any) -> Any:
+        own = weight(q, ops.cast(s, dtype="f32"), z)
+        return ops.linear(x, own) if direction == "forward" else x @ own
+
+    size = k if direction == "forward" else n
+    graph = gradc.trace(product, x=f"bf16[7,{size}]", **types)
+    made = run_passes(graph, (), Options(arch="sm_90"), "cuda")[2]["forward"]
+    assert_one_tile(made)
+    assert ("digits<" in tile_kernel(made.loops[0], made).text) == paired
+    places = rng.choice(size, 7, replace=False)
+    places[0] = size - 1
+    arrays["x"] = np.eye(size)[places].astype(made.buffer["x"].type.dtype.np)
+    with knobs.SIM_CHECK.set(True):
+        got = Executable(made, "cuda-sim").run(**arrays)["y"]
+    spread = (_spread(torch.tensor(arrays[name]).double(), group) for name in ("s", "z"))
+    wanted = exact_weight(torch.tensor(arrays["q"]), *spread)
+    wanted = (wanted.mT if direction == "forward" else wanted)[places]
+    assert (got.astype(np.float64) == wanted.to(torch.bfloat16).double().numpy()).all()
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("sizes", [(0, 64, 64), (3, 0, 64), (3, 64, 0)])
 def test_empty_sizes(direction, sizes):
@@ -322,6 +381,13 @@ def test_the_order_of_warps_changes_no_bit(name, direction):
         native.run(own, native.bind({}))
         seen.append(own["y"].tobytes())
     assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("name", ["int8 per channel", "int4 in groups of 32", "int4 in groups of 128"])
+def test_loads_of_a_warp_are_of_other_banks(name):
+    """Copies of few bytes a row may meet, which are a small part."""
+    (found,) = shared_transactions(program(name, "forward", "bf16", 4, 64, 1024), {})
+    assert found.least <= found.count <= found.least * 1.03
 
 
 def test_many_rows_are_the_librarys_and_explain_says_why():

@@ -13,7 +13,7 @@ import pytest
 from column_blocking import CASES as COLUMN_BLOCKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tile_programs import CASES, DTYPES, drawn, with_tiles
+from tile_programs import CASES, DTYPES, drawn, shared_transactions, with_tiles
 
 import gradc
 from gradc import knobs, ops
@@ -23,14 +23,13 @@ from gradc.compiler import run_passes
 from gradc.errors import Unsupported
 from gradc.inspect.explain import mappings_table, resources_table
 from gradc.interp import run_program
-from gradc.ir.kernel import Loop, Tile
+from gradc.ir.kernel import Tile
 from gradc.module.options import Options
 from gradc.passes.column_blocking.carry_sums import carry_sums
 from gradc.passes.column_blocking.split_loops import split_loops
 from gradc.runtime.cuda.nvrtc import find_nvrtc
 from gradc.runtime.cuda.programs import CudaProgram
 from gradc.runtime.executable import Executable
-from gradc.runtime.simulator.compile import compile_sim
 from gradc.runtime.simulator.device import Simulator
 from gradc.targets.devices import CPU, gpu_of
 
@@ -253,17 +252,7 @@ def test_the_order_of_warps_changes_no_bit():
 @pytest.mark.parametrize("features", [64, 128])
 def test_no_access_to_shared_memory_meets_another_in_a_bank(features, direction):
     program = CASES["causal"].programs(features, wrt=WRT)[direction]
-    plan = CudaProgram(program, Simulator).bind({"B": 1, "H": 1, "S": 128})
-    simulator = compile_sim(Executable(program, "cuda-sim").source, check=True)
-    rng = np.random.default_rng(0)
-    started = zip(plan.runs, plan.started, strict=True)
-    launches = [launch for run, own in started for launch in own if isinstance(run.step, Loop)]
-    assert launches
-    for launch in launches:
-        args = [rng.integers(0, 16000, a.count).astype(a.dtype) if hasattr(a, "count") else a for a in launch.args]
-        args[-3] = np.full(8, 2**64 - 1, np.uint64)
-        shape = ((launch.blocks, 1, 1), (launch.threads, 1, 1), launch.shared)
-        found = simulator.launch(launch.function, *shape, args, written=launch.written, count=True)
+    for found in shared_transactions(program, {"B": 1, "H": 1, "S": 128}):
         assert found.count == found.least > 0
 
 

@@ -28,8 +28,8 @@ from ....ir.types import BF16, F32, DType, Type, read
 from .canonical import COLUMN, ROW
 from .lanes import PAIRED, Lanes, shared_values
 
-ZERO_BITS = 8
-"""Of a zero point's integer, so that its difference to a code fits 16-bit floats."""
+WHOLE = 2**8
+"""The largest integer up to which bf16 has all, and f16 more."""
 
 
 def decoded(form: TileForm, lanes: Lanes, types: Mapping[str, Type]) -> TileForm:
@@ -131,16 +131,12 @@ class _Decoder:
         zero: tuple[str, ...] = ()
         if s.op == "sub" and s.dtype is F32 and not self.is_element(s.args[1]):
             zero, s = s.args[1:], self.now[s.args[0]]
-            of = self.now[zero[0]]
-            given = self.now[of.args[0]].dtype if of.op == "cast" else None
-            if given is None or not given.is_integer or given.bits > ZERO_BITS:
-                return None
         if s.op == "cast" and (byte := self.nibble(s.args[0])):
             dtype = self.now[s.args[0]].dtype
             assert dtype is not None
             values = read(np.arange(16, dtype=np.uint8).view(dtype.np), dtype).astype(np.float32)
             for flip in (0, 8):
-                if (values[np.arange(16) ^ flip] == np.arange(16) - flip).all():
+                if (values[np.arange(16) ^ flip] == np.arange(16) - flip).all() and self.fits(flip, *zero):
                     return Stmt("", "digit", (byte, *zero), F32, attrs=(("flip", flip),))
             return None if zero else Stmt("", "entry", (byte,), F32, attrs=(("codebook", tuple(map(float, values))),))
         index = s.index[0] if s.op == "load" and len(s.index) == 1 else None
@@ -150,6 +146,20 @@ class _Decoder:
         byte = self.nibble(term[0]) if term[1] == 1 and index.const == 0 and not s.where else ""
         known = byte and s.dtype is F32 and self.types[s.buffer].count == 16
         return Stmt("", "entry", (byte,), F32, buffer=s.buffer) if known else None
+
+    def fits(self, flip: int, zero: str = "") -> bool:
+        """Whether 16 bits hold a zero point plus ``flip``, and its differences to codes."""
+        if not zero:
+            return True
+        s = self.now[zero]
+        given = self.now[s.args[0]].dtype if s.op == "cast" else None
+        if given is not None and given.is_integer:
+            low, high = given.range
+        elif s.op == "const" and float(s.attr("value")).is_integer():
+            low = high = int(s.attr("value"))
+        else:
+            return False
+        return all(abs(z + code) <= WHOLE for z in (low, high) for code in (flip, flip - 15))
 
     def nibble(self, name: str) -> str:
         """The loaded byte of which a value is the 4 bits of its place among two neighbours; "" of others."""

@@ -470,8 +470,10 @@ class FragmentWriter:
             if s.name in used:
                 arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}{sizes}")
                 lines.append(f"{rows_of(s.name)}{self.lanes.of_element} = {variable(s.name)};")
-        for s in scaled:
-            lines += [f"{scales(s.buffer)}{self.lanes.of_element} = {variable(x)};" for x in s.args[1:]]
+        shares = f"!EDGE || step < lane_columns + lane % 4 * {self.lanes.run} ? " if self.may_lack(k) else ""
+        for s in scaled:  # what is computed of no scale may be infinite
+            given = (f"{shares}{variable(x)}{' : 0' if shares else ''}" for x in s.args[1:])
+            lines += [f"{scales(s.buffer)}{self.lanes.of_element} = {x};" for x in given]
         lines = [*self.row_place(lines), *self.column_place(k, lines), *lines]
         return [*declarations(arrays), *self.lanes.each, *lines, "}"]
 

@@ -47,7 +47,8 @@ class StripText:
     @property
     def shift(self) -> str:
         """Elements of a word before one that is copied with it."""
-        return f" + {self.memory}.shift" if self.width == 1 and self.strip.bytes < 4 and not self.strip.is_codes else ""
+        in_words = self.width == 1 and self.strip.bytes < 4 and not self.strip.is_codes
+        return f" + {self.memory}.shift({self.offset})" if in_words else ""
 
     @property
     def words(self) -> str:
