@@ -366,7 +366,7 @@ def example_program() -> Program:
     of_some = Predicate(
         ((Assumption(N, ">=", 3072), Assumption(N, "==", 4 * D)), (Assumption(9 - D, ">=", maximum(N, V)),))
     )
-    choice = Select(((of_some, kernel), (nonnegative([symbol("or") - 1, symbol("and")]), kernel), (None, kernel)))
+    choice = Select(((of_some, kernel), (nonnegative([symbol("or") - 1, symbol("and") - 2]), kernel), (None, kernel)))
     return Program(
         "p",
         buffers,
