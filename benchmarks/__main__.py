@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,12 @@ def words_of(processor: str) -> str:
 def file_name(processor: str, threads: int) -> str:
     """``cpu-intel-xeon-gold-6448y-8.json``: one file for a kind of processor and a number of threads."""
     return f"cpu-{words_of(processor)}-{threads}.json"
+
+
+def one_a_line(about: Mapping[str, Any], name: str, records: Iterable[Any]) -> str:
+    """JSON of what there is to say of some records, and of these under a name, each on a line of its own."""
+    head = json.dumps({**about, name: []}, indent=1).removesuffix("[]\n}")
+    return head + "[\n  " + ",\n  ".join(map(json.dumps, records)) + "\n ]\n}\n"
 
 
 def machine(threads: int) -> dict[str, Any]:

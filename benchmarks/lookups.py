@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from gradc.optim.step_graph import step_graph
 from gradc.runtime.host import pool
 from gradc.runtime.host.toolchain import compile_c, load_library
 
-from .__main__ import RESULTS, machine, processor, words_of
+from .__main__ import RESULTS, machine, one_a_line, processor, words_of
 from .alternated import least
 from .streams import of_ranks
 
@@ -209,8 +208,8 @@ def main() -> int:
     print("goals: " + ", ".join(f"{what} {goal:.0%}" for what, goal in GOALS.items()))
     if given.save:
         path = RESULTS / f"lookups-{words_of(processor())}.json"
-        text = json.dumps({"machine": machine(given.threads), "goals": GOALS, "lookups": records}, indent=1)
-        path.write_text(text + "\n", encoding="utf-8")
+        about = {"machine": machine(given.threads), "goals": GOALS}
+        path.write_text(one_a_line(about, "lookups", records), encoding="utf-8")
     return 0
 
 

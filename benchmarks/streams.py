@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +54,7 @@ from gradc.passes.program.gpu_choice import candidates
 from gradc.runtime.host import pool
 from gradc.targets.devices import GPUS, Device, Gpu
 
-from .__main__ import RESULTS, machine, processor, words_of
+from .__main__ import RESULTS, machine, one_a_line, processor, words_of
 from .alternated import least
 
 Array = np.ndarray[Any, Any]
@@ -190,6 +189,11 @@ def timed(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     return {**found, **(least(near, ROUNDS, SECONDS) if min(found.values()) < SHORT and len(near) > 1 else {})}
 
 
+def regret(us: Mapping[str, float], pick: str) -> float:
+    """How much longer the pick takes than the fastest."""
+    return round(us[pick] / min(us.values()) - 1, 4)
+
+
 def on_gpu(width: int, dims: Mapping[str, int], distinct: int, hottest: int, device: Gpu) -> dict[str, Any]:
     """The predicted times, for such data, of strategies that give the same bits in each run, and the pick's regret."""
     program = module(width, "").stages["forward.schedule"].result
@@ -198,7 +202,7 @@ def on_gpu(width: int, dims: Mapping[str, int], distinct: int, hottest: int, dev
     found = estimates(kernel, part, program.types, dims, device, unique=distinct, hits=hottest)
     us = {e.strategy: round(e.seconds * 1e6, 2) for e in found if e.strategy in names}
     pick = picked(width, dims, device)
-    return {"us": us, "picked": pick, "regret": us[pick] / min(us.values()) - 1}
+    return {"us": us, "picked": pick, "regret": regret(us, pick)}
 
 
 def case(stream: Stream, count: int, width: int, threads: Sequence[int]) -> list[dict[str, Any]]:
@@ -223,7 +227,7 @@ def case(stream: Stream, count: int, width: int, threads: Sequence[int]) -> list
     for number in threads:
         pool.set_num_threads(number)
         us = {way: round(s * 1e6, 2) for way, s in timed(calls).items()}
-        records.append({**common, "threads": number, "us": us, "regret": us[pick] / min(us.values()) - 1})
+        records.append({**common, "threads": number, "us": us, "regret": regret(us, pick)})
     return records
 
 
@@ -236,8 +240,9 @@ def line(r: Mapping[str, Any]) -> str:
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Worst and mean regret by threads, and of an H100."""
-    groups = {f"CPU, threads {n}": [r["regret"] for r in records if r["threads"] == n] for n in THREADS}
+    """Worst and mean regret by threads, and of an H100, of the cases in which there is a choice."""
+    chosen = [r for r in records if len(r["us"]) > 1]
+    groups = {f"CPU, threads {n}": [r["regret"] for r in chosen if r["threads"] == n] for n in THREADS}
     groups["H100, predicted"] = [r["H100"]["regret"] for r in records if r["threads"] == records[0]["threads"]]
     return {
         name: {"cases": len(found), "worst": max(found), "mean": sum(found) / len(found)}
@@ -267,8 +272,8 @@ def main() -> int:
         print(f"goals {GOALS['worst']:.0%}, {GOALS['mean']:.0%}")
     if given.save:
         path = RESULTS / f"streams-{words_of(processor())}.json"
-        found = {"machine": machine(max(given.threads)), "summary": summary(records), "streams": records}
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        about = {"machine": machine(max(given.threads)), "summary": summary(records)}
+        path.write_text(one_a_line(about, "streams", records), encoding="utf-8")
     return 0
 
 

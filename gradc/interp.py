@@ -308,8 +308,9 @@ def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
             raise InvalidProblem(f"{program.name}: {name} would have {value} bytes, 2^63 or more")
     for step in program.steps:
         for when, _ in step.cases if isinstance(step, Select) else ():
-            if when is not None and max(evaluate(when.left, bound), evaluate(when.right, bound)) > LARGEST:
-                raise InvalidProblem(f"{program.name}: {when} has a side of 2^63 or more")
+            for each in when.comparisons if when else ():
+                if max(evaluate(each.left, bound), evaluate(each.right, bound)) > LARGEST:
+                    raise InvalidProblem(f"{program.name}: {each.comparison} has a side of 2^63 or more")
 
 
 @once_each

@@ -173,7 +173,8 @@ def tasks_of_a_chunk(s: Scatter[int]) -> int:
 PARTIAL_BYTES, MISSED_BYTES, GATHERED_BYTES = 32, 12, 4
 """That a CPU could move while it sets an element of a partial result, f64, and folds it; while it waits for one that
 caches do not hold, read and written; and for an element of rows that are read in the order of their index (measured
-2026-11-29, AMD EPYC, family 25 model 17: ``benchmarks/results/streams-amd-epyc-family-25-model-17.json``).
+2026-11-29, AMD EPYC, family 25 model 17, rows of 16, 64 and 128: ``python -m benchmarks.streams``, of which
+``benchmarks/results/streams-amd-epyc-family-25-model-17.json`` has 16 and 64).
 """
 CACHED = 1 << 21
 """Elements of a partial result, 16 MB, of which caches hold half while rows go by (measured there, of 32 MB that eight
@@ -181,7 +182,7 @@ cores share).
 """
 MISSES = 20
 """Elements that a result has for each row, and each element that a sort takes, from where rows wait for it, if a row
-has one element; of wider ones so many times fewer (measured there, of 16, 64 and 128).
+has one element; of wider ones so many times fewer (measured there).
 """
 SORTED_ROW = int(CPU.sort * CPU.bandwidth / PARTIAL_BYTES)
 """Elements of partial results that a CPU moves in the time in which it sorts one row."""

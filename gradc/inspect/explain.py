@@ -133,12 +133,11 @@ def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
                 continue
             way = _way(item)
             if isinstance(step, Select):
-                plain = lambda fact: str(fact).removeprefix("assume(").removesuffix(")")
                 when = next(w for w, k in step.cases if k is item)
                 way += (
-                    f" when {plain(when)}"
+                    f" when {when}"
                     if when is not None
-                    else f" unless {' or '.join(plain(w) for w, _ in step.cases if w is not None)}"
+                    else f" unless {' or '.join(str(w) for w, _ in step.cases if w is not None)}"
                 )
             way += f" in a batch of {batches[number]}" if number in batches else ""
             rows.append((direction, item.name, _step_bytes(item, program, bound), way.lstrip(), str(item.note)))

@@ -289,17 +289,13 @@ def _kernels(
                     moved / device.bandwidth if kernel else 0.0,
                     _measured(handle, timed, bound) if timing else None,  # type: ignore[arg-type]
                     way,
-                    _plain(when) if isinstance(step, Select) else "",
+                    str(when or ""),
                     each.note.where,
                     str(each),
                     "",
                     [s.of for s in each.body] if isinstance(each, Kernel) else [],
                 )
                 yield entry, handle
-
-
-def _plain(fact: object) -> str:
-    return "" if fact is None else str(fact).removeprefix("assume(").removesuffix(")")
 
 
 def _source(handle: KernelHandle) -> str:
@@ -336,7 +332,7 @@ def _combines(module: Explained, bound: Mapping[str, int], device: Device) -> It
                 buffer,
                 pick,
                 [EstimateEntry(e.strategy, e.bytes, e.seconds, e.why) for e in table],
-                [(_plain(when), k.strategies.get(buffer, "")) for when, k in cases if isinstance(k, Kernel)],
+                [(str(when or ""), k.strategies.get(buffer, "")) for when, k in cases if isinstance(k, Kernel)],
                 {d: {"at": at, "seconds": by[buffer]} for d, (at, by) in curves.items() if buffer in by},
             )
 

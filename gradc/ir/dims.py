@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -339,8 +340,12 @@ class Assumption:
     relation: str
     right: Size
 
+    @property
+    def comparison(self) -> str:
+        return f"{self.left} {self.relation} {self.right}"
+
     def __str__(self) -> str:
-        return f"assume({self.left} {self.relation} {self.right})"
+        return f"assume({self.comparison})"
 
     def holds(self, bindings: Mapping[str, int]) -> bool:
         left, right = evaluate(self.left, bindings), evaluate(self.right, bindings)
@@ -349,6 +354,60 @@ class Assumption:
     def fails(self, bindings: Mapping[str, int]) -> bool:
         """Whether the sizes contradict it; with an unbound dim, which no input depends on, it cannot fail."""
         return symbols(self.left) | symbols(self.right) <= bindings.keys() and not self.holds(bindings)
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """Comparisons joined by ``and``, and these conjunctions by ``or``: ``V >= 21 and 209715 >= N or V >= 32768``."""
+
+    conjunctions: tuple[tuple[Assumption, ...], ...]
+
+    @property
+    def comparisons(self) -> tuple[Assumption, ...]:
+        return tuple(itertools.chain(*self.conjunctions))
+
+    def __str__(self) -> str:
+        return " or ".join(" and ".join(c.comparison for c in each) for each in self.conjunctions)
+
+    def holds(self, bindings: Mapping[str, int]) -> bool:
+        return any(all(c.holds(bindings) for c in each) for each in self.conjunctions)
+
+
+def nonnegative(*conjunctions: Iterable[Size]) -> Predicate:
+    """The predicate that every size of one of the conjunctions is 0 or more, without what is known and what follows
+    from the rest: one empty conjunction if it always holds, none if it never does.
+    """
+    kept = []
+    for sizes in map(list, conjunctions):
+        if not any(known_nonnegative(-1 - size) for size in sizes):
+            unknown = [_at_least_zero(size) for size in sizes if not known_nonnegative(size)]
+            kept.append(tuple(_without(unknown, lambda one, other: _implies([other], [one]))))
+    return Predicate(tuple(_without(kept, _implies)))
+
+
+def _without(items: Iterable[R], redundant: Callable[[R, R], bool]) -> list[R]:
+    """The items without those that are redundant beside another; of equals the first is kept."""
+    kept: list[R] = []
+    for item in items:
+        if not any(redundant(item, other) for other in kept):
+            kept = [*(other for other in kept if not redundant(other, item)), item]
+    return kept
+
+
+def _at_least_zero(size: Size) -> Assumption:
+    """``size >= 0`` as the terms that are added against those that are subtracted, without their common factor."""
+    constant = sum(c for monomial, c in _terms(size) if not monomial)
+    terms = [(monomial, c) for monomial, c in _terms(size) if monomial]
+    share = math.gcd(*(c for _, c in terms)) or 1
+    added = _build({monomial: c // share for monomial, c in terms if c > 0})
+    taken = _build({monomial: -c // share for monomial, c in terms if c < 0})
+    least = -(constant // share)
+    return Assumption(added, ">=", taken + least) if least > 0 else Assumption(added - least, ">=", taken)
+
+
+def _implies(conjunction: Sequence[Assumption], other: Sequence[Assumption]) -> bool:
+    """Whether each comparison of the other follows from one of a conjunction."""
+    return all(any(known_nonnegative(b.left - b.right - (a.left - a.right)) for a in conjunction) for b in other)
 
 
 _facts: contextvars.ContextVar[tuple[Assumption, ...]] = contextvars.ContextVar("facts", default=())

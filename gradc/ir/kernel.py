@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ..errors import Unsupported
 from ..process.forks import cached_property
-from .dims import Assumption, Dim, Size, evaluate, product, same, substitute, symbol, symbols
+from .dims import Assumption, Dim, Predicate, Size, evaluate, product, same, substitute, symbol, symbols
 from .epilogue import PLAIN, Epilogue
 from .lexer import format_attributes, format_note, format_value
 from .node import REGISTRY, Note
@@ -465,7 +465,7 @@ class Call:
 class Select:
     """Alternative kernels: the first whose predicate over the dims holds is run; the last has no predicate."""
 
-    cases: tuple[tuple[Assumption | None, Kernel], ...]
+    cases: tuple[tuple[Predicate | None, Kernel], ...]
 
     @property
     def name(self) -> str:
@@ -486,7 +486,7 @@ class Select:
     def __str__(self) -> str:
         lines = ["select {"]
         for when, kernel in self.cases:
-            case = f"when {when.left} {when.relation} {when.right}" if when else "else"
+            case = f"when {when}" if when else "else"
             lines.append(_indented(f"{case}: {kernel}"))
         return "\n".join([*lines, "}"])
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import GradcError, IRFormatError, TypeRuleError
-from .dims import Assumption, Dim, Size
+from .dims import Assumption, Dim, Predicate, Size
 from .node import Note
-from .size_text import parse_assumption, parse_size
+from .size_text import parse_assumption, parse_predicate, parse_size
 from .types import DTYPES, DType, Type, parse_type
 
 FORMAT = "gradc-ir 1"
@@ -300,9 +300,9 @@ class Reader:
                 raise self._pointing(error) from None
         return self._types[text]
 
-    def assumption(self, text: str, start: int) -> Assumption:
+    def predicate(self, text: str, start: int) -> Predicate:
         try:
-            return parse_assumption(text, self.number, start + 1)
+            return parse_predicate(text, self.number, start + 1)
         except IRFormatError as error:
             raise self._pointing(error) from None
 
@@ -313,7 +313,10 @@ class Reader:
             self.expect("(")
             start = self.at
             text = self._until()
-            facts.append(self.assumption(text, start))
+            try:
+                facts.append(parse_assumption(text, self.number, start + 1))
+            except IRFormatError as error:
+                raise self._pointing(error) from None
             self.expect(")")
             self.finish()
             if len(facts) > MOST_ASSUMPTIONS:

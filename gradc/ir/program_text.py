@@ -65,7 +65,7 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
                   ["then" ("gelu" ["keeping" access] | "gelu_grad" "at" access)]
                   ["then" "sum" access "of" ("result" | "first" | "second")] [attributes] LINE
     scaled    ::= access ["*" access ["per" axes]]
-    select    ::= "select" "{" LINE (("when" size (">=" | "==") size | "else") ":" kernel)* "}" LINE
+    select    ::= "select" "{" LINE (("when" predicate | "else") ":" kernel)* "}" LINE
     loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
                   "rows" axes "by" "(" size ")" "count" "(" NAME ")"
                   ["cols" axes "to" "(" size ")"]
@@ -88,7 +88,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .dims import Assumption, Size
+from .dims import Predicate, Size
 from .epilogue import ARGUMENT_WORD, SUMMED, Epilogue
 from .kernel import KINDS, Buffer, Call, Carry, Kernel, Loop, Program, Select, Step, Sweep, Tile
 from .lexer import VALUE, WORD, Reader
@@ -219,11 +219,11 @@ def _step(reader: Reader) -> Step:
         reader.expect("{")
         reader.finish()
         reader.demand("the closing '}'")
-        cases: list[tuple[Assumption | None, Kernel]] = []
+        cases: list[tuple[Predicate | None, Kernel]] = []
         while not reader.maybe("}"):
             at = reader.at
             case = reader.take(_CASE, "'when SIZE >= SIZE:' or 'else:'")
-            predicate = None if case.startswith("else") else reader.assumption(case[4:-1], at + 4)
+            predicate = None if case.startswith("else") else reader.predicate(case[4:-1], at + 4)
             cases.append((predicate, _kernel(reader)))
             reader.demand("the closing '}'")
         reader.finish()

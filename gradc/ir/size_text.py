@@ -1,20 +1,27 @@
-"""Parser of sizes and assumptions: ``N*D``, ``max(N-1, 0)//2``, ``N >= 1``; never evaluated as Python.
+"""Parser of sizes, assumptions and predicates, which are never evaluated as Python: ``N*D``, ``max(N-1, 0)//2``;
+``N >= 1``; ``V >= 9 and 7 >= N or V >= N``.
 
 ::
 
-    size  ::= term (("+" | "-") term)*
-    term  ::= atom (("*" | "//") atom)*
-    atom  ::= INT | NAME | "(" size ")" | "-" atom | ("max" | "min" | "ceildiv") "(" size "," size ")"
+    predicate  ::= both ("or" both)*
+    both       ::= comparison ("and" comparison)*
+    comparison ::= size (">=" | "==") size
+    size       ::= term (("+" | "-") term)*
+    term       ::= atom (("*" | "//") atom)*
+    atom       ::= INT | NAME | "(" size ")" | "-" atom | ("max" | "min" | "ceildiv") "(" size "," size ")"
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from ..errors import IRFormatError, TypeRuleError
-from .dims import DEEPEST, LARGEST, Assumption, Size, ceildiv, floordiv, maximum, minimum, symbol
+from .dims import DEEPEST, LARGEST, Assumption, Predicate, Size, ceildiv, floordiv, maximum, minimum, symbol
 
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(//|[-+*(),]))", re.ASCII)
+R = TypeVar("R")
+_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(//|[<>=]=?|[-+*(),]))", re.ASCII)
 
 
 _FUNCTIONS = {"max": maximum, "min": minimum, "ceildiv": ceildiv}
@@ -23,11 +30,23 @@ _MOST_TOKENS = 400
 
 def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
     """Parses one size; IRFormatError has the position of an error."""
+    return _parse(text, line, column, _Parser.size)
+
+
+def parse_assumption(text: str, line: int = 0, column: int = 1) -> Assumption:
+    """Parses ``N >= 1`` or ``N == 4*M``."""
+    return _parse(text, line, column, _Parser.comparison)
+
+
+def parse_predicate(text: str, line: int = 0, column: int = 1) -> Predicate:
+    """Parses ``V >= 9 and 7 >= N or V >= N``."""
+    return _parse(text, line, column, _Parser.predicate)
+
+
+def _parse(text: str, line: int, column: int, rule: Callable[[_Parser], R]) -> R:
     parser = _Parser(text, line, column)
-    if len(parser.tokens) > _MOST_TOKENS:
-        raise parser.fail("too long")
     try:
-        value = parser.sum(0)
+        value = rule(parser)
     except TypeRuleError as error:
         raise IRFormatError(str(error), line, column) from None
     kind, word, _ = parser.token
@@ -37,13 +56,14 @@ def parse_size(text: str, line: int = 0, column: int = 1) -> Size:
 
 
 class _Parser:
-    """A recursive-descent parser of one size, with a method per grammar rule."""
+    """A recursive-descent parser, with a method per grammar rule."""
 
     def __init__(self, text: str, line: int, column: int):
         self.text, self.line = text, line
         self.tokens: list[tuple[str, str, int]] = []
         """(kind, text, column)"""
-        self.at = 0
+        self.at = self.start = 0
+        """The next token, and the first of its size."""
         position, end = 0, len(text.rstrip())
         while position < end:
             match = _TOKEN.match(text, position)
@@ -71,6 +91,8 @@ class _Parser:
         kind, word, _ = self.token
         if depth > DEEPEST:
             raise self.fail("nesting too deep")
+        if self.at - self.start > _MOST_TOKENS:
+            raise self.fail("too long")
         if kind == "int":
             if len(word) > 19 or int(word) > LARGEST:
                 raise self.fail("a number beyond 2^63")
@@ -112,11 +134,24 @@ class _Parser:
             value = value + (1 if operator == "+" else -1) * self.product(depth)
         return value
 
+    def size(self) -> Size:
+        self.start = self.at
+        return self.sum(0)
 
-def parse_assumption(text: str, line: int = 0, column: int = 1) -> Assumption:
-    """Parses ``N >= 1`` or ``N == 4*M``."""
-    for relation in (">=", "=="):
-        left, separator, right = text.partition(relation)
-        if separator:
-            return Assumption(parse_size(left, line, column), relation, parse_size(right, line, column + len(left) + 2))
-    raise IRFormatError(f"an assumption reads 'N >= 1' or 'N == 4*M', not {text[:60]!r}", line, column)
+    def comparison(self) -> Assumption:
+        left, relation = self.size(), self.token[1]
+        if relation not in (">=", "=="):
+            problem = f"an assumption reads 'N >= 1' or 'N == 4*M', not {self.text[:60]!r}"
+            raise IRFormatError(problem, self.line, self.token[2])
+        self.at += 1
+        return Assumption(left, relation, self.size())
+
+    def predicate(self) -> Predicate:
+        return Predicate(self.joined("or", lambda: self.joined("and", self.comparison)))
+
+    def joined(self, word: str, rule: Callable[[], R]) -> tuple[R, ...]:
+        found = [rule()]
+        while self.token[1] == word:
+            self.at += 1
+            found.append(rule())
+        return tuple(found)

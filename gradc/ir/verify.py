@@ -359,6 +359,16 @@ def _verify_select(step: Select, program: Program) -> None:
             line,
             "select",
         )
+        _demand(
+            when is None or (bool(when.conjunctions) and all(when.conjunctions)),
+            f"select {step.name}: a condition without a comparison",
+            line,
+            "select",
+        )
+        for name in sorted(
+            frozenset().union(*(symbols(c.left) | symbols(c.right) for c in when.comparisons)) if when else ()
+        ):
+            _demand(name in program.dims, f"select {step.name}: no buffer or kernel has the dim {name}", line, name)
         roots = [{program.root(b) for b in k.writes if b in program.buffer} for k in (step.cases[0][1], kernel)]
         _demand(
             roots[0] == roots[1],

@@ -85,8 +85,8 @@ class TableFiles:
         """
         given = {name: None if isinstance(x, str) else to_numpy(x)[0] for name, x in arrays.items()}
         types = {name: parse_type(x) if isinstance(x, str) else typeof(given[name]) for name, x in arrays.items()}
-        table_of = _tables_of(types, rows_of, follows or {})
-        _check(types, rows_of, table_of)
+        table_of = _tables_of(types, rows_of, {} if follows is None else follows)
+        _check(types, tables := sorted(rows_of), table_of)
         place = Path(folder)
         _check_new(place)
         _make_folder(place, durable)
@@ -106,7 +106,7 @@ class TableFiles:
                 new.replace(_file(place, name))
             files.write(place / _NUMBER, "0", durable=durable)
             texts = {name: str(t) for name, t in types.items()}
-            manifest = {"arrays": texts, "rows_of": sorted(rows_of), "follows": table_of}
+            manifest = {"arrays": texts, "rows_of": tables, "follows": table_of}
             files.write(place / _MANIFEST, json.dumps(manifest, indent=1), durable=durable)  # last: it has all, or none
         return cls.open(place, durable=durable)
 
@@ -126,6 +126,8 @@ class TableFiles:
         try:
             self._rows_of: list[str] = manifest["rows_of"]
             types = {name: parse_type(text) for name, text in manifest["arrays"].items()}
+            with _damage(self._folder / _MANIFEST):
+                _check(types, self._rows_of, manifest["follows"])
             self._files = {name: _mapped(self._folder, name, type_) for name, type_ in types.items()}
             self.arrays = {name: self._files[name].view(type_.dtype.np) for name, type_ in types.items()}
             self._table: dict[str, str | None] = manifest["follows"]
@@ -276,11 +278,13 @@ def _tables_of(
     names: Collection[str], tables: Collection[str], follows: Mapping[str, str | None]
 ) -> dict[str, str | None]:
     """The table whose rows each array has; None: it is copied whole."""
-    for name, table in follows.items():
+    if isinstance(tables, str) or not isinstance(tables, Collection) or not all(isinstance(x, str) for x in tables):
+        raise InvalidProblem(f"rows_of are names of arrays, a list of strings, not {tables!r}")
+    if not isinstance(follows, Mapping):
+        raise InvalidProblem(f"follows are names and the tables that they follow, a mapping, not {follows!r}")
+    for name in follows:
         if name not in names or name in tables:
             raise InvalidProblem(f"follows names {name!r}, which is {'a table' if name in tables else 'missing'}")
-        if table is not None and table not in tables:
-            raise InvalidProblem(f"follows: {name!r} follows {table!r}, which rows_of does not name")
     own = {name: name if name in tables else parameter_of(name) for name in names}
     return {name: follows.get(name, table if table in tables else None) for name, table in own.items()}
 
@@ -295,6 +299,10 @@ def _check(types: Mapping[str, Type], tables: Collection[str], table_of: Mapping
         if table not in types or not types[table].rank:
             raise InvalidProblem(f"rows_of names {table!r}, which is {types.get(table, 'missing')}, and has no rows")
     for name, followed in table_of.items():
+        if followed is not None and followed not in tables:
+            raise InvalidProblem(f"follows: {name!r} follows {followed!r}, which rows_of does not name")
+        if name in tables and followed != name:
+            raise InvalidProblem(f"follows names {name!r}, which is a table")
         if followed is not None and types[name].shape[:1] != types[followed].shape[:1]:
             raise InvalidProblem(
                 f"{name} is {types[name]}, and follows {followed}, which is {types[followed]};"

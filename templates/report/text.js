@@ -119,12 +119,14 @@ function size(text, dims) {
   return sum();
 }
 
-/** Whether `V >= 2*N + 1` holds; "" always does. */
+/** Whether `V >= 2*N + 1 and 7 >= N or V == 3` holds; "" always does. */
 function holds(predicate, dims) {
-  if (!predicate) return true;
-  const [, left, relation, right] = /^(.*?)\s*(>=|<=|==|>|<)\s*(.*)$/.exec(predicate);
-  const [a, b] = [size(left, dims), size(right, dims)];
-  return { ">=": a >= b, "<=": a <= b, "==": a === b, ">": a > b, "<": a < b }[relation];
+  const compared = (text) => {
+    const [, left, relation, right] = /^(.*?)\s*(>=|==)\s*(.*)$/.exec(text);
+    const [a, b] = [size(left, dims), size(right, dims)];
+    return relation === ">=" ? a >= b : a === b;
+  };
+  return !predicate || predicate.split(" or ").some((each) => each.split(" and ").every(compared));
 }
 
 /** A text with a unified diff applied to it that has no context. */

@@ -21,10 +21,12 @@ from gradc.ir.dims import (
     maximum,
     memoized,
     minimum,
+    nonnegative,
     product,
     substitute,
     symbol,
 )
+from gradc.ir.size_text import parse_predicate
 from gradc.ops.shapes.axes import axis_groups
 
 NAMES = ("N", "M")
@@ -74,6 +76,23 @@ def test_nor_where_sizes_are_bounded(size: Size, bounds: list[tuple[Size, int]])
     if known:
         for values in VALUES:
             assert not all(f.holds(values) for f in facts) or evaluate(size, values) >= 0, (str(size), facts, values)
+
+
+@given(st.lists(st.lists(SIZES, max_size=3), max_size=3), st.lists(st.tuples(SIZES, st.integers(-4, 6)), max_size=2))
+@settings(max_examples=200, deadline=None)
+def test_a_predicate_says_that_sizes_are_not_negative(
+    conjunctions: list[list[Size]], bounds: list[tuple[Size, int]]
+) -> None:
+    """Also read back from its text; what always holds, or never, is what says so."""
+    facts = [Assumption(bounded, ">=", least) for bounded, least in bounds]
+    with assuming(facts):
+        made = nonnegative(*conjunctions)
+    if made.conjunctions and all(made.conjunctions):
+        assert parse_predicate(str(made)) == made
+    for values in VALUES:
+        if all(f.holds(values) for f in facts):
+            said = any(all(evaluate(size, values) >= 0 for size in sizes) for sizes in conjunctions)
+            assert made.holds(values) == said, (str(made), values)
 
 
 @given(SIZES, SIZES)

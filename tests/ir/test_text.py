@@ -21,7 +21,7 @@ from registry import call
 import gradc.ops as ops
 from gradc.errors import GradcError, IRFormatError, TypeRuleError
 from gradc.inspect.export import from_json, model_explorer, to_dot, to_json
-from gradc.ir.dims import Assumption, assuming, ceildiv, floordiv, maximum, minimum, symbol
+from gradc.ir.dims import Assumption, Predicate, assuming, ceildiv, floordiv, maximum, minimum, nonnegative, symbol
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.kernel import Buffer, Call, Kernel, Program, Select
 from gradc.ir.node import REGISTRY, Note
@@ -363,7 +363,10 @@ def example_program() -> Program:
         Buffer("c0", parse_type("f32[2]"), "const", "", (0.1, -math.inf)),
         Buffer("g", parse_type("f32[V,D]"), "output"),
     )
-    choice = Select(((Assumption(N, ">=", 3072), kernel), (None, kernel)))
+    of_some = Predicate(
+        ((Assumption(N, ">=", 3072), Assumption(N, "==", 4 * D)), (Assumption(9 - D, ">=", maximum(N, V)),))
+    )
+    choice = Select(((of_some, kernel), (nonnegative([symbol("or") - 1, symbol("and") - 2]), kernel), (None, kernel)))
     return Program(
         "p",
         buffers,
@@ -520,7 +523,10 @@ PROGRAM_MISTAKES = [
     ("tokens[n]", "tokens[n +]", "expected an axis, a value, a number or '\\('"),
     ("tokens[n]", "tokens[n + n]", "n stands twice"),
     ("<- %2 where %k", "<- 2 where %k", "expected a value, found '2'"),
-    ("when N >= 3072:", "when N > 3072:", "an assumption reads"),
+    ("when N >= 3072 and", "when N > 3072 and", "an assumption reads"),
+    ("when N >= 3072 and", "when N >= 3072 and and", "an assumption reads"),
+    ("when N >= 3072 and", "when N >= 3072 xor", "unexpected 'xor'"),
+    ("when N >= 3072 and", "when or", "an assumption reads"),
     ("else:", "otherwise:", "expected 'when SIZE >= SIZE:' or 'else:'"),
     ("d.table=g", "d.table=", "expected a name"),
     ("d.table=g, again=g", "d.table=g, d.table=g", "named twice"),

@@ -12,7 +12,7 @@ import gradc.analysis.strategies  # the words of a program's `strategy(...)` are
 import gradc.ops as ops
 from gradc.errors import InternalError, TypeRuleError
 from gradc.ir.accesses import check_of
-from gradc.ir.dims import Assumption, assuming, maximum, symbol
+from gradc.ir.dims import Assumption, Predicate, assuming, maximum, nonnegative, symbol
 from gradc.ir.graph import Graph, input_node
 from gradc.ir.kernel import Buffer, Call, Kernel, Program, Select
 from gradc.ir.node import REGISTRY, make
@@ -169,10 +169,23 @@ def test_right_programs_pass() -> None:
     verify_program(
         replace(
             PROGRAM,
-            steps=(CHECK, Select(((Assumption(N, ">=", 9), KERNEL), (None, replace(KERNEL, name="k_1")))), CALL, LAST),
+            steps=(CHECK, Select(((nonnegative([N - 9]), KERNEL), (None, replace(KERNEL, name="k_1")))), CALL, LAST),
         )
     )
     verify_program(Program("p", (), ()))
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        (Predicate(()), "a condition without a comparison"),
+        (Predicate(((Assumption(N, ">=", 9),), ())), "a condition without a comparison"),
+        (nonnegative([N - 9], [symbol("Q") - N]), "no buffer or kernel has the dim Q"),
+    ],
+)
+def test_conditions_of_a_select_are_comparisons_of_the_programs_sizes(when: Predicate, said: str) -> None:
+    with pytest.raises(TypeRuleError, match=said):
+        verify_program(replace(PROGRAM, steps=(CHECK, Select(((when, KERNEL), (None, KERNEL))), CALL, LAST)))
 
 
 UNCHECKED = "axis 0 of table has V, and nothing before says that %t is inside: no step checks tokens"
@@ -183,7 +196,7 @@ UNSAFE = {
     "too loose a check": (check_of("tokens", parse_type("i64[N]"), V + 1, "embedding", "tokens"), KERNEL, CALL, LAST),
     "of some elements": (replace(CHECK, rows=(), cols=(("i0", N // 2),)), KERNEL, CALL, LAST),
     "in one of two cases": (
-        Select(((Assumption(N, ">=", 9), CHECK), (None, replace(CHECK, body=CHECK.body[:1])))),
+        Select(((nonnegative([N - 9]), CHECK), (None, replace(CHECK, body=CHECK.body[:1])))),
         KERNEL,
         CALL,
         LAST,
@@ -318,7 +331,7 @@ WRONG_PROGRAMS = {
         "select",
     ),
     "select writes": (
-        replace(PROGRAM, steps=(KERNEL, CALL, Select(((Assumption(N, ">=", 2), LAST), (None, KERNEL))))),
+        replace(PROGRAM, steps=(KERNEL, CALL, Select(((nonnegative([N - 2]), LAST), (None, KERNEL))))),
         "the cases write",
         "select",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import re
@@ -328,6 +329,36 @@ def test_what_nothing_can_follow_is_refused(follows: Any, said: str, tmp_path: P
     with pytest.raises(InvalidProblem, match=said):
         TableFiles.create(tmp_path / "new", types, ["w"], follows=follows)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows_of", "follows", "said"),
+    [
+        ("w", None, "a list of strings, not 'w'"),
+        (None, None, "a list of strings, not None"),
+        ([["w"]], None, "a list of strings, not"),
+        (["w"], "x", "a mapping, not 'x'"),
+        (["w"], [], "a mapping, not"),
+        (["w"], {"x": ["w"]}, "'x' follows .'w'., which rows_of does not name"),
+    ],
+)
+def test_what_names_no_arrays_is_refused(rows_of: Any, follows: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidProblem, match=said):
+        TableFiles.create(tmp_path / "new", {"w": "f32[3,4]", "x": "f32[3]"}, rows_of, follows=follows)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "damage", [{"x": "v"}, {"x": ["w"]}, {"w": "x"}, {"w": None}, {"y": "w"}], ids=lambda damage: str(damage)
+)
+def test_a_manifest_of_tables_that_are_none_is_damaged(damage: dict[str, Any], tmp_path: Path) -> None:
+    """Else no rows of an array would be kept before a step."""
+    TableFiles.create(tmp_path, {"w": "f32[3,4]", "x": "f32[3]", "y": "f32[4]"}, ["w"], follows={"x": "w"}).close()
+    path = tmp_path / "tables.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"follows": manifest["follows"] | damage}))
+    with pytest.raises(InvalidProblem, match="follow"):
+        TableFiles.open(tmp_path)
 
 
 def test_names_of_one_file_are_refused_where_a_folder_takes_them_for_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import subprocess
 import sys
 
@@ -15,11 +16,13 @@ from gradc.analysis.chunks import MOST_PARTIALS
 from gradc.analysis.combine import HostScatter, combines
 from gradc.analysis.cost import MOST_SORTED, check_sorts, estimates
 from gradc.analysis.strategies import ON_GPU, STRATEGIES
+from gradc.codegen.cpu.program import condition
 from gradc.errors import Unsupported
 from gradc.ir.dims import symbol
 from gradc.ir.kernel import Select
 from gradc.ir.program_text import parse_program
 from gradc.passes.program.choose_reduction import choose_reduction, decisions, host_cases
+from gradc.runtime.host.toolchain import compile_c, load_library
 from gradc.targets.devices import CPU, device_for
 
 
@@ -47,8 +50,8 @@ def test_a_symbolic_table_keeps_both_and_chooses_at_the_call() -> None:
     module = embedding_gradient("V")
     (select,) = [s for s in module.backward.program.steps if isinstance(s, Select)]
     found = [(str(when), *(how for _, how in kernel.strategy)) for when, kernel in select.cases]
-    least = "max(-1006632960*(4194304//(13*N+1))+max(2097152, 30*N), 1665)"
-    assert found == [(f"assume(8*V >= {least})", "segmented"), ("None", "privatized")]
+    sorts = "V >= 209 and 322638 >= N or V >= 262144 and 4*V >= 15*N"
+    assert found == [(sorts, "segmented"), ("None", "privatized")]
     assert len({kernel.name for _, kernel in select.cases}) == 2
     rng = np.random.default_rng(0)
     for size in (5, 4000):
@@ -251,6 +254,19 @@ def test_the_cases_pick_what_the_estimates_say(cols: int, static: bool) -> None:
             costs,
             how,
         )
+
+
+def test_c_takes_what_the_predicate_says() -> None:
+    """On both sides of every bound of a condition with ``and`` and ``or``."""
+    (when, _), _ = host_cases(symbol("N"), 16, 8 * symbol("V"), 8)
+    assert when is not None and len(when.conjunctions) == 2
+    visible = '__attribute__((visibility("default")))'
+    text = f"{visible} int taken(const long long *n) {{ return {condition(when, {'N': 'n[0]', 'V': 'n[1]'})}; }}"
+    taken = load_library(compile_c(text), "taken").taken
+    for rows, size in itertools.product((0, 299_593, 299_594, 1 << 20, (1 << 20) + 4), (0, 224, 225, 262_143, 262_144)):
+        for more in (size, 15 * rows // 4 - 1, 15 * rows // 4):
+            sizes = np.array([rows, more], np.int64)
+            assert taken(ctypes.c_void_p(sizes.ctypes.data)) == when.holds({"N": rows, "V": more}), (rows, more)
 
 
 @pytest.mark.parametrize("wrt", [["w", "s"], ["s", "w"]])

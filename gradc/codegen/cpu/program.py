@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ... import knobs
 from ...analysis.families import Family, families
 from ...errors import Unsupported
-from ...ir.dims import Assumption, Dim, Size, substitute, symbol
+from ...ir.dims import Dim, Predicate, Size, substitute, symbol
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, refuse_sweeps
 from ...ir.node import REGISTRY
 from ...ir.types import Type
@@ -362,12 +362,12 @@ class _Steps:
         if number - 1 in self.program.forwards:
             return []
         then = reader_of(self.program, number)
-        cases: list[tuple[Assumption | None, Kernel | Call]] = (
+        cases: list[tuple[Predicate | None, Kernel | Call]] = (
             [*step.cases] if isinstance(step, Select) else [(None, item) for item in alternatives(step)]
         )
         out, before = [], ""
         for when, item in cases:
-            guard = f"if ({tables.over(when.left)} {when.relation} {tables.over(when.right)})" if when else ""
+            guard = f"if ({condition(when, tables.dims)})" if when else ""
             kernel, call = None, None
             name = item.name
             if isinstance(item, Kernel):
@@ -429,6 +429,15 @@ def _size(
             own = f"most = gradc_max(most, {of_call(s.call)});"
         line += f"{s.opening} {own} {s.closing} " if s.opening else own
     return [line.strip()] if "most" in line else []
+
+
+def condition(when: Predicate, dims: Mapping[str, str]) -> str:
+    """A predicate over the program's dims as C."""
+    both = [
+        " && ".join(f"{over(c.left, dims)} {c.relation} {over(c.right, dims)}" for c in each)
+        for each in when.conjunctions
+    ]
+    return " || ".join(f"({each})" for each in both) if len(both) > 1 else both[0]
 
 
 def over(value: Size, dims: Mapping[str, str]) -> str:

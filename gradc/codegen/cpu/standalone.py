@@ -15,7 +15,7 @@ from ...analysis.combine import combines
 from ...analysis.cost import MOST_SORTED
 from ...analysis.lifetimes import lifetimes
 from ...errors import InternalError
-from ...ir.dims import LARGEST, Assumption, Size, evaluate, minimum, product, symbols
+from ...ir.dims import LARGEST, Predicate, Size, evaluate, minimum, product, symbols
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.types import DType, Type
@@ -23,7 +23,7 @@ from ..identifiers import member, members
 from ..jinja import render
 from ..text import read_template
 from .calls import CALLS
-from .program import Source, over
+from .program import Source, condition, over
 
 SHARED = (
     "common/ieee.h",
@@ -407,9 +407,9 @@ def _conditions(program: Program, dims: Mapping[str, str]) -> Iterator[dict[str,
         yield {"wrong": f"{' + '.join(map(c, owned))} > HOST_MOST / 2", "text": text}
     for step in program.steps:
         for when, _ in step.cases if isinstance(step, Select) else ():
-            if when is not None:
-                wrong = f"maximum_i64({c(when.left)}, {c(when.right)}) > {LARGEST}LL"
-                yield {"wrong": wrong, "text": quoted(f"{when} has a side of 2^63 or more")}
+            for each in when.comparisons if when else ():
+                wrong = f"maximum_i64({c(each.left)}, {c(each.right)}) > {LARGEST}LL"
+                yield {"wrong": wrong, "text": quoted(f"{each.comparison} has a side of 2^63 or more")}
         for guard, item in _guarded(step, dims):
             yield from _of_item(item, program, guard, dims)
 
@@ -428,12 +428,12 @@ def _guarded(step: Step, dims: Mapping[str, str]) -> Iterator[tuple[str, Kernel 
         yield from ((runs, item.substitute(bound)) for item in step.steps)
         return
     before = ""
-    cases: Sequence[tuple[Assumption | None, Kernel | Call]] = (
+    cases: Sequence[tuple[Predicate | None, Kernel | Call]] = (
         step.cases if isinstance(step, Select) else [(None, item) for item in alternatives(step)]
     )
     for when, item in cases:
-        holds = f"{over(when.left, dims)} {when.relation} {over(when.right, dims)}" if when else ""
-        yield before + (f"{holds} && " if when else ""), item
+        holds = condition(when, dims) if when else ""
+        yield before + (f"({holds}) && " if when else ""), item
         before += f"!({holds}) && " if when else ""
 
 

@@ -30,31 +30,24 @@ from ...analysis.strategies import (
     sorted_row,
 )
 from ...errors import InvalidProblem, TypeRuleError, Unsupported
-from ...ir.dims import (
-    Assumption,
-    Size,
-    ceildiv,
-    evaluate,
-    floordiv,
-    known_nonnegative,
-    maximum,
-    nominal,
-    product,
-    total,
-)
+from ...ir.dims import Predicate, Size, evaluate, nominal, nonnegative, product, total
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ...ir.types import Type
 from ...targets.devices import CPU, Device, Gpu
 from ..manager import program_pass
-from .gpu_choice import Case, cases, fallback
+from .gpu_choice import Case, cases, decided, fallback
 
 
 def host_cases(rows: Size, cols: Size, size: Size, width: Size, ordered: bool = False) -> tuple[Case, ...]:
     """The cases for sorting rows or using a partial result per chunk on the CPU; the first that holds is taken.
 
     Rows are sorted where that takes less time than their chunks' partial results, :func:`sorted_row` elements of them
-    for each row.  All partial results together have ``MOST_PARTIALS`` elements at most, so that they pay for many rows,
-    unless caches do not hold even one: then rows wait for it, as long as a sort takes if they have many elements.
+    for each row, and
+
+    - all chunks have partial results of their own: beyond ``MOST_PARTIALS`` elements of them chunks are longer, so that
+      they pay for many rows;
+    - or caches do not hold even one (``CACHED``), so that rows wait for it, as long as for a sort, ``MISSES`` for each
+      element that a sort takes, of which a row adds to ``width`` at a time.
 
     :param cols: elements that a row reads, :param size: that the results have, :param width: that a row adds to.
     :param ordered: whether the rows are in the order of their index.
@@ -63,19 +56,12 @@ def host_cases(rows: Size, cols: Size, size: Size, width: Size, ordered: bool = 
     try:
         each = sorted_row(cols, ordered)
         enough = each * chunk_rows(rows, cols) + 1
-        few = floordiv(MOST_PARTIALS, each * rows + 1)  # 0 from so many rows on
-        waits = maximum(CACHED, floordiv(misses * rows, maximum(width, 1)))
-        least = maximum(enough, waits - MOST_PARTIALS * misses * few)
+        few = [size - enough, MOST_PARTIALS - 1 - each * rows]
+        waits = [size - enough, size - CACHED, size * width - misses * rows]
+        when = nonnegative(few, waits)
     except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, PRIVATIZED.name),)
-    if known_nonnegative(size - least):
-        return ((None, SEGMENTED.name),)
-    if known_nonnegative(enough - 1 - size):
-        return ((None, PRIVATIZED.name),)
-    if isinstance(size, int) and isinstance(width, int) and isinstance(each, int) and known_nonnegative(size - enough):
-        many = max(ceildiv(MOST_PARTIALS, each), size * width // misses + 1 if size >= CACHED else 0)
-        return (Assumption(rows, ">=", many), PRIVATIZED.name), (None, SEGMENTED.name)
-    return (Assumption(size, ">=", least), SEGMENTED.name), (None, PRIVATIZED.name)
+    return decided([(when, SEGMENTED.name), (nonnegative([]), PRIVATIZED.name)])
 
 
 @program_pass("BITS")
@@ -178,7 +164,7 @@ def _on_gpu(
     same = [
         p.buffer for p in parts if not force.get(p.buffer) and p.gathered and p.key == part.key and p.tail == part.tail
     ]
-    made: list[tuple[Assumption | None, Kernel]] = []
+    made: list[tuple[Predicate | None, Kernel]] = []
     for when, strategy in options:
         chosen = {**picks, part.buffer: strategy}
         # rows in that order serve every result with these keys; without it none is worth the sort alone
@@ -232,7 +218,7 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
     for i, (group, _) in enumerate(undecided):
         if i != largest:
             pick(group, DEFAULT.name)
-    made: list[tuple[Assumption | None, Kernel]] = []
+    made: list[tuple[Predicate | None, Kernel]] = []
     for when, strategy in undecided[largest][1]:
         pick(undecided[largest][0], strategy)
         made.append((when, _with(kernel, parts, picks, types)))

@@ -8,8 +8,7 @@ sizes compared with a number: short enough to read in a program, and near the op
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...analysis.chunks import GPU_MOST_CHUNKS, GPU_SHORTEST
 from ...analysis.combine import Combine, Scatter, numbers, scatter_of, scatter_sizes
@@ -25,13 +24,13 @@ from ...analysis.strategies import (
     owned_row_seconds,
 )
 from ...errors import InvalidProblem, Unsupported
-from ...ir.dims import Assumption, Dim, Size, known_nonnegative, nominal, symbol, symbols
+from ...ir.dims import Predicate, Size, nominal, nonnegative, symbol, symbols
 from ...ir.kernel import Kernel
 from ...ir.types import Type
 from ...targets.devices import Gpu
 from ...targets.gpu import ROW_SECONDS
 
-Case = tuple[Assumption | None, str]
+Case = tuple[Predicate | None, str]
 """(predicate, strategy); the first case that holds is taken, the last has no predicate."""
 _LARGEST = 31
 """Crossovers are searched among sizes up to 2^31: positions and keys have 32 bits."""
@@ -102,9 +101,7 @@ def _crossovers(sizes: Scatter[Size], name: str, device: Gpu, names: Sequence[st
         low = high
     if len(pieces) > 1 and pieces[1][0] == 1:
         pieces = [(0, pieces[1][1]), *pieces[2:]]  # no case of its own for 0 rows
-    return tuple(
-        (Assumption(symbol(name), ">=", least) if least else None, strategy) for least, strategy in reversed(pieces)
-    )
+    return decided([(nonnegative([symbol(name) - least]), strategy) for least, strategy in reversed(pieces)])
 
 
 def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Case, ...]:
@@ -149,31 +146,19 @@ def _thresholds(s: Scatter[Size], device: Gpu, names: Sequence[str]) -> tuple[Ca
             thresholds.append((0, SEGMENTED))
     rest = [way for way in (SEGMENTED, ATOMIC, ATOMIC_FIXED, PRIVATIZED, REGULAR) if way in ways]
     thresholds.append((0, (rest or ways)[0]))
-    return _decided([(size, way.name) for size, way in thresholds])
+    return decided([(nonnegative([size]), way.name) for size, way in thresholds])
 
 
-def _decided(thresholds: Sequence[tuple[Size, str]]) -> tuple[Case, ...]:
+def decided(options: Iterable[tuple[Predicate, str]]) -> tuple[Case, ...]:
     """The cases without those that cannot hold, up to the first that always holds; trailing cases with the strategy of
     the last are dropped.
     """
-    kept: list[tuple[Size, str]] = []
-    for size, name in thresholds:
-        if known_nonnegative(-1 - size):
-            continue
-        kept.append((size, name))
-        if known_nonnegative(size):
+    kept: list[tuple[Predicate, str]] = []
+    for when, name in options:
+        if when.conjunctions:
+            kept.append((when, name))
+        if () in when.conjunctions:
             break
     while len(kept) > 1 and kept[-2][1] == kept[-1][1]:
         del kept[-2]
-    return (*((_relation(size), name) for size, name in kept[:-1]), (None, kept[-1][1]))
-
-
-def _relation(size: Size) -> Assumption:
-    """``size >= 0`` with the constant on the right-hand side and common factors cancelled."""
-    assert isinstance(size, Dim)
-    constant = sum(c for monomial, c in size.terms if not monomial)
-    share = math.gcd(*(c for monomial, c in size.terms if monomial))
-    rest = tuple((monomial, c // share) for monomial, c in size.terms if monomial)
-    if all(c < 0 for _, c in rest):
-        return Assumption(constant // share, ">=", Dim(tuple((monomial, -c) for monomial, c in rest)))
-    return Assumption(Dim(rest), ">=", -(constant // share))
+    return (*kept[:-1], (None, kept[-1][1]))
