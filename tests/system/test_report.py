@@ -415,7 +415,7 @@ def test_a_large_graph_is_folded(tmp_path: Path) -> None:
     def deep(x: Any) -> Any:
         for layer in range(60):
             with gradc.scope(f"layer{layer}"):
-                x = ops.gelu(ops.gelu(x * 2.0)) + x
+                x = ops.gelu(ops.gelu(ops.gelu(x * 2.0))) + x
         return x
 
     module = gradc.compile(gradc.trace(deep, x="f32[N,8]"), wrt=["x"], target="numpy")
