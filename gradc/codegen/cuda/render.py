@@ -73,9 +73,9 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
 def _of_family(family: Family, types: Mapping[str, Type]) -> Iterator[CudaKernel]:
     """The functions of each member, which are the same but for what they are given."""
     made = cuda_kernel(family.kernel, family.types)
-    for kernel, numbers in zip(family.members, family.numbers, strict=True):
-        given = tuple(numbers.get(d, d) if isinstance(d, str) else d for d in made.dims)
-        yield rebind(replace(made, name=kernel.name, dims=given), kernel, types)
+    for kernel, sizes in zip(family.members, family.sizes, strict=True):
+        given = tuple(sizes[d] if isinstance(d, str) else d for d in made.dims)
+        yield rebind(replace(made, name=kernel.name, symbols=kernel.dims(types), dims=given), kernel, types)
 
 
 def _fits(kernel: Kernel, types: Mapping[str, Type], family: Family) -> bool:
@@ -125,9 +125,10 @@ def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaK
     own.
     """
     sites = tuple((s.attr("op"), s.attr("source")) for s in kernel.body if s.op == "check")
-    names = iter(kernel.dims(types))
-    dims = tuple(d if isinstance(d, int) else next(names) for d in made.dims)
-    return replace(made, buffers=kernel.buffers, dims=dims, sites=sites)
+    symbols = kernel.dims(types)
+    names = dict(zip(made.symbols, symbols, strict=True))
+    dims = tuple(d if isinstance(d, int) else names[d] for d in made.dims)
+    return replace(made, buffers=kernel.buffers, symbols=symbols, dims=dims, sites=sites)
 
 
 @functools.lru_cache(maxsize=4096)
