@@ -61,6 +61,19 @@ def test_a_loop_that_asks_whether_it_is_there() -> None:
     assert trace.finished and trace.instructions == 1 + 100 * (1 + 10 * 3 + 3) + 3
 
 
+def test_a_number_of_passes_at_a_place_that_a_register_says() -> None:
+    """Of a batch's parameter: words of the member that a block has found."""
+    load = """        /*0000*/                   S2R R6, SR_CTAID.X ;
+        /*0000*/                   IMAD.SHL.U32 R6, R6, 0x8, RZ ;
+        /*0000*/                   LDC.64 R8, c[0x0][R6+0x210] ;
+.L_x_0:"""
+    (function,) = parse(LISTING.replace(".L_x_0:", load).replace("R0, c[0x0][0x210]", "R0, R9"))
+    launched = Launched({0x214: 30, 0x21C: 300}, lambda array, at, nbytes: None, lambda array: 500)
+    for block, passes in enumerate((10, 100)):
+        trace = Machine(function, launched).run(block, 0)
+        assert trace.finished and trace.instructions == 1 + 3 + passes * (1 + 10 * 3 + 3) + 3
+
+
 COUNTED = """
 	.section	.text.counted,"ax",@progbits
 .text.counted:
