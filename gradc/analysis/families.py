@@ -30,7 +30,7 @@ class Family:
 
     :param kernel: the first of them, with a symbol for each number that differs, :param types: and for those of its
         buffers.
-    :param members: the kernels, :param sizes: and what each symbol of the first is in each: a number, or its own symbol.
+    :param members: the kernels, :param sizes: and what each symbol is in each: a number, or a symbol of the member's.
     """
 
     kernel: Kernel

@@ -194,5 +194,5 @@ def test_a_cpu_adds_up_as_each_kernel_would_alone(rows: Sequence[int]) -> None:
         found = module(**{f"x.{k}": a for k, a in enumerate(arrays)})
         return list(found.values()) if len(arrays) > 1 else [found]
 
-    for together, a in zip(sums(given), given, strict=True):
-        np.testing.assert_array_equal(together, sums([a])[0])
+    for found, a in zip(sums(given), given, strict=True):
+        np.testing.assert_array_equal(found, sums([a])[0])

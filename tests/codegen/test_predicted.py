@@ -74,6 +74,23 @@ def test_a_number_of_passes_at_a_place_that_a_register_says() -> None:
         assert trace.finished and trace.instructions == 1 + 3 + passes * (1 + 10 * 3 + 3) + 3
 
 
+def test_a_loop_until_a_sum_that_nothing_keeps_is_nothing() -> None:
+    """Counted exactly: its register holds something else when the loop begins anew."""
+    ends = """        /*0050*/                   IADD3 R0, R0, 0x3, RZ ;
+        /*0050*/                   IADD3 R7, P3, R0, R8, RZ ;
+        /*0060*/                   ISETP.NE.U32.AND P0, PT, R7, RZ, PT ;
+        /*0060*/                   SEL R7, RZ, 0x1, !P1 ;
+        /*0070*/               @P0 BRA `(.L_x_0) ;"""
+    lines = LISTING.replace(
+        "MOV.U32 R0, RZ, RZ, RZ ;", "MOV.U32 R0, RZ, RZ, RZ ;\n        /*0000*/    LDC R8, c[0x0][0x210] ;"
+    )
+    start, end = lines.index("        /*0050*/"), lines.index("        /*0080*/")
+    (function,) = parse(f"{lines[:start]}{ends}\n{lines[end:]}")
+    launched = Launched({0x210: 2**32 - 300}, lambda array, at, nbytes: None, lambda array: 500)
+    trace = Machine(function, launched).run(0, 0)
+    assert trace.finished and trace.instructions == 2 + 100 * (1 + 10 * 3 + 5) + 3
+
+
 COUNTED = """
 	.section	.text.counted,"ax",@progbits
 .text.counted:
