@@ -182,16 +182,20 @@ def test_a_cpu_compiles_their_text_once() -> None:
         np.testing.assert_array_equal(found[f"tables.{k}"], wanted)
 
 
-@pytest.mark.parametrize("rows", [(5, 6, 7, 9), (100, 255, 256, 300)])
-def test_a_cpu_adds_up_as_each_kernel_would_alone(rows: Sequence[int]) -> None:
-    """A few rows in f64, more in f32 first: how many there are decides, whatever other kernels stand in the module."""
+@pytest.mark.parametrize(
+    ("target", "rows", "width"),
+    [("cpu", (5, 6, 7, 9), 1), ("cpu", (100, 255, 256, 300), 1), ("cuda-sim", (3, 4, 5), 5)],
+)
+def test_each_adds_up_as_it_would_alone(target: str, rows: Sequence[int], width: int) -> None:
+    """A few rows in one type, more in another first: how many there are decides, whatever else is in the module."""
     rng = np.random.default_rng(1)
-    given = [rng.standard_normal((n, 8)).astype(np.float32) for n in rows]
+    given = [rng.standard_normal((n, 6, width)).astype(np.float32) for n in rows]
 
     def sums(arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
-        graph = gradc.trace(lambda x: tuple(ops.sum(a, axis=0) for a in x), x=[f"f32[{a.shape[0]},8]" for a in arrays])
-        module = gradc.compile(graph, (), "cpu")
-        found = module(**{f"x.{k}": a for k, a in enumerate(arrays)})
+        graph = gradc.trace(
+            lambda x: tuple(ops.sum(a * a, axis=(0, 2)) for a in x), x=[f"f32[{a.shape[0]},6,{width}]" for a in arrays]
+        )
+        found = gradc.compile(graph, (), target)(**{f"x.{k}": a for k, a in enumerate(arrays)})
         return list(found.values()) if len(arrays) > 1 else [found]
 
     for found, a in zip(sums(given), given, strict=True):
