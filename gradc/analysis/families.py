@@ -30,13 +30,13 @@ class Family:
 
     :param kernel: the first of them, with a symbol for each number that differs, :param types: and for those of its
         buffers.
-    :param members: the kernels, :param numbers: and what the symbols are in each.
+    :param members: the kernels, :param sizes: and what each symbol is in each: a number, or a symbol of the member's.
     """
 
     kernel: Kernel
     types: Types
     members: tuple[Kernel, ...]
-    numbers: tuple[Mapping[str, int], ...]
+    sizes: tuple[Mapping[str, str | int], ...]
 
 
 def families(
@@ -69,7 +69,7 @@ def _fitting(
 
 
 def _alone(kernel: Kernel, types: Types) -> Family:
-    return Family(kernel, types, (kernel,), ({},))
+    return Family(kernel, types, (kernel,), ({name: name for name in kernel.dims(types)},))
 
 
 def _family(members: Sequence[Kernel], types: Types, flat: bool) -> Family | None:
@@ -90,8 +90,12 @@ def _family(members: Sequence[Kernel], types: Types, flat: bool) -> Family | Non
         return number if name is None else symbol(name)
 
     kernel, open_types = _rewritten(first, own, opened)
-    numbers = tuple({name: column[k] for column, name in named.items()} for k in range(len(members)))
-    return Family(kernel, open_types, tuple(members), numbers)
+    symbols = [form.dims(form_types) for form, form_types in forms]
+    sizes = tuple(
+        {**dict(zip(symbols[0], symbols[k], strict=True)), **{name: column[k] for column, name in named.items()}}
+        for k in range(len(members))
+    )
+    return Family(kernel, open_types, tuple(members), sizes)
 
 
 def skeleton(kernel: Kernel, types: Types, flat: bool = False) -> str:

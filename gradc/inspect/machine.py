@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..process.forks import cached_property
 from ..targets.gpu import ALU_LATENCY, LATENCY, SECTOR_BYTES, WARP
-from .operands import MASK, address, following
+from .operands import MASK, address, following, is_predicate
 from .sass import ACCESSES, LOADS, Function, Instruction
 from .semantics import Decoder, array_of
 
@@ -501,10 +501,13 @@ class Machine:
         follows is then another way.
         """
         least = 2 * MOST_PASSES
-        for i in (i for at in self.loops.get(header, ()) for i in self.blocks[at]):
+        for block, n, i in (
+            (self.blocks[at], *each) for at in self.loops.get(header, ()) for each in enumerate(self.blocks[at])
+        ):
             if i.opcode not in ("ISETP", "UISETP") or not {"NE", "EQ"} & {*i.modifiers.split(".")}:
                 continue
-            (one, by), (other, further) = (self._stepping(part, steps) for part in i.operands.split(", ")[2:4])
+            parts = i.operands.split(", ")[2:4]
+            (one, by), (other, further) = (self._sum_stepping(part, block[:n], steps) for part in parts)
             if one is None or other is None or by == further:
                 continue
             apart, nearer = (other - one) & MASK, (by - further) & MASK
@@ -513,6 +516,25 @@ class Machine:
             if apart and apart % nearer == 0:
                 least = min(least, apart // nearer - 1)
         return least
+
+    def _sum_stepping(
+        self, operand: str, before: Sequence[Instruction], steps: Mapping[str, int]
+    ) -> tuple[int | None, int]:
+        """The same as :meth:`_stepping`, also of what a block has just added up in a register that has no value from
+        the pass before.
+        """
+        made = next((i for i in reversed(before) if i.operands.split(", ")[0] == operand), None)
+        terms = [part.removesuffix(".reuse") for part in made.operands.split(", ")[1:]] if made else []
+        if (
+            made is None
+            or made.opcode not in ("IADD3", "UIADD3")
+            or "X" in made.modifiers.split(".")
+            or operand in terms
+        ):
+            return self._stepping(operand, steps)
+        found = [self._stepping(term, steps) for term in terms if not is_predicate(term)]
+        values = [value for value, _ in found if value is not None]
+        return (sum(values) & MASK if len(values) == len(found) else None), sum(by for _, by in found) & MASK
 
     def _stepping(self, operand: str, steps: Mapping[str, int]) -> tuple[int | None, int]:
         """An operand's value at a loop's header, and what a pass adds to it."""

@@ -6,6 +6,7 @@ which says what array it is in, where only an index added to it is not known.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -58,9 +59,16 @@ class Decoder:
         return (step or _setter(targets, lambda r: [None] * len(targets))), written, reads
 
     def _constant(self, text: str, count: int) -> list[Any]:
-        inside = text.partition("][")[2].rstrip("]")
-        start = 0 if inside.endswith("Z") else int(inside, 16) if inside.startswith("0x") else -1
-        return [get(f"c[0x0][{start + 4 * i:#x}]" if start >= 0 else "?", self.constants) for i in range(count)]
+        """Words of bank 0 one behind another, from a place that a register may be part of: c[0x0][R4+0x210]."""
+        bank, _, inside = text.rstrip("]").partition("][")
+        register, _, offset = inside.rpartition("+") if "0x" in inside else (inside, "", "0x0")
+        base, start = get(register or "RZ", self.constants), int(offset, 16)
+
+        def word(r: Registers, i: int) -> Value:
+            first = base(r) if bank == "c[0x0" else None
+            return None if first is None else self.constants(first + start + 4 * i)
+
+        return [functools.partial(word, i=i) for i in range(count)]
 
     @staticmethod
     def _targets(opcode: str, parts: tuple[str, ...], mods: list[str]) -> tuple[list[str], tuple[str, ...]]:

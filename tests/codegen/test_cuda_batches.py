@@ -56,6 +56,26 @@ def test_updates_of_any_shapes_are_one_launch() -> None:
         assert found[name].tobytes() == np.asarray(alone[name]).tobytes()
 
 
+@pytest.mark.parametrize("names", [("K", "A"), ("A", "K")])
+def test_sizes_of_arrays_as_one_axis_stand_in_their_own_order(names: tuple[str, str]) -> None:
+    """K * (A + 1) elements: the symbols of [K,A+1] in the order of its axes, and those of the product by name."""
+    k, a = names
+    shapes = [f"{k},{a}+1", f"{a}+1,{k}", f"1,{k},{a}+1", f"{k},1,{a}+1"]
+    graph = gradc.trace(
+        lambda x, u: {f"y.{n}": each * 2.0 + 1.0 for n, each in enumerate(x)} | {"u": u * u},
+        x=[f"f32[{shape}]" for shape in shapes],
+        u=f"f32[{a}]",
+    )
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 6), (6, 2), (1, 2, 6), (2, 1, 6))]
+    with knobs.SIM_CHECK.set(True):
+        module = gradc.compile(graph, (), "cuda-sim")
+        found = module(**{f"x.{n}": each for n, each in enumerate(given)}, u=np.zeros(5, np.float32))
+    assert len({module.forward.native.kernels[kernel.name].text for kernel in module.forward.program.kernels[:4]}) == 1
+    for n, each in enumerate(given):
+        np.testing.assert_array_equal(found[f"y.{n}"], each * np.float32(2) + np.float32(1))
+
+
 def test_a_parameter_has_room_for_so_many() -> None:
     types = [f"f32[{k + 40}]" for k in range(60)]
     graph = gradc.trace(moved, x=types, g=types)
@@ -160,3 +180,23 @@ def test_a_cpu_compiles_their_text_once() -> None:
         wanted = np.zeros((300, 4))
         np.add.at(wanted, given["i"][:, k], given["g"][:, 4 * k : 4 * k + 4])
         np.testing.assert_array_equal(found[f"tables.{k}"], wanted)
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "width"),
+    [("cpu", (5, 6, 7, 9), 1), ("cpu", (100, 255, 256, 300), 1), ("cuda-sim", (3, 4, 5), 5)],
+)
+def test_each_adds_up_as_it_would_alone(target: str, rows: Sequence[int], width: int) -> None:
+    """A few rows in one type, more in another first: how many there are decides, whatever else is in the module."""
+    rng = np.random.default_rng(1)
+    given = [rng.standard_normal((n, 6, width)).astype(np.float32) for n in rows]
+
+    def sums(arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+        graph = gradc.trace(
+            lambda x: tuple(ops.sum(a * a, axis=(0, 2)) for a in x), x=[f"f32[{a.shape[0]},6,{width}]" for a in arrays]
+        )
+        found = gradc.compile(graph, (), target)(**{f"x.{k}": a for k, a in enumerate(arrays)})
+        return list(found.values()) if len(arrays) > 1 else [found]
+
+    for found, a in zip(sums(given), given, strict=True):
+        np.testing.assert_array_equal(found, sums([a])[0])

@@ -61,6 +61,36 @@ def test_a_loop_that_asks_whether_it_is_there() -> None:
     assert trace.finished and trace.instructions == 1 + 100 * (1 + 10 * 3 + 3) + 3
 
 
+def test_a_number_of_passes_at_a_place_that_a_register_says() -> None:
+    """Of a batch's parameter: words of the member that a block has found."""
+    load = """        /*0000*/                   S2R R6, SR_CTAID.X ;
+        /*0000*/                   IMAD.SHL.U32 R6, R6, 0x8, RZ ;
+        /*0000*/                   LDC.64 R8, c[0x0][R6+0x210] ;
+.L_x_0:"""
+    (function,) = parse(LISTING.replace(".L_x_0:", load).replace("R0, c[0x0][0x210]", "R0, R9"))
+    launched = Launched({0x214: 30, 0x21C: 300}, lambda array, at, nbytes: None, lambda array: 500)
+    for block, passes in enumerate((10, 100)):
+        trace = Machine(function, launched).run(block, 0)
+        assert trace.finished and trace.instructions == 1 + 3 + passes * (1 + 10 * 3 + 3) + 3
+
+
+def test_a_loop_until_a_sum_that_nothing_keeps_is_nothing() -> None:
+    """Counted exactly: its register holds something else when the loop begins anew."""
+    ends = """        /*0050*/                   IADD3 R0, R0, 0x3, RZ ;
+        /*0050*/                   IADD3 R7, P3, R0, R8, RZ ;
+        /*0060*/                   ISETP.NE.U32.AND P0, PT, R7, RZ, PT ;
+        /*0060*/                   SEL R7, RZ, 0x1, !P1 ;
+        /*0070*/               @P0 BRA `(.L_x_0) ;"""
+    lines = LISTING.replace(
+        "MOV.U32 R0, RZ, RZ, RZ ;", "MOV.U32 R0, RZ, RZ, RZ ;\n        /*0000*/    LDC R8, c[0x0][0x210] ;"
+    )
+    start, end = lines.index("        /*0050*/"), lines.index("        /*0080*/")
+    (function,) = parse(f"{lines[:start]}{ends}\n{lines[end:]}")
+    launched = Launched({0x210: 2**32 - 300}, lambda array, at, nbytes: None, lambda array: 500)
+    trace = Machine(function, launched).run(0, 0)
+    assert trace.finished and trace.instructions == 2 + 100 * (1 + 10 * 3 + 5) + 3
+
+
 COUNTED = """
 	.section	.text.counted,"ax",@progbits
 .text.counted:

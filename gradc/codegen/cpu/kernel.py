@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import knobs
-from ...analysis.families import Family
+from ...analysis.families import Family, Types
 from ...ir.kernel import Kernel
 from ...ir.statement import Index
 from ...ir.types import Type
@@ -76,14 +76,18 @@ def render_forwarding(kernel: Kernel, then: Kernel, types: Mapping[str, Type]) -
     return _rendered(first, second, knobs.BOUNDS.get())
 
 
-def same_mapping(kernel: Kernel, types: Mapping[str, Type], family: Family) -> bool:
-    """Whether tasks and vectors go through a kernel in the same way where the numbers of its family are not known."""
+def same_mapping(kernel: Kernel, types: Types, family: Family) -> bool:
+    """Whether tasks and vectors go through a kernel in the same way where the numbers of its family are not known, and
+    sums are added up in the same types and order.
+    """
     guarded = knobs.BOUNDS.get()
-    mapping, other = (
-        choose_mapping(facts_of(*collapse_axes(k, {b: t[b] for b in k.buffers}), guarded))
-        for k, t in ((kernel, types), (family.kernel, family.types))
-    )
-    return mapping == other
+
+    def decided(k: Kernel, t: Types) -> tuple[object, ...]:
+        facts = facts_of(*collapse_axes(k, {b: t[b] for b in k.buffers}), guarded)
+        sums = [(a.partial, a.wide_accumulator, a.block_sums) for a in accums_of(facts, forwarded=False).values()]
+        return choose_mapping(facts), sums
+
+    return decided(kernel, types) == decided(family.kernel, family.types)
 
 
 def forwarding_name(kernel: Kernel, then: Kernel) -> str:

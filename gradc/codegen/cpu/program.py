@@ -174,8 +174,9 @@ class _Texts:
         if kernel.name not in self.families:
             return own
         family, member = self.families[kernel.name]
-        names, numbers = iter(own), family.numbers[member]
-        return [numbers[d] if d in numbers else next(names) for d in family.kernel.dims(family.types)]
+        names = dict(zip(family.members[member].dims(types), own, strict=True))
+        sizes = [family.sizes[member][d] for d in family.kernel.dims(family.types)]
+        return [names[d] if isinstance(d, str) else d for d in sizes]
 
 
 def _texts(program: Program) -> _Texts:

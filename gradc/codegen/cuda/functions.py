@@ -114,6 +114,7 @@ class KernelWriter:
             reason=m.reason,
             text="\n".join([kernel_comment(self.k), *(f.text for f in functions)]),
             buffers=self.step.buffers,
+            symbols=self.dims,
             dims=self.dims,
             stages=tuple(f.stage for f in functions),
             threads=m.threads,

@@ -35,8 +35,9 @@ class CudaKernel:
     :param mapping: of its rows to threads, :param reason: why it is this one.
     :param text: its functions.
     :param buffers: the step's buffers, in the order of the functions' parameters.
-    :param dims: the step's dims, in their order; among them what the numbers are that other steps of the same text have
-        other ones for.
+    :param symbols: the step's dims, in their order.
+    :param dims: those of the functions' parameters, in the order of these; among them what the numbers are that other
+        steps of the same text have other ones for.
     :param stages: the functions in the order of their launches.
     :param threads: of a block.
     :param rows: of the iteration space.
@@ -69,6 +70,7 @@ class CudaKernel:
     reason: str
     text: str
     buffers: tuple[str, ...]
+    symbols: tuple[str, ...]
     dims: tuple[str | int, ...]
     stages: tuple[Stage, ...]
     threads: int

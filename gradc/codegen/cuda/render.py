@@ -73,22 +73,28 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
 def _of_family(family: Family, types: Mapping[str, Type]) -> Iterator[CudaKernel]:
     """The functions of each member, which are the same but for what they are given."""
     made = cuda_kernel(family.kernel, family.types)
-    for kernel, numbers in zip(family.members, family.numbers, strict=True):
-        given = tuple(numbers.get(d, d) if isinstance(d, str) else d for d in made.dims)
-        yield rebind(replace(made, name=kernel.name, dims=given), kernel, types)
+    for kernel, sizes in zip(family.members, family.sizes, strict=True):
+        given = tuple(sizes[d] if isinstance(d, str) else d for d in made.dims)
+        yield rebind(replace(made, name=kernel.name, symbols=kernel.dims(types), dims=given), kernel, types)
 
 
 def _fits(kernel: Kernel, types: Mapping[str, Type], family: Family) -> bool:
-    """Whether threads go through a kernel in the same way where the numbers are not known; a map of many strips may
-    have one.
+    """Whether threads go through a kernel in the same way where the numbers are not known, and add up in the same types
+    and order; a map of many strips may have one.
     """
     both = [(kernel, types), (family.kernel, family.types)]
-    mapping, open_mapping = (choose_mapping(facts_of(elements_as_rows(k), t)) for k, t in both)
+    facts = [facts_of(elements_as_rows(k), t) for k, t in both]
+    own, open_ = ([f.rows.wide_accumulator(s) for s in f.kernel.accums] for f in facts)
+    if own != open_:
+        return False
+    mapping, open_mapping = map(choose_mapping, facts)
     if isinstance(mapping, ColumnStrips) and isinstance(open_mapping, ColumnStrips):
         return mapping.threads == open_mapping.threads
 
     def decided(made: CudaKernel) -> tuple[object, ...]:
-        return [(stage.kind, stage.width) for stage in made.stages], made.most_chunks, made.masked, made.groups
+        arrays = [len(each) for each in (made.scratch, made.fixed, made.f32_staged, made.split_rows)]
+        stages = [(stage.kind, stage.width) for stage in made.stages]
+        return stages, arrays, made.most_chunks, made.masked, made.groups
 
     alike = replace(mapping, tasks=None) == replace(open_mapping, tasks=None)
     return alike and len({str(decided(cuda_kernel(k, t))) for k, t in both}) == 1
@@ -125,9 +131,10 @@ def rebind(made: CudaKernel, kernel: Kernel, types: Mapping[str, Type]) -> CudaK
     own.
     """
     sites = tuple((s.attr("op"), s.attr("source")) for s in kernel.body if s.op == "check")
-    names = iter(kernel.dims(types))
-    dims = tuple(d if isinstance(d, int) else next(names) for d in made.dims)
-    return replace(made, buffers=kernel.buffers, dims=dims, sites=sites)
+    symbols = kernel.dims(types)
+    names = dict(zip(made.symbols, symbols, strict=True))
+    dims = tuple(d if isinstance(d, int) else names[d] for d in made.dims)
+    return replace(made, buffers=kernel.buffers, symbols=symbols, dims=dims, sites=sites)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -154,6 +154,7 @@ def tile_kernel(loop: Loop, program: Program) -> CudaKernel:
         " bytes of shared memory",
         text=text,
         buffers=plain.buffers,
+        symbols=plain.dims,
         dims=plain.dims,
         stages=(Stage(plain.name, "rows", None, threads),),
         threads=threads,
