@@ -580,7 +580,7 @@ def test_the_work_grows_with_the_graph():
             sys.setprofile(before)
         return count
 
-    small, large = joint(35), joint(70)
+    small, large = joint(45), joint(90)
     assert len(large.nodes) > 1000
     assert calls(large) <= 2.3 * calls(small)
 
