@@ -342,6 +342,8 @@ class Assumption:
 
     @property
     def comparison(self) -> str:
+        if isinstance(self.left, int) and self.relation == ">=":
+            return f"{self.right} <= {self.left}"
         return f"{self.left} {self.relation} {self.right}"
 
     def __str__(self) -> str:
@@ -358,7 +360,7 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Predicate:
-    """Comparisons joined by ``and``, and these conjunctions by ``or``: ``V >= 21 and 209715 >= N or V >= 32768``."""
+    """Comparisons joined by ``and``, and these conjunctions by ``or``: ``V >= 21 and N <= 209715 or V >= 32768``."""
 
     conjunctions: tuple[tuple[Assumption, ...], ...]
 

@@ -1,11 +1,11 @@
 """Parser of sizes, assumptions and predicates, which are never evaluated as Python: ``N*D``, ``max(N-1, 0)//2``;
-``N >= 1``; ``V >= 9 and 7 >= N or V >= N``.
+``N >= 1``; ``V >= 9 and N <= 7 or V >= N``.
 
 ::
 
     predicate  ::= both ("or" both)*
     both       ::= comparison ("and" comparison)*
-    comparison ::= size (">=" | "==") size
+    comparison ::= size (">=" | "==" | "<=") size
     size       ::= term (("+" | "-") term)*
     term       ::= atom (("*" | "//") atom)*
     atom       ::= INT | NAME | "(" size ")" | "-" atom | ("max" | "min" | "ceildiv") "(" size "," size ")"
@@ -39,7 +39,7 @@ def parse_assumption(text: str, line: int = 0, column: int = 1) -> Assumption:
 
 
 def parse_predicate(text: str, line: int = 0, column: int = 1) -> Predicate:
-    """Parses ``V >= 9 and 7 >= N or V >= N``."""
+    """Parses ``V >= 9 and N <= 7 or V >= N``."""
     return _parse(text, line, column, _Parser.predicate)
 
 
@@ -140,11 +140,12 @@ class _Parser:
 
     def comparison(self) -> Assumption:
         left, relation = self.size(), self.token[1]
-        if relation not in (">=", "=="):
-            problem = f"an assumption reads 'N >= 1' or 'N == 4*M', not {self.text[:60]!r}"
+        if relation not in (">=", "==", "<="):
+            problem = f"an assumption reads 'N >= 1', 'N <= 9' or 'N == 4*M', not {self.text[:60]!r}"
             raise IRFormatError(problem, self.line, self.token[2])
         self.at += 1
-        return Assumption(left, relation, self.size())
+        right = self.size()
+        return Assumption(right, ">=", left) if relation == "<=" else Assumption(left, relation, right)
 
     def predicate(self) -> Predicate:
         return Predicate(self.joined("or", lambda: self.joined("and", self.comparison)))

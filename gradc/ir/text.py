@@ -15,7 +15,7 @@ Grammar (``LINE`` is an end of line; ``#`` comments, ``//`` lines and blank line
     graph      ::= "graph" "@" name ["<" [NAME ("," NAME)*] ">"] "(" [input ("," input)*] ")" "{" LINE
                    assume* op* return "}"
     input      ::= value ":" type
-    assume     ::= "assume" "(" size (">=" | "==") size ")" LINE
+    assume     ::= "assume" "(" size (">=" | "==" | "<=") size ")" LINE
     op         ::= value ":" type "=" name [value ("," value)*] [attributes] LINE
     return     ::= "return" [name "=" value ("," name "=" value)*] LINE
     value      ::= "%" name                                          # of an op: may begin with a digit

@@ -119,12 +119,12 @@ function size(text, dims) {
   return sum();
 }
 
-/** Whether `V >= 2*N + 1 and 7 >= N or V == 3` holds; "" always does. */
+/** Whether `V >= 2*N + 1 and N <= 7 or V == 3` holds; "" always does. */
 function holds(predicate, dims) {
   const compared = (text) => {
-    const [, left, relation, right] = /^(.*?)\s*(>=|==)\s*(.*)$/.exec(text);
+    const [, left, relation, right] = /^(.*?)\s*(>=|<=|==)\s*(.*)$/.exec(text);
     const [a, b] = [size(left, dims), size(right, dims)];
-    return relation === ">=" ? a >= b : a === b;
+    return relation === "==" ? a === b : relation === ">=" ? a >= b : a <= b;
   };
   return !predicate || predicate.split(" or ").some((each) => each.split(" and ").every(compared));
 }

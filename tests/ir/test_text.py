@@ -473,6 +473,7 @@ MISTAKES = [  # (what to replace, by what, message, the part under the carets)
     ("y=%2", "y=%3", "%3 is used before its definition", "%3"),
     ("y=%2", "%2", "expected NAME=%VALUE, found '%2'", "%2"),
     ("N >= 1", "N > 1", "an assumption reads 'N >= 1'", None),
+    ("N >= 1", "N < 1", "an assumption reads 'N >= 1'", None),
     ("  %1", "  assume(N >= 2)\n  %1", "assumptions stand before the first op", "assume"),
     ("  return y=%2\n", "", "expected an op or 'return'", "}"),
     ("%2\n}\n", "%2\n}\n}\n", "unexpected '}' after the end of the graph", "}"),

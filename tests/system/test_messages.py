@@ -223,7 +223,7 @@ def test_the_other_way_to_combine_says_when() -> None:
     from gradc.inspect.explain import summary
 
     both = summary(module, {"N": 100_000, "V": 2}) + summary(module, {"N": 32, "V": 100_000})
-    sorts = "V >= 21 and 209715 >= N or V >= 32768 and 256*V >= 15*N"
+    sorts = "V >= 21 and N <= 209715 or V >= 32768 and 256*V >= 15*N"
     assert "nothing before" not in both and f"segmented when {sorts}" in both and f"privatized unless {sorts}" in both
 
 
