@@ -19,6 +19,7 @@ from ..jinja import render
 from .accums import Accum, accums_of
 from .axes import declared
 from .choose_mapping import choose_mapping
+from .columns import ACCESS_BYTES
 from .facts import facts_of
 from .fixed_sums import elements_as_rows
 from .index_bound import index_bounds
@@ -165,7 +166,8 @@ class KernelWriter:
         :param given: records that the template names.
         """
         m = self.mapping
-        body = render(f"{FOLDER}/{template}.cu.j2", k=self.program, m=m, **given)
+        vec = vec or m.vec
+        body = render(f"{FOLDER}/{template}.cu.j2", k=self.program, m=m, vec=vec, **given)
         name = f"{self.k.name}_{suffix}"
         text = render(
             f"{FOLDER}/function.cu.j2",
@@ -175,7 +177,7 @@ class KernelWriter:
             min_blocks=max(1, (m.resident if kind == "rows" else 2 * THREADS) // m.threads),
             buffers=self.parameters,
             dims=range(len(self.dims)),
-            declarations=used([*self.declarations(lanes or width, vec or m.vec), *setup], body),
+            declarations=used([*self.declarations(lanes or width, vec), *setup], body),
             body=body,
         )
         return Function(Stage(name, kind, tasks, width), indented(text))
@@ -233,13 +235,17 @@ class KernelWriter:
 
     def threads_of_result(self) -> tuple[int, int, int]:
         """(threads, columns of each at once, how often) for a row of the results that segments are combined into: no
-        more than its elements, and few that are idle the last time.
+        more than its elements, and few that are idle the last time.  Of columns at least what 16 bytes of the results
+        hold, however few the rows' own loads are moved by: most of what is done is to store rows that nobody hits.
         """
         counts = [self.facts.result_row(self.facts.rows.parts[a.buffer].stmt) for a in self.program.segmented]
         known = [count for count in counts if isinstance(count, int)]
         if len(known) < len(counts):
             return self.mapping.width, self.mapping.vec, 1
-        vec, longest = self.mapping.vec, max([1, *known])
+        longest, word = max([1, *known]), min(ACCESS_BYTES // a.word(1) for a in self.program.segmented)
+        while any(count % word for count in known):
+            word //= 2
+        vec = max(self.mapping.vec, word)
         while vec > longest:
             vec //= 2
         width = full_width(-(-longest // vec), self.mapping.width)

@@ -30,7 +30,7 @@ from ...analysis.strategies import (
     sorted_row,
 )
 from ...errors import InvalidProblem, TypeRuleError, Unsupported
-from ...ir.dims import Predicate, Size, evaluate, nominal, nonnegative, product, total
+from ...ir.dims import Predicate, Size, ceildiv, evaluate, maximum, nominal, nonnegative, product, total
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ...ir.types import Type
 from ...targets.devices import CPU, Device, Gpu
@@ -57,7 +57,10 @@ def host_cases(rows: Size, cols: Size, size: Size, width: Size, ordered: bool = 
         each = sorted_row(cols, ordered)
         enough = each * chunk_rows(rows, cols) + 1
         few = [size - enough, MOST_PARTIALS - 1 - each * rows]
-        waits = [size - enough, size - CACHED, size * width - misses * rows]
+        rare = (
+            size * width - misses * rows if isinstance(width, int) else size - ceildiv(misses * rows, maximum(width, 1))
+        )
+        waits = [size - enough, size - CACHED, rare]
         when = nonnegative(few, waits)
     except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, PRIVATIZED.name),)
