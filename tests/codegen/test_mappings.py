@@ -81,3 +81,16 @@ def test_a_kernel_has_the_mapping_and_explain_says_why(target: str, name: str) -
     assert reasons, [(k.name, k.mapping, k.reason) for k in kernels]
     explained = str(module.explain())
     assert all(reason and f"{kernel}: {name}, because {reason}" in explained for kernel, reason in reasons.items())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "columns"), [("f32", 64, 4), ("f32", 6, 2), ("f32", 65, 1), ("bf16", 64, 8)]
+)
+def test_rows_that_nobody_hits_are_stored_as_widely_as_they_can(dtype: str, width: int, columns: int) -> None:
+    """However few of its columns the loads of a bag's gradient move, which a mask of the row keeps from vectors."""
+    graph = gradc.trace(
+        lambda i, w, o: ops.embedding_bag(i, w, o), i="i64[40960]", w=f"{dtype}[1000000,{width}]", o="i64[4096]"
+    )
+    module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90", reductions={"*": "segmented"})
+    body = module.backward.source.partition("_finish_of(" if "_finish_of(" in module.backward.source else "_finish(")[2]
+    assert f"enum {{ VEC = {columns} }};" in body.partition("\n}\n")[0]
