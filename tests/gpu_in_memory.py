@@ -92,6 +92,7 @@ class InMemory(Simulator):
         stream: int | None = None,
         shared: int = 0,
         wide: bool = False,
+        batch: int = 0,
     ) -> None:
         assert stream is not None
         InMemory.launched.append((function, stream))
@@ -103,10 +104,11 @@ class InMemory(Simulator):
             "ctypes takes nothing else"
         )
         self.load(wide)
-        assert all(size == 8 for _, size in self.libraries[wide].signature(function)), (
-            "cuLaunchKernel gets 8 bytes for each parameter"
-        )
-        super().launch(function, blocks, threads, args, written, stream, shared, wide)
+        codes = "".join(code for code, _ in self.libraries[wide].signature(function))
+        assert ("s" in codes) == bool(batch) and codes.find("s") <= 0, "a batch is the first parameter"
+        sizes = [size for code, size in self.libraries[wide].signature(function) if code != "s"]
+        assert sizes == [8] * (len(args) - batch), "cuLaunchKernel gets 8 bytes for each other parameter"
+        super().launch(function, blocks, threads, args, written, stream, shared, wide, batch)
 
     def memory(self, nbytes: int, stream: int | None = None) -> Memory:
         if stream in self.captures:

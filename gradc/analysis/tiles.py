@@ -47,6 +47,10 @@ products, and with more; more where sizes are not known; left over where more th
 """
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
+TOGETHER = 24
+"""More where codes along the rows are decoded for more than 16 rows of a warp, left over where more than one block is
+resident (groups of 24 spill in fewer, for sm_80).
+"""
 EARLY = 32
 """Columns of a block whose values of columns NVRTC does not load long before they are used."""
 ADDRESSES = 100
@@ -351,7 +355,7 @@ class TileForm:
 
         :param more: registers of a thread beside those that are estimated.
         """
-        needed = self.registers(columns, tiles) + more
+        needed = self.registers(columns, tiles) + more + (TOGETHER if self.rows_together and tiles > 1 else 0)
         by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
         if self.is_several and by_registers > 2:
             by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))

@@ -440,5 +440,7 @@ def test_the_targets_share_the_text():
         "reciprocal_in_range_f32",
         "at_least_f32",
         "at_most_f32",
+        "f8e4m3_decode",
+        "f8e5m2_decode",
     }
     assert TEMPLATES.name == "cpu" and "__builtin" not in read_template("common/math.h")
