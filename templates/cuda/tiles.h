@@ -318,6 +318,19 @@ template <int RUN, bool IN_WORDS> GRADC_FN void gradc_load_run(u32 (&r)[RUN / 4]
     r[2 * n + 1][0] = IN_WORDS ? permuted(x.y, x.w, 0x5410u) : x.z, r[2 * n + 1][1] = IN_WORDS ? permuted(x.y, x.w, 0x7632u) : x.w;
   }
 }
+/* Columns n to n + 4 RUN of p times a lane's run of b, added to every STEP-th block of sums. */
+template <class F, int COLUMNS, int TILES, int RUN, bool IN_WORDS, int STEP>
+GRADC_FN void gradc_multiply_run(f32 (*sums)[4], const u32 (&p)[TILES * COLUMNS / 8][2], int n, const u16 *b) {
+  u32 r[RUN / 4][2];
+  gradc_load_run<RUN, IN_WORDS>(r, b);
+#pragma unroll
+  for (int u = 0; u < RUN / 4; u++) {
+    u32 a[TILES][4];
+    gradc_left_of_block<COLUMNS, TILES>(a, p, n + 16 * u);
+#pragma unroll
+    for (int m = 0; m < TILES; m++) F::multiply(sums[m * STEP], a[m], r[u][0], r[u][1]);
+  }
+}
 /* The same where a lane has RUN neighbours of each 4 RUN columns, those of RUN / 4 products. */
 template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, int RUN, bool IN_WORDS>
 GRADC_FN void gradc_add_runs(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
@@ -327,15 +340,7 @@ GRADC_FN void gradc_add_runs(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILE
   for (int n = 0; n < COLUMNS; n += 4 * RUN)
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 8) {
-      u32 r[RUN / 4][2];
-      gradc_load_run<RUN, IN_WORDS>(r, own + c * PITCH + n);
-#pragma unroll
-      for (int u = 0; u < RUN / 4; u++) {
-        u32 a[TILES][4];
-        gradc_left_of_block<COLUMNS, TILES>(a, p, n + 16 * u);
-#pragma unroll
-        for (int m = 0; m < TILES; m++) F::multiply(o[(m * DEPTH + c) / 8], a[m], r[u][0], r[u][1]);
-      }
+      gradc_multiply_run<F, COLUMNS, TILES, RUN, IN_WORDS, DEPTH / 8>(o + c / 8, p, n, own + c * PITCH + n);
     }
 }
 /* The same where 4 RUN columns share a scale of each row. */
@@ -347,16 +352,8 @@ GRADC_FN void gradc_add_runs(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILE
   for (int n = 0; n < COLUMNS; n += 4 * RUN)
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 8) {
-      u32 r[RUN / 4][2];
-      gradc_load_run<RUN, IN_WORDS>(r, own + c * PITCH + n);
       f32 sum[TILES][4] = {};
-#pragma unroll
-      for (int u = 0; u < RUN / 4; u++) {
-        u32 a[TILES][4];
-        gradc_left_of_block<COLUMNS, TILES>(a, p, n + 16 * u);
-#pragma unroll
-        for (int m = 0; m < TILES; m++) F::multiply(sum[m], a[m], r[u][0], r[u][1]);
-      }
+      gradc_multiply_run<F, COLUMNS, TILES, RUN, IN_WORDS, 1>(sum, p, n, own + c * PITCH + n);
 #pragma unroll
       for (int i = 0; i < 4 * TILES; i++) {
         f32 &to = o[(i / 4 * DEPTH + c) / 8][i % 4];
