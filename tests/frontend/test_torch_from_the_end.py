@@ -105,40 +105,39 @@ GROUPS = {
 
 
 class Program(torch.nn.Module):
+    """Each op of an input of its own, so that one backward has the gradients of all."""
+
     def __init__(self, ops: list[Op]):
         super().__init__()
         self.ops = ops
 
-    def forward(self, x: torch.Tensor) -> Any:
-        return tuple(y for op in self.ops for y in _several(op(x)))
+    def forward(self, *xs: torch.Tensor) -> Any:
+        return tuple(y for op, x in zip(self.ops, xs, strict=True) for y in _several(op(x)))
 
 
 def _several(y: Any) -> tuple[Any, ...]:
     return tuple(y) if isinstance(y, tuple | list) else (y,)
 
 
-def of_each(function: Any, x: torch.Tensor) -> list[Any]:
-    """Each result with its own gradient."""
-    x = x.clone().requires_grad_()
-    found = []
-    for y in function(x):
-        upstream = torch.linspace(0.5, 2, y.numel(), dtype=torch.float64).reshape(y.shape)
-        differs = y.requires_grad
-        gradient = torch.autograd.grad(y, x, upstream.to(y.dtype), retain_graph=True)[0] if differs else None
-        found.append((y.detach(), gradient))
-    return found
+def values_and_gradients(function: Any, xs: list[torch.Tensor]) -> tuple[list[Any], list[Any]]:
+    xs = [x.clone().requires_grad_() for x in xs]
+    values = function(*xs)
+    upstream = [(n, torch.linspace(0.5, 2 + n, y.numel(), dtype=torch.float64)) for n, y in enumerate(values)]
+    loss = sum((values[n] * u.reshape(values[n].shape)).sum() for n, u in upstream if values[n].requires_grad)
+    gradients = torch.autograd.grad(loss, xs, allow_unused=True)
+    return [y.detach() for y in values], list(gradients)
 
 
 @pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_negative_form_is_eagers(group: str, exported: bool) -> None:
     ops, x = GROUPS[group]
-    program = Program(ops)
+    program, xs = Program(ops), [x.clone() for _ in ops]
     if exported:
-        function = Function(gradc.from_torch(program, (x,)), "numpy")
+        function = Function(gradc.from_torch(program, tuple(xs)), "numpy")
 
-        def ours(x: torch.Tensor) -> Any:
-            return function({}, x)
+        def ours(*xs: torch.Tensor) -> Any:
+            return function({}, *xs)
     else:
         ours = compiled(program, fallback="error", smallest_region=1)
-    torch.testing.assert_close(of_each(ours, x), of_each(program, x), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(values_and_gradients(ours, xs), values_and_gradients(program, xs), rtol=1e-9, atol=1e-11)
