@@ -259,7 +259,7 @@ class PhaseWriter:
         m = self.mapping
         if m.vec == 1 and m.prefetch == 1 and (m.unroll < 2 or s.op != "load") and not m.always_vectors:
             return None
-        row = access(self.k, self.types, s, masked=m.masked_vectors)
+        row = access(self.k, self.types, s, masked=True)
         if row is None or not row.fits(m.vec):
             return None
         return self.arrays.of(s, row), row
