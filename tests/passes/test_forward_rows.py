@@ -181,3 +181,25 @@ def test_what_a_gpu_has_no_text_for() -> None:
     given = {"k": np.array([0, 0, 3]), "x": np.arange(9, dtype=np.float32).reshape(3, 3)}
     found, wanted = (Executable(program, target, dims={"V": 5}).run(given)["y"] for target in ("cpu", "numpy"))
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_gpu_hands_on_rows_of_several_tables_at_once() -> None:
+    """Whose kernels have one text, and start together."""
+    tables = {f"x{n}": (size, 20 * size // (n + 1)) for n, size in enumerate((40, 70, 30, 100))}
+
+    def fn(**given: Any) -> dict[str, Any]:
+        return {name: ops.index_add(given[name], 0, given[f"i.{name}"], given[f"u.{name}"]) for name in tables}
+
+    types, given, rng = {}, {}, np.random.default_rng(0)
+    for name, (size, rows) in tables.items():
+        types |= {name: f"f64[{size},8]", f"i.{name}": f"i64[{rows}]", f"u.{name}": f"f64[{rows},8]"}
+        given |= {name: rng.standard_normal((size, 8)), f"i.{name}": rng.integers(0, size, rows)}
+        given[f"u.{name}"] = rng.standard_normal((rows, 8))
+    module = gradc.compile(gradc.trace(fn, **types), (), "cuda-sim", reductions={"*": "segmented"})
+    program = module.forward.program
+    assert len(program.of_kind("forwarded")) == len(tables) and program.batches
+    found = module(**given)
+    for name in tables:
+        wanted = given[name].copy()
+        np.add.at(wanted, given[f"i.{name}"], given[f"u.{name}"])
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-12, atol=1e-12)
