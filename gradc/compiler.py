@@ -338,11 +338,20 @@ def kernels(
     if in_place:
         program = run(store_rows, program, donate=in_place, fuse=options.fuse and target == "cpu")
         program = run(copy_donated, program, donate=in_place)
-    if target == "cpu" and options.fuse:
-        program = run(forward_rows, program, donate=in_place)
+    if options.fuse and target != "numpy":
+        program = run(forward_rows, program, donate=in_place, **_handing_on(target))
     if options.fuse:
         program = run(batch_steps, program, donate=in_place, alike=target.startswith("cuda"))
     return run(plan_buffers, program)  # type: ignore[no-any-return]
+
+
+def _handing_on(target: str) -> dict[str, Any]:
+    """What the pass forward_rows is told of a target."""
+    if not target.startswith("cuda"):
+        return {}
+    with held_off:
+        from .codegen.cuda.finished_rows import can_hand_on
+    return {"can_hand_on": can_hand_on}
 
 
 # -- Program -> text -> machine code -> a process ----------------------------------------------------------------------

@@ -28,10 +28,11 @@ def heading(kernel: Kernel, types: Mapping[str, Type], note: Note) -> tuple[str,
     :param kernel: over the names that its text has.  :param types: of its buffers.
     :param note: the user's name and place of what it computes; made safe to stand in a comment.
     """
-    written = [b for b in kernel.buffers if b in kernel.writes]
-    read = [b for b in kernel.buffers if b not in kernel.writes]
+    buffers = [b for b in kernel.buffers if b != kernel.handed_on]
+    written = [b for b in buffers if b in kernel.writes]
+    read = [b for b in buffers if b not in kernel.writes]
     moved: Size = 0
-    for buffer in kernel.buffers:
+    for buffer in buffers:
         moved = moved + buffer_bytes(kernel, types, buffer)
     lines = [f"{kernel.name}: {place}" if (place := comment_text(str(note))) else kernel.name]
     lines += [f"reads {', '.join(f'{b} {types[b]}' for b in read)}"] if read else []

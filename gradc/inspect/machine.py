@@ -3,8 +3,9 @@ it accesses, how long its chain of dependent instructions is.
 
 Integers that follow from the launch's arguments, from the thread's place and from indices are computed; data are not.
 A branch that depends on data leaves the innermost loop that it can leave, avoids a subroutine (the slow path of a
-division), and else goes on with the next instruction, which is what a condition guards.  A loop whose registers advance
-by constant steps is not followed to its end: the number of its passes is found by bisection.
+division) and what writes to nothing but the words that say what went wrong, and else goes on with the next instruction,
+which is what a condition guards; so does an exit, but where all that it skips is such a report.  A loop whose registers
+advance by constant steps is not followed to its end: the number of its passes is found by bisection.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ MOST_STAGES = 4
 """Passes of a loop after which it does the same again."""
 MOST_GROUPS = 8
 """Groups of asynchronous copies of which is known when they have arrived."""
+MOST_REPORTED = 16
+"""Basic blocks of a report of what went wrong."""
 _WORDS = 4
 
 
@@ -83,6 +86,7 @@ class Launched:
     :param latency: clocks of a load from an array.
     :param coherent: whether neighbouring lanes have neighbouring places where these follow from data.
     :param threads: of a block.
+    :param flag: the array of words that say what went wrong; 0: there is none.
     """
 
     words: Mapping[int, int]
@@ -90,6 +94,7 @@ class Launched:
     latency: Callable[[int], int]
     coherent: bool = True
     threads: int = WARP
+    flag: int = 0
 
 
 class _Asked(Exception):
@@ -120,6 +125,7 @@ class Machine:
         """
         self.counted: dict[int, list[int | None]] = {}
         """By block: its threads see the same."""
+        self.reports: dict[tuple[int, int], bool] = {}
         self.steps = {at: [self._decoded(decoder, i) for i in block] for at, block in self.blocks.items()}
         self.kinds = {at: Counter(i.kind for i in block) for at, block in self.blocks.items()}
         self._begin(0, 0)
@@ -336,6 +342,9 @@ class Machine:
         if i.opcode == "RET":
             return self.calls.pop() if self.calls else -1
         if i.opcode in ("EXIT", "KILL"):
+            if holds is None:
+                self.unknown += 1
+                holds = self._only_reports(self.next[at], -1)
             return -1 if holds else None
         if i.opcode != "BRA" or i.label not in self.function.labels:
             return -1 if i.opcode in ("BRX", "JMP", "JMX") else None
@@ -367,8 +376,10 @@ class Machine:
         for one, other in ((target, False), (behind, True)):
             if self._is_rare(one):
                 return other
-        if self._only_notes(behind, target):
+        if self._only_notes(behind, target) or self._only_reports(behind, target):
             return True
+        if self._only_reports(target, behind):
+            return False
         around = [members for members in self.loops.values() if at in members]
         innermost = min(around, key=len, default=frozenset[int]())
         if not self.guarded and at < target and target in innermost and behind in innermost:
@@ -402,6 +413,26 @@ class Machine:
                 return False
             at = self.next[at]
         return False
+
+    def _only_reports(self, begin: int, end: int) -> bool:
+        """Whether a thread that goes from a block to another one, or to its end, writes to nothing but the words that
+        say what went wrong: found by following it.
+        """
+        if not self.launched.flag:
+            return False
+        if (begin, end) not in self.reports:
+            self.reports[begin, end] = False  # of a branch on the way that asks for the same
+            before, walked, at = self._state(), self.walked, begin
+            executed = [access.executed for access in self.accesses]
+            for _ in range(MOST_REPORTED):
+                if at not in (end, -1):
+                    at = self._block(at)
+            ran = [a for a, times in zip(self.accesses, executed, strict=True) if a.executed > times]
+            written = {a.array for a in ran if a.instruction.opcode not in LOADS}
+            self._restore(before)
+            self.walked = walked
+            self.reports[begin, end] = at in (end, -1) and written == {self.launched.flag}
+        return self.reports[begin, end]
 
     def _only_notes(self, behind: int, target: int) -> bool:
         """Whether what a branch skips accesses memory for nothing else than to note values that are no numbers."""

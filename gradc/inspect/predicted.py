@@ -261,9 +261,9 @@ def _machine(
     def latency(array: int) -> int:
         return near if array and parts[array - 1].nbytes <= SMALL else far
 
-    return Machine(
-        function, Launched(_words(gpu.arch, launch, parts), load, latency, setting.coherent, launch.threads), guarded
-    )
+    flag = next((n for n, part in enumerate(parts, 1) if part.root == FLAG), 0)
+    words = _words(gpu.arch, launch, parts)
+    return Machine(function, Launched(words, load, latency, setting.coherent, launch.threads, flag), guarded)
 
 
 def _spread(launch: Launch, follow: Callable[[int, int], Trace], coherent: bool) -> dict[int, tuple[int, float]]:

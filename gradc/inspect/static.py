@@ -168,7 +168,8 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
     gpu = gpu_of(device or binary.arch)
     plan = executable.native.bind(dims)
     kernels = [(run.step, run.dims) for run in plan.runs if isinstance(run.step, Kernel)]
-    moved = sum(kernel_bytes(kernel, program.types, sizes) for kernel, sizes in kernels)
+    handed_on = {*program.forwards.values()}
+    moved = sum(kernel_bytes(kernel, program.types, sizes, handed_on) for kernel, sizes in kernels)
     tiles = [run.step for run in plan.runs if isinstance(run.step, RowLoop)]
     moved += sum(evaluate(program.types[b].nbytes, dims) for loop in tiles for b in {*loop.reads, *loop.writes})
     functions = {f.name: f for f in parse(disassemble(binary.cubin))} if binary.cubin else {}

@@ -141,6 +141,13 @@ class Kernel:
         return tuple(s for s in self.body if s.op == "accum")
 
     @cached_property
+    def handed_on(self) -> str:
+        """The buffer whose rows it reads where it has combined them, as two kernels of a program that are launched as
+        one; else "".
+        """
+        return self.order if self.order and self.order in self.reads else ""
+
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.buffer for s in self.body if s.op in ("load", "search")))
 
@@ -977,17 +984,6 @@ def refuse_sweeps(program: Program, target: str) -> None:
                 f"a loop over blocks of columns on the target {target}: {program.name} has one in {loop.name!r}; the"
                 " target numpy and gradc.interp run it"
             )
-
-
-def refuse_forwarded(program: Program, target: str) -> None:
-    """
-    :raises Unsupported: a kernel of the program hands its rows to the next one, for which the target has no lowering.
-    """
-    for buffer in program.of_kind("forwarded"):
-        raise Unsupported(
-            f"rows that one kernel hands to the next on the target {target}: {program.name} has {buffer.name!r}, which"
-            " is forwarded; the targets cpu and numpy run it"
-        )
 
 
 def facts(step: Step) -> tuple[Assumption, ...]:

@@ -25,7 +25,7 @@ from ..errors import (
     WorkspaceTooSmall,
 )
 from ..interp import bind_dims, by_name, check_nonempty, check_sizes, refuse_inputs_as_options, sizes_given
-from ..ir.kernel import Call, Kernel, Program, alternatives, refuse_forwarded, refuse_sweeps
+from ..ir.kernel import Call, Kernel, Program, alternatives, refuse_sweeps
 from ..ir.types import Type
 from ..ir.verify import verify_accesses, verify_program, verify_sizes
 from ..knobs import TARGETS
@@ -128,11 +128,12 @@ class Executable(Shared):
             refuse_sweeps(self.program, self.target)
             return CpuBackend(self.program, payload, sites)
         with held_off:
+            from ..codegen.cuda.finished_rows import refuse_handed_on
             from ..codegen.cuda.tiles.kernel import refuse_tiles
             from .cuda.backend import GpuBackend, SimulatorBackend
 
         refuse_tiles(self.program, self.target, self.arch or "")
-        refuse_forwarded(self.program, self.target)
+        refuse_handed_on(self.program, self.target)
         if self.target == "cuda-sim":
             return SimulatorBackend(self.program)
         return GpuBackend(self.program, payload, arch=self.arch, errors=self.errors)

@@ -4,6 +4,7 @@ what explain says.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import gradc
 from gradc import Graph, ops
 from gradc.codegen.cpu import choose_mapping as cpu
 from gradc.codegen.cuda import choose_mapping as cuda
+from gradc.codegen.cuda.render import render_cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 MAPPINGS = {"cpu": cpu.MAPPINGS, "cuda": cuda.MAPPINGS}
@@ -94,3 +96,13 @@ def test_rows_that_nobody_hits_are_stored_as_widely_as_they_can(dtype: str, widt
     module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90", reductions={"*": "segmented"})
     body = module.backward.source.partition("_finish_of(" if "_finish_of(" in module.backward.source else "_finish(")[2]
     assert f"enum {{ VEC = {columns} }};" in body.partition("\n}\n")[0]
+
+
+@pytest.mark.parametrize(("table", "mapping"), [(5000, "tiled"), (40, "sorted chunk")])
+def test_rows_that_a_value_masks_come_columns_at_once(table: int, mapping: str) -> None:
+    """Of positions before the first bag there is no cotangent: the others' are loaded 16 bytes at a time."""
+    bags = gradc.trace(lambda i, o, w: ops.embedding_bag(i, w, o), i="i64[900]", o="i64[90]", w=f"f32[{table},64]")
+    program = gradc.compile(bags, ["w"], "cuda").backward.program
+    kernel = next(k for k in render_cuda(program)[1].values() if k.mapping == mapping)
+    assert "enum { VEC = 4 }" in kernel.text
+    assert re.search(r"if \(v\d+\) gradc_get_vector\(.*\n\s*else gradc_fill\(", kernel.text)

@@ -11,6 +11,7 @@ from gradc.codegen.cuda.library_time import product_time
 from gradc.errors import GradcError, InvalidProblem
 from gradc.inspect.machine import Launched, Machine
 from gradc.inspect.sass import parse
+from gradc.inspect.semantics import ARRAY
 from gradc.inspect.static import Direction, directions
 from gradc.runtime.cuda import nvdisasm
 from gradc.runtime.cuda.nvrtc import find_nvrtc
@@ -119,6 +120,34 @@ def test_a_barrier_counts_the_threads_of_a_block(bound: int, passes: int) -> Non
     for thread in (0, 128, 0):
         trace = machine.run(0, thread)
         assert trace.finished and trace.unknown == 0 and trace.instructions == 8 + 3 * passes + 1
+
+
+REPORTED = """
+	.section	.text.reported,"ax",@progbits
+.text.reported:
+        /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
+        /*0010*/                   LDG.E.64 R8, desc[UR4][R2.64] ;
+        /*0020*/                   LDC.64 R4, c[0x0][0x218] ;
+        /*0030*/                   ISETP.GE.U32.AND P0, PT, R8, 0x10, PT ;
+        /*0040*/              @!P0 BRA `(.L_x_0) ;
+        /*0050*/                   REDG.E.MIN.64.STRONG.GPU desc[UR4][R4.64+0x20], R6 ;
+.L_x_0:
+        /*0060*/                   ISETP.GE.U32.AND P0, PT, R9, 0x10, PT ;
+        /*0070*/              @!P0 EXIT ;
+        /*0080*/                   REDG.E.MIN.64.STRONG.GPU desc[UR4][R4.64+0x28], R6 ;
+        /*0090*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize("flag, adds", [(2, 0), (1, 2), (0, 2)])
+def test_a_report_of_what_went_wrong_is_rare(flag: int, adds: int) -> None:
+    """What data guard is executed, behind a branch and behind an exit, unless it writes to the flag alone."""
+    (function,) = parse(REPORTED)
+    words = {0x210: 0, 0x214: ARRAY | 1 << 8, 0x218: 0, 0x21C: ARRAY | 2 << 8}
+    launched = Launched(words, lambda array, at, nbytes: None, lambda array: 500, flag=flag)
+    trace = Machine(function, launched).run(0, 0)
+    assert trace.finished and trace.unknown == 2 and trace.counts.get("atomics", 0) == adds
+    assert sum(a.executed for a in trace.accesses) == 1 + adds
 
 
 def test_every_device_has_an_architecture() -> None:

@@ -130,8 +130,50 @@ def test_rows_that_are_not_handed_on(old: str, new: str) -> None:
         verify_program(parse_program(TEXT.replace(old, new)))
 
 
-def test_a_gpu_has_no_rows_that_are_handed_on() -> None:
-    program = parse_program(TEXT)
+def _index_add(x: Any, i: Any, u: Any) -> Any:
+    return {"x": ops.index_add(x, 0, i, u)}
+
+
+def _step_of_table(x: Any, i: Any, u: Any) -> Any:
+    return {"x": x - ops.index_add(x * 0.0, 0, i, u) * 0.125}
+
+
+@pytest.mark.parametrize(
+    "fn, dtype, columns, symbols, tolerance",
+    [
+        (_index_add, "f32", 128, False, 2e-7),
+        (_step_of_table, "bf16", 5, True, 2**-8),
+        (_step_of_table, "f64", "D", True, 4e-16),
+    ],
+)
+def test_a_gpu_hands_on_rows(fn: Any, dtype: str, columns: Any, symbols: bool, tolerance: float) -> None:
+    """Rows that nobody hits, whole segments, and one of so many chunks that their carry rows are added up as a tree."""
+    rows, table, width = 1500, 40, 36 if columns == "D" else columns
+    of_rows, of_table = ("N", "V") if symbols else (rows, table)
+    types = {"x": f"{dtype}[{of_table},{columns}]", "i": f"i64[{of_rows}]", "u": f"{dtype}[{of_rows},{columns}]"}
+    graph, rng = gradc.trace(fn, **types), np.random.default_rng(0)
+    hit = np.concatenate([np.full(900, 7), rng.integers(0, table // 2, rows - 900)])
+    narrow = graph.input("x").dtype.np
+    given = {"x": rng.standard_normal((table, width)).astype(narrow), "i": rng.permutation(hit)}
+    given["u"] = (rng.standard_normal((rows, width)) / 16).astype(narrow)
+    module = gradc.compile(graph, (), "cuda-sim", reductions={"*": "segmented"}, donate=["x"])
+    assert [b.name for b in module.forward.program.of_kind("forwarded")]
+    total = np.zeros((table, width), np.longdouble)
+    np.add.at(total, given["i"], given["u"].astype(np.longdouble))
+    wanted = given["x"].astype(np.longdouble) + total * (1 if fn is _index_add else -0.125)
+    largest = np.abs(given["x"].astype(np.longdouble))
+    np.add.at(largest, given["i"], np.abs(given["u"].astype(np.longdouble)))
+    found = module(**{name: a.copy() for name, a in given.items()})
+    assert np.all(np.abs(found.astype(np.longdouble) - wanted) <= tolerance * largest)
+
+
+def test_what_a_gpu_has_no_text_for() -> None:
+    """Rows whose columns are combined on a GPU are no reader of its, and are not handed on."""
+    graph = gradc.trace(FORWARDED["several passes"], o="i64[B]", i="i64[N]", w="f32[V,64]")
+    module = gradc.compile(graph, (), "cuda", reductions={"*": "segmented"})
+    assert not module.forward.program.of_kind("forwarded")
+    text = TEXT.replace("add %0, %0", "max_cols %0").replace("y[v, d]", "y[v, 0]").replace("y: f32[V,3]", "y: f32[V,1]")
+    program = parse_program(text)
     with pytest.raises(Unsupported, match="'t', which is forwarded"):
         render_cuda(program)
     with pytest.raises(Unsupported, match="target cuda-sim"):
@@ -139,3 +181,25 @@ def test_a_gpu_has_no_rows_that_are_handed_on() -> None:
     given = {"k": np.array([0, 0, 3]), "x": np.arange(9, dtype=np.float32).reshape(3, 3)}
     found, wanted = (Executable(program, target, dims={"V": 5}).run(given)["y"] for target in ("cpu", "numpy"))
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_gpu_hands_on_rows_of_several_tables_at_once() -> None:
+    """Whose kernels have one text, and start together."""
+    tables = {f"x{n}": (size, 20 * size // (n + 1)) for n, size in enumerate((40, 70, 30, 100))}
+
+    def fn(**given: Any) -> dict[str, Any]:
+        return {name: ops.index_add(given[name], 0, given[f"i.{name}"], given[f"u.{name}"]) for name in tables}
+
+    types, given, rng = {}, {}, np.random.default_rng(0)
+    for name, (size, rows) in tables.items():
+        types |= {name: f"f64[{size},8]", f"i.{name}": f"i64[{rows}]", f"u.{name}": f"f64[{rows},8]"}
+        given |= {name: rng.standard_normal((size, 8)), f"i.{name}": rng.integers(0, size, rows)}
+        given[f"u.{name}"] = rng.standard_normal((rows, 8))
+    module = gradc.compile(gradc.trace(fn, **types), (), "cuda-sim", reductions={"*": "segmented"})
+    program = module.forward.program
+    assert len(program.of_kind("forwarded")) == len(tables) and program.batches
+    found = module(**given)
+    for name in tables:
+        wanted = given[name].copy()
+        np.add.at(wanted, given[f"i.{name}"], given[f"u.{name}"])
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-12, atol=1e-12)

@@ -14,6 +14,7 @@ from ...ir.kernel import Call, Kernel, Program, alternatives
 from ..text import enumerators, standalone
 from .actions import FLAG, Action, Launch, Part
 from .calls import CALLS
+from .finished_rows import launched
 from .kernel import CudaKernel
 
 HEAD = 1
@@ -34,7 +35,9 @@ _PARAMETER = re.compile(r"\s*(?P<type>.*?)(?:\s*const\s+|\s+|(?<=\*))(?P<name>\w
 
 def started_together(program: Program, kernels: Mapping[str, CudaKernel]) -> frozenset[str]:
     """The functions that steps of a program's batches start."""
-    items = {item for begin, end in program.batches for step in program.steps[begin:end] for item in alternatives(step)}
+    steps = launched(program)
+    batched = [step for begin, end in program.batches for step in steps[begin:end] if step is not None]
+    items = {item for step in batched for item in alternatives(step)}
     own = [kernels[item.name] for item in items if isinstance(item, Kernel)]
     texts = [text for item in items if isinstance(item, Call) for text in CALLS[item.op].text(program, [item])]
     texts += [standalone("cuda/sort.cu")] if any(kernel.keys is not None for kernel in own) else []

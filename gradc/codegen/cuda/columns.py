@@ -107,9 +107,11 @@ def _bodies(kernel: Kernel) -> list[list[Stmt]]:
 
 
 def _accesses(kernel: Kernel, types: Mapping[str, Type]) -> dict[tuple[str, Index], Access]:
-    """The linear accesses of all phases."""
-    found = (access(kernel, types, s) for body in _bodies(kernel) for s in body)
-    return {(a.buffer, a.base): a for a in found if a is not None}
+    """The linear accesses of all phases; those that a value of the row masks where there are no others."""
+    body = [s for body in _bodies(kernel) for s in body]
+    found = [a for s in body if (a := access(kernel, types, s)) is not None]
+    found = found or [a for s in body if (a := access(kernel, types, s, masked=True)) is not None]
+    return {(a.buffer, a.base): a for a in found}
 
 
 def _is_single(kernel: Kernel, types: Mapping[str, Type], s: Stmt) -> bool:

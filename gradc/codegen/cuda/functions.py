@@ -21,6 +21,7 @@ from .axes import declared
 from .choose_mapping import choose_mapping
 from .columns import ACCESS_BYTES
 from .facts import facts_of
+from .finished_rows import Reader, finished_row, parted
 from .fixed_sums import elements_as_rows
 from .index_bound import index_bounds
 from .kernel import SCANNED, CudaKernel, Stage
@@ -75,6 +76,7 @@ class KernelWriter:
 
     :ivar k: the kernel, in whose order its statements are written; :ivar step: as launches know it: its functions take
         the buffers and dims in their order there.
+    :ivar then: the facts of the kernel that its finished rows are handed to; None without one.
     :ivar facts: of the kernel, :ivar mapping: that they lead to.
     :ivar accums: its accums, :ivar writer: and phases, under this mapping.
     :ivar program: the row program, for templates.
@@ -83,13 +85,18 @@ class KernelWriter:
     """
 
     def __init__(self, kernel: Kernel, types: Mapping[str, Type]):
-        self.step, self.k, self.types, self.dims = kernel, elements_as_rows(kernel), types, kernel.dims(types)
-        self.facts = facts_of(self.k, types)
+        first, then = parted(kernel, types)
+        self.step, self.k, self.types, self.dims = kernel, elements_as_rows(first), types, kernel.dims(types)
+        self.facts, self.then = facts_of(self.k, types), facts_of(then, types) if then is not None else None
         self.mapping = choose_mapping(self.facts)
         self.accums, self.arrays = accums_of(self.facts, self.mapping), VectorArrays()
         self.writer = PhaseWriter(self.facts, self.mapping, self.accums, self.arrays)
         self.program = RowProgram(
-            accums=tuple(self.accums.values()), facts=self.facts, mapping=self.mapping, phases=self.writer.phases
+            accums=tuple(self.accums.values()),
+            facts=self.facts,
+            mapping=self.mapping,
+            phases=self.writer.phases,
+            then=self.reader(self.mapping.vec),
         )
         self.fixed = tuple(a for a in self.accums.values() if a.fixed)
         self.absmax = self.largest_values() if self.fixed else None
@@ -113,7 +120,7 @@ class KernelWriter:
             name=k.name,
             mapping=m.name(),
             reason=m.reason,
-            text="\n".join([kernel_comment(self.k), *(f.text for f in functions)]),
+            text="\n".join([kernel_comment(self.step if self.then else self.k), *(f.text for f in functions)]),
             buffers=self.step.buffers,
             symbols=self.dims,
             dims=self.dims,
@@ -139,7 +146,7 @@ class KernelWriter:
             shared=m.shared_bytes,
             chunk_keys=m.chunk_keys,
             exp_sums=bool(self.writer.exp_sums),
-            index_bounds=index_bounds(k, self.types),
+            index_bounds=self.index_bounds,
             sites=(),
         )
 
@@ -167,7 +174,9 @@ class KernelWriter:
         """
         m = self.mapping
         vec = vec or m.vec
-        body = render(f"{FOLDER}/{template}.cu.j2", k=self.program, m=m, vec=vec, **given)
+        then = self.reader(vec) if kind in ("rows", "finish") else None
+        setup = [*setup, *(WHOLE_ROW if then is not None and kind == "finish" else ())]
+        body = render(f"{FOLDER}/{template}.cu.j2", k=self.program, m=m, vec=vec, then=then, **given)
         name = f"{self.k.name}_{suffix}"
         text = render(
             f"{FOLDER}/function.cu.j2",
@@ -177,7 +186,7 @@ class KernelWriter:
             min_blocks=max(1, (m.resident if kind == "rows" else 2 * THREADS) // m.threads),
             buffers=self.parameters,
             dims=range(len(self.dims)),
-            declarations=used([*self.declarations(lanes or width, vec), *setup], body),
+            declarations=used([*self.declarations(lanes or width, vec, kind), *setup], body),
             body=body,
         )
         return Function(Stage(name, kind, tasks, width), indented(text))
@@ -233,6 +242,16 @@ class KernelWriter:
         count = ceildiv(maximum(self.types[a.buffer].count, 1), each * times)
         return self.function(f"{kind}{a.number}", kind, template, count, 1, a=a, each=each, times=times)
 
+    def reader(self, vec: int) -> Reader | None:
+        """What is done to finished rows, of which a thread has ``vec`` columns at once."""
+        return finished_row(self.then, self.step.handed_on, self.mapping.width, vec) if self.then is not None else None
+
+    @property
+    def index_bounds(self) -> tuple[Size, ...]:
+        """Of what its functions compute for offsets."""
+        kernels = [self.k, *([self.then.kernel] if self.then is not None else [])]
+        return tuple(dict.fromkeys(bound for kernel in kernels for bound in index_bounds(kernel, self.types)))
+
     def threads_of_result(self) -> tuple[int, int, int]:
         """(threads, columns of each at once, how often) for a row of the results that segments are combined into: no
         more than its elements, and few that are idle the last time.  Of columns at least what 16 bytes of the results
@@ -256,19 +275,20 @@ class KernelWriter:
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """The kernel's buffers as parameters of its functions."""
+        aliased = {b for facts in (self.facts, self.then) if facts for b in self.step.buffers if facts.may_alias(b)}
         return tuple(
-            f"{'' if b in self.k.writes else 'const '}{stored(self.types[b].dtype)}"
-            f" *{'' if self.facts.may_alias(b) else '__restrict__ '}const {b}"
+            f"{'' if b in self.step.writes else 'const '}{stored(self.types[b].dtype)}"
+            f" *{'' if b in aliased else '__restrict__ '}const {b}"
             for b in self.step.buffers
         )
 
-    def declarations(self, width: int, vec: int) -> list[Declaration]:
-        """All that a function may need before its body, in order."""
+    def declarations(self, width: int, vec: int, kind: str) -> list[Declaration]:
+        """All that a function of this kind may need before its body, in order."""
         m, facts, sort = self.mapping, self.facts, self.sort
         kept = product(n for _, n in facts.rows.kept_axes) if facts.order == "by owner" else None
         arrays = workspace(self.accums.values(), sort.groups if sort is not None else None)
-        conditions = "".join(f" && {c}" for c in self.vector_conditions)
-        even = "true" if m.ragged or even_columns(facts, m.vec) else "cols % VEC == 0"
+        conditions = "".join(f" && {c}" for c in self.vector_conditions(vec, kind))
+        even = "true" if m.ragged or even_columns(facts, vec) else "cols % VEC == 0"
         exchanged = max((sum(map(len, batch)) for batch in facts.vector_groups), default=0)
         keys = sort.keys if sort is not None else None
         return [
@@ -288,10 +308,10 @@ class KernelWriter:
             Declaration("shared", f"__shared__ __align__(16) char shared[{m.shared_slots} * 16];"),
         ]
 
-    @cached_property
-    def vector_conditions(self) -> list[str]:
+    def vector_conditions(self, vec: int, kind: str) -> list[str]:
         """What a launch must find to move a thread's columns at once."""
-        vec = self.mapping.vec
-        flushed = [row for a in self.accums.values() if (row := a.flushed) is not None and row.fits(vec)]
-        rows = [*self.arrays.moved.values(), *flushed] if vec > 1 else []
+        then = self.reader(vec)
+        stored = [a.flushed for a in self.accums.values()] if then is None else then.arrays.moved.values()
+        rows = [row for row in stored if row is not None and row.fits(vec)]
+        rows = [*(self.arrays.moved.values() if kind != "finish" else ()), *rows] if vec > 1 else []
         return list(dict.fromkeys(c for a in rows for c in a.conditions(vec)))

@@ -42,6 +42,7 @@ from .batches import MOST_BLOCKS, alone, started_together, together
 from .calls import CALLS
 from .choose_mapping import MAPPINGS
 from .facts import FEW_ROWS, LONG_ROW
+from .finished_rows import launched
 from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import SCANNED, CudaKernel, Stage, own_dims
 from .mapping import THREADS, Extents
@@ -204,8 +205,10 @@ class LaunchPlan:
         self.program, self.dims, self.own_products = program, dict(dims), own_products
         self.types = program.types
         self.kernels = kernels
-        self.steps = [taken(step, dims) for step in program.steps]
-        self.runs = [run for number, step in enumerate(self.steps) for run in runs_of(number, step, self.dims)]
+        steps = launched(program)
+        self.steps = [taken(joined or step, dims) for joined, step in zip(steps, program.steps, strict=True)]
+        numbers = [number for number, joined in enumerate(steps) if joined is not None]
+        self.runs = [run for number in numbers for run in runs_of(number, self.steps[number], self.dims)]
         self.checks = checks_of(program)
         places, total = offsets(program, dims, ALIGN, blocks=True)
         self.offsets = {name: at for name, (_, at) in places.items()}
@@ -243,6 +246,8 @@ class LaunchPlan:
         """Where a buffer lies."""
         root = self.program.root(name)
         type_ = self.program.buffer[root].type
+        if self.program.buffer[root].kind == "forwarded":  # of no use to functions, which hand its rows on
+            return Part(WORKSPACE, 0, 0, type_.dtype.np)
         count = prod(type_.concrete(self.dims if dims is None else dims))
         return (
             Part(WORKSPACE, self.offsets[root], count, type_.dtype.np)

@@ -52,7 +52,7 @@ class ThreadMapping(KernelMapping):
     :cvar purpose: what it does, for the comment above it.
     :cvar predicate: what a thread may lack while it goes along to barriers; ``live`` says then whether it is there.
     :cvar array_slot: where in an array of registers the loads of the row at hand are.
-    :cvar masked_vectors: whether loads that a value of the row masks move a thread's columns at once, too.
+    :cvar always_vectors: whether even single columns are moved through arrays.
     :cvar reduce: the function that reduces over the threads of a task; ``reduces_in_pairs``: whether two sums may go
         together.
     :cvar exchanges: whether the lanes of a warp exchange what they add to neighbouring sums in fixed point.
@@ -79,7 +79,7 @@ class ThreadMapping(KernelMapping):
     purpose: ClassVar[str]
     predicate: ClassVar[Literal["", "rows", "columns"]] = ""
     array_slot: ClassVar[str] = "0"
-    masked_vectors: ClassVar[bool] = True
+    always_vectors: ClassVar[bool] = False
     reduce: ClassVar[str] = "gradc_reduce"
     reduces_in_pairs: ClassVar[bool] = True
     exchanges: ClassVar[bool] = False

@@ -88,15 +88,19 @@ class PhaseView:
 
 
 class VectorArrays:
-    """The arrays of registers that a thread's columns of a row are moved through, of all functions of a kernel."""
+    """The arrays of registers that a thread's columns of a row are moved through, of all functions of a kernel.
 
-    def __init__(self) -> None:
+    :param prefix: of their names.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
         self.names: dict[tuple[str, Index, str], str] = {}
         self.moved: dict[str, Access] = {}
 
     def of(self, s: Stmt, row: Access) -> str:
         """The array of a load or store of a row."""
-        name = f"{'loaded' if s.op == 'load' else 'stored'}{len(self.names)}"
+        name = f"{self.prefix}{'loaded' if s.op == 'load' else 'stored'}{len(self.names)}"
         masked = f"{s.where} else {dict(s.attrs).get('other', 0)!r}" if s.where else ""
         name = self.names.setdefault((row.buffer, row.base, s.op + masked), name)
         self.moved[name] = row
@@ -253,9 +257,9 @@ class PhaseWriter:
     def vector(self, s: Stmt) -> tuple[str, Access] | None:
         """The array that a linear access moves a thread's columns through, if they move together."""
         m = self.mapping
-        if m.vec == 1 and m.prefetch == 1 and (m.unroll < 2 or s.op != "load"):
+        if m.vec == 1 and m.prefetch == 1 and (m.unroll < 2 or s.op != "load") and not m.always_vectors:
             return None
-        row = access(self.k, self.types, s, masked=m.masked_vectors)
+        row = access(self.k, self.types, s, masked=True)
         if row is None or not row.fits(m.vec):
             return None
         return self.arrays.of(s, row), row

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...analysis.families import Family, families
-from ...ir.kernel import Kernel, Loop, Program, refuse_forwarded
+from ...ir.kernel import Kernel, Loop, Program, alternatives
 from ...ir.types import Type
 from ..heading import heading
 from ..identifiers import foreign_axes, identifiers
@@ -21,6 +21,7 @@ from .batches import started_together, with_members
 from .calls import support
 from .choose_mapping import choose_mapping
 from .facts import facts_of
+from .finished_rows import launched, parted, refuse_handed_on
 from .fixed_sums import elements_as_rows
 from .functions import cuda_functions
 from .kernel import CudaKernel, Stage, own_dims
@@ -36,7 +37,7 @@ _CANONICAL = re.compile(r"\b[bn]\d+\b")
 def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
     """The text of a program, one translation unit, and its kernels by name."""
     refuse_tiles(program, "cuda")
-    refuse_forwarded(program, "cuda")
+    refuse_handed_on(program, "cuda")
     types = program.types
     kernels: dict[str, CudaKernel] = {}
     for step in program.steps:
@@ -44,7 +45,8 @@ def render_cuda(program: Program) -> tuple[str, dict[str, CudaKernel]]:
             tile = tile_kernel(step, program)
             kernels.setdefault(tile.name, tile)
     tiled = {item for step in program.loops if step.tile is not None for item in step.items}
-    plain = {k.name: k for k in program.kernels if k not in tiled}
+    items = [item for step in launched(program) if step is not None for item in alternatives(step)]
+    plain = {k.name: k for k in items if isinstance(k, Kernel) and k not in tiled}
     for family in families(plain.values(), types, _fits, flat=True):
         kernels |= {k.name: made for k, made in zip(family.members, _of_family(family, types), strict=True)}
     sorts = [standalone("cuda/sort.cu")] if any(k.keys is not None for k in kernels.values()) else []
@@ -83,7 +85,7 @@ def _fits(kernel: Kernel, types: Mapping[str, Type], family: Family) -> bool:
     and order; a map of many strips may have one.
     """
     both = [(kernel, types), (family.kernel, family.types)]
-    facts = [facts_of(elements_as_rows(k), t) for k, t in both]
+    facts = [facts_of(elements_as_rows(parted(k, t)[0]), t) for k, t in both]
     own, open_ = ([f.rows.wide_accumulator(s) for s in f.kernel.accums] for f in facts)
     if own != open_:
         return False

@@ -12,6 +12,7 @@ from ..row_accum import Results
 from .accums import Accum
 from .axes import axis_declarations
 from .facts import Facts
+from .finished_rows import Reader
 from .mapping import ThreadMapping, even_columns
 from .phase_writer import PhaseView
 from .row_order import Visit, row_axes, visit
@@ -22,11 +23,13 @@ class RowProgram(Results[Accum]):
     """A kernel's row program.
 
     :param phases: of a row.
+    :param then: what finished rows are handed to, if not to memory.
     """
 
     facts: Facts
     mapping: ThreadMapping
     phases: tuple[PhaseView, ...]
+    then: Reader | None = None
 
     @property
     def shares_sums(self) -> bool:

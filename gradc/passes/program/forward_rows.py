@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from ...analysis.combine import ascends, combines
 from ...ir.kernel import Kernel, Program, Select, Step
+from ...ir.types import Type
 from ..manager import program_pass
 
 
 @program_pass("BITS")
-def forward_rows(program: Program, *, donate: Collection[str] = ()) -> Program:
+def forward_rows(
+    program: Program,
+    *,
+    donate: Collection[str] = (),
+    can_hand_on: Callable[[Kernel, Kernel, Mapping[str, Type]], bool] = lambda first, then, types: True,
+) -> Program:
     """temp t: f32[N,D]; rows(n) cols(d) { accum t[%k, d] }; rows(k) cols(d) { load t[k, d] }
     ->  forwarded t: f32[N,D]; the same kernels, one after the other
 
@@ -19,9 +25,12 @@ def forward_rows(program: Program, *, donate: Collection[str] = ()) -> Program:
     the next one begins, and is read from the registers and the nearest cache that it was summed in.
 
     :param donate: inputs in whose memory outputs may be written while rows are still read.
+    :param can_hand_on: whether the target has text for a kernel and the one that reads its rows.
     """
     for buffer in program.of_kind("temp"):
-        program = _forwarded(program, buffer.name, donate) or program
+        made = _forwarded(program, buffer.name, donate)
+        if made is not None and can_hand_on(*_handing(made, buffer.name), made.types):
+            program = made
     return program
 
 
@@ -46,6 +55,14 @@ def _forwarded(program: Program, name: str, donate: Collection[str]) -> Program 
     steps[at:at] = [producer, second]
     buffers = tuple(replace(b, kind="forwarded") if b.name == name else b for b in program.buffers)
     return replace(program, steps=tuple(steps), buffers=buffers)
+
+
+def _handing(program: Program, name: str) -> tuple[Kernel, Kernel]:
+    """The kernel that hands on the rows of a buffer, and the one that reads them."""
+    at = next(number for number, handed in program.forwards.items() if handed == name)
+    first, then = program.steps[at : at + 2]
+    assert isinstance(first, Kernel) and isinstance(then, Kernel)
+    return first, then
 
 
 def _producer(step: Step, name: str, program: Program) -> Kernel | None:

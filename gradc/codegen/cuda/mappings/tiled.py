@@ -37,7 +37,6 @@ class Tiled(ThreadMapping):
 
     purpose = "Rows, tiled: a task has a chunk of rows x WIDTH * VEC columns"
     array_slot = "u"
-    masked_vectors = False
 
     def given(self, writer: PhaseWriter) -> dict[str, Any]:
         """Of the rows whose loads are under way together."""
@@ -52,7 +51,7 @@ class Tiled(ThreadMapping):
         constants = [declared(writer.scribe.value(s)) for s in p.row if s.op in ("const", "size")]
         work = "\n".join([*view.body, *(f"{a.address} {a.guard}" for a in view.puts)])
         again = used(constants, work)
-        names = " ".join([variable(s.name) for s in values] + [a.address for a in view.gets])
+        names = " ".join([variable(s.name) for s in values] + [f"{a.address} {a.guard}" for a in view.gets])
         row_values = used([*map(declared, view.row)], names)
         moved = "\n".join([*row_values, names])
         work = "\n".join([*again, work])
@@ -131,7 +130,7 @@ def full_width(vectors: int, most: int) -> int:
 def prefetched_rows(facts: Facts, vec: int, sorts_chunk: bool = False) -> int:
     """Rows whose loads are under way while one is worked on."""
     body, even = facts.kernel.passes[0].body, even_columns(facts, vec)
-    found = (access(facts.kernel, facts.types, s) for s in body)
+    found = (access(facts.kernel, facts.types, s, masked=True) for s in body)
     loads = {(a.buffer, a.base): a for a in found if a is not None and a.fits(vec)}
     words = sum(_words(a, vec, even) for a in loads.values()) + len(kept_values(facts, sorts_chunk))
     return 4 if words <= 6 else 2 if words <= 16 else 1
@@ -148,7 +147,7 @@ def kept_values(facts: Facts, sorts_chunk: bool = False) -> list[Stmt]:
     :param sorts_chunk: whether rows come sorted by their place in the result, without those that have none.
     """
     row = facts.kernel.passes[0]
-    vectors = {s for s in row.body if access(facts.kernel, facts.types, s) is not None}
+    vectors = {s for s in row.body if access(facts.kernel, facts.types, s, masked=True) is not None}
     placed = set(facts.ordered) if facts.lasting_sums or sorts_chunk else set()
     used = {u for s in (*row.body, *row.roots) if s not in vectors for u in (s.args if s in placed else s.uses)}
     if not sorts_chunk:
