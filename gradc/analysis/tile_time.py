@@ -114,7 +114,8 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     assert loop.tile is not None
     rows, columns = evaluate(loop.rows[1], dims), evaluate(own.sweep.cols[1], dims)
     by, width = evaluate(loop.by, dims), evaluate(own.sweep.by, dims)
-    blocks, steps = ceil(rows / by), ceil(columns / width)
+    blocks = prod(evaluate(size, dims) for _, size in loop.over) * ceil(rows / by)
+    steps = ceil(columns / width)
     elements = blocks * by * steps * width
     features = sum(p.padded for p in own.added)
     known = {b for b in {*loop.reads, *loop.writes}}
@@ -150,8 +151,8 @@ def _decoding(form: TileForm, types: Mapping[str, Type], gpu: Gpu) -> float:
 def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
     """Of the same as a kernel that writes the decoded weight, the library's product, and a kernel for what follows."""
     loop, (own,) = form.loop, form.sweeps
-    (added,) = own.added
-    rows, columns = evaluate(loop.rows[1], dims), evaluate(own.sweep.cols[1], dims)
+    added = own.added[0]
+    rows, columns = prod(evaluate(size, dims) for _, size in (*loop.over, loop.rows)), evaluate(own.sweep.cols[1], dims)
     features = evaluate(dict(added.call.axes)[str(added.call.out.index[1].variable)], dims)
     outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes})
     weight = 2.0 * rows * columns  # bytes, of 16-bit elements

@@ -281,7 +281,10 @@ class TileForm:
         strips = [c.strip for s in self.sweeps for c in s.codes if not c.strip.across]
         if not any(s.is_codes for s in strips):
             return 2
-        shared = min((s.per for s in strips if not s.is_codes), default=4 * RUN)
+        columns = (s.sweep.cols[1] for s in self.sweeps)
+        shared = min(
+            [4 * RUN, *(s.per for s in strips if not s.is_codes), *(n for n in columns if isinstance(n, int) and n > 0)]
+        )
         return RUN // 2 if 2 * RUN <= shared < 4 * RUN else RUN
 
     @cached_property
@@ -488,8 +491,11 @@ def _too_large(form: TileForm, rows: int, columns: int, tiles: int, tile: Tile, 
 
 
 SHARING = (8, 4)
-"""Warps of a block that share its columns, where weights are decoded: so many have bytes under way."""
+"""Warps of a block that share its columns, where weights are decoded: so many have bytes under way;"""
+SHARING_FEW = (2, 1)
+"""and where they have few columns: of four warps, which have rows of their own else."""
 DECODED = ((2, 128, 3), (2, 128, 2), (2, 64, 3), (1, 64, 3), (2, 64, 2), (1, 64, 2))
+DECODED_FEW = (*((tiles, width, 2) for width in (32, 64, 128) for tiles in (4, 2, 1)),)
 """Of a warp, tiles of 16 rows, columns, and stages, where codes lie along columns;"""
 DECODED_ACROSS = ((4, 64, 3), (4, 32, 3), (2, 64, 3), (2, 64, 2), (2, 32, 3), (2, 32, 2), (1, 32, 2))
 """and where they lie along rows: 64 are the 32 bytes of a transfer, of int4 too."""
@@ -497,10 +503,14 @@ DECODED_ACROSS = ((4, 64, 3), (4, 32, 3), (2, 64, 3), (2, 64, 2), (2, 32, 3), (2
 
 def _choose_decoded(form: TileForm, device: Gpu) -> list[tuple[int, int, Tile]]:
     """The same where a block of rows is decoded, and all warps have its rows."""
-    found = []
-    for split in SHARING:
-        for tiles, width, stages in DECODED_ACROSS if form.rows_together else DECODED:
-            tile, rows, columns = Tile("mma", split, stages, split), ROWS * tiles, width * split
+    found, all_columns = [], form.sweeps[0].sweep.cols[1]
+    for split in (*SHARING, *SHARING_FEW):
+        few = split in SHARING_FEW
+        for tiles, width, stages in DECODED_ACROSS if form.rows_together else DECODED_FEW if few else DECODED:
+            warps, columns = WARPS if few else split, width * split
+            rows, tile = ROWS * tiles * warps // split, Tile("mma", warps, stages, split)
+            if few and (not isinstance(all_columns, int) or columns < all_columns):
+                continue
             fits = form.shared_bytes(rows, columns, tile) <= device.shared
             if fits and form.registers(width, tiles) <= MOST_REGISTERS:
                 try:
