@@ -248,11 +248,13 @@ class TileForm:
     """A loop as one kernel on tensor cores.
 
     :param dtype: of all that products read.
+    :param after: loads of the steps after the sweeps whose rows are neighbours.
     """
 
     loop: Loop
     sweeps: tuple[SweepForm, ...]
     dtype: DType
+    after: tuple[tuple[Stmt, Strip], ...] = ()
 
     @cached_property
     def resident(self) -> tuple[Panel, ...]:
@@ -297,8 +299,25 @@ class TileForm:
         for s in sweep.strips:
             yield -(-s.sizes(rows, columns)[0] * s.pitch(rows, columns, self.run) * s.bytes // 16) * 16
 
+    @cached_property
+    def epilogue(self) -> Mapping[Stmt, Strip]:
+        """What the steps after the sweeps load for each row and feature, where its rows are neighbours and what is
+        summed is computed of memory alone: it is copied while the sweeps go on, since four of a lane's neighbours have
+        other features.
+        """
+        return dict(self.after) if self.decoded else {}
+
+    def epilogue_bytes(self, rows: int) -> Iterator[int]:
+        """Of these, each once."""
+        for s in dict.fromkeys(self.epilogue.values()):
+            yield -(-s.padded * s.pitch(rows, 0, self.run) * s.bytes // 16) * 16
+
     def shared_bytes(self, rows: int, columns: int, tile: Tile) -> int:
         """Of a block of so many rows and columns."""
+        return self.staged_bytes(rows, columns, tile) + sum(self.epilogue_bytes(rows))
+
+    def staged_bytes(self, rows: int, columns: int, tile: Tile) -> int:
+        """Of these, those that the sweeps use."""
         stages = tile.stages
         resident = sum(rows * p.pitch for p in self.resident)
         streamed = max(sum(stages * columns * p.pitch for p in s.streamed) for s in self.sweeps)
@@ -307,7 +326,7 @@ class TileForm:
         parts = (
             max(rows * (tile.split - 1) * p.padded * 4 for s in self.sweeps for p in s.added) if tile.split > 1 else 0
         )
-        return max(2 * (resident + streamed) + 4 * stages * columns * vectors + strips, parts)
+        return -(-max(2 * (resident + streamed) + 4 * stages * columns * vectors + strips, parts) // 16) * 16
 
     def registers(self, columns: int, tiles: int = 1) -> int:
         """An estimate of a thread's: fragments of blocks, carries and operands, of ``tiles`` times 16 rows, and what
@@ -571,7 +590,7 @@ def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
                 f"{kernel.name} follows its sweeps and has more than {MOST_FEATURES} columns, or not a known number"
             )
         _check_kernel(kernel, loop, None)
-    return TileForm(loop, sweeps, dtypes.pop())
+    return TileForm(loop, sweeps, dtypes.pop(), tuple(_epilogue_strips(loop, types)))
 
 
 def _check_memory(loop: Loop, program: Program) -> None:
@@ -632,6 +651,23 @@ def _codes(kernel: Kernel, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) 
                 strip = Strip(s.buffer, start, steps[far][0], across=bool(across), per=steps[near][1], bytes=size)
                 yield Codes(kernel, s, strip)
                 break
+
+
+def _epilogue_strips(loop: Loop, types: Mapping[str, Type]) -> Iterator[tuple[Stmt, Strip]]:
+    """The loads after a loop's sweeps of elements of which a row's neighbour is the next one."""
+    inside = {b.name for b in loop.buffers}
+    for kernel in loop.steps:
+        if not isinstance(kernel, Kernel) or len(kernel.cols) != 1:
+            continue
+        (row, _), (feature, features) = kernel.rows[0], kernel.cols[0]
+        for s in kernel.body:
+            if s.op != "load" or s.where or s.buffer in inside or not 2 <= types[s.buffer].dtype.itemsize <= 4:
+                continue
+            flat = flatten(s.index, types[s.buffer].shape)
+            steps = dict(flat.terms)
+            if steps.keys() == {row, feature} and steps[row] == 1 and isinstance(features, int):
+                size = types[s.buffer].dtype.itemsize
+                yield s, Strip(s.buffer, flat.const, steps[feature], across=True, features=features, bytes=size)
 
 
 def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> Scores | Added:

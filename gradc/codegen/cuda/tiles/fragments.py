@@ -174,6 +174,7 @@ class FragmentWriter:
         lanes: Lanes,
         staged: Sequence[Mapping[Stmt, str]],
         strips: Sequence[Mapping[Stmt, StripText]],
+        after: Mapping[Stmt, StripText],
     ):
         self.form, self.types, self.lanes, self.tiles = form, types, lanes, lanes.tiles
         self.registers = frozenset(b.name for b in form.loop.buffers)
@@ -186,8 +187,8 @@ class FragmentWriter:
             [self.numbered(k, s, names, own) for k in s.kernels]
             for s, names, own in zip(form.sweeps, staged, strips, strict=True)
         ]
-        after = [self.numbered(k, None, {}, {}) for k in form.loop.steps if isinstance(k, Kernel)]
-        self.kernels = (*of_sweeps, after)
+        last = [self.numbered(k, None, {}, after) for k in form.loop.steps if isinstance(k, Kernel)]
+        self.kernels = (*of_sweeps, last)
 
     # -- values --------------------------------------------------------------------------------------------------------
 

@@ -222,7 +222,9 @@ class _TileWriter:
         self.staged = [self.vectors(s) for s in form.sweeps]
         self.strips = [self.strips_of(s) for s in form.sweeps]
         codes = [{c.load: texts[c.strip] for c in s.codes} for s, texts in zip(form.sweeps, self.strips, strict=True)]
-        self.writer = FragmentWriter(form, self.types, self.lanes, [names for _, names in self.staged], codes)
+        self.after = self.strips_after()
+        after = {load: self.after[strip] for load, strip in form.epilogue.items()}
+        self.writer = FragmentWriter(form, self.types, self.lanes, [names for _, names in self.staged], codes, after)
 
     def numbered(self, name: str) -> str:
         """The name with a number that it did not have yet."""
@@ -273,6 +275,31 @@ class _TileWriter:
             at += -(-self.stages * height * made[s].pitch * s.bytes // 16) * 16
         return made
 
+    def strips_after(self) -> Mapping[Strip, StripText]:
+        """Strips of the steps after the sweeps, behind all others."""
+        assert self.loop.tile is not None
+        at, made = self.form.staged_bytes(self.rows, self.columns, self.loop.tile), dict[Strip, StripText]()
+        for s, count in zip(dict.fromkeys(self.form.epilogue.values()), self.form.epilogue_bytes(self.rows), strict=True):
+            made[s] = StripText(
+                name=self.numbered("strip"),
+                at=at,
+                ctype=stored(self.types[s.buffer].dtype),
+                strip=s,
+                height=s.padded,
+                width=self.rows,
+                pitch=s.pitch(self.rows, 0, self.lanes.run),
+                first=size(s.start, "i64"),
+                step=size(s.step, "i64"),
+                next="1",
+                offset="0",
+                there=str(s.features),
+                valid=self.loop.count,
+                comment=f"{s.buffer}: {s.padded} x {self.rows}",
+                staged=False,
+            )
+            at += count
+        return made
+
     def text(self) -> str:
         comment = "\n".join(["/*", *(f" * {line}".rstrip() for line in str(self.loop).splitlines()), " */"])
         sweeps = [self.sweep(number, s) for number, s in enumerate(self.form.sweeps)]
@@ -301,6 +328,7 @@ class _TileWriter:
             "over": [(axis, size(n)) for axis, n in self.loop.over],
             "resident": list(self.resident.values()),
             "in_registers": self.in_registers,
+            "after": list(self.after.values()),
             "carries": [
                 {"declaration": self.declared(c), "comment": str(c)} for s in self.loop.sweeps for c in s.carries
             ],
