@@ -114,7 +114,7 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     assert loop.tile is not None
     rows, columns = evaluate(loop.rows[1], dims), evaluate(own.sweep.cols[1], dims)
     by, width = evaluate(loop.by, dims), evaluate(own.sweep.by, dims)
-    blocks = prod(evaluate(size, dims) for _, size in loop.over) * ceil(rows / by)
+    blocks = max(1, prod(evaluate(size, dims) for _, size in loop.over) * ceil(rows / by))
     steps = ceil(columns / width)
     elements = blocks * by * steps * width
     features = sum(p.padded for p in own.added)

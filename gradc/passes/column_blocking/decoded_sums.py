@@ -39,7 +39,8 @@ from .digits import Digits
 LINEAR = ("cast", "mul")
 """What a sum's terms are made of, of the product and factors."""
 CODES = ("load", "index", "const", "cast", "bitcast", "bitwise_and", "right_shift", "mul", "add", "sub")
-"""Statements whose results f16 has, of integers of 8 bits."""
+"""Statements whose results f16 has, of integers of 8 bits and numbers up to WHOLE."""
+WHOLE = 2**8
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def summed_products(program: Program) -> Iterator[Summed]:
 
 def _summed(program: Program, call: Call, reader: Kernel) -> Summed | None:
     kernel, beside = _parts(reader, call.out.buffer, program.types)
+    kernel = _distributed(kernel, program.types)
     axes, out = dict(call.axes), call.out.index
     own = [{v for i in o.index for v, _ in i.terms} for o in call.args]
     if len(axes) != 3 or len(out) != 2 or any(o.scale for o in call.args) or any(i != Index.of(i.variable or "") for i in out):
@@ -145,6 +147,33 @@ def _parts(reader: Kernel, buffer: str, types: Mapping[str, Type]) -> tuple[Kern
     return kernel, (beside,)
 
 
+def _distributed(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
+    """sum_cols(t * (q - z))  ->  sum_cols(t * q) - z * sum_cols(t), where z is a float of the row: a block of codes is exact
+    in 16 bits, and one of such differences is not.
+    """
+    names, body, now = kernel.fresh_names(), list[Stmt](), dict(kernel.stmts)
+
+    def add(s: Stmt, op: str, *args: str) -> str:
+        body.append(s.altered(name=next(names), op=op, args=args))
+        return body[-1].name
+
+    def of_floats(name: str) -> bool:
+        s = backward_slice(kernel.body, [name])
+        return not kernel.is_column(now[name]) and any(x.op == "load" and types[x.buffer].dtype.is_float for x in s)
+
+    for s in kernel.body:
+        term = now[s.args[0]] if s.op == "sum_cols" else s
+        pairs = (term.args, term.args[::-1]) if s.op == "sum_cols" and term.op == "mul" else ()
+        found = next(((t, now[d].args) for t, d in pairs if now[d].op == "sub" and of_floats(now[d].args[1])), None)
+        if found is None:
+            body.append(s)
+            continue
+        t, (q, z) = found
+        shifted = add(term, "mul", z, add(s, "sum_cols", t))
+        body.append(term.altered(name=s.name, op="sub", args=(add(s, "sum_cols", add(term, "mul", t, q)), shifted)))
+    return kernel if len(body) == len(kernel.body) else replace(kernel, body=tuple(body)).live
+
+
 def _place(kernel: Kernel, buffer: str) -> tuple[Index, ...] | None:
     """The index of all loads of a buffer."""
     found = {s.index for s in kernel.body if s.buffer == buffer and s.op == "load" and not s.where}
@@ -184,10 +213,12 @@ def _sums(kernel: Kernel, buffer: str) -> dict[str, tuple[str, ...]]:
 
 
 def _fits_f16(kernel: Kernel, program: Program, factors: Sequence[str]) -> bool:
-    """Whether a product of factors is known to be in the range of f16: integers of 8 bits and fewer, and their sums."""
+    """Whether a product of factors is known to be in the range of f16: codes and a codebook's entries, and their sums."""
     body = backward_slice(kernel.body, factors)
     of_codes = all(s.op in CODES and not (s.op == "mul" and s.dtype is F32) for s in body)
-    return len(factors) < 2 and of_codes and all(program.types[s.buffer].dtype.bits <= 8 for s in body if s.op == "load")
+    read = [program.buffer[s.buffer] for s in body if s.op == "load"]
+    known = all(b.type.dtype.bits <= 8 or (b.kind == "const" and max(map(abs, b.value)) <= WHOLE) for b in read)
+    return len(factors) < 2 and of_codes and known
 
 
 def summed_loop(program: Program, p: Summed) -> tuple[Program, Loop]:
