@@ -148,9 +148,11 @@ class Strip:
 
         Of codes along columns a lane has a run of columns, and the bytes of four lanes in a row lie beside those of
         the next row; so do those of features where a run is of one piece of 16 bytes.  Of others the next row is 16
-        bytes further.
+        bytes further, or the next word where a row is in one.
         """
         width = self.sizes(rows, columns)[1] * self.bytes
+        if not self.is_codes and width <= 4:
+            return 4 // self.bytes
         if not self.is_codes:
             pieces = -(-width // 16)
             four = self.features and run == RUN // 2  # lanes have neighbouring pieces
@@ -293,6 +295,17 @@ class TileForm:
     def rows_together(self) -> bool:
         """Whether the rows of a lane are neighbours, because codes lie along the rows."""
         return any(c.strip.across for s in self.sweeps for c in s.codes)
+
+    def scales_right(self, tiles: int) -> bool:
+        """Whether what columns are scaled by multiplies the right operand of their product, of which a warp with so many
+        tiles of 16 rows has few elements: where all its rows share it, and bf16 has the range of both.  It takes 2.5
+        instructions of an element there; of a code 3 where two of 4 bits lie in a register, and else 1.
+        """
+        rows, features = ROWS * tiles, max(p.padded for s in self.sweeps for p in s.added)
+        strips = [c.strip for s in self.sweeps for c in s.codes]
+        few = features <= rows if any(s.is_codes and s.per == 2 for s in strips) else 3 * features <= rows
+        shared = all(s.is_codes or s.per % rows == 0 for s in strips)
+        return self.rows_together and self.dtype is BF16 and few and shared
 
     def strip_bytes(self, sweep: SweepForm, rows: int, columns: int) -> Iterator[int]:
         """Of a sweep's strips, for one stage."""

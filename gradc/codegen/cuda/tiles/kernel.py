@@ -363,7 +363,7 @@ class _TileWriter:
             for b in s.blocks
             if b.name not in computed
         ]
-        body += [f"f32 {scales(b)}[2 * TILES][{self.lanes.width} / {4 * self.lanes.run}];" for b in self.scaled(form)]
+        body += [f"f32 {scales(b)}{''.join(self.lanes.shared)};" for b in self.scaled(form)]
         run: list[str] = []
         masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))
         for step in form.steps:
@@ -431,10 +431,10 @@ class _TileWriter:
             strip, width = strips[p.right], self.lanes.width
             depth = f"operand, {strip.pitch}, {width}, {strip.height}, TILES"
             place = f"{strip.stage}{' + warp_column' if self.split > 1 else ''}"
-            if self.lanes.run == 2:
-                return [f"/* {p.call} */", f"gradc_add_strip<{depth}>({p.carry}, {p.block}, {place});"]
-            how = f"gradc_add_runs<{depth}, {self.lanes.run}, {str(self.lanes.in_words).lower()}>"
             scale = f", {scales(p.block)}" if p.block in self.scaled(form) else ""
+            if self.lanes.run == 2:
+                return [f"/* {p.call} */", f"gradc_add_strip<{depth}>({p.carry}, {p.block}, {place}{scale});"]
+            how = f"gradc_add_runs<{depth}, {self.lanes.run}, {str(self.lanes.in_words).lower()}>"
             return [f"/* {p.call} */", f"{how}({p.carry}, {p.block}, {place}{scale});"]
         assert isinstance(p.right, Panel)
         right = streamed[p.right]
