@@ -18,7 +18,7 @@ from ..targets.devices import Gpu
 from ..targets.gpu import SECTOR_BYTES, SHARED_RATE, WARP
 from .in_turn import in_turn
 from .library_time import product_time
-from .tiles import LEAST_SHARED, MOST_RESIDENT, PIECE, TileForm
+from .tiles import LEAST_SHARED, MOST_RESIDENT, PIECE, ROWS, TileForm
 
 STEP = 80
 """Instructions of a warp for a block of columns beside those of its codes: copies, addresses, a barrier; STEP_ACROSS
@@ -31,6 +31,8 @@ FLOAT8 where it is a float of 8 bits that no instruction converts, and MULTIPLIE
 machine code for sm_90, of 4096 x 4096 and 1 or 16 rows of x).
 """
 SCALED, FLOAT8, MULTIPLIED = 3.2, 8.0, 0.6
+SCALED_RIGHT = 2.5
+"""The same of an element of x, where that is multiplied by the scale."""
 CONVERTS_F8 = 89
 """The first architecture with a conversion of floats of 8 bits."""
 UNDER_WAY = 0.9e-6
@@ -114,7 +116,8 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     assert loop.tile is not None
     rows, columns = evaluate(loop.rows[1], dims), evaluate(own.sweep.cols[1], dims)
     by, width = evaluate(loop.by, dims), evaluate(own.sweep.by, dims)
-    blocks, steps = ceil(rows / by), ceil(columns / width)
+    blocks = max(1, prod(evaluate(size, dims) for _, size in loop.over) * ceil(rows / by))
+    steps = ceil(columns / width)
     elements = blocks * by * steps * width
     features = sum(p.padded for p in own.added)
     known = {b for b in {*loop.reads, *loop.writes}}
@@ -126,7 +129,8 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     rounds, clocks = ceil(blocks / (resident * gpu.sms)), gpu.sms * gpu.clock * min(1.0, blocks / gpu.sms)
     waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1))
     issued = float(blocks * steps * tile.warps * (STEP_ACROSS if form.rows_together else STEP))
-    issued += elements / WARP * (_decoding(form, program.types, gpu) + MULTIPLIED * features / PIECE)
+    tiles = by * tile.split // (ROWS * tile.warps)
+    issued += elements / WARP * (_decoding(form, program.types, gpu, tiles) + MULTIPLIED * features / PIECE)
     units = (
         issued / (4 * gpu.issue_share * clocks),
         elements * features / (gpu.matrix * clocks),
@@ -137,21 +141,23 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     return float(gpu.launch + max(in_turn(units, warps), outside / gpu.bandwidth, l2, waits))
 
 
-def _decoding(form: TileForm, types: Mapping[str, Type], gpu: Gpu) -> float:
-    """Instructions of a code."""
+def _decoding(form: TileForm, types: Mapping[str, Type], gpu: Gpu, tiles: int) -> float:
+    """Instructions of a code, where a warp has so many tiles of 16 rows."""
     (own,) = form.sweeps
     codes = [c.strip for c in own.codes if c.strip.is_codes]
     scaled = form.rows_together and any(s.op == "mul" for k in own.kernels for s in k.body if s.dtype is F32)
     bits = 4 if any(s.per == 2 for s in codes) else 8
     floats = bits == 8 and any(types[s.buffer].dtype.kind == "f" for s in codes)
-    return DECODING[bits] + SCALED * scaled + FLOAT8 * (floats and int(gpu.arch[3:]) < CONVERTS_F8)
+    features = sum(p.padded for p in own.added)
+    each = SCALED_RIGHT * features / (ROWS * tiles) if form.scales_right(tiles) else SCALED
+    return DECODING[bits] + each * scaled + FLOAT8 * (floats and int(gpu.arch[3:]) < CONVERTS_F8)
 
 
 def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
     """Of the same as a kernel that writes the decoded weight, the library's product, and a kernel for what follows."""
     loop, (own,) = form.loop, form.sweeps
-    (added,) = own.added
-    rows, columns = evaluate(loop.rows[1], dims), evaluate(own.sweep.cols[1], dims)
+    added = own.added[0]
+    rows, columns = prod(evaluate(size, dims) for _, size in (*loop.over, loop.rows)), evaluate(own.sweep.cols[1], dims)
     features = evaluate(dict(added.call.axes)[str(added.call.out.index[1].variable)], dims)
     outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes})
     weight = 2.0 * rows * columns  # bytes, of 16-bit elements

@@ -148,9 +148,11 @@ class Strip:
 
         Of codes along columns a lane has a run of columns, and the bytes of four lanes in a row lie beside those of
         the next row; so do those of features where a run is of one piece of 16 bytes.  Of others the next row is 16
-        bytes further.
+        bytes further, or the next word where a row is in one.
         """
         width = self.sizes(rows, columns)[1] * self.bytes
+        if not self.is_codes and width <= 4:
+            return 4 // self.bytes
         if not self.is_codes:
             pieces = -(-width // 16)
             four = self.features and run == RUN // 2  # lanes have neighbouring pieces
@@ -248,11 +250,13 @@ class TileForm:
     """A loop as one kernel on tensor cores.
 
     :param dtype: of all that products read.
+    :param after: loads of the steps after the sweeps whose rows are neighbours.
     """
 
     loop: Loop
     sweeps: tuple[SweepForm, ...]
     dtype: DType
+    after: tuple[tuple[Stmt, Strip], ...] = ()
 
     @cached_property
     def resident(self) -> tuple[Panel, ...]:
@@ -281,7 +285,10 @@ class TileForm:
         strips = [c.strip for s in self.sweeps for c in s.codes if not c.strip.across]
         if not any(s.is_codes for s in strips):
             return 2
-        shared = min((s.per for s in strips if not s.is_codes), default=4 * RUN)
+        columns = (s.sweep.cols[1] for s in self.sweeps)
+        shared = min(
+            [4 * RUN, *(s.per for s in strips if not s.is_codes), *(n for n in columns if isinstance(n, int) and n > 0)]
+        )
         return RUN // 2 if 2 * RUN <= shared < 4 * RUN else RUN
 
     @cached_property
@@ -289,13 +296,41 @@ class TileForm:
         """Whether the rows of a lane are neighbours, because codes lie along the rows."""
         return any(c.strip.across for s in self.sweeps for c in s.codes)
 
+    def scales_right(self, tiles: int) -> bool:
+        """Whether what columns are scaled by multiplies the right operand of their product, of which a warp with so many
+        tiles of 16 rows has few elements: where all its rows share it, and bf16 has the range of both.  It takes 2.5
+        instructions of an element there; of a code 3 where two of 4 bits lie in a register, and else 1.
+        """
+        rows, features = ROWS * tiles, max(p.padded for s in self.sweeps for p in s.added)
+        strips = [c.strip for s in self.sweeps for c in s.codes]
+        few = features <= rows if any(s.is_codes and s.per == 2 for s in strips) else 3 * features <= rows
+        shared = all(s.is_codes or s.per % rows == 0 for s in strips)
+        return self.rows_together and self.dtype is BF16 and few and shared
+
     def strip_bytes(self, sweep: SweepForm, rows: int, columns: int) -> Iterator[int]:
         """Of a sweep's strips, for one stage."""
         for s in sweep.strips:
             yield -(-s.sizes(rows, columns)[0] * s.pitch(rows, columns, self.run) * s.bytes // 16) * 16
 
+    @cached_property
+    def epilogue(self) -> Mapping[Stmt, Strip]:
+        """What the steps after the sweeps load for each row and feature, where its rows are neighbours and what is
+        summed is computed of memory alone: it is copied while the sweeps go on, since four of a lane's neighbours have
+        other features.
+        """
+        return dict(self.after) if self.decoded else {}
+
+    def epilogue_bytes(self, rows: int) -> Iterator[int]:
+        """Of these, each once."""
+        for s in dict.fromkeys(self.epilogue.values()):
+            yield -(-s.padded * s.pitch(rows, 0, self.run) * s.bytes // 16) * 16
+
     def shared_bytes(self, rows: int, columns: int, tile: Tile) -> int:
         """Of a block of so many rows and columns."""
+        return self.staged_bytes(rows, columns, tile) + sum(self.epilogue_bytes(rows))
+
+    def staged_bytes(self, rows: int, columns: int, tile: Tile) -> int:
+        """Of these, those that the sweeps use."""
         stages = tile.stages
         resident = sum(rows * p.pitch for p in self.resident)
         streamed = max(sum(stages * columns * p.pitch for p in s.streamed) for s in self.sweeps)
@@ -304,7 +339,7 @@ class TileForm:
         parts = (
             max(rows * (tile.split - 1) * p.padded * 4 for s in self.sweeps for p in s.added) if tile.split > 1 else 0
         )
-        return max(2 * (resident + streamed) + 4 * stages * columns * vectors + strips, parts)
+        return -(-max(2 * (resident + streamed) + 4 * stages * columns * vectors + strips, parts) // 16) * 16
 
     def registers(self, columns: int, tiles: int = 1) -> int:
         """An estimate of a thread's: fragments of blocks, carries and operands, of ``tiles`` times 16 rows, and what
@@ -488,8 +523,11 @@ def _too_large(form: TileForm, rows: int, columns: int, tiles: int, tile: Tile, 
 
 
 SHARING = (8, 4)
-"""Warps of a block that share its columns, where weights are decoded: so many have bytes under way."""
+"""Warps of a block that share its columns, where weights are decoded: so many have bytes under way;"""
+SHARING_FEW = (2, 1)
+"""and where they have few columns: of four warps, which have rows of their own else."""
 DECODED = ((2, 128, 3), (2, 128, 2), (2, 64, 3), (1, 64, 3), (2, 64, 2), (1, 64, 2))
+DECODED_FEW = (*((tiles, width, 2) for width in (32, 64, 128) for tiles in (4, 2, 1)),)
 """Of a warp, tiles of 16 rows, columns, and stages, where codes lie along columns;"""
 DECODED_ACROSS = ((4, 64, 3), (4, 32, 3), (2, 64, 3), (2, 64, 2), (2, 32, 3), (2, 32, 2), (1, 32, 2))
 """and where they lie along rows: 64 are the 32 bytes of a transfer, of int4 too."""
@@ -497,10 +535,14 @@ DECODED_ACROSS = ((4, 64, 3), (4, 32, 3), (2, 64, 3), (2, 64, 2), (2, 32, 3), (2
 
 def _choose_decoded(form: TileForm, device: Gpu) -> list[tuple[int, int, Tile]]:
     """The same where a block of rows is decoded, and all warps have its rows."""
-    found = []
-    for split in SHARING:
-        for tiles, width, stages in DECODED_ACROSS if form.rows_together else DECODED:
-            tile, rows, columns = Tile("mma", split, stages, split), ROWS * tiles, width * split
+    found, all_columns = [], form.sweeps[0].sweep.cols[1]
+    for split in (*SHARING, *SHARING_FEW):
+        few = split in SHARING_FEW
+        for tiles, width, stages in DECODED_ACROSS if form.rows_together else DECODED_FEW if few else DECODED:
+            warps, columns = WARPS if few else split, width * split
+            rows, tile = ROWS * tiles * warps // split, Tile("mma", warps, stages, split)
+            if few and (not isinstance(all_columns, int) or columns < all_columns):
+                continue
             fits = form.shared_bytes(rows, columns, tile) <= device.shared
             if fits and form.registers(width, tiles) <= MOST_REGISTERS:
                 try:
@@ -561,7 +603,7 @@ def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
                 f"{kernel.name} follows its sweeps and has more than {MOST_FEATURES} columns, or not a known number"
             )
         _check_kernel(kernel, loop, None)
-    return TileForm(loop, sweeps, dtypes.pop())
+    return TileForm(loop, sweeps, dtypes.pop(), tuple(_epilogue_strips(loop, types)))
 
 
 def _check_memory(loop: Loop, program: Program) -> None:
@@ -622,6 +664,23 @@ def _codes(kernel: Kernel, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) 
                 strip = Strip(s.buffer, start, steps[far][0], across=bool(across), per=steps[near][1], bytes=size)
                 yield Codes(kernel, s, strip)
                 break
+
+
+def _epilogue_strips(loop: Loop, types: Mapping[str, Type]) -> Iterator[tuple[Stmt, Strip]]:
+    """The loads after a loop's sweeps of elements of which a row's neighbour is the next one."""
+    inside = {b.name for b in loop.buffers}
+    for kernel in loop.steps:
+        if not isinstance(kernel, Kernel) or len(kernel.cols) != 1:
+            continue
+        (row, _), (feature, features) = kernel.rows[0], kernel.cols[0]
+        for s in kernel.body:
+            if s.op != "load" or s.where or s.buffer in inside or not 2 <= types[s.buffer].dtype.itemsize <= 4:
+                continue
+            flat = flatten(s.index, types[s.buffer].shape)
+            steps = dict(flat.terms)
+            if steps.keys() == {row, feature} and steps[row] == 1 and isinstance(features, int):
+                size = types[s.buffer].dtype.itemsize
+                yield s, Strip(s.buffer, flat.const, steps[feature], across=True, features=features, bytes=size)
 
 
 def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> Scores | Added:

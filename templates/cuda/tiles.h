@@ -178,8 +178,10 @@ template <class T, int WIDTH, int PITCH, int HEIGHT, int THREADS> struct gradc_s
   bool in_pieces, in_words;
   int in_word; /* the place of the first */
 
-  static __device__ __forceinline__ int row() { return (int)threadIdx.x / PER_ROW; }
-  static __device__ __forceinline__ int place() { return (int)threadIdx.x % PER_ROW * PER; }
+  /* 8 threads write 8 sets of banks: a piece of 8 rows, where a row has fewer than 8 and begins an odd number of them behind the one before. */
+  enum { OF_ROWS = PIECE == 16 && (PER_ROW == 2 || PER_ROW == 4) && PITCH * (int)sizeof(T) / 16 % 2 && THREADS % (8 * PER_ROW) == 0 };
+  static __device__ __forceinline__ int row() { return OF_ROWS ? (int)threadIdx.x / (8 * PER_ROW) * 8 + (int)threadIdx.x % 8 : (int)threadIdx.x / PER_ROW; }
+  static __device__ __forceinline__ int place() { return (OF_ROWS ? (int)threadIdx.x / 8 : (int)threadIdx.x) % PER_ROW * PER; }
   static __device__ __forceinline__ gradc_strip at(const T *array, i64 start, i64 step, i64 next) {
     const T *const from = array + start;
     const bool in_pieces = PIECE && next == 1 && step % PER == 0 && gradc_aligned(from, PIECE ? PIECE : 1);
@@ -286,9 +288,12 @@ GRADC_FN u32 gradc_entries(const u32 (&book)[8], u32 word, int n) {
   return gradc_of_columns(entries[0], entries[1], n % 2);
 }
 
-/* o += p b^T: fragments times a strip whose neighbours are columns of p. */
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_add_strip(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
+/* Two neighbours in a register, times a scale each, rounded once. */
+template <class F> GRADC_FN u32 gradc_scaled(u32 pair, const f32 (&scale)[2]) { return F::packed(F::half(pair, 0) * scale[0], F::half(pair, 1) * scale[1]); }
+
+/* o += p b^T: fragments times a strip whose neighbours are columns of p; `scaled` has the two registers of columns n to n + 7 and n + 8 to n + 15. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, class Scaled>
+GRADC_FN void gradc_add_strip_of(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b, const Scaled &scaled) {
   const int lane = threadIdx.x % 32;
   const u16 *const own = b + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8;
 #pragma unroll
@@ -301,12 +306,23 @@ GRADC_FN void gradc_add_strip(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TIL
       if (c + 16 <= DEPTH) ldmatrix_x4(r, own + c * PITCH + n);
       else ldmatrix_x2(*(u32(*)[2])r, own + (c - lane / 16 * 8) * PITCH + n);
 #pragma unroll
+      for (int i = 0; i < (c + 16 <= DEPTH ? 4 : 2); i++) r[i] = scaled(r[i], n / 8 + i % 2);
+#pragma unroll
       for (int m = 0; m < TILES; m++) {
         F::multiply(o[(m * DEPTH + c) / 8], a[m], r[0], r[1]);
         if (c + 16 <= DEPTH) F::multiply(o[(m * DEPTH + c + 8) / 8 % (TILES * DEPTH / 8)], a[m], r[2], r[3]);
       }
     }
   }
+}
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_add_strip(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
+  gradc_add_strip_of<F, PITCH, COLUMNS, DEPTH, TILES>(o, p, b, [](u32 pair, int) { return pair; });
+}
+/* The same where all rows share a scale of each column. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
+GRADC_FN void gradc_add_strip(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b, const f32 (&scale)[COLUMNS / 8][2]) {
+  gradc_add_strip_of<F, PITCH, COLUMNS, DEPTH, TILES>(o, p, b, [&](u32 pair, int eight) { return gradc_scaled<F>(pair, scale[eight]); });
 }
 /* Pieces of 8 of a run of neighbours in a row of b, as the right operands of RUN / 4 products: neighbours 4u to 4u + 3; or, in words, of each 8
  * neighbours those of u and u + 4, and of u + 1 and u + 5. */

@@ -28,6 +28,7 @@ from ..row_blocking.wide_products import Sizes
 from .body import body_of
 from .carry_sums import swept
 from .decoded_products import decoded_loop, decoded_products
+from .decoded_sums import summed_loop, summed_products
 from .epilogue import with_epilogue
 from .split_loops import split
 
@@ -48,8 +49,10 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
     :param dims: sizes at which time is predicted; ``LARGE`` stands for the others.
     """
     given, program, tried = program, without_unit_axes(program), set[str]()
-    program, fissions = split_sums(program, [*_products(program)])
     with assuming(program.assumptions):
+        program, decided = _summed(program, device, dims or {})
+        tried |= decided
+        program, fissions = split_sums(program, [*_products(program)])
         while seeds := [name for name in _products(program) if name not in tried]:
             tried.add(seeds[0])
             group = FusionGroup.grow_from(program, seeds[0], dims, tiled=True)
@@ -64,6 +67,23 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
                 program = replace(program, untiled=(*program.untiled, missed))
         program = _decoded(fuse_unused(program, fissions), device, dims or {})
     return with_unit_axes(program, given)
+
+
+def _summed(program: Program, device: Device, dims: Mapping[str, int]) -> tuple[Program, set[str]]:
+    """The program with a loop for each product that a kernel sums times what it decodes, where that takes no longer than
+    the product in memory; and the products for which there is one.
+    """
+    decided = set[str]()
+    for p in [*summed_products(program)] if isinstance(device, Gpu) else ():
+        try:
+            made, loop = summed_loop(program, p)
+            loops = tiled(loop, made, device)
+            decided.add(p.call.out.buffer)
+            program = _with_loop(made, loop, _fastest_decoded(loops, made, device, dims))
+        except (IllegalMove, NotTiled) as error:
+            missed = MissedTile(p.call.name, p.call.note, str(error))
+            program = replace(program, untiled=(*program.untiled, missed))
+    return program, decided
 
 
 def _decoded(program: Program, device: Device, dims: Mapping[str, int]) -> Program:

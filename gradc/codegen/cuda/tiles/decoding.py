@@ -5,6 +5,7 @@ quarter as many as of sums.
     cast(q), cast(q) - z     ->  digit(q, z)     of 4 bits: two at once in a register, each in 16 bits, exactly
     table[q], cast(q: f4)    ->  entry(q)        of 4 bits: bytes of a codebook of 16 numbers, by permutations
     store cast(digit * s)    ->  store digit, s  s multiplies what a product has summed of the columns that share it
+    store cast(code * s[j])  ->  store code, s   s multiplies the product's other operand, where a warp's rows share it
 
 A digit of bf16 has the unit 2^-6: an integer of at most 8 bits less another one of as many then is one FMA, and exact.
 Such a block is stored times its unit, and the sum divided by it, a power of two.  Where columns of a product share a
@@ -36,7 +37,8 @@ def decoded(form: TileForm, lanes: Lanes, types: Mapping[str, Type]) -> TileForm
     """The form with the rewrites of this module in the kernels that decode."""
 
     def of(sweep: SweepForm) -> SweepForm:
-        made = {c.kernel: _Decoder(c.kernel, sweep, lanes, types, form.dtype).kernel() for c in sweep.codes}
+        right = form.scales_right(lanes.tiles)
+        made = {c.kernel: _Decoder(c.kernel, sweep, lanes, types, form.dtype, right).kernel() for c in sweep.codes}
         steps = tuple(made.get(s, s) if isinstance(s, Kernel) else s for s in sweep.steps)
         return replace(sweep, steps=steps, codes=tuple(replace(c, kernel=made[c.kernel]) for c in sweep.codes))
 
@@ -50,13 +52,17 @@ def paired(kernel: Kernel) -> Stmt | None:
 
 @dataclass
 class _Decoder:
-    """Rewrites one kernel; the loads stay as they are."""
+    """Rewrites one kernel; the loads stay as they are.
+
+    :param right: whether scales of columns multiply the product's other operand.
+    """
 
     before: Kernel
     sweep: SweepForm
     lanes: Lanes
     types: Mapping[str, Type]
     dtype: DType
+    right: bool
     body: list[Stmt] = field(default_factory=list)
 
     def kernel(self) -> Kernel:
@@ -69,7 +75,7 @@ class _Decoder:
             self.body.append(made)
         else:
             self.body = []
-            for s in self.before.body:
+            for s in (*self.before.body[:-1], *self.apart(last)):
                 self.body.append(self.whole(s) or s)
         used = {u for s in self.body if not s.name for u in s.uses}
         for s in reversed(self.body):
@@ -96,6 +102,33 @@ class _Decoder:
         whole = s.altered(op="whole", attrs=(), dtype=F32)
         return whole if s.dtype is F32 else s.altered(args=(self.add(whole),))
 
+    def apart(self, last: Stmt) -> tuple[Stmt, ...]:
+        """The last statement, the store of a code times a scale of its column as that of both, of which the code is
+        exact.
+        """
+        cast = self.now[last.args[0]] if last.op == "store" else last
+        inner = self.now[cast.args[0]] if cast.op == "cast" and cast.dtype is self.dtype else last
+        for x, scale in (inner.args, inner.args[::-1]) if inner.op == "mul" and inner.dtype is F32 else ():
+            code = self.now[self.now[x].args[0]] if self.now[x].op == "cast" else None
+            exact = code is not None and code.dtype is not None and code.dtype.bits <= 8 and code.dtype.name != "e8m0"
+            if exact and self.is_of_columns(scale):
+                only = cast.altered(name=next(self.names), args=(x,))
+                self.now[only.name] = only
+                return only, last.altered(args=(only.name, scale))
+        return (last,)
+
+    def is_of_columns(self, name: str) -> bool:
+        """Whether a scale is the same for all rows of a warp, and multiplies the right operand."""
+        if not self.right or not self.before.is_column(self.now[name]):
+            return False
+        return self.is_of_rows_alike(name)
+
+    def is_of_rows_alike(self, name: str) -> bool:
+        s = self.now[name]
+        if ROW not in self.before.levels[name] or name in self.strips:
+            return name not in self.strips or not self.strips[name].is_codes
+        return s.op not in ("load", "index") and all(map(self.is_of_rows_alike, s.uses))
+
     # -- codes of 4 bits -----------------------------------------------------------------------------------------------
 
     def paired(self, store: Stmt) -> Stmt | None:
@@ -113,7 +146,7 @@ class _Decoder:
         for x, scale in (inner.args, inner.args[::-1]):
             if self.is_element(x) and (made := self.of_codes(self.now[x])) is not None:
                 code = self.add(made)
-                if not self.lanes.together and self.is_of_product(scale):
+                if self.is_of_columns(scale) or (not self.lanes.together and self.is_of_product(scale)):
                     return store.altered(args=(code, scale))
                 return store.altered(
                     args=(self.add(rounded.altered(args=(self.add(inner.altered(args=(code, scale))),))),)

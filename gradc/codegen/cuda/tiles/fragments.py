@@ -174,6 +174,7 @@ class FragmentWriter:
         lanes: Lanes,
         staged: Sequence[Mapping[Stmt, str]],
         strips: Sequence[Mapping[Stmt, StripText]],
+        after: Mapping[Stmt, StripText],
     ):
         self.form, self.types, self.lanes, self.tiles = form, types, lanes, lanes.tiles
         self.registers = frozenset(b.name for b in form.loop.buffers)
@@ -186,8 +187,8 @@ class FragmentWriter:
             [self.numbered(k, s, names, own) for k in s.kernels]
             for s, names, own in zip(form.sweeps, staged, strips, strict=True)
         ]
-        after = [self.numbered(k, None, {}, {}) for k in form.loop.steps if isinstance(k, Kernel)]
-        self.kernels = (*of_sweeps, after)
+        last = [self.numbered(k, None, {}, after) for k in form.loop.steps if isinstance(k, Kernel)]
+        self.kernels = (*of_sweeps, last)
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -400,9 +401,11 @@ class FragmentWriter:
         roots = [s for s in roots if s not in direct]
         effects = [self.root(k, s) for s in roots]
         own, wanted = k.read(body), [u for uses, _ in effects for u in uses]
-        decoded = [u for s in direct for u in (*k.scribe.statements[s.args[0]].args[1:], *s.args[1:])]
+        scaled = [s for s in (*direct, *roots) if s.op == "store" and len(s.args) > 1]
+        decoded = [u for s in direct for u in k.scribe.statements[s.args[0]].args[1:]]
+        decoded += [u for s in scaled for u in s.args[1:]]
         needed = backward_slice([s for s in own if s.name not in k.shared], wanted, lambda s: True)
-        before = self.shared_values(k, own, [u for s in needed for u in s.uses] + wanted + decoded, direct)
+        before = self.shared_values(k, own, [u for s in needed for u in s.uses] + wanted + decoded, scaled)
         names = {s.name for s in needed}
         outer = [u for s in needed for u in s.uses if u not in names]
         outer += [u for uses, _ in effects for u in uses if u not in names]
@@ -447,7 +450,7 @@ class FragmentWriter:
         """Before a pass over the lane's elements: the bytes of its codes, and what is the same for several elements.
 
         :param body: the pass's statements.  :param wanted: the values that its elements use.
-        :param scaled: stores of digits, of which each may have a scale.
+        :param scaled: stores with a scale of their products.
         """
         used = k.shared.intersection(wanted)
         words = {strip for s in body if (strip := k.scribe.strips.get(s.name)) and strip.strip.is_codes}
@@ -470,7 +473,8 @@ class FragmentWriter:
             if s.name in used:
                 arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}{sizes}")
                 lines.append(f"{rows_of(s.name)}{self.lanes.of_element} = {variable(s.name)};")
-        shares = f"!EDGE || step < lane_columns + lane % 4 * {self.lanes.run} ? " if self.may_lack(k) else ""
+        before = "" if self.lanes.together else f" + lane % 4 * {self.lanes.run}"
+        shares = f"!EDGE || step < lane_columns{before} ? " if self.may_lack(k) else ""
         for s in scaled:  # what is computed of no scale may be infinite
             given = (f"{shares}{variable(x)}{' : 0' if shares else ''}" for x in s.args[1:])
             lines += [f"{scales(s.buffer)}{self.lanes.of_element} = {x};" for x in given]

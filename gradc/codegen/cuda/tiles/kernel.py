@@ -222,7 +222,9 @@ class _TileWriter:
         self.staged = [self.vectors(s) for s in form.sweeps]
         self.strips = [self.strips_of(s) for s in form.sweeps]
         codes = [{c.load: texts[c.strip] for c in s.codes} for s, texts in zip(form.sweeps, self.strips, strict=True)]
-        self.writer = FragmentWriter(form, self.types, self.lanes, [names for _, names in self.staged], codes)
+        self.after = self.strips_after()
+        after = {load: self.after[strip] for load, strip in form.epilogue.items()}
+        self.writer = FragmentWriter(form, self.types, self.lanes, [names for _, names in self.staged], codes, after)
 
     def numbered(self, name: str) -> str:
         """The name with a number that it did not have yet."""
@@ -273,6 +275,31 @@ class _TileWriter:
             at += -(-self.stages * height * made[s].pitch * s.bytes // 16) * 16
         return made
 
+    def strips_after(self) -> Mapping[Strip, StripText]:
+        """Strips of the steps after the sweeps, behind all others."""
+        assert self.loop.tile is not None
+        at, made = self.form.staged_bytes(self.rows, self.columns, self.loop.tile), dict[Strip, StripText]()
+        for s, count in zip(dict.fromkeys(self.form.epilogue.values()), self.form.epilogue_bytes(self.rows), strict=True):
+            made[s] = StripText(
+                name=self.numbered("strip"),
+                at=at,
+                ctype=stored(self.types[s.buffer].dtype),
+                strip=s,
+                height=s.padded,
+                width=self.rows,
+                pitch=s.pitch(self.rows, 0, self.lanes.run),
+                first=size(s.start, "i64"),
+                step=size(s.step, "i64"),
+                next="1",
+                offset="0",
+                there=str(s.features),
+                valid=self.loop.count,
+                comment=f"{s.buffer}: {s.padded} x {self.rows}",
+                staged=False,
+            )
+            at += count
+        return made
+
     def text(self) -> str:
         comment = "\n".join(["/*", *(f" * {line}".rstrip() for line in str(self.loop).splitlines()), " */"])
         sweeps = [self.sweep(number, s) for number, s in enumerate(self.form.sweeps)]
@@ -301,6 +328,7 @@ class _TileWriter:
             "over": [(axis, size(n)) for axis, n in self.loop.over],
             "resident": list(self.resident.values()),
             "in_registers": self.in_registers,
+            "after": list(self.after.values()),
             "carries": [
                 {"declaration": self.declared(c), "comment": str(c)} for s in self.loop.sweeps for c in s.carries
             ],
@@ -335,7 +363,7 @@ class _TileWriter:
             for b in s.blocks
             if b.name not in computed
         ]
-        body += [f"f32 {scales(b)}[2 * TILES][{self.lanes.width} / {4 * self.lanes.run}];" for b in self.scaled(form)]
+        body += [f"f32 {scales(b)}{''.join(self.lanes.shared)};" for b in self.scaled(form)]
         run: list[str] = []
         masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))
         for step in form.steps:
@@ -403,10 +431,10 @@ class _TileWriter:
             strip, width = strips[p.right], self.lanes.width
             depth = f"operand, {strip.pitch}, {width}, {strip.height}, TILES"
             place = f"{strip.stage}{' + warp_column' if self.split > 1 else ''}"
-            if self.lanes.run == 2:
-                return [f"/* {p.call} */", f"gradc_add_strip<{depth}>({p.carry}, {p.block}, {place});"]
-            how = f"gradc_add_runs<{depth}, {self.lanes.run}, {str(self.lanes.in_words).lower()}>"
             scale = f", {scales(p.block)}" if p.block in self.scaled(form) else ""
+            if self.lanes.run == 2:
+                return [f"/* {p.call} */", f"gradc_add_strip<{depth}>({p.carry}, {p.block}, {place}{scale});"]
+            how = f"gradc_add_runs<{depth}, {self.lanes.run}, {str(self.lanes.in_words).lower()}>"
             return [f"/* {p.call} */", f"{how}({p.carry}, {p.block}, {place}{scale});"]
         assert isinstance(p.right, Panel)
         right = streamed[p.right]

@@ -23,6 +23,7 @@ class StripText:
     :param at: bytes before it in shared memory.  :param first: its first element, at column 0.
     :param offset: elements from there to the first of a block of columns.
     :param there: its rows that are there, and :param valid: elements of each.
+    :param staged: whether it comes in stages; else it is there once.
     """
 
     name: str
@@ -39,6 +40,7 @@ class StripText:
     there: str
     valid: str
     comment: str
+    staged: bool = True
 
     @property
     def memory(self) -> str:
@@ -47,7 +49,7 @@ class StripText:
     @property
     def shift(self) -> str:
         """Elements of a word before one that is copied with it."""
-        in_words = self.width == 1 and self.strip.bytes < 4 and not self.strip.is_codes
+        in_words = self.staged and self.width == 1 and self.strip.bytes < 4 and not self.strip.is_codes
         return f" + {self.memory}.shift({self.offset})" if in_words else ""
 
     @property
@@ -58,7 +60,7 @@ class StripText:
     @property
     def stage(self) -> str:
         """Its first element in the stage."""
-        return f"{self.name} + stage * {self.height * self.pitch}"
+        return f"{self.name} + stage * {self.height * self.pitch}" if self.staged else self.name
 
 
 @dataclass(frozen=True)
