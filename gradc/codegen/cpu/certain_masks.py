@@ -30,7 +30,9 @@ def without_certain_masks(kernel: Kernel) -> Kernel:
 def _is_certain(mask: Stmt, kernel: Kernel) -> bool:
     place = kernel.stmts.get(mask.index[0].variable or "")
     size = mask.attr("hi")
-    clamped = place is not None and place.op == "clamp_index" and mask.attr("lo") == 0 and same(place.attr("size"), size)
+    clamped = (
+        place is not None and place.op == "clamp_index" and mask.attr("lo") == 0 and same(place.attr("size"), size)
+    )
     if place is None or not clamped or size == 0:
         return False
     computed = reachable([place.name], lambda name: kernel.stmts[name].uses)
