@@ -218,8 +218,10 @@ def given_as_they_are(target: str) -> tuple[DType, ...]:
     return (BF16, F16) if target.startswith("cuda") else ()
 
 
-def library_functions(options: Options) -> tuple[str, ...]:
+def library_functions(options: Options, target: str) -> tuple[str, ...]:
     """The library ops that a target has a function for although they are made of others."""
+    if target == "cpu":
+        return ("sort_segments",)
     return (
         ("convolution_response", "convolution_image", "convolution_filter") if options.convolutions == "cudnn" else ()
     )
@@ -250,7 +252,7 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     round_operands, round_products = multiplied_as_they_are(target), given_as_they_are(target)
     if target == "cpu":
         graph = pipeline.run(minimal_filtering, graph, dims=_hints(options), numerics=numerics)
-    graph = pipeline.run(decompose, graph, functions=library_functions(options))
+    graph = pipeline.run(decompose, graph, functions=library_functions(options, target))
     graph = pipeline.run(upcast, graph)
     graph = pipeline.run(
         simplify, graph, numerics=numerics, round_operands=round_operands, round_products=round_products

@@ -121,6 +121,14 @@ def _first(function: Any) -> Callable[..., torch.Tensor]:
     return oracle
 
 
+def _segments(keys: torch.Tensor) -> torch.Tensor:
+    order, counts = torch.argsort(keys, stable=True), torch.unique(keys, return_counts=True)
+    found, ends = counts[0].long(), counts[1].cumsum(0)
+    rest = torch.full((len(keys) - len(found),), 2**63 - 1)
+    starts = torch.cat([ends - counts[1], torch.full((len(rest),), len(keys))])
+    return torch.stack([order, torch.cat([found, rest]), starts])
+
+
 def _arg(function: Any) -> Callable[..., torch.Tensor]:
     def oracle(x: torch.Tensor, axis: Any = None, keepdims: bool = False) -> torch.Tensor:
         if not isinstance(axis, tuple):
@@ -778,6 +786,7 @@ TORCH: dict[str, Callable[..., Any]] = {
         x, dim=axis, descending=descending, stable=True
     ),
     "argsort_rows": lambda keys, count: torch.argsort(keys, dim=-1, stable=True)[..., :count],
+    "sort_segments": _segments,
     "argmin": _arg(torch.argmin),
     "max": _first(torch.max),
     "min": _first(torch.min),

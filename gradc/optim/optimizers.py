@@ -162,7 +162,8 @@ class rowwise_adagrad(Optimizer):
         g = decayed(gradient, parameter, self.weight_decay)
         axes = tuple(range(1, g.rank))
         total = state["sum"] + (mean(g * g, axis=axes) if axes else g * g)
-        return parameter - scaled(now.lr, g) / along(sqrt(total) + self.eps, g.shape, axes), {"sum": total}
+        rate = converted(now.lr, total.dtype) / (sqrt(total) + self.eps)
+        return parameter - along(rate, g.shape, axes) * g, {"sum": total}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..errors import GradcError, InvalidProblem
 from ..ir.dims import Dim, assuming, evaluate, symbols
 from ..ir.graph import Graph
 from ..ir.node import Node
-from ..ir.op import Composite
+from ..ir.op import Composite, Library
 from ..ir.types import DType, Type
 from ..ir.walk import topological
 from ..ops.elementwise.pointwise import convert
@@ -123,7 +123,9 @@ def _readers(graph: Graph, dims: Mapping[str, int]) -> tuple[dict[str, str], dic
         for node in pending:  # grows: the decompositions of composites are appended
             if node.op.name == "input":
                 origin[node] = node
-            elif node.dtype.is_integer or (len(node.operands) == 1 and node.op.multilinear is not None):
+            elif not isinstance(node.op, Library) and (  # positions in the order of keys are no keys
+                node.dtype.is_integer or (len(node.operands) == 1 and node.op.multilinear is not None)
+            ):
                 sources = {origin[o] for o in node.operands if o in origin and o.dtype.kind == node.dtype.kind}
                 if len(sources) == 1:
                     origin[node] = sources.pop()

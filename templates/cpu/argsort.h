@@ -1,4 +1,4 @@
-{#- The stable argsort of rows of one type of key, rendered for each.  Every way gives the same positions: no two items are
+{#- The stable argsort of rows of one type of key, and the segments of a row, rendered for each.  Every way gives the same positions: no two items are
     equal.  No name of the user's stands in it, so that it reserves none of its local variables' names. -#}
 {% set name = "gradc_argsort_" ~ key %}
 {% set T = name ~ "_item" %}
@@ -11,11 +11,11 @@ typedef {{ item }} {{ T }};
 {% endif %}
 enum {
   {{ name }}_few = 24,          /* items that are sorted by insertion */
-  {{ name }}_long = 1 << 15,    /* items of a row that all threads sort together, where there are few rows */
+  {{ name }}_long = 1 << 10,    /* items of a row that all threads sort together, where there are few rows */
   {{ name }}_rows = 16,         /* rows that are few */
   {{ name }}_task = 1 << 14,    /* items of a task */
   {{ name }}_chunks = 64,       /* tasks of a row that all threads sort, at most */
-  {{ name }}_digits = 1 << 11   /* values of a digit there */
+  {{ name }}_widest = 14        /* bits of a digit there, at most: what its values count stays in the nearer caches */
 };
 
 typedef struct {
@@ -26,6 +26,7 @@ typedef struct {
   i64 axes;
   const i64 *size, *steps; /* of the axes that number the rows */
   i64 rows, n, step, count;
+  int segments; /* whether `out` is [3, n]: positions; the distinct keys, then the largest i64; where each begins, then n */
 } {{ A }};
 
 static const {{ key }} *{{ name }}_row(const {{ A }} *a, i64 row) {
@@ -121,11 +122,24 @@ static void {{ name }}_rows_task(const void *args_, i64 task) {
   }
 }
 
-/* One long row by all threads: a digit of 11 bits at a time, each task's items behind those of the tasks before it.  Keys of
- * 64 bits are seldom that far apart: where 32 bits hold how far, an item is half as wide. */
+/* One long row by all threads: a digit at a time, each task's items behind those of the tasks before it.  An item holds how far its key
+ * is from the least; keys of 64 bits are seldom 2^32 apart, and an item is half as wide where they are not. */
 static i64 {{ name }}_chunk(i64 n) { return gradc_max({{ name }}_task, gradc_chunks(n, {{ name }}_chunks)); }
 
-{% if bits == 64 %}
+/* Bits of the digits by which `span` bits take least time: each digit is one pass over the items that counts, one that moves, and one over
+ * the counts of all tasks, of which vectors have several. */
+static int {{ name }}_digit(i64 n, i64 tasks, int span) {
+  int best = 0;
+  i64 least = 0;
+  for (int bits = {{ name }}_widest; bits > 0; bits--) {
+    const i64 time = gradc_chunks(span, bits) * (2 * n + ((4 + tasks) << bits) / 4);
+    if (best && time >= least) continue;
+    best = bits;
+    least = time;
+  }
+  return best;
+}
+
 typedef struct {
   const {{ A }} *a;
   const {{ key }} *from;
@@ -135,18 +149,26 @@ typedef struct {
 
 static void {{ name }}_range_task(const void *args_, i64 task) {
   const {{ name }}_range *const p = args_;
-  const i64 first = task * p->chunk, step = p->a->step;
-  {{ key }} least = p->from[first * step], most = least;
-  for (i64 i = first; i < gradc_min(p->a->n, first + p->chunk); i++) {
-    const {{ key }} x = p->from[i * step];
-    least = x < least ? x : least;
-    most = x > most ? x : most;
+  const i64 first = task * p->chunk, last = gradc_min(p->a->n, first + p->chunk), step = p->a->step;
+  const {{ key }} *const from = p->from;
+  {{ key }} least = from[first * step], most = least;
+  if (step == 1) {
+    #pragma omp simd reduction(min : least) reduction(max : most)
+    for (i64 i = first; i < last; i++) {
+      least = from[i] < least ? from[i] : least;
+      most = from[i] > most ? from[i] : most;
+    }
+  } else {
+    for (i64 i = first; i < last; i++) {
+      const {{ key }} x = from[i * step];
+      least = x < least ? x : least;
+      most = x > most ? x : most;
+    }
   }
   p->limits[2 * task] = least;
   p->limits[2 * task + 1] = most;
 }
-{% endif %}
-{% for part, Item, shift in [("", T, bits)] + ([("_near", "u64", 32)] if bits == 64 else []) %}
+{% for part, Item, shift in [("_near", "u64", 32)] + ([("", T, bits)] if bits == 64 else []) %}
 {% set long = name ~ part %}
 
 typedef struct {
@@ -154,59 +176,124 @@ typedef struct {
   const {{ key }} *from;
   i64 *out;
   {{ Item }} *items, *to;
-  u32 *counts; /* [chunk][digit] */
-  i64 chunk;
-  int shift;
+  u32 *counts; /* [chunk][digit]; then those of all chunks */
+  i64 *heads;  /* [chunk]: keys that begin in the chunks before it */
+  i64 chunk, distinct;
+  int bits, shift;
   {{ key }} least;
 } {{ long }}_pass;
 
-static void {{ long }}_load_task(const void *args_, i64 task) {
-  const {{ long }}_pass *const p = args_;
-  for (i64 i = task * p->chunk; i < gradc_min(p->a->n, (task + 1) * p->chunk); i++)
-{% if part %}
-    p->items[i] = ((u64)p->from[i * p->a->step] - (u64)p->least) << 32 | (u64)i;
-{% else %}
-    p->items[i] = {{ name }}_made(p->from[i * p->a->step], i);
-{% endif %}
+static inline void {{ long }}_count(const {{ long }}_pass *p, i64 task, int load) {
+  const i64 last = gradc_min(p->a->n, (task + 1) * p->chunk), step = p->a->step;
+  const u32 mask = ((u32)1 << p->bits) - 1;
+  const int shift = p->shift;
+  const u64 least = (u64)p->least;
+  const {{ key }} *restrict const from = p->from;
+  {{ Item }} *restrict const items = p->items;
+  u32 *restrict const counts = p->counts + (task << p->bits);
+  __builtin_memset(counts, 0, sizeof(u32) << p->bits);
+  for (i64 i = task * p->chunk; i < last; i++) {
+    if (load) items[i] = ({{ Item }})((u64)from[i * step] - least) << {{ shift }} | ({{ Item }})i;
+    counts[(u32)(items[i] >> shift) & mask]++;
+  }
 }
-static void {{ long }}_count_task(const void *args_, i64 task) {
-  const {{ long }}_pass *const p = args_;
-  u32 *const counts = p->counts + task * {{ name }}_digits;
-  __builtin_memset(counts, 0, sizeof(u32) * {{ name }}_digits);
-  for (i64 i = task * p->chunk; i < gradc_min(p->a->n, (task + 1) * p->chunk); i++) counts[(u32)(p->items[i] >> p->shift) & ({{ name }}_digits - 1)]++;
-}
+static void {{ long }}_load_task(const void *args_, i64 task) { {{ long }}_count(args_, task, 1); }
+static void {{ long }}_count_task(const void *args_, i64 task) { {{ long }}_count(args_, task, 0); }
 static void {{ long }}_move_task(const void *args_, i64 task) {
   const {{ long }}_pass *const p = args_;
-  u32 *const place = p->counts + task * {{ name }}_digits;
-  for (i64 i = task * p->chunk; i < gradc_min(p->a->n, (task + 1) * p->chunk); i++) p->to[place[(u32)(p->items[i] >> p->shift) & ({{ name }}_digits - 1)]++] = p->items[i];
+  const i64 last = gradc_min(p->a->n, (task + 1) * p->chunk);
+  const u32 mask = ((u32)1 << p->bits) - 1;
+  const int shift = p->shift;
+  const {{ Item }} *restrict const items = p->items;
+  {{ Item }} *restrict const to = p->to;
+  u32 *restrict const place = p->counts + (task << p->bits);
+  for (i64 i = task * p->chunk; i < last; i++) to[place[(u32)(items[i] >> shift) & mask]++] = items[i];
 }
 static void {{ long }}_store_task(const void *args_, i64 task) {
   const {{ long }}_pass *const p = args_;
   for (i64 i = task * p->chunk; i < gradc_min(p->a->count, (task + 1) * p->chunk); i++) p->out[i] = (i64)(u{{ shift }})p->items[i];
 }
+/* Counts -> places.  Returns whether all items have the same digit. */
+static int {{ long }}_places(const {{ long }}_pass *p, i64 tasks) {
+  const i64 digits = (i64)1 << p->bits;
+  u32 *const all = p->counts + (tasks << p->bits), before = 0, most = 0;
+  __builtin_memset(all, 0, sizeof(u32) << p->bits);
+  for (i64 t = 0; t < tasks; t++)
+    #pragma omp simd
+    for (i64 d = 0; d < digits; d++) all[d] += p->counts[(t << p->bits) + d];
+  for (i64 d = 0; d < digits; d++) {
+    const u32 here = all[d];
+    all[d] = before;
+    before += here;
+    most = here > most ? here : most;
+  }
+  for (i64 t = 0; t < tasks; t++) {
+    u32 *const place = p->counts + (t << p->bits);
+    #pragma omp simd
+    for (i64 d = 0; d < digits; d++) {
+      const u32 first = all[d];
+      all[d] = first + place[d];
+      place[d] = first;
+    }
+  }
+  return most == p->a->n;
+}
+
+/* The distinct keys, and where each begins: a task writes those that begin in its chunk. */
+static void {{ long }}_heads_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
+  const {{ Item }} *const items = p->items;
+  i64 heads = task == 0;
+  #pragma omp simd reduction(+ : heads)
+  for (i64 i = gradc_max(1, task * p->chunk); i < gradc_min(p->a->n, (task + 1) * p->chunk); i++) heads += (items[i] ^ items[i - 1]) >> {{ shift }} != 0;
+  p->heads[task] = heads;
+}
+static void {{ long }}_segments_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
+  const i64 n = p->a->n, first = task * p->chunk, last = gradc_min(n, first + p->chunk);
+  const {{ Item }} *restrict const items = p->items;
+  i64 *restrict const order = p->out, *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
+  const u64 least = (u64)p->least;
+  i64 number = p->heads[task] - 1, begin = 0, i = first;
+  for (; i < last && i > 0 && (items[i] ^ items[i - 1]) >> {{ shift }} == 0; i++) order[i] = (i64)(u{{ shift }})items[i];
+  for (u64 key = i < last ? ~(u64)(items[i] >> {{ shift }}) : 0; i < last; i++) {
+    const u64 next = (u64)(items[i] >> {{ shift }});
+    begin = next != key ? i : begin;
+    number += next != key;
+    key = next;
+    order[i] = (i64)(u{{ shift }})items[i];
+    keys[number] = (i64)(key + least);
+    starts[number] = begin;
+  }
+  for (i = gradc_max(first, p->distinct); i < last; i++) keys[i] = INT64_MAX, starts[i] = n;
+}
+
 /* span: bits of the keys that may differ */
 static void {{ long }}_passes({{ long }}_pass *p, i64 tasks, int span) {
   const gradc_ctx *const ctx = p->a->ctx;
+  p->bits = {{ name }}_digit(p->a->n, tasks, span);
+  p->shift = {{ shift }};
   ctx->parallel_for(ctx, tasks, {{ long }}_load_task, p);
-  for (p->shift = {{ shift }}; p->shift < {{ shift }} + span; p->shift += 11) {
-    ctx->parallel_for(ctx, tasks, {{ long }}_count_task, p);
-    u32 before = 0, most = 0;
-    for (i64 d = 0; d < {{ name }}_digits; d++) {
-      const u32 first = before;
-      for (i64 t = 0; t < tasks; t++) {
-        u32 *const place = &p->counts[t * {{ name }}_digits + d], here = *place;
-        *place = before;
-        before += here;
-      }
-      most = before - first > most ? before - first : most;
-    }
-    if (most == p->a->n) continue; /* all have the same digit */
+  for (; p->shift < {{ shift }} + span; p->shift += p->bits) {
+    if (p->shift > {{ shift }}) ctx->parallel_for(ctx, tasks, {{ long }}_count_task, p);
+    if ({{ long }}_places(p, tasks)) continue;
     ctx->parallel_for(ctx, tasks, {{ long }}_move_task, p);
     {{ Item }} *const other = p->items;
     p->items = p->to;
     p->to = other;
   }
-  ctx->parallel_for(ctx, tasks, {{ long }}_store_task, p);
+  if (!p->a->segments) {
+    ctx->parallel_for(ctx, tasks, {{ long }}_store_task, p);
+    return;
+  }
+  ctx->parallel_for(ctx, tasks, {{ long }}_heads_task, p);
+  p->distinct = 0;
+  for (i64 t = 0; t < tasks; t++) {
+    const i64 here = p->heads[t];
+    p->heads[t] = p->distinct;
+    p->distinct += here;
+  }
+  ctx->parallel_for(ctx, tasks, {{ long }}_segments_task, p);
 }
 {% endfor %}
 
@@ -214,10 +301,11 @@ static void {{ name }}_long_row(const {{ A }} *a, i64 row) {
   char *end = a->scratch;
   const i64 chunk = {{ name }}_chunk(a->n), tasks = gradc_chunks(a->n, chunk);
   void *const items = gradc_take(&end, (i64)sizeof({{ T }}) * a->n), *const to = gradc_take(&end, (i64)sizeof({{ T }}) * a->n);
+  i64 *const of_tasks = gradc_take(&end, 2 * (i64)sizeof(i64) * tasks); /* limits of keys, then heads */
+  u32 *const counts = (u32 *)end;
   const {{ key }} *const from = {{ name }}_row(a, row);
   i64 *const out = a->out + row * a->count;
-{% if bits == 64 %}
-  {{ name }}_range r = { a, from, ({{ key }} *)end, chunk };
+  {{ name }}_range r = { a, from, ({{ key }} *)of_tasks, chunk };
   a->ctx->parallel_for(a->ctx, tasks, {{ name }}_range_task, &r);
   {{ key }} least = r.limits[0], most = r.limits[1];
   for (i64 t = 1; t < tasks; t++) {
@@ -225,20 +313,23 @@ static void {{ name }}_long_row(const {{ A }} *a, i64 row) {
     most = r.limits[2 * t + 1] > most ? r.limits[2 * t + 1] : most;
   }
   const u64 apart = (u64)most - (u64)least;
-  if (apart >> 32 == 0 && a->n >> 32 == 0) {
-    {{ name }}_near_pass p = { a, from, out, items, to, (u32 *)end, chunk, 0, least };
-    {{ name }}_near_passes(&p, tasks, apart ? 64 - __builtin_clzll(apart) : 0);
+  const int span = apart ? 64 - __builtin_clzll(apart) : 0;
+{% if bits == 64 %}
+  if (span > 32 || a->n >> 32) {
+    {{ name }}_pass p = { a, from, out, items, to, counts, of_tasks, chunk, 0, 0, 0, least };
+    {{ name }}_passes(&p, tasks, span);
     return;
   }
 {% endif %}
-  {{ name }}_pass p = { a, from, out, items, to, (u32 *)end, chunk, 0, 0 };
-  {{ name }}_passes(&p, tasks, {{ bits }});
+  {{ name }}_near_pass p = { a, from, out, items, to, counts, of_tasks, chunk, 0, 0, 0, least };
+  {{ name }}_near_passes(&p, tasks, span);
 }
 
-static i64 {{ name }}_workspace(i64 rows, i64 n, i64 count) {
-  if (!{{ name }}_shared(rows, n, count)) return 0;
-  return 2 * gradc_align((i64)sizeof({{ T }}) * n) + (i64)sizeof(u32) * {{ name }}_digits * gradc_chunks(n, {{ name }}_chunk(n));
+static i64 {{ name }}_long_workspace(i64 n) {
+  const i64 tasks = gradc_chunks(n, {{ name }}_chunk(n));
+  return 2 * gradc_align((i64)sizeof({{ T }}) * n) + gradc_align(2 * (i64)sizeof(i64) * tasks) + ((i64)sizeof(u32) * (tasks + 1) << {{ name }}_widest);
 }
+static i64 {{ name }}_workspace(i64 rows, i64 n, i64 count) { return {{ name }}_shared(rows, n, count) ? {{ name }}_long_workspace(n) : 0; }
 static i64 {{ name }}_local(i64 rows, i64 n, i64 count) {
   const i64 room = {{ name }}_kept(n, count);
   return {{ name }}_shared(rows, n, count) ? 0 : 2 * (i64)sizeof({{ T }}) * (room ? room : n);
@@ -246,7 +337,7 @@ static i64 {{ name }}_local(i64 rows, i64 n, i64 count) {
 
 static int {{ name }}(const {{ A }} *a) {
   if (a->rows == 0 || a->count == 0) return 0;
-  if ({{ name }}_shared(a->rows, a->n, a->count))
+  if (a->segments || {{ name }}_shared(a->rows, a->n, a->count))
     for (i64 row = 0; row < a->rows; row++) {{ name }}_long_row(a, row);
   else a->ctx->parallel_for(a->ctx, gradc_chunks(a->rows, {{ name }}_rows_of_task(a->n)), {{ name }}_rows_task, a);
   return gradc_failed(a->ctx);

@@ -23,6 +23,7 @@ from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
 from gradc.ir.types import DTYPES
 from gradc.ir.verify import verify_program
+from gradc.runtime.host import pool
 
 torch = pytest.importorskip("torch")
 
@@ -302,3 +303,45 @@ def test_what_needs_sizes_from_data_says_so() -> None:
     graph = gradc.trace(lambda i: ops.one_hot(i, 3), i="i64[N]")
     with pytest.raises(gradc.errors.IndexOutOfRange, match="one_hot"):
         gradc.compile(graph)(i=np.array([0, 3]))
+
+
+SEGMENTS = {
+    "few": lambda random, n: random.integers(0, 5, n),
+    "one": lambda random, n: np.full(n, 7),
+    "rows of a table": lambda random, n: random.integers(0, 10**8, n),
+    "small table": lambda random, n: random.integers(0, 3000, n),
+    "any": lambda random, n: random.integers(-(2**63), 2**63 - 1, n),
+    "ends": lambda random, n: random.choice([-(2**63), 2**63 - 1, 0], n),
+    "hot": lambda random, n: random.zipf(1.1, n) % 10**7,
+    "ascending": lambda random, n: np.sort(random.integers(0, n + 1, n)),
+}
+"""Keys by how far apart and how many they are: what decides about digits, and the width of an item."""
+
+
+@pytest.fixture(scope="module")
+def segments() -> dict[str, Any]:
+    """A module for each dtype of keys."""
+    return {
+        dtype: gradc.compile(gradc.trace(lambda k: {"y": ops.sort_segments(k)}, k=f"{dtype}[N]"), target="cpu")
+        for dtype in ("i32", "i64")
+    }
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("n", [0, 1, 2, 63, 1025, 70_001])
+@pytest.mark.parametrize("law", SEGMENTS)
+def test_segments_of_equal_keys(segments: dict[str, Any], law: str, n: int, threads: int) -> None:
+    """NumPy's own: what is sorted, which keys are distinct, and where each begins."""
+    keys = SEGMENTS[law](np.random.default_rng(n), n).astype(np.int64)
+    before = pool.num_threads()
+    pool.set_num_threads(threads)
+    try:
+        for dtype in ("i64", "i32"):
+            own = keys.astype(dtype.replace("i", "int"))
+            order, found, starts = segments[dtype](k=own)
+            distinct, firsts = np.unique(own[np.argsort(own, kind="stable")], return_index=True)
+            np.testing.assert_array_equal(order, np.argsort(own, kind="stable"))
+            np.testing.assert_array_equal(found, [*distinct, *[2**63 - 1] * (n - len(distinct))])
+            np.testing.assert_array_equal(starts, [*firsts, *[n] * (n - len(distinct))])
+    finally:
+        pool.set_num_threads(before)

@@ -24,6 +24,7 @@ from ..identifiers import foreign_axes, identifier, identifiers
 from ..indent import indented
 from ..jinja import render
 from .accums import accums_of
+from .certain_masks import without_certain_masks
 from .choose_mapping import choose_mapping
 from .collapse_axes import collapse_axes
 from .facts import facts_of
@@ -83,7 +84,7 @@ def same_mapping(kernel: Kernel, types: Types, family: Family) -> bool:
     guarded = knobs.BOUNDS.get()
 
     def decided(k: Kernel, t: Types) -> tuple[object, ...]:
-        facts = facts_of(*collapse_axes(k, {b: t[b] for b in k.buffers}), guarded)
+        facts = facts_of(*_simplified(k, {b: t[b] for b in k.buffers}), guarded)
         sums = [(a.partial, a.wide_accumulator, a.block_sums) for a in accums_of(facts, forwarded=False).values()]
         return choose_mapping(facts), sums
 
@@ -134,9 +135,14 @@ def _identifiers(kernel: Kernel, dims: Sequence[str]) -> tuple[dict[str, str], d
     )
 
 
+def _simplified(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[str, Type]]:
+    """The kernel as it is written."""
+    return collapse_axes(without_certain_masks(kernel), types)
+
+
 @functools.lru_cache(maxsize=4096)
 def _rendered(named: _Named, then: _Named | None, guarded: bool) -> KernelSource:
-    facts = facts_of(*collapse_axes(named.kernel, dict(named.types)), guarded)
+    facts = facts_of(*_simplified(named.kernel, dict(named.types)), guarded)
     mapping, accums = choose_mapping(facts), accums_of(facts, forwarded=then is not None)
     writer = PhaseWriter(facts, mapping, accums)
     k = RowProgram(
@@ -178,6 +184,11 @@ def _finished_rows(k: RowProgram, named: _Named) -> list[str]:
         *(
             [_function(k, f"static inline __attribute__((always_inline)) void {k.name}_ask_ahead({args})", ahead)]
             if ahead
+            else []
+        ),
+        *(
+            [_function(k, f"static inline int {k.name}_idle({args})", render("cpu/kernel/idle.c.j2", k=k))]
+            if k.without_effect
             else []
         ),
         _function(k, f"static void {k.name}_finished_row({args})", render("cpu/kernel/finished_row.c.j2", k=k)),

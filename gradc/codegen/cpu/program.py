@@ -230,7 +230,9 @@ def render_program(program: Program) -> Source:
         batches=batches,
         launches=[launches[number] for number in sorted(launches)],
         readers=readers(program, calls),
-        functions=[text for op in CALLS for text in CALLS[op].functions(program, [c for c in calls if c.op == op])],
+        functions=[
+            *dict.fromkeys(t for op in CALLS for t in CALLS[op].functions(program, [c for c in calls if c.op == op]))
+        ],
         workspace_sizes=[*dict.fromkeys(writer.workspace_sizes)],
         thread_sizes=[*dict.fromkeys(writer.thread_sizes)],
     )

@@ -22,6 +22,7 @@ class SortCall:
     :param count: positions of each row that are asked for.
     :param out: the number of the result's memory in the program's table.
     :param extents: what is to be checked with GRADC_BOUNDS.
+    :param segments: whether the segments of equal keys are asked for, too.
     """
 
     key: str
@@ -33,9 +34,12 @@ class SortCall:
     count: str
     out: int
     extents: tuple[Extent, ...]
+    segments: bool
 
     def bytes(self, which: str) -> str:
         """The C expression of the bytes that it needs, ``workspace`` or ``local``."""
+        if self.segments:
+            return f"gradc_argsort_{self.key}_long_workspace({self.n})" if which == "workspace" else ""
         return f"gradc_argsort_{self.key}_{which}({self.rows}, {self.n}, {self.count})"
 
 
@@ -57,6 +61,7 @@ def sort_call(
         count=sizes[call.result_axes[-1]],
         out=place[call.out.buffer],
         extents=(extent(view, {a: sizes[a] for a in call.views[0]}),) if checked else (),
+        segments=call.op == "sort_segments",
     )
 
 

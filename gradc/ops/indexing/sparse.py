@@ -18,7 +18,7 @@ from ...ir.op import DISCRETE, BadSample, Composite, Library, Sample
 from ...ir.operands import adopt
 from ...ir.properties import Bounds, Broadcasts, Reshapes, access
 from ...ir.statement import Index
-from ...ir.types import I64, Type
+from ...ir.types import I32, I64, Type
 from ..elementwise.pointwise import gt, le, ne, where
 from ..reductions.reduce import sum
 from ..rules import converted, full, leading, number, reshaped, spread
@@ -213,22 +213,29 @@ def _at(updates: Node, order: Node) -> Node:
     return gather.plain(updates, order, axis=0, oob="clamp")
 
 
-def coalesce_by_sorting(
-    indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None
-) -> tuple[Node, Node, Node]:
-    """:func:`coalesce` of N indices in N log N operations, whatever the size is."""
-    line = converted(_Coalesced(indices, size, oob, None).indices, I64)
-    if oob == "error":
-        line = call("check_index", line, bound=size, op="gather")
-    limit, position = spread(call("dim", size=size), line.shape), iota(shape=line.shape)
-    everywhere = oob == "error" and padding_idx is None
-    if not everywhere:
-        hits = in_range(line, size)
-        if padding_idx is not None:
-            hits = call("bitwise_and", hits, unpadded(line, padding_idx))
-        line = where(hits, line, limit)  # they come last
-    order = call("argsort", line)
-    key = gather.plain(line, order, axis=0, oob="clamp")
+# -- segments of equal keys --------------------------------------------------------------------------------------------
+
+NONE = np.iinfo(np.int64).max
+"""What stands behind the last key of sort_segments."""
+
+
+def _sort_segments(keys: Type) -> Any:
+    if keys.dtype not in (I32, I64) or keys.rank != 1:
+        raise TypeRuleError(f"keys are {keys}; i32 and i64 vectors are sorted")
+    return Type(I64, (3, keys.shape[0]))
+
+
+def _sort_segments_reference(keys: Any) -> Any:
+    order = np.argsort(keys, kind="stable")
+    found, starts = np.unique(keys[order], return_index=True)
+    out = np.stack([order, np.full_like(order, NONE), np.full_like(order, keys.size)])
+    out[1:, : found.size] = found, starts
+    return out
+
+
+def _sort_segments_value(keys: Node) -> Node:
+    order, position = call("argsort", keys), iota(shape=keys.shape)
+    key = converted(gather.plain(keys, order, axis=0, oob="clamp"), I64)
     before = gather.plain(key, position - 1, axis=0, oob="clamp")
     begins = call("bitwise_or", ne(key, before), call("eq", position, 0))
     number = call("cumsum", converted(begins, I64), axis=0) - 1
@@ -236,16 +243,71 @@ def coalesce_by_sorting(
 
     def of_firsts(x: Node, rest: Node) -> Node:
         """x where each segment begins, one after the other; filled up with ``rest``."""
-        return scatter_add.plain(place, x - rest, axis=0, size=line.shape[0], oob="skip") + rest
+        return scatter_add.plain(place, x - rest, axis=0, size=keys.shape[0], oob="skip") + rest
 
-    starts = of_firsts(position, spread(call("dim", size=line.shape[0]), line.shape))
-    segment = call("segment_ids", starts, size=line.shape[0], oob="ascending")
-    rows, sorted_ = of_firsts(key, limit), _at(updates, order)
-    hit = call("lt", key, limit)
+    found = of_firsts(key, full(NONE, key))
+    starts = of_firsts(position, spread(call("dim", size=keys.shape[0]), keys.shape))
+    return call("concat", *(reshaped(x, (1, *keys.shape)) for x in (order, found, starts)), axis=0)
+
+
+sort_segments = Library(
+    "sort_segments",
+    infer=_sort_segments,
+    reference=_sort_segments_reference,
+    decompose=_sort_segments_value,
+    axes=lambda node: (
+        (("i", node.shape[1]), ("k", 3), ("j", node.shape[1])),
+        ((Index.of("i"),),),
+        (Index.of("k"), Index.of("j")),
+    ),
+    views=lambda out, inner: (tuple(inner),),
+    in_place_of_dtype=True,
+    vjp=lambda g, y, keys: (DISCRETE,),
+    samples=(
+        Sample(("i64[N]",), draw=("int",)),
+        Sample(("i32[40]",), draw=("int",)),
+        Sample((np.array([2**62, -5, 2**62, 7, -(2**63)]),)),
+        Sample(("i64[0]",), draw=("int",)),
+    ),
+    bad=(
+        BadSample(("f32[3]",), match="i32 and i64 vectors"),
+        BadSample(("i64[2,3]",), match="i32 and i64 vectors"),
+    ),
+    doc=(
+        "equal keys side by side, i64[3,N]: the positions of the keys in ascending order, stable; the distinct keys,"
+        " ascending, filled up with the largest i64; and where each of them begins in that order, filled up with N"
+    ),
+    source="numpy.unique(return_index=True)",
+)
+
+
+def _row(x: Node, k: int) -> Node:
+    """A row of a matrix."""
+    return reshaped(call("slice", x, start=(k, 0), limit=(k + 1, x.shape[1]), step=(1, 1)), x.shape[1:])
+
+
+def coalesce_by_sorting(
+    indices: Node, updates: Node, size: Size, oob: Bounds = "error", padding_idx: Padding = None
+) -> tuple[Node, Node, Node]:
+    """:func:`coalesce` of N indices in N log N operations, whatever the size is."""
+    line = converted(_Coalesced(indices, size, oob, None).indices, I64)
+    if oob == "error":
+        line = call("check_index", line, bound=size, op="gather")
+    limit = spread(call("dim", size=size), line.shape)
+    everywhere = oob == "error" and padding_idx is None
     if not everywhere:
+        hits = in_range(line, size)
+        if padding_idx is not None:
+            hits = call("bitwise_and", hits, unpadded(line, padding_idx))
+        line = where(hits, line, limit)  # they come last
+    order, found, starts = (_row(sort_segments.plain(line), k) for k in range(3))
+    segment = call("segment_ids", starts, size=line.shape[0], oob="ascending")
+    rows, sorted_ = call("minimum", found, limit), _at(updates, order)
+    if not everywhere:
+        hit = call("lt", gather.plain(line, order, axis=0, oob="clamp"), limit)
         sorted_ = where(spread(reshaped(hit, (*hit.shape, 1)), sorted_.shape), sorted_, full(0, sorted_))
     values = scatter_add.plain(segment, sorted_, axis=0, size=line.shape[0], oob="skip")
-    count = sum.plain(converted(call("bitwise_and", begins, hit), I64), axis=(0,))
+    count = sum.plain(converted(call("lt", found, limit), I64), axis=(0,))
     return rows, values, count
 
 

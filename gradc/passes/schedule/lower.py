@@ -281,6 +281,11 @@ class KernelBuilder:
         attrs = (("ascending", True),) if checked or ascending else ()
         return self._emit("search", (value,), I64, buffer=buffer, index=(Index(),), attrs=attrs)
 
+    @property
+    def in_segments(self) -> bool:
+        """Whether rows of one key follow one another by how the key is computed."""
+        return any(s.op == "search" and ("ascending", True) in s.attrs for s in self.body)
+
     def differs(self, index: Index, value: Size) -> str:
         i = (
             index.variable

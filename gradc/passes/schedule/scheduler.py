@@ -562,6 +562,7 @@ class Scheduler:
             self.write(node, group, group.builder, level)
             loaded = {n for n in group.builder.loaded.values() if n not in group.placed}
             self.check_limits(node, group, loaded)
+            self.check_segments(node, group, loaded)
             for other in loaded:
                 owner = self.owner(other)
                 if owner is group:
@@ -585,6 +586,26 @@ class Scheduler:
             raise CannotInline(node, "too many buffers in one kernel")
         if len(group.builder.body) > self.limits.statements or group.builder.cost > self.limits.cost:
             raise CannotInline(node, "too long a kernel")
+
+    def check_segments(self, node: Node, group: Group, loaded: set[Node]) -> None:
+        """:raises CannotInline: rows of segments, or who reads their sums, would share a kernel with what has another
+        order.
+
+        Alone they hand each sum on as soon as it is finished (:mod:`..program.forward_rows`), which moves less than
+        reading together would save: what both read is read at other places.
+        """
+        if not self.host:
+            return
+        scatters = [n for n in group.placed if isinstance(lowering(n), Scatter)]
+        if scatters and len(scatters) < len(group.placed) and group.builder.in_segments:
+            raise CannotInline(node, "rows in segments are added up alone, and each sum handed on as it is finished")
+        finished = {n for n in loaded if (owner := self.owner(n)) and owner.scatter is n and owner.builder.in_segments}
+
+        def sources(n: Node) -> tuple[Node, ...]:
+            return n.operands if n in group.placed or n not in self.in_memory else ()
+
+        if finished and any(finished.isdisjoint(reachable([n], sources)) for n in group.placed):
+            raise CannotInline(node, "a kernel that is handed finished sums computes nothing else")
 
     def level(self, node: Node, group: Group) -> str | None:
         lower = lowering(node)
