@@ -45,8 +45,8 @@ MOST_REGISTERS = 255
 """Of a thread."""
 BESIDE, BESIDE_SEVERAL, BESIDE_HELD, SYMBOLIC, SPARE = 32, 52, 30, 12, 16
 """Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
-products, with more, and with more whose rows are fragments, too; more where sizes are not known; left over where more
-than two of several blocks are resident.
+products, with more, and with more whose rows are fragments, too; more where sizes are not known, twice as many with
+fragments of rows; left over where more than two of several blocks are resident.
 """
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
@@ -329,12 +329,15 @@ class TileForm:
         own = carried + blocks * columns // (2 * packed) + rows + held
         more = self.more_statements * (32 * OF_STATEMENT[self.is_several] + columns) // 32
         own += more if any(s.added for s in self.sweeps) else STATEMENTS
+        known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
+        unknown = 0 if known else SYMBOLIC
         if self.is_several:
             vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
             early = (tiles - 1) * vectors * max(columns - EARLY, 0)
-            return tiles * own + (BESIDE_HELD if held else BESIDE_SEVERAL + tiles * columns // 8 + early)
-        known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
-        return tiles * own + BESIDE + (0 if known else SYMBOLIC)
+            if not held:
+                return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
+            return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) // 8
+        return tiles * own + BESIDE + unknown
 
     @cached_property
     def more_statements(self) -> int:
@@ -391,8 +394,10 @@ class TileForm:
         tiles = rows * tile.split // (ROWS * tile.warps)
         elements, width = ROWS * tiles * columns, columns // tile.parts
         shared, more = self.shared_bytes(rows, columns, tile), NEWER if int(gpu.arch[3:]) >= 100 else 0
-        room = ARCHITECTURES[gpu.arch].shared
-        resident = self.resident_blocks(tile.warps, width, tiles, shared + RESERVED, more, room)
+        resident = self.resident_blocks(tile.warps, width, tiles, shared, more)
+        if self.is_several:
+            room = ARCHITECTURES[gpu.arch].shared
+            resident = self.resident_blocks(tile.warps, width, tiles, shared + RESERVED, more, room)
         units = [0.0, 0.0, 0.0]
         for s in self.sweeps:
             features = sum(p.left.padded for p in s.scores) + sum(p.padded for p in s.added)
@@ -473,7 +478,7 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
 WARPS, STAGES = 4, 2
 TILES, COLUMNS = (2, 1), (64, 48, 32, 16)
 """Of 16 rows, of a warp: two take each right operand from shared memory once for 32 rows.  Columns of a block."""
-SEVERAL = ((64, 1), (64, 2), (64, 4), (48, 1), (32, 1), (32, 2), (16, 1))
+SEVERAL = ((64, 1), (64, 2), (64, 4), (32, 1), (32, 2), (16, 1))
 """The same and its parts, where a sweep has several blocks of products: a part's are in registers beside the rows."""
 
 

@@ -294,6 +294,7 @@ class _TileWriter:
             "tiles": self.tiles,
             "split": self.split,
             "parts": self.parts,
+            "skips": any(s.skipped for s in sweeps),
             "run": self.lanes.run,
             "together": self.lanes.together,
             "codebooks": list(self.writer.codebook_texts()),
@@ -377,8 +378,11 @@ class _TileWriter:
 
     def skipped(self, s: Sweep) -> str:
         """Whether the columns that a warp computes with are all beyond what its rows sum up, where blocks of rows sum
-        up to a column, or from one, that depends on the row; "" where they do not.
+        up to a column, or from one, that depends on the row; "" where they do not, and where one product is all that
+        there is to leave out: registers of the comparison cost as much.
         """
+        if not self.given.is_several:
+            return ""
         row, rows = self.loop.rows[0], 16 * self.tiles
         own = {row: symbol(row) + symbol("warp_row"), self.loop.count: rows}
         first = f"{s.cols[0]} + part" if self.parts > 1 else s.cols[0]
