@@ -55,7 +55,8 @@ TOGETHER = 24
 resident (groups of 24 spill in fewer, for sm_80).
 """
 EARLY = 32
-"""Columns of a block whose values of columns NVRTC does not load long before they are used."""
+"""Columns of a block whose values of columns NVRTC does not load long before they are used; 16 where rows are fragments.
+"""
 ADDRESSES, OF_PART = 100, 20
 """Instructions of a block of columns beside products, loads and elements, and of each part of it but the first (counted
 in attention's).
@@ -333,10 +334,11 @@ class TileForm:
         unknown = 0 if known else SYMBOLIC
         if self.is_several:
             vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
-            early = (tiles - 1) * vectors * max(columns - EARLY, 0)
             if not held:
+                early = (tiles - 1) * vectors * max(columns - EARLY, 0)
                 return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
-            return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) // 8
+            early = (tiles - 1) * vectors * (columns - ROWS)
+            return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) // 8 + early
         return tiles * own + BESIDE + unknown
 
     @cached_property
@@ -369,7 +371,8 @@ class TileForm:
     ) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most.
 
-        :param columns: with which a warp computes at once.  :param shared: bytes of a block, :param room: of all of them.
+        :param columns: with which a warp computes at once.
+        :param shared: bytes of a block, :param room: of a multiprocessor.
         :param more: registers of a thread beside those that are estimated.
         """
         needed = self.registers(columns, tiles) + more + (TOGETHER if self.rows_together and tiles > 1 else 0)
@@ -379,8 +382,8 @@ class TileForm:
         return max(1, min(MOST_RESIDENT, by_registers, room // max(shared, 1)))
 
     def fragments(self, columns: int, tiles: int) -> int:
-        """Registers of resident panels that are fragments for the whole of the loop, for each 16 rows: where a sweep has
-        several blocks, of all of them if they suffice; else of one that there is alone, where a warp has no more rows.
+        """Registers of resident panels that are fragments for the whole of the loop, for each 16 rows: of all of them,
+        if registers suffice, where a sweep has several blocks; else of one that is alone, where a warp has no more rows.
         """
         held = sum(p.padded for p in self.resident) // 4
         if self.is_several:
@@ -406,7 +409,9 @@ class TileForm:
             copied = columns * sum(2 * p.pitch for p in s.streamed) / tile.warps
             of_elements = elements // 32 * sum(k.is_column(x) and x.op not in _FREE for k in s.kernels for x in k.body)
             products = elements * features // 2048
-            units[0] += (ADDRESSES + OF_PART * (tile.parts - 1) + loads + products + of_elements) / (4 * gpu.issue_share)
+            units[0] += (ADDRESSES + OF_PART * (tile.parts - 1) + loads + products + of_elements) / (
+                4 * gpu.issue_share
+            )
             units[1] += elements * features / gpu.matrix
             units[2] += (512 * loads + copied) / SHARED_RATE
         return in_turn(units, max(1, round(resident * tile.warps / 4))) / elements
@@ -458,10 +463,7 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     width = columns.pop()
     least = ROWS * tile.split * tile.parts
     if columns or not isinstance(width, int) or width % least or not 0 < width:
-        return (
-            f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {least} for all"
-            " sweeps"
-        )
+        return f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {least} for all sweeps"
     try:
         _check_memory(loop, program)
         _check_split(form_of(loop, program.types), rows, width, tile)

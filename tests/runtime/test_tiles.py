@@ -306,7 +306,7 @@ def test_a_tile_may_have_any_number_of_warps_and_stages():
 
 @pytest.mark.parametrize("name", ["causal", "softcap"])
 def test_parts_of_a_block_are_blocks(name):
-    """A block of columns in parts gives the bits of blocks as wide as these, whose own copies and barriers it shares."""
+    """A block of columns in parts gives the bits of blocks as wide as a part."""
     case = CASES[name]
     arrays = drawn(case, 64, {"B": 1, "H": 1, "S": 150, "T": 1}, 0)
     arrays["d.y"] = arrays["q"][..., ::-1].copy()

@@ -23,7 +23,7 @@ from ....analysis.tiles import (
 )
 from ....errors import Unsupported
 from ....ir.dims import Size, minimum, product, substitute, symbol, symbols
-from ....ir.kernel import Carry, Kernel, Loop, Program
+from ....ir.kernel import Carry, Kernel, Loop, Program, Sweep
 from ....ir.statement import Stmt, neutral
 from ....ir.types import BF16, F32
 from ....targets.devices import ARCHITECTURES
