@@ -37,13 +37,16 @@ MOST_RESIDENT = 4
 """Blocks of a multiprocessor that a kernel leaves registers for: a scheduler then has four warps that wait in turn."""
 LEAST_SHARED = min(ARCHITECTURES[arch].shared for arch in ("sm_80", "sm_90", "sm_100"))
 """Bytes of shared memory of a multiprocessor."""
+RESERVED = 1024
+"""Bytes of it for each block beside its own (published)."""
 MOST_WARPS = 32
 """Of a thread block."""
 MOST_REGISTERS = 255
 """Of a thread."""
-BESIDE, BESIDE_SEVERAL, SYMBOLIC, SPARE = 32, 52, 12, 16
+BESIDE, BESIDE_SEVERAL, BESIDE_HELD, SYMBOLIC, SPARE = 32, 52, 30, 12, 16
 """Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
-products, and with more; more where sizes are not known; left over where more than two of several blocks are resident.
+products, with more, and with more whose rows are fragments, too; more where sizes are not known, twice as many with
+fragments of rows; left over where more than two of several blocks are resident.
 """
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
@@ -52,9 +55,12 @@ TOGETHER = 24
 resident (groups of 24 spill in fewer, for sm_80).
 """
 EARLY = 32
-"""Columns of a block whose values of columns NVRTC does not load long before they are used."""
-ADDRESSES = 100
-"""Instructions of a block of columns beside products, loads and elements (counted in attention's)."""
+"""Columns of a block whose values of columns NVRTC does not load long before they are used; 16 where rows are fragments.
+"""
+ADDRESSES, OF_PART = 100, 20
+"""Instructions of a block of columns beside products, loads and elements, and of each part of it but the first (counted
+in attention's).
+"""
 _FREE = ("load", "const", "index", "store", "le", "lt", "ge", "gt", "where", "cast")
 """Statements of elements that take an instruction at the edges of a mask alone, or none."""
 STATEMENTS = 64
@@ -344,21 +350,31 @@ class TileForm:
     def registers(self, columns: int, tiles: int = 1) -> int:
         """An estimate of a thread's: fragments of blocks, carries and operands, of ``tiles`` times 16 rows, and what
         addresses, counters and values on the way take.
+
+        :param columns: with which a warp computes at once.
         """
+        return self._registers(columns, tiles, self.fragments(columns, tiles))
+
+    def _registers(self, columns: int, tiles: int, held: int) -> int:
         types = {b.name: b.type for sweep in self.loop.sweeps for b in sweep.buffers}
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
         blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
-        rows = max(6 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
+        of_row = 2 if held and self.is_several else 6
+        rows = max(of_row * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
         packed = 2 if self.decoded else 1  # elements of a block in a register
-        own = carried + blocks * columns // (2 * packed) + rows + self.fragments(tiles)
+        own = carried + blocks * columns // (2 * packed) + rows + held
         more = self.more_statements * (32 * OF_STATEMENT[self.is_several] + columns) // 32
         own += more if any(s.added for s in self.sweeps) else STATEMENTS
+        known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
+        unknown = 0 if known else SYMBOLIC
         if self.is_several:
             vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
-            early = (tiles - 1) * vectors * max(columns - EARLY, 0)
-            return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
-        known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
-        return tiles * own + BESIDE + (0 if known else SYMBOLIC)
+            if not held:
+                early = (tiles - 1) * vectors * max(columns - EARLY, 0)
+                return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
+            early = (tiles - 1) * vectors * (columns - ROWS)
+            return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) // 8 + early
+        return tiles * own + BESIDE + unknown
 
     @cached_property
     def more_statements(self) -> int:
@@ -385,41 +401,52 @@ class TileForm:
         """Whether a sweep has more than one block of products, or adds more than one product up."""
         return any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
 
-    def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int, more: int = 0) -> int:
+    def resident_blocks(
+        self, warps: int, columns: int, tiles: int, shared: int, more: int = 0, room: int = LEAST_SHARED
+    ) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most.
 
+        :param columns: with which a warp computes at once.
+        :param shared: bytes of a block, :param room: of a multiprocessor.
         :param more: registers of a thread beside those that are estimated.
         """
         needed = self.registers(columns, tiles) + more + (TOGETHER if self.rows_together and tiles > 1 else 0)
         by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
         if self.is_several and by_registers > 2:
             by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))
-        return max(1, min(MOST_RESIDENT, by_registers, LEAST_SHARED // max(shared, 1)))
+        return max(1, min(MOST_RESIDENT, by_registers, room // max(shared, 1)))
 
-    def fragments(self, tiles: int) -> int:
-        """Registers of resident panels that are fragments for the whole of the loop, for each 16 rows: of one that
-        there is alone, where a warp has no more rows.
+    def fragments(self, columns: int, tiles: int) -> int:
+        """Registers of resident panels that are fragments for the whole of the loop, for each 16 rows: of all of them,
+        if registers suffice, where a sweep has several blocks; else of one that is alone, where a warp has no more rows.
         """
-        alone = len(self.resident) == 1 and self.resident[0].padded <= 128 and tiles == 1
-        return self.resident[0].padded // 4 if alone else 0
+        held = sum(p.padded for p in self.resident) // 4
+        if self.is_several:
+            return held if self._registers(columns, tiles, held) <= MOST_REGISTERS else 0
+        return held if len(self.resident) == 1 and held <= 32 and tiles == 1 else 0
 
     def clocks(self, rows: int, columns: int, tile: Tile, gpu: Gpu) -> float:
         """About how long an element of a block takes a multiprocessor whose warps are at its units in turn: those of
         instructions, of products and of shared memory.
         """
         tiles = rows * tile.split // (ROWS * tile.warps)
-        elements = ROWS * tiles * columns
+        elements, width = ROWS * tiles * columns, columns // tile.parts
         shared, more = self.shared_bytes(rows, columns, tile), NEWER if int(gpu.arch[3:]) >= 100 else 0
-        resident = self.resident_blocks(tile.warps, columns, tiles, shared, more)
+        resident = self.resident_blocks(tile.warps, width, tiles, shared, more)
+        if self.is_several:
+            room = ARCHITECTURES[gpu.arch].shared
+            resident = self.resident_blocks(tile.warps, width, tiles, shared + RESERVED, more, room)
         units = [0.0, 0.0, 0.0]
         for s in self.sweeps:
             features = sum(p.left.padded for p in s.scores) + sum(p.padded for p in s.added)
-            left = 0 if self.fragments(tiles) else sum(p.left.padded for p in s.scores)
-            loads = (columns * features // ROWS + tiles * left) // ROWS
+            left = 0 if self.fragments(width, tiles) else sum(p.left.padded for p in s.scores)
+            loads = (columns * features // ROWS + tile.parts * tiles * left) // ROWS
             copied = columns * sum(2 * p.pitch for p in s.streamed) / tile.warps
             of_elements = elements // 32 * sum(k.is_column(x) and x.op not in _FREE for k in s.kernels for x in k.body)
             products = elements * features // 2048
-            units[0] += (ADDRESSES + loads + products + of_elements) / (4 * gpu.issue_share)
+            units[0] += (ADDRESSES + OF_PART * (tile.parts - 1) + loads + products + of_elements) / (
+                4 * gpu.issue_share
+            )
             units[1] += elements * features / gpu.matrix
             units[2] += (512 * loads + copied) / SHARED_RATE
         return in_turn(units, max(1, round(resident * tile.warps / 4))) / elements
@@ -469,11 +496,9 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
     if not isinstance(rows, int) or rows < 1 or rows % most:
         return f"{tile} has a multiple of {most} rows, and a block {rows}"
     width = columns.pop()
-    if columns or not isinstance(width, int) or width % (ROWS * tile.split) or not 0 < width:
-        return (
-            f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {ROWS * tile.split} for all"
-            " sweeps"
-        )
+    least = ROWS * tile.split * tile.parts
+    if columns or not isinstance(width, int) or width % least or not 0 < width:
+        return f"blocks of {', '.join(map(str, (width, *columns)))} columns: one multiple of {least} for all sweeps"
     try:
         _check_memory(loop, program)
         _check_split(form_of(loop, program.types), rows, width, tile)
@@ -490,6 +515,8 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
 WARPS, STAGES = 4, 2
 TILES, COLUMNS = (2, 1), (64, 48, 32, 16)
 """Of 16 rows, of a warp: two take each right operand from shared memory once for 32 rows.  Columns of a block."""
+SEVERAL = ((64, 1), (64, 2), (64, 4), (32, 1), (32, 2), (16, 1))
+"""The same and its parts, where a sweep has several blocks of products: a part's are in registers beside the rows."""
 
 
 def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
@@ -503,10 +530,10 @@ def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
         return _choose_decoded(form, device)
     found, tile = [], Tile("mma", WARPS, STAGES)
     for tiles in TILES:
-        for columns in COLUMNS:
-            rows = ROWS * WARPS * tiles
+        for columns, parts in SEVERAL if form.is_several else ((columns, 1) for columns in COLUMNS):
+            rows, tile = ROWS * WARPS * tiles, replace(tile, parts=parts)
             fits = form.shared_bytes(rows, columns, tile) <= device.shared
-            if fits and form.registers(columns, tiles) <= MOST_REGISTERS:
+            if fits and form.registers(columns // parts, tiles) <= MOST_REGISTERS:
                 found.append((rows, columns, tile))
     if found:
         return sorted(found, key=lambda sizes: form.clocks(sizes[0], sizes[1], sizes[2], device))
@@ -514,7 +541,7 @@ def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
 
 
 def _too_large(form: TileForm, rows: int, columns: int, tiles: int, tile: Tile, device: Gpu) -> NotTiled:
-    registers = form.registers(columns // tile.split, tiles)
+    registers = form.registers(columns // (tile.split * tile.parts), tiles)
     return NotTiled(
         f"even blocks of {rows} rows and {columns} columns take {registers} registers of a thread"
         f" and {form.shared_bytes(rows, columns, tile)} bytes of shared memory; there are"
@@ -561,6 +588,8 @@ def _check_split(form: TileForm, rows: int, columns: int, tile: Tile) -> None:
         if tile.split > 1:
             raise NotTiled("warps share the columns of products of panels: each has rows of its own")
         return
+    if tile.parts > 1:
+        raise NotTiled("decoded columns come in parts: a warp computes with all that it has at once")
     own = columns // tile.split
     if own % (4 * form.run):
         raise NotTiled(f"a warp has {own} of a block's columns, and a multiple of {4 * form.run} is loaded at once")

@@ -506,16 +506,19 @@ class Tile:
     :param stages: blocks of columns that are loaded at once, the depth of the pipeline.
     :param split: warps that have the same rows, each its part of a block's columns; their sums are added up after the
         sweep, in the order of the columns.
+    :param parts: of a block's columns, with which a warp computes one after another: what it holds in registers is that
+        of a part, and what is copied and waited for is a block.
     """
 
     mapping: str
     warps: int
     stages: int
     split: int = 1
+    parts: int = 1
 
     def __str__(self) -> str:
-        split = f", split {self.split}" if self.split > 1 else ""
-        return f"tile({self.mapping}, warps {self.warps}, stages {self.stages}{split})"
+        more = "".join(f", {word} {n}" for word, n in (("split", self.split), ("parts", self.parts)) if n > 1)
+        return f"tile({self.mapping}, warps {self.warps}, stages {self.stages}{more})"
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
     loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
                   "rows" axes "by" "(" size ")" "count" "(" NAME ")"
                   ["cols" axes "to" "(" size ")"]
-                  ["tile" "(" NAME "," "warps" INT "," "stages" INT ["," "split" INT] ")"] "{" LINE
+                  ["tile" "(" NAME "," "warps" INT "," "stages" INT ["," "split" INT] ["," "parts" INT] ")"] "{" LINE
                   block* sweep* (kernel | call)* "}" LINE
     sweep     ::= "sweep" "cols" axes "by" "(" size ")" "count" "(" NAME ")"
                   ["from" "(" size ")"] ["to" "(" size ")"] "{" LINE carry* block* (kernel | call)* "}" LINE
@@ -319,20 +319,28 @@ def _carry(reader: Reader) -> Carry:
 
 def _tile(reader: Reader) -> Tile:
     reader.expect("(")
-    mapping, numbers = reader.name("the mapping of a tile"), list[int]()
-    for word in ("warps", "stages", "split"):
-        if word == "split" and not reader.maybe(","):
-            break
-        if word != "split":
-            reader.expect(",")
+    mapping, numbers = reader.name("the mapping of a tile"), dict[str, int]()
+    for word in ("warps", "stages"):
+        reader.expect(",")
         reader.expect(word)
-        reader.at_end()
-        start, number = reader.at, reader.value()
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise reader.fail(f"the {word} of a tile are a number", start, reader.at)
-        numbers.append(number)
+        numbers[word] = _number_of_tile(reader, word)
+    more = ("split", "parts")
+    while more and reader.maybe(","):
+        found = 0 if reader.maybe(more[0]) else len(more) - 1
+        if found or len(more) == 1:
+            reader.expect(more[found])
+        numbers[more[found]] = _number_of_tile(reader, more[found])
+        more = more[found + 1 :]
     reader.expect(")")
-    return Tile(mapping, *numbers)
+    return Tile(mapping, **numbers)
+
+
+def _number_of_tile(reader: Reader, word: str) -> int:
+    reader.at_end()
+    start, number = reader.at, reader.value()
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise reader.fail(f"the {word} of a tile are a number", start, reader.at)
+    return number
 
 
 def _cut(reader: Reader, kind: str) -> tuple[Axis, Size, str]:

@@ -465,8 +465,10 @@ def _verify_sweeps(loop: Loop, outer: set[str]) -> None:
     _demand(not (loop.cols and loop.sweeps), "the columns of a loop with sweeps are cut by these", line, "cols(")
     if loop.tile:
         fits = loop.tile.mapping in TILE_MAPPINGS and 1 <= loop.tile.warps <= 32 and 1 <= loop.tile.stages <= 8
-        fits = fits and loop.tile.split >= 1 and loop.tile.warps % loop.tile.split == 0
-        known = f"{', '.join(TILE_MAPPINGS)}, 1 to 32 warps, 1 to 8 stages, split among a part of the warps"
+        fits = fits and loop.tile.split >= 1 and loop.tile.warps % loop.tile.split == 0 and loop.tile.parts >= 1
+        known = (
+            f"{', '.join(TILE_MAPPINGS)}, 1 to 32 warps, 1 to 8 stages, split among a part of the warps, 1 part or more"
+        )
         _demand(bool(loop.sweeps), "a tile has blocks of columns, and the loop has no sweep", line, "tile(")
         _demand(fits, f"there is no such tile; there are {known}", line, "tile(")
     bound = outer | {loop.rows[0], loop.count, *(name for name, _ in loop.over)}

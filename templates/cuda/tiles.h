@@ -11,6 +11,9 @@
 
 #include "tensor_cores.h"
 
+/* A value that is the same in all lanes of a warp, and that the compiler knows to be. */
+GRADC_FN int gradc_uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 /* Two of the 8 numbers of 4 bits in a word, n and n + 4, in the low bits of its halves; of numbers less 8, plus 8. */
 template <int FLIP> GRADC_FN u32 gradc_nibbles(u32 word, int n) { return (FLIP ? word ^ 0x88888888u : word) >> 4 * n; }
 

@@ -137,6 +137,7 @@ def test_all_columns_come_in_the_block_that_begins_a_sum_over_rows():
         ("by(2) count(n)", "by(0) count(n)", "blocks of 0 columns: 1 at least"),
         ("by(2) count(n) {", "by(2) count(n) to(n) {", "n is no size of a block of rows"),
         ("tile(mma, ", "tile(wmma, ", "there is no such tile; there are mma"),
+        ("stages 2)", "stages 2, parts 0)", "there is no such tile; .* 1 part or more"),
         ("warps 4", "warps 0", "there is no such tile"),
         ("stages 2", "stages 99", "there is no such tile"),
         ("block s2: f32[c,n2]", "block e: f32[c,n2]", "the buffer e is defined twice"),
@@ -203,6 +204,8 @@ def test_a_tile_needs_a_sweep_and_columns_are_cut_once():
         ("carry top: f32[c] max", "carry top: f32[c]", "what it combines by"),
         ("warps 4", "warps four", "warps|a value"),
         ("tile(mma, warps 4, stages 2)", "tile(mma, warps 4)", "expected ','"),
+        ("stages 2)", "stages 2, parts 2, split 2)", "expected"),
+        ("stages 2)", "stages 2, parts 2.5)", "the parts of a tile are a number"),
         ("tile(mma, warps 4, stages 2)", f"tile(mma, warps {'9' * 5000}, stages 2)", "."),
     ),
 )

@@ -24,6 +24,7 @@ from gradc.errors import Unsupported
 from gradc.inspect.explain import mappings_table, resources_table
 from gradc.interp import run_program
 from gradc.ir.kernel import Tile
+from gradc.ir.program_text import parse_program
 from gradc.module.options import Options
 from gradc.passes.column_blocking.carry_sums import carry_sums
 from gradc.passes.column_blocking.split_loops import split_loops
@@ -278,6 +279,7 @@ FORCED = {
     "rows": ({"rows": 40, "columns": 64, "tile": Tile("mma", 4, 2)}, "has a multiple of 64 rows, and a block 40"),
     "columns": ({"rows": 64, "columns": 40, "tile": Tile("mma", 4, 2)}, "one multiple of 16"),
     "stages": ({"rows": 64, "columns": 64, "tile": Tile("mma", 4, 1)}, "is no tile of mma"),
+    "parts": ({"rows": 64, "columns": 48, "tile": Tile("mma", 4, 2, parts=2)}, "one multiple of 32"),
     "mapping": ({"rows": 64, "columns": 64, "tile": Tile("wgmma", 4, 2)}, "is no tile of mma"),
     "none": ({"rows": 64, "columns": 64, "tile": None}, "it has no tile"),
 }
@@ -300,6 +302,24 @@ def test_a_tile_may_have_any_number_of_warps_and_stages():
         program = with_tiles(case.blocked(64)["forward"], rows=rows, columns=columns, tile=tile)
         got = checked(Executable(program, "cuda-sim"), arrays)["y"].astype(np.float64)
         assert np.abs(got - wanted).max() <= 2.0**-7 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", ["causal", "softcap"])
+def test_parts_of_a_block_are_blocks(name):
+    """A block of columns in parts gives the bits of blocks as wide as a part."""
+    case = CASES[name]
+    arrays = drawn(case, 64, {"B": 1, "H": 1, "S": 150, "T": 1}, 0)
+    arrays["d.y"] = arrays["q"][..., ::-1].copy()
+    seen = []
+    for columns, parts in ((16, 1), (64, 4), (32, 2)):
+        tile, own = Tile("mma", 2, 2, parts=parts), dict(arrays)
+        for blocked in case.blocked(64, WRT).values():
+            program = with_tiles(blocked, rows=64, columns=columns, tile=tile)
+            assert parse_program(str(program)) == program
+            inputs = {b.name: own[b.name] for b in program.of_kind("input")}
+            own |= checked(Executable(program, "cuda-sim"), inputs)
+        seen.append({n: own[n].tobytes() for n in ("y", "d.q", "d.k", "d.v")})
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_the_kernel_of_attention_is_a_few_pages(golden):

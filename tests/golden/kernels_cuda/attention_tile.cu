@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
   const ix at0_ = at_block % B;
   at_block /= B;
   /* the lane's rows and columns; lanes behind the last row compute that row and store nothing */
-  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * TILES, lane_row = warp_row + lane / 4, lane_column = lane % 4 * 2;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_row = warp * 16 * TILES, lane_row = warp_row + lane / 4, lane_column = lane % 4 * 2;
   /* panels: of the rows for the whole kernel, of columns in stages */
   extern __shared__ __align__(16) char dynamic_shared[];
   u16 *const left0 = (u16 *)dynamic_shared + 0; /* q_: 128 x 64 */

@@ -23,7 +23,7 @@ from ....analysis.tiles import (
 )
 from ....errors import Unsupported
 from ....ir.dims import Size, minimum, product, substitute, symbol, symbols
-from ....ir.kernel import Carry, Kernel, Loop, Program
+from ....ir.kernel import Carry, Kernel, Loop, Program, Sweep
 from ....ir.statement import Stmt, neutral
 from ....ir.types import BF16, F32
 from ....targets.devices import ARCHITECTURES
@@ -114,6 +114,8 @@ class SweepText:
     strips: tuple[StripText, ...]
     staged: tuple[StagedText, ...]
     hoisted: Sequence[str]
+    whole: bool
+    skipped: str
     inside: str
     body: Sequence[str]
     after: Sequence[str]
@@ -204,17 +206,19 @@ class _TileWriter:
         assert self.loop.tile is not None and isinstance(self.loop.by, int) and isinstance(self.loop.sweeps[0].by, int)
         self.rows, self.columns = self.loop.by, self.loop.sweeps[0].by
         self.warps, self.stages = self.loop.tile.warps, self.loop.tile.stages
-        self.split = self.loop.tile.split
+        self.split, self.parts = self.loop.tile.split, self.loop.tile.parts
+        self.width = self.columns // (self.split * self.parts)
         self.tiles = self.rows * self.split // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.loop.tile)
         starts = frozenset((self.loop.rows[0], *(s.cols[0] for s in self.loop.sweeps)))
-        self.lanes = Lanes(form.run, form.rows_together, self.split, self.tiles, starts)
+        self.lanes = Lanes(form.run, form.rows_together, self.split * self.parts > 1, self.tiles, starts)
         self.form = form = decoded(form, self.lanes, self.types)
         codes_in_words = self.lanes.run > 2 and any(paired(k) for s in form.sweeps for k in s.kernels)
         self.lanes = replace(self.lanes, in_words=codes_in_words)
         self.names = Counter[str]()
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
-        self.in_registers = form.fragments(self.tiles) > 0
+        self.given = form_of(self.loop, self.types)  # whose registers are estimated, with no statement rewritten
+        self.in_registers = self.given.fragments(self.width, self.tiles) > 0
         at = sum(self.rows * p.pitch for p in form.resident)
         self.streamed = [
             self.panels("right", s.streamed, self.columns, at, s.sweep.cols[0], self.stages) for s in form.sweeps
@@ -303,12 +307,11 @@ class _TileWriter:
     def text(self) -> str:
         comment = "\n".join(["/*", *(f" * {line}".rstrip() for line in str(self.loop).splitlines()), " */"])
         sweeps = [self.sweep(number, s) for number, s in enumerate(self.form.sweeps)]
-        given = form_of(self.loop, self.types)  # whose registers are estimated, with no statement rewritten
         view: dict[str, Any] = {
             "comment": comment,
             "name": self.plain.name,
             "threads": 32 * self.warps,
-            "resident_blocks": given.resident_blocks(self.warps, self.columns // self.split, self.tiles, self.shared),
+            "resident_blocks": self.given.resident_blocks(self.warps, self.width, self.tiles, self.shared),
             "parameters": self.parameters,
             "dims": [f"n{i}" for i in range(len(self.plain.dims))],
             "dtype": self.form.dtype.name,
@@ -317,6 +320,8 @@ class _TileWriter:
             "stages": self.stages,
             "tiles": self.tiles,
             "split": self.split,
+            "parts": self.parts,
+            "skips": any(s.skipped for s in sweeps),
             "run": self.lanes.run,
             "together": self.lanes.together,
             "codebooks": list(self.writer.codebook_texts()),
@@ -388,6 +393,8 @@ class _TileWriter:
             strips=tuple(self.strips[number].values()),
             staged=self.staged[number][0],
             hoisted=self.writer.early(self.writer.kernels[number]),
+            whole=not has_part(s),
+            skipped=self.skipped(s),
             inside=" && ".join([*[f"{s.count} == COLUMNS"] * has_part(s), *(f"({m})" for m in masks)]) or "true",
             body=body,
             after=[
@@ -396,6 +403,23 @@ class _TileWriter:
                 *self.in_units(form),
             ],
         )
+
+    def skipped(self, s: Sweep) -> str:
+        """Whether the columns that a warp computes with are all beyond what its rows sum up, where blocks of rows sum
+        up to a column, or from one, that depends on the row; "" where they do not, and where one product is all that
+        there is to leave out: registers of the comparison cost as much.
+        """
+        if not self.given.is_several:
+            return ""
+        row, rows = self.loop.rows[0], 16 * self.tiles
+        own = {row: symbol(row) + symbol("warp_row"), self.loop.count: rows}
+        first = f"{s.cols[0]} + part" if self.parts > 1 else s.cols[0]
+        found = []
+        if s.to is not None and row in symbols(s.to):
+            found.append(f"{first} >= {size(substitute(s.to, own))}")
+        if row in symbols(s.since):
+            found.append(f"{first} + {self.lanes.width} <= {size(substitute(s.since, own))}")
+        return " || ".join(found)
 
     def scaled(self, form: SweepForm) -> list[str]:
         """The blocks that are stored with a scale of their products."""
@@ -438,8 +462,8 @@ class _TileWriter:
             return [f"/* {p.call} */", f"{how}({p.carry}, {p.block}, {place}{scale});"]
         assert isinstance(p.right, Panel)
         right = streamed[p.right]
-        stage = f"{right.name} + stage * COLUMNS * {right.pitch}"
-        depth = f"operand, {right.pitch}, COLUMNS, {right.padded}, TILES"
+        stage = f"{right.name} + stage * COLUMNS * {right.pitch}{f' + part * {right.pitch}' if self.parts > 1 else ''}"
+        depth = f"operand, {right.pitch}, {self.lanes.width}, {right.padded}, TILES"
         text = f"/* {p.call} */"
         if isinstance(p, Added):
             return [text, f"gradc_add_product<{depth}>({p.carry}, {p.block}, {stage});"]
@@ -447,7 +471,7 @@ class _TileWriter:
         rows = left.fragments if self.in_registers else f"{left.name} + warp_row * {left.pitch}"
         lines = [
             text,
-            f"f32 {p.block}[TILES * COLUMNS / 8][4] = {{}};",
+            f"f32 {p.block}[TILES * {self.lanes.width} / 8][4] = {{}};",
             f"gradc_scores<{depth}>({p.block}, {rows}, {stage});",
         ]
         dtype = self.types[p.block].dtype

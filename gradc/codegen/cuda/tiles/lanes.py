@@ -69,7 +69,8 @@ class Lanes:
 
     :param run: its neighbouring columns, of each four times as many.
     :param together: whether its rows are neighbours; else they are 8 apart.
-    :param split: warps that share the columns.  :param tiles: of 16 rows, of a warp.
+    :param narrow: whether a warp computes with fewer columns at once than a block has.
+    :param tiles: of 16 rows, of a warp.
     :param starts: symbols of the first row and the first column of a block.
     :param in_words: whether two columns of a product are those of 4 bits each in the halves of a word, of a run; else
         they are neighbours.
@@ -77,15 +78,15 @@ class Lanes:
 
     run: int
     together: bool
-    split: int
+    narrow: bool
     tiles: int
     starts: frozenset[str]
     in_words: bool = False
 
     @property
     def width(self) -> str:
-        """Columns of a warp."""
-        return "WIDTH" if self.split > 1 else "COLUMNS"
+        """Columns with which a warp computes at once."""
+        return "WIDTH" if self.narrow else "COLUMNS"
 
     @property
     def row(self) -> str:
