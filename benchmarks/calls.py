@@ -5,8 +5,9 @@ and 100 parameters) on 4 rows, in eager mode, compiled by inductor and compiled 
 one thread; a module over 1, 10 and 100 arrays of NumPy's, 8 elements each; and updates of 2, 26 and 200 parameters by
 torch's optimizers (``foreach`` and ``fused``), by ``torch.compile(optimizer.step, backend="gradc")``, and by
 ``gradc.step`` with a loss that only has the gradients, on arrays of NumPy's and on tensors; ``dynamo`` is a compiled
-step whose graph does nothing.  Times are processor times of the process, the least of several repetitions.  With
-``--save`` they are written to ``benchmarks/results/calls-PROCESSOR.json``, for docs/performance.md.
+step whose graph does nothing, which no backend is faster than.  Times are processor times of the process, the least of
+several repetitions.  With ``--save`` they are written to ``benchmarks/results/calls-PROCESSOR.json``, for
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +31,18 @@ from .__main__ import RESULTS, machine, processor, words_of
 PARAMETERS, ARRAYS = (4, 26, 100), (1, 10, 100)
 ENGINES = ("eager", "inductor", "gradc")
 UPDATED, SHAPES = (2, 26, 200), ((8, 8), (256, 256))
-OPTIMIZERS = {"SGD": {"momentum": 0.9}, "Adam": {}, "AdamW": {}}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9},
+    "SGD nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4},
+    "Adam": {},
+    "AdamW": {},
+    "Adagrad": {},
+}
+"""Arguments, which torch's and gradc's have both.
+
+torch's Adafactor reads numbers on the host, where Dynamo gives up: no backend sees it, and
+:func:`gradc.optim.adafactor` is the way.  torch has no Lion.
+"""
 UPDATERS = ("foreach", "fused", "dynamo", "compiled", "step", "step torch")
 SIZE, ROWS = 8, 4
 ROUNDS, SECONDS = 15, 0.04
@@ -110,7 +123,7 @@ def updates(name: str, count: int, shape: tuple[int, ...]) -> dict[str, Callable
         own = [torch.nn.Parameter(torch.randn(shape)) for _ in range(count)]
         for p in own:
             p.grad = torch.randn(shape)
-        made = getattr(torch.optim, name)(own, lr=1e-3, **OPTIMIZERS[name], **form)
+        made = getattr(torch.optim, name.split()[0])(own, lr=1e-3, **OPTIMIZERS[name], **form)
         made.step()
         return made
 
@@ -119,7 +132,9 @@ def updates(name: str, count: int, shape: tuple[int, ...]) -> dict[str, Callable
             each = [ops.sum(x * gradients[key]) for key, x in p.items()]
             return sum(each[1:], each[0])
 
-        made = gradc.step(loss, getattr(gradc.optim, name.lower())(lr=1e-3, **OPTIMIZERS[name]), target="cpu")
+        made = gradc.step(
+            loss, getattr(gradc.optim, name.split()[0].lower())(lr=1e-3, **OPTIMIZERS[name]), target="cpu"
+        )
         gradients, p = ({f"p{i}": new() for i in range(count)} for _ in range(2))
         last = [p, made.init(p)]
 
@@ -142,10 +157,26 @@ def updates(name: str, count: int, shape: tuple[int, ...]) -> dict[str, Callable
 def updated() -> list[dict[str, Any]]:
     """A record for each optimizer, shape and number of parameters."""
     return [
-        {"optimizer": name, "shape": shape, "parameters": count, "us": least(updates(name, count, shape))}
+        {
+            "optimizer": name,
+            "shape": shape,
+            "parameters": count,
+            "us": (us := least(updates(name, count, shape))),
+            "of torch": {form: us["compiled"] / us[form] for form in ("foreach", "fused")},
+        }
         for name in OPTIMIZERS
         for shape in SHAPES
         for count in UPDATED
+    ]
+
+
+def means(steps: list[dict[str, Any]]) -> list[str]:
+    """The geometric means of what compiled steps take of torch's, over optimizers and numbers of parameters."""
+    return [
+        f"{list(shape)}: compiled / {form} "
+        + f"{statistics.geometric_mean([r['of torch'][form] for r in steps if r['shape'] == shape]):.2f}"
+        for shape in SHAPES
+        for form in ("foreach", "fused")
     ]
 
 
@@ -173,10 +204,11 @@ def main() -> int:
         ratio = f"{r['of inductor']:.2f}" if "of inductor" in r else ""
         print(f"{title:<16}" + "".join(f"{cell:>12}" for cell in (*cells, ratio)))
     steps = updated()
-    print(f"\n{'':<28}" + "".join(f"{name:>12}" for name in UPDATERS))
+    print(f"\n{'':<34}" + "".join(f"{name:>12}" for name in UPDATERS))
     for r in steps:
         title = f"{r['optimizer']} {r['parameters']} x {list(r['shape'])}"
-        print(f"{title:<28}" + "".join(f"{r['us'][name]:>12.1f}" for name in UPDATERS))
+        print(f"{title:<34}" + "".join(f"{r['us'][name]:>12.1f}" for name in UPDATERS))
+    print("geometric means: " + "; ".join(means(steps)))
     if given.save:
         path = RESULTS / f"calls-{words_of(processor())}.json"
         path.write_text(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..analysis.cost import Estimate, floor_bytes, kernel_bytes
+from ..codegen.cpu.row_memory import batch_work
 from ..errors import (
     CompilerMissing,
     GradcError,
@@ -28,6 +29,7 @@ from ..passes.schedule.residual import Residual
 from ..passes.schedule.schedule import missed_fusions
 from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle, time_call
+from ..targets.cpu import WAKING_WORK
 from ..targets.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, OF_TORCH, Device, Gpu, gpu_of
 from .memory import Memory
 
@@ -110,13 +112,23 @@ def _way(item: Kernel | Call) -> str:
     return "; ".join(f"{', '.join(names)}: {strategy}" for strategy, names in of.items())
 
 
+def _caller(steps: Sequence[Step], bound: Mapping[str, int], target: str) -> str:
+    """Whether a batch is less work than waking a thread for it is."""
+    work = [evaluate(each, bound) for each in batch_work(steps)] if target == "cpu" else []
+    return " on the caller's thread" if work and sum(work) < WAKING_WORK else ""
+
+
 def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
     """One line per kernel: name, bytes, share of the bytes, strategy, why."""
     bound = _bindings(module, dims or {})
     rows = []
     for direction, executable in module.executables.items():
         program = executable.program
-        batches = {number: end - begin for begin, end in program.batches for number in range(begin, end)}
+        batches = {
+            number: f" in a batch of {end - begin}{_caller(program.steps[begin:end], bound, module.target)}"
+            for begin, end in program.batches
+            for number in range(begin, end)
+        }
         for number, step in enumerate(program.steps):
             item = taken(step, bound)
             if isinstance(item, Loop) and item.tile is not None:
@@ -139,7 +151,7 @@ def summary(module: Explained, dims: Mapping[str, int] | None = None) -> str:
                     if when is not None
                     else f" unless {' or '.join(str(w) for w, _ in step.cases if w is not None)}"
                 )
-            way += f" in a batch of {batches[number]}" if number in batches else ""
+            way += batches.get(number, "")
             rows.append((direction, item.name, _step_bytes(item, program, bound), way.lstrip(), str(item.note)))
     total = sum(r[2] for r in rows) or 1
     guessed = {**_fixed_dims(module), **(dims or {})}.keys()

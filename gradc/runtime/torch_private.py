@@ -7,6 +7,7 @@ torch is never imported at import of this file: what asks for a name has torch a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import re
@@ -27,6 +28,7 @@ __all__ = [
     "composite_kernel",
     "count_changes",
     "current_stream",
+    "data_pointer",
     "empty_strided",
     "forward_level",
     "has_kernel",
@@ -201,6 +203,23 @@ def tensor_guards(tensors: Sequence[Any]) -> Any:
         return guards.check if guards.check(*tensors) else None
     except (AttributeError, TypeError):  # a newer release
         return None
+
+
+@functools.cache
+def data_pointer() -> int:
+    """The address of a C function of an ``at::Tensor`` that tells where its memory is, of torch's stable interface; 0
+    in a release without it, or whose objects have the ``at::Tensor`` elsewhere than behind their heads.
+    """
+    torch: Any = sys.modules["torch"]
+    head, word = object.__basicsize__, ctypes.sizeof(ctypes.c_void_p)
+    for like in (torch.empty(2), torch.nn.Parameter(torch.empty(()))):
+        if head != 2 * word or ctypes.c_void_p.from_address(id(like) + head).value != like._cdata:
+            return 0
+    try:
+        found = ctypes.CDLL(torch._C.__file__).aoti_torch_get_data_ptr
+    except (AttributeError, OSError):
+        return 0
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
 
 
 def empty_strided() -> Any:

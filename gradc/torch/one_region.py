@@ -11,7 +11,7 @@ from .. import knobs
 from ..runtime.torch_private import tensor_guards
 from .function import Function
 from .normal_form import transforming
-from .prepared import PreparedFunction
+from .prepared import PreparedFunction, picked
 
 
 class _Known(NamedTuple):
@@ -35,7 +35,7 @@ class OneRegion:
     """
 
     def __init__(self, function: Function, inputs: Sequence[int], results: Sequence[int | None]):
-        self._function, self._inputs, self._results = function, list(inputs), list(results)
+        self._function, self._inputs, self._results = function, picked(inputs), list(results)
         self._known: _Known | None = None
 
     @staticmethod
@@ -67,20 +67,20 @@ class OneRegion:
         known = self._known
         if known is None or known.target != knobs.TARGET.get() or transforming():
             return None
-        inputs = [given[i] for i in self._inputs]
+        inputs = self._inputs(given)
         if not known.guards(*inputs):
             return None
-        made = known.prepared.run(inputs)
+        made = known.prepared.run_on(inputs)
         if made is None:
             return None
         if not self._results:
             return []
-        outputs = known.prepared.outputs(inputs, made[0])
+        outputs = known.prepared.outputs(inputs, made)
         return [None if i is None else outputs[i] for i in self._results]
 
     def remember(self, given: Sequence[Any]) -> None:
         """Prepares calls on such inputs, as those of one that has been made."""
-        inputs = [given[i] for i in self._inputs]
+        inputs = self._inputs(given)
         if transforming() or (torch.is_grad_enabled() and any(x.requires_grad for x in inputs)):
             return
         _, prepared = self._function.call((), {}, inputs)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -30,8 +31,9 @@ from ..runtime.executable import Executable
 from ..runtime.host.arrays import SMALL, empty
 from ..runtime.host.backend import CpuBackend
 from ..runtime.host.prepared import Prepared
+from ..runtime.host.prepared import Tensors as TensorsInC
 from ..runtime.host.tensors import storages_stay_resizable, to_tensor
-from ..runtime.torch_private import count_changes, empty_strided
+from ..runtime.torch_private import count_changes, data_pointer, empty_strided
 from .sizes import TORCH_DTYPES
 
 ALIGN = 64
@@ -68,6 +70,13 @@ def _size_of(type_: Type, dims: Mapping[str, int]) -> tuple[int, int]:
     """(bytes, bytes of an element)."""
     item = type_.dtype.np.itemsize
     return math.prod(type_.concrete(dims)) * item, item
+
+
+def picked(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function that gives the elements at some positions of a sequence, one or more."""
+    if len(positions) == 1:
+        return lambda given: (given[positions[0]],)
+    return operator.itemgetter(*positions)
 
 
 def described(x: torch.Tensor) -> tuple[Any, ...]:
@@ -181,8 +190,8 @@ class PreparedFunction:
         position = {name: i for i, name in enumerate(function.names)}
         self._outputs = [_memory_of(types[n], dims) for n in names if n not in forward.donors]
         self._donors = [position[forward.donors[n]] if n in forward.donors else None for n in names]
-        self._donated = [position[n] for n in forward.donors.values()]
-        self.in_place = len(self._donated) == len(function.in_place)
+        self._donated = picked([position[n] for n in forward.donors.values()]) if forward.donors else None
+        self.in_place = len(forward.donors) == len(function.in_place)
         orders = function.orders
         self._orders = [orders.get(n) for n in function.graph.output_names] if orders else []
         borrowed = [r.name for r in module.residuals if r.why == "input" and r.name in position]
@@ -203,6 +212,8 @@ class PreparedFunction:
                 self._offsets.append(end)
                 end += -(-_size_of(types[r.name], dims)[0] // ALIGN) * ALIGN
         self._own = _memory_of(Type(DTYPES["u8"], (end,)), {}) if self._offsets else None
+        others = len(self._fixed) + len(self._outputs) + len(self._offsets)
+        self._tensors = TensorsInC(data_pointer(), len(position), others) if data_pointer() else None
         self._backward: _Backward | bool | None = None
 
     @staticmethod
@@ -228,24 +239,45 @@ class PreparedFunction:
             addresses = [x.data_ptr() for x in inputs]
         except RuntimeError:  # it is inside a transform of torch.func
             return None
+        results, where, others = self._allocated()
+        if not self._forward([*addresses, *others]):
+            return None
+        self._count_changes(inputs)
+        return results, addresses, where
+
+    def run_on(self, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor] | None:
+        """The results of :meth:`run`, of tensors that :func:`.tensor_guards` found like those of the call that was
+        prepared: their addresses are read in C.
+        """
+        if self._tensors is None:
+            made = self.run(inputs)
+            return made[0] if made is not None else None
+        results, _, others = self._allocated()
+        if not self._forward.on_tensors(self._tensors, inputs, others):
+            return None
+        self._count_changes(inputs)
+        return results
+
+    def _allocated(self) -> tuple[list[torch.Tensor], list[int], list[int]]:
+        """(results of a call, their addresses, all addresses that follow those of the inputs)."""
         results = [new(*like) for new, like in self._outputs]
         where = [y.data_ptr() for y in results]
-        call = [*addresses, *self._fixed, *where]
+        others = [*self._fixed, *where]
         if self._own is not None:
             new, like = self._own
             results.append(new(*like))
             where.append(results[-1].data_ptr())
-            call += [where[-1] + at for at in self._offsets]
-        if not self._forward(call):
-            return None
-        if self._donated:
-            count_changes([inputs[i] for i in self._donated])
-        return results, addresses, where
+            others += [where[-1] + at for at in self._offsets]
+        return results, where, others
+
+    def _count_changes(self, inputs: Tensors) -> None:
+        if self._donated is not None:
+            count_changes(self._donated(inputs))
 
     def outputs(self, inputs: Tensors, results: Tensors) -> Tensors:
         """The outputs in order, with the program's axes, of the inputs and the results of :meth:`run`."""
         outputs = results
-        if self._donated:
+        if self._donated is not None:
             own = iter(results)
             outputs = [next(own) if i is None else inputs[i] for i in self._donors]
         if self._orders:

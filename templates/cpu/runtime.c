@@ -259,6 +259,34 @@ EXPORT int gradc_call_arrays(const gradc_array_types *types, void *tuple, const 
   return array_addresses(types, tuple, addresses) ? gradc_call_prepared(p, ctx, addresses, table, workspace) : UNFIT;
 }
 
+/* What reads the addresses of a tuple's tensors, which has `count`: torch's own function of its stable C interface, which takes the
+ * at::Tensor that lies behind the head of each object. */
+typedef struct {
+  void *(*item)(void *tuple, intptr_t index); /* PyTuple_GetItem */
+  int32_t (*data_pointer)(void *tensor, void **address);
+  int64_t count;
+} gradc_tensors;
+
+typedef struct {
+  intptr_t references;
+  const void *type;
+  void *tensor;
+} torch_tensor;
+
+/* gradc_call_prepared on a tuple's tensors, whose addresses come before the others. */
+EXPORT int gradc_call_tensors(const gradc_tensors *tensors, void *tuple, const gradc_prepared *p, const gradc_ctx *ctx, uintptr_t *addresses,
+                              void **table, char *workspace) {
+  for (int64_t i = 0; i < tensors->count; i++) {
+    torch_tensor *const object = tensors->item(tuple, i);
+    void *address;
+    if (tensors->data_pointer(&object->tensor, &address)) {
+      return UNFIT;
+    }
+    addresses[i] = (uintptr_t)address;
+  }
+  return gradc_call_prepared(p, ctx, addresses, table, workspace);
+}
+
 /* ---- The pool ------------------------------------------------------------------------------------------------------
  * One job at a time.  A job is open from the moment its fields are set until every task has been handed out; a worker
  * takes part by adding 2 to `state` while bit 0 says open, and the caller returns once the job is closed and nobody is

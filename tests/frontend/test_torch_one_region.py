@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
 from torch_compiled import compiled, fresh  # noqa: E402, F401
 
 from gradc import knobs  # noqa: E402
-from gradc.torch import dynamo  # noqa: E402
+from gradc.runtime.torch_private import data_pointer, release  # noqa: E402
+from gradc.torch import dynamo, prepared  # noqa: E402
 from gradc.torch.one_region import OneRegion  # noqa: E402
 
 
@@ -61,6 +62,16 @@ class Trained:
         torch.testing.assert_close(self.own, self.twin, rtol=1e-11, atol=1e-13)
 
 
+@pytest.fixture(params=[True, False], ids=["addresses by C", "by Python"])
+def in_c(request: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether addresses of tensors are read in C."""
+    if not request.param:
+        monkeypatch.setattr(prepared, "data_pointer", lambda: 0)
+    elif release() >= (2, 13):
+        assert data_pointer()
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_steps_are_bound_once(kind: Any, bound: list[str], repeated: list[bool]) -> None:
     trained = Trained(kind=kind, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
@@ -76,7 +87,7 @@ def test_steps_are_bound_once(kind: Any, bound: list[str], repeated: list[bool])
     assert not bound and repeated == [True] * 3
 
 
-def test_other_memory_of_parameters(repeated: list[bool]) -> None:
+def test_other_memory_of_parameters(repeated: list[bool], in_c: bool) -> None:
     """Another address, other strides, and memory that two of them share, which eager mode updates twice."""
     trained = Trained(((4, 4), (4, 4)))
     for _ in range(4):

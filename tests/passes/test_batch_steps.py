@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import subprocess
+import sys
 from typing import Any
 
 import hypothesis
@@ -83,6 +86,32 @@ def test_what_is_batched_gives_the_bits_of_one_thread(bags: int) -> None:
     for name, value in wanted.items():
         np.testing.assert_allclose(found[0][name], value, rtol=2e-3, atol=1e-5)
         assert len({np.asarray(each[name]).tobytes() for each in found}) == 1
+
+
+UPDATES = """
+import os, numpy as np, gradc
+
+def update(p, g):
+    return [x - y * 0.1 for x, y in zip(p, g)]
+
+module = gradc.compile(gradc.trace(update, p=["f32[N]"] * 6, g=["f32[N]"] * 6), target="cpu")
+for n in (0, 3, 1000, 100_000):
+    p, g = ([np.arange(n, dtype="f") * (k + seed) for k in range(6)] for seed in (0, 3))
+    for found, x, y in zip(module(p=p, g=g).values(), p, g):
+        np.testing.assert_array_equal(found, x - y * np.float32(0.1))
+    print(n, len(os.listdir("/proc/self/task")), "on the caller's thread" in module.explain(N=n))
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads")
+def test_a_small_batch_wakes_no_thread() -> None:
+    """The first job of the pool starts its threads."""
+    env = {**os.environ, "GRADC_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", UPDATES], capture_output=True, text=True, check=True, env=env)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    started = [int(threads) for _, threads, _ in lines]
+    assert [caller for *_, caller in lines] == ["True", "True", "True", "False"]
+    assert started[0] == started[1] == started[2] == started[3] - 1
 
 
 def test_steps_of_short_bags_are_small() -> None:

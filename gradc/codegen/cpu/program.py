@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,13 +15,13 @@ from ...ir.dims import Dim, Predicate, Size, substitute, symbol
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, refuse_sweeps
 from ...ir.node import REGISTRY
 from ...ir.types import Type
-from ...targets.cpu import WIDE_VECTOR_COST
+from ...targets.cpu import WAKING_WORK, WIDE_VECTOR_COST
 from ..index import size
 from ..jinja import render
 from .calls import CALLS, CallText
 from .kernel import KernelSource, forwarding_name, render_forwarding, render_kernel, same_mapping
 from .products import readers
-from .row_memory import cost
+from .row_memory import batch_work, cost
 
 PER_UNIT = 8
 """Kernels per translation unit: units compile side by side."""
@@ -89,6 +90,7 @@ class BatchText:
     :param steps: their functions.
     :param sizes: of each the statement that raises ``most`` to the bytes of workspace that it needs, or "".
     :param elements: as C, the largest of which is how many the largest of them goes through.
+    :param work: as C, and for how many steps: what they compute and access; () of what is no kernel.
     """
 
     name: str
@@ -97,6 +99,7 @@ class BatchText:
     steps: tuple[str, ...]
     sizes: tuple[str, ...]
     elements: tuple[str, ...]
+    work: tuple[tuple[str, int], ...]
 
 
 LoopAxis: TypeAlias = tuple[int, str]
@@ -228,6 +231,7 @@ def render_program(program: Program) -> Source:
         functions_of_steps=writer.functions,
         loops=writer.loops,
         batches=batches,
+        waking_work=WAKING_WORK,
         launches=[launches[number] for number in sorted(launches)],
         readers=readers(program, calls),
         functions=[
@@ -313,6 +317,7 @@ class _Steps:
             steps=tuple(f"step_{at}" for at in own),
             sizes=tuple("".join(_workspace_size(each)) for each in cases),
             elements=tuple(map(self.tables.over, work)),
+            work=tuple(Counter(map(self.tables.over, batch_work(self.program.steps[begin:end]))).items()),
         )
 
     def loop(self, number: int, loop: Loop) -> LoopText:

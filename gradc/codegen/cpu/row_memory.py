@@ -4,11 +4,11 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ir.dims import Size
-from ...ir.kernel import Kernel
+from ...ir.kernel import Kernel, Step
 from ...ir.node import REGISTRY
 from ...ir.op import Expr
 from ...ir.statement import REDUCTIONS, Index, Stmt
@@ -56,6 +56,14 @@ def cost(s: Stmt) -> int:
         return CACHED_COST
     lower = getattr(REGISTRY.get(s.op), "lower", None)
     return lower.cost if isinstance(lower, Expr) else 0
+
+
+def batch_work(steps: Sequence[Step]) -> list[Size]:
+    """The additions and accesses of each step of a batch; [] where one is no kernel, whose work is not in its text."""
+    if not all(isinstance(step, Kernel) for step in steps):
+        return []
+    kernels = [step for step in steps if isinstance(step, Kernel)]
+    return [k.row_count * k.col_count * sum(max(cost(s), s.op != "const") for s in k.body) for k in kernels]
 
 
 def is_large(type_: Type) -> bool:

@@ -167,6 +167,12 @@ class ArrayTypes(ctypes.Structure):
     )
 
 
+class Tensors(ctypes.Structure):
+    """``gradc_tensors``."""
+
+    _fields_ = (("item", ctypes.c_void_p), ("data_pointer", ctypes.c_void_p), ("count", ctypes.c_int64))
+
+
 @functools.cache
 def prepared_entry() -> Callable[..., int]:
     """``gradc_call_prepared``: (address of a :class:`PreparedCall`, context, addresses, table, workspace) -> 0, or
@@ -186,9 +192,21 @@ def arrays_entry() -> Callable[..., int] | None:
     """
     if not _has_known_layout(np.zeros((2, 3), np.float32)[:, ::2]) or not _has_known_layout(np.zeros((), np.int8)):
         return None
+    return _on_tuples(_library().gradc_call_arrays)
+
+
+@functools.cache
+def tensors_entry() -> Callable[..., int]:
+    """``gradc_call_tensors``: (address of :class:`Tensors`, tuple, and as :func:`prepared_entry` takes them) -> as
+    that.  The tensors have memory and are objects of torch's own classes, which is not looked at.
+    """
+    return _on_tuples(_library().gradc_call_tensors)
+
+
+def _on_tuples(function: Any) -> Callable[..., int]:
     pointer = ctypes.c_void_p
     return ctypes.PYFUNCTYPE(ctypes.c_int, pointer, ctypes.py_object, pointer, pointer, pointer, pointer, pointer)(
-        _address(_library().gradc_call_arrays)
+        _address(function)
     )
 
 

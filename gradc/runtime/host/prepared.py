@@ -98,6 +98,12 @@ class Prepared:
         self._pack(frame.addresses, 0, *addresses)
         return self._run(frame, self._entry)
 
+    def on_tensors(self, tensors: Tensors, given: tuple[Any, ...], others: Sequence[int]) -> bool:
+        """:meth:`__call__` on tensors that have memory, and on the addresses that follow theirs."""
+        frame = self._frame()
+        tensors.pack(frame.addresses, others)
+        return self._run(frame, tensors.entry, tensors.pointer, given)
+
     def on_arrays(self, types: ArrayTypes | TensorTypes, arrays: tuple[Any, ...]) -> bool:
         """:meth:`__call__` on arrays, or tensors; False, too, if they are not of these types."""
         if types.entry is not None:
@@ -161,6 +167,24 @@ def prepared(native: CpuProgram, call: BoundCall, outputs: Mapping[str, tuple[in
     return Prepared(
         native, call.plan, {n: (a.nbytes, a.itemsize) for n, a in call.arrays.items()} | own, donors, call.exclusive
     )
+
+
+class Tensors:
+    """The tensors of a call of :meth:`Prepared.on_tensors`.
+
+    :param data_pointer: :func:`.data_pointer`.
+    :param count: of the tensors.
+    :param others: how many addresses follow theirs.
+    """
+
+    def __init__(self, data_pointer: int, count: int, others: int):
+        self._struct = pool.Tensors(pool.tuple_item(), data_pointer, count)
+        self.pointer, self.entry = ctypes.addressof(self._struct), pool.tensors_entry()
+        self._pack, self._after = struct.Struct(f"={others}Q").pack_into, 8 * count
+
+    def pack(self, addresses: Any, others: Sequence[int]) -> None:
+        """Puts these behind the tensors' addresses."""
+        self._pack(addresses, self._after, *others)
 
 
 class ArrayTypes:
