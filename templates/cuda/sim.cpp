@@ -51,7 +51,7 @@ struct cell { /* see sim_check.h */
 
 struct region {
   char *start;
-  int64_t size, granule; /* races are kept for each granule bytes */
+  int64_t size, granule; /* races are kept for each granule bytes, a power of two */
   int64_t writable;
   uint8_t *ready; /* for each byte whether it has a value; NULL: all have */
   cell *cells;
@@ -72,6 +72,8 @@ struct launch {
   int64_t next; /* block, in the order of this launch */
   int64_t counts; /* whether the next two are counted, in the checking mode */
   int64_t transactions, least; /* of shared memory: those of its accesses, and what they were without conflicts of banks */
+  char *stacks;                /* of a launch before, or NULL: for MAX_THREADS */
+  int64_t guarded;             /* how many of them have their page that nobody may touch */
   fault found;
 };
 
@@ -79,7 +81,6 @@ struct launch {
 
 struct fiber {
   void *stack_pointer;
-  char *stack;
 };
 
 struct copy { /* an asynchronous one; its bytes arrive where its thread waits for its group */
@@ -135,7 +136,7 @@ struct {
   char *dynamic;
   char parameters[PARAMETERS];
   void *arguments[MAX_PARAMETERS];
-  int fiber_count, idle_count, warp_count, threads, returned, at_barrier;
+  int idle_count, warp_count, threads, returned, at_barrier;
   int order[MAX_THREADS / LANES], at; /* of warps; where we are in it */
   int barrier_line, barrier_sum, barrier_result;
   const void *barrier_pc;
@@ -545,18 +546,9 @@ static void *reserve(size_t bytes) {
 }
 
 /* Memory for this many threads and for shared memory.  A stack that overflows meets a page that nobody may touch: two
- * mappings for each, of which a process has 65530, so that stacks for more than a few warps go with the launch. */
-static char *room; /* for stacks */
-enum { KEPT = 64 };
-static void leave_room(void) {
-  if (room && sim.fiber_count > KEPT) {
-    munmap(room, (size_t)STACK * MAX_THREADS);
-    room = NULL;
-    sim.fiber_count = 0;
-  }
-}
-
-static int have_room(int threads) {
+ * mappings for each, of which a process has 65530, so that the caller hands the stacks on to launches of other libraries. */
+static int have_room(launch &l) {
+  const int threads = (int)(l.block[0] * l.block[1] * l.block[2]);
   if (!sim.dynamic) {
     char *memory = (char *)reserve(MAX_SHARED + 2 * SHARED_GAP);
     sim.fibers = (fiber *)calloc(MAX_THREADS, sizeof(fiber));
@@ -566,25 +558,23 @@ static int have_room(int threads) {
     }
     sim.dynamic = memory + SHARED_GAP;
   }
-  if (!room) {
-    room = (char *)reserve((size_t)STACK * MAX_THREADS);
-    if (!room) {
+  if (!l.stacks) {
+    l.stacks = (char *)reserve((size_t)STACK * MAX_THREADS);
+    if (!l.stacks) {
       return 0;
     }
-    stacks_from = room;
-    stacks_to = room + (size_t)STACK * MAX_THREADS;
   }
-  for (; sim.fiber_count < threads; sim.fiber_count++) {
-    char *stack = room + (size_t)STACK * sim.fiber_count;
-    if (mprotect(stack, GUARD, PROT_NONE)) {
+  stacks_from = l.stacks;
+  stacks_to = l.stacks + (size_t)STACK * MAX_THREADS;
+  for (; l.guarded < threads; l.guarded++) {
+    if (mprotect(l.stacks + (size_t)STACK * l.guarded, GUARD, PROT_NONE)) {
       return 0;
     }
-    sim.fibers[sim.fiber_count].stack = stack;
   }
   sim.idle_count = 0;
   for (int i = threads; i-- > 0;) {
     sim.idle[sim.idle_count++] = &sim.fibers[i];
-    sim.fibers[i].stack_pointer = first_frame(sim.fibers[i].stack);
+    sim.fibers[i].stack_pointer = first_frame(l.stacks + (size_t)STACK * i);
   }
   return 1;
 }
@@ -641,7 +631,7 @@ SIM_EXPORT int gradc_sim_run(launch *l, int64_t milliseconds) {
   sim.now = l;
   if (l->next == 0) {
     char *to = sim.parameters;
-    if (!have_room((int)(l->block[0] * l->block[1] * l->block[2])) || !watch(l)) {
+    if (!have_room(*l) || !watch(l)) {
       l->found.kind = NO_MEMORY;
       return -1;
     }
@@ -685,11 +675,8 @@ SIM_EXPORT int gradc_sim_run(launch *l, int64_t milliseconds) {
   return l->next == blocks;
 }
 
-/* Give back what a launch holds, whatever became of it. */
-SIM_EXPORT void gradc_sim_end(launch *l) {
-  unwatch(l);
-  leave_room();
-}
+/* Give back what a launch holds, whatever became of it; its stacks stay the caller's. */
+SIM_EXPORT void gradc_sim_end(launch *l) { unwatch(l); }
 
 /* What addresses in `found` are counted from. */
 SIM_EXPORT const char *gradc_sim_base(void) { return __ehdr_start; }

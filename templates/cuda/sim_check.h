@@ -18,7 +18,8 @@ extern char __stop_gradc_constant[] __attribute__((weak, visibility("hidden")));
 }
 
 static const char *stacks_from, *stacks_to, *constants_to;
-static region *hit; /* the region of the last access */
+enum { HITS = 64 };
+static region *hits[HITS]; /* of the last access from about here: an instruction goes to one array, neighbours to others */
 struct release {
   const void *at; /* of the atomic */
   int64_t block;
@@ -70,7 +71,13 @@ static int is_past(uint64_t stamp, int shared) {
 
 static region *region_of(const launch *l, int64_t i) { return i < l->variable_count ? &l->variables[i] : &l->regions[i - l->variable_count]; }
 
-static region *region_at(const char *at, size_t bytes) {
+static int is_on_stack(const char *at) { return at >= stacks_from && at < stacks_to; }
+
+static region *region_at(const char *at, size_t bytes, const void *pc) {
+  if (is_on_stack(at)) {
+    return NULL;
+  }
+  region *&hit = hits[((uintptr_t)pc >> 2) % HITS];
   if (hit && at >= hit->start && at + bytes <= hit->start + hit->size) {
     return hit;
   }
@@ -86,7 +93,7 @@ static region *region_at(const char *at, size_t bytes) {
 
 /* Stacks, and constants of the module: not ours to watch.  Its variables are none of the kernel's. */
 static int is_private(const char *at, int64_t kind) {
-  return (at >= stacks_from && at < stacks_to) || (kind == READS && ((at >= __ehdr_start && at < constants_to) || (at >= __start_gradc_constant && at < __stop_gradc_constant)));
+  return is_on_stack(at) || (kind == READS && ((at >= __ehdr_start && at < constants_to) || (at >= __start_gradc_constant && at < __stop_gradc_constant)));
 }
 
 /* The end of what the library has in pages that cannot be written. */
@@ -159,7 +166,7 @@ static void __attribute__((noinline)) expect_no_copy(const region *r, const char
 /* The region that it is in; NULL: a thread's own memory. */
 static region *access(void *address, size_t bytes, int64_t kind, const void *pc) {
   char *at = (char *)address;
-  region *r = region_at(at, bytes);
+  region *r = region_at(at, bytes, pc);
   if (!r) {
     if (!is_private(at, kind)) {
       stop_at(OUT_OF_BOUNDS, at, bytes, party_of(sim.self, pc, kind), {});
@@ -174,10 +181,9 @@ static region *access(void *address, size_t bytes, int64_t kind, const void *pc)
     expect_no_copy(r, at, bytes, kind, pc);
   }
   if (kind != WRITES && r->ready) {
-    for (size_t i = offset; i < offset + bytes; i++) {
-      if (!r->ready[i]) {
-        stop_at(UNINITIALISED, r->start + i, bytes, party_of(sim.self, pc, kind), {});
-      }
+    const uint8_t *none = (const uint8_t *)memchr(r->ready + offset, 0, bytes);
+    if (none) {
+      stop_at(UNINITIALISED, r->start + (none - r->ready), bytes, party_of(sim.self, pc, kind), {});
     }
   }
   if (!r->writable) {
@@ -187,8 +193,15 @@ static region *access(void *address, size_t bytes, int64_t kind, const void *pc)
   const uint64_t stamp = stamp_of(kind);
   const uint32_t place = (uint32_t)((const char *)pc - __ehdr_start);
   const size_t granule = (size_t)r->granule;
-  for (size_t i = offset / granule; i <= (offset + bytes - 1) / granule; i++) {
+  const int shift = __builtin_ctzll(granule);
+  cell before, after = {};
+  for (size_t first = offset >> shift, i = first; i <= (offset + bytes - 1) >> shift; i++) {
     cell &c = r->cells[i];
+    if (i > first && !memcmp(&c, &before, sizeof c)) { /* as its neighbour: most accesses are to what one access wrote */
+      c = after;
+      continue;
+    }
+    before = c;
     if (c.write && !is_past(c.write, shared)) {
       stop_at(RACE, r->start + i * granule, bytes, party_of(sim.self, pc, kind), party_of(c.write, c.write_pc));
     }
@@ -207,6 +220,7 @@ static region *access(void *address, size_t bytes, int64_t kind, const void *pc)
       c.seen[slot] = stamp;
       c.seen_pc[slot] = place;
     }
+    after = c;
   }
   if (kind != READS && r->ready) {
     memset(r->ready + offset, HAS_VALUE, bytes);
@@ -386,7 +400,7 @@ void __ubsan_handle_invalid_builtin(sim_place *) { REPORT(DIVISION, 0, 0, "clz")
 
 static int watch(launch *l) {
   l->variables[0].start = sim.dynamic;
-  hit = NULL;
+  memset(hits, 0, sizeof hits);
   fences.block = -1;
   constants_to = end_of_constants();
   for (int64_t i = 0; l->check && i < l->variable_count + l->region_count; i++) {

@@ -81,7 +81,7 @@ void exchange_fragments(warp &w, sim_op op) {
 
 /* An access that an instruction makes only to one kind of memory, at a multiple of its bytes. */
 region *access_in(int shared, void *at, size_t bytes, size_t multiple, int64_t kind, const void *pc) {
-  const region *r = region_at((char *)at, bytes);
+  const region *r = region_at((char *)at, bytes, pc);
   if (r && (number_of(r) < 0) != shared) {
     stop_at(WRONG_MEMORY, (char *)at, bytes, party_of(sim.self, pc, kind), {});
   }
@@ -107,7 +107,7 @@ void access_copied(const copy &c) {
 
 /* Of the destination's bytes, whether they have a value. */
 void mark(const copy &c, int mark) {
-  const region *r = region_at(c.to, (size_t)c.bytes);
+  const region *r = region_at(c.to, (size_t)c.bytes, c.pc);
   memset(r->ready + (c.to - r->start), mark, (size_t)c.bytes);
 }
 
@@ -152,7 +152,7 @@ extern "C" void gradc_sim_copy(void *to, const void *from, int bytes, int valid)
   }
   if (sim.now->check) {
     access_copied(made);
-    request_shared(region_at(made.to, (size_t)bytes), to, (size_t)bytes, made.pc);
+    request_shared(region_at(made.to, (size_t)bytes, made.pc), to, (size_t)bytes, made.pc);
     mark(made, IN_COPY);
   }
   self->copies[self->copy_count++] = made;

@@ -11,6 +11,7 @@ are deduced from the function's type by a C++ template instead of being parsed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import shutil
@@ -71,6 +72,10 @@ _GAP = 1 << 20  # bytes between the copies of two arrays, never touched and ther
 _SLICE = 100  # milliseconds between checks for Ctrl-C
 # In an anonymous namespace, whose names hide those of the C headers.
 _BEGIN, _END = f'#include "sim.h"\nnamespace {{\n#line 1 "{faults.FILE}"\n', "\n}\n"
+_stacks: list[tuple[int | None, int]] = []
+"""Memory for the stacks of a launch's threads, and how many of them have guard pages: of launches that are over.  What a
+launch of 1024 threads maps and touches anew takes it some milliseconds.
+"""
 MAX_SHARED = 227 * 1024
 MAX_BLOCKS_CHECKED = 1 << 20
 
@@ -310,11 +315,14 @@ class SimLibrary:
             variable_count=len(extents),
             counts=count,
         )
+        with contextlib.suppress(IndexError):
+            launch.stacks, launch.guarded = _stacks.pop()
         try:
             while self._run(ctypes.byref(launch), _SLICE) == 0:
                 pass
         finally:
             self._library.gradc_sim_end(ctypes.byref(launch))
+            _stacks.append((launch.stacks, launch.guarded))
         return launch
 
     def _frames(self, offset: int) -> list[str]:
@@ -398,7 +406,7 @@ class _Memory:
                 here = ready[arrays[i].ctypes.data - start :][: arrays[i].nbytes]
                 here |= np.uint8(mask) if isinstance(mask, bool) else mask.reshape(-1)
             region.start, region.size = base + at, end - start
-            region.granule = min(8, *(arrays[i].itemsize for i in members)) if members else 1
+            region.granule = min(8, *(arrays[i].itemsize & -arrays[i].itemsize for i in members)) if members else 1
             region.writable = any(i in written for i in members)
             region.ready = None if ready.all() else ready.ctypes.data
             at += end - start + _GAP

@@ -95,6 +95,8 @@ class Launch(ctypes.Structure):
         ("counts", ctypes.c_int64),
         ("transactions", ctypes.c_int64),
         ("least", ctypes.c_int64),
+        ("stacks", ctypes.c_void_p),
+        ("guarded", ctypes.c_int64),
         ("found", Fault),
     )
 
