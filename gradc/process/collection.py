@@ -1,5 +1,7 @@
-"""Python's collector of cyclic garbage, which goes through what a process holds as often as objects are made: a fifth of
-a compilation, in which a million are made that stay and hardly a cycle is lost.
+"""When Python's collector of cyclic garbage waits.
+
+It goes through what a process holds the more often the more objects are made: a fifth of the time of a compilation,
+which makes many that stay and loses few cycles.
 """
 
 from __future__ import annotations
