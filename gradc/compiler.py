@@ -78,6 +78,7 @@ from .passes.row_blocking.resize_blocks import resize_blocks
 from .passes.schedule.partition import Partition, partition
 from .passes.schedule.save_biased import save_biased
 from .passes.schedule.schedule import schedule, written
+from .process.collection import collection_waits
 from .process.forks import held_off
 from .runtime.cache import default_cache, pack
 from .runtime.host.toolchain import compile_libraries
@@ -99,11 +100,12 @@ def compile_graph(
     :param cache_key: under which the module is kept; None keeps nothing, and leaves rendering and compiling to the
         first call.
     """
-    pipeline, parts, programs = run_passes(graph, wrt, options, target)  # Graph -> two Graphs -> two Programs
-    code = {name: Code(program) for name, program in programs.items()}
-    module = Module(graph, wrt, target, code, parts.residuals, options, recipe, pipeline)  # verifies every access
+    with collection_waits():
+        pipeline, parts, programs = run_passes(graph, wrt, options, target)  # Graph -> two Graphs -> two Programs
+        code = {name: Code(program) for name, program in programs.items()}
+        module = Module(graph, wrt, target, code, parts.residuals, options, recipe, pipeline)  # verifies every access
+        sources = render(module) if cache_key is not None else ()  # Program -> C or CUDA
     if cache_key is not None:
-        sources = render(module)  # Program -> C or CUDA
         binaries = compile_sources(sources)  # C -> machine code
         load(module, sources, binaries)  # machine code -> this process
         default_cache().put(cache_key, pack(parts_of(module)))

@@ -403,7 +403,7 @@ class Call:
     epilogue: Epilogue[Operand] = PLAIN
     attrs: tuple[tuple[str, Any], ...] = ()
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(o.buffer for o in self.operands))
 
@@ -430,7 +430,7 @@ class Call:
         """The operands, and the results."""
         return [*self.operands, *self.results]
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         return tuple(o.buffer for o in self.results)
 
@@ -884,7 +884,7 @@ class Program:
         """The buffers, but for those of loops, that have the bytes of each buffer that owns some."""
         names: dict[str, list[str]] = {}
         for b in self.buffers:
-            names.setdefault(self.root(b.name), []).append(b.name)
+            names.setdefault(self.root(b.name) if b.alias else b.name, []).append(b.name)
         return {root: tuple(own) for root, own in names.items()}
 
     @cached_property

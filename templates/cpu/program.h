@@ -131,6 +131,13 @@ typedef struct {
   char *own;
 } gradc_loop;
 
+/* A function that only fills in arguments, once for each of its calls: what a compiler does to hundreds of them takes seconds. */
+#if defined(__clang__)
+#define GRADC_STEP __attribute__((optnone, noinline))
+#else
+#define GRADC_STEP __attribute__((optimize("O0")))
+#endif
+
 /* A step, and steps that run as the tasks of one launch; own: the workspace of each. */
 typedef int (*gradc_step)(const gradc_ctx *ctx, void *const *buf, const i64 *n, char *scratch);
 typedef struct {

@@ -1,0 +1,89 @@
+"""The collector of cyclic garbage waits for a compilation, and is as it was afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import gradc
+from gradc import compiler, ops
+from gradc.process.collection import collection_waits
+
+
+@pytest.fixture(autouse=True)
+def on() -> Iterator[None]:
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def test_it_is_on_again_after_the_last_of_nested_blocks():
+    with collection_waits():
+        with collection_waits():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_one_that_is_off_stays_off():
+    gc.disable()
+    with collection_waits():
+        assert not gc.isenabled()
+    assert not gc.isenabled()
+
+
+def test_an_error_ends_a_block():
+    with pytest.raises(ZeroDivisionError), collection_waits():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+
+
+def test_it_is_on_again_when_the_last_thread_has_left():
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with collection_waits():
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert inside.wait(60)
+    with collection_waits():
+        pass
+    assert not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_has_no_other_threads_block():
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with collection_waits():
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert inside.wait(60)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if gc.isenabled() else 1)
+    leave.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_nothing_is_collected_by_passes(monkeypatch):
+    found = []
+    passes = compiler.run_passes
+    monkeypatch.setattr(compiler, "run_passes", lambda *given: (found.append(gc.isenabled()), passes(*given))[1])
+    gradc.compile(gradc.trace(lambda x: ops.exp(x) * 3.25, x="f32[7]"), target="numpy")
+    assert found == [False] and gc.isenabled()
