@@ -324,7 +324,7 @@ def _tile(reader: Reader) -> Tile:
         reader.expect(",")
         reader.expect(word)
         numbers[word] = _number_of_tile(reader, word)
-    more = ("split", "parts")
+    more: tuple[str, ...] = ("split", "parts")
     while more and reader.maybe(","):
         found = 0 if reader.maybe(more[0]) else len(more) - 1
         if found or len(more) == 1:
