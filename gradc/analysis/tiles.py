@@ -55,8 +55,7 @@ TOGETHER = 24
 resident (groups of 24 spill in fewer, for sm_80).
 """
 EARLY = 32
-"""Columns of a block whose values of columns NVRTC does not load long before they are used; 16 where rows are fragments.
-"""
+"""Columns of a block whose values of columns NVRTC does not load long before they are used; else ROWS."""
 ADDRESSES, OF_PART = 100, 20
 """Instructions of a block of columns beside products, loads and elements, and of each part of it but the first (counted
 in attention's).
@@ -373,7 +372,7 @@ class TileForm:
                 early = (tiles - 1) * vectors * max(columns - EARLY, 0)
                 return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
             early = (tiles - 1) * vectors * (columns - ROWS)
-            return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) // 8 + early
+            return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) + early
         return tiles * own + BESIDE + unknown
 
     @cached_property
@@ -418,7 +417,7 @@ class TileForm:
 
     def fragments(self, columns: int, tiles: int) -> int:
         """Registers of resident panels that are fragments for the whole of the loop, for each 16 rows: of all of them,
-        if registers suffice, where a sweep has several blocks; else of one that is alone, where a warp has no more rows.
+        if registers suffice, where a sweep has several blocks; else of one alone, where a warp has no more rows.
         """
         held = sum(p.padded for p in self.resident) // 4
         if self.is_several:

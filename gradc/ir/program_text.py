@@ -324,13 +324,13 @@ def _tile(reader: Reader) -> Tile:
         reader.expect(",")
         reader.expect(word)
         numbers[word] = _number_of_tile(reader, word)
-    more = ("split", "parts")
+    more: tuple[str, ...] = ("split", "parts")
     while more and reader.maybe(","):
-        found = 0 if reader.maybe(more[0]) else len(more) - 1
-        if found or len(more) == 1:
-            reader.expect(more[found])
-        numbers[more[found]] = _number_of_tile(reader, more[found])
-        more = more[found + 1 :]
+        word = more[0]
+        if not reader.maybe(word):
+            word = more[-1]
+            reader.expect(word)
+        numbers[word], more = _number_of_tile(reader, word), more[more.index(word) + 1 :]
     reader.expect(")")
     return Tile(mapping, **numbers)
 

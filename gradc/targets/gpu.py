@@ -71,10 +71,10 @@ TORCH_WIDE_ATTENTION = (1.21, 1.16)
 """How many times as fast torch's attention of more than 64 features computes, forward and backward, as that of 64
 (measured: cuDNN's, ``sdpa`` of ``gpu-nvidia-h200-2026-11-28-tiles.json``).
 """
-ATTENTION_TILES: Mapping[int, tuple[float, float]] = {64: (323e12, 238e12), 128: (269e12, 190e12)}
+ATTENTION_TILES: Mapping[int, tuple[float, float]] = {64: (323e12, 231e12), 128: (269e12, 190e12)}
 """Products and sums per second of our own attention in 16 bits on an H100 or H200, forward and backward, by the most
 features of a head (what the model of machine code's time gives for 4 x 16 heads of 2048 x 64 and 4 x 8 of 2048 x 128,
-causal: 109 and 366 us, 130 and 458; docs/tiles.md).
+causal: 109 and 377 us, 130 and 458; docs/tiles.md).
 """
 WINDOW_ELEMENTS = 1.35e12
 """Elements of a convolution's windows that our kernels write per second on an H100 or H200 (by the same model: 57.8 M

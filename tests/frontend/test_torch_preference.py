@@ -87,7 +87,7 @@ def test_a_step_of_models_took_what_is_predicted(model: str, node: torch.fx.Node
     assert times and times.torchs * 1e3 == pytest.approx(measured, rel=0.15)
 
 
-@pytest.mark.parametrize(("features", "wanted"), [(64, (109, 443)), (128, (130, 530))])
+@pytest.mark.parametrize(("features", "wanted"), [(64, (109, 377)), (128, (130, 458))])
 def test_our_attention_takes_what_the_static_model_says(features: int, wanted: tuple[float, float]) -> None:
     """docs/tiles.md; ``python -m benchmarks.cuda_static A1``."""
     node, h100 = attention(4, 1024 // features, 2048, features), gpu_of("H100")
@@ -151,7 +151,7 @@ def test_nothing_that_takes_no_time_is_torchs(tmp_path: Path) -> None:
 
 def test_the_reason_has_figures() -> None:
     reason = preference.faster_in_torch(attention(4, 16, 2048, 64))
-    assert reason == ("flash attention, predicted 1.4x faster there (396 us against 552; take='all' has gradc run it)")
+    assert reason == ("flash attention, predicted 1.2x faster there (396 us against 488; take='all' has gradc run it)")
     reason = preference.faster_in_torch(attention(4, 16, 2048, 64), gradients=False)
     assert reason.startswith("flash attention, predicted 1.1x faster there")
     reason = preference.faster_in_torch(attention(1, 2, 16, 64))

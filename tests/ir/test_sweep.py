@@ -205,7 +205,7 @@ def test_a_tile_needs_a_sweep_and_columns_are_cut_once():
         ("warps 4", "warps four", "warps|a value"),
         ("tile(mma, warps 4, stages 2)", "tile(mma, warps 4)", "expected ','"),
         ("stages 2)", "stages 2, parts 2, split 2)", "expected"),
-        ("stages 2)", "stages 2, parts 2.5)", "the parts of a tile are a number"),
+        ("stages 2)", "stages 2, parts true)", "the parts of a tile are a number"),
         ("tile(mma, warps 4, stages 2)", f"tile(mma, warps {'9' * 5000}, stages 2)", "."),
     ),
 )

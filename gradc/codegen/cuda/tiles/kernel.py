@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....analysis.tiles import (
+    MOST_REGISTERS,
     ROWS,
+    SPARE,
     Added,
     Panel,
     Scores,
@@ -406,10 +408,10 @@ class _TileWriter:
 
     def skipped(self, s: Sweep) -> str:
         """Whether the columns that a warp computes with are all beyond what its rows sum up, where blocks of rows sum
-        up to a column, or from one, that depends on the row; "" where they do not, and where one product is all that
-        there is to leave out: registers of the comparison cost as much.
+        up to a column, or from one, that depends on the row; "" where they do not, and where the comparison costs as
+        much as it saves: of a single product, and of what leaves no registers for it.
         """
-        if not self.given.is_several:
+        if not self.given.is_several or self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE:
             return ""
         row, rows = self.loop.rows[0], 16 * self.tiles
         own = {row: symbol(row) + symbol("warp_row"), self.loop.count: rows}
