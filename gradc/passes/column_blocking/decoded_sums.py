@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...ir.dims import Size, product, same, symbol
-from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Sweep
+from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Step, Sweep
 from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import BF16, F32, Type
 from ...ir.walk import backward_slice
@@ -140,8 +140,10 @@ def _summed(program: Program, call: Call, reader: Kernel) -> Summed | None:
         *within,
     ]:
         return None
-    args = (call.args[n] for n in places)
-    return Summed(call, reader, kernel, beside, *args, other, tuple(parts[0]), tuple(groups), tuple(within), sums)
+    by_row, by_column = (call.args[n] for n in places)
+    return Summed(
+        call, reader, kernel, beside, by_row, by_column, other, tuple(parts[0]), tuple(groups), tuple(within), sums
+    )
 
 
 def _parts(reader: Kernel, buffer: str, types: Mapping[str, Type]) -> tuple[Kernel, tuple[Kernel, ...]]:
@@ -194,7 +196,8 @@ def _place(kernel: Kernel, buffer: str) -> tuple[Index, ...] | None:
 
 def _is_position(index: Index, axes: Sequence[Axis], size: Size) -> bool:
     """Whether an index counts all positions along axes, in their order."""
-    steps, step = dict[str, Size](), 1
+    steps = dict[str, Size]()
+    step: Size = 1
     for axis, own in reversed(axes):
         steps[axis] = step
         step = step * own
@@ -283,12 +286,12 @@ class _Writer:
         loop = Loop(
             self.over, (self.row, dict(p.call.axes)[p.kept]), 64, self.rows, (), (self.after(),), sweeps=(sweep,)
         )
-        made = {p.reader: (*p.beside, loop, *rest), p.call: ()}
-        done = tuple(
-            new for step in program.steps for new in (made[step] if step is p.reader or step is p.call else (step,))
-        )
-        root = program.root(p.call.out.buffer)
-        return replace(program, steps=done, buffers=tuple(b for b in own if program_root(program, b) != root)), loop
+        done: list[Step] = []
+        for step in program.steps:
+            done += (*p.beside, loop, *rest) if step is p.reader else () if step is p.call else (step,)
+        gone = program.root(p.call.out.buffer)
+        kept = tuple(b for b in own if b.name not in program.buffer or program.root(b.name) != gone)
+        return replace(program, steps=tuple(done), buffers=kept), loop
 
     def stored(self, number: int) -> str:
         """The temp of the sums of each row and group."""
@@ -384,8 +387,3 @@ class _Writer:
             else:
                 body.append(s)
         return replace(kernel, cols=p.rest, body=tuple(body)).live.rehashed(self.types)
-
-
-def program_root(program: Program, buffer: Buffer) -> str:
-    """What a buffer is a view of; a new one is its own."""
-    return program.root(buffer.name) if buffer.name in program.buffer else buffer.name
