@@ -302,9 +302,9 @@ class TileForm:
         return any(c.strip.across for s in self.sweeps for c in s.codes)
 
     def scales_right(self, tiles: int) -> bool:
-        """Whether what columns are scaled by multiplies the right operand of their product, of which a warp with so many
-        tiles of 16 rows has few elements: where all its rows share it, and bf16 has the range of both.  It takes 2.5
-        instructions of an element there; of a code 3 where two of 4 bits lie in a register, and else 1.
+        """Whether what columns are scaled by multiplies the right operand of their product, of which a warp with so
+        many tiles of 16 rows has few elements: where all its rows share it, and bf16 has the range of both.  It takes
+        2.5 instructions of an element there; of a code 3 where two of 4 bits lie in a register, and else 1.
         """
         rows, features = ROWS * tiles, max(p.padded for s in self.sweeps for p in s.added)
         strips = [c.strip for s in self.sweeps for c in s.codes]

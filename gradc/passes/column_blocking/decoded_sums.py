@@ -26,8 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...ir.dims import Size, product, same, symbol
-from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Sweep
-from ...ir.node import REGISTRY
+from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Step, Sweep
 from ...ir.statement import Axis, Index, Operand, Stmt
 from ...ir.types import BF16, F32, Type
 from ...ir.walk import backward_slice
@@ -95,7 +94,11 @@ def summed_products(program: Program) -> Iterator[Summed]:
     for call in program.steps:
         if isinstance(call, Call) and call.op == "matmul" and not (call.parts or call.epilogue or call.add):
             readers = [s for s in program.steps if program.root(call.out.buffer) in map(program.root, s.reads)]
-            private = program.buffer[call.out.buffer].kind == "temp" and call.out.buffer in readers[0].reads if readers else False
+            private = (
+                program.buffer[call.out.buffer].kind == "temp" and call.out.buffer in readers[0].reads
+                if readers
+                else False
+            )
             if private and len(readers) == 1 and isinstance(readers[0], Kernel):
                 found = _summed(program, call, readers[0])
                 if found is not None:
@@ -107,7 +110,12 @@ def _summed(program: Program, call: Call, reader: Kernel) -> Summed | None:
     kernel = _distributed(kernel, program.types)
     axes, out = dict(call.axes), call.out.index
     own = [{v for i in o.index for v, _ in i.terms} for o in call.args]
-    if len(axes) != 3 or len(out) != 2 or any(o.scale for o in call.args) or any(i != Index.of(i.variable or "") for i in out):
+    if (
+        len(axes) != 3
+        or len(out) != 2
+        or any(o.scale for o in call.args)
+        or any(i != Index.of(i.variable or "") for i in out)
+    ):
         return None
     row, column = str(out[0].variable), str(out[1].variable)
     places = [next((n for n, names in enumerate(own) if axis in names), -1) for axis in (row, column)]
@@ -126,10 +134,16 @@ def _summed(program: Program, call: Call, reader: Kernel) -> Summed | None:
     groups = [axis for axis in parts[1] if axis not in within]
     if not within or not all(_is_position(i, p, axes[v]) for i, p, v in zip(at, parts, (row, column), strict=True)):
         return None
-    if [axis for axis in (*kernel.rows, *kernel.cols) if axis[1] != 1 or axis in (*parts[0], *parts[1])] != [*parts[0], *groups, *within]:
+    if [axis for axis in (*kernel.rows, *kernel.cols) if axis[1] != 1 or axis in (*parts[0], *parts[1])] != [
+        *parts[0],
+        *groups,
+        *within,
+    ]:
         return None
-    args = (call.args[n] for n in places)
-    return Summed(call, reader, kernel, beside, *args, other, tuple(parts[0]), tuple(groups), tuple(within), sums)
+    by_row, by_column = (call.args[n] for n in places)
+    return Summed(
+        call, reader, kernel, beside, by_row, by_column, other, tuple(parts[0]), tuple(groups), tuple(within), sums
+    )
 
 
 def _parts(reader: Kernel, buffer: str, types: Mapping[str, Type]) -> tuple[Kernel, tuple[Kernel, ...]]:
@@ -148,8 +162,8 @@ def _parts(reader: Kernel, buffer: str, types: Mapping[str, Type]) -> tuple[Kern
 
 
 def _distributed(kernel: Kernel, types: Mapping[str, Type]) -> Kernel:
-    """sum_cols(t * (q - z))  ->  sum_cols(t * q) - z * sum_cols(t), where z is a float of the row: a block of codes is exact
-    in 16 bits, and one of such differences is not.
+    """sum_cols(t * (q - z))  ->  sum_cols(t * q) - z * sum_cols(t), where z is a float of the row: a block of codes is
+    exact in 16 bits, and one of such differences is not.
     """
     names, body, now = kernel.fresh_names(), list[Stmt](), dict(kernel.stmts)
 
@@ -182,7 +196,8 @@ def _place(kernel: Kernel, buffer: str) -> tuple[Index, ...] | None:
 
 def _is_position(index: Index, axes: Sequence[Axis], size: Size) -> bool:
     """Whether an index counts all positions along axes, in their order."""
-    steps, step = dict[str, Size](), 1
+    steps = dict[str, Size]()
+    step: Size = 1
     for axis, own in reversed(axes):
         steps[axis] = step
         step = step * own
@@ -213,7 +228,7 @@ def _sums(kernel: Kernel, buffer: str) -> dict[str, tuple[str, ...]]:
 
 
 def _fits_f16(kernel: Kernel, program: Program, factors: Sequence[str]) -> bool:
-    """Whether a product of factors is known to be in the range of f16: codes and a codebook's entries, and their sums."""
+    """Whether a product of factors is known to be in the range of f16: codes, entries of a codebook, their sums."""
     body = backward_slice(kernel.body, factors)
     of_codes = all(s.op in CODES and not (s.op == "mul" and s.dtype is F32) for s in body)
     read = [program.buffer[s.buffer] for s in body if s.op == "load"]
@@ -263,16 +278,20 @@ class _Writer:
         sweep = Sweep((self.col, product(n for _, n in p.within)), 64, self.cols, carries, blocks, tuple(steps))
         own, rest = [*program.buffers], tuple[Kernel, ...]()
         if not p.whole:
-            for n, name in enumerate(p.sums):
+            for n in range(len(p.sums)):
                 type_ = Type(F32, (dict(p.call.axes)[p.kept], *(size for _, size in p.groups)))
                 own.append(Buffer(self.stored(n), type_))
                 self.types[self.stored(n)] = type_
             rest = (self.rest(),)
-        loop = Loop(self.over, (self.row, dict(p.call.axes)[p.kept]), 64, self.rows, (), (self.after(),), sweeps=(sweep,))
-        made = {p.reader: (*p.beside, loop, *rest), p.call: ()}
-        done = tuple(new for step in program.steps for new in (made[step] if step is p.reader or step is p.call else (step,)))
-        root = program.root(p.call.out.buffer)
-        return replace(program, steps=done, buffers=tuple(b for b in own if program_root(program, b) != root)), loop
+        loop = Loop(
+            self.over, (self.row, dict(p.call.axes)[p.kept]), 64, self.rows, (), (self.after(),), sweeps=(sweep,)
+        )
+        done: list[Step] = []
+        for step in program.steps:
+            done += (*p.beside, loop, *rest) if step is p.reader else () if step is p.call else (step,)
+        gone = program.root(p.call.out.buffer)
+        kept = tuple(b for b in own if b.name not in program.buffer or program.root(b.name) != gone)
+        return replace(program, steps=tuple(done), buffers=kept), loop
 
     def stored(self, number: int) -> str:
         """The temp of the sums of each row and group."""
@@ -294,7 +313,10 @@ class _Writer:
             value = add("mul", value, factor)
         value = add("cast", value, dtype=self.dtype, attrs=(("dtype", self.dtype),))
         body.append(Stmt("", "store", (value,), self.dtype, block.name, ()))
-        groups = [(self.place, product(n for _, n in p.rows)), *zip(self.at.values(), (n for _, n in p.groups), strict=True)]
+        groups = [
+            (self.place, product(n for _, n in p.rows)),
+            *zip(self.at.values(), (n for _, n in p.groups), strict=True),
+        ]
         groups.append((Index(symbol(self.col), ((COLUMN, 1),)), product(n for _, n in p.within)))
         digits = Digits(replace(p.kernel, body=tuple(body)), groups)
         own = digits.body(lambda s: s.altered(index=(Index.of(ROW), Index.of(COLUMN))))
@@ -339,11 +361,16 @@ class _Writer:
         if p.whole:
             at = {p.rows[0][0]: self.place, **self.at}
             left = (s for s in kernel.body if s.name not in sums)
-            body += [s.altered(args=tuple(sums.get(a, a) for a in s.args), index=tuple(i.compose(at) for i in s.index)) for s in left]
+            body += [
+                s.altered(args=tuple(sums.get(a, a) for a in s.args), index=tuple(i.compose(at) for i in s.index))
+                for s in left
+            ]
         else:
             place = (self.place, *self.at.values())
             body += [Stmt("", "store", (total,), F32, self.stored(n), place) for n, total in enumerate(sums.values())]
-        made = Kernel("", ((ROW, symbol(self.rows)),), ((FEATURE, dict(p.call.axes)[p.other]),), tuple(body), note=kernel.note)
+        made = Kernel(
+            "", ((ROW, symbol(self.rows)),), ((FEATURE, dict(p.call.axes)[p.other]),), tuple(body), note=kernel.note
+        )
         return made.live.named_by_structure(self.meaning, self.types)
 
     def rest(self) -> Kernel:
@@ -360,8 +387,3 @@ class _Writer:
             else:
                 body.append(s)
         return replace(kernel, cols=p.rest, body=tuple(body)).live.rehashed(self.types)
-
-
-def program_root(program: Program, buffer: Buffer) -> str:
-    """What a buffer is a view of; a new one is its own."""
-    return program.root(buffer.name) if buffer.name in program.buffer else buffer.name

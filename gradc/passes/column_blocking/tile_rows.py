@@ -70,8 +70,8 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
 
 
 def _summed(program: Program, device: Device, dims: Mapping[str, int]) -> tuple[Program, set[str]]:
-    """The program with a loop for each product that a kernel sums times what it decodes, where that takes no longer than
-    the product in memory; and the products for which there is one.
+    """The program with a loop for each product that a kernel sums times what it decodes, where that takes no longer
+    than the product in memory; and the products for which there is one.
     """
     decided = set[str]()
     for p in [*summed_products(program)] if isinstance(device, Gpu) else ():

@@ -125,9 +125,12 @@ class _Decoder:
 
     def is_of_rows_alike(self, name: str) -> bool:
         s = self.now[name]
-        if ROW not in self.before.levels[name] or name in self.strips:
-            return name not in self.strips or not self.strips[name].is_codes
-        return s.op not in ("load", "index") and all(map(self.is_of_rows_alike, s.uses))
+        if not self.before.is_column(s):
+            return True
+        if name in self.strips:
+            return not self.strips[name].is_codes
+        staged = s.op == "load" and s.dtype is F32 and not s.uses and ROW not in self.before.levels[name]
+        return staged or (s.op not in ("load", "index") and all(map(self.is_of_rows_alike, s.uses)))
 
     # -- codes of 4 bits -----------------------------------------------------------------------------------------------
 

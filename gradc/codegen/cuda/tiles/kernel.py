@@ -285,7 +285,9 @@ class _TileWriter:
         """Strips of the steps after the sweeps, behind all others."""
         assert self.loop.tile is not None
         at, made = self.form.staged_bytes(self.rows, self.columns, self.loop.tile), dict[Strip, StripText]()
-        for s, count in zip(dict.fromkeys(self.form.epilogue.values()), self.form.epilogue_bytes(self.rows), strict=True):
+        for s, count in zip(
+            dict.fromkeys(self.form.epilogue.values()), self.form.epilogue_bytes(self.rows), strict=True
+        ):
             made[s] = StripText(
                 name=self.numbered("strip"),
                 at=at,
