@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from math import ceil, prod
 
 from ..ir.dims import evaluate
-from ..ir.kernel import Kernel, Loop, Program
+from ..ir.kernel import Call, Kernel, Loop, Program
 from ..ir.types import F32, Type
 from ..targets.devices import Gpu
-from ..targets.gpu import SECTOR_BYTES, SHARED_RATE, WARP
+from ..targets.gpu import LIBRARY_CALL, SECTOR_BYTES, SHARED_RATE, WARP
 from .in_turn import in_turn
 from .library_time import product_time
-from .tiles import LEAST_SHARED, MOST_RESIDENT, PIECE, TileForm
+from .tiles import LEAST_SHARED, MOST_RESIDENT, PIECE, TileForm, form_of
 
 STEP = 80
 """Instructions of a warp for a block of columns beside those of its codes: copies, addresses, a barrier; STEP_ACROSS
@@ -126,7 +126,7 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     rounds, clocks = ceil(blocks / (resident * gpu.sms)), gpu.sms * gpu.clock * min(1.0, blocks / gpu.sms)
     waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1))
     issued = float(blocks * steps * tile.warps * (STEP_ACROSS if form.rows_together else STEP))
-    issued += elements / WARP * (_decoding(form, program.types, gpu) + MULTIPLIED * features / PIECE)
+    issued += elements / WARP * (len(own.added) * _decoding(form, program.types, gpu) + MULTIPLIED * features / PIECE)
     units = (
         issued / (4 * gpu.issue_share * clocks),
         elements * features / (gpu.matrix * clocks),
@@ -148,14 +148,26 @@ def _decoding(form: TileForm, types: Mapping[str, Type], gpu: Gpu) -> float:
 
 
 def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
-    """Of the same as a kernel that writes the decoded weight, the library's product, and a kernel for what follows."""
+    """Of the same as kernels that write the decoded weights, the library's products, and a kernel for what follows."""
     loop, (own,) = form.loop, form.sweeps
-    (added,) = own.added
+    count, call = len(own.added), own.added[0].call
     rows, columns = evaluate(loop.rows[1], dims), evaluate(own.sweep.cols[1], dims)
-    features = evaluate(dict(added.call.axes)[str(added.call.out.index[1].variable)], dims)
+    features = evaluate(dict(call.axes)[str(call.out.index[1].variable)], dims)
     outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes})
-    weight = 2.0 * rows * columns  # bytes, of 16-bit elements
-    decode = gpu.launch + (outside + weight) / gpu.bandwidth
-    product = product_time(gpu, form.dtype.name, 2.0 * rows * columns * features, weight, 0).seconds
+    weights = 2.0 * count * rows * columns  # bytes, of 16-bit elements
+    decode = count * gpu.launch + (outside + weights) / gpu.bandwidth
+    products = product_time(gpu, form.dtype.name, weights * features, weights, 0, calls=count).seconds
     follows = any(len(step.body) > 3 for step in loop.steps if isinstance(step, Kernel))
-    return float(decode + product + follows * gpu.launch)
+    return float(decode + products + follows * gpu.launch)
+
+
+def decoded_program_seconds(program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
+    """Of the loops that decode weights in a program, and of starting its other steps."""
+    total = 0.0
+    for step in program.steps:
+        decodes = isinstance(step, Loop) and step.tile is not None and step.tile.split > 1
+        if isinstance(step, Loop) and decodes:
+            total += decoded_seconds(form_of(step, program.types), program, dims, gpu)
+        else:
+            total += LIBRARY_CALL if isinstance(step, Call) else gpu.launch
+    return total

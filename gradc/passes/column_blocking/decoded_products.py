@@ -23,14 +23,16 @@ the gradient of x are the same.  Rows of x are the loop's features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...ir.dims import evaluate, symbol
-from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Sweep
+from ...ir.dims import Size, evaluate, symbol
+from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Step, Sweep
 from ...ir.node import REGISTRY
-from ...ir.statement import REDUCTIONS, Axis, Index, Operand, Stmt
+from ...ir.statement import REDUCTIONS, Index, Operand, Stmt
 from ...ir.types import F32, Type
+from ...process.forks import cached_property
+from ..loops.legality import IllegalMove
 from ..row_blocking.fission import fresh_name
 from .body import BARRED
 from .digits import Digits
@@ -57,6 +59,12 @@ class Decoded:
     @property
     def operand(self) -> Operand:
         return self.call.args[self.place]
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Of its axes: loops of products of which these are equal may be one."""
+        own = dict(self.call.axes)
+        return own[self.kept], own[self.summed], own[self.other]
 
 
 def decoded_products(program: Program) -> Iterator[Decoded]:
@@ -104,49 +112,120 @@ def _decoder(program: Program, call: Call, operand: Operand) -> Kernel | None:
     return kernel if read < evaluate(program.types[root].nbytes, {}) else None
 
 
-def decoded_loop(program: Program, p: Decoded) -> tuple[Program, Loop]:
-    """The program with a loop for a product and the kernel that decodes its operand; it has no tile yet.
+def decoded_loop(program: Program, products: Sequence[Decoded]) -> tuple[Program, Loop]:
+    """The program with one loop for products of equal sizes and the kernels that decode their operands; it has no tile
+    yet.
 
-    :raises IllegalMove: the kernel's axes are not those of the operand.
+    :raises IllegalMove: a kernel's axes are not those of its operand, or one of the products waits for another one.
     """
+    p = products[0]
     taken = {*program.dims, *program.buffer, *(name for loop in program.loops for name in loop.symbols)}
     row, rows, col, cols = (fresh_name(name, taken) for name in ("row", "rows", "col", "cols"))
-    sizes, operand, out = dict(p.call.axes), p.operand, p.call.out
-    summed = fresh_name(f"{out.buffer}.sum", taken)
-    carry = Carry(summed, Type(F32, (symbol(rows), sizes[p.other])), "sum")
-    block = Buffer(operand.buffer, Type(program.types[operand.buffer].dtype, (symbol(rows), symbol(cols))), "block")
-    places = {p.kept: Index(symbol(row), ((ROW, 1),)), p.summed: Index(symbol(col), ((COLUMN, 1),))}
-    groups = [(places[str(i.variable)], sizes[str(i.variable)]) for i in operand.index]
-    body = Digits(p.kernel, groups).body(
-        lambda s: replace(s, buffer=block.name, index=(Index.of(ROW), Index.of(COLUMN)))
-    )
-    decode = Kernel("", ((ROW, symbol(rows)),), ((COLUMN, symbol(cols)),), body, note=p.kernel.note)
-    meaning = p.kernel.name.rpartition("_")[0] or p.kernel.name
-    types: dict[str, Type] = {**program.types, summed: carry.type, block.name: block.type}
-    decode = decode.live.named_by_structure(meaning, types)
-    behind = {p.summed: Index(symbol(col), ((p.summed, 1),))}
-    right = p.call.args[1 - p.place]
-    right = replace(right, index=tuple(i.compose(behind) for i in right.index))
-    args = Operand(block.name, (Index.of(p.kept), Index.of(p.summed))), right
-    axes = ((p.kept, symbol(rows)), (p.other, sizes[p.other]), (p.summed, symbol(cols)))
-    added = Operand(summed, (Index.of(p.kept), Index.of(p.other)))
-    call = replace(p.call, axes=axes, out=added, args=args, add=True)
-    sweep = Sweep((col, sizes[p.summed]), 64, cols, (carry,), (block,), (decode, call))
-    store = _stored(p, summed, {p.kept: places[p.kept], p.other: Index.of(FEATURE)}, (ROW, symbol(rows)), types)
-    loop = Loop((), (row, sizes[p.kept]), 64, rows, (), (store,), sweeps=(sweep,))
-    root = program.root(operand.buffer)
-    steps = tuple(loop if step is p.call else step for step in program.steps if step is not p.kernel)
-    buffers = tuple(b for b in program.buffers if program.root(b.name) != root)
-    return replace(program, steps=steps, buffers=buffers), loop
+    parts = [_Part(program, each, row, rows, col, cols, taken) for each in products]
+    steps = tuple(step for part in parts for step in (part.decode(), part.product()))
+    carries, blocks = tuple(part.carry for part in parts), tuple(part.block for part in parts)
+    sweep = Sweep((col, dict(p.call.axes)[p.summed]), 64, cols, carries, blocks, steps)
+    stores = tuple(part.stored() for part in parts)
+    loop = Loop((), (row, dict(p.call.axes)[p.kept]), 64, rows, (), stores, sweeps=(sweep,))
+    members = {id(step) for each in products for step in (each.kernel, each.call)}
+    kept = _gathered(program, [step for step in program.steps if id(step) in members], loop)
+    roots = {program.root(each.operand.buffer) for each in products}
+    buffers = tuple(b for b in program.buffers if program.root(b.name) not in roots)
+    return replace(program, steps=kept, buffers=buffers), loop
 
 
-def _stored(p: Decoded, summed: str, places: Mapping[str, Index], rows: Axis, types: Mapping[str, Type]) -> Kernel:
-    """The kernel that stores what the sweep summed as the product's result, in its dtype."""
-    out, (index, dtype) = p.call.out, (tuple(map(Index.of, (ROW, FEATURE))), types[p.call.out.buffer].dtype)
-    body = [Stmt("%0", "load", (), F32, summed, index)]
-    if dtype is not F32:
-        body.append(Stmt("%1", "cast", ("%0",), dtype, attrs=(("dtype", dtype),)))
-    place = tuple(i.compose(places) for i in out.index)
-    body.append(Stmt("", "store", (body[-1].name,), dtype, out.buffer, place))
-    kernel = Kernel("", (rows,), ((FEATURE, dict(p.call.axes)[p.other]),), tuple(body), note=p.call.note)
-    return kernel.named_by_structure(p.kernel.name.rpartition("_")[0] or p.kernel.name, types)
+def _gathered(program: Program, members: Sequence[Step], together: Step) -> tuple[Step, ...]:
+    """The steps with one in the place of some, in order: those between that wait for one of these follow it.
+
+    :raises IllegalMove: one of the members waits for such a step.
+    """
+    begin, end = (program.steps.index(step) for step in (members[0], members[-1]))
+    earlier, passed, later = list(program.steps[:begin]), list[Step](), list[Step]()
+
+    def waits(step: Step, others: Sequence[Step]) -> bool:
+        reads, writes = ({*map(program.root, names)} for names in (step.reads, step.writes))
+        return any(
+            (reads | writes) & {*map(program.root, other.writes)} or writes & {*map(program.root, other.reads)}
+            for other in others
+        )
+
+    for step in program.steps[begin : end + 1]:
+        if any(step is member for member in members):
+            passed.append(step)
+            if waits(step, later):
+                raise IllegalMove(f"{step.name} waits for what follows others of its loop")
+        else:
+            (later if waits(step, [*passed, *later]) else earlier).append(step)
+    return (*earlier, together, *later, *program.steps[end + 1 :])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a product becomes in a loop.
+
+    :param row, rows, col, cols: symbols of a block's first row, its rows, first column, and columns.
+    :param taken: names that there are.
+    """
+
+    program: Program
+    p: Decoded
+    row: str
+    rows: str
+    col: str
+    cols: str
+    taken: set[str]
+
+    @cached_property
+    def carry(self) -> Carry:
+        name = fresh_name(f"{self.p.call.out.buffer}.sum", self.taken)
+        return Carry(name, Type(F32, (symbol(self.rows), dict(self.p.call.axes)[self.p.other])), "sum")
+
+    @cached_property
+    def block(self) -> Buffer:
+        operand = self.p.operand.buffer
+        shape = symbol(self.rows), symbol(self.cols)
+        return Buffer(operand, Type(self.program.types[operand].dtype, shape), "block")
+
+    @cached_property
+    def types(self) -> Mapping[str, Type]:
+        return {**self.program.types, self.carry.name: self.carry.type, self.block.name: self.block.type}
+
+    def decode(self) -> Kernel:
+        """The kernel over a block of rows and columns."""
+        p, sizes = self.p, dict(self.p.call.axes)
+        places = {p.kept: Index(symbol(self.row), ((ROW, 1),)), p.summed: Index(symbol(self.col), ((COLUMN, 1),))}
+        groups = [(places[str(i.variable)], sizes[str(i.variable)]) for i in p.operand.index]
+        body = Digits(p.kernel, groups).body(
+            lambda s: replace(s, buffer=self.block.name, index=(Index.of(ROW), Index.of(COLUMN)))
+        )
+        axes = ((ROW, symbol(self.rows)),), ((COLUMN, symbol(self.cols)),)
+        return Kernel("", *axes, body, note=p.kernel.note).live.named_by_structure(_meaning(p.kernel), self.types)
+
+    def product(self) -> Call:
+        """The call that adds a block's part of the product up."""
+        p = self.p
+        behind = {p.summed: Index(symbol(self.col), ((p.summed, 1),))}
+        right = p.call.args[1 - p.place]
+        right = replace(right, index=tuple(i.compose(behind) for i in right.index))
+        args = Operand(self.block.name, (Index.of(p.kept), Index.of(p.summed))), right
+        other = dict(p.call.axes)[p.other]
+        axes = ((p.kept, symbol(self.rows)), (p.other, other), (p.summed, symbol(self.cols)))
+        added = Operand(self.carry.name, (Index.of(p.kept), Index.of(p.other)))
+        return replace(p.call, axes=axes, out=added, args=args, add=True)
+
+    def stored(self) -> Kernel:
+        """The kernel that stores what the sweep summed as the product's result, in its dtype."""
+        p, out = self.p, self.p.call.out
+        dtype = self.types[out.buffer].dtype
+        body = [Stmt("%0", "load", (), F32, self.carry.name, tuple(map(Index.of, (ROW, FEATURE))))]
+        if dtype is not F32:
+            body.append(Stmt("%1", "cast", ("%0",), dtype, attrs=(("dtype", dtype),)))
+        places = {p.kept: Index(symbol(self.row), ((ROW, 1),)), p.other: Index.of(FEATURE)}
+        place = tuple(i.compose(places) for i in out.index)
+        body.append(Stmt("", "store", (body[-1].name,), dtype, out.buffer, place))
+        axes = ((ROW, symbol(self.rows)),), ((FEATURE, dict(p.call.axes)[p.other]),)
+        return Kernel("", *axes, tuple(body), note=p.call.note).named_by_structure(_meaning(p.kernel), self.types)
+
+
+def _meaning(kernel: Kernel) -> str:
+    return kernel.name.rpartition("_")[0] or kernel.name
