@@ -18,7 +18,7 @@ from ..targets.devices import Gpu
 from ..targets.gpu import LIBRARY_CALL, SECTOR_BYTES, SHARED_RATE, WARP
 from .in_turn import in_turn
 from .library_time import product_time
-from .tiles import LEAST_SHARED, MOST_RESIDENT, PIECE, TileForm, form_of
+from .tiles import PIECE, TileForm, form_of
 
 STEP = 80
 """Instructions of a warp for a block of columns beside those of its codes: copies, addresses, a barrier; STEP_ACROSS
@@ -33,6 +33,10 @@ machine code for sm_90, of 4096 x 4096 and 1 or 16 rows of x).
 SCALED, FLOAT8, MULTIPLIED = 3.2, 8.0, 0.6
 CONVERTS_F8 = 89
 """The first architecture with a conversion of floats of 8 bits."""
+RESIDENT_WARPS = 16
+"""Of a multiprocessor, with the 128 registers of a thread that decoding takes about (NVRTC for sm_80 to sm_100: 72 to 135
+for 1 and 16 rows of x).
+"""
 UNDER_WAY = 0.9e-6
 """Seconds from the request of bytes of memory to when they are there, of a device whose multiprocessors all ask
 (estimate): what a block has under way in its stages is bounded by it.
@@ -122,7 +126,7 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     sizes = [(s, *s.sizes(by, width)) for s in own.strips]
     stage = sum(height * ceil(neighbours * s.bytes / SECTOR_BYTES) * SECTOR_BYTES for s, height, neighbours in sizes)
     tile, shared = loop.tile, sum(form.strip_bytes(own, by, width))
-    resident = max(1, min(MOST_RESIDENT, LEAST_SHARED // max(form.shared_bytes(by, width, tile), 1)))
+    resident = max(1, min(RESIDENT_WARPS // tile.warps, gpu.shared // max(form.shared_bytes(by, width, tile), 1)))
     rounds, clocks = ceil(blocks / (resident * gpu.sms)), gpu.sms * gpu.clock * min(1.0, blocks / gpu.sms)
     waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1))
     issued = float(blocks * steps * tile.warps * (STEP_ACROSS if form.rows_together else STEP))

@@ -312,7 +312,7 @@ class TileForm:
         """
         types = {b.name: b.type for sweep in self.loop.sweeps for b in sweep.buffers}
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
-        blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
+        blocks = 1 if self.decoded else max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         rows = max(6 * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
         packed = 2 if self.decoded else 1  # elements of a block in a register
         own = carried + blocks * columns // (2 * packed) + rows + self.fragments(tiles)
@@ -347,8 +347,8 @@ class TileForm:
 
     @property
     def is_several(self) -> bool:
-        """Whether a sweep has more than one block of products, or adds more than one product up."""
-        return any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
+        """Whether a sweep has more than one block of products at once, or adds more than one product up."""
+        return not self.decoded and any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
 
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int, more: int = 0) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most.
