@@ -128,7 +128,7 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     tile, shared = loop.tile, sum(form.strip_bytes(own, by, width))
     resident = max(1, min(RESIDENT_WARPS // tile.warps, gpu.shared // max(form.shared_bytes(by, width, tile), 1)))
     rounds, clocks = ceil(blocks / (resident * gpu.sms)), gpu.sms * gpu.clock * min(1.0, blocks / gpu.sms)
-    waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1))
+    waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1) + rounds * bool(form.after))
     issued = float(blocks * steps * tile.warps * (STEP_ACROSS if form.rows_together else STEP))
     issued += elements / WARP * (len(own.added) * _decoding(form, program.types, gpu) + MULTIPLIED * features / PIECE)
     units = (
@@ -162,7 +162,7 @@ def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     decode = count * gpu.launch + (outside + weights) / gpu.bandwidth
     products = product_time(gpu, form.dtype.name, weights * features, weights, 0, calls=count).seconds
     follows = any(len(step.body) > 3 for step in loop.steps if isinstance(step, Kernel))
-    return float(decode + products + follows * gpu.launch)
+    return float(decode + products + len(form.after) * LIBRARY_CALL + follows * gpu.launch)
 
 
 def decoded_program_seconds(program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...analysis.tiles import MOST_FEATURES
 from ...ir.dims import Size, evaluate, symbol
 from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Step, Sweep
 from ...ir.node import REGISTRY
@@ -112,9 +113,45 @@ def _decoder(program: Program, call: Call, operand: Operand) -> Kernel | None:
     return kernel if read < evaluate(program.types[root].nbytes, {}) else None
 
 
-def decoded_loop(program: Program, products: Sequence[Decoded]) -> tuple[Program, Loop]:
+@dataclass(frozen=True)
+class Thin:
+    """A product of few terms whose result meets that of decoded ones, an adapter's ``t[m, n] <- low[m, k] high[n, k]``.
+
+    :param kept, other: its axes: those of the loop's rows and of its features.
+    """
+
+    call: Call
+    kept: str
+    other: str
+
+
+def thin_products(program: Program, products: Sequence[Decoded]) -> list[Thin]:
+    """The products with the rows and features of decoded ones whose results a kernel reads with theirs."""
+    p = products[0]
+    at = [i.variable for i in p.call.out.index].index(p.kept)
+    outs = {each.call.out.buffer for each in products}
+    read = {b for kernel in program.kernels if outs & {*kernel.reads} for b in kernel.reads} - outs
+    found = []
+    for call in program.steps:
+        plain = isinstance(call, Call) and REGISTRY[call.op].contraction and not (call.parts or call.epilogue or call.add)
+        if not isinstance(call, Call) or not plain or call.out.buffer not in read or len(call.axes) != 3:
+            continue
+        axes, names = dict(call.axes), [i.variable for i in call.out.index]
+        if any(o.scale for o in call.args) or len(names) != len(p.call.out.index) or names[at] is None:
+            continue
+        rest = [name for name in names if name is not None and name != names[at]]
+        summed = [size for axis, size in call.axes if axis not in names]
+        if len(rest) == 1 and (axes[str(names[at])], axes[rest[0]]) == (p.sizes[0], p.sizes[2]) and len(summed) == 1:
+            if isinstance(summed[0], int) and summed[0] <= MOST_FEATURES:
+                found.append(Thin(call, str(names[at]), rest[0]))
+    return found
+
+
+def decoded_loop(program: Program, products: Sequence[Decoded], thin: Sequence[Thin] = ()) -> tuple[Program, Loop]:
     """The program with one loop for products of equal sizes and the kernels that decode their operands; it has no tile
     yet.
+
+    :param thin: products that are steps of the loop after its sweep.
 
     :raises IllegalMove: a kernel's axes are not those of its operand, or one of the products waits for another one.
     """
@@ -125,9 +162,12 @@ def decoded_loop(program: Program, products: Sequence[Decoded]) -> tuple[Program
     steps = tuple(step for part in parts for step in (part.decode(), part.product()))
     carries, blocks = tuple(part.carry for part in parts), tuple(part.block for part in parts)
     sweep = Sweep((col, dict(p.call.axes)[p.summed]), 64, cols, carries, blocks, steps)
-    stores = tuple(part.stored() for part in parts)
-    loop = Loop((), (row, dict(p.call.axes)[p.kept]), 64, rows, (), stores, sweeps=(sweep,))
-    members = {id(step) for each in products for step in (each.kernel, each.call)}
+    stores = [part.stored() for part in parts]
+    own = [_thin_steps(program, each, row, rows, taken) for each in thin]
+    after = (*(call for _, call, _ in own), *stores, *(store for _, _, store in own))
+    results = tuple(block for block, _, _ in own)
+    loop = Loop((), (row, dict(p.call.axes)[p.kept]), 64, rows, results, after, sweeps=(sweep,))
+    members = {id(step) for each in products for step in (each.kernel, each.call)} | {id(each.call) for each in thin}
     kept = _gathered(program, [step for step in program.steps if id(step) in members], loop)
     roots = {program.root(each.operand.buffer) for each in products}
     buffers = tuple(b for b in program.buffers if program.root(b.name) not in roots)
@@ -214,18 +254,43 @@ class _Part:
         return replace(p.call, axes=axes, out=added, args=args, add=True)
 
     def stored(self) -> Kernel:
-        """The kernel that stores what the sweep summed as the product's result, in its dtype."""
-        p, out = self.p, self.p.call.out
-        dtype = self.types[out.buffer].dtype
-        body = [Stmt("%0", "load", (), F32, self.carry.name, tuple(map(Index.of, (ROW, FEATURE))))]
-        if dtype is not F32:
-            body.append(Stmt("%1", "cast", ("%0",), dtype, attrs=(("dtype", dtype),)))
-        places = {p.kept: Index(symbol(self.row), ((ROW, 1),)), p.other: Index.of(FEATURE)}
-        place = tuple(i.compose(places) for i in out.index)
-        body.append(Stmt("", "store", (body[-1].name,), dtype, out.buffer, place))
-        axes = ((ROW, symbol(self.rows)),), ((FEATURE, dict(p.call.axes)[p.other]),)
-        return Kernel("", *axes, tuple(body), note=p.call.note).named_by_structure(_meaning(p.kernel), self.types)
+        """The kernel that stores what the sweep summed as the product's result."""
+        p, rows = self.p, (self.row, self.rows)
+        return _stored(self.carry.name, p.call, p.kept, p.other, rows, _meaning(p.kernel), self.types)
 
 
-def _meaning(kernel: Kernel) -> str:
-    return kernel.name.rpartition("_")[0] or kernel.name
+def _thin_steps(program: Program, t: Thin, row: str, rows: str, taken: set[str]) -> tuple[Buffer, Call, Kernel]:
+    """The result of a thin product for a block of rows, the call that computes it, and the kernel that stores it."""
+    sizes = dict(t.call.axes)
+    block = Buffer(fresh_name(f"{t.call.out.buffer}.rows", taken), Type(F32, (symbol(rows), sizes[t.other])), "block")
+    behind = {t.kept: Index(symbol(row), ((t.kept, 1),))}
+    given = sorted(t.call.args, key=lambda o: Index.of(t.kept) not in o.index)
+    args = tuple(replace(o, index=tuple(i.compose(behind) for i in o.index)) for o in given)
+    summed = [(axis, size) for axis, size in t.call.axes if axis not in (t.kept, t.other)]
+    axes = ((t.kept, symbol(rows)), (t.other, sizes[t.other]), *summed)
+    out = Operand(block.name, (Index.of(t.kept), Index.of(t.other)))
+    call = replace(t.call, axes=axes, out=out, args=args)
+    types = {**program.types, block.name: block.type}
+    store = _stored(block.name, t.call, t.kept, t.other, (row, rows), _meaning(call), types)
+    return block, call, store
+
+
+def _stored(
+    value: str, call: Call, kept: str, other: str, rows: tuple[str, str], meaning: str, types: Mapping[str, Type]
+) -> Kernel:
+    """The kernel that stores a block's rows and features of a product's result, in its dtype.
+
+    :param value: the buffer that they are in.  :param rows: symbols of the first row and of their number.
+    """
+    out, dtype = call.out, types[call.out.buffer].dtype
+    body = [Stmt("%0", "load", (), F32, value, tuple(map(Index.of, (ROW, FEATURE))))]
+    if dtype is not F32:
+        body.append(Stmt("%1", "cast", ("%0",), dtype, attrs=(("dtype", dtype),)))
+    places = {kept: Index(symbol(rows[0]), ((ROW, 1),)), other: Index.of(FEATURE)}
+    body.append(Stmt("", "store", (body[-1].name,), dtype, out.buffer, tuple(i.compose(places) for i in out.index)))
+    axes = ((ROW, symbol(rows[1])),), ((FEATURE, dict(call.axes)[other]),)
+    return Kernel("", *axes, tuple(body), note=call.note).named_by_structure(meaning, types)
+
+
+def _meaning(step: Kernel | Call) -> str:
+    return step.name.rpartition("_")[0] or step.name

@@ -24,7 +24,7 @@ from ...ir.kernel import Call, Kernel, Loop, MissedTile, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import REDUCTIONS
 from ...targets.devices import Device, Gpu
-from ..loops.legality import IllegalMove
+from ..loops.legality import IllegalMove, attempt
 from ..manager import program_pass
 from ..row_blocking.fission import fuse_unused, split_sums
 from ..row_blocking.fusion_group import FusionGroup
@@ -33,7 +33,7 @@ from ..row_blocking.tiling import with_unit_axes, without_unit_axes
 from ..row_blocking.wide_products import Sizes
 from .body import body_of
 from .carry_sums import swept
-from .decoded_products import Decoded, decoded_loop, decoded_products
+from .decoded_products import Decoded, Thin, decoded_loop, decoded_products, thin_products
 from .epilogue import with_epilogue
 from .split_loops import split
 
@@ -114,12 +114,20 @@ def _missed(program: Program, product: Decoded, why: str) -> Program:
 
 
 def _decoded_loop(program: Program, products: Sequence[Decoded], device: Gpu, dims: Mapping[str, int]) -> Program:
-    """The program with one loop for the products.
+    """The program with one loop for the products, and for thin ones whose results meet theirs where that is faster.
 
     :raises IllegalMove, NotTiled: there is none, or it would take longer than the library's products.
     """
-    made, loop = with_epilogue(*decoded_loop(program, products))
-    return _with_loop(made, loop, _fastest_decoded(tiled(loop, made, device), made, device, dims))
+
+    def made(thin: Sequence[Thin]) -> Program:
+        own, loop = with_epilogue(*decoded_loop(program, products, thin))
+        return _with_loop(own, loop, _fastest_decoded(tiled(loop, own, device), own, device, dims))
+
+    thin = thin_products(program, products)
+    joined = attempt(made, thin) if thin else None
+    alone = attempt(made, ()) if joined else made(())
+    both = [own for own in (joined, alone) if own is not None]
+    return min(both, key=lambda own: decoded_program_seconds(own, dims, device))
 
 
 def _fastest_decoded(loops: Sequence[Loop], program: Program, device: Gpu, dims: Mapping[str, int]) -> Loop:
