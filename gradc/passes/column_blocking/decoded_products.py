@@ -17,6 +17,9 @@ read.  In the loop nothing but a block of it is ever decoded::
       kernel rows(i: rows) cols(d: M) { store y[d, i + (row)] <- y.sum[i, d] }
     }
 
+Several products of equal sizes may be one loop, with a carry and a block for each; thin products, whose results meet
+theirs, are steps after its sweep.
+
 The rows of the loop are the axis of the weight that the product keeps, whichever of its two axes that is: forward and
 the gradient of x are the same.  Rows of x are the loop's features.
 """
@@ -133,10 +136,14 @@ def thin_products(program: Program, products: Sequence[Decoded]) -> list[Thin]:
     read = {b for kernel in program.kernels if outs & {*kernel.reads} for b in kernel.reads} - outs
     found = []
     for call in program.steps:
-        plain = isinstance(call, Call) and REGISTRY[call.op].contraction and not (call.parts or call.epilogue or call.add)
+        plain = (
+            isinstance(call, Call) and REGISTRY[call.op].contraction and not (call.parts or call.epilogue or call.add)
+        )
         if not isinstance(call, Call) or not plain or call.out.buffer not in read or len(call.axes) != 3:
             continue
         axes, names = dict(call.axes), [i.variable for i in call.out.index]
+        if any(_decoder(program, call, o) for o in call.args):
+            continue
         if any(o.scale for o in call.args) or len(names) != len(p.call.out.index) or names[at] is None:
             continue
         rest = [name for name in names if name is not None and name != names[at]]

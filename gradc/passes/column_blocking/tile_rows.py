@@ -102,8 +102,9 @@ def _decoded(program: Program, device: Device, dims: Mapping[str, int]) -> Progr
                 best, group = together, [*group, other]
                 left.remove(other)
             else:
-                both = " and ".join(f"{t * 1e6:.1f}" for t in times)
-                best = _missed(best, other, f"with {group[0].call.name} in one loop, and in two, steps take {both} us")
+                one, two = (f"{t * 1e6:.1f}" for t in times)
+                why = f"steps take {one} us with {group[0].call.name} in one loop, and {two} in two"
+                best = _missed(best, other, why)
         program = best
     return program
 
