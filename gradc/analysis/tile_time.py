@@ -34,8 +34,8 @@ SCALED, FLOAT8, MULTIPLIED = 3.2, 8.0, 0.6
 CONVERTS_F8 = 89
 """The first architecture with a conversion of floats of 8 bits."""
 RESIDENT_WARPS = 16
-"""Of a multiprocessor, with the 128 registers of a thread that decoding takes about (NVRTC for sm_80 to sm_100: 72 to 135
-for 1 and 16 rows of x).
+"""Of a multiprocessor, with the 128 registers of a thread that decoding takes about (NVRTC for sm_80 to sm_100: 72 to
+135 for 1 and 16 rows of x).
 """
 UNDER_WAY = 0.9e-6
 """Seconds from the request of bytes of memory to when they are there, of a device whose multiprocessors all ask

@@ -341,7 +341,8 @@ class TileForm:
             early = (tiles - 1) * vectors * max(columns - EARLY, 0)
             return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
         known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
-        return tiles * own + BESIDE + (0 if known else SYMBOLIC)
+        beside = BESIDE_SEVERAL if any(len(s.added) > 1 for s in self.sweeps) else BESIDE
+        return tiles * own + beside + (0 if known else SYMBOLIC)
 
     @cached_property
     def more_statements(self) -> int:

@@ -171,7 +171,7 @@ def decoded_loop(program: Program, products: Sequence[Decoded], thin: Sequence[T
     sweep = Sweep((col, dict(p.call.axes)[p.summed]), 64, cols, carries, blocks, steps)
     stores = [part.stored() for part in parts]
     own = [_thin_steps(program, each, row, rows, taken) for each in thin]
-    after = (*(call for _, call, _ in own), *stores, *(store for _, _, store in own))
+    after: tuple[Kernel | Call, ...] = (*(c for _, c, _ in own), *stores, *(store for _, _, store in own))
     results = tuple(block for block, _, _ in own)
     loop = Loop((), (row, dict(p.call.axes)[p.kept]), 64, rows, results, after, sweeps=(sweep,))
     members = {id(step) for each in products for step in (each.kernel, each.call)} | {id(each.call) for each in thin}
