@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from math import ceil, prod
 
 from ..ir.dims import evaluate
-from ..ir.kernel import Kernel, Loop, Program
+from ..ir.kernel import Call, Kernel, Loop, Program
 from ..ir.types import F32, Type
 from ..targets.devices import Gpu
-from ..targets.gpu import SECTOR_BYTES, SHARED_RATE, WARP
+from ..targets.gpu import LIBRARY_CALL, SECTOR_BYTES, SHARED_RATE, WARP
 from .in_turn import in_turn
 from .library_time import product_time
-from .tiles import LEAST_SHARED, MOST_RESIDENT, PIECE, ROWS, TileForm
+from .tiles import PIECE, ROWS, TileForm, form_of
 
 STEP = 80
 """Instructions of a warp for a block of columns beside those of its codes: copies, addresses, a barrier; STEP_ACROSS
@@ -35,6 +35,10 @@ SCALED_RIGHT = 2.5
 """The same of an element of x, where that is multiplied by the scale."""
 CONVERTS_F8 = 89
 """The first architecture with a conversion of floats of 8 bits."""
+RESIDENT_WARPS = 16
+"""Of a multiprocessor, with the 128 registers of a thread that decoding takes about (NVRTC for sm_80 to sm_100: 72 to
+135 for 1 and 16 rows of x).
+"""
 UNDER_WAY = 0.9e-6
 """Seconds from the request of bytes of memory to when they are there, of a device whose multiprocessors all ask
 (estimate): what a block has under way in its stages is bounded by it.
@@ -125,12 +129,13 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     sizes = [(s, *s.sizes(by, width)) for s in own.strips]
     stage = sum(height * ceil(neighbours * s.bytes / SECTOR_BYTES) * SECTOR_BYTES for s, height, neighbours in sizes)
     tile, shared = loop.tile, sum(form.strip_bytes(own, by, width))
-    resident = max(1, min(MOST_RESIDENT, LEAST_SHARED // max(form.shared_bytes(by, width, tile), 1)))
+    resident = max(1, min(RESIDENT_WARPS // tile.warps, gpu.shared // max(form.shared_bytes(by, width, tile), 1)))
     rounds, clocks = ceil(blocks / (resident * gpu.sms)), gpu.sms * gpu.clock * min(1.0, blocks / gpu.sms)
-    waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1))
+    waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1) + rounds * bool(form.after))
     issued = float(blocks * steps * tile.warps * (STEP_ACROSS if form.rows_together else STEP))
     tiles = by * tile.split // (ROWS * tile.warps)
-    issued += elements / WARP * (_decoding(form, program.types, gpu, tiles) + MULTIPLIED * features / PIECE)
+    decoding = len(own.added) * _decoding(form, program.types, gpu, tiles)
+    issued += elements / WARP * (decoding + MULTIPLIED * features / PIECE)
     units = (
         issued / (4 * gpu.issue_share * clocks),
         elements * features / (gpu.matrix * clocks),
@@ -154,14 +159,26 @@ def _decoding(form: TileForm, types: Mapping[str, Type], gpu: Gpu, tiles: int) -
 
 
 def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
-    """Of the same as a kernel that writes the decoded weight, the library's product, and a kernel for what follows."""
+    """Of the same as kernels that write the decoded weights, the library's products, and a kernel for what follows."""
     loop, (own,) = form.loop, form.sweeps
-    added = own.added[0]
+    count, call = len(own.added), own.added[0].call
     rows, columns = prod(evaluate(size, dims) for _, size in (*loop.over, loop.rows)), evaluate(own.sweep.cols[1], dims)
-    features = evaluate(dict(added.call.axes)[str(added.call.out.index[1].variable)], dims)
+    features = evaluate(dict(call.axes)[str(call.out.index[1].variable)], dims)
     outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes})
-    weight = 2.0 * rows * columns  # bytes, of 16-bit elements
-    decode = gpu.launch + (outside + weight) / gpu.bandwidth
-    product = product_time(gpu, form.dtype.name, 2.0 * rows * columns * features, weight, 0).seconds
+    weights = 2.0 * count * rows * columns  # bytes, of 16-bit elements
+    decode = count * gpu.launch + (outside + weights) / gpu.bandwidth
+    products = product_time(gpu, form.dtype.name, weights * features, weights, 0, calls=count).seconds
     follows = any(len(step.body) > 3 for step in loop.steps if isinstance(step, Kernel))
-    return float(decode + product + follows * gpu.launch)
+    return float(decode + products + len(form.after) * LIBRARY_CALL + follows * gpu.launch)
+
+
+def decoded_program_seconds(program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
+    """Of the loops that decode weights in a program, and of starting its other steps."""
+    total = 0.0
+    for step in program.steps:
+        decodes = isinstance(step, Loop) and step.tile is not None and step.tile.split > 1
+        if isinstance(step, Loop) and decodes:
+            total += decoded_seconds(form_of(step, program.types), program, dims, gpu)
+        else:
+            total += LIBRARY_CALL if isinstance(step, Call) else gpu.launch
+    return total

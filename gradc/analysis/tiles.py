@@ -7,7 +7,8 @@ stay in shared memory (resident), those of a sweep's columns go through it in st
 - kernels over such blocks, whose sums and maxima go into carries,
 - products with a block, ``o[m, d] += p[m, n] v[n, d]``, which are summed in a carry of rows x features.
 
-The steps of the loop itself, the epilogue, are kernels over rows, or rows x features.
+The steps of the loop itself, the epilogue, are kernels over rows, or rows x features, and products of few terms that
+give these of what is in memory.
 """
 
 from __future__ import annotations
@@ -195,6 +196,21 @@ class Added:
 
 
 @dataclass(frozen=True)
+class RowProduct:
+    """``block[m, d] <- sum over k of left[m, k] right[d, k]``, after the sweeps: of few terms, straight from memory."""
+
+    call: Call
+    block: str
+    left: Panel
+    right: Panel
+
+    @property
+    def features(self) -> int:
+        """Of the block."""
+        return int(dict(self.call.axes)[str(self.call.out.index[1].variable)])
+
+
+@dataclass(frozen=True)
 class Codes:
     """A load of bytes that a kernel decodes."""
 
@@ -254,14 +270,15 @@ class SweepForm:
 class TileForm:
     """A loop as one kernel on tensor cores.
 
-    :param dtype: of all that products read.
-    :param after: loads of the steps after the sweeps whose rows are neighbours.
+    :param dtype: of all that products read.  :param after: the products that follow the sweeps.
+    :param row_strips: loads of the steps after the sweeps whose rows are neighbours.
     """
 
     loop: Loop
     sweeps: tuple[SweepForm, ...]
     dtype: DType
-    after: tuple[tuple[Stmt, Strip], ...] = ()
+    after: tuple[RowProduct, ...] = ()
+    row_strips: tuple[tuple[Stmt, Strip], ...] = ()
 
     @cached_property
     def resident(self) -> tuple[Panel, ...]:
@@ -323,7 +340,7 @@ class TileForm:
         summed is computed of memory alone: it is copied while the sweeps go on, since four of a lane's neighbours have
         other features.
         """
-        return dict(self.after) if self.decoded else {}
+        return dict(self.row_strips) if self.decoded else {}
 
     def epilogue_bytes(self, rows: int) -> Iterator[int]:
         """Of these, each once."""
@@ -357,7 +374,8 @@ class TileForm:
     def _registers(self, columns: int, tiles: int, held: int) -> int:
         types = {b.name: b.type for sweep in self.loop.sweeps for b in sweep.buffers}
         carried = sum(_held(types[c.name]) for sweep in self.loop.sweeps for c in sweep.carries)
-        blocks = max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
+        carried += sum(_held(b.type) for b in self.loop.blocks)
+        blocks = 1 if self.decoded else max(max(len(s.scores), len(s.added), 1) for s in self.sweeps)
         of_row = 2 if held and self.is_several else 6
         rows = max(of_row * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
         packed = 2 if self.decoded else 1  # elements of a block in a register
@@ -373,7 +391,8 @@ class TileForm:
                 return tiles * own + BESIDE_SEVERAL + tiles * columns // 8 + early
             early = (tiles - 1) * vectors * (columns - ROWS)
             return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) + early
-        return tiles * own + BESIDE + unknown
+        beside = BESIDE_SEVERAL if any(len(s.added) > 1 for s in self.sweeps) else BESIDE
+        return tiles * own + beside + unknown
 
     @cached_property
     def more_statements(self) -> int:
@@ -397,8 +416,8 @@ class TileForm:
 
     @property
     def is_several(self) -> bool:
-        """Whether a sweep has more than one block of products, or adds more than one product up."""
-        return any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
+        """Whether a sweep has more than one block of products at once, or adds more than one product up."""
+        return not self.decoded and any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
 
     def resident_blocks(
         self, warps: int, columns: int, tiles: int, shared: int, more: int = 0, room: int = LEAST_SHARED
@@ -609,7 +628,8 @@ def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
     """
     if not loop.sweeps:
         raise NotTiled("its columns do not come in blocks")
-    if loop.cols or loop.blocks:
+    after = tuple(_row_product(step, loop, types) for step in loop.steps if isinstance(step, Call))
+    if loop.cols or {b.name for b in loop.blocks} != {p.block for p in after}:
         raise NotTiled("blocks of its rows have all columns at once")
     if loop.sequential:
         raise NotTiled(f"positions along {', '.join(loop.sequential)} come one after another")
@@ -619,19 +639,20 @@ def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
     dtypes = {types[p.buffer].dtype for s in sweeps for p in (*s.streamed, *(x.left for x in s.scores))}
     dtypes |= {types[x.right.buffer].dtype for s in sweeps for x in s.added}
     dtypes |= {types[x.block].dtype for s in sweeps for x in s.added}
+    dtypes |= {types[o.buffer].dtype for x in after for o in x.call.args}
     if len(dtypes) != 1 or not dtypes <= {BF16, F16}:
         found = ", ".join(sorted(d.name for d in dtypes)) or "nothing"
         raise NotTiled(f"its products multiply {found}: tensor cores are given f16 alone, or bf16 alone")
     for kernel in loop.steps:
         if not isinstance(kernel, Kernel):
-            raise NotTiled(f"the product {kernel.name} follows its sweeps")
+            continue
         features = [size for _, size in kernel.cols]
         if len(features) > 1 or not all(isinstance(n, int) and n <= MOST_FEATURES for n in features):
             raise NotTiled(
                 f"{kernel.name} follows its sweeps and has more than {MOST_FEATURES} columns, or not a known number"
             )
         _check_kernel(kernel, loop, None)
-    return TileForm(loop, sweeps, dtypes.pop(), tuple(_epilogue_strips(loop, types)))
+    return TileForm(loop, sweeps, dtypes.pop(), after, tuple(_epilogue_strips(loop, types)))
 
 
 def _check_memory(loop: Loop, program: Program) -> None:
@@ -748,6 +769,23 @@ def _product(call: Call, loop: Loop, sweep: Sweep, types: Mapping[str, Type]) ->
         panel = _panel(right, summed, other, sizes, types)
         return Added(call, out.buffer, left.buffer, panel if scores else _strip(panel))
     raise NotTiled(f"{call.name} is no product of its rows with features of its columns, nor of a block with these")
+
+
+def _row_product(call: Call, loop: Loop, types: Mapping[str, Type]) -> RowProduct:
+    """The form of a product after the sweeps."""
+    sizes, axes = dict(call.axes), [str(i.variable) for i in call.out.index]
+    rest = [axis for axis in sizes if axis not in axes]
+    inside = {b.name for b in loop.buffers}
+    given = {b.name: b.type for b in loop.blocks}.get(call.out.buffer)
+    plain = call.op == "matmul" and not (call.parts or call.epilogue or call.add or any(o.scale for o in call.args))
+    of_rows = [o for o in call.args if any(axes[0] in dict(i.terms) for i in o.index)]
+    if not plain or given is None or len(rest) != 1 or given.shape != tuple(sizes.get(axis, 0) for axis in axes):
+        raise NotTiled(f"the product {call.name} follows its sweeps, and gives no block of rows and features")
+    if len(of_rows) != 1 or {o.buffer for o in call.args} & inside or str(sizes[axes[0]]) != loop.count:
+        raise NotTiled(f"the product {call.name} follows its sweeps, and is none of its rows in memory")
+    left, right = of_rows[0], next(o for o in call.args if o is not of_rows[0])
+    panels = _panel(left, axes[0], rest[0], sizes, types), _panel(right, axes[1], rest[0], sizes, types)
+    return RowProduct(call, call.out.buffer, *panels)
 
 
 def _panel(operand: Operand, row: str, feature: str, sizes: Mapping[str, Size], types: Mapping[str, Type]) -> Panel:

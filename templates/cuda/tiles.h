@@ -381,6 +381,41 @@ GRADC_FN void gradc_add_runs(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILE
     }
 }
 
+/* Rows of DEPTH elements in memory, `step` apart, of which two neighbours are loaded at a time. */
+template <int DEPTH> struct gradc_pairs {
+  const u16 *first;
+  i64 step, next;
+  bool in_words;
+
+  static __device__ __forceinline__ gradc_pairs at(const u16 *from, i64 step, i64 next) {
+    return {from, step, next, DEPTH % 2 == 0 && next == 1 && step % 2 == 0 && gradc_aligned(from, 4)};
+  }
+  __device__ __forceinline__ u32 load(ix row, int k) const {
+    const u16 *const from = first + row * step + k * next;
+    if (k >= DEPTH) return 0;
+    if (in_words) return *(const u32 *)from;
+    return from[0] | (k + 1 < DEPTH ? (u32)from[next] << 16 : 0);
+  }
+};
+/* o += a b^T, of a lane's rows of a, APART apart, `there` in all, and COLUMNS rows of b: what is few enough to come straight from memory. */
+template <class F, int DEPTH, int COLUMNS, int PADDED, int TILES, int APART>
+GRADC_FN void gradc_multiply_rows(f32 (&o)[TILES * PADDED / 8][4], const gradc_pairs<DEPTH> a, const gradc_pairs<DEPTH> b, ix lane_row, ix there) {
+  const int own = threadIdx.x % 32 / 4, place = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int k = 0; k < DEPTH; k += 16) {
+    u32 left[TILES][4];
+#pragma unroll
+    for (int i = 0; i < 4 * TILES; i++) left[i / 4][i % 4] = a.load(gradc_min(lane_row + APART * (i / 4 * 2 + i % 2), there - 1), k + i % 4 / 2 * 8 + place);
+#pragma unroll
+    for (int c = 0; c < PADDED; c += 8) {
+      const ix column = gradc_min((ix)(c + own), (ix)(COLUMNS - 1));
+      const u32 low = b.load(column, k + place), high = b.load(column, k + 8 + place);
+#pragma unroll
+      for (int m = 0; m < TILES; m++) F::multiply(o[(m * PADDED + c) / 8], left[m], low, high);
+    }
+  }
+}
+
 /* Sums of SPLIT neighbouring warps, in their order, by the first of them. */
 template <int SPLIT, int N> GRADC_FN void gradc_sum_of_warps(f32 (&x)[N][4], f32 *shared) {
   const int warp = threadIdx.x / 32, part = warp % SPLIT;

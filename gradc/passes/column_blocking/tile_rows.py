@@ -11,14 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ...analysis.tile_time import calls_seconds, decoded_seconds, library_seconds, tile_seconds
+from ...analysis.tile_time import (
+    calls_seconds,
+    decoded_program_seconds,
+    decoded_seconds,
+    library_seconds,
+    tile_seconds,
+)
 from ...analysis.tiles import NotTiled, form_of, tiled
 from ...ir.dims import assuming
 from ...ir.kernel import Call, Kernel, Loop, MissedTile, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import REDUCTIONS
 from ...targets.devices import Device, Gpu
-from ..loops.legality import IllegalMove
+from ..loops.legality import IllegalMove, attempt
 from ..manager import program_pass
 from ..row_blocking.fission import fuse_unused, split_sums
 from ..row_blocking.fusion_group import FusionGroup
@@ -27,7 +33,7 @@ from ..row_blocking.tiling import with_unit_axes, without_unit_axes
 from ..row_blocking.wide_products import Sizes
 from .body import body_of
 from .carry_sums import swept
-from .decoded_products import decoded_loop, decoded_products
+from .decoded_products import Decoded, Thin, decoded_loop, decoded_products, thin_products
 from .decoded_sums import summed_loop, summed_products
 from .epilogue import with_epilogue
 from .split_loops import split
@@ -87,28 +93,69 @@ def _summed(program: Program, device: Device, dims: Mapping[str, int]) -> tuple[
 
 
 def _decoded(program: Program, device: Device, dims: Mapping[str, int]) -> Program:
-    """The program with a loop for each product whose operand a kernel decodes, where that takes no longer than to
-    decode it into memory for the library's product.
+    """The program with loops for the products whose operand a kernel decodes, where that takes no longer than to decode
+    it into memory for the library's product: one loop for several of equal sizes, where that is faster than a loop for
+    each.
     """
-    found = decoded_products(program) if isinstance(device, Gpu) else ()
-    for product in [*found]:
+    if not isinstance(device, Gpu):
+        return program
+    dims = {**dict.fromkeys(program.dims, LARGE), **dims}
+    left = [*decoded_products(program)]
+    while left:
+        group = [left.pop(0)]
         try:
-            made, loop = with_epilogue(*decoded_loop(program, product))
-            loops = tiled(loop, made, device)
-            program = _with_loop(made, loop, _fastest_decoded(loops, made, device, dims))
+            best = _decoded_loop(program, group, device, dims)
         except (IllegalMove, NotTiled) as error:
-            missed = MissedTile(product.call.name, product.call.note, str(error))
-            program = replace(program, untiled=(*program.untiled, missed))
+            program = _missed(program, group[0], str(error))
+            continue
+        for other in [p for p in left if p.sizes == group[0].sizes]:
+            try:
+                together = _decoded_loop(program, [*group, other], device, dims)
+                apart = _decoded_loop(best, [other], device, dims)
+            except IllegalMove:  # nor do later ones join
+                break
+            except NotTiled as error:
+                best = _missed(best, other, f"it is in no loop with {group[0].call.name}: {error}")
+                continue
+            times = [decoded_program_seconds(each, dims, device) for each in (together, apart)]
+            if times[0] < times[1]:
+                best, group = together, [*group, other]
+                left.remove(other)
+            else:
+                one, two = (f"{t * 1e6:.1f}" for t in times)
+                why = f"steps take {one} us with {group[0].call.name} in one loop, and {two} in two"
+                best = _missed(best, other, why)
+        program = best
     return program
 
 
-def _fastest_decoded(loops: Sequence[Loop], program: Program, device: Device, dims: Mapping[str, int]) -> Loop:
+def _missed(program: Program, product: Decoded, why: str) -> Program:
+    missed = MissedTile(product.call.name, product.call.note, why)
+    return replace(program, untiled=(*program.untiled, missed))
+
+
+def _decoded_loop(program: Program, products: Sequence[Decoded], device: Gpu, dims: Mapping[str, int]) -> Program:
+    """The program with one loop for the products, and for thin ones whose results meet theirs where that is faster.
+
+    :raises IllegalMove, NotTiled: there is none, or it would take longer than the library's products.
+    """
+
+    def made(thin: Sequence[Thin]) -> Program:
+        own, loop = with_epilogue(*decoded_loop(program, products, thin))
+        return _with_loop(own, loop, _fastest_decoded(tiled(loop, own, device), own, device, dims))
+
+    thin = thin_products(program, products)
+    joined = attempt(made, thin) if thin else None
+    alone = attempt(made, ()) if joined else made(())
+    both = [own for own in (joined, alone) if own is not None]
+    return min(both, key=lambda own: decoded_program_seconds(own, dims, device))
+
+
+def _fastest_decoded(loops: Sequence[Loop], program: Program, device: Gpu, dims: Mapping[str, int]) -> Loop:
     """The loop, of those with other blocks, that takes least.
 
     :raises NotTiled: it takes longer than the library's product with a kernel before it.
     """
-    assert isinstance(device, Gpu)
-    dims = {**dict.fromkeys(program.dims, LARGE), **dims}
     forms = [form_of(loop, program.types) for loop in loops]
     times = [decoded_seconds(form, program, dims, device) for form in forms]
     library, best = library_seconds(forms[0], program, dims, device), min(times)

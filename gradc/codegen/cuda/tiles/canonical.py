@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ....ir.dims import Size, substitute, symbol, symbols
-from ....ir.kernel import Call, Kernel, Loop
+from ....ir.kernel import Buffer, Call, Kernel, Loop
 from ....ir.statement import Axis, Operand
 from ....ir.types import Type
 from ...identifiers import identifiers
@@ -118,7 +118,7 @@ class _Renamer:
                     )
                     for c in s.carries
                 ),
-                blocks=tuple(replace(b, name=self.buffers[b.name], type=self.type(b.type)) for b in s.blocks),
+                blocks=self.blocks(s.blocks),
                 steps=tuple(map(self.item, s.steps)),
                 since=self.size(s.since),
                 to=None if s.to is None else self.size(s.to),
@@ -131,9 +131,13 @@ class _Renamer:
             rows=self.axis(loop.rows),
             by=self.size(loop.by),
             count=self.dims[loop.count],
+            blocks=self.blocks(loop.blocks),
             steps=tuple(map(self.item, loop.steps)),
             sweeps=sweeps,
         )
+
+    def blocks(self, blocks: Iterable[Buffer]) -> tuple[Buffer, ...]:
+        return tuple(replace(b, name=self.buffers[b.name], type=self.type(b.type)) for b in blocks)
 
     def type(self, type_: Type) -> Type:
         return type_.substitute({name: symbol(other) for name, other in self.dims.items()})

@@ -14,6 +14,7 @@ from ....analysis.tiles import (
     SPARE,
     Added,
     Panel,
+    RowProduct,
     Scores,
     Strip,
     SweepForm,
@@ -483,11 +484,26 @@ class _TileWriter:
             lines += [f"for (auto &x : {p.block}) for (f32 &y : x) y = {dtype.name}_round(y);"]
         return lines
 
+    def row_product(self, p: RowProduct) -> Iterator[str]:
+        """A product of the block's rows, from memory."""
+        features, padded = p.features, self.form.padded_features(p.features)
+        yield f"/* {p.call} */"
+        yield f"f32 {p.block}[TILES * {padded} / 8][4] = {{}};"
+        rows = (
+            f"gradc_pairs<{p.left.features}>::at({x.buffer} + {size(x.start, 'i64')}, {size(x.step, 'i64')},"
+            f" {size(x.feature_step, 'i64')})"
+            for x in (p.left, p.right)
+        )
+        apart = 1 if self.lanes.together else 8
+        how = f"gradc_multiply_rows<operand, {p.left.features}, {features}, {padded}, TILES, {apart}>"
+        yield f"{how}({p.block}, {', '.join(rows)}, lane_row, {self.loop.count});"
+
     def epilogue(self) -> list[str]:
         """What is done once for each row."""
         kernels = self.writer.kernels[-1]
+        products = (line for p in self.form.after for line in self.row_product(p))
         blocks = (line for k in kernels for line in ("{", f"/* {k.kernel.name} */", *self.writer.block(k), "}"))
-        return [*self.writer.early(kernels), *blocks]
+        return [*self.writer.early(kernels), *products, *blocks]
 
 
 def inside_and_at_edge(lines: Sequence[str]) -> list[str]:
