@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from torch_oracles import NF4  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
+from gradc.codegen.cuda.cached_text import anonymous  # noqa: E402
 from gradc.codegen.cuda.tiles.kernel import tile_kernel  # noqa: E402
 from gradc.compiler import run_passes  # noqa: E402
 from gradc.ir.kernel import Call, Program  # noqa: E402
@@ -417,12 +419,11 @@ def test_what_is_predicted_to_take_longer_stays_two_steps(rows):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.long(
-    "gradc/codegen/cuda/tiles/fragments.py", "gradc/analysis/tiles.py", "templates/cuda/kernel/tile.cu.j2"
-)
-def test_nothing_spills(name, direction, arch):
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
+def test_nothing_spills(name, direction, arch, judged):
     n = k = 1536
-    for rows in (1, 16, 64):
-        made = program(name, direction, "bf16", rows, n, k, arch)
-        for r in Executable(made, "cuda", arch=arch).binary.kernels.values():
+    made = [Executable(program(name, direction, "bf16", m, n, k, arch), "cuda", arch=arch) for m in (1, 16, 64)]
+    judged(arch, *(anonymous(executable.source) for executable in made))
+    for executable in made:
+        for r in executable.binary.kernels.values():
             assert r.registers <= 255 and not r.spill_stores and not r.spill_loads

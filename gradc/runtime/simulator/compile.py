@@ -73,8 +73,8 @@ _SLICE = 100  # milliseconds between checks for Ctrl-C
 # In an anonymous namespace, whose names hide those of the C headers.
 _BEGIN, _END = f'#include "sim.h"\nnamespace {{\n#line 1 "{faults.FILE}"\n', "\n}\n"
 _stacks: list[tuple[int | None, int]] = []
-"""Memory for the stacks of a launch's threads, and how many of them have guard pages: of launches that are over.  What
-a launch of 1024 threads maps and touches anew takes it some milliseconds.
+"""Memory for the stacks of a launch's threads, and how many of them have guard pages: of launches that are over.
+What a launch of 1024 threads maps and touches anew takes it some milliseconds.
 """
 MAX_SHARED = 227 * 1024
 MAX_BLOCKS_CHECKED = 1 << 20
