@@ -283,8 +283,9 @@ class KernelBuilder:
 
     @property
     def in_segments(self) -> bool:
-        """Whether rows of one key follow one another by how the key is computed."""
-        return any(s.op == "search" and ("ascending", True) in s.attrs for s in self.body)
+        """Whether rows of one key follow one another by how the key is computed, not by what a call was given."""
+        found = [self.loaded[s.buffer] for s in self.body if s.op == "search" and ("ascending", True) in s.attrs]
+        return any(not isinstance(getattr(node.op, "lower", None), Checked) for node in found)
 
     def differs(self, index: Index, value: Size) -> str:
         i = (

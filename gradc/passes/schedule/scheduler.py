@@ -604,7 +604,7 @@ class Scheduler:
         def sources(n: Node) -> tuple[Node, ...]:
             return n.operands if n in group.placed or n not in self.in_memory else ()
 
-        if finished and any(finished.isdisjoint(reachable([n], sources)) for n in group.placed):
+        if finished and any(not finished & {*reachable([n], sources)} for n in group.placed):
             raise CannotInline(node, "a kernel that is handed finished sums computes nothing else")
 
     def level(self, node: Node, group: Group) -> str | None:
