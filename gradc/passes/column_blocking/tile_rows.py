@@ -55,8 +55,9 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
     :param dims: sizes at which time is predicted; ``LARGE`` stands for the others.
     """
     given, program, tried = program, without_unit_axes(program), set[str]()
+    likely = {**dict.fromkeys(program.dims, LARGE), **(dims or {})}
     with assuming(program.assumptions):
-        program, decided = _summed(program, device, dims or {})
+        program, decided = _summed(program, device, likely)
         tried |= decided
         program, fissions = split_sums(program, [*_products(program)])
         while seeds := [name for name in _products(program) if name not in tried]:
@@ -66,12 +67,12 @@ def tile_rows(program: Program, *, device: Device, dims: Sizes = None) -> Progra
                 continue
             tried |= {*group.blocks}
             try:
-                program = _tiled(group, device, dims or {})
+                program = _tiled(group, device, likely)
             except (IllegalMove, NotTiled) as error:
                 step = next(step for step in group.steps.values() if seeds[0] in step.writes)
                 missed = MissedTile(step.name, step.note, str(error))
                 program = replace(program, untiled=(*program.untiled, missed))
-        program = _decoded(fuse_unused(program, fissions), device, dims or {})
+        program = _decoded(fuse_unused(program, fissions), device, likely)
     return with_unit_axes(program, given)
 
 
@@ -80,7 +81,9 @@ def _summed(program: Program, device: Device, dims: Mapping[str, int]) -> tuple[
     than the product in memory; and the products for which there is one.
     """
     decided = set[str]()
-    for p in [*summed_products(program)] if isinstance(device, Gpu) else ():
+    if not isinstance(device, Gpu):
+        return program, decided
+    for p in [*summed_products(program)]:
         try:
             made, loop = summed_loop(program, p)
             loops = tiled(loop, made, device)
@@ -99,7 +102,6 @@ def _decoded(program: Program, device: Device, dims: Mapping[str, int]) -> Progr
     """
     if not isinstance(device, Gpu):
         return program
-    dims = {**dict.fromkeys(program.dims, LARGE), **dims}
     left = [*decoded_products(program)]
     while left:
         group = [left.pop(0)]
@@ -221,7 +223,6 @@ def _profitable(loops: Sequence[Loop], program: Program, device: Device, dims: M
     """
     if not isinstance(device, Gpu):
         return loops[0]
-    dims = {**dict.fromkeys(program.dims, LARGE), **dims}
     forms = [form_of(loop, program.types) for loop in loops]
     times = [tile_seconds(form, dims, device) for form in forms]
     several = calls_seconds(forms[0], program, dims, device)
