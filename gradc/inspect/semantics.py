@@ -53,9 +53,7 @@ class Decoder:
         if opcode in ("LDC", "ULDC", "LDCU"):
             gets = self._constant(parts[-1], len(targets))
             return _setter(targets, lambda r: [g(r) for g in gets]), written, reads
-        if (
-            opcode == "SHFL" and "IDX" in mods and sources[1:2] == ("RZ",)
-        ):  # from lane 0, which is the one that is followed
+        if opcode == "SHFL" and "IDX" in mods and sources[1:2] == ("RZ",):  # from lane 0, the one that is followed
             value = get(sources[0], self.constants)
             return _setter(targets, lambda r: [True, value(r)][-len(targets) :]), written, reads
         if compute is None:

@@ -154,3 +154,22 @@ def test_the_command(tmp_path) -> None:
 def test_a_conversion_writes_as_many_registers_as_its_result_has(opcode: str, modifiers: str, count: int) -> None:
     _, written, _ = Decoder(lambda at: None, lambda name: None).step(opcode, modifiers, "R44, R34")
     assert written == tuple(f"R{44 + i}" for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("modifiers", "operands", "wanted"),
+    [
+        (".IDX", "PT, R5, R4, RZ, 0x1f", 7),
+        (".IDX", "R5, R4, RZ, 0x1f", 7),
+        (".IDX", "PT, R5, R4, 0x1, 0x1f", None),
+        (".BFLY", "PT, R5, R4, 0x2, 0x1f", None),
+    ],
+)
+def test_a_value_of_lane_0_is_known_and_those_of_others_are_not(
+    modifiers: str, operands: str, wanted: int | None
+) -> None:
+    step, written, reads = Decoder(lambda at: None, lambda name: None).step("SHFL", modifiers, operands)
+    registers = {"R4": 7, "R5": 1}
+    step(registers)
+    assert registers["R5"] == wanted
+    assert written == ("R5",) and "R4" in reads
