@@ -186,6 +186,24 @@ def test_gradients_are_as_exact_as_their_rounding(name, features, dims, seed):
         assert np.abs(got[f"d.{n}"].astype(np.float64) - wanted).max() <= 1.5 * emulated + 2.0**-8 * size + 2.0**-18
 
 
+def test_what_is_infinite_where_a_mask_hides_it_spreads_no_further_than_the_interpreter_says():
+    """0 times it is NaN: in all rows of a block that computes with its column, of a warp that leaves it out in none."""
+    forward, backward = both("causal", 64)
+    arrays = drawn(CASES["causal"], 64, {"B": 1, "H": 1, "S": 128, "T": 1}, 0)
+    dy = arrays["q"][..., ::-1].copy()
+    arrays["k"][0, 0, 100, 3] = np.inf
+    kept = checked(forward, arrays)
+    every = {**arrays, **kept, "d.y": dy}
+    given_ = {b.name: every[b.name] for b in backward.program.of_kind("input")}
+    with np.errstate(all="ignore"):
+        wanted = run_program(backward.program, given_)
+    got = checked(backward, given_)
+    for n in WRT:
+        ours, its = (~np.isfinite(a[f"d.{n}"].astype(np.float64)).all(-1)[0, 0] for a in (got, wanted))
+        assert ours[100:].all() and not (ours & ~its).any()
+    assert its.all() and np.isfinite(got["d.q"][0, 0, :32].astype(np.float64)).all()
+
+
 def _torch_oracle(torch, name, arrays, more):
     q, k, v = (arrays[n] for n in WRT)
     s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
