@@ -100,7 +100,7 @@ def compile_graph(
     :param cache_key: under which the module is kept; None keeps nothing, and leaves rendering and compiling to the
         first call.
     """
-    with collection_waits():
+    with collection_waits:
         pipeline, parts, programs = run_passes(graph, wrt, options, target)  # Graph -> two Graphs -> two Programs
         code = {name: Code(program) for name, program in programs.items()}
         module = Module(graph, wrt, target, code, parts.residuals, options, recipe, pipeline)  # verifies every access

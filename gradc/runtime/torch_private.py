@@ -212,10 +212,10 @@ def data_pointer() -> int:
     """
     torch: Any = sys.modules["torch"]
     head, word = object.__basicsize__, ctypes.sizeof(ctypes.c_void_p)
-    for like in (torch.empty(2), torch.nn.Parameter(torch.empty(()))):
-        if head != 2 * word or ctypes.c_void_p.from_address(id(like) + head).value != like._cdata:
-            return 0
     try:
+        for like in (torch.empty(2), torch.nn.Parameter(torch.empty(()))):
+            if head != 2 * word or ctypes.c_void_p.from_address(id(like) + head).value != like._cdata:
+                return 0
         found = ctypes.CDLL(torch._C.__file__).aoti_torch_get_data_ptr
     except (AttributeError, OSError):
         return 0

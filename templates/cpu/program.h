@@ -153,6 +153,12 @@ static inline __attribute__((unused)) void gradc_batch_task(const void *args, i6
   b->steps[task](b->ctx, b->buf, b->n, b->own[task]);
 }
 
+/* As parallel_for of a context whose calls wake no thread. */
+static inline __attribute__((unused)) void gradc_in_order(const gradc_ctx *ctx, i64 tasks, gradc_body body, const void *args) {
+  (void)ctx;
+  for (i64 task = 0; task < tasks; task++) body(args, task);
+}
+
 static void gradc_nothing(const void *args, i64 task) { (void)args, (void)task; }
 /* Ctrl-C is looked for between two tasks: what runs for long beside them has one of nothing now and then. */
 static inline __attribute__((unused)) void gradc_pause(const gradc_ctx *ctx) { ctx->parallel_for(ctx, 1, gradc_nothing, 0); }

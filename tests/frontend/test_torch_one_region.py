@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import ctypes.util
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +73,27 @@ def in_c(request: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
     elif release() >= (2, 13):
         assert data_pointer()
     return bool(request.param)
+
+
+@pytest.mark.parametrize("lacks", ["_cdata", "aoti_torch_get_data_ptr", "the place"])
+def test_a_release_whose_tensors_are_otherwise_has_addresses_read_by_python(
+    lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another torch may have no such names, or the ``at::Tensor`` of an object elsewhere."""
+
+    class Other:
+        def __init__(self, *given: Any):
+            if lacks == "the place":
+                self._cdata = 8
+
+    kept = torch if lacks == "aoti_torch_get_data_ptr" else None
+    other = types.SimpleNamespace(
+        empty=kept.empty if kept else Other,
+        nn=kept.nn if kept else types.SimpleNamespace(Parameter=Other),
+        _C=types.SimpleNamespace(__file__=ctypes.util.find_library("m")),
+    )
+    monkeypatch.setitem(sys.modules, "torch", other)
+    assert data_pointer.__wrapped__() == 0
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
