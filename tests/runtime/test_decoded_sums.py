@@ -141,6 +141,31 @@ def test_gradients_of_weights_in_blocks():
     assert_close(name, made, rounded=2.0**-8)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rounded", "unit"),
+    [("f8e5m2", torch.float8_e5m2, 1.0), ("f8e4m3", torch.float8_e4m3fn, 1.0), ("f16", torch.float16, 2.0**-26)],
+)
+def test_what_rounds_a_gradient_still_does(dtype, rounded, unit):
+    """A cast to a dtype of less range or precision than the product's, of integers that bf16 has."""
+
+    def layer(x: Any, dy: Any, q: Any) -> Any:
+        given = ops.cast(ops.matmul(ops.transpose(dy), x), dtype=dtype)
+        return ops.sum(ops.cast(given, dtype="f32") * ops.cast(q, dtype="f32"), axis=1)
+
+    graph = gradc.trace(layer, x="bf16[8,128]", dy="bf16[8,32]", q="i8[32,128]")
+    made = run_passes(graph, (), Options(arch="sm_90"), "cuda")[2]["forward"]
+    rng = np.random.default_rng(0)
+    x, dy, q = (torch.tensor(rng.integers(-5, 6, shape)).double() for shape in ((8, 128), (8, 32), (32, 128)))
+    product = dy.mT @ x * unit
+    wanted = (product.to(rounded).double() * q).sum(1)
+    assert (wanted != (product * q).sum(1)).any()
+    arrays = {"x": x * unit, "dy": dy, "q": q}
+    arrays = {name: a.numpy().astype(made.buffer[name].type.dtype.np) for name, a in arrays.items()}
+    with knobs.SIM_CHECK.set(True):
+        (got,) = Executable(made, "cuda-sim").run(**arrays).values()
+    assert (got == wanted.numpy()).all()
+
+
 @pytest.mark.parametrize("sizes", [(0, 64, 64), (3, 0, 64), (3, 64, 0)])
 def test_empty_sizes(sizes):
     made = program("int8 in groups of 32", "bf16", *sizes)
