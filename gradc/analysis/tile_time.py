@@ -134,7 +134,7 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     waits = UNDER_WAY * (1 + rounds * steps / max(1, tile.stages - 1) + rounds * bool(form.after))
     issued = float(blocks * steps * tile.warps * (STEP_ACROSS if form.rows_together else STEP))
     tiles = by * tile.split // (ROWS * tile.warps)
-    decoding = len(own.added) * _decoding(form, program.types, gpu, tiles)
+    decoding = sum(_decoding(form, kernel, program.types, gpu, tiles) for kernel in own.kernels)
     issued += elements / WARP * (decoding + MULTIPLIED * features / PIECE)
     units = (
         issued / (4 * gpu.issue_share * clocks),
@@ -146,14 +146,16 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     return float(gpu.launch + max(in_turn(units, warps), outside / gpu.bandwidth, l2, waits))
 
 
-def _decoding(form: TileForm, types: Mapping[str, Type], gpu: Gpu, tiles: int) -> float:
-    """Instructions of a code, where a warp has so many tiles of 16 rows."""
+def _decoding(form: TileForm, kernel: Kernel, types: Mapping[str, Type], gpu: Gpu, tiles: int) -> float:
+    """Instructions of a code that a kernel decodes, where a warp has so many tiles of 16 rows."""
     (own,) = form.sweeps
-    codes = [c.strip for c in own.codes if c.strip.is_codes]
-    scaled = form.rows_together and any(s.op == "mul" for k in own.kernels for s in k.body if s.dtype is F32)
+    codes = [c.strip for c in own.codes if c.strip.is_codes and c.kernel is kernel]
+    if not codes:
+        return 0.0
+    scaled = form.rows_together and any(s.op == "mul" for s in kernel.body if s.dtype is F32)
     bits = 4 if any(s.per == 2 for s in codes) else 8
     floats = bits == 8 and any(types[s.buffer].dtype.kind == "f" for s in codes)
-    features = sum(p.padded for p in own.added)
+    features = sum(p.padded for p in own.added if p.block in kernel.writes)
     each = SCALED_RIGHT * features / (ROWS * tiles) if form.scales_right(tiles) else SCALED
     return DECODING[bits] + each * scaled + FLOAT8 * (floats and int(gpu.arch[3:]) < CONVERTS_F8)
 

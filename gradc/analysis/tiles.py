@@ -323,11 +323,12 @@ class TileForm:
         many tiles of 16 rows has few elements: where all its rows share it, and bf16 has the range of both.  It takes
         2.5 instructions of an element there; of a code 3 where two of 4 bits lie in a register, and else 1.
         """
+        if not self.rows_together or self.dtype is not BF16:
+            return False
         rows, features = ROWS * tiles, max(p.padded for s in self.sweeps for p in s.added)
         strips = [c.strip for s in self.sweeps for c in s.codes]
         few = features <= rows if any(s.is_codes and s.per == 2 for s in strips) else 3 * features <= rows
-        shared = all(s.is_codes or s.per % rows == 0 for s in strips)
-        return self.rows_together and self.dtype is BF16 and few and shared
+        return few and all(s.is_codes or s.per % rows == 0 for s in strips)
 
     def strip_bytes(self, sweep: SweepForm, rows: int, columns: int) -> Iterator[int]:
         """Of a sweep's strips, for one stage."""
@@ -580,7 +581,7 @@ DECODED_ACROSS = ((4, 64, 3), (4, 32, 3), (2, 64, 3), (2, 64, 2), (2, 32, 3), (2
 
 def _choose_decoded(form: TileForm, device: Gpu) -> list[tuple[int, int, Tile]]:
     """The same where a block of rows is decoded, and all warps have its rows."""
-    found, all_columns = [], form.sweeps[0].sweep.cols[1]
+    found, why, all_columns = [], NotTiled(), form.sweeps[0].sweep.cols[1]
     for split in (*SHARING, *SHARING_FEW):
         few = split in SHARING_FEW
         for tiles, width, stages in DECODED_ACROSS if form.rows_together else DECODED_FEW if few else DECODED:
@@ -588,15 +589,18 @@ def _choose_decoded(form: TileForm, device: Gpu) -> list[tuple[int, int, Tile]]:
             rows, tile = ROWS * tiles * warps // split, Tile("mma", warps, stages, split)
             if few and (not isinstance(all_columns, int) or columns < all_columns):
                 continue
-            fits = form.shared_bytes(rows, columns, tile) <= device.shared
-            if fits and form.registers(width, tiles) <= MOST_REGISTERS:
-                try:
-                    _check_split(form, rows, columns, tile)
-                except NotTiled:
-                    continue
+            try:
+                if (
+                    form.shared_bytes(rows, columns, tile) > device.shared
+                    or form.registers(width, tiles) > MOST_REGISTERS
+                ):
+                    raise _too_large(form, rows, columns, tiles, tile, device)
+                _check_split(form, rows, columns, tile)
                 found.append((rows, columns, tile))
+            except NotTiled as error:
+                why = error
     if not found:
-        raise _too_large(form, rows, columns, tiles, tile, device)
+        raise why
     return found
 
 

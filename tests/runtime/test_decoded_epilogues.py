@@ -177,6 +177,20 @@ def test_products_that_wait_for_each_other_have_loops_of_their_own():
     assert [len(loop.sweeps[0].carries) for loop in made.loops] == [1, 1]
 
 
+def test_an_adapter_of_another_dtype_leaves_its_product_in_a_loop():
+    """Its thin products are f32, which tensor cores are not given."""
+    form = FORMATS["int8 per channel"]
+
+    def layer(x: Any, w: Any, low: Any, high: Any) -> Any:
+        thin = ops.linear(ops.linear(ops.cast(x, dtype="f32"), low), high)
+        return ops.cast(ops.linear(x, form.weight("bf16", **w)), dtype="f32") + thin
+
+    types = {"x": "bf16[16,2048]", "w": form.types(2048, 2048), "low": "f32[16,2048]", "high": "f32[2048,16]"}
+    made = run_passes(gradc.trace(layer, **types), (), Options(arch="sm_90"), "cuda")[2]["forward"]
+    assert [len(loop.sweeps[0].carries) for loop in made.loops] == [1]
+    assert sum(isinstance(step, Call) for step in made.steps) == 2
+
+
 def test_explain_says_why_two_products_are_not_one_loop(monkeypatch):
     monkeypatch.setattr(tile_rows, "decoded_program_seconds", lambda program, dims, gpu: 1e-6 / len(program.loops))
     types = types_of("swiglu", ("int8 per channel",) * 2, "bf16", 16, 2048, 2048, 0)

@@ -5,6 +5,7 @@ that checks races, bounds and uninitialised memory, against torch in f64.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -413,6 +414,22 @@ def test_what_is_predicted_to_take_longer_stays_two_steps(rows):
     pipeline, _, found = run_passes(graph, (), Options(arch="sm_90"), "cuda")
     stage = next(s.result for s in pipeline.stages if s.name == "forward.tile_rows")
     assert bool(found["forward"].loops) != any("registers" in m.why or " us " in m.why for m in stage.untiled)
+
+
+def test_what_does_not_fit_says_how_much_of_what():
+    made = run_passes(
+        gradc.trace(
+            lambda x, q, s: ops.linear(x, FORMATS["int8 per channel"].weight("bf16", q, s)),
+            x="bf16[256,4096]",
+            **FORMATS["int8 per channel"].types(4096, 4096),
+        ),
+        (),
+        Options(arch="sm_90"),
+        "cuda",
+    )[0]
+    (missed,) = next(s.result for s in made.stages if s.name == "forward.tile_rows").untiled
+    *_, registers, taken, most, shared = map(int, re.findall(r"\d+", missed.why))
+    assert registers > most or taken > shared
 
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")

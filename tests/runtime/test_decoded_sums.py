@@ -88,7 +88,8 @@ def exact(name: str, arrays: dict[str, np.ndarray], outputs: dict[str, np.ndarra
     return found
 
 
-def assert_close(name: str, made: Program, seed: int = 0) -> None:
+def assert_close(name: str, made: Program, seed: int = 0, rounded: float = 0.0) -> None:
+    """:param rounded: what the gradient of the weight is rounded by."""
     arrays = drawn(made, seed)
     with knobs.SIM_CHECK.set(True):
         got = {out.removeprefix("d."): a for out, a in Executable(made, "cuda-sim").run(**arrays).items()}
@@ -96,7 +97,7 @@ def assert_close(name: str, made: Program, seed: int = 0) -> None:
     for part, (wanted, magnitudes) in exact(name, arrays, got).items():
         half = 2.0**-11 if got[part].dtype == np.float16 else 2.0**-24
         terms = sum(arrays["x"].shape) + arrays["d.y"].shape[1]
-        bound = magnitudes * (entries + (terms + 8) * 2.0**-23) + np.abs(wanted) * half * 1.01 + 2.0**-24
+        bound = magnitudes * (entries + rounded + (terms + 8) * 2.0**-23) + np.abs(wanted) * half * 1.01 + 2.0**-24
         assert got[part].shape == wanted.shape
         assert (np.abs(got[part].astype(np.float64) - wanted) <= bound).all()
 
@@ -129,6 +130,40 @@ def test_values_are_those_of_f64(name, dtype, m, n, k):
     made = program(name, dtype, m, n, k)
     assert_one_tile(made, n * k)
     assert_close(name, made)
+
+
+def test_gradients_of_weights_in_blocks():
+    """Of more rows than two sums of them fit registers: a sweep of blocks of the weight's gradient, each rounded."""
+    name = "int4 in groups of 64 with learned zero points"
+    made = program(name, "bf16", 234, 33, 64)
+    (loop,) = made.loops
+    assert loop.tile is not None and isinstance(loop.sweeps[0].steps[0], Call)
+    assert_close(name, made, rounded=2.0**-8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounded", "unit"),
+    [("f8e5m2", torch.float8_e5m2, 1.0), ("f8e4m3", torch.float8_e4m3fn, 1.0), ("f16", torch.float16, 2.0**-26)],
+)
+def test_what_rounds_a_gradient_still_does(dtype, rounded, unit):
+    """A cast to a dtype of less range or precision than the product's, of integers that bf16 has."""
+
+    def layer(x: Any, dy: Any, q: Any) -> Any:
+        given = ops.cast(ops.matmul(ops.transpose(dy), x), dtype=dtype)
+        return ops.sum(ops.cast(given, dtype="f32") * ops.cast(q, dtype="f32"), axis=1)
+
+    graph = gradc.trace(layer, x="bf16[8,128]", dy="bf16[8,32]", q="i8[32,128]")
+    made = run_passes(graph, (), Options(arch="sm_90"), "cuda")[2]["forward"]
+    rng = np.random.default_rng(0)
+    x, dy, q = (torch.tensor(rng.integers(-5, 6, shape)).double() for shape in ((8, 128), (8, 32), (32, 128)))
+    product = dy.mT @ x * unit
+    wanted = (product.to(rounded).double() * q).sum(1)
+    assert (wanted != (product * q).sum(1)).any()
+    arrays = {"x": x * unit, "dy": dy, "q": q}
+    arrays = {name: a.numpy().astype(made.buffer[name].type.dtype.np) for name, a in arrays.items()}
+    with knobs.SIM_CHECK.set(True):
+        (got,) = Executable(made, "cuda-sim").run(**arrays).values()
+    assert (got == wanted.numpy()).all()
 
 
 @pytest.mark.parametrize("sizes", [(0, 64, 64), (3, 0, 64), (3, 64, 0)])

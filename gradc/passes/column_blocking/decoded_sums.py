@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from ...ir.dims import Size, product, same, symbol
 from ...ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Step, Sweep
 from ...ir.statement import Axis, Index, Operand, Stmt
-from ...ir.types import BF16, F32, Type
+from ...ir.types import BF16, F32, DType, Type
 from ...ir.walk import backward_slice
 from ..loops.legality import refuse
 from ..row_blocking.fission import fresh_name
@@ -36,7 +36,7 @@ from .decoded_products import COLUMN, FEATURE, ROW
 from .digits import Digits
 
 LINEAR = ("cast", "mul")
-"""What a sum's terms are made of, of the product and factors."""
+"""What a sum's terms are made of, of the product and factors: casts to f32 or to its operands' dtype."""
 CODES = ("load", "index", "const", "cast", "bitcast", "bitwise_and", "right_shift", "mul", "add", "sub")
 """Statements whose results f16 has, of integers of 8 bits and numbers up to WHOLE."""
 WHOLE = 2**8
@@ -122,7 +122,8 @@ def _summed(program: Program, call: Call, reader: Kernel) -> Summed | None:
     if sorted(places) != [0, 1] or any({row, column} <= names for names in own):
         return None
     (other,) = axes.keys() - {row, column}
-    sums, at = _sums(kernel, call.out.buffer), _place(kernel, call.out.buffer)
+    dtype = program.types[call.args[0].buffer].dtype
+    sums, at = _sums(kernel, call.out.buffer, dtype), _place(kernel, call.out.buffer)
     between = program.steps[program.steps.index(call) : program.steps.index(reader)]
     written = {program.root(b) for step in between for b in step.writes}
     if not sums or at is None or written & {program.root(o.buffer) for o in call.args} or reader.order:
@@ -206,9 +207,11 @@ def _is_position(index: Index, axes: Sequence[Axis], size: Size) -> bool:
     return bool(axes) and index.const == 0 and right and same(product(own for _, own in axes), size)
 
 
-def _sums(kernel: Kernel, buffer: str) -> dict[str, tuple[str, ...]]:
+def _sums(kernel: Kernel, buffer: str, dtype: DType) -> dict[str, tuple[str, ...]]:
     """The factors of what a kernel sums of a buffer's elements, by the names of the sums; none where it uses these
     otherwise.
+
+    :param dtype: of what the product multiplies, to which it may be rounded.
     """
     factors: dict[str, tuple[str, ...]] = {}
     found: dict[str, tuple[str, ...]] = {}
@@ -216,7 +219,7 @@ def _sums(kernel: Kernel, buffer: str) -> dict[str, tuple[str, ...]]:
         used = [u for u in s.uses if u in factors]
         if s.op == "load" and s.buffer == buffer:
             factors[s.name] = ()
-        elif len(used) == 1 and s.op in LINEAR and s.dtype is not None and s.dtype.is_float:
+        elif len(used) == 1 and s.op in LINEAR and s.dtype in (F32, dtype):
             factors[s.name] = (*factors[used[0]], *(a for a in s.args if a != used[0]))
             if s.op == "mul" and len(set(s.args)) == 1:
                 return {}

@@ -24,7 +24,7 @@ from ...ir.kernel import Call, Kernel, Loop, MissedTile, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import REDUCTIONS
 from ...targets.devices import Device, Gpu
-from ..loops.legality import IllegalMove, attempt
+from ..loops.legality import IllegalMove
 from ..manager import program_pass
 from ..row_blocking.fission import fuse_unused, split_sums
 from ..row_blocking.fusion_group import FusionGroup
@@ -147,10 +147,15 @@ def _decoded_loop(program: Program, products: Sequence[Decoded], device: Gpu, di
         return _with_loop(own, loop, _fastest_decoded(tiled(loop, own, device), own, device, dims))
 
     thin = thin_products(program, products)
-    joined = attempt(made, thin) if thin else None
-    alone = attempt(made, ()) if joined else made(())
-    both = [own for own in (joined, alone) if own is not None]
-    return min(both, key=lambda own: decoded_program_seconds(own, dims, device))
+    found, why = list[Program](), Exception()
+    for joined in (thin, ()) if thin else ((),):
+        try:
+            found.append(made(joined))
+        except (IllegalMove, NotTiled) as error:
+            why = error
+    if not found:
+        raise why
+    return min(found, key=lambda own: decoded_program_seconds(own, dims, device))
 
 
 def _fastest_decoded(loops: Sequence[Loop], program: Program, device: Gpu, dims: Mapping[str, int]) -> Loop:
