@@ -117,7 +117,7 @@ class Reader:
 
 def finished_row(facts: Facts, handed_on: str, width: int, vec: int) -> Reader:
     """The statements of a kernel that rows are handed to, for ``vec`` columns of a thread."""
-    arrays = VectorArrays("finished_")
+    arrays = VectorArrays("f")
     (phase,) = PhaseWriter(facts, FinishedRow(reason="", width=width, vec=vec), {}, arrays).phases
     (sums,) = [name for name, row in arrays.moved.items() if row.buffer == handed_on]
     del arrays.moved[sums]
