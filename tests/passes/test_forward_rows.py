@@ -167,6 +167,14 @@ def test_a_gpu_hands_on_rows(fn: Any, dtype: str, columns: Any, symbols: bool, t
     assert np.all(np.abs(found.astype(np.longdouble) - wanted) <= tolerance * largest)
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_kernels_that_hand_on_rows_are_no_two_whose_fusion_was_missed(target: str) -> None:
+    graph = gradc.trace(_index_add, x="f32[V,64]", i="i64[N]", u="f32[N,64]")
+    module = gradc.compile(graph, (), target, reductions={"*": "segmented"})
+    assert module.forward.program.forwards
+    assert "are two kernels" not in str(module.explain())
+
+
 def test_what_a_gpu_has_no_text_for() -> None:
     """Rows whose columns are combined on a GPU are no reader of its, and are not handed on."""
     graph = gradc.trace(FORWARDED["several passes"], o="i64[B]", i="i64[N]", w="f32[V,64]")
