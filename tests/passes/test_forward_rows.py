@@ -191,6 +191,21 @@ def test_what_a_gpu_has_no_text_for() -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("states", [2, 4])
+def test_rows_are_handed_on_where_registers_are_enough(states: int) -> None:
+    """Of AdamW's state and not of AMSGrad's with an average, of which a thread would have 88 elements at once."""
+
+    def fn(x: Any, i: Any, u: Any, **state: Any) -> dict[str, Any]:
+        total = ops.index_add(ops.cast(x, "f32") * 0.0, 0, i, ops.cast(u, "f32"))
+        new = {name: old * 0.5 + total for name, old in state.items()}
+        return {**new, "x": ops.cast(ops.cast(x, "f32") - sum(new.values()), "bf16")}
+
+    types = {f"s{n}": "f32[V,D]" for n in range(states)} | {"x": "bf16[V,D]", "i": "i64[N]", "u": "bf16[N,D]"}
+    graph = gradc.trace(fn, **types)
+    program = gradc.compile(graph, (), "cuda", reductions={"*": "segmented"}, donate=["x"]).forward.program
+    assert len(program.of_kind("forwarded")) == (states < 4)
+
+
 def test_a_gpu_hands_on_rows_of_several_tables_at_once() -> None:
     """Whose kernels have one text, and start together."""
     tables = {f"x{n}": (size, 20 * size // (n + 1)) for n, size in enumerate((40, 70, 30, 100))}
