@@ -258,7 +258,9 @@ def _compiled_for(module: Explained) -> Device:
 
 
 def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, int]) -> list[str]:
-    """The pairs of kernels whose fusion would save bytes, with the reason why they are not fused."""
+    """The pairs of kernels whose fusion would save bytes, with the reason why they are not fused; none of two of which
+    one hands its rows to the other.
+    """
     scheduled = module.stages[f"{direction}.schedule"].result
     if not isinstance(scheduled, Program):
         return []
@@ -269,12 +271,13 @@ def missed_fusions_table(module: Explained, direction: str, bound: Mapping[str, 
     for kernel in scheduled.kernels:
         if not kernel.writes or kernel.writes[0] in writers:
             now[kernel.name] = writers[kernel.writes[0]] if kernel.writes else (kernel.name, kernel)
+    as_one = [program.steps[number : number + 2] for number in program.forwards]
     pairs = [
         replace(pair, first=first, second=second)
         for pair in missed_fusions(scheduled)
         if pair.first in now and pair.second in now
         for (first, one), (second, other) in [(now[pair.first], now[pair.second])]
-        if first != second and not (one is other and isinstance(one, Loop))
+        if first != second and not (one is other and isinstance(one, Loop)) and (one, other) not in as_one
     ]
     lines = []
     for pair in pairs[:MOST_PAIRS]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,16 +15,18 @@ import gradc
 from gradc import knobs, ops
 from gradc.analysis.strategies import ON_GPU, ON_HOST
 from gradc.codegen.cpu.kernel import render_kernel
+from gradc.codegen.cuda.finished_rows import launched
 from gradc.codegen.cuda.render import cuda_kernel
 from gradc.codegen.cuda.tiles.canonical import canonical
 from gradc.codegen.cuda.tiles.kernel import tile_kernel
 from gradc.codegen.identifiers import WRITTEN, identifier
 from gradc.compiler import joint_program, run_passes
 from gradc.errors import NotDifferentiable
-from gradc.ir.kernel import Program
+from gradc.ir.kernel import Kernel, Program
 from gradc.ir.node import Node
 from gradc.ir.op import Expr, Op
 from gradc.ir.program_text import parse_program
+from gradc.ir.types import Type
 from gradc.module.options import Options
 from gradc.runtime.executable import Executable
 from tests.registry import cases
@@ -126,6 +128,21 @@ def rendered_tiles() -> Iterator[tuple[str, str]]:
             yield made.name, re.sub(rf"\b({named})\b", r"Users_\1", made.text)
 
 
+def as_users(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[str, Type]]:
+    """A kernel, and the types of its buffers, where all that the user names begins with Users."""
+    buffers = {b: f"Users_b{i}" for i, b in enumerate(kernel.buffers)}
+    named, own = kernel.renamed(types, buffers, {d: f"Users_n{i}" for i, d in enumerate(kernel.dims(types))})
+    return replace(named, name=kernel.name), own
+
+
+def kernels_of_two() -> Iterator[tuple[str, str]]:
+    """Of which one reads the rows that the other has finished."""
+    graph = gradc.trace(lambda x, i, u: ops.index_add(x, 0, i, u), x="bf16[V,D]", i="i64[N]", u="bf16[N,D]")
+    program = run_passes(graph, (), Options(arch="sm_90", reductions={"*": "segmented"}), "cuda")[2]["forward"]
+    for kernel in (step for step in launched(program) if isinstance(step, Kernel) and step.handed_on):
+        yield kernel.name, cuda_kernel(*as_users(kernel, program.types)).text
+
+
 def rendered_kernels(target: str) -> Iterator[tuple[str, str]]:
     """Kernels of every op, of the standard graphs and of every strategy: the name and the text, in which the user's
     names begin with Users.
@@ -149,18 +166,13 @@ def rendered_kernels(target: str) -> Iterator[tuple[str, str]]:
     jobs.append((gradc.trace(ops.max, x="f32[]"), [], options))  # a pass over columns where there are none
     if target == "cuda":
         yield from rendered_tiles()
+        yield from kernels_of_two()
     for graph, wrt, given in jobs:
         with contextlib.suppress(NotDifferentiable):
             program = joint_program(graph, wrt, given, target)
             types = {b.name: b.type for b in program.buffers}
             for kernel in program.kernels:
-                buffers, dims = kernel.buffers, kernel.dims(types)
-                named, own = kernel.renamed(
-                    types,
-                    {b: f"Users_b{i}" for i, b in enumerate(buffers)},
-                    {d: f"Users_n{i}" for i, d in enumerate(dims)},
-                )
-                named = replace(named, name=kernel.name)
+                named, own = as_users(kernel, types)
                 if target == "cuda":
                     yield kernel.name, cuda_kernel(named, own).text
                     continue

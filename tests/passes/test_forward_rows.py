@@ -167,6 +167,14 @@ def test_a_gpu_hands_on_rows(fn: Any, dtype: str, columns: Any, symbols: bool, t
     assert np.all(np.abs(found.astype(np.longdouble) - wanted) <= tolerance * largest)
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_kernels_that_hand_on_rows_are_no_two_whose_fusion_was_missed(target: str) -> None:
+    graph = gradc.trace(_index_add, x="f32[V,64]", i="i64[N]", u="f32[N,64]")
+    module = gradc.compile(graph, (), target, reductions={"*": "segmented"})
+    assert module.forward.program.forwards
+    assert "are two kernels" not in str(module.explain())
+
+
 def test_what_a_gpu_has_no_text_for() -> None:
     """Rows whose columns are combined on a GPU are no reader of its, and are not handed on."""
     graph = gradc.trace(FORWARDED["several passes"], o="i64[B]", i="i64[N]", w="f32[V,64]")
@@ -181,6 +189,21 @@ def test_what_a_gpu_has_no_text_for() -> None:
     given = {"k": np.array([0, 0, 3]), "x": np.arange(9, dtype=np.float32).reshape(3, 3)}
     found, wanted = (Executable(program, target, dims={"V": 5}).run(given)["y"] for target in ("cpu", "numpy"))
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("states", [2, 4])
+def test_rows_are_handed_on_where_registers_are_enough(states: int) -> None:
+    """Of AdamW's state and not of AMSGrad's with an average, of which a thread would have 88 elements at once."""
+
+    def fn(x: Any, i: Any, u: Any, **state: Any) -> dict[str, Any]:
+        total = ops.index_add(ops.cast(x, "f32") * 0.0, 0, i, ops.cast(u, "f32"))
+        new = {name: old * 0.5 + total for name, old in state.items()}
+        return {**new, "x": ops.cast(ops.cast(x, "f32") - sum(new.values()), "bf16")}
+
+    types = {f"s{n}": "f32[V,D]" for n in range(states)} | {"x": "bf16[V,D]", "i": "i64[N]", "u": "bf16[N,D]"}
+    graph = gradc.trace(fn, **types)
+    program = gradc.compile(graph, (), "cuda", reductions={"*": "segmented"}, donate=["x"]).forward.program
+    assert len(program.of_kind("forwarded")) == (states < 4)
 
 
 def test_a_gpu_hands_on_rows_of_several_tables_at_once() -> None:

@@ -136,6 +136,17 @@ def vector_length(kernel: Kernel, types: Mapping[str, Type]) -> int:
     return vec
 
 
+def fits_registers(kernel: Kernel, types: Mapping[str, Type], vec: int, sums: int = 0, share: int = 1) -> bool:
+    """Whether registers are enough for ``vec`` columns of a thread.
+
+    :param sums: that it has of each column, too.  :param share: how many times as many registers there are.
+    """
+    items = [a.item for a in _accesses(kernel, types).values()]
+    if isinstance(kernel.col_count, int):
+        return sum(max(vec * item // 4, 1) for item in items) + 2 * vec * sums <= share * PACKED_REGISTERS
+    return vec * (sum(max(item // 4, 1) for item in items) + 2 * sums) <= share * UNPACKED_REGISTERS
+
+
 def columns_at_once(
     kernel: Kernel, types: Mapping[str, Type], sums: int, reduces: bool = False, ragged: bool = False
 ) -> int:
@@ -166,16 +177,11 @@ def columns_at_once(
     while vec > 1 and vec * single > MOST_SINGLE:
         vec //= 2
 
-    def spills() -> bool:
-        if isinstance(count, int):
-            return sum(max(vec * a.item // 4, 1) for a in accesses.values()) + 2 * vec * sums > PACKED_REGISTERS
-        return vec * (sum(max(a.item // 4, 1) for a in accesses.values()) + 2 * sums) > UNPACKED_REGISTERS
-
     def shared_out() -> bool:
         fits = [a.fits(vec) for a in accesses.values()]
         even = not isinstance(count, int) or count % vec == 0
         return any(fits) if even else ragged and all(fits)
 
-    while vec > 1 and (spills() or not shared_out()):
+    while vec > 1 and not (fits_registers(kernel, types, vec, sums) and shared_out()):
         vec //= 2
     return vec

@@ -16,7 +16,7 @@ from ...ir.kernel import Kernel, Program, Step
 from ...ir.statement import Index, Stmt
 from ...ir.types import Type
 from .choose_mapping import choose_mapping
-from .columns import linear
+from .columns import fits_registers, linear
 from .facts import Facts, facts_of
 from .fixed_sums import elements_as_rows
 from .mapping import ThreadMapping
@@ -24,15 +24,24 @@ from .phase_writer import PhaseView, PhaseWriter, VectorArrays
 
 Types = Mapping[str, Type]
 
+FREE = 2
+"""Times as many registers as while rows are added up: seven arrays of eight f32 of a thread need 126 of 128, and eleven
+spill.
+"""
+
 
 def can_hand_on(first: Kernel, then: Kernel, types: Types) -> bool:
     """Whether there is text for two kernels of which one reads the rows that the other combines: sums lie in the
-    registers of the threads that have the columns, and these compute each column of the second by itself.
+    registers of the threads that have the columns, and these compute each column of the second by itself, with no
+    more in registers than there are when a row is finished.
     """
     if elements_as_rows(first) is not first or [n for _, n in first.cols] != [n for _, n in then.cols]:
         return False
     facts, reader = facts_of(first, types), facts_of(then, types)
-    if facts.order != "by key" or choose_mapping(facts).sums != "registers" or not reader.separate_columns:
+    mapping = choose_mapping(facts)
+    if facts.order != "by key" or mapping.sums != "registers" or not reader.separate_columns:
+        return False
+    if not fits_registers(then, types, mapping.vec, share=FREE):
         return False
     loads = [s for s in then.body if s.buffer == first.order]
     return all(not s.where and linear(then, types, s, leading=1) == Index() for s in loads)
@@ -117,7 +126,7 @@ class Reader:
 
 def finished_row(facts: Facts, handed_on: str, width: int, vec: int) -> Reader:
     """The statements of a kernel that rows are handed to, for ``vec`` columns of a thread."""
-    arrays = VectorArrays("finished_")
+    arrays = VectorArrays("f")
     (phase,) = PhaseWriter(facts, FinishedRow(reason="", width=width, vec=vec), {}, arrays).phases
     (sums,) = [name for name, row in arrays.moved.items() if row.buffer == handed_on]
     del arrays.moved[sums]

@@ -90,17 +90,17 @@ class PhaseView:
 class VectorArrays:
     """The arrays of registers that a thread's columns of a row are moved through, of all functions of a kernel.
 
-    :param prefix: of their names.
+    :param of: what tells their names from those of other rows.
     """
 
-    def __init__(self, prefix: str = "") -> None:
-        self.prefix = prefix
+    def __init__(self, of: str = "") -> None:
+        self.suffix = of and f"_{of}"
         self.names: dict[tuple[str, Index, str], str] = {}
         self.moved: dict[str, Access] = {}
 
     def of(self, s: Stmt, row: Access) -> str:
         """The array of a load or store of a row."""
-        name = f"{self.prefix}{'loaded' if s.op == 'load' else 'stored'}{len(self.names)}"
+        name = f"{'loaded' if s.op == 'load' else 'stored'}{self.suffix}{len(self.names)}"
         masked = f"{s.where} else {dict(s.attrs).get('other', 0)!r}" if s.where else ""
         name = self.names.setdefault((row.buffer, row.base, s.op + masked), name)
         self.moved[name] = row
