@@ -329,8 +329,8 @@ static i64 {{ name }}_long_workspace(i64 n) {
   const i64 tasks = gradc_chunks(n, {{ name }}_chunk(n));
   return 2 * gradc_align((i64)sizeof({{ T }}) * n) + gradc_align(2 * (i64)sizeof(i64) * tasks) + ((i64)sizeof(u32) * (tasks + 1) << {{ name }}_widest);
 }
-static i64 {{ name }}_workspace(i64 rows, i64 n, i64 count) { return {{ name }}_shared(rows, n, count) ? {{ name }}_long_workspace(n) : 0; }
-static i64 {{ name }}_local(i64 rows, i64 n, i64 count) {
+static __attribute__((unused)) i64 {{ name }}_workspace(i64 rows, i64 n, i64 count) { return {{ name }}_shared(rows, n, count) ? {{ name }}_long_workspace(n) : 0; }
+static __attribute__((unused)) i64 {{ name }}_local(i64 rows, i64 n, i64 count) {
   const i64 room = {{ name }}_kept(n, count);
   return {{ name }}_shared(rows, n, count) ? 0 : 2 * (i64)sizeof({{ T }}) * (room ? room : n);
 }
