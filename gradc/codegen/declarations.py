@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WORD = r"[A-Za-z_]\w*"
-_WORD, _COMMENT = re.compile(WORD), re.compile(r"/\*.*?\*/", re.DOTALL)
+_NAME, _COMMENT = re.compile(rf"(?<!\.)(?<!->)\b{WORD}"), re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Declaration:
 
 
 def words(text: str) -> frozenset[str]:
-    """The identifiers of a text, those in comments left out."""
-    return frozenset(_WORD.findall(without_comments(text)))
+    """The identifiers of a text but for those in comments and those of members, which are declared elsewhere."""
+    return frozenset(_NAME.findall(without_comments(text)))
 
 
 def without_comments(text: str) -> str:

@@ -126,13 +126,24 @@ static void {{ name }}_rows_task(const void *args_, i64 task) {
  * is from the least; keys of 64 bits are seldom 2^32 apart, and an item is half as wide where they are not. */
 static i64 {{ name }}_chunk(i64 n) { return gradc_max({{ name }}_task, gradc_chunks(n, {{ name }}_chunks)); }
 
+/* Rows of counts that are added up: one task's are the sums already. */
+static i64 {{ name }}_counted(i64 tasks) { return tasks > 1 ? tasks : 0; }
+
+/* Bits of a digit at most: two digits of few values take less time than one of more than twice as many as there are items. */
+static int {{ name }}_most(i64 n) {
+  int bits = 1;
+  while (bits < {{ name }}_widest && (i64)2 << bits <= 2 * n) bits++;
+  return bits;
+}
+
 /* Bits of the digits by which `span` bits take least time: each digit is one pass over the items that counts, one that moves, and one over
- * the counts of all tasks, of which vectors have several. */
+ * the counts: one by one over their sums, and over those of several tasks in vectors. */
 static int {{ name }}_digit(i64 n, i64 tasks, int span) {
+  const i64 each = 4 + {{ name }}_counted(tasks); /* quarters of a value's time */
   int best = 0;
   i64 least = 0;
-  for (int bits = {{ name }}_widest; bits > 0; bits--) {
-    const i64 time = gradc_chunks(span, bits) * (2 * n + ((4 + tasks) << bits) / 4);
+  for (int bits = {{ name }}_most(n); bits > 0; bits--) {
+    const i64 time = gradc_chunks(span, bits) * (2 * n + (each << bits) / 4);
     if (best && time >= least) continue;
     best = bits;
     least = time;
@@ -176,7 +187,7 @@ typedef struct {
   const {{ key }} *from;
   i64 *out;
   {{ Item }} *items, *to;
-  u32 *counts; /* [chunk][digit]; then those of all chunks */
+  u32 *counts; /* [chunk][digit]; then the sums of several chunks */
   i64 *heads;  /* [chunk]: keys that begin in the chunks before it */
   i64 chunk, distinct;
   int bits, shift;
@@ -193,8 +204,9 @@ static inline void {{ long }}_count(const {{ long }}_pass *p, i64 task, int load
   u32 *restrict const counts = p->counts + (task << p->bits);
   __builtin_memset(counts, 0, sizeof(u32) << p->bits);
   for (i64 i = task * p->chunk; i < last; i++) {
-    if (load) items[i] = ({{ Item }})((u64)from[i * step] - least) << {{ shift }} | ({{ Item }})i;
-    counts[(u32)(items[i] >> shift) & mask]++;
+    const {{ Item }} item = load ? ({{ Item }})((u64)from[i * step] - least) << {{ shift }} | ({{ Item }})i : items[i];
+    if (load) items[i] = item;
+    counts[(u32)(item >> shift) & mask]++;
   }
 }
 static void {{ long }}_load_task(const void *args_, i64 task) { {{ long }}_count(args_, task, 1); }
@@ -215,10 +227,10 @@ static void {{ long }}_store_task(const void *args_, i64 task) {
 }
 /* Counts -> places.  Returns whether all items have the same digit. */
 static int {{ long }}_places(const {{ long }}_pass *p, i64 tasks) {
-  const i64 digits = (i64)1 << p->bits;
-  u32 *const all = p->counts + (tasks << p->bits), before = 0, most = 0;
-  __builtin_memset(all, 0, sizeof(u32) << p->bits);
-  for (i64 t = 0; t < tasks; t++)
+  const i64 digits = (i64)1 << p->bits, counted = {{ name }}_counted(tasks);
+  u32 *const all = p->counts + (counted << p->bits), before = 0, most = 0;
+  if (counted) __builtin_memset(all, 0, sizeof(u32) << p->bits);
+  for (i64 t = 0; t < counted; t++)
     #pragma omp simd
     for (i64 d = 0; d < digits; d++) all[d] += p->counts[(t << p->bits) + d];
   for (i64 d = 0; d < digits; d++) {
@@ -227,7 +239,7 @@ static int {{ long }}_places(const {{ long }}_pass *p, i64 tasks) {
     before += here;
     most = here > most ? here : most;
   }
-  for (i64 t = 0; t < tasks; t++) {
+  for (i64 t = 0; t < counted; t++) {
     u32 *const place = p->counts + (t << p->bits);
     #pragma omp simd
     for (i64 d = 0; d < digits; d++) {
@@ -327,10 +339,10 @@ static void {{ name }}_long_row(const {{ A }} *a, i64 row) {
 
 static i64 {{ name }}_long_workspace(i64 n) {
   const i64 tasks = gradc_chunks(n, {{ name }}_chunk(n));
-  return 2 * gradc_align((i64)sizeof({{ T }}) * n) + gradc_align(2 * (i64)sizeof(i64) * tasks) + ((i64)sizeof(u32) * (tasks + 1) << {{ name }}_widest);
+  return 2 * gradc_align((i64)sizeof({{ T }}) * n) + gradc_align(2 * (i64)sizeof(i64) * tasks) + ((i64)sizeof(u32) * ({{ name }}_counted(tasks) + 1) << {{ name }}_most(n));
 }
-static i64 {{ name }}_workspace(i64 rows, i64 n, i64 count) { return {{ name }}_shared(rows, n, count) ? {{ name }}_long_workspace(n) : 0; }
-static i64 {{ name }}_local(i64 rows, i64 n, i64 count) {
+static __attribute__((unused)) i64 {{ name }}_workspace(i64 rows, i64 n, i64 count) { return {{ name }}_shared(rows, n, count) ? {{ name }}_long_workspace(n) : 0; }
+static __attribute__((unused)) i64 {{ name }}_local(i64 rows, i64 n, i64 count) {
   const i64 room = {{ name }}_kept(n, count);
   return {{ name }}_shared(rows, n, count) ? 0 : 2 * (i64)sizeof({{ T }}) * (room ? room : n);
 }

@@ -78,7 +78,7 @@ GRADC_SEEK(u8)
 #undef GRADC_SEEK
 
 /* Bytes of its own that a sort needs. */
-static i64 gradc_sort_bytes(i64 rows, i64 keys) {
+static __attribute__((unused)) i64 gradc_sort_bytes(i64 rows, i64 keys) {
   gradc_counting s = { .rows = rows, .keys = keys };
   return (i64)gradc_counting_layout(&s, 0);
 }
@@ -262,7 +262,7 @@ static __attribute__((unused)) i64 gradc_last_of(const i32 *start, i64 key, i64 
   return start[key] >= first && gradc_whole(start, key, chunk) ? start[key + 1] : last;
 }
 
-static void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *order, char *scratch) {
+static __attribute__((unused)) void gradc_sort(const gradc_ctx *ctx, const i32 *key, i64 rows, i64 keys, i32 *start, i32 *order, char *scratch) {
   gradc_counting s = { .ctx = ctx, .key = key, .rows = rows, .keys = keys, .start = start, .order = order };
   if (gradc_ascends(ctx, key, rows)) {
     ctx->parallel_for(ctx, gradc_chunks(rows, GRADC_SORT_ROWS), gradc_sort_none, &s);

@@ -11,6 +11,8 @@ from agreement import merged
 import gradc
 from gradc import interp, knobs, ops
 from gradc.analysis.chunks import chunk_rows
+from gradc.codegen.cpu.certain_masks import without_certain_masks
+from gradc.ir.kernel import Kernel
 from gradc.ir.types import DTYPES
 from gradc.ops.elementwise.bits import PACKED
 from gradc.runtime.host import pool
@@ -22,6 +24,28 @@ def rng(*seed: int) -> np.random.Generator:
 
 def source_of(module: gradc.Module) -> str:
     return "".join(k.source for k in module.kernels.values())
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "place, certain",
+    [
+        (lambda i, x: ops.gather(x, i, axis=0, oob="clamp"), True),
+        (lambda i, x: ops.gather(x, ops.sum(i, axis=1), axis=0, oob="clamp"), False),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_clamped_places_need_no_masks_where_their_axis_has_elements(place: Any, certain: bool, size: int) -> None:
+    """Along columns as many as the axis has elements; a sum over none of them is still a place."""
+    module = gradc.compile(gradc.trace(place, i="i64[M,V]", x="f32[V]"), target="cpu")
+    (kernel,) = (step for step in module.forward.program.steps if isinstance(step, Kernel))
+    masked = [any(s.op == "in_bounds" for s in k.body) for k in (kernel, without_certain_masks(kernel))]
+    assert masked == [True, not certain]
+    i, x = np.arange(-3, 4 * size - 3).reshape(4, size), np.arange(1, size + 1, dtype=np.float32)
+    at = np.clip(i if certain else i.sum(1), 0, size - 1)
+    np.testing.assert_array_equal(module(i=i, x=x), x[at] if size else np.zeros(at.shape, np.float32))
 
 
 # -- asked for ahead ---------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from dataclasses import replace
 from ...ir.dims import floordiv, same
 from ...ir.kernel import Kernel
 from ...ir.statement import Stmt
-from ...ir.walk import reachable
 
 
 def without_certain_masks(kernel: Kernel) -> Kernel:
     """rows(i: 20*N) { load x[clamp(k[i], N)] where 0 <= clamp(k[i], N) < N }  ->  load x[clamp(k[i], N)]
 
-    A place that is clamped is in an axis that has elements.  The axis has some where the place is computed along one of
-    a multiple of its size.
+    A place that is clamped lies in its axis if that has elements.  It has some where the place differs along an axis of
+    a multiple of its size; a place that is a sum over such an axis is there without any.
     """
     certain = {s.name for s in kernel.body if s.op == "in_bounds" and _is_certain(s, kernel)}
     if not certain:
@@ -35,7 +34,5 @@ def _is_certain(mask: Stmt, kernel: Kernel) -> bool:
     )
     if place is None or not clamped or size == 0:
         return False
-    computed = reachable([place.name], lambda name: kernel.stmts[name].uses)
-    along = {v for name in computed for i in kernel.stmts[name].index for v, _ in i.terms}
-    extents = (extent for axis, extent in (*kernel.rows, *kernel.cols) if axis in along)
+    extents = (extent for axis, extent in (*kernel.rows, *kernel.cols) if axis in kernel.levels[place.name])
     return any(same(floordiv(extent, size) * size, extent) for extent in extents)
