@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from column_blocking import softmax
 import gradc
 from gradc import ops
 from gradc.analysis.tiles import refusal, tiled
+from gradc.codegen.cuda.cached_text import anonymous
 from gradc.compiler import run_passes
 from gradc.ir.kernel import Loop, Program, Tile
 from gradc.ir.program_text import parse_program
@@ -211,3 +212,12 @@ def shared_transactions(program: Program, dims: Mapping[str, int]) -> list[Share
         found.append(simulator.launch(launch.function, *shape, args, written=launch.written, count=True))
     assert found
     return found
+
+
+def assert_nothing_spills(programs: Iterable[Program], arch: str, judged: Callable[..., None]) -> None:
+    """Of a long test: NVRTC keeps all of the programs' kernels in registers on this architecture."""
+    made = [Executable(program, "cuda", arch=arch) for program in programs]
+    judged(arch, *(anonymous(executable.source) for executable in made))
+    for executable in made:
+        for r in executable.binary.kernels.values():
+            assert r.registers <= 255 and not r.spill_stores and not r.spill_loads

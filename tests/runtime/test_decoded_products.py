@@ -18,12 +18,11 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from tile_programs import shared_transactions  # noqa: E402
+from tile_programs import assert_nothing_spills, shared_transactions  # noqa: E402
 from torch_oracles import NF4  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
-from gradc.codegen.cuda.cached_text import anonymous  # noqa: E402
 from gradc.codegen.cuda.tiles.kernel import tile_kernel  # noqa: E402
 from gradc.compiler import run_passes  # noqa: E402
 from gradc.ir.kernel import Call, Program  # noqa: E402
@@ -439,8 +438,4 @@ def test_what_does_not_fit_says_how_much_of_what():
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
 def test_nothing_spills(name, direction, arch, judged):
     n = k = 1536
-    made = [Executable(program(name, direction, "bf16", m, n, k, arch), "cuda", arch=arch) for m in (1, 16, 64)]
-    judged(arch, *(anonymous(executable.source) for executable in made))
-    for executable in made:
-        for r in executable.binary.kernels.values():
-            assert r.registers <= 255 and not r.spill_stores and not r.spill_loads
+    assert_nothing_spills((program(name, direction, "bf16", m, n, k, arch) for m in (1, 16, 64)), arch, judged)

@@ -7,12 +7,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from test_decoded_products import FORMATS, Format, _nibbles, _spread, drawn  # noqa: E402
+from tile_programs import assert_nothing_spills  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
@@ -190,11 +192,6 @@ def test_the_order_of_warps_changes_no_bit():
 @pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", LEARNED)
-@pytest.mark.long(
-    "gradc/passes/column_blocking/decoded_sums.py", "gradc/analysis/tiles.py", "templates/cuda/kernel/tile.cu.j2"
-)
-def test_nothing_spills(name, arch):
-    for rows in (1, 16, 64):
-        made = program(name, "bf16", rows, 1536, 1536, arch)
-        for r in Executable(made, "cuda", arch=arch).binary.kernels.values():
-            assert r.registers <= 255 and not r.spill_stores and not r.spill_loads
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
+def test_nothing_spills(name, arch, judged):
+    assert_nothing_spills((program(name, "bf16", rows, 1536, 1536, arch) for rows in (1, 16, 64)), arch, judged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -46,7 +47,9 @@ def test_an_error_ends_a_block():
     assert gc.isenabled()
 
 
-def test_it_is_on_again_when_the_last_thread_has_left():
+@contextlib.contextmanager
+def other_thread() -> Iterator[None]:
+    """A thread is inside a block of its own meanwhile."""
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -57,31 +60,25 @@ def test_it_is_on_again_when_the_last_thread_has_left():
     thread = threading.Thread(target=other)
     thread.start()
     assert inside.wait(60)
-    with collection_waits:
-        pass
-    assert not gc.isenabled()
+    yield
     leave.set()
     thread.join()
+
+
+def test_it_is_on_again_when_the_last_thread_has_left():
+    with other_thread():
+        with collection_waits:
+            pass
+        assert not gc.isenabled()
     assert gc.isenabled()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_has_no_other_threads_block():
-    inside, leave = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with collection_waits:
-            inside.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    assert inside.wait(60)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if gc.isenabled() else 1)
-    leave.set()
-    thread.join()
+    with other_thread():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -246,7 +246,7 @@ class _Part:
             lambda s: replace(s, buffer=self.block.name, index=(Index.of(ROW), Index.of(COLUMN)))
         )
         axes = ((ROW, symbol(self.rows)),), ((COLUMN, symbol(self.cols)),)
-        return Kernel("", *axes, body, note=p.kernel.note).live.named_by_structure(_meaning(p.kernel), self.types)
+        return Kernel("", *axes, body, note=p.kernel.note).live.named_by_structure(meaning_of(p.kernel), self.types)
 
     def product(self) -> Call:
         """The call that adds a block's part of the product up."""
@@ -263,7 +263,7 @@ class _Part:
     def stored(self) -> Kernel:
         """The kernel that stores what the sweep summed as the product's result."""
         p, rows = self.p, (self.row, self.rows)
-        return _stored(self.carry.name, p.call, p.kept, p.other, rows, _meaning(p.kernel), self.types)
+        return _stored(self.carry.name, p.call, p.kept, p.other, rows, meaning_of(p.kernel), self.types)
 
 
 def _thin_steps(program: Program, t: Thin, row: str, rows: str, taken: set[str]) -> tuple[Buffer, Call, Kernel]:
@@ -278,7 +278,7 @@ def _thin_steps(program: Program, t: Thin, row: str, rows: str, taken: set[str])
     out = Operand(block.name, (Index.of(t.kept), Index.of(t.other)))
     call = replace(t.call, axes=axes, out=out, args=args)
     types = {**program.types, block.name: block.type}
-    store = _stored(block.name, t.call, t.kept, t.other, (row, rows), _meaning(call), types)
+    store = _stored(block.name, t.call, t.kept, t.other, (row, rows), meaning_of(call), types)
     return block, call, store
 
 
@@ -299,5 +299,6 @@ def _stored(
     return Kernel("", *axes, tuple(body), note=call.note).named_by_structure(meaning, types)
 
 
-def _meaning(step: Kernel | Call) -> str:
+def meaning_of(step: Kernel | Call) -> str:
+    """The name of a step without the digest behind it."""
     return step.name.rpartition("_")[0] or step.name

@@ -32,7 +32,7 @@ from ...ir.types import BF16, F32, DType, Type
 from ...ir.walk import backward_slice
 from ..loops.legality import refuse
 from ..row_blocking.fission import fresh_name
-from .decoded_products import COLUMN, FEATURE, ROW
+from .decoded_products import COLUMN, FEATURE, ROW, meaning_of
 from .digits import Digits
 
 LINEAR = ("cast", "mul")
@@ -93,16 +93,13 @@ def summed_products(program: Program) -> Iterator[Summed]:
     """The products of a program of which nothing but sums over columns are used."""
     for call in program.steps:
         if isinstance(call, Call) and call.op == "matmul" and not (call.parts or call.epilogue or call.add):
-            readers = [s for s in program.steps if program.root(call.out.buffer) in map(program.root, s.reads)]
-            private = (
-                program.buffer[call.out.buffer].kind == "temp" and call.out.buffer in readers[0].reads
-                if readers
-                else False
-            )
-            if private and len(readers) == 1 and isinstance(readers[0], Kernel):
-                found = _summed(program, call, readers[0])
-                if found is not None:
-                    yield found
+            out = program.buffer[call.out.buffer]
+            readers = [s for s in program.steps if program.root(out.name) in map(program.root, s.reads)]
+            if out.kind != "temp" or len(readers) != 1 or not isinstance(readers[0], Kernel):
+                continue
+            found = _summed(program, call, readers[0]) if out.name in readers[0].reads else None
+            if found is not None:
+                yield found
 
 
 def _summed(program: Program, call: Call, reader: Kernel) -> Summed | None:
@@ -272,7 +269,7 @@ class _Writer:
             self.parts[factors] = block, carry
             self.types |= {name: block.type, carry.name: carry.type}
         self.sums = fresh_name(f"{p.kernel.writes[0]}.rows", taken)
-        self.meaning = p.kernel.name.rpartition("_")[0] or p.kernel.name
+        self.meaning = meaning_of(p.kernel)
 
     def program(self) -> tuple[Program, Loop]:
         p, program = self.p, self.before

@@ -89,13 +89,7 @@ def partition(
     cotangents = set(joint.inputs[len(joint.inputs) - floats :])  # differentiate puts them last
     made_early = {joint.output(name) for name in precomputed}
     early = set(topological([*(joint.output(name) for name in values), *made_early]))
-    # late: depends on a cotangent, or serves the gradients alone (a forward without a backward does not pay for it)
-    late: set[Node] = set(cotangents)
-    for node in joint.nodes:
-        if any(o in late for o in node.operands) or (
-            node not in early and node.op.name != "input" and depends_on_inputs(node)
-        ):
-            late.add(node)
+    late = _late(joint, early, cotangents)
     gradients = [(name, node) for name, node in joint.outputs if name not in values and name not in precomputed]
     needed = set(topological(node for _, node in gradients))
     boundary = {o for n in needed if n in late for o in n.operands if o not in late and o in needed}
@@ -120,21 +114,48 @@ def partition(
     saved = _cut(joint, boundary, save, traffic, _operands_of_products(late))
     if budget is not None:
         saved = _within(joint, boundary, saved, budget, traffic)
-    residuals: dict[Node, Residual] = {}
-    names = {*joint.input_names, *joint.output_names}
-    for node in (n for n in joint.nodes if n in saved):
-        if node.op.name == "input":
-            residuals[node] = Residual(joint.input_name(node), node, "input")
-            continue
-        output = borrowed.get(node, "")
-        why = PRECOMPUTED if node in made_early else "output" if output else _why(node, traffic.written)
-        residuals[node] = Residual(_name(node, joint, names), node, why, output)
+    reasons = {
+        n: PRECOMPUTED if n in made_early else "output" if n in borrowed else _why(n, traffic.written)
+        for n in saved
+        if n.op.name != "input"
+    }
+    residuals = _residuals(joint, saved, reasons, borrowed)
     own = [(r.name, r.node) for r in residuals.values() if not r.borrowed]
     forward = replace(forward, outputs=(*forward.outputs, *own))
     backward = _backward(joint, gradients, residuals, cotangents)
     behind = reachable(boundary, lambda n: () if n in saved else n.operands)
     products = frozenset(n for n in behind if n not in saved and traffic.is_recomputed(n))
     return Partition(forward, backward, tuple(residuals.values()), products)
+
+
+def _late(joint: Graph, early: Collection[Node], cotangents: Collection[Node]) -> set[Node]:
+    """The nodes that depend on a cotangent, or serve the gradients alone: a forward without a backward does not pay for
+    these.
+    """
+    late = set(cotangents)
+    for node in joint.nodes:
+        if any(o in late for o in node.operands) or (
+            node not in early and node.op.name != "input" and depends_on_inputs(node)
+        ):
+            late.add(node)
+    return late
+
+
+def _residuals(
+    joint: Graph, saved: Collection[Node], reasons: Mapping[Node, str], borrowed: Mapping[Node, str]
+) -> dict[Node, Residual]:
+    """What is saved, in the order of the graph.
+
+    :param reasons: why, of what is no input.  :param borrowed: the outputs that are kept themselves.
+    """
+    found: dict[Node, Residual] = {}
+    names = {*joint.input_names, *joint.output_names}
+    for node in (n for n in joint.nodes if n in saved):
+        if node.op.name == "input":
+            found[node] = Residual(joint.input_name(node), node, "input")
+        else:
+            found[node] = Residual(_name(node, joint, names), node, reasons[node], borrowed.get(node, ""))
+    return found
 
 
 def _name(node: Node, joint: Graph, taken: set[str]) -> str:
