@@ -83,14 +83,9 @@ def step_graph(
             outputs += [(name, new), *((state_name(slot, name), state[slot]) for slot in slots)]
         if update:
             outputs.append((STEP, after))  # the last, for others read what it overwrites
-    return Graph(
-        suffixed(graph.name, "_step"),
-        tuple(inputs),
-        tuple(outputs),
-        graph.assumptions,
-        notes,
-        {**graph.defaults, **{rate: np.asarray(each.lr, np.float64) for each, rate in rates.items()}},
-    ).numbered()
+    defaults = {**graph.defaults, **{rate: np.asarray(each.lr, np.float64) for each, rate in rates.items()}}
+    name = suffixed(graph.name, "_step")
+    return Graph(name, tuple(inputs), tuple(outputs), graph.assumptions, notes, defaults).numbered()
 
 
 def rates_of(optimizers: Collection[Optimizer]) -> dict[Optimizer, str]:
