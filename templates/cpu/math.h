@@ -15,8 +15,12 @@ typedef uint64_t u64;
 typedef float f32;
 typedef double f64;
 
-/* Always inlined: a call left in a loop keeps the loop scalar. */
+/* Always inlined: a call left in a loop keeps the loop scalar.  At -O0 every loop is, and inlining is work. */
+#ifdef __OPTIMIZE__
 #define GRADC_FN static inline __attribute__((always_inline, unused))
+#else
+#define GRADC_FN static inline __attribute__((unused))
+#endif
 #define GRADC_LONG_FN static inline __attribute__((unused))
 #define GRADC_LIBM(name) __builtin_##name
 #define GRADC_INFINITY_F32 __builtin_inff()

@@ -145,27 +145,28 @@ SIM_INLINE void __trap() { gradc_sim_trap(); }
 SIM_INLINE long long clock64() { return 0; }
 
 /* ---- Atomics -------------------------------------------------------------------------------------------------------
- * One operating system thread runs all fibers and none is interrupted in here. */
+ * One operating system thread runs all fibers and none is interrupted in here.  `inline`, and yet never inlined: at -O0 a
+ * compiler leaves out only the unused functions that are declared so. */
 
-#define SIM_ATOMIC(name, T, made)                              \
-  static SIM_UNSEEN T name(T *at, T value) {                   \
+#define SIM_ATOMIC(name, T, made)                                 \
+  static inline SIM_UNSEEN T name(T *at, T value) {               \
     gradc_sim_atomic(at, sizeof(T), __builtin_return_address(0)); \
-    const T old = *at;                                         \
-    *at = made;                                                \
-    return old;                                                \
+    const T old = *at;                                            \
+    *at = made;                                                   \
+    return old;                                                   \
   }
-#define SIM_ATOMICS(T)                                       \
-  SIM_ATOMIC(atomicExch, T, value)                           \
-  SIM_ATOMIC(atomicMin, T, value < old ? value : old)        \
-  SIM_ATOMIC(atomicMax, T, value > old ? value : old)        \
-  SIM_ATOMIC(atomicAnd, T, (T)(old & value))                 \
-  SIM_ATOMIC(atomicOr, T, (T)(old | value))                  \
-  SIM_ATOMIC(atomicXor, T, (T)(old ^ value))                 \
-  static SIM_UNSEEN T atomicCAS(T *at, T compare, T value) { \
-    gradc_sim_atomic(at, sizeof(T), __builtin_return_address(0)); \
-    const T old = *at;                                       \
-    *at = old == compare ? value : old;                      \
-    return old;                                              \
+#define SIM_ATOMICS(T)                                              \
+  SIM_ATOMIC(atomicExch, T, value)                                  \
+  SIM_ATOMIC(atomicMin, T, value < old ? value : old)               \
+  SIM_ATOMIC(atomicMax, T, value > old ? value : old)               \
+  SIM_ATOMIC(atomicAnd, T, (T)(old & value))                        \
+  SIM_ATOMIC(atomicOr, T, (T)(old | value))                         \
+  SIM_ATOMIC(atomicXor, T, (T)(old ^ value))                        \
+  static inline SIM_UNSEEN T atomicCAS(T *at, T compare, T value) { \
+    gradc_sim_atomic(at, sizeof(T), __builtin_return_address(0));   \
+    const T old = *at;                                              \
+    *at = old == compare ? value : old;                             \
+    return old;                                                     \
   }
 SIM_ATOMICS(int)
 SIM_ATOMICS(unsigned)

@@ -1220,6 +1220,13 @@ def test_compiled_text_is_kept(monkeypatch: pytest.MonkeyPatch):
         compile_sim(COPY + "\n", check=True)
 
 
+def test_unused_functions_of_the_simulator_are_not_compiled_without_optimisation(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRADC_OPTIMIZE", "0")
+    text = 'extern "C" __global__ void count(int *n) { atomicAdd(n, 1); }'
+    payload = compile_sim(text).payload
+    assert b"atomicAdd" in payload and b"atomicXor" not in payload
+
+
 def test_speed(record_property: Any):
     """Threads per second, for the record."""
     x = random(4096, 64)
