@@ -51,7 +51,7 @@ _PLAIN = (
 _CHECK = (
     *_PLAIN,
     "-DGRADC_SIM_CHECK",
-    "-Og",  # compile time dominates run time
+    "-O0",  # compile time dominates run time
     "-fsanitize=thread,alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
     "-fno-wrapv",  # otherwise integer overflow is not reported
     "-fno-tree-vectorize",  # keeps the accesses of the source
