@@ -24,6 +24,7 @@ from pathlib import Path
 import known_names
 import long_tests
 import pytest
+from watchdog import Watchdog
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ is part of the checkout, not of the package
@@ -47,11 +48,14 @@ OBJECTS = ROOT / "build" / "objects"
 compiles the kernels that changed.
 """
 KEPT_DAYS, KEPT_BYTES = 21, 4 << 30
+HANGS, SLACK = 600.0, 60.0
+"""Seconds after which the stacks of a test are written, and how many of them earlier at most."""
 _cache = pytest.StashKey[str]()
 _objects = pytest.StashKey[str]()
 _level = pytest.StashKey[str]()
 _without = pytest.StashKey[set[str]]()
 _runtime = pytest.StashKey[subprocess.Popen[bytes]]()
+_watchdog = pytest.StashKey[Watchdog]()
 
 # A job in the background ignores Ctrl-C and so would what it starts; the tests of Ctrl-C are meant for those who press
 # it.
@@ -164,6 +168,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before any fixture: how this test's C is compiled (in its child processes, too)."""
+    item.config.stash[_watchdog].begin()
     os.environ["GRADC_OPTIMIZE"] = item.config.stash[_level] or ("2" if _is_optimised(item) else "0")
     if item.get_closest_marker("compiles"):
         os.environ.pop("GRADC_OBJECTS", None)
@@ -179,6 +184,12 @@ def _is_optimised(item: pytest.Item) -> bool:
     case = getattr(item, "callspec", None)
     turn = zlib.crc32(f"{item.path.name} {case.id if case else ''}".encode()) + int(os.environ["GRADC_TEST_DAY"])
     return item.get_closest_marker("optimised") is not None or turn % 4 == 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """pytest has cancelled the watchdog, in whose place somebody may now look at the test."""
+    node.config.stash[_watchdog].cancel()
 
 
 def pytest_report_header() -> str:
@@ -272,6 +283,7 @@ def _use_objects() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_watchdog] = Watchdog(os.dup(2), HANGS, SLACK)  # capture changes what 2 is
     known_names.digests()  # of the files as they are read
     alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)  # else all read the same
     chosen = config.option.keyword if alone and known_names.is_usual(config) else ""
@@ -294,6 +306,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    if _watchdog in config.stash:
+        config.stash[_watchdog].cancel()
+        os.close(config.stash[_watchdog].file)
     if _runtime in config.stash:
         config.stash[_runtime].wait()
     if _cache in config.stash:

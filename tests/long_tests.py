@@ -42,7 +42,7 @@ def _version(package: str) -> str:
 def case_of(nodeid: str) -> str:
     """``FILE::NAME[PARAMETERS]`` of a test; a file keeps its name when it moves to another folder."""
     path, _, name = nodeid.partition("::")
-    return f"{Path(path).name}::{name}"
+    return f"{path.rpartition('/')[2]}::{name}"
 
 
 @functools.cache

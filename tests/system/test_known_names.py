@@ -155,7 +155,7 @@ def test_a_new_case_of_an_unchanged_file_is_found(tmp_path: Path) -> None:
     """Another file has a test of that name, and the file has not changed, but the list that it goes through has."""
     here = tmp_path / "tests"
     here.mkdir()
-    for file in ("conftest.py", "known_names.py", "long_tests.py", "slow.txt"):
+    for file in ("conftest.py", "known_names.py", "long_tests.py", "slow.txt", "watchdog.py"):
         shutil.copy(Path(known_names.__file__).parent / file, here)
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\naddopts = --strict-markers\nmarkers =\n"
