@@ -1,7 +1,7 @@
 """The stacks of all threads where a test does not end: what hangs tells its cause, and goes on.
 
-pytest's own ``faulthandler_timeout`` starts a thread for each test and waits for its end, which takes 0.6 ms of CPU, and
-several times as long where other processes are ready to run.
+pytest's own ``faulthandler_timeout`` starts a thread for each test and waits for its end, which takes 0.6 ms of CPU,
+and several times as long where other processes are ready to run.
 """
 
 from __future__ import annotations
