@@ -504,9 +504,9 @@ class Machine:
     def _skips(self, header: int, passes: int, step: Any) -> bool:
         """At a loop's header: skips as many times so many passes as each time adds this step; whether it is any."""
         count, growing, start, skipped = 1, True, self._state(), False
-        left = self._before_equal(header, step[0])
+        left = min(self._before_equal(header, step[0]), self._before_carry(header, step[0]))
         while count:
-            if count > left:  # would jump over the end
+            if count > left:  # would jump over the end, or over a carry into a high word
                 growing, count = False, count // 2
                 continue
             before, history = self._state(), {at: list(states) for at, states in self.history.items()}
@@ -546,6 +546,21 @@ class Machine:
                 apart, nearer = -apart & MASK, -nearer & MASK
             if apart and apart % nearer == 0:
                 least = min(least, apart // nearer - 1)
+        return least
+
+    def _before_carry(self, header: int, steps: Mapping[str, int]) -> int:
+        """Passes before a low word that a loop adds to, and whose carry it keeps, wraps: only a pass that is followed
+        moves the high word on.
+        """
+        least = 2 * MOST_PASSES
+        for i in (i for at in self.loops.get(header, ()) for i in self.blocks[at]):
+            target, carry, *terms = [*i.operands.split(", "), ""]
+            if i.opcode not in ("IADD3", "UIADD3") or not is_predicate(carry):
+                continue
+            for name in (target, *terms):
+                value, by = self._stepping(name, steps)
+                if value is not None and by:
+                    least = min(least, (MASK - value) // by if by <= MASK // 2 else value // (-by & MASK))
         return least
 
     def _sum_stepping(

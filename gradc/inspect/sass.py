@@ -212,7 +212,7 @@ def _blocks(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> d
     """Basic blocks by the address of their first instruction."""
     starts = {instructions[0].address, *labels.values()}
     for before, after in pairwise(instructions):
-        if before.opcode in _ENDS:
+        if before.opcode in (*_ENDS, "CALL"):  # behind which a subroutine returns
             starts.add(after.address)
     blocks: dict[int, list[Instruction]] = {}
     for i in instructions:

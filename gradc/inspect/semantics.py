@@ -119,6 +119,7 @@ def _move(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str
 def _iadd3(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str]) -> Step:
     terms = d.gets(sources, 3)
     carries = [predicate(s) for s in sources[3:5]] if "X" in mods else []
+    negated = [s.startswith("-") and not s[1:2].isdigit() for s in sources[:3]]
 
     def values(r: Registers) -> list[Value]:
         found = [t(r) for t in terms]
@@ -127,12 +128,11 @@ def _iadd3(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[st
         carried = [c(r) for c in carries]
         if None in carried and (high := _high_only(found)) is not None:
             return [high, None, None]
-        # ~x with a carry is -x - 1 + carry.  An unknown carry is taken for none.
-        total = sum(found) + sum(bool(c) for c in carried)
-        minus = any(s.startswith("-") and not s[1:2].isdigit() for s in sources[:3])
-        zero = any(f == 0 for f, s in zip(found, sources, strict=False) if s.startswith("-") and not s[1:2].isdigit())
-        carry = total > MASK or (minus and zero)
-        return [total & MASK, carry, False]
+        # ~x with a carry is -x - 1 + carry, and -x is ~x + 1, which carries where x is 0.  An unknown carry is taken
+        # for none.  Three terms may carry 2: 1 in each of two predicates.
+        zeros = sum(minus and value == 0 for minus, value in zip(negated, found, strict=False))
+        total = sum(found) + sum(bool(c) for c in carried) + (zeros << 32)
+        return [total & MASK, total >> 32 > 0, total >> 32 > 1]
 
     return _setter(targets, values)
 
@@ -159,17 +159,14 @@ def _imad(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str
     def values(r: Registers) -> list[Value]:
         x, y, z = a(r), b(r), c(r)
         top = r.get(name) if name and (wide or high) else 0
+        if 0 in (x, y):
+            x = y = 0
         if x is None or y is None or z is None:
-            if (x == 0 or y == 0) and z is not None:
-                return [z, top]
-            rest = _high_only((z,)) if not wide else None
-            return [rest, top] if wide else [rest]
-        if wide or high:
-            product = x * y if unsigned else signed(x) * signed(y)
-            total = product + z + ((top or 0) << 32)
-            return [total & MASK, total >> 32 & MASK] if wide else [total >> 32 & MASK]
-        extra = 0 if carry is None else int(bool(carry(r)))
-        return [(x * y + z + extra) & MASK]
+            return [None, top, None] if wide else [None if high else _high_only((z,)), None]
+        product = x * y if unsigned or not (wide or high) else signed(x) * signed(y)
+        total = product + z + ((top or 0) << 32) + (0 if carry is None else int(bool(carry(r))))
+        words = [total & MASK, total >> 32 & MASK]
+        return [*(words if wide else words[1:] if high else words[:1]), total >> 64 > 0]
 
     return _setter(targets, values)
 
@@ -391,11 +388,18 @@ def _value_of(bits: int) -> float:
 
 def _i2f(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str]) -> Step | None:
     """With MUFU.RCP and F2I the first guess of a quotient of integers, which the instructions behind them correct."""
-    if {"F64", "S64", "U64"} & set(mods) or len(targets) > 1:
+    if {"F64", "S64"} & set(mods) or len(targets) > 1:
         return None
-    (a,) = d.gets(sources, 1)
-    read = (lambda v: v) if "U32" in mods else signed
-    return _setter(targets, lambda r: [None if (v := a(r)) is None else _float(float(read(v)))])
+    low, high = d.gets([sources[0], following(sources[0])], 2)
+    wide, unsigned = "U64" in mods, "U32" in mods
+
+    def values(r: Registers) -> list[Value]:
+        x, top = low(r), high(r) if wide else 0
+        if x is None or top is None:
+            return [None]
+        return [_float(float(top << 32 | x if wide or unsigned else signed(x)))]
+
+    return _setter(targets, values)
 
 
 def _mufu(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str]) -> Step | None:
@@ -406,10 +410,18 @@ def _mufu(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str
 
 
 def _f2i(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str]) -> Step | None:
-    if len(targets) > 1 or "F64" in mods or "U32" not in mods:
+    if "F64" in mods or not {"U32", "U64"} & set(mods):
         return None
     (a,) = d.gets(sources, 1)
-    return _setter(targets, lambda r: [None if (v := a(r)) is None else min(max(int(_value_of(v)), 0), MASK)])
+    most = (1 << 32 * len(targets)) - 1
+
+    def values(r: Registers) -> list[Value]:
+        if (v := a(r)) is None:
+            return [None] * len(targets)
+        whole = min(max(int(_value_of(v)), 0), most)
+        return [whole >> 32 * n & MASK for n in range(len(targets))]
+
+    return _setter(targets, values)
 
 
 def _hfma2(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str]) -> Step | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import gradc
 from benchmarks import cuda_static
@@ -10,11 +12,11 @@ from gradc import ops
 from gradc.codegen.cuda.library_time import product_time
 from gradc.errors import GradcError, InvalidProblem
 from gradc.inspect.machine import Launched, Machine
-from gradc.inspect.sass import parse
+from gradc.inspect.sass import Function, parse
 from gradc.inspect.semantics import ARRAY
 from gradc.inspect.static import Direction, directions
 from gradc.runtime.cuda import nvdisasm
-from gradc.runtime.cuda.nvrtc import find_nvrtc
+from gradc.runtime.cuda.nvrtc import compile_cuda, find_nvrtc
 from gradc.targets.devices import ARCHITECTURES, GPUS, gpu_of
 from gradc.targets.gpu import HOST_CALL, HOST_LAUNCH, HOST_RESULT
 
@@ -170,6 +172,48 @@ def _ready() -> bool:
 
 
 tools = pytest.mark.skipif(not _ready(), reason="needs gradc[nvrtc,nvdisasm]")
+
+
+STRIDED = """extern "C" __global__ void strided(int *to, long long count, long long step) {
+  for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count; i += step) to[i] = 1;
+}"""
+
+
+@pytest.fixture(scope="module")
+def strided() -> Function:
+    """A loop that is unrolled, so that a quotient of 64 bits says how many passes it has."""
+    (function,) = parse(nvdisasm.disassemble(compile_cuda(STRIDED, arch="sm_90").cubin))
+    return function
+
+
+@tools
+@settings(max_examples=25)
+@given(
+    count=st.one_of(st.integers(0, 5000), st.integers(0, 2**40)),
+    step=st.one_of(st.integers(1, 100), st.integers(1, 2**33), st.sampled_from([2**16, 2**24, 2**28, 2**32])),
+    block=st.sampled_from([0, 1, 65535]),
+    thread=st.sampled_from([0, 32, 255]),
+)
+@example(count=64_000_000, step=2**24, block=0, thread=32)  # three terms carry 2
+@example(count=2**40, step=2**24, block=1, thread=0)  # low words of offsets come again each 256 passes
+def test_passes_of_a_loop_over_64_bits(strided: Function, count: int, step: int, block: int, thread: int) -> None:
+    """As many as the range has numbers; a loop over more than memory holds is given up, or right."""
+    sizes = {0x218: count, 0x220: step}
+    words = {0x210: 0, 0x214: ARRAY | 1 << 8}
+    words |= {at + 4 * n: size >> 32 * n & 2**32 - 1 for at, size in sizes.items() for n in (0, 1)}
+    trace = Machine(strided, Launched(words, lambda array, at, nbytes: None, lambda array: 500)).run(block, thread)
+    passes = len(range(block * 256 + thread, count, step))
+    assert trace.finished or count > 2**36
+    assert not trace.finished or (trace.unknown == 0 and sum(a.executed for a in trace.accesses) == passes)
+
+
+@tools
+def test_rows_put_into_a_table_take_the_time_of_their_bytes() -> None:
+    types = {"x": "f32[1000000,64]", "rows": "i64[32768]", "values": "f32[32768,64]"}
+    graph = gradc.trace(lambda x, rows, values: ops.put_rows.plain(x, rows, values), **types)
+    forward = directions(gradc.compile(graph, target="cuda", arch="sm_90"), {})["forward"]
+    assert all(p.finished and p.load_width == p.store_width == 16 for _, p in forward.launches)
+    assert forward.floor / forward.gpu.peak < forward.seconds < 1.2 * forward.floor / forward.gpu.bandwidth
 
 
 @tools

@@ -37,6 +37,15 @@ def test_few_channels_compute_their_positions_again(mode: str) -> None:
     assert stored(sampled(64, mode=mode), "sm_90")
 
 
+@pytest.mark.parametrize("channels", [3, 64])
+def test_the_gradient_of_a_grid_alone_is_one_kernel(channels: int) -> None:
+    """A thread has the sums of all 16 taps of its row, none of which is stored."""
+    sample = lambda x, grid: ops.grid_sample(x, grid, mode="bicubic")
+    graph = gradc.trace(sample, x=f"f32[8,{channels},128,128]", grid="f32[8,128,128,2]")
+    program = gradc.compile(graph, ["grid"], "cuda", arch="sm_90").backward.program
+    assert len(program.steps) == 1 and not program.of_kind("temp")
+
+
 def test_slow_f64_is_not_repeated() -> None:
     """Where an addition in f64 takes as long as 64 in f32, positions in f64 are stored; those of f16 are not in f64."""
     fast, slow = recompute_cost(gpu_of("sm_90")), recompute_cost(gpu_of("sm_120"))

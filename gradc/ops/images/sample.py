@@ -270,17 +270,17 @@ def _interpolate_vjp(g: Node, y: Node, x: Node, *parts: Node) -> tuple[Any, ...]
     for axis, w in enumerate(weights):
         updates = updates * spread(_by_channel(side_by_side(w, axis)), every)
     dx = _SCATTER[rank].plain(updates, *(side_by_side(p, a) for a, p in enumerate(positions)), size=x.shape[2:])
+    # d(weights): weights do not depend on the channel, so that these are added up first
     values, known = {}, [ge(p, 0) for p in positions]
     for tap in itertools.product(*map(range, taps)):
         places = [p[:, t] for p, t in zip(positions, tap, strict=True)]
         inside = functools.reduce(logical_and, (k[:, t] for k, t in zip(known, tap, strict=True)))
-        product = g * converted(_GATHER[rank].plain(x, *places), wide)
-        values[tap] = where(spread(_by_channel(inside), product.shape), product, full(0, product))
+        product = call("sum", g * converted(_GATHER[rank].plain(x, *places), wide), axis=(1,))
+        values[tap] = _by_channel(where(inside, product, full(0, product)))
     gradients = []
     for axis, w in enumerate(parts[:rank]):
-        sums = [call("sum", _each(0, taps, values, weights, skip=axis, at=t), axis=(1,)) for t in range(taps[axis])]
-        stacked = call("concat", *(reshaped(d, (d.shape[0], 1, *points)) for d in sums), axis=1)
-        gradients.append(converted(stacked, w.dtype))
+        slopes = [_each(0, taps, values, weights, skip=axis, at=t) for t in range(taps[axis])]
+        gradients.append(converted(call("concat", *slopes, axis=1), w.dtype))
     return converted(dx, x.dtype), *gradients, *(DISCRETE for _ in positions)
 
 

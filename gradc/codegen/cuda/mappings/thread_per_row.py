@@ -21,11 +21,11 @@ MANY_STATEMENTS = 512
 """From which on a thread's values do not fit in 128 registers, where it adds and stores."""
 COLUMNS = 4
 """Of a thread whose loads are under way together, and whose terms of sums are added up before they meet these."""
-MOST_SUMS = 6
+MOST_SUMS = 8
 """Of a row whose terms of so many columns fit in registers beside what they are computed from."""
-COLUMN_LOOP = f"""#pragma unroll {COLUMNS}
+COLUMN_LOOP = f"""#pragma unroll {COLUMNS // 2}
 for (ix col = first_col + lane; col < end_col; col += WIDTH) {{"""
-"""One column after another, where there are more."""
+"""One column after another, where there are more: their sums leave registers for the loads of half as many columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
