@@ -44,10 +44,11 @@ MOST_WARPS = 32
 """Of a thread block."""
 MOST_REGISTERS = 255
 """Of a thread."""
-BESIDE, BESIDE_SEVERAL, BESIDE_HELD, SYMBOLIC, SPARE = 32, 52, 30, 12, 16
+BESIDE, BESIDE_SEVERAL, BESIDE_HELD, SYMBOLIC, OF_BOUND, SPARE = 32, 52, 30, 12, 2, 16
 """Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
 products, with more, and with more whose rows are fragments, too; more where sizes are not known, twice as many with
-fragments of rows; left over where more than two of several blocks are resident.
+fragments of rows, and for each bound of columns from memory where blocks have parts; left over where more than two of
+several blocks are resident.
 """
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
@@ -383,8 +384,7 @@ class TileForm:
         own = carried + blocks * columns // (2 * packed) + rows + held
         more = self.more_statements * (32 * OF_STATEMENT[self.is_several] + columns) // 32
         own += more if any(s.added for s in self.sweeps) else STATEMENTS
-        known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
-        unknown = 0 if known else SYMBOLIC
+        unknown = self._of_sizes(columns, tiles)
         if self.is_several:
             vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
             if not held:
@@ -394,6 +394,42 @@ class TileForm:
             return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) + early
         beside = BESIDE_SEVERAL if any(len(s.added) > 1 for s in self.sweeps) else BESIDE
         return tiles * own + beside + unknown
+
+    def _of_sizes(self, columns: int, tiles: int) -> int:
+        """Registers of a thread for sizes that are not known; else, where blocks have parts, for bounds from memory."""
+        sizes = self.loop.sizes
+        if not all(isinstance(size, int) for size in sizes):
+            return SYMBOLIC
+        parts = [(self.loop.rows[1], ROWS * WARPS * tiles), *((s.sweep.cols[1], columns) for s in self.sweeps)]
+        return 0 if all(size % by == 0 for size, by in parts) else OF_BOUND * self.bounds
+
+    @cached_property
+    def bounds(self) -> int:
+        """Integers from memory that are one in a block, such as lengths."""
+        loads = (
+            (kernel, s)
+            for sweep in self.sweeps
+            for kernel in sweep.kernels
+            for s in kernel.body
+            if s.op == "load" and s.dtype is not None and s.dtype.is_integer
+        )
+        return len({vector_at(s) for kernel, s in loads if not kernel.stmt_level(s)})
+
+    @cached_property
+    def loads_of_elements(self) -> int:
+        """From memory, of a sweep that has most."""
+
+        def of(sweep: SweepForm) -> int:
+            inside = {b.name for b in sweep.sweep.buffers}
+            loads = ((k, s) for k in sweep.kernels for s in k.body if s.op == "load" and s.buffer not in inside)
+            return len({vector_at(s) for k, s in loads if {k.rows[0][0], k.cols[0][0]} <= k.stmt_level(s)})
+
+        return max(map(of, self.sweeps))
+
+    def newer(self, columns: int, tiles: int, gpu: Gpu) -> int:
+        """More registers of a thread where a device's compiler loads elements of a block long before they are used."""
+        early = 0 if self.decoded else tiles * self.loads_of_elements * max(columns - EARLY, 0)
+        return early if int(gpu.arch[3:]) >= 100 else 0
 
     @cached_property
     def more_statements(self) -> int:
@@ -552,7 +588,8 @@ def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
         for columns, parts in SEVERAL if form.is_several else ((columns, 1) for columns in COLUMNS):
             rows, tile = ROWS * WARPS * tiles, replace(tile, parts=parts)
             fits = form.shared_bytes(rows, columns, tile) <= device.shared
-            if fits and form.registers(columns // parts, tiles) <= MOST_REGISTERS:
+            width = columns // parts
+            if fits and form.registers(width, tiles) + form.newer(width, tiles, device) <= MOST_REGISTERS:
                 found.append((rows, columns, tile))
     if found:
         return sorted(found, key=lambda sizes: form.clocks(sizes[0], sizes[1], sizes[2], device))
