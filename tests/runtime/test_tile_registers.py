@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from attention_forms import ATTENTION_FORMS, heads
-
 import long_tests
+from attention_forms import ATTENTION_FORMS, heads
 from tile_programs import assert_nothing_spills
 
 import gradc
@@ -62,17 +61,34 @@ def _lengths(q, k, v, lengths):
     return heads(q, k, v, attn_mask=ops.iota(shape=shape, axis=3) < ops.broadcast_to(lengths, shape))
 
 
+def _plain(q, k, v):
+    return heads(q, k, v)
+
+
+def _biased(q, k, v, bias):
+    return heads(q, k, v, attn_mask=bias)
+
+
+def _causal(q, k, v):
+    return heads(q, k, v, is_causal=True)
+
+
 SIZES = {
-    "no edges, d64": (heads, 64, 2048, 2048, {}, "sm_90"),
-    "no edges, d96": (heads, 96, 2048, 2048, {}, "sm_80"),
-    "part of the rows, d64": (heads, 64, 2000, 2048, {}, "sm_80"),
-    "part of the rows, d96": (heads, 96, 2000, 2048, {}, "sm_90"),
-    "bias without edges, d32": (heads, 32, 2000, 2048, {"attn_mask": "f32[4,16,2000,2048]"}, "sm_90"),
-    "bias without edges, d80": (heads, 80, 2048, 2048, {"attn_mask": "f32[4,16,2048,2048]"}, "sm_80"),
-    "bias without edges, d96": (heads, 96, 2048, 2048, {"attn_mask": "f32[4,16,2048,2048]"}, "sm_100"),
+    "no edges, d64": (_plain, 64, 2048, 2048, {}, "sm_90"),
+    "no edges, d96": (_plain, 96, 2048, 2048, {}, "sm_80"),
+    "part of the rows, d64": (_plain, 64, 2000, 2048, {}, "sm_80"),
+    "part of the rows, d96": (_plain, 96, 2000, 2048, {}, "sm_90"),
+    "bias without edges, d32": (_biased, 32, 2000, 2048, {"bias": "f32[4,16,2000,2048]"}, "sm_90"),
+    "bias without edges, d80": (_biased, 80, 2048, 2048, {"bias": "f32[4,16,2048,2048]"}, "sm_80"),
+    "bias without edges, d96": (_biased, 96, 2048, 2048, {"bias": "f32[4,16,2048,2048]"}, "sm_100"),
+    "mask and parts, d80": (_causal, 80, 2000, 2000, {}, "sm_90"),
+    "mask and parts, d128": (_causal, 128, 2000, 2000, {}, "sm_90"),
+    "mask and sizes not known, d160": (_causal, 160, "S", "S", {}, "sm_90"),
     "lengths and parts, d64": (_lengths, 64, 2000, 2000, {"lengths": "i64[4,1,1,1]"}, "sm_90"),
 }
-"""Function, features, rows, columns, other inputs, and the architecture, of kernels that did spill."""
+"""Function, features, rows, columns, other inputs, and the architecture, of kernels that did spill, or would in larger
+blocks.
+"""
 
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
