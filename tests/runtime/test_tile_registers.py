@@ -75,13 +75,10 @@ def _causal(q, k, v):
 
 SIZES = {
     "no edges, d64": (_plain, 64, 2048, 2048, {}, "sm_90"),
-    "no edges, d96": (_plain, 96, 2048, 2048, {}, "sm_80"),
-    "part of the rows, d64": (_plain, 64, 2000, 2048, {}, "sm_80"),
     "part of the rows, d96": (_plain, 96, 2000, 2048, {}, "sm_90"),
     "bias without edges, d32": (_biased, 32, 2000, 2048, {"bias": "f32[4,16,2000,2048]"}, "sm_90"),
     "bias without edges, d80": (_biased, 80, 2048, 2048, {"bias": "f32[4,16,2048,2048]"}, "sm_80"),
     "bias without edges, d96": (_biased, 96, 2048, 2048, {"bias": "f32[4,16,2048,2048]"}, "sm_100"),
-    "mask and parts, d80": (_causal, 80, 2000, 2000, {}, "sm_90"),
     "mask and parts, d128": (_causal, 128, 2000, 2000, {}, "sm_90"),
     "mask and sizes not known, d160": (_causal, 160, "S", "S", {}, "sm_90"),
     "lengths and parts, d64": (_lengths, 64, 2000, 2000, {"lengths": "i64[4,1,1,1]"}, "sm_90"),
