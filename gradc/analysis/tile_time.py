@@ -58,8 +58,8 @@ features, 781 and 834 with 128, 1350 and 897 with 192).
 """
 
 
-def tile_seconds(form: TileForm, dims: Mapping[str, int], gpu: Gpu) -> float:
-    """Of the loop as one kernel.
+def tile_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
+    """Of the loop as one kernel: of what its warps compute, or of its bytes, a bias of each element with them.
 
     :param dims: the size of every symbol.
     """
@@ -68,7 +68,13 @@ def tile_seconds(form: TileForm, dims: Mapping[str, int], gpu: Gpu) -> float:
     blocks = prod(evaluate(size, dims) for _, size in loop.over) * ceil(rows / by)
     clocks = sum(_clocks(form, number, dims, by, gpu) for number in range(len(form.sweeps)))
     rounds = ceil(blocks / gpu.sms)
-    return float(gpu.launch + rounds * clocks * (STALLED if rounds == 1 else 1.0) / gpu.clock)
+    computed = rounds * clocks * (STALLED if rounds == 1 else 1.0) / gpu.clock
+    return float(gpu.launch + max(computed, _outside(loop, program, dims) / gpu.bandwidth))
+
+
+def _outside(loop: Loop, program: Program, dims: Mapping[str, int]) -> int:
+    """Bytes of all that a loop reads and writes in memory, each once."""
+    return sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes})
 
 
 def _clocks(form: TileForm, number: int, dims: Mapping[str, int], rows: int, gpu: Gpu) -> float:
@@ -104,7 +110,7 @@ def calls_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu
     if not own.added:
         statements = sum(len(kernel.body) for kernel in own.kernels)
         wide += rows * columns * statements * INSTRUCTIONS / (LANES * gpu.sms * gpu.clock)
-    outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes}) / gpu.bandwidth
+    outside = _outside(loop, program, dims) / gpu.bandwidth
     launches = sum(isinstance(step, Kernel) for step in loop.steps) * gpu.launch
     return float(products + wide + outside + launches)
 
@@ -124,8 +130,7 @@ def decoded_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     steps = ceil(columns / width)
     elements = blocks * by * steps * width
     features = sum(p.padded for p in own.added)
-    known = {b for b in {*loop.reads, *loop.writes}}
-    outside = sum(evaluate(program.types[b].nbytes, dims) for b in known)
+    outside = _outside(loop, program, dims)
     sizes = [(s, *s.sizes(by, width)) for s in own.strips]
     stage = sum(height * ceil(neighbours * s.bytes / SECTOR_BYTES) * SECTOR_BYTES for s, height, neighbours in sizes)
     tile, shared = loop.tile, sum(form.strip_bytes(own, by, width))
@@ -166,7 +171,7 @@ def library_seconds(form: TileForm, program: Program, dims: Mapping[str, int], g
     count, call = len(own.added), own.added[0].call
     rows, columns = prod(evaluate(size, dims) for _, size in (*loop.over, loop.rows)), evaluate(own.sweep.cols[1], dims)
     features = evaluate(dict(call.axes)[str(call.out.index[1].variable)], dims)
-    outside = sum(evaluate(program.types[b].nbytes, dims) for b in {*loop.reads, *loop.writes})
+    outside = _outside(loop, program, dims)
     weights = 2.0 * count * rows * columns  # bytes, of 16-bit elements
     decode = count * gpu.launch + (outside + weights) / gpu.bandwidth
     products = product_time(gpu, form.dtype.name, weights * features, weights, 0, calls=count).seconds

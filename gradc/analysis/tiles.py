@@ -36,7 +36,9 @@ PIECE = 8
 """Elements of 16 bits that are copied and loaded together, 16 bytes."""
 MOST_RESIDENT = 4
 """Blocks of a multiprocessor that a kernel leaves registers for: a scheduler then has four warps that wait in turn."""
-LEAST_SHARED = min(ARCHITECTURES[arch].shared for arch in ("sm_80", "sm_90", "sm_100"))
+LEAST_SHARED, MOST_SHARED = (
+    most(ARCHITECTURES[arch].shared for arch in ("sm_80", "sm_90", "sm_100")) for most in (min, max)
+)
 """Bytes of shared memory of a multiprocessor."""
 RESERVED = 1024
 """Bytes of it for each block beside its own (published)."""
@@ -44,10 +46,11 @@ MOST_WARPS = 32
 """Of a thread block."""
 MOST_REGISTERS = 255
 """Of a thread."""
-BESIDE, BESIDE_SEVERAL, BESIDE_HELD, SYMBOLIC, SPARE = 32, 52, 30, 12, 16
+BESIDE, BESIDE_SEVERAL, BESIDE_HELD, SYMBOLIC, OF_BOUND, SPARE = 32, 52, 30, 12, 2, 16
 """Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
 products, with more, and with more whose rows are fragments, too; more where sizes are not known, twice as many with
-fragments of rows; left over where more than two of several blocks are resident.
+fragments of rows, and for each bound of columns from memory where blocks have parts; left over where more than two of
+several blocks are resident.
 """
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
@@ -383,8 +386,7 @@ class TileForm:
         own = carried + blocks * columns // (2 * packed) + rows + held
         more = self.more_statements * (32 * OF_STATEMENT[self.is_several] + columns) // 32
         own += more if any(s.added for s in self.sweeps) else STATEMENTS
-        known = all(isinstance(size, int) for size in self.loop.sizes if size != self.loop.rows[0])
-        unknown = 0 if known else SYMBOLIC
+        unknown = self._of_sizes(columns, tiles)
         if self.is_several:
             vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
             if not held:
@@ -394,6 +396,50 @@ class TileForm:
             return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) + early
         beside = BESIDE_SEVERAL if any(len(s.added) > 1 for s in self.sweeps) else BESIDE
         return tiles * own + beside + unknown
+
+    def _of_sizes(self, columns: int, tiles: int) -> int:
+        """Registers of a thread for sizes that are not known; else, where blocks have parts, for bounds from memory."""
+        if not all(isinstance(size, int) for size in self.loop.sizes):
+            return SYMBOLIC
+        return 0 if self.is_whole(columns, tiles) else OF_BOUND * self.bounds
+
+    def is_whole(self, columns: int, tiles: int) -> bool:
+        """Whether all blocks have as many rows and columns as the first."""
+        parts = [(self.loop.rows[1], ROWS * WARPS * tiles), *((s.sweep.cols[1], columns) for s in self.sweeps)]
+        return all(isinstance(size, int) and size % by == 0 for size, by in parts)
+
+    @cached_property
+    def bounds(self) -> int:
+        """Integers from memory that are one in a block, such as lengths."""
+        loads = (
+            (kernel, s)
+            for sweep in self.sweeps
+            for kernel in sweep.kernels
+            for s in kernel.body
+            if s.op == "load" and s.dtype is not None and s.dtype.is_integer
+        )
+        return len({vector_at(s) for kernel, s in loads if not kernel.stmt_level(s)})
+
+    @cached_property
+    def loads_of_elements(self) -> int:
+        """From memory, of a sweep that has most."""
+
+        def of(sweep: SweepForm) -> int:
+            inside = {b.name for b in sweep.sweep.buffers}
+            loads = ((k, s) for k in sweep.kernels for s in k.body if s.op == "load" and s.buffer not in inside)
+            return len({vector_at(s) for k, s in loads if {k.rows[0][0], k.cols[0][0]} <= k.stmt_level(s)})
+
+        return max(map(of, self.sweeps))
+
+    def left_over(self, columns: int, tiles: int, gpu: Gpu) -> int:
+        """Registers of a thread that blocks with so many columns are to leave: for edges, where blocks of one product
+        have parts, and for elements of memory that the compilers of newer devices load long before they are used.
+        """
+        if self.decoded:
+            return 0
+        edges = 0 if self.is_several or self.is_whole(columns, tiles) else tiles * (columns - ROWS) // 2
+        early = tiles * self.loads_of_elements * max(columns - EARLY, 0) if int(gpu.arch[3:]) >= 100 else 0
+        return edges + early
 
     @cached_property
     def more_statements(self) -> int:
@@ -420,19 +466,19 @@ class TileForm:
         """Whether a sweep has more than one block of products at once, or adds more than one product up."""
         return not self.decoded and any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
 
-    def resident_blocks(
-        self, warps: int, columns: int, tiles: int, shared: int, more: int = 0, room: int = LEAST_SHARED
-    ) -> int:
+    def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int, more: int = 0, room: int = 0) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most.
 
         :param columns: with which a warp computes at once.
-        :param shared: bytes of a block, :param room: of a multiprocessor.
+        :param shared: bytes of a block, :param room: of a multiprocessor; 0 for a text of any device, whose registers
+            are to suffice where most blocks of a single product fit.
         :param more: registers of a thread beside those that are estimated.
         """
         needed = self.registers(columns, tiles) + more + (TOGETHER if self.rows_together and tiles > 1 else 0)
         by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
         if self.is_several and by_registers > 2:
             by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))
+        room = room or (LEAST_SHARED if self.is_several or self.decoded else MOST_SHARED)
         return max(1, min(MOST_RESIDENT, by_registers, room // max(shared, 1)))
 
     def fragments(self, columns: int, tiles: int) -> int:
@@ -451,10 +497,8 @@ class TileForm:
         tiles = rows * tile.split // (ROWS * tile.warps)
         elements, width = ROWS * tiles * columns, columns // tile.parts
         shared, more = self.shared_bytes(rows, columns, tile), NEWER if int(gpu.arch[3:]) >= 100 else 0
-        resident = self.resident_blocks(tile.warps, width, tiles, shared, more)
-        if self.is_several:
-            room = ARCHITECTURES[gpu.arch].shared
-            resident = self.resident_blocks(tile.warps, width, tiles, shared + RESERVED, more, room)
+        room = ARCHITECTURES[gpu.arch].shared
+        resident = self.resident_blocks(tile.warps, width, tiles, shared + RESERVED, more, room)
         units = [0.0, 0.0, 0.0]
         for s in self.sweeps:
             features = sum(p.left.padded for p in s.scores) + sum(p.padded for p in s.added)
@@ -552,7 +596,8 @@ def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
         for columns, parts in SEVERAL if form.is_several else ((columns, 1) for columns in COLUMNS):
             rows, tile = ROWS * WARPS * tiles, replace(tile, parts=parts)
             fits = form.shared_bytes(rows, columns, tile) <= device.shared
-            if fits and form.registers(columns // parts, tiles) <= MOST_REGISTERS:
+            width = columns // parts
+            if fits and form.registers(width, tiles) + form.left_over(width, tiles, device) <= MOST_REGISTERS:
                 found.append((rows, columns, tile))
     if found:
         return sorted(found, key=lambda sizes: form.clocks(sizes[0], sizes[1], sizes[2], device))

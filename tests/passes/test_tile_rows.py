@@ -13,6 +13,8 @@ from attention_forms import ATTENTION_FORMS, drawn, exact, heads, reference  # n
 
 import gradc  # noqa: E402
 from gradc import ops  # noqa: E402
+from gradc.analysis.tile_time import tile_seconds  # noqa: E402
+from gradc.analysis.tiles import RESERVED, form_of  # noqa: E402
 from gradc.compiler import run_passes  # noqa: E402
 from gradc.inspect.report import content  # noqa: E402
 from gradc.interp import run_program  # noqa: E402
@@ -21,6 +23,7 @@ from gradc.ir.kernel import Call  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 from gradc.ir.verify import verify_program  # noqa: E402
 from gradc.module.options import Options  # noqa: E402
+from gradc.targets.devices import ARCHITECTURES, gpu_of  # noqa: E402
 
 LONG = 1 << 16
 """Rows and columns at which nothing but S x T has so many elements."""
@@ -215,3 +218,25 @@ def test_few_rows_and_many_columns_stay_products():
     one, several = map(int, re.findall(r"(\d+) (?:us|as products)", why))
     assert one > several
     assert untiled(16, 2048, 2048) == untiled(128, 512, 512) == []
+
+
+@pytest.mark.parametrize(("arch", "columns"), [("sm_80", 48), ("sm_90", 64)])
+def test_blocks_are_those_of_which_most_fit_a_multiprocessor(arch, columns):
+    """Three blocks of 128 x 64, with what is reserved beside them, fit sm_90's shared memory and not sm_80's."""
+    types = dict.fromkeys("qkv", "bf16[4,16,2048,64]")
+    graph = gradc.trace(lambda q, k, v: heads(q, k, v, is_causal=True), **types)
+    program = run_passes(graph, (), Options(arch=arch), "cuda")[2]["forward"]
+    (loop,) = program.loops
+    assert (loop.by, loop.sweeps[0].by) == (128, columns)
+    of_block = form_of(loop, program.types).shared_bytes(128, columns, loop.tile) + RESERVED
+    assert 3 * of_block <= ARCHITECTURES[arch].shared
+
+
+def test_a_tile_takes_no_less_than_its_bytes():
+    """A bias of each score is read from memory, however fast the products are."""
+    types = {**dict.fromkeys("qkv", "bf16[4,16,2048,64]"), "bias": "f32[4,16,2048,2048]"}
+    graph = gradc.trace(lambda q, k, v, bias: heads(q, k, v, attn_mask=bias), **types)
+    program = run_passes(graph, (), Options(arch="sm_90"), "cuda")[2]["forward"]
+    (loop,) = program.loops
+    gpu = gpu_of("sm_90")
+    assert tile_seconds(form_of(loop, program.types), program, {}, gpu) >= 4 * 4 * 16 * 2048**2 / gpu.bandwidth

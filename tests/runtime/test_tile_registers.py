@@ -1,4 +1,4 @@
-"""The registers of kernels on tensor cores are enough for whatever is computed of a score."""
+"""The registers of kernels on tensor cores are enough for whatever is computed of a score, and for any sizes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from attention_forms import ATTENTION_FORMS
+import long_tests
+from attention_forms import ATTENTION_FORMS, heads
+from tile_programs import assert_nothing_spills
 
 import gradc
+from gradc import ops
 from gradc.codegen.cuda.tiles.kernel import tile_kernel
 from gradc.compiler import run_passes
 from gradc.module.options import Options
@@ -51,3 +54,47 @@ def test_no_form_of_attention_spills(name, features, arch, monkeypatch):
         for loop in tiles:
             r = kernels[tile_kernel(loop, program).name]
             assert r.registers <= 255 and not r.spill_stores and not r.spill_loads
+
+
+def _lengths(q, k, v, lengths):
+    shape = (4, 1, 1, k.shape[-2])
+    return heads(q, k, v, attn_mask=ops.iota(shape=shape, axis=3) < ops.broadcast_to(lengths, shape))
+
+
+def _plain(q, k, v):
+    return heads(q, k, v)
+
+
+def _biased(q, k, v, bias):
+    return heads(q, k, v, attn_mask=bias)
+
+
+def _causal(q, k, v):
+    return heads(q, k, v, is_causal=True)
+
+
+SIZES = {
+    "no edges, d64": (_plain, 64, 2048, 2048, {}, "sm_90"),
+    "part of the rows, d96": (_plain, 96, 2000, 2048, {}, "sm_90"),
+    "bias without edges, d32": (_biased, 32, 2000, 2048, {"bias": "f32[4,16,2000,2048]"}, "sm_90"),
+    "bias without edges, d80": (_biased, 80, 2048, 2048, {"bias": "f32[4,16,2048,2048]"}, "sm_80"),
+    "bias without edges, d96": (_biased, 96, 2048, 2048, {"bias": "f32[4,16,2048,2048]"}, "sm_100"),
+    "mask and parts, d128": (_causal, 128, 2000, 2000, {}, "sm_90"),
+    "mask and sizes not known, d160": (_causal, 160, "S", "S", {}, "sm_90"),
+    "lengths and parts, d64": (_lengths, 64, 2000, 2000, {"lengths": "i64[4,1,1,1]"}, "sm_90"),
+}
+"""Function, features, rows, columns, other inputs, and the architecture, of kernels that did spill, or would in larger
+blocks.
+"""
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
+def test_no_sizes_of_attention_spill(name, judged):
+    function, features, rows, columns, more, arch = SIZES[name]
+    types = {n: f"bf16[4,16,{size},{features}]" for n, size in zip("qkv", (rows, columns, columns), strict=True)}
+    graph = gradc.trace(function, **types, **more)
+    program = run_passes(graph, (), Options(arch=arch), "cuda")[2]["forward"]
+    assert any(loop.tile for loop in program.loops)
+    assert_nothing_spills([program], arch, judged)

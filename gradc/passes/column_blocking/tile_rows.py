@@ -229,7 +229,7 @@ def _profitable(loops: Sequence[Loop], program: Program, device: Device, dims: M
     if not isinstance(device, Gpu):
         return loops[0]
     forms = [form_of(loop, program.types) for loop in loops]
-    times = [tile_seconds(form, dims, device) for form in forms]
+    times = [tile_seconds(form, program, dims, device) for form in forms]
     several = calls_seconds(forms[0], program, dims, device)
     found = next((loop for loop, one in zip(loops, times, strict=True) if one <= several), None)
     if found is None:

@@ -400,7 +400,7 @@ class _TileWriter:
             hoisted=self.writer.early(self.writer.kernels[number]),
             whole=not has_part(s),
             skipped=self.skipped(s),
-            inside=" && ".join([*[f"{s.count} == COLUMNS"] * has_part(s), *(f"({m})" for m in masks)]) or "true",
+            inside=self.inside(form, masks),
             body=body,
             after=[
                 *after_sweep(s),
@@ -408,6 +408,15 @@ class _TileWriter:
                 *self.in_units(form),
             ],
         )
+
+    def inside(self, form: SweepForm, masks: Sequence[str]) -> str:
+        """Whether no element of a block is at an edge.
+
+        Where none ever is, a block is compared all the same: in one piece of code without a branch NVRTC loads what the
+        next product and the elements need long before, and spills whatever registers it has.  A part's loop is one.
+        """
+        part = has_part(form.sweep) or (form.scores and not masks and self.parts == 1)
+        return " && ".join([*[f"{form.sweep.count} == COLUMNS"] * bool(part), *(f"({m})" for m in masks)]) or "true"
 
     def skipped(self, s: Sweep) -> str:
         """Whether the columns that a warp computes with are all beyond what its rows sum up, where blocks of rows sum
