@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from ..errors import NotDifferentiable, Unsupported
+from ..process.forks import cached_property
 from ..runtime.torch_private import overload_schema, private, says_what_is_written, with_context
 from . import autocast
 
@@ -90,10 +91,25 @@ class CustomGradient:
         found = custom_gradient(key, tensors, [x for x in operands if not isinstance(x, torch.Tensor)])
         return made, tuple(found) if several else found[0]
 
+    @cached_property
+    def as_calls(self) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        """Forward and backward, each as a graph of one call: of the Python that torch.fx writes for it.  Torch's op
+        interprets both graphs, node by node.
+        """
+        return _as_call(self.forward), _as_call(self.backward)
+
     def operands(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[Any]:
         """Tensors and sizes in the order of the call."""
         given = {True: iter(tensors), False: iter(sizes)}
         return [next(given[kind]) for kind in self.is_tensor]
+
+
+def _as_call(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph of the same operands and results that calls the module."""
+    graph = torch.fx.Graph()
+    operands = [graph.node_copy(n) for n in module.graph.nodes if n.op == "placeholder"]
+    graph.output(graph.call_module("body", tuple(operands)))
+    return torch.fx.GraphModule({"body": module}, graph)
 
 
 def derived(
@@ -168,7 +184,7 @@ def run_by_torch(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
     with contextlib.ExitStack() as stack:
         for device, dtype in call.autocast.items():
             stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
-        found = call.apply(call.forward, call.backward, *call.operands(tensors, sizes), **call.options)
+        found = call.apply(*call.as_calls, *call.operands(tensors, sizes), **call.options)
     results = list(found) if isinstance(found, tuple | list) else [found]
     for result in results:
         if result.requires_grad:

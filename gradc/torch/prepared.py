@@ -7,8 +7,11 @@ that is nobody else's lies in one tensor of bytes.
 
 Results that are written over inputs are those tensors themselves, whose counts of changes go up as torch's do.
 
-Everything else (no memory, other devices, sparse gradients, memory shared with a donated input, axes in another order,
-an error) is a call of the module.
+An input that is not row-major is copied first, by torch; autograd keeps the copy for backward, and the input itself,
+whose changes it counts.
+
+Everything else (no memory, other devices, sparse gradients, memory shared with a donated input, an input that a variant
+of the module reads in its own order, an error) is a call of the module.
 """
 
 from __future__ import annotations
@@ -85,6 +88,11 @@ def described(x: torch.Tensor) -> tuple[Any, ...]:
     :raises RuntimeError: it has no strides.
     """
     return x.dtype, x.shape, x.stride(), x.device, x.is_neg()
+
+
+def _row_major(x: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor in row-major order: itself if they are."""
+    return x.resolve_neg().contiguous()
 
 
 class _Bound(NamedTuple):
@@ -178,11 +186,12 @@ class PreparedFunction:
     """A call of a function on tensors of some dtypes, shapes and strides.
 
     :param forward: its forward.
+    :param copied: the positions of the inputs that are not row-major.
     :ivar in_place: whether all outputs that the function may write over inputs are.
     """
 
-    def __init__(self, differentiated: Differentiated, forward: _Bound):
-        self.differentiated, self.dims = differentiated, forward.dims
+    def __init__(self, differentiated: Differentiated, forward: _Bound, copied: Sequence[int]):
+        self.differentiated, self.dims, self._copied = differentiated, forward.dims, copied
         self._forward, self._defaults, dims = forward.prepared, forward.defaults, forward.dims
         self._fixed = [array.ctypes.data for array in forward.defaults.values()]
         function, module = differentiated.function, differentiated.module
@@ -198,7 +207,6 @@ class PreparedFunction:
         inputs = list(dict.fromkeys(position[n] for n in (*differentiated.read, *borrowed)))
         outputs = list(dict.fromkeys(names.index(r.output) for r in module.residuals if r.output))
         self._saved_inputs, self._saved_outputs = inputs, outputs
-        self._read = [inputs.index(position[n]) for n in differentiated.read]
         self._kept: dict[str, _Kept] = {}
         self._offsets: list[int] = []
         end = 0
@@ -212,8 +220,13 @@ class PreparedFunction:
                 self._offsets.append(end)
                 end += -(-_size_of(types[r.name], dims)[0] // ALIGN) * ALIGN
         self._own = _memory_of(Type(DTYPES["u8"], (end,)), {}) if self._offsets else None
+        self._originals = [i for i in inputs if i in copied]
+        places = {i: n for n, i in enumerate(inputs)}
+        places |= {i: n for n, i in enumerate(self._originals, len(inputs) + len(outputs) + (self._own is not None))}
+        self._read = [places[position[n]] for n in differentiated.read]
         others = len(self._fixed) + len(self._outputs) + len(self._offsets)
-        self._tensors = TensorsInC(data_pointer(), len(position), others) if data_pointer() else None
+        in_c = data_pointer() and not copied
+        self._tensors = TensorsInC(data_pointer(), len(position), others) if in_c else None
         self._backward: _Backward | bool | None = None
 
     @staticmethod
@@ -221,29 +234,49 @@ class PreparedFunction:
         """The call prepared; None where it is not as simple as that."""
         if differentiated.target != "cpu" or differentiated.sparse:
             return None
-        module, function = differentiated.module, differentiated.function
-        given = dict(zip(function.names, inputs, strict=True))
+        module, names = differentiated.module, differentiated.function.names
+        copied = [i for i, x in enumerate(inputs) if not x.is_contiguous() or x.is_neg()]
+        if copied:
+            with storages_stay_resizable():
+                if module.variant(dict(zip(names, inputs, strict=True)), dims)[0] is not None:
+                    return None
+        given = dict(zip(names, map(_row_major, inputs), strict=True))
         own = [r.name for r in module.residuals if not r.borrowed]
         try:
             made = _prepared(module.forward, given, module.sizes(dims), [*differentiated.graph.output_names, *own])
-            return PreparedFunction(differentiated, made) if made is not None else None
+            if made is None or any(names.index(donor) in copied for donor in made.donors.values()):
+                return None
+            return PreparedFunction(differentiated, made, copied)
         except KeyError:  # torch has no such dtype
             return None
 
-    def run(self, inputs: Tensors) -> tuple[list[torch.Tensor], list[int], list[int]] | None:
-        """(the outputs that lie in no input, and the memory of backward's own, if there is some; the addresses of
-        inputs, and of these); None, and nothing was run, if an input has no memory, is not aligned, or shares memory
-        with a donated one.
+    def _row_major(self, inputs: Tensors) -> Tensors:
+        """The inputs, with copies of those that are not row-major and have memory."""
+        if not self._copied:
+            return inputs
+        names, counts = self.differentiated.function.names, self.differentiated.module.forward.copied
+        given = list(inputs)
+        for i in self._copied:
+            if given[i].data_ptr():
+                given[i] = _row_major(given[i])
+                counts[names[i]] = counts.get(names[i], 0) + 1
+        return given
+
+    def run(self, inputs: Tensors) -> tuple[list[torch.Tensor], Tensors, list[int], list[int]] | None:
+        """(the outputs that lie in no input, and the memory of backward's own, if there is some; the inputs in
+        row-major order; the addresses of these, and of those results); None, and nothing was run, if an input has no
+        memory, is not aligned, or shares memory with a donated one.
         """
         try:
-            addresses = [x.data_ptr() for x in inputs]
+            given = self._row_major(inputs)
+            addresses = [x.data_ptr() for x in given]
         except RuntimeError:  # it is inside a transform of torch.func
             return None
         results, where, others = self._allocated()
         if not self._forward([*addresses, *others]):
             return None
         self._count_changes(inputs)
-        return results, addresses, where
+        return results, given, addresses, where
 
     def run_on(self, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor] | None:
         """The results of :meth:`run`, of tensors that :func:`.tensor_guards` found like those of the call that was
@@ -285,16 +318,19 @@ class PreparedFunction:
         return outputs
 
     def forward(self, inputs: Tensors) -> tuple[Tensors, list[torch.Tensor], list[int]] | None:
-        """(the outputs, what autograd is to keep, the addresses of that); None where :meth:`run` gives None."""
+        """(the outputs, what autograd is to keep, the addresses of that but for the inputs that were copied, which come
+        last); None where :meth:`run` gives None.
+        """
         made = self.run(inputs)
         if made is None:
             return None
-        results, addresses, where = made
+        results, given, addresses, where = made
         own = results[len(self._outputs) :]
         del results[len(self._outputs) :]
         outputs = self.outputs(inputs, results)
         of_inputs, of_outputs = self._saved_inputs, self._saved_outputs
-        kept = [*[inputs[i] for i in of_inputs], *[outputs[i] for i in of_outputs], *own]
+        kept = [*[given[i] for i in of_inputs], *[outputs[i] for i in of_outputs], *own]
+        kept += [inputs[i] for i in self._originals]
         at = [*[addresses[i] for i in of_inputs], *[where[i] for i in of_outputs], *where[len(self._outputs) :]]
         return outputs, kept, at
 
@@ -324,6 +360,7 @@ class PreparedFunction:
         :param where: the addresses of what was kept.
         :param cotangents: of the outputs, in row-major order with the axes of the graph; None: zero.
         """
+        saved = saved[: len(where)]
         if self._backward is None:
             self._backward = _Backward.of(self, saved) or False
         return self._backward(saved, where, cotangents) if isinstance(self._backward, _Backward) else None
@@ -418,4 +455,4 @@ class _Backward:
         if x.is_contiguous() and not x.is_neg():
             return x
         self._copied[name] = self._copied.get(name, 0) + 1  # that of a sum repeats one element
-        return x.resolve_neg().contiguous()
+        return _row_major(x)

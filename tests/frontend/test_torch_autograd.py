@@ -72,6 +72,19 @@ def test_an_autograd_function_runs_in_torch_between_regions(dynamic: bool) -> No
     assert row.count == 2 and "gradient of its own" in row.reason
 
 
+def test_torch_interprets_no_op_of_an_autograd_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its op visits the nodes of both graphs, which takes as long as small ops themselves."""
+    call = compiled(lambda x: Straight.apply(x.exp() * 2, 3.0)[0].sum(), False)
+    call(rand(4, 3).requires_grad_()).backward()
+    visited: list[str] = []
+    run_node = torch.fx.Interpreter.run_node
+    monkeypatch.setattr(torch.fx.Interpreter, "run_node", lambda self, n: visited.append(n.op) or run_node(self, n))
+    x = rand(4, 3).requires_grad_()
+    call(x).backward()
+    torch.testing.assert_close(x.grad, 3 * (x.exp() * 2) * (x.exp() * 2))
+    assert visited and {*visited} <= {"placeholder", "call_module", "output"}
+
+
 def test_an_autograd_function_that_writes_to_its_input() -> None:
     """Dynamo itself does not trace it, and hands over what is before and what is after."""
     agree(lambda x: Written.apply(x.exp().sin() + 1).cos().sum(), rand(3, 4))

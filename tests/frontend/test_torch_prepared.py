@@ -135,9 +135,12 @@ def test_a_storage_that_was_freed_is_an_error() -> None:
     model = model_of(4, 4)
     call, x = compiled(model, False, target="cpu"), torch.randn(5, 4)
     agrees(call, model, x)
-    model[0][0].weight.untyped_storage().resize_(0)
-    with pytest.raises(Exception, match="memory"):
-        call(x)
+    strided = torch.stack([x, x], -1)[..., 0]
+    call(strided)
+    for freed in (strided, model[0][0].weight):
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(Exception, match="memory"):
+            call(freed if freed is strided else x)
 
 
 def test_hooks_on_what_is_saved_and_checkpoints(bound: list[str]) -> None:
@@ -159,6 +162,46 @@ def test_other_tensors_from_hooks() -> None:
         turned = lambda x, unpack=unpack: unpack(x) if x.ndim == 2 else x
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, turned):
             torch.testing.assert_close(gradients(call, model, x), wanted)
+
+
+NOT_ROW_MAJOR = {
+    "transposed": lambda x: x.t().contiguous().t(),
+    "strided": lambda x: torch.stack([x, x], -1)[..., 0],
+    "expanded": lambda x: x[:1].expand_as(x),
+    "negated": lambda x: torch._neg_view(-x),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_ROW_MAJOR)
+def test_an_input_that_is_not_row_major_is_copied(bound: list[str], kind: str) -> None:
+    model = model_of(4, 6, 3)
+    call, like = compiled(model, False, target="cpu"), NOT_ROW_MAJOR[kind]
+    for _ in range(3):
+        agrees(call, model, like(torch.randn(5, 4)))
+    with torch.no_grad():
+        call(like(torch.randn(5, 4)))
+        x = like(torch.randn(5, 4))
+        torch.testing.assert_close(call(x), model(x))
+    assert len(bound) == 3  # forward, backward, and the forward that keeps nothing
+    found = []
+    for run in (model, call):
+        x = like(torch.linspace(-1, 1, 20).view(5, 4)).detach().requires_grad_()
+        (once,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(once.square().sum(), x)[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    with torch.autograd.graph.save_on_cpu():
+        agrees(call, model, like(torch.randn(5, 4)))
+
+
+def test_a_change_of_an_input_that_was_copied_is_seen() -> None:
+    model = model_of(4, 4)
+    call = compiled(model, False, target="cpu")
+    for _ in range(2):
+        x = NOT_ROW_MAJOR["strided"](torch.randn(5, 4))
+        y = call(x)
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            y.sum().backward()
 
 
 def test_outputs_without_a_cotangent() -> None:

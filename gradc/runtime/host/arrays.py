@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -101,22 +101,34 @@ def byte_bounds(array: Array) -> tuple[int, int]:
 # ---- The pool ------------------------------------------------------------------------------------------------------
 
 
-class _Lease:
-    """The base of all arrays in a block; when it is deleted, the block returns to the pool."""
+class _Block(NamedTuple):
+    """Memory of the system's.
 
-    __slots__ = ("__array_interface__", "__weakref__", "_block", "_pool", "_requested")
+    :param memory: what keeps it mapped.
+    """
 
-    def __init__(self, pool: OutputPool, block: Array, requested: int):
-        self._pool, self._block, self._requested = pool, block, requested
-        self.__array_interface__ = {
-            "shape": block.shape,
-            "typestr": "|u1",
-            "data": (block.ctypes.data, False),
-            "version": 3,
-        }
+    memory: Array
+    address: int
+    size: int
+
+
+class Lease:
+    """A block in use, the base of all arrays in it; when it is deleted, the block returns to the pool.
+
+    :ivar address: of its first byte.
+    """
+
+    __slots__ = ("__weakref__", "_block", "_pool", "_size", "address")
+
+    def __init__(self, pool: OutputPool, block: _Block, size: int):
+        self._pool, self._block, self._size, self.address = pool, block, size, block.address
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self._size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def __del__(self) -> None:
-        self._pool._give_back(self._block, self._requested)
+        self._pool._give_back(self._block, self._size)
 
 
 class OutputPool:
@@ -129,11 +141,11 @@ class OutputPool:
     def __init__(self, limit: int | None = None):
         self.limit = min(tightest_total() // 8, 1 << 62) if limit is None else limit
         self.reused = self.fresh = 0
-        self._free: list[Array] = []  # oldest first
+        self._free: list[_Block] = []  # oldest first
         self._brief: set[int] = set()  # addresses of blocks allocated for use within one call
         self._retained = 0
         self.peak = self._in_use = 0
-        self._changes: deque[tuple[Array | None, int]] = (
+        self._changes: deque[tuple[_Block | None, int]] = (
             deque()
         )  # (returned block, decrease of the bytes in use), not processed yet
         self._lock = lock(reentrant=True)
@@ -179,36 +191,46 @@ class OutputPool:
         size = math.prod(shape) * wanted.itemsize
         if size < SMALL:
             return np.empty(tuple(shape), wanted)
+        whole: Array = np.asarray(self.lease(size, brief))
+        return whole.view(wanted).reshape(tuple(shape))
+
+    def lease(self, size: int, brief: bool = False) -> Lease:
+        """As many bytes of uninitialised memory, aligned as arrays are; as :meth:`empty`."""
         rounded = _size_class(size)
-        block = self._alone(lambda: self._taken(rounded, brief), None)
+        block = self._alone(lambda: self._taken(rounded, size, brief), None)
         if block is None:
             block = self._allocate(rounded, size)
             if brief:
-                self._brief.add(block.ctypes.data)
-        self._changes.append((None, -size))
-        self._alone(lambda: None, None)
-        whole: Array = np.asarray(_Lease(self, block, size))
-        return whole[:size].view(wanted).reshape(tuple(shape))
+                self._brief.add(block.address)
+            self._changes.append((None, -size))
+            self._alone(lambda: None, None)
+        return Lease(self, block, size)
 
-    def _taken(self, size: int, brief: bool) -> Array | None:
-        """A free block for :meth:`empty`, or None."""
+    def _taken(self, size: int, requested: int, brief: bool) -> _Block | None:
+        """A free block for :meth:`lease`, counted as in use; or None."""
         fitting = [i for i, free in enumerate(self._free) if free.size == size or (brief and free.size > size)]
         if fitting:  # the smallest; among equals the most recently used, which is most likely still in cache
             block = self._free.pop(min(fitting, key=lambda i: (self._free[i].size, -i)))
             self._retained -= block.size
             self.reused += 1
+            self._count(requested)
             return block
         if brief:
-            self._retained -= sum(free.size for free in self._free if free.ctypes.data in self._brief)
-            self._free = [free for free in self._free if free.ctypes.data not in self._brief]
+            self._retained -= sum(free.size for free in self._free if free.address in self._brief)
+            self._free = [free for free in self._free if free.address not in self._brief]
             self._brief.clear()
         return None
+
+    def _count(self, requested: int) -> None:
+        """Bytes that are in use from now on."""
+        self._in_use += requested
+        self.peak = max(self.peak, self._in_use)
 
     def trim(self, limit: int = 0) -> None:
         """Returns free blocks to the system, except ``limit`` bytes."""
         self._alone(lambda: self._shrink(limit), None)
 
-    def _allocate(self, size: int, requested: int) -> Array:
+    def _allocate(self, size: int, requested: int) -> _Block:
         for attempt in range(2):
             try:
                 block = _map(size)
@@ -221,7 +243,7 @@ class OutputPool:
             self.fresh += 1
         return block
 
-    def _give_back(self, block: Array, requested: int) -> None:
+    def _give_back(self, block: _Block, requested: int) -> None:
         # Arrays may be deleted by a garbage collection while this thread holds the lock, so the lock is not taken here.
         self._changes.append((block, requested))
         if self._lock.acquire(blocking=False):
@@ -233,8 +255,7 @@ class OutputPool:
     def _drain(self) -> None:
         while self._changes:
             block, requested = self._changes.popleft()
-            self._in_use -= requested
-            self.peak = max(self.peak, self._in_use)
+            self._count(-requested)
             if block is not None:
                 self._free.append(block)
                 self._retained += block.size
@@ -253,10 +274,11 @@ def _size_class(size: int) -> int:
     return -(-size // step) * step
 
 
-def _map(size: int) -> Array:
+def _map(size: int) -> _Block:
     """Private (copy-on-write) pages; huge pages if the system has them."""
     if not hasattr(mmap, "MAP_PRIVATE"):
-        return np.empty(size, np.uint8)
+        own = np.empty(size, np.uint8)
+        return _Block(own, own.ctypes.data, size)
     slack = _HUGE if size >= _HUGE else 0
     memory = mmap.mmap(-1, size + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if slack and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -264,9 +286,9 @@ def _map(size: int) -> Array:
             memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             pass  # a kernel without huge pages
-    block: Array = np.frombuffer(memory, np.uint8)
-    start = -block.ctypes.data % _HUGE if slack else 0
-    return block[start : start + size]
+    pages: Array = np.frombuffer(memory, np.uint8)
+    start = pages.ctypes.data
+    return _Block(pages, start + (-start % _HUGE if slack else 0), size)
 
 
 def available() -> Limit:
@@ -287,6 +309,11 @@ pool = OutputPool()
 def empty(shape: Sequence[int], dtype: npt.DTypeLike, brief: bool = False) -> Array:
     """:meth:`OutputPool.empty` of the process's pool."""
     return pool.empty(shape, dtype, brief)
+
+
+def lease(size: int, brief: bool = False) -> Lease:
+    """:meth:`OutputPool.lease` of the process's pool."""
+    return pool.lease(size, brief)
 
 
 # ---- In and out ----------------------------------------------------------------------------------------------------

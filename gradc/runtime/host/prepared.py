@@ -20,7 +20,7 @@ import numpy as np
 from ..backend import BoundCall
 from ..torch_private import forward_level, is_tracing, tensor_guards
 from . import pool
-from .arrays import SMALL, Arguments, Array, Results, empty
+from .arrays import SMALL, Arguments, Array, Results, empty, lease
 from .tensors import is_tensor, to_tensor, written
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ class Prepared:
         """Calls an entry with what is in a frame, which is free then."""
         pointers = frame.pointers
         if frame.workspace is None:
-            own = empty((self.binding.workspace,), np.uint8, brief=True)
-            pointers = (*pointers[:3], own.ctypes.data)
+            own = lease(self.binding.workspace, brief=True)  # until the call is over
+            pointers = (*pointers[:3], own.address)
         code = entry(*first, self._pointer, *pointers)
         error = self.native.failure(frame.context) if code not in (0, pool.UNFIT) else None
         self._frames.append(frame)
