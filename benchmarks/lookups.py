@@ -44,11 +44,20 @@ ROUNDS, SECONDS = 9, 0.05
 GOALS = {"forward": 0.8, "backward": 0.6}
 FLOOR = """
 typedef long long i64;
-enum { AHEAD = 16, LANES = 16, WIDTH = %d, VECTORS = WIDTH / LANES };
+#ifdef __AVX512F__
+enum { LANES = 16 };
+#elif defined __AVX__
+enum { LANES = 8 }; /* vectors that the processor lacks are taken apart in memory */
+#else
+enum { LANES = 4 };
+#endif
+enum { AHEAD = 16, LINE = 16, WIDTH = %d, VECTORS = WIDTH / LANES };
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
-#define EACH _Pragma("GCC unroll 8") for (int v = 0; v < VECTORS; v++)
+#define EACH _Pragma("GCC unroll 32") for (int v = 0; v < VECTORS; v++)
 #define AT(row, v) ((vector *)(row))[v]
-static inline void ask(const float *row) { EACH __builtin_prefetch(row + v * LANES); }
+static inline void ask(const float *row) {
+  _Pragma("GCC unroll 8") for (int c = 0; c < WIDTH; c += LINE) __builtin_prefetch(row + c);
+}
 __attribute__((visibility("default")))
 void read_rows(const float *table, const i64 *at, i64 bags, i64 bag, float *restrict out) {
   for (i64 b = 0; b < bags; b++) {
