@@ -38,7 +38,7 @@ shared = functools.cache(two)
 """For tests that count no bound calls."""
 
 
-def given() -> dict[str, Array]:
+def given() -> dict[str, Any]:
     return {"x": np.arange(SIZE, dtype=np.float32), "s": np.ones(SIZE, np.float32)}
 
 
