@@ -9,7 +9,8 @@ the row and its state.  So the floor is the bandwidth of this machine for rows a
 Zipf's law of exponent 1.05.  Processor times, the least of several rounds, by turns.
 
 A table that does not fit into memory is a sparse file (``np.memmap``), of which the rows that are named exist.  With
-``--save`` the records are written to ``benchmarks/results/lookups-PROCESSOR.json``, for docs/embeddings.md.
+``--save`` each record is written to ``benchmarks/results/lookups-PROCESSOR.json`` as soon as it is measured, for
+docs/embeddings.md.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import json
+import operator
 import sys
 import tempfile
 from collections.abc import Callable
@@ -44,11 +47,20 @@ ROUNDS, SECONDS = 9, 0.05
 GOALS = {"forward": 0.8, "backward": 0.6}
 FLOOR = """
 typedef long long i64;
-enum { AHEAD = 16, LANES = 16, WIDTH = %d, VECTORS = WIDTH / LANES };
+#ifdef __AVX512F__
+enum { LANES = 16 };
+#elif defined __AVX__
+enum { LANES = 8 }; /* vectors that the processor lacks are taken apart in memory */
+#else
+enum { LANES = 4 };
+#endif
+enum { AHEAD = 16, LINE = 16, WIDTH = %d, VECTORS = WIDTH / LANES };
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
-#define EACH _Pragma("GCC unroll 8") for (int v = 0; v < VECTORS; v++)
+#define EACH _Pragma("GCC unroll 32") for (int v = 0; v < VECTORS; v++)
 #define AT(row, v) ((vector *)(row))[v]
-static inline void ask(const float *row) { EACH __builtin_prefetch(row + v * LANES); }
+static inline void ask(const float *row) {
+  _Pragma("GCC unroll 8") for (int c = 0; c < WIDTH; c += LINE) __builtin_prefetch(row + c);
+}
 __attribute__((visibility("default")))
 void read_rows(const float *table, const i64 *at, i64 bags, i64 bag, float *restrict out) {
   for (i64 b = 0; b < bags; b++) {
@@ -190,6 +202,16 @@ def line(r: dict[str, Any]) -> str:
     return f"{cells[0]:<36}" + "".join(f"{cell:>10}" for cell in cells[1:])
 
 
+def save(record: dict[str, Any]) -> None:
+    """Puts a record in the place of that of its case in this processor's file."""
+    path = RESULTS / f"lookups-{words_of(processor())}.json"
+    known = json.loads(path.read_text(encoding="utf-8"))["lookups"] if path.exists() else []
+    case = operator.itemgetter("threads", "law", "width", "rows")
+    records = sorted([*(r for r in known if case(r) != case(record)), record], key=case)
+    about = {"machine": machine(record["threads"]), "goals": GOALS}
+    path.write_text(one_a_line(about, "lookups", records), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
@@ -199,17 +221,13 @@ def main() -> int:
     given = parser.parse_args()
     titles = ("distinct", *(f"{what[:4]}. {x}" for what in GOALS for x in ("us", "floor", "share")))
     print(f"{'indices, table':<36}" + "".join(f"{t:>10}" for t in titles))
-    records = []
     for law in ("uniform", "zipf"):
         for width in given.widths:
             for rows in given.rows:
-                records.append(record(law, rows, width, given.threads))
-                print(line(records[-1]), flush=True)
+                print(line(r := record(law, rows, width, given.threads)), flush=True)
+                if given.save:
+                    save(r)
     print("goals: " + ", ".join(f"{what} {goal:.0%}" for what, goal in GOALS.items()))
-    if given.save:
-        path = RESULTS / f"lookups-{words_of(processor())}.json"
-        about = {"machine": machine(given.threads), "goals": GOALS}
-        path.write_text(one_a_line(about, "lookups", records), encoding="utf-8")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Forward and backward of one Llama block whose linear layers hold codes, beside what else computes it on a CPU.
 
 ``python -m benchmarks.quantized_block [FORMAT ...] [--rows 1,16,512] [--threads N] [--engines gradc,dequantise]``,
-with ``--save`` into benchmarks/results.
+with ``--save`` each record into benchmarks/results as soon as it is measured.
 
 Engines, in turn in one process: ``gradc`` is torch.compile(backend="gradc"); ``torchao`` and ``bitsandbytes`` are their
 layers in eager mode; ``dequantise`` writes each weight out in torch's ops and multiplies by MKL; ``inductor`` is
@@ -291,6 +291,17 @@ def measured(name: str, rows: int, chosen: tuple[str, ...]) -> dict[str, Any]:
     return {"format": name, "rows": rows, "ms": ms, "share": share}
 
 
+def save(record: dict[str, Any], threads: int) -> None:
+    """Puts a record in the place of that of its format and rows in this processor's file."""
+    path = RESULTS / f"quantized_block-{words_of(processor())}.json"
+    known = json.loads(path.read_text(encoding="utf-8"))["records"] if path.exists() else {}
+    case = (record["format"], record["rows"])
+    kept = [r for r in known.get(str(threads), ()) if (r["format"], r["rows"]) != case]
+    known[str(threads)] = sorted([*kept, record], key=lambda r: (r["format"], r["rows"]))
+    found = {"machine": machine(threads), "records": known}
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("formats", nargs="*", help=f"of {', '.join(FORMATS)}; all by default")
@@ -309,21 +320,14 @@ def main() -> int:
     _torch().set_num_threads(given.threads)
     chosen = tuple(given.engines.split(","))
     print(f"{'ms, threads: ' + str(given.threads):<24}" + "".join(f"{name:>14}" for name in (*chosen, "share")))
-    records = []
     for name in given.formats or FORMATS:
         for rows in map(int, given.rows.split(",")):
-            records.append(r := measured(name, rows, chosen))
+            r = measured(name, rows, chosen)
             cells = [f"{r['ms'][e]:.2f}" if e in r["ms"] else "" for e in chosen]
             cells.append("" if r["share"] is None else f"{r['share']:.2f}")
             print(f"{name + ', ' + str(rows):<24}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
-    if given.save:
-        path = RESULTS / f"quantized_block-{words_of(processor())}.json"
-        known = json.loads(path.read_text(encoding="utf-8"))["records"] if path.exists() else {}
-        new = {(r["format"], r["rows"]) for r in records}
-        kept = [r for r in known.get(str(given.threads), ()) if (r["format"], r["rows"]) not in new]
-        known[str(given.threads)] = kept + records
-        found = {"machine": machine(given.threads), "records": known}
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            if given.save:
+                save(r, given.threads)
     return 0
 
 

@@ -34,7 +34,7 @@ from ..process.forks import cached_property, held_off
 from .backend import NO_ALLOCATION, Array, Backend, BoundCall
 from .cuda.pending import AsyncErrors
 from .host.adopt import adopt
-from .host.arrays import Arguments, Kind, Results, address_of, overlap, overlapping, worth_asking
+from .host.arrays import Arguments, Kind, Results, address_of, is_copy, overlap, overlapping, worth_asking
 from .host.backend import CpuBackend, NumpyBackend
 from .host.tensors import detached, is_tensor, written
 from .recent import Recent
@@ -307,6 +307,12 @@ class Executable(Shared):
                 f"{self.program.name} has no output {min(unknown)!r}; it has {', '.join(self.outputs)}"
             )
         read = {key: self.backend.read(value, stream, f"out[{key!r}]") for key, value in out.items()}
+        for key, (array, _) in read.items():
+            if self.backend.on_host and is_copy(array, out[key]):
+                raise InvalidProblem(
+                    f"out[{key!r}] is a {type(out[key]).__name__} that is read as a copy, in which a result would be"
+                    " lost: pass an array of the machine's byte order, or a tensor without a lazy minus sign"
+                )
         return {key: array for key, (array, _) in read.items()}, [kind for _, kind in read.values()]
 
     def _adding(self, accumulate: Any, out: Mapping[str, Array]) -> set[str]:

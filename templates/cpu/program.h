@@ -220,6 +220,7 @@ GRADC_FN void gradc_lookup(f32 *restrict to, const u8 *restrict codes, const f32
 #endif
 #else /* gcc widens a vector of bytes by halves, see above */
   typedef char bytes __attribute__((vector_size(16)));
+  typedef i64 halves __attribute__((vector_size(16), unused));
 #define GRADC_PERMUTED __builtin_shuffle
 #if defined(__AVX512F__)
 #define GRADC_PLACES(code) (places)__builtin_ia32_pmovzxbd512_mask(code, (places){ 0 }, -1)
@@ -231,8 +232,14 @@ GRADC_FN void gradc_lookup(f32 *restrict to, const u8 *restrict codes, const f32
   __builtin_memcpy(&low, book, sizeof low);
   __builtin_memcpy(&high, book + 16 - LANES, sizeof high);
   for (; i + LANES <= count; i += LANES) {
-    bytes code = { 0 };
+    bytes code;
+#if defined(__AVX512F__) || defined(__clang__)
     __builtin_memcpy(&code, codes + i, LANES);
+#else /* in a register: half of a vector that is stored is not in the cache yet when the whole of it is read */
+    i64 half;
+    __builtin_memcpy(&half, codes + i, LANES);
+    code = (bytes)(halves){ half, 0 };
+#endif
     const places at = GRADC_PLACES(code);
     floats found = GRADC_PERMUTED(low, at);
     if (LANES == 8) {

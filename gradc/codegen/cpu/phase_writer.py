@@ -68,6 +68,8 @@ class Columns:
     :param unpackings: what is unpacked before.
     :param pragma: what says that the innermost loop is one of vectors, or "".
     :param body: the statements of one column.
+    :param screen: the statements of a column after which the highest bit of ``outside`` says whether a value of it is
+        out of range: the loop, of checks alone, is run where that of any column is.
     :param poll: the statement at a block's end that leaves when the call is to end, or "".
     :param interior: the columns that a loop of their own takes, :param interior_body: and its statements.
     :param strips: how the columns' accumulators are gone through, or None if there are none.
@@ -87,6 +89,7 @@ class Columns:
     unpackings: Sequence[Unpacking]
     pragma: str
     body: tuple[str, ...]
+    screen: tuple[str, ...]
     poll: str
     interior: Interior | None
     interior_body: tuple[str, ...]
@@ -212,12 +215,24 @@ class PhaseWriter:
             unpackings=unpackings,
             pragma="#pragma omp simd" if vectors else "",
             body=tuple(body),
+            screen=(*values, *self.screen(p)) if self.is_screened(p, running) else (),
             poll=poll,
             interior=inside[0] if inside else None,
             interior_body=(*(x for s in inside[1] for x in self.line(s, number)), *made.body) if inside else (),
             strips=made.lanes.strips(number, inside is not None) if lanes else None,
             mask=variable(mask) if (mask := self.mask(p)) else "",
         )
+
+    def is_screened(self, p: Phase, running: Sequence[RunningValue]) -> bool:
+        """Whether a pass does nothing but checks of ranges: vectors of columns find out whether any is out of its."""
+        plain = not running and not self.facts.guarded and not self.k.descending
+        return plain and all(s.op == "check" and len(s.args) == 1 for s in p.roots)
+
+    @staticmethod
+    def screen(p: Phase) -> list[str]:
+        """The statements that make the highest bit of ``outside`` 1 where a value is below 0 or above its bound - 1."""
+        checked = [(f"(u64){variable(s.args[0])}", f"(u64){size(s.attr('bound'))}") for s in p.roots]
+        return [f"outside |= {value} | ({bound} - 1 - {value});" for value, bound in checked]
 
     def mask(self, p: Phase) -> str:
         """The value of a row that masks all that ends a pass, or "": vectors of columns are stored whole behind it."""

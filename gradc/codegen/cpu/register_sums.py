@@ -50,6 +50,8 @@ class RegisterSums:
     :param unpackings: what is unpacked before a block of a row.
     :param floats: what bytes are cast to before it.
     :param body: the statements of column ``e`` of a block.
+    :param from_memory: whether what is added is in memory as it is added: an instruction reads and adds it, and sums
+        may be in every register.
     """
 
     row: tuple[str, ...]
@@ -63,10 +65,11 @@ class RegisterSums:
     unpackings: Sequence[Unpacking]
     floats: Sequence[tuple[str, str, str]]
     body: tuple[str, ...]
+    from_memory: bool
 
     @property
     def widest(self) -> int:
-        """The width of blocks that there are only where a processor has more than 16 registers."""
+        """The width of blocks that there are only where the registers of a processor hold them."""
         return WIDEST_RUN
 
     @property
@@ -173,7 +176,13 @@ def register_sums(writer: PhaseWriter) -> RegisterSums:
         unpackings=[packed.unpacking(facts.scribe) for packed in facts.packed[0]],
         floats=[(_floats(s.name), carrier(t.dtype), at) for s, (t, at) in bytes_.items() if t.dtype],
         body=tuple(body),
+        from_memory=not bytes_ and not facts.packed[0] and all(map(_is_read_as_added, computed)),
     )
+
+
+def _is_read_as_added(s: Stmt) -> bool:
+    """Whether a value is one that lies in memory, of 32 bits, in every column."""
+    return s.op == "load" and not s.where and s.dtype is not None and s.dtype.bits == 32
 
 
 def _widths(columns: str, wide: bool) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from gradc.ir.types import array_of, shown
 from gradc.process.forks import lock
 from gradc.process.limits import Limit, tightest, tightest_total
 
-from .tensors import from_tensor, to_tensor
+from .tensors import from_tensor, is_tensor, to_tensor
 
 Array = npt.NDArray[Any]
 AnyArray = Any
@@ -374,6 +374,17 @@ def to_numpy(x: Any) -> tuple[Array, Kind]:
         return _from_protocol(x), (
             Kind("array API", namespace()) if namespace is not None and not isinstance(x, type) else Kind.NUMPY
         )
+
+
+def is_copy(array: Array, x: Any) -> bool:
+    """Whether :func:`to_numpy` gave an array that is not in the memory of ``x``: a number, another byte order, a tensor
+    that is negated lazily.  What a protocol gives is taken to be in it.
+    """
+    if isinstance(x, bool | int | float | np.generic):
+        return True
+    if isinstance(x, np.ndarray) or is_tensor(x):
+        return bool(array.size) and array.ctypes.data != (x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr())
+    return False
 
 
 @contextlib.contextmanager

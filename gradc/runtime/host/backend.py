@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,25 +146,27 @@ class CpuBackend(HostBackend):
 
     # -- calls that differ in addresses alone --------------------------------------------------------------------------
 
-    def prepared(self, call: BoundCall, outputs: Mapping[str, tuple[int, int]]) -> Prepared | None:
+    def prepared(
+        self, call: BoundCall, outputs: Mapping[str, tuple[int, int]], out: Collection[str] = ()
+    ) -> Prepared | None:
         """:func:`.prepared.prepared`; None, too, for a call that needs so much memory that it is asked for each time.
 
         :param call: bound, with or without memory for results.
         """
-        needed = sum(size for size, _ in outputs.values()) + call.plan.workspace + self.thread_bytes(call.plan)
-        return prepared(self.native, call, outputs) if needed <= worth_asking() else None
+        made = outputs.keys() - call.donors.keys() - set(out)
+        needed = sum(outputs[name][0] for name in made) + call.plan.workspace + self.thread_bytes(call.plan)
+        return prepared(self.native, call, outputs, out) if needed <= worth_asking() else None
 
     @cached_property
     def _known_calls(self) -> KnownCalls:
         return KnownCalls([b.name for b in self.program.of_kind("input") if not b.alias])
 
     def described(self, inputs: Arguments, out: Any, dims: Any, stream: Any) -> Described | None:
-        plain = stream is None and (out is None or (isinstance(out, Mapping) and not out))
-        return self._known_calls.described(inputs, dims) if plain else None
+        return self._known_calls.described(inputs, out, dims) if stream is None else None
 
-    def remember(self, call: Any, bound: BoundCall) -> None:
+    def remember(self, call: Described, bound: BoundCall) -> None:
         sizes = {name: (array.nbytes, array.itemsize) for name, array in bound.outputs.items()}
-        self._known_calls.remember(call, bound, lambda: self.prepared(bound, sizes))
+        self._known_calls.remember(call, bound, lambda: self.prepared(bound, sizes, call.out))
 
     def repeat(
         self, call: Any, inputs: Arguments, out: Arguments, rebind: Rebind

@@ -20,7 +20,7 @@ import numpy as np
 from ..backend import BoundCall
 from ..torch_private import forward_level, is_tracing, tensor_guards
 from . import pool
-from .arrays import SMALL, Arguments, Array, Results, empty, lease
+from .arrays import SMALL, Arguments, Array, Kind, Results, empty, lease
 from .tensors import is_tensor, to_tensor, written
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Prepared:
 
     :param arrays: root -> (bytes, bytes of an element) of the arrays whose addresses are given, in their order.
     :param donors: root of an output -> that of the donated input in whose memory it lies.
-    :param exclusive: other inputs that are to share memory with no array.
+    :param exclusive: others that are to share memory with no array: inputs, and outputs in the caller's memory.
     """
 
     def __init__(
@@ -150,11 +150,14 @@ class Prepared:
         return code != pool.UNFIT
 
 
-def prepared(native: CpuProgram, call: BoundCall, outputs: Mapping[str, tuple[int, int]]) -> Prepared | None:
+def prepared(
+    native: CpuProgram, call: BoundCall, outputs: Mapping[str, tuple[int, int]], out: Collection[str] = ()
+) -> Prepared | None:
     """A checked call as one to which addresses alone are given, of inputs and then of outputs that lie in no donated
     input, in order; None where it is not as simple as that: an input was copied, or several outputs are one array.
 
     :param outputs: (bytes, bytes of an element) by output.
+    :param out: those whose memory is the caller's.
     """
     if call.noncontiguous or call.add_to:
         return None
@@ -164,9 +167,8 @@ def prepared(native: CpuProgram, call: BoundCall, outputs: Mapping[str, tuple[in
         return None
     donors = {root_of[name]: donor for name, donor in call.donors.items()}
     own = {root: size for root, size in roots.items() if root not in donors}
-    return Prepared(
-        native, call.plan, {n: (a.nbytes, a.itemsize) for n, a in call.arrays.items()} | own, donors, call.exclusive
-    )
+    arrays = {n: (a.nbytes, a.itemsize) for n, a in call.arrays.items()} | own
+    return Prepared(native, call.plan, arrays, donors, {*call.exclusive, *(root_of[name] for name in out)})
 
 
 class Tensors:
@@ -255,16 +257,18 @@ class Known(NamedTuple):
     """A call that was checked.
 
     :param given: the sizes that were given with it.
+    :param out: the names of the outputs for which it had arrays.
     :param dims: the value of every symbol.
     :param types: of inputs and outputs.
     :param of_torch: whether results are tensors.
-    :param outputs: the name of each that has memory of its own, what allocates it, its shape and dtype.
-    :param donors: the others, and the position of the input that each is written over.
+    :param outputs: the name of each that is allocated, what allocates it, its shape and dtype.
+    :param donors: the name of each that is written over an input, and that one's position.
     :param shapes: of the inputs, which are compared before memory for large results is asked for; None: all are small.
     """
 
     prepared: Prepared
     given: Mapping[str, int]
+    out: tuple[str, ...]
     dims: dict[str, int]
     types: ArrayTypes | TensorTypes
     of_torch: bool
@@ -274,15 +278,17 @@ class Known(NamedTuple):
 
 
 class Described(NamedTuple):
-    """A call without ``out=``.
+    """A call.
 
-    :param arrays: its inputs.
+    :param arrays: its inputs, and then those of ``out=``.
     :param given: the sizes given with it.
+    :param out: the names in ``out=``.
     :param known: calls that it may be a repetition of; None: there are none.
     """
 
     arrays: tuple[Any, ...]
     given: Mapping[str, int]
+    out: tuple[str, ...]
     known: Sequence[Known] | None
 
 
@@ -297,24 +303,32 @@ class KnownCalls:
         self._pick: Callable[[Arguments], Any] | None = operator.itemgetter(*inputs) if len(inputs) > 1 else None
         self._known: list[Known] = []  # the most recent one first; replaced as a whole, for threads read it
 
-    def described(self, inputs: Arguments, dims: Mapping[str, int] | None) -> Described | None:
-        """A call as it may be known; None if an input is missing, or one too many, or sizes are given otherwise."""
+    def described(self, inputs: Arguments, out: Any, dims: Mapping[str, int] | None) -> Described | None:
+        """A call as it may be known; None if an input is missing, or one too many, or sizes or ``out=`` are given
+        otherwise than by name.
+        """
         if len(inputs) != len(self._inputs) or not (dims is None or isinstance(dims, Mapping)):
+            return None
+        if not (out is None or type(out) is dict):
             return None
         try:
             arrays = self._pick(inputs) if self._pick is not None else tuple([inputs[name] for name in self._inputs])
         except KeyError:
             return None
-        return Described(arrays, dims or {}, self._known or None)
+        if out:
+            return Described((*arrays, *out.values()), dims or {}, tuple(out), self._known or None)
+        return Described(arrays, dims or {}, (), self._known or None)
 
     def remember(self, call: Described, bound: BoundCall, prepare: Callable[[], Prepared | None]) -> None:
         """Keeps a call that was checked and launched if others may repeat it.
 
         :param prepare: gives it prepared.
         """
-        of_torch = any([is_tensor(x) for x in call.arrays])
-        for x, array in zip(call.arrays, bound.arrays.values(), strict=True):
-            if of_torch and is_tensor(x):
+        if not bound.donors.keys().isdisjoint(call.out):  # an input may be what is given for an output
+            return
+        given = {name: bound.outputs[name] for name in call.out}
+        for x, array in zip(call.arrays, (*bound.arrays.values(), *given.values()), strict=True):
+            if is_tensor(x):
                 if x.data_ptr() != array.ctypes.data:
                     return
                 continue
@@ -325,26 +339,31 @@ class KnownCalls:
         prepared = prepare()
         if prepared is None:
             return
-        written, own = set(bound.donors.values()), {n: a for n, a in bound.outputs.items() if n not in bound.donors}
+        written, own = set(bound.donors.values()), bound.outputs.keys() - bound.donors.keys() - given.keys()
+        made = {name: y for name, y in bound.outputs.items() if name in own}
         expected = [
             *((x.shape, x.dtype, name in written) for name, x in bound.arrays.items()),
-            *((y.shape, y.dtype, True) for y in own.values()),
+            *((y.shape, y.dtype, True) for y in (*given.values(), *made.values())),
         ]
-        types = TensorTypes(call.arrays, expected) if of_torch else ArrayTypes(expected)
+        tensors = any([is_tensor(x) for x in call.arrays])
+        types = TensorTypes(call.arrays, expected) if tensors else ArrayTypes(expected)
         if isinstance(types, TensorTypes) and not types.known:
             return
-        outputs = tuple((n, np.empty if y.nbytes < SMALL else empty, y.shape, y.dtype) for n, y in own.items())
+        outputs = tuple((n, np.empty if y.nbytes < SMALL else empty, y.shape, y.dtype) for n, y in made.items())
         donors = tuple((output, self._inputs.index(donor)) for output, donor in bound.donors.items())
-        shapes = [x.shape for x in call.arrays] if any(y.nbytes >= SMALL for y in own.values()) else None
-        known = Known(prepared, dict(call.given), bound.dims, types, of_torch, outputs, donors, shapes)
+        shapes = [x.shape for x in call.arrays] if any(y.nbytes >= SMALL for y in made.values()) else None
+        of_torch = bound.kind is Kind.TORCH
+        known = Known(prepared, dict(call.given), call.out, bound.dims, types, of_torch, outputs, donors, shapes)
         self._known = [known, *self._known][:KEPT]
 
     @staticmethod
     def repeat(call: Described) -> tuple[Results, dict[str, int]] | None:
         """Runs a call that is known: (results, value of every symbol); None, and nothing was done, if it is not."""
         for known in call.known or ():
-            if known.given == call.given and (
-                known.shapes is None or [getattr(x, "shape", None) for x in call.arrays] == known.shapes
+            if (
+                known.out == call.out
+                and known.given == call.given
+                and (known.shapes is None or [getattr(x, "shape", None) for x in call.arrays] == known.shapes)
             ):
                 results: Results = {name: allocate(shape, dtype) for name, allocate, shape, dtype in known.outputs}
                 if known.prepared.on_arrays(known.types, (*call.arrays, *results.values())):
@@ -354,5 +373,7 @@ class KnownCalls:
                         results = {name: to_tensor(y) for name, y in results.items()}
                         over = [(name, x.detach() if getattr(x, "requires_grad", False) else x) for name, x in over]
                     results.update(over)
+                    if known.out:
+                        results.update(zip(known.out, call.arrays[-len(known.out) :], strict=True))
                     return results, known.dims
         return None
