@@ -227,7 +227,9 @@ def _reduces_windows(kernel: Kernel, types: Mapping[str, Type]) -> bool:
             if s.op == "load" and kernel.is_column(s)
         )
         and all(
-            not kernel.is_column(s) and is_contiguous_along(kernel, s, lane, types) for s in kernel.body if s.op == "store"
+            not kernel.is_column(s) and is_contiguous_along(kernel, s, lane, types)
+            for s in kernel.body
+            if s.op == "store"
         )
     )
 

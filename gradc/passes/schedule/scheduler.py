@@ -286,7 +286,7 @@ class Scheduler:
         """Whether to find an element of a value that is moved, in each window that has it, takes longer than to store
         it once: of what is padded by reflection, or spread by a pooling's gradient.
         """
-        times = self.times_in_windows(node)
+        times = self.times_in_windows(node, spread=True)
         return times > 1 and self.cost_to_find(node) * (times - 1) > STORE_COST
 
     def cost_to_find(self, node: Node) -> int:
@@ -330,10 +330,11 @@ class Scheduler:
             return False
         return cost <= CHEAP_COST and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
 
-    def times_in_windows(self, node: Node) -> float:
-        """How many elements of windows an element of it is, if it is read in windows, also where it is spread along an
-        axis before and computed with, else 1; on a GPU the threads that read an element share what memory gives them,
-        and :mod:`.recompute` weighs it.
+    def times_in_windows(self, node: Node, spread: bool = False) -> float:
+        """How many windows an element of it is in, if it is read in windows, else 1; on a GPU the threads that read an
+        element share what memory gives them, and :mod:`.recompute` weighs it.
+
+        :param spread: how many elements of windows it is, also where it is broadcast and computed with before.
         """
         most, size, pending, seen = 1.0, nbytes(node) or 1, [node], {node}
         while self.host and pending:
@@ -341,8 +342,10 @@ class Scheduler:
             for user in self.users[at]:
                 moved = isinstance(lowering(user), Movement | Alias) and not user.op.indices
                 if moved and user.op.fills:
-                    most = max(most, nbytes(user) / size)
-                elif user not in seen and (moved or (isinstance(lowering(user), Expr) and nbytes(at) > size)):
+                    most = max(most, nbytes(user) / (size if spread else max(nbytes(at), 1)))
+                elif user not in seen and (
+                    moved or (spread and isinstance(lowering(user), Expr) and nbytes(at) > size)
+                ):
                     seen.add(user)
                     pending.append(user)
         return most
