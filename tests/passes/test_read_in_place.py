@@ -15,6 +15,7 @@ from gradc.ir.kernel import Call
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.runtime.host import pool
+from tests.agreement import agree_with_torch
 
 torch = pytest.importorskip("torch")
 
@@ -217,6 +218,35 @@ def test_a_pointwise_value_that_many_windows_read_is_stored_once():
 
     assert (2, 8, 16, 16) in arrays(lambda x, s, b, w: ops.conv2d(ops.relu6(x * s + b), w, padding=1, groups=8))
     assert (2, 8, 16, 16) not in arrays(lambda x, s, b, w: ops.max_pool2d(ops.relu6(x * s + b), 3, 2, 1) + ops.sum(w))
+
+
+def _of_a_reflection(f, x, w):
+    widths = ((0, 0), (0, 0), (2, 2), (2, 2)) if f is ops else (2, 2, 2, 2)
+    return f.conv2d(f.pad(x, widths, mode="reflect"), w)
+
+
+def _of_a_pooling(f, x, w):
+    return f.max_pool2d(f.conv2d(x, w), 2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "channels", "stored"),
+    [(_of_a_reflection, 3, (2, 3, 20, 20)), (_of_a_pooling, 1, (2, 4, 12, 12, 1, 1))],
+)
+def test_what_windows_would_select_again_is_stored_once(fn, channels, stored):
+    """An element of a reflection is one of nine, that of a pooling's gradient is found by division: in the windows of a
+    convolution both would be 25 times.
+    """
+    types = {"x": f"f32[2,{channels},16,16]", "w": f"f32[4,{channels},5,5]"}
+    module = gradc.compile(gradc.trace(lambda **x: fn(ops, **x), **types), wrt=[*types], target="cpu")
+    temps = [b.type.shape for e in module.executables.values() for b in e.program.of_kind("temp")]
+    assert stored in temps
+    draw = np.random.default_rng(0)
+    given = {
+        "x": draw.standard_normal((2, channels, 16, 16), "f4"),
+        "w": draw.standard_normal((4, channels, 5, 5), "f4"),
+    }
+    agree_with_torch(module, lambda **x: fn(torch.nn.functional, **x), given)
 
 
 def test_the_text_parses_back_and_means_a_convolution():

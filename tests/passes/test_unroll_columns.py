@@ -157,6 +157,31 @@ def test_a_depthwise_convolution_goes_along_its_rows(shape: str, options: dict[s
     agree_with_torch(module, lambda **x: layer(torch.nn.functional, **x), given)
 
 
+def test_windows_of_seven_by_seven_go_along_their_rows() -> None:
+    torch = pytest.importorskip("torch")
+
+    def layer(f: Any, x: Any, w: Any) -> Any:
+        return f.conv2d(x, w, groups=6, padding=3)
+
+    types = {"x": "f32[2,6,20,24]", "w": "f32[6,1,7,7]"}
+    module = gradc.compile(gradc.trace(lambda **x: layer(ops, **x), **types), wrt=[*types], target="cpu")
+    assert [n for k in module.forward.program.kernels for _, n in k.cols] == [24]
+    assert 24 in [n for k in module.backward.program.kernels for _, n in k.cols]
+    draw = np.random.default_rng(0)
+    given = {name: draw.standard_normal(shape, "f4") for name, shape in (("x", (2, 6, 20, 24)), ("w", (6, 1, 7, 7)))}
+    agree_with_torch(module, lambda **x: layer(torch.nn.functional, **x), given)
+
+
+def test_axes_of_one_element_do_not_hide_what_is_contiguous() -> None:
+    before, after = both(lambda x: ops.sum(ops.windows(x, **WINDOWS), axis=(5, 6)), x="f32[2,3,9,10,1]")
+    (kernel,) = after.kernels
+    assert after is not before and [n for _, n in kernel.cols] == [9]
+    x = np.random.default_rng(0).integers(0, 4, (2, 3, 9, 10, 1)).astype(np.float32)  # sums are exact
+    want, got = run(before, x=x), run(after, x=x)
+    for name in want:
+        np.testing.assert_array_equal(got[name], want[name])
+
+
 def test_sums_over_windows_keep_their_order_where_that_is_asked() -> None:
     graph = gradc.trace(lambda x, w: ops.conv2d(x, w, groups=6, padding=1), x="f32[2,6,20,24]", w="f32[6,1,3,3]")
     columns = {}

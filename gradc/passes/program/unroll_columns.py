@@ -4,13 +4,13 @@ longer axis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
 from ...ir.kernel import Buffer, Kernel, Program, Step
 from ...ir.statement import EFFECTS, REDUCTIONS, Axis, Stmt
-from ...ir.types import BOOL
+from ...ir.types import BOOL, Type
 from ..loops.accums import promote_accums
 from ..loops.hoist import hoist_loads
 from ..loops.legality import attempt
@@ -71,14 +71,14 @@ def _rewritten(
     types = program.types
     if (short := unswitchable_axes(kernel)) and (folded := unswitched(kernel, short)) is not None:
         return [folded.rehashed(types)], []
-    if windows := _reduces_windows(kernel):
+    if windows := _reduces_windows(kernel, types):
         kernel = hoist_loads(reorder(unroll(kernel, kernel.cols), [kernel.rows[-1][0]]), types)
-    elif _interleaves(kernel):
+    elif _interleaves(kernel, types):
         return [reorder(unroll(kernel, kernel.cols), [kernel.rows[-1][0]]).live.rehashed(types)], []
     if (step := _unroll_factor(kernel)) > 1:
         wide, part = split(kernel, kernel.cols[-1][0], step)
         return [unroll(wide, [part]).rehashed(types)], []
-    lane = None if windows or not reassociate else _axis_to_vectorize(kernel)
+    lane = None if windows or not reassociate else _axis_to_vectorize(kernel, types)
     if lane is None:
         return [kernel.rehashed(types) if windows else kernel], []
     if side_by_side and prod(n for _, n in kernel.cols if isinstance(n, int)) * len(kernel.body) <= LARGEST:
@@ -88,7 +88,7 @@ def _rewritten(
     return [hoist_loads(promote_accums(reorder(kernel, [lane])), types).rehashed(types)], []
 
 
-def _axis_to_vectorize(kernel: Kernel) -> str | None:
+def _axis_to_vectorize(kernel: Kernel, types: Mapping[str, Type]) -> str | None:
     """The row axis along which a kernel that accumulates into few columns reads contiguous memory; None if there is
     none.
     """
@@ -106,12 +106,12 @@ def _axis_to_vectorize(kernel: Kernel) -> str | None:
     for lane in reversed(kernel.rows):
         along = [s for s in loads if _depends_on(kernel, s, lane[0])]
         long = not isinstance(lane[1], int) or lane[1] >= max(FEWEST, 2 * prod(sizes))
-        if long and along and all(is_contiguous_along(kernel, s, lane[0]) for s in along):
+        if long and along and all(is_contiguous_along(kernel, s, lane[0], types) for s in along):
             return None if any(_depends_on(kernel, s, lane[0]) for s in effects) else lane[0]
     return None
 
 
-def _interleaves(kernel: Kernel) -> bool:
+def _interleaves(kernel: Kernel, types: Mapping[str, Type]) -> bool:
     """Whether a kernel interleaves a few arrays: its short columns choose among arrays that are contiguous along the
     rows.
     """
@@ -127,7 +127,7 @@ def _interleaves(kernel: Kernel) -> bool:
     return (
         len(along) > 1
         and min(bits) >= 8
-        and all(is_contiguous_along(kernel, s, lane) for s in along)
+        and all(is_contiguous_along(kernel, s, lane, types) for s in along)
         and not any(_depends_on(kernel, s, axis) for s in loads for axis, _ in kernel.cols)
         and all(_is_innermost(s, (lane, *(a for a, _ in kernel.cols))) for s in kernel.body if s.op == "store")
     )
@@ -204,13 +204,13 @@ def divisors(kernel: Kernel, axis: str) -> set[int]:
     }
 
 
-def _reduces_windows(kernel: Kernel) -> bool:
+def _reduces_windows(kernel: Kernel, types: Mapping[str, Type]) -> bool:
     """Whether a kernel reduces short columns of rows that overlap or adjoin: what it reads along them is contiguous
     along the last row axis.
     """
     sizes = [n for _, n in kernel.cols if isinstance(n, int)]
     count = prod(sizes)
-    if not kernel.rows or len(sizes) < len(kernel.cols) or not 2 <= count < LONGEST:
+    if not kernel.rows or len(sizes) < len(kernel.cols) or count < 2 or sizes[-1] >= LONGEST:
         return False  # as many as that fill vectors of their own
     lane, windows = kernel.rows[-1]
     if (isinstance(windows, int) and windows < FEWEST) or count * len(kernel.body) > LARGEST:
@@ -222,20 +222,26 @@ def _reduces_windows(kernel: Kernel) -> bool:
         bool(reductions)
         and all(kernel.stmts[s.args[0]].dtype is not BOOL for s in reductions)
         and all(
-            is_contiguous_along(kernel, s, lane) or not _depends_on(kernel, s, lane)
+            is_contiguous_along(kernel, s, lane, types) or not _depends_on(kernel, s, lane)
             for s in kernel.body
             if s.op == "load" and kernel.is_column(s)
         )
         and all(
-            not kernel.is_column(s) and is_contiguous_along(kernel, s, lane) for s in kernel.body if s.op == "store"
+            not kernel.is_column(s) and is_contiguous_along(kernel, s, lane, types)
+            for s in kernel.body
+            if s.op == "store"
         )
     )
 
 
-def is_contiguous_along(kernel: Kernel, s: Stmt, lane: str) -> bool:
-    """Whether an access moves along its buffer's last dimension, and no other, when axis ``lane`` does."""
+def is_contiguous_along(kernel: Kernel, s: Stmt, lane: str, types: Mapping[str, Type]) -> bool:
+    """Whether an access moves along the last dimension of its buffer that has more than one element, and no other, when
+    axis ``lane`` does.
+    """
     along = [
-        any(v == lane or (v.startswith("%") and lane in kernel.levels[v]) for v, _ in entry.terms) for entry in s.index
+        any(v == lane or (v.startswith("%") and lane in kernel.levels[v]) for v, _ in entry.terms)
+        for entry, size in zip(s.index, types[s.buffer].shape, strict=True)
+        if size != 1
     ]
     return bool(along) and along[-1] and not any(along[:-1])
 

@@ -4,14 +4,14 @@ several neighbouring elements at once.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from math import prod
 
 from ...ir.dims import evaluate, nominal
 from ...ir.kernel import Kernel, Program
 from ...ir.statement import REDUCTIONS, Axis, Stmt
-from ...ir.types import BOOL
+from ...ir.types import BOOL, Type
 from ..loops.legality import attempt
 from ..loops.reorder import reorder
 from ..loops.split import split
@@ -44,18 +44,18 @@ def unroll_windows(program: Program) -> Program:
     same windows, as those of a strided image's gradient, load these once; and which windows each is in is known.
     """
     temps = {b.name for b in program.of_kind("temp")}
-    return program.with_kernels(lambda kernel: _by_phases(_unrolled(kernel, temps)))
+    return program.with_kernels(lambda kernel: _by_phases(_unrolled(kernel, temps, program.types)))
 
 
-def _unrolled(kernel: Kernel, temps: Set[str]) -> Kernel:
-    lane = _lane(kernel, temps)
+def _unrolled(kernel: Kernel, temps: Set[str], types: Mapping[str, Type]) -> Kernel:
+    lane = _lane(kernel, temps, types)
     made = attempt(unroll, kernel, kernel.cols) if lane is not None else None
     if lane is None or made is None or len(made.body) > LARGEST:
         return kernel
     return _without_selects(reorder(made, [lane[0]]))
 
 
-def _lane(kernel: Kernel, temps: Set[str]) -> Axis | None:
+def _lane(kernel: Kernel, temps: Set[str], types: Mapping[str, Type]) -> Axis | None:
     """The row axis along which a kernel that reduces short columns, and does nothing else, is contiguous in inputs and
     outputs, or in temps if it has no others, which can be laid out so; None: there is none.
     """
@@ -74,7 +74,7 @@ def _lane(kernel: Kernel, temps: Set[str]) -> Axis | None:
     accesses = [s for s in accesses if s.buffer not in temps] or loads
     for lane in reversed(kernel.rows):
         long = not isinstance(lane[1], int) or lane[1] >= FEWEST
-        if long and loads and all(is_contiguous_along(kernel, s, lane[0]) for s in accesses):
+        if long and loads and all(is_contiguous_along(kernel, s, lane[0], types) for s in accesses):
             return lane
     return None
 

@@ -13,7 +13,7 @@ from ...ir.node import Node
 from ...ir.op import Alias, Checked, Expr, Library, Lookup, Movement, Reduction, Scan, Scatter
 from ...ir.pattern import Var, match, op
 from ...ir.statement import Index
-from ...ir.types import BF16, F16, F32
+from ...ir.types import BF16, BOOL, F16, F32
 from ...ir.walk import reachable
 from ...process.forks import cached_property
 from ...targets.cpu import CHEAP_COST, STORE_COST
@@ -238,7 +238,7 @@ class Scheduler:
         """
         lower = lowering(node)
         if isinstance(lower, Movement | Lookup | Alias):
-            return not self.read_under_masks(node)
+            return not (self.read_under_masks(node) or self.found_again_in_windows(node))
         if not isinstance(lower, Expr):
             return False
         if not self.shared_index(node) and self.costs_no_more_than_a_load(node):
@@ -282,6 +282,26 @@ class Scheduler:
         readers = [lower for lower in read if not isinstance(lower, Movement | Alias)]
         return bool(readers) and all(isinstance(lower, Lookup) and lower.mixes for lower in readers)
 
+    def found_again_in_windows(self, node: Node) -> bool:
+        """Whether to find an element of a value that is moved, in each window that has it, takes longer than to store
+        it once: of what is padded by reflection, or spread by a pooling's gradient.
+        """
+        times = self.times_in_windows(node, spread=True)
+        return times > 1 and self.cost_to_find(node) * (times - 1) > STORE_COST
+
+    def cost_to_find(self, node: Node) -> int:
+        """The statements that select an element of a moved value, and compute its place and what is not in memory;
+        loads, and masks of their bounds, which hold for all of a row's interior, are none.
+        """
+        builder = KernelBuilder(
+            IterationSpace(node.shape), lambda at: f"@{id(at)}" if at in self.in_memory else None, lambda at: "constant"
+        )
+        try:
+            builder.read(node, builder.domain.index())
+        except CannotInline:  # what it is made of needs memory, and it is visited again after that has some
+            return 0
+        return sum(s.op not in ("load", "const", "size") and s.dtype is not BOOL for s in builder.body)
+
     def stored(self, node: Node) -> bool:
         """Whether a group computes it, or it lies in memory."""
         return node in self.in_memory or node in self.group_of
@@ -310,19 +330,24 @@ class Scheduler:
             return False
         return cost <= CHEAP_COST and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
 
-    def times_in_windows(self, node: Node) -> float:
+    def times_in_windows(self, node: Node, spread: bool = False) -> float:
         """How many windows an element of it is in, if it is read in windows, else 1; on a GPU the threads that read an
         element share what memory gives them, and :mod:`.recompute` weighs it.
+
+        :param spread: how many elements of windows it is, also where it is broadcast and computed with before.
         """
-        most, pending = 1.0, [node]
+        most, size, pending, seen = 1.0, nbytes(node) or 1, [node], {node}
         while self.host and pending:
             at = pending.pop()
             for user in self.users[at]:
-                if isinstance(lowering(user), Movement | Alias) and not user.op.indices:
-                    if user.op.fills:
-                        most = max(most, nbytes(user) / max(nbytes(at), 1))
-                    else:
-                        pending.append(user)
+                moved = isinstance(lowering(user), Movement | Alias) and not user.op.indices
+                if moved and user.op.fills:
+                    most = max(most, nbytes(user) / (size if spread else max(nbytes(at), 1)))
+                elif user not in seen and (
+                    moved or (spread and isinstance(lowering(user), Expr) and nbytes(at) > size)
+                ):
+                    seen.add(user)
+                    pending.append(user)
         return most
 
     def computed_once(self, node: Node) -> bool:
