@@ -37,6 +37,17 @@ enum {
   GRADC_LOOP_TASKS = 8     /* tasks of a loop from which each has blocks of its own */
 };
 
+/* An element of a local array as a value: gcc makes no memcpy of a loop that stores it, for which the array, of sums that
+ * belong into registers, lay in memory where they are added up. */
+#ifdef __has_builtin
+#if __has_builtin(__builtin_assoc_barrier)
+#define GRADC_VALUE(element) __builtin_assoc_barrier(element)
+#endif
+#endif
+#ifndef GRADC_VALUE
+#define GRADC_VALUE(element) (element)
+#endif
+
 /* GRADC_BOUNDS: the address of an element; of one outside its array, which is reported, a place of the thread's own. */
 static __attribute__((unused, noinline)) void *gradc_guarded(const gradc_ctx *ctx, i64 site, const void *array, i64 at, i64 count, i64 bytes) {
   static _Thread_local i64 nowhere[2];

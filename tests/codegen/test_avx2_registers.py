@@ -14,8 +14,8 @@ from gradc.codegen.text import template_dirs
 from gradc.runtime.host.toolchain import FLAGS, find_compiler
 
 
-def blocks(module: gradc.Module, needed: str, tmp_path: Path) -> list[str]:
-    """The basic blocks of a module's forward, compiled for AVX2, that have an instruction several times."""
+def assembly(module: gradc.Module, tmp_path: Path) -> str:
+    """A module's forward, compiled for AVX2."""
     compiler = find_compiler()
     if "clang" in compiler.version or not compiler.target.startswith("x86_64"):
         pytest.skip("gcc's code for x86-64")
@@ -24,7 +24,12 @@ def blocks(module: gradc.Module, needed: str, tmp_path: Path) -> list[str]:
     include = [f"-I{path / part}" for path in template_dirs() for part in ("cpu", "common")]
     flags = [flag for flag in FLAGS if flag != "-march=native"]
     command = [*compiler.argv, *flags, "-march=haswell", *include, "-S", "-o", "-", str(source)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def blocks(module: gradc.Module, needed: str, tmp_path: Path) -> list[str]:
+    """The basic blocks of :func:`assembly` that have an instruction several times."""
+    text = assembly(module, tmp_path)
     return [block for block in re.split(r"^\.L\d+:$", text, flags=re.M) if block.count(needed) > 1]
 
 
@@ -47,3 +52,9 @@ def test_codes_of_a_code_book(tmp_path: Path) -> None:
     )
     looked_up = blocks(gradc.compile(graph, target="cpu"), "vpermps", tmp_path)
     assert looked_up and not any("(%rsp)" in b for b in looked_up)
+
+
+def test_a_fill_is_a_memset(tmp_path: Path) -> None:
+    """The C library fills large arrays without reading their lines: registers of sums cost other loops no such call."""
+    module = gradc.compile(gradc.trace(lambda x: ops.where(x != x, 0.0, 0.0), x="f64[N]"), target="cpu")
+    assert "memset" in assembly(module, tmp_path)

@@ -54,9 +54,6 @@ FLAGS = (
     # gcc 12 miscompiles a masked load near a prefetch of the next row: it substitutes the load's address after the
     # pointer has been advanced, so that the wrong row is read
     "-fno-tree-ter",
-    # a vector that is stored from an accumulator becomes a memcpy of the accumulators' array, which then lies in memory
-    # during the loop that adds up, not in registers
-    "-fno-tree-loop-distribute-patterns",
     "-fno-strict-aliasing",
     "-fvisibility=hidden",
 )
@@ -70,7 +67,6 @@ _INSTEAD = {
     "-fno-tree-pre": (),
     "-fno-thread-jumps": (),
     "-fno-tree-ter": (),
-    "-fno-tree-loop-distribute-patterns": (),
     "-fvisibility=hidden": (),
     "-std=gnu11": (),
     "-std=gnu++17": (),

@@ -110,7 +110,7 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
             #pragma omp simd
             for (i64 e = lane0; e < lane0 + gradc_min(16, GRADC_VECTOR / 4); e++) {
             const i64 i1 = c0 + e;
-            target0[i1] = sum0[e];
+            target0[i1] = GRADC_VALUE(sum0[e]);
           }
         }
       }
