@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import ctypes
 import datetime
 import functools
 import json
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from .alternated import least
-from .worker import memory
+from .worker import peak
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT = 300
@@ -200,10 +199,7 @@ def _peak(call: Callable[..., Any], model: Any, batch: Any) -> float:
     for _ in range(2):
         step(call, model, batch)
     model.zero_grad(set_to_none=True)
-    ctypes.CDLL(None).malloc_trim(0)  # what is free in the heap would hide what a step takes
-    before = memory("VmRSS", afresh=True)
-    step(call, model, batch)
-    return max(memory("VmHWM") - before, 0.0)
+    return peak(lambda: step(call, model, batch))
 
 
 def _coverage(report: Any) -> dict[str, Any]:
