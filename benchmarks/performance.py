@@ -256,7 +256,7 @@ def lookups(folder: Path = RESULTS) -> list[str]:
             cells = [f"{row['law']}, {row['rows']:,} x {row['width']}", f"{row['distinct']:,}"]
             for way in ("forward", "backward"):
                 us = row["us"][way]
-                cells += [f"{us['gradc']:,.0f}", f"{us['floor']:,.0f}", f"{row['share'][way]:.0%}"]
+                cells += [f"{us['gradc']:,.0f}", f"{us['floor']:,.0f}", f"{100 * row['share'][way]:.0f} %"]
             lines.append(f"| {' | '.join(cells)} |")
         parts += [_of_machine(path, data), "\n".join(lines) + "\n"]
     return [LOOKUPS, *parts] if parts else []
