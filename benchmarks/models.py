@@ -3,19 +3,21 @@ beside eager mode and inductor.
 
 For each model and engine, in a process of its own with a limit of its own: the share of its ops that gradc runs and why
 it does not run the others; value and every parameter's gradient against eager mode in f64, in f64 and in f32; seconds
-of a cold compilation and of a step; megabytes of a warm step (``peak_MB``: the high-water mark of resident memory that
-is reset before it, less what is resident then) and of the process with its compilation (``process_MB``: ru_maxrss after
-the steps, less ru_maxrss before the first; compilers are processes of their own and not in it).  Writes a table and one
-JSON, a row as soon as it is known: called again it goes on where it ended.  Nothing here is a test.  Needs
-``gradc[torch]``, transformers and timm.  ``python -m benchmarks.model_curves`` trains some of them.
+of a cold compilation; megabytes of a warm step (``peak_MB``: the high-water mark of resident memory that is reset
+before it, less what is resident then) and of the process with its compilation (``process_MB``: ru_maxrss after the
+steps, less ru_maxrss before the first; compilers are processes of their own and not in it).  In one process more the
+engines take turns at warm steps (``steps_ms``: processor time, so that a machine need not be quiet; ``--steps`` is of
+these alone).  Writes a table and one JSON, a row as soon as it is known: called again it goes on where it ended.
+Nothing here is a test.  Needs ``gradc[torch]``, transformers and timm.  ``python -m benchmarks.model_curves`` trains
+some of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import ctypes
 import datetime
+import functools
 import json
 import os
 import platform
@@ -30,16 +32,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .worker import memory
+from .alternated import least
+from .worker import peak
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT = 300
 """Seconds that one model may take with one engine."""
-REPEATS = 5
+ROUNDS, SECONDS = 7, 0.1
+"""Of the turns that engines take, and processor seconds of a turn: two steps at least."""
 THREADS = 1
 """Of every engine: threads that wait for each other a few times a millisecond measure what else the machine does."""
 ENGINES = ("gradc", "inductor")
 ALL_ENGINES = ("eager", *ENGINES)
+STEPS, FASTER = "steps", "the faster of both"
+"""What is measured of all engines together, and what eager mode and inductor are called then."""
 F64_ERROR, F32_FACTOR, F32_EPSILON = 1e-8, 4.0, 2.0**-23
 SMALL = 1e-4
 """A tensor's error is relative to its largest element, or to this part of the largest element of any gradient: where a
@@ -86,18 +92,14 @@ def measure(name: str, engine: str) -> None:
 
     import gradc.torch
 
-    from .model_list import MODELS, cast
+    from .model_list import cast
 
     def fresh(backend: Any, dtype: Any) -> tuple[Callable[..., Any], Any, Any]:
         torch._dynamo.reset()
-        twin = copy.deepcopy(model).to(dtype)
-        return (torch.compile(twin, backend=backend) if backend else twin), twin, cast(batch, dtype)
+        return *_compiled(model, backend, dtype), cast(batch, dtype)
 
-    torch.manual_seed(0)
-    torch.set_num_threads(THREADS)
-    torch._dynamo.config.allow_rnn = True  # else Dynamo leaves torch.nn's recurrent layers, and what calls them, alone
-    model, batch = MODELS[name].build()
-    call, twin, _ = fresh({"eager": None, "gradc": gradc.torch.backend}.get(engine, engine), torch.float32)
+    model, batch = _built(name)
+    call, twin, _ = fresh(_backend(engine), torch.float32)
     most, began = _most_resident(), time.perf_counter()
     found = step(call, twin, batch)
     found = {name: value.clone() for name, value in found.items()}
@@ -105,7 +107,7 @@ def measure(name: str, engine: str) -> None:
     if engine == "gradc":
         _say(coverage=_coverage(gradc.torch.report()))
     _say(**{engine: compiled})
-    _say(**{engine: {**compiled, **_timed(call, twin, batch), "process_MB": _most_resident() - most}})
+    _say(**{engine: {**compiled, "peak_MB": _peak(call, twin, batch), "process_MB": _most_resident() - most}})
     truth = step(*fresh(_wide(lambda gm, inputs: gm.forward, exact=True), torch.float64))
     value, gradient, worst = errors(found, truth)
     _say(**{f"{engine}_f32": {"value": value, "gradient": gradient, "worst": worst}})
@@ -113,6 +115,43 @@ def measure(name: str, engine: str) -> None:
         value, gradient, worst = errors(step(*fresh(_wide(gradc.torch.backend), torch.float64)), truth)
         _say(gradc_f64={"value": value, "gradient": gradient, "worst": worst})
     _say(parameters=sum(p.numel() for p in model.parameters()))
+
+
+def take_turns(name: str, engines: Sequence[str]) -> None:
+    """Print what a warm step of a model takes with each engine, in milliseconds, as a line of JSON."""
+    import torch
+
+    model, batch = _built(name)
+    pairs = {engine: _compiled(model, _backend(engine), torch.float32) for engine in engines}
+    seconds = least({e: functools.partial(step, *pair, batch) for e, pair in pairs.items()}, ROUNDS, SECONDS)
+    _say(steps_ms={engine: each * 1e3 for engine, each in seconds.items()})
+
+
+def _built(name: str) -> tuple[Any, Any]:
+    """A model and its batch, with what torch is told before."""
+    import torch
+
+    from .model_list import MODELS
+
+    torch.manual_seed(0)
+    torch.set_num_threads(THREADS)
+    torch._dynamo.config.allow_rnn = True  # else Dynamo leaves torch.nn's recurrent layers, and what calls them, alone
+    model, batch = MODELS[name].build()
+    return model, batch
+
+
+def _backend(engine: str) -> Any:
+    import gradc.torch
+
+    return {"eager": None, "gradc": gradc.torch.backend}.get(engine, engine)
+
+
+def _compiled(model: Any, backend: Any, dtype: Any) -> tuple[Callable[..., Any], Any]:
+    """A copy of a model, as it is called and as it is; in eager mode, where no backend is given, both are one."""
+    import torch
+
+    twin = copy.deepcopy(model).to(dtype)
+    return (torch.compile(twin, backend=backend) if backend else twin), twin
 
 
 def _most_resident() -> float:
@@ -155,19 +194,12 @@ def _say(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def _timed(call: Callable[..., Any], model: Any, batch: Any) -> dict[str, float]:
-    """The fastest of several warm steps, and what it takes of memory beside what the process holds between steps."""
-    step(call, model, batch)
-    seconds = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
+def _peak(call: Callable[..., Any], model: Any, batch: Any) -> float:
+    """Megabytes that a warm step takes beside what the process holds between steps."""
+    for _ in range(2):
         step(call, model, batch)
-        seconds.append(time.perf_counter() - began)
     model.zero_grad(set_to_none=True)
-    ctypes.CDLL(None).malloc_trim(0)  # what is free in the heap would hide what a step takes
-    before = memory("VmRSS", afresh=True)
-    step(call, model, batch)
-    return {"step_ms": 1e3 * min(seconds), "peak_MB": max(memory("VmHWM") - before, 0.0)}
+    return peak(lambda: step(call, model, batch))
 
 
 def _coverage(report: Any) -> dict[str, Any]:
@@ -183,20 +215,23 @@ def _coverage(report: Any) -> dict[str, Any]:
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
-def row_of(name: str, engines: Sequence[str], limit: float) -> dict[str, Any]:
-    """A model's row with these engines; an engine that did not come to an end says so under its ``"failed"``."""
+def row_of(name: str, parts: Sequence[str], engines: Sequence[str], limit: float) -> dict[str, Any]:
+    """A model's row: of each engine that is a part, and of the turns of ``engines`` where ``"steps"`` is one.
+
+    What did not come to an end says so under its ``"failed"``.
+    """
     row: dict[str, Any] = {"name": name}
-    for engine in engines:
-        found = run(name, ("--engines", engine, "--one"), limit)
+    for part in parts:
+        found = run(name, ("--engines", *engines, "--one", part), limit)
         failed = found.pop("failed", None)
         row |= found
         if failed:
-            row[engine] = {**row.get(engine, {}), "failed": failed}
+            row[part] = {**row.get(part, {}), "failed": failed}
     return row
 
 
 def run(
-    name: str, arguments: tuple[str, ...] = ("--one",), limit: float = LIMIT, module: str = "benchmarks.models"
+    name: str, arguments: Sequence[str] = ("--one",), limit: float = LIMIT, module: str = "benchmarks.models"
 ) -> dict[str, Any]:
     """What a process of its own says of a model, on empty caches; ``"failed"`` where it did not come to an end."""
     found: dict[str, Any] = {"name": name}
@@ -265,7 +300,7 @@ def line(row: Mapping[str, Any]) -> str:
         row["name"], cover.get("ops", "-"), f"{cover['share']:.0%}" if cover else "-", cover.get("regions", "-"),
         f"{max(f64['value'], f64['gradient']):.0e}" if f64 else "-", ratio,
         *(_cell(each, "compile_s", ".1f") for each in (ours, theirs)),
-        *(_cell(each, "step_ms", ".1f") for each in (ours, eager, theirs)),
+        *(_cell(row.get("steps_ms", {}), each, ".1f") for each in ("gradc", "eager", "inductor")),
         *(_cell(each, "peak_MB", ".0f") for each in (ours, eager, theirs)),
     ]  # fmt: skip
     text = "".join(
@@ -276,7 +311,7 @@ def line(row: Mapping[str, Any]) -> str:
     for op, _, count in cover.get("left", ()):
         left[op] = left.get(op, 0) + count
     after = ["" if is_right(row) else "WRONG" if f64 else "", ", ".join(f"{n} {op}" for op, n in left.items())]
-    failed = [f"{e}: {row[e]['failed']}" for e in ALL_ENGINES if "failed" in row.get(e, ())]
+    failed = [f"{part}: {row[part]['failed']}" for part in (*ALL_ENGINES, STEPS) if "failed" in row.get(part, ())]
     return "  ".join([text, *filter(None, [*after, *failed, row.get("failed", "")])])
 
 
@@ -316,11 +351,12 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure also what the JSON has already")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one model and engine")
     parser.add_argument("--engines", nargs="+", default=ALL_ENGINES, choices=ALL_ENGINES, help="which are measured")
+    parser.add_argument("--steps", action="store_true", help="measure warm steps alone")
     parser.add_argument("--show", action="store_true", help="print the table of the JSON, and measure nothing")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # a process of its own asks for these
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # a process of its own asks for this part
     given = parser.parse_args()
     if given.one:
-        return measure(given.names[0], given.engines[0])
+        return take_turns(given.names[0], given.engines) if given.one == STEPS else measure(given.names[0], given.one)
     if given.show:
         rows = json.loads(given.json.read_text())["models"]
         return print("\n".join([heading(), *map(line, rows), summary(rows)]))
@@ -332,26 +368,35 @@ def main() -> None:
     print(heading())
     rows = []
     known = json.loads(given.json.read_text())["models"] if given.json.exists() and not given.again else []
-    done = {(row["name"], engine) for row in known for engine in ALL_ENGINES if _is_complete(row, engine)}
+    parts = (*(() if given.steps else given.engines), STEPS)
+    done = {(row["name"], part) for row in known for part in parts if _is_complete(row, part, given.engines)}
     for name in given.names or MODELS:
-        engines = [engine for engine in given.engines if (name, engine) not in done]
-        rows.append(save(given.json, "models", row_of(name, engines, given.limit)))
+        missing = [part for part in parts if (name, part) not in done]
+        rows.append(save(given.json, "models", row_of(name, missing, given.engines, given.limit)))
         print(line(rows[-1]), flush=True)
     print(summary(rows))
 
 
-def _is_complete(row: Mapping[str, Any], engine: str) -> bool:
-    """Whether an engine's part of a row is there, its end by the limit included."""
-    return "failed" in row.get(engine, ()) or (engine in row and f"{engine}_f32" in row)
+def _is_complete(row: Mapping[str, Any], part: str, engines: Sequence[str]) -> bool:
+    """Whether a part of a row is there, its end by the limit included."""
+    if "failed" in row.get(part, ()):
+        return True
+    return row.get("steps_ms", {}).keys() >= set(engines) if part == STEPS else f"{part}_f32" in row
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """How many models are whole, and how many right; how gradc's times compare where both were taken."""
     text = f"{len(rows)} models: {sum(map(is_whole, rows))} whole, {sum(map(is_right, rows))} right"
-    for what, peer, name in (("compile time", "inductor", "compile_s"), ("a step", "eager", "step_ms")):
-        ratios = [r["gradc"][name] / r[peer][name] for r in rows if all(name in r.get(e, ()) for e in ("gradc", peer))]
+    times = [{e: row[e]["compile_s"] for e in ENGINES if "compile_s" in row.get(e, ())} for row in rows]
+    steps = [row.get("steps_ms", {}) for row in rows]
+    fastest = [s | {FASTER: min(s["eager"], s["inductor"])} for s in steps if {"eager", "inductor"} <= s.keys()]
+    for what, each, peer in (
+        ("compile time", times, "inductor"), ("a step", steps, "eager"), ("a step", fastest, FASTER)
+    ):  # fmt: skip
+        ratios = [one["gradc"] / one[peer] for one in each if {"gradc", peer} <= one.keys()]
         if ratios:
-            text += f"; {what} {statistics.geometric_mean(ratios):.2f} of {peer}'s ({len(ratios)} models)"
+            most = f"the most {max(ratios):.2f}, {len(ratios)} models"
+            text += f"; {what} {statistics.geometric_mean(ratios):.2f} of {peer}'s ({most})"
     return text
 
 

@@ -1,4 +1,4 @@
-"""docs/performance.md: tables and pictures of every processor whose results lie in ``benchmarks/results/cpu-*.json``.
+"""docs/performance.md: tables and pictures of every processor whose results lie in ``benchmarks/results``.
 
 python -m benchmarks.performance [--check]     writes the page and its pictures; with --check says whether it is stale
 """
@@ -8,8 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from gradc.inspect.plot import Axis, plot, side_by_side
 
 from .__main__ import RESULTS, disturbed, geometric_mean, picture
 from .cases import all_cases
@@ -17,8 +21,7 @@ from .cases import all_cases
 PAGE = Path("docs/performance.md")
 HEAD = """# Performance on CPUs
 
-Written by `python -m benchmarks.performance` from `benchmarks/results/cpu-*.json`; do not edit (a test fails when it
-is stale).
+Written by `python -m benchmarks.performance` from `benchmarks/results`; do not edit (a test fails when it is stale).
 
 ## How to measure
 
@@ -66,7 +69,7 @@ def ratio(row: dict[str, Any] | None, peer: str) -> str:
     return f"{row[f'ratio_{peer}']:.2f}{'*' if disturbed(row) else ''}"
 
 
-def side_by_side(found: dict[str, Any]) -> list[str]:
+def ratios(found: dict[str, Any]) -> list[str]:
     """One table: the ratios of each processor, a row a case."""
     titles = [f"{data['machine']['cpu']}, {threads_of(data)}" for data in found.values()]
     rows = [{row["id"]: row for row in data["cases"]} for data in found.values()]
@@ -177,11 +180,123 @@ def calls(folder: Path = RESULTS) -> list[str]:
     return [CALLS, *parts] if parts else []
 
 
+MODELS = """## Whole models
+
+A training step of well-known models with random weights, in milliseconds of processor time (`python -m
+benchmarks.models --steps`, one thread, the engines in turn in one process).
+"""
+QUANTIZED = """## A block of quantized weights
+
+Forward and the gradient of the input of one block of a Llama (width 1024) whose linear layers hold codes: milliseconds
+of processor time, and in brackets the megabytes that a step takes beside the codes (`python -m
+benchmarks.quantized_block`, one thread, the engines in turn in one process). *Dequantise* writes each weight out in
+torch's ops and multiplies by MKL. Where a file is older than its memory, or has no such engine, there is a dash.
+[quantized.md](quantized.md) tells what they do.
+"""
+LOOKUPS = """## Lookups and updates of tables
+
+4,096 bags of 20 rows, and the same with the backward and the update by rowwise Adagrad; shares are of the bandwidth
+that the machine has for rows at these places (`python -m benchmarks.lookups`, one thread).
+[embeddings.md](embeddings.md#how-near-to-memory) tells what bounds them.
+"""
+_WAYS = ("gradc", "torchao", "bitsandbytes", "dequantise", "inductor")
+
+
+def _of_machine(path: Path, data: dict[str, Any]) -> str:
+    return f"{data['machine']['cpu']} (`benchmarks/results/{path.name}`):\n"
+
+
+def models(folder: Path = RESULTS) -> list[str]:
+    """Warm steps of whole models, of each file that has such."""
+    parts = []
+    for path in sorted(folder.glob("models-*.json")):
+        data = json.loads(path.read_text())
+        rows = [row for row in data["models"] if "steps_ms" in row]
+        if not rows:
+            continue
+        lines = ["| model | gradc | eager | inductor | of eager | of the faster |", "|---|---|---|---|---|---|"]
+        for row in rows:
+            ms = row["steps_ms"]
+            peers = [ms[e] for e in ("eager", "inductor") if e in ms]
+            cells = [_cell(ms, e, ".2f") for e in ("gradc", "eager", "inductor")]
+            cells += [f"{ms['gradc'] / ms['eager']:.2f}", f"{ms['gradc'] / min(peers):.2f}" if peers[1:] else "-"]
+            lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+        mean = statistics.geometric_mean(row["steps_ms"]["gradc"] / row["steps_ms"]["eager"] for row in rows)
+        lines.append(f"| geometric mean of {len(rows)} | | | | {mean:.2f} | |")
+        parts += [_of_machine(path, data), "\n".join(lines) + "\n"]
+    return [MODELS, *parts] if parts else []
+
+
+def quantized(folder: Path = RESULTS) -> list[str]:
+    """The block of quantized weights on each processor."""
+    parts = []
+    for path in sorted(folder.glob("quantized_block-*.json")):
+        data = json.loads(path.read_text())
+        lines = [f"| format, rows | {' | '.join(_WAYS)} | gradc / fastest other |", "|---" * (len(_WAYS) + 2) + "|"]
+        for row in data["records"].get("1", ()):
+            cells = []
+            for way in _WAYS:
+                MB = f" ({row['MB'][way]:.1f})" if way in row.get("MB", ()) else ""
+                cells.append(f"{row['ms'][way]:.1f}{MB}" if way in row["ms"] else "-")
+            lines.append(f"| {row['format']}, {row['rows']} | {' | '.join(cells)} | {row['share']:.2f} |")
+        parts += [_of_machine(path, data), "\n".join(lines) + "\n"]
+    return [QUANTIZED, *parts] if parts else []
+
+
+def lookups(folder: Path = RESULTS) -> list[str]:
+    """Lookups and updates of tables on each processor."""
+    parts = []
+    for path in sorted(folder.glob("lookups-*.json")):
+        data = json.loads(path.read_text())
+        lines = [
+            "| indices, table | distinct rows | forward us | floor | share | backward, update us | floor | share |",
+            "|---" * 8 + "|",
+        ]
+        for row in data["lookups"]:
+            cells = [f"{row['law']}, {row['rows']:,} x {row['width']}", f"{row['distinct']:,}"]
+            for way in ("forward", "backward"):
+                us = row["us"][way]
+                cells += [f"{us['gradc']:,.0f}", f"{us['floor']:,.0f}", f"{100 * row['share'][way]:.0f} %"]
+            lines.append(f"| {' | '.join(cells)} |")
+        parts += [_of_machine(path, data), "\n".join(lines) + "\n"]
+    return [LOOKUPS, *parts] if parts else []
+
+
+def picture_of_block(rows: list[dict[str, Any]], formats: Sequence[str]) -> str:
+    """Times and memory of a block over rows, for each format a pair of plots: SVG."""
+    plots = []
+    for name in formats:
+        found = [row for row in rows if row["format"] == name]
+        for key, label, unit in (("ms", "processor time of a step", "ms"), ("MB", "memory beside the codes", "MB")):
+            lines = {
+                way: [(row["rows"], max(row[key][way], 0.1)) for row in found if way in row.get(key, ())]
+                for way in _WAYS
+            }
+            up = Axis(unit, base=10)
+            plots.append(
+                plot({w: p for w, p in lines.items() if p}, Axis("rows", base=2), up, title=f"{name}: {label}")
+            )
+    return side_by_side(plots)
+
+
+def picture_of_lookups(rows: list[dict[str, Any]]) -> str:
+    """Shares of the bandwidth over the rows of a table, forward and backward: SVG."""
+    plots = []
+    for way, title in (("forward", "lookups"), ("backward", "gradient and update by rowwise Adagrad")):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            lines.setdefault(f"{row['law']} x {row['width']}", []).append((row["rows"], 100 * row["share"][way]))
+        plots.append(
+            plot(lines, Axis("rows of the table", base=10), Axis("% of bandwidth", limits=(0, 110)), title=title)
+        )
+    return side_by_side(plots)
+
+
 def page(found: dict[str, Any]) -> str:
     parts = [HEAD]
     if found:
-        parts += ["## Ratios\n", "\n".join(side_by_side(found)) + "\n"]
-    parts += calls()
+        parts += ["## Ratios\n", "\n".join(ratios(found)) + "\n"]
+    parts += calls() + models() + quantized() + lookups()
     for name, data in found.items():
         machine = data["machine"]
         known = (f"{word} {machine[word]}" for word in ("python", "numpy", "torch") if word in machine)
@@ -197,6 +312,13 @@ def page(found: dict[str, Any]) -> str:
 def pages(found: dict[str, Any]) -> dict[Path, str]:
     """What is written: the page, and a picture for each file of results."""
     pictures = {PAGE.with_name(name).with_suffix(".svg"): picture(data["cases"]) for name, data in found.items()}
+    for path in sorted(RESULTS.glob("quantized_block-*.json")):
+        rows = [row for row in json.loads(path.read_text())["records"].get("1", ()) if "MB" in row]
+        if rows:
+            pictures[PAGE.with_name(path.name).with_suffix(".svg")] = picture_of_block(rows, ("int8", "nf4"))
+    for path in sorted(RESULTS.glob("lookups-*.json")):
+        rows = json.loads(path.read_text())["lookups"]
+        pictures[PAGE.with_name(path.name).with_suffix(".svg")] = picture_of_lookups(rows)
     return {PAGE: page(found), **pictures}
 
 

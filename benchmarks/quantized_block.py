@@ -8,12 +8,14 @@ layers in eager mode; ``dequantise`` writes each weight out in torch's ops and m
 torch.compile of that.  gradc takes the library's layers where there are such, else those that are written out.  What is
 not installed is left out, and said.  The gradient is that of the block's input (weights are frozen, as adapters have
 them).  Times are processor times of the process, the least of several repetitions; the share is gradc's of the fastest
-other's.  Before anything is timed, values and gradients are held against f64.
+other's.  ``MB`` is the most memory that a step takes beside the codes and what else is there between steps.  Before
+anything is measured, values and gradients are held against f64.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import json
@@ -25,6 +27,7 @@ from typing import Any
 
 from . import alternated
 from .__main__ import RESULTS, machine, processor, words_of
+from .worker import peak
 
 WIDTH, HIDDEN, HEADS, KV_HEADS = 1024, 2816, 16, 4
 SIZE = WIDTH // HEADS
@@ -285,10 +288,11 @@ def measured(name: str, rows: int, chosen: tuple[str, ...]) -> dict[str, Any]:
     x, g = (torch.randn(rows, WIDTH, generator=generator) for _ in range(2))
     x.requires_grad_()
     checked(FORMATS[name], models, x, g)
-    ms = least({engine: lambda model=model: step(model, x, g) for engine, model in models.items()})  # type: ignore[misc]
+    calls = {engine: functools.partial(step, model, x, g) for engine, model in models.items()}
+    ms = least(calls)
     others = [t for engine, t in ms.items() if engine != "gradc"]
     share = ms["gradc"] / min(others) if "gradc" in ms and others else None
-    return {"format": name, "rows": rows, "ms": ms, "share": share}
+    return {"format": name, "rows": rows, "ms": ms, "share": share, "MB": {e: peak(call) for e, call in calls.items()}}
 
 
 def save(record: dict[str, Any], threads: int) -> None:
@@ -319,13 +323,15 @@ def main() -> int:
     warnings.simplefilter("ignore")
     _torch().set_num_threads(given.threads)
     chosen = tuple(given.engines.split(","))
-    print(f"{'ms, threads: ' + str(given.threads):<24}" + "".join(f"{name:>14}" for name in (*chosen, "share")))
+    heads = (*chosen, "share", *(f"{name} MB" for name in chosen))
+    print(f"{'ms, threads: ' + str(given.threads):<24}" + "".join(f"{head:>17}" for head in heads))
     for name in given.formats or FORMATS:
         for rows in map(int, given.rows.split(",")):
             r = measured(name, rows, chosen)
             cells = [f"{r['ms'][e]:.2f}" if e in r["ms"] else "" for e in chosen]
             cells.append("" if r["share"] is None else f"{r['share']:.2f}")
-            print(f"{name + ', ' + str(rows):<24}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+            cells += [f"{r['MB'][e]:.1f}" if e in r["MB"] else "" for e in chosen]
+            print(f"{name + ', ' + str(rows):<24}" + "".join(f"{cell:>17}" for cell in cells), flush=True)
             if given.save:
                 save(r, given.threads)
     return 0

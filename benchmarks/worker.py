@@ -207,17 +207,26 @@ def memory(field: str, afresh: bool = False) -> float:
     """Megabytes of this process: VmRSS now, or VmHWM, the most since it was counted afresh; 0 where the system does not
     say.
 
-    :param afresh: begin to count; what malloc keeps of freed memory (of the inputs' making) goes back first, for who
-        takes memory from malloc would be given it uncounted.
+    :param afresh: begin to count; what malloc and gradc's pool keep of freed memory (of the inputs' making, of calls
+        before) goes back first, for who takes memory from there would be given it uncounted.
     """
     try:
         if afresh:
+            if arrays := sys.modules.get("gradc.runtime.host.arrays"):
+                arrays.pool.trim()
             getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)  # glibc's
             Path("/proc/self/clear_refs").write_text("5")
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0.0
     return next((int(line.split()[1]) / 1000 for line in lines if line.startswith(field + ":")), 0.0)
+
+
+def peak(call: Callable[[], Any]) -> float:
+    """Megabytes that a call takes beside what the process holds between calls."""
+    before = memory("VmRSS", afresh=True)
+    call()
+    return max(memory("VmHWM") - before, 0.0)
 
 
 def graph_to_callable(who: str, name: str) -> None:

@@ -1,5 +1,5 @@
-"""Fine-tunes a small quantized Llama: adapters (LoRA) beside frozen codes, and, which QLoRA cannot do, the scales of
-the codes themselves.
+"""Fine-tunes a small quantized Llama: adapters (LoRA) beside frozen codes, and, which QLoRA cannot do, the scales and
+zero points of the codes themselves.
 
 A Llama (grouped queries, RMSNorm, SwiGLU, rotary positions, tied head) learns one part of a text in f32.  Its linear
 layers are then quantized, in some of five formats, and fine-tuned on another part.
@@ -82,16 +82,20 @@ def batches(words, count, seed):
 
 @dataclass(frozen=True)
 class Format:
-    """:param quantize: f32[rows, columns] -> its arrays by name.  :param decode: (nodes of these, the factors of the
-    scales, which learn, one for each group of a row) -> the weight.  :param group: weights of a row that have a scale.
+    """:param quantize: f32[rows, columns] -> its arrays by name.  :param decode: (nodes of these, what can learn of
+    them: a factor of each group's ``scale``, and its ``zero`` point where there are such) -> the weight.
+    :param group: weights of a row that have a scale.
     """
 
     quantize: Callable
     decode: Callable
     group: int | None = None
 
-    def groups(self, shape):
-        return shape[0], shape[1] // (self.group or shape[1])
+    def parts(self, w):
+        """What stays of a weight, and what can learn: scales as they are, and zero points."""
+        stay = self.quantize(w)
+        learn = {"scale": np.ones((w.shape[0], w.shape[1] // (self.group or w.shape[1])), np.float32)}
+        return stay, learn | {name: stay.pop(name) for name in ["zero"] if name in stay}
 
 
 NF4 = np.asarray(gradc.interp.run(gradc.trace(lambda: ops.nf4_codebook()))["y"])
@@ -142,19 +146,19 @@ def quantize_mxfp4(w):
     return {"codes": codes, "scale": scale.astype(ml_dtypes.float8_e8m0fnu)}
 
 
-def decode_nf4(p, factor):
+def decode_nf4(p, learned):
     scale = ops.dequantize(p["scale"], p["step"], block=p["scale"].shape) + p["mean"]
-    return ops.dequantize_nf4(p["codes"], scale * factor, block=(1, 64))
+    return ops.dequantize_nf4(p["codes"], scale * learned["scale"], block=(1, 64))
 
 
-def decode(p, factor):
+def decode(p, learned):
     columns = p["codes"].shape[1]
-    scale = ops.cast(p["scale"], "f32") * factor
-    return ops.dequantize(p["codes"], scale, p.get("zero"), block=(1, columns // factor.shape[1]))
+    scale = ops.cast(p["scale"], "f32") * learned["scale"]
+    return ops.dequantize(p["codes"], scale, learned.get("zero"), block=(1, columns // scale.shape[1]))
 
 
 FORMATS = {
-    "f32": Format(lambda w: {"codes": w}, lambda p, factor: p["codes"] * factor),
+    "f32": Format(lambda w: {"codes": w}, lambda p, learned: p["codes"] * learned["scale"]),
     "nf4": Format(quantize_nf4, decode_nf4, 64),
     "int4": Format(quantize_int4, decode, 32),
     "int8": Format(quantize_int8, decode),
@@ -179,12 +183,12 @@ def float_loss(params, tokens, targets, angle):
 
 
 def loss_of(form):
-    """The loss of a model whose ``codes`` stay: of its adapters, and the factors of its scales."""
+    """The loss of a model whose ``codes`` stay: of its adapters, and of its scales and zero points (``grid``)."""
 
-    def loss(lora, factors, tokens, targets, angle, embedding, norms, codes):
+    def loss(lora, grid, tokens, targets, angle, embedding, norms, codes):
         def linear(x, name):
             adapter = ops.linear(ops.linear(x, lora[name]["low"]), lora[name]["high"])
-            return ops.linear(x, form.decode(codes[name], factors[name])) + adapter
+            return ops.linear(x, form.decode(codes[name], grid[name])) + adapter
 
         return llama(tokens, targets, embedding, norms, linear, angle)
 
@@ -219,17 +223,17 @@ def pretrained(words):
 
 def fine_tuned(form, model, words, held_out):
     """What is frozen, what was learned; the loss on text that nothing has learned: quantized, with adapters, and with
-    factors of scales, too; and ms of a step."""
-    codes = {name: form.quantize(w) for name, w in model["linear"].items()}
-    factors = {name: np.ones(form.groups(w.shape), np.float32) for name, w in model["linear"].items()}
+    scales and zero points, too; and ms of a step."""
+    parts = {name: form.parts(w) for name, w in model["linear"].items()}
+    codes, grid = ({name: each[i] for name, each in parts.items()} for i in (0, 1))
     lora = {
         name: {"low": normal(RANK, shape[1], scale=shape[1] ** -0.5), "high": np.zeros((shape[0], RANK), np.float32)}
         for name, shape in LINEARS.items()
     }
     frozen = {"embedding": model["embedding"], "norms": model["norms"], "codes": codes}
-    begin, loss = {"lora": lora, "factors": factors}, gradc.graph(loss_of(form))
+    begin, loss = {"lora": lora, "grid": grid}, gradc.graph(loss_of(form))
     losses = [measure(loss, held_out, **begin, **frozen)]
-    for wrt in (["lora"], ["lora", "factors"]):
+    for wrt in (["lora"], ["lora", "grid"]):
         step = gradc.step(loss_of(form), optim.adamw(lr=LR, weight_decay=0.0), wrt, clip_norm=1.0, donate=False)
         stay = {name: x for name, x in begin.items() if name not in wrt}
         learned, ms = train(step, {name: begin[name] for name in wrt}, words, STEPS, LR, **stay, **frozen)
@@ -257,14 +261,15 @@ def tree(arrays, what):
 def one_layer(form, rows=16, size=4096):
     """Of a layer of a large model: bytes of its weights, and of what forward and backward take beside their arguments
     and results."""
-    parts = form.quantize(normal(size, size, scale=0.02))
-    types = {name: gradc.typeof(x) for name, x in parts.items()}
-    factor = f"f32[{','.join(map(str, form.groups((size, size))))}]"
-    call = {"p": types, "factor": factor, "x": f"f32[{rows},{size}]"}
-    graph = gradc.trace(lambda p, factor, x: ops.linear(x, form.decode(p, factor)), **call)
-    module = gradc.compile(graph, wrt=["x", "factor"], target="cpu")
+    weight = normal(size, size, scale=0.02)
+    codes, grid = form.parts(weight)
+    call = {"p": tree(codes, gradc.typeof), "grid": tree(grid, gradc.typeof), "x": f"f32[{rows},{size}]"}
+    graph = gradc.trace(lambda p, grid, x: ops.linear(x, form.decode(p, grid)), **call)
+    module = gradc.compile(
+        graph, wrt=["x", *(name for name in graph.input_names if name.startswith("grid"))], target="cpu"
+    )
     memory = module.memory()
-    return nbytes(parts), max(memory.forward_workspace, memory.backward_workspace)
+    return nbytes(form.quantize(weight)), max(memory.forward_workspace, memory.backward_workspace)
 
 
 # -- the whole story ---------------------------------------------------------------------------------------------------
@@ -276,12 +281,12 @@ def main(chosen):
     model = pretrained(first)
     weights = sum(w.size for w in model["linear"].values())
     print(f"a Llama with {weights:,} weights in linear layers; loss in nats per word of text that it has not seen\n")
-    print("        kB in   as it   with      and with   ms a |  a layer of 4096 x 4096, 16 rows:")
-    print("format  layers  is      adapters  scales     step |  MB of weights, MB of workspace")
+    print("        kB in   as it   with      scales and ms a |  a layer of 4096 x 4096, 16 rows:")
+    print("format  layers  is      adapters  zeros too  step |  MB of weights, MB of workspace")
     for name in chosen:
         arrays, losses, ms = fine_tuned(FORMATS[name], model, second, held_out)
         stored, workspace = one_layer(FORMATS[name])
-        kB = sum(map(nbytes, arrays["codes"].values())) / 1e3
+        kB = sum(nbytes(FORMATS[name].quantize(w)) for w in model["linear"].values()) / 1e3
         numbers = f"{kB:6.0f}  {losses[0]:.3f}   {losses[1]:.3f}     {losses[2]:.3f}      {ms:5.1f}"
         print(f"{name:<6}  {numbers} |  {stored / 1e6:5.1f}          {workspace / 1e6:5.1f}", flush=True)
     size, files = shipped(FORMATS[name], arrays, held_out)

@@ -147,6 +147,26 @@ def test_the_page_has_every_file_side_by_side(tmp_path: Path) -> None:
     assert text.count("| c-softmax | 1.00 | 2.00 | - | 1.50 | - | bytes | 3 | - | - | 2026-01-02 |") == 2
 
 
+def test_the_page_has_models_blocks_and_lookups(tmp_path: Path) -> None:
+    """An engine that was not measured, or whose memory was not, is no error; a model without steps has no row."""
+    steps = [{"name": "stn", "steps_ms": {"gradc": 2.0, "eager": 4.0, "inductor": 1.0}}, {"name": "gcn"}]
+    steps.append({"name": "bert", "steps_ms": {"gradc": 2.0, "eager": 1.0}})
+    block = {"format": "int8", "rows": 16, "ms": {"gradc": 1.0, "torchao": 2.0}, "share": 0.5, "MB": {"gradc": 0.25}}
+    older = {"format": "nf4", "rows": 1, "ms": {"gradc": 1.0, "dequantise": 4.0}, "share": 0.25}
+    times = {"gradc": 1000.0, "floor": 500.0}
+    row = {"law": "zipf", "rows": 10_000, "width": 64, "distinct": 7455, "us": {"forward": times, "backward": times}}
+    row["share"] = {"forward": 0.5, "backward": 0.5}
+    found = {"models-x": {"models": steps}, "quantized_block-x": {"records": {"1": [block, older]}}}
+    for name, data in {**found, "lookups-x": {"lookups": [row]}, "models-older": {"models": [{"name": "gcn"}]}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"machine": {"cpu": "A"}, **data}))
+    text = "\n".join(performance.models(tmp_path) + performance.quantized(tmp_path) + performance.lookups(tmp_path))
+    assert "| stn | 2.00 | 4.00 | 1.00 | 0.50 | 2.00 |" in text and "| bert | 2.00 | 1.00 | - | 2.00 | - |" in text
+    assert "| geometric mean of 2 | | | | 1.00 | |" in text and "gcn" not in text and "models-older" not in text
+    assert "| int8, 16 | 1.0 (0.2) | 2.0 | - | - | - | 0.50 |" in text
+    assert "| nf4, 1 | 1.0 | - | - | 4.0 | - | 0.25 |" in text
+    assert "| zipf, 10,000 x 64 | 7,455 | 1,000 | 500 | 50 % | 1,000 | 500 | 50 % |" in text
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
