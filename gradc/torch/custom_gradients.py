@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -98,6 +98,14 @@ class CustomGradient:
         """
         return _as_call(self.forward), _as_call(self.backward)
 
+    @contextlib.contextmanager
+    def autocasting(self) -> Iterator[None]:
+        """Autocast as it was around the call."""
+        with contextlib.ExitStack() as stack:
+            for device, dtype in self.autocast.items():
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+            yield
+
     def operands(self, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[Any]:
         """Tensors and sizes in the order of the call."""
         given = {True: iter(tensors), False: iter(sizes)}
@@ -181,9 +189,7 @@ def _origin(value: Any) -> Any:
 def run_by_torch(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
     """What torch runs for :data:`custom_gradient`: recorded by autograd with the gradient of its own."""
     call = _known[key]
-    with contextlib.ExitStack() as stack:
-        for device, dtype in call.autocast.items():
-            stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+    with call.autocasting():
         found = call.apply(*call.as_calls, *call.operands(tensors, sizes), **call.options)
     results = list(found) if isinstance(found, tuple | list) else [found]
     for result in results:
@@ -204,7 +210,8 @@ def _once(_: torch.Tensor) -> None:
 @torch.library.register_fake("gradc::custom_gradient", lib=_LIBRARY)
 def _types(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
     call = _known[key]
-    with torch.no_grad(), contextlib.nullcontext() if says_what_is_written(call.options) else _NoWrites():
+    no_writes = contextlib.nullcontext() if says_what_is_written(call.options) else _NoWrites()
+    with torch.no_grad(), call.autocasting(), no_writes:
         found, _ = torch.fx.Interpreter(call.forward).run(*with_context(call.forward, call.operands(tensors, sizes)))
     # an op gives memory of its own, also where the function returns a view of its input (a reversal of gradients)
     return [torch.empty_like(x) for x in (found if isinstance(found, tuple | list) else [found])]

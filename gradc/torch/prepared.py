@@ -7,8 +7,8 @@ that is nobody else's lies in one tensor of bytes.
 
 Results that are written over inputs are those tensors themselves, whose counts of changes go up as torch's do.
 
-An input that is not row-major is copied first, by torch; autograd keeps the copy for backward, and the input itself,
-whose changes it counts.
+An input that is not row-major is copied first, by torch, forward and backward: what autograd keeps is the input itself,
+which may be one row for many, and whose changes it counts.
 
 Everything else (no memory, other devices, sparse gradients, memory shared with a donated input, an input that a variant
 of the module reads in its own order, an error) is a call of the module.
@@ -91,8 +91,8 @@ def described(x: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _row_major(x: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor in row-major order: itself if they are."""
-    return x.resolve_neg().contiguous()
+    """The values of a tensor in row-major order: itself if they are, or if it has no memory."""
+    return x.resolve_neg().contiguous() if x.data_ptr() else x
 
 
 class _Bound(NamedTuple):
@@ -207,6 +207,7 @@ class PreparedFunction:
         inputs = list(dict.fromkeys(position[n] for n in (*differentiated.read, *borrowed)))
         outputs = list(dict.fromkeys(names.index(r.output) for r in module.residuals if r.output))
         self._saved_inputs, self._saved_outputs = inputs, outputs
+        self._read = [inputs.index(position[n]) for n in differentiated.read]
         self._kept: dict[str, _Kept] = {}
         self._offsets: list[int] = []
         end = 0
@@ -220,10 +221,6 @@ class PreparedFunction:
                 self._offsets.append(end)
                 end += -(-_size_of(types[r.name], dims)[0] // ALIGN) * ALIGN
         self._own = _memory_of(Type(DTYPES["u8"], (end,)), {}) if self._offsets else None
-        self._originals = [i for i in inputs if i in copied]
-        places = {i: n for n, i in enumerate(inputs)}
-        places |= {i: n for n, i in enumerate(self._originals, len(inputs) + len(outputs) + (self._own is not None))}
-        self._read = [places[position[n]] for n in differentiated.read]
         others = len(self._fixed) + len(self._outputs) + len(self._offsets)
         in_c = data_pointer() and not copied
         self._tensors = TensorsInC(data_pointer(), len(position), others) if in_c else None
@@ -250,25 +247,24 @@ class PreparedFunction:
         except KeyError:  # torch has no such dtype
             return None
 
-    def _row_major(self, inputs: Tensors) -> Tensors:
-        """The inputs, with copies of those that are not row-major and have memory."""
+    def _in_row_major_order(self, inputs: Tensors) -> Tensors:
+        """The inputs, with copies of those that are not row-major."""
         if not self._copied:
             return inputs
         names, counts = self.differentiated.function.names, self.differentiated.module.forward.copied
         given = list(inputs)
         for i in self._copied:
-            if given[i].data_ptr():
-                given[i] = _row_major(given[i])
-                counts[names[i]] = counts.get(names[i], 0) + 1
+            given[i] = _row_major(given[i])
+            counts[names[i]] = counts.get(names[i], 0) + 1
         return given
 
-    def run(self, inputs: Tensors) -> tuple[list[torch.Tensor], Tensors, list[int], list[int]] | None:
-        """(the outputs that lie in no input, and the memory of backward's own, if there is some; the inputs in
-        row-major order; the addresses of these, and of those results); None, and nothing was run, if an input has no
-        memory, is not aligned, or shares memory with a donated one.
+    def run(self, inputs: Tensors) -> tuple[list[torch.Tensor], list[int], list[int]] | None:
+        """(the outputs that lie in no input, and the memory of backward's own, if there is some; the addresses of
+        inputs in row-major order, and of these); None, and nothing was run, if an input has no memory, is not aligned,
+        or shares memory with a donated one.
         """
         try:
-            given = self._row_major(inputs)
+            given = self._in_row_major_order(inputs)  # kept until the call is over
             addresses = [x.data_ptr() for x in given]
         except RuntimeError:  # it is inside a transform of torch.func
             return None
@@ -276,7 +272,7 @@ class PreparedFunction:
         if not self._forward([*addresses, *others]):
             return None
         self._count_changes(inputs)
-        return results, given, addresses, where
+        return results, addresses, where
 
     def run_on(self, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor] | None:
         """The results of :meth:`run`, of tensors that :func:`.tensor_guards` found like those of the call that was
@@ -318,19 +314,20 @@ class PreparedFunction:
         return outputs
 
     def forward(self, inputs: Tensors) -> tuple[Tensors, list[torch.Tensor], list[int]] | None:
-        """(the outputs, what autograd is to keep, the addresses of that but for the inputs that were copied, which come
-        last); None where :meth:`run` gives None.
+        """(the outputs, what autograd is to keep, the addresses of that, 0 of an input that was copied); None where
+        :meth:`run` gives None.
         """
         made = self.run(inputs)
         if made is None:
             return None
-        results, given, addresses, where = made
+        results, addresses, where = made
+        for i in self._copied:
+            addresses[i] = 0
         own = results[len(self._outputs) :]
         del results[len(self._outputs) :]
         outputs = self.outputs(inputs, results)
         of_inputs, of_outputs = self._saved_inputs, self._saved_outputs
-        kept = [*[given[i] for i in of_inputs], *[outputs[i] for i in of_outputs], *own]
-        kept += [inputs[i] for i in self._originals]
+        kept = [*[inputs[i] for i in of_inputs], *[outputs[i] for i in of_outputs], *own]
         at = [*[addresses[i] for i in of_inputs], *[where[i] for i in of_outputs], *where[len(self._outputs) :]]
         return outputs, kept, at
 
@@ -357,10 +354,14 @@ class PreparedFunction:
         """A gradient for each input, or None where there is none; None, and nothing was run, where it takes a call of
         the module.
 
-        :param where: the addresses of what was kept.
+        :param where: the addresses of what was kept, as of :meth:`forward`.
         :param cotangents: of the outputs, in row-major order with the axes of the graph; None: zero.
         """
-        saved = saved[: len(where)]
+        if self._copied:
+            try:
+                saved = [x if at else _row_major(x) for x, at in zip(saved, where, strict=True)]
+            except RuntimeError:  # it is inside a transform of torch.func
+                return None
         if self._backward is None:
             self._backward = _Backward.of(self, saved) or False
         return self._backward(saved, where, cotangents) if isinstance(self._backward, _Backward) else None

@@ -85,6 +85,34 @@ def test_torch_interprets_no_op_of_an_autograd_function(monkeypatch: pytest.Monk
     assert visited and {*visited} <= {"placeholder", "call_module", "output"}
 
 
+class Product(torch.autograd.Function):
+    """A product, which autocast rounds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        return g @ w.t().to(g.dtype), x.t().to(g.dtype) @ g
+
+
+def test_an_autograd_function_under_autocast_has_the_type_that_autocast_gives() -> None:
+    """What follows is typed by it: a conversion back must not be dropped."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = Product.apply(x.tanh(), w)
+        return y.float().cos()
+
+    x, w = torch.randn(5, 4, requires_grad=True), torch.randn(4, 3)
+    found, wanted = compiled(function, False)(x, w), function(x, w)
+    torch.testing.assert_close(found, wanted)  # dtypes, too
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (found, wanted)), rtol=2e-2, atol=2e-2)
+
+
 def test_an_autograd_function_that_writes_to_its_input() -> None:
     """Dynamo itself does not trace it, and hands over what is before and what is after."""
     agree(lambda x: Written.apply(x.exp().sin() + 1).cos().sum(), rand(3, 4))

@@ -204,6 +204,19 @@ def test_a_change_of_an_input_that_was_copied_is_seen() -> None:
             y.sum().backward()
 
 
+def test_an_input_that_was_copied_is_kept_itself() -> None:
+    """One row for nine takes the memory of one until backward."""
+    call = compiled(lambda x, a: (x * a).tanh(), False, target="cpu")
+    for _ in range(3):
+        x, a = torch.randn(1, 4).expand(9, 4), torch.randn(9, 4, requires_grad=True)
+        kept: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
+            y = call(x, a)
+        assert {t.data_ptr() for t in kept} == {x.data_ptr(), a.data_ptr()}
+        y.sum().backward()
+        torch.testing.assert_close(a.grad, (1 - (x * a).tanh() ** 2) * x)
+
+
 def test_outputs_without_a_cotangent() -> None:
     def two(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
         return torch.tanh(x * a).sum(0), torch.exp(x * b).sum(0), (x > 0).sum(0)
