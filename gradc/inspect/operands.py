@@ -19,6 +19,7 @@ _MODIFIER = re.compile(r"\.(reuse|H[01]_H[01]|F32|INV|64|U32|S32|X\d+|B[0-3])\b"
 _REGISTER = re.compile(r"U?R\d+|U?P\d")
 _ADDRESS = re.compile(r"(?:desc\[\w+\])?\[([^\]]*)\]$")
 _PAIR = re.compile(r"(U?R)(\d+)")
+_CONSTANT = re.compile(r"(c\[0x\w+\])\[(0x\w+)\]")
 
 
 def split(operands: str) -> tuple[str, ...]:
@@ -27,7 +28,9 @@ def split(operands: str) -> tuple[str, ...]:
 
 
 def following(name: str, by: int = 1) -> str:
-    """The register after one: ``R4`` -> ``R5``; the zero registers stay."""
+    """The word after one: ``R4`` -> ``R5``, ``c[0x0][0x170]`` -> ``c[0x0][0x174]``; the zero registers stay."""
+    if constant := _CONSTANT.fullmatch(name):
+        return f"{constant[1]}[{int(constant[2], 16) + 4 * by:#x}]"
     match = _PAIR.fullmatch(name)
     return f"{match[1]}{int(match[2]) + by}" if match else name
 

@@ -151,14 +151,13 @@ def _imad(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str
     a, b = d.gets(sources, 2)
     wide, unsigned, high = "WIDE" in mods, "U32" in mods, "HI" in mods
     third = sources[2] if len(sources) > 2 else "RZ"
-    (c,) = d.gets([third], 1)
-    pair = plain(third)
-    name = following(pair) if pair and pair not in ("RZ", "URZ") else ""
+    upper = following(third)  # a number has none above it
+    c, above = d.gets([third, upper if upper != third else "RZ"], 2)
     carry = predicate(sources[3]) if "X" in mods and len(sources) > 3 else None
 
     def values(r: Registers) -> list[Value]:
         x, y, z = a(r), b(r), c(r)
-        top = r.get(name) if name and (wide or high) else 0
+        top = above(r) if wide or high else 0
         if 0 in (x, y):
             x = y = 0
         if x is None or y is None or z is None:

@@ -179,11 +179,13 @@ STRIDED = """extern "C" __global__ void strided(int *to, long long count, long l
 }"""
 
 
-@pytest.fixture(scope="module")
-def strided() -> Function:
-    """A loop that is unrolled, so that a quotient of 64 bits says how many passes it has."""
-    (function,) = parse(nvdisasm.disassemble(compile_cuda(STRIDED, arch="sm_90").cubin))
-    return function
+@pytest.fixture(scope="module", params=["sm_80", "sm_90"])
+def strided(request: pytest.FixtureRequest) -> tuple[Function, int]:
+    """A loop that is unrolled, so that a quotient of 64 bits says how many passes it has; and where its parameters are.
+    For sm_80 the divisor is read from the constant bank, for sm_90 from registers.
+    """
+    (function,) = parse(nvdisasm.disassemble(compile_cuda(STRIDED, arch=request.param).cubin))
+    return function, {"sm_80": 0x160, "sm_90": 0x210}[request.param]
 
 
 @tools
@@ -196,15 +198,28 @@ def strided() -> Function:
 )
 @example(count=64_000_000, step=2**24, block=0, thread=32)  # three terms carry 2
 @example(count=2**40, step=2**24, block=1, thread=0)  # low words of offsets come again each 256 passes
-def test_passes_of_a_loop_over_64_bits(strided: Function, count: int, step: int, block: int, thread: int) -> None:
+def test_passes_of_a_loop_over_64_bits(
+    strided: tuple[Function, int], count: int, step: int, block: int, thread: int
+) -> None:
     """As many as the range has numbers; a loop over more than memory holds is given up, or right."""
-    sizes = {0x218: count, 0x220: step}
-    words = {0x210: 0, 0x214: ARRAY | 1 << 8}
+    function, base = strided
+    sizes = {base + 8: count, base + 16: step}
+    words = {base: 0, base + 4: ARRAY | 1 << 8}
     words |= {at + 4 * n: size >> 32 * n & 2**32 - 1 for at, size in sizes.items() for n in (0, 1)}
-    trace = Machine(strided, Launched(words, lambda array, at, nbytes: None, lambda array: 500)).run(block, thread)
+    trace = Machine(function, Launched(words, lambda array, at, nbytes: None, lambda array: 500)).run(block, thread)
     passes = len(range(block * 256 + thread, count, step))
     assert trace.finished or count > 2**36
     assert not trace.finished or (trace.unknown == 0 and sum(a.executed for a in trace.accesses) == passes)
+
+
+@tools
+def test_a_pointer_in_the_constant_bank_keeps_its_array() -> None:
+    """For sm_80 an address is a product and a pointer of the constant bank, both words of it."""
+    text = "__global__ void copied(int *to, const int *from) { to[threadIdx.x] = from[threadIdx.x]; }"
+    (function,) = parse(nvdisasm.disassemble(compile_cuda(f'extern "C" {text}', arch="sm_80").cubin))
+    words = {0x160: 0, 0x164: ARRAY | 1 << 8, 0x168: 0, 0x16C: ARRAY | 2 << 8}
+    trace = Machine(function, Launched(words, lambda array, at, nbytes: None, lambda array: 500)).run(0, 3)
+    assert [(a.array, a.first) for a in trace.accesses] == [(2, 12), (1, 12)]
 
 
 @tools
