@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +198,10 @@ LOOKUPS = """## Lookups and updates of tables
 that the machine has for rows at these places (`python -m benchmarks.lookups`, one thread).
 [embeddings.md](embeddings.md#how-near-to-memory) tells what bounds them.
 """
+PICTURED = ("int8", "nf4")
+"""Formats that have a picture."""
+LEAST = 0.1
+"""Megabytes that a picture shows where there are fewer."""
 _WAYS = ("gradc", "torchao", "bitsandbytes", "dequantise", "inductor")
 
 
@@ -262,20 +265,16 @@ def lookups(folder: Path = RESULTS) -> list[str]:
     return [LOOKUPS, *parts] if parts else []
 
 
-def picture_of_block(rows: list[dict[str, Any]], formats: Sequence[str]) -> str:
-    """Times and memory of a block over rows, for each format a pair of plots: SVG."""
+def picture_of_block(rows: list[dict[str, Any]]) -> str:
+    """Times and memory of a block of one format over rows: SVG."""
     plots = []
-    for name in formats:
-        found = [row for row in rows if row["format"] == name]
-        for key, label, unit in (("ms", "processor time of a step", "ms"), ("MB", "memory beside the codes", "MB")):
-            lines = {
-                way: [(row["rows"], max(row[key][way], 0.1)) for row in found if way in row.get(key, ())]
-                for way in _WAYS
-            }
-            up = Axis(unit, base=10)
-            plots.append(
-                plot({w: p for w, p in lines.items() if p}, Axis("rows", base=2), up, title=f"{name}: {label}")
-            )
+    for key, title, unit in (("ms", "processor time of a step", "ms"), ("MB", "memory beside the codes", "MB")):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            for way in _WAYS:
+                if way in row.get(key, ()):
+                    lines.setdefault(way, []).append((row["rows"], max(row[key][way], LEAST)))
+        plots.append(plot(lines, Axis("rows", base=2), Axis(unit, base=10), title=f"{rows[0]['format']}: {title}"))
     return side_by_side(plots)
 
 
@@ -313,9 +312,10 @@ def pages(found: dict[str, Any]) -> dict[Path, str]:
     """What is written: the page, and a picture for each file of results."""
     pictures = {PAGE.with_name(name).with_suffix(".svg"): picture(data["cases"]) for name, data in found.items()}
     for path in sorted(RESULTS.glob("quantized_block-*.json")):
-        rows = [row for row in json.loads(path.read_text())["records"].get("1", ()) if "MB" in row]
-        if rows:
-            pictures[PAGE.with_name(path.name).with_suffix(".svg")] = picture_of_block(rows, ("int8", "nf4"))
+        measured = [row for row in json.loads(path.read_text())["records"].get("1", ()) if "MB" in row]
+        for form in PICTURED:
+            if rows := [row for row in measured if row["format"] == form]:
+                pictures[PAGE.with_name(f"{path.stem}-{form}.svg")] = picture_of_block(rows)
     for path in sorted(RESULTS.glob("lookups-*.json")):
         rows = json.loads(path.read_text())["lookups"]
         pictures[PAGE.with_name(path.name).with_suffix(".svg")] = picture_of_lookups(rows)

@@ -68,7 +68,7 @@ class Axis:
             return steps(low, high)
         first, last = math.floor(self.place(low) + 1e-9), math.ceil(self.place(high) - 1e-9)
         stride = max(1, math.ceil((last - first) / MOST_TICKS))
-        powers = range(first, max(last, first + 1) + 1, stride)
+        powers = range(first, max(last, first + 1) + stride, stride)  # the last one is not before the last value
         if self.limits:
             powers = range(math.ceil(self.place(low) - 1e-9), math.floor(self.place(high) + 1e-9) + 1, stride)
         return [float(self.base) ** power for power in powers]

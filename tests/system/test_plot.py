@@ -45,6 +45,13 @@ def test_powers_lie_equally_far_apart() -> None:
     assert {"256", "1K", "8K", "100 ms", "1 s", "10 s"} <= texts(svg).keys()
 
 
+@pytest.mark.parametrize("base", [2, 10])
+def test_every_point_is_in_the_frame_however_far_its_ticks_are_apart(base: int) -> None:
+    for power in range(1, 40):
+        low, high = Axis(base=base).ends(Axis(base=base).ticks([1.0, float(base) ** power]))
+        assert low == 0 and power - 1e-9 <= high < power + 1 + power / 8
+
+
 def test_what_is_not_finite_and_names_of_users() -> None:
     svg = plot(LOSSES, "x", "y", levels={"level": 1.5}, title="<script>").svg()
     ElementTree.fromstring(svg)
