@@ -291,12 +291,14 @@ class Scheduler:
         return times > 1 and self.cost_to_find(node) * (times - 1) > STORE_COST
 
     def cost_to_find(self, node: Node) -> int:
-        """The statements that select an element of a moved value, and compute its place and what is not in memory;
-        loads, and masks of their bounds, which hold for all of a row's interior, are none.
+        """The statements that select an element of a moved value and compute its place; loads, masks of bounds, which
+        hold for all of a row's interior, and what is pointwise, which has a rule of its own, are none.
         """
-        builder = KernelBuilder(
-            IterationSpace(node.shape), lambda at: f"@{id(at)}" if at in self.in_memory else None, lambda at: "constant"
-        )
+
+        def loaded(at: Node) -> str | None:
+            return f"@{id(at)}" if at in self.in_memory or isinstance(lowering(at), Expr) else None
+
+        builder = KernelBuilder(IterationSpace(node.shape), loaded, lambda at: "constant")
         try:
             builder.read(node, builder.domain.index())
         except CannotInline:  # what it is made of needs memory, and it is visited again after that has some
