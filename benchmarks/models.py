@@ -32,6 +32,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .__main__ import processor
 from .alternated import least
 from .worker import peak
 
@@ -321,9 +322,8 @@ def _cell(facts: Mapping[str, Any], name: str, form: str) -> str:
 
 def machine(packages: Sequence[str]) -> dict[str, Any]:
     """Where the numbers were taken, and with which packages."""
-    names = [x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
     return {
-        "cpu": names[0] if names else platform.processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": THREADS,
         "python": platform.python_version(),
