@@ -238,7 +238,7 @@ class Scheduler:
         """
         lower = lowering(node)
         if isinstance(lower, Movement | Lookup | Alias):
-            return not (self.read_under_masks(node) or self.costs_more_to_find(node))
+            return not (self.read_under_masks(node) or self.found_again_in_windows(node))
         if not isinstance(lower, Expr):
             return False
         if not self.shared_index(node) and self.costs_no_more_than_a_load(node):
@@ -282,12 +282,11 @@ class Scheduler:
         readers = [lower for lower in read if not isinstance(lower, Movement | Alias)]
         return bool(readers) and all(isinstance(lower, Lookup) and lower.mixes for lower in readers)
 
-    def costs_more_to_find(self, node: Node) -> bool:
-        """Whether to find an element of a value that is moved, for each element that is computed from it, takes longer
-        than to store it once: of what is padded by reflection, or spread by a pooling's gradient, before windows or a
-        broadcast.
+    def found_again_in_windows(self, node: Node) -> bool:
+        """Whether to find an element of a value that is moved, in each window that has it, takes longer than to store
+        it once: of what is padded by reflection, or spread by a pooling's gradient.
         """
-        times = self.times_read(node, spread=True)
+        times = self.times_in_windows(node, spread=True)
         return times > 1 and self.cost_to_find(node) * (times - 1) > STORE_COST
 
     def cost_to_find(self, node: Node) -> int:
@@ -329,27 +328,26 @@ class Scheduler:
             pending += fresh
         if len(seen) <= LONGEST and cost <= FIRST.cost // 2 and self.computed_once(node):
             return True
-        if cost * (self.times_read(node) - 1) > STORE_COST:
+        if cost * (self.times_in_windows(node) - 1) > STORE_COST:
             return False
         return cost <= CHEAP_COST and (leaves <= 1.05 * nbytes(node) or len(self.users[node]) <= 1)
 
-    def times_read(self, node: Node, spread: bool = False) -> float:
-        """How many elements of windows it is computed for, per element of it, or of what it is joined with (a kernel
-        computes all that it selects among), if more than one; on a GPU the threads that read an element share what
-        memory gives them, and :mod:`.recompute` weighs it.
+    def times_in_windows(self, node: Node, spread: bool = False) -> float:
+        """How many windows an element of it is in, if it is read in windows, else 1; on a GPU the threads that read an
+        element share what memory gives them, and :mod:`.recompute` weighs it.
 
-        :param spread: how many elements of a broadcast, too, and of what is computed of one.  Not of a pointwise value,
-            which a kernel computes outside of the loops that repeat it.
+        :param spread: how many elements of windows it is, also where it is broadcast and computed with before.
         """
         most, size, pending, seen = 1.0, nbytes(node) or 1, [node], {node}
         while self.host and pending:
             at = pending.pop()
             for user in self.users[at]:
                 moved = isinstance(lowering(user), Movement | Alias) and not user.op.indices
-                if moved and (spread or user.op.fills):
+                if moved and user.op.fills:
                     most = max(most, nbytes(user) / (size if spread else max(nbytes(at), 1)))
-                further = not user.op.fills if moved else spread and isinstance(lowering(user), Expr)
-                if further and user not in seen and (moved or nbytes(at) > size):
+                elif user not in seen and (
+                    moved or (spread and isinstance(lowering(user), Expr) and nbytes(at) > size)
+                ):
                     seen.add(user)
                     pending.append(user)
         return most
