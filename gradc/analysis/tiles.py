@@ -49,8 +49,8 @@ MOST_REGISTERS = 255
 BESIDE, BESIDE_SEVERAL, BESIDE_HELD, SYMBOLIC, OF_BOUND, SPARE = 32, 52, 30, 12, 2, 16
 """Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
 products, with more, and with more whose rows are fragments, too; more where sizes are not known, twice as many with
-fragments of rows, and for each bound of columns from memory where blocks have parts; left over where more than two of
-several blocks are resident.
+fragments of rows, and for each bound of columns from memory where blocks have parts; left over where more than two
+blocks of several products, or of more statements than causal attention's, are resident.
 """
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
@@ -476,7 +476,7 @@ class TileForm:
         """
         needed = self.registers(columns, tiles) + more + (TOGETHER if self.rows_together and tiles > 1 else 0)
         by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
-        if self.is_several and by_registers > 2:
+        if (self.is_several or self.more_statements) and by_registers > 2:
             by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))
         room = room or (LEAST_SHARED if self.is_several or self.decoded else MOST_SHARED)
         return max(1, min(MOST_RESIDENT, by_registers, room // max(shared, 1)))
