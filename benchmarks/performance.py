@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import statistics
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -205,64 +206,67 @@ LEAST = 0.1
 _WAYS = ("gradc", "torchao", "bitsandbytes", "dequantise", "inductor")
 
 
-def _of_machine(path: Path, data: dict[str, Any]) -> str:
-    return f"{data['machine']['cpu']} (`benchmarks/results/{path.name}`):\n"
+def _of_each(head: str, paths: Iterable[Path], table: Callable[[dict[str, Any]], list[str]]) -> list[str]:
+    """A section: the table of each processor's file, of those that have what it is made of."""
+    parts = []
+    for path in sorted(paths):
+        data = json.loads(path.read_text())
+        if lines := table(data):
+            title = f"{data['machine']['cpu']} (`benchmarks/results/{path.name}`):\n"
+            parts += [title, "\n".join(lines) + "\n"]
+    return [head, *parts] if parts else []
 
 
 def models(folder: Path = RESULTS) -> list[str]:
     """Warm steps of whole models, of each file that has such."""
-    parts = []
-    for path in sorted(folder.glob("models-*.json")):
-        data = json.loads(path.read_text())
-        rows = [row for row in data["models"] if "steps_ms" in row]
-        if not rows:
-            continue
-        lines = ["| model | gradc | eager | inductor | of eager | of the faster |", "|---|---|---|---|---|---|"]
-        for row in rows:
-            ms = row["steps_ms"]
-            peers = [ms[e] for e in ("eager", "inductor") if e in ms]
-            cells = [_cell(ms, e, ".2f") for e in ("gradc", "eager", "inductor")]
-            cells += [f"{ms['gradc'] / ms['eager']:.2f}", f"{ms['gradc'] / min(peers):.2f}" if peers[1:] else "-"]
-            lines.append(f"| {row['name']} | {' | '.join(cells)} |")
-        mean = statistics.geometric_mean(row["steps_ms"]["gradc"] / row["steps_ms"]["eager"] for row in rows)
-        lines.append(f"| geometric mean of {len(rows)} | | | | {mean:.2f} | |")
-        parts += [_of_machine(path, data), "\n".join(lines) + "\n"]
-    return [MODELS, *parts] if parts else []
+    return _of_each(MODELS, folder.glob("models-*.json"), _steps)
+
+
+def _steps(data: dict[str, Any]) -> list[str]:
+    found = {row["name"]: row["steps_ms"] for row in data["models"] if "steps_ms" in row}
+    if not found:
+        return []
+    lines = ["| model | gradc | eager | inductor | of eager | of the faster |", "|---" * 6 + "|"]
+    for name, ms in found.items():
+        peers = [ms[e] for e in ("eager", "inductor") if e in ms]
+        cells = [_cell(ms, e, ".2f") for e in ("gradc", "eager", "inductor")]
+        cells += [f"{ms['gradc'] / ms['eager']:.2f}", f"{ms['gradc'] / min(peers):.2f}" if peers[1:] else "-"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    mean = statistics.geometric_mean(ms["gradc"] / ms["eager"] for ms in found.values())
+    return [*lines, f"| geometric mean of {len(found)} | | | | {mean:.2f} | |"]
 
 
 def quantized(folder: Path = RESULTS) -> list[str]:
     """The block of quantized weights on each processor."""
-    parts = []
-    for path in sorted(folder.glob("quantized_block-*.json")):
-        data = json.loads(path.read_text())
-        lines = [f"| format, rows | {' | '.join(_WAYS)} | gradc / fastest other |", "|---" * (len(_WAYS) + 2) + "|"]
-        for row in data["records"].get("1", ()):
-            cells = []
-            for way in _WAYS:
-                MB = f" ({row['MB'][way]:.1f})" if way in row.get("MB", ()) else ""
-                cells.append(f"{row['ms'][way]:.1f}{MB}" if way in row["ms"] else "-")
-            lines.append(f"| {row['format']}, {row['rows']} | {' | '.join(cells)} | {row['share']:.2f} |")
-        parts += [_of_machine(path, data), "\n".join(lines) + "\n"]
-    return [QUANTIZED, *parts] if parts else []
+    return _of_each(QUANTIZED, folder.glob("quantized_block-*.json"), _blocks)
+
+
+def _blocks(data: dict[str, Any]) -> list[str]:
+    lines = [f"| format, rows | {' | '.join(_WAYS)} | gradc / fastest other |", "|---" * (len(_WAYS) + 2) + "|"]
+    for row in data["records"].get("1", ()):
+        cells = []
+        for way in _WAYS:
+            MB = f" ({row['MB'][way]:.1f})" if way in row.get("MB", ()) else ""
+            cells.append(f"{row['ms'][way]:.1f}{MB}" if way in row["ms"] else "-")
+        lines.append(f"| {row['format']}, {row['rows']} | {' | '.join(cells)} | {row['share']:.2f} |")
+    return lines
 
 
 def lookups(folder: Path = RESULTS) -> list[str]:
     """Lookups and updates of tables on each processor."""
-    parts = []
-    for path in sorted(folder.glob("lookups-*.json")):
-        data = json.loads(path.read_text())
-        lines = [
-            "| indices, table | distinct rows | forward us | floor | share | backward, update us | floor | share |",
-            "|---" * 8 + "|",
-        ]
-        for row in data["lookups"]:
-            cells = [f"{row['law']}, {row['rows']:,} x {row['width']}", f"{row['distinct']:,}"]
-            for way in ("forward", "backward"):
-                us = row["us"][way]
-                cells += [f"{us['gradc']:,.0f}", f"{us['floor']:,.0f}", f"{100 * row['share'][way]:.0f} %"]
-            lines.append(f"| {' | '.join(cells)} |")
-        parts += [_of_machine(path, data), "\n".join(lines) + "\n"]
-    return [LOOKUPS, *parts] if parts else []
+    return _of_each(LOOKUPS, folder.glob("lookups-*.json"), _shares)
+
+
+def _shares(data: dict[str, Any]) -> list[str]:
+    heads = "indices, table | distinct rows | forward us | floor | share | backward, update us | floor | share"
+    lines = [f"| {heads} |", "|---" * 8 + "|"]
+    for row in data["lookups"]:
+        cells = [f"{row['law']}, {row['rows']:,} x {row['width']}", f"{row['distinct']:,}"]
+        for way in ("forward", "backward"):
+            us = row["us"][way]
+            cells += [f"{us['gradc']:,.0f}", f"{us['floor']:,.0f}", f"{100 * row['share'][way]:.0f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def picture_of_block(rows: list[dict[str, Any]]) -> str:
