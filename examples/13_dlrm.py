@@ -130,9 +130,10 @@ def megabytes(arrays):
 
 
 def show(what, memory, losses, ms):
+    # of three digits: further ones differ by processor, whose vectors decide the order of a product's sums
     tenth = STEPS // 6
     first, last = np.mean(losses[:tenth]), np.mean(losses[-tenth:])
-    print(f"{what:44} {memory:6.1f} MB   loss {first:.4f} -> {last:.4f}   {ms:6.2f} ms a step", flush=True)
+    print(f"{what:44} {memory:6.1f} MB   loss {first:.3f} -> {last:.3f}   {ms:6.2f} ms a step", flush=True)
 
 
 def with_torch():
