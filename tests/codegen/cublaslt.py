@@ -47,6 +47,7 @@ class Lt:
     """Its functions by NumPy, with descriptors by number.
 
     :ivar products, heuristics: calls.  :ivar alive: descriptors.  :ivar forms: the epilogue of each product.
+    :ivar asked: what each call of the heuristic was for: preferences by number, and the epilogue.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class Lt:
         self.products = self.heuristics = 0
         self.offers = 1
         self.forms: list[int] = []
-        self.asked: list[dict[int, int]] = []
+        self.asked: list[dict[int | str, int]] = []
         self.numbers = iter(range(1, 10**6))
         for kind, make in {
             "MatmulDesc": lambda compute, scale: {"compute": compute, "scale": scale},
@@ -117,7 +118,7 @@ class Lt:
     ) -> int:
         assert handle == 77 and most == 1 and c == d
         self.heuristics += 1
-        self.asked.append(self.alive[preference])
+        self.asked.append(self.alive[preference] | {"epilogue": self.alive[product][7]})
         cublas._Algorithm.from_address(found).algorithm[3] = 5
         ctypes.c_int.from_address(count).value = self.offers
         return 0

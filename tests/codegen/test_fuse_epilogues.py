@@ -564,7 +564,8 @@ def test_a_kernel_is_asked_for_once_for_each_epilogue(monkeypatch: pytest.Monkey
     for _ in range(3):
         y, residuals = module.forward(**values)
         module.backward(residuals, np.ones_like(y))
-    assert len(lt.forms) == 3 * 2 and lt.heuristics <= 4, "addresses may be aligned otherwise"
+    asked = [tuple(sorted(each.items(), key=str)) for each in lt.asked]  # addresses may be aligned otherwise
+    assert len(lt.forms) == 3 * 2 and len(set(asked)) == len(asked)
 
 
 @pytest.mark.parametrize("code", [0, 15])

@@ -212,8 +212,9 @@ class _WithEpilogue:
         left = self._layout(data, n, k, library.b)
         right = self._layout(data, k, m, library.a)
         result = self._layout(data, n, m, library.out)
+        # what is known of the result holds for what the epilogue reads and writes, too
         others = [span.address for span in (vector, argument) if span]
-        aligned = tuple(min(at & -at, _MOST_ALIGNMENT) or _MOST_ALIGNMENT for at in (b, a, out, out, *others))
+        aligned = tuple(min(_alignment(at) for at in each) for each in ((b,), (a,), (out,), (out, *others)))
         sides = tuple((side.transposed, side.leading) for side in (library.a, library.b, library.out))
         key = (device, m, n, k, sides, data, library.product.add, epilogue.form, workspace.nbytes, aligned)
         found = _algorithms.get(key)
@@ -242,8 +243,7 @@ class _WithEpilogue:
         preference = self._create("MatmulPreference")
         self._set("MatmulPreference", preference, _MOST_WORKSPACE, ctypes.c_uint64(nbytes))
         self._set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_IN_F32))
-        # what is known of the result holds for what the epilogue reads and writes, too
-        for i, alignment in enumerate((*aligned[:3], min(aligned[3:]))):
+        for i, alignment in enumerate(aligned):
             self._set("MatmulPreference", preference, _ALIGNMENT + i, ctypes.c_uint32(alignment))
         found, count = _Algorithm(), ctypes.c_int()
         asked = (product, *layouts, preference, 1, ctypes.addressof(found), ctypes.addressof(count))
@@ -313,6 +313,11 @@ def _untyped(function: Any) -> Any:
     """
     foreign = getattr(function, "argtypes", None)
     return type(function)(ctypes.cast(function, ctypes.c_void_p).value) if foreign else function
+
+
+def _alignment(address: int) -> int:
+    """The power of two that an address is a multiple of, as far as cuBLASLt asks."""
+    return min(address & -address, _MOST_ALIGNMENT) or _MOST_ALIGNMENT
 
 
 def _operation(side: Side) -> int:
