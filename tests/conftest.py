@@ -126,6 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     collected = [*items]
     _choose(config, items)
     yield
+    items[:] = long_tests.begun_early(items, getattr(config, "workerinput", {}).get("workercount", 1))
     if _collects_whole_files(config):  # with the marks that other plugins have given them
         known_names.keep(collected)
 

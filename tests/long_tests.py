@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,6 +107,22 @@ def leave_out(items: list[pytest.Item], everything: bool) -> None:
         item.user_properties.append((PROPERTY, now))
         if not everything and known.get(case_of(item.nodeid), "").partition("+")[0] == now:
             item.add_marker(pytest.mark.skip(reason="long, and passed on these files: make test-all runs it"))
+
+
+def begun_early(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The tests in another order, in which each worker of ``--dist worksteal`` begins with its share of the long ones:
+    each of several minutes, begun last, is what all others wait for.
+
+    pytest-xdist hands out consecutive tests, as many to each worker as to the others, and what is left to the last.
+    """
+    long = [item for item in items if item.get_closest_marker("long") and not item.get_closest_marker("skip")]
+    known = {id(item) for item in long}
+    others = iter([item for item in items if id(item) not in known])
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        mine, count = long[worker::workers], (len(items) - len(ordered)) // (workers - worker)
+        ordered += [*mine, *itertools.islice(others, max(0, count - len(mine)))]
+    return ordered
 
 
 class Results:

@@ -51,6 +51,47 @@ def ran(item: Item, *outcomes: str) -> long_tests.Results:
     return results
 
 
+class Worker(SimpleNamespace):
+    """What pytest-xdist's scheduler asks of one."""
+
+    def __init__(self) -> None:
+        super().__init__(gateway=SimpleNamespace(id="gw"), shutting_down=False, given=[])
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def send_runtest_some(self, places: list[int]) -> None:
+        self.given += places
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize(("tests", "long"), [(40, 7), (41, 1), (43, 0), (44, 44), (30, 29)])
+def test_each_worker_begins_with_its_share(checkout: Path, workers: int, tests: int, long: int) -> None:
+    """As pytest-xdist hands tests out."""
+    worksteal = pytest.importorskip("xdist.scheduler.worksteal")
+    from xdist.remote import Producer
+
+    items: list[Any] = [Item(checkout, *(["package"] if k * long // tests != (k + 1) * long // tests else []))
+                        for k in range(tests)]  # fmt: skip
+    ordered = long_tests.begun_early(items, workers)
+    assert sorted(map(id, ordered)) == sorted(map(id, items))
+    others = [item for item in ordered if not item.paths]
+    assert [id(item) for item in others] == [id(item) for item in items if not item.paths]
+    config = SimpleNamespace(getvalue=lambda name: [f"{workers}*popen"])
+    scheduler = worksteal.WorkStealingScheduling(config, Producer("test", enabled=False))
+    nodes = [Worker() for _ in range(workers)]
+    for node in nodes:
+        scheduler.add_node(node)
+        scheduler.add_node_collection(node, [str(k) for k in range(tests)])
+    scheduler.schedule()
+    shares = []
+    for node in nodes:
+        kinds = [bool(ordered[k].paths) for k in node.given]
+        assert kinds == sorted(kinds, reverse=True)
+        shares.append(sum(kinds))
+    assert sum(shares) == long and max(shares) - min(shares) <= 1
+
+
 def report(item: Item, when: str, outcome: str, properties: list[Any]) -> Any:
     return SimpleNamespace(
         nodeid=item.nodeid, when=when, outcome=outcome, failed=outcome == "failed", user_properties=properties
