@@ -205,6 +205,42 @@ def _run(program: Program, given: dict[str, Any]) -> Any:
     return Executable(program, "cuda-sim").run({name: a.copy() for name, a in given.items()})["x"]
 
 
+@pytest.mark.parametrize("tables", [1, 4])
+def test_a_choice_of_a_call_hands_on_rows_or_stores_them(tables: int) -> None:
+    """Few rows are added up as partial results, and read where they are stored; many come sorted.  Of several tables
+    both are in one call, each for some of them.
+    """
+    names = [f"x{n}" for n in range(tables)]
+
+    def fn(**given: Any) -> dict[str, Any]:
+        return {x: _step_by_rows(given[x], given[f"i.{x}"], given[f"u.{x}"])["x"] for x in names}
+
+    types = {x: f"f32[V{x},64]" for x in names}
+    types |= {f"i.{x}": f"i64[N{x}]" for x in names} | {f"u.{x}": f"f32[N{x},64]" for x in names}
+    module = gradc.compile(gradc.trace(fn, **types), (), "cuda-sim")
+    program = module.forward.program
+    handed = [b.name for b in program.of_kind("forwarded")]
+    assert len(handed) == tables and bool(program.batches) == (tables > 1)
+    assert parse_program(str(program)) == program
+    with pytest.raises(Unsupported, match="a choice of kernels that hand on rows on the target cpu"):
+        Executable(program, "cpu")
+    rng, taken = np.random.default_rng(0), set()
+    for sizes in ({x: 40 for x in names}, {x: 6000 if n % 2 == 0 else 40 for n, x in enumerate(names)}):
+        dims = {f"N{x}": 30 * size // 8 for x, size in sizes.items()} | {f"V{x}": size for x, size in sizes.items()}
+        taken.add(len(program.handed_on(dims)))
+        given = {x: rng.standard_normal((size, 64)).astype(np.float32) for x, size in sizes.items()}
+        for x, size in sizes.items():
+            given[f"i.{x}"] = rng.integers(0, size, dims[f"N{x}"])
+            given[f"u.{x}"] = rng.standard_normal((dims[f"N{x}"], 64)).astype(np.float32)
+        found = module.forward.run({name: a.copy() for name, a in given.items()})
+        for x in names:
+            total = np.zeros(given[x].shape, np.longdouble)
+            np.add.at(total, given[f"i.{x}"], given[f"u.{x}"].astype(np.longdouble))
+            wanted = _wanted(_step_by_rows, given[x].astype(np.longdouble), total)
+            np.testing.assert_allclose(found[x].astype(np.float64), wanted.astype(np.float64), rtol=1e-5, atol=1e-6)
+    assert taken == {0, -(-tables // 2)}
+
+
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 def test_kernels_that_hand_on_rows_are_no_two_whose_fusion_was_missed(target: str) -> None:
     graph = gradc.trace(_index_add, x="f32[V,64]", i="i64[N]", u="f32[N,64]")

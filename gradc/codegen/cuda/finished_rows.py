@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...errors import Unsupported
-from ...ir.kernel import Kernel, Program, Step
+from ...ir.kernel import Kernel, Program, Select, Step, alternatives
 from ...ir.statement import Index, Stmt
 from ...ir.types import Type
 from .choose_mapping import choose_mapping
@@ -69,8 +69,9 @@ def refuse_handed_on(program: Program, target: str) -> None:
     """
     for number, name in program.forwards.items():
         first, then = program.steps[number : number + 2]
-        assert isinstance(first, Kernel) and isinstance(then, Kernel)
-        if not can_hand_on(first, then, program.types):
+        assert isinstance(then, Kernel)
+        handing = [k for k in alternatives(first) if isinstance(k, Kernel) and program.hands_on(number, k)]
+        if not all(can_hand_on(k, then, program.types) for k in handing):
             raise Unsupported(
                 f"rows that one kernel hands to the next on the target {target}: {program.name} has {name!r}, which"
                 " is forwarded, and there is no text for what is done to its rows; the targets cpu and numpy run it"
@@ -78,12 +79,19 @@ def refuse_handed_on(program: Program, target: str) -> None:
 
 
 def launched(program: Program) -> tuple[Step | None, ...]:
-    """The steps of a program as they are launched: the first of two that hand on rows is both, the second is None."""
+    """The steps of a program as they are launched: the first of two that hand on rows is both, the second is None.  Of a
+    choice the kernels that hand on rows are both, and the second step is for the others.
+    """
     steps: list[Step | None] = [*program.steps]
     for number in program.forwards:
         first, then = program.steps[number : number + 2]
-        assert isinstance(first, Kernel) and isinstance(then, Kernel)
-        steps[number : number + 2] = joined(first, then, program.types), None
+        assert isinstance(then, Kernel)
+        if isinstance(first, Select):
+            cases = [(when, k, program.hands_on(number, k)) for when, k in first.cases]
+            steps[number] = Select(tuple((when, joined(k, then, program.types) if on else k) for when, k, on in cases))
+        else:
+            assert isinstance(first, Kernel)
+            steps[number : number + 2] = joined(first, then, program.types), None
     return tuple(steps)
 
 
