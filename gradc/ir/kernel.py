@@ -778,8 +778,9 @@ class Buffer:
     """A typed memory region.
 
     :param kind: ``input``, ``output``, ``temp``, ``forwarded`` or ``const``; in a loop ``block`` or ``carry``.  A
-        forwarded buffer has no memory, but where a choice takes a kernel that finishes no row before the others: the kernel that combines rows into it hands each row that is finished to the
-        next step, which alone reads it, and row by row.
+        forwarded buffer has no memory, but where a choice takes a kernel that finishes no row before the others: the
+        kernel that combines rows into it hands each row that is finished to the next step, which alone reads it, and
+        row by row.
     :param alias: the buffer whose bytes it shares (reshape).
     :param value: the elements of a const, in row-major order.
     :param slot: temps of one slot are never alive together; set by plan_buffers, which places them for given sizes.
@@ -1008,8 +1009,8 @@ def refuse_stored_rows(program: Program, target: str) -> None:
     for number, name in program.forwards.items():
         if isinstance(program.steps[number], Select):
             raise Unsupported(
-                f"a choice of kernels that hand on rows on the target {target}: {program.name} has one for {name!r}; the"
-                " targets cuda, cuda-sim and numpy run it"
+                f"a choice of kernels that hand on rows on the target {target}: {program.name} has one for {name!r};"
+                " the targets cuda, cuda-sim and numpy run it"
             )
 
 

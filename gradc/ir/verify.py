@@ -253,8 +253,8 @@ def _verify_buffers(program: Program) -> None:
 
 
 def _verify_forwarded(program: Program) -> None:
-    """One kernel, or one of a choice, writes a forwarded buffer, and the next one, which nothing else does, reads it row
-    by row.
+    """One kernel, or a choice of some, writes a forwarded buffer, and the next one, which nothing else does, reads it
+    row by row.
     """
     for b in program.of_kind("forwarded"):
         writers, readers = (

@@ -169,9 +169,9 @@ def _wanted(fn: Any, x: Any, total: Any) -> Any:
     ],
 )
 def test_a_gpu_hands_on_rows(fn: Any, dtype: str, columns: Any, symbols: bool, tolerance: float) -> None:
-    """Rows that nobody hits, whole segments, and one of so many chunks that their carry rows are added up as a tree; the
-    same bits as where rows are in memory between, but that the threads of a task may add up a row of f64 in another
-    order.
+    """Rows that nobody hits, whole segments, and one of so many chunks that their carry rows are added up as a tree.
+
+    The same bits as where rows are in memory between, but that threads may add up a row of f64 in another order.
     """
     rows, table, width = 1500, 40, 36 if columns == "D" else columns
     of_rows, of_table = ("N", "V") if symbols else (rows, table)

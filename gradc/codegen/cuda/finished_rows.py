@@ -79,8 +79,9 @@ def refuse_handed_on(program: Program, target: str) -> None:
 
 
 def launched(program: Program) -> tuple[Step | None, ...]:
-    """The steps of a program as they are launched: the first of two that hand on rows is both, the second is None.  Of a
-    choice the kernels that hand on rows are both, and the second step is for the others.
+    """The steps of a program as they are launched: the first of two that hand on rows is both, the second is None.
+
+    Of a choice the kernels that hand on rows are both, and the second step is for the others.
     """
     steps: list[Step | None] = [*program.steps]
     for number in program.forwards:
