@@ -41,7 +41,7 @@ def can_hand_on(first: Kernel, then: Kernel, types: Types) -> bool:
     mapping = mapping_of(facts, reader)
     if facts.order != "by key" or mapping.sums != "registers" or then.scans:
         return False
-    if not reader.separate_columns and not _has_whole_rows(facts, mapping):
+    if not reader.separate_columns and (_gathers(then) or not _has_whole_rows(facts, mapping)):
         return False
     if not fits_registers(then, types, mapping.vec, share=FREE):
         return False
@@ -61,6 +61,13 @@ def _has_whole_rows(facts: Facts, mapping: ThreadMapping) -> bool:
     """Whether the threads of a task have all columns of a row at once."""
     columns = facts.known_columns
     return mapping.iterations == 1 and columns is not None and columns <= mapping.width * mapping.vec
+
+
+def _gathers(kernel: Kernel) -> bool:
+    """Whether it loads at places that are data: of rows that a task finishes one after another each waits for loads that
+    wait for loads, where a kernel of its own has four times as many rows under way.
+    """
+    return any(s.op == "load" and any(v.startswith("%") for i in s.index for v, _ in i.terms) for s in kernel.body)
 
 
 def refuse_handed_on(program: Program, target: str) -> None:
