@@ -64,8 +64,8 @@ def _has_whole_rows(facts: Facts, mapping: ThreadMapping) -> bool:
 
 
 def _gathers(kernel: Kernel) -> bool:
-    """Whether it loads at places that are data: of rows that a task finishes one after another each waits for loads that
-    wait for loads, where a kernel of its own has four times as many rows under way.
+    """Whether it loads at places that are data: rows that a task finishes one after another wait for loads that wait
+    for loads, where a kernel of its own has four times as many rows under way.
     """
     return any(s.op == "load" and any(v.startswith("%") for i in s.index for v, _ in i.terms) for s in kernel.body)
 
