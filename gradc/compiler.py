@@ -355,7 +355,7 @@ def _handing_on(target: str) -> dict[str, Any]:
         return {}
     with held_off:
         from .codegen.cuda.finished_rows import can_hand_on
-    return {"can_hand_on": can_hand_on}
+    return {"can_hand_on": can_hand_on, "choices": True}
 
 
 # -- Program -> text -> machine code -> a process ----------------------------------------------------------------------

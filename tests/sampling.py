@@ -119,6 +119,16 @@ def grid_sample(
     return total.to(dtype)
 
 
+def slopes(g: torch.Tensor, x: torch.Tensor, *parts: Any, axis: int) -> Any:
+    """The gradient of an interpolation, by torch, for the weights of an axis, of which it is no function."""
+    rank = x.ndim - 2
+    positions, weights = parts[rank - 1 :], list(parts[: rank - 1])
+    with torch.enable_grad():
+        own = torch.ones(positions[axis].shape, dtype=x.dtype, requires_grad=True)
+        weights.insert(axis, own)
+        return torch.autograd.grad(interpolate(x, *weights, *positions), own, g, create_graph=True)[0]
+
+
 def affine_grid(theta: torch.Tensor, size: Any, align_corners: bool = False) -> torch.Tensor:
     wide = theta.to(torch.float64 if theta.dtype is torch.float64 else torch.float32)
     lines = []
@@ -137,4 +147,5 @@ TORCH: dict[str, Callable[..., Any]] = {
     **{f"gather_{rank}d": gather for rank in (2, 3)},
     **{f"scatter_{rank}d": scatter for rank in (2, 3)},
     **{f"interpolate_{rank}d": interpolate for rank in (2, 3)},
+    **{f"interpolate_{rank}d_slopes": slopes for rank in (2, 3)},
 }

@@ -23,6 +23,15 @@ def lifetimes(program: Program) -> Mapping[str, Span]:
     return _in_batches(program, lifetimes_of(program, "temp", _alternatives(program)))
 
 
+def _stored_rows(program: Program, dims: Mapping[str, int]) -> dict[str, Span]:
+    """Program -> the live range of each forwarded buffer whose rows a choice stores at these sizes."""
+    if not program.forwards:
+        return {}
+    span = _in_batches(program, lifetimes_of(program, "forwarded", _alternatives(program)))
+    handed_on = program.handed_on(dims)
+    return {name: own for name, own in span.items() if name not in handed_on}
+
+
 @once_each
 def _touched(program: Program) -> Mapping[str, int]:
     """Program -> the step that first touches each output."""
@@ -78,7 +87,7 @@ def offsets(
     :param lenders: outputs of this alignment whose memory may be written before they are.
     :param blocks: whether those of loops lie there, too, each loop's as long as it runs, at sizes of its largest block.
     """
-    span = lifetimes(program)
+    span = {**lifetimes(program), **_stored_rows(program, dims)}
     sizes = {name: -(-evaluate(program.buffer[name].type.nbytes, dims) // alignment) * alignment for name in span}
     if blocks:
         return _with_blocks(program, span, sizes, dims, alignment)

@@ -94,7 +94,7 @@ def _step_bytes(item: Kernel | Call | Loop, program: Program, bound: Mapping[str
     """The bytes that a step moves; of a loop those outside of its blocks, each once."""
     types = program.types
     if isinstance(item, Kernel):
-        return 0 if program.begins_update(item) else kernel_bytes(item, types, bound, {*program.forwards.values()})
+        return 0 if program.begins_update(item) else kernel_bytes(item, types, bound, program.handed_on(bound))
     return sum(evaluate(types[b].nbytes, bound) for b in {*item.reads, *item.writes})
 
 

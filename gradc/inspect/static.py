@@ -168,7 +168,7 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
     gpu = gpu_of(device or binary.arch)
     plan = executable.native.bind(dims)
     kernels = [(run.step, run.dims) for run in plan.runs if isinstance(run.step, Kernel)]
-    handed_on = {*program.forwards.values()}
+    handed_on = program.handed_on(dims)
     moved = sum(kernel_bytes(kernel, program.types, sizes, handed_on) for kernel, sizes in kernels)
     tiles = [run.step for run in plan.runs if isinstance(run.step, RowLoop)]
     moved += sum(evaluate(program.types[b].nbytes, dims) for loop in tiles for b in {*loop.reads, *loop.writes})

@@ -778,8 +778,9 @@ class Buffer:
     """A typed memory region.
 
     :param kind: ``input``, ``output``, ``temp``, ``forwarded`` or ``const``; in a loop ``block`` or ``carry``.  A
-        forwarded buffer has no memory: the kernel that combines rows into it hands each row that is finished to the
-        next step, which alone reads it, and row by row.
+        forwarded buffer has no memory, but where a choice takes a kernel that finishes no row before the others: the
+        kernel that combines rows into it hands each row that is finished to the next step, which alone reads it, and
+        row by row.
     :param alias: the buffer whose bytes it shares (reshape).
     :param value: the elements of a const, in row-major order.
     :param slot: temps of one slot are never alive together; set by plan_buffers, which places them for given sizes.
@@ -902,6 +903,18 @@ class Program:
         own = {b.name for b in self.buffers if b.kind == "forwarded"}
         return {number: name for number, step in enumerate(self.steps) for name in step.writes if own and name in own}
 
+    def hands_on(self, number: int, item: Kernel | Call | Loop) -> bool:
+        """Whether what a step runs hands its rows to the next step: of a choice the kernels that finish one row after
+        another do, and the others store theirs.
+        """
+        name = self.forwards.get(number, "")
+        return bool(name) and isinstance(item, Kernel) and item.finishes_rows(name, self.types[name])
+
+    def handed_on(self, dims: Mapping[str, int]) -> frozenset[str]:
+        """The forwarded buffers that have no memory at these sizes."""
+        runs = ((number, taken(self.steps[number], dims)) for number in self.forwards)
+        return frozenset(self.forwards[number] for number, item in runs if self.hands_on(number, item))
+
     def of_kind(self, kind: str) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.kind == kind)
 
@@ -986,6 +999,18 @@ def refuse_sweeps(program: Program, target: str) -> None:
             raise Unsupported(
                 f"a loop over blocks of columns on the target {target}: {program.name} has one in {loop.name!r}; the"
                 " target numpy and gradc.interp run it"
+            )
+
+
+def refuse_stored_rows(program: Program, target: str) -> None:
+    """
+    :raises Unsupported: only some kernels of a choice hand their rows on, for which the target has no lowering.
+    """
+    for number, name in program.forwards.items():
+        if isinstance(program.steps[number], Select):
+            raise Unsupported(
+                f"a choice of kernels that hand on rows on the target {target}: {program.name} has one for {name!r};"
+                " the targets cuda, cuda-sim and numpy run it"
             )
 
 

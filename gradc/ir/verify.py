@@ -253,7 +253,9 @@ def _verify_buffers(program: Program) -> None:
 
 
 def _verify_forwarded(program: Program) -> None:
-    """One kernel writes a forwarded buffer, and the next one, which nothing else does, reads it row by row."""
+    """One kernel, or a choice of some, writes a forwarded buffer, and the next one, which nothing else does, reads it
+    row by row.
+    """
     for b in program.of_kind("forwarded"):
         writers, readers = (
             [number for number, step in enumerate(program.steps) if b.name in getattr(step, how)]
@@ -261,8 +263,9 @@ def _verify_forwarded(program: Program) -> None:
         )
         alone = len(writers) == len(readers) == 1 and readers[0] == writers[0] + 1
         first, then = (program.steps[at[0]] if alone else None for at in (writers, readers))
-        handed = isinstance(first, Kernel) and isinstance(then, Kernel) and then.reads_own_rows(b.name, b.type)
-        handed = handed and isinstance(first, Kernel) and first.finishes_rows(b.name, b.type)
+        handed = isinstance(then, Kernel) and then.reads_own_rows(b.name, b.type)
+        kernels = alternatives(first) if isinstance(first, (Kernel, Select)) else ()
+        handed = handed and any(isinstance(k, Kernel) and k.finishes_rows(b.name, b.type) for k in kernels)
         _demand(handed, f"the rows of {b.name} are not handed from one kernel to the next", b, b.name)
         shared = program.sharing[b.name]
         _demand(shared == (b.name,) and not b.alias, f"{b.name} has no memory to share", b, b.name)

@@ -25,7 +25,7 @@ from ..errors import (
     WorkspaceTooSmall,
 )
 from ..interp import bind_dims, by_name, check_nonempty, check_sizes, refuse_inputs_as_options, sizes_given
-from ..ir.kernel import Call, Kernel, Program, alternatives, refuse_sweeps
+from ..ir.kernel import Call, Kernel, Program, alternatives, refuse_stored_rows, refuse_sweeps
 from ..ir.types import Type
 from ..ir.verify import verify_accesses, verify_program, verify_sizes
 from ..knobs import TARGETS
@@ -126,6 +126,7 @@ class Executable(Shared):
             return NumpyBackend(self.program)
         if self.target == "cpu":
             refuse_sweeps(self.program, self.target)
+            refuse_stored_rows(self.program, self.target)
             return CpuBackend(self.program, payload, sites)
         with held_off:
             from ..codegen.cuda.finished_rows import refuse_handed_on

@@ -212,6 +212,43 @@ def test_passes_of_a_loop_over_64_bits(
     assert not trace.finished or (trace.unknown == 0 and sum(a.executed for a in trace.accesses) == passes)
 
 
+DIVIDED = """extern "C" __global__ void divided(int *to, long long a, long long b, long long c) {
+  const long long i = blockIdx.x * 256ll + threadIdx.x + a;
+  to[i / b & 0xffffff] = 1, to[i % b & 0xffffff] = 2, to[i % b / c & 0xffffff] = 3, to[i / b % c & 0xffffff] = 4;
+}"""
+
+
+@pytest.fixture(scope="module", params=["sm_80", "sm_90"])
+def divided(request: pytest.FixtureRequest) -> tuple[Function, int]:
+    """Quotients and remainders, each by a subroutine or not; and where its parameters are."""
+    (function,) = parse(nvdisasm.disassemble(compile_cuda(DIVIDED, arch=request.param).cubin))
+    return function, {"sm_80": 0x160, "sm_90": 0x210}[request.param]
+
+
+@tools
+@settings(max_examples=40)
+@given(
+    a=st.one_of(st.integers(-(2**62), 2**62), st.integers(-1000, 1000)),
+    b=st.one_of(st.integers(1, 2**62), st.integers(-(2**40), -1), st.integers(1, 100)),
+    c=st.one_of(st.integers(1, 2**62), st.integers(-100, -1)),
+)
+def test_quotients_and_remainders_of_64_bits_with_a_sign(divided: tuple[Function, int], a: int, b: int, c: int) -> None:
+    """Where a thread stores is what C says of them: rounded towards 0."""
+    function, base = divided
+    words = {base: 0, base + 4: ARRAY | 1 << 8}
+    words |= {base + 8 * k + 4 * n: v >> 32 * n & 2**32 - 1 for k, v in ((1, a), (2, b), (3, c)) for n in (0, 1)}
+    trace = Machine(function, Launched(words, lambda array, at, nbytes: None, lambda array: 500)).run(1, 32)
+
+    def quotient(x: int, y: int) -> int:
+        return abs(x) // abs(y) * (1 if x * y >= 0 else -1)
+
+    whole = quotient(288 + a, b)
+    rest = 288 + a - whole * b
+    places = [whole, rest, quotient(rest, c), whole - quotient(whole, c) * c]
+    assert trace.finished and trace.unknown == 0
+    assert [access.first for access in trace.accesses] == [4 * (place & 0xFFFFFF) for place in places]
+
+
 @tools
 def test_a_pointer_in_the_constant_bank_keeps_its_array() -> None:
     """For sm_80 an address is a product and a pointer of the constant bank, both words of it."""

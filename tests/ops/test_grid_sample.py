@@ -450,6 +450,24 @@ def test_an_image_without_pixels_is_an_error_at_the_call() -> None:
     assert y.shape == (1, 2, 0, 3) and not module.backward(residuals, y)["x"].any()
 
 
+@pytest.mark.parametrize("channels, sums", [(3, 8), (9, 16)])
+def test_few_channels_are_weighed_before_they_are_added_up(channels: int, sums: int) -> None:
+    """On a CPU there is then a sum for each of 4 + 4 weights, not for each of 16 taps."""
+    graph = gradc.trace(
+        lambda x, grid: ops.grid_sample(x, grid, mode="bicubic"), x=f"f64[2,{channels},9,8]", grid="f64[2,17,19,2]"
+    )
+    module = gradc.compile(graph, ["x", "grid"], "cpu")
+    beside = [len(k.accums) for k in module.backward.program.kernels if k.accums and "d.x" not in k.writes]
+    assert beside == [sums]
+    rng = np.random.default_rng(channels)
+    x, grid = rng.standard_normal((2, channels, 9, 8)), rng.uniform(-1.2, 1.2, (2, 17, 19, 2))
+    y, residuals = module.forward(x=x, grid=grid)
+    dy = rng.standard_normal(y.shape)
+    want, got = torchs(x, grid, dy, "bicubic", "zeros", False), module.backward(residuals, dy)
+    for name in ("x", "grid"):
+        close(got[name], want[f"d.{name}"], 1e-10, name)
+
+
 @pytest.mark.parametrize("channels", [3, 40])
 def test_a_chunk_goes_through_a_channel_before_the_next(channels: int) -> None:
     """Sums over few channels add up in the gradient itself, over many beside it: in memory of the thread, as much for a

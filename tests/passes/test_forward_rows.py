@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import gradc
 from gradc import ops
 from gradc.codegen.cuda.render import render_cuda
 from gradc.errors import TypeRuleError, Unsupported
+from gradc.ir.kernel import Program
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.runtime.executable import Executable
@@ -138,16 +140,39 @@ def _step_of_table(x: Any, i: Any, u: Any) -> Any:
     return {"x": x - ops.index_add(x * 0.0, 0, i, u) * 0.125}
 
 
+def _step_by_rows(x: Any, i: Any, u: Any) -> Any:
+    """Of a rate that the squares of a whole row decide."""
+    g = ops.index_add(x * 0.0, 0, i, u)
+    wide = ops.cast(g, g.dtype.compute)
+    rate = 0.125 / (ops.sqrt(ops.mean(wide * wide, axis=1, keepdims=True)) + 1.0)
+    return {"x": ops.cast(ops.cast(x, g.dtype.compute) - rate * wide, x.dtype), "rate": rate}
+
+
+def _wanted(fn: Any, x: Any, total: Any) -> Any:
+    """The table after a step, of the sum of its rows' gradients."""
+    if fn is _step_by_rows:
+        return x - 0.125 / (np.sqrt((total * total).mean(1, keepdims=True)) + 1) * total
+    return x + total * (1 if fn is _index_add else -0.125)
+
+
 @pytest.mark.parametrize(
     "fn, dtype, columns, symbols, tolerance",
     [
         (_index_add, "f32", 128, False, 2e-7),
         (_step_of_table, "bf16", 5, True, 2**-8),
         (_step_of_table, "f64", "D", True, 4e-16),
+        (_step_by_rows, "f32", 96, True, 2e-7),
+        (_step_by_rows, "f64", 3, False, 4e-16),
+        (_step_by_rows, "bf16", 520, False, 2**-8),
+        (_step_by_rows, "f32", 2, True, 2e-7),
+        (_step_of_table, "bf16", 8, True, 2**-8),
     ],
 )
 def test_a_gpu_hands_on_rows(fn: Any, dtype: str, columns: Any, symbols: bool, tolerance: float) -> None:
-    """Rows that nobody hits, whole segments, and one of so many chunks that their carry rows are added up as a tree."""
+    """Rows that nobody hits, whole segments, and one of so many chunks that their carry rows are added up as a tree.
+
+    The same bits as where rows are in memory between, but that threads may add up a row of f64 in another order.
+    """
     rows, table, width = 1500, 40, 36 if columns == "D" else columns
     of_rows, of_table = ("N", "V") if symbols else (rows, table)
     types = {"x": f"{dtype}[{of_table},{columns}]", "i": f"i64[{of_rows}]", "u": f"{dtype}[{of_rows},{columns}]"}
@@ -156,15 +181,64 @@ def test_a_gpu_hands_on_rows(fn: Any, dtype: str, columns: Any, symbols: bool, t
     narrow = graph.input("x").dtype.np
     given = {"x": rng.standard_normal((table, width)).astype(narrow), "i": rng.permutation(hit)}
     given["u"] = (rng.standard_normal((rows, width)) / 16).astype(narrow)
-    module = gradc.compile(graph, (), "cuda-sim", reductions={"*": "segmented"}, donate=["x"])
-    assert [b.name for b in module.forward.program.of_kind("forwarded")]
+    program = gradc.compile(graph, (), "cuda-sim", reductions={"*": "segmented"}, donate=["x"]).forward.program
+    assert [b.name for b in program.of_kind("forwarded")]
     total = np.zeros((table, width), np.longdouble)
     np.add.at(total, given["i"], given["u"].astype(np.longdouble))
-    wanted = given["x"].astype(np.longdouble) + total * (1 if fn is _index_add else -0.125)
+    wanted = _wanted(fn, given["x"].astype(np.longdouble), total)
     largest = np.abs(given["x"].astype(np.longdouble))
     np.add.at(largest, given["i"], np.abs(given["u"].astype(np.longdouble)))
-    found = module(**{name: a.copy() for name, a in given.items()})
+    found = _run(program, given)
     assert np.all(np.abs(found.astype(np.longdouble) - wanted) <= tolerance * largest)
+    reordered = fn is _step_by_rows and dtype == "f64"
+    np.testing.assert_allclose(_run(_stored(program), given), found, rtol=1e-14 if reordered else 0, atol=0)
+
+
+def _stored(program: Program) -> Program:
+    """The program with memory for the rows that kernels hand on."""
+    kinds = {"forwarded": "temp"}
+    return replace(program, buffers=tuple(replace(b, kind=kinds.get(b.kind, b.kind)) for b in program.buffers))
+
+
+def _run(program: Program, given: dict[str, Any]) -> Any:
+    """The table after a program in cuda-sim."""
+    return Executable(program, "cuda-sim").run({name: a.copy() for name, a in given.items()})["x"]
+
+
+@pytest.mark.parametrize("tables", [1, 4])
+def test_a_choice_of_a_call_hands_on_rows_or_stores_them(tables: int) -> None:
+    """Few rows are added up as partial results, and read where they are stored; many come sorted.  Of several tables
+    both are in one call, each for some of them.
+    """
+    names = [f"x{n}" for n in range(tables)]
+
+    def fn(**given: Any) -> dict[str, Any]:
+        return {x: _step_by_rows(given[x], given[f"i.{x}"], given[f"u.{x}"])["x"] for x in names}
+
+    types = {x: f"f32[V{x},64]" for x in names}
+    types |= {f"i.{x}": f"i64[N{x}]" for x in names} | {f"u.{x}": f"f32[N{x},64]" for x in names}
+    module = gradc.compile(gradc.trace(fn, **types), (), "cuda-sim")
+    program = module.forward.program
+    handed = [b.name for b in program.of_kind("forwarded")]
+    assert len(handed) == tables and bool(program.batches) == (tables > 1)
+    assert parse_program(str(program)) == program
+    with pytest.raises(Unsupported, match="a choice of kernels that hand on rows on the target cpu"):
+        Executable(program, "cpu")
+    rng, taken = np.random.default_rng(0), set()
+    for sizes in ({x: 40 for x in names}, {x: 6000 if n % 2 == 0 else 40 for n, x in enumerate(names)}):
+        dims = {f"N{x}": 30 * size // 8 for x, size in sizes.items()} | {f"V{x}": size for x, size in sizes.items()}
+        taken.add(len(program.handed_on(dims)))
+        given = {x: rng.standard_normal((size, 64)).astype(np.float32) for x, size in sizes.items()}
+        for x, size in sizes.items():
+            given[f"i.{x}"] = rng.integers(0, size, dims[f"N{x}"])
+            given[f"u.{x}"] = rng.standard_normal((dims[f"N{x}"], 64)).astype(np.float32)
+        found = module.forward.run({name: a.copy() for name, a in given.items()})
+        for x in names:
+            total = np.zeros(given[x].shape, np.longdouble)
+            np.add.at(total, given[f"i.{x}"], given[f"u.{x}"].astype(np.longdouble))
+            wanted = _wanted(_step_by_rows, given[x].astype(np.longdouble), total)
+            np.testing.assert_allclose(found[x].astype(np.float64), wanted.astype(np.float64), rtol=1e-5, atol=1e-6)
+    assert taken == {0, -(-tables // 2)}
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
@@ -176,11 +250,17 @@ def test_kernels_that_hand_on_rows_are_no_two_whose_fusion_was_missed(target: st
 
 
 def test_what_a_gpu_has_no_text_for() -> None:
-    """Rows whose columns are combined on a GPU are no reader of its, and are not handed on."""
-    graph = gradc.trace(FORWARDED["several passes"], o="i64[B]", i="i64[N]", w="f32[V,64]")
-    module = gradc.compile(graph, (), "cuda", reductions={"*": "segmented"})
-    assert not module.forward.program.of_kind("forwarded")
-    text = TEXT.replace("add %0, %0", "max_cols %0").replace("y[v, d]", "y[v, 0]").replace("y: f32[V,3]", "y: f32[V,1]")
+    """Rows whose columns are scanned on a GPU are no reader of its, nor are those that a task has only a part of, and
+    are not handed on.
+    """
+    bag = lambda o, i, w: ops.cumsum(bags(o, i, w), axis=1)
+    for fn, columns in ((bag, 64), (FORWARDED["several passes"], "D"), (FORWARDED["several passes"], 4096)):
+        graph = gradc.trace(fn, o="i64[B]", i="i64[N]", w=f"f32[V,{columns}]")
+        module = gradc.compile(graph, (), "cuda", reductions={"*": "segmented"})
+        assert not module.forward.program.of_kind("forwarded")
+    scanned = """%0 = load t[v, d] : f32
+    %1 = scan %0 {combine="sum", reverse=false} : f32"""
+    text = TEXT.replace("%0 = load t[v, d] : f32\n    %1 = add %0, %0 : f32", scanned)
     program = parse_program(text)
     with pytest.raises(Unsupported, match="'t', which is forwarded"):
         render_cuda(program)

@@ -34,8 +34,11 @@ MAPPINGS: dict[str, type[ThreadMapping]] = {kind.name(): kind for kind in get_ar
 """By the names that launches know them by."""
 
 
-def choose_mapping(facts: Facts) -> Mapping:
-    """The first mapping that fits, from the most special to whole rows, which fit always."""
+def choose_mapping(facts: Facts, whole: bool = False) -> Mapping:
+    """The first mapping that fits, from the most special to whole rows, which fit always.
+
+    :param whole: whether the threads of a task are to have all columns of a row.
+    """
     if few_keys(facts):
         return sorted_chunk(facts)
     if segments_of_elements(facts):
@@ -47,7 +50,7 @@ def choose_mapping(facts: Facts) -> Mapping:
     vec = columns_at_once(facts.kernel, facts.types, len(facts.kernel.accums), facts.reduces)
     width = threads_for_columns(facts, vec)
     if facts.separate_columns:  # a row may be cut into tasks
-        if owned_columns(facts) and (mapping := tiled(facts, vec)) is not None:
+        if owned_columns(facts) and (mapping := tiled(facts, vec, whole)) is not None:
             return mapping
         if plain_atomics(facts) and width > 1:
             return tiled_transpose(facts) or column_strips(facts, vec, width)

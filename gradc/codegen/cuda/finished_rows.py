@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...errors import Unsupported
-from ...ir.kernel import Kernel, Program, Step
+from ...ir.kernel import Kernel, Program, Select, Step, alternatives
 from ...ir.statement import Index, Stmt
 from ...ir.types import Type
 from .choose_mapping import choose_mapping
@@ -32,19 +32,42 @@ spill.
 
 def can_hand_on(first: Kernel, then: Kernel, types: Types) -> bool:
     """Whether there is text for two kernels of which one reads the rows that the other combines: sums lie in the
-    registers of the threads that have the columns, and these compute each column of the second by itself, with no
-    more in registers than there are when a row is finished.
+    registers of the threads that have the columns, and these compute each column of the second by itself, or have all
+    of its row together, with no more in registers than there are when a row is finished.
     """
     if elements_as_rows(first) is not first or [n for _, n in first.cols] != [n for _, n in then.cols]:
         return False
     facts, reader = facts_of(first, types), facts_of(then, types)
-    mapping = choose_mapping(facts)
-    if facts.order != "by key" or mapping.sums != "registers" or not reader.separate_columns:
+    mapping = mapping_of(facts, reader)
+    if facts.order != "by key" or mapping.sums != "registers" or then.scans:
+        return False
+    if not reader.separate_columns and (_gathers(then) or not _has_whole_rows(facts, mapping)):
         return False
     if not fits_registers(then, types, mapping.vec, share=FREE):
         return False
     loads = [s for s in then.body if s.buffer == first.order]
     return all(not s.where and linear(then, types, s, leading=1) == Index() for s in loads)
+
+
+def mapping_of(facts: Facts, then: Facts | None) -> ThreadMapping:
+    """The mapping of a kernel: of whole rows, where it hands them to one that combines their columns.
+
+    :param then: the facts of that one; None without one.
+    """
+    return choose_mapping(facts, whole=then is not None and not then.separate_columns)
+
+
+def _has_whole_rows(facts: Facts, mapping: ThreadMapping) -> bool:
+    """Whether the threads of a task have all columns of a row at once."""
+    columns = facts.known_columns
+    return mapping.iterations == 1 and columns is not None and columns <= mapping.width * mapping.vec
+
+
+def _gathers(kernel: Kernel) -> bool:
+    """Whether it loads at places that are data: rows that a task finishes one after another wait for loads that wait
+    for loads, where a kernel of its own has four times as many rows under way.
+    """
+    return any(s.op == "load" and any(v.startswith("%") for i in s.index for v, _ in i.terms) for s in kernel.body)
 
 
 def refuse_handed_on(program: Program, target: str) -> None:
@@ -53,8 +76,9 @@ def refuse_handed_on(program: Program, target: str) -> None:
     """
     for number, name in program.forwards.items():
         first, then = program.steps[number : number + 2]
-        assert isinstance(first, Kernel) and isinstance(then, Kernel)
-        if not can_hand_on(first, then, program.types):
+        assert isinstance(then, Kernel)
+        handing = [k for k in alternatives(first) if isinstance(k, Kernel) and program.hands_on(number, k)]
+        if not all(can_hand_on(k, then, program.types) for k in handing):
             raise Unsupported(
                 f"rows that one kernel hands to the next on the target {target}: {program.name} has {name!r}, which"
                 " is forwarded, and there is no text for what is done to its rows; the targets cpu and numpy run it"
@@ -62,12 +86,20 @@ def refuse_handed_on(program: Program, target: str) -> None:
 
 
 def launched(program: Program) -> tuple[Step | None, ...]:
-    """The steps of a program as they are launched: the first of two that hand on rows is both, the second is None."""
+    """The steps of a program as they are launched: the first of two that hand on rows is both, the second is None.
+
+    Of a choice the kernels that hand on rows are both, and the second step is for the others.
+    """
     steps: list[Step | None] = [*program.steps]
     for number in program.forwards:
         first, then = program.steps[number : number + 2]
-        assert isinstance(first, Kernel) and isinstance(then, Kernel)
-        steps[number : number + 2] = joined(first, then, program.types), None
+        assert isinstance(then, Kernel)
+        if isinstance(first, Select):
+            cases = [(when, k, program.hands_on(number, k)) for when, k in first.cases]
+            steps[number] = Select(tuple((when, joined(k, then, program.types) if on else k) for when, k, on in cases))
+        else:
+            assert isinstance(first, Kernel)
+            steps[number : number + 2] = joined(first, then, program.types), None
     return tuple(steps)
 
 
@@ -114,21 +146,21 @@ class Reader:
 
     :param axis: its number.
     :param sums: the vector that a thread's sums are handed in.
-    :param phase: the statements, without the loads of these.
+    :param phases: the statements, without the loads of these.
     :param arrays: what the columns of other rows are moved through.
     """
 
     axis: str
     sums: str
-    phase: PhaseView
+    phases: tuple[PhaseView, ...]
     arrays: VectorArrays
 
 
 def finished_row(facts: Facts, handed_on: str, width: int, vec: int) -> Reader:
     """The statements of a kernel that rows are handed to, for ``vec`` columns of a thread."""
     arrays = VectorArrays("f")
-    (phase,) = PhaseWriter(facts, FinishedRow(reason="", width=width, vec=vec), {}, arrays).phases
+    phases = PhaseWriter(facts, FinishedRow(reason="", width=width, vec=vec), {}, arrays).phases
     (sums,) = [name for name, row in arrays.moved.items() if row.buffer == handed_on]
     del arrays.moved[sums]
-    gets = tuple(a for a in phase.gets if a.name != sums)
-    return Reader(facts.kernel.rows[0][0], sums, replace(phase, gets=gets), arrays)
+    without = (replace(p, gets=tuple(a for a in p.gets if a.name != sums)) for p in phases)
+    return Reader(facts.kernel.rows[0][0], sums, tuple(without), arrays)

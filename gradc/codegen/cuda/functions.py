@@ -18,10 +18,9 @@ from ..indent import indented
 from ..jinja import render
 from .accums import Accum, accums_of
 from .axes import declared
-from .choose_mapping import choose_mapping
 from .columns import ACCESS_BYTES
 from .facts import facts_of
-from .finished_rows import Reader, finished_row, parted
+from .finished_rows import Reader, finished_row, mapping_of, parted
 from .fixed_sums import elements_as_rows
 from .index_bound import index_bounds
 from .kernel import SCANNED, CudaKernel, Stage
@@ -88,7 +87,7 @@ class KernelWriter:
         first, then = parted(kernel, types)
         self.step, self.k, self.types, self.dims = kernel, elements_as_rows(first), types, kernel.dims(types)
         self.facts, self.then = facts_of(self.k, types), facts_of(then, types) if then is not None else None
-        self.mapping = choose_mapping(self.facts)
+        self.mapping = mapping_of(self.facts, self.then)
         self.accums, self.arrays = accums_of(self.facts, self.mapping), VectorArrays()
         self.writer = PhaseWriter(self.facts, self.mapping, self.accums, self.arrays)
         self.program = RowProgram(
@@ -256,7 +255,10 @@ class KernelWriter:
         """(threads, columns of each at once, how often) for a row of the results that segments are combined into: no
         more than its elements, and few that are idle the last time.  Of columns at least what 16 bytes of the results
         hold, however few the rows' own loads are moved by: most of what is done is to store rows that nobody hits.
+        Whole rows that are handed on have the threads of a task, whose columns meet in the same order.
         """
+        if self.then is not None and not self.then.separate_columns:
+            return self.mapping.width, self.mapping.vec, 1
         counts = [self.facts.result_row(self.facts.rows.parts[a.buffer].stmt) for a in self.program.segmented]
         known = [count for count in counts if isinstance(count, int)]
         if len(known) < len(counts):

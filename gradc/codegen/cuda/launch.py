@@ -207,7 +207,8 @@ class LaunchPlan:
         self.kernels = kernels
         steps = launched(program)
         self.steps = [taken(joined or step, dims) for joined, step in zip(steps, program.steps, strict=True)]
-        numbers = [number for number, joined in enumerate(steps) if joined is not None]
+        self.readers = {number + 1 for number in program.forwards}
+        numbers = [number for number, joined in enumerate(steps) if joined is not None and not self._is_handed(number)]
         self.runs = [run for number in numbers for run in runs_of(number, self.steps[number], self.dims)]
         self.checks = checks_of(program)
         places, total = offsets(program, dims, ALIGN, blocks=True)
@@ -246,7 +247,9 @@ class LaunchPlan:
         """Where a buffer lies."""
         root = self.program.root(name)
         type_ = self.program.buffer[root].type
-        if self.program.buffer[root].kind == "forwarded":  # of no use to functions, which hand its rows on
+        if (
+            self.program.buffer[root].kind == "forwarded" and root not in self.offsets
+        ):  # of no use to functions, which hand its rows on
             return Part(WORKSPACE, 0, 0, type_.dtype.np)
         count = prod(type_.concrete(self.dims if dims is None else dims))
         return (
@@ -274,17 +277,22 @@ class LaunchPlan:
         kernels = [(run.step, run.dims) for run in self.runs if isinstance(run.step, Kernel)]
         return max((self.sizes(self.kernel(step), dims).index_bound for step, dims in kernels), default=0)
 
+    def _is_handed(self, number: int) -> bool:
+        """Whether the step before hands its rows to this one, which it starts."""
+        before = self.steps[number - 1] if number in self.readers else None
+        return isinstance(before, Kernel) and bool(before.handed_on)
+
     def _groups(self) -> list[list[Run]]:
         """The runs in order, those that run together in one group: with scratch memory of their own, as much of a batch
-        as has room for it.
+        as has room for it; of steps that store rows the one that reads them in a later group.
         """
-        first = {number: begin for begin, end in self.program.batches for number in range(begin, end)}
+        begins = {number: begin for begin, end in self.program.batches for number in range(begin, end)}
+        at = {n: (begins.get(n, n), n in begins and n in self.readers) for n in range(len(self.steps))}
         groups: list[list[Run]] = []
         used = 0
-        for run in self.runs:
-            begin, own = first.get(run.number), self._scratch(run)
-            last = groups[-1][-1] if groups else None
-            if last is not None and begin is not None and first.get(last.number) == begin and used + own <= BATCH_BYTES:
+        for run in sorted(self.runs, key=lambda run: at[run.number]):
+            own, last = self._scratch(run), groups[-1][-1].number if groups else run.number
+            if groups and run.number in begins and at[last] == at[run.number] and used + own <= BATCH_BYTES:
                 groups[-1].append(replace(run, scratch=used))
                 used += own
             else:

@@ -19,9 +19,8 @@ from ..identifiers import foreign_axes, identifiers
 from ..text import standalone
 from .batches import started_together, with_members
 from .calls import support
-from .choose_mapping import choose_mapping
 from .facts import facts_of
-from .finished_rows import launched, parted, refuse_handed_on
+from .finished_rows import launched, mapping_of, parted, refuse_handed_on
 from .fixed_sums import elements_as_rows
 from .functions import cuda_functions
 from .kernel import CudaKernel, Stage, own_dims
@@ -85,11 +84,13 @@ def _fits(kernel: Kernel, types: Mapping[str, Type], family: Family) -> bool:
     and order; a map of many strips may have one.
     """
     both = [(kernel, types), (family.kernel, family.types)]
-    facts = [facts_of(elements_as_rows(parted(k, t)[0]), t) for k, t in both]
+    pairs = [(parted(k, t), t) for k, t in both]
+    facts = [facts_of(elements_as_rows(first), t) for (first, _), t in pairs]
+    readers = [facts_of(then, t) if then is not None else None for (_, then), t in pairs]
     own, open_ = ([f.rows.wide_accumulator(s) for s in f.kernel.accums] for f in facts)
     if own != open_:
         return False
-    mapping, open_mapping = map(choose_mapping, facts)
+    mapping, open_mapping = map(mapping_of, facts, readers)
     if isinstance(mapping, ColumnStrips) and isinstance(open_mapping, ColumnStrips):
         return mapping.threads == open_mapping.threads
 

@@ -13,6 +13,8 @@ from ..manager import graph_pass
 def minimal_filtering(graph: Graph, *, dims: Mapping[str, int] | None = None, numerics: str = "real") -> Graph:
     """convolution(x, w: 3 by 3)  ->  tiles of x and w transformed, 16 matrix products, transformed back
 
+    So is any op with a form of its own for a CPU, which says where it takes less time.
+
     :param dims: sizes for which it is to take less time.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from ...analysis.combine import ascends, combines
-from ...ir.kernel import Kernel, Program, Select, Step
+from ...ir.kernel import Kernel, Program, Select, Step, alternatives
 from ...ir.types import Type
 from ..manager import program_pass
 
@@ -17,6 +17,7 @@ def forward_rows(
     *,
     donate: Collection[str] = (),
     can_hand_on: Callable[[Kernel, Kernel, Mapping[str, Type]], bool] = lambda first, then, types: True,
+    choices: bool = False,
 ) -> Program:
     """temp t: f32[N,D]; rows(n) cols(d) { accum t[%k, d] }; rows(k) cols(d) { load t[k, d] }
     ->  forwarded t: f32[N,D]; the same kernels, one after the other
@@ -26,21 +27,22 @@ def forward_rows(
 
     :param donate: inputs in whose memory outputs may be written while rows are still read.
     :param can_hand_on: whether the target has text for a kernel and the one that reads its rows.
+    :param choices: whether it has text for a choice of which some kernels store their rows.
     """
     for buffer in program.of_kind("temp"):
-        made = _forwarded(program, buffer.name, donate)
-        if made is not None and can_hand_on(*_handing(made, buffer.name), made.types):
+        made = _forwarded(program, buffer.name, donate, choices)
+        if made is not None and all(can_hand_on(*pair, made.types) for pair in _handing(made, buffer.name)):
             program = made
     return program
 
 
-def _forwarded(program: Program, name: str, donate: Collection[str]) -> Program | None:
+def _forwarded(program: Program, name: str, donate: Collection[str], choices: bool) -> Program | None:
     """The program that hands on the rows of a temp; None where that is not possible."""
     touching = program.touching.get(name, ())
     if len(touching) != 2 or program.sharing[program.root(name)] != (name,):
         return None
     first, second = (program.steps[number] for number in touching)
-    producer = _producer(first, name, program)
+    producer = _producer(first, name, program, choices)
     if producer is None or not isinstance(second, Kernel) or name in second.writes:
         return None
     if not second.reads_own_rows(name, program.types[name]) or {*program.forwards.values()} & {
@@ -57,16 +59,17 @@ def _forwarded(program: Program, name: str, donate: Collection[str]) -> Program 
     return replace(program, steps=tuple(steps), buffers=buffers)
 
 
-def _handing(program: Program, name: str) -> tuple[Kernel, Kernel]:
-    """The kernel that hands on the rows of a buffer, and the one that reads them."""
+def _handing(program: Program, name: str) -> list[tuple[Kernel, Kernel]]:
+    """Each kernel that hands on the rows of a buffer, and the one that reads them."""
     at = next(number for number, handed in program.forwards.items() if handed == name)
     first, then = program.steps[at : at + 2]
-    assert isinstance(first, Kernel) and isinstance(then, Kernel)
-    return first, then
+    assert isinstance(then, Kernel)
+    return [(k, then) for k in alternatives(first) if isinstance(k, Kernel) and program.hands_on(at, k)]
 
 
-def _producer(step: Step, name: str, program: Program) -> Kernel | None:
-    """The kernel of a step that combines rows into a buffer in the order of their keys, and does nothing else.
+def _producer(step: Step, name: str, program: Program, choices: bool) -> Kernel | Select | None:
+    """The kernel of a step that combines rows into a buffer in the order of their keys, and does nothing else; a choice
+    of kernels, some of which do, where there may be one.
 
     Of several it is taken without a choice where its rows are in this order: nothing is to be sorted for it.
     """
@@ -77,10 +80,14 @@ def _producer(step: Step, name: str, program: Program) -> Kernel | None:
         part = next(c for c in combines(kernel, program.types) if c.buffer == name)
         if len(kernels) == 1 or ascends(kernel, part):
             return kernel
+        if choices and isinstance(step, Select):
+            return step
     return None
 
 
-def _may_run_together(program: Program, producer: Kernel, touching: tuple[int, ...], donate: Collection[str]) -> bool:
+def _may_run_together(
+    program: Program, producer: Kernel | Select, touching: tuple[int, ...], donate: Collection[str]
+) -> bool:
     """Whether a producer may run row by row along with the step that reads its rows: nothing writes what it reads from
     its own place on, not even where an input is donated.
     """

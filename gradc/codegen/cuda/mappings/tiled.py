@@ -11,7 +11,7 @@ from ...expr import carrier, variable
 from ..axes import declared
 from ..columns import Access, access
 from ..facts import Facts
-from ..mapping import THREADS, ThreadMapping, even_columns, tasks_of_chunk, threads_for_columns
+from ..mapping import THREADS, ThreadMapping, block_threads, even_columns, tasks_of_chunk, threads_for_columns
 from ..phase_writer import PhaseWriter
 from ..row_order import row_at, visited_axes
 
@@ -96,17 +96,22 @@ def sums_columns(facts: Facts) -> bool:
     return not facts.order and facts.partial_sums and done == ["accum", "load"]
 
 
-def tiled(facts: Facts, vec: int) -> Tiled | None:
-    """The mapping of owned columns; None where one thread has all of a row, and rows go to several of the result."""
+def tiled(facts: Facts, vec: int, whole: bool = False) -> Tiled | None:
+    """The mapping of owned columns; None where one thread has all of a row, and rows go to several of the result in no
+    order of theirs.
+
+    :param whole: whether a row is one tile, as far as a block has threads, which meet at barriers.
+    """
     width = threads_for_columns(facts, vec)
-    if width == 1 and not facts.one_result_row:
+    if width == 1 and not facts.one_result_row and not (facts.order == "by key" and facts.lasting_sums):
         return None
-    if facts.order == "by key" and facts.known_columns is not None:  # each tile of columns is a task
+    if facts.order == "by key" and facts.known_columns is not None and not whole:  # each tile of columns is a task
         width = full_width(max(1, -(-facts.known_columns // vec)), width)
     return Tiled(
         reason="each column is computed by itself, and combined over rows: a thread has its sums",
         vec=vec,
         width=width,
+        threads=block_threads(width) if whole else THREADS,
         resident=RESIDENT if sums_columns(facts) else 2 * THREADS,
         sums="registers" if facts.lasting_sums else "memory",
         sharing=tasks_of_chunk(facts, width, THREADS),
