@@ -47,7 +47,7 @@ class Gathered:
             loop = f"for (i64 e = 0; e < {self.elements}; e += {self.step})"
             return [f"{loop} __builtin_prefetch({self.buffer} + {self.at} + e);"]
         steps = [*range(0, int(self.elements), self.step)]
-        if int(self.elements) > self.step:  # the row may begin within a line: then its end lies in one more
+        if int(self.elements) > 1:  # the row may begin within a line: then its end lies in one more
             steps.append(int(self.elements) - 1)
         return [f"__builtin_prefetch({self.buffer} + {self.at}{f' + {e}' if e else ''});" for e in steps]
 

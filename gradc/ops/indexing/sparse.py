@@ -210,9 +210,7 @@ def _at(updates: Node, order: Node) -> Node:
         if whole and bags.rank == 3 and bags.shape[1] == 1 and all(map(same, bags.shape[::2], repeated.shape[::2])):
             rows = reshaped(bags, bags.shape[::2])
             # sorts count to 2^31: divisions of 32 bits are done side by side
-            return gather.plain(
-                rows, call("floordiv", converted(order, I32), repeated.shape[1]), axis=0, oob="clamp"
-            )
+            return gather.plain(rows, call("floordiv", converted(order, I32), repeated.shape[1]), axis=0, oob="clamp")
     return gather.plain(updates, order, axis=0, oob="clamp")
 
 
