@@ -60,6 +60,7 @@ typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
 #define AT(row, v) ((vector *)(row))[v]
 static inline void ask(const float *row) {
   _Pragma("GCC unroll 8") for (int c = 0; c < WIDTH; c += LINE) __builtin_prefetch(row + c);
+  __builtin_prefetch(row + WIDTH - 1); /* a row that begins within a line ends in one more */
 }
 __attribute__((visibility("default")))
 void read_rows(const float *table, const i64 *at, i64 bags, i64 bag, float *restrict out) {

@@ -280,10 +280,55 @@ static void {{ long }}_segments_task(const void *args_, i64 task) {
   for (i = gradc_max(first, p->distinct); i < last; i++) keys[i] = INT64_MAX, starts[i] = n;
 }
 
+{% if part %}
+/* Keys of one digit: nothing is moved but positions, and the counts say which keys there are and where each begins. */
+static void {{ long }}_count_keys_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
+  const i64 last = gradc_min(p->a->n, (task + 1) * p->chunk), step = p->a->step;
+  const u64 least = (u64)p->least;
+  const {{ key }} *restrict const from = p->from;
+  u32 *restrict const counts = p->counts + (task << p->bits);
+  __builtin_memset(counts, 0, sizeof(u32) << p->bits);
+  for (i64 i = task * p->chunk; i < last; i++) counts[(u64)from[i * step] - least]++;
+}
+static void {{ long }}_move_keys_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
+  const i64 last = gradc_min(p->a->n, (task + 1) * p->chunk), step = p->a->step;
+  const u64 least = (u64)p->least;
+  const {{ key }} *restrict const from = p->from;
+  i64 *restrict const order = p->out;
+  u32 *restrict const place = p->counts + (task << p->bits);
+  for (i64 i = task * p->chunk; i < last; i++) order[place[(u64)from[i * step] - least]++] = i;
+}
+static void {{ long }}_one_digit({{ long }}_pass *p, i64 tasks, int span) {
+  const gradc_ctx *const ctx = p->a->ctx;
+  const i64 n = p->a->n, digits = (i64)1 << span;
+  i64 *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
+  i64 number = 0;
+  p->bits = span;
+  ctx->parallel_for(ctx, tasks, {{ long }}_count_keys_task, p);
+  {{ long }}_places(p, tasks);
+  const u32 *restrict const first = p->counts; /* of the first task: where each key begins */
+  for (i64 d = 0; d < digits && number < n; d++) { /* behind the last key there is none */
+    keys[number] = (i64)((u64)d + (u64)p->least);
+    starts[number] = first[d];
+    number += (d + 1 < digits ? first[d + 1] : n) != first[d];
+  }
+  ctx->parallel_for(ctx, tasks, {{ long }}_move_keys_task, p);
+  for (i64 i = number; i < n; i++) keys[i] = INT64_MAX, starts[i] = n;
+}
+{% endif %}
+
 /* span: bits of the keys that may differ */
 static void {{ long }}_passes({{ long }}_pass *p, i64 tasks, int span) {
   const gradc_ctx *const ctx = p->a->ctx;
   p->bits = {{ name }}_digit(p->a->n, tasks, span);
+{% if part %}
+  if (p->a->segments && p->bits >= span) {
+    {{ long }}_one_digit(p, tasks, span);
+    return;
+  }
+{% endif %}
   p->shift = {{ shift }};
   ctx->parallel_for(ctx, tasks, {{ long }}_load_task, p);
   for (; p->shift < {{ shift }} + span; p->shift += p->bits) {

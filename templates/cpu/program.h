@@ -29,11 +29,14 @@ enum {
   GRADC_POLL = 1 << 18,    /* elements, or rows sorted, between two looks for Ctrl-C */
   GRADC_KEY_ROWS = 4096,   /* rows per task of sort keys */
   GRADC_FOLD = 512,        /* elements of a result per task that combines partial results */
+  GRADC_TASKS = 256,       /* tasks of chunks of sorted rows: a task begins with a search */
   GRADC_SEGMENTS = 64,     /* rows of a result per task that finishes segments */
   GRADC_TOTALS = 64,       /* elements that partial results are combined in at a time */
   GRADC_AHEAD = 16,        /* rows ahead that ask for what they gather */
   GRADC_DISTANT = 1 << 18, /* bytes that are gathered from further away than the nearest caches */
   GRADC_TASK_ELEMENTS = 1 << 14, /* elements that go through a step while threads wake */
+  GRADC_HANDED = 8,        /* finished rows that are handed on together: one does not wait for the arithmetic of another */
+  GRADC_HANDED_BYTES = 1 << 13, /* that they have at most: in the nearest cache */
   GRADC_LOOP_TASKS = 8     /* tasks of a loop from which each has blocks of its own */
 };
 
@@ -126,6 +129,12 @@ static inline __attribute__((unused)) i64 gradc_max(i64 a, i64 b) { return a > b
 static inline __attribute__((unused)) i64 gradc_chunks(i64 count, i64 each) { return (count + each - 1) / each; }
 /* Bytes of an array in the workspace, whole lines; one of no elements has a first one too, for sums that add 0 there. */
 static inline __attribute__((unused)) i64 gradc_align(i64 bytes) { return bytes ? (bytes + GRADC_ALIGN - 1) & ~(i64)(GRADC_ALIGN - 1) : GRADC_ALIGN; }
+
+/* How many chunks of sorted rows a task has. */
+static inline __attribute__((unused)) i64 gradc_together(i64 chunks) { return gradc_max(1, chunks / GRADC_TASKS); }
+
+/* How many finished rows of so many bytes are handed on together. */
+static inline __attribute__((unused)) i64 gradc_handed(i64 bytes) { return gradc_max(1, gradc_min(GRADC_HANDED, GRADC_HANDED_BYTES / gradc_max(bytes, 1))); }
 
 /* The next array, of so many bytes, from `end` on. */
 static inline __attribute__((unused)) void *gradc_take(char **end, i64 bytes) {

@@ -45,8 +45,11 @@ class Gathered:
         """The statements that ask for it."""
         if not self.elements.isdigit():
             loop = f"for (i64 e = 0; e < {self.elements}; e += {self.step})"
-            return [f"{loop} __builtin_prefetch({self.buffer} + {self.at} + e);"]
-        steps = range(0, int(self.elements), self.step)
+            last = f"__builtin_prefetch({self.buffer} + {self.at} + {self.elements} - 1);"
+            return [f"{loop} __builtin_prefetch({self.buffer} + {self.at} + e);", last]
+        steps = [*range(0, int(self.elements), self.step)]
+        if int(self.elements) > 1:  # the row may begin within a line: then its end lies in one more
+            steps.append(int(self.elements) - 1)
         return [f"__builtin_prefetch({self.buffer} + {self.at}{f' + {e}' if e else ''});" for e in steps]
 
 

@@ -157,7 +157,9 @@ class RowProgram(Results[Accum]):
             )
         arrays += [LocalArray(f"block{a.number}", a.ctype, a.block_size) for a in self.block_sums]
         rows = [a for a in self.accums if a.streamed or a.forwarded]
-        arrays += [LocalArray(f"row_a{a.number}", a.ctype, a.inner) for a in rows]
+        for a in rows:
+            handed = f"gradc_handed({a.inner} * (i64)sizeof({a.ctype})) * " if a.forwarded else ""
+            arrays.append(LocalArray(f"row_a{a.number}", a.ctype, f"{handed}{a.inner}"))
         if self.then is not None and self.then.thread_memory:
             arrays.append(LocalArray("then_memory", "char", f"{self.then.name}_thread_bytes(&A->then)"))
         if self.mapping.owners_at_once:

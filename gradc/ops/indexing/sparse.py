@@ -209,7 +209,8 @@ def _at(updates: Node, order: Node) -> Node:
         whole = same(updates.shape[1], repeated.shape[2])  # a row of the updates is one of a bag, not all of them
         if whole and bags.rank == 3 and bags.shape[1] == 1 and all(map(same, bags.shape[::2], repeated.shape[::2])):
             rows = reshaped(bags, bags.shape[::2])
-            return gather.plain(rows, call("floordiv", order, repeated.shape[1]), axis=0, oob="clamp")
+            # sorts count to 2^31: divisions of 32 bits are done side by side
+            return gather.plain(rows, call("floordiv", converted(order, I32), repeated.shape[1]), axis=0, oob="clamp")
     return gather.plain(updates, order, axis=0, oob="clamp")
 
 

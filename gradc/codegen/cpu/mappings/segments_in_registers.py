@@ -13,11 +13,14 @@ from ..register_sums import register_sums
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentsInRegisters(Segmented):
-    """A task has a chunk of the sorted rows; those of one key are added to a block of columns in registers, then to the
-    next.
+    """A task has some chunks of the sorted rows; those of one key are added to a block of columns in registers, then to
+    the next.
     """
 
     sums_in_registers = True
+
+    def tasks(self, facts: Facts) -> str:
+        return "gradc_chunks(start[keys], gradc_together(chunks) * chunk)"
 
     def given(self, writer: PhaseWriter) -> dict[str, Any]:
         return {"t": register_sums(writer)}
