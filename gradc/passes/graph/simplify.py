@@ -11,11 +11,11 @@ from ...ir.op import Alias, Movement
 from ...ir.pattern import Rule, Var, apply_rules, match, op, splat
 from ...ir.properties import Broadcasts, Reshapes, access
 from ...ir.types import DType
-from ...ops.products.integers import CODES, integer_matmul, largest_sum
 from ...ops.rules import converted, full, reshaped, spread
 from ...ops.shapes.movement import broadcast_axes
 from ..manager import graph_pass
-from .replace_axis import converts, sums
+from .products_of_codes import product_of_codes
+from .replace_axis import VaryingAxes, converts, sums
 
 x, y, z = Var("x"), Var("y"), Var("z")
 
@@ -205,27 +205,6 @@ def _sum_of_product(graph: Graph) -> Callable[[Node, Node], Node | None]:
     return rewrite
 
 
-def _product_of_codes(node: Node) -> Node | None:
-    """matmul(cast(x), cast(y)) of 8-bit integers  ->  cast(integer_matmul(x, y)), where no sum leaves i32: one
-    rounding, of the exact sum
-    """
-    if node.op.name != "matmul":
-        return None
-    x, y = map(_sunk_widening, node.operands)
-    inner = node.operands[0].shape[-1]
-    if x is None or y is None or not isinstance(inner, int) or largest_sum(x.dtype, y.dtype, inner) >= 1 << 31:
-        return None
-    return converted(integer_matmul.plain(x, y), node.dtype)
-
-
-def _sunk_widening(node: Node) -> Node | None:
-    """move(cast(x))  ->  move(x) of 8-bit integers x; None for anything else."""
-    if converts(node) and node.operands[0].dtype in CODES:
-        return node.operands[0]
-    moved = _sunk_widening(node.operands[0]) if _is_movement(node) and not node.op.fills else None
-    return None if moved is None else again(node, (moved,))
-
-
 def _is_movement(node: Node) -> bool:
     """Whether an op is unary data movement."""
     return isinstance(getattr(node.op, "lower", None), Movement | Alias) and len(node.operands) == 1
@@ -324,7 +303,9 @@ def simplify(
     rules = BITS + ([*REAL, Rule(_cast_twice, _cast_once, is_dropped)] if numerics != "strict" else [])
     of_products = [_product_transposed(graph), _sum_of_product(graph)] if numerics != "strict" else []
     structural = [_composed_movement, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
-    of_products += [lambda old, new: _product_of_codes(new)] if "integer_matmul" in functions and of_products else []
+    if numerics != "strict" and "integer_matmul" in functions:
+        variation = VaryingAxes()
+        of_products.append(lambda old, new: product_of_codes(new, variation))
     rounded = _rounded_operands(graph, round_operands) if numerics != "strict" else set()
     new_rounded: set[Node] = set()
     in_memory = (*(node for _, node in graph.outputs), *(n.operands[0] for n in rounded if converts(n)))
