@@ -203,6 +203,41 @@ I8_TYPE(u8_u8_type, 0, 0, u8_u8_type);
  * Columns that are contiguous fill vectors of steps where they lie.  They are moved by 128 as they are read where both operands have a
  * sign or both none, which changes a sum by the sum of the row of a. */
 
+#if GEMM_BYTES == 64
+#define I8_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define I8_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif GEMM_BYTES == 32
+#define I8_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define I8_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define I8_LOW 0, 4, 1, 5
+#define I8_HIGH 2, 6, 3, 7
+#endif
+
+/* v[0][i] = the sum of the lanes of v[i]. */
+static inline __attribute__((always_inline)) void i8_sum_lanes(i8_vec *v) {
+#ifdef GEMM_SHUFFLES /* each round adds both halves of two vectors, side by side: one bit of a vector's number becomes one of a lane's */
+#pragma GCC unroll 4
+  for (int half = I8_LANES / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; i++) {
+      v[i] = __builtin_shufflevector(v[i], v[i + half], I8_LOW) + __builtin_shufflevector(v[i], v[i + half], I8_HIGH);
+    }
+  }
+#else
+  i8_vec sums;
+  for (int i = 0; i < I8_LANES; i++) {
+    sums[i] = 0;
+    for (int j = 0; j < I8_LANES; j++) {
+      sums[i] += v[i][j];
+    }
+  }
+  v[0] = sums;
+#endif
+}
+#undef I8_LOW
+#undef I8_HIGH
+
 /* v[row * cols + col] and the dot products of so many bytes of rows of a, whole vectors of which there are, and of columns of b. */
 static inline __attribute__((always_inline)) void i8_add_dots(i8_vec *v, const int rows, const int cols, const uint8_t **a, const uint8_t **b, int64_t p, size_t bytes,
                                                               uint32_t moves, const int a_signed) {
@@ -228,7 +263,6 @@ static inline __attribute__((always_inline)) void i8_add_dots(i8_vec *v, const i
 static inline __attribute__((always_inline)) void i8_dots(uint32_t *sums, const int rows, const int cols, int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row,
                                                           const uint8_t *b, int64_t b_col, uint32_t moves, const int a_signed) {
   i8_vec v[I8_LANES];
-  sgemm_vec words[I8_LANES];
   const uint8_t *from_a[I8_LANES], *from_b[I8_LANES];
 #pragma GCC unroll 16
   for (int i = 0; i < I8_LANES; i++) {
@@ -243,17 +277,11 @@ static inline __attribute__((always_inline)) void i8_dots(uint32_t *sums, const 
   if (p < k) {
     i8_add_dots(v, rows, cols, from_a, from_b, p, (size_t)(k - p), moves, a_signed);
   }
-  memcpy(words, v, sizeof v);
-  sgemm_turn(words);
-  memcpy(v, words, sizeof v);
-#pragma GCC unroll 16
-  for (int i = 1; i < I8_LANES; i++) {
-    v[0] += v[i];
-  }
+  i8_sum_lanes(v);
   memcpy(sums, &v[0], sizeof v[0]);
 }
 
-enum { I8_FEW = I8_LANES / 4, I8_MOST = 48 }; /* rows that are multiplied with four columns at a time, and as many as are so at most */
+enum { I8_FEW = I8_LANES / 4, I8_MOST = 32 }; /* rows that are multiplied with four columns at a time, and as many as are so at most */
 #define I8_DOTS(name, rows, a_signed)                                                                                                         \
   static __attribute__((noinline)) void name(uint32_t *sums, int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row, const uint8_t *b, int64_t b_col, uint32_t moves) { \
     i8_dots(sums, rows, I8_LANES / (rows), m, n, k, a, a_row, b, b_col, moves, a_signed);                                                       \
@@ -275,15 +303,23 @@ static void i8_rows(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, cons
   for (int64_t i = 0; i < m; i++) {
     const uint8_t *from = (const uint8_t *)a->data + i * a->row;
     uint8_t *restrict to = rows + i * filled;
-    uint32_t sum = 0;
-    for (int64_t p = 0; p < k; p++) {
+    const i8_vec ones = (i8_vec){0} + 0x01010101;
+    i8_vec sums = {0};
+    if (a->col == 1) {
+      memcpy(to, from, (size_t)k);
+    }
+    for (int64_t p = 0; a->col != 1 && p < k; p++) {
       to[p] = from[p * a->col];
     }
     memset(to + k, 0, (size_t)(filled - k));
-    for (int64_t p = 0; alike && p < k; p++) {
-      sum += a_signed ? (uint32_t)(int8_t)to[p] : to[p];
+    for (int64_t p = 0; alike && p < k; p += GEMM_BYTES) {
+      const i8_vec some = *(const i8_vec *)(to + p);
+      sums = a_signed ? i8_dot(sums, ones, some) : i8_dot(sums, some, ones);
     }
-    begins[i] = a_signed ? sum * -128u : sum * 128u;
+    begins[i] = 0;
+    for (int x = 0; x < I8_LANES; x++) {
+      begins[i] += a_signed ? sums[x] * -128u : sums[x] * 128u;
+    }
   }
   const int64_t high = m == 1 ? 1 : I8_FEW, wide = I8_LANES / high;
   for (int64_t j = 0; j < n; j += wide) {
