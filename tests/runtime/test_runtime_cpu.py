@@ -1140,7 +1140,7 @@ I8_SHAPES = [
     (1, 97, 61, 2047),
     (2, 64, 64, 2049),
     (1, 600, 2, 300),
-    (1, 53, 3, 70000),
+    (1, 35, 3, 40000),
     (1, 2, 5, 140000),
 ]
 
@@ -1167,26 +1167,30 @@ every_sign = pytest.mark.parametrize("dtypes", list(itertools.product(("i1", "u1
 
 
 @every_sign
-@pytest.mark.parametrize("layout", ["nn", "tn", "nt", "tt", "ss", "wb", "bw", "vv", "uu", "wv"])
-def test_integer_products_are_exact(layout: str, dtypes: tuple[str, str]) -> None:
-    """Also where sums wrap around, at edges of panels and of vectors of steps, added to what is there."""
+def test_integer_products_are_exact(dtypes: tuple[str, str]) -> None:
+    """However operands lie, also where sums wrap around, at edges of panels and of vectors of steps, added to what is
+    there.
+    """
     wrapped = 0
     for shape in I8_SHAPES:
-        a, b = (lying(x, how) for x, how in zip(integer_operands(*shape, dtypes), layout, strict=True))
-        exact = exact_integers(a, b)
-        out, more = np.full(exact.shape, -1, "i4"), exact[..., ::-1].copy()
-        pool.matmul(a, b, out)
-        np.testing.assert_array_equal(out, exact, err_msg=str(shape))
-        pool.matmul(a, b, more, accumulate=True)
-        np.testing.assert_array_equal(more, exact + exact[..., ::-1], err_msg=str(shape))
-        wrapped += int((exact != np.matmul(a.astype("f8"), b.astype("f8"))).sum())
+        plain = integer_operands(*shape, dtypes)
+        exact_plain, wide = exact_integers(*plain), shape[0] * shape[1] * shape[2] * shape[3] > 1 << 19
+        wrapped += int((exact_plain != np.matmul(*(x.astype("f8") for x in plain))).sum())
+        for layout in ("nt", "ss") if wide else ("nn", "tn", "nt", "tt", "ss", "wb", "bw", "vv", "uu", "wv"):
+            a, b = (lying(x, how) for x, how in zip(plain, layout, strict=True))
+            exact = exact_integers(a, b) if "b" in layout else exact_plain
+            out, more = np.full(exact.shape, -1, "i4"), exact[..., ::-1].copy()
+            pool.matmul(a, b, out)
+            np.testing.assert_array_equal(out, exact, err_msg=f"{shape} {layout}")
+            pool.matmul(a, b, more, accumulate=True)
+            np.testing.assert_array_equal(more, exact + exact[..., ::-1], err_msg=f"{shape} {layout}")
     assert wrapped or dtypes != ("u1", "u1")
 
 
 @every_sign
 def test_integer_products_of_several_slabs_are_exact(dtypes: tuple[str, str]) -> None:
     """More rows, columns and steps than are packed at a time, by any number of threads."""
-    a, b = integer_operands(1, 1031, 1101, 4201, dtypes)
+    a, b = integer_operands(1, 1031, 1101, 2100, dtypes)
     exact = exact_integers(a, b)
     for threads in THREADS:
         pool.set_num_threads(threads)
