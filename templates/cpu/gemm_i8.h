@@ -240,12 +240,13 @@ static inline __attribute__((always_inline)) void i8_sum_lanes(i8_vec *v) {
 
 /* v[row * cols + col] and the dot products of so many bytes of rows of a, whole vectors of which there are, and of columns of b. */
 static inline __attribute__((always_inline)) void i8_add_dots(i8_vec *v, const int rows, const int cols, const uint8_t **a, const uint8_t **b, int64_t p, size_t bytes,
-                                                              uint32_t moves, const int a_signed) {
+                                                              int64_t ahead, uint32_t moves, const int a_signed) {
   i8_vec column[I8_LANES];
 #pragma GCC unroll 16
   for (int j = 0; j < cols; j++) {
     column[j] = (i8_vec){0};
     memcpy(&column[j], b[j] + p, bytes);
+    __builtin_prefetch(b[j] + p + ahead); /* columns are short: the next ones are asked for */
     column[j] ^= (i8_vec){0} + moves;
   }
 #pragma GCC unroll 16
@@ -259,9 +260,11 @@ static inline __attribute__((always_inline)) void i8_add_dots(i8_vec *v, const i
   }
 }
 
-/* sums[row * cols + col] of rows * cols = LANES, of which m and n are there; rows of a are filled up with zeros to whole vectors. */
-static inline __attribute__((always_inline)) void i8_dots(uint32_t *sums, const int rows, const int cols, int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row,
-                                                          const uint8_t *b, int64_t b_col, uint32_t moves, const int a_signed) {
+/* c[row,col] (+)= begins[row] and a's row times b's column, rows * cols = LANES of them, of which m and n are there; rows of a are filled
+ * up with zeros to whole vectors. */
+static inline __attribute__((always_inline)) void i8_dots(const int rows, const int cols, int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row, const uint8_t *b,
+                                                          int64_t b_col, uint32_t moves, const int a_signed, const uint32_t *begins, uint32_t *c, int64_t c_row,
+                                                          int64_t c_col, int add) {
   i8_vec v[I8_LANES];
   const uint8_t *from_a[I8_LANES], *from_b[I8_LANES];
 #pragma GCC unroll 16
@@ -272,19 +275,37 @@ static inline __attribute__((always_inline)) void i8_dots(uint32_t *sums, const 
   }
   int64_t p = 0;
   for (; p + GEMM_BYTES <= k; p += GEMM_BYTES) {
-    i8_add_dots(v, rows, cols, from_a, from_b, p, GEMM_BYTES, moves, a_signed);
+    i8_add_dots(v, rows, cols, from_a, from_b, p, GEMM_BYTES, cols * b_col, moves, a_signed);
   }
   if (p < k) {
-    i8_add_dots(v, rows, cols, from_a, from_b, p, (size_t)(k - p), moves, a_signed);
+    i8_add_dots(v, rows, cols, from_a, from_b, p, (size_t)(k - p), cols * b_col, moves, a_signed);
   }
   i8_sum_lanes(v);
-  memcpy(sums, &v[0], sizeof v[0]);
+  uint32_t sums[I8_LANES];
+  memcpy(sums, &v[0], sizeof sums);
+  for (int i = 0; i < rows && i < m; i++) {
+    uint32_t *const to = c + i * c_row;
+    if (n >= cols && c_col == 1) {
+#pragma omp simd
+      for (int j = 0; j < cols; j++) {
+        to[j] = (add ? to[j] : 0) + begins[i] + sums[i * cols + j];
+      }
+      continue;
+    }
+    for (int j = 0; j < cols && j < n; j++) {
+      to[j * c_col] = (add ? to[j * c_col] : 0) + begins[i] + sums[i * cols + j];
+    }
+  }
 }
 
 enum { I8_FEW = I8_LANES / 4, I8_MOST = 32 }; /* rows that are multiplied with four columns at a time, and as many as are so at most */
-#define I8_DOTS(name, rows, a_signed)                                                                                                         \
-  static __attribute__((noinline)) void name(uint32_t *sums, int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row, const uint8_t *b, int64_t b_col, uint32_t moves) { \
-    i8_dots(sums, rows, I8_LANES / (rows), m, n, k, a, a_row, b, b_col, moves, a_signed);                                                       \
+typedef void (*i8_dots_kernel)(int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row, const uint8_t *b, int64_t b_col, uint32_t moves, const uint32_t *begins,
+                               uint32_t *c, int64_t c_row, int64_t c_col, int add);
+#define I8_DOTS(name, rows, a_signed)                                                                                            \
+  static __attribute__((noinline)) void name(int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row, const uint8_t *b, \
+                                             int64_t b_col, uint32_t moves, const uint32_t *begins, uint32_t *c, int64_t c_row,  \
+                                             int64_t c_col, int add) {                                                           \
+    i8_dots(rows, I8_LANES / (rows), m, n, k, a, a_row, b, b_col, moves, a_signed, begins, c, c_row, c_col, add);                \
   }
 I8_DOTS(i8_dots_one, 1, 1)
 I8_DOTS(u8_dots_one, 1, 0)
@@ -322,17 +343,11 @@ static void i8_rows(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, cons
     }
   }
   const int64_t high = m == 1 ? 1 : I8_FEW, wide = I8_LANES / high;
+  const i8_dots_kernel dots = m == 1 ? (a_signed ? i8_dots_one : u8_dots_one) : a_signed ? i8_dots_few : u8_dots_few;
   for (int64_t j = 0; j < n; j += wide) {
     const uint8_t *const columns = (const uint8_t *)b->data + j * b->col;
     for (int64_t i = 0; i < m; i += high) {
-      uint32_t sums[I8_LANES];
-      (m == 1 ? a_signed ? i8_dots_one : u8_dots_one : a_signed ? i8_dots_few : u8_dots_few)(sums, m - i, n - j, k, rows + i * filled, filled, columns, b->col, alike ? 0x80808080 : 0);
-      for (int64_t x = 0; x < at_most(high, m - i); x++) {
-        for (int64_t y = 0; y < at_most(wide, n - j); y++) {
-          uint32_t *const to = c + (i + x) * c_row + (j + y) * c_col;
-          *to = (add ? *to : 0) + begins[i + x] + sums[x * wide + y];
-        }
-      }
+      dots(m - i, n - j, k, rows + i * filled, filled, columns, b->col, alike ? 0x80808080 : 0, begins + i, c + i * c_row + j * c_col, c_row, c_col, add);
     }
   }
 }

@@ -20,19 +20,20 @@ def product_of_codes(node: Node, variation: VaryingAxes) -> Node | None:
     """
     if node.op.name != "matmul":
         return None
-    inner, read = node.operands[0].shape[-1], [_codes(operand) for operand in node.operands]
-    codes = [found[0] for found in read if found is not None]
-    if len(codes) < 2 or not isinstance(inner, int) or largest_sum(*(c.dtype for c in codes), inner) >= 1 << 31:
+    left, right = map(_codes, node.operands)
+    inner = node.operands[0].shape[-1]
+    if left is None or right is None or not isinstance(inner, int):
         return None
-    narrow = []
-    for found, summed in zip(read, (node.rank - 1, node.rank - 2), strict=True):
-        if found is not None and found[1] is not None:
-            narrow.append(variation.narrow(found[1], frozenset({*range(node.rank)} - {summed})))
-    product = converted(integer_matmul.plain(*codes), node.dtype)
-    for scale in narrow:
+    if largest_sum(left[0].dtype, right[0].dtype, inner) >= 1 << 31:
+        return None
+    product = converted(integer_matmul.plain(left[0], right[0]), node.dtype)
+    for (_, scale), summed in ((left, node.rank - 1), (right, node.rank - 2)):
         if scale is None:
+            continue
+        narrow = variation.narrow(scale, frozenset({*range(node.rank)} - {summed}))
+        if narrow is None:
             return None
-        product = product * spread(scale, node.shape)
+        product = product * spread(narrow, node.shape)
     return product
 
 
