@@ -119,22 +119,43 @@ typedef struct {
 
 /* Moves a block's elements, and adds to its head what comes of them. */
 static inline __attribute__((always_inline)) void i8_finish_block(uint32_t *to, uint32_t *head, int64_t steps, const int width, const int is_signed, const i8_form *form) {
-  const i8_vec moves = (i8_vec){0} + (form->moved ? 0x80808080 : 0), ones = (i8_vec){0} + 0x01010101;
+  enum { MOST = (GEMM_MR > I8_PANEL ? GEMM_MR : I8_PANEL) + I8_LANES - 1 };
+  const int64_t lines = ceil_div(steps, I8_QUAD);
+  if (form->moved) {
+#pragma omp simd
+    for (int64_t x = 0; x < lines * width; x++) {
+      to[x] ^= 0x80808080;
+    }
+  }
+  if (!form->factor) {
+    return;
+  }
+  const i8_vec ones = (i8_vec){0} + 0x01010101;
+  i8_vec sums[MOST / I8_LANES];
 #pragma GCC unroll 4
   for (int i = 0; i < width; i += I8_LANES) {
-    const int some = width - i < I8_LANES ? width - i : I8_LANES;
-    i8_vec sum = {0};
-    for (int64_t p = 0; p < steps; p += I8_QUAD) {
-      i8_vec quads = {0};
-      uint32_t *const line = to + p / I8_QUAD * width + i;
-      memcpy(&quads, line, (size_t)some * sizeof *to);
-      quads ^= moves;
-      memcpy(line, &quads, (size_t)some * sizeof *to);
-      sum = is_signed ? i8_dot(sum, ones, quads) : i8_dot(sum, quads, ones);
+    sums[i / I8_LANES] = (i8_vec){0};
+  }
+  for (int64_t p = 0; p < lines; p++) {
+#pragma GCC unroll 4
+    for (int i = 0; i < width; i += I8_LANES) {
+      const uint32_t *const line = to + p * width + i;
+      i8_vec quads = {0}, *const sum = &sums[i / I8_LANES];
+      if (p + 1 < lines || width - i >= I8_LANES) { /* what a vector has more than the width is not used */
+        memcpy(&quads, line, sizeof quads);
+      } else {
+        memcpy(&quads, line, (size_t)(width - i) * sizeof *line);
+      }
+      *sum = is_signed ? i8_dot(*sum, ones, quads) : i8_dot(*sum, quads, ones);
     }
-    for (int x = 0; x < some; x++) {
-      head[i + x] += form->factor * sum[x] + form->each * (uint32_t)steps;
-    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < width; i += I8_LANES) {
+    const size_t bytes = (size_t)(width - i < I8_LANES ? width - i : I8_LANES) * sizeof *head;
+    i8_vec begin = {0};
+    memcpy(&begin, head + i, bytes);
+    begin += sums[i / I8_LANES] * form->factor + form->each * (uint32_t)steps;
+    memcpy(head + i, &begin, bytes);
   }
 }
 
@@ -151,9 +172,7 @@ static inline __attribute__((always_inline)) void i8_pack(uint32_t *to, const gr
         memset(head, 0, (size_t)width * sizeof *head);
       }
       i8_pack_block(block, (const uint8_t *)in->data + (at + i) * across + p * along, across, along, at_most(count - i, width), some, width, form.moved ? 0x80 : 0);
-      if (form.moved || form.factor || form.each) {
-        i8_finish_block(block, head, some, width, is_signed, &form);
-      }
+      i8_finish_block(block, head, some, width, is_signed, &form);
     }
   }
 }
@@ -298,7 +317,7 @@ static inline __attribute__((always_inline)) void i8_dots(const int rows, const 
   }
 }
 
-enum { I8_FEW = I8_LANES / 4, I8_MOST = 32 }; /* rows that are multiplied with four columns at a time, and as many as are so at most */
+enum { I8_FEW = I8_LANES / 4, I8_MOST = 48 }; /* rows that are multiplied with four columns at a time, and as many as are so at most */
 typedef void (*i8_dots_kernel)(int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row, const uint8_t *b, int64_t b_col, uint32_t moves, const uint32_t *begins,
                                uint32_t *c, int64_t c_row, int64_t c_col, int add);
 #define I8_DOTS(name, rows, a_signed)                                                                                            \
