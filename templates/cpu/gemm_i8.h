@@ -18,7 +18,7 @@ typedef uint32_t i8_vec __attribute__((vector_size(GEMM_BYTES), aligned(4)));
 #if defined(__AVX512VNNI__) && GEMM_BYTES == 64
 #define I8_VNNI "vpdpbusd"
 #elif defined(__AVXVNNI__) && GEMM_BYTES == 32
-#define I8_VNNI "{vex} vpdpbusd"
+#define I8_VNNI "%{vex%} vpdpbusd"
 #elif defined(__AVX2__) && (GEMM_BYTES == 32 || defined(__AVX512BW__))
 typedef uint16_t i8_halves __attribute__((vector_size(GEMM_BYTES)));
 typedef int16_t i8_signed_halves __attribute__((vector_size(GEMM_BYTES)));
@@ -101,7 +101,7 @@ static inline __attribute__((always_inline)) void i8_pack_block(uint32_t *to, co
     i8_quads(found, from, along, width);
   } else {
 #pragma GCC unroll 4
-    for (int i = 0; i < width; i += I8_LANES) {
+    for (int i = (width - 1) / I8_LANES * I8_LANES; i >= 0; i -= I8_LANES) { /* the last first: what it stores beyond a line is written over */
       turn_words(found + i, width, from + i * across, across, width - i < I8_LANES ? width - i : I8_LANES);
     }
   }
