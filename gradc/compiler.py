@@ -223,7 +223,7 @@ def given_as_they_are(target: str) -> tuple[DType, ...]:
 def library_functions(options: Options, target: str) -> tuple[str, ...]:
     """The library ops that a target has a function for although they are made of others."""
     if target == "cpu":
-        return ("sort_segments",)
+        return ("sort_segments", "integer_matmul")
     return (
         ("convolution_response", "convolution_image", "convolution_filter") if options.convolutions == "cudnn" else ()
     )
@@ -267,7 +267,13 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     graph = pipeline.run(merge_rows, graph, numerics=numerics)
     graph = pipeline.run(propagate_reshapes, graph, numerics=numerics)
     graph = pipeline.run(  # what the passes between made of it
-        simplify, graph, of="tidy", numerics=numerics, round_operands=round_operands, round_products=round_products
+        simplify,
+        graph,
+        of="tidy",
+        numerics=numerics,
+        round_operands=round_operands,
+        round_products=round_products,
+        functions=library_functions(options, target),
     )
     return pipeline.run(fold, graph, of="tidy")
 

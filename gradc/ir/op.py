@@ -553,6 +553,7 @@ class Library(Op):
     :param contraction: the function adds up products over the axes that its result lacks.
     :param converts: the operands of narrower dtypes that it converts to the result's as it reads them, :param scales:
         and those that it scales; both of a contraction.
+    :param multiplies: the function is a matrix product, which uses all threads.
     :param attributes: ``(shape of the result) -> attributes``: those of the node that a call does not carry.
     :param carries: the names of those that it does: numbers, which no size is part of.
     :param pays: ``(node) -> bool``: of an op with ``decompose``, whether the function is to compute it where there is
@@ -570,6 +571,7 @@ class Library(Op):
     contraction: bool = field(default=False, kw_only=True)
     converts: tuple[int, ...] = field(default=(), kw_only=True)
     scales: tuple[int, ...] = field(default=(), kw_only=True)
+    multiplies: bool = field(default=False, kw_only=True)
     attributes: Callable[[tuple[Any, ...]], Mapping[str, Any]] = field(default=lambda shape: {}, kw_only=True)
     carries: tuple[str, ...] = field(default=(), kw_only=True)
     pays: Callable[[Node], bool] = field(default=lambda node: True, kw_only=True)
@@ -584,6 +586,8 @@ class Library(Op):
         if self.contraction:
             object.__setattr__(self, "converts", (0, 1))
             object.__setattr__(self, "scales", (0, 1))
+        if self.converts:
+            object.__setattr__(self, "multiplies", True)
         if (operand := self.positions_in) is not None:
             object.__setattr__(self, "within", lambda node, *_: inside(node.operands[operand].shape[-1]))
 

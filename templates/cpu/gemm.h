@@ -7,10 +7,12 @@
  * first on, and the sums of the runs in a second accumulator, from the first on.  So it matters neither how an operand lies,
  * nor what is packed, nor how the result is cut, nor where in it the element is. */
 
-#define GEMM_STEPS 1
+#define GEMM_CHAIN GEMM_RUN
+#define GEMM_HEADS 0
 #define GEMM_ADD(sum, a, b) ((sum) += (a) * (b))
 #include "gemm_kernels.h"
-#undef GEMM_STEPS
+#undef GEMM_CHAIN
+#undef GEMM_HEADS
 #undef GEMM_ADD
 
 /* How a pair of vectors is mixed in each round of a transpose, and which elements of it are every second one; a vector of two halves moves as few elements between them as can be. */

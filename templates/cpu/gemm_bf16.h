@@ -30,23 +30,6 @@ static inline __attribute__((always_inline)) void bf16_pairs(uint32_t *restrict 
   }
 }
 
-/* to[p * to_step + i] = pair p < 16 of row i < rows, a row every from_step bytes; what a vector has more the next step overwrites. */
-static inline __attribute__((always_inline)) void bf16_turn(uint32_t *to, int64_t to_step, const void *from, int64_t from_step, const int rows) {
-  sgemm_vec v[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i++) {
-    v[i] = (sgemm_vec){0};
-    if (i < rows) {
-      memcpy(&v[i], (const char *)from + i * from_step, sizeof v[i]);
-    }
-  }
-  sgemm_turn(v);
-#pragma GCC unroll 16
-  for (int p = 0; p < 16; p++) {
-    memcpy(to + p * to_step, &v[p], p < 15 ? sizeof v[p] : (size_t)rows * 4);
-  }
-}
-
 /* A block of `width` rows and 32 steps, filled up with zeros: [row][step], or [step / 2][row][step % 2] if paired. */
 static inline __attribute__((always_inline)) void bf16_pack_block(uint16_t *to, const uint16_t *from, int64_t across, int64_t along, int64_t rows, int64_t steps, const int width,
                                                                   const int paired) {
@@ -73,12 +56,12 @@ static inline __attribute__((always_inline)) void bf16_pack_block(uint16_t *to, 
     uint32_t *const found = paired ? (uint32_t *)to : pairs;
     bf16_pairs(found, from, along, width);
     for (int i = 0; !paired && i < width; i += 16) {
-      bf16_turn((uint32_t *)to + i * 16, 16, pairs + i, 4 * width, 16);
+      turn_words((uint32_t *)to + i * 16, 16, pairs + i, 4 * width, 16);
     }
   } else if (paired) {
 #pragma GCC unroll 2
     for (int i = 0; i < width; i += 16) {
-      bf16_turn((uint32_t *)to + i, width, from + i * across, 2 * across, width - i < 16 ? width - i : 16);
+      turn_words((uint32_t *)to + i, width, from + i * across, 2 * across, width - i < 16 ? width - i : 16);
     }
   } else {
     for (int i = 0; i < width; i++) {
@@ -139,12 +122,14 @@ static inline __attribute__((always_inline)) sgemm_vec bf16_add_pair(sgemm_vec s
 }
 #define T float
 #define GEMM(name) bf16_pairs_##name
-#define GEMM_STEPS 2
+#define GEMM_CHAIN (GEMM_RUN / 2)
+#define GEMM_HEADS 0
 #define GEMM_ADD(sum, a, b) ((sum) = bf16_add_pair(sum, a, b))
 #include "gemm_kernels.h"
 #undef T
 #undef GEMM
-#undef GEMM_STEPS
+#undef GEMM_CHAIN
+#undef GEMM_HEADS
 #undef GEMM_ADD
 BF16_PACK(bf16_pairs_pack_rows, row, col, GEMM_MR, 1)
 

@@ -1,13 +1,14 @@
 /* Kernels of a matrix product and what drives them over panels; gemm.h says how it is cut.  Included once per kind of panel: T is an
- * element of one and of the result, GEMM_STEPS how many steps of the product it holds, GEMM_ADD(sum, a, b) adds a's element times a
- * vector of b's, step by step, to a vector of sums, and GEMM(name) makes the names. */
+ * element of one and of the result, one step of the product or several; GEMM_ADD(sum, a, b) adds a's element times a vector of b's, step
+ * by step, to a vector of sums; GEMM_CHAIN is how many elements are added up in a register, GEMM_HEADS whether the first element of each
+ * block of steps is what a sum begins with, a's and b's; and GEMM(name) makes the names. */
 
 typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))));
 
-enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES), GEMM(RUN) = GEMM_RUN / GEMM_STEPS };
+enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES), GEMM(RUN) = GEMM_CHAIN };
 
-/* `unroll` steps of all sums; from[i / 3] is row i - i % 3 of a. */
-static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows, const int vectors, const int unroll, GEMM(vec) (*sums)[2], const T **from, int64_t a_row,
+/* `unroll` steps of all sums, or their heads; from[i / 3] is row i - i % 3 of a. */
+static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows, const int vectors, const int unroll, const int heads, GEMM(vec) (*sums)[2], const T **from, int64_t a_row,
                                                                   int64_t a_step, const T **from_b, int64_t b_step) {
 #pragma GCC unroll 8
   for (int u = 0; u < unroll; u++) {
@@ -20,6 +21,11 @@ static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
       const T ai = from[i / 3][i % 3 * a_row + u * a_step];
+      if (heads) {
+        sums[i][0] = ai + b0;
+        sums[i][1] = ai + b1;
+        continue;
+      }
       GEMM_ADD(sums[i][0], ai, b0);
       if (vectors > 1) {
         GEMM_ADD(sums[i][1], ai, b1);
@@ -67,6 +73,9 @@ static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, co
     for (int i = 0; i < rows; i++) {
       sums[i][0] = sums[i][1] = (GEMM(vec)){0};
     }
+    for (; GEMM_HEADS && p == 0; p++) {
+      GEMM(add_steps)(rows, vectors, 1, 1, sums, from, a_row, a_step, &b, b_step);
+    }
     for (; p + unroll <= end; p += unroll) {
       if (far) { /* b's lines are fetched before they are read, too */
 #pragma GCC unroll 8
@@ -77,10 +86,10 @@ static inline __attribute__((always_inline)) void GEMM(steps)(const int rows, co
           }
         }
       }
-      GEMM(add_steps)(rows, vectors, unroll, sums, from, a_row, a_step, &b, b_step);
+      GEMM(add_steps)(rows, vectors, unroll, 0, sums, from, a_row, a_step, &b, b_step);
     }
     for (; unroll > 1 && p < end; p++) {
-      GEMM(add_steps)(rows, vectors, 1, sums, from, a_row, a_step, &b, b_step);
+      GEMM(add_steps)(rows, vectors, 1, 0, sums, from, a_row, a_step, &b, b_step);
     }
 #define GEMM_EACH(statement)                    \
   _Pragma("GCC unroll 16")                      \

@@ -757,12 +757,14 @@ typedef struct {
 static inline int64_t gemm_column(const gemm_result *c, int64_t j) { return j * c->col + (c->apart ? j / c->each * c->apart : 0); }
 
 /* What gemm.h has for a type: see there. */
-typedef struct {
+typedef struct gemm_type {
   int64_t size, packed; /* bytes of an element of the result, and of one in a panel */
+  int integers;         /* whether its sums are */
   int64_t mr, nr, lanes;
-  int64_t whole, kc; /* a panel's steps are filled up to a multiple; steps of a block */
+  int64_t whole, kc, head; /* a panel's steps are filled up to a multiple; steps of a block, before which there are so many more */
   int64_t packs;     /* bytes of the panels that are in memory at a time */
   double speed;      /* operations a second, of those of f32 */
+  const struct gemm_type *turned; /* of the product of the transposes, if another */
   /* Both say whether there are elements that `block` cannot multiply. */
   int (*pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps);
   int (*pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps);
@@ -777,7 +779,26 @@ typedef struct {
 #define GEMM_SIZE 8
 #define GEMM(name) dgemm_##name
 #include "gemm.h"
+
+/* to[p * to_step + i] = word p < LANES of row i < rows, a row every from_step bytes; what a vector has more the next step overwrites. */
+static inline __attribute__((always_inline)) void turn_words(uint32_t *to, int64_t to_step, const void *from, int64_t from_step, const int rows) {
+  enum { LANES = sgemm_LANES };
+  sgemm_vec v[LANES];
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) {
+    v[i] = (sgemm_vec){0};
+    if (i < rows) {
+      memcpy(&v[i], (const char *)from + i * from_step, sizeof v[i]);
+    }
+  }
+  sgemm_turn(v);
+#pragma GCC unroll 16
+  for (int p = 0; p < LANES; p++) {
+    memcpy(to + p * to_step, &v[p], p < LANES - 1 ? sizeof v[p] : (size_t)rows * 4);
+  }
+}
 #include "gemm_bf16.h"
+#include "gemm_i8.h"
 
 static char *own_memory(const gradc_ctx *ctx, int which, int64_t bytes) {
   char *memory = scratch(which, bytes > 0 ? (size_t)bytes : 1);
@@ -837,6 +858,9 @@ static char *one_product(const product *p, int64_t number, gradc_matrix *a, grad
   return p->splits > 1 ? p->partials + (split * p->batch + batch) * p->m * p->n * size : p->c + batch * p->rows * p->apart_rows * size;
 }
 
+/* Steps of a panel with what it is filled up with, and heads. */
+static int64_t filled(const gemm_type *type, int64_t steps) { return whole(steps, type->whole) + ceil_div(steps, type->kc) * type->head; }
+
 static void *packs_or_report(const product *p, int64_t bytes) {
   void *packs = scratch(PACKS, bytes > 0 ? (size_t)bytes : 1);
   if (!packs) {
@@ -845,7 +869,7 @@ static void *packs_or_report(const product *p, int64_t bytes) {
   return packs;
 }
 
-/* ---- One row */
+/* ---- One row, or few of integers */
 
 static int64_t row_bytes(int64_t size) { return GEMM_KC * (2 * size + GEMM_LINES * GEMM_BYTES) + GEMM_WIDE * GEMM_BYTES; } /* a's block, the sums, b's lines */
 
@@ -853,7 +877,7 @@ static void row_task(const void *args, int64_t task) {
   const product *p = args;
   const int64_t tiles = ceil_div(p->n, p->tile_n), last = at_most((task / tiles + 1) * p->group, p->batch * p->splits);
   const int64_t j = task % tiles * p->tile_n, cols = at_most(p->tile_n, p->n - j);
-  void *packs = packs_or_report(p, row_bytes(p->type->size));
+  void *packs = packs_or_report(p, p->type->integers ? i8_rows_bytes(p->m, at_most(p->step, GEMM_STRETCH)) : row_bytes(p->type->size));
   for (int64_t number = task / tiles * p->group; packs && number < last; number++) {
     gradc_matrix a, b;
     int64_t from;
@@ -865,7 +889,9 @@ static void row_task(const void *args, int64_t task) {
       if (at > from && gradc_stopped(p->ctx)) {
         return;
       }
-      if (p->type->size == 4) {
+      if (p->type->integers) {
+        i8_rows(p->m, cols, some, &a, &b, (uint32_t *)c, p->c_row, p->c_col, add, packs);
+      } else if (p->type->size == 4) {
         sgemm_row(cols, some, at, j, &a, &b, (float *)c, p->c_col, add, packs);
       } else {
         dgemm_row(cols, some, at, j, &a, &b, (double *)c, p->c_col, add, packs);
@@ -891,7 +917,7 @@ typedef struct {
 static int64_t packed_rows(const product *p) { return p->rows_in_place ? 0 : p->slab_m; }
 static int64_t packed_columns(const product *p) { return !p->columns_in_place ? p->slab_n : p->n % p->type->lanes ? p->type->nr : 0; }
 
-static int64_t bytes_of_steps(const product *p) { return whole(p->slab_k, p->type->whole) * p->type->packed; }
+static int64_t bytes_of_steps(const product *p) { return filled(p->type, p->slab_k) * p->type->packed; }
 
 /* Bytes of the panels of a slab. */
 static int64_t bytes_of_slab(const product *p) { return (packed_columns(p) + packed_rows(p)) * bytes_of_steps(p); }
@@ -899,12 +925,12 @@ static int64_t bytes_of_slab(const product *p) { return (packed_columns(p) + pac
 /* Pack a slab's operands, b unless it is packed already. */
 static void pack_slab(const product *p, slab *s, char *packs, int has_b) {
   const gemm_type *type = p->type;
-  const int64_t filled = whole(s->steps, type->whole);
+  const int64_t along = filled(type, s->steps);
   char *const packed_b = packs, *const packed_a = packs + packed_columns(p) * bytes_of_steps(p);
   const int columns_in_place = p->columns_in_place && s->cols % type->lanes == 0;
   int unfit = 0;
-  s->left = p->rows_in_place ? (gemm_panels){s->a.data, type->mr * s->a.row, s->a.row, 1} : (gemm_panels){packed_a, filled * type->mr, 1, type->mr};
-  s->right = columns_in_place ? (gemm_panels){s->b.data, type->nr, 1, s->b.row} : (gemm_panels){packed_b, filled * type->nr, 1, type->nr};
+  s->left = p->rows_in_place ? (gemm_panels){s->a.data, type->mr * s->a.row, s->a.row, 1} : (gemm_panels){packed_a, along * type->mr, 1, type->mr};
+  s->right = columns_in_place ? (gemm_panels){s->b.data, type->nr, 1, s->b.row} : (gemm_panels){packed_b, along * type->nr, 1, type->nr};
   if (!p->rows_in_place) {
     unfit |= type->pack_rows(packed_a, &s->a, s->i0, s->p0, 0, s->rows, s->steps);
   }
@@ -1008,7 +1034,9 @@ enum { ADD_CHUNK = 8192 };
 static void add_task(const void *args, int64_t task) {
   const product *p = args;
   const int64_t all = p->batch * p->m * p->n, first = task * ADD_CHUNK, last = first + ADD_CHUNK < all ? first + ADD_CHUNK : all;
-  if (p->type->size == 4) {
+  if (p->type->integers) {
+    ADD_PARTIALS(uint32_t)
+  } else if (p->type->size == 4) {
     ADD_PARTIALS(float)
   } else {
     ADD_PARTIALS(double)
@@ -1097,8 +1125,11 @@ static void cut_slabs(product *p) {
   p->tile_n = 8 * nr;
 }
 
-/* The kernels for a product; those of f32 and f64 multiply everything. */
+/* The kernels for a product; those of f32 and f64 multiply all floats. */
 static const gemm_type *type_of(int dtype, const gradc_matrix *a, const gradc_matrix *b) {
+  if (dtype == GRADC_I32) {
+    return a->dtype == GRADC_I8 ? (b->dtype == GRADC_I8 ? &i8_i8_type : &i8_u8_type) : b->dtype == GRADC_I8 ? &u8_i8_type : &u8_u8_type;
+  }
   const gemm_type *bf16 = a->dtype == GRADC_BF16 && b->dtype == GRADC_BF16 && !a->scale && !b->scale ? bf16_type() : NULL;
   return bf16 ? bf16 : dtype == 32 ? &sgemm_type : &dgemm_type;
 }
@@ -1123,20 +1154,24 @@ enum { GEMM_GROUP = 4000000 }; /* and of a task of several products */
 static int64_t packs_of(const gemm_type *type, int64_t m, int64_t n, int64_t k) {
   const int64_t upright = whole(m, type->mr) + whole(n, type->nr), turned = whole(n, type->mr) + whole(m, type->nr);
   const int64_t sides = upright > turned ? upright : turned, elements = type->packs / type->packed;
-  const int64_t panels = at_most(sides, elements / at_most(k, type->kc)) * whole(k, type->whole);
-  return (k < type->kc ? panels : at_most(panels, elements)) * type->packed;
+  const int64_t panels = at_most(sides, elements / at_most(k, type->kc)) * filled(type, k);
+  return (k < type->kc ? panels : at_most(panels, elements + elements / type->kc * type->head)) * type->packed;
 }
 
-/* The most bytes that a thread keeps for a product of f32 or f64, whatever the number of threads. */
+/* The most bytes that a thread keeps for a product, whatever the number of threads. */
 EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
-  const gemm_type *type = dtype == 32 ? &sgemm_type : &dgemm_type;
+  const gemm_type *type = dtype == GRADC_I32 ? &i8_i8_type : dtype == 32 ? &sgemm_type : &dgemm_type;
   if (m <= 0 || n <= 0 || k <= 0) {
     return 0;
+  }
+  const int64_t plain = packs_of(type, m, n, k);
+  if (type->integers) { /* few rows, or all of them */
+    const int64_t few = i8_rows_bytes(I8_MOST, at_most(k, GEMM_STRETCH));
+    return few > plain ? few : plain;
   }
   if (m == 1 || n == 1) {
     return row_bytes(type->size);
   }
-  const int64_t plain = packs_of(type, m, n, k);
   const gemm_type *bf16 = dtype == 32 ? bf16_type() : NULL;
   const int64_t others = bf16 ? packs_of(bf16, m, n, k) : 0;
   return others > plain ? others : plain;
@@ -1149,14 +1184,18 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   atomic_int unfit = 0;
   product p = {.ctx = ctx, .unfit = &unfit, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_col = 1, .rows = m, .width = n, .apart_rows = c_row, .accumulate = accumulate};
   /* The long side belongs into the vectors, and what is read where it is into a kernel's columns: the product of the transposes. */
-  const int tall = n <= GEMM_FEW && k >= 4 * n && m <= 4 * type->nr && a->row == 1 && a->col <= 4 * type->nr && !a->read && !a->scale;
+  const int as_they_lie = type->packed == type->size; /* else no kernel takes them from where they are */
+  const int tall = type->integers ? n <= I8_MOST && a->col == 1
+                                  : n <= GEMM_FEW && k >= 4 * n && m <= 4 * type->nr && a->row == 1 && a->col <= 4 * type->nr && !a->read && !a->scale;
   const gradc_places turned[2] = {transposed_places(a), transposed_places(b)};
   if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES || tall)) {
     p.a = transpose(b), p.b = transpose(a);
     p.a.places = b->places ? &turned[1] : 0, p.b.places = a->places ? &turned[0] : 0;
     p.m = n, p.n = m, p.c_row = 1;
     m = p.m, n = p.n;
+    p.type = type = type->turned ? type->turned : type;
   }
+  const int in_dots = type->integers ? m <= I8_MOST && p.b.row == 1 && !p.a.places && !p.b.places : m == 1;
   split(&p);
   *(p.c_row ? &p.c_col : &p.c_row) = p.splits > 1 ? p.width : c_row;
   p.partials = p.splits > 1 ? scratch(PARTIALS, (size_t)(p.splits * batch * m * n * size)) : NULL;
@@ -1178,14 +1217,14 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   const int64_t products = batch * p.splits;
   const double flops = flops_of(&p);
   p.group = flops >= GEMM_GROUP ? 1 : at_most(products, (int64_t)(GEMM_GROUP / flops) + 1);
-  if (m == 1) {
+  if (in_dots) {
     /* Long reads of each row of b, where enough tasks are left; no bits depend on it. */
     p.tile_n = ceil_div(n, GEMM_WIDE) * products >= atomic_load(&pool.wanted) ? GEMM_WIDE : at_most(GEMM_WIDE, 512);
     leave_if(run_tasks(ctx, ceil_div(products, p.group) * ceil_div(n, p.tile_n), row_task, &p), ctx);
   } else {
     /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */
-    p.rows_in_place = !p.a.read && !p.a.scale && p.a.col == 1 && p.a.row != 1 && n <= 4 * type->nr;
-    p.columns_in_place = !p.b.read && !p.b.scale && p.b.col == 1 && (m <= GEMM_FEW || (m <= 8 * GEMM_MR && p.b.row <= 4 * type->nr));
+    p.rows_in_place = as_they_lie && !p.a.read && !p.a.scale && p.a.col == 1 && p.a.row != 1 && n <= 4 * type->nr;
+    p.columns_in_place = as_they_lie && !p.b.read && !p.b.scale && p.b.col == 1 && (m <= GEMM_FEW || (m <= 8 * GEMM_MR && p.b.row <= 4 * type->nr));
     const int threads = inside || flops < GEMM_SMALL ? 1 : atomic_load_explicit(&pool.wanted, memory_order_relaxed);
     cut_parts(&p, products, threads);
     cut_slabs(&p);
@@ -1202,7 +1241,8 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
   if (batch <= 0 || m <= 0 || n <= 0) {
     return;
   }
-  const gemm_type *every = dtype == 32 ? &sgemm_type : &dgemm_type, *type = m == 1 || n == 1 || accumulate ? every : type_of(dtype, a, b);
+  const gemm_type *every = dtype == GRADC_I32 ? type_of(dtype, a, b) : dtype == 32 ? &sgemm_type : &dgemm_type;
+  const gemm_type *type = m == 1 || n == 1 || accumulate ? every : type_of(dtype, a, b);
   if (k <= 0) { /* a sum of nothing */
     if (!accumulate) {
       for (int64_t row = 0; row < batch * m; row++) {

@@ -12,7 +12,9 @@ typedef void (*gradc_body)(const void *args, int64_t task);
 /* Elements of a narrower type as the product's: to[i * to_step] = from[i * from_step] for i in [0, count). */
 typedef void (*gradc_read)(void *to, const void *from, int64_t count, int64_t to_step, int64_t from_step);
 
-enum { GRADC_BF16 = 1 };
+enum { GRADC_BF16 = 1, GRADC_I8 = 2, GRADC_U8 = 3 };
+/* A product's dtype beside 32 and 64, the bits of its floats: integers of 32 bits.  All are their bytes, divided by 8. */
+enum { GRADC_I32 = 33 };
 
 /* The places along an axis of an operand that is not evenly spaced: it is several axes of the array in one, the last one innermost. */
 enum { GRADC_PARTS = 4 };
@@ -36,15 +38,15 @@ typedef struct {
   const char *scale; /* elements of the product's type that these are multiplied with, or 0 */
   int64_t scale_batch, scale_row, scale_col;
   int64_t row_per, col_per; /* that many rows, or columns, have one scale */
-  int64_t dtype;            /* GRADC_BF16: of the elements where `read` is there for who has no kernels for them; else 0 */
+  int64_t dtype;            /* GRADC_BF16: of the elements where `read` is there for who has no kernels for them; GRADC_I8, GRADC_U8; else 0 */
   const gradc_places *places; /* instead of row and col, which are 0 then; or 0.  Such elements are the product's own. */
 } gradc_matrix;
 
 struct gradc_ctx {
   /* body(args, t) for each t in [0, tasks), in any order, on any threads; a call from inside a body runs in place. */
   void (*parallel_for)(const gradc_ctx *ctx, int64_t tasks, gradc_body body, const void *args);
-  /* c[b,i,j] = sum over p of a[b,i,p] * b[b,p,j] (+ c[b,i,j] if accumulate); dtype is 32 or 64.  c's rows, one after
-   * another in all batches, are c_row elements apart, and overlap neither operand. */
+  /* c[b,i,j] = sum over p of a[b,i,p] * b[b,p,j] (+ c[b,i,j] if accumulate); dtype is 32, 64, or GRADC_I32, modulo 2^32,
+   * of operands of 8 bits.  c's rows, one after another in all batches, are c_row elements apart, and overlap neither operand. */
   void (*matmul)(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t m, int64_t n, int64_t k, const gradc_matrix *a,
                  const gradc_matrix *b, void *c, int64_t c_row, int accumulate);
   /* Memory of the calling thread, at a multiple of 64, until it asks again; 0 if there is none (the error is reported). */

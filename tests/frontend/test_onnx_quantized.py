@@ -311,3 +311,37 @@ def test_operators_that_round_pass_gradients_to_every_scale(op: str) -> None:
     for name in wrt:
         assert np.any(exact[f"d.{name}"]), name
         np.testing.assert_allclose(found[name], exact[f"d.{name}"], rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+# -- products of integers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left,right", [("u1", "i1"), ("i1", "i1"), ("u1", "u1"), ("i1", "u1")])
+@pytest.mark.parametrize("zeros", ["none", "one", "rows", "columns", "each"])
+@pytest.mark.parametrize("lead", [(), (2,)], ids=["matrix", "batch"])
+def test_products_of_integers_are_exact(lead: tuple[int, ...], zeros: str, left: str, right: str) -> None:
+    """MatMulInteger, against NumPy's integers of 64 bits; sums of these stay in 32."""
+    rows, inner, columns = 5, 1100, 7
+    ends = {kind: np.iinfo(kind) for kind in (left, right)}
+
+    def drawn(kind: str, *shape: int) -> np.ndarray:
+        return np.asarray(rng.integers(ends[kind].min, ends[kind].max + 1, shape), kind)
+
+    values = {"a": drawn(left, *lead, rows, inner), "b": drawn(right, inner, columns)}
+    of_rows = {"one": (), "rows": (*lead, rows), "each": (*lead, rows)}.get(zeros)
+    of_columns = {"one": (), "columns": (columns,), "each": (columns,)}.get(zeros)
+    za = np.zeros((), left) if of_rows is None else drawn(left, *of_rows)
+    zb = np.zeros((), right) if of_columns is None else drawn(right, *of_columns)
+    given = values | ({} if of_rows is None else {"za": za}) | ({} if of_columns is None else {"zb": zb})
+    names = ["a", "b", "za" if "za" in given else "", "zb" if "zb" in given else ""]
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", names, ["y"])],
+        "net",
+        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in given.items()],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, [*lead, rows, columns])],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    a, b, za, zb = (np.asarray(v, "i8") for v in (values["a"], values["b"], za, zb))
+    wanted = (a - (za[..., None] if za.ndim else za)) @ (b - zb)
+    assert abs(wanted).max() < 2**31
+    np.testing.assert_array_equal(gradc.compile(gradc.from_onnx(made), target="cpu")(**given), wanted)

@@ -254,6 +254,22 @@ MUTANTS = (
         ("test_runtime_cpu -k 'matmul or product'",),
     ),
     Mutant(
+        "gemm-i8-h.tail",
+        "templates/cpu/gemm_i8.h",
+        "i8_block(m, n, ceil_div(k, I8_QUAD) + ceil_div(k, kc),",
+        "i8_block(m, n, k / I8_QUAD + ceil_div(k, kc),",
+        "wrong bound: steps that fill no quad are left out",
+        ("test_runtime_cpu -k integer",),
+    ),
+    Mutant(
+        "gemm-i8-h.moved",
+        "templates/cpu/gemm_i8.h",
+        "a_signed ? sums[x] * -128u : sums[x] * 128u;",
+        "sums[x] * 128u;",
+        "wrong sign: what moving columns by 128 adds to a sum is added again",
+        ("test_runtime_cpu -k integer",),
+    ),
+    Mutant(
         "gemm-h.scale-group",
         "templates/cpu/gemm.h",
         "(first + i) / per * step : 0];",

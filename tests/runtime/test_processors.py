@@ -24,7 +24,8 @@ FILES = (
     "codegen/test_determinism.py",
 )
 WHICH = (
-    "matmul or neighbours or products_have or outputs_name or (reads_scales_per_group and block4) or groups_of_batched"
+    "matmul or integer_products or neighbours or products_have or outputs_name or groups_of_batched"
+    " or (reads_scales_per_group and block4)"
 )
 PROCESSORS = {"x86-64": ("Prescott", 16, "sse2"), "haswell": ("Haswell", 32, "avx2")}
 """Beside the processor itself, for which every other test compiles: what gcc is told -> what OpenBLAS is told, bytes of

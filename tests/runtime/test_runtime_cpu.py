@@ -1023,14 +1023,14 @@ def test_the_last_columns_of_a_part_fill_no_vector(rows: int, dtype: str) -> Non
             np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("bits", [32, 64])
-def test_what_a_thread_keeps_is_enough_for_any_part_of_a_product(bits: int) -> None:
+@pytest.mark.parametrize("dtype", [32, 64, pool.INTEGERS])
+def test_what_a_thread_keeps_is_enough_for_any_part_of_a_product(dtype: int) -> None:
     """A part is a product of fewer rows and columns, whose slabs may have more steps."""
     random = np.random.default_rng(0)
     for m, n, k in random.integers(2, 3000, (200, 3)).tolist():
-        most = pool.pack_bytes(bits, m, n, k)
+        most = pool.pack_bytes(dtype, m, n, k)
         for part in random.integers(2, (m + 1, n + 1), (20, 2)).tolist():
-            assert pool.pack_bytes(bits, *part, k) <= most, (m, n, k, part)
+            assert pool.pack_bytes(dtype, *part, k) <= most, (m, n, k, part)
 
 
 @every_dtype
@@ -1126,6 +1126,78 @@ def test_of_subnormal_sums_less_is_lost_than_the_least_normal_number_an_addition
     exact = np.matmul(a.astype("f8"), b.astype("f8"))
     bound = k * np.finfo("f4").eps * np.matmul(abs(a).astype("f8"), abs(b).astype("f8"))
     assert (abs(out - exact) <= bound + (k + k / 64) * np.finfo("f4").smallest_normal).all()
+
+
+# Integers of 8 bits: exact modulo 2^32, whatever multiplies them.
+
+I8_SHAPES = [
+    *SHAPES,
+    (1, 1, 33, 70),
+    (1, 16, 100, 1030),
+    (3, 5, 33, 129),
+    (1, 48, 97, 2100),
+    (1, 49, 97, 2100),
+    (1, 97, 61, 2047),
+    (2, 64, 64, 2049),
+    (1, 600, 2, 300),
+    (1, 35, 3, 40000),
+    (1, 2, 5, 140000),
+]
+
+
+def integer_operands(batch: int, m: int, n: int, k: int, dtypes: tuple[str, str]) -> list[np.ndarray]:
+    """Integers of the whole range, a quarter of them its ends, pairs of whose products leave 16 bits."""
+    random = np.random.default_rng(m * 1000 + n * 10 + k)
+    found = []
+    for shape, dtype in zip(((batch, m, k), (batch, k, n)), dtypes, strict=True):
+        ends = np.iinfo(dtype)
+        drawn = random.integers(ends.min, ends.max + 1, shape)
+        found.append(
+            np.where(random.random(shape) < 0.25, random.choice([ends.min, ends.max], shape), drawn).astype(dtype)
+        )
+    return found
+
+
+def exact_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product modulo 2^32: every sum of these is an integer of f64."""
+    return np.matmul(a.astype("f8"), b.astype("f8")).astype("i8").astype("i4")
+
+
+every_sign = pytest.mark.parametrize("dtypes", list(itertools.product(("i1", "u1"), repeat=2)), ids="-".join)
+
+
+@every_sign
+def test_integer_products_are_exact(dtypes: tuple[str, str]) -> None:
+    """However operands lie, also where sums wrap around, at edges of panels and of vectors of steps, added to what is
+    there.
+    """
+    wrapped = 0
+    for shape in I8_SHAPES:
+        plain = integer_operands(*shape, dtypes)
+        exact_plain, wide = exact_integers(*plain), shape[0] * shape[1] * shape[2] * shape[3] > 1 << 19
+        wrapped += int((exact_plain != np.matmul(*(x.astype("f8") for x in plain))).sum())
+        for layout in ("nt", "ss") if wide else ("nn", "tn", "nt", "tt", "ss", "wb", "bw", "vv", "uu", "wv"):
+            a, b = (lying(x, how) for x, how in zip(plain, layout, strict=True))
+            exact = exact_integers(a, b) if "b" in layout else exact_plain
+            out, more = np.full(exact.shape, -1, "i4"), exact[..., ::-1].copy()
+            pool.matmul(a, b, out)
+            np.testing.assert_array_equal(out, exact, err_msg=f"{shape} {layout}")
+            pool.matmul(a, b, more, accumulate=True)
+            np.testing.assert_array_equal(more, exact + exact[..., ::-1], err_msg=f"{shape} {layout}")
+    assert wrapped or dtypes != ("u1", "u1")
+
+
+@every_sign
+def test_integer_products_of_several_slabs_are_exact(dtypes: tuple[str, str]) -> None:
+    """More rows, columns and steps than are packed at a time, by any number of threads."""
+    a, b = integer_operands(1, 1031, 1101, 2100, dtypes)
+    exact = exact_integers(a, b)
+    for threads in THREADS:
+        pool.set_num_threads(threads)
+        for layout in ("nn", "tt"):
+            out = np.full(exact.shape, -1, "i4")
+            pool.matmul(lying(a, layout[0]), lying(b, layout[1]), out)
+            np.testing.assert_array_equal(out, exact)
 
 
 def test_matmul_from_four_python_threads() -> None:

@@ -70,7 +70,7 @@ def _grouped(
 
 
 CALLS = {
-    "matmul": CpuCall(_product, multiplies=True),
+    **dict.fromkeys(("matmul", "integer_matmul"), CpuCall(_product, multiplies=True)),
     **{op: CpuCall(_grouped, grouped_functions(op), multiplies=True) for op in ("grouped_matmul", "grouped_outer")},
     **dict.fromkeys(("argsort_rows", "sort_segments"), CpuCall(_sort, sort_functions)),
     "put_rows": CpuCall(_put_rows, put_rows_functions),

@@ -11,9 +11,18 @@ from ...ir.dims import Size, product, symbol
 from ...ir.kernel import Call, Program
 from ...ir.node import REGISTRY
 from ...ir.statement import Operand
-from ...ir.types import BF16, F32, F64, DType
+from ...ir.types import BF16, DTYPES, F32, F64, I32, DType
 from ..expr import converted, loaded, stored
 from ..index import flatten
+
+_NUMBERS = {F32: "32", F64: "64", I32: "GRADC_I32"}
+"""Dtypes of products -> the runtime's numbers."""
+_OWN_KERNELS = {
+    (BF16, F32): "GRADC_BF16",
+    (DTYPES["i8"], I32): "GRADC_I8",
+    (DTYPES["u8"], I32): "GRADC_U8",
+}
+"""(dtype of an operand, of the product) -> the runtime's name of operands that it has kernels for."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ BatchAxis: TypeAlias = tuple[str, tuple[str, ...]]
 class ProductCall:
     """A call of the matrix product.
 
-    :param width: bits of an element of the result.
+    :param dtype: the runtime's number of the result's dtype.
     :param batch: the axes that all operands have.
     :param m, n, k: the axes of the result and the one that is summed over, as C.
     :param matrices: the initialisers of both operands.
@@ -82,7 +91,7 @@ class ProductCall:
     :param extents: what is to be checked with GRADC_BOUNDS.
     """
 
-    width: int
+    dtype: str
     batch: tuple[BatchAxis, ...]
     m: str
     n: str
@@ -124,7 +133,7 @@ def product_call(
     *batch, m, k = call.views[0]
     n = call.result_axes[-1]
     dtype = program.buffer[call.out.buffer].type.dtype
-    if dtype not in (F32, F64):
+    if dtype not in _NUMBERS:
         raise Unsupported(f"a matrix product in {dtype} on the cpu")
     if call.epilogue:
         what = "another epilogue" if call.epilogue.beyond_bias else "a bias"
@@ -144,7 +153,7 @@ def product_call(
         touched = [*((o, list(sizes)) for o in (a, a_scale, b, b_scale) if o is not ABSENT), *touched]
     places = (_places(a, call, over_dims, m, k), _places(b, call, over_dims, k, n))
     return ProductCall(
-        width=dtype.bits,
+        dtype=_NUMBERS[dtype],
         batch=tuple((over_dims(sizes[x]), tuple(o.step(x) for o in (a, b, a_scale, b_scale))) for x in batch),
         m=over_dims(sizes[m]),
         n=over_dims(sizes[n]),
@@ -203,8 +212,8 @@ def operand_view(
         steps={axis: over_dims(step) for axis, step in flat.terms},
         groups={axis: over_dims(size) for axis, size in operand.per},
         item_bytes=type_.dtype.itemsize,
-        reader="0" if type_.dtype is dtype else _reader_name(type_.dtype, dtype),
-        dtype="GRADC_BF16" if (type_.dtype, dtype) == (BF16, F32) else "0",
+        reader="0" if type_.dtype is dtype or dtype is I32 else _reader_name(type_.dtype, dtype),
+        dtype=_OWN_KERNELS.get((type_.dtype, dtype), "0"),
     )
 
 

@@ -33,6 +33,7 @@ SHARED = (
     "cpu/counting_sort.h",
     "cpu/gemm.h",
     "cpu/gemm_bf16.h",
+    "cpu/gemm_i8.h",
     "cpu/gemm_kernels.h",
     "cpu/math.h",
     "cpu/program.h",

@@ -9,7 +9,7 @@ from ... import ops
 from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Dim
 from ...ir.node import Node
-from ...ir.types import F32, F64, I32
+from ...ir.types import F64, I32
 from ...ops.rules import converted
 from ..table import Forms, Weight
 
@@ -66,15 +66,19 @@ def _einsum(*operands: Node, equation: str) -> Node:
 
 def matmul_integer(x: Node, y: Node, zero_x: Node | None = None, zero_y: Node | None = None) -> Node:
     """The product of 8-bit integers less their zero points, i32."""
-    inner = x.shape[-1]
-    wide = F32 if isinstance(inner, int) and inner <= 256 else F64  # products of at most 2^16 each, exactly
-    a, b = converted(x, wide), converted(y, wide)
+
+    def summed(codes: Node, axis: int, kept: bool) -> Node:
+        return converted(ops.sum(codes, axis, keepdims=kept), I32)
+
+    total, b = ops.integer_matmul(x, y), converted(y, I32)
+    if zero_y is not None:  # x (y - zero) = x y - zero times the sums of x
+        zero = converted(zero_y, I32)
+        total, b = total - zero * summed(converted(x, I32), -1, y.rank > 1), b - zero
     if zero_x is not None:
-        zero = converted(zero_x, wide)
-        a = a - (ops.reshape(zero, (*zero.shape, 1)) if zero.rank == x.rank - 1 and zero.rank else zero)
-    if zero_y is not None:
-        b = b - converted(zero_y, wide)
-    return converted(ops.matmul(a, b), I32)
+        zero = converted(zero_x, I32)
+        zero = ops.reshape(zero, (*zero.shape, 1)) if zero.rank == x.rank - 1 and zero.rank else zero
+        total = total - zero * summed(b, max(-2, -y.rank), x.rank > 1 and y.rank > 1)
+    return total
 
 
 LARGEST_DETERMINANT = 16

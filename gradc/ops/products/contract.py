@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import TypeRuleError
-from ...ir.dims import product, same
+from ...ir.dims import Size, product, same
 from ...ir.node import REGISTRY, Node, call
 from ...ir.op import BadSample, Composite, Library, Lookup, Primitive, Sample
 from ...ir.operands import adopt, broadcast_shapes
@@ -19,9 +19,8 @@ from ..rules import canonical_axis, converted, floating, reshaped, spread
 from ..shapes.axes import replace_axis_beside, replaced
 
 
-def _matmul(x: Type, y: Type) -> Type:
-    if x.dtype is not y.dtype:
-        raise TypeRuleError(f"dtypes differ: {x.dtype} and {y.dtype}; write a cast")
+def product_shape(x: Type, y: Type) -> tuple[Size, ...]:
+    """The shape of the product of two matrices, or of batches of them."""
     if x.rank < 2 or y.rank != x.rank:
         raise TypeRuleError(f"ranks {x.rank} and {y.rank}")
     if not same(x.shape[-1], y.shape[-2]):
@@ -29,10 +28,22 @@ def _matmul(x: Type, y: Type) -> Type:
     for n, m in zip(x.shape[:-2], y.shape[:-2], strict=True):
         if not same(n, m):
             raise TypeRuleError(f"batch sizes differ: {n} and {m}")
-    return floating(x).with_shape(*x.shape[:-1], y.shape[-1])
+    return (*x.shape[:-1], y.shape[-1])
 
 
-def _call_of(name: str) -> Callable[[Any, Any], Node]:
+def _matmul(x: Type, y: Type) -> Type:
+    if x.dtype is not y.dtype:
+        raise TypeRuleError(f"dtypes differ: {x.dtype} and {y.dtype}; write a cast")
+    shape = product_shape(x, y)
+    return floating(x).with_shape(*shape)
+
+
+def matmul_views(out: list[str], inner: list[str]) -> tuple[tuple[str, ...], ...]:
+    """The axes of both operands of a product."""
+    return (*out[:-1], *inner), (*out[:-2], *inner, out[-1])
+
+
+def call_of(name: str) -> Callable[[Any, Any], Node]:
     """A call of a product with NumPy's broadcasting of batch axes, and with vectors."""
 
     def called(x: Any, y: Any) -> Node:
@@ -56,7 +67,7 @@ def _call_of(name: str) -> Callable[[Any, Any], Node]:
     return called
 
 
-def _matmul_axes(node: Node) -> Any:
+def matmul_axes(node: Node) -> Any:
     """The product as an einsum: (axes with sizes, index of each operand, index of the result)."""
     x, y = node.operands
     batch = [(f"b{i}", size) for i, size in enumerate(node.shape[:-2])]
@@ -81,10 +92,10 @@ def _matmul_reference(x: Any, y: Any) -> Any:
 matmul: Library = Library(
     "matmul",
     infer=_matmul,
-    sugar=_call_of("matmul"),
+    sugar=call_of("matmul"),
     reference=_matmul_reference,
-    axes=_matmul_axes,
-    views=lambda out, inner: ((*out[:-1], *inner), (*out[:-2], *inner, out[-1])),
+    axes=matmul_axes,
+    views=matmul_views,
     contraction=True,
     multilinear=_matmul_map,
     vjp=lambda g, y, a, b: (matmul.plain(g, b.T), matmul.plain(a.T, g)),
@@ -143,7 +154,7 @@ def mixed_product_slopes(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node
 mixed_matmul = Composite(
     "mixed_matmul",
     infer=mixed_product_type,
-    sugar=_call_of("mixed_matmul"),
+    sugar=call_of("mixed_matmul"),
     decompose=_mixed_matmul_value,
     vjp=mixed_product_slopes,
     surrogate=_mixed_matmul_surrogate,

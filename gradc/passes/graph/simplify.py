@@ -14,7 +14,8 @@ from ...ir.types import DType
 from ...ops.rules import converted, full, reshaped, spread
 from ...ops.shapes.movement import broadcast_axes
 from ..manager import graph_pass
-from .replace_axis import converts, sums
+from .products_of_codes import product_of_codes
+from .replace_axis import VaryingAxes, converts, sums
 
 x, y, z = Var("x"), Var("y"), Var("z")
 
@@ -283,6 +284,7 @@ def simplify(
     numerics: str = "real",
     round_operands: Collection[DType] = (),
     round_products: Collection[DType] = (),
+    functions: Collection[str] = (),
 ) -> Graph:
     """x * 1 -> x, cast(cast(x)) -> x, ...: the BITS rules, and the REAL ones unless numerics="strict"; of these,
     f32 -> bf16 -> f32 is no rounding.
@@ -290,6 +292,8 @@ def simplify(
     :param round_operands: keep what rounds an operand of a contraction to one of these.
     :param round_products: and what rounds its result, for every reader; and what rounds a product times something
         that contractions read, or that is a result of the graph.
+    :param functions: library ops that the target has a function for: products of 8-bit integers become
+        ``integer_matmul`` where it is one.
     """
 
     def is_dropped(bound: Mapping[str, Node]) -> bool:
@@ -299,6 +303,9 @@ def simplify(
     rules = BITS + ([*REAL, Rule(_cast_twice, _cast_once, is_dropped)] if numerics != "strict" else [])
     of_products = [_product_transposed(graph), _sum_of_product(graph)] if numerics != "strict" else []
     structural = [_composed_movement, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
+    if numerics != "strict" and "integer_matmul" in functions:
+        variation = VaryingAxes()
+        of_products.append(lambda old, new: product_of_codes(new, variation))
     rounded = _rounded_operands(graph, round_operands) if numerics != "strict" else set()
     new_rounded: set[Node] = set()
     in_memory = (*(node for _, node in graph.outputs), *(n.operands[0] for n in rounded if converts(n)))

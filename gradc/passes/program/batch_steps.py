@@ -112,7 +112,7 @@ def _form(step: Step, types: Mapping[str, Type] | None) -> Any:
 
     :param types: of the buffers, where they must differ in numbers alone.
     """
-    if isinstance(step, Loop) or any(isinstance(c, Call) and REGISTRY[c.op].converts for c in alternatives(step)):
+    if isinstance(step, Loop) or any(isinstance(c, Call) and REGISTRY[c.op].multiplies for c in alternatives(step)):
         return None
     if isinstance(step, Select):
         return tuple(_form(item, types) for _, item in step.cases)

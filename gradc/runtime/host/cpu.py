@@ -127,14 +127,14 @@ class CpuProgram:
         for step in self.program.steps:
             bound = step.largest(dims) if isinstance(step, Loop) else dims
             for item in alternatives(step):
-                if isinstance(item, Call) and REGISTRY[item.op].converts:
+                if isinstance(item, Call) and REGISTRY[item.op].multiplies:
                     sizes, out = dict(item.axes), item.result_axes
                     (summed,) = set(item.views[0]) - set(out)
                     m, n, k = (evaluate(sizes[a], bound) for a in (*out[-2:], summed))
                     if item.parts:  # the columns of the whole batch
                         n *= math.prod(evaluate(sizes[a], bound) for a in item.result_axes[:-2])
-                    bits = self.program.buffer[item.out.buffer].type.dtype.bits
-                    most = max(most, pool.pack_bytes(bits, m, n, k))
+                    dtype = self.program.buffer[item.out.buffer].type.dtype
+                    most = max(most, pool.pack_bytes(pool.INTEGERS if dtype.is_integer else dtype.bits, m, n, k))
         return most
 
     def run(

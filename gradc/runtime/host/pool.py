@@ -246,6 +246,7 @@ def texts() -> tuple[str, ...]:
         "cpu/gemm_kernels.h",
         "cpu/gemm.h",
         "cpu/gemm_bf16.h",
+        "cpu/gemm_i8.h",
         "cpu/runtime.c",
     )
     return tuple(map(read_template, names))
@@ -409,13 +410,17 @@ def num_threads() -> int:
     return int(_library().gradc_threads())
 
 
-def pack_bytes(bits: int, m: int, n: int, k: int) -> int:
-    """The most bytes of thread-local memory per thread for the matrix product of [m, k] and [k, n] in f32 (32 bits) or
-    f64 (64).
+INTEGERS = 33
+"""The runtime's number for products in i32, as 32 and 64 are for those in f32 and f64."""
+
+
+def pack_bytes(dtype: int, m: int, n: int, k: int) -> int:
+    """The most bytes of thread-local memory per thread for the matrix product of [m, k] and [k, n] in f32 (32), f64
+    (64) or i32 (:data:`INTEGERS`).
     """
     library = _library()
     library.gradc_pack_bytes.restype = ctypes.c_int64
-    return int(library.gradc_pack_bytes(bits, *map(ctypes.c_int64, (m, n, k))))
+    return int(library.gradc_pack_bytes(dtype, *map(ctypes.c_int64, (m, n, k))))
 
 
 def vector_bytes() -> int:
@@ -467,8 +472,18 @@ class _Matrix(ctypes.Structure):
     ]
 
 
+_DTYPES = {"bfloat16": 1, "int8": 2, "uint8": 3}
+_PRODUCTS = {
+    ("float32",) * 3,
+    ("float64",) * 3,
+    ("bfloat16", "bfloat16", "float32"),
+    *((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8")),
+}
+"""Dtypes of both operands and of the result."""
+
+
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
-    """``out (+)= a @ b`` by the pool's matrix product, f32 or f64, or bf16 into f32.
+    """``out (+)= a @ b`` by the pool's matrix product, f32 or f64, bf16 into f32, or int8 and uint8 into int32.
 
     The bits depend on the values, the shape and :func:`vector_bytes`, not on strides, alignment, or the number of
     threads.
@@ -490,24 +505,17 @@ def prepared_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: b
     if (
         a.shape != (batch, m, k)
         or b.shape != (batch, k, n)
-        or a.dtype != b.dtype
-        or out.dtype.char not in "fd"
-        or (a.dtype != out.dtype and (a.dtype.name, out.dtype.char) != ("bfloat16", "f"))
+        or (a.dtype.name, b.dtype.name, out.dtype.name) not in _PRODUCTS
         or not out.flags.c_contiguous
     ):
         raise ValueError(f"matmul: {a.dtype}{list(a.shape)} @ {b.dtype}{list(b.shape)} -> {out.dtype}{list(out.shape)}")
     context = new_context()
     operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize) for x in (a, b)]
-    if a.dtype != out.dtype:
-        for operand in operands:
-            operand.read, operand.dtype, operand.row_per, operand.col_per = (
-                _address(_library().gradc_read_bf16),
-                1,
-                1,
-                1,
-            )
+    for operand, x in zip(operands, (a, b), strict=True):
+        operand.dtype, operand.row_per, operand.col_per = _DTYPES.get(x.dtype.name, 0), 1, 1
+        operand.read = _address(_library().gradc_read_bf16) if x.dtype.name == "bfloat16" else None
     buffers = (ctypes.c_void_p * 3)(*map(ctypes.addressof, operands), out.ctypes.data)
-    sizes = (ctypes.c_int64 * 6)(out.itemsize * 8, batch, m, n, k, accumulate)
+    sizes = (ctypes.c_int64 * 6)(INTEGERS if out.dtype.kind == "i" else out.itemsize * 8, batch, m, n, k, accumulate)
     call, entry = call_entry(), _address(_library().gradc_run_matmul)
 
     def run() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from ... import ops
 from ...errors import Unsupported
 from ...ir.node import Node
-from ...ir.types import F32, F64, I32, I64
+from ...ir.types import I64
 from ...ops.products.attention import attention_mix, attention_scores
 from ...ops.rules import converted
 from ..table import to_result
@@ -52,18 +52,11 @@ def _grouped_mm(x: Node, weight: Node, ends: Node | None = None, bias: Any = Non
     return product if out_dtype is None else converted(product, out_dtype)
 
 
-def _int_mm(x: Node, y: Node) -> Node:
-    """Of int8 into int32: floats that hold every partial sum, products of at most 2^14 each, exactly."""
-    inner = x.shape[1]
-    wide = F32 if isinstance(inner, int) and inner <= 1 << 10 else F64
-    return converted(ops.matmul(converted(x, wide), converted(y, wide)), I32)
-
-
 LINES: dict[str, Any] = {
     "aten.linear.default": lambda x, weight, bias=None: ops.linear(x, weight, bias),
     "aten.matmul.default": lambda x, y: ops.matmul(x, y),
     "aten.mm.default": lambda x, y: ops.matmul(x, y),
-    "aten._int_mm.default": _int_mm,
+    "aten._int_mm.default": lambda x, y: ops.integer_matmul(x, y),
     "aten.mv.default": lambda x, y: ops.matmul(x, y),
     "aten.dot.default": lambda x, y: ops.matmul(x, y),
     "aten.bmm.default": lambda x, y: ops.matmul(x, y),
