@@ -200,3 +200,44 @@ def test_each_adds_up_as_it_would_alone(target: str, rows: Sequence[int], width:
 
     for found, a in zip(sums(given), given, strict=True):
         np.testing.assert_array_equal(found, sums([a])[0])
+
+
+@pytest.mark.parametrize("width", [4, 16])
+def test_a_cpu_compiles_sums_by_owner_once_for_any_number_of_owners(width: int) -> None:
+    """The statistics of channels: one text, and the bits of a module that has but one of them."""
+    rng = np.random.default_rng(2)
+    given = [rng.standard_normal((2, channels, width, width)).astype(np.float32) for channels in (24, 32, 40)]
+
+    def compiled(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[gradc.Module, list[Any]]:
+        types = [f"f32[{','.join(map(str, a.shape))}]" for a in arrays]
+        graph = gradc.trace(lambda x: tuple(ops.sum(a * a, axis=(0, 2, 3)) for a in x), x=types)
+        module = gradc.compile(graph, (), "cpu")
+        found = module(**{f"x.{k}": a for k, a in enumerate(arrays)})
+        return module, list(found.values()) if len(arrays) > 1 else [found]
+
+    module, found = compiled(given)
+    sums = [k for k in module.forward.program.kernels if k.row_order == "by owner"]
+    assert len({k.name for k in sums}) == 3
+    assert len({id(module.forward.native.kernels[k.name]) for k in sums}) == 1
+    for value, a in zip(found, given, strict=True):
+        np.testing.assert_array_equal(value, compiled([a])[1][0])
+        np.testing.assert_allclose(value, (a.astype(np.float64) ** 2).sum((0, 2, 3)), rtol=1e-6)
+
+
+def test_sizes_that_the_number_of_a_row_is_divided_by_are_in_the_text() -> None:
+    """Rows of channels times images: a scale per channel, which no flat loop has."""
+    shapes = [(2, channels, 60) for channels in (24, 32, 40)]
+    types = {f"{side}.{k}": s if side == "x" else s[1:2] for k, s in enumerate(shapes) for side in "xs"}
+    graph = gradc.trace(
+        lambda x, s: tuple(ops.exp(a) * ops.reshape(b, (1, -1, 1)) for a, b in zip(x, s, strict=True)),
+        x=[f"f32[{','.join(map(str, s))}]" for s in shapes],
+        s=[f"f32[{s[1]}]" for s in shapes],
+    )
+    module = gradc.compile(graph, (), "cpu")
+    maps = module.forward.program.kernels
+    assert len({id(module.forward.native.kernels[k.name]) for k in maps}) == len({k.name for k in maps}) == 3
+    rng = np.random.default_rng(3)
+    given = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in types.items()}
+    for k, value in enumerate(module(**given).values()):
+        wanted = np.exp(given[f"x.{k}"].astype(np.float64)) * given[f"s.{k}"][:, None]
+        np.testing.assert_allclose(value, wanted, rtol=1e-6)

@@ -86,7 +86,7 @@ def same_mapping(kernel: Kernel, types: Types, family: Family) -> bool:
     def decided(k: Kernel, t: Types) -> tuple[object, ...]:
         facts = facts_of(*_simplified(k, {b: t[b] for b in k.buffers}), guarded)
         sums = [(a.partial, a.wide_accumulator, a.block_sums) for a in accums_of(facts, forwarded=False).values()]
-        return choose_mapping(facts), sums
+        return choose_mapping(facts), sums, [axis for axis, _ in facts.member_axes]
 
     return decided(kernel, types) == decided(family.kernel, family.types)
 

@@ -23,9 +23,9 @@ from .kernel import KernelSource, forwarding_name, render_forwarding, render_ker
 from .products import readers
 from .row_memory import batch_work, cost
 
-PER_UNIT = 8
+PER_UNIT = 16
 """Kernels per translation unit: units compile side by side."""
-LEAST_SHARED = 4
+LEAST_SHARED = 2
 """Kernels that share a text: what is known when it is compiled makes fewer faster."""
 
 
@@ -187,12 +187,13 @@ def _texts(program: Program) -> _Texts:
     forwarding = {*program.forwards, *(number + 1 for number in program.forwards)}
     items = [k for number, step in enumerate(program.steps) if number not in forwarding for k in alternatives(step)]
     kernels = {k.name: k for k in items if isinstance(k, Kernel)}
-    shared = [f for f in families(kernels.values(), program.types, same_mapping) if len(f.members) >= LEAST_SHARED]
+    found = families(kernels.values(), program.types, same_mapping, inner=True)
+    shared = [f for f in found if len(f.members) >= LEAST_SHARED]
     return _Texts({kernel.name: (family, i) for family in shared for i, kernel in enumerate(family.members)})
 
 
 def render_program(program: Program) -> Source:
-    """The C of a program: kernels in units of eight, and one entry that runs them."""
+    """The C of a program: kernels in units, and one entry that runs them."""
     refuse_sweeps(program, "cpu")
     types = program.types
     kernels: dict[str, KernelSource] = {}
