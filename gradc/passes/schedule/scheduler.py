@@ -100,6 +100,15 @@ def _moved_from(node: Node) -> Node:
     return node
 
 
+def _is_of_windows(node: Node) -> bool:
+    """Whether it has elements of windows as they are."""
+    while isinstance(lowering(node), Movement | Alias) and node.operands and not node.op.indices:
+        if node.op.fills and nbytes(node) > COPIED * nbytes(node.operands[0]):
+            return True
+        node = node.operands[0]
+    return False
+
+
 class Scheduler:
     """What has been decided so far, and the trail of it: every change leaves how it is undone, so that a node which
     turns out to need memory is visited again with that known, and nothing before it is.
@@ -250,11 +259,14 @@ class Scheduler:
         return True
 
     def awaited(self, node: Node) -> bool:
-        """Whether a later library call is certain to need it in memory: it is computed, and so no view of memory, and
-        no other node reads what moves it to the call.  Else all nodes up to the call would be visited twice.
+        """Whether a later library call is certain to need it in memory: it is computed, or on a CPU put together of
+        several values, and so no view of memory, and no other node reads what moves it to the call.  Else all nodes up
+        to the call would be visited twice, and what is moved would be stored in its place: all windows of it.
         """
         lower = lowering(node)
-        if not isinstance(lower, Expr) or lower.conversion or (self.host and match(SCALED, node, {})):
+        computed = isinstance(lower, Expr) and not lower.conversion and not (self.host and match(SCALED, node, {}))
+        joined = self.host and isinstance(lower, Movement) and len(node.operands) > 1 and not node.op.indices
+        if not computed and not joined:
             return False
         for user in self.users[node]:
             at = node
@@ -336,18 +348,19 @@ class Scheduler:
         """How many windows an element of it is in, if it is read in windows, else 1; on a GPU the threads that read an
         element share what memory gives them, and :mod:`.recompute` weighs it.
 
-        :param spread: how many elements of windows it is, also where it is broadcast and computed with before.
+        :param spread: how many elements of windows it is, also where it is broadcast and computed with before, and how
+            many it meets there, as in the gradient of a filter of few channels.
         """
         most, size, pending, seen = 1.0, nbytes(node) or 1, [node], {node}
         while self.host and pending:
             at = pending.pop()
             for user in self.users[at]:
                 moved = isinstance(lowering(user), Movement | Alias) and not user.op.indices
-                if moved and user.op.fills:
+                computed = spread and isinstance(lowering(user), Expr) and nbytes(at) > size
+                met = computed and any(_is_of_windows(other) for other in user.operands)
+                if (moved and user.op.fills) or met:
                     most = max(most, nbytes(user) / (size if spread else max(nbytes(at), 1)))
-                elif user not in seen and (
-                    moved or (spread and isinstance(lowering(user), Expr) and nbytes(at) > size)
-                ):
+                elif user not in seen and (moved or computed):
                     seen.add(user)
                     pending.append(user)
         return most
