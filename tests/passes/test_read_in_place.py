@@ -264,6 +264,31 @@ def test_what_windows_would_select_again_is_stored_once(fn, channels, wrt, store
     agree_with_torch(module, lambda **x: fn(torch.nn.functional, **x), given)
 
 
+def test_windows_read_channels_last_from_a_copy_with_channels_first():
+    """Elements of a window of one channel lie as far apart as there are channels: no vector loads them; forward and
+    backward each store them once in the other order, and add up rows of responses.
+    """
+
+    def fn(f, permuted, x, w):
+        return f.conv2d(permuted(f.tanh(x), (0, 3, 1, 2)), w, padding=3, groups=5)
+
+    types = {"x": "f32[2,16,16,5]", "w": "f32[5,1,7,7]"}
+    graph = gradc.trace(lambda **x: fn(ops, ops.transpose, **x), **types)
+    module = gradc.compile(graph, wrt=[*types], target="cpu")
+    for executable in module.executables.values():
+        stored = [b.type.shape for b in executable.program.of_kind("temp")]
+        assert (2, 5, 16, 16) in stored
+        sums = [k for k in executable.program.kernels if "conv" in k.name and k.cols]
+        assert sums and all(k.cols[-1][1] == 16 for k in sums if k.rows)
+    draw = np.random.default_rng(0)
+    given = {"x": draw.standard_normal((2, 16, 16, 5), "f4"), "w": draw.standard_normal((5, 1, 7, 7), "f4")}
+
+    def of_torch(**x):
+        return fn(torch.nn.functional, torch.permute, **x)
+
+    agree_with_torch(module, of_torch, given)
+
+
 def test_the_text_parses_back_and_means_a_convolution():
     program = parse_program(TEXT)
     assert str(program) == TEXT and parse_program(str(program)) == program

@@ -16,7 +16,7 @@ from ...ir.statement import Index
 from ...ir.types import BF16, BOOL, F16, F32
 from ...ir.walk import reachable
 from ...process.forks import cached_property
-from ...targets.cpu import CHEAP_COST, STORE_COST
+from ...targets.cpu import CHEAP_COST, STORE_COST, STRIDED_COST
 from ...targets.devices import Cpu, Device
 from .groups import SCALED, Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
@@ -107,6 +107,12 @@ def _is_of_windows(node: Node) -> bool:
             return True
         node = node.operands[0]
     return False
+
+
+def _is_strided(index: Sequence[Index], shape: Sequence[Size], last: Index) -> bool:
+    """Whether an access goes along another axis of its array than the last one when the last axis of a value is."""
+    entries = [i for i, n in zip(index, shape, strict=True) if n != 1]
+    return any(v == last.variable for i in entries[:-1] for v, _ in i.terms)
 
 
 class Scheduler:
@@ -303,18 +309,27 @@ class Scheduler:
 
     def cost_to_find(self, node: Node) -> int:
         """The statements that select an element of a moved value and compute its place; loads, masks of bounds, which
-        hold for all of a row's interior, and what is pointwise, which has a rule of its own, are none.
+        hold for all of a row's interior, and what is pointwise, which has a rule of its own, are none.  But for loads
+        of elements that do not lie beside one another along the last axis, which no vector loads: a library packs
+        them, and others load them one by one.
         """
+        names: dict[str, Node] = {}
 
         def loaded(at: Node) -> str | None:
-            return f"@{id(at)}" if at in self.in_memory or isinstance(lowering(at), Expr) else None
+            names[name := f"@{id(at)}"] = at
+            return name if at in self.in_memory or isinstance(lowering(at), Expr) else None
 
         builder = KernelBuilder(IterationSpace(node.shape), loaded, lambda at: "constant")
+        place = builder.domain.index()
         try:
-            builder.read(node, builder.domain.index())
+            builder.read(node, place)
         except CannotInline:  # what it is made of needs memory, and it is visited again after that has some
             return 0
-        return sum(s.op not in ("load", "const", "size") and s.dtype is not BOOL for s in builder.body)
+        found = sum(s.op not in ("load", "const", "size") and s.dtype is not BOOL for s in builder.body)
+        if any(isinstance(user.op, Library) for _, user in self.moved_uses(node)):
+            return found
+        loads = [s for s in builder.body if s.op == "load"]
+        return found + STRIDED_COST * sum(_is_strided(s.index, names[s.buffer].shape, place[-1]) for s in loads)
 
     def stored(self, node: Node) -> bool:
         """Whether a group computes it, or it lies in memory."""
