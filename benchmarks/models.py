@@ -32,7 +32,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .__main__ import processor
+from .__main__ import processor, words_of
 from .alternated import least
 from .worker import peak
 
@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument(
         "--json",
         type=Path,
-        default=RESULTS / f"models-{datetime.date.today()}.json",
+        default=RESULTS / f"models-{words_of(processor())}.json",
         help="where the results go; what it has already of a model and engine is not measured again",
     )
     parser.add_argument("--again", action="store_true", help="measure also what the JSON has already")

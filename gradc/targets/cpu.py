@@ -79,6 +79,8 @@ CHEAP_COST = 8
 """
 STORE_COST = 24
 """As much as writing and reading an element once more, where a kernel fills vectors (estimate)."""
+STRIDED_COST = 4
+"""Of a load of elements that no vector has, beside one of whole vectors (estimate)."""
 FLOPS_PER_BYTE = 16
 """Multiplications and additions of a product that take as long as a byte of traffic to memory (estimate, two cores).
 Gradients are made ahead where they save so many.

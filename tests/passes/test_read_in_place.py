@@ -4,6 +4,8 @@ what is in memory.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -229,24 +231,62 @@ def _of_a_pooling(f, x, w):
     return f.max_pool2d(f.conv2d(x, w), 2)
 
 
+def _of_a_join(f, x, w):
+    join = ops.concat if f is ops else lambda *parts, axis: torch.cat(parts, axis)
+    return f.conv2d(join(x[:, 1:], x[:, :1], axis=1), w)
+
+
 @pytest.mark.parametrize(
-    ("fn", "channels", "stored"),
-    [(_of_a_reflection, 3, (2, 3, 20, 20)), (_of_a_pooling, 1, (2, 4, 12, 12, 1, 1))],
+    ("fn", "channels", "wrt", "stored"),
+    [
+        (_of_a_reflection, 3, ["x", "w"], (2, 3, 20, 20)),
+        (_of_a_pooling, 1, ["x", "w"], (2, 4, 12, 12, 1, 1)),
+        (_of_a_pooling, 1, ["w"], (1, 1, 2, 4, 12, 12)),  # met by windows
+        (_of_a_join, 3, ["w"], (2, 3, 16, 16)),
+    ],
 )
-def test_what_windows_would_select_again_is_stored_once(fn, channels, stored):
-    """An element of a reflection is one of nine, that of a pooling's gradient is found by division: in the windows of a
-    convolution both would be 25 times.
+def test_what_windows_would_select_again_is_stored_once(fn, channels, wrt, stored):
+    """An element of a reflection is one of nine, that of a pooling's gradient is found by division, that of a join is
+    in one of two arrays: in the windows of a convolution, or beside them in the gradient of its filter, each would be
+    25 times.
     """
     types = {"x": f"f32[2,{channels},16,16]", "w": f"f32[4,{channels},5,5]"}
-    module = gradc.compile(gradc.trace(lambda **x: fn(ops, **x), **types), wrt=[*types], target="cpu")
-    temps = [b.type.shape for e in module.executables.values() for b in e.program.of_kind("temp")]
-    assert stored in temps
+    module = gradc.compile(gradc.trace(lambda **x: fn(ops, **x), **types), wrt=wrt, target="cpu")
+    buffers = [b for e in module.executables.values() for b in e.program.buffers if b.kind in ("temp", "output")]
+    shapes = [b.type.shape for b in buffers]
+    assert stored in shapes
+    assert max(map(math.prod, shapes)) < 2 * 25 * 4 * 12 * 12, "there is an array of windows"
     draw = np.random.default_rng(0)
     given = {
         "x": draw.standard_normal((2, channels, 16, 16), "f4"),
         "w": draw.standard_normal((4, channels, 5, 5), "f4"),
     }
     agree_with_torch(module, lambda **x: fn(torch.nn.functional, **x), given)
+
+
+def test_windows_read_channels_last_from_a_copy_with_channels_first():
+    """Elements of a window of one channel lie as far apart as there are channels: no vector loads them; forward and
+    backward each store them once in the other order, and add up rows of responses.
+    """
+
+    def fn(f, permuted, x, w):
+        return f.conv2d(permuted(f.tanh(x), (0, 3, 1, 2)), w, padding=3, groups=5)
+
+    types = {"x": "f32[2,16,16,5]", "w": "f32[5,1,7,7]"}
+    graph = gradc.trace(lambda **x: fn(ops, ops.transpose, **x), **types)
+    module = gradc.compile(graph, wrt=[*types], target="cpu")
+    for executable in module.executables.values():
+        stored = [b.type.shape for b in executable.program.of_kind("temp")]
+        assert (2, 5, 16, 16) in stored
+        sums = [k for k in executable.program.kernels if "conv" in k.name and k.cols]
+        assert sums and all(k.cols[-1][1] == 16 for k in sums if k.rows)
+    draw = np.random.default_rng(0)
+    given = {"x": draw.standard_normal((2, 16, 16, 5), "f4"), "w": draw.standard_normal((5, 1, 7, 7), "f4")}
+
+    def of_torch(**x):
+        return fn(torch.nn.functional, torch.permute, **x)
+
+    agree_with_torch(module, of_torch, given)
 
 
 def test_the_text_parses_back_and_means_a_convolution():

@@ -16,7 +16,7 @@ from ...ir.statement import Index
 from ...ir.types import BF16, BOOL, F16, F32
 from ...ir.walk import reachable
 from ...process.forks import cached_property
-from ...targets.cpu import CHEAP_COST, STORE_COST
+from ...targets.cpu import CHEAP_COST, STORE_COST, STRIDED_COST
 from ...targets.devices import Cpu, Device
 from .groups import SCALED, Group, StridedOperand, StridedView, alike, lowering, nbytes, real
 from .lower import CannotInline, IterationSpace, KernelBuilder
@@ -98,6 +98,21 @@ def _moved_from(node: Node) -> Node:
     while isinstance(lowering(node), Movement | Alias) and len(node.operands) == 1:
         node = node.operands[0]
     return node
+
+
+def _is_of_windows(node: Node) -> bool:
+    """Whether it has elements of windows as they are."""
+    while isinstance(lowering(node), Movement | Alias) and node.operands and not node.op.indices:
+        if node.op.fills and nbytes(node) > COPIED * nbytes(node.operands[0]):
+            return True
+        node = node.operands[0]
+    return False
+
+
+def _is_strided(index: Sequence[Index], shape: Sequence[Size], last: Index) -> bool:
+    """Whether an access goes along another axis of its array than the last one when the last axis of a value is."""
+    entries = [i for i, n in zip(index, shape, strict=True) if n != 1]
+    return any(v == last.variable for i in entries[:-1] for v, _ in i.terms)
 
 
 class Scheduler:
@@ -250,11 +265,14 @@ class Scheduler:
         return True
 
     def awaited(self, node: Node) -> bool:
-        """Whether a later library call is certain to need it in memory: it is computed, and so no view of memory, and
-        no other node reads what moves it to the call.  Else all nodes up to the call would be visited twice.
+        """Whether a later library call is certain to need it in memory: it is computed, or on a CPU put together of
+        several values, and so no view of memory, and no other node reads what moves it to the call.  Else all nodes up
+        to the call would be visited twice, and what is moved would be stored in its place: all windows of it.
         """
         lower = lowering(node)
-        if not isinstance(lower, Expr) or lower.conversion or (self.host and match(SCALED, node, {})):
+        computed = isinstance(lower, Expr) and not lower.conversion and not (self.host and match(SCALED, node, {}))
+        joined = self.host and isinstance(lower, Movement) and len(node.operands) > 1 and not node.op.indices
+        if not computed and not joined:
             return False
         for user in self.users[node]:
             at = node
@@ -291,18 +309,27 @@ class Scheduler:
 
     def cost_to_find(self, node: Node) -> int:
         """The statements that select an element of a moved value and compute its place; loads, masks of bounds, which
-        hold for all of a row's interior, and what is pointwise, which has a rule of its own, are none.
+        hold for all of a row's interior, and what is pointwise, which has a rule of its own, are none.  But for loads
+        of elements that do not lie beside one another along the last axis, which no vector loads: a library packs
+        them, and others load them one by one.
         """
+        names: dict[str, Node] = {}
 
         def loaded(at: Node) -> str | None:
-            return f"@{id(at)}" if at in self.in_memory or isinstance(lowering(at), Expr) else None
+            names[name := f"@{id(at)}"] = at
+            return name if at in self.in_memory or isinstance(lowering(at), Expr) else None
 
         builder = KernelBuilder(IterationSpace(node.shape), loaded, lambda at: "constant")
+        place = builder.domain.index()
         try:
-            builder.read(node, builder.domain.index())
+            builder.read(node, place)
         except CannotInline:  # what it is made of needs memory, and it is visited again after that has some
             return 0
-        return sum(s.op not in ("load", "const", "size") and s.dtype is not BOOL for s in builder.body)
+        found = sum(s.op not in ("load", "const", "size") and s.dtype is not BOOL for s in builder.body)
+        if any(isinstance(user.op, Library) for _, user in self.moved_uses(node)):
+            return found
+        loads = [s for s in builder.body if s.op == "load"]
+        return found + STRIDED_COST * sum(_is_strided(s.index, names[s.buffer].shape, place[-1]) for s in loads)
 
     def stored(self, node: Node) -> bool:
         """Whether a group computes it, or it lies in memory."""
@@ -336,18 +363,19 @@ class Scheduler:
         """How many windows an element of it is in, if it is read in windows, else 1; on a GPU the threads that read an
         element share what memory gives them, and :mod:`.recompute` weighs it.
 
-        :param spread: how many elements of windows it is, also where it is broadcast and computed with before.
+        :param spread: how many elements of windows it is, also where it is broadcast and computed with before, and how
+            many it meets there, as in the gradient of a filter of few channels.
         """
         most, size, pending, seen = 1.0, nbytes(node) or 1, [node], {node}
         while self.host and pending:
             at = pending.pop()
             for user in self.users[at]:
                 moved = isinstance(lowering(user), Movement | Alias) and not user.op.indices
-                if moved and user.op.fills:
+                computed = spread and isinstance(lowering(user), Expr) and nbytes(at) > size
+                met = computed and any(_is_of_windows(other) for other in user.operands)
+                if (moved and user.op.fills) or met:
                     most = max(most, nbytes(user) / (size if spread else max(nbytes(at), 1)))
-                elif user not in seen and (
-                    moved or (spread and isinstance(lowering(user), Expr) and nbytes(at) > size)
-                ):
+                elif user not in seen and (moved or computed):
                     seen.add(user)
                     pending.append(user)
         return most
