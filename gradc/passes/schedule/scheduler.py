@@ -315,11 +315,14 @@ class Scheduler:
         """
         names: dict[str, Node] = {}
 
-        def loaded(at: Node) -> str | None:
+        def named(at: Node) -> str:
             names[name := f"@{id(at)}"] = at
-            return name if at in self.in_memory or isinstance(lowering(at), Expr) else None
+            return name
 
-        builder = KernelBuilder(IterationSpace(node.shape), loaded, lambda at: "constant")
+        def loaded(at: Node) -> str | None:
+            return named(at) if at in self.in_memory or isinstance(lowering(at), Expr) else None
+
+        builder = KernelBuilder(IterationSpace(node.shape), loaded, named)
         place = builder.domain.index()
         try:
             builder.read(node, place)
