@@ -918,9 +918,10 @@ ABSENT: dict[str, str] = {
         "a decomposition of matrices",
         "cholesky cholesky_inverse cholesky_solve linalg.cholesky linalg.cholesky_ex linalg.cond linalg.det linalg.eig"
         " linalg.eigh linalg.eigvals linalg.eigvalsh linalg.householder_product linalg.inv linalg.inv_ex linalg.lstsq"
-        " linalg.lstsq.grad_oriented linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.lu_solve linalg.pinv"
-        " linalg.pinv.hermitian linalg.pinv.singular linalg.qr linalg.slogdet linalg.solve linalg.solve_ex"
-        " linalg.solve_triangular linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet lu lu_solve"
+        " linalg.lstsq.grad_oriented linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.lu_solve linalg.matrix_sqrth"
+        " linalg.pinv linalg.pinv.hermitian linalg.pinv.singular linalg.polar linalg.qr linalg.slogdet linalg.solve"
+        " linalg.solve_ex linalg.solve_triangular linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve logdet"
+        " lu lu_solve"
         " lu_unpack matrix_exp norm.nuc ormqr pca_lowrank pinverse qr svd svd_lowrank triangular_solve",
     ),
     **_because(
@@ -943,5 +944,15 @@ ABSENT: dict[str, str] = {
         "no public function of torch: embedding_bag, scatter_reduce and index_reduce combine segments",
         "_segment_reduce.lengths _segment_reduce.offsets",
     ),
+    **_because(
+        "no public function of torch: scaled_dot_product_attention has a line",
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+    ),
 }
 """Why an entry has no line in the table."""
+
+OF_SOME_RELEASES = {
+    *"cholesky qr".split(),  # up to 2.13
+    *"linalg.matrix_sqrth linalg.polar torch.ops.aten._scaled_dot_product_flash_attention_for_cpu".split(),  # from 2.14
+}
+"""Entries that not every tested release of torch has."""

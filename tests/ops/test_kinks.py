@@ -25,6 +25,7 @@ torch.set_num_threads(1)
 ENDS = [0.0, -0.0, 1e-30, -1e-30, 1e-4, -1e-4, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, 20.0, -20.0, 90.0, -90.0, 1e6]
 ENDS += [-1e6, 1e25, -1e25, 3e38, -3e38]
 INSIDE = [0.0, -0.0, 1e-30, 1e-8, -1e-8, 0.25, -0.25, 0.5, -0.5, 0.75, 0.999, -0.999, 0.9999999, -0.9999999]
+AROUND = [0.0, 0.1, 0.25, 0.5, 0.55, 0.6, 0.9, 1.0, 1.25, -0.05, -2.0, 3.0, float("nan")]
 POSITIVE = [1e-30, 1e-8, 0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 8.5, 30.0, 1e6, 1e25]
 
 UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[float]]] = {
@@ -45,7 +46,10 @@ UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[float]]] = {
     "ndtri": (ops.ndtri, torch.special.ndtri, [0.0, 1e-30, 1e-8, 0.01, 0.2499, 0.25, 0.5, 0.75, 0.999, 0.9999999, 1.0]),
     "acosh": (ops.acosh, torch.acosh, [1.0, 1.0000001, 1.5, 2.0, 100.0, 1e6, 1e25]),
     "xlogy": (lambda x: ops.xlogy(x, 0.0 * x + 2.0), lambda x: torch.xlogy(x, 0.0 * x + 2.0), ENDS[:17]),
-    "logit": (lambda x: ops.logit(x, eps=0.1), lambda x: torch.logit(x, eps=0.1), [0.0, 0.1, 0.5, 0.9, 1.0, -2.0, 3.0]),
+    **{
+        f"logit, eps {eps}": (lambda x, e=eps: ops.logit(x, eps=e), lambda x, e=eps: torch.logit(x, eps=e), AROUND)
+        for eps in (None, 0.0, 0.1, 0.5, 0.6, 1.0, 1.5, -0.1)
+    },
     "norm of rows": (lambda x: ops.norm(x * 0.0), lambda x: torch.linalg.vector_norm(x * 0.0), [1.0, 2.0]),
     "std of equals": (lambda x: ops.std(x * 0.0 + 1.0), lambda x: torch.std(x * 0.0 + 1.0, correction=0), [1.0, 2.0]),
     "bce at the ends": (

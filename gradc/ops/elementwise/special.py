@@ -18,6 +18,7 @@ from .pointwise import (
     NOT_FLOAT,
     abs,
     bitwise_and,
+    bitwise_or,
     eq,
     exp,
     gt,
@@ -25,7 +26,6 @@ from .pointwise import (
     log,
     log1p,
     maximum,
-    minimum,
     ne,
     sigmoid,
     where,
@@ -251,17 +251,27 @@ def _logit(x: Type, *, eps: float | None = None) -> Type:
     return floating(x)
 
 
+def _least(eps: float | None) -> float | None:
+    """The least that x is held at; torch takes an eps below 0 as none."""
+    return None if eps is None or eps < 0 else eps
+
+
 def _held(x: Node, eps: float | None) -> Node:
-    """x within [eps, 1 - eps]."""
-    return x if eps is None else minimum(maximum(x, full(eps, x)), full(1 - eps, x))
+    """x within [eps, 1 - eps]; of an eps above a half, eps where x is below it, and 1 - eps elsewhere."""
+    eps = _least(eps)
+    if eps is None:
+        return x
+    low, high = full(eps, x), full(1 - eps, x)
+    return where(gt(low, x), low, where(gt(x, high), high, x))
 
 
 def _logit_vjp(g: Node, y: Node, x: Node, *, eps: float | None) -> tuple[Node]:
     # dx = g / (x (1 - x)), 0 where x was held; without eps NaN outside [0, 1], as torch says
-    low = 0.0 if eps is None else eps
-    inside = bitwise_and(le(full(low, x), x), le(x, full(1 - low, x)))
-    safe = where(inside, x, full(0.5, x))
-    return (where(inside, g / (safe * (1 - safe)), full(math.nan if eps is None else 0.0, g)),)
+    eps = _least(eps)
+    low = eps or 0.0
+    outside = bitwise_or(gt(full(low, x), x), gt(x, full(1 - low, x)))
+    safe = where(outside, full(0.5, x), x)
+    return (where(outside, full(math.nan if eps is None else 0.0, g), g / (safe * (1 - safe))),)
 
 
 logit = Composite(
