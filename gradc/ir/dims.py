@@ -564,7 +564,8 @@ def _lower_bounds(size: Size, facts: tuple[Assumption, ...]) -> Iterator[Size]:
             if any(m in dict(_terms(slack)) for m, _ in difference.terms if m):
                 slack = slack - difference
     yield slack
-    yield _without_negative_terms(size, differences)
+    yield (bound := _without_negative_terms(size, differences))
+    yield _least(bound)
     yield (bound := _with_added_quotients(size))
     for atom, value in _surpluses(facts):
         bound = _replaced(bound, atom, value)

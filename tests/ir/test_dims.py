@@ -169,6 +169,16 @@ def test_products_of_what_facts_say_to_be_positive_are() -> None:
         assert not known_nonnegative(2 - symbol("M")) and not known_nonnegative(kernel - width)
 
 
+def test_a_diagonal_of_every_second_row_is_inside() -> None:
+    """The facts of a case of a maximum and the bounds of a quotient, both twice."""
+    n, m = symbol("N"), symbol("M")
+    for step in (2, 3, 5):
+        rows = ceildiv(n, step)
+        shorter = minimum(rows, m)
+        assert known_nonnegative(n - 1 - step * (shorter - 1)) and known_nonnegative(m - shorter)
+        assert not known_nonnegative(n - 1 - step * shorter) and not known_nonnegative(n - 2 - step * (shorter - 1))
+
+
 def test_what_would_be_too_large_to_look_at_is_not_known() -> None:
     sizes = [symbol(f"N{i}") for i in range(12)]
     with assuming([Assumption(size, ">=", 2) for size in sizes]):
