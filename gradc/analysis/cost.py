@@ -197,7 +197,11 @@ def kernel_seconds(kernel: Kernel, types: Mapping[str, Type], dims: Mapping[str,
 def _buffer_bytes(kernel: Kernel, name: str, types: Mapping[str, Type], dims: Mapping[str, int]) -> int:
     count = evaluate(types[name].count, dims)
     uses = [s for s in kernel.body if s.buffer == name]
-    if all(s.op == "load" or (s.op == "store" and s.where) for s in uses):
+    own = {axis for axis, _ in (*kernel.rows, *kernel.cols)}
+    finished = kernel.handed_on and any(  # rows of an axis that is none of its own, all of which are finished
+        not v.startswith("%") and v not in own for s in uses for i in s.index for v, _ in i.terms
+    )
+    if not finished and all(s.op == "load" or (s.op == "store" and s.where) for s in uses):
         count = min(count, evaluate(kernel.row_count, dims) * evaluate(kernel.col_count, dims) * len(uses))
     return count * types[name].dtype.itemsize
 

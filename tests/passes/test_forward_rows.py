@@ -10,9 +10,11 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis.cost import kernel_bytes
+from gradc.codegen.cuda.finished_rows import launched
 from gradc.codegen.cuda.render import render_cuda
 from gradc.errors import TypeRuleError, Unsupported
-from gradc.ir.kernel import Program
+from gradc.ir.kernel import Kernel, Program
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.runtime.executable import Executable
@@ -239,6 +241,15 @@ def test_a_choice_of_a_call_hands_on_rows_or_stores_them(tables: int) -> None:
             wanted = _wanted(_step_by_rows, given[x].astype(np.longdouble), total)
             np.testing.assert_allclose(found[x].astype(np.float64), wanted.astype(np.float64), rtol=1e-5, atol=1e-6)
     assert taken == {0, -(-tables // 2)}
+
+
+def test_what_a_reader_loads_is_counted_for_all_finished_rows() -> None:
+    """Also where fewer rows are added up: 40 rows and their i64 keys, and a table of 1000 that is read and written."""
+    graph = gradc.trace(_step_of_table, x="f32[1000,64]", i="i64[40]", u="f32[40,64]")
+    program = gradc.compile(graph, (), "cuda-sim", reductions={"*": "segmented"}).forward.program
+    (kernel,) = [k for k in launched(program) if isinstance(k, Kernel) and k.handed_on]
+    moved = kernel_bytes(kernel, program.types, {}, program.handed_on({}))
+    assert moved == 4 * 64 * (40 + 2 * 1000) + 8 * 40
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
