@@ -293,12 +293,13 @@ static void {{ long }}_count_keys_task(const void *args_, i64 task) {
 }
 static void {{ long }}_move_keys_task(const void *args_, i64 task) {
   const {{ long }}_pass *const p = args_;
-  const i64 last = gradc_min(p->a->n, (task + 1) * p->chunk), step = p->a->step;
+  const i64 n = p->a->n, first = task * p->chunk, last = gradc_min(n, first + p->chunk), step = p->a->step;
   const u64 least = (u64)p->least;
   const {{ key }} *restrict const from = p->from;
-  i64 *restrict const order = p->out;
+  i64 *restrict const order = p->out, *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
   u32 *restrict const place = p->counts + (task << p->bits);
-  for (i64 i = task * p->chunk; i < last; i++) order[place[(u64)from[i * step] - least]++] = i;
+  for (i64 i = first; i < last; i++) order[place[(u64)from[i * step] - least]++] = i;
+  for (i64 i = gradc_max(first, p->distinct); i < last; i++) keys[i] = INT64_MAX, starts[i] = n;
 }
 static void {{ long }}_one_digit({{ long }}_pass *p, i64 tasks, int span) {
   const gradc_ctx *const ctx = p->a->ctx;
@@ -314,8 +315,8 @@ static void {{ long }}_one_digit({{ long }}_pass *p, i64 tasks, int span) {
     starts[number] = first[d];
     number += (d + 1 < digits ? first[d + 1] : n) != first[d];
   }
+  p->distinct = number;
   ctx->parallel_for(ctx, tasks, {{ long }}_move_keys_task, p);
-  for (i64 i = number; i < n; i++) keys[i] = INT64_MAX, starts[i] = n;
 }
 {% endif %}
 

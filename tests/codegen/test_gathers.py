@@ -56,9 +56,13 @@ def test_what_is_asked_for_ahead() -> None:
         return source_of(gradc.compile(gradc.trace(function, **types), wrt=wrt, target="cpu"))
 
     gather, ahead = (lambda i, w: ops.embedding(i, w)), "__builtin_prefetch(w + (i64)v0"
-    assert compiled(gather, i="i64[N]", w="f32[V,64]").count(ahead) == 4  # a line each
-    assert compiled(gather, i="i64[N]", w="f32[V,2000]").count(ahead) == 8  # no more of a long row
-    assert compiled(gather, i="i64[N]", w="f32[V,D]").count(ahead) == 1
+    # a line each, and the one in which a row ends that begins within a line
+    lines = compiled(gather, i="i64[N]", w="f32[V,64]")
+    assert lines.count(ahead) == 5
+    assert "if ((u64)(w + (i64)v0 * 64) % 64) __builtin_prefetch(w + (i64)v0 * 64 + 63);" in lines
+    assert "% 64)" not in compiled(gather, i="i64[N]", w="f32[V,65]")  # its rows begin anywhere
+    assert compiled(gather, i="i64[N]", w="f32[V,2000]").count(ahead) == 9  # no more of a long row
+    assert compiled(gather, i="i64[N]", w="f32[V,D]").count(ahead) == 2
     assert ahead not in compiled(gather, i="i64[N]", w="f32[40,64]")  # a small table is near
     assert ahead not in compiled(gather, i="i64[N]", w="f32[V,3]")  # of short rows several are under way
     assert "prefetch" not in compiled(lambda x: ops.exp(x), x="f32[N,64]")

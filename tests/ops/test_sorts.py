@@ -310,8 +310,10 @@ SEGMENTS = {
     "one": lambda random, n: np.full(n, 7),
     "rows of a table": lambda random, n: random.integers(0, 10**8, n),
     "small table": lambda random, n: random.integers(0, 3000, n),
-    "one digit": lambda random, n: random.permutation([0, 2**14 - 1, *random.integers(0, 2**14, n)][:n]),
-    "one digit and a bit": lambda random, n: random.permutation([-1, 2**14 - 1, *random.integers(0, 2**14, n)][:n]),
+    "one digit": lambda random, n: random.permutation(np.append([0, 2**14 - 1], random.integers(0, 2**14, n))[:n]),
+    "one digit and a bit": lambda random, n: random.permutation(
+        np.append([-1, 2**14 - 1], random.integers(0, 2**14, n))[:n]
+    ),
     "any": lambda random, n: random.integers(-(2**63), 2**63 - 1, n),
     "ends": lambda random, n: random.choice([-(2**63), 2**63 - 1, 0], n),
     "hot": lambda random, n: random.zipf(1.1, n) % 10**7,

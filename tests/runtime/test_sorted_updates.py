@@ -20,9 +20,12 @@ pytestmark = pytest.mark.optimised
 
 CONSTANTS = enumerators("cpu/program.h")
 CHUNK = 64
-"""Rows of a chunk, of 64 columns or more where there are many."""
-MANY = 2 * CHUNK * CONSTANTS["GRADC_TASKS"]
-"""Rows from which on a task has two chunks."""
+"""Rows of a chunk, of 64 columns where there are many."""
+TASKS = CONSTANTS["GRADC_TASKS"]
+SIZES = (1, 7, 8, 9, 16, 63, 64, 65, (2 * TASKS - 1) * CHUNK, 2 * TASKS * CHUNK + CHUNK + 1)
+"""Of the last two, the first is the most at which a task has one chunk; at the second it has two, and the last task one
+and a row.
+"""
 LAWS = {
     "each once": lambda random, n: random.permutation(n),
     "one": lambda random, n: np.full(n, 3),
@@ -40,25 +43,24 @@ def threads_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def modules() -> dict[str, gradc.Module]:
-    """By the width of a table's rows: a number, or known at the call."""
-    made = {}
-    for width in ("64", "W"):
-        graph = gradc.trace(ops.embedding, indices="i64[N]", weight=f"f32[V,{width}]")
-        step = step_graph(graph, {"weight": optim.sgd(1.0)}, sparse=["weight"], loss=False)
-        written = [name for name in step.output_names if name in step.input_names]
-        made[width] = gradc.compile(step, target="cpu", donate=written)
-    return made
+def module() -> gradc.Module:
+    graph = gradc.trace(ops.embedding, indices="i64[N]", weight="f32[V,W]")
+    step = step_graph(graph, {"weight": optim.sgd(1.0)}, sparse=["weight"], loss=False)
+    written = [name for name in step.output_names if name in step.input_names]
+    return gradc.compile(step, target="cpu", donate=written)
+
+
+def whole(random: np.random.Generator, *shape: int) -> Any:
+    """Integers as f32: their sums here are exact, too."""
+    return random.integers(-4, 5, shape, np.int8).astype(np.float32)
 
 
 def check(module: gradc.Module, index: Any, width: int, rows: int) -> None:
     random = np.random.default_rng(len(index))
-    values = random.integers(-4, 5, (len(index), width)).astype(np.float32)
-    before = random.integers(-9, 10, (rows, width)).astype(np.float32)
-    wanted = before.astype(np.float64)
+    values, before = whole(random, len(index), width), whole(random, rows, width)
+    wanted = before.copy()
     np.subtract.at(wanted, index, values)
-    others = {"indices", "weight", "lr", "state.step"}
-    (cotangent,) = set(module.graph.input_names) - others
+    (cotangent,) = set(module.graph.input_names) - {"indices", "weight", "lr", "state.step"}
     for threads in (1, 2):
         pool.set_num_threads(threads)
         table = before.copy()
@@ -68,13 +70,13 @@ def check(module: gradc.Module, index: Any, width: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_each_row_is_updated_once(modules: dict[str, gradc.Module], law: str) -> None:
-    for n in (1, 7, 8, 9, 16, 63, 64, 65, MANY - 1, MANY + CHUNK + 1):
-        check(modules["64"], LAWS[law](np.random.default_rng(n), n).astype(np.int64), 64, max(n, 9))
+def test_each_row_is_updated_once(module: gradc.Module, law: str) -> None:
+    for n in SIZES:
+        check(module, LAWS[law](np.random.default_rng(n), n).astype(np.int64), 64, max(n, 9))
 
 
 @pytest.mark.parametrize("width", [1, 255, 256, 257, 1024, 2048, 2049])
-def test_as_many_rows_are_handed_on_as_caches_hold(modules: dict[str, gradc.Module], width: int) -> None:
+def test_as_many_rows_are_handed_on_as_caches_hold(module: gradc.Module, width: int) -> None:
     assert CONSTANTS["GRADC_HANDED_BYTES"] == 8 * 4 * 256  # eight rows of 256, one of 2048
     for law in ("each once", "hot"):
-        check(modules["W"], LAWS[law](np.random.default_rng(0), 300).astype(np.int64), width, 300)
+        check(module, LAWS[law](np.random.default_rng(0), 300).astype(np.int64), width, 300)

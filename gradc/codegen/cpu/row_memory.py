@@ -47,10 +47,12 @@ class Gathered:
             loop = f"for (i64 e = 0; e < {self.elements}; e += {self.step})"
             last = f"__builtin_prefetch({self.buffer} + {self.at} + {self.elements} - 1);"
             return [f"{loop} __builtin_prefetch({self.buffer} + {self.at} + e);", last]
-        steps = [*range(0, int(self.elements), self.step)]
-        if int(self.elements) > 1:  # the row may begin within a line: then its end lies in one more
-            steps.append(int(self.elements) - 1)
-        return [f"__builtin_prefetch({self.buffer} + {self.at}{f' + {e}' if e else ''});" for e in steps]
+        elements, place = int(self.elements), f"{self.buffer} + {self.at}"
+        asked = [f"__builtin_prefetch({place}{f' + {e}' if e else ''});" for e in range(0, elements, self.step)]
+        if elements > 1:  # the row may begin within a line: then its end lies in one more
+            whole = f"if ((u64)({place}) % {LINE_BYTES}) " if elements % self.step == 0 else ""  # all rows do, or none
+            asked.append(f"{whole}__builtin_prefetch({place} + {elements - 1});")
+        return asked
 
 
 def cost(s: Stmt) -> int:

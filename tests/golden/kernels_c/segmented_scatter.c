@@ -62,18 +62,19 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
   const i64 N = A->N;
   const f32 *restrict const rows_ = A->rows_;
   f32 *restrict const y = A->y;
-  const i64 rows = N, keys = 1000, chunk = A->chunk;
+  const i64 rows = N, keys = 1000, chunk = A->chunk, chunks = gradc_chunks(rows, chunk);
   i32 *const key = A->key;
   i32 *const order = A->order;
   i32 *const start = A->start;
   f32 *const partial0 = A->partial0;
   const int distant = 16 * N * (i64)sizeof(*rows_) >= GRADC_DISTANT; /* what rows gather: it is asked for rows ahead */
-  const i64 first = task * chunk, last = gradc_min(first + chunk, start[keys]);
+  const i64 first = task * gradc_together(chunks) * chunk, last = gradc_min(first + gradc_together(chunks) * chunk, start[keys]);
   f32 *restrict target0 = 0;
-  for (i64 run_first = first, run_last; run_first < last; run_first = run_last) { /* the rows of a segment in this chunk */
+  for (i64 run_first = first, run_last; run_first < last; run_first = run_last) { /* the rows of a segment in a chunk, or all of one that is no longer */
     const i64 to = key[order[run_first]];
-    const i64 carry = gradc_whole(start, to, chunk) ? -1 : start[to] < first ? 2 * task : 2 * task + 1;
-    run_last = carry < 0 ? start[to + 1] : gradc_min(last, start[to + 1]);
+    const i64 part = gradc_whole(start, to, chunk) ? -1 : run_first / chunk; /* the chunk of a longer one */
+    const i64 carry = part < 0 ? -1 : start[to] < part * chunk ? 2 * part : 2 * part + 1;
+    run_last = carry < 0 ? start[to + 1] : gradc_min((part + 1) * chunk, start[to + 1]);
     if (carry < 0 && start[to] < first) continue; /* the task before has it */
     target0 = carry < 0 ? y + to * 16 : partial0 + carry * 16;
     {
@@ -91,6 +92,7 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
               __builtin_prefetch(key + r);
               const i64 i0 = r;
               __builtin_prefetch(rows_ + i0 * 16);
+              if ((u64)(rows_ + i0 * 16) % 64) __builtin_prefetch(rows_ + i0 * 16 + 15);
             }
           }
           const i64 r = order[q];
@@ -156,14 +158,14 @@ GRADC_SHARED int scatter_add_6afce2(const gradc_ctx *ctx, void *const *buffers, 
   };
   scatter_add_6afce2_layout(&args, workspace);
   const scatter_add_6afce2_args *const A = &args;
-  const i64 N = A->N, rows = N, keys = 1000, chunk = A->chunk;
+  const i64 N = A->N, rows = N, keys = 1000, chunk = A->chunk, chunks = gradc_chunks(rows, chunk);
   i32 *const key = A->key;
   i32 *const order = A->order;
   i32 *const start = A->start;
   char *const sorting = A->sorting;
   ctx->parallel_for(ctx, gradc_chunks(rows, GRADC_KEY_ROWS), scatter_add_6afce2_key, A);
   gradc_sort(ctx, key, rows, keys, start, order, sorting);
-  ctx->parallel_for(ctx, gradc_chunks(start[keys], chunk), scatter_add_6afce2_rows, A);
+  ctx->parallel_for(ctx, gradc_chunks(start[keys], gradc_together(chunks) * chunk), scatter_add_6afce2_rows, A);
   ctx->parallel_for(ctx, gradc_chunks(keys, GRADC_SEGMENTS), scatter_add_6afce2_finish, A);
   return 0;
 }
