@@ -139,6 +139,15 @@ def test_sums_that_may_leave_i32_stay_floats() -> None:
     np.testing.assert_array_equal(module(q=q, w=w), np.full((3, 2), 2.0**14 * 140000, "f4"))
 
 
+def test_a_sum_of_no_codes_is_zero_whatever_their_scales() -> None:
+    def scaled(q: Any, w: Any, s: Any) -> Any:
+        return ops.matmul(ops.cast(q, "f32") * s, ops.cast(w, "f32"))
+
+    module = gradc.compile(gradc.trace(scaled, q="i8[3,0]", w="i8[0,2]", s="f32[3,1]"), target="cpu")
+    q, w, s = np.zeros((3, 0), "i1"), np.zeros((0, 2), "i1"), np.asarray([[1], [np.nan], [np.inf]], "f4")
+    np.testing.assert_array_equal(module(q=q, w=w, s=s), np.zeros((3, 2), "f4"))
+
+
 def test_each_factor_of_an_operand_is_looked_at_once() -> None:
     """x^(2^40) is 40 products, and 2^40 ways to x."""
 

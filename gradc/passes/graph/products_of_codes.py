@@ -35,7 +35,7 @@ class ProductsOfCodes:
             return None
         left, right = map(self._codes, node.operands)
         inner = node.operands[0].shape[-1]
-        if left is None or right is None or not isinstance(inner, int):
+        if left is None or right is None or not isinstance(inner, int) or inner == 0:  # a sum of nothing is 0, not NaN
             return None
         if largest_sum(left[0].dtype, right[0].dtype, inner) >= 1 << 31:
             return None
