@@ -8,6 +8,7 @@
  * (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VPDPBUSD.) */
 
 enum { I8_LANES = GEMM_BYTES / 4, I8_PANEL = 2 * I8_LANES, I8_QUAD = 4, I8_STEPS = GEMM_BYTES, I8_KC = 8 * GEMM_KC };
+enum { I8_WIDEST = GEMM_MR > I8_PANEL ? GEMM_MR : I8_PANEL }; /* rows or columns of a panel, at most */
 typedef uint32_t i8_vec __attribute__((vector_size(GEMM_BYTES), aligned(4)));
 
 #if GEMM_BYTES == 64
@@ -83,8 +84,8 @@ static inline __attribute__((always_inline)) void i8_quads(uint32_t *restrict to
 /* A block of `width` rows and I8_STEPS steps as quads, [step / 4][row][step % 4], filled up with bytes `empty`. */
 static inline __attribute__((always_inline)) void i8_pack_block(uint32_t *to, const uint8_t *from, int64_t across, int64_t along, int64_t rows, int64_t steps, const int width,
                                                                 uint8_t empty) {
-  uint8_t whole_block[I8_PANEL * I8_STEPS];
-  uint32_t quads[I8_PANEL * I8_STEPS / I8_QUAD], *const found = steps < I8_STEPS ? quads : to;
+  uint8_t whole_block[I8_WIDEST * I8_STEPS];
+  uint32_t quads[I8_WIDEST * I8_STEPS / I8_QUAD], *const found = steps < I8_STEPS ? quads : to;
   if (rows < width || steps < I8_STEPS || (across != 1 && along != 1)) {
     memset(whole_block, empty, sizeof whole_block);
     if (across == 1) {
@@ -124,7 +125,6 @@ typedef struct {
 
 /* Moves a block's elements, and adds to its head what comes of them. */
 static inline __attribute__((always_inline)) void i8_finish_block(uint32_t *to, uint32_t *head, int64_t steps, const int width, const int is_signed, const i8_form *form) {
-  enum { MOST = (GEMM_MR > I8_PANEL ? GEMM_MR : I8_PANEL) + I8_LANES - 1 };
   const int64_t lines = ceil_div(steps, I8_QUAD);
   if (form->moved) {
 #pragma omp simd
@@ -136,7 +136,7 @@ static inline __attribute__((always_inline)) void i8_finish_block(uint32_t *to, 
     return;
   }
   const i8_vec ones = (i8_vec){0} + 0x01010101;
-  i8_vec sums[MOST / I8_LANES];
+  i8_vec sums[(I8_WIDEST + I8_LANES - 1) / I8_LANES];
 #pragma GCC unroll 4
   for (int i = 0; i < width; i += I8_LANES) {
     sums[i / I8_LANES] = (i8_vec){0};
