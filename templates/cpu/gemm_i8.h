@@ -1,6 +1,6 @@
 /* Blocks of a matrix product of integers of 8 bits, each operand's with a sign or without, with sums modulo 2^32: exact, and so the
  * same however they are added up.  A panel's element is a quad, four steps of a row, and a kernel adds the dot products of quads:
- * VPDPBUSD (AVX512-VNNI, AVX-VNNI), which does not saturate, VPMADDWD on even and on odd bytes (AVX2), or products of 32 bits.
+ * VPDPBUSD (AVX512-VNNI, AVX-VNNI), which does not saturate, PMADDWD on even and on odd bytes (AVX2, SSE2), or products of 32 bits.
  *
  * Rows of a have no sign in a panel, columns of b have one.  What lies otherwise is moved by 128, and what that changes a sum
  * begins with: a[i] = a'[i] - s and b[j] = b'[j] + t, so a[i] b[j] = a'[i] b'[j] + t a'[i] - s b'[j] - s t, s and t 128 or 0.
@@ -8,6 +8,7 @@
  * (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VPDPBUSD.) */
 
 enum { I8_LANES = GEMM_BYTES / 4, I8_PANEL = 2 * I8_LANES, I8_QUAD = 4, I8_STEPS = GEMM_BYTES, I8_KC = 8 * GEMM_KC };
+enum { I8_WIDEST = GEMM_MR > I8_PANEL ? GEMM_MR : I8_PANEL }; /* rows or columns of a panel, at most */
 typedef uint32_t i8_vec __attribute__((vector_size(GEMM_BYTES), aligned(4)));
 
 #if GEMM_BYTES == 64
@@ -19,15 +20,20 @@ typedef uint32_t i8_vec __attribute__((vector_size(GEMM_BYTES), aligned(4)));
 #define I8_VNNI "vpdpbusd"
 #elif defined(__AVXVNNI__) && GEMM_BYTES == 32
 #define I8_VNNI "%{vex%} vpdpbusd"
-#elif defined(__AVX2__) && (GEMM_BYTES == 32 || defined(__AVX512BW__))
+#elif (defined(__AVX2__) && (GEMM_BYTES == 32 || defined(__AVX512BW__))) || (defined(__SSE2__) && GEMM_BYTES == 16)
+#define I8_PAIRS
 typedef uint16_t i8_halves __attribute__((vector_size(GEMM_BYTES)));
 typedef int16_t i8_signed_halves __attribute__((vector_size(GEMM_BYTES)));
 
 /* sum + even * even + odd * odd of 16 bits, which are 17 bits of either sign at most. */
 static inline __attribute__((always_inline)) i8_vec i8_add_pairs(i8_vec sum, i8_halves a, i8_signed_halves b) {
+#if GEMM_BYTES == 16
+  return sum + (i8_vec)__builtin_ia32_pmaddwd128((i8_signed_halves)a, b);
+#else
   i8_vec products;
   __asm__("vpmaddwd %2, %1, %0" : "=" I8_REGISTER(products) : I8_REGISTER(a), I8_REGISTER(b));
   return sum + products;
+#endif
 }
 #endif
 
@@ -36,7 +42,7 @@ static inline __attribute__((always_inline)) i8_vec i8_dot(i8_vec sum, i8_vec a,
 #ifdef I8_VNNI
   __asm__(I8_VNNI " %2, %1, %0" : "+" I8_REGISTER(sum) : I8_REGISTER(a), I8_REGISTER(b));
   return sum;
-#elif defined(__AVX2__) && (GEMM_BYTES == 32 || defined(__AVX512BW__))
+#elif defined(I8_PAIRS)
   sum = i8_add_pairs(sum, (i8_halves)a & 0xff, (i8_signed_halves)((i8_halves)b << 8) >> 8);
   return i8_add_pairs(sum, (i8_halves)a >> 8, (i8_signed_halves)b >> 8);
 #else
@@ -78,8 +84,8 @@ static inline __attribute__((always_inline)) void i8_quads(uint32_t *restrict to
 /* A block of `width` rows and I8_STEPS steps as quads, [step / 4][row][step % 4], filled up with bytes `empty`. */
 static inline __attribute__((always_inline)) void i8_pack_block(uint32_t *to, const uint8_t *from, int64_t across, int64_t along, int64_t rows, int64_t steps, const int width,
                                                                 uint8_t empty) {
-  uint8_t whole_block[I8_PANEL * I8_STEPS];
-  uint32_t quads[I8_PANEL * I8_STEPS / I8_QUAD], *const found = steps < I8_STEPS ? quads : to;
+  uint8_t whole_block[I8_WIDEST * I8_STEPS];
+  uint32_t quads[I8_WIDEST * I8_STEPS / I8_QUAD], *const found = steps < I8_STEPS ? quads : to;
   if (rows < width || steps < I8_STEPS || (across != 1 && along != 1)) {
     memset(whole_block, empty, sizeof whole_block);
     if (across == 1) {
@@ -119,7 +125,6 @@ typedef struct {
 
 /* Moves a block's elements, and adds to its head what comes of them. */
 static inline __attribute__((always_inline)) void i8_finish_block(uint32_t *to, uint32_t *head, int64_t steps, const int width, const int is_signed, const i8_form *form) {
-  enum { MOST = (GEMM_MR > I8_PANEL ? GEMM_MR : I8_PANEL) + I8_LANES - 1 };
   const int64_t lines = ceil_div(steps, I8_QUAD);
   if (form->moved) {
 #pragma omp simd
@@ -131,7 +136,7 @@ static inline __attribute__((always_inline)) void i8_finish_block(uint32_t *to, 
     return;
   }
   const i8_vec ones = (i8_vec){0} + 0x01010101;
-  i8_vec sums[MOST / I8_LANES];
+  i8_vec sums[(I8_WIDEST + I8_LANES - 1) / I8_LANES];
 #pragma GCC unroll 4
   for (int i = 0; i < width; i += I8_LANES) {
     sums[i / I8_LANES] = (i8_vec){0};

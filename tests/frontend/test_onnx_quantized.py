@@ -345,3 +345,33 @@ def test_products_of_integers_are_exact(lead: tuple[int, ...], zeros: str, left:
     wanted = (a - (za[..., None] if za.ndim else za)) @ (b - zb)
     assert abs(wanted).max() < 2**31
     np.testing.assert_array_equal(gradc.compile(gradc.from_onnx(made), target="cpu")(**given), wanted)
+
+
+@pytest.mark.parametrize(
+    "left,right,zero_left,zero_right",
+    [
+        ((5, 9), (9,), (5,), ()),
+        ((2, 5, 9), (9,), (2, 5, 1), (1,)),
+        ((9,), (2, 9, 4), (1,), (2, 1, 4)),
+        ((9,), (9,), (1,), ()),
+        ((1, 9), (9, 1), (1,), (1,)),
+    ],
+)
+def test_products_of_integers_with_a_vector_have_an_axis_less(
+    left: tuple[int, ...], right: tuple[int, ...], zero_left: tuple[int, ...], zero_right: tuple[int, ...]
+) -> None:
+    """MatMulInteger multiplies as ``numpy.matmul`` does; a zero point for each row does not broadcast to columns."""
+    shapes = {"a": left, "b": right, "za": zero_left, "zb": zero_right}
+    given = {n: np.asarray(rng.integers(-128, 128, shape), "i1") for n, shape in shapes.items()}
+    a, b, za, zb = (given[n].astype("i8") for n in shapes)
+    wanted = (a - (za[:, None] if za.ndim == a.ndim - 1 and za.ndim else za)) @ (b - zb)
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", list(shapes), ["y"])],
+        "net",
+        [helper.make_tensor_value_info(n, TensorProto.INT8, shape) for n, shape in shapes.items()],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, wanted.shape)],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    found = gradc.compile(gradc.from_onnx(made), target="numpy")(**given)
+    assert found.shape == wanted.shape
+    np.testing.assert_array_equal(found, wanted)

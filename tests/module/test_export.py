@@ -118,6 +118,22 @@ def test_it_crosses_to_another_architecture(attentions: tuple[gradc.Module, Path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long(*BUILT)
+def test_products_of_integers_are_the_same_on_another_architecture(tmp_path: Path) -> None:
+    """There a panel of rows is wider than one of columns; rows that fill no panel, steps that fill no vector."""
+    if not CROSSING or QEMU is None:
+        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64 (qemu-user)")
+
+    def products(x: Any, y: Any, u: Any) -> Any:
+        return {"like": ops.integer_matmul(x, y), "unlike": ops.integer_matmul(u, y), "u8": ops.integer_matmul(u, u.T)}
+
+    module = gradc.compile(gradc.trace(products, x="i8[M,K]", y="i8[K,N]", u="u8[M,K]"), target="cpu")
+    folder = module.export(tmp_path / "products", dims={"M": 61, "K": 1101, "N": 67})
+    build(folder, f"CC={shlex.join(CROSS)}", "ARCH=")
+    done = subprocess.run([QEMU, "./products_main"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("the same bits") == 3, done.stdout + done.stderr
+
+
 @pytest.mark.long(*BUILT, "tests/codegen/test_order_of_sums.py")
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_sums_have_the_same_bits_on_another_architecture(dtype: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import gradc
 from gradc import ops
 from gradc.ir.kernel import Call
+from gradc.passes.graph.simplify import simplify
 
 
 def drawn(*shape: int, dtype: str = "i1", seed: int = 0) -> Any:
@@ -136,3 +137,24 @@ def test_sums_that_may_leave_i32_stay_floats() -> None:
     assert calls_of(module) == ["matmul"]
     q, w = np.full((3, 140000), -128, "i1"), np.full((140000, 2), -128, "i1")
     np.testing.assert_array_equal(module(q=q, w=w), np.full((3, 2), 2.0**14 * 140000, "f4"))
+
+
+def test_a_sum_of_no_codes_is_zero_whatever_their_scales() -> None:
+    def scaled(q: Any, w: Any, s: Any) -> Any:
+        return ops.matmul(ops.cast(q, "f32") * s, ops.cast(w, "f32"))
+
+    module = gradc.compile(gradc.trace(scaled, q="i8[3,0]", w="i8[0,2]", s="f32[3,1]"), target="cpu")
+    q, w, s = np.zeros((3, 0), "i1"), np.zeros((0, 2), "i1"), np.asarray([[1], [np.nan], [np.inf]], "f4")
+    np.testing.assert_array_equal(module(q=q, w=w, s=s), np.zeros((3, 2), "f4"))
+
+
+def test_each_factor_of_an_operand_is_looked_at_once() -> None:
+    """x^(2^40) is 40 products, and 2^40 ways to x."""
+
+    def power(x: Any, w: Any) -> Any:
+        for _ in range(40):
+            x = x * x
+        return ops.matmul(x, w)
+
+    graph = gradc.trace(power, x="f32[M,8]", w="f32[8,3]")
+    assert simplify(graph, functions=["integer_matmul"]).nodes == graph.nodes

@@ -67,18 +67,21 @@ def _einsum(*operands: Node, equation: str) -> Node:
 def matmul_integer(x: Node, y: Node, zero_x: Node | None = None, zero_y: Node | None = None) -> Node:
     """The product of 8-bit integers less their zero points, i32."""
 
-    def summed(codes: Node, axis: int, kept: bool) -> Node:
-        return converted(ops.sum(codes, axis, keepdims=kept), I32)
+    a = ops.unsqueeze(x, 0) if x.rank == 1 else x
+    b = ops.unsqueeze(y, 1) if y.rank == 1 else y
 
-    total, b = ops.integer_matmul(x, y), converted(y, I32)
+    def summed(codes: Node, axis: int) -> Node:
+        return converted(ops.sum(codes, axis, keepdims=True), I32)
+
+    total, wide = ops.integer_matmul(a, b), converted(b, I32)
     if zero_y is not None:  # x (y - zero) = x y - zero times the sums of x
         zero = converted(zero_y, I32)
-        total, b = total - zero * summed(converted(x, I32), -1, y.rank > 1), b - zero
+        total, wide = total - zero * summed(converted(a, I32), -1), wide - zero
     if zero_x is not None:
         zero = converted(zero_x, I32)
         zero = ops.reshape(zero, (*zero.shape, 1)) if zero.rank == x.rank - 1 and zero.rank else zero
-        total = total - zero * summed(b, max(-2, -y.rank), x.rank > 1 and y.rank > 1)
-    return total
+        total = total - zero * summed(wide, -2)
+    return ops.squeeze(total, tuple(axis for axis, vector in ((-2, x.rank == 1), (-1, y.rank == 1)) if vector))
 
 
 LARGEST_DETERMINANT = 16

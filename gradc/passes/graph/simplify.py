@@ -14,8 +14,8 @@ from ...ir.types import DType
 from ...ops.rules import converted, full, reshaped, spread
 from ...ops.shapes.movement import broadcast_axes
 from ..manager import graph_pass
-from .products_of_codes import product_of_codes
-from .replace_axis import VaryingAxes, converts, sums
+from .products_of_codes import ProductsOfCodes
+from .replace_axis import converts, sums
 
 x, y, z = Var("x"), Var("y"), Var("z")
 
@@ -304,8 +304,8 @@ def simplify(
     of_products = [_product_transposed(graph), _sum_of_product(graph)] if numerics != "strict" else []
     structural = [_composed_movement, _unit_sum] + ([_summed_broadcast] if numerics != "strict" else [])
     if numerics != "strict" and "integer_matmul" in functions:
-        variation = VaryingAxes()
-        of_products.append(lambda old, new: product_of_codes(new, variation))
+        products = ProductsOfCodes()
+        of_products.append(lambda old, new: products.rewritten(new))
     rounded = _rounded_operands(graph, round_operands) if numerics != "strict" else set()
     new_rounded: set[Node] = set()
     in_memory = (*(node for _, node in graph.outputs), *(n.operands[0] for n in rounded if converts(n)))
