@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from ... import knobs
@@ -23,8 +24,10 @@ from .kernel import KernelSource, forwarding_name, render_forwarding, render_ker
 from .products import readers
 from .row_memory import batch_work, cost
 
-PER_UNIT = 16
-"""Kernels per translation unit: units compile side by side."""
+PER_UNIT, ONE_UNIT = 16, 8
+"""Most kernels of a translation unit, which reads headers once for all, and of a single one: of more, two are compiled
+side by side.
+"""
 LEAST_SHARED = 2
 """Kernels that share a text: what is known when it is compiled makes fewer faster."""
 
@@ -248,7 +251,7 @@ def render_program(program: Program) -> Source:
 def _units(texts: Mapping[str, str], costly: set[str], sorts: set[str], entry: str) -> tuple[str, ...]:
     """The texts of kernels in translation units: those that get wide vectors apart, the entry behind the last."""
     light, wide = ([name for name in texts if (name in costly) is pays] for pays in (False, True))
-    parts = [names[i : i + PER_UNIT] for names in (wide, light) for i in range(0, len(names), PER_UNIT)] or [[]]
+    parts = [part for names in (wide, light) for part in even(names)] or [[]]
     # one unit needs no linkage between its functions; several share hidden symbols
     linkage = "static __attribute__((unused))" if len(parts) == 1 else '__attribute__((visibility("hidden")))'
     units = []
@@ -259,6 +262,13 @@ def _units(texts: Mapping[str, str], costly: set[str], sorts: set[str], entry: s
         units.append("\n".join([includes, *(texts[name] for name in part)]))
     units[-1] += f"\n{entry}"
     return tuple(units)
+
+
+def even(names: Sequence[str]) -> list[Sequence[str]]:
+    """Names in parts as even as can be, of a unit's most: all wait for the longest, which two cores make shorter."""
+    count = max(-(-len(names) // PER_UNIT), min(-(-len(names) // ONE_UNIT), 2))
+    ends = [len(names) * number // count for number in range(count + 1)] if names else []
+    return [names[begin:end] for begin, end in pairwise(ends)]
 
 
 @dataclass(frozen=True)
