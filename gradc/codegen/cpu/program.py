@@ -28,8 +28,6 @@ PER_UNIT, ONE_UNIT = 16, 8
 """Most kernels of a translation unit, which reads headers once for all, and of a single one: of more, two are compiled
 side by side.
 """
-LEAST_SHARED = 2
-"""Kernels that share a text: what is known when it is compiled makes fewer faster."""
 
 
 @dataclass(frozen=True)
@@ -186,12 +184,12 @@ class _Texts:
 
 
 def _texts(program: Program) -> _Texts:
-    """Which kernels share a text: so many that the time to compile them counts, and that run as fast."""
+    """Which kernels share a text: those that run as fast, and as they would alone."""
     forwarding = {*program.forwards, *(number + 1 for number in program.forwards)}
     items = [k for number, step in enumerate(program.steps) if number not in forwarding for k in alternatives(step)]
     kernels = {k.name: k for k in items if isinstance(k, Kernel)}
     found = families(kernels.values(), program.types, same_mapping, inner=True)
-    shared = [f for f in found if len(f.members) >= LEAST_SHARED]
+    shared = [f for f in found if len(f.members) > 1]
     return _Texts({kernel.name: (family, i) for family in shared for i, kernel in enumerate(family.members)})
 
 
