@@ -202,26 +202,37 @@ def test_each_adds_up_as_it_would_alone(target: str, rows: Sequence[int], width:
         np.testing.assert_array_equal(found, sums([a])[0])
 
 
+def channel_sums(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[gradc.Module, list[Any]]:
+    """A CPU's module of the sums of squares of each channel of each array, and these."""
+    types = [f"f32[{','.join(map(str, a.shape))}]" for a in arrays]
+    graph = gradc.trace(lambda x: tuple(ops.sum(a * a, axis=(0, 2, 3)) for a in x), x=types)
+    module = gradc.compile(graph, (), "cpu")
+    found = module(**{f"x.{k}": a for k, a in enumerate(arrays)})
+    return module, list(found.values()) if len(arrays) > 1 else [found]
+
+
+def texts_of_channel_sums(shapes: Sequence[tuple[int, ...]]) -> int:
+    """How many texts the sums of arrays of these shapes have, which are right, and to the bit what each has alone."""
+    rng = np.random.default_rng(2)
+    given = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    module, found = channel_sums(given)
+    sums = [k for k in module.forward.program.kernels if k.row_order == "by owner"]
+    assert len({k.name for k in sums}) == len(shapes)
+    for value, a in zip(found, given, strict=True):
+        np.testing.assert_array_equal(value, channel_sums([a])[1][0])
+        np.testing.assert_allclose(value, (a.astype(np.float64) ** 2).sum((0, 2, 3)), rtol=1e-6)
+    return len({id(module.forward.native.kernels[k.name]) for k in sums})
+
+
 @pytest.mark.parametrize("width", [4, 16])
 def test_a_cpu_compiles_sums_by_owner_once_for_any_number_of_owners(width: int) -> None:
     """The statistics of channels: one text, and the bits of a module that has but one of them."""
-    rng = np.random.default_rng(2)
-    given = [rng.standard_normal((2, channels, width, width)).astype(np.float32) for channels in (24, 32, 40)]
+    assert texts_of_channel_sums([(2, channels, width, width) for channels in (24, 32, 40)]) == 1
 
-    def compiled(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[gradc.Module, list[Any]]:
-        types = [f"f32[{','.join(map(str, a.shape))}]" for a in arrays]
-        graph = gradc.trace(lambda x: tuple(ops.sum(a * a, axis=(0, 2, 3)) for a in x), x=types)
-        module = gradc.compile(graph, (), "cpu")
-        found = module(**{f"x.{k}": a for k, a in enumerate(arrays)})
-        return module, list(found.values()) if len(arrays) > 1 else [found]
 
-    module, found = compiled(given)
-    sums = [k for k in module.forward.program.kernels if k.row_order == "by owner"]
-    assert len({k.name for k in sums}) == 3
-    assert len({id(module.forward.native.kernels[k.name]) for k in sums}) == 1
-    for value, a in zip(found, given, strict=True):
-        np.testing.assert_array_equal(value, compiled([a])[1][0])
-        np.testing.assert_allclose(value, (a.astype(np.float64) ** 2).sum((0, 2, 3)), rtol=1e-6)
+def test_sums_share_a_text_where_they_are_added_up_in_the_same_order() -> None:
+    """Up to four images are taken innermost, more outermost."""
+    assert texts_of_channel_sums([(images, 24, 99, 16) for images in (2, 9, 11)]) == 2
 
 
 def test_sizes_that_the_number_of_a_row_is_divided_by_are_in_the_text() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import gradc
 from gradc import ops
-from gradc.codegen.cpu.program import PER_UNIT, render_program
+from gradc.codegen.cpu.program import PER_UNIT, even, render_program
 from gradc.codegen.text import template_dirs
 from gradc.runtime.host.toolchain import FLAGS, find_compiler
 
@@ -44,6 +44,22 @@ def test_every_kernel_is_in_one_unit() -> None:
     together = [name for text in found for name in names(text)]
     assert len(together) == len(set(together)) and sum("gradc_run(" in text for text in found) == 1
     assert all(len(names(text)) <= PER_UNIT for text in found)
+
+
+def test_units_that_are_compiled_side_by_side_are_as_long() -> None:
+    """Up to eight kernels are one unit, up to two of the most are two, and none waits for a longer one."""
+    lengths = {n: [len(part) for part in even([str(k) for k in range(n)])] for n in (0, 1, 8, 9, 16, 20, 32, 33, 50)}
+    assert lengths == {
+        0: [],
+        1: [1],
+        8: [8],
+        9: [4, 5],
+        16: [8, 8],
+        20: [10, 10],
+        32: [16, 16],
+        33: [11, 11, 11],
+        50: [12, 13, 12, 13],
+    }
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="vectors of x86")

@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from ... import knobs
@@ -23,10 +24,10 @@ from .kernel import KernelSource, forwarding_name, render_forwarding, render_ker
 from .products import readers
 from .row_memory import batch_work, cost
 
-PER_UNIT = 16
-"""Kernels per translation unit: units compile side by side."""
-LEAST_SHARED = 2
-"""Kernels that share a text: what is known when it is compiled makes fewer faster."""
+PER_UNIT, ONE_UNIT = 16, 8
+"""Most kernels of a translation unit, which reads headers once for all, and of a single one: of more, two are compiled
+side by side.
+"""
 
 
 @dataclass(frozen=True)
@@ -183,12 +184,12 @@ class _Texts:
 
 
 def _texts(program: Program) -> _Texts:
-    """Which kernels share a text: so many that the time to compile them counts, and that run as fast."""
+    """Which kernels share a text: those that run as fast, and as they would alone."""
     forwarding = {*program.forwards, *(number + 1 for number in program.forwards)}
     items = [k for number, step in enumerate(program.steps) if number not in forwarding for k in alternatives(step)]
     kernels = {k.name: k for k in items if isinstance(k, Kernel)}
     found = families(kernels.values(), program.types, same_mapping, inner=True)
-    shared = [f for f in found if len(f.members) >= LEAST_SHARED]
+    shared = [f for f in found if len(f.members) > 1]
     return _Texts({kernel.name: (family, i) for family in shared for i, kernel in enumerate(family.members)})
 
 
@@ -248,7 +249,7 @@ def render_program(program: Program) -> Source:
 def _units(texts: Mapping[str, str], costly: set[str], sorts: set[str], entry: str) -> tuple[str, ...]:
     """The texts of kernels in translation units: those that get wide vectors apart, the entry behind the last."""
     light, wide = ([name for name in texts if (name in costly) is pays] for pays in (False, True))
-    parts = [names[i : i + PER_UNIT] for names in (wide, light) for i in range(0, len(names), PER_UNIT)] or [[]]
+    parts = [part for names in (wide, light) for part in even(names)] or [[]]
     # one unit needs no linkage between its functions; several share hidden symbols
     linkage = "static __attribute__((unused))" if len(parts) == 1 else '__attribute__((visibility("hidden")))'
     units = []
@@ -259,6 +260,13 @@ def _units(texts: Mapping[str, str], costly: set[str], sorts: set[str], entry: s
         units.append("\n".join([includes, *(texts[name] for name in part)]))
     units[-1] += f"\n{entry}"
     return tuple(units)
+
+
+def even(names: Sequence[str]) -> list[Sequence[str]]:
+    """Names in parts as even as can be, of a unit's most: all wait for the longest, which two cores make shorter."""
+    count = max(-(-len(names) // PER_UNIT), min(-(-len(names) // ONE_UNIT), 2))
+    ends = [len(names) * number // count for number in range(count + 1)] if names else []
+    return [names[begin:end] for begin, end in pairwise(ends)]
 
 
 @dataclass(frozen=True)
