@@ -289,6 +289,18 @@ def test_windows_read_channels_last_from_a_copy_with_channels_first():
     agree_with_torch(module, of_torch, given)
 
 
+def test_windows_meet_a_constant():
+    """A filter that is part of the program lies in memory as an input does."""
+    numbers = tuple(float(i) for i in range(18))
+    filters = ops.constant(value=numbers, dtype="f32", shape=(2, 1, 3, 3))
+    module = gradc.compile(
+        gradc.trace(lambda x: ops.conv2d(x, filters, groups=2), x="f32[2,2,8,8]"), wrt=["x"], target="cpu"
+    )
+    exact = torch.tensor(numbers, dtype=torch.float64).reshape(2, 1, 3, 3)
+    given = {"x": np.random.default_rng(0).standard_normal((2, 2, 8, 8), "f4")}
+    agree_with_torch(module, lambda x: torch.nn.functional.conv2d(x, exact, groups=2), given)
+
+
 def test_the_text_parses_back_and_means_a_convolution():
     program = parse_program(TEXT)
     assert str(program) == TEXT and parse_program(str(program)) == program

@@ -313,13 +313,16 @@ class Scheduler:
         of elements that do not lie beside one another along the last axis, which no vector loads: a library packs
         them, and others load them one by one.
         """
-        names: dict[str, Node] = {}
+        arrays: dict[str, Node] = {}
+
+        def buffer(at: Node) -> str:
+            arrays[name := f"@{id(at)}"] = at
+            return name
 
         def loaded(at: Node) -> str | None:
-            names[name := f"@{id(at)}"] = at
-            return name if at in self.in_memory or isinstance(lowering(at), Expr) else None
+            return buffer(at) if at in self.in_memory or isinstance(lowering(at), Expr) else None
 
-        builder = KernelBuilder(IterationSpace(node.shape), loaded, lambda at: "constant")
+        builder = KernelBuilder(IterationSpace(node.shape), loaded, buffer)
         place = builder.domain.index()
         try:
             builder.read(node, place)
@@ -329,7 +332,7 @@ class Scheduler:
         if any(isinstance(user.op, Library) for _, user in self.moved_uses(node)):
             return found
         loads = [s for s in builder.body if s.op == "load"]
-        return found + STRIDED_COST * sum(_is_strided(s.index, names[s.buffer].shape, place[-1]) for s in loads)
+        return found + STRIDED_COST * sum(_is_strided(s.index, arrays[s.buffer].shape, place[-1]) for s in loads)
 
     def stored(self, node: Node) -> bool:
         """Whether a group computes it, or it lies in memory."""
