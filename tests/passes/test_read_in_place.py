@@ -327,6 +327,21 @@ def test_what_is_read_once_or_in_its_own_order_is_not_stored(fn, part, types):
     agree_with_torch(module, lambda **x: fn(torch.nn.functional, torch.permute, **x), given)
 
 
+def test_what_places_of_a_filter_give_stays_where_the_product_left_it():
+    """The gradient of an image adds it up for each element: no kernel goes along places of a filter."""
+
+    def fn(f, permuted, x, w):
+        return permuted(f.conv2d(x, w, stride=5, padding=2, dilation=2), (0, 2, 3, 1))
+
+    draw = np.random.default_rng(0)
+    given = {"x": draw.standard_normal((1, 2, 24, 13), "f4"), "w": draw.standard_normal((2, 2, 5, 5), "f4")}
+    graph = gradc.trace(lambda **x: fn(ops, ops.transpose, **x), **given)
+    module = gradc.compile(graph, wrt=["x", "w"], target="cpu")
+    program = module.backward.program
+    assert (1, 2, 4, 2, 5, 5) not in [b.type.shape for b in program.buffers]
+    agree_with_torch(module, lambda **x: fn(torch.nn.functional, torch.permute, **x), given)
+
+
 def test_windows_meet_a_constant():
     """A filter that is part of the program lies in memory as an input does."""
     numbers = tuple(float(i) for i in range(18))
