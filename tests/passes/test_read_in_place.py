@@ -289,6 +289,71 @@ def test_windows_read_channels_last_from_a_copy_with_channels_first():
     agree_with_torch(module, of_torch, given)
 
 
+def _a_part_of_a_join(f, permuted, x, w):
+    join = ops.concat if f is ops else lambda *parts, axis: torch.cat(parts, axis)
+    return join(x[:, :1], x, axis=1)[:, 0] @ w
+
+
+def _padded_there_and_back(f, permuted, x):
+    pad = ops.pad(permuted(x, (0, 3, 1, 2)), ((0, 0), (0, 0), (9, 9), (9, 9))) if f is ops else None
+    return permuted(torch.nn.functional.pad(permuted(x, (0, 3, 1, 2)), (9,) * 4) if pad is None else pad, (0, 2, 3, 1))
+
+
+def _in_windows_apart(f, permuted, x, w):
+    return permuted(f.conv2d(permuted(x, (0, 3, 1, 2)), w, stride=3, groups=8), (0, 2, 3, 1))
+
+
+def _out_of_windows_apart(f, permuted, x, w):
+    return permuted(f.conv_transpose2d(permuted(x, (0, 3, 1, 2)), w, stride=4, groups=8), (0, 2, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("fn", "part", "types"),
+    [
+        (_a_part_of_a_join, "forward", {"x": (6, 50, 8), "w": (8, 3)}),
+        (_padded_there_and_back, "forward", {"x": (2, 6, 6, 8)}),
+        (_in_windows_apart, "backward", {"x": (2, 12, 12, 8), "w": (8, 1, 3, 3)}),
+        (_out_of_windows_apart, "forward", {"x": (2, 5, 5, 8), "w": (8, 1, 4, 4)}),
+    ],
+)
+def test_what_is_read_once_or_in_its_own_order_is_not_stored(fn, part, types):
+    """A product that reads one of 51 rows has that one stored; channels last that are read along channels stay."""
+    draw = np.random.default_rng(0)
+    given = {name: draw.standard_normal(shape, "f4") for name, shape in types.items()}
+    graph = gradc.trace(lambda **x: fn(ops, ops.transpose, **x), **given)
+    module = gradc.compile(graph, wrt=[*types], target="cpu")
+    made = [b for b in module.executables[part].program.buffers if b.kind == "temp" or b.name.startswith("r.")]
+    assert all(math.prod(b.type.shape) <= 6 * 8 for b in made), made
+    agree_with_torch(module, lambda **x: fn(torch.nn.functional, torch.permute, **x), given)
+
+
+def test_what_places_of_a_filter_give_stays_where_the_product_left_it():
+    """The gradient of an image adds it up for each element: no kernel goes along places of a filter."""
+
+    def fn(f, permuted, x, w):
+        return permuted(f.conv2d(x, w, stride=5, padding=2, dilation=2), (0, 2, 3, 1))
+
+    draw = np.random.default_rng(0)
+    given = {"x": draw.standard_normal((1, 2, 24, 13), "f4"), "w": draw.standard_normal((2, 2, 5, 5), "f4")}
+    graph = gradc.trace(lambda **x: fn(ops, ops.transpose, **x), **given)
+    module = gradc.compile(graph, wrt=["x", "w"], target="cpu")
+    program = module.backward.program
+    assert (1, 2, 4, 2, 5, 5) not in [b.type.shape for b in program.buffers]
+    agree_with_torch(module, lambda **x: fn(torch.nn.functional, torch.permute, **x), given)
+
+
+def test_windows_meet_a_constant():
+    """A filter that is part of the program lies in memory as an input does."""
+    numbers = tuple(float(i) for i in range(18))
+    filters = ops.constant(value=numbers, dtype="f32", shape=(2, 1, 3, 3))
+    module = gradc.compile(
+        gradc.trace(lambda x: ops.conv2d(x, filters, groups=2), x="f32[2,2,8,8]"), wrt=["x"], target="cpu"
+    )
+    exact = torch.tensor(numbers, dtype=torch.float64).reshape(2, 1, 3, 3)
+    given = {"x": np.random.default_rng(0).standard_normal((2, 2, 8, 8), "f4")}
+    agree_with_torch(module, lambda x: torch.nn.functional.conv2d(x, exact, groups=2), given)
+
+
 def test_the_text_parses_back_and_means_a_convolution():
     program = parse_program(TEXT)
     assert str(program) == TEXT and parse_program(str(program)) == program

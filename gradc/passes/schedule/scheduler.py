@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ir.dims import Size, known_nonnegative, product
@@ -267,7 +267,9 @@ class Scheduler:
     def awaited(self, node: Node) -> bool:
         """Whether a later library call is certain to need it in memory: it is computed, or on a CPU put together of
         several values, and so no view of memory, and no other node reads what moves it to the call.  Else all nodes up
-        to the call would be visited twice, and what is moved would be stored in its place: all windows of it.
+        to the call would be visited twice, and what is moved would be stored in its place: all windows of what is put
+        together.  A call that reads only a part of that has the part stored, and one that reads few windows has these:
+        what is put together would be stored, and stored once more with its border.
         """
         lower = lowering(node)
         computed = isinstance(lower, Expr) and not lower.conversion and not (self.host and match(SCALED, node, {}))
@@ -275,7 +277,7 @@ class Scheduler:
         if not computed and not joined:
             return False
         for user in self.users[node]:
-            at = node
+            at, fills = node, False
             while (
                 isinstance(lowering(user), Movement | Alias)
                 and user.operands[0] is at
@@ -283,9 +285,10 @@ class Scheduler:
                 and user not in self.forced
                 and len(self.users[user]) == 1
                 and not self.read_under_masks(user)
+                and (computed or nbytes(user) >= nbytes(node))
             ):
-                at, user = user, self.users[user][0]
-            if isinstance(user.op, Library):
+                at, user, fills = user, self.users[user][0], fills or user.op.fills
+            if isinstance(user.op, Library) and (computed or not fills or nbytes(at) > 2 * COPIED * nbytes(node)):
                 return True
         return False
 
@@ -311,18 +314,18 @@ class Scheduler:
         """The statements that select an element of a moved value and compute its place; loads, masks of bounds, which
         hold for all of a row's interior, and what is pointwise, which has a rule of its own, are none.  But for loads
         of elements that do not lie beside one another along the last axis, which no vector loads: a library packs
-        them, and others load them one by one.
+        them, and others load them one by one, unless they read them in the order of the array.
         """
-        names: dict[str, Node] = {}
+        arrays: dict[str, Node] = {}
 
-        def named(at: Node) -> str:
-            names[name := f"@{id(at)}"] = at
+        def buffer(at: Node) -> str:
+            arrays[name := f"@{id(at)}"] = at
             return name
 
         def loaded(at: Node) -> str | None:
-            return named(at) if at in self.in_memory or isinstance(lowering(at), Expr) else None
+            return buffer(at) if at in self.in_memory or isinstance(lowering(at), Expr) else None
 
-        builder = KernelBuilder(IterationSpace(node.shape), loaded, named)
+        builder = KernelBuilder(IterationSpace(node.shape), loaded, buffer)
         place = builder.domain.index()
         try:
             builder.read(node, place)
@@ -332,7 +335,66 @@ class Scheduler:
         if any(isinstance(user.op, Library) for _, user in self.moved_uses(node)):
             return found
         loads = [s for s in builder.body if s.op == "load"]
-        return found + STRIDED_COST * sum(_is_strided(s.index, names[s.buffer].shape, place[-1]) for s in loads)
+        strided = sum(_is_strided(s.index, arrays[s.buffer].shape, place[-1]) for s in loads)
+        return found + (STRIDED_COST * strided if strided and self.read_along_last_axis(node) else 0)
+
+    def read_along_last_axis(self, node: Node) -> bool:
+        """Whether a kernel that reads windows of a moved value, or the value beside windows, goes along its last axis:
+        one that reduces them does; one that stores what they are moved to, or computed into, goes along the last axis
+        of that, which may be another one: the value was moved there and is moved back.
+        """
+        in_windows, pending, ends = {node: False}, [node], []
+        while pending:
+            at = pending.pop()
+            stored = at in self.forced or not (moves(lowering(at)) or len(self.users[at]) == 1)
+            if stored and in_windows[at]:
+                ends.append(at)
+            for user in () if stored and at is not node else self.users[at]:
+                found = in_windows[at] or user.op.fills or any(map(_is_of_windows, user.operands))
+                if user.op.indices or not isinstance(lowering(user), Movement | Alias | Expr):
+                    if found and not self.adds_along_last_axis(user, node, in_windows.keys()):
+                        return True
+                elif user not in in_windows or (found and not in_windows[user]):
+                    in_windows[user] = found
+                    pending.append(user)
+        return any(self.goes_along_last_axis(node, end, in_windows.keys()) for end in ends)
+
+    def goes_along_last_axis(self, node: Node, end: Node, moved: Container[Node]) -> bool:
+        """Whether elements of a value that lie along its last axis do so where another is made of it."""
+        last = next((Index.of(f"i{a}") for a in reversed(range(end.rank)) if end.shape[a] != 1), Index())
+        places = self.places_in(node, end, moved)
+        return not places or any(not _is_strided(index, node.shape, last) for index in places)
+
+    def adds_along_last_axis(self, reader: Node, node: Node, moved: Container[Node]) -> bool:
+        """Whether a reduction of its operand's last axes reduces the last one of a value that is moved there, as the
+        gradient of an image adds up what each place of a filter gives: kernels go along an axis before.
+        """
+        if not isinstance(lowering(reader), Reduction):
+            return False
+        (source,), gone = reader.operands, self.reduced(reader)
+        kept = max((a for a in range(source.rank) if a not in gone and source.shape[a] != 1), default=-1)
+        trailing = {f"i{a}" for a in gone if a > kept}
+        places = [
+            [i for i, n in zip(index, node.shape, strict=True) if n != 1]
+            for index in self.places_in(node, source, moved)
+        ]
+        return any(place and place[-1].variable in trailing for place in places)
+
+    def places_in(self, node: Node, end: Node, moved: Container[Node]) -> list[Sequence[Index]]:
+        """Where a value is read by another that is made of it, in the axes ``i0, i1, ...`` of that; none if it is made
+        of what needs memory.
+        """
+        name, domain = f"@{id(node)}", IterationSpace(end.shape)
+
+        def loaded(at: Node) -> str | None:
+            return f"@{id(at)}" if at is node or at not in moved else None
+
+        builder = KernelBuilder(domain, loaded, lambda at: f"@{id(at)}")
+        try:
+            builder.read(end, domain.index())
+        except CannotInline:
+            return []
+        return [s.index for s in builder.body if s.op == "load" and s.buffer == name]
 
     def stored(self, node: Node) -> bool:
         """Whether a group computes it, or it lies in memory."""
