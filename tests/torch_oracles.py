@@ -833,6 +833,7 @@ TORCH: dict[str, Callable[..., Any]] = {
         ),
     ),
     "matmul": torch.matmul,
+    "integer_matmul": lambda x, y: torch.matmul(x.int(), y.int()),  # modulo 2^32
     "grouped_matmul": _grouped_matmul,
     "grouped_outer": _grouped_outer,
     "mixed_matmul": _mixed_matmul,
