@@ -334,8 +334,8 @@ class Scheduler:
         found = sum(s.op not in ("load", "const", "size") and s.dtype is not BOOL for s in builder.body)
         if any(isinstance(user.op, Library) for _, user in self.moved_uses(node)):
             return found
-        loads = [s for s in builder.body if s.op == "load"]
-        strided = sum(_is_strided(s.index, arrays[s.buffer].shape, place[-1]) for s in loads)
+        loads, last = [s for s in builder.body if s.op == "load"], place[-1] if place else Index()
+        strided = sum(_is_strided(s.index, arrays[s.buffer].shape, last) for s in loads)
         return found + (STRIDED_COST * strided if strided and self.read_along_last_axis(node) else 0)
 
     def read_along_last_axis(self, node: Node) -> bool:
