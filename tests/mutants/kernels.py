@@ -544,9 +544,9 @@ MUTANTS = (
     Mutant(
         "rows-c.segment-in-registers",
         "templates/cpu/kernel/segments_in_registers.c.j2",
-        "run_last = carry < 0 ? start[to + 1] : gradc_min(last, start[to + 1]);",
+        "run_last = carry < 0 ? start[to + 1] : gradc_min((part + 1) * chunk, start[to + 1]);",
         "run_last = gradc_min(last, start[to + 1]);",
-        "rows of a segment that ends in the next chunk are left out",
+        "rows of a segment that ends in the next task are left out",
         ("test_gathers -k segments",),
     ),
 )
