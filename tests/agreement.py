@@ -6,15 +6,17 @@ random upstream values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import long_tests
 import numpy as np
 from registry import Case, cases, tested_ops
 
 import gradc
 from gradc import interp
 from gradc.autodiff import differentiate
+from gradc.codegen.cuda.cached_text import anonymous
 from gradc.ir.graph import Graph, again, input_node, open_composites
 from gradc.ir.node import Node
 from gradc.ir.op import Composite, Expr, Function, Op
@@ -169,22 +171,49 @@ def added_up(got: np.ndarray, want: np.ndarray, exact: np.ndarray, sums: np.ndar
     assert (off <= allowed).all(), f"{what}: off by up to {(off / np.where(allowed > 0, allowed, 1)).max():.3g} of it"
 
 
-def agree_with_numpy(cases: Iterable[Case], sizes: Iterable[int], place: Any = None, **options: Any) -> None:
+SIMULATED = (
+    *long_tests.COMPILER,
+    *("gradc/interp.py", "gradc/process", "gradc/runtime", "tests/agreement.py", "tests/registry.py"),
+)
+"""What decides and judges the values of a module on the simulator."""
+
+
+def simulated(module: gradc.Module, *sizes: Mapping[str, int]) -> Iterator[str]:
+    """What decides the values of a module on the simulator at these sizes: the texts that a GPU gets, the launches, and
+    the ops' references that judge them.
+    """
+    for executable in module.executables.values():
+        yield anonymous(executable.source)
+        yield from (repr(executable.native.bind(dims).actions) for dims in sizes)
+    yield long_tests.digest(("gradc/ops",))
+
+
+def agree_with_numpy(
+    cases: Iterable[Case],
+    sizes: Iterable[int],
+    place: Any = None,
+    judged: Callable[..., None] | None = None,
+    **options: Any,
+) -> None:
     """Cases and their gradients, compiled as one module per set of dims, are what the interpreter says.
 
     :param sizes: what the symbolic dims are bound to, one after another, where the samples leave them open.
     :param place: puts arrays where the target runs (``put``, ``get``, ``takes``); None: they stay NumPy's.
+    :param judged: the fixture of a long test, which ends where it passed with these programs and texts.
     :param options: of :func:`gradc.compile`.
     """
+    compiled = []
     for dims, together in groups(cases).items():
         together = [case for case in together if place is None or all(place.takes(t.dtype.name) for t in case.types)]
-        if not together:
-            continue
-        graphs = [joint(case) for case in together]
-        whole = merged(together[0].op.name, [(f"s{k}", g) for k, g in enumerate(graphs)])
-        module = gradc.compile(whole, **options)
-        for size in [0] if not whole.dims or dims else sizes:
-            bound = {d: dict(dims).get(d, size) for d in whole.dims}
+        if together:
+            graphs = [joint(case) for case in together]
+            whole = merged(together[0].op.name, [(f"s{k}", g) for k, g in enumerate(graphs)])
+            every = [{d: dict(dims).get(d, n) for d in whole.dims} for n in ([0] if not whole.dims or dims else sizes)]
+            compiled.append((together, graphs, gradc.compile(whole, **options), every))
+    if judged is not None:
+        judged(*(text for *_, module, every in compiled for text in simulated(module, *every)))
+    for together, graphs, module, every in compiled:
+        for bound in every:
             given, wanted = {}, {}
             for k, (case, graph) in enumerate(zip(together, graphs, strict=True)):
                 own = {d: v for d, v in bound.items() if d in graph.dims}

@@ -16,7 +16,20 @@ from typing import Any
 import long_tests
 import numpy as np
 import pytest
-from agreement import COMPOSITES, NAMES, OTHERS, POINTWISE, TURNS, agree_with_numpy, compiled, in_turns, joint, merged
+from agreement import (
+    COMPOSITES,
+    NAMES,
+    OTHERS,
+    POINTWISE,
+    SIMULATED,
+    TURNS,
+    agree_with_numpy,
+    compiled,
+    in_turns,
+    joint,
+    merged,
+    simulated,
+)
 from registry import cases
 
 import gradc
@@ -37,13 +50,13 @@ def checked() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long(*SIMULATED)
 @pytest.mark.parametrize("name", [*compiled(OTHERS, turn=1), *POINTWISE[::2]])  # NVRTC has the others
-def test_cuda_is_numpy(name: str) -> None:
+def test_cuda_is_numpy(name: str, judged: Callable[..., None]) -> None:
     """All samples of a primitive, every second one of a composite: the CPU has those too."""
     every = in_turns(name, 2)
-    agree_with_numpy(
-        every[NAMES.index(name) % 2 :: 2] or every if name in COMPOSITES else every, (0, 7), target="cuda-sim"
-    )
+    chosen = every[NAMES.index(name) % 2 :: 2] or every if name in COMPOSITES else every
+    agree_with_numpy(chosen, (0, 7), judged=judged, target="cuda-sim")
 
 
 # -- combines ----------------------------------------------------------------------------------------------------------
@@ -163,8 +176,9 @@ def test_scatter_reduce(combine: str, how: str) -> None:
     np.testing.assert_allclose(run(module, given)[name], interp.run(graph, given, precision="f64")[name], rtol=1e-6)
 
 
+@pytest.mark.long(*SIMULATED)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 100_000), (1000, 3), (300, 70), (5, 513), (1, 1), (2, 1500)])
-def test_a_norm_and_its_column_sums(rows: int, columns: int) -> None:
+def test_a_norm_and_its_column_sums(rows: int, columns: int, judged: Callable[..., None]) -> None:
     """Rows of every length: less than a warp, a warp, a block, many rounds of a block."""
     graph = differentiate(
         gradc.trace(lambda x, g, b: ops.layer_norm(x, (x.shape[-1],), g, b), x="f32[N,D]", g="f32[D]", b="f32[D]"),
@@ -172,6 +186,8 @@ def test_a_norm_and_its_column_sums(rows: int, columns: int) -> None:
     )
     module = gradc.compile(graph, target="cuda-sim")
     fixed = gradc.compile(gradc.parse(str(graph)), target="cuda-sim", dims={"D": columns})
+    dims = {"N": rows, "D": columns}
+    judged(*simulated(module, dims), *simulated(fixed, dims))
     rng = np.random.default_rng(0)
     given = {
         n: rng.standard_normal((rows, columns) if n in ("x", "d.y") else columns).astype(np.float32)

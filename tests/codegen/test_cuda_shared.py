@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from agreement import SIMULATED, simulated
 
 import gradc
 from gradc import interp, knobs, ops
@@ -67,8 +68,9 @@ def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: 
         module.forward.native.device.seed = None
 
 
+@pytest.mark.long(*SIMULATED)
 @pytest.mark.parametrize("dtype", UNIT)
-def test_a_chunk_has_several_batches_of_rows(dtype: str) -> None:
+def test_a_chunk_has_several_batches_of_rows(dtype: str, judged: Callable[..., None]) -> None:
     """A batch takes the place of the one before only when all have read that: sums of integers, which are exact."""
     graph = table_gradient(dtype, 5, 9, padding_idx=3)
     module = gradc.compile(graph, target="cuda-sim", reductions={"*": "privatized"})
@@ -77,6 +79,7 @@ def test_a_chunk_has_several_batches_of_rows(dtype: str) -> None:
     chunk = -(-n // rows_launch(module, {"N": n}).blocks)
     assert "gradc_sort_places<" in module.forward.source
     assert chunk > 2 * OWN_BATCH and chunk % OWN_BATCH
+    judged(*simulated(module, {"N": n}))
     t, dy = rng.integers(0, 5, n), rng.integers(-3, 4, (n, 9))
     wanted = np.zeros((5, 9), np.int64)
     np.add.at(wanted, t[t != 3], dy[t != 3])

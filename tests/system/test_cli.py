@@ -680,6 +680,7 @@ def test_a_graph_for_other_tools(gradc_command, folder: Path):
     assert not (folder / "x").exists()
 
 
+@pytest.mark.long("gradc/cli", "gradc/runtime/host", "templates/cpu")
 def test_doctor_works_without_anything(folder: Path):
     environment = {k: v for k, v in os.environ.items() if k not in ("CC", "GRADC_CACHE_DIR")}
     environment |= {"PATH": str(folder), "HOME": str(folder), "PYTHONPATH": str(ROOT), "GRADC_CACHE": "0"}
