@@ -31,11 +31,11 @@ from .module.module import Code, Module, Recipe
 from .module.options import Options
 from .module.saved import parts_of
 from .passes.column_blocking.tile_rows import tile_rows
+from .passes.graph.cheaper_forms import cheaper_forms
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
 from .passes.graph.fold import fold
 from .passes.graph.invert_scatters import invert_scatters
-from .passes.graph.minimal_filtering import minimal_filtering
 from .passes.graph.propagate_reshapes import propagate_reshapes
 from .passes.graph.push_gathers import push_gathers
 from .passes.graph.push_slices import push_slices
@@ -253,7 +253,7 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     numerics = options.numerics
     round_operands, round_products = multiplied_as_they_are(target), given_as_they_are(target)
     if target == "cpu":
-        graph = pipeline.run(minimal_filtering, graph, dims=_hints(options), numerics=numerics)
+        graph = pipeline.run(cheaper_forms, graph, dims=_hints(options), numerics=numerics)
     graph = pipeline.run(decompose, graph, functions=library_functions(options, target))
     graph = pipeline.run(upcast, graph)
     graph = pipeline.run(

@@ -285,7 +285,7 @@ class Op:
         target has no such function.
     :param differentiable: of an op with ``decompose`` and without a vjp, its decomposition is differentiated; False:
         nothing is, as in a primitive.
-    :param minimal: of an op with ``decompose``, ``(sizes of symbols, *nodes, **attrs) -> node`` of the same value over
+    :param cheaper: of an op with ``decompose``, ``(sizes of symbols, *nodes, **attrs) -> node`` of the same value over
         the reals that takes a CPU less time, or None.
     """
 
@@ -312,7 +312,7 @@ class Op:
     sugar: Callable[..., Node] | None = field(default=None, kw_only=True)
     decompose: Any = field(default=None, kw_only=True)
     differentiable: bool = field(default=True, kw_only=True)
-    minimal: Callable[..., Node | None] | None = field(default=None, kw_only=True)
+    cheaper: Callable[..., Node | None] | None = field(default=None, kw_only=True)
     doc: str = field(default="", kw_only=True)
     source: str = field(default="", kw_only=True)
 

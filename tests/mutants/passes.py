@@ -542,8 +542,8 @@ MUTANTS = (
         ("test_minimal_filtering -k others",),
     ),
     Mutant(
-        "minimal-filtering.strict",
-        "gradc/passes/graph/minimal_filtering.py",
+        "cheaper-forms.strict",
+        "gradc/passes/graph/cheaper_forms.py",
         'return graph if numerics == "strict" else graph.rewrite(rule)',
         "return graph.rewrite(rule)",
         "strict numerics are not",

@@ -23,7 +23,7 @@ from gradc.autodiff import differentiate  # noqa: E402
 from gradc.errors import InvalidProblem, TypeRuleError  # noqa: E402
 from gradc.ir.graph import Graph  # noqa: E402
 from gradc.ir.types import DTYPES  # noqa: E402
-from gradc.passes.graph.minimal_filtering import minimal_filtering  # noqa: E402
+from gradc.passes.graph.cheaper_forms import cheaper_forms  # noqa: E402
 from gradc.runtime.host import pool  # noqa: E402
 from gradc.trace import trace  # noqa: E402
 
@@ -476,7 +476,7 @@ def test_products_of_one_channel_are_not_weighed_first(channels: Any, weighed: b
         lambda x, grid: ops.grid_sample(x, grid, mode="bicubic"), x=f"f32[2,{channels},9,8]", grid="f32[2,17,19,2]"
     )
     joint = differentiate(graph, ["grid"])
-    assert (str(minimal_filtering(joint)) != str(joint)) is weighed
+    assert (str(cheaper_forms(joint)) != str(joint)) is weighed
 
 
 @pytest.mark.parametrize("channels", [3, 40])

@@ -383,7 +383,7 @@ def _slopes_op(rank: int, rule: Any) -> Composite:
         f"interpolate_{rank}d_slopes",
         infer=rule,
         decompose=_slopes,
-        minimal=_weighed_slopes,
+        cheaper=_weighed_slopes,
         samples=tuple(Sample(("F[2,3,N]", x, *weights, *positions), {"axis": a}, draw=draw) for a in axes),
         bad=(
             BadSample(

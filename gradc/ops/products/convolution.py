@@ -417,7 +417,7 @@ convolution = Composite(
     "convolution",
     infer=_convolution,
     decompose=_convolution_value,
-    minimal=_minimal_convolution,
+    cheaper=_minimal_convolution,
     vjp=_convolution_vjp,
     implies=_implied,
     samples=(
@@ -787,7 +787,7 @@ convolution_filter: Library = Library(
     infer=_convolution_filter,
     reference=_reference(_of_filter, _filter_in_numpy),
     decompose=lambda response, input, **attrs: filter_of(response, input, _of_filter(response, input, **attrs)),
-    minimal=_minimal_filter,
+    cheaper=_minimal_filter,
     pays=_pays(_of_filter, None),
     axes=_axes_of("response", "image", "filter"),
     views=_views_of("response", "image"),

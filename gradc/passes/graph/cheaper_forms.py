@@ -1,4 +1,4 @@
-"""minimal_filtering: convolutions by Winograd's algorithm, where fewer multiplications take less time."""
+"""cheaper_forms: ops in the form that takes a CPU less time, over the reals the same: Winograd's convolutions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..manager import graph_pass
 
 
 @graph_pass("REAL")
-def minimal_filtering(graph: Graph, *, dims: Mapping[str, int] | None = None, numerics: str = "real") -> Graph:
+def cheaper_forms(graph: Graph, *, dims: Mapping[str, int] | None = None, numerics: str = "real") -> Graph:
     """convolution(x, w: 3 by 3)  ->  tiles of x and w transformed, 16 matrix products, transformed back
 
-    So is any op with a form of its own for a CPU, which says where it takes less time.
+    The ops that have such a form say where it takes less time.
 
     :param dims: sizes for which it is to take less time.
     """
 
     def rule(node: Node, operands: tuple[Node, ...]) -> Node | None:
-        minimal = node.op.minimal
-        return minimal(dims or {}, *again(node, operands).operands, **node.attrs) if minimal is not None else None
+        cheaper = node.op.cheaper
+        return cheaper(dims or {}, *again(node, operands).operands, **node.attrs) if cheaper is not None else None
 
     return graph if numerics == "strict" else graph.rewrite(rule)
