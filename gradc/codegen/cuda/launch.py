@@ -41,7 +41,6 @@ from .actions import (
 from .batches import MOST_BLOCKS, alone, started_together, together
 from .calls import CALLS
 from .choose_mapping import MAPPINGS
-from .facts import FEW_ROWS
 from .finished_rows import launched
 from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import SCANNED, CudaKernel, Stage, own_dims
@@ -108,7 +107,7 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     chunk = max(mapping.chunk(kernel, n), chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
     tasks = mapping.task_count(kernel, n, chunk)
     strips = 0
-    if kernel.split_rows and rows < FEW_ROWS and columns > mapping.long_row:
+    if kernel.split_rows and rows < mapping.few_rows and columns > mapping.long_row:
         chunk = align(max(mapping.strip, chunks(columns * max(rows, 1), MOST_STRIPS)))
         strips = chunks(columns, chunk)
     scratch = len(kernel.split_rows) * align(16 * rows * strips)

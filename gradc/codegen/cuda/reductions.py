@@ -164,7 +164,8 @@ class Reductions:
         """(what it carries, the line of a scan's value), of phase ``number``."""
         assert s.dtype is not None
         value, own = variable(s.args[-1]), carrier(self.values[s.args[-1]])
-        carry = f"carry{number * len(self.kernel.scans) + self.kernel.scans.index(s)}"
+        place = number * len(self.kernel.scans) + self.kernel.scans.index(s)
+        carry = f"carry{place}"
         if s.combine in ("argmax", "argmin"):
             ctype, join = f"gradc_arg_extremum<{own}>", f"gradc_last_{s.combine.removeprefix('arg')}<{own}>"
             start, item, member = (
@@ -189,5 +190,5 @@ class Reductions:
         result = f"gradc_scan<{join}, WIDTH>({item}, {carry}, {self.shared}){member}"
         if not member and ctype != carrier(s.dtype):
             result = f"gradc_value({result})"
-        carried = Scan(f"{ctype} {carry} = {start};", carry, ctype, join, f"strip_{carry}", self.shared)
+        carried = Scan(f"{ctype} {carry} = {start};", carry, ctype, join, f"strip_s{place}", self.shared)
         return carried, f"const {carrier(s.dtype)} {variable(s.name)} = {result};"

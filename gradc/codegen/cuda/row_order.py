@@ -101,8 +101,7 @@ class SortedRows:
             else (size(self.facts.rows.key_count(part)), size(product(n for _, n in self.axes)), "collapsed_keys")
         )
         lines, key = key_of_row(self.facts, part, masked, self.axes, row)
-        other = "" if self.facts.in_order else "unsorted_keys"
-        return {"lines": lines, "key": key, "rows": rows, "array": array, "other": other}
+        return {"lines": lines, "key": key, "rows": rows, "array": array, "sorts": not self.facts.in_order}
 
 
 def sorted_rows(facts: Facts) -> SortedRows | None:

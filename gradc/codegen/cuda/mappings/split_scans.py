@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..axes import declared
-from ..facts import FEW_ROWS, Facts
+from ..facts import Facts
 from ..mapping import THREADS
 from ..phase_writer import PhaseWriter
 from ..row_order import row_axes
@@ -21,9 +21,11 @@ class SplitScans(ScannedRows):
     goes through the strips once more, each from what those before it are combined to.
 
     A strip is a multiple of a task's threads, so that only what the last one is combined to has columns that are not
-    there, and no other reads that.
+    there, and no other reads that.  From some 150 rows on each as a block takes less time than going through all twice,
+    by the static model.
     """
 
+    few_rows = 128
     long_row = 16 * THREADS
     strip = THREADS
 
@@ -56,7 +58,7 @@ def few_long_scans(facts: Facts, mapping: ScannedRows) -> bool:
     k, rows, columns = facts.kernel, facts.kernel.row_count, facts.kernel.col_count
     inputs = facts.rows.slice_of([v for s in k.scans for v in s.args])
     return (
-        (not isinstance(rows, int) or rows < FEW_ROWS)
+        (not isinstance(rows, int) or rows < SplitScans.few_rows)
         and (not isinstance(columns, int) or columns > SplitScans.long_row)
         and mapping.width == THREADS
         and len(k.passes) == 1
