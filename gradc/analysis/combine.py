@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..ir.dims import Dim, Size, evaluate, floordiv, maximum, product
+from ..ir.dims import Dim, Size, evaluate, floordiv, maximum, product, same
 from ..ir.kernel import Kernel
 from ..ir.statement import REDUCTIONS, Index, Stmt
 from ..ir.types import Type
@@ -212,6 +212,23 @@ def ascends(kernel: Kernel, combine: Combine) -> bool:
     searches = [s for s in place if s.op == "search"]
     others = {s.op for s in place} - {"index", "search", "in_bounds"}
     return len(searches) == 1 and row_searches(kernel, place) == searches and not others
+
+
+def line_of_keys(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> Stmt | None:
+    """The search for each row in a line that says where the rows of each key begin, and ascends from 0 on, which is all
+    that its key is made of: rows come in the order of their keys, and each has one.  None if there is none.
+    """
+    key, *more = combine.stmt.index[: combine.leading] or (Index(),)
+    if more or not ascends(kernel, combine):
+        return None
+    mask, keys = kernel.stmts.get(combine.stmt.where), product(types[combine.buffer].shape[: combine.leading])
+    values = [v for v in (key.variable, combine.stmt.where) if v and v.startswith("%")]
+    (search,) = row_searches(kernel, backward_slice(kernel.body, values))
+    found = {s.name: s.index[0] for s in kernel.body if s.op == "index"}
+    place = found.get(key.variable or "", key)
+    bounded = mask is None or (mask.index[0] == key and mask.attr("lo") == 0 and same(mask.attr("hi"), keys))
+    first = place == Index.of(search.name) + -1 and same(types[search.buffer].shape[-1], keys)
+    return search if bounded and first and dict(search.attrs).get("ascending") else None
 
 
 def row_searches(kernel: Kernel, stmts: Sequence[Stmt]) -> list[Stmt]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidProblem
+from ..process.forks import lock
 from ..runtime.torch_private import private
 
 WARM = 2
@@ -28,6 +29,12 @@ KINDS = 256
 """Kinds of calls that a program knows."""
 
 _without_autocast = private("_DisableAutocast")
+
+_capturing = lock(reentrant=True)
+"""Held where a graph is captured: torch captures one at a time in a process."""
+
+_streams: dict[torch.device, Any] = {}
+"""The stream of each device on which graphs are captured."""
 
 
 @dataclass
@@ -65,6 +72,7 @@ class _Kind:
     :ivar last: the tensors of the last call, and their ``addresses``.
     :ivar varying: the arguments that were another tensor at a later call: a graph reads copies of them.
     :ivar replay: the captured call.
+    :ivar stream: the one of the last replay.
     :ivar generation: how often it was replayed.
     :ivar pending: gives something for as long as the backward of the last replay may still come.
     :ivar reason: why there will be no graph.
@@ -75,6 +83,7 @@ class _Kind:
     addresses: tuple[int, ...] = ()
     varying: set[int] = field(default_factory=set)
     replay: Callable[..., Any] | None = None
+    stream: Any = None
     pending: Callable[[], Any] = lambda: None
     generation: int = 0
     reason: str = ""
@@ -91,15 +100,17 @@ class WithGraphs:
     def __init__(self, program: Callable[..., Any], written: Sequence[int], report: Captures):
         self.program, self.written, self.report = program, frozenset(written), report
         self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
+        self._lock = lock(reentrant=True)  # threads write the memory of one graph one after another
 
     def __call__(self, *arguments: Any) -> Any:
         try:
-            kind = self._kind(arguments)
-            if kind.replay is None and kind.warm < WARM:
-                return self._warm(kind, arguments)
-            if kind.replay is None:
-                self._capture(kind, arguments)
-            return self._replayed(kind, arguments)
+            with self._lock:
+                kind = self._kind(arguments)
+                if kind.replay is None and kind.warm < WARM:
+                    return self._warm(kind, arguments)
+                if kind.replay is None:
+                    self._capture(kind, arguments)
+                return self._replayed(kind, arguments)
         except _Impossible as error:
             self.report.reason = str(error)
             return self.program(*arguments)
@@ -146,7 +157,7 @@ class WithGraphs:
     def _warm(self, kind: _Kind, arguments: Sequence[Any]) -> Any:
         """A call without a graph on the stream that captures: what is allocated once for a stream is so before."""
         kind.warm += 1
-        with warming() as used:
+        with warming(_device(arguments)) as used:
             results = self.program(*arguments)
             used(results)
         storages = [x.untyped_storage().data_ptr() for x in results if isinstance(x, torch.Tensor)]
@@ -174,7 +185,7 @@ class WithGraphs:
             return tuple(x for x in results if isinstance(x, torch.Tensor))
 
         try:
-            with _without_autocast():  # its casts are calls of the program
+            with _without_autocast(), capturing(_device(arguments)):  # its casts are calls of the program
                 made: Any = torch.cuda.make_graphed_callables(  # type: ignore[call-overload]
                     call, tuple(samples), num_warmup_iters=0, allow_unused_input=True
                 )
@@ -199,6 +210,10 @@ class WithGraphs:
         assert kind.replay is not None
         if kind.pending() is not None:
             raise _Impossible("a call before the backward of the one before it")
+        stream = current_stream(_device(arguments))
+        if kind.stream is not None and kind.stream != stream:
+            stream.wait_stream(kind.stream)  # which may still read the graph's memory
+        kind.stream = stream
         kind.generation += 1
         self.report.replayed += 1
         results = kind.replay(*arguments)
@@ -209,8 +224,9 @@ class WithGraphs:
     @staticmethod
     def _drop(kind: _Kind) -> None:
         if kind.replay is not None:
-            synchronize()  # its memory is another's once it is gone
-            kind.replay = None
+            if kind.stream is not None:
+                synchronize(kind.stream.device)  # its memory is another's once it is gone
+            kind.replay = kind.stream = None
 
 
 class _Inputs(torch.autograd.Function):
@@ -264,29 +280,59 @@ def on_gpu(x: torch.Tensor) -> bool:
     return x.device.type == "cuda"
 
 
-def synchronize() -> None:
-    """Wait for the GPU."""
-    torch.cuda.synchronize()
+def _device(arguments: Sequence[Any]) -> torch.device:
+    """Where the tensors of a call lie."""
+    return next(x.device for x in arguments if isinstance(x, torch.Tensor))
+
+
+def current_stream(device: torch.device) -> Any:
+    """torch's current stream of a GPU."""
+    return torch.cuda.current_stream(device)
+
+
+def _capture_stream(device: torch.device) -> Any:
+    """The stream of a GPU on which its graphs are captured."""
+    with _capturing:
+        if device not in _streams:
+            _streams[device] = torch.cuda.Stream(device)
+        return _streams[device]
 
 
 @contextlib.contextmanager
-def warming() -> Iterator[Callable[[Sequence[Any]], None]]:
+def capturing(device: torch.device) -> Iterator[None]:
+    """A context in which torch captures on a stream of this GPU, as the one that it makes for all captures is of the
+    GPU that was current at the first of them.
+    """
+    graph, stream = torch.cuda.graph, _capture_stream(device)
+    with _capturing, torch.cuda.device(device):
+        before, graph.default_capture_stream = graph.default_capture_stream, stream
+        try:
+            yield
+        finally:
+            graph.default_capture_stream = before
+
+
+@contextlib.contextmanager
+def warming(device: torch.device) -> Iterator[Callable[[Sequence[Any]], None]]:
     """A context on the stream that captures, in order with the current one; its function is told what was made."""
-    if torch.cuda.graph.default_capture_stream is None:
-        torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
-    capturing, current = torch.cuda.graph.default_capture_stream, torch.cuda.current_stream()
+    stream, current = _capture_stream(device), torch.cuda.current_stream(device)
 
     def used(results: Sequence[Any]) -> None:
         for x in results:
             if isinstance(x, torch.Tensor) and x.device.type == "cuda":
                 x.record_stream(current)
 
-    capturing.wait_stream(current)
+    stream.wait_stream(current)
     try:
-        with torch.cuda.stream(capturing):
+        with torch.cuda.stream(stream):
             yield used
     finally:
-        current.wait_stream(capturing)
+        current.wait_stream(stream)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU."""
+    torch.cuda.synchronize(device)
 
 
 def _described(x: torch.Tensor) -> tuple[Any, ...]:

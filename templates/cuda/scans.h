@@ -70,3 +70,18 @@ template <class F, int W, class T> GRADC_FN T gradc_scan(T v, T &carry, char *sh
   if (W == 1) carry = before;
   return before;
 }
+
+/* To a scan's carry what the columns of all strips before one are combined to is added, in their order: `count` of them at `strips`.
+ * A task is more than a warp. */
+template <class F, int W, class T> GRADC_FN void gradc_scan_before(const T *strips, ix count, T &carry, char *shared) {
+  const int lane = (int)(threadIdx.x % W);
+  T *const whole = (T *)shared, start = carry;
+  if (count == 0) return;
+  for (ix at = lane; at - lane < count; at += W) {
+    const T found = gradc_scan<F, W>(at < count ? strips[at] : start, carry, shared);
+    if (at == count - 1) *whole = found;
+  }
+  __syncthreads();
+  carry = *whole;
+  __syncthreads();
+}

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import gradc
-from gradc import ops
+from gradc import knobs, ops
 from gradc.analysis.strategies import passes
 from gradc.codegen.cuda.actions import ALIGN, FLAG, U32, U64, WORKSPACE, Launch, Part
 from gradc.codegen.cuda.render import prelude
 from gradc.codegen.cuda.row_sort import BOUNDS, FEW_TILES, ONE_BLOCK, TILE, RowSort
 from gradc.codegen.text import standalone
+from gradc.errors import IndexOutOfRange, NotAscending
 from gradc.runtime.cuda.device import Span
 from gradc.runtime.simulator.device import Simulator
 from gradc.targets.devices import device_for
@@ -201,6 +208,63 @@ def test_scales_of_groups_are_sorted_by_row() -> None:
     (move, *_) = [a for a in made if a.function == "gradc_sort_move"]
     (finish,) = [a for a in made if a.function.endswith("_finish")]
     assert move.blocks == FEW_TILES and finish.blocks * finish.threads < 3 * 32_000 + finish.threads
+
+
+def functions(module: gradc.Module, **dims: int) -> set[str]:
+    actions = module.forward.native.bind(dims).actions
+    return {a.function for each in actions for a in each if isinstance(a, Launch)}
+
+
+@pytest.fixture
+def checked() -> Iterator[None]:
+    with knobs.SIM_CHECK.set(True):
+        yield
+
+
+@functools.cache
+def sums_of_segments(oob: Any) -> gradc.Module:
+    def summed(o: Any, x: Any) -> Any:
+        return ops.scatter_add(ops.segment_ids(o, size=x.shape[0], oob=oob), x, size=o.shape[0], oob="skip")
+
+    graph = gradc.trace(summed, o="i64[B]", x="f32[N,8]")
+    return gradc.compile(graph, target="cuda-sim", reductions={"*": "segmented"})
+
+
+@pytest.mark.usefixtures("checked")
+@settings(max_examples=20, deadline=None)
+@given(
+    n=st.sampled_from((0, 1, 31, 255, 256, 257, 1025)),
+    b=st.sampled_from((1, 2, 33, 300, 1030)),
+    seed=st.integers(0, 99),
+)
+@example(n=600, b=600, seed=-1)
+def test_rows_in_the_order_of_their_keys_are_not_sorted(n: int, b: int, seed: int) -> None:
+    """Empty segments, one of all rows, one for each row (seed -1)."""
+    rng = np.random.default_rng(max(seed, 0))
+    offsets = np.arange(n) if seed < 0 else np.sort(rng.integers(0, n + 1, b)) // (1 + seed % 3)
+    offsets[0] = 0
+    x = rng.standard_normal((n, 8)).astype(np.float32)
+    wanted = np.zeros((b, 8))
+    np.add.at(wanted, np.searchsorted(offsets, np.arange(n), side="right") - 1, x.astype(np.float64))
+    for oob in ("error", "ascending"):
+        found = sums_of_segments(oob)(o=offsets, x=x)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max(initial=1))
+
+
+@pytest.mark.usefixtures("checked")
+def test_which_rows_are_sorted() -> None:
+    """Those before the first segment have no key, and come first; offsets that decrease are found before."""
+    for oob in ("error", "ascending", "skip"):
+        made = functions(sums_of_segments(oob), N=20_000, B=300)
+        assert "gradc_sort_bounds" in made and ("gradc_sort_move" in made) == (oob == "skip")
+    x = np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32)
+    offsets = np.array([5, 5, 17])
+    wanted = np.add.reduceat(x.astype(np.float64), [5, 17])
+    found = sums_of_segments("skip")(o=offsets, x=x)
+    np.testing.assert_allclose(found, [0 * wanted[0], *wanted], rtol=1e-6, atol=1e-6)
+    for bad in ([0, 9, 3], [1, 2, 3], [0, 3, 41], [0, -(2**40), 2**40]):
+        with pytest.raises((IndexOutOfRange, NotAscending)):
+            sums_of_segments("error")(o=np.array(bad), x=x)
 
 
 def test_a_scan_with_more_rows_than_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ CASES: dict[tuple[str, str], tuple[Graph, dict[str, Any]]] = {
     ("cuda", "whole rows"): (gradc.trace(lambda x: ops.softmax(x), x="f32[512,100000]"), {}),
     ("cuda", "split rows"): (gradc.trace(lambda x: ops.sum(x, axis=1), x="f32[4,1000000]"), {}),
     ("cuda", "scanned rows"): (gradc.trace(lambda x: ops.cumsum(x, axis=1), x="f32[64,512]"), {}),
+    ("cuda", "split scans"): (gradc.trace(lambda x: ops.cumsum(x, axis=1), x="f32[4,1000000]"), {}),
     ("cuda", "tiled"): (bag(1000, 256), {"reductions": {"*": "segmented"}}),
     ("cuda", "sorted chunk"): (bag(16, 256), {"reductions": {"*": "privatized"}}),
     ("cuda", "warp segmented scan"): (bag(1000, 0), {"reductions": {"*": "segmented"}}),

@@ -5,7 +5,9 @@ anew in memory of their own, as a graph's do.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -25,10 +27,12 @@ class Recorder:
     """``torch.cuda.make_graphed_callables``: inputs, results and gradients in memory that each replay writes.
 
     :ivar copied: how many inputs replays copied into the graph's memory.
+    :ivar takes: how many seconds a replay takes.
     """
 
     def __init__(self) -> None:
         self.graphs = self.copied = 0
+        self.takes = 0.0
 
     def __call__(self, call: Callable[..., Any], samples: Any, num_warmup_iters: int, allow_unused_input: bool) -> Any:
         assert num_warmup_iters == 0 and allow_unused_input and all(x.is_leaf for x in samples)
@@ -42,6 +46,7 @@ class Recorder:
                     if held.data_ptr() != x.data_ptr():
                         recorder.copied += 1
                         held.detach().copy_(x)
+                time.sleep(recorder.takes)
                 memory.replay()
                 return tuple(y.detach() for y in memory.results)
 
@@ -85,12 +90,25 @@ class _Memory:
                 self.gradients[i] = g.clone() if self.gradients[i] is None else self.gradients[i].copy_(g)
 
 
+class Stream:
+    """A stream of torch's, and what it was told to wait for."""
+
+    def __init__(self, device: Any = None):
+        self.device, self.after = torch.device(device or "cuda:0"), list[Stream]()
+
+    def wait_stream(self, other: Any) -> None:
+        self.after.append(other)
+
+
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch, compiler: Compiler) -> Iterator[Recorder]:  # noqa: F811
     made = Recorder()
     monkeypatch.setattr(cuda_graphs, "on_gpu", lambda x: True)
-    monkeypatch.setattr(cuda_graphs, "synchronize", lambda: None)
-    monkeypatch.setattr(cuda_graphs, "warming", lambda: contextlib.nullcontext(lambda results: None))
+    stream = Stream()
+    monkeypatch.setattr(cuda_graphs, "current_stream", lambda device: stream)
+    monkeypatch.setattr(cuda_graphs, "synchronize", lambda device: None)
+    monkeypatch.setattr(cuda_graphs, "capturing", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_graphs, "warming", lambda device: contextlib.nullcontext(lambda results: None))
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", made)
     yield made
 
@@ -217,6 +235,72 @@ def test_an_input_that_moves_is_copied_from_then_on(recorder: Recorder) -> None:
             x = torch.randn(4, 6).double()
             torch.testing.assert_close(call(x), twin(x))
     assert recorder.graphs == 3
+
+
+def test_threads_replay_a_graph_one_after_another(recorder: Recorder) -> None:
+    """Each has the results of its own inputs, which lie in the same memory."""
+    model, twin = net().eval(), net().eval()
+    call = compiled(model, cuda_graphs=True)
+    xs = [torch.randn(4, 6).double() for _ in range(16)]
+
+    @torch.no_grad()
+    def called(x: Any) -> Any:
+        return call(x)
+
+    for x in xs[:3]:
+        called(x)
+    recorder.takes = 0.01
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(called, xs))
+    with torch.no_grad():
+        torch.testing.assert_close(found, [twin(x) for x in xs])
+    assert recorder.graphs == 1 and counts() == (1, 17)
+
+
+def test_a_replay_on_another_stream_waits_for_the_one_before_it(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose results are copied from the memory that it writes."""
+    call = compiled(net().eval(), cuda_graphs=True)
+    first, second = Stream(), Stream()
+    for stream in (first, first, first, first, second, second, first):
+        monkeypatch.setattr(cuda_graphs, "current_stream", lambda device, stream=stream: stream)
+        with torch.no_grad():
+            call(torch.randn(4, 6).double())
+    assert counts() == (1, 5)
+    assert (first.after, second.after) == ([second], [first])
+
+
+def test_each_gpu_captures_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one on which its calls were warm; the stream that torch captures on is left as it was."""
+    entered: list[Any] = []
+
+    @contextlib.contextmanager
+    def within(what: Any) -> Iterator[None]:
+        entered.append(what)
+        yield
+        entered.remove(what)
+
+    current = {torch.device("cuda", i): Stream(f"cuda:{i}") for i in range(2)}
+    for name, value in (
+        ("Stream", Stream),
+        ("stream", within),
+        ("device", within),
+        ("current_stream", current.__getitem__),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(cuda_graphs, "_streams", {})
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", theirs := Stream())
+    captured = []
+    for device in (*current, *current):
+        with cuda_graphs.warming(device):
+            (warm,) = entered
+        with cuda_graphs.capturing(device):
+            assert entered == [device] and torch.cuda.graph.default_capture_stream is warm
+        assert warm.device == device and warm.after[-1] is current[device] and current[device].after[-1] is warm
+        assert not entered and torch.cuda.graph.default_capture_stream is theirs
+        captured.append(warm)
+    assert captured[:2] == captured[2:] and captured[0] is not captured[1]
 
 
 @pytest.mark.parametrize(

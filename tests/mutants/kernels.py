@@ -414,6 +414,14 @@ MUTANTS = (
         ("test_scans -k fused",),
     ),
     Mutant(
+        "scans-h.strips-before",
+        "templates/cuda/scans.h",
+        "if (at == count - 1) *whole = found;",
+        "if (at == 0) *whole = found;",
+        "a strip lacks those before it but the first",
+        ("test_split_scans -k few_long",),
+    ),
+    Mutant(
         "cpu-columns.descending",
         "gradc/codegen/cpu/phase_writer.py",
         "{last} - 1 - {self.visited};",
@@ -535,9 +543,9 @@ MUTANTS = (
     ),
     Mutant(
         "columns.begins",
-        "gradc/codegen/cpu/keys.py",
-        'if bounded and first and dict(search.attrs).get("ascending") else None',
-        "if bounded and first else None",
+        "gradc/analysis/combine.py",
+        'return search if bounded and first and dict(search.attrs).get("ascending") else None',
+        "return search if bounded and first else None",
         "rows of bags whose offsets do not ascend are taken to lie together",
         ("test_gathers -k goes_on",),
     ),

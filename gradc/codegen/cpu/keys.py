@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...analysis.combine import Combine, ascends, row_searches
-from ...ir.dims import Size, same
+from ...analysis.combine import Combine, line_of_keys, row_searches
+from ...ir.dims import Size
 from ...ir.statement import Index, Stmt
 from ...process.forks import cached_property
 from ..expr import Scribe, carrier, stored, variable
@@ -48,16 +48,8 @@ class RowKeys:
         """
         if self.rows.visits_all_rows or self.scribe.guarded:
             return None  # with bounds looked at, each row is searched for by itself
-        kernel, part = self.rows.kernel, self.part
-        searches, (key, *more) = row_searches(kernel, self.rows.key_slice(part)), part.stmt.index[: part.leading]
-        if more or not ascends(kernel, part) or {*self.kept_searches} - {*searches}:
-            return None
-        (search,), mask, keys = searches, kernel.stmts.get(part.stmt.where), self.rows.key_count(part)
-        found = {s.name: s.index[0] for s in kernel.body if s.op == "index"}
-        place = found.get(key.variable or "", key)
-        bounded = mask is None or (mask.index[0] == key and mask.attr("lo") == 0 and same(mask.attr("hi"), keys))
-        first = place == Index.of(search.name) + -1 and same(self.rows.types[search.buffer].shape[-1], keys)
-        return search if bounded and first and dict(search.attrs).get("ascending") else None
+        search = line_of_keys(self.rows.kernel, self.part, self.rows.types)
+        return None if {*self.kept_searches} - {search} else search
 
     @property
     def count(self) -> Size:

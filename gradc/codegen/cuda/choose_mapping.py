@@ -12,6 +12,7 @@ from .mappings.row_in_registers import RowInRegisters, row_in_registers
 from .mappings.scanned_rows import ScannedRows, scanned_rows
 from .mappings.sorted_chunk import SortedChunk, few_keys, sorted_chunk
 from .mappings.split_rows import SplitRows, few_long_rows, split_rows
+from .mappings.split_scans import SplitScans, few_long_scans, split_scans
 from .mappings.thread_per_row import ThreadPerRow, reduces_rows_side_by_side, thread_per_row
 from .mappings.tiled import Tiled, owned_columns, tiled
 from .mappings.tiled_transpose import TiledTranspose, tiled_transpose
@@ -25,6 +26,7 @@ Mapping: TypeAlias = (
     | ColumnStrips
     | WarpSegmentedScan
     | ThreadPerRow
+    | SplitScans
     | ScannedRows
     | RowInRegisters
     | SplitRows
@@ -46,7 +48,8 @@ def choose_mapping(facts: Facts, whole: bool = False) -> Mapping:
     if facts.vector_groups or reduces_rows_side_by_side(facts):
         return thread_per_row(facts)
     if facts.kernel.scans:
-        return scanned_rows(facts)
+        scanned = scanned_rows(facts)
+        return split_scans(scanned) if few_long_scans(facts, scanned) else scanned
     vec = columns_at_once(facts.kernel, facts.types, len(facts.kernel.accums), facts.reduces)
     width = threads_for_columns(facts, vec)
     if facts.separate_columns:  # a row may be cut into tasks

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...analysis.combine import line_of_keys
 from ...analysis.strategies import ON_GPU
 from ...ir.dims import Size, product
 from ...ir.kernel import Kernel
@@ -99,6 +100,15 @@ class Facts(KernelFacts):
         return any(s.dtype is F64 for s in self.kernel.body)
 
     # -- what rows are combined into -----------------------------------------------------------------------------------
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether rows that are visited by key come in this order by how their keys are computed, or were checked to do
+        so by an earlier kernel: nothing is sorted.
+        """
+        if self.order != "by key" or any(s.op == "check" for s in self.kernel.body):
+            return False
+        return line_of_keys(self.kernel, self.rows.parts[self.kernel.order], self.types) is not None
 
     @property
     def partial_sums(self) -> bool:

@@ -44,6 +44,8 @@ PURPOSE = {
     "key": "The key of each row: the row of the result that it adds to",
     "scan": "The largest |value| that is added up in fixed point",
     "split_rows": "One phase of few long rows: a task has a strip of a row",
+    "strip_totals": "Few long rows that are scanned: what each strip of a row is combined to",
+    "split_scans": "Few long rows that are scanned: a task has a strip of a row, and begins with those before it",
     "fold": "The chunks' partial results, added up",
     "tree": "Segments of many chunks: carry rows added up in groups of GRADC_TREE",
     "finish": "Segments of more than one chunk, their carry rows added up; rows that nobody hits",
@@ -137,6 +139,7 @@ class KernelWriter:
             keys=self.sort.keys if self.sort is not None else None,
             masked=self.sort is not None and bool(self.sort.part.stmt.where),
             groups=self.sort.groups if self.sort is not None else 1,
+            in_order=self.facts.in_order,
             scratch=partials,
             fixed=tuple(self.types[a.buffer].count for a in self.fixed),
             f32_staged=tuple(self.types[a.buffer].count for a in self.accums.values() if a.f32_staged),
@@ -229,7 +232,7 @@ class KernelWriter:
             yield self.function("tree", "tree", "tree", None, width, vec=vec)
             yield self.function("finish", "finish", "finish", tasks, width, vec=vec, each=each, beside=beside)
         for phase in m.split_phases(self.writer):
-            yield self.function(template="split_rows", tasks=None, width=m.width, **phase)
+            yield self.function(tasks=None, width=m.width, **phase)
         for a in self.accums.values():
             if a.fixed or a.f32_staged:
                 yield self.of_elements("settle", "settle_interleaved" if a.interleaved else "settle", a)
@@ -288,7 +291,7 @@ class KernelWriter:
         """All that a function of this kind may need before its body, in order."""
         m, facts, sort = self.mapping, self.facts, self.sort
         kept = product(n for _, n in facts.rows.kept_axes) if facts.order == "by owner" else None
-        arrays = workspace(self.accums.values(), sort.groups if sort is not None else None)
+        arrays = workspace(self.accums.values(), sort.groups if sort is not None else None, facts.in_order)
         conditions = "".join(f" && {c}" for c in self.vector_conditions(vec, kind))
         even = "true" if m.ragged or even_columns(facts, vec) else "cols % VEC == 0"
         exchanged = max((sum(map(len, batch)) for batch in facts.vector_groups), default=0)

@@ -53,6 +53,7 @@ class CudaKernel:
     :param keys: keys of the sort; None without one.
     :param masked: whether rows may add to nothing: their key is the number of keys.
     :param groups: neighbouring rows that the sort takes as one: their keys are neighbours, too.
+    :param in_order: whether rows come in the order of their keys, and are not sorted.
     :param scratch: (elements per chunk, bytes of one) of the partial results, in order.
     :param fixed: elements of each sum in integers.
     :param f32_staged: elements of each f32 sum of a 16-bit result that is added up in memory.
@@ -86,6 +87,7 @@ class CudaKernel:
     keys: Size | None
     masked: bool
     groups: int
+    in_order: bool
     scratch: tuple[tuple[Size, int], ...]
     fixed: tuple[Size, ...]
     f32_staged: tuple[Size, ...]

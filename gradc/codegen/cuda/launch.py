@@ -41,12 +41,10 @@ from .actions import (
 from .batches import MOST_BLOCKS, alone, started_together, together
 from .calls import CALLS
 from .choose_mapping import MAPPINGS
-from .facts import FEW_ROWS, LONG_ROW
 from .finished_rows import launched
 from .index_bound import HEAD_ROOM, LIMIT
 from .kernel import SCANNED, CudaKernel, Stage, own_dims
 from .mapping import THREADS, Extents
-from .mappings.column_strips import STRIP
 from .products import gated
 from .render import rebind
 from .row_sort import TREE, RowSort
@@ -109,11 +107,11 @@ def sizes_of(kernel: CudaKernel, dims: Mapping[str, int]) -> Sizes:
     chunk = max(mapping.chunk(kernel, n), chunks(chunked * evaluate(kernel.private, dims), MOST_PARTIALS))
     tasks = mapping.task_count(kernel, n, chunk)
     strips = 0
-    if kernel.split_rows and rows < FEW_ROWS and columns > LONG_ROW:
-        chunk = align(max(STRIP, chunks(columns * max(rows, 1), MOST_STRIPS)))
+    if kernel.split_rows and rows < mapping.few_rows and columns > mapping.long_row:
+        chunk = align(max(mapping.strip, chunks(columns * max(rows, 1), MOST_STRIPS)))
         strips = chunks(columns, chunk)
     scratch = len(kernel.split_rows) * align(16 * rows * strips)
-    sort = RowSort(rows, keys, kernel.groups, kernel.masked) if kernel.keys is not None else None
+    sort = RowSort(rows, keys, kernel.groups, kernel.masked, kernel.in_order) if kernel.keys is not None else None
     if sort is not None:
         scratch += sort.bytes
     for count, each in kernel.scratch:

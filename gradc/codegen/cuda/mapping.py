@@ -14,7 +14,7 @@ from ..mapping import KernelMapping
 from .actions import chunks
 from .axes import declared
 from .exp_sums import ExpSum
-from .facts import Facts
+from .facts import FEW_ROWS, LONG_ROW, Facts
 from .kernel import CudaKernel
 from .row_registers import RowTask
 
@@ -55,6 +55,8 @@ class ThreadMapping(KernelMapping):
     :cvar always_vectors: whether even single columns are moved through arrays.
     :cvar reduce: the function that reduces over the threads of a task; ``reduces_in_pairs``: whether two sums may go
         together.
+    :cvar few_rows: rows are cut into strips where a launch has fewer than these, :cvar long_row: of more columns than
+        these; :cvar strip: columns of a strip at least.
     :cvar exchanges: whether the lanes of a warp exchange what they add to neighbouring sums in fixed point.
     :param width: threads of a task.
     :param vec: neighbouring columns of a thread at once.
@@ -82,6 +84,9 @@ class ThreadMapping(KernelMapping):
     always_vectors: ClassVar[bool] = False
     reduce: ClassVar[str] = "gradc_reduce"
     reduces_in_pairs: ClassVar[bool] = True
+    few_rows: ClassVar[int] = FEW_ROWS
+    long_row: ClassVar[int] = LONG_ROW
+    strip: ClassVar[int] = 2048
     exchanges: ClassVar[bool] = False
     width: int
     vec: int = 1

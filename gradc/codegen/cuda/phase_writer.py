@@ -19,7 +19,7 @@ from .axes import axis_declarations, declared
 from .columns import OFFSETS, Access, access, linear
 from .facts import Facts
 from .mapping import ThreadMapping, even_columns
-from .reductions import Reduction, Reductions
+from .reductions import Reduction, Reductions, Scan
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PhaseView:
     :param row: statements of the row, in order; ``values`` those that name a value, ``effects`` the others.
     :param body: statements of a column.
     :param columns: whether there is a walk over the columns.
-    :param scans: declarations of what its scans carry from strip to strip.
+    :param scans: what its scans carry, :param scanned: the statements of a column that compute them, and nothing else.
     :param reductions: what the walk reduces.
     :param gets: loads of a thread's columns before their statements.
     :param puts: stores behind them.
@@ -64,7 +64,8 @@ class PhaseView:
     effects: tuple[str, ...]
     body: tuple[str, ...]
     columns: bool
-    scans: tuple[str, ...]
+    scans: tuple[Scan, ...]
+    scanned: tuple[str, ...]
     reductions: tuple[Reduction, ...]
     gets: tuple[VectorAccess, ...]
     puts: tuple[VectorAccess, ...]
@@ -84,7 +85,7 @@ class PhaseView:
         """All of it, to look for names in."""
         moved = [part for a in (*self.gets, *self.puts) for part in (a.address, a.guard)]
         reduced = [part for r in self.reductions for part in (r.start, r.result)]
-        return "\n".join((*self.row, *self.scans, *self.body, *moved, *reduced))
+        return "\n".join((*self.row, *(s.start for s in self.scans), *self.body, *moved, *reduced))
 
 
 class VectorArrays:
@@ -112,14 +113,15 @@ class _Walk:
     """What a walk over the columns is made of while its statements are written.
 
     :ivar body: statements of a column.
-    :ivar scans: declarations of what its scans carry from strip to strip.
+    :ivar scans: what its scans carry, :ivar scanned: statements of a column that compute them.
     :ivar reductions: what it reduces.
     :ivar gets: loads before them.
     :ivar puts: stores behind them.
     """
 
     body: list[str] = field(default_factory=list)
-    scans: list[str] = field(default_factory=list)
+    scans: list[Scan] = field(default_factory=list)
+    scanned: list[str] = field(default_factory=list)
     reductions: list[Reduction] = field(default_factory=list)
     gets: dict[str, VectorAccess] = field(default_factory=dict)
     puts: dict[str, VectorAccess] = field(default_factory=dict)
@@ -172,15 +174,18 @@ class PhaseWriter:
     def phase(self, p: Phase, number: int) -> PhaseView:
         """What templates are given of a phase."""
         walk = _Walk()
+        scanned = {s.name for s in self.facts.rows.slice_of([s.name for s in self.k.scans])}
         for s in self.facts.rows.values(p, 0 if self.absmax else number, self.cached):
             if s.name in self.stored_casts:
                 continue
             if s.op == "scan":
-                carry, line = self.reductions.scan(s, number)
-                walk.scans.append(carry)
-                walk.body.append(line)
+                carried, line = self.reductions.scan(s, number)
+                walk.scans.append(carried)
+                lines = [line]
             else:
-                walk.body += self.kept(s, walk, number)
+                lines = self.kept(s, walk, number)
+            walk.body += lines
+            walk.scanned += lines if s.name in scanned else ()
         for s in p.roots:
             self.root(s, walk)
         values = [self.scribe.value(s) for s in p.row if s.name]
@@ -194,6 +199,7 @@ class PhaseWriter:
             body=tuple(self.column(walk.body)),
             columns=bool(p.roots),
             scans=tuple(walk.scans),
+            scanned=tuple(self.column(walk.scanned)) if walk.scans else (),
             reductions=tuple(self.reductions.in_pairs(walk.reductions)),
             gets=tuple(walk.gets.values()),
             puts=tuple(walk.puts.values()),
@@ -202,7 +208,7 @@ class PhaseWriter:
     def column(self, body: Sequence[str]) -> list[str]:
         """The statements of a column behind its number and its axes."""
         if self.k.scans:
-            column = declared(f"const ix c = {'end_col - 1 - col' if self.k.descending else 'col'};")
+            column = declared(f"const ix c = {'cols - 1 - col' if self.k.descending else 'col'};")
             return [*used([column, *axis_declarations(self.k.cols, "c")], "\n".join(body)), *body]
         even = self.mapping.ragged or even_columns(self.facts, self.mapping.vec)
         guard = [] if even else ["if (c >= end_col) continue;"]

@@ -59,6 +59,26 @@ class Reduction:
         return f"gradc_add_all({self.part}, {self.terms});"
 
 
+@dataclass(frozen=True)
+class Scan:
+    """What a scan of the columns of a row carries from those before to those after them.
+
+    :param start: declares it.
+    :param carry: its name.
+    :param ctype: its type.
+    :param join: the struct whose ``join`` takes one further.
+    :param strips: the array of what each strip's columns are combined to, where rows are split.
+    :param shared: the shared memory that warps combine through; 0: a task is no more than a warp.
+    """
+
+    start: str
+    carry: str
+    ctype: str
+    join: str
+    strips: str
+    shared: str
+
+
 class Reductions:
     """Writes the reductions of a kernel under a mapping."""
 
@@ -140,11 +160,12 @@ class Reductions:
             paired[b] = replace(b, result=b.result.replace(call.format(b.part), b.part))
         return [paired.get(r, r) for r in reductions]
 
-    def scan(self, s: Stmt, number: int) -> tuple[str, str]:
-        """(declares what the strips before have combined, the line of a scan's value), of phase ``number``."""
+    def scan(self, s: Stmt, number: int) -> tuple[Scan, str]:
+        """(what it carries, the line of a scan's value), of phase ``number``."""
         assert s.dtype is not None
         value, own = variable(s.args[-1]), carrier(self.values[s.args[-1]])
-        carry = f"carry{number * len(self.kernel.scans) + self.kernel.scans.index(s)}"
+        place = number * len(self.kernel.scans) + self.kernel.scans.index(s)
+        carry = f"carry{place}"
         if s.combine in ("argmax", "argmin"):
             ctype, join = f"gradc_arg_extremum<{own}>", f"gradc_last_{s.combine.removeprefix('arg')}<{own}>"
             start, item, member = (
@@ -169,4 +190,5 @@ class Reductions:
         result = f"gradc_scan<{join}, WIDTH>({item}, {carry}, {self.shared}){member}"
         if not member and ctype != carrier(s.dtype):
             result = f"gradc_value({result})"
-        return f"{ctype} {carry} = {start};", f"const {carrier(s.dtype)} {variable(s.name)} = {result};"
+        carried = Scan(f"{ctype} {carry} = {start};", carry, ctype, join, f"strip_s{place}", self.shared)
+        return carried, f"const {carrier(s.dtype)} {variable(s.name)} = {result};"

@@ -37,7 +37,7 @@ def visited_axes(facts: Facts) -> list[Declaration]:
 
 def row_at(facts: Facts, position: str) -> str:
     """The row at a position of the visiting order."""
-    return f"sorted_rows[{position}]" if facts.order == "by key" else position
+    return f"sorted_rows[{position}]" if facts.order == "by key" and not facts.in_order else position
 
 
 def visit(facts: Facts, text: str) -> Visit:
@@ -101,7 +101,7 @@ class SortedRows:
             else (size(self.facts.rows.key_count(part)), size(product(n for _, n in self.axes)), "collapsed_keys")
         )
         lines, key = key_of_row(self.facts, part, masked, self.axes, row)
-        return {"lines": lines, "key": key, "rows": rows, "array": array}
+        return {"lines": lines, "key": key, "rows": rows, "array": array, "sorts": not self.facts.in_order}
 
 
 def sorted_rows(facts: Facts) -> SortedRows | None:
@@ -109,4 +109,4 @@ def sorted_rows(facts: Facts) -> SortedRows | None:
     if facts.order != "by key":
         return None
     part = facts.rows.parts[facts.kernel.order]
-    return SortedRows(facts, part, sort_groups(facts.kernel, part, facts.types))
+    return SortedRows(facts, part, () if facts.in_order else sort_groups(facts.kernel, part, facts.types))

@@ -39,12 +39,14 @@ class RowSort:
     :param keys: keys that a row may have.
     :param groups: neighbouring rows that are sorted as one, as are the neighbouring keys that they have.
     :param masked: whether rows may have the key ``keys``, which is none.
+    :param in_order: whether rows come in the order of their keys: what is left is where each key starts.
     """
 
     rows: int
     keys: int
     groups: int = 1
     masked: bool = False
+    in_order: bool = False
 
     @property
     def sorted_rows(self) -> int:
@@ -73,8 +75,8 @@ class RowSort:
 
     @property
     def moves(self) -> int:
-        """Passes that move rows from one side to the other.  0: one block sorts in place."""
-        return 0 if self.sorted_rows <= ONE_BLOCK else self.digits[0]
+        """Passes that move rows from one side to the other.  0: one block sorts in place, or nothing is sorted."""
+        return 0 if self.in_order or self.sorted_rows <= ONE_BLOCK else self.digits[0]
 
     @property
     def counts(self) -> int:
@@ -85,8 +87,11 @@ class RowSort:
     def arrays(self) -> list[int]:
         """The elements of each array of u32, in their order (:func:`gradc.codegen.cuda.workspace.sort_arrays`): keys
         and rows, the other side of the passes, where each key starts; with groups keys, rows and starts of all follow.
+        Of rows in order keys and starts.
         """
         row, start = self.sorted_rows, self.sorted_keys + 2
+        if self.in_order:
+            return [row, start]
         return [row, row, row, row, start, *([self.rows, self.rows, self.keys + 2] if self.groups > 1 else [])]
 
     @property
@@ -100,20 +105,28 @@ class RowSort:
         :param space: (first byte, elements) -> an array of u32 there.
         :param end: the flag, and the checks before this.
         """
-        rows, keys, begins = self.sorted_rows, self.sorted_keys, accumulate(map(_bytes, self.arrays), initial=0)
-        key, row, other_key, other_row, start, *spread = map(space, begins, self.arrays)
+        rows, begins = self.sorted_rows, accumulate(map(_bytes, self.arrays), initial=0)
+        arrays = [*map(space, begins, self.arrays)]
+        if self.in_order:
+            key, start = arrays
+            return [self._bounds(key, start, end)]
+        key, row, other_key, other_row, start, *spread = arrays
         launches: list[Launch] = []
         if self.moves:
             launches += self._passes([(key, row), (other_key, other_row)], counts, end)
         elif rows:
             launches.append(Launch("gradc_sort_block", 1, BLOCK_THREADS, (key, row, rows, *self.digits, *end), (0, 1)))
-        blocks = chunks(keys + 2, BOUNDS)
-        launches.append(Launch("gradc_sort_bounds", blocks, THREADS, (key, start, rows, keys, *end), (1,)))
+        launches.append(self._bounds(key, start, end))
         if spread:
             blocks = chunks(max(self.rows, self.keys + 2), THREADS)
             args: tuple[Part | int, ...] = (key, row, start, *spread, self.rows, self.keys, self.groups, *end)
             launches.append(Launch("gradc_sort_spread", blocks, THREADS, args, (3, 4, 5)))
         return launches
+
+    def _bounds(self, key: Part, start: Part, end: tuple[Part, int]) -> Launch:
+        """What finds where each key starts."""
+        rows, keys = self.sorted_rows, self.sorted_keys
+        return Launch("gradc_sort_bounds", chunks(keys + 2, BOUNDS), THREADS, (key, start, rows, keys, *end), (1,))
 
     def _passes(self, sides: Sequence[tuple[Part, Part]], counts: Part, end: tuple[Part, int]) -> list[Launch]:
         """:param sides: (keys, rows) of both; the sort ends in the first."""

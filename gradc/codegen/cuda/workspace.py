@@ -42,8 +42,12 @@ class Workspace:
         self.end = f"((char *){name} + {f'{times} * ' if times > 1 else ''}gradc_align({bytes_}))"
 
 
-def sort_arrays(arrays: Workspace, groups: int) -> None:
+def sort_arrays(arrays: Workspace, groups: int, in_order: bool) -> None:
     """What rows are visited by in the order of their keys.  With groups, one row of each is sorted before."""
+    if in_order:
+        arrays.array("u32", "sorted_keys", "(i64)rows * 4")
+        arrays.array("u32", "segment_start", "(i64)(keys + 2) * 4")
+        return
     single = groups == 1
     rows, keys = ("rows", "keys") if single else (f"(rows / {groups})", f"(keys / {groups})")
     arrays.array("u32", "sorted_keys" if single else "collapsed_keys", f"(i64){rows} * 4")
@@ -56,14 +60,15 @@ def sort_arrays(arrays: Workspace, groups: int) -> None:
         arrays.array("u32", "segment_start", "(i64)(keys + 2) * 4")
 
 
-def workspace(accums: Collection[Accum], groups: int | None) -> list[Declaration]:
+def workspace(accums: Collection[Accum], groups: int | None, in_order: bool = False) -> list[Declaration]:
     """The arrays of a kernel's workspace.
 
-    :param groups: neighbouring rows that the sort takes as one; None: rows are not sorted.
+    :param groups: neighbouring rows that the sort takes as one; None: rows are not visited by their keys.
+    :param in_order: whether rows come in the order of their keys.
     """
     arrays = Workspace()
     if groups is not None:
-        sort_arrays(arrays, groups)
+        sort_arrays(arrays, groups, in_order)
     for a in accums:
         if a.in_workspace:
             bytes_ = f"(i64)(chunks * {_factor(a.scratch_size[0])}) * (i64)sizeof({a.partial})"

@@ -42,7 +42,8 @@ class SplitRows(WholeRows):
             ]
             before = writer.phases[: i + 1]
             values = used([declared(v) for q in before for v in q.values], _text(writer.phases, i))
-            stage = {"suffix": f"part{i}", "kind": "part" if p.columns else "last", "setup": setup}
+            kind = "part" if p.columns else "last"
+            stage = {"template": "split_rows", "suffix": f"part{i}", "kind": kind, "setup": setup}
             given = {"p": p, "earlier": before[:-1], "row_axes": row_axes(writer.facts, before), "needed": values}
             yield stage | given
 

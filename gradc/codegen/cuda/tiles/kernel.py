@@ -175,6 +175,7 @@ def tile_kernel(loop: Loop, program: Program) -> CudaKernel:
         keys=None,
         masked=False,
         groups=1,
+        in_order=False,
         scratch=(),
         fixed=(),
         f32_staged=(),
