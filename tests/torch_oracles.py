@@ -23,6 +23,10 @@ DTYPE |= {f"i{n}": getattr(torch, f"int{n}") for n in (8, 16, 32, 64)} | {
     f"u{n}": getattr(torch, f"uint{n}") for n in (8, 16, 32)
 }
 
+FLOAT8 = {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
+if hasattr(torch, "float8_e8m0fnu"):  # from 2.7 on
+    FLOAT8["e8m0"] = torch.float8_e8m0fnu
+
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
     name = dtype(array.dtype).name
@@ -732,6 +736,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "stop_gradient": lambda x: x.detach(),
     "scale_gradient": lambda x, factor: x.detach() + (x - x.detach()) * factor.detach().to(x.dtype),
     "cast": _cast,
+    "to_float8": lambda x, dtype, saturate=True: x.to(FLOAT8[dtype]).float(),  # samples stay within the range
     "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
     "normal_cdf": lambda x: torch.special.ndtr(x),
     "gelu_derivative": lambda x: torch.special.ndtr(x) + x * torch.exp(-x * x / 2) / math.sqrt(2 * math.pi),
