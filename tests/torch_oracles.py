@@ -363,6 +363,12 @@ def _cast(x: torch.Tensor, dtype: str) -> torch.Tensor:
     return x.to(DTYPE[name])
 
 
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    if weight.ndim == 2 or bias is None:
+        return F.linear(x, weight, bias)
+    return F.linear(x, weight) + bias  # torch adds the bias of one output to some ranks alone
+
+
 def _divided(function: Any) -> Any:
     def oracle(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (
@@ -843,7 +849,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "grouped_outer": _grouped_outer,
     "mixed_matmul": _mixed_matmul,
     "softmax_matmul": lambda x, value: (torch._safe_softmax(_computed(x), -1) @ _computed(value)).to(value.dtype),
-    "linear": F.linear,
+    "linear": _linear,
     "mode_product": lambda x, matrix, axis=-1: torch.tensordot(
         torch.tensor(matrix, dtype=x.dtype), x, dims=([1], [axis])
     ).movedim(0, axis),
