@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from .errors import InternalError, InvalidProblem, NotDifferentiable, TypeRuleError
-from .ir.dims import assuming
+from .ir.dims import assuming, same
 from .ir.graph import Graph, input_node, open_composites, parts_of
 from .ir.lexer import suffixed
-from .ir.node import Node, Note, made_by, maker
+from .ir.node import Node, Note, call, made_by, maker
 from .ir.op import DISCRETE, ZERO, Composite
 from .ir.types import F32, F64, DType
 from .ir.walk import positions, reachable, topological
@@ -144,6 +144,8 @@ def _sweep(
         for operand, entry in zip(node.operands, entries, strict=True):
             if entry is ZERO or entry is DISCRETE or operand not in needed:
                 continue
+            if len(entry.shape) == len(operand.shape) and all(map(same, entry.shape, operand.shape)):
+                entry = call("broadcast_to", entry, operand.shape)  # where an assumption equates two sizes
             if (
                 entry.shape != operand.shape
                 or not entry.dtype.is_float

@@ -21,7 +21,7 @@ import numpy as np
 
 from . import ops, pickles
 from .errors import TypeRuleError
-from .ir.dims import STATED, Assumption, assuming, known_nonnegative
+from .ir.dims import STATED, Assumption, assume_from_here, assuming, known_nonnegative
 from .ir.graph import Graph, check_name, input_node
 from .ir.node import Node, Note, listening
 from .ir.operands import CAPTURE
@@ -52,14 +52,16 @@ def scope(name: str) -> Iterator[None]:
 
 def assume(fact: str | Assumption) -> None:
     """In a traced function, states a fact about dims: ``"N >= 1"`` or ``"N == 4*M"``.  It becomes an assumption of the
-    graph and is checked at each call.
+    graph, holds for the ops that follow, and is checked at each call.
     """
     facts = STATED.get()
     if facts is None:
         raise TypeRuleError(
             "assume() stands inside a traced function; gradc.trace(..., assume=[...]) states it from outside"
         )
-    facts.append(parse_assumption(fact) if isinstance(fact, str) else fact)
+    stated = parse_assumption(fact) if isinstance(fact, str) else fact
+    facts.append(stated)
+    assume_from_here(stated)
 
 
 # -- nested parameters -------------------------------------------------------------------------------------------------
@@ -194,7 +196,7 @@ def trace(
         raise TypeRuleError(f"{getattr(fn, '__name__', 'the function')}{signature}: {error}") from None
     tokens = STATED.set(facts)
     try:
-        with recorder, _assuming_growing(facts):
+        with recorder, assuming(facts):
             result = fn(*bound.args, **bound.kwargs)
             outputs = _outputs(result)
     except TypeRuleError as error:
@@ -226,12 +228,6 @@ def implied(outputs: Iterable[Node], facts: Sequence[Assumption]) -> list[Assump
                 if not known_nonnegative(fact.left - fact.right):
                     implied.append(fact)
     return implied
-
-
-@contextlib.contextmanager
-def _assuming_growing(facts: list[Assumption]) -> Iterator[None]:
-    with assuming(facts):
-        yield
 
 
 def _outputs(result: Any) -> dict[str, Node]:

@@ -23,6 +23,10 @@ DTYPE |= {f"i{n}": getattr(torch, f"int{n}") for n in (8, 16, 32, 64)} | {
     f"u{n}": getattr(torch, f"uint{n}") for n in (8, 16, 32)
 }
 
+FLOAT8 = {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
+if hasattr(torch, "float8_e8m0fnu"):  # from 2.7 on
+    FLOAT8["e8m0"] = torch.float8_e8m0fnu
+
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
     name = dtype(array.dtype).name
@@ -357,6 +361,12 @@ def _cast(x: torch.Tensor, dtype: str) -> torch.Tensor:
         low, high = DTYPES[name].range  # torch leaves overflow undefined
         return x.nan_to_num(0.0, float("inf"), -float("inf")).double().trunc().clamp(low, high).to(DTYPE[name])
     return x.to(DTYPE[name])
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    if weight.ndim == 2 or bias is None:
+        return F.linear(x, weight, bias)
+    return F.linear(x, weight) + bias  # torch adds the bias of one output to some ranks alone
 
 
 def _divided(function: Any) -> Any:
@@ -732,6 +742,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "stop_gradient": lambda x: x.detach(),
     "scale_gradient": lambda x, factor: x.detach() + (x - x.detach()) * factor.detach().to(x.dtype),
     "cast": _cast,
+    "to_float8": lambda x, dtype, saturate=True: x.to(FLOAT8[dtype]).float(),  # samples stay within the range
     "gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
     "normal_cdf": lambda x: torch.special.ndtr(x),
     "gelu_derivative": lambda x: torch.special.ndtr(x) + x * torch.exp(-x * x / 2) / math.sqrt(2 * math.pi),
@@ -838,7 +849,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "grouped_outer": _grouped_outer,
     "mixed_matmul": _mixed_matmul,
     "softmax_matmul": lambda x, value: (torch._safe_softmax(_computed(x), -1) @ _computed(value)).to(value.dtype),
-    "linear": F.linear,
+    "linear": _linear,
     "mode_product": lambda x, matrix, axis=-1: torch.tensordot(
         torch.tensor(matrix, dtype=x.dtype), x, dims=([1], [axis])
     ).movedim(0, axis),

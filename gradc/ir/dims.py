@@ -425,6 +425,11 @@ def assuming(assumptions: Iterable[Assumption]) -> Iterator[None]:
         _facts.reset(token)
 
 
+def assume_from_here(fact: Assumption) -> None:
+    """Takes an assumption as a fact, up to the end of the innermost :func:`assuming`."""
+    _facts.set(tuple(dict.fromkeys((*_facts.get(), fact))))
+
+
 def known_bounds(size: Size) -> Iterator[Size]:
     """What a size is at most by facts that are assumed, which differ from it by a number."""
     for fact in _facts.get():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -72,16 +73,108 @@ def test_a_result_that_depends_on_no_input(format: torch.dtype) -> None:
     assert got.dtype is format and torch.equal(got.float(), torch.full((3,), 1.5).to(format).float())
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=str)
-def test_the_gradient_of_what_is_finite_passes_through(format: torch.dtype) -> None:
-    def function(x: Any) -> Any:
-        return x.to(format).float()
+def first_gradient(y: Any, x: Any, upstream: Any) -> Any:
+    return torch.autograd.grad(y, x, upstream.to(y.dtype))[0]
 
-    x = values(torch.float32)
-    x = x[x.isfinite()].requires_grad_()
-    upstream = torch.arange(len(x), dtype=torch.float32) % 7
-    if format is torch.float8_e8m0fnu:
-        upstream = upstream.exp2()  # what the format holds: eager mode casts cotangents of its values, too
-    ours = compiled(function, fallback="error", smallest_region=1)(x)
-    got, want = (torch.autograd.grad(y, x, upstream)[0] for y in (ours, function(x)))
-    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+CASTS = {
+    "there_and_back": lambda x, format: x.to(format).to(x.dtype),
+    "a_result": lambda x, format: x.to(format),
+    "to_f64": lambda x, format: (x * 2).to(format).double() * 1.3,
+    "to_bf16": lambda x, format: (x * 2).to(format).bfloat16() * 1.5,
+    "type_as": lambda x, format: x.type_as(x.detach().to(format)).type_as(x),
+    "copied_over": lambda x, format: x.detach().to(format).clone().copy_(x).float(),
+    "moved": lambda x, format: x.to(format).view(2, -1).t().float(),
+    "chained": lambda x, format: x.to(format).half().to(torch.float8_e5m2).float(),
+}
+
+
+def check_gradients(name: str, format: torch.dtype, source: torch.dtype, compile: Any) -> None:
+    upstream = values(torch.float64)
+
+    def run(function: Any) -> Any:
+        x = torch.linspace(-3, 3, len(upstream), dtype=source).requires_grad_()
+        y = function(x)
+        return first_gradient(y, x, upstream.reshape(y.shape))
+
+    def function(x: Any) -> Any:
+        return CASTS[name](x, format)
+
+    got, want = run(compile(function)), run(function)
+    assert got.dtype is want.dtype
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("format", [*FORMATS, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz], ids=str)
+@pytest.mark.parametrize("name", CASTS)
+def test_a_gradient_is_rounded_as_eagers(name: str, format: torch.dtype) -> None:
+    """A cotangent of a float of 8 bits is one itself."""
+    fallback = "error" if format in FORMATS else "torch"
+    for source in SOURCES[:4]:
+        of_16_bits = source.itemsize == 2 or name in ("to_bf16", "chained")
+        for dynamic in (False, True):
+            torch._dynamo.reset()
+            numerics = "real" if dynamic and not of_16_bits else "strict"
+            options = {"smallest_region": 1, "numerics": numerics, "fallback": fallback}
+            check_gradients(name, format, source, functools.partial(compiled, dynamic=dynamic, **options))
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_machine_code_rounds_gradients(format: torch.dtype) -> None:
+    options = {"smallest_region": 1, "fallback": "error"}
+    check_gradients(
+        "there_and_back", format, torch.float32, lambda f: torch.compile(f, backend="gradc", options=options)
+    )
+
+
+@pytest.mark.parametrize("format", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASTS)
+def test_a_gradient_is_rounded_to_16_bits(name: str, format: torch.dtype) -> None:
+    for source in (torch.float64, torch.float32):
+        torch._dynamo.reset()
+        options = {"smallest_region": 1, "numerics": "strict", "fallback": "error"}
+        check_gradients(name, format, source, functools.partial(compiled, **options))
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_an_input_of_8_bits_has_a_gradient_of_8_bits(format: torch.dtype) -> None:
+    upstream = values(torch.float32)
+
+    def run(function: Any) -> Any:
+        x = torch.linspace(0.5, 3, len(upstream)).to(format).requires_grad_()
+        return first_gradient(function(x), x, upstream)
+
+    def function(x: Any) -> Any:
+        return x.float() * 3
+
+    got, want = run(compiled(function, fallback="error", smallest_region=1)), run(function)
+    assert got.dtype is want.dtype is format and torch.equal(bits(got), bits(want))
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_second_gradients_are_rounded_too(format: torch.dtype) -> None:
+    def function(x: Any) -> Any:
+        return (x.to(format).float() ** 3).sum()
+
+    def run(function: Any) -> Any:
+        x = torch.linspace(0.3, 3.7, 11).requires_grad_()
+        (first,) = torch.autograd.grad(function(x), x, create_graph=True)
+        return first, torch.autograd.grad((first * torch.linspace(-1, 2, 11)).sum(), x)[0]
+
+    for got, want in zip(run(compiled(function, fallback="error", smallest_region=1)), run(function), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_an_exported_cast_has_eagers_gradient(format: torch.dtype) -> None:
+    class Cast(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.to(format).float() * weights).sum()
+
+    weights = values(torch.float32)
+    weights = weights[weights.isfinite() & (weights.abs() < 400)]
+    x = torch.linspace(-3, 3, len(weights)).requires_grad_()
+    module = gradc.compile(gradc.from_torch(Cast(), (x,)), wrt=["x"], target="numpy")
+    _, grads = module.value_and_grad({"x": x})
+    (want,) = torch.autograd.grad(Cast()(x), x)
+    torch.testing.assert_close(torch.as_tensor(grads["x"]), want, rtol=0, atol=0)

@@ -557,6 +557,8 @@ TABLE: dict[str, Call] = {
     "special.entr": ops.entr,
     "special.ndtr": ops.ndtr,
     "i0": ops.i0,
+    "special.modified_bessel_i0": ops.i0,
+    "special.modified_bessel_i1": ops.i1,
     **_names("i0e i1 i1e erfcx log_ndtr ndtri", "special."),
     "angle": lambda x: ops.where(x < 0.0, math.pi, x * 0.0),
     **{f"mvlgamma.mvlgamma_p_{p}": mvlgamma for p in (1, 3, 5)},
@@ -945,14 +947,22 @@ ABSENT: dict[str, str] = {
         "_segment_reduce.lengths _segment_reduce.offsets",
     ),
     **_because(
+        "no op computes it: torch runs it",
+        "special.bessel_j0 special.bessel_j1 special.bessel_y0 special.bessel_y1 special.modified_bessel_k0"
+        " special.modified_bessel_k1",
+    ),
+    **_because(
         "no public function of torch: scaled_dot_product_attention has a line",
         "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
     ),
 }
 """Why an entry has no line in the table."""
 
+_BESSEL = "bessel_j0 bessel_j1 bessel_y0 bessel_y1"
+_BESSEL += " modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1"
 OF_SOME_RELEASES = {
     *"cholesky qr".split(),  # up to 2.13
     *"linalg.matrix_sqrth linalg.polar torch.ops.aten._scaled_dot_product_flash_attention_for_cpu".split(),  # from 2.14
+    *(f"special.{name}" for name in _BESSEL.split()),  # from 2.15 on they have gradients
 }
-"""Entries that not every tested release of torch has."""
+"""Entries that not every tested release of torch has, or differentiates."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from itertools import zip_longest
-from math import inf, nan
+from math import inf
 
-import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
@@ -16,6 +15,8 @@ from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import product
 from ...ir.node import Node
 from ...ir.types import DTYPES, F32, F64, I32, DType
+from ...ops.elementwise.float8 import bounded
+from ...ops.elementwise.pointwise import LIMITS
 from ...ops.rules import converted
 from .. import model
 from ..table import Forms, Sizes, normalized_axis
@@ -94,24 +95,12 @@ def _cast_by_name(x: Node, *, to: str) -> Node:
 def _to(x: Node, wanted: DType, saturate: int, round_mode: str) -> Node:
     if round_mode != "up":
         raise Unsupported(f"round_mode {round_mode}")
-    if wanted.name in ("f8e4m3", "f8e5m2"):
-        most = float(ml_dtypes.finfo(wanted.np).max)
-        x = converted(x, F64 if x.dtype is F64 else F32)
-        if not saturate:
-            return _overflowing(x, wanted, most)
-        return converted(ops.clamp(x, -most, most), wanted)  # infinities, too
+    if wanted.name in LIMITS:
+        wide = converted(x, F64 if x.dtype is F64 else F32)
+        return converted(bounded(wide, wanted, saturate=bool(saturate)), wanted)
     if wanted.is_integer and wanted.bits < 8 and x.dtype.is_float:
         x = converted(x, I32)  # of which the low bits are kept
     return converted(x, wanted)
-
-
-def _overflowing(x: Node, wanted: DType, most: float) -> Node:
-    """A cast after which what rounds to more than the largest number is an infinity, or NaN where there is none."""
-    step = most - float(np.nextafter(wanted.np.type(most), wanted.np.type(0)))
-    if wanted.name == "f8e4m3":  # 448 is even, so that half a step above it still rounds to it
-        return converted(ops.where(ops.abs(x) > most + step / 2, nan, x), wanted)
-    above = ops.abs(x) >= most + step / 2
-    return converted(ops.where(above, ops.copysign(ops.where(above, inf, x), x), x), wanted)
 
 
 def _div(x: Node, y: Node) -> Node:

@@ -179,16 +179,17 @@ mixed_matmul = Composite(
 
 
 def _linear(input: Type, weight: Type, bias: Type | None = None) -> Type:
-    if weight.rank != 2 or input.rank < 1:
-        raise TypeRuleError(f"input of rank {input.rank}, weight of rank {weight.rank}: at least 1 and exactly 2")
-    if not same(input.shape[-1], weight.shape[1]):
-        raise TypeRuleError(f"input has {input.shape[-1]} features and weight takes {weight.shape[1]}")
-    if bias is not None and (bias.rank != 1 or not same(bias.shape[0], weight.shape[0])):
-        raise TypeRuleError(f"bias {bias} for {weight.shape[0]} outputs")
+    if weight.rank not in (1, 2) or input.rank < 1:
+        raise TypeRuleError(f"input of rank {input.rank}, weight of rank {weight.rank}: at least 1, and 1 or 2")
+    *outputs, features = weight.shape
+    if not same(input.shape[-1], features):
+        raise TypeRuleError(f"input has {input.shape[-1]} features and weight takes {features}")
+    if bias is not None and (bias.rank != len(outputs) or not all(map(same, bias.shape, outputs))):
+        raise TypeRuleError(f"bias {bias} for {f'{outputs[0]} outputs' if outputs else 'one output'}")
     for other in (weight, bias):
         if other is not None and other.dtype is not input.dtype:
             raise TypeRuleError(f"dtypes differ: {input.dtype} and {other.dtype}; write a cast")
-    return floating(input).with_shape(*input.shape[:-1], weight.shape[0])
+    return floating(input).with_shape(*input.shape[:-1], *outputs)
 
 
 def _linear_value(input: Node, weight: Node, bias: Node | None = None) -> Node:
@@ -200,12 +201,20 @@ linear = Composite(
     "linear",
     infer=_linear,
     decompose=_linear_value,
-    samples=(Sample(("F[N,4]", "F[3,4]", "F[3]")), Sample(("F[4]", "F[3,4]")), Sample(("F[2,N,4]", "F[3,4]", "F[3]"))),
+    samples=(
+        Sample(("F[N,4]", "F[3,4]", "F[3]")),
+        Sample(("F[4]", "F[3,4]")),
+        Sample(("F[2,N,4]", "F[3,4]", "F[3]")),
+        Sample(("F[2,N,4]", "F[4]", "F[]")),
+        Sample(("F[N]", "F[N]")),
+    ),
     bad=(
         BadSample(("f32[2,4]", "f32[3,5]"), match="4 features and weight takes 5"),
         BadSample(("f32[2,4]", "f32[3,4]", "f32[4]"), match="for 3 outputs"),
+        BadSample(("f32[2,4]", "f32[4]", "f32[4]"), match="for one output"),
+        BadSample(("f32[2,4]", "f32[2,3,4]"), match="weight of rank 3: at least 1, and 1 or 2"),
     ),
-    doc="input @ weight.T + bias",
+    doc="input @ weight.T + bias; a weight of one axis gives one output, without an axis",
     source="torch.nn.functional.linear",
 )
 

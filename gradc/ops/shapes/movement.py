@@ -255,7 +255,8 @@ def broadcast_axes(before: Sequence[Size], after: Sequence[Size]) -> tuple[int, 
 def _broadcast_vjp(g: Node, y: Node, x: Node, *, shape: Any) -> tuple[Node]:
     # dx = the sum of g over the axes along which x was repeated
     axes = broadcast_axes(x.shape, y.shape)
-    return (reshaped(call("sum", g, axis=axes), x.shape) if axes else g,)
+    kept = tuple(1 if axis in axes else y.shape[axis] for axis in range(y.rank - x.rank, y.rank))
+    return (reshaped(call("sum", g, axis=axes), kept) if axes else g,)
 
 
 def _broadcast_map(node: Node) -> dict[int, tuple[int | None, ...]]:
