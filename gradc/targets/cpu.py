@@ -45,6 +45,10 @@ SHORT_COLUMNS = 48
 SHORT_ROW = 16
 """Columns below which a processor is at several rows at a time by itself, so that no later row is asked for (estimate).
 """
+MOST_UNROLLED = 256
+"""Statements at most of a kernel whose few columns are unrolled (estimate: a compiler takes a second for ten times as
+many).
+"""
 WIDEST_RUN = 128
 """Columns whose sums are in registers only where there are more than 16 of them: 32 (measured 2026-11-26, AMD EPYC,
 family 25 model 17).

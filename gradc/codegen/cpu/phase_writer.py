@@ -8,20 +8,23 @@ from typing import TypeAlias
 
 from ...ir.kernel import Phase
 from ...ir.statement import REDUCTIONS, Axis, Stmt
-from ...targets.cpu import MOST_STREAMS
+from ...targets.cpu import MOST_STREAMS, SHORT_COLUMNS, WIDE_VECTOR_COST
 from ..expr import carrier, stored, to_memory, variable
 from ..index import flatten, index, number_of_place, size
 from ..phases import phase_comment
+from ..text import enumerators
 from .accums import Accum
 from .facts import Facts
 from .interior import Interior, interior
 from .mapping import RowMapping
 from .packed import Unpacking, unpacked
 from .reductions import Accumulators, Reduction, combined_lanes, reduction
-from .row_memory import of_next_row
+from .row_memory import cost, of_next_row
 from .scans import RunningValue, scan
 from .strips import PassLanes, Strips
 
+STRIP = enumerators("cpu/program.h")["GRADC_STRIP"]
+"""Columns of a task of a map."""
 UNPOLLED_COLUMNS = 4096
 """Columns of a row that no task need interrupt to find out whether the call is to end."""
 
@@ -199,6 +202,9 @@ class PhaseWriter:
         if self.k.descending:
             body.insert(0, f"const i64 {self.facts.innermost} = {last} - 1 - {self.visited};")
         inside = interior(self.k, self.types, self.facts.values(p, number), self.facts.innermost) if vectors else None
+        if vectors and (filled := self.filled(made, number, bool(unpackings), inside is not None)):
+            inside = None  # its borders are single elements
+            body, last = [f"if ({self.visited} < {last}) {{", *body, "}"], filled
         lanes = any(r.lanes for r in made.reductions)
         next_row = not self.facts.guarded and 0 < number == len(self.k.passes) - 1
         return Columns(
@@ -247,7 +253,8 @@ class PhaseWriter:
         block = "GRADC_BLOCK" if made.reductions else "GRADC_STAGED" if made.stores or made.scatters or unpacks else ""
         block = "GRADC_FINE_BLOCK" if any(r.fine for r in made.reductions) else block
         if self.mapping.strips:
-            return "first_col", "last_col", block, ""
+            whole = isinstance(self.k.cols[-1][1], int) and self.k.cols[-1][1] <= STRIP
+            return *(("0", size(self.k.cols[-1][1])) if whole else ("first_col", "last_col")), block, ""
         if not self.k.cols:
             return "0", "1", block, ""
         extent, several = self.k.cols[-1][1], len(self.k.cols) > 1
@@ -255,6 +262,25 @@ class PhaseWriter:
         behind = "" if several else f"c1 < {last} && "
         poll = f"if ({behind}gradc_poll(A->ctx, &since, c1 - c0)) return;" if several or long else ""
         return "0", last, block or ("GRADC_POLL" if long else ""), poll
+
+    def filled(self, made: _Pass, number: int, unpacks: bool, borders: bool) -> str:
+        """The columns of a row of a map with those that fill its last vector up, as C, where it has a few vectors that
+        compute what is worth a mask; "" elsewhere.
+
+        :param borders: whether columns near the ends have a loop of their own, of single elements.
+        """
+        columns = self.k.cols[-1][1] if self.mapping.strips else SHORT_COLUMNS
+        if not isinstance(columns, int) or columns >= SHORT_COLUMNS or made.stores or made.scatters or unpacks:
+            return ""
+        values = [s for s in self.facts.values(self.k.passes[number], number) if self.facts.rows.by_column(s.name)]
+        accesses = [s for s in (*values, *made.lanes.phase.roots) if s.buffer]
+        if not all(map(self.facts.by_neighbours, accesses)):  # under a mask steps gather
+            return ""
+        sizes = {self.types[s.buffer].dtype.itemsize for s in accesses}
+        work = sum(map(cost, values)) if borders else max(map(cost, values), default=0)
+        if not sizes <= {4, 8} or work < WIDE_VECTOR_COST:  # AVX2 masks no shorter elements
+            return ""
+        return f"gradc_filled({columns}, GRADC_WIDE_VECTOR / {max(sizes)})"
 
     def root(self, s: Stmt, made: _Pass) -> None:
         """Adds what a statement that ends a pass makes of a column."""

@@ -1,0 +1,104 @@
+"""Rows of few columns in vectors: neighbouring rows side by side, or the columns as a part of a vector."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gradc
+from gradc import interp, knobs, ops
+from gradc.codegen.cpu.lanes_along_rows import lanes_along_rows
+from gradc.ir.kernel import Kernel
+
+ALONG = {
+    "a map": (lambda x, w: ops.sin(x * w), "f32[N,1]", "f32[3]"),
+    "of 16 bits": (lambda x, w: ops.gelu(x + w), "bf16[N,4]", "bf16[4]"),
+    "of f64": (lambda x, w: ops.exp(x + w), "f64[N,2]", "f64[2]"),
+    "sums and maxima": (lambda x, w: ops.softmax(x + w, axis=1), "f32[N,3]", "f32[3]"),
+    "the place of a maximum": (lambda x, w: ops.argmax(ops.exp(x + w), axis=1), "f32[N,4]", "f32[4]"),
+    "a value of the row": (lambda x, w: ops.sum(x, axis=1, keepdims=True) + ops.exp(x * w), "f32[40,3]", "f32[3]"),
+}
+AS_BEFORE = {
+    "nothing costly": (lambda x, w: x + w, "f32[N,3]", "f32[3]"),
+    "more columns": (lambda x, w: ops.exp(x + w), "f32[N,5]", "f32[5]"),
+    "few rows": (lambda x, w: ops.exp(x + w), "f32[4,3]", "f32[3]"),
+    "a sum of rows": (lambda x, w: ops.sum(ops.exp(x + w), axis=0), "f32[N,3]", "f32[3]"),
+    "places by data": (lambda x, w: ops.exp(ops.embedding(ops.cast(x[:, 0], "i32"), w)), "f32[N,3]", "f32[7,3]"),
+}
+
+
+def kernels(module: gradc.Module) -> list[tuple[Kernel, Kernel]]:
+    return [(k, lanes_along_rows(k)) for k in module.forward.program.kernels]
+
+
+def agrees(module: gradc.Module, sizes: tuple[int, ...], special: bool = False) -> None:
+    """Values against the interpreter's in f64; infinities and NaN stand in some rows."""
+    for n in sizes:
+        rng = np.random.default_rng(n)
+        given = {
+            name: rng.uniform(0, 2, module.graph.input(name).type.concrete({"N": n})).astype(
+                module.graph.input(name).dtype.np
+            )
+            for name in module.graph.input_names
+        }
+        if special and len(given["x"]) > 5:
+            given["x"][1:6, 0] = [np.nan, np.inf, -np.inf, -0.0, 3.0]
+        with np.errstate(all="ignore"):
+            exact = interp.run(module.graph, given, precision="f64")["y"]
+        found = module.forward.run(**given)["y"].astype(np.float64)
+        wide = module.graph.output("y").dtype.itemsize >= 4
+        np.testing.assert_allclose(found, exact, rtol=2e-6 if wide else 8e-3, atol=1e-6 if wide else 8e-3)
+
+
+@pytest.mark.parametrize("what", ALONG)
+def test_along_rows(what: str) -> None:
+    function, x, w = ALONG[what]
+    module = gradc.compile(gradc.trace(function, x=x, w=w), target="cpu")
+    assert any(after is not before and after.cols[-1][0] in dict(before.rows) for before, after in kernels(module))
+    agrees(module, (0, 1, 2, 15, 16, 33, 200), special=True)
+    with knobs.BOUNDS.set(True):
+        agrees(gradc.compile(gradc.trace(function, x=x, w=w), target="cpu"), (3, 33))
+
+
+@pytest.mark.parametrize("why", AS_BEFORE)
+def test_as_before(why: str) -> None:
+    function, x, w = AS_BEFORE[why]
+    module = gradc.compile(gradc.trace(function, x=x, w=w), target="cpu")
+    assert all(after is before for before, after in kernels(module))
+    agrees(module, (1, 33))
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("columns", [5, 6, 7, 9, 15, 20, 47])
+def test_columns_that_fill_a_part_of_a_vector(columns: int, dtype: str) -> None:
+    """Nothing behind the last column is written or read: the last row ends where its array does."""
+    graph = gradc.trace(lambda x, w: ops.sin(x * w), x=f"{dtype}[N,1]", w=f"{dtype}[{columns}]")
+    module = gradc.compile(graph, target="cpu")
+    assert f"gradc_filled({columns}, " in module.source()
+    agrees(module, (0, 1, 2, 33), special=True)
+    rng = np.random.default_rng(0)
+    given = {"x": rng.uniform(0, 2, (9, 1)).astype(dtype.replace("f", "float")), "w": rng.uniform(0, 2, columns)}
+    given["w"] = given["w"].astype(given["x"].dtype)
+    memory = np.full(9 * columns + 64, 7, given["x"].dtype)
+    module.forward.run(**given, out={"y": memory[: 9 * columns].reshape(9, columns)})
+    assert (memory[9 * columns :] == 7).all()
+
+
+@pytest.mark.optimised
+def test_borders_of_short_rows() -> None:
+    """A gradient of windows, whose columns near the ends read nothing outside."""
+    graph = gradc.trace(lambda x, w: ops.conv2d(x, w), x="f32[2,1,18,18]", w="f32[3,1,5,5]")
+    module = gradc.compile(graph, wrt=["x"], target="cpu")
+    assert "gradc_filled(18, " in module.source()
+    rng = np.random.default_rng(0)
+    x, w, dy = (rng.standard_normal(s).astype(np.float32) for s in ((2, 1, 18, 18), (3, 1, 5, 5), (2, 3, 14, 14)))
+    _, residuals = module.forward(x=x, w=w)
+    found = module.backward(residuals, dy)["x"]
+    exact = np.zeros((2, 1, 18, 18))
+    for i in range(5):
+        for j in range(5):
+            exact[:, 0, i : i + 14, j : j + 14] += np.einsum(
+                "ncij,c->nij", dy.astype(float), w[:, 0, i, j].astype(float)
+            )
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
