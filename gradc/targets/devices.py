@@ -41,8 +41,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Cpu(Device):
-    """A CPU, times in seconds of one thread.  ``sort`` to ``cached`` are what :mod:`gradc.calibration.host` measures; by
-    default those with the least mean regret over the makes of ``benchmarks/results/streams-*.json``.
+    """A CPU, times in seconds of one thread.  :mod:`gradc.calibration.host` measures ``sort`` to ``cached``; by default
+    they are those with the least mean regret over the processors of ``benchmarks/results``.
 
     :param sort: of a row that is sorted, more than of one that is added to a partial result.
     :param gathered: the same of each of its elements; below 0 where sums in registers take less time than reading rows
