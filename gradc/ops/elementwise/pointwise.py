@@ -792,12 +792,16 @@ def _with_gradient_of(x: Type, of: Type) -> Type:
     return x
 
 
+def _with_gradient_of_surrogate(x: Node, of: Node) -> Node:
+    return of
+
+
 with_gradient_of = Composite(
     "with_gradient_of",
     infer=_with_gradient_of,
     decompose=lambda x, of: x,
     vjp=lambda g, y, x, of: (ZERO, converted(g, of.dtype if of.dtype.has_tangent else g.dtype)),
-    surrogate=lambda x, of: of,
+    surrogate=_with_gradient_of_surrogate,
     samples=(Sample(("F[N,3]", "F[N,3]")), Sample(("F[]", "F[]"))),
     bad=(BadSample(("f32[3]", "f32[4]"), match="have one shape"),),
     doc=(
