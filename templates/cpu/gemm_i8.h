@@ -66,23 +66,17 @@ static inline __attribute__((always_inline)) i8_vec i8_dot(i8_vec sum, i8_vec a,
 #undef GEMM_HEADS
 #undef GEMM_ADD
 
-/* to[p * width + i] = four steps, from 4 p on, of row i < width, whose rows lie side by side; of as many further rows in each next panel:
- * a line that both have parts of is read once. */
-static inline __attribute__((always_inline)) void i8_quads(uint32_t *restrict to, int64_t panel, const int panels, const uint8_t *restrict from, int64_t along,
-                                                           const int width) {
+/* to[p * width + i] = four steps, from 4 p on, of row i < width, whose rows lie side by side. */
+static inline __attribute__((always_inline)) void i8_quads(uint32_t *restrict to, const uint8_t *restrict from, int64_t along, const int width) {
   for (int p = 0; p < I8_STEPS / I8_QUAD; p++) {
     const uint8_t *restrict step[I8_QUAD];
 #pragma GCC unroll 4
     for (int x = 0; x < I8_QUAD; x++) {
       step[x] = from + (I8_QUAD * p + x) * along;
     }
-#pragma GCC unroll 2
-    for (int y = 0; y < panels; y++) {
 #pragma omp simd
-      for (int i = 0; i < width; i++) {
-        const int x = y * width + i;
-        to[y * panel + p * width + i] = (uint32_t)step[0][x] | (uint32_t)step[1][x] << 8 | (uint32_t)step[2][x] << 16 | (uint32_t)step[3][x] << 24;
-      }
+    for (int i = 0; i < width; i++) {
+      to[p * width + i] = (uint32_t)step[0][i] | (uint32_t)step[1][i] << 8 | (uint32_t)step[2][i] << 16 | (uint32_t)step[3][i] << 24;
     }
   }
 }
@@ -110,7 +104,7 @@ static inline __attribute__((always_inline)) void i8_pack_block(uint32_t *to, co
     from = whole_block;
   }
   if (along != 1) {
-    i8_quads(found, 0, 1, from, along, width);
+    i8_quads(found, from, along, width);
   } else {
 #pragma GCC unroll 4
     for (int i = (width - 1) / I8_LANES * I8_LANES; i >= 0; i -= I8_LANES) { /* the last first: what it stores beyond a line is written over */
@@ -178,24 +172,12 @@ static inline __attribute__((always_inline)) void i8_pack(uint32_t *to, const gr
   for (int64_t x = 0; x < first; x += first_some) {
     for (int64_t y = 0; y < second; y += second_some) { /* along what lies together */
       const int64_t i = across == 1 ? y : x, p = across == 1 ? x : y, some = at_most(steps - p, I8_STEPS);
-      uint32_t *head = to + (at + i) / width * panel + p / I8_KC * (I8_KC / I8_QUAD + 1) * width, *block = head + (1 + p % I8_KC / I8_QUAD) * width;
-      const uint8_t *const from = (const uint8_t *)in->data + (at + i) * across + p * along;
-      const int panels = across == 1 && along != 1 && count - i >= 2 * width && some == I8_STEPS ? 2 : 1;
-      for (int64_t line = 0; along == 1 && line < width && x + width < count; line++) { /* rows are short: the next ones are asked for */
-        __builtin_prefetch(from + (width + line) * across, 0, 2);
+      uint32_t *const head = to + (at + i) / width * panel + p / I8_KC * (I8_KC / I8_QUAD + 1) * width, *const block = head + (1 + p % I8_KC / I8_QUAD) * width;
+      if (p % I8_KC == 0) {
+        memset(head, 0, (size_t)width * sizeof *head);
       }
-      if (panels == 2) {
-        i8_quads(block, panel, 2, from, along, width);
-        y += width;
-      } else {
-        i8_pack_block(block, from, across, along, at_most(count - i, width), some, width, form.moved ? 0x80 : 0);
-      }
-      for (int each = 0; each < panels; each++, head += panel, block += panel) {
-        if (p % I8_KC == 0) {
-          memset(head, 0, (size_t)width * sizeof *head);
-        }
-        i8_finish_block(block, head, some, width, is_signed, &form);
-      }
+      i8_pack_block(block, (const uint8_t *)in->data + (at + i) * across + p * along, across, along, at_most(count - i, width), some, width, form.moved ? 0x80 : 0);
+      i8_finish_block(block, head, some, width, is_signed, &form);
     }
   }
 }
