@@ -174,21 +174,21 @@ SHARES = 64
 """Of an element of a partial result, in which the time of a sorted row is counted."""
 
 
-def sorted_row(cols: Size, ordered: bool, device: Cpu, missed: bool = False) -> Size:
+def sorted_row(width: Size, ordered: bool, device: Cpu, missed: bool = False) -> Size:
     """Elements of partial results that a CPU sets and folds in the time that a row takes longer where rows are sorted
     than where each is added to a partial result.
 
-    :param missed: to one that caches do not hold.
+    :param width: elements that a row adds.  :param missed: to a partial result that caches do not hold.
     """
     of_row = round((device.ordered if ordered else device.sort) / device.partial * SHARES)
     of_element = 0.0 if ordered else device.gathered
     more = round((of_element - (device.missed if missed else 0)) / device.partial * SHARES)
-    return floordiv(maximum(of_row + more * cols + SHARES // 2, 0), SHARES)
+    return floordiv(maximum(of_row + more * width + SHARES // 2, 0), SHARES)
 
 
 def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     moved = s.read + s.out * s.item + 8 * s.rows
-    each = device.ordered if s.ordered else max(device.sort + s.columns * device.gathered, 0.0)
+    each = device.ordered if s.ordered else max(device.sort + s.read // s.item // max(s.rows, 1) * device.gathered, 0.0)
     return (
         moved,
         each * s.rows + moved / device.bandwidth,

@@ -45,8 +45,8 @@ class Cpu(Device):
     they are those with the least mean regret over the processors of ``benchmarks/results``.
 
     :param sort: of a row that is sorted, more than of one that is added to a partial result.
-    :param gathered: the same of each of its elements; below 0 where sums in registers take less time than reading rows
-        in another order.
+    :param gathered: the same of each element that it adds; below 0 where sums in registers take less time than reading
+        rows in another order.
     :param ordered: of a row that is in order already, as ``sort``.
     :param partial: of an element of a partial result, which is set and folded.
     :param missed: of an element that is added to a partial result of ``cached`` elements or more, more than to others.

@@ -13,6 +13,7 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis.chunks import MOST_PARTIALS
 from gradc.analysis.combine import HostScatter, combines
 from gradc.analysis.cost import MOST_SORTED, check_sorts, estimates
 from gradc.analysis.strategies import ON_GPU, STRATEGIES
@@ -239,8 +240,12 @@ ANOTHER = Cpu(sort=7e-9, gathered=-0.1e-9, partial=0.7e-9, missed=0.3e-9, cached
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("device", [CPU, ANOTHER], ids=["listed", "another"])
 def test_the_cases_pick_what_the_estimates_say(device: Cpu, ordered: bool, cols: int, static: bool) -> None:
-    """For rows of several chunks, where the two costs are more than a third apart."""
+    """For rows of several chunks, where the two costs are more than a third apart; without sizes of which two or three
+    partial results leave much of what they may have: the cases take them to fill it.
+    """
     for rows, size in ((int(2 ** (n / 2)), int(2 ** (s / 2))) for n in range(22, 50) for s in range(2, 44)):
+        if size < MOST_PARTIALS and MOST_PARTIALS % size > MOST_PARTIALS // 4:
+            continue
         cases = host_cases(symbol("N"), cols, size if static else symbol("S"), device, ordered)
         how = next(how for when, how in cases if when is None or when.holds({"N": rows, "S": size}))
         sizes = HostScatter(rows, cols, size, 4, 4 * rows * cols, 1, ordered=ordered)
@@ -258,16 +263,16 @@ def test_a_calibration_decides_and_the_same_one_decides_alike(tmp_path: Path) ->
     """The select of a program follows from shapes and constants: it is the text's, whatever was compiled before."""
     graph = gradc.trace(lambda tokens, table: ops.embedding(tokens, table), tokens="i64[N]", table="f32[V,64]")
     path = tmp_path / "cpu.json"
-    path.write_text(calibration_text(CPU, {"sort": 7e-9, "gathered": -0.2e-9, "partial": 0.7e-9}))
+    path.write_text(calibration_text(CPU, {"sort": 50e-9, "gathered": 0.0, "partial": 0.7e-9}))
     plain = gradc.compile(graph, wrt=["table"])
-    sorting, again = (gradc.compile(graph, wrt=["table"], calibration=path) for _ in range(2))
+    slow, again = (gradc.compile(graph, wrt=["table"], calibration=path) for _ in range(2))
     dims = {"N": 1 << 20, "V": 290}
-    assert pick(plain, **dims) == ["privatized"] and pick(sorting, **dims) == ["segmented"]
-    assert str(sorting.backward.program) == str(again.backward.program) != str(plain.backward.program)
-    assert sorting.options.calibration == path.read_text() and "segmented" in sorting.explain(**dims)
-    sorting.save(tmp_path / "module")
+    assert pick(plain, **dims) == ["segmented"] and pick(slow, **dims) == ["privatized"]
+    assert str(slow.backward.program) == str(again.backward.program) != str(plain.backward.program)
+    assert slow.options.calibration == path.read_text() and "-> privatized" in slow.explain(**dims)
+    slow.save(tmp_path / "module")
     loaded = gradc.load_module(tmp_path / "module")
-    assert loaded.options.calibration == path.read_text() and pick(loaded, **dims) == ["segmented"]
+    assert loaded.options.calibration == path.read_text() and pick(loaded, **dims) == ["privatized"]
 
 
 def test_c_takes_what_the_predicate_says() -> None:

@@ -35,7 +35,9 @@ from ..manager import program_pass
 from .gpu_choice import Case, cases, decided, fallback
 
 
-def host_cases(rows: Size, cols: Size, size: Size, device: Cpu = CPU, ordered: bool = False) -> tuple[Case, ...]:
+def host_cases(
+    rows: Size, cols: Size, size: Size, device: Cpu = CPU, ordered: bool = False, width: Size | None = None
+) -> tuple[Case, ...]:
     """The cases for sorting rows or using a partial result per chunk on the CPU; the first that holds is taken.
 
     Rows are sorted where that takes less time than their chunks' partial results, :func:`sorted_row` elements of them
@@ -43,10 +45,12 @@ def host_cases(rows: Size, cols: Size, size: Size, device: Cpu = CPU, ordered: b
     there is one.  Where caches do not hold it, a row waits for it, and a sort takes so much less beside it.
 
     :param cols: elements that a row reads, :param size: that the results have.
-    :param ordered: whether the rows are in the order of their index.
+    :param ordered: whether the rows are in the order of their index.  :param width: elements that a row adds, or
+        ``cols``.
     """
+    width = cols if width is None else width
     try:
-        near, far = (sorted_row(cols, ordered, device, missed) for missed in (False, True))
+        near, far = (sorted_row(width, ordered, device, missed) for missed in (False, True))
         chunk = chunk_rows(rows, cols)
         few = [size - near * chunk - 1, MOST_PARTIALS - 1 - near * rows]
         waits = [size - far * chunk - 1, MOST_PARTIALS - 1 - far * rows, size - device.cached]
@@ -191,7 +195,8 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
     undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
     for key, group in by_key.items():
         in_order = all(ascends(kernel, part) for part in group)
-        options = host_cases(kernel.row_count, kernel.col_count, elements(group), device, in_order)
+        width = total(product(types[part.buffer].shape[part.leading :]) for part in group)
+        options = host_cases(kernel.row_count, kernel.col_count, elements(group), device, in_order, width)
         picked = [picks[part.buffer] for part in parts if part.key == key and part.buffer in picks]
         sorts = [strategy for strategy in picked if STRATEGIES[strategy].visits == "by key"]
         if sorts:
