@@ -6,7 +6,8 @@ turns in one process, the least processor time of several rounds.  The regret of
 one takes than the fastest.  A table of more than a GiB is left out.  Beside them stand the times that the cost model
 gives an H100's strategies *for this data* (how many distinct rows, how often the hottest), and the regret of what is
 picked there without seeing them: predicted, not measured; it takes places within memory to be random, and the
-neighbours of a row not to be hit together.  ``--save`` writes ``benchmarks/results/streams-PROCESSOR.json``.
+neighbours of a row not to be hit together.  ``--calibration FILE`` also says what is picked by a file of ``gradc
+calibrate --target cpu``.  ``--save`` writes ``benchmarks/results/streams-PROCESSOR.json``.
 
 Where the streams are from; what is not published stands as an assumption:
 
@@ -52,7 +53,8 @@ from gradc.ir.kernel import Kernel, Program, taken
 from gradc.passes.program.choose_reduction import choose_reduction, decisions
 from gradc.passes.program.gpu_choice import candidates
 from gradc.runtime.host import pool
-from gradc.targets.devices import GPUS, Device, Gpu
+from gradc.targets.devices import CPU, GPUS, Cpu, Device, Gpu
+from gradc.targets.devices import calibrated as calibrated_device
 
 from .__main__ import RESULTS, machine, one_a_line, processor, words_of
 from .alternated import least
@@ -166,7 +168,8 @@ def on_host(width: int) -> list[str]:
 @functools.cache
 def chosen_program(width: int, device: Device | None) -> Program:
     scheduled = module(width, "").stages["forward.schedule"].result
-    more: dict[str, Any] = {"device": device, "available": ON_GPU} if device else {"available": ON_HOST}
+    available = ON_GPU if isinstance(device, Gpu) else ON_HOST
+    more: dict[str, Any] = {"available": available, **({"device": device} if device else {})}
     return choose_reduction(scheduled, **more)
 
 
@@ -205,7 +208,9 @@ def on_gpu(width: int, dims: Mapping[str, int], distinct: int, hottest: int, dev
     return {"us": us, "picked": pick, "regret": regret(us, pick)}
 
 
-def case(stream: Stream, count: int, width: int, threads: Sequence[int]) -> list[dict[str, Any]]:
+def case(
+    stream: Stream, count: int, width: int, threads: Sequence[int], calibrated: Cpu | None = None
+) -> list[dict[str, Any]]:
     """A record for each number of threads."""
     rng = np.random.default_rng(0)
     i = np.ascontiguousarray(stream.draw(rng, count)).astype(np.int64)
@@ -228,14 +233,18 @@ def case(stream: Stream, count: int, width: int, threads: Sequence[int]) -> list
         pool.set_num_threads(number)
         us = {way: round(s * 1e6, 2) for way, s in timed(calls).items()}
         records.append({**common, "threads": number, "us": us, "regret": regret(us, pick)})
+        if calibrated is not None:
+            by_file = picked(width, {"N": count, **dims}, calibrated)
+            records[-1]["calibrated"] = {"picked": by_file, "regret": regret(us, by_file)}
     return records
 
 
 def line(r: Mapping[str, Any]) -> str:
     us = " ".join(f"{name} {t:.0f}" for name, t in r["us"].items())
+    by_file = f"{r['calibrated']['picked']:<11}{r['calibrated']['regret']:>7.1%}   " if "calibrated" in r else ""
     return (
         f"{r['stream']:<30}{r['count']:>9}{r['width']:>5}{r['distinct']:>9}{r['hottest']:>8}{r['threads']:>3}  "
-        f"{us:<40} {r['picked']:<11}{r['regret']:>7.1%}   {r['H100']['picked']:<11}{r['H100']['regret']:>7.1%}"
+        f"{us:<40} {r['picked']:<11}{r['regret']:>7.1%}   {by_file}{r['H100']['picked']:<11}{r['H100']['regret']:>7.1%}"
     )
 
 
@@ -243,6 +252,12 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]
     """Worst and mean regret by threads, and of an H100, of the cases in which there is a choice."""
     chosen = [r for r in records if len(r["us"]) > 1]
     groups = {f"CPU, threads {n}": [r["regret"] for r in chosen if r["threads"] == n] for n in THREADS}
+    groups |= {
+        f"CPU, threads {n}, calibrated": [
+            r["calibrated"]["regret"] for r in chosen if r["threads"] == n and "calibrated" in r
+        ]
+        for n in THREADS
+    }
     groups["H100, predicted"] = [r["H100"]["regret"] for r in records if r["threads"] == records[0]["threads"]]
     return {
         name: {"cases": len(found), "worst": max(found), "mean": sum(found) / len(found)}
@@ -257,15 +272,17 @@ def main() -> int:
     parser.add_argument("--threads", type=int, nargs="*", default=THREADS)
     parser.add_argument("--widths", type=int, nargs="*", default=WIDTHS)
     parser.add_argument("--counts", type=int, nargs="*", default=COUNTS)
+    parser.add_argument("--calibration", help="a file that gradc calibrate --target cpu wrote")
     parser.add_argument("--save", action="store_true", help="write the records to benchmarks/results")
     given = parser.parse_args()
+    calibrated = None if given.calibration is None else calibrated_device(CPU, given.calibration)
     wanted = [s for s in STREAMS.values() if not given.streams or s.name.startswith(tuple(given.streams))]
     records = []
     for stream in wanted:
         for width in given.widths:
             for count in given.counts:
                 if 4 * stream.keys * width <= LARGEST:
-                    records += case(stream, count, width, given.threads)
+                    records += case(stream, count, width, given.threads, calibrated)
                     print(*(line(r) for r in records[-len(given.threads) :]), sep="\n", flush=True)
     for name, found in summary(records).items():
         print(f"{name}: {found['cases']} cases, regret: worst {found['worst']:.1%}, mean {found['mean']:.1%}", end="; ")
@@ -273,6 +290,8 @@ def main() -> int:
     if given.save:
         path = RESULTS / f"streams-{words_of(processor())}.json"
         about = {"machine": machine(max(given.threads)), "summary": summary(records)}
+        if calibrated is not None:
+            about["calibration"] = {name: getattr(calibrated, name) for name in calibrated.sources}
         path.write_text(one_a_line(about, "streams", records), encoding="utf-8")
     return 0
 

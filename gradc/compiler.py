@@ -82,7 +82,7 @@ from .process.collection import collection_waits
 from .process.forks import held_off
 from .runtime.cache import default_cache, pack
 from .runtime.host.toolchain import compile_libraries
-from .targets.devices import CPU, Device, Gpu, gpu_of
+from .targets.devices import Device, Gpu, cpu_of, gpu_of
 
 if TYPE_CHECKING:
     from .runtime.cuda.programs import CudaSource
@@ -236,7 +236,9 @@ def _hints(options: Options) -> dict[str, int]:
 
 def _device(options: Options, target: str) -> Device:
     """The device that a program is scheduled for."""
-    return gpu_of(options.device or options.arch, options.calibration) if target.startswith("cuda") else CPU
+    if target.startswith("cuda"):
+        return gpu_of(options.device or options.arch, options.calibration)
+    return cpu_of(options.calibration)
 
 
 def _joint(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipeline) -> Graph:

@@ -250,7 +250,7 @@ CALIBRATION = Knob(
     "GRADC_CALIBRATION",
     _path,
     "",
-    "file of a GPU's constants written by gradc calibrate, or none; default: the device's file in the user's"
+    "file of a device's constants written by gradc calibrate, or none; default: the device's file in the user's"
     " configuration directory, if it exists",
 )
 CHECK_RESIDUALS = Knob(

@@ -740,6 +740,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "clamp_tensor": torch.clamp,
     "invert": torch.bitwise_not,
     "stop_gradient": lambda x: x.detach(),
+    "with_gradient_of": lambda x, of: x.detach() + (of - of.detach()),
     "scale_gradient": lambda x, factor: x.detach() + (x - x.detach()) * factor.detach().to(x.dtype),
     "cast": _cast,
     "to_float8": lambda x, dtype, saturate=True: x.to(FLOAT8[dtype]).float(),  # samples stay within the range

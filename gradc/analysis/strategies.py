@@ -45,10 +45,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InternalError
-from ..ir.dims import Size, ceildiv, evaluate, floordiv
+from ..ir.dims import Size, ceildiv, evaluate, floordiv, maximum
 from ..ir.kernel import ROW_ORDERS, RowOrder
 from ..ir.types import DType
-from ..targets.devices import CPU, Cpu, Gpu
+from ..targets.devices import Cpu, Gpu
 from ..targets.gpu import ADD_SECONDS, ROW_SECONDS, SUMMED_SECONDS
 from .chunks import GPU_MOST_CHUNKS, GPU_SHORTEST, GPU_SORTED, GPU_WORKERS, task_rows
 from .combine import DIGIT_BITS, OWN_BLOCKS, OWN_COLUMNS, OWN_SHORTEST, Combine, Hits, HostScatter, Scatter
@@ -170,34 +170,25 @@ def tasks_of_a_chunk(s: Scatter[int]) -> int:
 # -- segmented --------------------------------------------------------------------------------------------------------
 
 
-PARTIAL_BYTES, MISSED_BYTES, GATHERED_BYTES = 32, 12, 4
-"""That a CPU could move while it sets an element of a partial result, f64, and folds it; while it waits for one that
-caches do not hold, read and written; and for an element of rows that are read in the order of their index (measured
-2026-11-29, AMD EPYC, family 25 model 17, rows of 16, 64 and 128: ``python -m benchmarks.streams``, of which
-``benchmarks/results/streams-amd-epyc-family-25-model-17.json`` has 16 and 64).
-"""
-CACHED = 1 << 21
-"""Elements of a partial result, 16 MB, of which caches hold half while rows go by (measured there, of 32 MB that eight
-cores share).
-"""
-MISSES = 20
-"""Elements that a result has for each row, and each element that a sort takes, from where rows wait for it, if a row
-has one element; of wider ones so many times fewer (measured there).
-"""
-SORTED_ROW = int(CPU.sort * CPU.bandwidth / PARTIAL_BYTES)
-"""Elements of partial results that a CPU moves in the time in which it sorts one row."""
-ORDERED_ROW = int(CPU.ordered * CPU.bandwidth / PARTIAL_BYTES)
-"""The same for a row that is in order already."""
+SHARES = 64
+"""Of an element of a partial result, in which the time of a sorted row is counted."""
 
 
-def sorted_row(cols: Size, ordered: bool) -> Size:
-    """Elements of partial results that a CPU moves in the time that rows in order cost, for each row."""
-    return ORDERED_ROW if ordered else SORTED_ROW + floordiv(cols, PARTIAL_BYTES // GATHERED_BYTES)
+def sorted_row(width: Size, ordered: bool, device: Cpu, missed: bool = False) -> Size:
+    """Elements of partial results that a CPU sets and folds in the time that a row takes longer where rows are sorted
+    than where each is added to a partial result.
+
+    :param width: elements that a row adds.  :param missed: to a partial result that caches do not hold.
+    """
+    of_row = round((device.ordered if ordered else device.sort) / device.partial * SHARES)
+    of_element = 0.0 if ordered else device.gathered
+    more = round((of_element - (device.missed if missed else 0)) / device.partial * SHARES)
+    return floordiv(maximum(of_row + more * width + SHARES // 2, 0), SHARES)
 
 
 def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     moved = s.read + s.out * s.item + 8 * s.rows
-    each = device.ordered if s.ordered else device.sort + s.columns * GATHERED_BYTES / device.bandwidth
+    each = device.ordered if s.ordered else max(device.sort + s.read // s.item // max(s.rows, 1) * device.gathered, 0.0)
     return (
         moved,
         each * s.rows + moved / device.bandwidth,
@@ -269,12 +260,16 @@ REGULAR = Strategy(
 # -- privatized -------------------------------------------------------------------------------------------------------
 
 
+PARTIAL_BYTES = 32
+"""Moved for an element of a partial result, f64: it is set, read and written, and folded."""
+
+
 def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     chunks = evaluate(ceildiv(s.rows, task_rows(s.rows, s.columns, (s.out, *s.other_results))), {})
-    moved = s.read + PARTIAL_BYTES * chunks * s.out + s.out * s.item
-    missed = s.read // s.item * s.out**2 / (s.out**2 + CACHED**2)
-    seconds = (moved + MISSED_BYTES * missed) / device.bandwidth
-    return moved, seconds, f"{chunks} partials of {s.out} elements, folded in order"
+    moved, partials = s.read + s.out * s.item, chunks * s.out
+    missed = device.missed * (s.read // s.item) if s.out >= device.cached else 0.0
+    seconds = moved / device.bandwidth + device.partial * partials + missed
+    return moved + PARTIAL_BYTES * partials, seconds, f"{chunks} partials of {s.out} elements, folded in order"
 
 
 def _privatized_gpu(s: Scatter[int], hits: Hits, device: Gpu) -> Cost:

@@ -26,11 +26,8 @@ from ..ops import scatter_add
 from ..runtime.cuda.device import Device, Span
 from ..targets.devices import Gpu, calibration_text, listed_device
 from ..trace import trace
+from .lines import PLAUSIBLE, line
 
-FARTHEST = 0.25
-"""How far a time may lie from the line through all of them."""
-PLAUSIBLE = 20.0
-"""How far a constant may lie from the listed one, either way: many of those are estimates."""
 REPEATS = 7
 SPIN = 4e8
 """Steps a second, or fewer, of the kernel that waits: a multiply and add that depend on each other."""
@@ -229,14 +226,14 @@ def fitted(samples: Collection[Sample], device: Gpu) -> dict[str, float]:
     """
 
     def rate(name: str) -> float:
-        return 1 / _line(name, [(s.amount, s.seconds) for s in samples if s.what == name])[1]
+        return 1 / line(name, [(s.amount, s.seconds) for s in samples if s.what == name])[1]
 
     sorts = [s for s in samples if s.what == "sort"]
     few, *many = sorted({s.amount for s in sorts})
     # T = base + passes * max(pass, rows / rate): few rows give base and pass, many the rate.
-    base, each = _line("sort", [(s.passes, s.seconds) for s in sorts if s.amount == few])
+    base, each = line("sort", [(s.passes, s.seconds) for s in sorts if s.amount == few])
     slopes = [
-        (p, _line("sort", [(s.amount, s.seconds) for s in sorts if s.amount in many and s.passes == p])[1])
+        (p, line("sort", [(s.amount, s.seconds) for s in sorts if s.amount in many and s.passes == p])[1])
         for p in sorted({s.passes for s in sorts})
     ]
     constants = {
@@ -258,27 +255,6 @@ def fitted(samples: Collection[Sample], device: Gpu) -> dict[str, float]:
                 " shared or throttled, or its clock is wrong; nothing is written"
             )
     return constants
-
-
-def _line(name: str, points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(seconds at 0, seconds per unit) of the line through points, each as near as its own time allows.
-
-    :raises DeviceError: fewer than two amounts, time does not grow with work, or a point lies far from the line.
-    """
-    amounts, seconds = (np.asarray(v, np.float64) for v in zip(*points, strict=True))
-    if len(set(amounts)) < 2 or not (np.isfinite(seconds).all() and (seconds > 0).all()):
-        raise DeviceError(f"{name}: times of two amounts of work are wanted, got {_said(points)}")
-    rows = np.stack([1 / seconds, amounts / seconds], 1)
-    start, slope = np.linalg.lstsq(rows, np.ones(len(points)), rcond=None)[0]
-    off = np.abs(rows @ [start, slope] - 1).max()
-    if not slope > 0 or off > FARTHEST:
-        why = "more work does not take longer" if not slope > 0 else f"a time lies {off:.0%} from a straight line"
-        raise DeviceError(f"{name}: {why}: {_said(points)}; is something else running on the device?")
-    return float(start), float(slope)
-
-
-def _said(points: Sequence[tuple[float, float]]) -> str:
-    return ", ".join(f"{amount:g} in {seconds * 1e6:.2f} us" for amount, seconds in points)
 
 
 # -- the whole of it ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""calibrate: measures the cost model's constants of a GPU and writes the file that compile reads."""
+"""calibrate: measures the cost model's constants of a GPU or of the CPU and writes the file that compile reads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from pathlib import Path
 
 import click
 
+from ..calibration.host import calibrate as measured_host
 from ..calibration.measure import calibrate as measured
 from ..process import files
+from ..runtime.host.toolchain import cpu_model
 from ..targets.calibration import calibration_file
-from ..targets.devices import Gpu, calibrated_by, calibration_text
+from ..targets.devices import Cpu, Gpu, calibrated_by, calibration_text
 from .model import AS_JSON
 from .progress import Progress
 from .results import say_json
 
 
-@click.command(short_help="Measure a GPU's constants for choose_reduction.")
+@click.command(short_help="Measure the constants of a GPU, or of the CPU, for choose_reduction.")
+@click.option(
+    "--target",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="What is measured: the GPU, or one thread of the CPU.",
+)
 @click.option(
     "--device",
     "number",
@@ -38,18 +47,22 @@ from .results import say_json
     "--progress/--no-progress", default=None, help="Show what is being done after a second; by default on a terminal."
 )
 @AS_JSON
-def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | None, as_json: bool) -> None:
+def calibrate(target: str, number: int, out: Path | None, verbose: bool, progress: bool | None, as_json: bool) -> None:
     """Measure a GPU: copy bandwidth, atomics (adjacent elements, scattered lines, one row), L2, the sort, a launch, and
-    torch's attention and convolution where there is torch.
+    torch's attention and convolution where there is torch.  Or the CPU: what sorted rows take longer than partial
+    results, and what these take (ten seconds and 0.5 GB).
 
-    The file replaces gradc's built-in constants for this kind of device when target="cuda" compiles for it; it is found
+    The file replaces gradc's built-in constants for this kind of device where compile is for that target; it is found
     in its default place, or given by GRADC_CALIBRATION=FILE or compile(calibration=FILE).  Nothing else should run on
     the device.
 
     \b
     gradc calibrate
     gradc calibrate --device 1 -o h200.json
+    gradc calibrate --target cpu
     """
+    if target == "cpu" and number:
+        raise click.BadParameter("--device is for --target cuda")
     if number:  # the driver reads the variable once, at its first call
         visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
         if number >= len(visible) > 0:
@@ -62,9 +75,8 @@ def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | Non
             lines.append(line)
             shown.say(line)
 
-        listed, text = measured(said)
-        text = _with_torch(listed, text, said)
-    path = out or calibration_file(listed)
+        listed, text = _measured(target, said)
+    path = out or calibration_file(listed, cpu_model() if target == "cpu" else "")
     files.make_folder(path.parent)
     files.write(path, text)
     device = calibrated_by(listed, text, path)
@@ -78,9 +90,17 @@ def calibrate(number: int, out: Path | None, verbose: bool, progress: bool | Non
     for name in found:
         click.echo(
             f"  {name:<10} {getattr(device, name):>12.4g}   listed: {getattr(listed, name):.4g}"
-            f" ({listed.sources.get(name, '')})"
+            f" ({listed.sources.get(name, 'measured')})"
         )
     click.echo(f"wrote {path}" + ("" if out is None else f"; GRADC_CALIBRATION={path} or calibration= reads it"))
+
+
+def _measured(target: str, said: Callable[[str], None]) -> tuple[Cpu | Gpu, str]:
+    """What the cost model calls the device, and its calibration's text."""
+    if target == "cpu":
+        return measured_host(said)
+    listed, text = measured(said)
+    return listed, _with_torch(listed, text, said)
 
 
 def _with_torch(listed: Gpu, text: str, said: Callable[[str], None]) -> str:

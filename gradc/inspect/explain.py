@@ -30,7 +30,7 @@ from ..passes.schedule.schedule import missed_fusions
 from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle, time_call
 from ..targets.cpu import WAKING_WORK
-from ..targets.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, OF_TORCH, Device, Gpu, gpu_of
+from ..targets.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, OF_TORCH, Device, Gpu, cpu_of, gpu_of
 from .memory import Memory
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def memory_lines(module: Explained, dims: Mapping[str, int]) -> list[str]:
 def _compiled_for(module: Explained) -> Device:
     """The device that a module was compiled for."""
     if not module.target.startswith("cuda"):
-        return CPU
+        return cpu_of(module.options.calibration)
     return gpu_of(module.options.device or module.options.arch, module.options.calibration)
 
 

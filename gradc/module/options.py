@@ -15,7 +15,9 @@ from ..interp import sizes_given
 from ..ir.graph import Graph
 from ..process.forks import held_off
 from ..runtime.cuda import gpu
+from ..runtime.host.toolchain import cpu_model
 from ..targets.calibration import calibration_text_for
+from ..targets.devices import CPU
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -267,7 +269,7 @@ class Options:
     calibration: str | None = option(
         None,
         unchecked,
-        'a file written by ``gradc calibrate``, or ``"none"``; by default the target cuda reads the file in'
+        'a file written by ``gradc calibrate``, or ``"none"``; by default the targets cpu and cuda read the file in'
         " ``GRADC_CALIBRATION`` or the user's configuration directory, if any.  A module stores its contents.",
     )
 
@@ -328,10 +330,11 @@ def for_target(options: Options, target: str) -> Options:
         )
     options = replace(options, errors=options.errors or ("async" if target == "cuda" else "sync"))
     if not target.startswith("cuda"):
-        for name in ("device", "calibration", "convolutions"):
+        for name in ("device", "convolutions"):
             if getattr(options, name) is not None:
                 raise InvalidProblem(f"{name}={getattr(options, name)!r} is for a GPU, not for the target {target!r}")
-        return options
+        text = calibration_text_for(CPU, options.calibration, own=target == "cpu", model=cpu_model())
+        return replace(options, calibration=text)
     with held_off:
         from ..runtime.cuda.cudnn_version import installed
         from ..targets.devices import gpu_of, listed_device

@@ -33,7 +33,7 @@ from ..passes.schedule.residual import Residual
 from ..process import files
 from ..process.forks import held_off
 from ..process.version import VERSION
-from ..targets.devices import gpu_of
+from ..targets.devices import cpu_of, gpu_of
 from .module import Code, Module, Recipe
 from .options import TEXTS, Options
 
@@ -209,6 +209,8 @@ def _described(envelope: Envelope) -> SavedModule:
         raise IRFormatError(f"the target {target} with arch={options.get('arch')!r}")
     if target.startswith("cuda") and (options.get("device") or options.get("arch")):
         gpu_of(options.get("device") or options.get("arch"), options.get("calibration"))
+    elif not target.startswith("cuda"):
+        cpu_of(options.get("calibration"))
     parts = {name: data for name, data in envelope.parts.items() if name not in ("module", "graph")}
     return SavedModule(graph, tuple(wrt), target, options, description["machine"], parts)
 

@@ -10,38 +10,54 @@ from typing import Any
 
 from .. import knobs
 from ..errors import InvalidProblem
+from ..formats.json_text import read_json
 from ..process.files import user_directory
-from .devices import Gpu, calibrated_by, read_calibration
+from .devices import CPU, Cpu, Gpu, calibrated_by, read_calibration
 
 NONE = "none"
 
 
-def calibration_file(device: Gpu) -> Path:
+def calibration_file(device: Cpu | Gpu, model: str = "") -> Path:
     """Where ``gradc calibrate`` writes a device's constants unless it is told: ``GRADC_CALIBRATION``, else
-    ``calibration/h100.json`` of the user's own.
+    ``calibration/h100.json`` of the user's own, or ``calibration/cpu-MODEL.json``.
+
+    :param model: of the processor: users' files may be on several machines.
     """
     named = knobs.CALIBRATION.get()
     if named and named != NONE:
         return Path(named).expanduser()
-    return Path(user_directory("config")) / "calibration" / f"{re.sub('[^a-z0-9]+', '-', device.name.lower())}.json"
+    words = re.findall("[a-z0-9]+", f"{device.name} {model}".lower())
+    return Path(user_directory("config")) / "calibration" / f"{'-'.join(words)}.json"
 
 
-def calibration_text_for(device: Gpu, given: Any, own: bool) -> str | None:
+def calibration_text_for(device: Cpu | Gpu, given: Any, own: bool, model: str = "") -> str | None:
     """The text of the file that holds for a compilation, or None.
 
     :param given: ``calibration=`` of compile: a path, ``"none"``, or None.
     :param own: whether the file in the user's configuration directory counts, where none is named.
+    :param model: as of :func:`calibration_file`.
     :raises InvalidProblem: a file that was named is not there; a file is of another device, or holds what no
-        calibration does.
+        calibration does.  One that the environment names for a GPU is none for a CPU, nor the other way round.
     """
     if given is not None and not isinstance(given, str | Path):
         raise InvalidProblem(f"calibration={given!r}: a path of a file that gradc calibrate wrote, or {NONE!r}")
     named = str(given) if given is not None else knobs.CALIBRATION.get()
     if named == NONE or not (named or own):
         return None
-    path = Path(named).expanduser() if named else calibration_file(device)
+    path = Path(named).expanduser() if named else calibration_file(device, model)
     if not named and not path.is_file():
         return None
     text = read_calibration(path)
+    if given is None and named and _is_of_cpu(text) != isinstance(device, Cpu):
+        return None
     calibrated_by(device, text, path)
     return text
+
+
+def _is_of_cpu(text: str) -> bool:
+    """Whether a calibration is a CPU's."""
+    try:
+        content = read_json(text)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.get("device") == CPU.name

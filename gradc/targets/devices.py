@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import InvalidProblem, Unsupported
 from ..formats.json_text import read_json
@@ -41,17 +41,30 @@ class Device:
 
 @dataclass(frozen=True)
 class Cpu(Device):
-    """A CPU; constants were measured on a 2-core AVX-512 machine and are more reliable as ratios than as times.
+    """A CPU, times in seconds of one thread.  :mod:`gradc.calibration.host` measures ``sort`` to ``cached``; by default
+    they are those with the least mean regret over the processors of ``benchmarks/results``.
 
-    :param sort: seconds per row of a counting sort, and of waiting for rows in its order.
-    :param ordered: the same where rows are in order.  :param workers: the assumed number of cores.
+    :param sort: of a row that is sorted, more than of one that is added to a partial result.
+    :param gathered: the same of each element that it adds; below 0 where sums in registers take less time than reading
+        rows in another order.
+    :param ordered: of a row that is in order already, as ``sort``.
+    :param partial: of an element of a partial result, which is set and folded.
+    :param missed: of an element that is added to a partial result of ``cached`` elements or more, more than to others.
+    :param cached: elements of a partial result that caches hold.
+    :param workers: the assumed number of cores.
+    :param sources: constant -> ``calibrated``.
     """
 
     name: str = "cpu"
     bandwidth: float = 20e9
-    sort: float = 20e-9
-    ordered: float = 1.6e-9
+    sort: float = 11e-9
+    gathered: float = -0.15e-9
+    ordered: float = 1e-9
+    partial: float = 1e-9
+    missed: float = 0.02e-9
+    cached: int = 1 << 20
     workers: int = 4
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -404,7 +417,18 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "one_block": (0, 2**31),
 }
 CONSTANTS = tuple(_RANGES)
-"""The constants that a calibration file may have."""
+"""The constants that a calibration file of a GPU may have,"""
+_CPU_RANGES: Mapping[str, tuple[float, float]] = {
+    "bandwidth": _RATE,
+    "sort": (0, 1e-6),
+    "gathered": (-1e-8, 1e-8),
+    "ordered": (0, 1e-6),
+    "partial": (1e-11, 1e-7),
+    "missed": (0, 1e-7),
+    "cached": (1, 2**40),
+}
+CPU_CONSTANTS = tuple(_CPU_RANGES)
+"""and one of a CPU."""
 OF_INSTRUCTIONS = (
     "clock",
     "issue_share",
@@ -419,10 +443,10 @@ OF_INSTRUCTIONS = (
 """Those of machine code's time: no choice of a reduction looks at them,"""
 OF_TORCH = tuple(_OF_TORCH)
 """nor at those of torch's libraries."""
-_WHOLE = ("sms", "l2", "shared", "special", "one_block")
+_WHOLE = ("sms", "l2", "shared", "special", "one_block", "cached")
 
 
-def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Device:
+def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Cpu | Gpu:
     """The device of an architecture (``sm_90``, ``sm_90a``; ``sm_86`` is treated as ``sm_80``), a name (``H200``), or a
     driver's name (``NVIDIA H100 80GB HBM3``); or ``cpu``.
 
@@ -430,11 +454,7 @@ def device_for(arch_or_name: str, calibration: str | Path | None = None) -> Devi
     :raises Unsupported: the device is not known.  :raises InvalidProblem: the file is invalid.
     """
     device = _find(arch_or_name)
-    if calibration is None:
-        return device
-    if not isinstance(device, Gpu):
-        raise InvalidProblem(f"{calibration}: a calibration is for a GPU, not for {device.name}")
-    return calibrated(device, calibration)
+    return device if calibration is None else calibrated(device, calibration)
 
 
 def gpu_of(arch_or_name: str | None, calibration: str | None = None) -> Gpu:
@@ -443,6 +463,11 @@ def gpu_of(arch_or_name: str | None, calibration: str | None = None) -> Gpu:
     if not isinstance(device, Gpu):
         raise Unsupported(f"{arch_or_name!r} is no GPU")
     return device if calibration is None else calibrated_by(device, calibration)
+
+
+def cpu_of(calibration: str | None = None) -> Cpu:
+    """The CPU, with constants replaced by those of a calibration text."""
+    return CPU if calibration is None else calibrated_by(CPU, calibration)
 
 
 def listed_device(name: str, arch: str) -> Gpu:
@@ -460,7 +485,7 @@ def listed_device(name: str, arch: str) -> Gpu:
     raise Unsupported(f"the cost model knows neither a device {name[:80]!r} nor the architecture {arch}")
 
 
-def _find(asked: str) -> Device:
+def _find(asked: str) -> Cpu | Gpu:
     if not isinstance(asked, str):
         raise InvalidProblem(f"a device is named by a text, not by {asked!r}")
     words = re.findall(r"[a-z0-9_]+", asked.lower())
@@ -482,7 +507,10 @@ def _find(asked: str) -> Device:
 # -- calibration -------------------------------------------------------------------------------------------------------
 
 
-def calibrated(device: Gpu, path: str | Path) -> Gpu:
+M = TypeVar("M", bound="Cpu | Gpu")
+
+
+def calibrated(device: M, path: str | Path) -> M:
     """The device with constants replaced by those of a calibration file.
 
     :raises InvalidProblem: the file is missing, no JSON, or of another device, or has an unknown constant or an
@@ -506,7 +534,7 @@ def read_calibration(path: str | Path) -> str:
         raise InvalidProblem(f"{path}: this is not the JSON of a calibration: {error}") from error
 
 
-def calibrated_by(device: Gpu, text: str, where: str | Path = "calibration") -> Gpu:
+def calibrated_by(device: M, text: str, where: str | Path = "calibration") -> M:
     """:func:`calibrated` with the text of a file; ``where`` is its name in errors."""
     try:
         calibration = read_json(text, _once)
@@ -526,7 +554,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _replaced(device: Gpu, calibration: Any) -> Gpu:
+def _replaced(device: M, calibration: Any) -> M:
     if not isinstance(calibration, dict) or calibration.get("format") != FORMAT:
         raise InvalidProblem(f'a calibration begins with "format": "{FORMAT}"')
     unknown = calibration.keys() - {"format", "device", "constants"}
@@ -537,24 +565,25 @@ def _replaced(device: Gpu, calibration: Any) -> Gpu:
     constants = calibration.get("constants")
     if not isinstance(constants, dict):
         raise InvalidProblem('a calibration\'s "constants" maps names to numbers')
+    ranges = _RANGES if isinstance(device, Gpu) else _CPU_RANGES
     for name, value in constants.items():
-        if name not in CONSTANTS:
-            raise InvalidProblem(f"there is no constant {name!r}; there are {', '.join(CONSTANTS)}")
-        _check(name, value)
+        if name not in ranges:
+            raise InvalidProblem(f"there is no constant {name!r}; there are {', '.join(ranges)}")
+        _check(name, value, ranges[name])
     return replace(device, sources={**device.sources, **dict.fromkeys(constants, "calibrated")}, **constants)
 
 
-def _check(name: str, value: Any) -> None:
+def _check(name: str, value: Any, between: tuple[float, float]) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidProblem(f"{name} is {value!r}: a number is wanted")
-    low, high = _RANGES[name]
+    low, high = between
     if not low <= value <= high:  # also true for NaN
         raise InvalidProblem(f"{name} is {str(value)[:40]}: it lies between {low:g} and {high:g}")
     if name in _WHOLE and not isinstance(value, int):
         raise InvalidProblem(f"{name} is {value}: a whole number is wanted")
 
 
-def calibration_text(device: Gpu, constants: Mapping[str, float]) -> str:
+def calibration_text(device: M, constants: Mapping[str, float]) -> str:
     """The text of a calibration file with constants measured on a device.
 
     :raises InvalidProblem: :func:`calibrated` would reject it.

@@ -25,7 +25,7 @@ from ..ir.node import Node, make
 from ..ir.op import Composite
 from ..ir.pattern import Var, match, op
 from ..ir.types import F64, DType, Type
-from ..ir.walk import topological
+from ..ir.walk import postorder, topological
 from ..process.forks import cached_property
 from .samples import sample
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 STOP, CAST = op("stop_gradient", Var("x")), op("cast", Var("x"))
+GRADIENT_OF = op("with_gradient_of", Var("x"), Var("of"))
 STEPS = ((2e-3, 1e-7), (3e-5, 1e-7), (1e-6, 1e-6))
 """(step, tolerance), the largest first: large steps suffer from nearby kinks, small ones from rounding."""
 DIRECTIONS, ELEMENTS = 3, 16
@@ -137,6 +138,11 @@ def check(
     return Report(graph.name, bound, seed, tuple(findings), (*held.notes, *problem.notes))
 
 
+def _differentiated(node: Node) -> tuple[Node, ...]:
+    """The operands of which a node has the derivatives."""
+    return node.operands[1:] if match(GRADIENT_OF, node, {}) else node.operands
+
+
 # -- the function that the differences are taken of --------------------------------------------------------------------
 
 
@@ -164,9 +170,8 @@ class HeldGraph:
         }
         with assuming(graph.assumptions):
             new: dict[Node, Node] = dict(inputs)
-            for node in topological(n for _, n in graph.outputs):
-                if node not in new:
-                    new[node] = self._open(node, tuple(new[o] for o in node.operands))
+            for node in postorder([n for _, n in graph.outputs], new, _differentiated):
+                new[node] = self._open(node, tuple(new[o] if o in new else o for o in node.operands))
         outputs = [(name, new[node]) for name, node in graph.outputs if node.dtype.is_float]
         self.graph = self._freeze(Graph(graph.name, tuple(inputs.values()), tuple(outputs), graph.assumptions))
         self.notes = (

@@ -298,7 +298,12 @@ static void {{ long }}_move_keys_task(const void *args_, i64 task) {
   const {{ key }} *restrict const from = p->from;
   i64 *restrict const order = p->out, *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
   u32 *restrict const place = p->counts + (task << p->bits);
-  for (i64 i = first; i < last; i++) order[place[(u64)from[i * step] - least]++] = i;
+  const i64 asked = gradc_max(first, last - GRADC_AHEAD);
+  for (i64 i = first; i < asked; i++) { /* many keys have as many lines: they are asked for ahead, as stores wait for one another */
+    __builtin_prefetch(order + place[(u64)from[(i + GRADC_AHEAD) * step] - least], 1);
+    order[place[(u64)from[i * step] - least]++] = i;
+  }
+  for (i64 i = asked; i < last; i++) order[place[(u64)from[i * step] - least]++] = i;
   for (i64 i = gradc_max(first, p->distinct); i < last; i++) keys[i] = INT64_MAX, starts[i] = n;
 }
 static void {{ long }}_one_digit({{ long }}_pass *p, i64 tasks, int span) {

@@ -224,7 +224,7 @@ I8_TYPE(u8_u8_type, 0, 0, u8_u8_type);
 
 /* ---- Few rows
  *
- * Columns that are contiguous fill vectors of steps where they lie.  They are moved by 128 as they are read where both operands have a
+ * Columns of b that are contiguous fill vectors of steps where they lie.  They are moved by 128 as they are read where both operands have a
  * sign or both none, which changes a sum by the sum of the row of a. */
 
 #if GEMM_BYTES == 64
@@ -322,7 +322,7 @@ static inline __attribute__((always_inline)) void i8_dots(const int rows, const 
   }
 }
 
-enum { I8_FEW = I8_LANES / 4, I8_MOST = 48 }; /* rows that are multiplied with four columns at a time, and as many as are so at most */
+enum { I8_FEW = I8_LANES / 4, I8_MOST = 48, I8_MOST_ACROSS = 64 }; /* rows that are multiplied with four columns at a time, and as many as are so at most */
 typedef void (*i8_dots_kernel)(int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row, const uint8_t *b, int64_t b_col, uint32_t moves, const uint32_t *begins,
                                uint32_t *c, int64_t c_row, int64_t c_col, int add);
 #define I8_DOTS(name, rows, a_signed)                                                                                            \
@@ -337,9 +337,134 @@ I8_DOTS(i8_dots_few, I8_FEW, 1)
 I8_DOTS(u8_dots_few, I8_FEW, 0)
 #undef I8_DOTS
 
-static int64_t i8_rows_bytes(int64_t m, int64_t k) { return m * (whole(k, GEMM_BYTES) + 4); }
+/* Rows of b that are contiguous fill vectors of columns: those of four steps are interleaved to quads, once for all rows of a.  A
+ * vector of quads has four columns of each of its 16 bytes. */
+#if defined(I8_VNNI) || defined(I8_PAIRS)
+#define I8_ACROSS
+enum { I8_DEEP = GEMM_BYTES == 64 ? 16 : 8, I8_SUMS = 1 << 15 }; /* steps whose quads stay in registers; bytes of sums, which stay in the nearest cache */
+#if GEMM_BYTES == 16
+#define I8_UNPACK(op, a, b) __asm__("p" op " %1, %0" : "+x"(a) : "x"(b))
+#else
+#define I8_UNPACK(op, a, b) __asm__("vp" op " %1, %0, %0" : "+" I8_REGISTER(a) : I8_REGISTER(b))
+#endif
 
-/* c[m,n] (+)= a[m,k] b[k,n], b's columns contiguous. */
+/* to[0..3] = the quads of four steps. */
+static inline __attribute__((always_inline)) void i8_interleave(i8_vec *to, const i8_vec *step) {
+  i8_vec low = step[0], high = step[0], more_low = step[2], more_high = step[2];
+  I8_UNPACK("unpcklbw", low, step[1]);
+  I8_UNPACK("unpckhbw", high, step[1]);
+  I8_UNPACK("unpcklbw", more_low, step[3]);
+  I8_UNPACK("unpckhbw", more_high, step[3]);
+  to[0] = to[1] = low, to[2] = to[3] = high;
+  I8_UNPACK("unpcklwd", to[0], more_low);
+  I8_UNPACK("unpckhwd", to[1], more_low);
+  I8_UNPACK("unpcklwd", to[2], more_high);
+  I8_UNPACK("unpckhwd", to[3], more_high);
+}
+
+/* sums (+)= rows of a times so many bytes of I8_DEEP rows of b, of which `steps` are there. */
+static inline __attribute__((always_inline)) void i8_add_across(int64_t m, const uint8_t *a, int64_t a_row, const uint8_t *b, int64_t b_row, int64_t steps, size_t bytes,
+                                                                uint32_t moves, const int a_signed, i8_vec *sums, int64_t sums_row, int first) {
+  i8_vec quads[I8_DEEP];
+#pragma GCC unroll 4
+  for (int p = 0; p < I8_DEEP; p += I8_QUAD) {
+    i8_vec step[I8_QUAD];
+#pragma GCC unroll 4
+    for (int x = 0; x < I8_QUAD; x++) { /* of those that are not there a has zeros */
+      const uint8_t *const from = b + (p + x < steps ? p + x : steps - 1) * b_row;
+      step[x] = (i8_vec){0};
+      memcpy(&step[x], from, bytes);
+      __builtin_prefetch(from + I8_DEEP * b_row, 0, 2);
+      step[x] ^= (i8_vec){0} + moves;
+    }
+    i8_interleave(quads + p, step);
+  }
+  for (int64_t i = 0; i < m; i++) {
+    i8_vec v[I8_QUAD], *const sum = sums + i * sums_row;
+#pragma GCC unroll 4
+    for (int x = 0; x < I8_QUAD; x++) {
+      v[x] = first ? (i8_vec){0} : sum[x];
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < I8_DEEP; p += I8_QUAD) {
+      uint32_t quad;
+      memcpy(&quad, a + i * a_row + p, sizeof quad);
+      const i8_vec row = (i8_vec){0} + quad;
+#pragma GCC unroll 4
+      for (int x = 0; x < I8_QUAD; x++) {
+        v[x] = a_signed ? i8_dot(v[x], quads[p + x], row) : i8_dot(v[x], row, quads[p + x]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int x = 0; x < I8_QUAD; x++) {
+      sum[x] = v[x];
+    }
+  }
+}
+
+static __attribute__((noinline)) void i8_across(int64_t m, int64_t n, int64_t k, const uint8_t *a, int64_t a_row, const uint8_t *b, int64_t b_row, uint32_t moves,
+                                                int a_signed, i8_vec *sums, int64_t sums_row) {
+  for (int64_t p = 0; p < k; p += I8_DEEP) {
+    const uint8_t *const rows = a + p, *const from = b + p * b_row;
+    for (int64_t j = 0; j < n; j += GEMM_BYTES) {
+      i8_vec *const to = sums + j / I8_LANES;
+      if (n - j < GEMM_BYTES || k - p < I8_DEEP) {
+        i8_add_across(m, rows, a_row, from + j, b_row, at_most(k - p, I8_DEEP), (size_t)at_most(n - j, GEMM_BYTES), moves, a_signed, to, sums_row, !p);
+      } else if (a_signed) {
+        i8_add_across(m, rows, a_row, from + j, b_row, I8_DEEP, GEMM_BYTES, moves, 1, to, sums_row, !p);
+      } else {
+        i8_add_across(m, rows, a_row, from + j, b_row, I8_DEEP, GEMM_BYTES, moves, 0, to, sums_row, !p);
+      }
+    }
+  }
+}
+
+/* c (+)= begins[row] and the sums, whose columns lie as those of quads. */
+static void i8_put_across(int64_t m, int64_t n, const i8_vec *sums, int64_t sums_row, const uint32_t *begins, uint32_t *c, int64_t c_row, int64_t c_col, int add) {
+  for (int64_t i = 0; i < m; i++) {
+    for (int64_t j = 0; j < n; j += GEMM_BYTES) {
+      uint32_t block[GEMM_BYTES], *const to = c + i * c_row + j * c_col;
+      const uint32_t *const from = (const uint32_t *)(sums + i * sums_row + j / I8_LANES);
+#pragma GCC unroll 16
+      for (int q = 0; q < GEMM_BYTES; q += I8_QUAD) {
+        memcpy(block + q, from + q % 16 / I8_QUAD * I8_LANES + q / 16 * I8_QUAD, I8_QUAD * sizeof *block);
+      }
+      const int64_t some = at_most(n - j, GEMM_BYTES);
+      if (c_col == 1) {
+#pragma omp simd
+        for (int64_t x = 0; x < some; x++) {
+          to[x] = (add ? to[x] : 0) + begins[i] + block[x];
+        }
+        continue;
+      }
+      for (int64_t x = 0; x < some; x++) {
+        to[x * c_col] = (add ? to[x * c_col] : 0) + begins[i] + block[x];
+      }
+    }
+  }
+}
+#endif
+
+/* Whether so few rows are multiplied with b where it lies. */
+static int i8_in_place(int64_t m, const gradc_matrix *b) {
+#ifdef I8_ACROSS
+  if (b->col == 1 && b->row != 1) {
+    return m <= I8_MOST_ACROSS;
+  }
+#endif
+  return b->row == 1 && m <= I8_MOST;
+}
+
+static int64_t i8_rows_bytes(int64_t m, int64_t k) {
+  const int64_t rows = whole(m * (whole(k, GEMM_BYTES) + 4), GEMM_BYTES);
+#ifdef I8_ACROSS
+  return rows + I8_SUMS;
+#else
+  return rows;
+#endif
+}
+
+/* c[m,n] (+)= a[m,k] b[k,n], b's columns or its rows contiguous. */
 static void i8_rows(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, const gradc_matrix *b, uint32_t *c, int64_t c_row, int64_t c_col, int add, void *workspace) {
   const int64_t filled = whole(k, GEMM_BYTES);
   const int a_signed = a->dtype == GRADC_I8, alike = a->dtype == b->dtype;
@@ -366,6 +491,18 @@ static void i8_rows(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, cons
       begins[i] += a_signed ? sums[x] * -128u : sums[x] * 128u;
     }
   }
+#ifdef I8_ACROSS
+  if (b->row != 1) {
+    i8_vec *const sums = (i8_vec *)(rows + whole(m * (filled + 4), GEMM_BYTES));
+    const int64_t strip = at_most(whole(n, GEMM_BYTES), I8_SUMS / 4 / m / GEMM_BYTES * GEMM_BYTES);
+    for (int64_t j = 0; j < n; j += strip) {
+      const int64_t some = at_most(n - j, strip);
+      i8_across(m, some, k, rows, filled, (const uint8_t *)b->data + j, b->row, alike ? 0x80808080 : 0, a_signed, sums, strip / I8_LANES);
+      i8_put_across(m, some, sums, strip / I8_LANES, begins, c + j * c_col, c_row, c_col, add);
+    }
+    return;
+  }
+#endif
   const int64_t high = m == 1 ? 1 : I8_FEW, wide = I8_LANES / high;
   const i8_dots_kernel dots = m == 1 ? (a_signed ? i8_dots_one : u8_dots_one) : a_signed ? i8_dots_few : u8_dots_few;
   for (int64_t j = 0; j < n; j += wide) {

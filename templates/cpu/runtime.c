@@ -1166,7 +1166,7 @@ EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
   }
   const int64_t plain = packs_of(type, m, n, k);
   if (type->integers) { /* few rows, or all of them */
-    const int64_t few = i8_rows_bytes(I8_MOST, at_most(k, GEMM_STRETCH));
+    const int64_t few = i8_rows_bytes(I8_MOST_ACROSS, at_most(k, GEMM_STRETCH));
     return few > plain ? few : plain;
   }
   if (m == 1 || n == 1) {
@@ -1185,7 +1185,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   product p = {.ctx = ctx, .unfit = &unfit, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_col = 1, .rows = m, .width = n, .apart_rows = c_row, .accumulate = accumulate};
   /* The long side belongs into the vectors, and what is read where it is into a kernel's columns: the product of the transposes. */
   const int as_they_lie = type->packed == type->size; /* else no kernel takes them from where they are */
-  const int tall = type->integers ? n <= I8_MOST && a->col == 1
+  const int tall = type->integers ? i8_in_place(n, &(gradc_matrix){.row = a->col, .col = a->row})
                                   : n <= GEMM_FEW && k >= 4 * n && m <= 4 * type->nr && a->row == 1 && a->col <= 4 * type->nr && !a->read && !a->scale;
   const gradc_places turned[2] = {transposed_places(a), transposed_places(b)};
   if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES || tall)) {
@@ -1195,7 +1195,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
     m = p.m, n = p.n;
     p.type = type = type->turned ? type->turned : type;
   }
-  const int in_dots = type->integers ? m <= I8_MOST && p.b.row == 1 && !p.a.places && !p.b.places : m == 1;
+  const int in_dots = type->integers ? i8_in_place(m, &p.b) && !p.a.places && !p.b.places : m == 1;
   split(&p);
   *(p.c_row ? &p.c_col : &p.c_row) = p.splits > 1 ? p.width : c_row;
   p.partials = p.splits > 1 ? scratch(PARTIALS, (size_t)(p.splits * batch * m * n * size)) : NULL;
@@ -1219,7 +1219,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   p.group = flops >= GEMM_GROUP ? 1 : at_most(products, (int64_t)(GEMM_GROUP / flops) + 1);
   if (in_dots) {
     /* Long reads of each row of b, where enough tasks are left; no bits depend on it. */
-    p.tile_n = ceil_div(n, GEMM_WIDE) * products >= atomic_load(&pool.wanted) ? GEMM_WIDE : at_most(GEMM_WIDE, 512);
+    p.tile_n = type->integers && p.b.row != 1 ? whole(ceil_div(n, 2), GEMM_BYTES) : ceil_div(n, GEMM_WIDE) * products >= atomic_load(&pool.wanted) ? GEMM_WIDE : at_most(GEMM_WIDE, 512);
     leave_if(run_tasks(ctx, ceil_div(products, p.group) * ceil_div(n, p.tile_n), row_task, &p), ctx);
   } else {
     /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */

@@ -13,10 +13,12 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="the ONNX frontend needs onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import interp  # noqa: E402
 from gradc.errors import NotDifferentiable  # noqa: E402
+from gradc.ir.kernel import Call  # noqa: E402
 
 rng = np.random.default_rng(0)
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -311,6 +313,93 @@ def test_operators_that_round_pass_gradients_to_every_scale(op: str) -> None:
     for name in wrt:
         assert np.any(exact[f"d.{name}"]), name
         np.testing.assert_allclose(found[name], exact[f"d.{name}"], rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+def one_node(
+    op: str, given: dict[str, Any], wanted: str, shape: tuple[int, ...], domain: str = "", **attrs: Any
+) -> Any:
+    """A model of one node whose inputs are the given arrays; those that are None are left out."""
+    arrays = {n: v for n, v in given.items() if v is not None}
+    graph = helper.make_graph(
+        [helper.make_node(op, [n if n in arrays else "" for n in given], ["y"], domain=domain, **attrs)],
+        "net",
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for n, v in arrays.items()
+        ],
+        [helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(np.dtype(wanted)), shape)],
+    )
+    opsets = [helper.make_opsetid("", 21), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def whole_range(kind: str, *shape: int) -> Any:
+    ends = np.iinfo(kind)
+    return np.asarray(rng.integers(ends.min, ends.max + 1, shape), kind)
+
+
+@pytest.mark.parametrize(
+    "left,right,result", [("u1", "u1", "u1"), ("u1", "i1", "i1"), ("i1", "i1", "u1"), ("i1", "u1", "i1")]
+)
+@pytest.mark.parametrize("lead", [(), (2,)], ids=["matrix", "batch"])
+@pytest.mark.parametrize("step", ["any", "ties", "columns"])
+def test_rounded_products_are_those_of_onnx_reference(
+    step: str, lead: tuple[int, ...], left: str, right: str, result: str
+) -> None:
+    """QLinearMatMul, bit for bit; of ``ties`` some sums lie between two codes, of which the even one is taken."""
+    columns = (21,) if step == "columns" else ()
+    a, b, y = (0.5, 0.25, 16.0) if step == "ties" else (rng.uniform(0.01, 0.02), rng.uniform(0.01, 0.02, columns), 0.37)
+    middle = {"u1": 128, "i1": 0}
+    given = {
+        "a": whole_range(left, *lead, 33, 3 if step == "ties" else 300),
+        "as": np.asarray(a, "f4"),
+        "az": np.asarray(middle[left] + 3, left),
+        "b": whole_range(right, 3 if step == "ties" else 300, 21),
+        "bs": np.asarray(b, "f4"),
+        "bz": np.asarray(middle[right] + rng.integers(-3, 4, columns), right),
+        "ys": np.asarray(y, "f4"),
+        "yz": np.asarray(middle[result] - 5, result),
+    }
+    made = one_node("QLinearMatMul", given, result, (*lead, 33, 21))
+    wanted = ReferenceEvaluator(made).run(None, given)[0]
+    module = gradc.compile(gradc.from_onnx(made), target="cpu")
+    assert [s.op for s in module.forward.program.steps if isinstance(s, Call)] == ["integer_matmul"]
+    found = module(**given)
+    assert found.dtype == wanted.dtype and np.unique(wanted).size > 20
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["alone", "bias"])
+@pytest.mark.parametrize("rounds", [False, True], ids=["floats", "codes"])
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_gemm_of_codes_is_onnxruntimes(alpha: float, turned: int, rounds: bool, bias: bool) -> None:
+    """com.microsoft.QGemm, to the last bit of codes, and one of floats."""
+    runtime = pytest.importorskip("onnxruntime", reason="the oracle")
+    a, b = whole_range("u1", 17, 90), whole_range("i1", 90, 21)
+    given = {
+        "a": np.ascontiguousarray(a.T) if turned else a,
+        "as": np.asarray(0.013, "f4"),
+        "az": whole_range("u1"),
+        "b": np.ascontiguousarray(b.T) if turned else b,
+        "bs": np.asarray(0.021, "f4"),
+        "bz": np.asarray(3, "i1"),
+        "c": np.asarray(rng.integers(-4000, 4000, 21), "i4") if bias else None,
+        "ys": np.asarray(0.7, "f4") if rounds else None,
+        "yz": np.asarray(119, "u1") if rounds else None,
+    }
+    wanted_dtype = "u1" if rounds else "f4"
+    made = one_node("QGemm", given, wanted_dtype, (17, 21), "com.microsoft", alpha=alpha, transA=turned, transB=turned)
+    fed = {n: v for n, v in given.items() if v is not None}
+    wanted = runtime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, fed)[0]
+    module = gradc.compile(gradc.from_onnx(made), target="cpu")
+    assert [s.op for s in module.forward.program.steps if isinstance(s, Call)] == ["integer_matmul"]
+    found = module(**fed)
+    assert found.dtype == wanted.dtype and np.unique(wanted).size > 20
+    if rounds:
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=2e-7)
 
 
 # -- products of integers ----------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,26 @@ import gradc
 from benchmarks import gpu_dry
 from gradc import cli, knobs, ops
 from gradc.analysis.strategies import passes
+from gradc.calibration import host
 from gradc.calibration import measure as calibrate
 from gradc.calibration.measure import Sample, fitted
 from gradc.errors import DeviceError, InvalidProblem, Unsupported
 from gradc.runtime.cuda.device import Span
+from gradc.runtime.host import pool
+from gradc.runtime.host.toolchain import cpu_model
 from gradc.runtime.simulator.device import Simulator
 from gradc.targets import calibration as calibration
-from gradc.targets.devices import Gpu, calibrated_by, calibration_text, device_for, gpu_of, listed_device
+from gradc.targets.devices import (
+    CPU,
+    FORMAT,
+    Gpu,
+    calibrated_by,
+    calibration_text,
+    cpu_of,
+    device_for,
+    gpu_of,
+    listed_device,
+)
 
 H100 = gpu_of("sm_90")
 GIVEN = {
@@ -174,8 +189,19 @@ def test_wrong_files(home: Path, tmp_path: Path) -> None:
         scattered(calibration=tmp_path / "torn.json")
     with pytest.raises(InvalidProblem, match="calibration=3: a path"):
         scattered(calibration=3)
-    with pytest.raises(InvalidProblem, match="is for a GPU, not for the target 'cpu'"):
-        scattered(calibration="none", target="cpu", determinism="run")
+    with pytest.raises(InvalidProblem, match="the calibration is of 'H100', not of cpu"):
+        scattered(calibration=tmp_path / "h100.json", target="cpu", determinism="run")
+    with pytest.raises(InvalidProblem, match="the calibration is of 'cpu', not of H100"):
+        (tmp_path / "cpu.json").write_text(calibration_text(CPU, {"sort": 1e-9}))
+        scattered(calibration=tmp_path / "cpu.json")
+    for constants, said in (
+        ({"hot": 1e-9}, "no constant 'hot'"),
+        ({"gathered": 1.0}, "between -1e-08"),
+        ({"cached": 0.5}, "1"),
+    ):
+        (tmp_path / "cpu.json").write_text(json.dumps({"format": FORMAT, "device": "cpu", "constants": constants}))
+        with pytest.raises(InvalidProblem, match=said):
+            scattered(calibration=tmp_path / "cpu.json", target="cpu", determinism="run")
 
 
 def test_what_stands_for_a_device_in_hand() -> None:
@@ -231,6 +257,79 @@ def test_calibrated_constants_are_said_to_be() -> None:
     device = calibrated_by(H100, calibration_text(H100, GIVEN))
     assert isinstance(device, Gpu) and device.sources["hot"] == "calibrated" and device.sources["shared"] == "published"
     assert device_for("sm_90") == H100
+
+
+# -- a CPU -------------------------------------------------------------------------------------------------------------
+
+HOST = {"partial": 0.7e-9, "sort": 12e-9, "gathered": -0.08e-9, "missed": 0.2e-9, "cached": 1 << 21, "ordered": 0.5e-9}
+
+
+def of_host(noise: float = 0.0) -> list[host.Sample]:
+    """The times of a CPU with these constants, as the model has them, each with 3 us of its own."""
+    scale, rng, found = host.Scale(), np.random.default_rng(0), []
+    for parts in (1 << 19, 1 << 20, 1 << 21):
+        found.append(host.Sample("fold", parts, 3e-6 + parts * HOST["partial"], 64, parts >> 7))
+    for width, result, rows in itertools.product(scale.widths, scale.results, scale.rows):
+        far = HOST["missed"] if result >= HOST["cached"] else 0.0
+        each = HOST["sort"] + width * (HOST["gathered"] - far)
+        found.append(host.Sample("sort", rows, 3e-6 - 4e-3 + rows * each, width, result))
+        if result in scale.results[:2]:
+            found.append(host.Sample("ordered", rows, 3e-6 - 4e-3 + rows * HOST["ordered"], width, result))
+    return [replace(s, seconds=s.seconds * (1 + noise * rng.uniform(-1, 1))) for s in found]
+
+
+def test_constants_of_a_cpu_come_back() -> None:
+    assert host.fitted(of_host()) == pytest.approx(HOST, rel=1e-6)
+    found = host.fitted(of_host(noise=0.01))
+    assert found["cached"] == HOST["cached"]
+    for name, allowed in (("partial", 0.05), ("sort", 0.1), ("missed", 0.2)):
+        assert found[name] == pytest.approx(HOST[name], rel=allowed), name
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: replace(s, seconds=1e-3) if s.what == "fold" else s, "fold: more work does not take longer"),
+        (lambda s: replace(s, seconds=-s.seconds) if s.what == "sort" else s, "sort was measured as -"),
+        (lambda s: replace(s, seconds=s.seconds * 100) if s.what == "fold" else s, "partial was measured as 7e-08"),
+    ],
+)
+def test_times_that_no_cpu_has(change, said: str) -> None:
+    with pytest.raises(DeviceError, match=said):
+        host.fitted([change(s) for s in of_host()])
+
+
+SMALL = host.Scale(rows=(2000, 4000), widths=(4, 8), results=(64, 128, 4096), folded=(64, 128), chunked=256)
+
+
+def test_every_experiment_of_a_cpu_runs() -> None:
+    found = list(host.measure(SMALL))
+    assert {(s.what, s.width) for s in found} == {("sort", 4), ("sort", 8), ("ordered", 4), ("ordered", 8), ("fold", 8)}
+    folds = [s.amount for s in found if s.what == "fold"]
+    assert folds[1] == 2 * folds[0] and all(math.isfinite(s.seconds) for s in found)
+
+
+def test_the_command_writes_what_compile_for_a_cpu_finds(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host, "measure", of_host)
+    threads = pool.num_threads()
+    assert cli.main(["calibrate", "--target", "cpu", "-v"]) == 0
+    assert pool.num_threads() == threads
+    (path,) = (home / "calibration").iterdir()
+    assert path.name.startswith("cpu-") and path == calibration.calibration_file(CPU, cpu_model())
+    said = capsys.readouterr().out
+    assert f"wrote {path}" in said and "sort" in said and "listed: 1.1e-08" in said
+    assert json.loads(path.read_text())["constants"] == pytest.approx(HOST, rel=1e-3)
+    options = scattered(target="cpu", determinism="run").options
+    assert options.calibration == path.read_text() and cpu_of(options.calibration).sort == pytest.approx(12e-9)
+    assert scattered(target="numpy", determinism="run").options.calibration is None
+    assert scattered().options.calibration is None  # a GPU has its own
+    (home / "h100.json").write_text(SLOW_SORT)
+    with knobs.CALIBRATION.set(str(home / "h100.json")):  # it is a GPU's: a CPU has none then
+        assert scattered(target="cpu", determinism="run").options.calibration is None
+        assert scattered().options.calibration == SLOW_SORT
+    assert cli.main(["calibrate", "--target", "cpu", "--device", "1"]) == 2
 
 
 # -- the kernels, on the simulator -------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.dims import Size
 from ...ir.node import Node
-from ...ir.types import DTYPES, F32
+from ...ir.types import DTYPES, F32, F64, DType
+from ...ops.products.integers import CODES
 from ...ops.rules import converted
 from .. import model
 from ..table import Forms, Weight, normalized_axis
-from .products import convolution
+from .products import convolution, matmul_integer
 
 U8, U4 = DTYPES["u8"], DTYPES["u4"]
 
@@ -89,6 +90,77 @@ def _qlinear(function: Callable[..., Node]) -> Callable[..., Node]:
         return quantize_linear(function(x, y), y_scale, y_zero if y_zero is not None else None)
 
     return both
+
+
+def _rounded(sums: Node, factor: Node, zero: Node | None, dtype: DType) -> Node:
+    """Codes of integers times a factor, as ONNX's reference rounds them: in f64, behind the zero point."""
+    steps = converted(sums, F64) * converted(factor, F64)
+    whole = ops.round(steps if zero is None else steps + converted(zero, F64))
+    low, high = dtype.range
+    return converted(ops.clamp(whole, float(low), float(high)), dtype)
+
+
+def _along(scale: Node, axis: int) -> Node:
+    """A scale of each row (axis -2) or column (-1) of a product, to be multiplied with it."""
+    return ops.reshape(scale, (*scale.shape, 1)) if scale.rank and axis == -2 else scale
+
+
+def _are_codes(*values: Node | None) -> bool:
+    """Whether all that are there are integers of 8 bits."""
+    return all(v is None or v.dtype in CODES for v in values)
+
+
+def _qlinear_matmul(
+    a: Weight,
+    a_scale: Weight,
+    a_zero: Weight | None,
+    b: Weight,
+    b_scale: Weight,
+    b_zero: Weight | None,
+    y_scale: Weight,
+    y_zero: Weight | None = None,
+) -> Node:
+    """``QLinearMatMul``: a product of integers, of which the product of what they stand for is the gradient."""
+    floats = _qlinear(lambda x, y: ops.matmul(x, y))(a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero)
+    if a.rank < 2 or b.rank < 2 or not _are_codes(a, a_zero, b, b_zero, y_zero):
+        return floats
+    factor = _along(a_scale, -2) * b_scale / y_scale
+    return ops.with_gradient_of(_rounded(matmul_integer(a, b, a_zero, b_zero), factor, y_zero, floats.dtype), floats)
+
+
+def _qgemm(
+    a: Weight,
+    a_scale: Weight,
+    a_zero: Weight | None,
+    b: Weight,
+    b_scale: Weight,
+    b_zero: Weight | None,
+    c: Weight | None = None,
+    y_scale: Weight | None = None,
+    y_zero: Weight | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Node:
+    """``com.microsoft.QGemm``: codes where there is a scale for them, else floats."""
+    left, right = (ops.transpose(v, (1, 0)) if flag else v for v, flag in ((a, transA), (b, transB)))
+    x, y = dequantize_linear(left, a_scale, a_zero, axis=-2), dequantize_linear(right, b_scale, b_zero, axis=-1)
+    step = _along(a_scale, -2) * b_scale
+    step = step if alpha == 1.0 else step * alpha
+    product = ops.matmul(x, y) * alpha if alpha != 1.0 else ops.matmul(x, y)
+    if c is not None:
+        product = product + converted(c, product.dtype) * step
+    floats = product if y_scale is None else quantize_linear(product, y_scale, y_zero)
+    if not _are_codes(a, a_zero, b, b_zero, y_zero):
+        return floats
+    sums = matmul_integer(left, right, a_zero, b_zero)
+    sums = sums if c is None else sums + c
+    if y_scale is None:
+        exact = converted(sums, product.dtype) * step
+    else:
+        exact = _rounded(sums, step / y_scale, y_zero, floats.dtype)
+    return ops.with_gradient_of(exact, floats)
 
 
 def _qlinear_conv(
@@ -210,10 +282,11 @@ def _qlinear_pointwise(function: Callable[[Node], Node]) -> Callable[..., Node]:
 LINES: dict[str, Forms] = {
     "QuantizeLinear": quantize_linear,
     "DequantizeLinear": dequantize_linear,
-    "QLinearMatMul": _qlinear(lambda x, y: ops.matmul(x, y)),
+    "QLinearMatMul": _qlinear_matmul,
     "QLinearConv": _qlinear_conv,
     "com.microsoft.QuantizeLinear": quantize_linear,
     "com.microsoft.DequantizeLinear": dequantize_linear,
+    "com.microsoft.QGemm": _qgemm,
     "com.microsoft.QLinearAdd": _qlinear(lambda x, y: x + y),
     "com.microsoft.QLinearMul": _qlinear(lambda x, y: x * y),
     "com.microsoft.QLinearSigmoid": _qlinear_pointwise(ops.sigmoid),

@@ -784,3 +784,28 @@ scale_gradient = Composite(
     ),
     doc=("x, with its gradient multiplied by factor (of x's dtype or its compute dtype); factor gets no gradient"),
 )
+
+
+def _with_gradient_of(x: Type, of: Type) -> Type:
+    if x.shape != of.shape:
+        raise TypeRuleError(f"x and what its gradient is of have one shape: {x} and {of}")
+    return x
+
+
+def _with_gradient_of_surrogate(x: Node, of: Node) -> Node:
+    return of
+
+
+with_gradient_of = Composite(
+    "with_gradient_of",
+    infer=_with_gradient_of,
+    decompose=lambda x, of: x,
+    vjp=lambda g, y, x, of: (ZERO, converted(g, of.dtype if of.dtype.has_tangent else g.dtype)),
+    surrogate=_with_gradient_of_surrogate,
+    samples=(Sample(("F[N,3]", "F[N,3]")), Sample(("F[]", "F[]"))),
+    bad=(BadSample(("f32[3]", "f32[4]"), match="have one shape"),),
+    doc=(
+        "x, with the gradient of `of`, which has its shape and is not computed: a value that is rounded otherwise than"
+        " what is differentiated"
+    ),
+)

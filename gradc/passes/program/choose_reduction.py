@@ -3,9 +3,10 @@
 The strategies are described in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; ``atomic`` is
 chosen only if determinism is not required, and ``atomic_fixed`` only if rows cannot be sorted.
 
-The choice depends on shapes only, so that it never waits for the device.  If symbolic sizes decide, the alternatives
-are kept in a select whose predicates are evaluated at the call: on a GPU ``N >= crossover`` if one symbol decides, else
-comparisons of cost terms (:mod:`gpu_choice`).  ``python -m benchmarks.streams`` says how good the choice is.
+The choice depends on shapes and the device's constants only, so that it never waits for the device.  If symbolic sizes
+decide, the alternatives are kept in a select whose predicates are evaluated at the call: on a GPU ``N >= crossover`` if
+one symbol decides, else comparisons of cost terms (:mod:`gpu_choice`).  ``python -m benchmarks.streams`` says how good
+the choice is.
 """
 
 from __future__ import annotations
@@ -18,50 +19,43 @@ from ...analysis.chunks import MOST_PARTIALS, chunk_rows
 from ...analysis.combine import Combine, ascends, combines
 from ...analysis.cost import Estimate, estimates, ways
 from ...analysis.strategies import (
-    CACHED,
     DEFAULT,
-    MISSES,
     ON_HOST,
-    ORDERED_ROW,
     PRIVATIZED,
     SEGMENTED,
-    SORTED_ROW,
     STRATEGIES,
     sorted_row,
 )
 from ...errors import InvalidProblem, TypeRuleError, Unsupported
-from ...ir.dims import Predicate, Size, ceildiv, evaluate, maximum, nominal, nonnegative, product, total
+from ...ir.dims import Predicate, Size, evaluate, nominal, nonnegative, product, total
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
 from ...ir.types import Type
-from ...targets.devices import CPU, Device, Gpu
+from ...targets.devices import CPU, Cpu, Device, Gpu
 from ..manager import program_pass
 from .gpu_choice import Case, cases, decided, fallback
 
 
-def host_cases(rows: Size, cols: Size, size: Size, width: Size, ordered: bool = False) -> tuple[Case, ...]:
+def host_cases(
+    rows: Size, cols: Size, size: Size, device: Cpu = CPU, ordered: bool = False, width: Size | None = None
+) -> tuple[Case, ...]:
     """The cases for sorting rows or using a partial result per chunk on the CPU; the first that holds is taken.
 
     Rows are sorted where that takes less time than their chunks' partial results, :func:`sorted_row` elements of them
-    for each row, and
+    for each row.  All partial results together have ``MOST_PARTIALS`` elements at most, for which chunks are longer, or
+    there is one.  Where caches do not hold it, a row waits for it, and a sort takes so much less beside it.
 
-    - all chunks have partial results of their own: beyond ``MOST_PARTIALS`` elements of them chunks are longer, so that
-      they pay for many rows;
-    - or caches do not hold even one (``CACHED``), so that rows wait for it, as long as for a sort, ``MISSES`` for each
-      element that a sort takes, of which a row adds to ``width`` at a time.
-
-    :param cols: elements that a row reads, :param size: that the results have, :param width: that a row adds to.
-    :param ordered: whether the rows are in the order of their index.
+    :param cols: elements that a row reads, :param size: that the results have.
+    :param ordered: whether the rows are in the order of their index.  :param width: elements that a row adds, or
+        ``cols``.
     """
-    misses = MISSES * (ORDERED_ROW if ordered else SORTED_ROW)
+    width = cols if width is None else width
     try:
-        each = sorted_row(cols, ordered)
-        enough = each * chunk_rows(rows, cols) + 1
-        few = [size - enough, MOST_PARTIALS - 1 - each * rows]
-        rare = (
-            size * width - misses * rows if isinstance(width, int) else size - ceildiv(misses * rows, maximum(width, 1))
-        )
-        waits = [size - enough, size - CACHED, rare]
-        when = nonnegative(few, waits)
+        near, far = (sorted_row(width, ordered, device, missed) for missed in (False, True))
+        chunk = chunk_rows(rows, cols)
+        few = [size - near * chunk - 1, MOST_PARTIALS - 1 - near * rows]
+        waits = [size - far * chunk - 1, MOST_PARTIALS - 1 - far * rows, size - device.cached]
+        one = [size - near * rows - 1, size - MOST_PARTIALS]
+        when = nonnegative(few, one, waits)
     except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, PRIVATIZED.name),)
     return decided([(when, SEGMENTED.name), (nonnegative([]), PRIVATIZED.name)])
@@ -96,7 +90,7 @@ def choose_reduction(
             steps.append(
                 _on_gpu(step, types, force, device, determinism, available)
                 if isinstance(device, Gpu)
-                else _decide(step, types, force)
+                else _decide(step, types, force, device)
             )
         else:
             steps.append(step)
@@ -177,7 +171,8 @@ def _on_gpu(
     return Select(tuple(made))
 
 
-def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str]) -> Step:
+def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str], device: Device) -> Step:
+    assert isinstance(device, Cpu)
     parts = combines(kernel, types)
     picks: dict[str, str] = {}
     # accums with the same key share a row order, so they are segmented, or privatized, together
@@ -189,7 +184,7 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
         if not forced and "by key" in orders and "by owner" not in orders:  # whether to sort depends on the sizes
             by_key.setdefault(part.key, []).append(part)
         else:
-            picks[part.buffer] = forced or min(estimates(kernel, part, types), key=_rank).strategy
+            picks[part.buffer] = forced or min(estimates(kernel, part, types, device=device), key=_rank).strategy
 
     def elements(group: list[Combine]) -> Size:
         return total(product(types[part.buffer].shape) for part in group)
@@ -201,7 +196,7 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str])
     for key, group in by_key.items():
         in_order = all(ascends(kernel, part) for part in group)
         width = total(product(types[part.buffer].shape[part.leading :]) for part in group)
-        options = host_cases(kernel.row_count, kernel.col_count, elements(group), width, in_order)
+        options = host_cases(kernel.row_count, kernel.col_count, elements(group), device, in_order, width)
         picked = [picks[part.buffer] for part in parts if part.key == key and part.buffer in picks]
         sorts = [strategy for strategy in picked if STRATEGIES[strategy].visits == "by key"]
         if sorts:

@@ -191,6 +191,14 @@ def processor() -> str:
     return _cpu().get("model name") or platform.processor() or platform.machine() or "unknown"
 
 
+@functools.cache
+def cpu_model() -> str:
+    """Name, family and model of this machine's CPU, as words."""
+    fields = _cpu()
+    numbers = f"family {fields['cpu family']} model {fields.get('model')}" if "cpu family" in fields else ""
+    return f"{processor()} {numbers}".strip()
+
+
 def _cpu() -> dict[str, str]:
     """What the system says of its first CPU, by name."""
     wanted = (
