@@ -81,6 +81,7 @@ from .passes.schedule.schedule import schedule, written
 from .process.collection import collection_waits
 from .process.forks import held_off
 from .runtime.cache import default_cache, pack
+from .runtime.host import pool
 from .runtime.host.toolchain import Build
 from .targets.devices import CPU, Device, Gpu, gpu_of
 
@@ -376,6 +377,7 @@ def _handing_on(target: str) -> dict[str, Any]:
 
 # -- Program -> text -> machine code -> a process ----------------------------------------------------------------------
 
+
 class Emitter:
     """Program -> C or CUDA -> machine code.  C is compiled beside the caller, from :meth:`begin` to the end of the
     block: the forward's during the passes of the backward.
@@ -392,11 +394,14 @@ class Emitter:
     def __enter__(self) -> Emitter:
         if self._build is not None:
             self._build.__enter__()
+            pool.begin()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *details: object) -> None:
         if self._build is not None:
-            self._build.__exit__(*error)
+            self._build.__exit__(error, *details)
+            if error is not None:
+                pool.stop()
 
     def begin(self, name: str, program: Program) -> None:
         """A program that no pass will change, unless it is begun already."""
@@ -428,9 +433,7 @@ def render(program: Program, target: str) -> Source | CudaSource:
     return CudaSource(*render_cuda(program))
 
 
-def load(
-    module: Module, sources: Mapping[str, Source | CudaSource], binaries: Sequence[bytes | None]
-) -> None:
+def load(module: Module, sources: Mapping[str, Source | CudaSource], binaries: Sequence[bytes | None]) -> None:
     """What the module's calls run, into this process."""
     for (name, source), binary in zip(sources.items(), binaries, strict=True):
         module.executables[name].backend.load(source, binary)

@@ -578,7 +578,7 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
 
 
 class _Processes:
-    """Commands that run beside each other, at most one per CPU, and beside the caller: ``with _Processes(...) as them:``
+    """Commands that run beside each other, at most one per CPU, and beside the caller.
 
     However the block ends, also by Ctrl-C, no process is left: each leads a process group, and their temporary files
     are in ``directory``.
