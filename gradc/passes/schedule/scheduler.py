@@ -410,6 +410,7 @@ class Scheduler:
     def costs_no_more_than_a_load(self, node: Node) -> bool:
         """Whether a pointwise node is computed from what is loaded in its place, or once."""
         cost, leaves, pending, seen = 0, 0.0, [node], {node}
+        once = self.computed_once(node)
         while pending:  # an operand that an op reads twice counts twice
             at = pending.pop()
             inner = lowering(at)
@@ -417,10 +418,12 @@ class Scheduler:
                 leaves += nbytes(at)
                 continue
             cost += inner.cost if isinstance(inner, Expr) else 0
+            if cost > (FIRST.cost // 2 if once and len(seen) <= LONGEST else CHEAP_COST):
+                return False
             fresh = [o for o in at.operands if o not in seen]
             seen.update(fresh)
             pending += fresh
-        if len(seen) <= LONGEST and cost <= FIRST.cost // 2 and self.computed_once(node):
+        if len(seen) <= LONGEST and cost <= FIRST.cost // 2 and once:
             return True
         if cost * (self.times_in_windows(node) - 1) > STORE_COST:
             return False
