@@ -22,7 +22,8 @@ from typing import Any
 
 WIDTH, HEADS, TOKENS, BATCH, WORDS = 768, 12, 128, 4, 50257
 LAYERS = (1, 2, 6, 12, 24, 48, 96)
-STAGES = ("run_passes", "render", "compile_sources", "load")
+STAGES = ("run_passes", "render", "finish", "load")
+"""``finish`` is what is waited for the C compiler; ``run_passes`` has the rendering of the forward."""
 
 
 def transformer(layers: int) -> tuple[Any, list[str]]:
@@ -98,12 +99,13 @@ def measure(layers: int, target: str) -> dict[str, Any]:
             try:
                 return stage(*args, **options)
             finally:
-                found[name] = time.perf_counter() - start
+                found[name] = found.get(name, 0.0) + time.perf_counter() - start
 
         return run
 
     for name in STAGES:
-        setattr(compiler, name, timed(name, getattr(compiler, name)))
+        owner = compiler if hasattr(compiler, name) else compiler.Emitter
+        setattr(owner, name, timed(name, getattr(owner, name)))
     began, spent = time.perf_counter(), sum(os.times()[:4])
     module = gradc.compile(graph, wrt=wrt, target=target)
     found["compile"] = time.perf_counter() - began

@@ -4,8 +4,8 @@
 :func:`run_passes`       Graph -> joint Graph (:func:`lower`) -> forward and backward Graph (:func:`cut`)
                          -> Program (:func:`kernels`)
 :class:`.Module`         verifies that no access of a Program leaves its array
-:func:`render`           Program -> C or CUDA
-:func:`compile_sources`  C -> machine code; CUDA is compiled by NVRTC at its first launch
+:class:`Emitter`         Program -> C or CUDA -> machine code, beside the passes that are left; CUDA is compiled by
+                         NVRTC at its first launch
 :func:`load`             machine code -> this process
 :func:`.parts_of`        module -> bytes, for the cache
 =======================  ==============================================================================
@@ -81,7 +81,8 @@ from .passes.schedule.schedule import schedule, written
 from .process.collection import collection_waits
 from .process.forks import held_off
 from .runtime.cache import default_cache, pack
-from .runtime.host.toolchain import compile_libraries
+from .runtime.host import pool
+from .runtime.host.toolchain import Build
 from .targets.devices import Device, Gpu, cpu_of, gpu_of
 
 if TYPE_CHECKING:
@@ -100,14 +101,16 @@ def compile_graph(
     :param cache_key: under which the module is kept; None keeps nothing, and leaves rendering and compiling to the
         first call.
     """
-    with collection_waits:
-        pipeline, parts, programs = run_passes(graph, wrt, options, target)  # Graph -> two Graphs -> two Programs
-        code = {name: Code(program) for name, program in programs.items()}
-        module = Module(graph, wrt, target, code, parts.residuals, options, recipe, pipeline)  # verifies every access
-        sources = render(module) if cache_key is not None else ()  # Program -> C or CUDA
+    with Emitter("" if cache_key is None else target) as emitter:
+        with collection_waits:
+            pipeline, parts, programs = run_passes(graph, wrt, options, target, emitter)  # Graph -> Graphs -> Programs
+            code = {name: Code(program) for name, program in programs.items()}
+            module = Module(graph, wrt, target, code, parts.residuals, options, recipe, pipeline)  # verifies accesses
+            for name, executable in module.executables.items():
+                emitter.begin(name, executable.program)  # Program -> C or CUDA
+        binaries = emitter.finish()  # C -> machine code
     if cache_key is not None:
-        binaries = compile_sources(sources)  # C -> machine code
-        load(module, sources, binaries)  # machine code -> this process
+        load(module, emitter.sources, binaries)  # machine code -> this process
         default_cache().put(cache_key, pack(parts_of(module)))
     return module
 
@@ -116,10 +119,15 @@ def compile_graph(
 
 
 def run_passes(
-    graph: Graph, wrt: Sequence[str], options: Options, target: str
+    graph: Graph, wrt: Sequence[str], options: Options, target: str, emitter: Emitter | None = None
 ) -> tuple[Pipeline, Partition, dict[str, Program]]:
-    """Every pass, in order."""
+    """Every pass, in order.
+
+    :param emitter: that is given the forward before the passes of the backward.
+    """
     pipeline = Pipeline(sizes=options.dims or {})
+    if emitter is not None:
+        pipeline.between = emitter.advance
     joint = lower(graph, wrt, options, target, pipeline)
     lowered = len(pipeline.stages)
 
@@ -131,12 +139,15 @@ def run_passes(
         in_place = () if wrt else options.donate  # what backward reads stays as it is
         programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward", in_place)}
         if wrt:
+            if emitter is not None and parts.is_final:
+                emitter.begin("forward", programs["forward"])
             pipeline.start("backward.partition", parts.backward)
             programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
         return programs
 
     device = _device(options, target)
     parts, programs = first_blocked(cut(graph, joint, wrt, options, target), programs_of, _hints(options), device)
+    pipeline.between = None
     _check_forced(programs.values(), options.reductions or {})
     return pipeline, parts, programs
 
@@ -368,30 +379,63 @@ def _handing_on(target: str) -> dict[str, Any]:
 
 # -- Program -> text -> machine code -> a process ----------------------------------------------------------------------
 
-Sources = Sequence["Source | CudaSource"]
-"""Of forward and backward, or of forward alone."""
+
+class Emitter:
+    """Program -> C or CUDA -> machine code.  C is compiled beside the caller, from :meth:`begin` to the end of the
+    block: the forward's during the passes of the backward.
+
+    :param target: that it is for; "" does nothing, and leaves everything to the first call.
+    :ivar sources: the texts, by the names of their programs.
+    """
+
+    def __init__(self, target: str):
+        self.target = target
+        self.sources: dict[str, Source | CudaSource] = {}
+        self._build = Build() if target == "cpu" else None
+
+    def __enter__(self) -> Emitter:
+        if self._build is not None:
+            self._build.__enter__()
+            pool.begin()
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *details: object) -> None:
+        if self._build is not None:
+            self._build.__exit__(error, *details)
+            if error is not None:
+                pool.stop()
+
+    def begin(self, name: str, program: Program) -> None:
+        """A program that no pass will change, unless it is begun already."""
+        if not self.target or name in self.sources:
+            return
+        source = self.sources[name] = render(program, self.target)
+        if self._build is not None and isinstance(source, Source):
+            self._build.add(source.units)
+
+    def advance(self) -> None:
+        """Keeps compilers running while there are units for them."""
+        if self._build is not None:
+            self._build.advance()
+
+    def finish(self) -> Sequence[bytes | None]:
+        """The machine code of each program, by the calling thread, which Ctrl-C can stop.  CUDA is left to NVRTC when a
+        device is asked for its first launch, or :attr:`gradc.Executable.binary` is: None.
+        """
+        return self._build.finish() if self._build is not None else [None] * len(self.sources)
 
 
-def render(module: Module) -> Sources:
+def render(program: Program, target: str) -> Source | CudaSource:
     """Program -> C, in units that are compiled side by side; or CUDA."""
-    programs = [executable.program for executable in module.executables.values()]
-    if module.target == "cpu":
-        return [render_program(program) for program in programs]
+    if target == "cpu":
+        return render_program(program)
     with held_off:  # a sixth of importing the compiler, of no use to a CPU
         from .codegen.cuda.render import render_cuda
         from .runtime.cuda.programs import CudaSource
-    return [CudaSource(*render_cuda(program)) for program in programs]
+    return CudaSource(*render_cuda(program))
 
 
-def compile_sources(sources: Sources) -> Sequence[bytes | None]:
-    """C -> shared objects, by the calling thread, which Ctrl-C can stop.  CUDA is left to NVRTC when a device is asked
-    for its first launch, or :attr:`gradc.Executable.binary` is: None.
-    """
-    units = [source.units for source in sources if isinstance(source, Source)]
-    return compile_libraries(units) if units else [None] * len(sources)
-
-
-def load(module: Module, sources: Sources, binaries: Sequence[bytes | None]) -> None:
+def load(module: Module, sources: Mapping[str, Source | CudaSource], binaries: Sequence[bytes | None]) -> None:
     """What the module's calls run, into this process."""
-    for executable, source, binary in zip(module.executables.values(), sources, binaries, strict=True):
-        executable.backend.load(source, binary)
+    for (name, source), binary in zip(sources.items(), binaries, strict=True):
+        module.executables[name].backend.load(source, binary)

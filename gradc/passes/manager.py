@@ -101,10 +101,12 @@ class Pipeline:
     """The stages of one compilation, in order.
 
     :param sizes: of dims that the caller has bound: where no small ones fit, stages are validated at these.
+    :param between: called before each pass.
     """
 
     stages: list[Stage] = field(default_factory=list)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    between: Callable[[], None] | None = None
     _meanings: dict[str, Any] = field(default_factory=dict)
     """For ``GRADC_VALIDATE``: of each program (forward, backward, joint), what it computes at some inputs."""
 
@@ -142,6 +144,8 @@ class Pipeline:
         self, name: str, before: Any, compute: Callable[[], Any], licence: Licence = "BITS", by_values: bool = False
     ) -> Any:
         """(name, what the pass was given, the pass) -> its result, timed and kept as a stage."""
+        if self.between is not None:
+            self.between()
         began = time.perf_counter()
         with assuming(getattr(before, "assumptions", ())):
             result = compute()

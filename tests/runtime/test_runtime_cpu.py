@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -445,13 +445,13 @@ def test_kept_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     gradc; a compiler that is a script may be another one tomorrow.
     """
     compiled: list[str] = []
-    compile_libraries = toolchain._compile_libraries
+    add = toolchain._Objects.add
 
-    def counted(compiler: Any, libraries: Any, *rest: Any) -> list[bytes]:
-        compiled.extend(units[0] for units in libraries)
-        return compile_libraries(compiler, libraries, *rest)
+    def counted(objects: Any, number: int, units: Sequence[str]) -> None:
+        compiled.append(units[0])
+        add(objects, number, units)
 
-    monkeypatch.setattr(toolchain, "_compile_libraries", counted)
+    monkeypatch.setattr(toolchain._Objects, "add", counted)
     one, two = "int one;", "int two;"
     with knobs.OBJECTS.set(str(tmp_path / "objects")), knobs.OPTIMIZE.set("2"):
         first = toolchain.compile_libraries([[one], [two]])

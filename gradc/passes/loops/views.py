@@ -38,8 +38,9 @@ class View:
 
     def users(self, program: Program) -> list[Step]:
         """The steps of a program that touch it, but for the kernel."""
-        numbers = {i for name in program.sharing.get(self.target, ()) for i in program.touching.get(name, ())}
-        return [s for i in sorted(numbers) if self.target not in (s := program.steps[i]).writes]
+        names = _memory_of(program, self.target)
+        touching = (s for s in program.steps if not (names.isdisjoint(s.reads) and names.isdisjoint(s.writes)))
+        return [s for s in touching if self.target not in s.writes]
 
     def range_of(self, axis: int) -> tuple[Size, Size] | None:
         """(first, last) position that is read along an axis of the loaded array, possibly beyond its ends; None if that
@@ -102,10 +103,17 @@ def _kernel_of(program: Program, target: str) -> tuple[int, Kernel]:
 
     :raises IllegalMove: several do, or it is no kernel.
     """
-    writers = [(i, s) for i in program.touching.get(target, ()) if target in (s := program.steps[i]).writes]
+    writers = [(i, s) for i, s in enumerate(program.steps) if target in s.writes]
     if len(writers) != 1 or not isinstance(writers[0][1], Kernel):
         raise IllegalMove(f"find_view of {target}: it is not the result of one kernel")
     return writers[0][0], writers[0][1]
+
+
+def _memory_of(program: Program, root: str) -> set[str]:
+    """The buffers that have the bytes of one that owns them.  A program is asked once or twice before it is changed:
+    no table of all of them would pay.
+    """
+    return {b.name for b in program.buffers if (program.root(b.alias) if b.alias else b.name) == root}
 
 
 def _bounds_tests(kernel: Kernel, mask: str) -> Iterator[Stmt]:
@@ -160,12 +168,12 @@ def inline_view(program: Program, target: str) -> Program:
     view = find_view(program, target)
     kernel, read, index = program.steps[view.number], view.load.buffer, view.load.index
     assert isinstance(kernel, Kernel)
-    names = {*program.sharing.get(target, ())}
+    names = _memory_of(program, target)
     users = view.users(program)
     if view.guarded or names & {b for _, b in program.outputs} or not users:
         refuse("inline_view", kernel, f"{target} is read where the array is not, or a result")
-    source = program.root(read)
-    if any(source in map(program.root, s.writes) for s in program.steps[view.number + 1 :]):
+    memory = _memory_of(program, program.root(read))
+    if not all(memory.isdisjoint(s.writes) for s in program.steps[view.number + 1 :]):
         refuse("inline_view", kernel, f"{read} is written again")
     rest = replace(kernel, body=tuple(s for s in kernel.body if s.buffer != target)).live.rehashed(program.types)
     changed: dict[int, tuple[Step, ...]] = {id(kernel): (rest,) if rest.writes else ()}

@@ -12,7 +12,6 @@ from ...ir.node import Node
 from ...ir.walk import topological
 from ...targets.devices import Device
 from ..schedule.partition import Partition
-from ..schedule.residual import WideRowPolicy
 from .attention_scores import attention_scores, weighted_sums
 from .precompute_gradients import precompute_gradients
 from .sums_to_products import sums_to_products
@@ -91,7 +90,7 @@ def first_blocked(
     """
     for parts in partitions:
         programs = programs_of(parts)
-        if parts.policy is WideRowPolicy.SAVE:
+        if parts.is_final:
             break
         untiled = len(parts.tiled) > tiled_products(programs["forward"])
         if not untiled and not any(has_unblocked(p, dims, device) for p in programs.values()):

@@ -55,6 +55,11 @@ class Partition:
             return WideRowPolicy.PRECOMPUTE_GRADIENT
         return WideRowPolicy.RECOMPUTE if self.recomputed else WideRowPolicy.SAVE
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it is not given up for another one, whatever its programs are."""
+        return self.policy is WideRowPolicy.SAVE
+
 
 def partition(
     joint: Graph,

@@ -126,6 +126,8 @@ class Scheduler:
         self.limits = FIRST
         self.forced = forced | {n for _, n in graph.outputs if n.op.name != "input"}
         self.users = graph.users
+        self.windows: dict[tuple[Node, bool], float] = {}
+        """What :meth:`times_in_windows` gave: nothing that is decided changes it."""
         self.uses = uses_of(graph, self.forced) if self.recompute else {}
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.group_of: dict[Node, Group] = {}
@@ -408,6 +410,7 @@ class Scheduler:
     def costs_no_more_than_a_load(self, node: Node) -> bool:
         """Whether a pointwise node is computed from what is loaded in its place, or once."""
         cost, leaves, pending, seen = 0, 0.0, [node], {node}
+        once = self.computed_once(node)
         while pending:  # an operand that an op reads twice counts twice
             at = pending.pop()
             inner = lowering(at)
@@ -415,10 +418,12 @@ class Scheduler:
                 leaves += nbytes(at)
                 continue
             cost += inner.cost if isinstance(inner, Expr) else 0
+            if cost > (FIRST.cost // 2 if once and len(seen) <= LONGEST else CHEAP_COST):
+                return False
             fresh = [o for o in at.operands if o not in seen]
             seen.update(fresh)
             pending += fresh
-        if len(seen) <= LONGEST and cost <= FIRST.cost // 2 and self.computed_once(node):
+        if len(seen) <= LONGEST and cost <= FIRST.cost // 2 and once:
             return True
         if cost * (self.times_in_windows(node) - 1) > STORE_COST:
             return False
@@ -431,8 +436,16 @@ class Scheduler:
         :param spread: how many elements of windows it is, also where it is broadcast and computed with before, and how
             many it meets there, as in the gradient of a filter of few channels.
         """
+        if not self.host:
+            return 1.0
+        known = self.windows.get((node, spread))
+        if known is None:
+            known = self.windows[node, spread] = self._times_in_windows(node, spread)
+        return known
+
+    def _times_in_windows(self, node: Node, spread: bool) -> float:
         most, size, pending, seen = 1.0, nbytes(node) or 1, [node], {node}
-        while self.host and pending:
+        while pending:
             at = pending.pop()
             for user in self.users[at]:
                 moved = isinstance(lowering(user), Movement | Alias) and not user.op.indices

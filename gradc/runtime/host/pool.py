@@ -9,6 +9,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +17,10 @@ import numpy as np
 
 from gradc import knobs
 from gradc.codegen.text import CODES, read_template
-from gradc.errors import CompilerMissing, DeviceError, InternalError, InvalidProblem, OutOfMemory
+from gradc.errors import CompilerError, CompilerMissing, DeviceError, InternalError, InvalidProblem, OutOfMemory
 from gradc.process.forks import lock
 from gradc.runtime.cache import default_cache, digest
-from gradc.runtime.host.toolchain import compile_c, cpu_identity, find_compiler, load_library
+from gradc.runtime.host.toolchain import WHOLE, Build, compile_c, cpu_identity, find_compiler, load_library
 
 ERROR_SLOTS = 8
 # The matrix product may use fused multiply-add: only the order of its sums is guaranteed.
@@ -235,6 +236,8 @@ def tuple_item() -> int:
 
 _loaded: ctypes.CDLL | None = None
 _offered: bytes | None = None
+_begun: tuple[str, Build] | None = None
+"""The pool that is being compiled, by its key."""
 
 
 def texts() -> tuple[str, ...]:
@@ -288,9 +291,43 @@ def _machine_code() -> bytes:
     cache = default_cache()
     payload = cache.get(key())
     if payload is None:
-        payload = compile_c(texts()[-1], extra=_FLAGS)
+        begun = _taken()
+        with begun[1] if begun is not None else nullcontext():
+            payload = (
+                begun[1].finish()[0]
+                if begun is not None and begun[0] == key()
+                else compile_c(texts()[-1], extra=_FLAGS)
+            )
         cache.put(key(), payload)
     return payload
+
+
+def begin() -> None:
+    """Has the pool compiled beside the caller where the cache does not have it, which takes seconds once: the first
+    call waits for what is left, and has the errors.  The end of the process, or :func:`stop`, stops it.
+    """
+    global _begun
+    if _loaded is not None or _begun is not None or _offered is not None or default_cache().get(key()) is not None:
+        return
+    with _lock, suppress(CompilerError, OSError):
+        build = Build(extra=_FLAGS, link=WHOLE)
+        _begun = (key(), build)
+        build.add(texts()[-1:])
+
+
+def stop() -> None:
+    """Stops what :func:`begin` began."""
+    begun = _taken()
+    if begun is not None:
+        begun[1].__exit__(None, None, None)
+
+
+def _taken() -> tuple[str, Build] | None:
+    """What was begun, for the first that asks."""
+    global _begun
+    with _lock:
+        begun, _begun = _begun, None
+    return begun
 
 
 def _library() -> ctypes.CDLL:

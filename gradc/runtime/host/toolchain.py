@@ -19,6 +19,7 @@ import shlex
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,7 @@ _PROCESSOR = ("-march=", "-mcpu=")  # flags in CC that select another processor 
 _LANGUAGES = {"c": (".c", "-std=gnu11", "cpu"), "c++": (".cpp", "-std=gnu++17", "cuda")}
 _TEMPLATES = {"c": ("cpu", "common"), "c++": ("cuda", "common")}  # what a unit may include
 _C_HEADER = '#include "math.h"\n#include "program.h"\n'  # how most units in C begin
+WHOLE = ("-lm",)  # what a library is linked with that calls the C library
 LOG_LIMIT = 20_000  # the most characters of a log kept in an error
 TIMEOUT = 300.0  # seconds for compiling one unit
 
@@ -245,7 +247,7 @@ def compile_c(source: str, *, extra: Sequence[str] = (), units: Sequence[str] = 
     :raises CompilerError: it rejected the source, crashed, was killed or timed out; ``.source`` is the source with line
         numbers, ``.log`` the compiler's output.
     """
-    return _compiled([[source, *units]], extra, timeout, ("-lm",))[0]
+    return _built(Build(extra=extra, timeout=timeout, link=WHOLE), [[source, *units]])[0]
 
 
 def compile_libraries(
@@ -256,7 +258,14 @@ def compile_libraries(
 
     Those that :func:`.object_cache` has are taken from there.
     """
-    return _compiled(libraries, extra, timeout, _kernel_link(find_compiler()))
+    return _built(Build(extra=extra, timeout=timeout), libraries)
+
+
+def _built(begun: Build, libraries: Sequence[Sequence[str]]) -> list[bytes]:
+    with begun as build:
+        for units in libraries:
+            build.add(units)
+        return build.finish()
 
 
 def _kernel_link(compiler: Compiler) -> tuple[str, ...]:
@@ -270,52 +279,117 @@ def _is_gcc(compiler: Compiler) -> bool:
     return "gcc version" in compiler.version
 
 
-def _compiled(
-    libraries: Sequence[Sequence[str]], extra: Sequence[str], timeout: float, link: Sequence[str]
-) -> list[bytes]:
-    compiler = find_compiler()
-    cache = kept_code(compiler)
-    if cache is None:
-        return _compile_libraries(compiler, libraries, extra, timeout, link)
-    same = (made_by(compiler), *_flags(compiler, "c"), *extra, *link, *headers("c"))
-    keys = [digest("library", *same, "\0", *units) for units in libraries]
-    found = {key: cache.get(key) for key in keys}
-    missing = [i for i, key in enumerate(keys) if found[key] is None]
-    if missing:
-        made_now = _compile_libraries(compiler, [libraries[i] for i in missing], extra, timeout, link)
-        for i, made in zip(missing, made_now, strict=True):
-            cache.put(keys[i], made)
-            found[keys[i]] = made
-    return [payload for key in keys if (payload := found[key]) is not None]
+class Build:
+    """Shared objects that are compiled while the caller does something else: ``with Build() as build:``
+
+    :param extra: additional flags.  :param timeout: seconds for one unit.  :param link: what libraries are linked with:
+        what kernels need, or :data:`WHOLE`.
+
+    What a library needs is begun when it is added, one process per CPU at most; :meth:`advance` begins what has to wait
+    for others, and :meth:`finish` waits for all.  However the block ends, also by Ctrl-C, no process is left, nor a
+    file.
+
+    :raises CompilerMissing, CompilerError: as :func:`compile_c`.
+    """
+
+    def __init__(self, *, extra: Sequence[str] = (), timeout: float = TIMEOUT, link: Sequence[str] = ()):
+        self._extra, self._timeout, self._owner = extra, timeout, os.getpid()
+        self._compiler = find_compiler()
+        self._link = link or _kernel_link(self._compiler)
+        self._cache = kept_code(self._compiler)
+        self._libraries: list[Sequence[str]] = []
+        self._found: dict[int, bytes] = {}
+        self._objects: _Objects | None = None
+        self._exit = contextlib.ExitStack()
+
+    def __enter__(self) -> Build:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with interrupts_wait():
+            self._exit.close()
+
+    def add(self, units: Sequence[str]) -> None:
+        """Begins a library of one or more units, unless :func:`.object_cache` has it."""
+        number = len(self._libraries)
+        self._libraries.append(units)
+        found = self._cache.get(self._key(units)) if self._cache is not None else None
+        if found is not None:
+            self._found[number] = found
+            return
+        if self._objects is None:
+            folder = self._exit.enter_context(scratch())
+            processes = self._exit.enter_context(_Processes(folder, self._timeout))
+            self._objects = _Objects(self._compiler, self._extra, self._link, self._timeout, folder, processes)
+        self._objects.add(number, units)
+
+    def advance(self) -> None:
+        """Begins what there is a free CPU for."""
+        if self._objects is not None and os.getpid() == self._owner:
+            self._objects.processes.advance()
+
+    def finish(self) -> list[bytes]:
+        """The libraries, in the order in which they were added."""
+        if os.getpid() != self._owner:  # a child of who began: its parent has the processes, and deletes the files
+            return _built(Build(extra=self._extra, timeout=self._timeout, link=self._link), self._libraries)
+        for number, made in self._objects.finish().items() if self._objects is not None else ():
+            self._found[number] = made
+            if self._cache is not None:
+                self._cache.put(self._key(self._libraries[number]), made)
+        return [self._found[number] for number in range(len(self._libraries))]
+
+    def _key(self, units: Sequence[str]) -> str:
+        same = (made_by(self._compiler), *_flags(self._compiler, "c"), *self._extra, *self._link, *headers("c"))
+        return digest("library", *same, "\0", *units)
 
 
-def _compile_libraries(
-    compiler: Compiler,
-    libraries: Sequence[Sequence[str]],
-    extra: Sequence[str],
-    timeout: float,
-    link: Sequence[str],
-) -> list[bytes]:
-    with scratch() as directory:
-        jobs: list[tuple[list[str], Sequence[str]]] = []
-        links: list[tuple[list[str], Sequence[str]]] = []
-        texts = [text for units in libraries for text in units]
-        for i, text in enumerate(texts):
-            (directory / f"unit{i}.c").write_text(text, encoding="utf-8")
-        first = 0
-        for number, units in enumerate(libraries):
-            mine = range(first, first + len(units))
-            first += len(units)
-            if len(units) == 1:
-                jobs.append((["-shared", "-o", f"out{number}.so", f"unit{mine[0]}.c"], extra))
-            else:
-                jobs += [(["-c", "-o", f"unit{i}.o", f"unit{i}.c"], extra) for i in mine]
-                links.append((["-shared", "-o", f"out{number}.so", *(f"unit{i}.o" for i in mine)], extra))
-        begin = {f"unit{i}.c": _C_HEADER for i, text in enumerate(texts) if text.startswith(_C_HEADER)}
-        _compile(compiler, jobs, directory, texts, timeout, begin=begin, link=link)
-        if links:
-            _compile(compiler, links, directory, [""] * len(links), timeout, link=link)
-        return [(directory / f"out{number}.so").read_bytes() for number in range(len(libraries))]
+class _Objects:
+    """The units of a :class:`Build` in a folder of their own."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        extra: Sequence[str],
+        link: Sequence[str],
+        timeout: float,
+        directory: Path,
+        processes: _Processes,
+    ):
+        self.compiler, self.extra, self.link, self.timeout = compiler, extra, link, timeout
+        self.directory, self.processes = directory, processes
+        self.flags = _flags(compiler, "c")
+        self.texts: list[str] = []
+        self.jobs: list[tuple[list[str], Sequence[str]]] = []
+        self.links: list[tuple[list[str], Sequence[str]]] = []
+        self.outputs: dict[int, str] = {}
+
+    def add(self, number: int, units: Sequence[str]) -> None:
+        mine = range(len(self.texts), len(self.texts) + len(units))
+        self.texts += units
+        for i in mine:
+            (self.directory / f"unit{i}.c").write_text(self.texts[i], encoding="utf-8")
+        self.outputs[number] = f"out{number}.so"
+        if len(units) == 1:
+            jobs = [(["-shared", "-o", f"out{number}.so", f"unit{mine[0]}.c"], self.extra)]
+        else:
+            jobs = [(["-c", "-o", f"unit{i}.o", f"unit{i}.c"], self.extra) for i in mine]
+            self.links.append((["-shared", "-o", f"out{number}.so", *(f"unit{i}.o" for i in mine)], self.extra))
+        self.jobs += jobs
+        self.processes.begin(_commands(self.compiler, jobs, self.directory, begin=self._headers(), link=self.link))
+
+    def _headers(self) -> dict[str, str]:
+        return {f"unit{i}.c": _C_HEADER for i, text in enumerate(self.texts) if text.startswith(_C_HEADER)}
+
+    def finish(self) -> dict[int, bytes]:
+        """The libraries by their numbers."""
+        done = self.processes.wait()
+        if not _accepted(self.compiler, self.flags, done, self.texts):
+            begin = self._headers()
+            _compile(self.compiler, self.jobs, self.directory, self.texts, self.timeout, begin=begin, link=self.link)
+        if self.links:
+            texts = [""] * len(self.links)
+            _compile(self.compiler, self.links, self.directory, texts, self.timeout, link=self.link)
+        return {number: (self.directory / name).read_bytes() for number, name in self.outputs.items()}
 
 
 def compile_units(units: Sequence[str], *, extra: Sequence[str] = (), timeout: float = TIMEOUT) -> bytes:
@@ -423,26 +497,52 @@ def _compile(
 
     :param begin: file of a unit -> the header that it begins with.  :param link: what libraries are linked with.
     """
+    while True:
+        flags = _flags(compiler, language)
+        done = _run_all(_commands(compiler, jobs, directory, language, begin, link), directory, timeout)
+        if _accepted(compiler, flags, done, texts):
+            return
+
+
+def _commands(
+    compiler: Compiler,
+    jobs: Sequence[tuple[list[str], Sequence[str]]],
+    directory: Path,
+    language: Literal["c", "c++"] = "c",
+    begin: Mapping[str, str] = MappingProxyType({}),
+    link: Sequence[str] = (),
+) -> list[list[str]]:
+    """The command line of each job."""
     include = [
         word for path in template_dirs() for word in ("-iquote", str(path / _LANGUAGES[language][2]))
     ]  # not -I, which would make our math.h shadow <math.h>
-    while True:
-        flags = [*_flags(compiler, language), *include]
-        commands = []
-        for job, extra in jobs:
-            header = begin.get(job[-1], "")
-            known = _compiled_header(compiler, directory, (*flags, *extra), header, language) if header else ()
-            commands.append([*compiler.argv, *known, *flags, *job, *extra, *link])
-        done = _run_all(commands, directory, timeout)
-        failed = next(((i, code, log) for i, (code, log) in enumerate(done) if code != 0), None)
-        if failed is None:
-            return
-        i, code, log = failed
-        unknown = {flag for flag in flags if flag in _INSTEAD and _complains(log, flag)}
-        if not unknown:
-            subject = ("the link" if not texts[i] else "our C source") + (f", unit {i}" if len(texts) > 1 else "")
-            raise CompilerError(f"{compiler} {_ending(code)} on {subject}", log, texts[i])
-        _refused[compiler] = _refused.get(compiler, frozenset()) | unknown
+    flags = [*_flags(compiler, language), *include]
+    commands = []
+    for job, extra in jobs:
+        header = begin.get(job[-1], "")
+        known = _compiled_header(compiler, directory, (*flags, *extra), header, language) if header else ()
+        commands.append([*compiler.argv, *known, *flags, *job, *extra, *link])
+    return commands
+
+
+def _accepted(
+    compiler: Compiler, flags: Sequence[str], done: Sequence[tuple[int | None, str]], texts: Sequence[str]
+) -> bool:
+    """Whether all jobs were done; False where they are to be run again, without a flag that the compiler reported as
+    unknown.
+
+    :param done: of each job how it ended, and its output.
+    """
+    failed = next(((i, code, log) for i, (code, log) in enumerate(done) if code != 0), None)
+    if failed is None:
+        return True
+    i, code, log = failed
+    unknown = {flag for flag in flags if flag in _INSTEAD and _complains(log, flag)}
+    if not unknown:
+        subject = ("the link" if not texts[i] else "our C source") + (f", unit {i}" if len(texts) > 1 else "")
+        raise CompilerError(f"{compiler} {_ending(code)} on {subject}", log, texts[i])
+    _refused[compiler] = _refused.get(compiler, frozenset()) | unknown
+    return False
 
 
 def _compiled_header(
@@ -509,24 +609,77 @@ def _ending(code: int | None) -> str:
 
 
 def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float) -> list[tuple[int | None, str]]:
-    """Runs commands in parallel, at most one per CPU; (exit status, or None after a timeout; output) of each.
+    """Runs commands in parallel, at most one per CPU; (exit status, or None after a timeout; output) of each."""
+    with _Processes(directory, timeout) as processes:
+        processes.begin(commands)
+        return processes.wait()
 
-    However this function ends, also by Ctrl-C, no process is left: each leads a process group, and their temporary
-    files are in ``directory``.
+
+class _Processes:
+    """Commands that run beside each other, at most one per CPU, and beside the caller.
+
+    However the block ends, also by Ctrl-C, no process is left: each leads a process group, and their temporary files
+    are in ``directory``.
     """
-    with held_off:
-        import subprocess
-    environment = {**os.environ, "TMPDIR": str(directory), "LC_ALL": "C"}
-    limit = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    running: list[tuple[int, subprocess.Popen[bytes], float]] = []
-    codes: list[int | None] = [None] * len(commands)
-    waiting = list(enumerate(commands))[::-1]
-    try:
-        while waiting or running:
-            while waiting and len(running) < limit:
-                i, command = waiting.pop()
+
+    def __init__(self, directory: Path, timeout: float):
+        with held_off:
+            import subprocess  # noqa: F401
+        self._directory, self._timeout = directory, timeout
+        self._environment = {**os.environ, "TMPDIR": str(directory), "LC_ALL": "C"}
+        self._limit = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        self._running: list[tuple[int, subprocess.Popen[bytes], float]] = []
+        self._commands: list[Sequence[str]] = []
+        self._codes: dict[int, int | None] = {}
+        self._begun = 0
+        self._undone = weakref.finalize(self, _kill_all, self._running, os.getpid())  # also where Ctrl-C drops this
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with interrupts_wait():
+            self._undone()
+
+    def begin(self, commands: Sequence[Sequence[str]]) -> None:
+        """Begins commands, in order, as far as there are CPUs."""
+        self._commands += commands
+        self._fill()
+
+    def advance(self) -> None:
+        """Begins those for which there is a CPU by now."""
+        for entry in [*self._running]:
+            if entry[1].poll() is not None:
+                self._codes[entry[0]] = entry[1].returncode
+                self._running.remove(entry)
+        self._fill()
+
+    def wait(self) -> list[tuple[int | None, str]]:
+        """(Exit status, or None after a timeout; output) of each."""
+        while self._running:
+            i, process, deadline = self._running[0]  # kept until it has ended, because Ctrl-C may come at any time
+            if not _ended(process, deadline - time.monotonic()):
+                _kill(process)
+                self._codes[i] = None
+            else:
+                self._codes[i] = process.returncode
+            del self._running[0]
+            self._fill()
+        count = len(self._commands)
+        logs = [(self._directory / f"log{i}").read_bytes().decode("utf-8", "replace") for i in range(count)]
+        return [
+            (self._codes[i], log if len(log) <= LOG_LIMIT else log[:LOG_LIMIT] + "\n[...]")
+            for i, log in enumerate(logs)
+        ]
+
+    def _fill(self) -> None:
+        with held_off:
+            import subprocess
+        try:
+            while self._begun < len(self._commands) and len(self._running) < self._limit:
+                i, command = self._begun, self._commands[self._begun]
                 with (
-                    open(directory / f"log{i}", "wb") as log,
+                    open(self._directory / f"log{i}", "wb") as log,
                     held_off,
                     interrupts_wait(),
                 ):  # a concurrently forked child would keep the pipe open, an interrupt would lose the process
@@ -535,28 +688,14 @@ def _run_all(commands: Sequence[Sequence[str]], directory: Path, timeout: float)
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        cwd=directory,
-                        env=environment,
+                        cwd=self._directory,
+                        env=self._environment,
                         start_new_session=True,
                     )
-                    running.append((i, process, time.monotonic() + timeout))
-            i, process, deadline = running[0]  # kept until it has ended, because Ctrl-C may come at any time
-            if not _ended(process, deadline - time.monotonic()):
-                _kill(process)
-            else:
-                codes[i] = process.returncode
-            del running[0]
-    except OSError as error:
-        raise CompilerError(f"{shlex.join(command)} cannot be run: {error}") from error
-    finally:
-        with interrupts_wait():
-            for _, process, _ in running:
-                _kill(process)
-    logs = [(directory / f"log{i}").read_bytes().decode("utf-8", "replace") for i in range(len(commands))]
-    return [
-        (code, log if len(log) <= LOG_LIMIT else log[:LOG_LIMIT] + "\n[...]")
-        for code, log in zip(codes, logs, strict=True)
-    ]
+                    self._running.append((i, process, time.monotonic() + self._timeout))
+                    self._begun += 1
+        except OSError as error:
+            raise CompilerError(f"{shlex.join(command)} cannot be run: {error}") from error
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -583,6 +722,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # the compiler driver and its children
     process.wait()
+
+
+def _kill_all(running: Sequence[tuple[int, subprocess.Popen[bytes], float]], owner: int) -> None:
+    if os.getpid() == owner:  # not in a child that was forked meanwhile
+        for _, process, _ in running:
+            _kill(process)
 
 
 _loads = itertools.count(1)
