@@ -343,10 +343,15 @@ class FragmentWriter:
         if not relative:
             yield join
             return
-        yield from ("{", f"const f32 before = {carry.name}[h];", join)
         divides = any(sweep.divides for sweep in self.form.sweeps if carry in sweep.sweep.carries)
-        rescaled = "gradc_rescaled" if divides else "gradc_rescaled_sum"
-        yield f"const f32 factor = {rescaled}(before, {carry.name}[h]); /* of what is relative to it */"
+        if divides:
+            own = f"exponent_{carry.name}[h]"
+            yield from ("{", f"const f32 before = {own};", join)
+            yield f"{own} = gradc_exponent(gradc_base({carry.name}[h]));"
+            yield f"const f32 factor = gradc_rescaled(before, {own}); /* of what is relative to it */"
+        else:
+            yield from ("{", f"const f32 before = {carry.name}[h];", join)
+            yield f"const f32 factor = gradc_rescaled_sum(before, {carry.name}[h]); /* of what is relative to it */"
         for c in relative:
             yield from self.rescaled(c)
         yield "}"
@@ -394,9 +399,7 @@ class FragmentWriter:
         reductions = [s for s in roots if s.op in REDUCTIONS]
         arrays: dict[str, list[str]] = {}
         for s in reductions:
-            start = _neutral(REDUCTIONS[s.op], s)
-            given = ", ".join([start] * 2 * self.tiles)
-            arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES] = {{{given}}}")
+            arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES]")
         direct = [s for s in roots if s.buffer in self.packed and k.scribe.statements[s.args[0]].op in PAIRED]
         roots = [s for s in roots if s not in direct]
         effects = [self.root(k, s) for s in roots]
@@ -508,7 +511,7 @@ class FragmentWriter:
         if s.op in REDUCTIONS:
             how = REDUCTIONS[s.op]
             given = f"{there}{variable(value)}{f' : {_neutral(how, s)}' if there else ''}"
-            return [value], f"{_join(how, s.dtype)}::join({rows_of(s.name)}[h], {given});"
+            return [value], f"gradc_join<{_join(how, s.dtype)}>(c == 0 && i % 2 == 0, {rows_of(s.name)}[h], {given});"
         if s.buffer in self.registers:
             value = self.unrounded(k, s)
             place = f"{quarter(s.buffer)}[i]" if s.buffer in self.packed else register(s)

@@ -243,8 +243,8 @@ class _TileWriter:
         made: dict[Panel, PanelText] = {}
         for p in panels:
             comment = f"{p.buffer}: {rows} x {p.features}{f', {stages} stages' if stages > 1 else ''}"
-            address = f"{p.buffer} + {size(p.start if stages == 1 else substitute(p.start, {first: 0}), 'i64')}"
-            made[p] = PanelText(self.numbered(name), at, address, p, comment)
+            start = size(p.start if stages == 1 else substitute(p.start, {first: 0}))
+            made[p] = PanelText(self.numbered(name), at, start, p, comment)
             at += stages * rows * p.pitch
         return made
 
@@ -358,7 +358,11 @@ class _TileWriter:
     def declared(self, c: Carry) -> str:
         kind, start = carrier(c.type.dtype), literal(neutral(c.combine, c.type.dtype), c.type.dtype)
         if len(c.type.shape) == 1:
-            return f"{kind} {c.name}[2 * TILES] = {{{', '.join([start] * 2 * self.tiles)}}};"
+            own = f"{kind} {c.name}[2 * TILES] = {{{', '.join([start] * 2 * self.tiles)}}};"
+            if any(x.by == c.name for s in self.form.sweeps if s.divides for x in s.sweep.carries):
+                lowest = ", ".join(["-0x1.fffffep127f"] * 2 * self.tiles)
+                own += f" f32 exponent_{c.name}[2 * TILES] = {{{lowest}}};"
+            return own
         return f"{kind} {c.name}[TILES * {self.form.padded(c.name)} / 8][4] = {{}};"
 
     # -- sweeps --------------------------------------------------------------------------------------------------------
