@@ -44,6 +44,8 @@ struct gradc_f16_fragments {
   static __device__ __forceinline__ u32 packed(f32 low, f32 high) { return pack_f16(low, high); }
 };
 
+template <int N> struct gradc_constant { constexpr __device__ operator int() const { return N; } };
+
 /* A value that is computed once, in a register, where the compiler would compute it again wherever it is used. */
 #ifdef GRADC_CUDA_SIM
 GRADC_FN int gradc_kept(int x) { return x; }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....analysis.tiles import SweepForm, TileForm
-from ....ir.dims import Size, symbol, symbols
+from ....ir.dims import Size, substitute, symbol, symbols
 from ....ir.kernel import Carry, Kernel, Sweep
 from ....ir.statement import REDUCTIONS, Index, Stmt, neutral
 from ....ir.types import F32, DType, Type
@@ -223,7 +223,7 @@ class FragmentWriter:
                     in_strips[now.name] = strips[s]
             body.append(now)
         own = replace(kernel, body=tuple(body))
-        masks = masks_of(own) if sweep is not None else {}
+        masks = masks_of(own, self.lanes.first) if sweep is not None else {}
         scores = {s.name for s in own.body if sweep is not None and own.is_column(s)}
         scribe = TileScribe(self.types, own.body, self.registers, in_shared, masks, scores, in_strips, self.lanes)
         made = Numbered(own, scribe, sweep, masks, frozenset(hoisted), tuple(fresh))
@@ -608,13 +608,16 @@ class Mask:
         return f"{self.distance}[h]{f' + {step}' if self.per_column else ''} {self.compared} 0"
 
 
-def masks_of(kernel: Kernel) -> dict[str, Mask]:
-    """The comparisons of positions."""
-    found = (_mask(kernel, s) for s in kernel.body if s.op in COMPARED and COLUMN in kernel.levels[s.name])
+def masks_of(kernel: Kernel, first: Mapping[str, Size]) -> dict[str, Mask]:
+    """The comparisons of positions.
+
+    :param first: of the symbols of a block's first row and column, those of what a warp computes with at once.
+    """
+    found = (_mask(kernel, s, first) for s in kernel.body if s.op in COMPARED and COLUMN in kernel.levels[s.name])
     return {mask.name: mask for mask in found if mask is not None}
 
 
-def _mask(kernel: Kernel, s: Stmt) -> Mask | None:
+def _mask(kernel: Kernel, s: Stmt, first: Mapping[str, Size]) -> Mask | None:
     """A comparison as a mask; None if it compares other things than a place with what is one in a block."""
     compared = COMPARED[s.op]
     places = [_place(kernel.stmts[name]) for name in s.args]
@@ -627,15 +630,16 @@ def _mask(kernel: Kernel, s: Stmt) -> Mask | None:
         if steps or whole is None or not isinstance(per_column, int):
             return None
         row = Index(difference.const, ((ROW, per_row),) if per_row else ())
-        first = f"{'' if per_column == 1 else f'{per_column} * '}lane_column + " if per_column else ""
-        return Mask(s.name, f"{size(whole)} {compared} 0", compared, f"{first}{index(row, OFFSETS)}", per_column)
+        begin = f"{'' if per_column == 1 else f'{per_column} * '}lane_column + " if per_column else ""
+        whole = substitute(whole, first)
+        return Mask(s.name, f"{size(whole)} {compared} 0", compared, f"{begin}{index(row, OFFSETS)}", per_column)
     for at, value in ((0, 1), (1, 0)):
         place, other = places[at], kernel.stmts[s.args[value]]
         if place is None or kernel.levels[other.name] or other.dtype is None or not other.dtype.is_integer:
             continue
         corner = _corner(place, low == (at == 0))
         if corner is not None:
-            sides = [size(corner), variable(other.name)]
+            sides = [size(substitute(corner, first)), variable(other.name)]
             return Mask(s.name, f" {compared} ".join(sides if at == 0 else sides[::-1]), compared)
     return None
 

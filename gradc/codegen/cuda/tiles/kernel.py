@@ -213,8 +213,7 @@ class _TileWriter:
         self.width = self.columns // (self.split * self.parts)
         self.tiles = self.rows * self.split // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.loop.tile)
-        starts = frozenset((self.loop.rows[0], *(s.cols[0] for s in self.loop.sweeps)))
-        self.lanes = Lanes(form.run, form.rows_together, self.split * self.parts > 1, self.tiles, starts)
+        self.lanes = Lanes(form.run, form.rows_together, self.split * self.parts > 1, self.tiles, self.first)
         self.form = form = decoded(form, self.lanes, self.types)
         codes_in_words = self.lanes.run > 2 and any(paired(k) for s in form.sweeps for k in s.kernels)
         self.lanes = replace(self.lanes, in_words=codes_in_words)
@@ -308,6 +307,13 @@ class _TileWriter:
             )
             at += count
         return made
+
+    @property
+    def first(self) -> Mapping[str, Size]:
+        """Of the symbols of a block's first row and columns, those of what a warp computes with at once."""
+        part = symbol("part") if self.parts > 1 else 0
+        columns = {s.cols[0]: symbol(s.cols[0]) + part for s in self.loop.sweeps}
+        return {self.loop.rows[0]: symbol(self.loop.rows[0]) + symbol("warp_row"), **columns}
 
     def text(self) -> str:
         comment = "\n".join(["/*", *(f" * {line}".rstrip() for line in str(self.loop).splitlines()), " */"])
@@ -427,11 +433,10 @@ class _TileWriter:
         up to a column, or from one, that depends on the row; "" where they do not, and where the comparison costs as
         much as it saves: of a single product, and of what leaves no registers for it.
         """
-        if not self.given.is_several or self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE:
+        if self.given.decoded or self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE:
             return ""
-        row, rows = self.loop.rows[0], 16 * self.tiles
-        own = {row: symbol(row) + symbol("warp_row"), self.loop.count: rows}
-        first = f"{s.cols[0]} + part" if self.parts > 1 else s.cols[0]
+        row, own = self.loop.rows[0], {**self.first, self.loop.count: 16 * self.tiles}
+        first = size(self.first[s.cols[0]])
         found = []
         if s.to is not None and row in symbols(s.to):
             found.append(f"{first} >= {size(substitute(s.to, own))}")
@@ -521,5 +526,5 @@ class _TileWriter:
 
 def inside_and_at_edge(lines: Sequence[str]) -> list[str]:
     """Kernels in an unrolled loop: for blocks whose elements all are there and pass all masks, and for others."""
-    opened = [UNROLL, "for (int EDGE = 0; EDGE < 2; EDGE++) {", "if (EDGE != at_edge) continue;"]
-    return [*opened, *lines, "}"] if lines else []
+    opened, chosen = "{ const auto elements = [&](const auto EDGE) {", "if (at_edge) elements(gradc_constant<1>()); else elements(gradc_constant<0>()); }"
+    return [opened, *lines, "};", chosen] if lines else []
