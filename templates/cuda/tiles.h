@@ -114,28 +114,31 @@ template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gra
   }
 };
 
-/* 16 rows of a panel from feature c on, as the left operand of a product. */
-template <int PITCH> GRADC_FN void gradc_load_left(u32 (&a)[4], const u16 *panel, int c) {
+/* What a lane points to, of 16 rows of a panel as the left operand of a product, and as the right one of a product that sums up rows; and as the
+ * right one of a product that sums up features. */
+template <int PITCH> GRADC_FN u16 *gradc_of_lane(void *panel) {
   const int lane = threadIdx.x % 32;
-  ldmatrix_x4(a, panel + lane % 16 * PITCH + lane / 16 * 8 + c);
+  return (u16 *)panel + lane % 16 * PITCH + lane / 16 * 8;
+}
+template <int PITCH> GRADC_FN u16 *gradc_right_of_lane(void *panel) {
+  const int lane = threadIdx.x % 32;
+  return (u16 *)panel + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8;
 }
 /* All of the rows of a warp, 16 TILES of them. */
-template <int PITCH, int DEPTH, int TILES> GRADC_FN void gradc_load_rows(u32 (&a)[DEPTH / 16][TILES][4], const u16 *panel) {
+template <int PITCH, int DEPTH, int TILES, class Own> GRADC_FN void gradc_load_rows(u32 (&a)[DEPTH / 16][TILES][4], Own own) {
 #pragma unroll
   for (int c = 0; c < DEPTH / 16; c++)
 #pragma unroll
-    for (int m = 0; m < TILES; m++) gradc_load_left<PITCH>(a[c][m], panel + m * 16 * PITCH, c * 16);
+    for (int m = 0; m < TILES; m++) ldmatrix_x4(a[c][m], own + (m * 16 * PITCH + c * 16));
 }
 
 /* s += a b^T, for features c to c + 15 of a and of the panel b, whose rows are columns of s. */
-template <class F, int PITCH, int COLUMNS, int TILES>
-GRADC_FN void gradc_add_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[TILES][4], const u16 *b, int c) {
-  const int lane = threadIdx.x % 32;
-  const u16 *const own = b + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8 + c;
+template <class F, int PITCH, int COLUMNS, int TILES, class Own>
+GRADC_FN void gradc_add_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[TILES][4], Own own, int c) {
 #pragma unroll
   for (int n = 0; n < COLUMNS; n += 16) {
     u32 r[4];
-    ldmatrix_x4(r, own + n * PITCH);
+    ldmatrix_x4(r, own + (n * PITCH + c));
 #pragma unroll
     for (int m = 0; m < TILES; m++) {
       F::multiply(s[(m * COLUMNS + n) / 8], a[m], r[0], r[1]);
@@ -144,18 +147,18 @@ GRADC_FN void gradc_add_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[
   }
 }
 /* s = a b^T: rows of a warp, in fragments or in a panel, times a panel. */
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[DEPTH / 16][TILES][4], const u16 *b) {
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, class Own>
+GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[DEPTH / 16][TILES][4], Own b) {
 #pragma unroll
   for (int c = 0; c < DEPTH / 16; c++) gradc_add_scores<F, PITCH, COLUMNS, TILES>(s, a[c], b, c * 16);
 }
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u16 *rows, const u16 *b) {
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, class Own>
+GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], Own rows, Own b) {
 #pragma unroll
   for (int c = 0; c < DEPTH; c += 16) {
     u32 a[TILES][4];
 #pragma unroll
-    for (int m = 0; m < TILES; m++) gradc_load_left<PITCH>(a[m], rows + m * 16 * PITCH, c);
+    for (int m = 0; m < TILES; m++) ldmatrix_x4(a[m], rows + (m * 16 * PITCH + c));
     gradc_add_scores<F, PITCH, COLUMNS, TILES>(s, a, b, c);
   }
 }
@@ -164,10 +167,8 @@ GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u16 *rows, co
 template <class F> GRADC_FN void gradc_pack(u32 (&packed)[2], const f32 (&x)[4]) { packed[0] = F::packed(x[0], x[1]), packed[1] = F::packed(x[2], x[3]); }
 
 /* o += p b: fragments, packed or rounded here, times a panel whose rows are columns of p. */
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
-  const int lane = threadIdx.x % 32;
-  const u16 *const own = b + lane % 16 * PITCH + lane / 16 * 8;
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, class Own>
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], Own own) {
 #pragma unroll
   for (int n = 0; n < COLUMNS; n += 16) {
     u32 a[TILES][4];
@@ -179,7 +180,7 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[T
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 16) {
       u32 r[4];
-      ldmatrix_x4_trans(r, own + n * PITCH + c);
+      ldmatrix_x4_trans(r, own + (n * PITCH + c));
 #pragma unroll
       for (int m = 0; m < TILES; m++) {
         F::multiply(o[(m * DEPTH + c) / 8], a[m], r[0], r[1]);
@@ -188,8 +189,8 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[T
     }
   }
 }
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], const u16 *b) {
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, class Own>
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], Own b) {
   u32 packed[TILES * COLUMNS / 8][2];
 #pragma unroll
   for (int n = 0; n < TILES * COLUMNS / 8; n++) gradc_pack<F>(packed[n], p[n]);

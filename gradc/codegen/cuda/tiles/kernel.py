@@ -485,13 +485,14 @@ class _TileWriter:
             return [f"/* {p.call} */", f"{how}({p.carry}, {p.block}, {place}{scale});"]
         assert isinstance(p.right, Panel)
         right = streamed[p.right]
-        stage = f"{right.name} + stage * COLUMNS * {right.pitch}{f' + part * {right.pitch}' if self.parts > 1 else ''}"
+        side = "rows" if isinstance(p, Added) else "columns"
+        stage = f"{side}_of_{right.pitch} + {right.at} + stage * COLUMNS * {right.pitch}{f' + part * {right.pitch}' if self.parts > 1 else ''}"
         depth = f"operand, {right.pitch}, {self.lanes.width}, {right.padded}, TILES"
         text = f"/* {p.call} */"
         if isinstance(p, Added):
             return [text, f"gradc_add_product<{depth}>({p.carry}, {p.block}, {stage});"]
         left = self.resident[p.left]
-        rows = left.fragments if self.in_registers else f"{left.name} + warp_row * {left.pitch}"
+        rows = left.fragments if self.in_registers else f"rows_of_{left.pitch} + {left.at} + warp_row * {left.pitch}"
         lines = [
             text,
             f"f32 {p.block}[TILES * {self.lanes.width} / 8][4] = {{}};",
