@@ -205,7 +205,7 @@ def predict(setting: Setting, function: Function, resources: KernelResources, la
 def _sample(launch: Launch, follow: Callable[[int, int], Trace]) -> list[list[tuple[Trace, float]]]:
     """Of some blocks: traces of first lanes with the warps that each stands for, whose weights are all warps."""
     warps = -(-launch.threads // WARP)
-    chosen = [(0, 1.0)] if warps == 1 else [(0, 1.0), (warps // 2, warps - 1.0)]
+    chosen = [(w, 1.0) for w in range(warps)] if warps <= 4 else [(0, 1.0), (warps // 2, warps - 1.0)]
     count = FEW_BLOCKS
     while True:
         blocks = sorted({int(launch.blocks * (i + (i + 0.5) * GOLDEN % 1) / count) for i in range(count)})
