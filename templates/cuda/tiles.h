@@ -52,7 +52,7 @@ GRADC_FN int gradc_kept(int x) { return x; }
 GRADC_FN u16 *gradc_kept(u16 *x) { return x; }
 #else
 GRADC_FN int gradc_kept(int x) { asm volatile("" : "+r"(x)); return x; }
-GRADC_FN i64 gradc_kept(i64 x) { return x; }
+GRADC_FN i64 gradc_kept(i64 x) { asm volatile("" : "+l"(x)); return x; }
 GRADC_FN gradc_shared_u16 gradc_kept(const u16 *x) { gradc_shared_u16 y = {gradc_shared_address(x)}; asm volatile("" : "+r"(y.at)); return y; }
 #endif
 

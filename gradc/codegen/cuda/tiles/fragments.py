@@ -340,30 +340,31 @@ class FragmentWriter:
         carry = self.carries[s.buffer]
         relative = [c for c in self.carries.values() if c.by == carry.name]
         join = f"{_join(carry.combine, carry.type.dtype)}::join({carry.name}[h], {value});"
-        if not relative:
+        if carry.by:
+            yield f"{carry.name}[h] = mad_f32({carry.name}[h], factor_{carry.by}[h], {value});"
+        elif not relative:
             yield join
-            return
-        divides = any(sweep.divides for sweep in self.form.sweeps if carry in sweep.sweep.carries)
-        if divides:
+        elif any(sweep.divides for sweep in self.form.sweeps if carry in sweep.sweep.carries):
             own = f"exponent_{carry.name}[h]"
             yield from ("{", f"const f32 before = {own};", join)
             yield f"{own} = gradc_exponent(gradc_base({carry.name}[h]));"
-            yield f"const f32 factor = gradc_rescaled(before, {own}); /* of what is relative to it */"
+            yield f"factor_{carry.name}[h] = gradc_rescaled(before, {own});"
+            yield "}"
         else:
             yield from ("{", f"const f32 before = {carry.name}[h];", join)
-            yield f"const f32 factor = gradc_rescaled_sum(before, {carry.name}[h]); /* of what is relative to it */"
+            yield f"factor_{carry.name}[h] = gradc_rescaled_sum(before, {carry.name}[h]);"
+            yield "}"
         for c in relative:
             yield from self.rescaled(c)
-        yield "}"
 
     def rescaled(self, c: Carry) -> Iterator[str]:
-        """Makes a row of a carry relative to another maximum."""
+        """Makes a row of sums of products relative to another maximum; other sums are where a block is added."""
         if len(c.type.shape) == 1:
-            yield f"{c.name}[h] *= factor;"
             return
         tiles = f"{self.form.padded(c.name)} / 8"
         yield from (UNROLL, f"for (int n = h / 2 * ({tiles}); n < (h / 2 + 1) * ({tiles}); n++) {{")
-        yield f"{c.name}[n][h % 2 * 2] *= factor, {c.name}[n][h % 2 * 2 + 1] *= factor;"
+        elements = (f"{c.name}[n][h % 2 * 2{i}] *= factor_{c.by}[h]" for i in ("", " + 1"))
+        yield f"{', '.join(elements)};"
         yield "}"
 
     @staticmethod

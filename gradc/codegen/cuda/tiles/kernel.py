@@ -383,6 +383,7 @@ class _TileWriter:
             for b in s.blocks
             if b.name not in computed
         ]
+        body += [f"f32 factor_{name}[2 * TILES]; /* of what is relative to it */" for name in dict.fromkeys(c.by for c in s.carries if c.by)]
         body += [f"f32 {scales(b)}{''.join(self.lanes.shared)};" for b in self.scaled(form)]
         run: list[str] = []
         masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))
