@@ -29,6 +29,7 @@ from ....ir.dims import Size, minimum, product, substitute, symbol, symbols
 from ....ir.kernel import Carry, Kernel, Loop, Program, Sweep
 from ....ir.statement import Stmt, neutral
 from ....ir.types import BF16, F32
+from ....process.forks import cached_property
 from ....targets.devices import ARCHITECTURES
 from ...expr import carrier, stored
 from ...indent import indented
@@ -213,13 +214,13 @@ class _TileWriter:
         self.width = self.columns // (self.split * self.parts)
         self.tiles = self.rows * self.split // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.loop.tile)
+        self.given = form_of(self.loop, self.types)  # whose registers are estimated, with no statement rewritten
         self.lanes = Lanes(form.run, form.rows_together, self.split * self.parts > 1, self.tiles, self.first)
         self.form = form = decoded(form, self.lanes, self.types)
         codes_in_words = self.lanes.run > 2 and any(paired(k) for s in form.sweeps for k in s.kernels)
         self.lanes = replace(self.lanes, in_words=codes_in_words)
         self.names = Counter[str]()
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
-        self.given = form_of(self.loop, self.types)  # whose registers are estimated, with no statement rewritten
         self.in_registers = self.given.fragments(self.width, self.tiles) > 0
         at = sum(self.rows * p.pitch for p in form.resident)
         self.streamed = [
@@ -308,9 +309,17 @@ class _TileWriter:
             at += count
         return made
 
-    @property
+    @cached_property
+    def by_warp(self) -> bool:
+        """Whether each warp asks for itself which columns are at an edge, or left out; else registers are too few."""
+        few = self.given.decoded or self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE
+        return not few
+
+    @cached_property
     def first(self) -> Mapping[str, Size]:
         """Of the symbols of a block's first row and columns, those of what a warp computes with at once."""
+        if not self.by_warp:
+            return {name: symbol(name) for name in (self.loop.rows[0], *(s.cols[0] for s in self.loop.sweeps))}
         part = symbol("part") if self.parts > 1 else 0
         columns = {s.cols[0]: symbol(s.cols[0]) + part for s in self.loop.sweeps}
         return {self.loop.rows[0]: symbol(self.loop.rows[0]) + symbol("warp_row"), **columns}
@@ -332,7 +341,7 @@ class _TileWriter:
             "tiles": self.tiles,
             "split": self.split,
             "parts": self.parts,
-            "skips": any(s.skipped for s in sweeps),
+            "by_warp": self.by_warp,
             "run": self.lanes.run,
             "together": self.lanes.together,
             "codebooks": list(self.writer.codebook_texts()),
@@ -431,10 +440,9 @@ class _TileWriter:
 
     def skipped(self, s: Sweep) -> str:
         """Whether the columns that a warp computes with are all beyond what its rows sum up, where blocks of rows sum
-        up to a column, or from one, that depends on the row; "" where they do not, and where the comparison costs as
-        much as it saves: of a single product, and of what leaves no registers for it.
+        up to a column, or from one, that depends on the row; "" where they do not, and where it leaves no registers.
         """
-        if self.given.decoded or self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE:
+        if not self.by_warp:
             return ""
         row, own = self.loop.rows[0], {**self.first, self.loop.count: 16 * self.tiles}
         first = size(self.first[s.cols[0]])
