@@ -50,10 +50,16 @@ template <int N> struct gradc_constant { constexpr __device__ operator int() con
 #ifdef GRADC_CUDA_SIM
 GRADC_FN int gradc_kept(int x) { return x; }
 GRADC_FN u16 *gradc_kept(u16 *x) { return x; }
+GRADC_FN u16 *gradc_in_shared(u16 *x) { return x; }
 #else
 GRADC_FN int gradc_kept(int x) { asm volatile("" : "+r"(x)); return x; }
 GRADC_FN i64 gradc_kept(i64 x) { asm volatile("" : "+l"(x)); return x; }
-GRADC_FN gradc_shared_u16 gradc_kept(const u16 *x) { gradc_shared_u16 y = {gradc_shared_address(x)}; asm volatile("" : "+r"(y.at)); return y; }
+GRADC_FN gradc_shared_u16 gradc_in_shared(const u16 *x) { return {gradc_shared_address(x)}; }
+GRADC_FN gradc_shared_u16 gradc_kept(const u16 *x) {
+  gradc_shared_u16 y = gradc_in_shared(x);
+  asm volatile("" : "+r"(y.at));
+  return y;
+}
 #endif
 
 /* Rows of FEATURES elements in memory, `step` elements apart, of which all threads together copy ROWS into a panel.  16 bytes move at a

@@ -310,10 +310,18 @@ class _TileWriter:
         return made
 
     @cached_property
+    def known(self) -> bool:
+        """Whether sizes are known: they take no registers."""
+        return all(isinstance(n, int) for n in self.loop.sizes)
+
+    @cached_property
     def by_warp(self) -> bool:
-        """Whether each warp asks for itself which columns are at an edge, or left out; else registers are too few."""
-        few = self.given.decoded or self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE
-        return not few
+        """Whether each warp asks for itself which columns are at an edge, or left out: where registers suffice, and
+        with one product, whose blocks leave fewer of them, sizes are known.
+        """
+        known = self.given.is_several or self.known
+        few = self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE
+        return known and not few and not self.given.decoded
 
     @cached_property
     def first(self) -> Mapping[str, Size]:
@@ -342,6 +350,7 @@ class _TileWriter:
             "split": self.split,
             "parts": self.parts,
             "by_warp": self.by_warp,
+            "kept": "gradc_kept" if self.known else "gradc_in_shared",
             "run": self.lanes.run,
             "together": self.lanes.together,
             "codebooks": list(self.writer.codebook_texts()),
