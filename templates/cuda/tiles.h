@@ -44,11 +44,13 @@ struct gradc_f16_fragments {
   static __device__ __forceinline__ u32 packed(f32 low, f32 high) { return pack_f16(low, high); }
 };
 
+/* An integer that is known where a function is made for its type. */
 template <int N> struct gradc_constant { constexpr __device__ operator int() const { return N; } };
 
 /* A value that is computed once, in a register, where the compiler would compute it again wherever it is used. */
 #ifdef GRADC_CUDA_SIM
 GRADC_FN int gradc_kept(int x) { return x; }
+GRADC_FN i64 gradc_kept(i64 x) { return x; }
 GRADC_FN u16 *gradc_kept(u16 *x) { return x; }
 GRADC_FN u16 *gradc_in_shared(u16 *x) { return x; }
 #else

@@ -367,6 +367,7 @@ class _TileWriter:
                 {"declaration": self.declared(c), "comment": str(c)} for s in self.loop.sweeps for c in s.carries
             ],
             "sweeps": sweeps,
+            "streamed": [p for s in sweeps for p in s.streamed],
             "epilogue": self.epilogue(),
         }
         return indented(render("cuda/kernel/tile.cu.j2", t=view))
@@ -383,10 +384,10 @@ class _TileWriter:
         kind, start = carrier(c.type.dtype), literal(neutral(c.combine, c.type.dtype), c.type.dtype)
         if len(c.type.shape) == 1:
             own = f"{kind} {c.name}[2 * TILES] = {{{', '.join([start] * 2 * self.tiles)}}};"
-            if any(x.by == c.name for s in self.form.sweeps if s.divides for x in s.sweep.carries):
-                lowest = ", ".join(["-0x1.fffffep127f"] * 2 * self.tiles)
-                own += f" f32 exponent_{c.name}[2 * TILES] = {{{lowest}}};"
-            return own
+            if not any(x.by == c.name for s in self.form.sweeps if s.divides for x in s.sweep.carries):
+                return own
+            lowest = ", ".join(["-0x1.fffffep127f"] * 2 * self.tiles)
+            return f"{own} f32 exponent_{c.name}[2 * TILES] = {{{lowest}}};"
         return f"{kind} {c.name}[TILES * {self.form.padded(c.name)} / 8][4] = {{}};"
 
     # -- sweeps --------------------------------------------------------------------------------------------------------
@@ -401,7 +402,8 @@ class _TileWriter:
             for b in s.blocks
             if b.name not in computed
         ]
-        body += [f"f32 factor_{name}[2 * TILES]; /* of what is relative to it */" for name in dict.fromkeys(c.by for c in s.carries if c.by)]
+        relative = dict.fromkeys(c.by for c in s.carries if c.by)
+        body += [f"f32 factor_{name}[2 * TILES]; /* of what is relative to it */" for name in relative]
         body += [f"f32 {scales(b)}{''.join(self.lanes.shared)};" for b in self.scaled(form)]
         run: list[str] = []
         masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))
@@ -503,14 +505,14 @@ class _TileWriter:
             return [f"/* {p.call} */", f"{how}({p.carry}, {p.block}, {place}{scale});"]
         assert isinstance(p.right, Panel)
         right = streamed[p.right]
-        side = "rows" if isinstance(p, Added) else "columns"
-        stage = f"{side}_of_{right.pitch} + {right.at} + stage * COLUMNS * {right.pitch}{f' + part * {right.pitch}' if self.parts > 1 else ''}"
+        side, part = "rows" if isinstance(p, Added) else "columns", " + part" if self.parts > 1 else ""
+        stage = f"{side}_{right.pitch} + {right.at} + (stage * COLUMNS{part}) * {right.pitch}"
         depth = f"operand, {right.pitch}, {self.lanes.width}, {right.padded}, TILES"
         text = f"/* {p.call} */"
         if isinstance(p, Added):
             return [text, f"gradc_add_product<{depth}>({p.carry}, {p.block}, {stage});"]
         left = self.resident[p.left]
-        rows = left.fragments if self.in_registers else f"rows_of_{left.pitch} + {left.at} + warp_row * {left.pitch}"
+        rows = left.fragments if self.in_registers else f"rows_{left.pitch} + {left.at} + warp_row * {left.pitch}"
         lines = [
             text,
             f"f32 {p.block}[TILES * {self.lanes.width} / 8][4] = {{}};",
@@ -544,6 +546,7 @@ class _TileWriter:
 
 
 def inside_and_at_edge(lines: Sequence[str]) -> list[str]:
-    """Kernels in an unrolled loop: for blocks whose elements all are there and pass all masks, and for others."""
-    opened, chosen = "{ const auto elements = [&](const auto EDGE) {", "if (at_edge) elements(gradc_constant<1>()); else elements(gradc_constant<0>()); }"
-    return [opened, *lines, "};", chosen] if lines else []
+    """Kernels for blocks whose elements all are there and pass all masks, and for others: EDGE is a constant of each."""
+    opened = "const auto elements = [&](const auto EDGE) {"
+    chosen = "at_edge ? elements(gradc_constant<1>()) : elements(gradc_constant<0>());"
+    return ["{", opened, *lines, "};", chosen, "}"] if lines else []
