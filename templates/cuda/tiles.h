@@ -496,9 +496,14 @@ GRADC_FN f32 gradc_base(f32 top) {
 }
 /* A base as a power of two: what is rounded here is so in all weights of a row alike. */
 GRADC_FN f32 gradc_exponent(f32 base) { return fabsf(base) < 0x1p26f ? base * 0x1.715476p+0f : base; }
-/* What makes of weights that are relative to 2^before such that are relative to 2^now.  Of maxima next to 2^26 the larger one may have the
- * smaller exponent. */
-GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return exp2_approx(fminf(before - now, 0.0f)); }
+/* Raises a maximum to x, and its exponent with it; what makes of weights that were relative to it such that are now.  Of maxima next to 2^26
+ * the larger one may have the smaller exponent. */
+GRADC_FN f32 gradc_raised(f32 &top, f32 x, f32 &exponent) {
+  const f32 before = exponent;
+  gradc_maximum<f32>::join(top, x);
+  exponent = gradc_exponent(gradc_base(top));
+  return exp2_approx(fminf(before - exponent, 0.0f));
+}
 
 /* Sums x of weights relative to a maximum, after the sweep, without the rounding of its exponent: what they would be of e^(score - top). */
 GRADC_FN f32 gradc_rounding(f32 top) { return fabsf(top) < 0x1p26f ? exp2_approx(-mad_f32(top, 0x1.715476p+0f, -gradc_exponent(top))) : 1.0f; }
@@ -518,7 +523,11 @@ template <int N, int ROWS> GRADC_FN void gradc_unrounded(f32 (&x)[N][4], const f
 /* e^x of a score: its argument is rounded once more, as the score itself was, and the power of two is within 2 units in the last place; what
  * would be subnormal is 0. */
 GRADC_FN f32 gradc_exp_of_score(f32 x) { return exp2_approx(x * 0x1.715476p+0f); }
-/* As gradc_rescaled, of a sum whose logarithm is taken: of a maximum's own weight, 1, nothing is rounded. */
-GRADC_FN f32 gradc_rescaled_sum(f32 before, f32 now) { return before == now ? 1.0f : gradc_exp_of_score(before - now); }
+/* As gradc_raised, for a sum whose logarithm is taken: of a maximum's own weight, 1, nothing is rounded. */
+GRADC_FN f32 gradc_raised_sum(f32 &top, f32 x) {
+  const f32 before = top;
+  gradc_maximum<f32>::join(top, x);
+  return before == top ? 1.0f : gradc_exp_of_score(before - top);
+}
 
 #endif

@@ -345,15 +345,9 @@ class FragmentWriter:
         elif not relative:
             yield join
         elif any(sweep.divides for sweep in self.form.sweeps if carry in sweep.sweep.carries):
-            own = f"exponent_{carry.name}[h]"
-            yield from ("{", f"const f32 before = {own};", join)
-            yield f"{own} = gradc_exponent(gradc_base({carry.name}[h]));"
-            yield f"factor_{carry.name}[h] = gradc_rescaled(before, {own});"
-            yield "}"
+            yield f"factor_{carry.name}[h] = gradc_raised({carry.name}[h], {value}, exponent_{carry.name}[h]);"
         else:
-            yield from ("{", f"const f32 before = {carry.name}[h];", join)
-            yield f"factor_{carry.name}[h] = gradc_rescaled_sum(before, {carry.name}[h]);"
-            yield "}"
+            yield f"factor_{carry.name}[h] = gradc_raised_sum({carry.name}[h], {value});"
         for c in relative:
             yield from self.rescaled(c)
 

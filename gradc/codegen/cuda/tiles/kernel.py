@@ -384,10 +384,12 @@ class _TileWriter:
         kind, start = carrier(c.type.dtype), literal(neutral(c.combine, c.type.dtype), c.type.dtype)
         if len(c.type.shape) == 1:
             own = f"{kind} {c.name}[2 * TILES] = {{{', '.join([start] * 2 * self.tiles)}}};"
-            if not any(x.by == c.name for s in self.form.sweeps if s.divides for x in s.sweep.carries):
+            own_sweep = next(s for s in self.form.sweeps if c in s.sweep.carries)
+            if not any(x.by == c.name for x in own_sweep.sweep.carries):
                 return own
             lowest = ", ".join(["-0x1.fffffep127f"] * 2 * self.tiles)
-            return f"{own} f32 exponent_{c.name}[2 * TILES] = {{{lowest}}};"
+            exponent = f", exponent_{c.name}[2 * TILES] = {{{lowest}}}" if own_sweep.divides else ""
+            return f"{own} f32 factor_{c.name}[2 * TILES]{exponent};"
         return f"{kind} {c.name}[TILES * {self.form.padded(c.name)} / 8][4] = {{}};"
 
     # -- sweeps --------------------------------------------------------------------------------------------------------
@@ -402,8 +404,6 @@ class _TileWriter:
             for b in s.blocks
             if b.name not in computed
         ]
-        relative = dict.fromkeys(c.by for c in s.carries if c.by)
-        body += [f"f32 factor_{name}[2 * TILES]; /* of what is relative to it */" for name in relative]
         body += [f"f32 {scales(b)}{''.join(self.lanes.shared)};" for b in self.scaled(form)]
         run: list[str] = []
         masks = list(dict.fromkeys(m.whole for k in self.writer.kernels[number] for m in k.masks.values()))
@@ -547,6 +547,6 @@ class _TileWriter:
 
 def inside_and_at_edge(lines: Sequence[str]) -> list[str]:
     """Kernels for blocks whose elements all are there and pass all masks, and for others: EDGE is a constant of each."""
-    opened = "const auto elements = [&](const auto EDGE) {"
-    chosen = "at_edge ? elements(gradc_constant<1>()) : elements(gradc_constant<0>());"
-    return ["{", opened, *lines, "};", chosen, "}"] if lines else []
+    opened = "{ const auto elements = [&](const auto EDGE) {"
+    chosen = "}; at_edge ? elements(gradc_constant<1>()) : elements(gradc_constant<0>()); }"
+    return [opened, *lines, chosen] if lines else []
