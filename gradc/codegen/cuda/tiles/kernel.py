@@ -546,7 +546,7 @@ class _TileWriter:
 
 
 def inside_and_at_edge(lines: Sequence[str]) -> list[str]:
-    """Kernels for blocks whose elements all are there and pass all masks, and for others: EDGE is a constant of each."""
+    """Kernels for blocks whose elements all are there and pass all masks, and for others: EDGE is constant."""
     opened = "{ const auto elements = [&](const auto EDGE) {"
     chosen = "}; at_edge ? elements(gradc_constant<1>()) : elements(gradc_constant<0>()); }"
     return [opened, *lines, chosen] if lines else []
