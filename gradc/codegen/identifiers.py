@@ -26,9 +26,9 @@ _KEYWORDS = """
     blockDim blockIdx gridDim threadIdx warpSize i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 ix
 """
 WRITTEN = """
-    EDGE EXCHANGED affordable balanced collapsed_keys collapsed_rows collapsed_start combined distant even_cols
-    exchanged far group_keys group_rows h n next one piece shared shared_gather sorted_rows sorting strip strips there
-    values worthwhile
+    EDGE EXCHANGED affordable balanced collapsed_keys collapsed_rows collapsed_start combined distant elements
+    even_cols exchanged far group_keys group_rows h n next one piece shared shared_gather sorted_rows sorting strip
+    strips there values worthwhile
 """
 """Local variables that writers declare and no template names; a test holds every text against them."""
 _LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+|\w+_[iuf]\d+")

@@ -45,6 +45,8 @@ FEW_BLOCKS, MORE_BLOCKS, SHORT, UNEVEN = 3, 24, 1200, 1.2
 """Blocks that are followed; more where they run fewer basic blocks than the third number, or one of them so many times
 as many instructions as another.
 """
+FEW_WARPS = 4
+"""Warps of a block that are all followed where they do not multiply equally often, as below a diagonal."""
 GOLDEN = 0.6180339887498949
 """Multiples of it, modulo 1, are spread evenly and with no period: they are the places of the blocks that are followed,
 each in its part of the grid, so that rows of a triangle, whose work grows from block to block and begins anew with each
@@ -211,6 +213,9 @@ def _sample(launch: Launch, follow: Callable[[int, int], Trace]) -> list[list[tu
         blocks = sorted({int(launch.blocks * (i + (i + 0.5) * GOLDEN % 1) / count) for i in range(count)})
         scale = launch.blocks / len(blocks)
         traces = [[(follow(block, warp * WARP), weight * scale) for warp, weight in chosen] for block in blocks]
+        if 2 < warps <= FEW_WARPS and any(len({t.products for t, _ in block}) > 1 for block in traces):
+            chosen = [(warp, 1.0) for warp in range(warps)]
+            traces = [[(follow(block, warp * WARP), weight * scale) for warp, weight in chosen] for block in blocks]
         short = sum(t.walked for block in traces for t, _ in block) < SHORT
         work = [sum(t.instructions for t, _ in block) for block in traces]
         if (not short and max(work) < UNEVEN * min(work)) or count == MORE_BLOCKS or launch.blocks <= count:

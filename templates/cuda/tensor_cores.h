@@ -52,6 +52,12 @@ GRADC_FN f32 exp2_approx(f32 x) { const f32 y = exp2f(x); return y < 0x1p-126f ?
 #else
 
 GRADC_FN u32 gradc_shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+/* A pointer to shared memory in a register. */
+struct gradc_shared_u16 {
+  u32 at;
+  __device__ __forceinline__ gradc_shared_u16 operator+(int n) const { return {at + 2 * n}; }
+};
+GRADC_FN u32 gradc_shared_address(gradc_shared_u16 p) { return p.at; }
 
 #define GRADC_MMA(name, op, T, shape, types, of_d)                                                               \
   GRADC_FN void name(T (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {                                             \
@@ -63,12 +69,12 @@ GRADC_FN u32 gradc_shared_address(const void *p) { return (u32)__cvta_generic_to
 #define GRADC_INTO_2(r) "=r"(r[0]), "=r"(r[1])
 #define GRADC_INTO_4(r) "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
 #define GRADC_LDMATRIX(count, suffix, transposed, modifier, registers, address)                    \
-  GRADC_FN void ldmatrix_x##count##suffix(u32 (&r)[count], const void *row) {                      \
+  template <class Row> GRADC_FN void ldmatrix_x##count##suffix(u32 (&r)[count], Row row) {         \
     asm volatile("ldmatrix.sync.aligned.m8n8.x" #count modifier ".shared.b16 {" registers "},[" address "];" \
                  : GRADC_INTO_##count(r) : "r"(gradc_shared_address(row)) : "memory");             \
   }
 #define GRADC_CP_ASYNC(bytes, cache)                                                                  \
-  GRADC_FN void cp_async##bytes(void *to, const void *from, int valid = bytes) {                      \
+  template <class To> GRADC_FN void cp_async##bytes(To to, const void *from, int valid = bytes) {     \
     asm volatile("cp.async." cache ".shared.global [%0],[%1]," #bytes ",%2;"                          \
                  :: "r"(gradc_shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(valid) : "memory"); \
   }

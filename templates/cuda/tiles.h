@@ -44,37 +44,73 @@ struct gradc_f16_fragments {
   static __device__ __forceinline__ u32 packed(f32 low, f32 high) { return pack_f16(low, high); }
 };
 
+/* An integer that is known where a function is made for its type. */
+template <int N> struct gradc_constant { constexpr __device__ operator int() const { return N; } };
+
+/* A value that is computed once, in a register, where the compiler would compute it again wherever it is used. */
+#ifdef GRADC_CUDA_SIM
+GRADC_FN int gradc_kept(int x) { return x; }
+GRADC_FN i64 gradc_kept(i64 x) { return x; }
+GRADC_FN u16 *gradc_kept(u16 *x) { return x; }
+GRADC_FN u16 *gradc_in_shared(u16 *x) { return x; }
+#else
+GRADC_FN int gradc_kept(int x) { asm volatile("" : "+r"(x)); return x; }
+GRADC_FN i64 gradc_kept(i64 x) { asm volatile("" : "+l"(x)); return x; }
+GRADC_FN gradc_shared_u16 gradc_in_shared(const u16 *x) { return {gradc_shared_address(x)}; }
+GRADC_FN gradc_shared_u16 gradc_kept(const u16 *x) {
+  gradc_shared_u16 y = gradc_in_shared(x);
+  asm volatile("" : "+r"(y.at));
+  return y;
+}
+#endif
+
 /* Rows of FEATURES elements in memory, `step` elements apart, of which all threads together copy ROWS into a panel.  16 bytes move at a
  * time, asynchronously, where all begin at multiples of 16; else an element, and nothing is under way. */
 template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gradc_rows {
   enum { PER_ROW = PADDED / 8, PIECES = ROWS * PER_ROW, TIMES = (PIECES + THREADS - 1) / THREADS, EVEN = PIECES % THREADS == 0 && THREADS % PER_ROW == 0 };
-  const u16 *first_row; /* the same for all threads, as what a thread copies is a place behind it */
+  const u16 *array;
+  ix start; /* of its first row */
   i64 step, feature_step;
   bool in_pieces;
 
   static __device__ __forceinline__ int row() { return (int)threadIdx.x / PER_ROW; }
   static __device__ __forceinline__ int feature() { return (int)threadIdx.x % PER_ROW * 8; }
-  static __device__ __forceinline__ gradc_rows at(const u16 *from, i64 step, i64 feature_step) {
-    const bool in_pieces = FEATURES % 8 == 0 && feature_step == 1 && step % 8 == 0 && gradc_aligned(from, 16);
-    return {from, step, feature_step, in_pieces};
+  static __device__ __forceinline__ gradc_rows at(const u16 *array, ix start, i64 step, i64 feature_step) {
+    const bool in_pieces = FEATURES % 8 == 0 && feature_step == 1 && step % 8 == 0 && gradc_aligned(array + start, 16);
+    return {array, start, step, feature_step, in_pieces};
+  }
+
+  /* Whether a thread's pieces are the same of each ROWS rows that are there. */
+  __device__ __forceinline__ bool is_even() const { return EVEN && FEATURES == PADDED && in_pieces; }
+  /* The place of what a thread copies of the rows from `first` on, in the array and in the panel: that of its piece in a middle row, since small
+   * distances of both signs cost nothing. */
+  enum { APART = THREADS / PER_ROW, MIDDLE = TIMES > 1 ? APART : 0 };
+  __device__ __forceinline__ ix own(ix first) const { return start + (first + row() + MIDDLE) * (ix)step + feature(); }
+  static __device__ __forceinline__ u16 *own_of(void *panel) { return (u16 *)panel + (row() + MIDDLE) * PITCH + feature(); }
+  /* Starts the copy of ROWS rows; `own` is then the place of the next ones. */
+  template <class To> __device__ __forceinline__ void copy_even(To to, ix &own) const {
+#pragma unroll
+    for (int i = 0; i < TIMES; i++) cp_async16(to + (i * APART - MIDDLE) * PITCH, array + own + (i64)(i * APART - MIDDLE) * step);
+    own += ROWS * (ix)step;
   }
 
   /* Starts the copy of the rows from `first` on; what is not among the `there` first, or PADDED features have beside FEATURES, is 0. */
   __device__ __forceinline__ void copy(u16 *panel, ix first, ix there) const {
-    if (in_pieces && EVEN && FEATURES == PADDED && there >= ROWS) {
-      const u16 *const own = first_row + (i64)(first + row()) * step + feature();
-      u16 *const to = panel + row() * PITCH + feature();
-#pragma unroll
-      for (int i = 0; i < TIMES; i++) cp_async16(to + i * (THREADS / PER_ROW * PITCH), own + i * (THREADS / PER_ROW) * step);
+    if (is_even() && there >= ROWS) {
+      ix place = own(first);
+      copy_even(own_of(panel), place);
       return;
     }
-    const u16 *const from = first_row + first * step;
+    copy_any(panel, first, there);
+  }
+  __device__ __forceinline__ void copy_any(u16 *panel, ix first, ix there) const {
+    const u16 *const from = array + start + first * step;
     if (in_pieces) {
 #pragma unroll 1
       for (int piece = threadIdx.x; piece < PIECES; piece += THREADS) {
         const int r = piece / PER_ROW, c = piece % PER_ROW * 8;
         const bool read = r < there && c < FEATURES;
-        cp_async16(panel + r * PITCH + c, read ? from + r * step + c : first_row, read ? 16 : 0);
+        cp_async16(panel + r * PITCH + c, read ? from + r * step + c : array + start, read ? 16 : 0);
       }
     } else {
 #pragma unroll 1
@@ -86,28 +122,31 @@ template <int FEATURES, int PADDED, int PITCH, int ROWS, int THREADS> struct gra
   }
 };
 
-/* 16 rows of a panel from feature c on, as the left operand of a product. */
-template <int PITCH> GRADC_FN void gradc_load_left(u32 (&a)[4], const u16 *panel, int c) {
+/* What a lane points to, of 16 rows of a panel as the left operand of a product, and as the right one of a product that sums up rows; and as the
+ * right one of a product that sums up features. */
+template <int PITCH> GRADC_FN u16 *gradc_of_lane(void *panel) {
   const int lane = threadIdx.x % 32;
-  ldmatrix_x4(a, panel + lane % 16 * PITCH + lane / 16 * 8 + c);
+  return (u16 *)panel + lane % 16 * PITCH + lane / 16 * 8;
+}
+template <int PITCH> GRADC_FN u16 *gradc_right_of_lane(void *panel) {
+  const int lane = threadIdx.x % 32;
+  return (u16 *)panel + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8;
 }
 /* All of the rows of a warp, 16 TILES of them. */
-template <int PITCH, int DEPTH, int TILES> GRADC_FN void gradc_load_rows(u32 (&a)[DEPTH / 16][TILES][4], const u16 *panel) {
+template <int PITCH, int DEPTH, int TILES, class Own> GRADC_FN void gradc_load_rows(u32 (&a)[DEPTH / 16][TILES][4], Own own) {
 #pragma unroll
   for (int c = 0; c < DEPTH / 16; c++)
 #pragma unroll
-    for (int m = 0; m < TILES; m++) gradc_load_left<PITCH>(a[c][m], panel + m * 16 * PITCH, c * 16);
+    for (int m = 0; m < TILES; m++) ldmatrix_x4(a[c][m], own + (m * 16 * PITCH + c * 16));
 }
 
 /* s += a b^T, for features c to c + 15 of a and of the panel b, whose rows are columns of s. */
-template <class F, int PITCH, int COLUMNS, int TILES>
-GRADC_FN void gradc_add_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[TILES][4], const u16 *b, int c) {
-  const int lane = threadIdx.x % 32;
-  const u16 *const own = b + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8 + c;
+template <class F, int PITCH, int COLUMNS, int TILES, class Own>
+GRADC_FN void gradc_add_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[TILES][4], Own own, int c) {
 #pragma unroll
   for (int n = 0; n < COLUMNS; n += 16) {
     u32 r[4];
-    ldmatrix_x4(r, own + n * PITCH);
+    ldmatrix_x4(r, own + (n * PITCH + c));
 #pragma unroll
     for (int m = 0; m < TILES; m++) {
       F::multiply(s[(m * COLUMNS + n) / 8], a[m], r[0], r[1]);
@@ -116,18 +155,18 @@ GRADC_FN void gradc_add_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[
   }
 }
 /* s = a b^T: rows of a warp, in fragments or in a panel, times a panel. */
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[DEPTH / 16][TILES][4], const u16 *b) {
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, class Own>
+GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u32 (&a)[DEPTH / 16][TILES][4], Own b) {
 #pragma unroll
   for (int c = 0; c < DEPTH / 16; c++) gradc_add_scores<F, PITCH, COLUMNS, TILES>(s, a[c], b, c * 16);
 }
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u16 *rows, const u16 *b) {
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, class Own>
+GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], Own rows, Own b) {
 #pragma unroll
   for (int c = 0; c < DEPTH; c += 16) {
     u32 a[TILES][4];
 #pragma unroll
-    for (int m = 0; m < TILES; m++) gradc_load_left<PITCH>(a[m], rows + m * 16 * PITCH, c);
+    for (int m = 0; m < TILES; m++) ldmatrix_x4(a[m], rows + (m * 16 * PITCH + c));
     gradc_add_scores<F, PITCH, COLUMNS, TILES>(s, a, b, c);
   }
 }
@@ -136,10 +175,8 @@ GRADC_FN void gradc_scores(f32 (&s)[TILES * COLUMNS / 8][4], const u16 *rows, co
 template <class F> GRADC_FN void gradc_pack(u32 (&packed)[2], const f32 (&x)[4]) { packed[0] = F::packed(x[0], x[1]), packed[1] = F::packed(x[2], x[3]); }
 
 /* o += p b: fragments, packed or rounded here, times a panel whose rows are columns of p. */
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b) {
-  const int lane = threadIdx.x % 32;
-  const u16 *const own = b + lane % 16 * PITCH + lane / 16 * 8;
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, class Own>
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], Own own) {
 #pragma unroll
   for (int n = 0; n < COLUMNS; n += 16) {
     u32 a[TILES][4];
@@ -151,7 +188,7 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[T
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 16) {
       u32 r[4];
-      ldmatrix_x4_trans(r, own + n * PITCH + c);
+      ldmatrix_x4_trans(r, own + (n * PITCH + c));
 #pragma unroll
       for (int m = 0; m < TILES; m++) {
         F::multiply(o[(m * DEPTH + c) / 8], a[m], r[0], r[1]);
@@ -160,8 +197,8 @@ GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[T
     }
   }
 }
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES>
-GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], const u16 *b) {
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, class Own>
+GRADC_FN void gradc_add_product(f32 (&o)[TILES * DEPTH / 8][4], const f32 (&p)[TILES * COLUMNS / 8][4], Own b) {
   u32 packed[TILES * COLUMNS / 8][2];
 #pragma unroll
   for (int n = 0; n < TILES * COLUMNS / 8; n++) gradc_pack<F>(packed[n], p[n]);
@@ -437,6 +474,12 @@ template <int SPLIT, int N> GRADC_FN void gradc_sum_of_warps(f32 (&x)[N][4], f32
 /* A plain sum, unlike gradc_sum's: the terms of a block of columns are few. */
 struct gradc_plain_sum { template <class T> static __device__ __forceinline__ void join(T &a, const T &b) { a += b; } };
 
+/* Combines a value with those before it, if it is not the first. */
+template <class J, class T> GRADC_FN void gradc_join(bool first, T &a, const T &b) {
+  if (first) a = b;
+  else J::join(a, b);
+}
+
 /* The combination of a quad's values, of which the order of two changes no bit that counts. */
 template <class J, class T> GRADC_FN T gradc_of_quad(T x) {
   T other = __shfl_xor_sync(0xffffffffu, x, 2);
@@ -446,10 +489,21 @@ template <class J, class T> GRADC_FN T gradc_of_quad(T x) {
   return x;
 }
 
-/* A maximum as a power of two that weights are relative to: what is rounded here is so in all weights of a row alike. */
-GRADC_FN f32 gradc_exponent(f32 top) { return fabsf(top) < 0x1p26f ? top * 0x1.715476p+0f : top; }
-/* x of rows relative to a maximum that was `before`, relative to what it is now. */
-GRADC_FN f32 gradc_rescaled(f32 before, f32 now) { return before == now ? 1.0f : exp2_approx(gradc_exponent(before) - gradc_exponent(now)); }
+/* What weights are relative to: of rows that are -inf alone so far the least finite number, whose distance from -inf is infinite, too. */
+GRADC_FN f32 gradc_base(f32 top) {
+  gradc_maximum<f32>::join(top, -0x1.fffffep127f);
+  return top;
+}
+/* A base as a power of two: what is rounded here is so in all weights of a row alike. */
+GRADC_FN f32 gradc_exponent(f32 base) { return fabsf(base) < 0x1p26f ? base * 0x1.715476p+0f : base; }
+/* Raises a maximum to x, and its exponent with it; what makes of weights that were relative to it such that are now.  Of maxima next to 2^26
+ * the larger one may have the smaller exponent. */
+GRADC_FN f32 gradc_raised(f32 &top, f32 x, f32 &exponent) {
+  const f32 before = exponent;
+  gradc_maximum<f32>::join(top, x);
+  exponent = gradc_exponent(gradc_base(top));
+  return exp2_approx(fminf(before - exponent, 0.0f));
+}
 
 /* Sums x of weights relative to a maximum, after the sweep, without the rounding of its exponent: what they would be of e^(score - top). */
 GRADC_FN f32 gradc_rounding(f32 top) { return fabsf(top) < 0x1p26f ? exp2_approx(-mad_f32(top, 0x1.715476p+0f, -gradc_exponent(top))) : 1.0f; }
@@ -469,7 +523,11 @@ template <int N, int ROWS> GRADC_FN void gradc_unrounded(f32 (&x)[N][4], const f
 /* e^x of a score: its argument is rounded once more, as the score itself was, and the power of two is within 2 units in the last place; what
  * would be subnormal is 0. */
 GRADC_FN f32 gradc_exp_of_score(f32 x) { return exp2_approx(x * 0x1.715476p+0f); }
-/* As gradc_rescaled, of a sum whose logarithm is taken: of a maximum's own weight, 1, nothing is rounded. */
-GRADC_FN f32 gradc_rescaled_sum(f32 before, f32 now) { return before == now ? 1.0f : gradc_exp_of_score(before - now); }
+/* As gradc_raised, for a sum whose logarithm is taken: of a maximum's own weight, 1, nothing is rounded. */
+GRADC_FN f32 gradc_raised_sum(f32 &top, f32 x) {
+  const f32 before = top;
+  gradc_maximum<f32>::join(top, x);
+  return before == top ? 1.0f : gradc_exp_of_score(before - top);
+}
 
 #endif

@@ -30,6 +30,7 @@ from gradc.runtime.host.toolchain import LOG_LIMIT, TIMEOUT
 
 OPTIONS = (
     "--std=c++17",
+    "--device-as-default-execution-space",
     # Contraction would change bits; the other three are NVRTC's defaults, which conform to IEEE 754.
     "--fmad=false",
     "--ftz=false",

@@ -86,23 +86,31 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
   /* panels: of the rows for the whole kernel, of columns in stages */
   extern __shared__ __align__(16) char dynamic_shared[];
   u16 *const left0 = (u16 *)dynamic_shared + 0; /* q_: 128 x 64 */
-  gradc_rows<64, 64, 72, ROWS, THREADS>::at(q_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_ + 64 * (i64)row_), 64, 1).copy(left0, 0, rows_);
+  gradc_rows<64, 64, 72, ROWS, THREADS>::at(q_, (64 * H * S * at0_ + 64 * S * at1_ + 64 * row_), 64, 1).copy(left0, 0, rows_);
   cp_async_commit();
-  f32 top[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)}; /* carry top: f32[rows_] max */
+  f32 top[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)}; f32 factor_b6[2 * TILES], exponent_b6[2 * TILES] = {-0x1.fffffep127f, -0x1.fffffep127f, -0x1.fffffep127f, -0x1.fffffep127f}; /* carry top: f32[rows_] max */
   f32 total_[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f}; /* carry total_: f32[rows_] sum by exp(top) */
   f32 t6_sum[TILES * 64 / 8][4] = {}; /* carry t6_sum: f32[rows_,64] sum by exp(top) */
+  const auto pieces_72 = gradc_in_shared(gradc_rows<64, 64, 72, COLUMNS, THREADS>::own_of(dynamic_shared)), rows_72 = gradc_in_shared(gradc_of_lane<72>(dynamic_shared)), columns_72 = gradc_in_shared(gradc_right_of_lane<72>(dynamic_shared)); /* a thread's first piece, and what a lane loads */
   /* ---- sweep over col_ ---- */
   u16 *const right0 = (u16 *)dynamic_shared + 9216; /* k_: 48 x 64, 2 stages */
-  const auto from0 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(k_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
+  const auto from0 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(k_, (64 * H * S * at0_ + 64 * S * at1_), 64, 1);
   u16 *const right1 = (u16 *)dynamic_shared + 16128; /* v_: 48 x 64, 2 stages */
-  const auto from1 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(v_ + (64 * (i64)H * (i64)S * (i64)at0_ + 64 * (i64)S * (i64)at1_), 64, 1);
+  const auto from1 = gradc_rows<64, 64, 72, COLUMNS, THREADS>::at(v_, (64 * H * S * at0_ + 64 * S * at1_), 64, 1);
   const f32 v4 = f32_of_bits(0xff800000u), v7 = 0.125f;
-  const f32 v11 = 0.0f, v15 = 67108864.0f, v17 = 0.18033688f, v19 = 1.442695f;
-  auto copy0 = [&](const ix col_, const int stage) {
-    from0.copy(right0 + stage * COLUMNS * 72, col_, S - col_);
-    from1.copy(right1 + stage * COLUMNS * 72, col_, S - col_);
-  };
+  const f32 v13 = 67108864.0f, v15 = 0.18033688f;
   const ix begin0 = 0, end0 = minimum_i64(S, (row_ + rows_));
+  const ix even0 = gradc_kept(from0.is_even() && from1.is_even() && 1 ? S - COLUMNS : -1);
+  ix place0 = from0.own(begin0), place1 = from1.own(begin0);
+  auto copy0 = [&](const ix col_, const int stage) {
+    if (col_ <= even0) { /* all are there, and move 16 bytes at a time */
+      from0.copy_even(pieces_72 + 9216 + stage * COLUMNS * 72, place0);
+      from1.copy_even(pieces_72 + 16128 + stage * COLUMNS * 72, place1);
+    } else {
+      from0.copy_any(right0 + stage * COLUMNS * 72, col_, S - col_);
+      from1.copy_any(right1 + stage * COLUMNS * 72, col_, S - col_);
+    }
+  };
   for (int stage = 0; stage < STAGES - 1; stage++) {
     if (begin0 + stage * COLUMNS < end0) copy0(begin0 + stage * COLUMNS, stage);
     cp_async_commit();
@@ -119,98 +127,89 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
     u32 t5_[TILES * COLUMNS / 8][2];
     /* call @matmul axes(m: rows_, n: cols_, k: 64) t3_[m, n] <- matmul q_[(at0_), (at1_), m + (row_), k], k_[(at0_), (at1_), n + (col_), k] */
     f32 t3_[TILES * COLUMNS / 8][4] = {};
-    gradc_scores<operand, 72, COLUMNS, 64, TILES>(t3_, left0 + warp_row * 72, right0 + stage * COLUMNS * 72);
-    #pragma unroll
-    for (int EDGE = 0; EDGE < 2; EDGE++) {
-      if (EDGE != at_edge) continue;
-      {
-        /* softmax_matmul_4ec39b */
-        ix d2[2 * TILES];
-        #pragma unroll
-        for (int h = 0; h < 2 * TILES; h++) {
-          const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
-          d2[h] = lane_column + (i0 * (-1) + (-1 * row_ + col_));
-        }
-        f32 r6[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)};
-        #pragma unroll
-        for (int piece = 0; piece < TILES * COLUMNS / 8; piece++) {
-          const int t = piece % TILES, c = piece / TILES, n = t * (COLUMNS / 8) + c;
+    gradc_scores<operand, 72, COLUMNS, 64, TILES>(t3_, rows_72 + 0 + warp_row * 72, columns_72 + 9216 + (stage * COLUMNS) * 72);
+    { const auto elements = [&](const auto EDGE) {
+        {
+          /* softmax_matmul_4ec39b */
+          ix d2[2 * TILES];
           #pragma unroll
-          for (int i = 0; i < 4; i++) {
-            const int h = 2 * t + i / 2, step = 8 * c + i % 2;
-            const bool there = !EDGE || step < lane_columns;
-            const i32 v2 = !EDGE || d2[h] + step <= 0;
-            const f32 v3 = t3_[n][i];
-            const f32 v5 = v2 ? v3 : v4;
-            t3_[n][i] = there ? v5 : 0;
-            gradc_maximum<f32>::join(r6[h], there ? v5 : f32_of_bits(0xff800000u));
+          for (int h = 0; h < 2 * TILES; h++) {
+            const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
+            d2[h] = lane_column + (i0 * (-1) + (-1 * row_ + col_));
           }
-        }
-        #pragma unroll
-        for (int h = 0; h < 2 * TILES; h++) {
-          r6[h] = gradc_of_quad<gradc_maximum<f32>>(r6[h]);
-        }
-        #pragma unroll
-        for (int h = 0; h < 2 * TILES; h++) {
-          const f32 v6 = r6[h];
-          const f32 v8 = v6 * v7;
-          {
-            const f32 before = top[h];
-            gradc_maximum<f32>::join(top[h], v8);
-            const f32 factor = gradc_rescaled(before, top[h]); /* of what is relative to it */
-            total_[h] *= factor;
+          f32 r6[2 * TILES];
+          #pragma unroll
+          for (int piece = 0; piece < TILES * COLUMNS / 8; piece++) {
+            const int t = piece % TILES, c = piece / TILES, n = t * (COLUMNS / 8) + c;
+            #pragma unroll
+            for (int i = 0; i < 4; i++) {
+              const int h = 2 * t + i / 2, step = 8 * c + i % 2;
+              const bool there = !EDGE || step < lane_columns;
+              const i32 v2 = !EDGE || d2[h] + step <= 0;
+              const f32 v3 = t3_[n][i];
+              const f32 v5 = v2 ? v3 : v4;
+              t3_[n][i] = there ? v5 : 0;
+              gradc_join<gradc_maximum<f32>>(c == 0 && i % 2 == 0, r6[h], there ? v5 : f32_of_bits(0xff800000u));
+            }
+          }
+          #pragma unroll
+          for (int h = 0; h < 2 * TILES; h++) {
+            r6[h] = gradc_of_quad<gradc_maximum<f32>>(r6[h]);
+          }
+          #pragma unroll
+          for (int h = 0; h < 2 * TILES; h++) {
+            const f32 v6 = r6[h];
+            const f32 v8 = v6 * v7;
+            factor_b6[h] = gradc_raised(top[h], v8, exponent_b6[h]);
             #pragma unroll
             for (int n = h / 2 * (64 / 8); n < (h / 2 + 1) * (64 / 8); n++) {
-              t6_sum[n][h % 2 * 2] *= factor, t6_sum[n][h % 2 * 2 + 1] *= factor;
+              t6_sum[n][h % 2 * 2] *= factor_b6[h], t6_sum[n][h % 2 * 2 + 1] *= factor_b6[h];
             }
           }
         }
-      }
-      {
-        /* softmax_matmul_ad74bd */
-        f32 r18[2 * TILES], r22[2 * TILES];
-        #pragma unroll
-        for (int h = 0; h < 2 * TILES; h++) {
-          const f32 v9 = top[h];
-          const i32 v10 = v9 == v4;
-          const f32 v12 = v10 ? v11 : v9;
-          const f32 v14 = abs_f32(v12);
-          const i32 v16 = v14 < v15;
-          const f32 v18 = v16 ? v17 : v7;
-          r18[h] = v18;
-          const f32 v20 = v12 * v19;
-          const f32 v21 = v16 ? v20 : v12;
-          const f32 v22 = -v21;
-          r22[h] = v22;
-        }
-        f32 r25[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f};
-        #pragma unroll
-        for (int piece = 0; piece < TILES * COLUMNS / 8; piece++) {
-          const int t = piece % TILES, c = piece / TILES, n = t * (COLUMNS / 8) + c;
-          f32 of_b10[4];
+        {
+          /* softmax_matmul_ad74bd */
+          f32 r16[2 * TILES], r18[2 * TILES];
           #pragma unroll
-          for (int i = 0; i < 4; i++) {
-            const int h = 2 * t + i / 2, step = 8 * c + i % 2;
-            const bool there = !EDGE || step < lane_columns;
-            const f32 v18 = r18[h];
-            const f32 v22 = r22[h];
-            const f32 v13 = t3_[n][i];
-            const f32 v23 = mad_f32(v13, v18, v22);
-            const f32 v24 = exp2_approx(v23);
-            gradc_plain_sum::join(r25[h], there ? v24 : 0.0f);
-            of_b10[i] = there ? v24 : 0;
+          for (int h = 0; h < 2 * TILES; h++) {
+            const f32 v9 = top[h];
+            const f32 v11 = gradc_base(v9);
+            const f32 v12 = abs_f32(v11);
+            const i32 v14 = v12 < v13;
+            const f32 v16 = v14 ? v15 : v7;
+            r16[h] = v16;
+            const f32 v17 = gradc_exponent(v11);
+            const f32 v18 = -v17;
+            r18[h] = v18;
           }
-          gradc_pack<operand>(t5_[n], of_b10);
+          f32 r21[2 * TILES];
+          #pragma unroll
+          for (int piece = 0; piece < TILES * COLUMNS / 8; piece++) {
+            const int t = piece % TILES, c = piece / TILES, n = t * (COLUMNS / 8) + c;
+            f32 of_b10[4];
+            #pragma unroll
+            for (int i = 0; i < 4; i++) {
+              const int h = 2 * t + i / 2, step = 8 * c + i % 2;
+              const bool there = !EDGE || step < lane_columns;
+              const f32 v16 = r16[h];
+              const f32 v18 = r18[h];
+              const f32 v10 = t3_[n][i];
+              const f32 v19 = mad_f32(v10, v16, v18);
+              const f32 v20 = exp2_approx(v19);
+              gradc_join<gradc_plain_sum>(c == 0 && i % 2 == 0, r21[h], there ? v20 : 0.0f);
+              of_b10[i] = there ? v20 : 0;
+            }
+            gradc_pack<operand>(t5_[n], of_b10);
+          }
+          #pragma unroll
+          for (int h = 0; h < 2 * TILES; h++) {
+            const f32 v21 = r21[h];
+            total_[h] = mad_f32(total_[h], factor_b6[h], v21);
+          }
         }
-        #pragma unroll
-        for (int h = 0; h < 2 * TILES; h++) {
-          const f32 v25 = r25[h];
-          gradc_plain_sum::join(total_[h], v25);
-        }
-      }
-    }
+      }; at_edge ? elements(gradc_constant<1>()) : elements(gradc_constant<0>()); }
     /* call @matmul axes(m: rows_, n: 64, k: cols_) t6_sum[m, n] += matmul t5_[m, k], v_[(at0_), (at1_), k + (col_), n] */
-    gradc_add_product<operand, 72, COLUMNS, 64, TILES>(t6_sum, t5_, right1 + stage * COLUMNS * 72);
+    gradc_add_product<operand, 72, COLUMNS, 64, TILES>(t6_sum, t5_, rows_72 + 16128 + (stage * COLUMNS) * 72);
   }
   cp_async_wait<0>();
   __syncthreads();
@@ -225,11 +224,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
     #pragma unroll
     for (int h = 0; h < 2 * TILES; h++) {
       const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
-      const f32 v27 = top[h];
-      const i32 v28 = v27 == v4;
-      const f32 v29 = total_[h];
-      if (lane_row + 8 * h < rows_ && lane_column == 0) t4_[(i0 + (H * S * at0_ + S * at1_ + row_))] = (u8)(v28);
-      if (lane_row + 8 * h < rows_ && lane_column == 0) t7_[(i0 + (H * S * at0_ + S * at1_ + row_))] = v29;
+      const f32 v23 = top[h];
+      const i32 v24 = v23 == v4;
+      const f32 v25 = total_[h];
+      if (lane_row + 8 * h < rows_ && lane_column == 0) t4_[(i0 + (H * S * at0_ + S * at1_ + row_))] = (u8)(v24);
+      if (lane_row + 8 * h < rows_ && lane_column == 0) t7_[(i0 + (H * S * at0_ + S * at1_ + row_))] = v25;
     }
   }
   {
@@ -242,8 +241,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
         const int h = 2 * t + i / 2, step = 8 * c + i % 2;
         const ix i0 = gradc_min(lane_row + 8 * h, rows_ - 1);
         const ix i1 = lane_column + step;
-        const f32 v30 = t6_sum[n][i];
-        if (lane_row + 8 * h < rows_) t6_[(i0 * 64 + i1 + (64 * H * S * at0_ + 64 * S * at1_ + 64 * row_))] = v30;
+        const f32 v26 = t6_sum[n][i];
+        if (lane_row + 8 * h < rows_) t6_[(i0 * 64 + i1 + (64 * H * S * at0_ + 64 * S * at1_ + 64 * row_))] = v26;
       }
     }
   }

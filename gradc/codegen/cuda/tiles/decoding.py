@@ -213,7 +213,7 @@ class _Decoder:
         near = ROW if self.lanes.together else COLUMN
         s = self.now[name]
         if s.op == "index":
-            first = substitute(s.index[0].const, dict.fromkeys(self.lanes.starts, 0))
+            first = substitute(s.index[0].const, dict.fromkeys(self.lanes.first, 0))
             steps = dict(s.index[0].terms)
             known = steps.keys() <= {near} and isinstance(first, int) and isinstance(steps.get(near, 0), int)
             return [int(first) + n * int(steps.get(near, 0)) for n in (0, 1)] if known else None

@@ -29,6 +29,7 @@ from .canonical import COLUMN, ROW
 
 EXPRESSIONS: Mapping[str, str] = {
     **{"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"},
+    **{"base": "gradc_base({0})", "exponent": "gradc_exponent({0})"},
     "whole": "gradc_whole({0})",
 }
 """The operations that only kernels of tiles have: a * b + c rounded once, 2^x within 2 units in the last place, and an
@@ -182,10 +183,22 @@ class _Folder:
         if not any(own.op == "load" and own.buffer in self.rising for own in backward_slice(self.body, [base])):
             beside = self.add("mad", x, self.constant(factor), self.add("neg", base)) if factor != 1 else argument.name
             return s.altered(op="power", args=(self.times(beside, _LOG2E),))
+        base = self.add("base", self.unmasked(base))
         small = self.add("lt", self.add("abs", base), self.constant(_EXACT), dtype=BOOL)
         scale = self.add("where", small, self.constant(factor * _LOG2E), self.constant(factor))
-        offset = self.add("neg", self.add("where", small, self.times(base, _LOG2E), base))
+        offset = self.add("neg", self.add("exponent", base))
         return s.altered(op="power", args=(self.add("mad", x, scale, offset),))
+
+    def unmasked(self, base: str) -> str:
+        """A maximum m of where(m == -inf, 0, m)."""
+        s = self.now[base]
+        if s.op != "where" or self.value(s.args[1]) != 0:
+            return base
+        hidden = self.now[s.args[0]]
+        sides = {*hidden.args} if hidden.op == "eq" else set()
+        others = sides - {s.args[2]}
+        is_least = s.args[2] in sides and len(others) == 1 and self.value(others.pop()) == -math.inf
+        return s.args[2] if is_least else base
 
     def extreme(self, s: Stmt) -> Stmt | None:
         """max(x * c)."""

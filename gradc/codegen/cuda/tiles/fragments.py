@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....analysis.tiles import SweepForm, TileForm
-from ....ir.dims import Size, symbol, symbols
+from ....ir.dims import Size, substitute, symbol, symbols
 from ....ir.kernel import Carry, Kernel, Sweep
 from ....ir.statement import REDUCTIONS, Index, Stmt, neutral
 from ....ir.types import F32, DType, Type
@@ -223,7 +223,7 @@ class FragmentWriter:
                     in_strips[now.name] = strips[s]
             body.append(now)
         own = replace(kernel, body=tuple(body))
-        masks = masks_of(own) if sweep is not None else {}
+        masks = masks_of(own, self.lanes.first) if sweep is not None else {}
         scores = {s.name for s in own.body if sweep is not None and own.is_column(s)}
         scribe = TileScribe(self.types, own.body, self.registers, in_shared, masks, scores, in_strips, self.lanes)
         made = Numbered(own, scribe, sweep, masks, frozenset(hoisted), tuple(fresh))
@@ -340,25 +340,25 @@ class FragmentWriter:
         carry = self.carries[s.buffer]
         relative = [c for c in self.carries.values() if c.by == carry.name]
         join = f"{_join(carry.combine, carry.type.dtype)}::join({carry.name}[h], {value});"
-        if not relative:
+        if carry.by:
+            yield f"{carry.name}[h] = mad_f32({carry.name}[h], factor_{carry.by}[h], {value});"
+        elif not relative:
             yield join
-            return
-        yield from ("{", f"const f32 before = {carry.name}[h];", join)
-        divides = any(sweep.divides for sweep in self.form.sweeps if carry in sweep.sweep.carries)
-        rescaled = "gradc_rescaled" if divides else "gradc_rescaled_sum"
-        yield f"const f32 factor = {rescaled}(before, {carry.name}[h]); /* of what is relative to it */"
+        elif any(sweep.divides for sweep in self.form.sweeps if carry in sweep.sweep.carries):
+            yield f"factor_{carry.name}[h] = gradc_raised({carry.name}[h], {value}, exponent_{carry.name}[h]);"
+        else:
+            yield f"factor_{carry.name}[h] = gradc_raised_sum({carry.name}[h], {value});"
         for c in relative:
             yield from self.rescaled(c)
-        yield "}"
 
     def rescaled(self, c: Carry) -> Iterator[str]:
-        """Makes a row of a carry relative to another maximum."""
+        """Makes a row of sums of products relative to another maximum; other sums are where a block is added."""
         if len(c.type.shape) == 1:
-            yield f"{c.name}[h] *= factor;"
             return
         tiles = f"{self.form.padded(c.name)} / 8"
         yield from (UNROLL, f"for (int n = h / 2 * ({tiles}); n < (h / 2 + 1) * ({tiles}); n++) {{")
-        yield f"{c.name}[n][h % 2 * 2] *= factor, {c.name}[n][h % 2 * 2 + 1] *= factor;"
+        elements = (f"{c.name}[n][h % 2 * 2{i}] *= factor_{c.by}[h]" for i in ("", " + 1"))
+        yield f"{', '.join(elements)};"
         yield "}"
 
     @staticmethod
@@ -394,9 +394,7 @@ class FragmentWriter:
         reductions = [s for s in roots if s.op in REDUCTIONS]
         arrays: dict[str, list[str]] = {}
         for s in reductions:
-            start = _neutral(REDUCTIONS[s.op], s)
-            given = ", ".join([start] * 2 * self.tiles)
-            arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES] = {{{given}}}")
+            arrays.setdefault(self.ctype(s), []).append(f"{rows_of(s.name)}[2 * TILES]")
         direct = [s for s in roots if s.buffer in self.packed and k.scribe.statements[s.args[0]].op in PAIRED]
         roots = [s for s in roots if s not in direct]
         effects = [self.root(k, s) for s in roots]
@@ -508,7 +506,7 @@ class FragmentWriter:
         if s.op in REDUCTIONS:
             how = REDUCTIONS[s.op]
             given = f"{there}{variable(value)}{f' : {_neutral(how, s)}' if there else ''}"
-            return [value], f"{_join(how, s.dtype)}::join({rows_of(s.name)}[h], {given});"
+            return [value], f"gradc_join<{_join(how, s.dtype)}>(c == 0 && i % 2 == 0, {rows_of(s.name)}[h], {given});"
         if s.buffer in self.registers:
             value = self.unrounded(k, s)
             place = f"{quarter(s.buffer)}[i]" if s.buffer in self.packed else register(s)
@@ -605,13 +603,16 @@ class Mask:
         return f"{self.distance}[h]{f' + {step}' if self.per_column else ''} {self.compared} 0"
 
 
-def masks_of(kernel: Kernel) -> dict[str, Mask]:
-    """The comparisons of positions."""
-    found = (_mask(kernel, s) for s in kernel.body if s.op in COMPARED and COLUMN in kernel.levels[s.name])
+def masks_of(kernel: Kernel, first: Mapping[str, Size]) -> dict[str, Mask]:
+    """The comparisons of positions.
+
+    :param first: of the symbols of a block's first row and column, those of what a warp computes with at once.
+    """
+    found = (_mask(kernel, s, first) for s in kernel.body if s.op in COMPARED and COLUMN in kernel.levels[s.name])
     return {mask.name: mask for mask in found if mask is not None}
 
 
-def _mask(kernel: Kernel, s: Stmt) -> Mask | None:
+def _mask(kernel: Kernel, s: Stmt, first: Mapping[str, Size]) -> Mask | None:
     """A comparison as a mask; None if it compares other things than a place with what is one in a block."""
     compared = COMPARED[s.op]
     places = [_place(kernel.stmts[name]) for name in s.args]
@@ -624,15 +625,16 @@ def _mask(kernel: Kernel, s: Stmt) -> Mask | None:
         if steps or whole is None or not isinstance(per_column, int):
             return None
         row = Index(difference.const, ((ROW, per_row),) if per_row else ())
-        first = f"{'' if per_column == 1 else f'{per_column} * '}lane_column + " if per_column else ""
-        return Mask(s.name, f"{size(whole)} {compared} 0", compared, f"{first}{index(row, OFFSETS)}", per_column)
+        begin = f"{'' if per_column == 1 else f'{per_column} * '}lane_column + " if per_column else ""
+        whole = substitute(whole, first)
+        return Mask(s.name, f"{size(whole)} {compared} 0", compared, f"{begin}{index(row, OFFSETS)}", per_column)
     for at, value in ((0, 1), (1, 0)):
         place, other = places[at], kernel.stmts[s.args[value]]
         if place is None or kernel.levels[other.name] or other.dtype is None or not other.dtype.is_integer:
             continue
         corner = _corner(place, low == (at == 0))
         if corner is not None:
-            sides = [size(corner), variable(other.name)]
+            sides = [size(substitute(corner, first)), variable(other.name)]
             return Mask(s.name, f" {compared} ".join(sides if at == 0 else sides[::-1]), compared)
     return None
 

@@ -29,6 +29,7 @@ from ....ir.dims import Size, minimum, product, substitute, symbol, symbols
 from ....ir.kernel import Carry, Kernel, Loop, Program, Sweep
 from ....ir.statement import Stmt, neutral
 from ....ir.types import BF16, F32
+from ....process.forks import cached_property
 from ....targets.devices import ARCHITECTURES
 from ...expr import carrier, stored
 from ...indent import indented
@@ -214,14 +215,13 @@ class _TileWriter:
         self.width = self.columns // (self.split * self.parts)
         self.tiles = self.rows * self.split // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.loop.tile)
-        starts = frozenset((self.loop.rows[0], *(s.cols[0] for s in self.loop.sweeps)))
-        self.lanes = Lanes(form.run, form.rows_together, self.split * self.parts > 1, self.tiles, starts)
+        self.given = form_of(self.loop, self.types)  # whose registers are estimated, with no statement rewritten
+        self.lanes = Lanes(form.run, form.rows_together, self.split * self.parts > 1, self.tiles, self.first)
         self.form = form = decoded(form, self.lanes, self.types)
         codes_in_words = self.lanes.run > 2 and any(paired(k) for s in form.sweeps for k in s.kernels)
         self.lanes = replace(self.lanes, in_words=codes_in_words)
         self.names = Counter[str]()
         self.resident = self.panels("left", form.resident, self.rows, 0, self.loop.rows[0])
-        self.given = form_of(self.loop, self.types)  # whose registers are estimated, with no statement rewritten
         self.in_registers = self.given.fragments(self.width, self.tiles) > 0
         at = sum(self.rows * p.pitch for p in form.resident)
         self.streamed = [
@@ -244,8 +244,8 @@ class _TileWriter:
         made: dict[Panel, PanelText] = {}
         for p in panels:
             comment = f"{p.buffer}: {rows} x {p.features}{f', {stages} stages' if stages > 1 else ''}"
-            address = f"{p.buffer} + {size(p.start if stages == 1 else substitute(p.start, {first: 0}), 'i64')}"
-            made[p] = PanelText(self.numbered(name), at, address, p, comment)
+            start = size(p.start if stages == 1 else substitute(p.start, {first: 0}))
+            made[p] = PanelText(self.numbered(name), at, start, p, comment)
             at += stages * rows * p.pitch
         return made
 
@@ -310,6 +310,29 @@ class _TileWriter:
             at += count
         return made
 
+    @cached_property
+    def known(self) -> bool:
+        """Whether sizes are known: they take no registers."""
+        return all(isinstance(n, int) for n in self.loop.sizes)
+
+    @cached_property
+    def by_warp(self) -> bool:
+        """Whether each warp asks for itself which columns are at an edge, or left out: where registers suffice, and
+        with one product, whose blocks leave fewer of them, sizes are known.
+        """
+        known = self.given.is_several or self.known
+        few = self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE
+        return known and not few and not self.given.decoded
+
+    @cached_property
+    def first(self) -> Mapping[str, Size]:
+        """Of the symbols of a block's first row and columns, those of what a warp computes with at once."""
+        if not self.by_warp:
+            return {name: symbol(name) for name in (self.loop.rows[0], *(s.cols[0] for s in self.loop.sweeps))}
+        part = symbol("part") if self.parts > 1 else 0
+        columns = {s.cols[0]: symbol(s.cols[0]) + part for s in self.loop.sweeps}
+        return {self.loop.rows[0]: symbol(self.loop.rows[0]) + symbol("warp_row"), **columns}
+
     def text(self) -> str:
         comment = "\n".join(["/*", *(f" * {line}".rstrip() for line in str(self.loop).splitlines()), " */"])
         sweeps = [self.sweep(number, s) for number, s in enumerate(self.form.sweeps)]
@@ -327,7 +350,8 @@ class _TileWriter:
             "tiles": self.tiles,
             "split": self.split,
             "parts": self.parts,
-            "skips": any(s.skipped for s in sweeps),
+            "by_warp": self.by_warp,
+            "kept": "gradc_kept" if self.known else "gradc_in_shared",
             "run": self.lanes.run,
             "together": self.lanes.together,
             "codebooks": list(self.writer.codebook_texts()),
@@ -344,6 +368,7 @@ class _TileWriter:
                 {"declaration": self.declared(c), "comment": str(c)} for s in self.loop.sweeps for c in s.carries
             ],
             "sweeps": sweeps,
+            "streamed": [p for s in sweeps for p in s.streamed],
             "epilogue": self.epilogue(),
         }
         return indented(render("cuda/kernel/tile.cu.j2", t=view))
@@ -359,7 +384,13 @@ class _TileWriter:
     def declared(self, c: Carry) -> str:
         kind, start = carrier(c.type.dtype), literal(neutral(c.combine, c.type.dtype), c.type.dtype)
         if len(c.type.shape) == 1:
-            return f"{kind} {c.name}[2 * TILES] = {{{', '.join([start] * 2 * self.tiles)}}};"
+            own = f"{kind} {c.name}[2 * TILES] = {{{', '.join([start] * 2 * self.tiles)}}};"
+            own_sweep = next(s for s in self.form.sweeps if c in s.sweep.carries)
+            if not any(x.by == c.name for x in own_sweep.sweep.carries):
+                return own
+            lowest = ", ".join(["-0x1.fffffep127f"] * 2 * self.tiles)
+            exponent = f", exponent_{c.name}[2 * TILES] = {{{lowest}}}" if own_sweep.divides else ""
+            return f"{own} f32 factor_{c.name}[2 * TILES]{exponent};"
         return f"{kind} {c.name}[TILES * {self.form.padded(c.name)} / 8][4] = {{}};"
 
     # -- sweeps --------------------------------------------------------------------------------------------------------
@@ -421,14 +452,12 @@ class _TileWriter:
 
     def skipped(self, s: Sweep) -> str:
         """Whether the columns that a warp computes with are all beyond what its rows sum up, where blocks of rows sum
-        up to a column, or from one, that depends on the row; "" where they do not, and where the comparison costs as
-        much as it saves: of a single product, and of what leaves no registers for it.
+        up to a column, or from one, that depends on the row; "" where they do not, and where it leaves no registers.
         """
-        if not self.given.is_several or self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE:
+        if not self.by_warp:
             return ""
-        row, rows = self.loop.rows[0], 16 * self.tiles
-        own = {row: symbol(row) + symbol("warp_row"), self.loop.count: rows}
-        first = f"{s.cols[0]} + part" if self.parts > 1 else s.cols[0]
+        row, own = self.loop.rows[0], {**self.first, self.loop.count: 16 * self.tiles}
+        first = size(self.first[s.cols[0]])
         found = []
         if s.to is not None and row in symbols(s.to):
             found.append(f"{first} >= {size(substitute(s.to, own))}")
@@ -477,13 +506,14 @@ class _TileWriter:
             return [f"/* {p.call} */", f"{how}({p.carry}, {p.block}, {place}{scale});"]
         assert isinstance(p.right, Panel)
         right = streamed[p.right]
-        stage = f"{right.name} + stage * COLUMNS * {right.pitch}{f' + part * {right.pitch}' if self.parts > 1 else ''}"
+        side, part = "rows" if isinstance(p, Added) else "columns", " + part" if self.parts > 1 else ""
+        stage = f"{side}_{right.pitch} + {right.at} + (stage * COLUMNS{part}) * {right.pitch}"
         depth = f"operand, {right.pitch}, {self.lanes.width}, {right.padded}, TILES"
         text = f"/* {p.call} */"
         if isinstance(p, Added):
             return [text, f"gradc_add_product<{depth}>({p.carry}, {p.block}, {stage});"]
         left = self.resident[p.left]
-        rows = left.fragments if self.in_registers else f"{left.name} + warp_row * {left.pitch}"
+        rows = left.fragments if self.in_registers else f"rows_{left.pitch} + {left.at} + warp_row * {left.pitch}"
         lines = [
             text,
             f"f32 {p.block}[TILES * {self.lanes.width} / 8][4] = {{}};",
@@ -517,6 +547,7 @@ class _TileWriter:
 
 
 def inside_and_at_edge(lines: Sequence[str]) -> list[str]:
-    """Kernels in an unrolled loop: for blocks whose elements all are there and pass all masks, and for others."""
-    opened = [UNROLL, "for (int EDGE = 0; EDGE < 2; EDGE++) {", "if (EDGE != at_edge) continue;"]
-    return [*opened, *lines, "}"] if lines else []
+    """Kernels for blocks whose elements all are there and pass all masks, and for others: EDGE is constant."""
+    opened = "{ const auto elements = [&](const auto EDGE) {"
+    chosen = "}; at_edge ? elements(gradc_constant<1>()) : elements(gradc_constant<0>()); }"
+    return [opened, *lines, chosen] if lines else []

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ....analysis.tiles import Strip
+from ....ir.dims import Size
 from ....ir.kernel import Kernel
 from ....ir.quotient import Quotient
 from ....ir.statement import REDUCTIONS, Stmt
@@ -71,7 +72,7 @@ class Lanes:
     :param together: whether its rows are neighbours; else they are 8 apart.
     :param narrow: whether a warp computes with fewer columns at once than a block has.
     :param tiles: of 16 rows, of a warp.
-    :param starts: symbols of the first row and the first column of a block.
+    :param first: of the symbols of a block's first row and column, those of what a warp computes with at once.
     :param in_words: whether two columns of a product are those of 4 bits each in the halves of a word, of a run; else
         they are neighbours.
     """
@@ -80,7 +81,7 @@ class Lanes:
     together: bool
     narrow: bool
     tiles: int
-    starts: frozenset[str]
+    first: Mapping[str, Size]
     in_words: bool = False
 
     @property
@@ -197,7 +198,7 @@ def shared_values(
         if lanes.together:
             return s.name in staged
         own = Quotient.of(kernel, s.name)
-        return own is not None and own.axis == COLUMN and own.shared_by(sharing, lanes.starts)
+        return own is not None and own.axis == COLUMN and own.shared_by(sharing, lanes.first)
 
     for s in kernel.body:
         if s.name and kernel.is_column(s) and s.op not in (*REDUCTIONS, *PAIRED):
