@@ -146,6 +146,18 @@ def test_what_is_scanned_is_added_to_a_result(dtype: str, strategy: str | None, 
     assert any("part1" in f for f in launched(module, N=n)) == splits
 
 
+def test_what_is_stored_of_a_row_is_so_by_one_strip() -> None:
+    graph = gradc.trace(lambda x, w: {"y": ops.cumsum(x * w, 1), "w": w * 2.0}, x="f64[M,N]", w="f64[M,1]")
+    module = gradc.compile(graph, target="cuda-sim")
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(3, 5 * STRIP)), rng.normal(size=(3, 1))
+    assert [f[-5:] for f in launched(module, M=3, N=5 * STRIP)] == ["part0", "part1"]
+    made = module(x=x, w=w)
+    exact = np.add.accumulate(x.astype(np.longdouble) * w, 1)
+    np.testing.assert_allclose(made["y"], exact.astype(np.float64), 1e-12, 1e-12)
+    np.testing.assert_array_equal(made["w"], w * 2)
+
+
 def mapping(fn: Any, **types: str) -> list[str]:
     program = gradc.compile(gradc.trace(fn, **types), target="cuda", arch="sm_90").forward
     return sorted({k.mapping for k in program.native.kernels.values() if "scan" in k.mapping})
