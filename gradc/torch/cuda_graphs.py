@@ -196,7 +196,7 @@ class WithGraphs:
         recorded = tuple(x.requires_grad for x in returned if isinstance(x, _Tensor))
 
         def replay(*given: Any) -> Any:
-            inputs = _Inputs.apply(*(given[i] for i in places))
+            inputs = _Inputs.apply(kind, *(given[i] for i in places))
             tensors = iter(_Results.apply(kind, recorded, *made(*inputs)))
             return [next(tensors) if isinstance(each, _Tensor) else each for each in returned]
 
@@ -230,16 +230,21 @@ class WithGraphs:
 
 
 class _Inputs(torch.autograd.Function):
-    """The arguments of a replay; their gradients are copied out of the graph's memory."""
+    """The arguments of a replay; their gradients are copied out of the graph's memory, which ends its backward."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: torch.Tensor) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, kind: _Kind, *inputs: torch.Tensor) -> Any:  # type: ignore[override]
+        if any(ctx.needs_input_grad):
+            ctx.waiting = _Backward()
+            kind.pending = weakref.ref(ctx.waiting)
         ctx.set_materialize_grads(False)
         return tuple(x.view_as(x) for x in inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
-        return tuple(None if g is None else g.clone() for g in gradients)
+        copies = tuple(None if g is None else g.clone() for g in gradients)
+        ctx.waiting = None
+        return (None, *copies)
 
 
 @dataclass(frozen=True)
@@ -257,8 +262,7 @@ class _Results(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kind: _Kind, recorded: Sequence[bool], *results: torch.Tensor) -> Any:  # type: ignore[override]
         if any(ctx.needs_input_grad):
-            ctx.kind, ctx.generation, ctx.waiting = kind, kind.generation, _Backward()
-            kind.pending = weakref.ref(ctx.waiting)
+            ctx.kind, ctx.generation = kind, kind.generation
         ctx.set_materialize_grads(False)
         copies = tuple(x.clone() for x in results)
         ctx.mark_non_differentiable(*(y for y, requires in zip(copies, recorded, strict=True) if not requires))
@@ -271,7 +275,6 @@ class _Results(torch.autograd.Function):
                 "mode='reduce-overhead': a second backward of a call after a later call, which has written over what"
                 " the first one kept; compile without that mode"
             )
-        ctx.waiting = None
         return (None, None, *cotangents)
 
 

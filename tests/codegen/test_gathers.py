@@ -428,3 +428,21 @@ def test_a_gradient_by_offsets_searches_once_for_each_row() -> None:
     module = gradc.compile(graph, wrt="w", target="cpu", reductions={"*": "segmented"})
     (kernel,) = (k for k in module.backward.kernels.values() if "grad" in k.name)
     assert "gradc_found_i64" in kernel.source and "search_i64(" not in kernel.source
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
+@pytest.mark.parametrize("more", [-2, 0, 3])
+def test_fewer_and_more_keys_than_segments(target: str, more: int) -> None:
+    """Of segments that ascend: those behind the last key are left out, keys behind the last segment have no rows."""
+    offsets = np.array([0, 0, 4, 9, 9, 30, 31])
+
+    def summed(o: Any, x: Any) -> Any:
+        segment = ops.segment_ids(o, size=x.shape[0], oob="ascending")
+        return ops.scatter_add(segment, x, size=o.shape[0] + more, oob="skip")
+
+    module = gradc.compile(gradc.trace(summed, o="i64[B]", x="f64[N,8]"), target=target, reductions={"*": "segmented"})
+    x = rng(more + 2, 3).standard_normal((40, 8))
+    exact = np.zeros((len(offsets) + 3, 8), np.longdouble)
+    np.add.at(exact, np.searchsorted(offsets, np.arange(40), side="right") - 1, x)
+    wanted = exact[: len(offsets) + more].astype(np.float64)
+    np.testing.assert_allclose(module(o=offsets, x=x), wanted, 1e-13, 1e-13)

@@ -15,6 +15,7 @@ import gradc
 from gradc import knobs, ops
 from gradc.codegen.cuda.choose_mapping import MAPPINGS
 from gradc.codegen.cuda.mappings.split_scans import SplitScans
+from gradc.ir.types import DTYPES
 from gradc.ops.indexing.sparse import sort_segments
 
 pytestmark = pytest.mark.optimised
@@ -117,6 +118,44 @@ def test_scans_of_few_long_rows(m: int, n: int, reverse: bool) -> None:
         else:
             bound = {"cumprod": n * 2.0**-53, "logcumsumexp": 2.0**-19}.get(name, 2.0**-22)
             np.testing.assert_allclose(found, exact.astype(np.float64), bound, bound, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "strategy", "splits"),
+    [
+        ("i32", "atomic", True),
+        ("f32", "atomic", True),
+        ("f32", "atomic_fixed", False),
+        ("f16", "atomic", False),
+        ("bf16", "atomic_fixed", False),
+        ("bf16", None, False),
+    ],
+)
+def test_what_is_scanned_is_added_to_a_result(dtype: str, strategy: str | None, splits: bool) -> None:
+    """In strips where that takes no workspace, which is theirs."""
+    graph = gradc.trace(
+        lambda x, i: ops.scatter_add(i, ops.cumsum(x, 0), size=50, oob="skip"), x=f"{dtype}[N]", i="i64[N]"
+    )
+    module = gradc.compile(graph, target="cuda-sim", reductions={"*": strategy} if strategy else {})
+    n, rng = 5 * STRIP + 3, np.random.default_rng(0)
+    x, i = rng.integers(0, 3, n).astype(DTYPES[dtype].np), rng.integers(-2, 55, n)
+    exact, there = np.zeros(50), (i >= 0) & (i < 50)
+    np.add.at(exact, i[there], np.cumsum(x.astype(np.int64))[there].astype(np.float64))
+    found = np.asarray(module(x=x, i=i)).astype(np.float64)
+    np.testing.assert_allclose(found, exact, {"i32": 0, "f32": 2.0**-20, "f16": 2.0**-10, "bf16": 2.0**-7}[dtype])
+    assert any("part1" in f for f in launched(module, N=n)) == splits
+
+
+def test_what_is_stored_of_a_row_is_so_by_one_strip() -> None:
+    graph = gradc.trace(lambda x, w: {"y": ops.cumsum(x * w, 1), "w": w * 2.0}, x="f64[M,N]", w="f64[M,1]")
+    module = gradc.compile(graph, target="cuda-sim")
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(3, 5 * STRIP)), rng.normal(size=(3, 1))
+    assert [f[-5:] for f in launched(module, M=3, N=5 * STRIP)] == ["part0", "part1"]
+    made = module(x=x, w=w)
+    exact = np.add.accumulate(x.astype(np.longdouble) * w, 1)
+    np.testing.assert_allclose(made["y"], exact.astype(np.float64), 1e-12, 1e-12)
+    np.testing.assert_array_equal(made["w"], w * 2)
 
 
 def mapping(fn: Any, **types: str) -> list[str]:

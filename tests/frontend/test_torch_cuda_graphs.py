@@ -28,11 +28,13 @@ class Recorder:
 
     :ivar copied: how many inputs replays copied into the graph's memory.
     :ivar takes: how many seconds a replay takes.
+    :ivar before_backward: called where the backward of a replay begins.
     """
 
     def __init__(self) -> None:
         self.graphs = self.copied = 0
         self.takes = 0.0
+        self.before_backward: Callable[[], Any] = lambda: None
 
     def __call__(self, call: Callable[..., Any], samples: Any, num_warmup_iters: int, allow_unused_input: bool) -> Any:
         assert num_warmup_iters == 0 and allow_unused_input and all(x.is_leaf for x in samples)
@@ -53,6 +55,7 @@ class Recorder:
             @staticmethod
             @torch.autograd.function.once_differentiable
             def backward(ctx: Any, *cotangents: Any) -> Any:
+                recorder.before_backward()
                 memory.replay_backward(cotangents)
                 return tuple(g if g is None else g.detach() for g in memory.gradients)
 
@@ -255,6 +258,28 @@ def test_threads_replay_a_graph_one_after_another(recorder: Recorder) -> None:
     with torch.no_grad():
         torch.testing.assert_close(found, [twin(x) for x in xs])
     assert recorder.graphs == 1 and counts() == (1, 17)
+
+
+def test_a_call_of_another_thread_in_the_middle_of_a_backward_runs_without_a_graph(recorder: Recorder) -> None:
+    """It would write over what that backward reads."""
+    model, twin = net().eval(), net().eval()
+    call = compiled(model, cuda_graphs=True)
+    x, *others = (torch.randn(4, 6).double() for _ in range(4))
+    for each in others:
+        call(each)[0].backward()
+    model.zero_grad()
+    loss, _ = call(x)
+    with ThreadPoolExecutor(1) as thread:
+        recorder.before_backward = lambda: found.append(thread.submit(call, others[0]).result())
+        found: list[Any] = []
+        loss.backward()
+    twin(x)[0].backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+    torch.testing.assert_close(found, [twin(others[0])])
+    assert counts() == (1, 2) and "before the backward" in reason()
+    recorder.before_backward = lambda: None
+    call(x)[0].backward()
+    assert counts() == (1, 3)
 
 
 def test_a_replay_on_another_stream_waits_for_the_one_before_it(

@@ -27,6 +27,12 @@ def sum_dtype(facts: Facts, s: Stmt) -> DType:
     return F32 if dtype.is_float and dtype.bits == 16 else dtype
 
 
+def adds_to_result(facts: Facts, s: Stmt) -> bool:
+    """Whether atomics add to the result itself, and nothing lies in the workspace."""
+    in_values = facts.rows.strategy_of[s.buffer].atomics == "values"
+    return in_values and sum_dtype(facts, s) is facts.types[s.buffer].dtype
+
+
 def accumulator(facts: Facts, s: Stmt) -> str:
     """The C type that many values of an accum are combined in."""
     dtype = sum_dtype(facts, s)

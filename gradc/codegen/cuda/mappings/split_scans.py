@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..accums import adds_to_result
 from ..axes import declared
 from ..facts import Facts
 from ..mapping import THREADS
@@ -52,8 +53,9 @@ class SplitScans(ScannedRows):
 
 def few_long_scans(facts: Facts, mapping: ScannedRows) -> bool:
     """Whether there may be few rows, and long ones, of which strips can be combined before they are scanned: no scan
-    reads another one or a reduction, and nothing is combined in an order.  The factors of a recurrence are not
-    multiplied over strips: their products may be beyond the largest number.
+    reads another one or a reduction, and what is added is so to the result itself, by atomics: the workspace is that of
+    the strips.  The factors of a recurrence are not multiplied over strips: their products may be beyond the largest
+    number.
     """
     k, rows, columns = facts.kernel, facts.kernel.row_count, facts.kernel.col_count
     inputs = facts.rows.slice_of([v for s in k.scans for v in s.args])
@@ -63,8 +65,7 @@ def few_long_scans(facts: Facts, mapping: ScannedRows) -> bool:
         and mapping.width == THREADS
         and len(k.passes) == 1
         and not facts.reduces
-        and not facts.ordered
-        and all(map(facts.rows.in_columns, k.accums))
+        and all(facts.rows.in_columns(s) and adds_to_result(facts, s) for s in k.accums)
         and not any(s.op == "scan" for s in inputs)
         and not any(s.combine == "affine" for s in k.scans)
     )
