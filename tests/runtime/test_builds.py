@@ -28,10 +28,10 @@ graph = gradc.trace(lambda x, w: (gradc.ops.tanh(x @ w) ** 2).sum(), x="f64[3,4]
 """
 
 
-def script(folder: Path, body: str) -> str:
+def script(folder: Path, body: str, version: str = 'echo "fake version 1.0"') -> str:
     """A compiler that answers -v and then does as told."""
     path = folder / "fake compiler"
-    path.write_text(f'#!/bin/sh\nif [ "$*" = "-v" ]; then echo "fake version 1.0"; exit 0; fi\n{body}\n')
+    path.write_text(f'#!/bin/sh\nif [ "$*" = "-v" ]; then {version}; exit 0; fi\n{body}\n')
     path.chmod(0o755)
     return shlex.quote(str(path))
 
@@ -57,7 +57,9 @@ def real(tmp_path: Path) -> str:
     command = shlex.join(toolchain.find_compiler().argv)
     folder = shlex.quote(str(tmp_path))
     return script(
-        tmp_path, f'for last; do case "$last" in unit*.c) : > {folder}/"$last";; esac; done\nexec {command} "$@"'
+        tmp_path,
+        f'for last; do case "$last" in unit*.c) : > {folder}/"$last";; esac; done\nexec {command} "$@"',
+        f"exec {command} -v",
     )
 
 
@@ -112,21 +114,40 @@ def test_an_error_is_of_its_unit_and_a_refused_flag_is_dropped(tmp_path: Path) -
     assert (one.f0(), one.f1(), two.f2()) == (0, 1, 2)
 
 
+def ended_in_a_child(run: Callable[[], int]) -> int:
+    """The exit status of a child that was forked here."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(run())
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_child_compiles_by_itself_and_leaves_its_parent_alone() -> None:
-    with toolchain.Build() as build:
+@pytest.mark.parametrize("how", ["finishes", "adds", "drops"])
+def test_a_child_compiles_by_itself_and_leaves_its_parent_alone(how: str) -> None:
+    with knobs.OBJECTS.set(""), toolchain.Build() as build:
         build.add(UNITS[:3])
-        child = os.fork()
-        if child == 0:
-            try:
-                with build:
-                    build.advance()
-                    library = toolchain.load_library(build.finish()[0], "child")
-                os._exit(library.f2())
-            finally:
-                os._exit(99)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-        assert toolchain.load_library(build.finish()[0], "parent").f1() == 1
+        assert build._objects is not None
+        folder = build._objects.directory
+
+        def child() -> int:
+            with build:
+                build.advance()
+                if how == "adds":
+                    build.add(UNITS[3:5])
+                libraries = build.finish() if how != "drops" else []
+            loaded = [toolchain.load_library(each, "child") for each in libraries]
+            return loaded[-1].f4() if how == "adds" else loaded[0].f2() if loaded else 7
+
+        assert ended_in_a_child(child) == {"finishes": 2, "adds": 4, "drops": 7}[how]
+        assert sorted(path.name for path in folder.glob("*.c")) == ["unit0.c", "unit1.c", "unit2.c"]
+        build.add(UNITS[4:])
+        one, two = (toolchain.load_library(each, "parent") for each in build.finish())
+        assert (one.f1(), two.f4()) == (1, 4)
+    assert not folder.exists()
 
 
 # -- of a module -------------------------------------------------------------------------------------------------------

@@ -313,6 +313,8 @@ class Build:
         """Begins a library of one or more units, unless :func:`.object_cache` has it."""
         number = len(self._libraries)
         self._libraries.append(units)
+        if os.getpid() != self._owner:
+            return  # a child of who began compiles all of them in the end, in a folder of its own
         found = self._cache.get(self._key(units)) if self._cache is not None else None
         if found is not None:
             self._found[number] = found
@@ -330,7 +332,7 @@ class Build:
 
     def finish(self) -> list[bytes]:
         """The libraries, in the order in which they were added."""
-        if os.getpid() != self._owner:  # a child of who began: its parent has the processes, and deletes the files
+        if os.getpid() != self._owner:  # its parent has the processes, and deletes the files
             return _built(Build(extra=self._extra, timeout=self._timeout, link=self._link), self._libraries)
         for number, made in self._objects.finish().items() if self._objects is not None else ():
             self._found[number] = made
