@@ -270,9 +270,11 @@ def _built(begun: Build, libraries: Sequence[Sequence[str]]) -> list[bytes]:
 
 def _kernel_link(compiler: Compiler) -> tuple[str, ...]:
     """Kernels call functions of libm and those that every process has, such as memcpy: gcc need read neither startup
-    files nor the C library's table of symbols, and links in a third of the time (6 of 17 ms).
+    files nor the C library's table of symbols, and links in a third of the time (6 of 17 ms).  Other flags in CC than a
+    processor's may need libraries of their own, as ``-fsanitize=undefined`` does.
     """
-    return ("-nostdlib", "-lm", "-lgcc") if sys.platform == "linux" and _is_gcc(compiler) else ("-lm",)
+    plain = sys.platform == "linux" and _is_gcc(compiler) and all(w.startswith(_PROCESSOR) for w in compiler.argv[1:])
+    return ("-nostdlib", "-lm", "-lgcc") if plain else WHOLE
 
 
 def _is_gcc(compiler: Compiler) -> bool:
