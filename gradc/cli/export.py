@@ -38,7 +38,7 @@ def export(model: str, settings: Settings, output: Path, lang: str, library: boo
     make -C loss && cd loss && ./loss_main
     gradc export model.py:loss --wrt w --dims N=64 --target cuda --arch sm_80 -o loss_gpu
     """
-    module = compiled(model, settings, calls=False)
+    module = compiled(model, settings)
     sizes = {name: size for name, size in settings.dims.items() if name not in (module.options.dims or {})}
     with settings.waiting("writing"):
         module.export(output, lang=lang, dims=sizes, seed=seed)

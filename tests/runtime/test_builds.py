@@ -375,7 +375,7 @@ def test_a_pool_that_cannot_be_begun_is_the_first_calls(
 def test_an_interrupt_at_the_end_of_a_compilation_stops_the_pool_too(no_pool: Path) -> None:
     emitter = compiler.Emitter("cpu")
     with pytest.raises(KeyboardInterrupt), emitter:
-        emitter._build = InterruptedExit(emitter._build)
+        emitter._build = InterruptedExit(emitter._build)  # type: ignore[assignment]
         raise InvalidProblem("refused")
     assert pool._begun is None
 
