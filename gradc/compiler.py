@@ -80,6 +80,7 @@ from .passes.schedule.save_biased import save_biased
 from .passes.schedule.schedule import schedule, written
 from .process.collection import collection_waits
 from .process.forks import held_off
+from .process.interrupts import interrupts_wait
 from .runtime.cache import default_cache, pack
 from .runtime.host import pool
 from .runtime.host.toolchain import Build
@@ -125,11 +126,7 @@ def run_passes(
 
     :param emitter: that is given the forward before the passes of the backward.
     """
-    pipeline = Pipeline(sizes=options.dims or {})
-    if emitter is not None:
-        pipeline.between = emitter.advance
-    joint = lower(graph, wrt, options, target, pipeline)
-    lowered = len(pipeline.stages)
+    pipeline = Pipeline(sizes=options.dims or {}, between=emitter.advance if emitter is not None else None)
 
     def programs_of(parts: Partition) -> dict[str, Program]:
         del pipeline.stages[lowered:]  # those of a partition that was given up are no stages of the module
@@ -145,9 +142,13 @@ def run_passes(
             programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
         return programs
 
-    device = _device(options, target)
-    parts, programs = first_blocked(cut(graph, joint, wrt, options, target), programs_of, _hints(options), device)
-    pipeline.between = None
+    try:
+        joint = lower(graph, wrt, options, target, pipeline)
+        lowered = len(pipeline.stages)
+        device = _device(options, target)
+        parts, programs = first_blocked(cut(graph, joint, wrt, options, target), programs_of, _hints(options), device)
+    finally:
+        pipeline.between = None  # who keeps the stages does not keep compilers
     _check_forced(programs.values(), options.reductions or {})
     return pipeline, parts, programs
 
@@ -401,9 +402,10 @@ class Emitter:
 
     def __exit__(self, error: type[BaseException] | None, *details: object) -> None:
         if self._build is not None:
-            self._build.__exit__(error, *details)
-            if error is not None:
-                pool.stop()
+            with interrupts_wait():  # one that comes here stops both, too
+                if error is not None:
+                    pool.stop()
+                self._build.__exit__(error, *details)
 
     def begin(self, name: str, program: Program) -> None:
         """A program that no pass will change, unless it is begun already."""

@@ -94,7 +94,7 @@ def compile(
         if output is not None:
             click.echo(f"wrote {written} files to {output}")
         return
-    module = compiled(model, settings)
+    module = compiled(model, settings, calls=save_module is not None)  # whose file has the pool's machine code
     seconds = time.perf_counter() - began
     with settings.waiting("writing"):
         written = _emit(module, wanted, output, settings.dims) if output is not None else 0
@@ -234,7 +234,7 @@ def explain(model: str, settings: Settings, timed: int, static: bool, as_json: b
         raise click.UsageError("--static runs nothing, and --timed does: give one of them")
     if static and (as_json or trace):
         raise click.UsageError("--static is a text of the machine code; --json and --trace have none of it")
-    module = compiled(model, settings)
+    module = compiled(model, settings, calls=timed > 0)
     if as_json or trace:
         with settings.waiting(f"describing {module.graph.name}"):
             found = content(module, settings.dims, timed)
@@ -258,7 +258,7 @@ def report(model: str, settings: Settings, output: Path | None, timed: int) -> N
     \b
     gradc report model.py:loss --wrt table --dims N=4096,V=50000 -o loss.html
     """
-    module = compiled(model, settings)
+    module = compiled(model, settings, calls=timed > 0)
     path = output or Path(f"{module.graph.name}.html")
     with settings.waiting(f"describing {module.graph.name}"):
         module.report(path, timed=timed, **settings.dims)

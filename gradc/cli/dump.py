@@ -82,7 +82,7 @@ def dump(
         raise click.UsageError("--format is of one graph: the model's, or that of --after")
     if as_json and not (after is None and not everything and diff is None and follow is None and form is None):
         raise click.UsageError("--json is of the list of stages; --format json is of a graph")
-    module = compiled(model, settings)
+    module = compiled(model, settings, calls=False)
     with settings.waiting(f"running the passes of {module.graph.name}"):
         stages = list(module.stages)
     if form is not None:

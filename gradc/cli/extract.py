@@ -74,7 +74,7 @@ def extract(model: str, settings: Settings, kernel: str, output: Path, seed: int
     gradc extract model.py:loss --wrt table sum_scatter_add_280ac0 -o one --dims N=4096,V=50000
     python one/check.py
     """
-    module = compiled(model, settings)
+    module = compiled(model, settings, calls=False)
     handle = module.kernels.get(kernel) or next(
         (h for n, h in module.kernels.items() if n.rsplit("_", 1)[0] == kernel), None
     )

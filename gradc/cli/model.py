@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from ..plans.step import Step
 from ..plans.traced import TracedFunction
 from ..plans.traced import graph as decorated
 from ..process import files
+from ..runtime.host import pool
 from ..trace import trace
 from .progress import Progress
 
@@ -396,8 +398,11 @@ def _offer(defined: Mapping[str, Any]) -> str:
     return f"it has {', '.join(graphs + plain) or 'no graph and no function'}"
 
 
-def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -> Module:
-    """MODEL compiled with the given options; a saved module is used as it is, unless an option contradicts it."""
+def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None, calls: bool = True) -> Module:
+    """MODEL compiled with the given options; a saved module is used as it is, unless an option contradicts it.
+
+    :param calls: whether the command calls it.
+    """
     opened = open_model(model, settings.types, settings.native)
     wanted = tuple(wrt if wrt is not None else settings.wrt)
     options: dict[str, Any] = dict(settings.options)
@@ -422,7 +427,7 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None) -
         options["hints"] = {**(options.get("hints") or {}), **settings.dims}
     if fixed := {d: n for d, n in settings.dims.items() if d not in bare}:  # no input determines these
         options["dims"] = {**(options.get("dims") or {}), **fixed}
-    with settings.waiting(f"compiling {graph.name}"):
+    with settings.waiting(f"compiling {graph.name}"), nullcontext() if calls else pool.no_calls():
         module = compile(graph, wanted, target, **options)
         if target == "cpu":
             for executable in module.executables.values():

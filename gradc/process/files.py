@@ -148,13 +148,14 @@ class scratch:
             place = tempfile.gettempdir()  # looked for once, under a lock of that module's
         self._folder = Path(place) / f"gradc-{os.getpid()}-{secrets.token_hex(8)}"
         # Before there is anything to delete, and until it is: who is interrupted in between drops this object.
-        self._undone = weakref.finalize(self, _delete, self._folder, os.getpid())
+        self._owner = os.getpid()
+        self._undone = weakref.finalize(self, _delete, self._folder, self._owner)
         self._folder.mkdir(0o700)
         return self._folder
 
     def __exit__(self, *error: object) -> None:
         with interrupts_wait():  # shutil.rmtree, interrupted, may close a descriptor twice
-            _delete(self._folder, os.getpid())
+            _delete(self._folder, self._owner)
             self._undone.detach()
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,10 @@ import pytest
 
 import gradc
 from gradc import compiler, knobs
-from gradc.errors import CompilerError
+from gradc.errors import CompilerError, InvalidProblem
+from gradc.module import options
+from gradc.passes.program.plan_buffers import plan_buffers
+from gradc.runtime.executable import Executable
 from gradc.runtime.host import pool, toolchain
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +35,10 @@ graph = gradc.trace(lambda x, w: (gradc.ops.tanh(x @ w) ** 2).sum(), x="f64[3,4]
 """
 
 
-def script(folder: Path, body: str) -> str:
+def script(folder: Path, body: str, version: str = 'echo "fake version 1.0"') -> str:
     """A compiler that answers -v and then does as told."""
     path = folder / "fake compiler"
-    path.write_text(f'#!/bin/sh\nif [ "$*" = "-v" ]; then echo "fake version 1.0"; exit 0; fi\n{body}\n')
+    path.write_text(f'#!/bin/sh\nif [ "$*" = "-v" ]; then {version}; exit 0; fi\n{body}\n')
     path.chmod(0o755)
     return shlex.quote(str(path))
 
@@ -57,7 +64,9 @@ def real(tmp_path: Path) -> str:
     command = shlex.join(toolchain.find_compiler().argv)
     folder = shlex.quote(str(tmp_path))
     return script(
-        tmp_path, f'for last; do case "$last" in unit*.c) : > {folder}/"$last";; esac; done\nexec {command} "$@"'
+        tmp_path,
+        f'for last; do case "$last" in unit*.c) : > {folder}/"$last";; esac; done\nexec {command} "$@"',
+        f"exec {command} -v",
     )
 
 
@@ -112,21 +121,40 @@ def test_an_error_is_of_its_unit_and_a_refused_flag_is_dropped(tmp_path: Path) -
     assert (one.f0(), one.f1(), two.f2()) == (0, 1, 2)
 
 
+def ended_in_a_child(run: Callable[[], int]) -> int:
+    """The exit status of a child that was forked here."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(run())
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_child_compiles_by_itself_and_leaves_its_parent_alone() -> None:
-    with toolchain.Build() as build:
+@pytest.mark.parametrize("how", ["finishes", "adds", "drops"])
+def test_a_child_compiles_by_itself_and_leaves_its_parent_alone(how: str) -> None:
+    with knobs.OBJECTS.set(""), toolchain.Build() as build:
         build.add(UNITS[:3])
-        child = os.fork()
-        if child == 0:
-            try:
-                with build:
-                    build.advance()
-                    library = toolchain.load_library(build.finish()[0], "child")
-                os._exit(library.f2())
-            finally:
-                os._exit(99)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-        assert toolchain.load_library(build.finish()[0], "parent").f1() == 1
+        assert build._objects is not None
+        folder = build._objects.directory
+
+        def child() -> int:
+            with build:
+                build.advance()
+                if how == "adds":
+                    build.add(UNITS[3:5])
+                libraries = build.finish() if how != "drops" else []
+            loaded = [toolchain.load_library(each, "child") for each in libraries]
+            return loaded[-1].f4() if how == "adds" else loaded[0].f2() if loaded else 7
+
+        assert ended_in_a_child(child) == {"finishes": 2, "adds": 4, "drops": 7}[how]
+        assert sorted(path.name for path in folder.glob("*.c")) == ["unit0.c", "unit1.c", "unit2.c"]
+        build.add(UNITS[4:])
+        one, two = (toolchain.load_library(each, "parent") for each in build.finish())
+        assert (one.f1(), two.f4()) == (1, 4)
+    assert not folder.exists()
 
 
 # -- of a module -------------------------------------------------------------------------------------------------------
@@ -247,3 +275,144 @@ def test_the_pool_is_compiled_beside_and_ends_with_its_process(tmp_path: Path, r
     code += "from gradc.runtime.host import pool; pool.begin(); print(pool._begun)"
     made = subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=600, capture_output=True)
     assert made.stdout.split() == [b"0.0", b"None"]
+
+
+@pytest.fixture
+def no_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A process that has no pool yet; the compiler, which takes for ever, notes what it is given there."""
+    monkeypatch.setattr(pool, "_loaded", None)
+    monkeypatch.setattr(pool, "_begun", None)
+    noted = tmp_path / "noted"
+    noted.mkdir()
+    slow = script(tmp_path, f"echo $$ > {shlex.quote(str(noted))}/$$\nsleep 10000")
+    for name, value in {"CC": slow, "GRADC_OBJECTS": "", "GRADC_CACHE": "0"}.items():
+        monkeypatch.setenv(name, value)  # for all threads
+    yield noted
+    pool.stop()
+
+
+def noted_in(folder: Path) -> list[int]:
+    return [int(text) for path in folder.iterdir() if (text := path.read_text())]
+
+
+def test_the_pool_is_begun_once_whoever_asks(no_pool: Path) -> None:
+    asked = threading.Barrier(8)
+
+    def ask() -> None:
+        asked.wait()
+        pool.begin()
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_for(lambda: noted_in(no_pool))
+    time.sleep(0.2)
+    (pid,) = noted_in(no_pool)
+    pool.stop()
+    assert not is_running(pid) and pool._begun is None
+
+
+def test_the_pool_is_not_begun_where_nothing_is_called(no_pool: Path) -> None:
+    with pool.no_calls():
+        pool.begin()
+    assert pool._begun is None
+    pool.begin()
+    assert pool._begun is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_that_may_end_untold_begins_no_pool(no_pool: Path) -> None:
+    """``os._exit``, with which children of multiprocessing end, would leave its compilers and their files."""
+
+    def child() -> int:
+        pool.begin()
+        return int(pool._begun is not None)
+
+    assert ended_in_a_child(child) == 0
+    temporary = no_pool.parent / "temporary"
+    temporary.mkdir()
+    code = f"""{GRAPH}
+import multiprocessing
+def compiled():
+    gradc.compile(graph, wrt=["w"], target="cpu")
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=compiled)
+    child.start()
+    child.join()
+    raise SystemExit(child.exitcode)
+"""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "GRADC_CACHE_DIR": str(no_pool.parent / "cache"),
+        "GRADC_OBJECTS": "",
+        "TMPDIR": str(temporary),
+    }
+    environment.pop("CC", None)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=600)
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), CompilerError("cannot be run"), KeyboardInterrupt()])
+def test_a_pool_that_cannot_be_begun_is_the_first_calls(
+    error: BaseException, no_pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = toolchain.Build.add
+
+    def refused(build: toolchain.Build, units: Any) -> None:
+        add(build, units)
+        raise error
+
+    monkeypatch.setattr(toolchain.Build, "add", refused)
+    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
+        pool.begin()
+    wait_for(lambda: not any(map(is_running, noted_in(no_pool))), 60)
+    assert pool._begun is None
+
+
+def test_an_interrupt_at_the_end_of_a_compilation_stops_the_pool_too(no_pool: Path) -> None:
+    emitter = compiler.Emitter("cpu")
+    with pytest.raises(KeyboardInterrupt), emitter:
+        emitter._build = InterruptedExit(emitter._build)  # type: ignore[assignment]
+        raise InvalidProblem("refused")
+    assert pool._begun is None
+
+
+class InterruptedExit:
+    """A :class:`.Build` at whose end Ctrl-C comes."""
+
+    def __init__(self, build: Any):
+        self.build = build
+
+    def __exit__(self, *error: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        self.build.__exit__(*error)
+
+
+@pytest.mark.parametrize("flag", ["-fsanitize=undefined", "--coverage"])
+def test_flags_in_cc_bring_their_own_libraries(flag: str) -> None:
+    """UBSan's and gcov's functions are in libraries that gcc links unless it is told to link none."""
+    gcc = shutil.which("gcc")
+    if gcc is None or "gcc version" not in toolchain.find_compiler().version:
+        pytest.skip("needs gcc")
+    unit = '__attribute__((visibility("default"))) int at(const int *a, int i) { return a[i] + 1; }\n'
+    with knobs.CC.set(f"{gcc} {flag}"):
+        library = toolchain.load_library(toolchain.compile_libraries([[unit]])[0], "flags")
+    assert library.at((ctypes.c_int * 3)(4, 5, 6), 2) == 7
+
+
+def test_buffers_planned_twice_are_planned_alike() -> None:
+    """An Executable plans its program's buffers again, of which the C was made before."""
+    norm = lambda x, w, t: (
+        gradc.ops.softmax(gradc.ops.layer_norm(x @ w, normalized_shape=(64,)) @ w, axis=-1) * gradc.ops.embedding(t, x)
+    ).sum()
+    graph = gradc.trace(norm, x="f32[N,64]", w="f32[64,64]", t="i64[N]")
+    with compiler.Emitter("") as emitter:
+        given = options.for_target(options.checked({}, graph, "cpu", ["x", "w"]), "cpu")
+        programs = compiler.run_passes(graph, ["x", "w"], given, "cpu", emitter)[2]
+    assert sum(len(program.of_kind("temp")) for program in programs.values()) > 2
+    for program in programs.values():
+        assert plan_buffers(program) == program
+        assert compiler.render(Executable(program, "cpu").program, "cpu") == compiler.render(program, "cpu")

@@ -8,8 +8,9 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -238,6 +239,8 @@ _loaded: ctypes.CDLL | None = None
 _offered: bytes | None = None
 _begun: tuple[str, Build] | None = None
 """The pool that is being compiled, by its key."""
+_calls = ContextVar("_calls", default=True)
+_importer = os.getpid()
 
 
 def texts() -> tuple[str, ...]:
@@ -304,15 +307,41 @@ def _machine_code() -> bytes:
 
 def begin() -> None:
     """Has the pool compiled beside the caller where the cache does not have it, which takes seconds once: the first
-    call waits for what is left, and has the errors.  The end of the process, or :func:`stop`, stops it.
+    call waits for what is left, and has the errors.  The end of the process, or :func:`stop`, stops it; a process that
+    may end without a word, and a block of :func:`no_calls`, leave all to the first call.
     """
     global _begun
-    if _loaded is not None or _begun is not None or _offered is not None or default_cache().get(key()) is not None:
+    if not _calls.get() or _loaded is not None or _offered is not None or _may_end_untold():
         return
-    with _lock, suppress(CompilerError, OSError):
+    with _lock:
+        if _begun is not None or default_cache().get(key()) is not None:
+            return
         build = Build(extra=_FLAGS, link=WHOLE)
-        _begun = (key(), build)
-        build.add(texts()[-1:])
+        try:
+            build.add(texts()[-1:])
+            _begun = (key(), build)
+        except BaseException as error:  # also KeyboardInterrupt, whose traceback would keep what was begun
+            build.__exit__()
+            if not isinstance(error, CompilerError | OSError):
+                raise
+
+
+@contextmanager
+def no_calls() -> Iterator[None]:
+    """Modules compiled in the block are looked at, not called: :func:`begin` does nothing."""
+    before = _calls.set(False)
+    try:
+        yield
+    finally:
+        _calls.reset(before)
+
+
+def _may_end_untold() -> bool:
+    """Whether this process is a child that may end by ``os._exit``, as those of multiprocessing do: nothing would stop
+    compilers and delete their files.
+    """
+    started = sys.modules.get("multiprocessing.process")
+    return os.getpid() != _importer or (started is not None and started.parent_process() is not None)
 
 
 def stop() -> None:
