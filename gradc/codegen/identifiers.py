@@ -27,7 +27,7 @@ _KEYWORDS = """
 """
 WRITTEN = """
     EDGE EXCHANGED affordable balanced collapsed_keys collapsed_rows collapsed_start combined distant even_cols
-    exchanged far group_keys group_rows h n next one piece shared shared_gather sorted_rows sorting strip strips there
+    exchanged far group_keys group_rows h mask_cols n next one piece shared shared_gather sorted_rows sorting strip strips there
     values worthwhile
 """
 """Local variables that writers declare and no template names; a test holds every text against them."""
