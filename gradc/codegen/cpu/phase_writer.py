@@ -268,7 +268,7 @@ class PhaseWriter:
         return "0", last, block or ("GRADC_POLL" if long else ""), poll
 
     def work_under_masks(self, made: _Pass, number: int, unpacks: bool) -> list[int]:
-        """What the values of a column cost, where a map has short rows that may be vectors under masks; [] elsewhere."""
+        """What the values of a column cost, where a map has short rows that may be vectors under masks; else []."""
         columns = self.k.cols[-1][1] if self.mapping.strips else SHORT_COLUMNS
         if not isinstance(columns, int) or columns >= SHORT_COLUMNS or made.stores or made.scatters or unpacks:
             return []
@@ -280,8 +280,8 @@ class PhaseWriter:
         return [cost(s) for s in self.values_of_columns(number)]
 
     def rows_mask(self, number: int) -> bool:
-        """Whether rows have a part in the mask of each load: what a compiler knows of one that columns alone decide, gcc
-        12 reads behind the end of an array (see ``gradc_unknown``).
+        """Whether rows have a part in the mask of each load: what a compiler knows of one that columns alone decide,
+        gcc 12 reads behind the end of an array (see ``gradc_unknown``).
         """
         masks = [self.k.stmts[s.where] for s in self.values_of_columns(number) if s.op == "load" and s.where]
         return all(m.op == "bitwise_and" and not all(map(self.facts.rows.by_column, m.args)) for m in masks)
