@@ -37,6 +37,10 @@ class Interior:
     rows: str
     switch: str = ""
 
+    def unless(self, condition: str) -> Interior:
+        """The same, where a C condition is false; no columns where it is true."""
+        return replace(self, rows=" & ".join(filter(None, [self.rows, f"!{condition}"])))
+
 
 def interior(
     kernel: Kernel, types: Mapping[str, Type], body: Sequence[Stmt], column: str

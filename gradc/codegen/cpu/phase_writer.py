@@ -202,9 +202,13 @@ class PhaseWriter:
         if self.k.descending:
             body.insert(0, f"const i64 {self.facts.innermost} = {last} - 1 - {self.visited};")
         inside = interior(self.k, self.types, self.facts.values(p, number), self.facts.innermost) if vectors else None
-        if vectors and (filled := self.filled(made, number, bool(unpackings), inside is not None)):
-            inside = None  # its borders are single elements
-            body, last = [f"if ({self.visited} < {last}) {{", *body, "}"], filled
+        work = self.work_under_masks(made, number, bool(unpackings)) if vectors else []
+        if inside and inside[0].first and sum(work) >= WIDE_VECTOR_COST and self.rows_mask(number):
+            inside = inside[0].unless("GRADC_MASK_REGISTERS"), inside[1]  # its borders are single elements
+        elif inside is None and max(work, default=0) >= WIDE_VECTOR_COST:
+            filled = self.filled(made, number)
+            body = [f"if ({filled} == {last} || {self.visited} < mask_cols) {{", *body, "}"]
+            last = filled
         lanes = any(r.lanes for r in made.reductions)
         next_row = not self.facts.guarded and 0 < number == len(self.k.passes) - 1
         return Columns(
@@ -263,24 +267,38 @@ class PhaseWriter:
         poll = f"if ({behind}gradc_poll(A->ctx, &since, c1 - c0)) return;" if several or long else ""
         return "0", last, block or ("GRADC_POLL" if long else ""), poll
 
-    def filled(self, made: _Pass, number: int, unpacks: bool, borders: bool) -> str:
-        """The columns of a row of a map with those that fill its last vector up, as C, where it has a few vectors that
-        compute what is worth a mask; "" elsewhere.
-
-        :param borders: whether columns near the ends have a loop of their own, of single elements.
-        """
+    def work_under_masks(self, made: _Pass, number: int, unpacks: bool) -> list[int]:
+        """What the values of a column cost, where a map has short rows that may be vectors under masks; else []."""
         columns = self.k.cols[-1][1] if self.mapping.strips else SHORT_COLUMNS
         if not isinstance(columns, int) or columns >= SHORT_COLUMNS or made.stores or made.scatters or unpacks:
-            return ""
-        values = [s for s in self.facts.values(self.k.passes[number], number) if self.facts.rows.by_column(s.name)]
-        accesses = [s for s in (*values, *made.lanes.phase.roots) if s.buffer]
+            return []
+        accesses = self.accesses(made, number)
         if not all(map(self.facts.by_neighbours, accesses)):  # under a mask steps gather
-            return ""
-        sizes = {self.types[s.buffer].dtype.itemsize for s in accesses}
-        work = sum(map(cost, values)) if borders else max(map(cost, values), default=0)
-        if not sizes <= {4, 8} or work < WIDE_VECTOR_COST:  # AVX2 masks no shorter elements
-            return ""
-        return f"gradc_filled({columns}, GRADC_WIDE_VECTOR / {max(sizes)})"
+            return []
+        if not {self.types[s.buffer].dtype.itemsize for s in accesses} <= {4, 8}:  # AVX2 masks no shorter elements
+            return []
+        return [cost(s) for s in self.values_of_columns(number)]
+
+    def rows_mask(self, number: int) -> bool:
+        """Whether rows have a part in the mask of each load: what a compiler knows of one that columns alone decide,
+        gcc 12 reads behind the end of an array (see ``gradc_unknown``).
+        """
+        masks = [self.k.stmts[s.where] for s in self.values_of_columns(number) if s.op == "load" and s.where]
+        return all(m.op == "bitwise_and" and not all(map(self.facts.rows.by_column, m.args)) for m in masks)
+
+    def filled(self, made: _Pass, number: int) -> str:
+        """The columns of a short row with those that fill its last vector up, as C."""
+        widest = max(self.types[s.buffer].dtype.itemsize for s in self.accesses(made, number))
+        return f"gradc_filled({size(self.k.cols[-1][1])}, {widest})"
+
+    def accesses(self, made: _Pass, number: int) -> list[Stmt]:
+        """What a pass loads and stores in each column."""
+        return [s for s in (*self.values_of_columns(number), *made.lanes.phase.roots) if s.buffer]
+
+    def values_of_columns(self, number: int) -> list[Stmt]:
+        """A pass's values that columns have each for itself."""
+        values = self.facts.values(self.k.passes[number], number)
+        return [s for s in values if self.facts.rows.by_column(s.name)]
 
     def root(self, s: Stmt, made: _Pass) -> None:
         """Adds what a statement that ends a pass makes of a column."""

@@ -213,8 +213,7 @@ def render_program(program: Program) -> Source:
                     kernels[name] = render_forwarding(item, then, types) if then else texts.rendered(item, types)
                 if item.row_order == "by key":
                     sorts.add(name)
-                fills = "gradc_filled(" in kernels[name].text  # vectors of that many bytes
-                if fills or any(cost(s) >= WIDE_VECTOR_COST for s in (*item.body, *(then.body if then else ()))):
+                if any(cost(s) >= WIDE_VECTOR_COST for s in (*item.body, *(then.body if then else ()))):
                     costly.add(name)
                 for s in item.body:
                     if s.op == "check":
