@@ -1,4 +1,4 @@
-"""Axes and values that a body computes and does not read."""
+"""Axes, values and bounds of columns that a body computes and does not read."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 from ..declarations import WORD, without_comments
 
-_DECLARED = re.compile(r"\s*const \w+ ([iv]\d+) = (?!.*gradc_guarded)")
-"""An axis or a value; an access that is looked at stays, read or not."""
+_DECLARED = re.compile(r"\s*const \w+ ([iv]\d+|(?:first|last)_col) = (?!.*gradc_guarded)")
+"""An axis, a value, or a bound of columns, whose number a row may know; an access that is looked at stays, read or not."""
 _PARTS = re.compile(rf"[{{}}]|{WORD}")
 
 
 def without_unread(body: str) -> str:
-    """A body without the declarations of axes and values that nothing reads in the block that follows them."""
+    """A body without the declarations of what nothing reads in the block that follows them."""
     kept: list[str] = []
     blocks: list[set[str]] = [set()]
     """The words that follow, in each of the blocks that are open at a line, the innermost last."""

@@ -57,7 +57,8 @@ static void mul_1d83d6_rows(const void *args, i64 task) {
   const int stream0 = (D * N) * (i64)sizeof(f32) >= A->ctx->stream_from && D * (i64)sizeof(f32) >= GRADC_STREAMED_ROW;
   const i64 strips = gradc_chunks(cols, GRADC_STRIP);
   const i64 first_row = task / strips * chunk, last_row = gradc_min(first_row + chunk, rows);
-  const i64 first_col = task % strips * GRADC_STRIP, last_col = gradc_min(first_col + GRADC_STRIP, cols);
+  const i64 first_col = task % strips * GRADC_STRIP;
+  const i64 last_col = gradc_min(first_col + GRADC_STRIP, cols);
   for (i64 r = first_row; r < last_row; r++) {
     const i64 i0 = r;
     /* phase 1: store y */
