@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InternalError
-from ..ir.dims import Size, ceildiv, evaluate, floordiv, maximum
+from ..ir.dims import Size, ceildiv, evaluate, maximum
 from ..ir.kernel import ROW_ORDERS, RowOrder
 from ..ir.types import DType
 from ..targets.devices import Cpu, Gpu
