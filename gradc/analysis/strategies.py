@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InternalError
-from ..ir.dims import Size, ceildiv, evaluate, floordiv, maximum
+from ..ir.dims import Size, ceildiv, evaluate, maximum
 from ..ir.kernel import ROW_ORDERS, RowOrder
 from ..ir.types import DType
 from ..targets.devices import Cpu, Gpu
@@ -170,20 +170,21 @@ def tasks_of_a_chunk(s: Scatter[int]) -> int:
 # -- segmented --------------------------------------------------------------------------------------------------------
 
 
-SHARES = 64
+SHARES = 256
 """Of an element of a partial result, in which the time of a sorted row is counted."""
 
 
 def sorted_row(width: Size, ordered: bool, device: Cpu, missed: bool = False) -> Size:
-    """Elements of partial results that a CPU sets and folds in the time that a row takes longer where rows are sorted
-    than where each is added to a partial result.
+    """Elements of partial results, in ``SHARES`` of one, that a CPU sets and folds in the time that a row takes longer
+    where rows are sorted than where each is added to a partial result.
 
     :param width: elements that a row adds.  :param missed: to a partial result that caches do not hold.
     """
-    of_row = round((device.ordered if ordered else device.sort) / device.partial * SHARES)
-    of_element = 0.0 if ordered else device.gathered
-    more = round((of_element - (device.missed if missed else 0)) / device.partial * SHARES)
-    return floordiv(maximum(of_row + more * width + SHARES // 2, 0), SHARES)
+    of_row = (device.ordered if ordered else device.sort) / device.partial * SHARES
+    of_element = ((0.0 if ordered else device.gathered) - (device.missed if missed else 0)) / device.partial * SHARES
+    if isinstance(width, int):
+        return max(round(of_row + of_element * width), 0)
+    return maximum(round(of_row) + round(of_element) * width, 0)
 
 
 def _segmented_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:

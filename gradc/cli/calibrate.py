@@ -14,7 +14,7 @@ from ..calibration.measure import calibrate as measured
 from ..process import files
 from ..runtime.host.toolchain import cpu_model
 from ..targets.calibration import calibration_file
-from ..targets.devices import Cpu, Gpu, calibrated_by, calibration_text
+from ..targets.devices import CPU, Cpu, Gpu, calibrated_by, calibration_text
 from .model import AS_JSON
 from .progress import Progress
 from .results import say_json
@@ -68,6 +68,7 @@ def calibrate(target: str, number: int, out: Path | None, verbose: bool, progres
         if number >= len(visible) > 0:
             raise click.BadParameter(f"--device {number}: CUDA_VISIBLE_DEVICES shows {len(visible)}")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
+    named = out or (calibration_file(CPU, cpu_model()) if target == "cpu" else None)
     lines: list[str] = []
     with Progress("measuring", progress) as shown:
 
@@ -76,7 +77,7 @@ def calibrate(target: str, number: int, out: Path | None, verbose: bool, progres
             shown.say(line)
 
         listed, text = _measured(target, said)
-    path = out or calibration_file(listed, cpu_model() if target == "cpu" else "")
+    path = named or calibration_file(listed)
     files.make_folder(path.parent)
     files.write(path, text)
     device = calibrated_by(listed, text, path)

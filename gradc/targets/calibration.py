@@ -22,10 +22,14 @@ def calibration_file(device: Cpu | Gpu, model: str = "") -> Path:
     ``calibration/h100.json`` of the user's own, or ``calibration/cpu-MODEL.json``.
 
     :param model: of the processor: users' files may be on several machines.
+    :raises InvalidProblem: ``GRADC_CALIBRATION`` names a GPU's for a CPU, or the other way round, which is kept.
     """
     named = knobs.CALIBRATION.get()
     if named and named != NONE:
-        return Path(named).expanduser()
+        path = Path(named).expanduser()
+        if path.is_file() and _is_of_cpu(read_calibration(path)) is not isinstance(device, Cpu):
+            raise InvalidProblem(f"{path}, which GRADC_CALIBRATION names, is not of {device.name}: name another file")
+        return path
     words = re.findall("[a-z0-9]+", f"{device.name} {model}".lower())
     return Path(user_directory("config")) / "calibration" / f"{'-'.join(words)}.json"
 

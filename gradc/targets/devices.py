@@ -61,7 +61,7 @@ class Cpu(Device):
     gathered: float = -0.15e-9
     ordered: float = 1e-9
     partial: float = 1e-9
-    missed: float = 0.02e-9
+    missed: float = 0.0
     cached: int = 1 << 20
     workers: int = 4
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

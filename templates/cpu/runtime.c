@@ -1219,7 +1219,8 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   p.group = flops >= GEMM_GROUP ? 1 : at_most(products, (int64_t)(GEMM_GROUP / flops) + 1);
   if (in_dots) {
     /* Long reads of each row of b, where enough tasks are left; no bits depend on it. */
-    p.tile_n = type->integers && p.b.row != 1 ? whole(ceil_div(n, 2), GEMM_BYTES) : ceil_div(n, GEMM_WIDE) * products >= atomic_load(&pool.wanted) ? GEMM_WIDE : at_most(GEMM_WIDE, 512);
+    const int64_t threads = atomic_load(&pool.wanted), each = whole(ceil_div(n, ceil_div(threads, products)), GEMM_BYTES);
+    p.tile_n = type->integers && p.b.row != 1 ? (each > 512 ? each : 512) : ceil_div(n, GEMM_WIDE) * products >= threads ? GEMM_WIDE : at_most(GEMM_WIDE, 512);
     leave_if(run_tasks(ctx, ceil_div(products, p.group) * ceil_div(n, p.tile_n), row_task, &p), ctx);
   } else {
     /* Packing pays for what is read often, a by the panels of b, b by those of a, and lies far apart. */

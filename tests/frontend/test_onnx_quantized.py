@@ -369,6 +369,56 @@ def test_rounded_products_are_those_of_onnx_reference(
     np.testing.assert_array_equal(found, wanted)
 
 
+def product_of(left: tuple[int, ...], right: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...]) -> Any:
+    """The inputs of a QLinearMatMul whose operands have scales and zero points of these shapes, and its model."""
+    given = {
+        "a": whole_range("u1", *left),
+        "as": np.asarray(rng.uniform(0.01, 0.02, rows), "f4"),
+        "az": whole_range("u1", *rows),
+        "b": whole_range("i1", *right),
+        "bs": np.asarray(rng.uniform(0.01, 0.02, columns), "f4"),
+        "bz": whole_range("i1", *columns),
+        "ys": np.asarray(0.37, "f4"),
+        "yz": np.asarray(117, "u1"),
+    }
+    return given, one_node("QLinearMatMul", given, "u1", np.matmul(given["a"], given["b"]).shape)
+
+
+@pytest.mark.parametrize(
+    "left,right,rows,columns",
+    [
+        ((7,), (7, 6), (), ()),
+        ((7,), (7, 6), (1,), (6,)),
+        ((5, 7), (7,), (), (1,)),
+        ((7,), (7,), (), ()),
+        ((5, 7), (7, 6), (5, 1), (1, 6)),
+        ((2, 5, 7), (7, 6), (2, 5, 1), (6,)),
+        ((2, 5, 7), (2, 7, 6), (), (2, 1, 6)),
+        ((1, 3, 5, 7), (2, 1, 7, 6), (), ()),
+    ],
+)
+def test_products_of_vectors_and_scales_of_a_batch_are_those_of_onnx_reference(
+    left: tuple[int, ...], right: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...]
+) -> None:
+    given, made = product_of(left, right, rows, columns)
+    wanted = ReferenceEvaluator(made).run(None, given)[0]
+    module = gradc.compile(gradc.from_onnx(made), target="cpu")
+    assert [s.op for s in module.forward.program.steps if isinstance(s, Call)] == ["integer_matmul"]
+    found = module(**given)
+    assert found.shape == wanted.shape
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("lead", [(), (2,)], ids=["matrix", "batch"])
+def test_zero_points_of_rows_are_not_taken_for_those_of_columns(lead: tuple[int, ...]) -> None:
+    """As many rows as columns; against integers: ONNX's reference takes zero points of rows for a scalar's."""
+    given, made = product_of((*lead, 5, 7), (7, 5), (5,), ())
+    sums = np.matmul(given["a"].astype("i8") - given["az"][:, None], given["b"].astype("i8") - given["bz"])
+    factor = (given["as"][:, None] * given["bs"] / given["ys"]).astype("f8")
+    wanted = np.clip(np.rint(sums * factor + given["yz"]), 0, 255)
+    np.testing.assert_array_equal(gradc.compile(gradc.from_onnx(made), target="cpu")(**given), wanted)
+
+
 @pytest.mark.parametrize("bias", [False, True], ids=["alone", "bias"])
 @pytest.mark.parametrize("rounds", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("turned", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def test_a_symbolic_table_keeps_both_and_chooses_at_the_call() -> None:
     module = embedding_gradient("V")
     (select,) = [s for s in module.backward.program.steps if isinstance(s, Select)]
     found = [(str(when), *(how for _, how in kernel.strategy)) for when, kernel in select.cases]
-    sorts = "V >= 161 and N <= 419430 or 4*V >= 5*N+1 and V >= 524288"
+    few = "V >= 157 and N <= 427956 and V <= 174762"
+    sorts = f"{few} or V >= 157 and 4096*V >= 2509*N+1 and V <= 262144 or V >= 157 and 2048*V >= 2509*N+1"
     assert found == [(sorts, "segmented"), ("None", "privatized")]
     assert len({kernel.name for _, kernel in select.cases}) == 2
     rng = np.random.default_rng(0)
@@ -201,9 +203,9 @@ def test_the_estimate_has_the_partial_results_that_the_c_makes() -> None:
         assert dims != {"N": 4096, "V": 25, "D": 16} or chunks == 32
 
 
-@pytest.mark.parametrize(("columns", "enough"), [(16, 9 * 128 + 1), (64, 64 + 1)])
+@pytest.mark.parametrize(("columns", "enough"), [(16, 1101), (64, 90)])
 def test_sorting_pays_from_where_partial_results_cost_more(columns: int, enough: int) -> None:
-    """11 ns a row, less 0.15 an element of it, against 1 ns per element and chunk: 9 elements and one per row of a
+    """11 ns a row, less 0.15 an element of it, against 1 ns per element and chunk: 8.6 elements and 1.4 per row of a
     chunk, of which 4096 rows of so many columns have 128 and 64.
     """
     for rows, how in (((enough - 1) // columns, "privatized"), (-(-enough // columns), "segmented")):
@@ -240,13 +242,14 @@ ANOTHER = Cpu(sort=7e-9, gathered=-0.1e-9, partial=0.7e-9, missed=0.3e-9, cached
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("device", [CPU, ANOTHER], ids=["listed", "another"])
 def test_the_cases_pick_what_the_estimates_say(device: Cpu, ordered: bool, cols: int, static: bool) -> None:
-    """For rows of several chunks, where the two costs are more than a third apart; without sizes of which two or three
-    partial results leave much of what they may have: the cases take them to fill it.
+    """For rows of several chunks, where the two costs are more than a third apart; of results of a few elements, and of
+    more than all partial results may have.
     """
-    for rows, size in ((int(2 ** (n / 2)), int(2 ** (s / 2))) for n in range(22, 50) for s in range(2, 44)):
-        if size < MOST_PARTIALS and MOST_PARTIALS % size > MOST_PARTIALS // 4:
-            continue
-        cases = host_cases(symbol("N"), cols, size if static else symbol("S"), device, ordered)
+    found = functools.cache(lambda size: host_cases(symbol("N"), cols, size, device, ordered))
+    sizes_of_results = [int(2 ** (s / 5)) for s in range(5, 130)]
+    assert sizes_of_results[-1] > 8 * MOST_PARTIALS
+    for rows, size in itertools.product((int(2 ** (n / 2)) for n in range(22, 50)), sizes_of_results):
+        cases = found(size if static else symbol("S"))
         how = next(how for when, how in cases if when is None or when.holds({"N": rows, "S": size}))
         sizes = HostScatter(rows, cols, size, 4, 4 * rows * cols, 1, ordered=ordered)
         costs = {
@@ -283,9 +286,9 @@ def test_c_takes_what_the_predicate_says() -> None:
     text = f"{visible} int taken(const long long *n) {{ return {condition(when, {'N': 'n[0]', 'V': 'n[1]'})}; }}"
     taken = load_library(compile_c(text), "taken").taken
     for rows, size in itertools.product(
-        (0, 466_033, 466_034, 524_287, 524_288), (0, 144, 145, 131_071, 131_072, 524_288)
+        (0, 128, 487_621, 487_622), (0, 137, 138, 174_762, 174_763, 262_144, 262_145, 524_288)
     ):
-        for more in (size, 9 * rows // 8, 9 * rows // 8 + 1):
+        for more in (size, 1101 * rows // 2048, 1101 * rows // 2048 + 1, 1101 * rows // 1024, 1101 * rows // 1024 + 1):
             sizes = np.array([rows, more], np.int64)
             assert taken(ctypes.c_void_p(sizes.ctypes.data)) == when.holds({"N": rows, "V": more}), (rows, more)
 

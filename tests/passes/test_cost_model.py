@@ -623,7 +623,8 @@ def test_the_cpu_is_as_it_was() -> None:
     program = embedding("N", "f32[V,8]")
     assert choose_reduction(program) == choose_reduction(program, device=CPU, determinism="none", available=ALL)
     (select,) = [s for s in choose_reduction(program).steps if isinstance(s, Select)]
-    sorts = "V >= 161 and N <= 419430 or 4*V >= 5*N+1 and V >= 524288"
+    few = "V >= 157 and N <= 427956 and V <= 174762"
+    sorts = f"{few} or V >= 157 and 4096*V >= 2509*N+1 and V <= 262144 or V >= 157 and 2048*V >= 2509*N+1"
     assert [str(when) for when, _ in select.cases] == [sorts, "None"]
     assert (CPU.bandwidth, CPU.sort, CPU.workers) == (20e9, 11e-9, 4) and Cpu() == CPU
 

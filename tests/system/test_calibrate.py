@@ -329,6 +329,10 @@ def test_the_command_writes_what_compile_for_a_cpu_finds(
     with knobs.CALIBRATION.set(str(home / "h100.json")):  # it is a GPU's: a CPU has none then
         assert scattered(target="cpu", determinism="run").options.calibration is None
         assert scattered().options.calibration == SLOW_SORT
+        capsys.readouterr()
+        assert cli.main(["calibrate", "--target", "cpu"]) == 2 and (home / "h100.json").read_text() == SLOW_SORT
+        assert "which GRADC_CALIBRATION names, is not of cpu" in capsys.readouterr().err
+        assert cli.main(["calibrate", "--target", "cpu", "-o", str(home / "other.json")]) == 0
     assert cli.main(["calibrate", "--target", "cpu", "--device", "1"]) == 2
 
 

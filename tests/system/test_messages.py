@@ -222,8 +222,9 @@ def test_the_other_way_to_combine_says_when() -> None:
     module = gradc.compile(gradc.trace(lambda i, t: ops.embedding(i, t), i="i64[N]", t="f32[V,64]"), wrt=["t"])
     from gradc.inspect.explain import summary
 
-    both = summary(module, {"N": 100_000, "V": 2}) + summary(module, {"N": 32, "V": 100_000})
-    sorts = "V >= 21 and N <= 209715 or V >= 32768 and 256*V >= 15*N"
+    both = summary(module, {"N": 100_000, "V": 1}) + summary(module, {"N": 32, "V": 100_000})
+    few = "V >= 2 and N <= 2999278 and V <= 21845"
+    sorts = f"{few} or V >= 2 and 16384*V >= 179*N+1 and V <= 32768 or V >= 2 and 8192*V >= 179*N+1"
     assert "nothing before" not in both and f"segmented when {sorts}" in both and f"privatized unless {sorts}" in both
 
 

@@ -79,7 +79,7 @@ def matmul_integer(x: Node, y: Node, zero_x: Node | None = None, zero_y: Node | 
         total, wide = total - zero * summed(converted(a, I32), -1), wide - zero
     if zero_x is not None:
         zero = converted(zero_x, I32)
-        zero = ops.reshape(zero, (*zero.shape, 1)) if zero.rank == x.rank - 1 and zero.rank else zero
+        zero = ops.unsqueeze(zero, zero.rank) if 1 <= zero.rank < x.rank else zero  # of rows
         total = total - zero * summed(wide, -2)
     return ops.squeeze(total, tuple(axis for axis, vector in ((-2, x.rank == 1), (-1, y.rank == 1)) if vector))
 

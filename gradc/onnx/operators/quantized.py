@@ -25,6 +25,8 @@ def _blocks(x: Node, scale: Node, axis: int, block_size: int) -> tuple[Any, tupl
     """(the block of a scale, the shape that scales have for it)."""
     if scale.rank == 0 or (scale.rank == 1 and scale.shape[0] == 1 and not block_size):
         return None, ()
+    if scale.rank == x.rank > 1 and not block_size:  # of rows or columns of each matrix of a batch
+        return tuple(n if each == 1 else 1 for n, each in zip(x.shape, scale.shape, strict=True)), None
     axis = normalized_axis(axis, x.rank)
     if block_size:
         return tuple(block_size if i == axis else 1 for i in range(x.rank)), None
@@ -102,7 +104,7 @@ def _rounded(sums: Node, factor: Node, zero: Node | None, dtype: DType) -> Node:
 
 def _along(scale: Node, axis: int) -> Node:
     """A scale of each row (axis -2) or column (-1) of a product, to be multiplied with it."""
-    return ops.reshape(scale, (*scale.shape, 1)) if scale.rank and axis == -2 else scale
+    return ops.unsqueeze(scale, 1) if scale.rank == 1 and axis == -2 else scale
 
 
 def _are_codes(*values: Node | None) -> bool:
@@ -121,8 +123,11 @@ def _qlinear_matmul(
     y_zero: Weight | None = None,
 ) -> Node:
     """``QLinearMatMul``: a product of integers, of which the product of what they stand for is the gradient."""
+    if vectors := tuple(axis for axis, v in ((-2, a), (-1, b)) if v.rank == 1):
+        row, column = (ops.unsqueeze(v, axis) if v.rank == 1 else v for v, axis in ((a, 0), (b, 1)))
+        return ops.squeeze(_qlinear_matmul(row, a_scale, a_zero, column, b_scale, b_zero, y_scale, y_zero), vectors)
     floats = _qlinear(lambda x, y: ops.matmul(x, y))(a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero)
-    if a.rank < 2 or b.rank < 2 or not _are_codes(a, a_zero, b, b_zero, y_zero):
+    if not _are_codes(a, a_zero, b, b_zero, y_zero):
         return floats
     factor = _along(a_scale, -2) * b_scale / y_scale
     return ops.with_gradient_of(_rounded(matmul_integer(a, b, a_zero, b_zero), factor, y_zero, floats.dtype), floats)

@@ -23,6 +23,7 @@ from ...analysis.strategies import (
     ON_HOST,
     PRIVATIZED,
     SEGMENTED,
+    SHARES,
     STRATEGIES,
     sorted_row,
 )
@@ -42,7 +43,8 @@ def host_cases(
 
     Rows are sorted where that takes less time than their chunks' partial results, :func:`sorted_row` elements of them
     for each row.  All partial results together have ``MOST_PARTIALS`` elements at most, for which chunks are longer, or
-    there is one.  Where caches do not hold it, a row waits for it, and a sort takes so much less beside it.
+    there is one.  One and two are counted; three and more are taken to have as many as they may, of which they have
+    three quarters at least.  Where caches do not hold one, a row waits for it, and a sort takes so much less beside it.
 
     :param cols: elements that a row reads, :param size: that the results have.
     :param ordered: whether the rows are in the order of their index.  :param width: elements that a row adds, or
@@ -50,12 +52,16 @@ def host_cases(
     """
     width = cols if width is None else width
     try:
-        near, far = (sorted_row(width, ordered, device, missed) for missed in (False, True))
-        chunk = chunk_rows(rows, cols)
-        few = [size - near * chunk - 1, MOST_PARTIALS - 1 - near * rows]
-        waits = [size - far * chunk - 1, MOST_PARTIALS - 1 - far * rows, size - device.cached]
-        one = [size - near * rows - 1, size - MOST_PARTIALS]
-        when = nonnegative(few, one, waits)
+        sorts: list[list[Size]] = []
+        for missed, least in ((False, 0), (True, device.cached)):
+            each = sorted_row(width, ordered, device, missed)
+            pays = [SHARES * size - each * chunk_rows(rows, cols) - 1, size - least]
+            sorts += [
+                [*pays, SHARES * MOST_PARTIALS - each * rows - 1, MOST_PARTIALS // 3 - size],
+                [*pays, SHARES * 2 * size - each * rows - 1, MOST_PARTIALS // 2 - size],
+                [*pays, SHARES * size - each * rows - 1],
+            ]
+        when = nonnegative(*sorts)
     except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, PRIVATIZED.name),)
     return decided([(when, SEGMENTED.name), (nonnegative([]), PRIVATIZED.name)])
