@@ -7,7 +7,7 @@ import re
 from ..declarations import WORD, without_comments
 
 _DECLARED = re.compile(r"\s*const \w+ ([iv]\d+|(?:first|last)_col) = (?!.*gradc_guarded)")
-"""An axis, a value, or a bound of columns, whose number a row may know; an access that is looked at stays, read or not."""
+"""An axis, a value, or a bound of columns that a row knows; an access that is looked at stays, read or not."""
 _PARTS = re.compile(rf"[{{}}]|{WORD}")
 
 
