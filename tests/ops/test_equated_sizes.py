@@ -1,4 +1,4 @@
-"""Ops whose operands have sizes of different names that assumptions equate: values and gradients are those of one name."""
+"""Ops whose operands have sizes of several names that assumptions equate: values and gradients are those of one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gradc.ir.op import Op
 
 EQUATIONS: dict[str, Callable[[Sequence[str]], Any]] = {
     "star": lambda names: ((names[0], name) for name in names[1:]),
-    "chain": lambda names: zip(names, names[1:], strict=False),
-    "backwards": lambda names: zip(names[1:], names, strict=False),
+    "chain": itertools.pairwise,
+    "backwards": lambda names: zip(names[1:], names[:-1], strict=True),
 }
 """Which sizes are said to be equal: the first and each other, or each and the next."""
 
