@@ -425,6 +425,15 @@ def assuming(assumptions: Iterable[Assumption]) -> Iterator[None]:
         _facts.reset(token)
 
 
+@contextlib.contextmanager
+def _only(facts: tuple[Assumption, ...]) -> Iterator[None]:
+    token = _facts.set(facts)
+    try:
+        yield
+    finally:
+        _facts.reset(token)
+
+
 def assume_from_here(fact: Assumption) -> None:
     """Takes an assumption as a fact, up to the end of the innermost :func:`assuming`."""
     _facts.set(tuple(dict.fromkeys((*_facts.get(), fact))))
@@ -492,7 +501,14 @@ def _least(size: Size) -> Size:
 
 def known_nonnegative(size: Size) -> bool:
     """Whether ``size >= 0`` follows from symbols being >= 0 and a few uses of the assumptions."""
-    return _positive_terms(size) or _known(size, _facts.get())
+    facts = _facts.get()
+    if _positive_terms(size) or _known(size, facts):
+        return True
+    if not _solutions(facts):
+        return False
+    size, facts = _solved_for(size, facts)
+    with _only(facts):
+        return _positive_terms(size) or _known(size, facts)
 
 
 # Ranges ask for the order of the same few bounds of many values again and again.
@@ -709,11 +725,44 @@ def same(a: Size, b: Size) -> bool:
     """Whether two sizes are equal, by canonical form or by an ``assume(... == ...)``."""
     if a == b:
         return True
-    equations = [f for f in _facts.get() if f.relation == "=="]
-    if any(a - b in (f.left - f.right, f.right - f.left) for f in equations):
+    facts = _facts.get()
+    if any(a - b in (f.left - f.right, f.right - f.left) for f in facts if f.relation == "=="):
         return True
-    equal = {str(f.left): f.right for f in equations}
-    return bool(equal) and substitute(a, equal) == substitute(b, equal)
+    return bool(_solutions(facts)) and _eliminated(a - b, _solutions(facts)) == 0
+
+
+@functools.lru_cache(maxsize=1 << 8)
+def _solutions(facts: tuple[Assumption, ...]) -> tuple[tuple[Atom, Size], ...]:
+    """Atoms and what equations say them to be, in the order of their elimination; an equation without an atom that
+    occurs once, with the coefficient 1 or -1, says nothing.
+    """
+    found: list[tuple[Atom, Size]] = []
+    for fact in facts:
+        if fact.relation == "==":
+            difference = _eliminated(fact.left - fact.right, tuple(found))
+            for monomial, coefficient in sorted(_terms(difference), key=lambda term: -term[1]):
+                atom, rest = _sole_atom(monomial), difference - _build({monomial: coefficient})
+                if atom is not None and abs(coefficient) == 1 and _replaced(rest, atom, 0) == rest:
+                    found.append((atom, rest * -coefficient))
+                    break
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _eliminated(size: Size, solutions: tuple[tuple[Atom, Size], ...]) -> Size:
+    """A size with other sizes for atoms; for symbols within quotients and maxima, too."""
+    # without facts, as maxima ask for the order of their sides; suppressed: too many parts, or a quotient by 0
+    with _only(()), contextlib.suppress(TypeRuleError):
+        for atom, value in solutions:
+            size = substitute(size, {atom: value}) if isinstance(atom, str) else _replaced(size, atom, value)
+    return size
+
+
+def _solved_for(size: Size, facts: tuple[Assumption, ...]) -> tuple[Size, tuple[Assumption, ...]]:
+    """A size and the inequalities among facts without the atoms that equations eliminate."""
+    solutions = _solutions(facts)
+    differences = [_eliminated(fact.left - fact.right, solutions) for fact in facts if fact.relation == ">="]
+    return _eliminated(size, solutions), tuple(Assumption(difference, ">=", 0) for difference in differences)
 
 
 # -- using sizes ------------------------------------------------------------------------------------------------------

@@ -23,10 +23,11 @@ from gradc.ir.dims import (
     minimum,
     nonnegative,
     product,
+    same,
     substitute,
     symbol,
 )
-from gradc.ir.size_text import parse_predicate
+from gradc.ir.size_text import parse_assumption, parse_predicate, parse_size
 from gradc.ops.shapes.axes import axis_groups
 
 NAMES = ("N", "M")
@@ -65,6 +66,36 @@ def test_nor_where_something_is_assumed(size: Size, left: Size, right: Size) -> 
     if known:
         for values in VALUES:
             assert not fact.holds(values) or evaluate(size, values) >= 0, (str(size), str(fact), values)
+
+
+@given(SIZES, SIZES, st.lists(st.tuples(SIZES, st.sampled_from(["==", ">="]), SIZES), min_size=1, max_size=3))
+@settings(max_examples=400, deadline=None)
+def test_what_equations_say_holds_where_they_do(a: Size, b: Size, given: list[tuple[Size, str, Size]]) -> None:
+    facts = [Assumption(*fact) for fact in given]
+    with assuming(facts):
+        equal, known = same(a, b), known_nonnegative(a - b)
+    for values in VALUES:
+        if all(f.holds(values) for f in facts):
+            difference = evaluate(a, values) - evaluate(b, values)
+            assert (not equal or difference == 0) and (not known or difference >= 0), (str(a), str(b), facts, values)
+
+
+@pytest.mark.parametrize(
+    ("facts", "a", "b"),
+    [
+        (["N == M", "M == K"], "K", "N"),
+        (["N == M", "N == K"], "M", "K"),
+        (["M == N", "K == N"], "M", "K"),
+        (["N == 2*M", "M == K"], "N", "2*K"),
+        (["N + M == K", "M == 3"], "K", "N + 3"),
+        (["N == 2*(N//2)"], "N//2", "N - N//2"),
+    ],
+)
+def test_equations_that_say_it_only_together_are_used(facts: list[str], a: str, b: str) -> None:
+    left, right = parse_size(a), parse_size(b)
+    assert not same(left, right)
+    with assuming(map(parse_assumption, facts)):
+        assert same(left, right) and known_nonnegative(left - right) and known_nonnegative(right - left)
 
 
 @given(SIZES, st.lists(st.tuples(SIZES, st.integers(-4, 6)), min_size=1, max_size=3))

@@ -157,7 +157,8 @@ class _Entropy:
         """x, with 0 at ignored positions; x has the shape of the positions or of the input."""
         if self.kept is None:
             return x
-        return where(self.kept if x.shape == self.positions else self.over_classes(self.kept), x, zeros_like(x))
+        kept = self.kept if _same_shape(x.shape, self.positions) else self.over_classes(self.kept)
+        return where(kept, x, zeros_like(x))
 
     # the loss
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from ...ir.dims import known_nonnegative, product
+from ...ir.dims import known_nonnegative, product, same
 from ...ir.graph import Graph, again
 from ...ir.node import Node, call
 from ...ir.op import Alias, Movement
@@ -116,7 +116,10 @@ def _composed_movement(node: Node) -> Node | None:
     ):
         return full(value, node)
     if access(node, Broadcasts) and access(source, Broadcasts):
-        return spread(source.operands[0], node.shape)
+        (narrow,) = source.operands
+        ends = zip(narrow.shape, node.shape[node.rank - narrow.rank :], strict=True)
+        # of an N that an assumption says to be 1, the 1 alone is repeated
+        return spread(narrow, node.shape) if all(n == 1 or same(n, m) for n, m in ends) else None
     if access(node, Reshapes) and access(source, Reshapes):
         return reshaped(source.operands[0], node.shape)
     if access(node, Reshapes) and converts(source) and access(source.operands[0], Reshapes):
