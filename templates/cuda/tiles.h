@@ -496,13 +496,16 @@ GRADC_FN f32 gradc_base(f32 top) {
 }
 /* A base as a power of two: what is rounded here is so in all weights of a row alike. */
 GRADC_FN f32 gradc_exponent(f32 base) { return fabsf(base) < 0x1p26f ? base * 0x1.715476p+0f : base; }
-/* Raises a maximum to x, and its exponent with it; what makes of weights that were relative to it such that are now.  Of maxima next to 2^26
- * the larger one may have the smaller exponent. */
+/* Raises a maximum to x, and its exponent with it; what makes of weights that were relative to it such that are now.  Where of the two exponents
+ * one alone is a maximum times log2 e, the other one is multiplied here, and not rounded. */
 GRADC_FN f32 gradc_raised(f32 &top, f32 x, f32 &exponent) {
   const f32 before = exponent;
+  const bool was_small = fabsf(top) < 0x1p26f;
   gradc_maximum<f32>::join(top, x);
   exponent = gradc_exponent(gradc_base(top));
-  return exp2_approx(fminf(before - exponent, 0.0f));
+  f32 change = before - exponent;
+  if (was_small != fabsf(top) < 0x1p26f) change = was_small ? mad_f32(-exponent, 0x1.715476p+0f, before) : mad_f32(before, 0x1.715476p+0f, -exponent);
+  return exp2_approx(change);
 }
 
 /* Sums x of weights relative to a maximum, after the sweep, without the rounding of its exponent: what they would be of e^(score - top). */
