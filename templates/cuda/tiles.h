@@ -496,16 +496,13 @@ GRADC_FN f32 gradc_base(f32 top) {
 }
 /* A base as a power of two: what is rounded here is so in all weights of a row alike. */
 GRADC_FN f32 gradc_exponent(f32 base) { return fabsf(base) < 0x1p26f ? base * 0x1.715476p+0f : base; }
-/* Raises a maximum to x, and its exponent with it; what makes of weights that were relative to it such that are now.  Where of the two exponents
- * one alone is a maximum times log2 e, the other one is multiplied here, and not rounded. */
+/* Raises a maximum to x, and its exponent with it; what makes of weights that were relative to it such that are now.  Of two maxima with 2^26
+ * between them the larger one may have the smaller exponent, by 10^7: then it is 0, which of neighbours is half the rounding of a score. */
 GRADC_FN f32 gradc_raised(f32 &top, f32 x, f32 &exponent) {
   const f32 before = exponent;
-  const bool was_small = fabsf(top) < 0x1p26f;
   gradc_maximum<f32>::join(top, x);
   exponent = gradc_exponent(gradc_base(top));
-  f32 change = before - exponent;
-  if (was_small != fabsf(top) < 0x1p26f) change = was_small ? mad_f32(-exponent, 0x1.715476p+0f, before) : mad_f32(before, 0x1.715476p+0f, -exponent);
-  return exp2_approx(change);
+  return exp2_approx(-fabsf(before - exponent));
 }
 
 /* Sums x of weights relative to a maximum, after the sweep, without the rounding of its exponent: what they would be of e^(score - top). */
