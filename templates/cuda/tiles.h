@@ -502,7 +502,8 @@ GRADC_FN f32 gradc_raised(f32 &top, f32 x, f32 &exponent) {
   const f32 before = exponent;
   gradc_maximum<f32>::join(top, x);
   exponent = gradc_exponent(gradc_base(top));
-  return exp2_approx(-fabsf(before - exponent));
+  const f32 change = before - exponent;
+  return exp2_approx(fminf(change, -change));
 }
 
 /* Sums x of weights relative to a maximum, after the sweep, without the rounding of its exponent: what they would be of e^(score - top). */
