@@ -142,7 +142,7 @@ def test_maxima_that_rise_across_where_exponents_change_their_base_rescale_sums_
 
 
 def _neighbours(rise: tuple[float, float]) -> float:
-    """How far the weight of a lower score is from 0 if it is the upper one's neighbour, in units of the largest value."""
+    """How far the weight of a lower score is from 0 if it is the upper one's neighbour, times two values."""
     return 8 * math.exp(-4) if rise[1] - rise[0] == 4 else 0.0
 
 
