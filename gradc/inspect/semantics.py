@@ -344,18 +344,18 @@ def _prmt(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str
 
 
 def _minmax(d: Decoder, mods: list[str], targets: list[str], sources: Sequence[str]) -> Step:
-    """VIMNMX a, b, p and VIADDMNMX a, b, c, p: the least where p is true."""
+    """VIMNMX a, b, p and VIADDMNMX a, b, c, p: the least where p is true; from sm_100 on two predicates say which."""
     *terms, which = d.gets(sources, len(sources))
     read = signed if "U32" not in mods else lambda v: v
 
     def values(r: Registers) -> list[Value]:
         found, least = [t(r) for t in terms], which(r)
         if None in found or least is None:
-            return [None]
+            return [None] * len(targets)
         if len(found) == 3:
             found = [(found[0] + found[1]) & MASK, found[2]]
         x, y = (read(v) for v in found[:2])
-        return [(min(x, y) if least else max(x, y)) & MASK]
+        return [(min(x, y) if least else max(x, y)) & MASK, None, None]
 
     return _setter(targets, values)
 
@@ -498,7 +498,7 @@ def _count_of(opcode: str, mods: Sequence[str]) -> int:
 
 
 _DOUBLES = ("DADD", "DMUL", "DFMA")
-_CARRIES = ("IADD3", "UIADD3", "LEA", "ULEA", "IMAD", "UIMAD", "VOTE", "VOTEU")
+_CARRIES = ("IADD3", "UIADD3", "LEA", "ULEA", "IMAD", "UIMAD", "VOTE", "VOTEU", "VIMNMX", "VIADDMNMX")
 _NO_RESULT = (
     *("STG", "STS", "STL", "ST", "RED", "REDG", "BAR", "BRA", "EXIT", "CALL", "RET", "BSSY", "BSYNC", "BREAK", "NOP"),
     *("WARPSYNC", "MEMBAR", "R2P", "LDGSTS", "LDGDEPBAR", "DEPBAR", "STSM"),

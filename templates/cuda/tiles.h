@@ -496,13 +496,14 @@ GRADC_FN f32 gradc_base(f32 top) {
 }
 /* A base as a power of two: what is rounded here is so in all weights of a row alike. */
 GRADC_FN f32 gradc_exponent(f32 base) { return fabsf(base) < 0x1p26f ? base * 0x1.715476p+0f : base; }
-/* Raises a maximum to x, and its exponent with it; what makes of weights that were relative to it such that are now.  Of maxima next to 2^26
- * the larger one may have the smaller exponent. */
+/* Raises a maximum to x, and its exponent with it; what makes of weights that were relative to it such that are now.  Of two maxima with 2^26
+ * between them the larger one may have the smaller exponent, by 10^7: then it is 0, which of neighbours is half the rounding of a score. */
 GRADC_FN f32 gradc_raised(f32 &top, f32 x, f32 &exponent) {
   const f32 before = exponent;
   gradc_maximum<f32>::join(top, x);
   exponent = gradc_exponent(gradc_base(top));
-  return exp2_approx(fminf(before - exponent, 0.0f));
+  const f32 change = before - exponent;
+  return exp2_approx(fminf(change, -change));
 }
 
 /* Sums x of weights relative to a maximum, after the sweep, without the rounding of its exponent: what they would be of e^(score - top). */

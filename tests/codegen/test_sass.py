@@ -173,3 +173,15 @@ def test_a_value_of_lane_0_is_known_and_those_of_others_are_not(
     step(registers)
     assert registers["R5"] == wanted
     assert written == ("R5",) and "R4" in reads
+
+
+@pytest.mark.parametrize("of_which", ["", "PT, PT, ", "P1, PT, "])
+@pytest.mark.parametrize(("which", "wanted"), [("PT", -3), ("!PT", 0x800)])
+def test_the_least_of_two_is_that_where_predicates_say_which_too(of_which: str, which: str, wanted: int) -> None:
+    """VIMNMX of sm_90, and of sm_100, where predicates stand before its operands."""
+    operands = f"R5, {of_which}R4, 0x800, {which}"
+    step, written, _ = Decoder(lambda at: None, lambda name: None).step("VIMNMX", "", operands)
+    registers = {"R4": -3 & 0xFFFFFFFF, "P1": True}
+    step(registers)
+    assert registers["R5"] == wanted & 0xFFFFFFFF and written[0] == "R5"
+    assert registers["P1"] is (None if "P1" in of_which else True)

@@ -115,6 +115,37 @@ def test_rows_of_scores_of_any_size_have_the_weights_of_their_differences(least)
     np.testing.assert_allclose(got, wanted, rtol=2.0**-6, atol=2.0**-6)
 
 
+RISES = (
+    *((n - 4, n) for n in (2.0**26, -(2.0**26), -(2.0**26) + 4)),
+    *((n - 4, n + 8) for n in (2.0**26, -(2.0**26) - 4)),
+    *((4.7e7, 6.72e7), (6e7, 7e7), (6.5e7, 9.5e7), (-7e7, -6.6e7), (-9e7, -6.3e7), (-1e30, 2.0**26 - 4)),
+    *((-math.inf, -(2.0**26)), (LEAST, 2.0**26), (LEAST, -(2.0**26) + 4)),
+)
+"""A row's score in its first block of columns, and in its last one."""
+
+
+def test_maxima_that_rise_across_where_exponents_change_their_base_rescale_sums_by_their_difference():
+    """A maximum below 2^26 is multiplied by log2 e and a larger one is not, so that its exponent may be the smaller.
+    What is 4 below its next neighbour, half the rounding of a score there, may have the weight 0.
+    """
+    made, case = executable("bias of heads", 8), CASES["bias of heads"]
+    arrays = drawn(case, 8, {"S": 70, "T": 70, "B": 1, "H": 1}, 0)
+    arrays["q"] = np.zeros_like(arrays["q"])
+    bias = arrays["bias"] = np.full_like(arrays["bias"], -np.inf)
+    bias[..., 0] = 0
+    for row, rise in enumerate(RISES):
+        bias[..., row, [0, 69]] = rise
+    weights = np.exp(bias.astype(np.float64) - bias.max(-1, keepdims=True))
+    wanted = weights / weights.sum(-1, keepdims=True) @ arrays["v"].astype(np.float64)
+    got = checked(made, arrays)["y"].astype(np.float64)
+    assert (np.abs(got - wanted).max(-1)[0, 0, : len(RISES)] <= [2.0**-7 + _neighbours(rise) for rise in RISES]).all()
+
+
+def _neighbours(rise: tuple[float, float]) -> float:
+    """How far the weight of a lower score is from 0 if it is the upper one's neighbour, times two values."""
+    return 8 * math.exp(-4) if rise[1] - rise[0] == 4 else 0.0
+
+
 @pytest.mark.parametrize("features", [64, 192])
 @pytest.mark.parametrize("least", [-65504.0, -1e6, -3e7, -1e30])
 def test_gradients_of_rows_hidden_by_a_finite_number_are_those_of_their_differences(least, features):

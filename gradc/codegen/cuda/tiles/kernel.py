@@ -324,6 +324,11 @@ class _TileWriter:
         few = self.given.registers(self.width, self.tiles) > MOST_REGISTERS - SPARE
         return known and not few and not self.given.decoded
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the places of what a thread copies stay in registers, from one block of columns to the next."""
+        return self.by_warp or self.known or not self.given.is_several
+
     @cached_property
     def first(self) -> Mapping[str, Size]:
         """Of the symbols of a block's first row and columns, those of what a warp computes with at once."""
@@ -351,6 +356,7 @@ class _TileWriter:
             "split": self.split,
             "parts": self.parts,
             "by_warp": self.by_warp,
+            "in_order": self.in_order,
             "kept": "gradc_kept" if self.known else "gradc_in_shared",
             "run": self.lanes.run,
             "together": self.lanes.together,
