@@ -127,6 +127,7 @@ class Scribe:
     :param guarded: whether an element outside its array is reported, and a place of the thread's own taken for it.
     :param narrow: the values of 64 bits that are known to fit i32, from which floats are made by way of it: not all
         processors have vectors of the direct conversion.
+    :param hidden: the tests of bounds by numbers that a C compiler is not to know (``gradc_unknown``).
     :param below_one: the function of f32 that takes the place of exp where the argument is known not to be above 0.
     :ivar values: the dtype of each value.
     """
@@ -140,10 +141,11 @@ class Scribe:
         columns: Collection[str] = (),
         guarded: bool = False,
         narrow: Collection[str] = (),
+        hidden: Collection[str] = (),
         below_one: str = "",
     ):
         self.below_one, self.statements = below_one, {s.name: s for s in statements if s.name}
-        self.guarded, self.narrow = guarded, narrow
+        self.guarded, self.narrow, self.hidden = guarded, narrow, hidden
         self.types, self.wraps, self.offsets, self.columns = types, wraps, offsets, columns
         self.values = {s.name: s.dtype for s in statements if s.name and s.dtype is not None}
 
@@ -200,7 +202,8 @@ class Scribe:
         lo, hi = s.attr("lo"), s.attr("hi")
         if lo == 0 and isinstance(hi, int) and hi < 2**31 and value in self.values and self.values[value].bits <= 32:
             return f"(u32){variable(value)} < {hi}u"
-        return f"(u64){at} < (u64){self.size(hi)}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {self.size(hi)}"
+        high = f"({hi} + unknown)" if s.name in self.hidden else self.size(hi)
+        return f"(u64){at} < (u64){high}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {high}"
 
     def expression(self, s: Stmt, seek: str = "") -> str:
         assert s.dtype is not None

@@ -181,10 +181,29 @@ def facts_of(kernel: Kernel, types: Mapping[str, Type], guarded: bool) -> Facts:
         columns=[a for a, _ in kernel.cols],
         guarded=guarded,
         narrow=_narrow(kernel, types),
+        hidden=_known_masks(kernel),
         below_one="exp_below_one_f32",
     )
     keys = RowKeys(rows, rows.parts[kernel.order], scribe) if rows.order == "by key" else None
     return Facts(rows, scribe, keys)
+
+
+def _known_masks(kernel: Kernel) -> set[str]:
+    """Tests of bounds that a C compiler knows where it unrolls the columns, and that are all there is of a load's
+    mask.
+    """
+    axes = {a for a, n in kernel.cols if isinstance(n, int)}
+
+    def known(test: str) -> set[str]:
+        """The tests of bounds in a mask; none if another value decides it, too."""
+        s = kernel.stmts[test]
+        if s.op == "bitwise_and":
+            parts = [known(a) for a in s.args]
+            return set[str]().union(*parts) if all(parts) else set()
+        is_known = s.op == "in_bounds" and isinstance(s.attr("hi"), int) and {v for v, _ in s.index[0].terms} <= axes
+        return {test} if is_known else set()
+
+    return set[str]().union(*(known(s.where) for s in kernel.body if s.op == "load" and s.where))
 
 
 def _narrow(kernel: Kernel, types: Mapping[str, Type]) -> set[str]:
