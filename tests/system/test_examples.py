@@ -105,7 +105,7 @@ LINES = {
     "14_qlora_torch": [
         r"int4: 5\.\d{3} as it is",
         r"with adapters: 5\.\d{3}; 1 graphs, \d+ ops: 100% in 1 regions of gradc",
-        r"largest relative difference of 30 losses: \d\.\de-0[67]",
+        r"largest relative difference of 30 losses: \d\.\de-0[6-9]",
         r"with adapters and scales: 5\.\d{3}; the scales moved by up to \d\.\d %",
     ],
     "15_sharded_dlrm": [
