@@ -306,6 +306,12 @@ def check_sizes(program: Program, bound: Mapping[str, int]) -> None:
     for size, name in counts.items():
         if (value := evaluate(size, bound)) > LARGEST:
             raise InvalidProblem(f"{program.name}: {name} would have {value} bytes, 2^63 or more")
+
+
+def check_conditions(program: Program, bound: Mapping[str, int]) -> None:
+    """InvalidProblem if 63 bits cannot count what a condition of a step compares.  Checked last: sizes that are too
+    large for memory, or for a sort, are refused as such.
+    """
     for step in program.steps:
         for when, _ in step.cases if isinstance(step, Select) else ():
             for each in when.comparisons if when else ():

@@ -24,7 +24,15 @@ from ..errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
-from ..interp import bind_dims, by_name, check_nonempty, check_sizes, refuse_inputs_as_options, sizes_given
+from ..interp import (
+    bind_dims,
+    by_name,
+    check_conditions,
+    check_nonempty,
+    check_sizes,
+    refuse_inputs_as_options,
+    sizes_given,
+)
 from ..ir.kernel import Call, Kernel, Program, alternatives, refuse_stored_rows, refuse_sweeps
 from ..ir.types import Type
 from ..ir.verify import verify_accesses, verify_program, verify_sizes
@@ -388,6 +396,7 @@ class Executable(Shared):
         check_sizes(self.program, bound)
         check_nonempty(self.program, bound)
         check_sorts(self.program, bound)
+        check_conditions(self.program, bound)
         concrete = {name: type_.concrete(bound) for name, type_ in self.outputs.items()}
         made = self._sizes[key] = Sizes(
             bound, concrete, {name: prod(shape) * self.outputs[name].dtype.itemsize for name, shape in concrete.items()}
@@ -688,6 +697,7 @@ class Executable(Shared):
             raise InvalidProblem(f"workspace_size needs {', '.join(missing)}")
         check_sizes(self.program, bound)
         check_sorts(self.program, bound)
+        check_conditions(self.program, bound)
         return bound
 
     def sku(self, **dims: int) -> str:
