@@ -397,6 +397,8 @@ def _read_float(word: str) -> float:
         if not math.isnan(nan):
             raise ValueError
         return nan
+    if word == "nan":
+        return math.nan
     value = float.fromhex(word) if "0x" in word else float(word)
     if math.isinf(value) and not word.endswith("inf"):
         raise OverflowError

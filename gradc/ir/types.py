@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from ..errors import IRFormatError, TypeRuleError
 from ..process.forks import cached_property
 from .dims import Dim, Size, check_count, evaluate, product, substitute, symbols
 from .size_text import parse_size
+
+_NAN = struct.pack("d", math.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +68,16 @@ class DType:
 
         An integer type accepts integral numbers in its range (2.0, but not 1.5, inf or nan), bool accepts 0 and 1; a
         float type accepts any number, rounding ints to the nearest f64 (which changes them beyond 2^53, as in NumPy).
+        The NaN without a payload is :data:`math.nan`, as NaNs of Python's are equal only where they are one object.
 
         :raises TypeRuleError: the number is not accepted; the message has the number and the range.
         """
         if self.is_float:
             try:
-                return float(value)
+                number = float(value)
             except OverflowError:
                 raise TypeRuleError(f"{shown(value)} does not fit {self}, nor any float") from None
+            return math.nan if math.isnan(number) and struct.pack("d", number) == _NAN else number
         low, high = self.range if self.is_integer else (0, 1)
         if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
             raise TypeRuleError(f"{shown(value)} is no integer, and {self} holds {low} to {high}")

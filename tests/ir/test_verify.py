@@ -369,3 +369,11 @@ def test_every_scheduled_sample() -> None:
             assert parse_program(str(program)) == program
             checked += 1
     assert checked > 300
+
+
+def test_a_program_with_nan_is_the_program_of_its_text() -> None:
+    """Python's NaNs are equal only where they are one object; a user, NumPy and the parser each make others."""
+    for nan in (float("nan"), np.float32("nan"), np.float64("nan").item()):
+        x = input_node("x", parse_type("f32[3]"))
+        program = schedule(decompose(Graph("f", (x,), (("y", ops.where(x > 0, nan, x)),))))
+        assert "value=nan" in str(program) and parse_program(str(program)) == program

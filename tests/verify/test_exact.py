@@ -113,6 +113,11 @@ EXACT = {
 }
 
 
+CHOOSE_BY_ROUNDED = {"pow", "to_float8"}
+"""What chooses between a number and one that is not finite by a value that was rounded before, of which the algebra
+knows no order."""
+
+
 @for_cases(cases(["f64"]))
 def test_small_numbers_are_what_the_interpreter_says(case: Any) -> None:
     """Wherever a result is a small dyadic rational it is f64's; for the ops of the field that is everywhere."""
@@ -129,7 +134,7 @@ def test_small_numbers_are_what_the_interpreter_says(case: Any) -> None:
                 assert np.array_equal(got.numbers, want.astype(np.float64)), f"{got.numbers} is not {want}"
             elif not case.graph.output("y").dtype.is_float and not got.derived:
                 assert np.array_equal(got.value, want)
-            assert not (got.tag & np.isfinite(want.astype(np.float64))).any() or case.op.name == "pow"
+            assert not (got.tag & np.isfinite(want.astype(np.float64))).any() or case.op.name in CHOOSE_BY_ROUNDED
 
 
 @pytest.mark.parametrize("op", tested_ops(), ids=lambda op: op.name)

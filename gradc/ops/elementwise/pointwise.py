@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidProblem, TypeRuleError
+from ...ir.dims import same
 from ...ir.node import Node, call
 from ...ir.op import DISCRETE, ZERO, BadSample, Composite, Expr, Primitive, Sample
 from ...ir.operands import adopt, broadcast
@@ -787,7 +788,7 @@ scale_gradient = Composite(
 
 
 def _with_gradient_of(x: Type, of: Type) -> Type:
-    if x.shape != of.shape:
+    if len(x.shape) != len(of.shape) or not all(map(same, x.shape, of.shape)):
         raise TypeRuleError(f"x and what its gradient is of have one shape: {x} and {of}")
     return x
 
