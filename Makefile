@@ -49,11 +49,13 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test test-all quick fuzz mutants release lint bench conformance onnx-models cudnn-plans gpu docs site extras clean
+.PHONY: demo installed test test-all quick fuzz mutants release lint bench conformance onnx-models cudnn-plans gpu docs site extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
 	$(VENV)/bin/gradc demo $(ARGS)
+
+installed: $(TEST)
 
 test: $(TEST)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
@@ -113,7 +115,7 @@ extras:
 	  print(",".join(name for name in extras if name not in ("cuda13", "cudnn-plans")))'
 
 clean:
-	rm -rf .venv .venv-torch-* .venv-cudnn .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-lint .venv-torch-* .venv-cudnn .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed-%: pyproject.toml $(VENV)/constraints.txt | $(VENV)/bin/python
