@@ -21,7 +21,6 @@ from agreement import (
     NAMES,
     OTHERS,
     POINTWISE,
-    SIMULATED,
     TURNS,
     agree_with_numpy,
     compiled,
@@ -50,7 +49,7 @@ def checked() -> Iterator[None]:
         yield
 
 
-@pytest.mark.long(*SIMULATED)
+@long_tests.values
 @pytest.mark.parametrize("name", [*compiled(OTHERS, turn=1), *POINTWISE[::2]])  # NVRTC has the others
 def test_cuda_is_numpy(name: str, judged: Callable[..., None]) -> None:
     """All samples of a primitive, every second one of a composite: the CPU has those too."""
@@ -176,7 +175,7 @@ def test_scatter_reduce(combine: str, how: str) -> None:
     np.testing.assert_allclose(run(module, given)[name], interp.run(graph, given, precision="f64")[name], rtol=1e-6)
 
 
-@pytest.mark.long(*SIMULATED)
+@long_tests.values
 @pytest.mark.parametrize(("rows", "columns"), [(1, 100_000), (1000, 3), (300, 70), (5, 513), (1, 1), (2, 1500)])
 def test_a_norm_and_its_column_sums(rows: int, columns: int, judged: Callable[..., None]) -> None:
     """Rows of every length: less than a warp, a warp, a block, many rounds of a block."""
