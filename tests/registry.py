@@ -21,11 +21,12 @@ import pytest
 from gradc import ops
 from gradc.errors import GradcError
 from gradc.ir.dims import Dim, evaluate, symbol, symbols
-from gradc.ir.graph import Graph, input_node
+from gradc.ir.graph import Graph, again, input_node
 from gradc.ir.node import REGISTRY, Node, make
 from gradc.ir.op import Composite, Function, Op, Sample
 from gradc.ir.size_text import parse_size
 from gradc.ir.types import DTYPES, DType, Type, parse_type, typeof
+from gradc.ir.walk import topological
 from gradc.ops.elementwise.pointwise import convert
 
 FLOATS = ("f64", "f32", "bf16", "f16")
@@ -299,6 +300,22 @@ def with_op(graph: Graph, old: Op, new: Op) -> Graph:
     return graph.rewrite(lambda node, operands: make(new, operands, node.attrs, node.type) if node.op is old else None)
 
 
+def opened(graph: Graph) -> Graph:
+    """Every composite opened, those with a vjp too."""
+
+    def deep(root: Node) -> Node:
+        new: dict[Node, Node] = {}
+        for node in topological([root]):
+            operands = tuple(new[o] for o in node.operands)
+            if isinstance(node.op, Composite):
+                new[node] = deep(node.op.decompose(*operands, **node.attrs))
+            else:
+                new[node] = again(node, operands)
+        return new[root]
+
+    return graph.with_outputs((name, deep(node)) for name, node in graph.outputs)
+
+
 def unregistered(op: Op, **changes: Any) -> Op:
     """A changed copy of a record; the registry keeps the original."""
     try:
@@ -317,6 +334,7 @@ __all__ = [
     "cases",
     "cases_of",
     "draw",
+    "opened",
     "ops",
     "repeated",
     "symbolic_rows",

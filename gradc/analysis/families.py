@@ -57,103 +57,119 @@ def families(
     """Kernels of other names -> those of one text together, the others alone; in the order of their first members.
 
     :param fits: ``(kernel, its types, family)``: whether the family's text does as well for a kernel as its own.
+    :param flat, inner: which numbers are open, as for :func:`skeleton`.
+    """
+    opening = _Opening(flat, inner)
+    alike: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        alike.setdefault(opening.skeleton(kernel, types), []).append(kernel)
+    return [family for members in alike.values() for family in opening.fitting(members, types, fits)]
+
+
+def skeleton(kernel: Kernel, types: Types, flat: bool = False, inner: bool = False) -> str:
+    """What kernels have in common that differ in open numbers and in names.
+
     :param flat: whether maps of whole arrays go through these as if they had one axis.
     :param inner: whether sizes of inner axes are open that neither columns nor the number of a row depend on.
     """
-    alike: dict[str, list[Kernel]] = {}
-    for kernel in kernels:
-        alike.setdefault(skeleton(kernel, types, flat, inner), []).append(kernel)
-    return [family for members in alike.values() for family in _fitting(members, types, fits, flat, inner)]
-
-
-def _fitting(
-    members: Sequence[Kernel], types: Types, fits: Callable[[Kernel, Types, Family], bool], flat: bool, inner: bool
-) -> list[Family]:
-    """Members of one skeleton -> one family of those that its text fits, the others alone."""
-    alone: list[Kernel] = []
-    while len(members) > 1:
-        family = _family(members, types, flat, inner)
-        kept = [kernel for kernel in members if family is not None and fits(kernel, types, family)]
-        if family is not None and len(kept) == len(members):
-            return [family, *(_alone(kernel, types) for kernel in alone)]
-        alone += [kernel for kernel in members if kernel not in kept]
-        members = kept
-    return [_alone(kernel, types) for kernel in (*members, *alone)]
+    return _Opening(flat, inner).skeleton(kernel, types)
 
 
 def _alone(kernel: Kernel, types: Types) -> Family:
     return Family(kernel, types, (kernel,), ({name: name for name in kernel.dims(types)},))
 
 
-def _family(members: Sequence[Kernel], types: Types, flat: bool, inner: bool) -> Family | None:
-    """Kernels of one skeleton with a symbol for all numbers that differ alike; None where one of these is negative."""
-    forms = [flattened(kernel, types) if flat else (kernel, types) for kernel in members]
-    columns = list(zip(*(_numbers(*form, inner) for form in forms), strict=True))
-    differing = list(dict.fromkeys(column for column in columns if len({*column}) > 1))
-    if any(number < 0 for column in differing for number in column):
-        return None
-    first, own = forms[0]
-    taken = {*first.dims(own), *first.buffers}
-    fresh = (name for k in range(len(taken) + len(differing)) if (name := f"number{k}") not in taken)
-    named = dict(zip(differing, fresh, strict=False))
-    places = iter(columns)
+@dataclass(frozen=True)
+class _Opening:
+    """Which numbers of a kernel are open: see :func:`skeleton`."""
 
-    def opened(number: int) -> Size:
-        name = named.get(next(places))
-        return number if name is None else symbol(name)
+    flat: bool
+    inner: bool
 
-    kernel, open_types = _rewritten(first, own, opened, inner)
-    symbols = [form.dims(form_types) for form, form_types in forms]
-    sizes = tuple(
-        {**dict(zip(symbols[0], symbols[k], strict=True)), **{name: column[k] for column, name in named.items()}}
-        for k in range(len(members))
-    )
-    return Family(kernel, open_types, tuple(members), sizes)
+    def form(self, kernel: Kernel, types: Types) -> tuple[Kernel, Types]:
+        """The kernel whose numbers are open."""
+        return flattened(kernel, types) if self.flat else (kernel, types)
 
+    def skeleton(self, kernel: Kernel, types: Types) -> str:
+        form, own = self.form(kernel, types)
+        plain, own = self.rewritten(*form.canonical(own), lambda number: symbol("open"))
+        return str(replace(plain, name="k")) + ";".join(map(str, own.values()))
 
-def skeleton(kernel: Kernel, types: Types, flat: bool = False, inner: bool = False) -> str:
-    """What kernels have in common that differ in open numbers and in names."""
-    form, types = flattened(kernel, types) if flat else (kernel, types)
-    plain, own = _rewritten(*form.canonical(types), lambda number: symbol("open"), inner)
-    return str(replace(plain, name="k")) + ";".join(map(str, own.values()))
+    def fitting(
+        self, members: Sequence[Kernel], types: Types, fits: Callable[[Kernel, Types, Family], bool]
+    ) -> list[Family]:
+        """Members of one skeleton -> one family of those that its text fits, the others alone."""
+        alone: list[Kernel] = []
+        while len(members) > 1:
+            family = self.family(members, types)
+            kept = [kernel for kernel in members if family is not None and fits(kernel, types, family)]
+            if family is not None and len(kept) == len(members):
+                return [family, *(_alone(kernel, types) for kernel in alone)]
+            alone += [kernel for kernel in members if kernel not in kept]
+            members = kept
+        return [_alone(kernel, types) for kernel in (*members, *alone)]
 
+    def family(self, members: Sequence[Kernel], types: Types) -> Family | None:
+        """Kernels of one skeleton with a symbol for all numbers that differ alike; None where one of these is
+        negative.
+        """
+        forms = [self.form(kernel, types) for kernel in members]
+        columns = list(zip(*(self.numbers(*form) for form in forms), strict=True))
+        differing = list(dict.fromkeys(column for column in columns if len({*column}) > 1))
+        if any(number < 0 for column in differing for number in column):
+            return None
+        first, own = forms[0]
+        taken = {*first.dims(own), *first.buffers}
+        fresh = (name for k in range(len(taken) + len(differing)) if (name := f"number{k}") not in taken)
+        named = dict(zip(differing, fresh, strict=False))
+        places = iter(columns)
 
-def _numbers(kernel: Kernel, types: Types, inner: bool) -> list[int]:
-    """The open numbers of a kernel, in their order."""
-    found: list[int] = []
+        def opened(number: int) -> Size:
+            name = named.get(next(places))
+            return number if name is None else symbol(name)
 
-    def seen(number: int) -> Size:
-        found.append(number)
-        return number
+        kernel, open_types = self.rewritten(first, own, opened)
+        symbols = [form.dims(form_types) for form, form_types in forms]
+        sizes = tuple(
+            {**dict(zip(symbols[0], symbols[k], strict=True)), **{name: column[k] for column, name in named.items()}}
+            for k in range(len(members))
+        )
+        return Family(kernel, open_types, tuple(members), sizes)
 
-    _rewritten(kernel, types, seen, inner)
-    return found
+    def numbers(self, kernel: Kernel, types: Types) -> list[int]:
+        """The open numbers of a kernel, in their order."""
+        found: list[int] = []
 
+        def seen(number: int) -> Size:
+            found.append(number)
+            return number
 
-def _rewritten(
-    kernel: Kernel, types: Types, number: Callable[[int], Size], inner: bool
-) -> tuple[Kernel, dict[str, Type]]:
-    """A kernel and its buffers' types with other sizes for its open numbers."""
+        self.rewritten(kernel, types, seen)
+        return found
 
-    def size(value: Size) -> Size:
-        return value if isinstance(value, Dim) else number(value)
+    def rewritten(self, kernel: Kernel, types: Types, number: Callable[[int], Size]) -> tuple[Kernel, dict[str, Type]]:
+        """A kernel and its buffers' types with other sizes for its open numbers."""
 
-    def first(sizes: Sequence[Size], count: int) -> tuple[Size, ...]:
-        return (*map(size, sizes[:count]), *sizes[count:])
+        def size(value: Size) -> Size:
+            return value if isinstance(value, Dim) else number(value)
 
-    def axes(given: tuple[Axis, ...], among: Collection[str]) -> tuple[Axis, ...]:
-        return tuple((a, size(n) if a in among else n) for a, n in given)
+        def first(sizes: Sequence[Size], count: int) -> tuple[Size, ...]:
+            return (*map(size, sizes[:count]), *sizes[count:])
 
-    def statement(s: Stmt) -> Stmt:
-        index = tuple(Index(size(i.const), i.terms) for i in s.index)
-        attrs = tuple((key, size(value) if key in BOUNDS and _whole(value) else value) for key, value in s.attrs)
-        return s.altered(index=index, attrs=attrs)
+        def axes(given: tuple[Axis, ...], among: Collection[str]) -> tuple[Axis, ...]:
+            return tuple((a, size(n) if a in among else n) for a, n in given)
 
-    before = _before_columns(kernel) if inner else {}
-    rows = axes(kernel.rows, {a for a, _ in kernel.rows[:1]} | (_owners(kernel, types) if inner else set()))
-    cols = axes(kernel.cols, {a for a, _ in kernel.cols[:1]}) if not rows and maps(kernel) else kernel.cols
-    made = {b: types[b].with_shape(*first(types[b].shape, before.get(b, 1))) for b in kernel.buffers}
-    return replace(kernel, rows=rows, cols=cols, body=tuple(map(statement, kernel.body))), made
+        def statement(s: Stmt) -> Stmt:
+            index = tuple(Index(size(i.const), i.terms) for i in s.index)
+            attrs = tuple((key, size(value) if key in BOUNDS and _whole(value) else value) for key, value in s.attrs)
+            return s.altered(index=index, attrs=attrs)
+
+        before = _before_columns(kernel) if self.inner else {}
+        owners = _owners(kernel, types) if self.inner else set()
+        rows = axes(kernel.rows, {a for a, _ in kernel.rows[:1]} | owners)
+        cols = axes(kernel.cols, {a for a, _ in kernel.cols[:1]}) if not rows and maps(kernel) else kernel.cols
+        made = {b: types[b].with_shape(*first(types[b].shape, before.get(b, 1))) for b in kernel.buffers}
+        return replace(kernel, rows=rows, cols=cols, body=tuple(map(statement, kernel.body))), made
 
 
 def _owners(kernel: Kernel, types: Types) -> set[str]:

@@ -127,7 +127,7 @@ class Scribe:
     :param guarded: whether an element outside its array is reported, and a place of the thread's own taken for it.
     :param narrow: the values of 64 bits that are known to fit i32, from which floats are made by way of it: not all
         processors have vectors of the direct conversion.
-    :param hidden: the tests of bounds by numbers that a C compiler is not to know (``gradc_unknown``).
+    :param hidden: the tests of bounds by numbers that a C compiler is not to know (``gradc_unknown_zero``).
     :param below_one: the function of f32 that takes the place of exp where the argument is known not to be above 0.
     :ivar values: the dtype of each value.
     """
@@ -202,7 +202,7 @@ class Scribe:
         lo, hi = s.attr("lo"), s.attr("hi")
         if lo == 0 and isinstance(hi, int) and hi < 2**31 and value in self.values and self.values[value].bits <= 32:
             return f"(u32){variable(value)} < {hi}u"
-        high = f"({hi} + unknown)" if s.name in self.hidden else self.size(hi)
+        high = f"({hi} + unknown_zero)" if s.name in self.hidden else self.size(hi)
         return f"(u64){at} < (u64){high}" if lo == 0 else f"{at} >= {self.size(lo)} && {at} < {high}"
 
     def expression(self, s: Stmt, seek: str = "") -> str:

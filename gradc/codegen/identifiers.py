@@ -27,8 +27,8 @@ _KEYWORDS = """
 """
 WRITTEN = """
     EDGE EXCHANGED affordable balanced collapsed_keys collapsed_rows collapsed_start combined distant elements
-    even_cols exchanged far group_keys group_rows h mask_cols n next one piece shared shared_gather sorted_rows
-    sorting strip strips there unknown values worthwhile
+    even_cols exchanged far group_keys group_rows h n next one piece shared shared_gather sorted_rows sorting
+    strip strips there unknown_zero values worthwhile
 """
 """Local variables that writers declare and no template names; a test holds every text against them."""
 _LOCAL = re.compile(r"[a-z]{1,8}_?[a-z]?\d+|\w+_[iuf]\d+")

@@ -29,7 +29,7 @@ from ..analysis.in_turn import in_turn
 from ..codegen.cuda.actions import FLAG, WORKSPACE, Launch, Part
 from ..codegen.cuda.launch import LaunchPlan
 from ..ir.dims import evaluate
-from ..ir.kernel import Kernel, Program
+from ..ir.kernel import Kernel
 from ..runtime.cuda.nvrtc import KernelResources
 from ..targets.devices import ARCHITECTURES, Gpu
 from ..targets.gpu import SECTOR_BYTES, SHARED_RATE, WARP
@@ -104,7 +104,7 @@ class Setting:
         return None
 
 
-def setting_of(gpu: Gpu, program: Program, plan: LaunchPlan, coherent: bool = True) -> Setting:
+def setting_of(gpu: Gpu, plan: LaunchPlan, coherent: bool = True) -> Setting:
     """What the launches of a plan share."""
     rows: dict[str, tuple[int, int]] = {}
     ends: dict[str, float] = {}

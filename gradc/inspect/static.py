@@ -173,7 +173,7 @@ def _direction(executable: Executable, dims: Mapping[str, int], device: str | No
     tiles = [run.step for run in plan.runs if isinstance(run.step, RowLoop)]
     moved += sum(evaluate(program.types[b].nbytes, dims) for loop in tiles for b in {*loop.reads, *loop.writes})
     functions = {f.name: f for f in parse(disassemble(binary.cubin))} if binary.cubin else {}
-    setting = setting_of(gpu, program, plan, coherent)
+    setting = setting_of(gpu, plan, coherent)
     made: dict[Launch, Predicted] = {}
     steps: dict[tuple[int, str], list[tuple[Action, Predicted | CallTime]]] = {}
     for run, started in zip(plan.runs, plan.started, strict=True):

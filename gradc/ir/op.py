@@ -153,9 +153,6 @@ class Checked(Alias):
     """
 
 
-Lowering = Expr | Movement | Lookup | Reduction | Scan | Scatter | Alias
-
-
 # -- samples: the cases from which an op's tests are generated ---------------------------------------------------------
 
 

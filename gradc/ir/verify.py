@@ -487,17 +487,15 @@ def _verify_sweeps(loop: Loop, outer: set[str]) -> None:
             _verify_carry(carry, carried, loop, sweep)
         finished = {c.name for other in loop.sweeps[:number] for c in other.carries}
         for step in sweep.steps:
-            _verify_scope(step, loop, private, {*finished, *(b.name for b in sweep.buffers)}, finished)
+            _verify_scope(step, private, {*finished, *(b.name for b in sweep.buffers)}, finished)
             blocks = {b.name for b in loop.blocks} & {*step.writes}
             _demand(not blocks, f"{step.name} writes {min(blocks, default='')}, of all columns", step, step.name)
     finished = {c.name for sweep in loop.sweeps for c in sweep.carries}
     for step in loop.steps:
-        _verify_scope(step, loop, private, finished, finished)
+        _verify_scope(step, private, finished, finished)
 
 
-def _verify_scope(
-    step: Kernel | Call, loop: Loop, private: Mapping[str, object], seen: set[str], finished: set[str]
-) -> None:
+def _verify_scope(step: Kernel | Call, private: Mapping[str, object], seen: set[str], finished: set[str]) -> None:
     """A step sees of the buffers of sweeps those of its own, and the carries of those before, which it leaves."""
     for name in dict.fromkeys((*step.reads, *step.writes)):
         _demand(name not in private or name in seen, f"{step.name} touches {name} of another sweep", step, step.name)

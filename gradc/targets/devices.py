@@ -416,8 +416,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "convolution": _RATE,
     "one_block": (0, 2**31),
 }
-CONSTANTS = tuple(_RANGES)
-"""The constants that a calibration file of a GPU may have,"""
+"""The constants that a calibration file of a GPU may have, and between which values they lie,"""
 _CPU_RANGES: Mapping[str, tuple[float, float]] = {
     "bandwidth": _RATE,
     "sort": (0, 1e-6),
@@ -427,8 +426,7 @@ _CPU_RANGES: Mapping[str, tuple[float, float]] = {
     "missed": (0, 1e-7),
     "cached": (1, 2**40),
 }
-CPU_CONSTANTS = tuple(_CPU_RANGES)
-"""and one of a CPU."""
+"""and those of a CPU."""
 OF_INSTRUCTIONS = (
     "clock",
     "issue_share",

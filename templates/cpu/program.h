@@ -66,13 +66,14 @@ enum {
 #define GRADC_VALUE(element) (element)
 #endif
 
-/* A number that a compiler does not know.  Of a load under a mask that it knows gcc 12 makes a blend with memory (AVX-512VL, vectors of
- * 16 and 32 bytes), which reads what the mask leaves out: behind the end of an array, where there may be no memory. */
-static inline __attribute__((unused)) i64 gradc_unknown(i64 n) {
+/* 0, which a compiler does not know where masks have registers.  Of a load under a mask that it knows gcc 12 makes a blend with memory
+ * (AVX-512VL, vectors of 16 and 32 bytes), which reads what the mask leaves out: behind the end of an array, where there may be no memory. */
+static inline __attribute__((unused)) i64 gradc_unknown_zero(void) {
+  i64 zero = 0;
 #if defined(__GNUC__)
-  __asm__("" : "+r"(n));
+  if (GRADC_MASK_REGISTERS) __asm__("" : "+r"(zero));
 #endif
-  return n;
+  return zero;
 }
 
 /* Columns of a row that are computed: n, or so many that they fill vectors of elements of up to `bytes`, where a masked vector takes less time than

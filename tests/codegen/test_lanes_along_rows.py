@@ -162,15 +162,18 @@ def test_kernels_share_a_text_that_has_the_lanes_of_each(rows: tuple[int, int], 
 
 @pytest.mark.optimised
 @pytest.mark.skipif(sys.platform != "linux", reason="mprotect of Linux")
-@pytest.mark.parametrize(("columns", "behind"), [(8, 2), (8, 3), (12, 3)])
-def test_nothing_is_read_behind_what_is_padded(columns: int, behind: int) -> None:
-    """Masks that columns alone decide are known to a compiler."""
-    widths = ((0, 0), (0, behind))
-    graph = gradc.trace(lambda x: ops.sin(ops.pad(x, widths)), x=f"f32[N,{columns - behind}]")
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize(("columns", "before", "behind"), [(6, 0, 2), (5, 0, 3), (9, 0, 3), (5, 3, 0), (9, 1, 2)])
+def test_nothing_is_read_around_what_is_padded(columns: int, before: int, behind: int, dtype: str) -> None:
+    """The borders are computed under masks, which columns alone decide: a compiler is not to know them."""
+    widths = ((0, 0), (before, behind))
+    graph = gradc.trace(lambda x: ops.sin(ops.pad(x, widths)), x=f"{dtype}[N,{columns}]")
     module = gradc.compile(graph, target="cpu")
-    x = between_fences(np.random.default_rng(0).uniform(0, 1, (3, columns - behind)).astype(np.float32), True)
-    y = module.forward.run(x=x)["y"]
-    np.testing.assert_allclose(y, np.pad(np.sin(x.astype(float)), widths), rtol=1e-6)
+    assert "!GRADC_MASK_REGISTERS" in module.source() and "unknown_zero" in module.source()
+    values = np.random.default_rng(0).uniform(0, 1, (3, columns)).astype(dtype.replace("f", "float"))
+    for at_end in (False, True):
+        y = module.forward.run(x=between_fences(values, at_end))["y"]
+        np.testing.assert_allclose(y, np.pad(np.sin(values.astype(float)), widths), rtol=1e-6)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mprotect")

@@ -8,19 +8,20 @@ import long_tests
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from skips import disassembled
 
 import gradc
 from benchmarks import cuda_static
 from gradc import ops
 from gradc.codegen.cuda.cached_text import anonymous
 from gradc.codegen.cuda.library_time import product_time
-from gradc.errors import GradcError, InvalidProblem
+from gradc.errors import InvalidProblem
 from gradc.inspect.machine import Launched, Machine
 from gradc.inspect.sass import Function, parse
 from gradc.inspect.semantics import ARRAY
 from gradc.inspect.static import Direction, directions
 from gradc.runtime.cuda import nvdisasm
-from gradc.runtime.cuda.nvrtc import compile_cuda, find_nvrtc
+from gradc.runtime.cuda.nvrtc import compile_cuda
 from gradc.targets.devices import ARCHITECTURES, GPUS, gpu_of
 from gradc.targets.gpu import HOST_CALL, HOST_LAUNCH, HOST_RESULT
 
@@ -166,16 +167,7 @@ def test_every_device_has_an_architecture() -> None:
 # -- with NVRTC and nvdisasm -------------------------------------------------------------------------------------------
 
 
-def _ready() -> bool:
-    try:
-        find_nvrtc("sm_90")
-        nvdisasm.find_nvdisasm()
-    except GradcError:
-        return False
-    return True
-
-
-tools = pytest.mark.skipif(not _ready(), reason="needs gradc[nvrtc,nvdisasm]")
+tools = disassembled("sm_90")
 
 
 STRIDED = """extern "C" __global__ void strided(int *to, long long count, long long step) {

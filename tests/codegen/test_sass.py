@@ -8,16 +8,16 @@ from collections import Counter
 import long_tests
 import pytest
 from click.testing import CliRunner
+from skips import disassembled
 
 import gradc
 from gradc import ops
 from gradc.cli import commands
-from gradc.errors import CompilerMissing, GradcError, InvalidProblem
+from gradc.errors import CompilerMissing, InvalidProblem
 from gradc.inspect.occupancy import resident_blocks
 from gradc.inspect.sass import OTHER, classes, parse, widths
 from gradc.inspect.semantics import Decoder
 from gradc.runtime.cuda import nvdisasm
-from gradc.runtime.cuda.nvrtc import find_nvrtc
 
 LISTING = """
 	.section	.text.nested,"ax",@progbits
@@ -84,16 +84,7 @@ def test_errors(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 # -- with NVRTC and nvdisasm -------------------------------------------------------------------------------------------
 
 
-def _ready() -> bool:
-    try:
-        find_nvrtc("sm_90")
-        nvdisasm.find_nvdisasm()
-    except GradcError:
-        return False
-    return True
-
-
-tools = pytest.mark.skipif(not _ready(), reason="needs gradc[nvrtc,nvdisasm]")
+tools = disassembled("sm_90")
 
 
 @tools

@@ -187,8 +187,8 @@ def threads(moment: Callable[[], None], delay: float) -> None:
     noted("afterwards", lambda: right(scale=3.0))
 
 
-def interrupt(moment: Callable[[], None], delay: float) -> None:
-    """Ctrl-C in the moment; then everything works."""
+def _until_interrupted(moment: Callable[[], None], delay: float) -> None:
+    """The moment, with Ctrl-C after a delay."""
     timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
@@ -200,6 +200,11 @@ def interrupt(moment: Callable[[], None], delay: float) -> None:
     except BaseException as error:
         failures.append(f"Ctrl-C became {type(error).__name__}: {error}")
     timer.join()
+
+
+def interrupt(moment: Callable[[], None], delay: float) -> None:
+    """Ctrl-C in the moment; then everything works."""
+    _until_interrupted(moment, delay)
     noted("afterwards", lambda: right(scale=3.0))
     noted("the same again", moment)
 
@@ -207,17 +212,7 @@ def interrupt(moment: Callable[[], None], delay: float) -> None:
 def interrupts(moment: Callable[[], None], delay: float) -> None:
     """Ctrl-C again and again."""
     for k in range(3):
-        timer = threading.Timer(delay * (k + 1) / 3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        try:
-            moment()
-            timer.join()
-            time.sleep(0.05)
-        except KeyboardInterrupt:
-            pass
-        except BaseException as error:
-            failures.append(f"Ctrl-C became {type(error).__name__}: {error}")
-        timer.join()
+        _until_interrupted(moment, delay * (k + 1) / 3)
     noted("afterwards", lambda: right(scale=3.0))
 
 

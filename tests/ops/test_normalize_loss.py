@@ -12,12 +12,10 @@ import registry
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.errors import IndexOutOfRange, NotDifferentiable, TypeRuleError
-from gradc.ir.graph import Graph, again, input_node
+from gradc.ir.graph import Graph, input_node
 from gradc.ir.node import Node
-from gradc.ir.op import Composite
 from gradc.ir.text import parse
 from gradc.ir.types import parse_type
-from gradc.ir.walk import topological
 from gradc.trace import trace
 
 torch = pytest.importorskip("torch")
@@ -131,22 +129,6 @@ def second_order(
         close(out[f"d.{key}"], want.numpy(), 1e-9)
 
 
-def opened(graph: Graph) -> Graph:
-    """Every composite opened, those with a vjp too."""
-
-    def deep(root: Node) -> Node:
-        new: dict[Node, Node] = {}
-        for node in topological([root]):
-            operands = tuple(new[o] for o in node.operands)
-            if isinstance(node.op, Composite):
-                new[node] = deep(node.op.decompose(*operands, **node.attrs))
-            else:
-                new[node] = again(node, operands)
-        return new[root]
-
-    return graph.with_outputs((name, deep(node)) for name, node in graph.outputs)
-
-
 def count(graph: Graph, op: str) -> int:
     return sum(n.op.name == op for n in graph.nodes)
 
@@ -231,7 +213,7 @@ def test_norms_of_16_bit_floats_are_those_of_f32_rounded_once(kind: str, dtype: 
     want = interp.run(joint_of(fn, wide, names), {**wide, "d.y": g.astype(np.float32)})
     for key in want:
         assert np.array_equal(got[key], want[key].astype(dtype))
-    node = next(n for n in opened(joint_of(fn, narrow, names)).nodes if n.op.name == "rsqrt")
+    node = next(n for n in registry.opened(joint_of(fn, narrow, names)).nodes if n.op.name == "rsqrt")
     assert node.dtype.name == "f32"
 
 
@@ -245,7 +227,7 @@ def test_one_rstd(kind: str) -> None:
     """Forward and backward share the statistics (contracts 6)."""
     fn, _, _, names = norm_case(kind, (3, 5), (5,), 2 if kind == "layer_norm" else 1, None)
     types = {"x": "bf16[N,5]", "w": "bf16[5]", "b": "bf16[5]"}
-    joint = opened(differentiate(trace(fn, **{k: types[k] for k in names}), names))
+    joint = registry.opened(differentiate(trace(fn, **{k: types[k] for k in names}), names))
     assert count(joint, "rsqrt") == 1
     statistics = [n for n in joint.nodes if n.op.name == "sum" and n.shape == joint.input("x").shape[:1]]
     assert len(statistics) == (
@@ -399,7 +381,7 @@ def test_large_logits_and_impossible_classes() -> None:
 
 
 def test_the_gradient_is_no_scatter() -> None:
-    joint = opened(differentiate(trace(lambda x, t: ops.cross_entropy(x, t), x="f32[N,V]", t="i64[N]"), ["x"]))
+    joint = registry.opened(differentiate(trace(lambda x, t: ops.cross_entropy(x, t), x="f32[N,V]", t="i64[N]"), ["x"]))
     names = [n.op.name for n in joint.nodes]
     assert not {"scatter_add", "scatter_add_along_axis"} & set(names)
     assert names.count("exp") == 1 and names.count("amax") == 1 and names.count("take_along_axis") == 1

@@ -15,10 +15,8 @@ from gradc.errors import NotDifferentiable, TypeRuleError
 from gradc.ir.dims import symbol
 from gradc.ir.graph import Graph, again, input_node
 from gradc.ir.node import Node
-from gradc.ir.op import Composite
 from gradc.ir.text import parse
 from gradc.ir.types import DTYPES, F64, parse_type
-from gradc.ir.walk import topological
 from gradc.trace import trace
 
 torch = pytest.importorskip("torch")
@@ -391,7 +389,7 @@ def test_the_scale_decides_the_precision() -> None:
     graph = trace(lambda x, s: ops.fake_quantize(x, s), x="f32[3]", s="f64[1]")
     (node,) = [n for n in graph.nodes if n.op.name == "fake_quantize"]
     assert node.dtype.name == "f32"
-    inside = opened(graph)
+    inside = registry.opened(graph)
     assert {n.dtype for n in inside.nodes if n.op.name == "div"} == {F64}
 
 
@@ -500,31 +498,15 @@ def test_second_order() -> None:
 # -- form --------------------------------------------------------------------------------------------------------------
 
 
-def opened(graph: Graph) -> Graph:
-    """Every composite opened, those with a vjp too."""
-
-    def deep(root: Node) -> Node:
-        new: dict[Node, Node] = {}
-        for node in topological([root]):
-            operands = tuple(new[o] for o in node.operands)
-            if isinstance(node.op, Composite):
-                new[node] = deep(node.op.decompose(*operands, **node.attrs))
-            else:
-                new[node] = again(node, operands)
-        return new[root]
-
-    return graph.with_outputs((name, deep(node)) for name, node in graph.outputs)
-
-
 @pytest.mark.parametrize(
     ("scale", "block"), [("f32[1,1]", None), ("f32[]", None), ("f32[N,1]", (1, 8)), ("f32[1,8]", ("N", 1))]
 )
 def test_common_blocks_are_plain_broadcasts(scale: str, block: Any) -> None:
     if block is not None:
         block = tuple(symbol(b) if isinstance(b, str) else b for b in block)
-    graph = opened(trace(lambda q, s: ops.dequantize(q, s, block=block), q="i8[N,8]", s=scale))
+    graph = registry.opened(trace(lambda q, s: ops.dequantize(q, s, block=block), q="i8[N,8]", s=scale))
     assert [n.op.name for n in graph.nodes if n.op.name != "input"] == ["cast", "broadcast_to", "mul"]
-    joint = opened(
+    joint = registry.opened(
         differentiate(
             trace(lambda x, s, zp: ops.fake_quantize(x, s, zp, block=block), x="f32[N,8]", s=scale, zp=scale),
             ["x", "s", "zp"],
@@ -537,7 +519,7 @@ def test_common_blocks_are_plain_broadcasts(scale: str, block: Any) -> None:
 
 
 def test_a_dividing_block_needs_no_padding() -> None:
-    joint = opened(
+    joint = registry.opened(
         differentiate(
             trace(lambda x, s: ops.fake_quantize(x, s, block=(1, 4)), x="f32[N,4*D]", s="f32[N,D]"), ["x", "s"]
         )

@@ -7,33 +7,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-import sys
 import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
+from skips import simulated
 
 from gradc.errors import CompilerError, InvalidProblem, SimulationFault
-from gradc.runtime.host.toolchain import compile_object
 from gradc.runtime.simulator import compile as cudasim
 from gradc.runtime.simulator.compile import SimLibrary, compile_sim
 
-
-@functools.cache
-def _lacks() -> str:
-    """Why there is no cuda-sim on this machine, or ""."""
-    if sys.platform != "linux":
-        return "cuda-sim reads what an ELF library says of itself"
-    try:
-        compile_object("int x;")
-    except CompilerError:
-        return "the C compiler has no C++ part (g++)"
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(_lacks()), reason=_lacks())
+pytestmark = simulated()
 
 MODES = pytest.mark.parametrize("check", [False, True], ids=["plain", "check"])
 FULL = 0xFFFFFFFF

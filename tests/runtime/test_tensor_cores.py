@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -15,27 +14,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import skips
 from attention_tiles import attention, entries, shared_bytes, with_headers
 
-from gradc.errors import CompilerError, GradcError, SimulationFault
+from gradc.errors import GradcError, SimulationFault
 from gradc.runtime.cuda.nvrtc import compile_cuda, find_nvrtc
-from gradc.runtime.host.toolchain import compile_object
 from gradc.runtime.simulator.compile import SimLibrary, compile_sim
 
-
-@functools.cache
-def _lacks() -> str:
-    """Why there is no cuda-sim on this machine, or ""."""
-    if sys.platform != "linux":
-        return "cuda-sim reads what an ELF library says of itself"
-    try:
-        compile_object("int x;")
-    except CompilerError:
-        return "the C compiler has no C++ part (g++)"
-    return ""
-
-
-simulated = pytest.mark.skipif(bool(_lacks()), reason=_lacks())
+simulated = skips.simulated()
 MODES = pytest.mark.parametrize("check", [False, True], ids=["plain", "check"])
 BF16 = ml_dtypes.bfloat16
 

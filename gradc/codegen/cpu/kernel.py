@@ -251,8 +251,7 @@ def _function(k: RowProgram, signature: str, body: str, args: Sequence[Declarati
         ),
         *(Declaration(a.name, f"{a.ctype} *const {a.name} = A->{a.name};") for a in k.workspace if laid_out),
         Declaration("distant", f"const int distant = {k.distant}; /* what rows gather: it is asked for rows ahead */"),
-        Declaration("mask_cols", "const i64 mask_cols = gradc_unknown(cols);"),
-        Declaration("unknown", "const i64 unknown = GRADC_MASK_REGISTERS ? gradc_unknown(0) : 0;"),
+        Declaration("unknown_zero", "const i64 unknown_zero = gradc_unknown_zero();"),
         Declaration("since", "i64 since = 0; /* elements, since it was asked whether the call ends */"),
     ]
     body = without_unread(body)

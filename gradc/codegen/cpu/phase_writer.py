@@ -203,11 +203,11 @@ class PhaseWriter:
             body.insert(0, f"const i64 {self.facts.innermost} = {last} - 1 - {self.visited};")
         inside = interior(self.k, self.types, self.facts.values(p, number), self.facts.innermost) if vectors else None
         work = self.work_under_masks(made, number, bool(unpackings)) if vectors else []
-        if inside and inside[0].first and sum(work) >= WIDE_VECTOR_COST and self.rows_mask(number):
+        if inside and inside[0].first and sum(work) >= WIDE_VECTOR_COST:
             inside = inside[0].unless("GRADC_MASK_REGISTERS"), inside[1]  # its borders are single elements
         elif inside is None and max(work, default=0) >= WIDE_VECTOR_COST:
             filled = self.filled(made, number)
-            body = [f"if ({filled} == {last} || {self.visited} < mask_cols) {{", *body, "}"]
+            body = [f"if ({filled} == {last} || {self.visited} < {last} + unknown_zero) {{", *body, "}"]
             last = filled
         lanes = any(r.lanes for r in made.reductions)
         next_row = not self.facts.guarded and 0 < number == len(self.k.passes) - 1
@@ -278,13 +278,6 @@ class PhaseWriter:
         if not {self.types[s.buffer].dtype.itemsize for s in accesses} <= {4, 8}:  # AVX2 masks no shorter elements
             return []
         return [cost(s) for s in self.values_of_columns(number)]
-
-    def rows_mask(self, number: int) -> bool:
-        """Whether rows have a part in the mask of each load: what a compiler knows of one that columns alone decide,
-        gcc 12 reads behind the end of an array (see ``gradc_unknown``).
-        """
-        masks = [self.k.stmts[s.where] for s in self.values_of_columns(number) if s.op == "load" and s.where]
-        return all(m.op == "bitwise_and" and not all(map(self.facts.rows.by_column, m.args)) for m in masks)
 
     def filled(self, made: _Pass, number: int) -> str:
         """The columns of a short row with those that fill its last vector up, as C."""

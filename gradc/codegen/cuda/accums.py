@@ -39,11 +39,6 @@ def accumulator(facts: Facts, s: Stmt) -> str:
     return "sum_f32" if dtype is F32 and s.combine == "sum" else stored(dtype)
 
 
-def accumulator_bytes(facts: Facts, s: Stmt) -> int:
-    """Of an element of that type."""
-    return 8 if accumulator(facts, s) == "sum_f32" else sum_dtype(facts, s).itemsize
-
-
 @dataclass(frozen=True)
 class OwnedText:
     """The elements of an owned result that belong to one kept row.

@@ -89,7 +89,7 @@ def _qlinear(function: Callable[..., Node]) -> Callable[..., Node]:
         y_zero: Weight | None = None,
     ) -> Node:
         x, y = dequantize_linear(a, a_scale, a_zero, axis=-2), dequantize_linear(b, b_scale, b_zero, axis=-1)
-        return quantize_linear(function(x, y), y_scale, y_zero if y_zero is not None else None)
+        return quantize_linear(function(x, y), y_scale, y_zero)
 
     return both
 

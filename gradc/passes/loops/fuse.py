@@ -48,7 +48,7 @@ def fuse(program: Program, first: int, second: int) -> Program:
         if program.buffer[b].kind != "temp" or len(shared) > 1 or any(b in (*s.reads, *s.writes) for s in others):
             refuse("fuse", reader, f"{b} is not between these two alone")
     _require_movable(program, first, second, reader, handed)
-    temps = [_forwarded(program, producer, reader, b) for b in handed]
+    temps = [_forwarded(producer, reader, b) for b in handed]
     if not temps or any(t.axes != temps[0].axes for t in temps):
         refuse("fuse", reader, "it has no axes in common with the producer")
     fused = replace(producer, body=tuple(_fused_body(producer, reader, temps))).live.rehashed(program.types)
@@ -56,7 +56,7 @@ def fuse(program: Program, first: int, second: int) -> Program:
     return replace(program, steps=tuple(steps), buffers=tuple(b for b in program.buffers if b.name not in handed))
 
 
-def _forwarded(program: Program, producer: Kernel, reader: Kernel, buffer: str) -> _Forwarded:
+def _forwarded(producer: Kernel, reader: Kernel, buffer: str) -> _Forwarded:
     """
     :raises IllegalMove: not one store is what the one load reads, or the kernels do not traverse the temp alike.
     """

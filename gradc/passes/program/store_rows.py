@@ -56,14 +56,14 @@ def _stored(program: Program, call: Call) -> Program | None:
     out = call.out.buffer
     copy = copy_of(base, out, program.types[out])
     steps = [step for step in program.steps if step not in (kernel, call)]
-    last = next((i for i, step in enumerate(steps) if isinstance(step, Call) and _is_late(step, steps[i:])), len(steps))
+    last = next((i for i, step in enumerate(steps) if _are_late(steps[i:])), len(steps))
     steps[last:last] = [copy, made.rehashed(program.types)]
     return _without(replace(program, steps=tuple(steps)), (rows, values))
 
 
-def _is_late(step: Call, following: list[Step]) -> bool:
-    """Whether nothing but calls that update rows is left."""
-    return all(isinstance(other, Call) and REGISTRY[other.op].updates is not None for other in following)
+def _are_late(steps: list[Step]) -> bool:
+    """Whether they are nothing but calls that update rows."""
+    return all(isinstance(step, Call) and REGISTRY[step.op].updates is not None for step in steps)
 
 
 def _may_run_late(program: Program, kernel: Kernel) -> bool:

@@ -90,11 +90,58 @@ def partition(
     :raises InvalidProblem: a budget below the fewest bytes possible, or in bytes where these are not known; names that
         there are not.
     """
+    halves = _halves(joint, values, precomputed)
+    borrowed = {node: name for name, node in reversed(halves.forward.outputs)} if borrow else {}
+    given = set(reachable((n for _, n in halves.forward.outputs), lambda n: n.operands if _is_alias(n) else ()))
+    computed = halves.forward.with_outputs([(name, joint.output(name)) for name in (*values, *precomputed)])
+    traffic = Traffic(
+        materialized(computed) - {*unwritten},
+        given - borrowed.keys(),
+        borrowed.keys() - set(joint.inputs),
+        dims,
+        blocked,
+        {source(n.operands[0]) for n in joint.nodes if mixes(n)},
+    )
+    saved = _cut(joint, halves.boundary, save, traffic, _operands_of_products(halves.late))
+    if budget is not None:
+        saved = _within(joint, halves.boundary, saved, budget, traffic)
+    made_early = {joint.output(name) for name in precomputed}
+    reasons = {
+        n: PRECOMPUTED if n in made_early else "output" if n in borrowed else _why(n, traffic.written)
+        for n in saved
+        if n.op.name != "input"
+    }
+    residuals = _residuals(joint, saved, reasons, borrowed)
+    own = [(r.name, r.node) for r in residuals.values() if not r.borrowed]
+    forward = halves.forward.with_outputs([*halves.forward.outputs, *own])
+    backward = _backward(joint, halves.gradients, residuals, halves.cotangents)
+    behind = reachable(halves.boundary, lambda n: () if n in saved else n.operands)
+    products = frozenset(n for n in behind if n not in saved and traffic.is_recomputed(n))
+    return Partition(forward, backward, tuple(residuals.values()), products)
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """What of the joint graph is forward and what backward, whatever is saved.
+
+    :param forward: without residuals.
+    :param cotangents: the inputs that only the backward has.
+    :param late: what depends on these, or serves the gradients alone.
+    :param gradients: the outputs of the backward.
+    :param boundary: what it reads, or gives, that is not late.
+    """
+
+    forward: Graph
+    cotangents: set[Node]
+    late: set[Node]
+    gradients: list[tuple[str, Node]]
+    boundary: set[Node]
+
+
+def _halves(joint: Graph, values: Sequence[str], precomputed: Sequence[str]) -> _Halves:
     floats = sum(joint.output(name).dtype.is_float for name in values)
     cotangents = set(joint.inputs[len(joint.inputs) - floats :])  # differentiate puts them last
-    made_early = {joint.output(name) for name in precomputed}
-    early = set(topological([*(joint.output(name) for name in values), *made_early]))
-    late = _late(joint, early, cotangents)
+    late = _late(joint, set(topological(joint.output(name) for name in (*values, *precomputed))), cotangents)
     gradients = [(name, node) for name, node in joint.outputs if name not in values and name not in precomputed]
     needed = set(topological(node for _, node in gradients))
     boundary = {o for n in needed if n in late for o in n.operands if o not in late and o in needed}
@@ -105,32 +152,7 @@ def partition(
         inputs=tuple(n for n in joint.inputs if n not in cotangents),
         outputs=tuple((name, joint.output(name)) for name in values),
     )
-    borrowed = {node: name for name, node in reversed(forward.outputs)} if borrow else {}
-    given = set(reachable((n for _, n in forward.outputs), lambda n: n.operands if _is_alias(n) else ()))
-    computed = replace(forward, outputs=tuple((name, joint.output(name)) for name in (*values, *precomputed)))
-    traffic = Traffic(
-        materialized(computed) - {*unwritten},
-        given - borrowed.keys(),
-        borrowed.keys() - set(joint.inputs),
-        dims,
-        blocked,
-        {source(n.operands[0]) for n in joint.nodes if mixes(n)},
-    )
-    saved = _cut(joint, boundary, save, traffic, _operands_of_products(late))
-    if budget is not None:
-        saved = _within(joint, boundary, saved, budget, traffic)
-    reasons = {
-        n: PRECOMPUTED if n in made_early else "output" if n in borrowed else _why(n, traffic.written)
-        for n in saved
-        if n.op.name != "input"
-    }
-    residuals = _residuals(joint, saved, reasons, borrowed)
-    own = [(r.name, r.node) for r in residuals.values() if not r.borrowed]
-    forward = replace(forward, outputs=(*forward.outputs, *own))
-    backward = _backward(joint, gradients, residuals, cotangents)
-    behind = reachable(boundary, lambda n: () if n in saved else n.operands)
-    products = frozenset(n for n in behind if n not in saved and traffic.is_recomputed(n))
-    return Partition(forward, backward, tuple(residuals.values()), products)
+    return _Halves(forward, cotangents, late, gradients, boundary)
 
 
 def _late(joint: Graph, early: Collection[Node], cotangents: Collection[Node]) -> set[Node]:

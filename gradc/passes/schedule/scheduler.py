@@ -115,6 +115,31 @@ def _is_strided(index: Sequence[Index], shape: Sequence[Size], last: Index) -> b
     return any(v == last.variable for i in entries[:-1] for v, _ in i.terms)
 
 
+def _stand_in(node: Node) -> str:
+    """What a node's buffer is called until buffers have names."""
+    return f"@{id(node)}"
+
+
+def _builder(
+    domain: IterationSpace, loaded: Callable[[Node], bool], constants: Callable[[Node], str] = _stand_in
+) -> KernelBuilder:
+    """A kernel whose buffers have no names yet.
+
+    :param loaded: whether it loads a node, which else it computes.
+    """
+    return KernelBuilder(domain, lambda node: _stand_in(node) if loaded(node) else None, constants)
+
+
+def _trial(node: Node, loaded: Callable[[Node], bool]) -> KernelBuilder | None:
+    """A kernel for a value alone; None where what the value is made of needs memory."""
+    builder = _builder(IterationSpace(node.shape), loaded)
+    try:
+        builder.read(node, builder.domain.index())
+    except CannotInline:
+        return None
+    return builder
+
+
 class Scheduler:
     """What has been decided so far, and the trail of it: every change leaves how it is undone, so that a node which
     turns out to need memory is visited again with that known, and nothing before it is.
@@ -318,26 +343,15 @@ class Scheduler:
         of elements that do not lie beside one another along the last axis, which no vector loads: a library packs
         them, and others load them one by one, unless they read them in the order of the array.
         """
-        arrays: dict[str, Node] = {}
-
-        def buffer(at: Node) -> str:
-            arrays[name := f"@{id(at)}"] = at
-            return name
-
-        def loaded(at: Node) -> str | None:
-            return buffer(at) if at in self.in_memory or isinstance(lowering(at), Expr) else None
-
-        builder = KernelBuilder(IterationSpace(node.shape), loaded, buffer)
-        place = builder.domain.index()
-        try:
-            builder.read(node, place)
-        except CannotInline:  # what it is made of needs memory, and it is visited again after that has some
+        builder = _trial(node, lambda at: at in self.in_memory or isinstance(lowering(at), Expr))
+        if builder is None:  # it is visited again after what it is made of has memory
             return 0
         found = sum(s.op not in ("load", "const", "size") and s.dtype is not BOOL for s in builder.body)
         if any(isinstance(user.op, Library) for _, user in self.moved_uses(node)):
             return found
-        loads, last = [s for s in builder.body if s.op == "load"], place[-1] if place else Index()
-        strided = sum(_is_strided(s.index, arrays[s.buffer].shape, last) for s in loads)
+        last = next(iter(builder.domain.index()[-1:]), Index())
+        loads = [s for s in builder.body if s.op == "load"]
+        strided = sum(_is_strided(s.index, builder.loaded[s.buffer].shape, last) for s in loads)
         return found + (STRIDED_COST * strided if strided and self.read_along_last_axis(node) else 0)
 
     def read_along_last_axis(self, node: Node) -> bool:
@@ -386,17 +400,9 @@ class Scheduler:
         """Where a value is read by another that is made of it, in the axes ``i0, i1, ...`` of that; none if it is made
         of what needs memory.
         """
-        name, domain = f"@{id(node)}", IterationSpace(end.shape)
-
-        def loaded(at: Node) -> str | None:
-            return f"@{id(at)}" if at is node or at not in moved else None
-
-        builder = KernelBuilder(domain, loaded, lambda at: f"@{id(at)}")
-        try:
-            builder.read(end, domain.index())
-        except CannotInline:
-            return []
-        return [s.index for s in builder.body if s.op == "load" and s.buffer == name]
+        builder = _trial(end, lambda at: at is node or at not in moved)
+        body = builder.body if builder is not None else ()
+        return [s.index for s in body if s.op == "load" and s.buffer == _stand_in(node)]
 
     def stored(self, node: Node) -> bool:
         """Whether a group computes it, or it lies in memory."""
@@ -552,22 +558,15 @@ class Scheduler:
 
     def open(self, shape: Sequence[Size], cols: tuple[int, ...] | None) -> Group:
         group = Group(len(self.groups), shape, cols)
-        group.builder = self.builder(group)
+        group.builder = _builder(
+            group.domain, lambda node: node in self.in_memory and node not in group.placed, self.constant_buffer
+        )
         self.groups.append(group)
         self.loads[group.key] = set()
         self.trail += functools.partial(self.loads.pop, group.key), self.groups.pop
         if group.key not in self.order:  # it stands for two others already
             self.trail.append(self.order.add(group.key))
         return group
-
-    def builder(self, group: Group) -> KernelBuilder:
-        return KernelBuilder(group.domain, lambda node: self.buffer_for(node, group), self.constant_buffer)
-
-    def buffer_for(self, node: Node, group: Group) -> str | None:
-        """A stand-in name: the node is loaded unless this group computes it."""
-        if node in self.in_memory and node not in group.placed:
-            return f"@{id(node)}"
-        return None
 
     def constant_buffer(self, node: Node) -> str:
         if node not in self.constants:

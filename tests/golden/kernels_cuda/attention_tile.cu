@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
   u16 *const left0 = (u16 *)dynamic_shared + 0; /* q_: 128 x 64 */
   gradc_rows<64, 64, 72, ROWS, THREADS>::at(q_, (64 * H * S * at0_ + 64 * S * at1_ + 64 * row_), 64, 1).copy(left0, 0, rows_);
   cp_async_commit();
-  f32 top[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)}; f32 factor_b6[2 * TILES], exponent_b6[2 * TILES] = {-0x1.fffffep127f, -0x1.fffffep127f, -0x1.fffffep127f, -0x1.fffffep127f}; /* carry top: f32[rows_] max */
+  f32 top[2 * TILES] = {f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u), f32_of_bits(0xff800000u)}; f32 top_factor[2 * TILES], top_exponent[2 * TILES] = {-0x1.fffffep127f, -0x1.fffffep127f, -0x1.fffffep127f, -0x1.fffffep127f}; /* carry top: f32[rows_] max */
   f32 total_[2 * TILES] = {0.0f, 0.0f, 0.0f, 0.0f}; /* carry total_: f32[rows_] sum by exp(top) */
   f32 t6_sum[TILES * 64 / 8][4] = {}; /* carry t6_sum: f32[rows_,64] sum by exp(top) */
   const auto pieces_72 = gradc_in_shared(gradc_rows<64, 64, 72, COLUMNS, THREADS>::own_of(dynamic_shared)), rows_72 = gradc_in_shared(gradc_of_lane<72>(dynamic_shared)), columns_72 = gradc_in_shared(gradc_right_of_lane<72>(dynamic_shared)); /* a thread's first piece, and what a lane loads */
@@ -160,10 +160,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
           for (int h = 0; h < 2 * TILES; h++) {
             const f32 v6 = r6[h];
             const f32 v8 = v6 * v7;
-            factor_b6[h] = gradc_raised(top[h], v8, exponent_b6[h]);
+            top_factor[h] = gradc_raised(top[h], v8, top_exponent[h]);
             #pragma unroll
             for (int n = h / 2 * (64 / 8); n < (h / 2 + 1) * (64 / 8); n++) {
-              t6_sum[n][h % 2 * 2] *= factor_b6[h], t6_sum[n][h % 2 * 2 + 1] *= factor_b6[h];
+              t6_sum[n][h % 2 * 2] *= top_factor[h], t6_sum[n][h % 2 * 2 + 1] *= top_factor[h];
             }
           }
         }
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) softmax_matmul_tile_387a59(
           #pragma unroll
           for (int h = 0; h < 2 * TILES; h++) {
             const f32 v21 = r21[h];
-            total_[h] = mad_f32(total_[h], factor_b6[h], v21);
+            total_[h] = mad_f32(total_[h], top_factor[h], v21);
           }
         }
       }; at_edge ? elements(gradc_constant<1>()) : elements(gradc_constant<0>()); }

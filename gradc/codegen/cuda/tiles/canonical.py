@@ -14,6 +14,10 @@ from ...identifiers import identifiers
 
 ROW, COLUMN = "i0", "i1"
 """The axes of all kernels of a loop."""
+OF_MAXIMUM = ("exponent", "factor")
+"""What a kernel keeps beside a carried maximum to which sums are relative: its power of two, and what a sum that was
+relative to the maximum before is multiplied with.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,11 @@ def canonical(loop: Loop, types: Mapping[str, Type]) -> Canonical:
     given = [d for d in dict.fromkeys(_dims(loop, types)) if d not in loop.symbols]
     names = {b: f"b{i}" for i, b in enumerate((*outside, *inside))}
     dims = {d: f"n{i}" for i, d in enumerate((*given, *loop.symbols))}
-    spelled = identifiers([*names, *(f"{d} " for d in dims)])
+    maxima = dict.fromkeys(c.by for sweep in loop.sweeps for c in sweep.carries if c.by)
+    beside = {f"{names[b]}_{what}": f"{b} {what}" for b in maxima for what in OF_MAXIMUM}
+    spelled = identifiers([*names, *(f"{d} " for d in dims), *beside.values()])
     words = {own: spelled[b] for b, own in names.items()} | {own: spelled[f"{d} "] for d, own in dims.items()}
+    words |= {own: spelled[word] for own, word in beside.items()}
     renamed = _Renamer(names, dims, types).loop(loop)
     own = {names[b]: types[b].substitute({d: symbol(n) for d, n in dims.items()}) for b in names}
     return Canonical(renamed, own, tuple(outside), tuple(given), words)

@@ -341,13 +341,13 @@ class FragmentWriter:
         relative = [c for c in self.carries.values() if c.by == carry.name]
         join = f"{_join(carry.combine, carry.type.dtype)}::join({carry.name}[h], {value});"
         if carry.by:
-            yield f"{carry.name}[h] = mad_f32({carry.name}[h], factor_{carry.by}[h], {value});"
+            yield f"{carry.name}[h] = mad_f32({carry.name}[h], {carry.by}_factor[h], {value});"
         elif not relative:
             yield join
         elif any(sweep.divides for sweep in self.form.sweeps if carry in sweep.sweep.carries):
-            yield f"factor_{carry.name}[h] = gradc_raised({carry.name}[h], {value}, exponent_{carry.name}[h]);"
+            yield f"{carry.name}_factor[h] = gradc_raised({carry.name}[h], {value}, {carry.name}_exponent[h]);"
         else:
-            yield f"factor_{carry.name}[h] = gradc_raised_sum({carry.name}[h], {value});"
+            yield f"{carry.name}_factor[h] = gradc_raised_sum({carry.name}[h], {value});"
         for c in relative:
             yield from self.rescaled(c)
 
@@ -357,7 +357,7 @@ class FragmentWriter:
             return
         tiles = f"{self.form.padded(c.name)} / 8"
         yield from (UNROLL, f"for (int n = h / 2 * ({tiles}); n < (h / 2 + 1) * ({tiles}); n++) {{")
-        elements = (f"{c.name}[n][h % 2 * 2{i}] *= factor_{c.by}[h]" for i in ("", " + 1"))
+        elements = (f"{c.name}[n][h % 2 * 2{i}] *= {c.by}_factor[h]" for i in ("", " + 1"))
         yield f"{', '.join(elements)};"
         yield "}"
 

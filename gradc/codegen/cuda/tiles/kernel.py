@@ -37,13 +37,13 @@ from ...index import literal, size
 from ...jinja import render
 from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
-from .canonical import Canonical, canonical
+from .canonical import OF_MAXIMUM, Canonical, canonical
 from .decoding import decoded, paired
 from .folded import folded
 from .fragments import FragmentWriter, TileScribe, after_sweep, has_part, packed_blocks, scales
 from .lanes import UNROLL, Lanes, StripText
 
-_CANONICAL = re.compile(r"\b[bn]\d+\b")
+_CANONICAL = re.compile(rf"\b[bn]\d+(?:_(?:{'|'.join(OF_MAXIMUM)}))?\b")
 MAPPING = "tile"
 """What a launch knows this mapping by."""
 
@@ -395,8 +395,8 @@ class _TileWriter:
             if not any(x.by == c.name for x in own_sweep.sweep.carries):
                 return own
             lowest = ", ".join(["-0x1.fffffep127f"] * 2 * self.tiles)
-            exponent = f", exponent_{c.name}[2 * TILES] = {{{lowest}}}" if own_sweep.divides else ""
-            return f"{own} f32 factor_{c.name}[2 * TILES]{exponent};"
+            exponent = f", {c.name}_exponent[2 * TILES] = {{{lowest}}}" if own_sweep.divides else ""
+            return f"{own} f32 {c.name}_factor[2 * TILES]{exponent};"
         return f"{kind} {c.name}[TILES * {self.form.padded(c.name)} / 8][4] = {{}};"
 
     # -- sweeps --------------------------------------------------------------------------------------------------------
