@@ -118,9 +118,10 @@ clean:
 	rm -rf .venv .venv-lint .venv-torch-* .venv-cudnn .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Python compiles what is imported, which is a part of the thousands of files that pip would compile.
 $(VENV)/.installed-%: pyproject.toml $(VENV)/constraints.txt | $(VENV)/bin/python
 	@echo "installing gradc$(extras_of) into $(VENV)"
-	@$(VENV)/bin/python -m pip install --disable-pip-version-check -q -c $(VENV)/constraints.txt -e '.$(extras_of)'
+	@$(VENV)/bin/python -m pip install --no-compile --disable-pip-version-check -q -c $(VENV)/constraints.txt -e '.$(extras_of)'
 	@touch '$@'
 
 # The releases that the tests' numbers were taken with; with TORCH=, that one in the place of torch's.
