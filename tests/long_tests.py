@@ -33,14 +33,15 @@ COMPILER = (
 """What makes kernels."""
 VALUES = (
     *COMPILER,
-    *("gradc/api.py", "gradc/errors.py", "gradc/inspect", "gradc/interp.py", "gradc/knobs.py", "gradc/module"),
+    *("gradc/api.py", "gradc/errors.py", "gradc/inspect", "gradc/interp.py", "gradc/jax", "gradc/knobs.py"),
+    *("gradc/module", "gradc/pickles.py", "gradc/plans"),
     *("gradc/onnx", "gradc/optim", "gradc/process", "gradc/runtime", "gradc/torch", "gradc/trace.py", "gradc/verify"),
     *(f"tests/{name}.py" for name in ("agreement", "oracles", "registry", "sampling", "torch_oracles")),
 )
 """What decides and judges the values of a module."""
 AGAIN = 16
 """Of so many tests that are left out one is run nevertheless."""
-RUNNERS = ("numpy", "torch", "ziglang", "nvidia-cuda-nvrtc-cu12")
+RUNNERS = ("numpy", "torch", "torchao", "onnx", "onnxruntime", "jax", "ziglang", "nvidia-cuda-nvrtc-cu12")
 """Packages with another release of which a test is another test."""
 
 

@@ -75,6 +75,7 @@ INDICES = {
 }
 
 
+@long_tests.values
 @pytest.mark.parametrize("how", ["segmented", "privatized", "atomic", "atomic_fixed"])
 @pytest.mark.parametrize(("hits", "dtype"), [(hits, ("f32", "bf16")[k % 2]) for k, hits in enumerate(INDICES)])
 def test_scatter(how: str, hits: str, dtype: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 from agreement import simulated

@@ -4,6 +4,7 @@ unpacked a block at a time.
 
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 from agreement import merged
@@ -124,6 +125,7 @@ def test_many_members_are_added_in_f64() -> None:
 # -- packed values -----------------------------------------------------------------------------------------------------
 
 
+@long_tests.values
 @pytest.mark.parametrize("dtype", PACKED)
 @pytest.mark.parametrize("low_first", [True, False])
 def test_packed_rows(dtype: str, low_first: bool) -> None:
@@ -213,6 +215,7 @@ def _by_offsets(
     return sums
 
 
+@long_tests.values
 @pytest.mark.parametrize("width", [1, 3, 8, 37, 64, 130])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
@@ -386,6 +389,7 @@ def test_bags_in_order_are_segments() -> None:
 # -- tables of bytes ---------------------------------------------------------------------------------------------------
 
 
+@long_tests.values
 @pytest.mark.parametrize("kind", ["u8", "i8", "u4", "i4"])
 @pytest.mark.parametrize("width", [8, 36, 64, 106, "D"])
 def test_bags_of_bytes(kind: str, width: Any) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -223,6 +224,7 @@ def test_functions_of_the_model() -> None:
     assert interp.run(gradc.from_onnx(made), {"x": x})["y"].tolist() == [-2, 0, 6]
 
 
+@long_tests.values
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.onnx")), ids=lambda p: p.stem)
 def test_networks_with_stored_outputs(path: Path) -> None:
     """The light ones of onnx's package, whose input is a ramp from 0 to 1."""

@@ -854,6 +854,7 @@ DTYPES = {"f4": "f4", "f8": "f8", BF16: "f4"}
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 
 
+@long_tests.values
 @every_dtype
 @pytest.mark.parametrize("layout", ["nn", "tn", "nt", "tt", "ss", "wb", "bw"])
 def test_matmul_is_right_and_the_same_for_any_number_of_threads(layout: str, dtype: Any) -> None:
