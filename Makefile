@@ -49,11 +49,13 @@ LINT := $(call with,dev)
 BENCH := $(call with,torch $(EXTRAS))
 GPU := $(call with,test torch cuda12 nvrtc $(EXTRAS))
 
-.PHONY: demo test test-all quick fuzz mutants release lint bench conformance onnx-models cudnn-plans gpu docs site extras clean
+.PHONY: demo installed test test-all quick fuzz mutants release lint bench conformance onnx-models cudnn-plans gpu docs site extras clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO)
 	$(VENV)/bin/gradc demo $(ARGS)
+
+installed: $(TEST)
 
 test: $(TEST)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
@@ -113,12 +115,13 @@ extras:
 	  print(",".join(name for name in extras if name not in ("cuda13", "cudnn-plans")))'
 
 clean:
-	rm -rf .venv .venv-torch-* .venv-cudnn .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-lint .venv-torch-* .venv-cudnn .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Python compiles what is imported, which is a part of the thousands of files that pip would compile.
 $(VENV)/.installed-%: pyproject.toml $(VENV)/constraints.txt | $(VENV)/bin/python
 	@echo "installing gradc$(extras_of) into $(VENV)"
-	@$(VENV)/bin/python -m pip install --disable-pip-version-check -q -c $(VENV)/constraints.txt -e '.$(extras_of)'
+	@$(VENV)/bin/python -m pip install --no-compile --disable-pip-version-check -q -c $(VENV)/constraints.txt -e '.$(extras_of)'
 	@touch '$@'
 
 # The releases that the tests' numbers were taken with; with TORCH=, that one in the place of torch's.

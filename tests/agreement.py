@@ -171,13 +171,6 @@ def added_up(got: np.ndarray, want: np.ndarray, exact: np.ndarray, sums: np.ndar
     assert (off <= allowed).all(), f"{what}: off by up to {(off / np.where(allowed > 0, allowed, 1)).max():.3g} of it"
 
 
-SIMULATED = (
-    *long_tests.COMPILER,
-    *("gradc/interp.py", "gradc/process", "gradc/runtime", "tests/agreement.py", "tests/registry.py"),
-)
-"""What decides and judges the values of a module on the simulator."""
-
-
 def simulated(module: gradc.Module, *sizes: Mapping[str, int]) -> Iterator[str]:
     """What decides the values of a module on the simulator at these sizes: the texts that a GPU gets, the launches, and
     the ops' references that judge them.

@@ -2,7 +2,8 @@
 
 ``@pytest.mark.long("gradc/process/files.py", "templates/export")`` names what a test tests, beside its own file.
 ``make test-all`` runs all of them and writes ``tests/long.txt``: each test that passed, with a digest of those files.
-Any other run leaves out those whose digest still stands there.
+Any other run leaves out those whose digest still stands there, but for a few, others every day (:data:`AGAIN`): what
+passed on one machine is tried on others.
 
 A test that judges texts which the compiler writes hands them to ``judged(*texts)`` before what takes long: their digest
 stands behind a ``+``, and where the compiler has changed but not these texts the test ends there.
@@ -14,7 +15,9 @@ import functools
 import hashlib
 import importlib.metadata
 import itertools
+import os
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,8 +31,21 @@ COMPILER = (
     *("gradc/passes", "gradc/targets", "templates"),
 )
 """What makes kernels."""
-RUNNERS = ("numpy", "torch", "ziglang", "nvidia-cuda-nvrtc-cu12")
+VALUES = (
+    *COMPILER,
+    *("gradc/api.py", "gradc/errors.py", "gradc/inspect", "gradc/interp.py", "gradc/jax", "gradc/knobs.py"),
+    *("gradc/module", "gradc/pickles.py", "gradc/plans"),
+    *("gradc/onnx", "gradc/optim", "gradc/process", "gradc/runtime", "gradc/torch", "gradc/trace.py", "gradc/verify"),
+    *(f"tests/{name}.py" for name in ("agreement", "oracles", "registry", "sampling", "torch_oracles")),
+)
+"""What decides and judges the values of a module."""
+AGAIN = 16
+"""Of so many tests that are left out one is run nevertheless."""
+RUNNERS = ("numpy", "torch", "torchao", "onnx", "onnxruntime", "jax", "ziglang", "nvidia-cuda-nvrtc-cu12")
 """Packages with another release of which a test is another test."""
+
+
+values = pytest.mark.long(*VALUES)
 
 
 @functools.cache
@@ -92,8 +108,14 @@ def judged(item: pytest.Item, texts: Sequence[str], everything: bool) -> None:
         hasher.update(hashlib.sha256(text.encode()).digest())
     now = hasher.hexdigest()[:16]
     item.user_properties.append((TEXTS, now))
-    if not everything and passed().get(case_of(item.nodeid), "").partition("+")[2] == now:
+    name = case_of(item.nodeid)
+    if not (everything or is_tried_again(name)) and passed().get(name, "").partition("+")[2] == now:
         pytest.skip("long, and passed on these texts: make test-all runs it")
+
+
+def is_tried_again(name: str) -> bool:
+    """Whether today (``GRADC_TEST_DAY``, in days) is the day of this test."""
+    return (zlib.crc32(name.encode()) + int(os.environ["GRADC_TEST_DAY"])) % AGAIN == 0
 
 
 def leave_out(items: list[pytest.Item], everything: bool) -> None:
@@ -105,7 +127,10 @@ def leave_out(items: list[pytest.Item], everything: bool) -> None:
             continue
         now = digest((*marker.args, str(item.path.relative_to(ROOT))))
         item.user_properties.append((PROPERTY, now))
-        if not everything and known.get(case_of(item.nodeid), "").partition("+")[0] == now:
+        name = case_of(item.nodeid)
+        if everything or is_tried_again(name):
+            continue
+        if known.get(name, "").partition("+")[0] == now:
             item.add_marker(pytest.mark.skip(reason="long, and passed on these files: make test-all runs it"))
 
 

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -72,6 +73,7 @@ def draws(rows: int, keys: int) -> Iterator[np.ndarray]:
         yield np.full(rows, one)
 
 
+@long_tests.values
 @pytest.mark.parametrize("rows, keys, way", SIZES, ids=str)
 def test_against_numpy(library: Any, rows: int, keys: int, way: str) -> None:
     needed = library.bytes(rows, keys)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -46,6 +47,7 @@ def test_poolings_of_every_size(kind: str, windows: dict[str, Any]) -> None:
         agree_with_torch(module, lambda x: getattr(torch.nn.functional, kind)(x, **windows), {"x": x})
 
 
+@long_tests.values
 @pytest.mark.parametrize("sizes", ["fixed", "symbolic"])
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
 @pytest.mark.parametrize("dilation", [1, 2])

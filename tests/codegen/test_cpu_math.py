@@ -33,6 +33,7 @@ FLAGS = (
 SAMPLES = 10_000_000 if os.environ.get("GRADC_SLOW_TESTS") else 1_000_000
 
 pytestmark = [
+    pytest.mark.long("gradc/ir/types.py", "gradc/ops/elementwise", "templates/common", "templates/cpu"),
     pytest.mark.optimised,
     pytest.mark.skipif(COMPILER is None, reason="no C compiler"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy on the NaN and infinities among the samples

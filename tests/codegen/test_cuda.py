@@ -21,7 +21,6 @@ from agreement import (
     NAMES,
     OTHERS,
     POINTWISE,
-    SIMULATED,
     TURNS,
     agree_with_numpy,
     compiled,
@@ -50,7 +49,7 @@ def checked() -> Iterator[None]:
         yield
 
 
-@pytest.mark.long(*SIMULATED)
+@long_tests.values
 @pytest.mark.parametrize("name", [*compiled(OTHERS, turn=1), *POINTWISE[::2]])  # NVRTC has the others
 def test_cuda_is_numpy(name: str, judged: Callable[..., None]) -> None:
     """All samples of a primitive, every second one of a composite: the CPU has those too."""
@@ -76,6 +75,7 @@ INDICES = {
 }
 
 
+@long_tests.values
 @pytest.mark.parametrize("how", ["segmented", "privatized", "atomic", "atomic_fixed"])
 @pytest.mark.parametrize(("hits", "dtype"), [(hits, ("f32", "bf16")[k % 2]) for k, hits in enumerate(INDICES)])
 def test_scatter(how: str, hits: str, dtype: str) -> None:
@@ -176,7 +176,7 @@ def test_scatter_reduce(combine: str, how: str) -> None:
     np.testing.assert_allclose(run(module, given)[name], interp.run(graph, given, precision="f64")[name], rtol=1e-6)
 
 
-@pytest.mark.long(*SIMULATED)
+@long_tests.values
 @pytest.mark.parametrize(("rows", "columns"), [(1, 100_000), (1000, 3), (300, 70), (5, 513), (1, 1), (2, 1500)])
 def test_a_norm_and_its_column_sums(rows: int, columns: int, judged: Callable[..., None]) -> None:
     """Rows of every length: less than a warp, a warp, a block, many rounds of a block."""

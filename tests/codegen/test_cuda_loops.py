@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -109,6 +110,7 @@ SIZES = [
 ]
 
 
+@long_tests.values
 @pytest.mark.parametrize(("name", "dims"), SIZES)
 @pytest.mark.usefixtures("blocks")
 def test_values_and_gradients_are_torchs_and_the_same_in_each_run(name: str, dims: dict[str, int]) -> None:
@@ -246,6 +248,7 @@ def test_a_donated_input_is_whole_until_the_last_block_has_read_it(target: str, 
     np.testing.assert_allclose(module(x=x.copy()), exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
 
 
+@long_tests.values
 @pytest.mark.parametrize(("dtype", "rows"), [("bf16", 2), ("f32", 2), ("bf16", 140)])
 @pytest.mark.usefixtures("blocks")
 def test_rows_that_end_within_a_thread_s_columns(dtype: str, rows: int) -> None:

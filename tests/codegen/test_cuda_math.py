@@ -57,6 +57,10 @@ AS_SIMULATED = (
 SAMPLES = 100_000
 
 pytestmark = [
+    pytest.mark.long(
+        *("gradc/codegen/expr.py", "gradc/codegen/index.py", "gradc/codegen/text.py", "gradc/ops/elementwise"),
+        *("gradc/ir/types.py", "gradc/runtime/cuda/nvrtc.py", "templates", "tests/codegen/test_cpu_math.py"),
+    ),
     pytest.mark.optimised,
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy on the NaN and infinities among the samples
 ]

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
-from agreement import SIMULATED, simulated
+from agreement import simulated
 
 import gradc
 from gradc import interp, knobs, ops
@@ -68,7 +69,7 @@ def test_sums_are_the_graph_s_whatever_the_order_of_blocks(dtype: str, columns: 
         module.forward.native.device.seed = None
 
 
-@pytest.mark.long(*SIMULATED)
+@long_tests.values
 @pytest.mark.parametrize("dtype", UNIT)
 def test_a_chunk_has_several_batches_of_rows(dtype: str, judged: Callable[..., None]) -> None:
     """A batch takes the place of the one before only when all have read that: sums of integers, which are exact."""

@@ -111,6 +111,7 @@ def test_ten_million_rows_of_one(name: str) -> None:
         assert abs(got["d.gamma"][0] - total) < 1e-6 * float(np.abs(dy).sum())
 
 
+@long_tests.values
 def test_ten_million_rows_of_an_embedding_and_a_loss() -> None:
     """Half of all rows on one row of the table; of the loss the mean."""
     random = np.random.default_rng(0)
@@ -267,6 +268,7 @@ def test_no_memory_is_one_error_and_the_next_call_is_right(
         np.testing.assert_array_equal(value, want[key], err_msg=key)
 
 
+@long_tests.values
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a limit of the address space")
 def test_a_process_at_its_limit() -> None:
     """What the pool keeps is given back before a call is refused; a refused call leaves everything usable."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -33,6 +34,7 @@ def bag_gradient(mode: str, dtype: str, keys: int, columns: int, weighted: bool,
     return differentiate(gradc.trace(bags, **types), ["w"])
 
 
+@long_tests.values
 @pytest.mark.parametrize("columns", [6, 140])
 @pytest.mark.parametrize(("mode", "weighted", "padding"), [("sum", True, None), ("mean", False, 2), ("sum", False, 0)])
 def test_bags_are_torch_s(mode: str, weighted: bool, padding: int | None, columns: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -66,6 +67,7 @@ def shape_of(kernel: Kernel, module: Any) -> tuple[tuple[int, ...], int]:
     return tuple(map(len, neighbours(kernel))), 0 if order is None else order.width
 
 
+@long_tests.values
 @pytest.mark.parametrize(
     "channels, mode, rank, together",
     [

@@ -4,6 +4,7 @@ unpacked a block at a time.
 
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 from agreement import merged
@@ -124,15 +125,12 @@ def test_many_members_are_added_in_f64() -> None:
 # -- packed values -----------------------------------------------------------------------------------------------------
 
 
+@long_tests.values
 @pytest.mark.parametrize("dtype", PACKED)
 @pytest.mark.parametrize("low_first", [True, False])
-@pytest.mark.parametrize("count", [1, 3, 32, 129, 4500])
-def test_packed_rows(dtype: str, low_first: bool, count: int) -> None:
+def test_packed_rows(dtype: str, low_first: bool) -> None:
     """Against the interpreter: maps, gathers, sums of a row, softmax (several passes), short rows and long."""
-    random = rng(count, low_first)
-    q = random.integers(0, 256, (7, count)).astype(np.uint8)
-    i = random.integers(0, 7, (5, 3))
-    scale = random.standard_normal((7, 1)).astype(np.float32)
+    counts = [1, 3, 32, 129, 4500]
 
     def values(q: Any) -> Any:
         return ops.cast(ops.unpack(q, dtype=dtype, low_nibble_first=low_first), "f32")
@@ -144,16 +142,31 @@ def test_packed_rows(dtype: str, low_first: bool, count: int) -> None:
         "passes": lambda q, i, scale: values(q) - ops.amax(values(q), axis=1, keepdims=True),
         "column": lambda q, i, scale: ops.amin(values(q) * scale, axis=0),
     }
-    types = {"sizes": {"q": f"u8[7,{count}]", "scale": "f32[7,1]"}, "symbols": {"q": "u8[V,C]", "scale": "f32[V,1]"}}
-    parts = {f"{n}_{k}": gradc.trace(f, i="i64[B,L]", **t) for n, f in functions.items() for k, t in types.items()}
-    module = gradc.compile(merged("packed", parts.items()), target="cpu")
-    given = {"q": q, "i": i, "scale": scale}
-    found = module.forward.run({f"{part}.{n}": given[n] for part, graph in parts.items() for n in graph.input_names})
+    types = {"C": {"q": "u8[V,C]", "scale": "f32[V,1]"}}
+    types |= {str(count): {"q": f"u8[7,{count}]", "scale": "f32[7,1]"} for count in counts}
+    parts = {(n, k): gradc.trace(f, i="i64[B,L]", **t) for n, f in functions.items() for k, t in types.items()}
+    module = gradc.compile(merged("packed", ((f"{n}_{k}", graph) for (n, k), graph in parts.items())), target="cpu")
     sources = {buffer: k.source for k in module.kernels.values() for buffer in k.kernel.buffers}
-    for part, graph in parts.items():
-        wanted = interp.run(graph, {n: given[n] for n in graph.input_names})["y"]
-        np.testing.assert_array_equal(found[f"{part}.y"], wanted, err_msg=part)
-        assert count == 1 or part.startswith("column") or "unpacked" in sources[f"{part}.q"], part
+    for symbolic in counts:
+        given = {count: packed(count, low_first) for count in counts}
+        of = {(n, k): given[symbolic if k == "C" else int(k)] for n, k in parts}
+        found = module.forward.run(
+            {f"{n}_{k}.{name}": of[n, k][name] for (n, k), graph in parts.items() for name in graph.input_names}
+        )
+        for (n, k), graph in parts.items():
+            if symbolic != counts[0] and k != "C":  # as before
+                continue
+            wanted = interp.run(graph, {name: of[n, k][name] for name in graph.input_names})["y"]
+            np.testing.assert_array_equal(found[f"{n}_{k}.y"], wanted, err_msg=f"{n} {k} {symbolic}")
+            assert n == "column" or k == "1" or "unpacked" in sources[f"{n}_{k}.q"], (n, k)
+
+
+def packed(count: int, low_first: bool) -> dict[str, np.ndarray]:
+    """Seven rows of bytes, of which five bags of three are looked up."""
+    random = rng(count, low_first)
+    q = random.integers(0, 256, (7, count)).astype(np.uint8)
+    i = random.integers(0, 7, (5, 3))
+    return {"q": q, "i": i, "scale": random.standard_normal((7, 1)).astype(np.float32)}
 
 
 @pytest.mark.parametrize("dtype", ["u4", "u2"])
@@ -202,6 +215,7 @@ def _by_offsets(
     return sums
 
 
+@long_tests.values
 @pytest.mark.parametrize("width", [1, 3, 8, 37, 64, 130])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
@@ -375,6 +389,7 @@ def test_bags_in_order_are_segments() -> None:
 # -- tables of bytes ---------------------------------------------------------------------------------------------------
 
 
+@long_tests.values
 @pytest.mark.parametrize("kind", ["u8", "i8", "u4", "i4"])
 @pytest.mark.parametrize("width", [8, 36, 64, 106, "D"])
 def test_bags_of_bytes(kind: str, width: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import long_tests
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from skips import disassembled
 import gradc
 from benchmarks import cuda_static
 from gradc import ops
+from gradc.codegen.cuda.cached_text import anonymous
 from gradc.codegen.cuda.library_time import product_time
 from gradc.errors import InvalidProblem
 from gradc.inspect.machine import Launched, Machine
@@ -317,33 +321,47 @@ def test_nothing_but_a_product_and_nothing_at_all() -> None:
     assert "nothing is executed" in nothing.explain_static(N=0)
 
 
+# What the model makes of a text is the same until the model or the text changes.
+long = pytest.mark.long(*long_tests.COMPILER, "gradc/inspect", "gradc/module", "gradc/runtime", "gradc/targets")
+
+
+def sources(module: gradc.Module) -> list[str]:
+    return [anonymous(each.source) for each in module.executables.values()]
+
+
+@long
 @tools
-def test_sorted_rows_are_read_once() -> None:
+def test_sorted_rows_are_read_once(judged: Callable[..., None]) -> None:
     """The kernel behind a sort reads each row of the cotangent once: the model knows where sorted keys lie."""
     graph = gradc.trace(lambda w, i: ops.embedding(i, w), w="bf16[128256,1024]", i="i64[16384]")
     module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90", reductions={"*": "segmented"})
+    judged(*sources(module))
     launches = directions(module, {})["backward"].launches
     rows = [p for launch, p in launches if launch.function.endswith("_rows") and launch.blocks > 100]
     assert any(p.finished and p.unknown == 0 and p.bytes > 16384 * 1024 * 2 for p in rows)
 
 
+@long
 @tools
-def test_rows_sorted_in_groups_are_read_once() -> None:
+def test_rows_sorted_in_groups_are_read_once(judged: Callable[..., None]) -> None:
     """Where rows are sorted in groups, whose keys and rows another launch spreads, the model follows all of them."""
     types = {"tokens": "i64[32768]", "q": "i8[128256,512]", "scale": "f32[128256,8]"}
     function = lambda tokens, q, scale: ops.embedding(tokens, ops.dequantize(q, scale, block=(1, 64)))
     module = gradc.compile(gradc.trace(function, **types), wrt=["scale"], target="cuda", arch="sm_90")
+    judged(*sources(module))
     launches = directions(module, {})["backward"].launches
     assert any(launch.function == "gradc_sort_spread" for launch, _ in launches)
     (rows,) = (p for launch, p in launches if launch.function.endswith("_rows") and "check" not in launch.function)
     assert rows.finished and 1 < rows.bytes / (32768 * 512 * (4 + 1)) < 1.1
 
 
+@long
 @tools
-def test_a_sort_of_few_rows_is_followed_to_its_end() -> None:
+def test_a_sort_of_few_rows_is_followed_to_its_end(judged: Callable[..., None]) -> None:
     """Its search for where keys begin, too."""
     graph = gradc.trace(lambda w, i: ops.embedding(i, w), w="f32[512,768]", i="i64[512]")
     module = gradc.compile(graph, wrt=["w"], target="cuda", arch="sm_90", reductions={"*": "segmented"})
+    judged(*sources(module))
     launches = directions(module, {})["backward"].launches
     assert {"gradc_sort_block", "gradc_sort_bounds"} <= {launch.function for launch, _ in launches}
     assert all(p.finished for _, p in launches)

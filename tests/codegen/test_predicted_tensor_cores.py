@@ -138,6 +138,11 @@ def _ready(arch: str) -> bool:
 
 
 tools = pytest.mark.skipif(not _ready("sm_90"), reason="needs gradc[nvrtc,nvdisasm]")
+# The texts are of tests/attention_tiles.py and of the headers.
+long = pytest.mark.long(
+    *("gradc/codegen/text.py", "gradc/inspect", "gradc/runtime/cuda/nvdisasm.py", "gradc/runtime/cuda/nvrtc.py"),
+    *("gradc/targets", "templates/common", "templates/cuda", "tests/attention_tiles.cu", "tests/attention_tiles.py"),
+)
 Compiled = tuple[CudaBinary, dict[str, Function]]
 
 
@@ -165,6 +170,7 @@ def predicted(
     return predict(Setting(gpu, 1 << 20, {}), functions[name], binary.kernels[name], launch)
 
 
+@long
 @tools
 @pytest.mark.parametrize("arch", ARCHES)
 def test_no_instruction_of_attention_is_unknown(arch: str) -> None:
@@ -188,6 +194,7 @@ def test_no_instruction_of_attention_is_unknown(arch: str) -> None:
         assert p.bounds["L2"] >= heads * 4 * tiles * tile / device.copied
 
 
+@long
 @tools
 def test_uneven_blocks_are_sampled_evenly() -> None:
     """Of a triangle: 32 blocks of rows a head, with 1 to 32 blocks of columns."""
@@ -197,6 +204,7 @@ def test_uneven_blocks_are_sampled_evenly() -> None:
     assert p.bounds["matrix"] * gpu.matrix * gpu.sms * gpu.clock == pytest.approx(exact, rel=0.05)
 
 
+@long
 @tools
 @pytest.mark.parametrize(
     ("name", "d", "bn", "resident", "variant"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -232,6 +233,7 @@ def test_packing(dtype: str) -> None:
         )
 
 
+@long_tests.values
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_nvrtc_takes_them(arch: str) -> None:
     pytest.importorskip("nvidia.cuda_nvrtc")

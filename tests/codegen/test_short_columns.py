@@ -9,6 +9,7 @@ every second one of an op has its operands repeated along their first axis besid
 
 from __future__ import annotations
 
+import long_tests
 import numpy as np
 import pytest
 from agreement import NAMES, OTHERS, POINTWISE, agree_with_numpy, compiled
@@ -36,6 +37,7 @@ def test_most_ops_have_such_a_case() -> None:
     assert sum(bool(derived(name)) for name in NAMES) >= 90
 
 
+@long_tests.values
 @pytest.mark.parametrize("name", [*compiled(OTHERS, turn=2), *POINTWISE[::3]])
 def test_cpu_is_numpy(name: str) -> None:
     every = derived(name)

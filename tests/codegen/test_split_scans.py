@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -97,6 +98,7 @@ def wanted(x: np.ndarray, w: np.ndarray, k: np.ndarray) -> dict[str, np.ndarray]
     return made | {"root": np.sqrt(np.abs(made["cumsum"])) + wide}
 
 
+@long_tests.values
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     ("m", "n"), [(1, LONG + 1), (3, 5 * STRIP), (2, 4 * STRIP + 1), (127, LONG + 1), (1, 0), (0, 600)]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import long_tests
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -133,6 +134,7 @@ def compiled(run, *inputs, **options):
 BOTH = ("plain", "causal", "relative")
 
 
+@long_tests.values
 @pytest.mark.parametrize(("name", "shared"), [*((name, 2) for name in FORMS), *((name, HEADS) for name in BOTH)])
 def test_values_and_gradients_are_those_of_attention_written_out(name, shared):
     form = FORMS[name]
@@ -165,6 +167,7 @@ def test_dtypes_and_memory_orders_are_those_of_eager_mode(dtype, beside):
     torch.testing.assert_close(sums.double(), exact_sums, atol=limit, rtol=limit)
 
 
+@long_tests.values
 @pytest.mark.parametrize("shared", [1, 2, HEADS])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (5, 1), (3, 40), (0, 4), (4, 0), (150, 7)])
 def test_rows_and_columns_differ(rows, columns, shared):
@@ -212,6 +215,7 @@ SIZED = {
 }
 
 
+@long_tests.values
 @pytest.mark.parametrize("name", SIZED)
 def test_functions_read_sizes_that_change(name):
     def attention(q, k, v):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -156,6 +157,7 @@ def test_nested_parameters_and_defaults() -> None:
     np.testing.assert_allclose(found["l1"]["w"], jax.grad(lambda w: ((x @ w.T) @ table).sum())(p["l1"]["w"]), rtol=1e-4)
 
 
+@long_tests.values
 def test_arrays_of_jax_go_in_directly(module: gradc.Module) -> None:
     value, residuals = module.forward(**{name: jnp.asarray(array) for name, array in ARRAYS.items()})
     np.testing.assert_allclose(value, own_mlp(**ARRAYS), rtol=1e-5)

@@ -10,6 +10,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -79,6 +80,7 @@ def folder_of_models(folder: Path) -> Path:
     return folder
 
 
+@long_tests.values
 def test_a_row_for_each_model_and_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

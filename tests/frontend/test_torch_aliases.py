@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import long_tests
 import pytest
 
 torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
@@ -385,6 +386,7 @@ def operands_written_beside_an_out(x: Any) -> Any:
     return out[0] * x, out[1] * x, mean * x
 
 
+@long_tests.values
 @pytest.mark.parametrize("name", WHOLE)
 def test_programs_that_gradc_takes_whole(name: str) -> None:
     """Values, gradients, and what shares memory with what; the same of their exports."""
@@ -724,6 +726,7 @@ def writes_by_other_ops(op: Any) -> bool:
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
+@long_tests.values
 @pytest.mark.parametrize("kind", NO_FORM)
 def test_ops_that_share_memory_or_write(kind: str) -> None:
     """A sample of each op of which eager mode gives memory of an operand, of each in-place form and of each out= that

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import long_tests
 import pytest
 
 torch = pytest.importorskip("torch", reason="gradc[torch]")
@@ -101,6 +102,7 @@ def test_every_composite_without_a_rule_has_a_case() -> None:
     assert CASES.keys() <= found
 
 
+@long_tests.values
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_result_has_eager_modes_dtype(name: str, dtype: torch.dtype) -> None:

@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any
 
+import long_tests
 import pytest
 
 torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
@@ -105,6 +106,7 @@ def check_gradients(name: str, format: torch.dtype, source: torch.dtype, compile
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+@long_tests.values
 @pytest.mark.parametrize("format", [*FORMATS, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz], ids=str)
 @pytest.mark.parametrize("name", CASTS)
 def test_a_gradient_is_rounded_as_eagers(name: str, format: torch.dtype) -> None:

@@ -137,12 +137,6 @@ def differences(batch: tuple[str, ...]) -> tuple[dict[str, str], set[str]]:
         return compared(cases)
 
 
-@pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: batch[0])
-def test_torchs_samples(batch: tuple[str, ...]) -> None:
-    """The first samples of each op: values and gradients in f64, all in one traced graph that the interpreter runs."""
-    assert not differences(batch)[0]
-
-
 def cases_of(key: str) -> list[str]:
     """The cases for a line of the table: the call of it, else the samples of torch's op of its name."""
     if key in CALLS or key in REACHED_BY:
@@ -153,14 +147,23 @@ def cases_of(key: str) -> list[str]:
     return [case for case in TAKEN.split() if name in case.split(".")]
 
 
-ORDER = [name for batch in batches() for name in batch]
+LINES = {
+    batch: [key for key in table.lines() if cases_of(key)[:1] and cases_of(key)[0] in batch] for batch in batches()
+}
 
 
-@pytest.mark.parametrize(  # a process that has traced a batch has all its lines
-    "key", sorted(filter(cases_of, table.lines()), key=lambda key: ORDER.index(cases_of(key)[0]))
+@pytest.mark.parametrize(  # a process that has traced a batch tries all its lines, and whatever else is in it
+    "key",
+    [key for batch, keys in LINES.items() for key in (*sorted(keys), batch)],
+    ids=lambda key: key if isinstance(key, str) else f"all with {key[0]}",
 )
-def test_a_line(key: str) -> None:
-    """The cases of one line, for `pytest -k NAME`; traced with others, as in the test before."""
+def test_a_line(key: str | tuple[str, ...]) -> None:
+    """The cases of one line, for `pytest -k NAME`, values and gradients in f64: traced with others as one graph, which
+    the interpreter runs.
+    """
+    if isinstance(key, tuple):
+        assert not differences(key)[0]
+        return
     lines = set[str]()
     for case in cases_of(key):
         wrong, taken = differences(BATCH[case])

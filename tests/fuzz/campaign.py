@@ -48,7 +48,8 @@ class Campaign:
 
     :param attempt: ``(seed, options) -> Outcome``.
     :param limit: seconds for one seed, many times what the slowest needs on a quiet machine.
-    :param ci: how many seeds CI tries, from 0.  :param needs: optional packages without which there is nothing to run;
+    :param ci: how many seeds CI tries, from 0, where ``tries`` changed since: files and folders of the checkout.
+    :param needs: optional packages without which there is nothing to run;
         with torch among them the child is no fork of the driver (:attr:`starts_anew`).
     :param options: names and defaults of what ``--option NAME=VALUE`` may change.
     :param environment: ``(options) -> variables`` that the child must be *started* with (``LD_PRELOAD``); where there
@@ -62,6 +63,7 @@ class Campaign:
     attempt: Callable[[int, Options], Outcome]
     limit: float
     ci: int
+    tries: tuple[str, ...] = ("gradc", "templates")
     needs: tuple[str, ...] = ()
     options: Options = field(default_factory=dict)
     environment: Callable[[Options], Mapping[str, str]] = lambda options: {}

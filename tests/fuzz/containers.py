@@ -573,5 +573,11 @@ KINDS: tuple[Callable[[random.Random, Path], Outcome], ...] = (
 )
 
 CAMPAIGN = Campaign(
-    "containers", attempt, limit=120.0, ci=20, environment=sanitize.environment, missing=sanitize.missing
+    "containers",
+    attempt,
+    limit=120.0,
+    ci=20,
+    tries=("gradc/api.py", "gradc/formats", "gradc/ir", "gradc/module", "gradc/process", "gradc/runtime/cache.py"),
+    environment=sanitize.environment,
+    missing=sanitize.missing,
 )

@@ -369,4 +369,15 @@ def environment(options: Options) -> Mapping[str, str]:
     return {**sanitize.surroundings(), "LD_PRELOAD": _built()}
 
 
-CAMPAIGN = Campaign("kills", attempt, limit=120.0, ci=6, environment=environment, missing=missing)
+CAMPAIGN = Campaign(
+    "kills",
+    attempt,
+    limit=120.0,
+    ci=6,
+    tries=(
+        *("gradc/api.py", "gradc/cli", "gradc/formats", "gradc/inspect/dump.py", "gradc/module/saved.py"),
+        *("gradc/process", "gradc/runtime/cache.py"),
+    ),
+    environment=environment,
+    missing=missing,
+)

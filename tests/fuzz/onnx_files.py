@@ -407,4 +407,6 @@ def _reference(data: bytes, values: dict[str, np.ndarray]) -> list[Any] | None:
     return list(found) if fits else None
 
 
-CAMPAIGN = Campaign("onnx_files", attempt, limit=120, ci=150, needs=("onnx",))
+CAMPAIGN = Campaign(
+    "onnx_files", attempt, limit=120, ci=150, tries=("gradc/errors.py", "gradc/ir", "gradc/onnx"), needs=("onnx",)
+)

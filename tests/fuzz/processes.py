@@ -93,6 +93,7 @@ CAMPAIGN = Campaign(
     attempt,
     limit=SECONDS + 60,
     ci=3,
+    tries=("gradc/module", "gradc/process", "gradc/runtime", "templates/cpu/runtime.c"),
     environment=lambda options: sanitize.surroundings(),
     missing=missing,
 )

@@ -365,4 +365,4 @@ def shrink(seed: int, outcome: Outcome, options: Options) -> Outcome:
     return Outcome(outcome.verdict, f"{text!r}\n\n{found.text}", outcome.kind)
 
 
-CAMPAIGN = Campaign("text", attempt, limit=60, ci=1000, shrink=shrink)
+CAMPAIGN = Campaign("text", attempt, limit=60, ci=1000, tries=("gradc/ir", "gradc/ops"), shrink=shrink)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -58,6 +59,7 @@ def rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(x))))
 
 
+@long_tests.values
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("way", WAYS)

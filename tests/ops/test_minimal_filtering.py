@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis
+import long_tests
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -60,6 +61,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 SIZES = {"N": 3, "H": 13, "W": 10}
 
 
+@long_tests.values
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_torchs(name: str) -> None:
     x, w, options = CASES[name]
@@ -82,6 +84,7 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
         assert np.abs(value - right).max() <= bound
 
 
+@long_tests.values
 @pytest.mark.parametrize("save", ["min-cut", "none"])
 def test_nothing_is_kept_but_what_the_sum_keeps(save: str) -> None:
     conv, _ = _conv(padding=1)

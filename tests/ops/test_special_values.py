@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -72,6 +73,7 @@ LARGEST: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@long_tests.values
 @every_target
 @pytest.mark.parametrize("name", LARGEST)
 def test_gradients_of_the_largest_cotangents_are_finite_where_torchs_are(name: str, target: str) -> None:

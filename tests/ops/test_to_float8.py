@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import long_tests
 import ml_dtypes
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ FORMATS = (*((dtype, saturate) for dtype in LIMITS for saturate in (True, False)
 PAIRS = tuple((source, *format) for source in SOURCES for format in FORMATS)
 
 
+@long_tests.values
 @pytest.mark.parametrize("target", ["numpy", "cpu", "cuda-sim"])
 def test_values_and_cotangents_are_converted(target: str) -> None:
     def there_and_back(**inputs: gradc.ops.Node) -> tuple[gradc.ops.Node, ...]:

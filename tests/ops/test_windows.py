@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -118,6 +119,7 @@ def test_a_strided_convolution_of_a_volume_of_any_size(
             np.testing.assert_allclose(value, other, rtol=1e-11, atol=1e-11)
 
 
+@long_tests.values
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation"),
     [

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -89,6 +90,7 @@ CASES = [
 ]
 
 
+@long_tests.values
 @pytest.mark.parametrize("rank, channels, dtype, kind, mode, padding, corners", CASES)
 def test_both_gradients_of_one_kernel_are_torchs(
     rank: int, channels: int, dtype: str, kind: str, mode: str, padding: str, corners: bool

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import long_tests
 import ml_dtypes
 import numpy as np
 import pytest
@@ -97,6 +98,7 @@ def check_against_float64(module: gradc.Module) -> None:
         assert error <= max(16 * 2.0**-24 * largest[key], 2 * theirs[key]), key
 
 
+@long_tests.values
 @pytest.mark.parametrize("granularity", GRANULARITY)
 @pytest.mark.parametrize("name", CASES)
 def test_dequantize_is_read_where_it_is_used(name: str, granularity: str, golden: Any) -> None:

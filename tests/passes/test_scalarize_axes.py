@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -97,6 +98,7 @@ def test_a_sampling_is_one_loop_over_the_points(image: str, grid: str, padding: 
     np.testing.assert_allclose(module.backward(residuals, dy)["grid"], exact["d.grid"], rtol=1e-9, atol=1e-9)
 
 
+@long_tests.values
 def test_long_chains_of_values() -> None:
     """No recursion per node, and each value is taken apart once, however many read its elements."""
 

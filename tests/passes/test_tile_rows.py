@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -163,6 +164,7 @@ SIMULATED = (
 )
 
 
+@long_tests.values
 @pytest.mark.parametrize("name", SIMULATED)
 def test_the_simulator_has_the_values_and_gradients_of_torch(name, monkeypatch):
     monkeypatch.setenv("GRADC_SIM_CHECK", "1")

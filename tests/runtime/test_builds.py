@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 
@@ -248,6 +249,7 @@ except (gradc.errors.InvalidProblem, KeyboardInterrupt) as error:
         process.communicate("\n", timeout=600)
 
 
+@long_tests.values
 def test_the_pool_is_compiled_beside_and_ends_with_its_process(tmp_path: Path, real: str) -> None:
     """A process that never calls its module ends without waiting for the pool; the first call of another waits."""
     temporary = tmp_path / "tmp"

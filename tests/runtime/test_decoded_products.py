@@ -202,6 +202,7 @@ def assert_one_tile(made: Program) -> None:
     assert parse_program(str(made)) == made
 
 
+@long_tests.values
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=3)

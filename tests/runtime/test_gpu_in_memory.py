@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import ml_dtypes
 import numpy as np
 import pytest
@@ -370,6 +371,7 @@ def test_when_a_bad_index_is_raised(what: str, device: type[InMemory]) -> None:
     module.synchronize()
 
 
+@long_tests.values
 def test_bad_calls_among_good_ones(device: type[InMemory], monkeypatch: pytest.MonkeyPatch) -> None:
     """On two streams, of forward and backward, through several blocks of flags: each bad call is raised once, in order
     and with its value; all others are right; a call without errors submits launches alone, and no call waits.
@@ -836,6 +838,7 @@ def binds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return bound
 
 
+@long_tests.values
 @pytest.mark.parametrize("errors", ["sync", "async"])
 @pytest.mark.parametrize("move", [to_cupy, to_torch])
 def test_a_call_that_differs_in_addresses_is_not_bound_again(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import math
 
+import long_tests
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -129,6 +130,7 @@ def blocks(monkeypatch):
     monkeypatch.setenv("GRADC_CACHE", "0")
 
 
+@long_tests.values
 @pytest.mark.parametrize(("name", "dtype"), [*((n, "bf16") for n in LOSS_FORMS), ("mean", "f16"), ("bias", "f16")])
 @pytest.mark.usefixtures("blocks")
 def test_values_and_gradients_are_torchs(name, dtype):

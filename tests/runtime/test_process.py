@@ -14,7 +14,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import long_tests
 import numpy as np
 import pytest
 from caches import with_runtime
@@ -35,7 +34,7 @@ pytestmark = [
 ]
 
 # Ctrl-C, forks and ends of processes in the middle of something.
-kill_test = pytest.mark.long(*long_tests.COMPILER, "gradc/module", "gradc/process", "gradc/runtime")
+kill_test = pytest.mark.long("gradc/codegen/cpu", "gradc/module", "gradc/process", "gradc/runtime", "templates/cpu")
 
 
 def child(code: str, *arguments: str, **environment: str) -> str:

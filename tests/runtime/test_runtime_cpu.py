@@ -19,10 +19,11 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import ml_dtypes
 import numpy as np
 import pytest
@@ -578,13 +579,16 @@ def test_every_compiler_of_this_machine_builds_the_runtime(command: str) -> None
     assert library.gradc_vector_bytes() in (16, 32, 64)
 
 
-def test_the_runtime_and_a_kernel_compile_for_arm(tmp_path: Path) -> None:
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/host/toolchain.py")
+def test_the_runtime_and_a_kernel_compile_for_arm(tmp_path: Path, judged: Callable[..., None]) -> None:
     """Without a warning; what sets the floating-point environment there is assembly of its own."""
     pytest.importorskip("ziglang")
     module = gradc.compile(
         gradc.trace(lambda x: gradc.ops.softmax(gradc.ops.tanh(x)), x="f32[N,M]"), wrt=["x"], target="cpu"
     )
-    for name, text in {"runtime": read_template("cpu/runtime.c"), "kernels": module.forward.source}.items():
+    texts = {"runtime": read_template("cpu/runtime.c"), "kernels": module.forward.source}
+    judged(*pool.texts(), *texts.values())
+    for name, text in texts.items():
         (tmp_path / f"{name}.c").write_text(text)
         flags = [
             flag for flag in toolchain.FLAGS if flag != "-march=native" and not flag.startswith("-fno-t")
@@ -850,6 +854,7 @@ DTYPES = {"f4": "f4", "f8": "f8", BF16: "f4"}
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 
 
+@long_tests.values
 @every_dtype
 @pytest.mark.parametrize("layout", ["nn", "tn", "nt", "tt", "ss", "wb", "bw"])
 def test_matmul_is_right_and_the_same_for_any_number_of_threads(layout: str, dtype: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import long_tests
 import ml_dtypes
 import numpy as np
 import pytest
@@ -253,6 +254,7 @@ def exact_attention(q: Any, k: Any, v: Any, dy: Any, causal: bool) -> tuple[Arra
     return exact, {name: errors[name] + 2.0**-8 * np.abs(x) for name, x in exact.items()}
 
 
+@long_tests.values
 @simulated
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("S", "check"), [(200, False), (1, True), (77, True), (128, True), (200, True)])

@@ -8,6 +8,7 @@ import functools
 import math
 import re
 
+import long_tests
 import numpy as np
 import pytest
 from column_blocking import CASES as COLUMN_BLOCKING
@@ -55,6 +56,7 @@ def wide(arrays):
     return {k: a.astype(np.float64) if a.dtype.kind not in "iu" else a for k, a in arrays.items()}
 
 
+@long_tests.values
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "features"), [(n, f) for n in CASES for f in FEATURES.get(n, (8,))])
 @settings(max_examples=4)
@@ -249,6 +251,7 @@ def _torch_oracle(torch, name, arrays, more):
     return each / torch.where(total == 0, 1.0, total) @ v
 
 
+@long_tests.values
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("name", "features"),
@@ -298,6 +301,7 @@ def test_the_order_of_warps_changes_no_bit():
         assert seen[0] == seen[1] == seen[2]
 
 
+@long_tests.values
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("features", [64, 128])
 def test_no_access_to_shared_memory_meets_another_in_a_bank(features, direction):

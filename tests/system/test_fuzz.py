@@ -19,8 +19,11 @@ import gradc
 from gradc import ops
 
 
-@pytest.mark.long("gradc", "templates", "tests/fuzz")
-@pytest.mark.parametrize("name", NAMES)
+def _campaign(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.long(*campaign(name).tries, "tests/fuzz"))
+
+
+@pytest.mark.parametrize("name", map(_campaign, NAMES))
 def test_a_small_budget_finds_nothing(name: str, tmp_path: Path) -> None:
     chosen = campaign(name)
     for package in chosen.needs:

@@ -24,6 +24,7 @@ def test_without_a_gpu_it_says_so_and_that_is_all(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith("no GPU here") and gpu_run.main(["--ready"]) == gpu_run.NO_GPU
 
 
+@pytest.mark.long("benchmarks", "gradc/cli", "gradc/process", "gradc/runtime", "gradc/targets", "tests/gpu")
 def test_it_needs_nothing_but_what_is_stated() -> None:
     """In a Python without the packages that a GPU machine may lack, and before any is asked for."""
     hidden = ("hypothesis", "xdist", "platformdirs", "array_api_strict", "cuda", "onnx")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import long_tests
 import pytest
+
+
+def on_day(day: int, name: str) -> bool:
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("GRADC_TEST_DAY", str(day))
+        return long_tests.is_tried_again(name)
 
 
 def forget() -> None:
@@ -23,6 +30,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "test_it.py").write_text("")
     monkeypatch.setattr(long_tests, "ROOT", tmp_path)
     monkeypatch.setattr(long_tests, "PASSED", tmp_path / "long.txt")
+    other = next(day for day in itertools.count() if not on_day(day, "test_it.py::test_a"))
+    monkeypatch.setenv("GRADC_TEST_DAY", str(other))
     forget()
     return tmp_path
 
@@ -121,6 +130,24 @@ def test_it_runs_until_it_passed_and_again_when_a_file_changed(checkout: Path) -
     assert left_out(checkout, "package")
     (checkout / "test_it.py").write_text("# changed\n")
     assert not left_out(checkout, "package")
+
+
+def test_what_is_left_out_has_its_day(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test once in so many days, and each day about as many."""
+    (checkout / "package" / "a.py").write_text("a = 1\n")
+    item = Item(checkout, "package")
+    long_tests.leave_out([item], True)  # type: ignore[list-item]
+    long_tests.judged(item, ["a"], True)  # type: ignore[arg-type]
+    ran(item, *WHOLE).write()
+    days = range(739_000, 739_000 + long_tests.AGAIN)
+    tried = []
+    for day in days:
+        monkeypatch.setenv("GRADC_TEST_DAY", str(day))
+        tried.append(not left_out(checkout, "package"))
+        assert tried[-1] is not ends(item, "a")
+    assert sum(tried) == 1
+    counts = [sum(on_day(day, f"test_it.py::test_{n}") for n in range(1600)) for day in days]
+    assert sum(counts) == 1600 and max(counts) < 200
 
 
 @pytest.mark.parametrize(

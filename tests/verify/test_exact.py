@@ -6,6 +6,7 @@ import random
 from fractions import Fraction
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 from agreement import in_turns
@@ -567,6 +568,7 @@ def jungle(seed: int, size: int, mutate: int = -1, dtype: str = "f32") -> Graph:
     return trace(fn, name="jungle", a=f"{dtype}[D,D]", b=f"{dtype}[D,D]", s=f"{dtype}[D,1]", i="i64[D]")
 
 
+@long_tests.values
 @pytest.mark.parametrize("seed", range(2))
 def test_jungle_survives_the_passes_and_no_mutation(seed: int) -> None:
     for dtype in ("f32", "bf16"):
