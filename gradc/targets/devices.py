@@ -416,7 +416,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "convolution": _RATE,
     "one_block": (0, 2**31),
 }
-"""The constants that a calibration file of a GPU may have, and between which values they lie,"""
+CONSTANTS = tuple(_RANGES)
+"""The constants that a calibration file of a GPU may have, between the values above,"""
 _CPU_RANGES: Mapping[str, tuple[float, float]] = {
     "bandwidth": _RATE,
     "sort": (0, 1e-6),
