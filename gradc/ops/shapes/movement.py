@@ -56,7 +56,7 @@ def _constant(*, value: tuple[int | float | bool, ...], dtype: DType, shape: tup
     exact = [int(v) if dtype.kind == "b" else v for v in map(dtype.literal, value)]
     if dtype.is_float:  # rounded to the dtype once, here
         with np.errstate(over="ignore"):
-            exact = [dtype.literal(np.asarray(v, np.float64).astype(dtype.np)) for v in exact]
+            exact = [dtype.literal(float(np.asarray(v, np.float64).astype(dtype.np))) for v in exact]
     return Type(dtype, tuple(shape)), {"value": tuple(exact), "dtype": dtype, "shape": tuple(shape)}
 
 
