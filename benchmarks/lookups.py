@@ -5,8 +5,9 @@
 The floor is C that does the same with what it needs to know given: it asks for rows ahead, and sums those of each bag;
 for the update it has the indices of each distinct row side by side already, sums its gradients, and reads and writes
 the row and its state.  So the floor is the bandwidth of this machine for rows at these places, and the shares (goals:
-80 % forward, 60 % backward) are how much of it is reached; the sort of the indices is ours alone.  Uniform indices, and
-Zipf's law of exponent 1.05.  Processor times, the least of several rounds, by turns.
+80 % forward, 60 % backward) are how much of it is reached.  *Sorted* is the share of C that does not know the order
+and sorts the indices before (by digits of 14 bits at most, lines asked for ahead): what is left of the bandwidth by
+hand.  Uniform indices, and Zipf's law of exponent 1.05.  Processor times, the least of several rounds, by turns.
 
 A table that does not fit into memory is a sparse file (``np.memmap``), of which the rows that are named exist.  With
 ``--save`` each record is written to ``benchmarks/results/lookups-PROCESSOR.json`` as soon as it is measured, for
@@ -95,6 +96,42 @@ void update_rows(float *table, float *state, const i64 *rows, const i64 *start, 
     EACH AT(row, v) -= rate * sum[v];
   }
 }
+/* What update_rows is given, of indices below 2^bits; items, to: [count].  Returns how many are distinct. */
+typedef unsigned long long u64;
+__attribute__((visibility("default")))
+i64 sort_indices(const i64 *restrict at, i64 count, i64 bag, i64 bits, u64 *items, u64 *to, i64 *restrict rows,
+                 i64 *restrict start, i64 *restrict from) {
+  static unsigned place[4][1 << 14];
+  const int digits = (bits + 13) / 14, each = (bits + digits - 1) / digits;
+  const u64 mask = ((u64)1 << each) - 1;
+  for (int d = 0; d < digits; d++) __builtin_memset(place[d], 0, sizeof(unsigned) << each);
+  for (i64 i = 0; i < count; i++)
+    for (int d = 0; d < digits; d++) place[d][at[i] >> d * each & mask]++;
+  for (int d = 0; d < digits; d++)
+    for (u64 v = 0, before = 0; v <= mask; v++) {
+      const unsigned here = place[d][v];
+      place[d][v] = before, before += here;
+    }
+  for (int d = 0; d < digits; d++) {
+    unsigned *restrict const next = place[d];
+    u64 *restrict const out = to;
+#define ITEM(i) (d ? items[i] : (u64)at[i] << 32 | (i))
+#define DIGIT(i) (ITEM(i) >> (32 + d * each) & mask)
+    for (i64 i = 0; i < count; i++) {
+      if (i + AHEAD < count) __builtin_prefetch(out + next[DIGIT(i + AHEAD)], 1);
+      out[next[DIGIT(i)]++] = ITEM(i);
+    }
+    to = items, items = out;
+  }
+  i64 number = -1;
+  for (i64 i = 0, row = -1; i < count; i++) {
+    const i64 here = items[i] >> 32;
+    number += here != row, row = here;
+    rows[number] = here, start[number + 1] = i + 1, from[i] = (unsigned)items[i] / bag;
+  }
+  start[0] = 0;
+  return number + 1;
+}
 """
 
 
@@ -129,7 +166,7 @@ def modules(width: int) -> tuple[gradc.Module, gradc.Module]:
 
 
 def calls(table: Array, state: Array, i: Array) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Forward, backward -> ours, the floor's; their results agree.
+    """Forward, backward -> ours, the floor's, and that of a floor which sorts; their results agree.
 
     :raises AssertionError: they do not.
     """
@@ -146,6 +183,14 @@ def calls(table: Array, state: Array, i: Array) -> dict[str, dict[str, Callable[
     library, long = floor_library(width), ctypes.c_longlong
     read = lambda: library.read_rows(of(table), of(flat), long(BAGS), long(BAG), of(again))
     write = lambda: library.update_rows(*map(of, (table, state, rows, start, bag, g)), long(len(rows)))
+    items, by_hand = np.empty((2, flat.size), np.int64), np.empty((3, flat.size + 1), np.int64)
+    bits = long(int(flat.max()).bit_length())
+    sort = lambda: library.sort_indices(of(flat), long(flat.size), long(BAG), bits, *map(of, (*items, *by_hand)))
+    sort_and_write = lambda: library.update_rows(*map(of, (table, state, *by_hand, g)), long(sort()))
+    for found, wanted in zip(by_hand, (rows, start, bag), strict=True):
+        distinct = sort()
+        np.testing.assert_array_equal(found[: len(wanted)], wanted)
+    assert distinct == len(rows)
     before = table[rows], state[rows]
     backward(**given)
     ours = table[rows], state[rows]
@@ -160,7 +205,7 @@ def calls(table: Array, state: Array, i: Array) -> dict[str, dict[str, Callable[
             "gradc": lambda: forward(table=table, i=i, out={forward.graph.output_names[0]: out}),
             "floor": read,
         },
-        "backward": {"gradc": lambda: backward(**given), "floor": write},
+        "backward": {"gradc": lambda: backward(**given), "floor": write, "sorted": sort_and_write},
     }
 
 
@@ -191,6 +236,7 @@ def record(law: str, rows: int, width: int, threads: int) -> dict[str, Any]:
         "file": file,
         "us": {what: {name: round(t, 1) for name, t in pair.items()} for what, pair in us.items()},
         "share": {what: round(pair["floor"] / pair["gradc"], 3) for what, pair in us.items()},
+        "sorted": round(us["backward"]["floor"] / us["backward"]["sorted"], 3),
         "floor GB/s": {what: round(moved[what] / us[what]["floor"] / 1e3, 1) for what in us},
     }
 
@@ -200,6 +246,7 @@ def line(r: dict[str, Any]) -> str:
     for what in GOALS:
         us = r["us"][what]
         cells += [f"{us['gradc']:.0f}", f"{us['floor']:.0f}", f"{r['share'][what]:.0%}"]
+    cells.append(f"{r['sorted']:.0%}")
     return f"{cells[0]:<36}" + "".join(f"{cell:>10}" for cell in cells[1:])
 
 
@@ -220,7 +267,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="write the records to benchmarks/results")
     given = parser.parse_args()
-    titles = ("distinct", *(f"{what[:4]}. {x}" for what in GOALS for x in ("us", "floor", "share")))
+    titles = ("distinct", *(f"{what[:4]}. {x}" for what in GOALS for x in ("us", "floor", "share")), "sorted")
     print(f"{'indices, table':<36}" + "".join(f"{t:>10}" for t in titles))
     for law in ("uniform", "zipf"):
         for width in given.widths:

@@ -30,6 +30,11 @@ def calibration_file(device: Cpu | Gpu, model: str = "") -> Path:
         if path.is_file() and _is_of_cpu(read_calibration(path)) is not isinstance(device, Cpu):
             raise InvalidProblem(f"{path}, which GRADC_CALIBRATION names, is not of {device.name}: name another file")
         return path
+    return _own_file(device, model)
+
+
+def _own_file(device: Cpu | Gpu, model: str) -> Path:
+    """The device's file in the user's configuration directory."""
     words = re.findall("[a-z0-9]+", f"{device.name} {model}".lower())
     return Path(user_directory("config")) / "calibration" / f"{'-'.join(words)}.json"
 
@@ -41,19 +46,24 @@ def calibration_text_for(device: Cpu | Gpu, given: Any, own: bool, model: str = 
     :param own: whether the file in the user's configuration directory counts, where none is named.
     :param model: as of :func:`calibration_file`.
     :raises InvalidProblem: a file that was named is not there; a file is of another device, or holds what no
-        calibration does.  One that the environment names for a GPU is none for a CPU, nor the other way round.
+        calibration does.  One that the environment names for a GPU says nothing of a CPU, nor the other way round:
+        the user's own holds there.
     """
     if given is not None and not isinstance(given, str | Path):
         raise InvalidProblem(f"calibration={given!r}: a path of a file that gradc calibrate wrote, or {NONE!r}")
     named = str(given) if given is not None else knobs.CALIBRATION.get()
-    if named == NONE or not (named or own):
+    if named == NONE:
         return None
-    path = Path(named).expanduser() if named else calibration_file(device, model)
-    if not named and not path.is_file():
+    if named:
+        path = Path(named).expanduser()
+        text = read_calibration(path)
+        if given is not None or _is_of_cpu(text) == isinstance(device, Cpu):
+            calibrated_by(device, text, path)
+            return text
+    path = _own_file(device, model)
+    if not own or not path.is_file():
         return None
     text = read_calibration(path)
-    if given is None and named and _is_of_cpu(text) != isinstance(device, Cpu):
-        return None
     calibrated_by(device, text, path)
     return text
 

@@ -189,37 +189,44 @@ typedef struct {
   {{ Item }} *items, *to;
   u32 *counts; /* [chunk][digit]; then the sums of several chunks */
   i64 *heads;  /* [chunk]: keys that begin in the chunks before it */
+  i64 *before; /* [chunk]: the last key of the chunk before it: there may be positions where items were */
   i64 chunk, distinct;
   int bits, shift;
   {{ key }} least;
 } {{ long }}_pass;
 
-static inline void {{ long }}_count(const {{ long }}_pass *p, i64 task, int load) {
-  const i64 last = gradc_min(p->a->n, (task + 1) * p->chunk), step = p->a->step;
-  const u32 mask = ((u32)1 << p->bits) - 1;
-  const int shift = p->shift;
-  const u64 least = (u64)p->least;
-  const {{ key }} *restrict const from = p->from;
-  {{ Item }} *restrict const items = p->items;
-  u32 *restrict const counts = p->counts + (task << p->bits);
-  __builtin_memset(counts, 0, sizeof(u32) << p->bits);
-  for (i64 i = task * p->chunk; i < last; i++) {
-    const {{ Item }} item = load ? ({{ Item }})((u64)from[i * step] - least) << {{ shift }} | ({{ Item }})i : items[i];
-    if (load) items[i] = item;
-    counts[(u32)(item >> shift) & mask]++;
+/* Item i: at first, before any is moved, made of its key. */
+static inline {{ Item }} {{ long }}_item_at(const {{ long }}_pass *p, i64 i, int first) {
+  return first ? ({{ Item }})((u64)p->from[i * p->a->step] - (u64)p->least) << {{ shift }} | ({{ Item }})i : p->items[i];
+}
+static inline void {{ long }}_count(const {{ long }}_pass *p, i64 task, int first) {
+  const {{ long }}_pass own = *p; /* what stores cannot change */
+  const i64 last = gradc_min(own.a->n, (task + 1) * own.chunk);
+  const u32 mask = ((u32)1 << own.bits) - 1;
+  u32 *restrict const counts = own.counts + (task << own.bits);
+  __builtin_memset(counts, 0, sizeof(u32) << own.bits);
+  for (i64 i = task * own.chunk; i < last; i++) counts[(u32)({{ long }}_item_at(&own, i, first) >> own.shift) & mask]++;
+}
+static void {{ long }}_count_first_task(const void *args_, i64 task) { {{ long }}_count(args_, task, 1); }
+static void {{ long }}_count_task(const void *args_, i64 task) { {{ long }}_count(args_, task, 0); }
+static inline void {{ long }}_move(const {{ long }}_pass *p, i64 task, int first) {
+  const {{ long }}_pass own = *p;
+  const i64 begin = task * own.chunk, last = gradc_min(own.a->n, begin + own.chunk), asked = gradc_max(begin, last - GRADC_AHEAD);
+  const u32 mask = ((u32)1 << own.bits) - 1;
+  {{ Item }} *restrict const to = own.to;
+  u32 *restrict const place = own.counts + (task << own.bits);
+  for (i64 i = begin; i < last; i++) { /* digits have more lines than the nearest cache: these are asked for ahead, as stores wait for one another */
+    if (i < asked) __builtin_prefetch(to + place[(u32)({{ long }}_item_at(&own, i + GRADC_AHEAD, first) >> own.shift) & mask], 1);
+    const {{ Item }} item = {{ long }}_item_at(&own, i, first);
+    to[place[(u32)(item >> own.shift) & mask]++] = item;
   }
 }
-static void {{ long }}_load_task(const void *args_, i64 task) { {{ long }}_count(args_, task, 1); }
-static void {{ long }}_count_task(const void *args_, i64 task) { {{ long }}_count(args_, task, 0); }
-static void {{ long }}_move_task(const void *args_, i64 task) {
+static void {{ long }}_move_first_task(const void *args_, i64 task) { {{ long }}_move(args_, task, 1); }
+static void {{ long }}_move_task(const void *args_, i64 task) { {{ long }}_move(args_, task, 0); }
+/* Items of keys that are all equal. */
+static void {{ long }}_load_task(const void *args_, i64 task) {
   const {{ long }}_pass *const p = args_;
-  const i64 last = gradc_min(p->a->n, (task + 1) * p->chunk);
-  const u32 mask = ((u32)1 << p->bits) - 1;
-  const int shift = p->shift;
-  const {{ Item }} *restrict const items = p->items;
-  {{ Item }} *restrict const to = p->to;
-  u32 *restrict const place = p->counts + (task << p->bits);
-  for (i64 i = task * p->chunk; i < last; i++) to[place[(u32)(items[i] >> shift) & mask]++] = items[i];
+  for (i64 i = task * p->chunk; i < gradc_min(p->a->n, (task + 1) * p->chunk); i++) p->items[i] = {{ long }}_item_at(p, i, 1);
 }
 static void {{ long }}_store_task(const void *args_, i64 task) {
   const {{ long }}_pass *const p = args_;
@@ -256,6 +263,7 @@ static void {{ long }}_heads_task(const void *args_, i64 task) {
   const {{ long }}_pass *const p = args_;
   const {{ Item }} *const items = p->items;
   i64 heads = task == 0;
+  p->before[task] = task ? (i64)(u64)(items[task * p->chunk - 1] >> {{ shift }}) : 0;
   #pragma omp simd reduction(+ : heads)
   for (i64 i = gradc_max(1, task * p->chunk); i < gradc_min(p->a->n, (task + 1) * p->chunk); i++) heads += (items[i] ^ items[i - 1]) >> {{ shift }} != 0;
   p->heads[task] = heads;
@@ -263,12 +271,14 @@ static void {{ long }}_heads_task(const void *args_, i64 task) {
 static void {{ long }}_segments_task(const void *args_, i64 task) {
   const {{ long }}_pass *const p = args_;
   const i64 n = p->a->n, first = task * p->chunk, last = gradc_min(n, first + p->chunk);
-  const {{ Item }} *restrict const items = p->items;
-  i64 *restrict const order = p->out, *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
+  const {{ Item }} *const items = p->items; /* they may lie in `order` */
+  i64 *const order = p->out, *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
   const u64 least = (u64)p->least;
-  i64 number = p->heads[task] - 1, begin = 0, i = first;
-  for (; i < last && i > 0 && (items[i] ^ items[i - 1]) >> {{ shift }} == 0; i++) order[i] = (i64)(u{{ shift }})items[i];
-  for (u64 key = i < last ? ~(u64)(items[i] >> {{ shift }}) : 0; i < last; i++) {
+  u64 key = (u64)p->before[task];
+  i64 number = p->heads[task] - 1, i = first;
+  for (; i < last && i > 0 && (u64)(items[i] >> {{ shift }}) == key; i++) order[i] = (i64)(u{{ shift }})items[i];
+  i64 begin = i;
+  for (key = i < last ? ~(u64)(items[i] >> {{ shift }}) : 0; i < last; i++) {
     const u64 next = (u64)(items[i] >> {{ shift }});
     begin = next != key ? i : begin;
     number += next != key;
@@ -335,16 +345,30 @@ static void {{ long }}_passes({{ long }}_pass *p, i64 tasks, int span) {
     return;
   }
 {% endif %}
-  p->shift = {{ shift }};
-  ctx->parallel_for(ctx, tasks, {{ long }}_load_task, p);
-  for (; p->shift < {{ shift }} + span; p->shift += p->bits) {
-    if (p->shift > {{ shift }}) ctx->parallel_for(ctx, tasks, {{ long }}_count_task, p);
+{% if part %}
+  if (p->a->segments) { /* items of 64 bits lie in the result, in the end where their positions go */
+    const int odd = gradc_chunks(span, p->bits) & 1;
+    p->items = (u64 *)p->out + odd * p->a->n;
+    p->to = (u64 *)p->out + !odd * p->a->n;
+  }
+{% endif %}
+  int first = 1;
+  for (p->shift = {{ shift }}; p->shift < {{ shift }} + span; p->shift += p->bits) {
+    ctx->parallel_for(ctx, tasks, first ? {{ long }}_count_first_task : {{ long }}_count_task, p);
     if ({{ long }}_places(p, tasks)) continue;
-    ctx->parallel_for(ctx, tasks, {{ long }}_move_task, p);
+    ctx->parallel_for(ctx, tasks, first ? {{ long }}_move_first_task : {{ long }}_move_task, p);
     {{ Item }} *const other = p->items;
     p->items = p->to;
     p->to = other;
+    first = 0;
   }
+  if (first) ctx->parallel_for(ctx, tasks, {{ long }}_load_task, p);
+{% if part %}
+  if (p->a->segments && p->items != (u64 *)p->out) { /* a digit that all keys share was passed over */
+    __builtin_memcpy(p->out, p->items, sizeof(u64) * (unsigned long)p->a->n);
+    p->items = (u64 *)p->out;
+  }
+{% endif %}
   if (!p->a->segments) {
     ctx->parallel_for(ctx, tasks, {{ long }}_store_task, p);
     return;
@@ -364,7 +388,7 @@ static void {{ name }}_long_row(const {{ A }} *a, i64 row) {
   char *end = a->scratch;
   const i64 chunk = {{ name }}_chunk(a->n), tasks = gradc_chunks(a->n, chunk);
   void *const items = gradc_take(&end, (i64)sizeof({{ T }}) * a->n), *const to = gradc_take(&end, (i64)sizeof({{ T }}) * a->n);
-  i64 *const of_tasks = gradc_take(&end, 2 * (i64)sizeof(i64) * tasks); /* limits of keys, then heads */
+  i64 *const of_tasks = gradc_take(&end, 2 * (i64)sizeof(i64) * tasks); /* limits of keys, then heads and keys before */
   u32 *const counts = (u32 *)end;
   const {{ key }} *const from = {{ name }}_row(a, row);
   i64 *const out = a->out + row * a->count;
@@ -379,12 +403,12 @@ static void {{ name }}_long_row(const {{ A }} *a, i64 row) {
   const int span = apart ? 64 - __builtin_clzll(apart) : 0;
 {% if bits == 64 %}
   if (span > 32 || a->n >> 32) {
-    {{ name }}_pass p = { a, from, out, items, to, counts, of_tasks, chunk, 0, 0, 0, least };
+    {{ name }}_pass p = { a, from, out, items, to, counts, of_tasks, of_tasks + tasks, chunk, 0, 0, 0, least };
     {{ name }}_passes(&p, tasks, span);
     return;
   }
 {% endif %}
-  {{ name }}_near_pass p = { a, from, out, items, to, counts, of_tasks, chunk, 0, 0, 0, least };
+  {{ name }}_near_pass p = { a, from, out, items, to, counts, of_tasks, of_tasks + tasks, chunk, 0, 0, 0, least };
   {{ name }}_near_passes(&p, tasks, span);
 }
 

@@ -326,13 +326,17 @@ def test_the_command_writes_what_compile_for_a_cpu_finds(
     assert scattered(target="numpy", determinism="run").options.calibration is None
     assert scattered().options.calibration is None  # a GPU has its own
     (home / "h100.json").write_text(SLOW_SORT)
-    with knobs.CALIBRATION.set(str(home / "h100.json")):  # it is a GPU's: a CPU has none then
-        assert scattered(target="cpu", determinism="run").options.calibration is None
+    with knobs.CALIBRATION.set(str(home / "h100.json")):  # it is a GPU's: a CPU has its own
+        assert scattered(target="cpu", determinism="run").options.calibration == path.read_text()
+        assert scattered(target="numpy", determinism="run").options.calibration is None
         assert scattered().options.calibration == SLOW_SORT
         capsys.readouterr()
         assert cli.main(["calibrate", "--target", "cpu"]) == 2 and (home / "h100.json").read_text() == SLOW_SORT
         assert "which GRADC_CALIBRATION names, is not of cpu" in capsys.readouterr().err
         assert cli.main(["calibrate", "--target", "cpu", "-o", str(home / "other.json")]) == 0
+    (home / "calibration" / "h100.json").write_text(FAST_SORT)
+    with knobs.CALIBRATION.set(str(path)):  # a CPU's: a GPU has its own
+        assert scattered().options.calibration == FAST_SORT
     assert cli.main(["calibrate", "--target", "cpu", "--device", "1"]) == 2
 
 
