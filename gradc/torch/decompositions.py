@@ -16,22 +16,37 @@ __all__ = ["decompositions", "kept_whole"]
 
 _override_composite_implicit_decomp = private("_override_composite_implicit_decomp")
 _split_decomp_table_to_cia_and_python_decomp = private("_split_decomp_table_to_cia_and_python_decomp")
+_AUTOGRAD, _COMPOSITE = private("DispatchKey").Autograd, private("DispatchKey").CompositeImplicitAutograd
 _fake_rules: dict[Any, Any] = private("op_implementations_dict")
 
 
-@functools.cache
-def decompositions(kept: Callable[[Any], bool]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """How ops are decomposed: those that C++ decomposes, and those that Python does.
+class Decompositions(NamedTuple):
+    """How ops are decomposed.
 
-    Made once, as it takes a second: an op that is registered later stays whole.
+    :ivar composite: those that C++ decomposes.
+    :ivar python: those that Python does.
+    :ivar above: overloads that are kept, and that torch, while it traces, decomposes before autograd sees them: into
+        what has other values where a number is NaN, and other gradients at a kink (``multi_margin_loss``).
+    """
+
+    composite: dict[Any, Any]
+    python: dict[Any, Any]
+    above: list[Any]
+
+
+@functools.cache
+def decompositions(kept: Callable[[Any], bool]) -> Decompositions:
+    """Made once, as it takes a second: an op that is registered later stays whole.
 
     :param kept: whether an overload is not decomposed.
     """
     table = torch.export.default_decompositions()
-    for overload in filter(kept, list(table)):
+    whole = [*filter(kept, list(table))]
+    for overload in whole:
         del table[overload]
-    composite_implicit, python = _split_decomp_table_to_cia_and_python_decomp(table.materialize())
-    return composite_implicit, {**python, **foreach.decompositions()}
+    composite, python = _split_decomp_table_to_cia_and_python_decomp(table.materialize())
+    above = [o for o in whole if _AUTOGRAD in o.py_kernels and _COMPOSITE not in o.py_kernels]
+    return Decompositions(composite, {**python, **foreach.decompositions()}, above)
 
 
 class _State(NamedTuple):
@@ -60,10 +75,12 @@ def _torchs_own(kept: Callable[[Any], bool]) -> Iterator[dict[Any, _State]]:
 
     :returns: what was there before.
     """
-    table = decompositions(kept)[0]
-    outside = {overload: _state(overload) for overload in table}
+    table, _, above = decompositions(kept)
+    outside = {overload: _state(overload) for overload in (*table, *above)}
     try:
         with _override_composite_implicit_decomp(table):
+            for overload in above:
+                put_kernels(overload, {k: kernel for k, kernel in overload.py_kernels.items() if k is not _AUTOGRAD})
             yield outside
     finally:
         _put(outside)

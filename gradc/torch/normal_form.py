@@ -190,7 +190,7 @@ def normal_form(
         its inputs.
     """
     flat = [x for argument in arguments for _, x in inner_tensors(argument)]
-    python = decompositions(kept)[1]
+    python = decompositions(kept).python
     custom: list[CustomGradient] = []
     libraries = torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled
     program = _Program(module, arguments, custom, recording, libraries)
@@ -520,7 +520,10 @@ class _ExplicitGradients(TorchDispatchMode):
         places = {a.is_out for a in arguments if a.alias_info is not None and a.alias_info.is_write}
         if len(places) > 1:
             raise Unsupported(f"{function} writes to its operands and to what is given as out: torch mixes them up")
-        for x in _written(function, args, kwargs):
+        written = _written(function, args, kwargs)
+        if self._overlap(written):
+            raise Unsupported(f"{function} writes to one memory several times, one after another: torch does so once")
+        for x in written:
             if id(x) in self.unwritable:
                 raise Unsupported(f"{function} writes through a view that torch does not write back from")
             if id(x) in self.detached or (id(x) in self.detached_constants and not constant):
@@ -529,6 +532,25 @@ class _ExplicitGradients(TorchDispatchMode):
                 raise Unsupported(f"{function} leaves the gradient of what it overwrites as it was")
             if not (constant or self.recording or id(x) in self.constant):
                 raise Unsupported(f"{function} writes under no_grad to a value that may have a gradient")
+
+    def _overlap(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether two of them may have an element in common: they are one, or views whose extents in memory meet."""
+        sharing: dict[int, list[torch.Tensor]] = {}
+        for x in tensors:
+            for each in self._viewed_by(x):
+                found = sharing.setdefault(each, [])
+                if any(_meet(_extent(x), _extent(y)) for y in found):
+                    return True
+                found.append(x)
+        return False
+
+    def _viewed_by(self, x: torch.Tensor) -> set[int]:
+        """The identities of a tensor, and of what it is a view of."""
+        found, pending = set[int](), [x]
+        while pending:
+            found.add(id(pending[-1]))
+            pending += self.viewed.get(id(pending.pop()), ())
+        return found
 
     def _written(self, function: Any, args: Any, kwargs: Any, constant: bool) -> None:
         """What a write in place that has happened means for gradients."""
@@ -613,6 +635,17 @@ def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
             if a.alias_info is not None and a.alias_info.is_write
         ]
     )
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return bool(one[0] < other[1] and other[0] < one[1])
+
+
+def _extent(x: torch.Tensor) -> tuple[int, int]:
+    """Where in its memory a tensor begins, and ends."""
+    steps = zip(x.shape, x.stride(), strict=True)
+    end = x.storage_offset() + 1 + sum((n - 1) * step for n, step in steps)
+    return x.storage_offset(), end if x.numel() else x.storage_offset()
 
 
 def _decomposed(function: Any, args: Any, kwargs: Any) -> Any:

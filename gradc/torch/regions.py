@@ -190,21 +190,33 @@ def without(found: Plan, graph: torch.fx.Graph, region: Collection[torch.fx.Node
 
 
 def losses_apart(graph: torch.fx.Graph, nodes: Nodes, leaves: Collection[torch.fx.Node]) -> list[list[torch.fx.Node]]:
-    """The calls of a region, cut between results of the graph that share no value but by ``detach``: as in eager mode,
-    each of them can be differentiated, and what is kept for it freed, without the others.  Parts are in the order in
-    which they can run; where there is none, as each reads another's detached value, those are not cut.
+    """The calls of a region, cut between values that share nothing but by ``detach`` and lead to different results of
+    the graph, there or by way of torch and other regions: as in eager mode, each of these can be differentiated, and
+    what is kept for it freed, without the others.  Parts are in the order in which they can run; where there is none,
+    as each reads another's detached value, those are not cut.
 
-    :param leaves: the placeholders that require grad.  Results that do not depend on them are not cut off, nor is what
-        torch reads.
+    :param leaves: the placeholders that require grad.  What leads to no result that depends on them is not cut off.
     """
-    returned = set(map(viewed, graph.output_node().all_input_nodes)) & _recorded(graph, leaves)
+    results = _results(graph, _recorded(graph, leaves))
     for cut_at_detach in (True, False):
-        parts = _parts(nodes, returned, cut_at_detach)
+        parts = _parts(nodes, results, cut_at_detach)
         order = _order(parts)
         if order is not None:
             break
     assert order is not None  # parts that share nothing run in any order
     return [parts[i] for i in order]
+
+
+def _results(graph: torch.fx.Graph, recorded: Collection[torch.fx.Node]) -> dict[torch.fx.Node, int]:
+    """A bit for each result of the graph through which a value gets a gradient."""
+    returned = dict.fromkeys(n for n in map(viewed, graph.output_node().all_input_nodes) if n in recorded)
+    bit = {node: 1 << i for i, node in enumerate(returned)}
+    found: dict[torch.fx.Node, int] = {}
+    for node in reversed(graph.nodes):
+        found[node] = bit.get(node, 0)
+        for user in node.users:
+            found[node] |= found[user] if user in recorded else 0
+    return found
 
 
 def viewed(node: torch.fx.Node) -> torch.fx.Node:
@@ -214,8 +226,10 @@ def viewed(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-def _parts(nodes: Nodes, results: Collection[torch.fx.Node], cut_at_detach: bool) -> list[list[torch.fx.Node]]:
-    """The calls by the results that they are connected with; those of no result are in the first part."""
+def _parts(nodes: Nodes, results: Mapping[torch.fx.Node, int], cut_at_detach: bool) -> list[list[torch.fx.Node]]:
+    """The calls by the results that those connected with them lead to, where these are not among another part's; those
+    that lead to none are in the first part.
+    """
     inside, part = set(nodes), {node: node for node in nodes}
 
     def root(node: torch.fx.Node) -> torch.fx.Node:
@@ -227,11 +241,15 @@ def _parts(nodes: Nodes, results: Collection[torch.fx.Node], cut_at_detach: bool
         for operand in node.all_input_nodes:
             if operand in inside and not (cut_at_detach and stops_gradient(node)):
                 part[root(operand)] = root(node)
-    apart = dict.fromkeys(root(node) for node in nodes if node in results)
-    number = {root_node: i for i, root_node in enumerate(apart)}
-    parts: list[list[torch.fx.Node]] = [[] for _ in range(max(len(apart), 1))]
+    reached: dict[torch.fx.Node, int] = {}
     for node in nodes:
-        parts[number.get(root(node), 0)].append(node)
+        reached[root(node)] = reached.get(root(node), 0) | results[node]
+    every = [*dict.fromkeys(reached.values())]
+    apart = [r for r in every if not any(r != other and r & other == r for other in every)]
+    parts: list[list[torch.fx.Node]] = [[] for _ in apart]
+    for node in nodes:
+        mine = reached[root(node)]
+        parts[next(i for i, r in enumerate(apart) if mine & r == mine)].append(node)
     return parts
 
 
@@ -253,8 +271,8 @@ def _recorded(graph: torch.fx.Graph, leaves: Collection[torch.fx.Node]) -> set[t
     for node in graph.nodes:
         value = node.meta.get("val")
         several = value if isinstance(value, tuple | list) else [value]
-        floats = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in several)
-        if floats and not stops_gradient(node) and any(o in found for o in node.all_input_nodes):
+        differentiable = any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in several)
+        if differentiable and not stops_gradient(node) and any(o in found for o in node.all_input_nodes):
             found.add(node)
     return found
 

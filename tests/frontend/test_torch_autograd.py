@@ -135,6 +135,29 @@ def test_losses_that_share_no_value_are_differentiated_one_after_another() -> No
     torch.testing.assert_close((w.grad, v.grad), wanted)
 
 
+def test_losses_that_torch_finishes() -> None:
+    """Values of one region, each of which torch makes a loss of: one after another, without retain_graph."""
+
+    def losses(x: Any, w: Any, v: Any) -> Any:
+        y, z = torch.tanh(x * w), torch.exp(x * v)
+        return torch.fft.fft(y).real.sum(), torch.fft.fft(z).imag.square().sum(), torch.fft.fft(x * 2).abs().argmax()
+
+    def views(x: Any, w: Any, v: Any) -> Any:
+        return torch.tanh(x * w)[None].squeeze(0)[1, 2], torch.exp(x * v).t()[2:].sum(0)[0]
+
+    def loss(x: Any, w: Any, v: Any) -> Any:
+        return (torch.fft.fft(torch.tanh(x * w)) * torch.fft.fft(torch.exp(x * v))).real.sum()
+
+    for program in (losses, views, loss):
+        x, w, v = rand(3, 4, grad=False), rand(4), rand(4)
+        found = compiled(program, smallest_region=1)(x, w, v)
+        for each in found[:2] if isinstance(found, tuple) else (found,):
+            each.backward()
+        wanted = program(x, w, v)
+        wanted = torch.autograd.grad(sum(wanted[:2]) if isinstance(wanted, tuple) else wanted, (w, v))
+        torch.testing.assert_close((w.grad, v.grad), wanted)
+
+
 @pytest.mark.parametrize("both_ways", [False, True])
 def test_losses_that_share_a_detached_value(both_ways: bool) -> None:
     """One after another, without retain_graph; where each reads the other's value they stay one."""

@@ -28,8 +28,13 @@ def compiled(function: Any, dynamic: bool | None = None, **options: Any) -> Any:
     return torch.compile(function, backend="gradc", dynamic=dynamic, options={"target": "numpy", **options})
 
 
-def agree(function: Callable[..., Any], *inputs: torch.Tensor, whole: bool = False, **options: Any) -> Any:
-    """Values and gradients of a function and of its compiled twin, on their own copies of the inputs."""
+def agree(
+    function: Callable[..., Any], *inputs: torch.Tensor, whole: bool = False, equal_nan: bool = False, **options: Any
+) -> Any:
+    """Values and gradients of a function and of its compiled twin, on their own copies of the inputs.
+
+    :param equal_nan: whether values of the function may be NaN.
+    """
     options |= {"fallback": "error"} if whole else {}
     found = []
     for call in (function, compiled(function, **options)):
@@ -49,7 +54,7 @@ def agree(function: Callable[..., Any], *inputs: torch.Tensor, whole: bool = Fal
     assert ours[1] == eager[1], "which outputs require grad"
     for got, want in zip([*ours[0], *ours[2], *ours[3]], [*eager[0], *eager[2], *eager[3]], strict=True):
         if isinstance(want, torch.Tensor):
-            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11, equal_nan=equal_nan)
         else:
             assert got == want
     return ours[0]

@@ -121,6 +121,22 @@ def test_no_place_to_look(oob: str, target: str) -> None:
             np.testing.assert_array_equal(gradients[f"x{number}"], np.zeros_like(given[f"x{number}"]), name)
 
 
+@every_target
+def test_an_index_that_is_repeated_no_times(target: str) -> None:
+    """Nothing is read by it, wherever it points."""
+
+    def function(x: Any, i: Any) -> Any:
+        return ops.index_select(x, 0, ops.broadcast_to(i, (0,))), ops.gather(x, ops.reshape(i, (1,))[:0])
+
+    module = gradc.compile(gradc.trace(function, x="f32[N,3]", i="i64[]"), wrt=["x"], target=target)
+    for size in (0, 4):
+        x = np.ones((size, 3), np.float32)
+        y, residuals = module.forward(x=x, i=np.int64(99))
+        assert [v.shape for v in y.values()] == [(0, 3)] * 2
+        grads = module.backward(residuals, *y.values())
+        np.testing.assert_array_equal(grads["x"], np.zeros_like(x))
+
+
 @pytest.mark.parametrize(
     ("name", "target"),
     [*((name, "numpy") for name in CASES), ("gather", "cpu"), ("scatter_add", "cpu"), ("take_along_axis", "cuda-sim")],

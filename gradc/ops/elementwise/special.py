@@ -105,6 +105,8 @@ def _polygamma_of(order: int, x: float) -> float:
     if math.isnan(x):
         return x
     if x < 0:
+        if math.isinf(x):
+            return math.nan
         if x == math.floor(x):
             return math.nan if sign < 0 else math.inf
         part = x - math.floor(x)

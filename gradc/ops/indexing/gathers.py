@@ -549,6 +549,8 @@ def _index_add(
         )
     if input.dtype.is_integer and isinstance(alpha, float):
         raise TypeRuleError(f"alpha={alpha} of an {input.dtype} operand is no int")
+    if input.dtype.is_integer:
+        input.dtype.literal(alpha)  # raises where it does not fit
     return input, {**attrs, "alpha": alpha}
 
 
@@ -582,6 +584,7 @@ index_add = Composite(
         BadSample(("f32[5,3]", "i64[2]", "f32[3,3]"), {"dim": 0}, match="should be f32[2,3]"),
         BadSample(("f32[5,3]", "i64[2]", "f64[2,3]"), {"dim": 0}, match="dtypes differ"),
         BadSample(("i32[5]", "i64[2]", "i32[2]"), {"dim": 0, "alpha": 0.5}, match="no int"),
+        BadSample(("u8[5]", "i64[2]", "u8[2]"), {"dim": 0, "alpha": -1}, match="-1 does not fit u8"),
         BadSample(("f32[5,3]", "f32[2]", "f32[2,3]"), {"dim": 0}, match="indices are f32"),
     ),
     doc=(

@@ -8,12 +8,12 @@ from ...errors import TypeRuleError
 from ...ir.node import Node, call
 from ...ir.op import DISCRETE, BadSample, Composite, Sample
 from ...ir.types import I64, Type
-from ..elementwise.pointwise import bitwise_and, eq, invert, lt, where
+from ..elementwise.pointwise import bitwise_and, eq, gt, invert, lt, where
 from ..indexing.gathers import INDEX_DTYPES, gather, take_along_axis
 from ..reductions.reduce import _count, sum
 from ..rules import converted, floating, full, keeping, reshaped, spread, widened, zeros_like
 from .cross_entropy import Reduction, _class_axis, _cross_entropy, _Entropy, _reduced, _same_shape
-from .elementwise import _beyond, _mean_of
+from .elementwise import _mean_of
 
 # -- nll_loss ----------------------------------------------------------------------------------------------------------
 
@@ -90,6 +90,11 @@ nll_loss = Composite(
 # -- multi_margin_loss -------------------------------------------------------------------------------------------------
 
 
+def _violation(x: Node) -> Node:
+    """x above 0, else 0; torch takes a NaN for none."""
+    return where(gt(x, zeros_like(x)), x, zeros_like(x))
+
+
 def _multi_margin(
     input: Type,
     target: Type,
@@ -114,7 +119,7 @@ def _multi_margin_value(
     wide = converted(input, input.dtype.compute)
     place = reshaped(target, keeping(input.shape, (axis,)))
     at_target = take_along_axis.plain(wide, place, axis=axis)
-    over = _beyond(wide - spread(at_target, wide.shape) + margin)
+    over = _violation(wide - spread(at_target, wide.shape) + margin)
     each = over * over if p == 2 else over
     if weight is not None:
         own = gather.plain(converted(weight, wide.dtype), target, axis=0)
@@ -175,7 +180,7 @@ def _multilabel_margin_value(input: Node, target: Node, *, reduction: str) -> No
     def loss(x: Node) -> Node:
         line = spread(reshaped(x, (*input.shape[:-1], 1, size)), pairs)
         own = sum.plain(where(hit, line, zeros_like(line)), axis=(last + 1,))
-        over = _beyond(line - spread(reshaped(own, (*input.shape, 1)), pairs) + 1)
+        over = _violation(line - spread(reshaped(own, (*input.shape, 1)), pairs) + 1)
         takes_part = bitwise_and(
             spread(reshaped(counts, (*input.shape, 1)), pairs),
             spread(reshaped(eq(named, full(0, input, I64)), (*input.shape[:-1], 1, size)), pairs),

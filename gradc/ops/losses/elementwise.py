@@ -277,7 +277,8 @@ def _soft(x: Node) -> Node:
 
 def _bce_logits_terms(x: Node, t: Node, weight: Node | None = None, pos: Node | None = None) -> Node:
     if pos is None:
-        each = maximum(x, zeros_like(x)) - t * x + log1p(exp(-abs(x)))
+        # not maximum(x, 0) - t * x, which is NaN at x = inf
+        each = where(gt(x, zeros_like(x)), 1 - t, -t) * x + log1p(exp(-abs(x)))
     else:
         each = (1 - t) * x + ((pos - 1) * t + 1) * _soft(-x)
     return _weighted(each, weight)

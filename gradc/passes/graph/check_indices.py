@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.dims import Size
+from ...ir.dims import Size, same
 from ...ir.graph import Graph, again
 from ...ir.node import Node, Note, call
 from ...ir.node_ranges import only_moves_elements, range_of
@@ -42,7 +42,7 @@ def check_indices(graph: Graph) -> Graph:
     def checked(index: Node, bound: Size, ascending: bool, op: str) -> Node:
         if not ascending and certain(index, bound):
             return index
-        if not ascending and only_moves_elements(index):
+        if not ascending and only_moves_elements(index) and not same(index.type.count, 0):  # of none, all are inside
             return again(index, (checked(index.operands[0], bound, ascending, op),))
         key = index, bound, ascending
         if key not in checks:

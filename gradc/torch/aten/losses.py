@@ -58,6 +58,8 @@ def _triplet(
 def _multi_margin(
     x: Node, target: Node, p: float = 1, margin: float = 1, weight: Node | None = None, reduction: int = 1
 ) -> Node:
+    x = x if x.rank else ops.reshape(x, (1,))
+    target = ops.reshape(target, x.shape[:-1])  # of one row, also of shape (1,)
     return ops.multi_margin_loss(x, target, p=p, margin=float(margin), weight=weight, reduction=_REDUCTIONS[reduction])
 
 

@@ -95,6 +95,11 @@ def _logical(x: Any) -> Any:
     return x if x.dtype.kind == "b" else ops.ne(x, 0)
 
 
+def _sign(x: Node) -> Node:
+    """0 of a NaN."""
+    return ops.where(ops.eq(x, x), ops.sign(x), 0.0) if x.dtype.is_float else ops.sign(x)
+
+
 def _sinc(x: Node) -> Node:
     """1 at 0, and no division by it: its derivative there is 0."""
     turn = x * math.pi
@@ -160,7 +165,7 @@ LINES: dict[str, Any] = {
     "aten.cos.default": to_result(lambda x: ops.cos(x)),
     "aten.tanh.default": to_result(lambda x: ops.tanh(x)),
     "aten.erf.default": to_result(lambda x: ops.erf(x)),
-    "aten.sign.default": to_result(lambda x: ops.sign(x)),
+    "aten.sign.default": to_result(_sign),
     "aten.floor.default": to_result(lambda x: ops.floor(x)),
     "aten.ceil.default": to_result(lambda x: ops.ceil(x)),
     "aten.round.default": to_result(lambda x: ops.round(x)),
@@ -200,7 +205,7 @@ LINES: dict[str, Any] = {
     "aten.nan_to_num.default": lambda x, nan=None, posinf=None, neginf=None: ops.nan_to_num(
         x, nan or 0.0, posinf, neginf
     ),
-    "aten.sgn.default": to_result(lambda x: ops.sign(x)),
+    "aten.sgn.default": to_result(_sign),
     "aten.round.decimals": to_result(lambda x, *, decimals: ops.round(x, decimals)),
     "aten.frexp.Tensor": lambda x: ops.frexp(x),
     "aten.frexp.default": lambda x: ops.frexp(x),

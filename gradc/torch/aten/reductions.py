@@ -135,6 +135,13 @@ def _histc(x: Node, bins: int = 100, min: Any = 0, max: Any = 0) -> Node:
     return ops.scatter_add(place, hits, size=bins)
 
 
+def _pairwise_distance(x: Node, y: Node, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Node:
+    if not (x.dtype.is_float and y.dtype.is_float):
+        raise Unsupported("pairwise_distance of integers, whose differences wrap around")
+    dtype = x.dtype if x.dtype.itemsize >= y.dtype.itemsize else y.dtype
+    return ops.pairwise_distance(converted(x, dtype), converted(y, dtype), p=p, eps=eps, keepdim=keepdim)
+
+
 LINES: dict[str, Any] = {
     "aten.sum.default": lambda x, *, dtype=None: _sum(x, dtype=dtype),
     "aten.sum.dim_IntList": _sum,
@@ -172,7 +179,9 @@ LINES: dict[str, Any] = {
     "aten.var_mean.correction": _with_mean(ops.var),
     "aten.std_mean.correction": _with_mean(ops.std),
     "aten.std.correction": _spread_of(ops.std),
-    "aten.nansum.default": lambda x, axis=None, keepdim=False, *, dtype=None: _reduced(ops.nansum, x, axis, keepdim),
+    "aten.nansum.default": lambda x, axis=None, keepdim=False, *, dtype=None: ops.nansum(
+        x, axis=_axes(x, axis), keepdims=keepdim
+    ),
     "aten.count_nonzero.default": lambda x, axis=None: ops.count_nonzero(x, axis=_axes(x, axis)),
     "aten.count_nonzero.dim_IntList": lambda x, axis: ops.count_nonzero(x, axis=_axes(x, axis)),
     "aten.linalg_vector_norm.default": to_result(
@@ -181,9 +190,7 @@ LINES: dict[str, Any] = {
         )
     ),
     "aten.cosine_similarity.default": to_result(lambda x, y, axis=1, eps=1e-8: ops.cosine_similarity(x, y, axis, eps)),
-    "aten.pairwise_distance.default": to_result(
-        lambda x, y, p=2.0, eps=1e-6, keepdim=False: ops.pairwise_distance(x, y, p=p, eps=eps, keepdim=keepdim)
-    ),
+    "aten.pairwise_distance.default": _pairwise_distance,
     "aten.cdist.default": lambda x, y, p=2.0, compute_mode=None: ops.cdist(x, y, p=p),
     "aten._cdist_forward.default": lambda x, y, p, compute_mode: ops.cdist(x, y, p=p),
     "aten.dist.default": to_result(lambda x, y, p=2: ops.norm(x - y, float(p))),

@@ -9,7 +9,7 @@ from ... import ops
 from ...errors import Unsupported
 from ...ir.dims import Dim, Size, ceildiv
 from ...ir.node import Node
-from ...ir.types import F32, I64, DType
+from ...ir.types import F32, F64, I64, DType
 from ...ops.rules import converted
 from ..table import to_result
 from .casts import cast, number
@@ -36,6 +36,19 @@ def _arange(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None) 
     steps = ops.iota(shape=(count,), dtype=I64)
     line = steps * step + start if (start, step) != (0, 1) else steps
     return converted(line, dtype or I64)
+
+
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: DType | None = None) -> Node:
+    """From both ends to the middle; integers are cut off from f64, as are their ends before."""
+    if not all(isinstance(v, int | float) for v in (start, end)) or not isinstance(steps, int):
+        raise Unsupported("linspace between tensors, or of a number of steps that sizes give")
+    kind = dtype or F32
+    start, end, wide = (start, end, kind.compute) if kind.is_float else (int(start), int(end), F64)
+    if steps < 2:
+        return _spread(start, (steps,), kind)
+    at, step = ops.iota(shape=(steps,), dtype=I64), (end - start) / (steps - 1)
+    before, after = (converted(n, wide) * step for n in (at, (steps - 1) - at))
+    return converted(ops.where(at < steps // 2, before + start, end - after), kind)
 
 
 def _expand(x: Node, shape: Sequence[Size], *, implicit: bool = False) -> Node:
@@ -256,6 +269,7 @@ LINES: dict[str, Any] = {
     "aten.fill.Scalar": lambda x, value: _spread(value, x.shape, x.dtype),
     "aten.fill.Tensor": lambda x, value: ops.broadcast_to(cast(value, x.dtype), x.shape),
     "aten.scalar_tensor.default": lambda value, *, dtype=None: _spread(value, (), dtype or F32),
+    "aten.linspace.default": _linspace,
     "aten.arange.default": lambda end, *, dtype=None: _arange(0, end, dtype=dtype),
     "aten.arange.start": _arange,
     "aten.arange.start_step": _arange,

@@ -1,0 +1,172 @@
+"""What torch means where gradc's own op of the name means something else, or takes no such operand: NaN, infinity,
+kinks, integers that wrap around, tensors without axes or elements.  By the backend and by ``from_torch``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch_compiled import agree, compiled, fresh, rand  # noqa: E402, F401
+
+import gradc.torch  # noqa: E402
+
+NAN, INF = math.nan, math.inf
+SPECIAL = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 2.5, -3.0], dtype=torch.float64)
+Program = Callable[..., Any]
+
+
+class Exported(torch.nn.Module):
+    """A program as a module."""
+
+    def __init__(self, program: Program):
+        super().__init__()
+        self.program = program
+
+    def forward(self, *args: Any) -> Any:
+        return self.program(*args)
+
+
+def check(program: Program, *inputs: torch.Tensor, exported: bool = True) -> None:
+    agree(program, *inputs, equal_nan=True, smallest_region=1)
+    if exported:
+        given = [x.detach() for x in inputs]
+        graph = gradc.from_torch(Exported(program), tuple(given))
+        names = [name for name in graph.input_names if name not in graph.defaults]
+        values, _ = gradc.compile(graph, target="numpy").forward(dict(zip(names, given, strict=True)))
+        found = [values[name] for name in graph.output_names] if len(graph.output_names) > 1 else [values]
+        wanted = program(*inputs)
+        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+        torch.testing.assert_close(
+            [torch.as_tensor(y) for y in found], [y.detach() for y in wanted], rtol=1e-9, atol=1e-11, equal_nan=True
+        )
+
+
+def test_the_sign_of_nan_is_0() -> None:
+    def program(x: Any, half: Any, i: Any) -> Any:
+        return torch.sign(x), torch.sgn(x.t()), x.nan_to_num().sign() * x.nan_to_num(), half.sign(), i.sign(), i.sgn()
+
+    check(program, SPECIAL.clone().requires_grad_(), SPECIAL.bfloat16(), torch.tensor([-3, 0, 2]))
+
+
+def test_nansum_of_what_has_no_axis() -> None:
+    def program(x: Any, y: Any) -> Any:
+        return torch.nansum(x, 0), torch.nansum(x, -1, True), torch.nansum(x), torch.nansum(y, -1, True)
+
+    check(program, torch.tensor(NAN, dtype=torch.float64), SPECIAL)
+    check(program, rand(), rand(3, 4))
+
+
+def test_distances_of_integers_wrap_around() -> None:
+    """As the difference does in eager mode; of floats of two widths the distance is of the wider one."""
+    pairs = torch.tensor([[1, 200, 3]], dtype=torch.uint8), torch.tensor([[5, 1, 250]], dtype=torch.uint8)
+    check(lambda x, y: F.pairwise_distance(x, y), *pairs, exported=False)
+    with pytest.raises(gradc.errors.Unsupported, match="pairwise_distance of integers"):
+        gradc.from_torch(Exported(F.pairwise_distance), pairs)
+    check(lambda x, y: F.pairwise_distance(x, y, keepdim=True), rand(2, 3), rand(2, 3).detach().float())
+
+
+@pytest.mark.parametrize("name", ["int64", "int32", "uint8", "float64"])
+def test_linspace(name: str) -> None:
+    """Integers are cut off, their ends before the steps between."""
+    spans = [(4.3, 0, 50), (0, 7, 50), (0, 100, 7), (5, 5, 3), (1.5, 9, 1), (0, 1, 0), (2, 9, 2), (9.9, 0.5, 12)]
+
+    def program(x: Any) -> Any:
+        lines = [torch.linspace(start, end, steps, dtype=getattr(torch, name)) for start, end, steps in spans]
+        return x * 1, *lines
+
+    check(program, rand(2))
+
+
+def test_a_factor_that_no_unsigned_integer_is() -> None:
+    """Refused before anything runs, so that torch runs the op."""
+    x, i = torch.ones(5, 2, dtype=torch.uint8), torch.tensor([0, 3, 1])
+    check(lambda x, i: x.index_add(0, i, x[:3] * 3, alpha=-1), x, i, exported=False)
+
+
+def test_margins_of_nan() -> None:
+    """A NaN exceeds no margin, and at the margin there is no gradient."""
+
+    def program(x: Any, target: Any, several: Any) -> Any:
+        return (
+            F.multi_margin_loss(x, target, reduction="none"),
+            F.multi_margin_loss(x, target, p=2, margin=0.5, weight=torch.ones(5, dtype=x.dtype) * 2),
+            F.multilabel_margin_loss(x, several, reduction="none"),
+        )
+
+    x = rand(4, 5, grad=False)
+    x[0, 1], x[1, 2], x[2, 0], x[3, 3] = NAN, INF, -INF, NAN
+    target, several = torch.tensor([0, 2, 0, 3]), torch.tensor([[0, 2, -1, 0, 0]] * 2 + [[3, -1, 0, 0, 0]] * 2)
+    check(program, x, target, several)
+    kink = torch.tensor([[1.0, 0.0, 2.0, 0.5, -1.0]], dtype=torch.float64, requires_grad=True)
+    check(program, kink, target[:1], several[:1])
+
+
+def test_logits_of_infinity() -> None:
+    def program(x: Any, t: Any) -> Any:
+        return F.binary_cross_entropy_with_logits(x, t, reduction="none")
+
+    logits = torch.tensor([INF, INF, INF, -INF, NAN, 700.0, -700.0, 0.0], dtype=torch.float64)
+    check(program, logits, torch.tensor([0.0, 0.25, 1.0, 0.0, 0.5, 0.0, 1.0, 0.5], dtype=torch.float64))
+    check(program, rand(9), torch.linspace(0, 1, 9, dtype=torch.float64).requires_grad_())
+
+
+def test_nothing_is_read_of_nothing() -> None:
+    """An index that is repeated no times is not looked at."""
+
+    def program(x: Any, y: Any, i: Any) -> Any:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return x.index_select(0, nothing), x[nothing], y[i.expand(0)], F.embedding(i.expand(0), y)
+
+    check(program, rand(0, 3), rand(2, 3), torch.tensor(7))
+
+
+def test_shrinking() -> None:
+    """What torch decomposes while it traces, and gradc takes whole."""
+
+    def program(x: Any) -> Any:
+        return F.softshrink(x, 0.5), F.hardshrink(x, 0.5)
+
+    check(program, SPECIAL)
+    check(program, torch.tensor([0.5, -0.5, 0.7, 0.0, -2.0], dtype=torch.float64, requires_grad=True))
+
+
+def the_same_tensor(x: Any) -> Any:
+    y = x * 1
+    torch._foreach_add_([y, y], 1.0)
+    return y * x
+
+
+def views_that_overlap(x: Any) -> Any:
+    y = x * 1
+    torch._foreach_mul_([y, y[1:]], 3.0)
+    return y * x
+
+
+def the_same_row(x: Any) -> Any:
+    y = x.detach() * 1
+    torch._foreach_copy_([y[0], y[0]], [y[1], y[2]])
+    return y * x
+
+
+def rows(x: Any) -> Any:
+    y = x * 1
+    torch._foreach_mul_([y[0], y[1], y[2]], 2.0)
+    torch._foreach_add_([y[:1], y[1:]], 1.0)
+    return y * x
+
+
+@pytest.mark.parametrize("program", [the_same_tensor, views_that_overlap, the_same_row])
+def test_lists_that_write_an_element_twice(program: Program) -> None:
+    agree(program, rand(3, 4))
+    assert "one memory several times" in gradc.torch.report().graphs[-1].reason
+
+
+def test_lists_of_parts() -> None:
+    agree(rows, rand(3, 4), whole=True)
