@@ -439,6 +439,7 @@ def test_a_forward_with_an_unblocked_product_gives_a_partition_up(monkeypatch: p
     """Its backward is not compiled; that of the partition that is left for the others is, whatever it has."""
     unblocked = {("first", "forward"), ("second", "backward"), ("last", "forward")}
     monkeypatch.setattr(decision, "has_unblocked", lambda program, dims, device: program in unblocked)
+    monkeypatch.setattr(decision, "tiled_products", lambda program: 0)
     made = []
 
     def programs_of(parts: Any) -> Iterator[tuple[str, Any]]:
