@@ -128,19 +128,19 @@ def run_passes(
     """
     pipeline = Pipeline(sizes=options.dims or {}, between=emitter.advance if emitter is not None else None)
 
-    def programs_of(parts: Partition) -> dict[str, Program]:
+    def programs_of(parts: Partition) -> Iterator[tuple[str, Program]]:
         del pipeline.stages[lowered:]  # those of a partition that was given up are no stages of the module
         if wrt:
             pipeline.split(joint, parts.forward, parts.backward)
         pipeline.start("forward.partition", parts.forward)
         in_place = () if wrt else options.donate  # what backward reads stays as it is
-        programs = {"forward": kernels(parts.forward, options, target, pipeline, "forward", in_place)}
+        forward = kernels(parts.forward, options, target, pipeline, "forward", in_place)
+        yield "forward", forward
         if wrt:
             if emitter is not None and parts.is_final:
-                emitter.begin("forward", programs["forward"])
+                emitter.begin("forward", forward)
             pipeline.start("backward.partition", parts.backward)
-            programs["backward"] = kernels(parts.backward, options, target, pipeline, "backward")
-        return programs
+            yield "backward", kernels(parts.backward, options, target, pipeline, "backward")
 
     try:
         joint = lower(graph, wrt, options, target, pipeline)

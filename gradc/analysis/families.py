@@ -3,14 +3,17 @@ other parameters.  One text serves all of them, over the numbers that differ.
 
 A number may be *open* where only places and bounds depend on it: how many rows a kernel goes through, or elements if it
 only maps these; the first size of an array, which moves no other element; the constant of an index; the bound of a
-check.  So are, on request, how many owners rows are combined for, and the sizes of an array's axes up to the first that
-columns go along.  Other sizes are not: the loops of a row, the steps in them and the order of its sums follow from
-them, and the number of a row is divided by them: by sizes that are not known, maps of rows of 4 to 64 elements took up
-to 1.8 times as long (measured 2026-11-30, AMD EPYC, family 26 model 2).
+check.  So are, on request, how many owners rows are combined for, the sizes of an array's axes up to the first that
+columns go along, and whole numbers that values are computed with, as the count of a mean.  Other sizes are not: the
+loops of a row, the steps in them and the order of its sums follow from them, and the number of a row is divided by
+them: by sizes that are not known, maps of rows of 4 to 64 elements took up to 1.8 times as long (measured 2026-11-30,
+AMD EPYC, family 26 model 2), and where columns are not known, those of 49 and 196 took 1.2 and 1.35 times as long
+(Intel Xeon, family 6 model 207).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,15 +21,20 @@ from typing import Any
 from ..ir.dims import Dim, Size, product, symbol
 from ..ir.kernel import Kernel
 from ..ir.statement import REDUCTIONS, Axis, Index, Stmt, flatten
-from ..ir.types import Type
+from ..ir.types import F32, F64, I64, Type
 from .combine import combines
 
 Types = Mapping[str, Type]
 BOUNDS = ("bound", "lo", "hi", "size")
 """The attributes that say where an index has to lie."""
+ARITHMETIC = ("add", "sub", "mul", "div")
 SHORTEST_ROW = 4
 """Columns of a row below which sums by owner were 1.3 to 1.6 times as slow for any number of owners, and from which on
 as fast (measured 2026-11-30, AMD EPYC, family 26 model 2).
+"""
+MOST_COUNT, MOST_DIVIDED = 1 << 24, 1 << 12
+"""The largest number that every type of floats computes with exactly, and the columns of a map from which a division by
+a power of two, which a compiler makes a product of, stays one.
 """
 ALL = "i0"
 """The axis of a map that goes through whole arrays."""
@@ -102,22 +110,18 @@ class _Opening:
         alone: list[Kernel] = []
         while len(members) > 1:
             family = self.family(members, types)
-            kept = [kernel for kernel in members if family is not None and fits(kernel, types, family)]
-            if family is not None and len(kept) == len(members):
+            kept = [kernel for kernel in members if fits(kernel, types, family)]
+            if len(kept) == len(members):
                 return [family, *(_alone(kernel, types) for kernel in alone)]
             alone += [kernel for kernel in members if kernel not in kept]
             members = kept
         return [_alone(kernel, types) for kernel in (*members, *alone)]
 
-    def family(self, members: Sequence[Kernel], types: Types) -> Family | None:
-        """Kernels of one skeleton with a symbol for all numbers that differ alike; None where one of these is
-        negative.
-        """
+    def family(self, members: Sequence[Kernel], types: Types) -> Family:
+        """Kernels of one skeleton with a symbol for all numbers that differ alike."""
         forms = [self.form(kernel, types) for kernel in members]
         columns = list(zip(*(self.numbers(*form) for form in forms), strict=True))
         differing = list(dict.fromkeys(column for column in columns if len({*column}) > 1))
-        if any(number < 0 for column in differing for number in column):
-            return None
         first, own = forms[0]
         taken = {*first.dims(own), *first.buffers}
         fresh = (name for k in range(len(taken) + len(differing)) if (name := f"number{k}") not in taken)
@@ -149,9 +153,11 @@ class _Opening:
 
     def rewritten(self, kernel: Kernel, types: Types, number: Callable[[int], Size]) -> tuple[Kernel, dict[str, Type]]:
         """A kernel and its buffers' types with other sizes for its open numbers."""
+        counts = _counts(kernel) if self.inner else set[str]()
+        fresh = (name for k in itertools.count() if (name := f"%{k}") not in kernel.stmts)
 
         def size(value: Size) -> Size:
-            return value if isinstance(value, Dim) else number(value)
+            return value if isinstance(value, Dim) or value < 0 else number(value)
 
         def first(sizes: Sequence[Size], count: int) -> tuple[Size, ...]:
             return (*map(size, sizes[:count]), *sizes[count:])
@@ -159,17 +165,41 @@ class _Opening:
         def axes(given: tuple[Axis, ...], among: Collection[str]) -> tuple[Axis, ...]:
             return tuple((a, size(n) if a in among else n) for a, n in given)
 
-        def statement(s: Stmt) -> Stmt:
+        def statements(s: Stmt) -> tuple[Stmt, ...]:
+            if s.name in counts:
+                value = number(int(s.attr("value")))
+                if isinstance(value, Dim):
+                    count = Stmt(next(fresh), "size", (), I64, attrs=(("size", value),))
+                    return count, Stmt(s.name, "cast", (count.name,), s.dtype, attrs=(("dtype", s.dtype),), of=s.of)
             index = tuple(Index(size(i.const), i.terms) for i in s.index)
             attrs = tuple((key, size(value) if key in BOUNDS and _whole(value) else value) for key, value in s.attrs)
-            return s.altered(index=index, attrs=attrs)
+            return (s.altered(index=index, attrs=attrs),)
 
         before = _before_columns(kernel) if self.inner else {}
         owners = _owners(kernel, types) if self.inner else set()
         rows = axes(kernel.rows, {a for a, _ in kernel.rows[:1]} | owners)
         cols = axes(kernel.cols, {a for a, _ in kernel.cols[:1]}) if not rows and maps(kernel) else kernel.cols
         made = {b: types[b].with_shape(*first(types[b].shape, before.get(b, 1))) for b in kernel.buffers}
-        return replace(kernel, rows=rows, cols=cols, body=tuple(map(statement, kernel.body))), made
+        body = tuple(new for s in kernel.body for new in statements(s))
+        return replace(kernel, rows=rows, cols=cols, body=body), made
+
+
+def _counts(kernel: Kernel) -> set[str]:
+    """The constants that are whole numbers, which their type of floats computes with as they are, and only terms,
+    factors and divisors, of which a compiler that knows them makes nothing else.
+    """
+    found = {
+        s.name
+        for s in kernel.body
+        if s.op == "const" and s.dtype in (F32, F64) and 2 <= s.attr("value") <= MOST_COUNT and s.attr("value") % 1 == 0
+    }
+    many = not isinstance(kernel.col_count, int) or kernel.col_count >= MOST_DIVIDED
+    for s, inside in zip(kernel.body, kernel.in_columns, strict=True):
+        if s.op not in ARITHMETIC:
+            found -= {*s.uses}
+        elif s.op == "div" and inside and many:
+            found.discard(s.args[1])
+    return found
 
 
 def _owners(kernel: Kernel, types: Types) -> set[str]:

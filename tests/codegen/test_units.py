@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gradc
-from gradc import ops
+from gradc import interp, ops
 from gradc.codegen.cpu.program import PER_UNIT, even, render_program
 from gradc.codegen.text import template_dirs
 from gradc.runtime.host.toolchain import FLAGS, find_compiler
@@ -40,10 +42,35 @@ def test_costly_kernels_stand_apart() -> None:
 
 
 def test_every_kernel_is_in_one_unit() -> None:
-    found = units(*(lambda x, w, k=k: ops.exp(x * float(k + 2)) for k in range(PER_UNIT + 1)))
+    found = units(*(lambda x, w, k=k: ops.exp(x * (k + 2.5)) for k in range(PER_UNIT + 1)))
     together = [name for text in found for name in names(text)]
     assert len(together) == len(set(together)) and sum("gradc_run(" in text for text in found) == 1
     assert all(len(names(text)) <= PER_UNIT for text in found)
+
+
+@pytest.mark.parametrize(
+    ("what", "function", "together"),
+    [
+        ("counts", lambda x, n: (x + x / n) * (n - 1), True),
+        ("fractions", lambda x, n: x * (n + 0.5), False),
+        ("powers", lambda x, n: x**n, False),
+        ("bounds", lambda x, n: ops.clamp(x, 0.0, n), False),
+        ("a place", lambda x, n: x * 0.0 + n, True),
+    ],
+)
+def test_kernels_that_differ_in_counts_share_a_text(
+    what: str, function: Callable[[gradc.Graph, float], gradc.Graph], together: bool
+) -> None:
+    """And values are those of the interpreter in f64."""
+    numbers = (3.0, 7.0, 8.0)
+    graph = gradc.trace(lambda x, y, z: tuple(map(function, (x, y, z), numbers)), **dict.fromkeys("xyz", "f32[N,9]"))
+    module = gradc.compile(graph, target="cpu")
+    texts = {k.text for k in render_program(module.forward.program).kernels.values()}
+    assert (len(texts) == 1) is together, what
+    x = {name: np.random.default_rng(n).uniform(0.5, 2, (5, 9)).astype(np.float32) for n, name in enumerate("xyz")}
+    wanted = interp.run(graph, x, precision="f64")
+    for name, value in module.forward.run(**x).items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-5)
 
 
 def test_units_that_are_compiled_side_by_side_are_as_long() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +14,9 @@ from gradc import ops
 from gradc.interp import run_program
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
+from gradc.passes.row_blocking import decision
 from gradc.runtime.host import pool
+from gradc.targets.devices import CPU
 
 torch = pytest.importorskip("torch")
 
@@ -427,3 +433,21 @@ def test_rows_beside_a_count_of_windows_whose_sign_is_unknown() -> None:
         np.testing.assert_allclose(y, (padded * w).sum(1, keepdims=True), rtol=1e-5, atol=1e-5)
         gradient = module.backward(residuals, np.ones_like(y))["w"]
         np.testing.assert_allclose(gradient[0, :, 0, 0], padded.astype("f8").sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
+
+
+def test_a_forward_with_an_unblocked_product_gives_a_partition_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward is not compiled; that of the partition that is left for the others is, whatever it has."""
+    unblocked = {("first", "forward"), ("second", "backward"), ("last", "forward")}
+    monkeypatch.setattr(decision, "has_unblocked", lambda program, dims, device: program in unblocked)
+    monkeypatch.setattr(decision, "tiled_products", lambda program: 0)
+    made = []
+
+    def programs_of(parts: Any) -> Iterator[tuple[str, Any]]:
+        for name in ("forward", "backward"):
+            made.append((parts.name, name))
+            yield name, made[-1]
+
+    partitions: Any = [SimpleNamespace(name=n, is_final=n == "last", tiled=()) for n in ("first", "second", "last")]
+    parts, programs = decision.first_blocked(partitions, programs_of, None, CPU)
+    assert made == [("first", "forward"), *((n, p) for n in ("second", "last") for p in ("forward", "backward"))]
+    assert parts is partitions[-1] and programs == {"forward": made[-2], "backward": made[-1]}
