@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ....analysis.tiles import SweepForm, TileForm
+from ....analysis.tiles import Strip, SweepForm, TileForm
 from ....ir.dims import substitute
 from ....ir.kernel import Kernel
 from ....ir.node import REGISTRY
@@ -48,6 +48,25 @@ def decoded(form: TileForm, lanes: Lanes, types: Mapping[str, Type]) -> TileForm
 def paired(kernel: Kernel) -> Stmt | None:
     """The statement of a kernel that decodes two neighbours at once."""
     return next((s for s in kernel.body if s.op in PAIRED), None)
+
+
+def scaled_columns(sweep: SweepForm, block: str, lanes: Lanes) -> int:
+    """How many neighbouring columns of a warp share what their products are multiplied by: those of a lane's run and
+    its neighbours', or a power of two times as many.
+
+    :param block: that is stored with a scale of its products.
+    """
+    kernel, store = next((k, s) for k in sweep.kernels for s in k.body if s.op == "store" and s.buffer == block)
+    strips = {c.load.name: c.strip for c in sweep.codes if c.kernel is kernel}
+    count = 4 * lanes.run
+    while lanes.columns % (2 * count) == 0 and _is_shared(kernel, store.args[1], strips, lanes, 2 * count):
+        count *= 2
+    return count
+
+
+def _is_shared(kernel: Kernel, name: str, strips: Mapping[str, Strip], lanes: Lanes, columns: int) -> bool:
+    """Whether so many neighbouring columns share a value."""
+    return not kernel.is_column(kernel.stmts[name]) or name in shared_values(kernel, strips, (), lanes, columns)
 
 
 @dataclass
@@ -158,9 +177,7 @@ class _Decoder:
 
     def is_of_product(self, scale: str) -> bool:
         """Whether the columns of each product share a value."""
-        return scale in shared_values(self.before, self.strips, (), self.lanes, 4 * self.lanes.run) or (
-            not self.before.is_column(self.now[scale])
-        )
+        return _is_shared(self.before, scale, self.strips, self.lanes, 4 * self.lanes.run)
 
     def of_codes(self, s: Stmt) -> Stmt | None:
         """A value of one code of 4 bits, or of that and a zero point: as a digit or an entry."""

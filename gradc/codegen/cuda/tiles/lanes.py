@@ -70,7 +70,7 @@ class Lanes:
 
     :param run: its neighbouring columns, of each four times as many.
     :param together: whether its rows are neighbours; else they are 8 apart.
-    :param narrow: whether a warp computes with fewer columns at once than a block has.
+    :param columns: with which a warp computes at once, :param narrow: and whether a block has more.
     :param tiles: of 16 rows, of a warp.
     :param first: of the symbols of a block's first row and column, those of what a warp computes with at once.
     :param in_words: whether two columns of a product are those of 4 bits each in the halves of a word, of a run; else
@@ -79,6 +79,7 @@ class Lanes:
 
     run: int
     together: bool
+    columns: int
     narrow: bool
     tiles: int
     first: Mapping[str, Size]
@@ -144,8 +145,13 @@ class Lanes:
         return 2 * self.tiles if self.together else self.run
 
     def place(self, text: StripText) -> str:
-        """Where a strip has the element of row ``h`` and column ``step``."""
+        """Where a strip has the element of row ``h`` and column ``step``: what runs share has one place in the text of
+        all of them, and is loaded once.
+        """
         own, column = text.strip, "lane_column + step"
+        whole = self.columns % own.per == 0 or own.per % self.columns == 0
+        if not self.together and not own.is_codes and own.per >= 4 * self.run and whole:
+            return f"({self.row}) * {text.pitch} + {f'warp_column / {own.per} + ' if self.narrow else ''}step / {own.per}"
         if own.across:
             return f"({column}) * {text.pitch} + ({self.row}) / {own.per}"
         return f"({self.row}) * {text.pitch} + ({column}) / {own.per}"
