@@ -58,6 +58,10 @@ TOGETHER = 24
 """More where codes along the rows are decoded for more than 16 rows of a warp, left over where more than one block is
 resident (groups of 24 spill in fewer, for sm_80).
 """
+DECODING = 128
+"""Registers of a thread that decodes codes along the columns, with which none of tests/runtime/test_decoded_products.py
+spills (NVRTC for sm_80 to sm_100: it takes 71 to 143 where it may).
+"""
 EARLY = 32
 """Columns of a block whose values of columns NVRTC does not load long before they are used; else ROWS."""
 ADDRESSES, OF_PART = 100, 20
@@ -475,10 +479,12 @@ class TileForm:
         :param more: registers of a thread beside those that are estimated.
         """
         needed = self.registers(columns, tiles) + more + (TOGETHER if self.rows_together and tiles > 1 else 0)
+        if self.decoded and not self.rows_together:
+            needed = DECODING
         by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
         if (self.is_several or self.more_statements) and by_registers > 2:
             by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))
-        room = room or (LEAST_SHARED if self.is_several or self.decoded else MOST_SHARED)
+        room = room or (LEAST_SHARED if self.is_several or self.rows_together else MOST_SHARED)
         return max(1, min(MOST_RESIDENT, by_registers, room // max(shared, 1)))
 
     def fragments(self, columns: int, tiles: int) -> int:

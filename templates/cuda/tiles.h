@@ -14,21 +14,29 @@
 /* A value that is the same in all lanes of a warp, and that the compiler knows to be. */
 GRADC_FN int gradc_uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-/* Two of the 8 numbers of 4 bits in a word, n and n + 4, in the low byte of its halves, those of an odd n times 16; of numbers less 8, plus 8. */
-template <int FLIP> GRADC_FN u32 gradc_nibbles(u32 word, int n) { return (FLIP ? word ^ 0x88888888u : word) >> n / 2 * 8; }
-GRADC_FN u32 gradc_mask_of_nibbles(int n) { return n % 2 ? 0x00f000f0u : 0x000f000fu; }
+/* Two of the 8 numbers of 4 bits in a word, n and n + 4, in the low byte of its halves, those of an odd n times 16, with `bits` beside them; of
+ * numbers less 8, plus 8. */
+template <int FLIP> GRADC_FN u32 gradc_nibbles(u32 word, int n, u32 bits) {
+  const u32 mask = n % 2 ? 0x00f000f0u : 0x000f000fu, flipped = bits | (FLIP ? mask & 0x88888888u : 0);
+  return flipped ? masked_xor(word >> n / 2 * 8, mask, flipped) : word >> n / 2 * 8 & mask;
+}
 
 /* What products are given: fragments of 16 bits, two in a register.
  *
  * digits: integers of 4 bits less zeros, each times 1 / UNITS, exactly.  As the last bits of a bf16 an integer q is 2^-133 q, up to 255, which is an
  * FMA from 2^-6 (q - z): of integers z of 8 bits it has 8 bits.  Behind those of 2^10 in f16 there is room for them.  Where q comes times 16 the FMA
- * multiplies by a sixteenth, and takes 2^10 / 16 away in f16. */
+ * multiplies by a sixteenth, and takes 2^10 / 16 away in f16.
+ * zeros: what is added: of zero points z as floats, of codes that are plus `flip`; or of z - less as bytes, of flip + less, in halves of a register:
+ * less is 0 or 8, of unsigned bytes, or 128 below, of signed ones plus 128. */
 struct gradc_bf16_fragments {
   static constexpr f32 UNITS = 64.0f;
   static __device__ __forceinline__ u32 zeros(int flip, f32 low, f32 high) { return packed((f32)flip * -0x1p-6f - low * 0x1p-6f, (f32)flip * -0x1p-6f - high * 0x1p-6f); }
+  static __device__ __forceinline__ u32 zeros(int less, u32 bytes) {
+    return fma_bf16x2(bytes, 0xff00ff00u, less == 0 ? 0 : less == 8 ? 0xbe00be00u : less == -128 ? 0x40004000u : 0x3ff03ff0u);
+  }
   static __device__ __forceinline__ u32 no_zeros(int flip) { return flip ? 0xbe00be00u : 0; }
   template <int FLIP> static __device__ __forceinline__ u32 digits(u32 word, int n, u32 zeros) {
-    return fma_bf16x2(gradc_nibbles<FLIP>(word, n) & gradc_mask_of_nibbles(n), n % 2 ? 0x7d007d00u : 0x7f007f00u, zeros);
+    return fma_bf16x2(gradc_nibbles<FLIP>(word, n, 0), n % 2 ? 0x7d007d00u : 0x7f007f00u, zeros);
   }
   static __device__ __forceinline__ f32 half(u32 pair, int i) { return f32_of_bits(i ? pair & 0xffff0000u : pair << 16); }
   static __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_m16n8k16_bf16(d, a, b0, b1); }
@@ -37,9 +45,12 @@ struct gradc_bf16_fragments {
 struct gradc_f16_fragments {
   static constexpr f32 UNITS = 1.0f;
   static __device__ __forceinline__ u32 zeros(int flip, f32 low, f32 high) { return packed(-1024.0f - (f32)flip - low, -1024.0f - (f32)flip - high); }
+  static __device__ __forceinline__ u32 zeros(int less, u32 bytes) {
+    return fma_f16x2(bytes | 0x64006400u, 0xbc00bc00u, less == 0 ? 0 : less == 8 ? 0xc800c800u : less == -128 ? 0x58005800u : 0x57805780u);
+  }
   static __device__ __forceinline__ u32 no_zeros(int flip) { return flip ? 0xe408e408u : 0xe400e400u; }
   template <int FLIP> static __device__ __forceinline__ u32 digits(u32 word, int n, u32 zeros) {
-    const u32 number = masked_or(gradc_nibbles<FLIP>(word, n), gradc_mask_of_nibbles(n), 0x64006400u);
+    const u32 number = gradc_nibbles<FLIP>(word, n, 0x64006400u);
     return n % 2 ? fma_f16x2(number, 0x2c002c00u, fma_f16x2(zeros, 0x3c003c00u, 0x63806380u)) : fma_f16x2(number, 0x3c003c00u, zeros);
   }
   static __device__ __forceinline__ f32 half(u32 pair, int i) { return f16_load((u16)(i ? pair >> 16 : pair)); }
@@ -287,6 +298,16 @@ template <int BYTES> GRADC_FN void gradc_lane_bytes(u32 (&to)[(BYTES + 3) / 4], 
     to[0] = BYTES == 4 ? *(const u32 *)from : BYTES == 2 ? (u32) * (const u16 *)from : (u32) * (const u8 *)from;
   }
 }
+template <class T, int N> GRADC_FN T gradc_part(const u32 (&words)[N], int n) {
+  const u32 word = words[n * (int)sizeof(T) / 4] >> n * (int)sizeof(T) % 4 * 8;
+  T x;
+  memcpy(&x, &word, sizeof x);
+  return x;
+}
+/* Bytes in the halves of a register: one twice; signed ones plus 128. */
+template <int N> GRADC_FN u32 gradc_twice(const u32 (&words)[N], int n) { return permuted(words[n / 4], 0, 0x4040u + n % 4 * 0x0101u); }
+GRADC_FN u32 gradc_both(u8 low, u8 high) { return permuted(low, high, 0x5410u); }
+GRADC_FN u32 gradc_unsigned(u32 both) { return both ^ 0x00800080u; }
 template <class T, int N> GRADC_FN T gradc_byte(const u32 (&words)[N], int n) { return (T)(u8)(words[n / 4] >> n % 4 * 8); }
 
 /* The left operand of a product that sums columns n to n + 15 of a block. */

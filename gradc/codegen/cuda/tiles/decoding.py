@@ -27,7 +27,7 @@ from ....ir.node import REGISTRY
 from ....ir.statement import Stmt
 from ....ir.types import BF16, F32, DType, Type, read
 from .canonical import COLUMN, ROW
-from .lanes import PAIRED, Lanes, shared_values
+from .lanes import PAIRED, Lanes, is_byte, shared_values
 
 WHOLE = 2**8
 """The largest integer up to which bf16 has all, and f16 more."""
@@ -190,7 +190,7 @@ class _Decoder:
             values = read(np.arange(16, dtype=np.uint8).view(dtype.np), dtype).astype(np.float32)
             for flip in (0, 8):
                 if (values[np.arange(16) ^ flip] == np.arange(16) - flip).all() and self.fits(flip, *zero):
-                    return Stmt("", "digit", (byte, *zero), F32, attrs=(("flip", flip),))
+                    return Stmt("", "digit", (byte, *map(self.as_byte, zero)), F32, attrs=(("flip", flip),))
             return None if zero else Stmt("", "entry", (byte,), F32, attrs=(("codebook", tuple(map(float, values))),))
         index = s.index[0] if s.op == "load" and len(s.index) == 1 else None
         if index is None or zero or self.dtype is not BF16:  # of any range: bf16 has it
@@ -199,6 +199,11 @@ class _Decoder:
         byte = self.nibble(term[0]) if term[1] == 1 and index.const == 0 and not s.where else ""
         known = byte and s.dtype is F32 and self.types[s.buffer].count == 16
         return Stmt("", "entry", (byte,), F32, buffer=s.buffer) if known else None
+
+    def as_byte(self, zero: str) -> str:
+        """The byte that a zero point is a cast of, if it is one; else the zero point."""
+        cast = self.now[zero]
+        return cast.args[0] if cast.op == "cast" and is_byte(self.now[cast.args[0]].dtype) else zero
 
     def fits(self, flip: int, zero: str = "") -> bool:
         """Whether 16 bits hold a zero point plus ``flip``, and its differences to codes."""

@@ -10,6 +10,7 @@ from ....ir.dims import Size
 from ....ir.kernel import Kernel
 from ....ir.quotient import Quotient
 from ....ir.statement import REDUCTIONS, Stmt
+from ....ir.types import DType
 from .canonical import COLUMN, ROW
 
 UNROLL = "#pragma unroll"
@@ -149,15 +150,34 @@ class Lanes:
         all of them, and is loaded once.
         """
         own, column = text.strip, "lane_column + step"
-        whole = self.columns % own.per == 0 or own.per % self.columns == 0
-        if not self.together and not own.is_codes and own.per >= 4 * self.run and whole:
-            return f"({self.row}) * {text.pitch} + {f'warp_column / {own.per} + ' if self.narrow else ''}step / {own.per}"
+        if self.is_of_runs(own):
+            return f"{self.first_of_row(text)} + step / {own.per}"
         if own.across:
             return f"({column}) * {text.pitch} + ({self.row}) / {own.per}"
         return f"({self.row}) * {text.pitch} + ({column}) / {own.per}"
 
+    def is_of_runs(self, strip: Strip) -> bool:
+        """Whether all columns of a run, and those of its neighbours', share an element, which is one of whole columns
+        of a warp, or of whole warps.
+        """
+        whole = self.columns % strip.per == 0 or strip.per % self.columns == 0
+        return not self.together and not strip.is_codes and strip.per >= 4 * self.run and whole
+
+    def first_of_row(self, text: StripText) -> str:
+        """Where a strip has the element of row ``h`` and the warp's first column."""
+        return f"({self.row}) * {text.pitch}{f' + warp_column / {text.strip.per}' if self.narrow else ''}"
+
+    def at_once(self, text: StripText) -> int:
+        """Bytes of a row's elements that a lane loads together, those of all columns of its warp; 0: it does not."""
+        own, count = text.strip, self.columns // text.strip.per
+        size = count * own.bytes
+        fits = count > 1 and size in (2, 4, 8, 16) and text.pitch * own.bytes % size == 0
+        return size if fits and self.is_of_runs(own) else 0
+
     def coded(self, text: StripText, ctype: str) -> str:
-        """An element of a strip: a byte of the lane's words, or in shared memory."""
+        """An element of a strip: a part of the lane's words, or in shared memory."""
+        if self.at_once(text):
+            return f"gradc_part<{ctype}>({text.words}[h], step / {text.strip.per})"
         if not text.strip.is_codes:
             return f"({text.stage})[{self.place(text)}{text.shift}]"
         return f"gradc_byte<{ctype}>({text.words}{self.of_element}, {self.byte(text)})"
@@ -181,6 +201,11 @@ class Lanes:
         """Which of a lane's bytes an element has."""
         neighbour = "h" if self.together else f"({self.neighbour})"
         return f"{neighbour} / {text.strip.per}"
+
+
+def is_byte(dtype: DType | None) -> bool:
+    """Whether values are integers of 8 bits."""
+    return dtype is not None and dtype.name in ("u8", "i8")
 
 
 def shared_values(
