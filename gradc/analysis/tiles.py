@@ -482,10 +482,15 @@ class TileForm:
 
     @property
     def decodes_evenly(self) -> bool:
-        """Whether codes lie along columns, and all blocks have as many of these: there is no code for a last one."""
+        """Whether codes lie along columns, all that differs from one to the next comes through shared memory, and all
+        blocks have as many: there is no code for a last one.
+        """
         blocks = [(s.sweep.cols[1], s.sweep.by) for s in self.sweeps]
         even = all(isinstance(size, int) and isinstance(by, int) and size % by == 0 for size, by in blocks)
-        return self.decoded and not self.rows_together and even
+        loads = sum(
+            x.op == "load" and k.cols[0][0] in k.stmt_level(x) for s in self.sweeps for k in s.kernels for x in k.body
+        )
+        return self.decoded and not self.rows_together and even and loads == sum(len(s.codes) for s in self.sweeps)
 
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int, more: int = 0, room: int = 0) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most.
