@@ -25,7 +25,7 @@ STEP = 80
 where codes lie along rows.
 """
 STEP_ACROSS = 110
-DECODING = {4: 2.4, 8: 3.7}
+DECODING = {4: 1.8, 8: 3.7}
 """Of a code of so many bits that becomes an element of a product, SCALED more where each is multiplied by its scale,
 FLOAT8 where it is a float of 8 bits that no instruction converts, and MULTIPLIED for each 8 rows of x (all counted in
 machine code for sm_90, of 4096 x 4096 and 1 or 16 rows of x).

@@ -23,7 +23,7 @@ from ..ir.statement import REDUCTIONS, Operand, Stmt, flatten
 from ..ir.types import BF16, F16, F32, DType, Type
 from ..process.forks import cached_property
 from ..targets.devices import ARCHITECTURES, Device, Gpu
-from ..targets.gpu import REGISTERS, SHARED_RATE
+from ..targets.gpu import REGISTERS, SHARED_RATE, WARP
 from .in_turn import in_turn
 
 MOST_FEATURES = 256
@@ -52,11 +52,19 @@ products, with more, and with more whose rows are fragments, too; more where siz
 fragments of rows, and for each bound of columns from memory where blocks have parts; left over where more than two
 blocks of several products, or of more statements than causal attention's, are resident.
 """
+OF_PARTS = 18
+"""Registers left over before sm_90 where a warp of 16 rows has fragments of these and goes over parts of columns: dK
+and dV of 128 features spill 12 bytes with fewer, in 64 x 32 of 2 parts, and none in 64 x 16 (NVRTC for sm_80).
+"""
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
 TOGETHER = 24
 """More where codes along the rows are decoded for more than 16 rows of a warp, left over where more than one block is
 resident (groups of 24 spill in fewer, for sm_80).
+"""
+DECODING = 128
+"""Registers of a thread that decodes codes along columns, in blocks that all have as many (NVRTC for sm_80 to sm_100:
+of tests/runtime/test_decoded_products.py it takes 71 to 143 where it may, and spills in none with these).
 """
 EARLY = 32
 """Columns of a block whose values of columns NVRTC does not load long before they are used; else ROWS."""
@@ -384,8 +392,7 @@ class TileForm:
         rows = max(of_row * len({vector_at(load) for load in row_loads(s)}) for s in self.sweeps)
         packed = 2 if self.decoded else 1  # elements of a block in a register
         own = carried + blocks * columns // (2 * packed) + rows + held
-        more = self.more_statements * (32 * OF_STATEMENT[self.is_several] + columns) // 32
-        own += more if any(s.added for s in self.sweeps) else STATEMENTS
+        own += self._of_statements(columns) if any(s.added for s in self.sweeps) else STATEMENTS
         unknown = self._of_sizes(columns, tiles)
         if self.is_several:
             vectors = max(len({vector_at(load) for _, load in column_loads(s)}) for s in self.sweeps)
@@ -396,6 +403,10 @@ class TileForm:
             return tiles * own + BESIDE_HELD + 2 * unknown + tiles * (columns - ROWS) + early
         beside = BESIDE_SEVERAL if any(len(s.added) > 1 for s in self.sweeps) else BESIDE
         return tiles * own + beside + unknown
+
+    def _of_statements(self, columns: int) -> int:
+        """More registers of 16 rows for statements beyond causal attention's."""
+        return self.more_statements * (32 * OF_STATEMENT[self.is_several] + columns) // 32
 
     def _of_sizes(self, columns: int, tiles: int) -> int:
         """Registers of a thread for sizes that are not known; else, where blocks have parts, for bounds from memory."""
@@ -431,12 +442,15 @@ class TileForm:
 
         return max(map(of, self.sweeps))
 
-    def left_over(self, columns: int, tiles: int, gpu: Gpu) -> int:
+    def left_over(self, columns: int, tiles: int, parts: int, gpu: Gpu) -> int:
         """Registers of a thread that blocks with so many columns are to leave: for edges, where blocks of one product
-        have parts, and for elements of memory that the compilers of newer devices load long before they are used.
+        have parts, for parts beside many fragments of rows, and for elements of memory that the compilers of newer
+        devices load long before they are used.
         """
         if self.decoded:
             return 0
+        if int(gpu.arch[3:]) < 90 and parts > 1 and tiles == 1 and self.fragments(columns, tiles):
+            return OF_PARTS
         edges = 0 if self.is_several or self.is_whole(columns, tiles) else tiles * (columns - ROWS) // 2
         early = tiles * self.loads_of_elements * max(columns - EARLY, 0) if int(gpu.arch[3:]) >= 100 else 0
         return edges + early
@@ -466,6 +480,18 @@ class TileForm:
         """Whether a sweep has more than one block of products at once, or adds more than one product up."""
         return not self.decoded and any(len(s.scores) > 1 or len(s.added) > 1 for s in self.sweeps)
 
+    @property
+    def decodes_evenly(self) -> bool:
+        """Whether codes lie along columns, all that differs from one to the next comes through shared memory, and all
+        blocks have as many: there is no code for a last one.
+        """
+        blocks = [(s.sweep.cols[1], s.sweep.by) for s in self.sweeps]
+        even = all(isinstance(size, int) and isinstance(by, int) and size % by == 0 for size, by in blocks)
+        loads = sum(
+            x.op == "load" and k.cols[0][0] in k.stmt_level(x) for s in self.sweeps for k in s.kernels for x in k.body
+        )
+        return self.decoded and not self.rows_together and even and loads == sum(len(s.codes) for s in self.sweeps)
+
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int, more: int = 0, room: int = 0) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most.
 
@@ -475,11 +501,24 @@ class TileForm:
         :param more: registers of a thread beside those that are estimated.
         """
         needed = self.registers(columns, tiles) + more + (TOGETHER if self.rows_together and tiles > 1 else 0)
+        if self.decodes_evenly:
+            needed = max(DECODING, needed - tiles * self._of_statements(columns))
         by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
         if (self.is_several or self.more_statements) and by_registers > 2:
             by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))
-        room = room or (LEAST_SHARED if self.is_several or self.decoded else MOST_SHARED)
+        least = self.is_several or (self.decoded and not self.decodes_evenly)
+        room = room or (LEAST_SHARED if least else MOST_SHARED)
         return max(1, min(MOST_RESIDENT, by_registers, room // max(shared, 1)))
+
+    def leaves_registers(self, rows: int, columns: int, tile: Tile, gpu: Gpu) -> bool:
+        """Whether as many blocks as the text asks a multiprocessor to hold, which is that of any device, leave what a
+        newer one's compiler takes more.
+        """
+        tiles, width = rows * tile.split // (ROWS * tile.warps), columns // tile.parts
+        resident = self.resident_blocks(tile.warps, width, tiles, self.shared_bytes(rows, columns, tile))
+        most = REGISTERS // (WARP * tile.warps * resident) // 8 * 8
+        newer = int(gpu.arch[3:]) >= 100 and most < MOST_REGISTERS
+        return not newer or self.registers(width, tiles) + NEWER <= most
 
     def fragments(self, columns: int, tiles: int) -> int:
         """Registers of resident panels that are fragments for the whole of the loop, for each 16 rows: of all of them,
@@ -597,7 +636,8 @@ def choose(form: TileForm, device: Device) -> list[tuple[int, int, Tile]]:
             rows, tile = ROWS * WARPS * tiles, replace(tile, parts=parts)
             fits = form.shared_bytes(rows, columns, tile) <= device.shared
             width = columns // parts
-            if fits and form.registers(width, tiles) + form.left_over(width, tiles, device) <= MOST_REGISTERS:
+            needed = form.registers(width, tiles) + form.left_over(width, tiles, parts, device)
+            if fits and needed <= MOST_REGISTERS and form.leaves_registers(rows, columns, tile, device):
                 found.append((rows, columns, tile))
     if found:
         return sorted(found, key=lambda sizes: form.clocks(sizes[0], sizes[1], sizes[2], device))

@@ -37,6 +37,7 @@ template <int N> GRADC_FN void cp_async_wait() { gradc_sim_wait(N); }
 GRADC_FN u32 pack_bf16(f32 low, f32 high) { return bf16_store(low) | (u32)bf16_store(high) << 16; }
 GRADC_FN u32 pack_f16(f32 low, f32 high) { return f16_store(low) | (u32)f16_store(high) << 16; }
 GRADC_FN u32 masked_or(u32 x, u32 mask, u32 bits) { return (x & mask) | bits; }
+GRADC_FN u32 masked_xor(u32 x, u32 mask, u32 bits) { return (x & mask) ^ bits; }
 GRADC_FN u32 rotated(u32 x, int places) { return places ? x << places | x >> (32 - places) : x; }
 GRADC_FN u32 permuted(u32 low, u32 high, u32 places) { return __byte_perm(low, high, places); }
 GRADC_FN u32 fma_bf16x2(u32 a, u32 b, u32 c) {
@@ -85,6 +86,7 @@ GRADC_FN u32 pack_bf16(f32 low, f32 high) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,
 GRADC_FN u32 pack_f16(f32 low, f32 high) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 /* (x & mask) | bits in one operation, which takes no two constants: the compiler makes two of it. */
 GRADC_FN u32 masked_or(u32 x, u32 mask, u32 bits) { u32 r; asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(r) : "r"(x), "r"(mask), "r"(bits)); return r; }
+GRADC_FN u32 masked_xor(u32 x, u32 mask, u32 bits) { u32 r; asm("lop3.b32 %0,%1,%2,%3,0x6a;" : "=r"(r) : "r"(x), "r"(mask), "r"(bits)); return r; }
 GRADC_FN u32 rotated(u32 x, int places) { return __funnelshift_l(x, x, places); }
 /* Four of the bytes of low, 0 to 3, and high, 4 to 7: those of the places in 4 bits each, which are below 8. */
 GRADC_FN u32 permuted(u32 low, u32 high, u32 places) { u32 r; asm("prmt.b32 %0,%1,%2,%3;" : "=r"(r) : "r"(low), "r"(high), "r"(places)); return r; }

@@ -14,19 +14,29 @@
 /* A value that is the same in all lanes of a warp, and that the compiler knows to be. */
 GRADC_FN int gradc_uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-/* Two of the 8 numbers of 4 bits in a word, n and n + 4, in the low bits of its halves; of numbers less 8, plus 8. */
-template <int FLIP> GRADC_FN u32 gradc_nibbles(u32 word, int n) { return (FLIP ? word ^ 0x88888888u : word) >> 4 * n; }
+/* Two of the 8 numbers of 4 bits in a word, n and n + 4, in the low byte of its halves, those of an odd n times 16, with `bits` beside them; of
+ * numbers less 8, plus 8. */
+template <int FLIP> GRADC_FN u32 gradc_nibbles(u32 word, int n, u32 bits) {
+  const u32 mask = n % 2 ? 0x00f000f0u : 0x000f000fu, flipped = bits | (FLIP ? mask & 0x88888888u : 0);
+  return flipped ? masked_xor(word >> n / 2 * 8, mask, flipped) : word >> n / 2 * 8 & mask;
+}
 
 /* What products are given: fragments of 16 bits, two in a register.
  *
- * digits: integers of 4 bits less zeros, each times 1 / UNITS, exactly.  As the last bits of a bf16 an integer q is 2^-133 q, which is an FMA from
- * 2^-6 (q - z): of integers z of 8 bits it has 8 bits.  Behind those of 2^10 in f16 there is room for them. */
+ * digits: integers of 4 bits less zeros, each times 1 / UNITS, exactly.  As the last bits of a bf16 an integer q is 2^-133 q, up to 255, which is an
+ * FMA from 2^-6 (q - z): of integers z of 8 bits it has 8 bits.  Behind those of 2^10 in f16 there is room for them.  Where q comes times 16 the FMA
+ * multiplies by a sixteenth, and takes 2^10 / 16 away in f16.
+ * zeros: what is added: of zero points z as floats, of codes that are plus `flip`; or of z - less as bytes, of flip + less, in halves of a register:
+ * less is 0 or 8, of unsigned bytes, or 128 below, of signed ones plus 128. */
 struct gradc_bf16_fragments {
   static constexpr f32 UNITS = 64.0f;
   static __device__ __forceinline__ u32 zeros(int flip, f32 low, f32 high) { return packed((f32)flip * -0x1p-6f - low * 0x1p-6f, (f32)flip * -0x1p-6f - high * 0x1p-6f); }
+  static __device__ __forceinline__ u32 zeros(int less, u32 bytes) {
+    return fma_bf16x2(bytes, 0xff00ff00u, less == 0 ? 0 : less == 8 ? 0xbe00be00u : less == -128 ? 0x40004000u : 0x3ff03ff0u);
+  }
   static __device__ __forceinline__ u32 no_zeros(int flip) { return flip ? 0xbe00be00u : 0; }
   template <int FLIP> static __device__ __forceinline__ u32 digits(u32 word, int n, u32 zeros) {
-    return fma_bf16x2(gradc_nibbles<FLIP>(word, n) & 0x000f000fu, 0x7f007f00u, zeros);
+    return fma_bf16x2(gradc_nibbles<FLIP>(word, n, 0), n % 2 ? 0x7d007d00u : 0x7f007f00u, zeros);
   }
   static __device__ __forceinline__ f32 half(u32 pair, int i) { return f32_of_bits(i ? pair & 0xffff0000u : pair << 16); }
   static __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_m16n8k16_bf16(d, a, b0, b1); }
@@ -35,9 +45,13 @@ struct gradc_bf16_fragments {
 struct gradc_f16_fragments {
   static constexpr f32 UNITS = 1.0f;
   static __device__ __forceinline__ u32 zeros(int flip, f32 low, f32 high) { return packed(-1024.0f - (f32)flip - low, -1024.0f - (f32)flip - high); }
+  static __device__ __forceinline__ u32 zeros(int less, u32 bytes) {
+    return fma_f16x2(bytes | 0x64006400u, 0xbc00bc00u, less == 0 ? 0 : less == 8 ? 0xc800c800u : less == -128 ? 0x58005800u : 0x57805780u);
+  }
   static __device__ __forceinline__ u32 no_zeros(int flip) { return flip ? 0xe408e408u : 0xe400e400u; }
   template <int FLIP> static __device__ __forceinline__ u32 digits(u32 word, int n, u32 zeros) {
-    return fma_f16x2(masked_or(gradc_nibbles<FLIP>(word, n), 0x000f000fu, 0x64006400u), 0x3c003c00u, zeros);
+    const u32 number = gradc_nibbles<FLIP>(word, n, 0x64006400u);
+    return n % 2 ? fma_f16x2(number, 0x2c002c00u, fma_f16x2(zeros, 0x3c003c00u, 0x63806380u)) : fma_f16x2(number, 0x3c003c00u, zeros);
   }
   static __device__ __forceinline__ f32 half(u32 pair, int i) { return f16_load((u16)(i ? pair >> 16 : pair)); }
   static __device__ __forceinline__ void multiply(f32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_m16n8k16_f16(d, a, b0, b1); }
@@ -284,6 +298,16 @@ template <int BYTES> GRADC_FN void gradc_lane_bytes(u32 (&to)[(BYTES + 3) / 4], 
     to[0] = BYTES == 4 ? *(const u32 *)from : BYTES == 2 ? (u32) * (const u16 *)from : (u32) * (const u8 *)from;
   }
 }
+template <class T, int N> GRADC_FN T gradc_part(const u32 (&words)[N], int n) {
+  const u32 word = words[n * (int)sizeof(T) / 4] >> n * (int)sizeof(T) % 4 * 8;
+  T x;
+  memcpy(&x, &word, sizeof x);
+  return x;
+}
+/* Bytes in the halves of a register: one twice; signed ones plus 128. */
+template <int N> GRADC_FN u32 gradc_twice(const u32 (&words)[N], int n) { return permuted(words[n / 4], 0, 0x4040u + n % 4 * 0x0101u); }
+GRADC_FN u32 gradc_both(u8 low, u8 high) { return permuted(low, high, 0x5410u); }
+GRADC_FN u32 gradc_unsigned(u32 both) { return both ^ 0x00800080u; }
 template <class T, int N> GRADC_FN T gradc_byte(const u32 (&words)[N], int n) { return (T)(u8)(words[n / 4] >> n % 4 * 8); }
 
 /* The left operand of a product that sums columns n to n + 15 of a block. */
@@ -399,17 +423,18 @@ GRADC_FN void gradc_add_runs(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILE
       gradc_multiply_run<F, COLUMNS, TILES, RUN, IN_WORDS, DEPTH / 8>(o + c / 8, p, n, own + c * PITCH + n);
     }
 }
-/* The same where 4 RUN columns share a scale of each row. */
-template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, int RUN, bool IN_WORDS>
+/* The same where SCALED columns share a scale of each row. */
+template <class F, int PITCH, int COLUMNS, int DEPTH, int TILES, int RUN, bool IN_WORDS, int SCALED>
 GRADC_FN void gradc_add_runs(f32 (&o)[TILES * DEPTH / 8][4], const u32 (&p)[TILES * COLUMNS / 8][2], const u16 *b, const f32 (&scale)[2 * TILES][COLUMNS / (4 * RUN)]) {
   const int lane = threadIdx.x % 32;
   const u16 *const own = b + lane / 4 * PITCH + lane % 4 * RUN;
 #pragma unroll
-  for (int n = 0; n < COLUMNS; n += 4 * RUN)
+  for (int n = 0; n < COLUMNS; n += SCALED)
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 8) {
       f32 sum[TILES][4] = {};
-      gradc_multiply_run<F, COLUMNS, TILES, RUN, IN_WORDS, 1>(sum, p, n, own + c * PITCH + n);
+#pragma unroll
+      for (int k = n; k < n + SCALED; k += 4 * RUN) gradc_multiply_run<F, COLUMNS, TILES, RUN, IN_WORDS, 1>(sum, p, k, own + c * PITCH + k);
 #pragma unroll
       for (int i = 0; i < 4 * TILES; i++) {
         f32 &to = o[(i / 4 * DEPTH + c) / 8][i % 4];
@@ -456,17 +481,20 @@ GRADC_FN void gradc_multiply_rows(f32 (&o)[TILES * PADDED / 8][4], const gradc_p
 /* Sums of SPLIT neighbouring warps, in their order, by the first of them. */
 template <int SPLIT, int N> GRADC_FN void gradc_sum_of_warps(f32 (&x)[N][4], f32 *shared) {
   const int warp = threadIdx.x / 32, part = warp % SPLIT;
-  f32 *const own = shared + warp / SPLIT * ((SPLIT - 1) * N * 128) + threadIdx.x % 32;
+  float4 *const own = (float4 *)shared + warp / SPLIT * ((SPLIT - 1) * N * 32) + threadIdx.x % 32;
   if (part > 0) {
 #pragma unroll
-    for (int i = 0; i < 4 * N; i++) own[((part - 1) * N * 4 + i) * 32] = x[i / 4][i % 4];
+    for (int i = 0; i < N; i++) own[((part - 1) * N + i) * 32] = make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
   }
   __syncthreads();
   if (part == 0) {
 #pragma unroll
     for (int other = 0; other < SPLIT - 1; other++)
 #pragma unroll
-      for (int i = 0; i < 4 * N; i++) x[i / 4][i % 4] += own[(other * N * 4 + i) * 32];
+      for (int i = 0; i < N; i++) {
+        const float4 sum = own[(other * N + i) * 32];
+        x[i][0] += sum.x, x[i][1] += sum.y, x[i][2] += sum.z, x[i][3] += sum.w;
+      }
   }
   __syncthreads();
 }

@@ -6,6 +6,14 @@ from . import Mutant
 
 MUTANTS = (
     Mutant(
+        "tiles.scaled-runs",
+        "gradc/codegen/cuda/tiles/decoding.py",
+        "while lanes.columns % (2 * count) == 0 and _is_shared(kernel, store.args[1], strips, lanes, 2 * count):",
+        "while lanes.columns % (2 * count) == 0:",
+        "columns of other groups are multiplied by the scale of a warp's first ones",
+        ("test_decoded_products -k runs_share",),
+    ),
+    Mutant(
         "rows-c.combined-lanes",
         "templates/cpu/program.h",
         "return both(lane[0], lane[count]);",

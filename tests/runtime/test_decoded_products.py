@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import long_tests
@@ -25,7 +25,7 @@ import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
 from gradc.codegen.cuda.tiles.kernel import tile_kernel  # noqa: E402
 from gradc.compiler import run_passes  # noqa: E402
-from gradc.ir.kernel import Call, Program  # noqa: E402
+from gradc.ir.kernel import Call, Program, Tile  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 from gradc.ir.verify import verify_program  # noqa: E402
 from gradc.module.options import Options  # noqa: E402
@@ -67,11 +67,11 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """Of the OCP Microscaling Formats Specification 1.0, table 5."""
 
 
-def _int4(group: int, dtype: str = "u4") -> Format:
-    zero = {"z": lambda n, k: f"u8[{n},{k // group}]"} if dtype == "u4" else {}
+def _int4(group: int, dtype: str = "u4", zero: str = "u8", scale: str = "f16") -> Format:
+    own = {"z": zero, "s": scale} if zero else {"s": scale}
     codes = _signed if dtype == "i4" else lambda c: c.double()
     return Format(
-        lambda n, k: {"q": f"u8[{n},{k // 2}]", "s": f"f16[{n},{k // group}]", **{z: t(n, k) for z, t in zero.items()}},
+        lambda n, k: {"q": f"u8[{n},{k // 2}]", **{name: f"{of}[{n},{k // group}]" for name, of in own.items()}},
         lambda d, q, s, z=None: ops.dequantize(
             ops.unpack(q, dtype=dtype, axis=1), s, *([] if z is None else [z]), block=(1, group), out_dtype=d
         ),
@@ -110,7 +110,10 @@ FORMATS = {
     "int4 in groups of 32": _int4(32),
     "int4 in groups of 128": _int4(128),
     "int4 in groups of 24": _int4(24),
-    "signed int4 in groups of 64": _int4(64, "i4"),
+    "int4 in groups of 256": _int4(256),
+    "int4 in groups of 32, signed zero points": _int4(32, zero="i8", scale="f32"),
+    "signed int4 in groups of 64": _int4(64, "i4", zero=""),
+    "signed int4 in groups of 64, zero points": _int4(64, "i4", zero="i8"),
     "nf4 with double quantisation": Format(
         lambda n, k: {"q": f"u8[{n},{k // 2}]", "c": f"i8[{n * k // 64}]", "s": f"f32[{n * k // 1024}]", "m": "f32[]"},
         lambda d, q, c, s, m: ops.dequantize_nf4(
@@ -384,6 +387,31 @@ def test_the_order_of_warps_changes_no_bit(name, direction):
         native.run(own, native.bind({}))
         seen.append(own["y"].tobytes())
     assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    ("name", "scaled", "at_once"),
+    [
+        ("int4 in groups of 32", 32, {"u8", "u16"}),
+        ("int4 in groups of 32, signed zero points", 32, {"i8", "f32"}),
+        ("int4 in groups of 128", 128, set()),
+        ("int4 in groups of 256", 128, set()),
+        ("signed int4 in groups of 64, zero points", 64, {"i8", "u16"}),
+    ],
+)
+def test_runs_share_what_is_loaded_and_multiplied_once(name, scaled, at_once, dtype):
+    """Of 128 columns of a warp."""
+    made = program(name, "forward", dtype, 16, 48, 1024 + 256)
+    assert_one_tile(made)
+    (loop,) = made.loops
+    own = replace(loop, by=32, sweeps=tuple(replace(s, by=512) for s in loop.sweeps), tile=Tile("mma", 4, 2, 4))
+    made = replace(made, steps=tuple(own if step is loop else step for step in made.steps))
+    text = tile_kernel(own, made).text
+    assert f", {scaled}>(" in text
+    found = set(re.findall(r"gradc_part<(\w+)>", text)) | ({"u8", "i8"} if "gradc_twice" in text else set())
+    assert at_once <= found and (at_once or not found)
+    assert_close(name, "forward", made, 0)
 
 
 @pytest.mark.parametrize("name", ["int8 per channel", "int4 in groups of 32", "int4 in groups of 128"])

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ....analysis.tiles import SweepForm, TileForm
+from ....analysis.tiles import Strip, SweepForm, TileForm
 from ....ir.dims import substitute
 from ....ir.kernel import Kernel
 from ....ir.node import REGISTRY
 from ....ir.statement import Stmt
 from ....ir.types import BF16, F32, DType, Type, read
 from .canonical import COLUMN, ROW
-from .lanes import PAIRED, Lanes, shared_values
+from .lanes import PAIRED, Lanes, is_byte, shared_values
 
 WHOLE = 2**8
 """The largest integer up to which bf16 has all, and f16 more."""
@@ -48,6 +48,25 @@ def decoded(form: TileForm, lanes: Lanes, types: Mapping[str, Type]) -> TileForm
 def paired(kernel: Kernel) -> Stmt | None:
     """The statement of a kernel that decodes two neighbours at once."""
     return next((s for s in kernel.body if s.op in PAIRED), None)
+
+
+def scaled_columns(sweep: SweepForm, block: str, lanes: Lanes) -> int:
+    """How many neighbouring columns of a warp share what their products are multiplied by: those of a lane's run and
+    its neighbours', or a power of two times as many.
+
+    :param block: that is stored with a scale of its products.
+    """
+    kernel, store = next((k, s) for k in sweep.kernels for s in k.body if s.op == "store" and s.buffer == block)
+    strips = {c.load.name: c.strip for c in sweep.codes if c.kernel is kernel}
+    count = 4 * lanes.run
+    while lanes.columns % (2 * count) == 0 and _is_shared(kernel, store.args[1], strips, lanes, 2 * count):
+        count *= 2
+    return count
+
+
+def _is_shared(kernel: Kernel, name: str, strips: Mapping[str, Strip], lanes: Lanes, columns: int) -> bool:
+    """Whether so many neighbouring columns share a value."""
+    return not kernel.is_column(kernel.stmts[name]) or name in shared_values(kernel, strips, (), lanes, columns)
 
 
 @dataclass
@@ -158,9 +177,7 @@ class _Decoder:
 
     def is_of_product(self, scale: str) -> bool:
         """Whether the columns of each product share a value."""
-        return scale in shared_values(self.before, self.strips, (), self.lanes, 4 * self.lanes.run) or (
-            not self.before.is_column(self.now[scale])
-        )
+        return _is_shared(self.before, scale, self.strips, self.lanes, 4 * self.lanes.run)
 
     def of_codes(self, s: Stmt) -> Stmt | None:
         """A value of one code of 4 bits, or of that and a zero point: as a digit or an entry."""
@@ -173,7 +190,7 @@ class _Decoder:
             values = read(np.arange(16, dtype=np.uint8).view(dtype.np), dtype).astype(np.float32)
             for flip in (0, 8):
                 if (values[np.arange(16) ^ flip] == np.arange(16) - flip).all() and self.fits(flip, *zero):
-                    return Stmt("", "digit", (byte, *zero), F32, attrs=(("flip", flip),))
+                    return Stmt("", "digit", (byte, *map(self.as_byte, zero)), F32, attrs=(("flip", flip),))
             return None if zero else Stmt("", "entry", (byte,), F32, attrs=(("codebook", tuple(map(float, values))),))
         index = s.index[0] if s.op == "load" and len(s.index) == 1 else None
         if index is None or zero or self.dtype is not BF16:  # of any range: bf16 has it
@@ -182,6 +199,11 @@ class _Decoder:
         byte = self.nibble(term[0]) if term[1] == 1 and index.const == 0 and not s.where else ""
         known = byte and s.dtype is F32 and self.types[s.buffer].count == 16
         return Stmt("", "entry", (byte,), F32, buffer=s.buffer) if known else None
+
+    def as_byte(self, zero: str) -> str:
+        """The byte that a zero point is a cast of, if it is one; else the zero point."""
+        cast = self.now[zero]
+        return cast.args[0] if cast.op == "cast" and is_byte(self.now[cast.args[0]].dtype) else zero
 
     def fits(self, flip: int, zero: str = "") -> bool:
         """Whether 16 bits hold a zero point plus ``flip``, and its differences to codes."""

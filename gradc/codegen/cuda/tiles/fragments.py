@@ -24,7 +24,7 @@ from ...index import index, literal, size
 from ..columns import OFFSETS
 from .canonical import COLUMN, ROW
 from .folded import EXPRESSIONS
-from .lanes import PAIRED, UNROLL, Lanes, StripText, shared_values
+from .lanes import PAIRED, UNROLL, Lanes, StripText, is_byte, shared_values
 
 JOINS = {"sum": "gradc_plain_sum", "prod": "gradc_prod", "max": "gradc_maximum", "min": "gradc_minimum"}
 COMPARED = {"le": "<=", "lt": "<", "ge": ">=", "gt": ">"}
@@ -239,13 +239,22 @@ class FragmentWriter:
         flip = s.attr("flip")
         if len(s.args) == 1:
             return f"operand::digits<{flip}>({word}, {place}, operand::no_zeros({flip}))"
-        zero = s.args[1]
+        return f"operand::digits<{flip}>({word}, {place}, operand::zeros({self.zeros(k, s.args[1], flip)}))"
+
+    def zeros(self, k: Numbered, zero: str, flip: int) -> str:
+        """The arguments of the zero points of two digits: floats, or bytes in a register."""
+        dtype, strip = k.scribe.values[zero], k.scribe.strips.get(zero)
         both = (variable(zero),) * 2
         if zero in k.shared:
             both = self.lanes.of_both(rows_of(zero))
         elif zero in k.of_rows:
             both = (f"{rows_of(zero)}[h]",) * 2
-        return f"operand::digits<{flip}>({word}, {place}, operand::zeros({flip}, {', '.join(both)}))"
+        if not is_byte(dtype):
+            return f"{flip}, {', '.join(both)}"
+        given = f"gradc_both({', '.join(both)})"
+        if strip is not None and self.lanes.at_once(strip):
+            given = f"gradc_twice({strip.words}[h], step / {strip.strip.per})"
+        return f"{flip}, {given}" if dtype.name == "u8" else f"{flip - 128}, gradc_unsigned({given})"
 
     def codebook_texts(self) -> Iterator[str]:
         """The registers with the bytes of the numbers that codes are entries of, before the sweeps."""
@@ -439,7 +448,7 @@ class FragmentWriter:
             both = (f"!EDGE || step{beside} < lane_columns" for beside in ("", f" + {self.lanes.apart}"))
             pair = f"gradc_of_there({pair}, {', '.join(both)})"
         else:
-            yield "const int h = 2 * t + one;"
+            yield f"const int h = 2 * t + one, i = 0, step = {self.lanes.step};"
         yield from (f"{s.buffer}[n][one] = {pair};", "}")
 
     def shared_values(
@@ -451,7 +460,8 @@ class FragmentWriter:
         :param scaled: stores with a scale of their products.
         """
         used = k.shared.intersection(wanted)
-        words = {strip for s in body if (strip := k.scribe.strips.get(s.name)) and strip.strip.is_codes}
+        strips = sorted({x for s in body if (x := k.scribe.strips.get(s.name))}, key=lambda x: x.name)
+        words = [x for x in strips if x.strip.is_codes]
         if not used and not words:
             return []
         own = backward_slice(body, used, lambda s: True)
@@ -461,7 +471,7 @@ class FragmentWriter:
         outer = [u for s in own for u in s.uses if u not in names]
         outer += [u for s in scaled for u in s.args[1:] if u not in names]
         lines = list(self.taken(k, outer))
-        for strip in sorted(words, key=lambda w: w.name):
+        for strip in words:
             count = self.lanes.bytes(strip.strip)
             arrays.setdefault("u32", []).append(f"{strip.words}{sizes}[{-(-count // 4)}]")
             to = f"{strip.words}{self.lanes.of_element}"
@@ -477,7 +487,17 @@ class FragmentWriter:
             given = (f"{shares}{variable(x)}{' : 0' if shares else ''}" for x in s.args[1:])
             lines += [f"{scales(s.buffer)}{self.lanes.of_element} = {x};" for x in given]
         lines = [*self.row_place(lines), *self.column_place(k, lines), *lines]
-        return [*declarations(arrays), *self.lanes.each, *lines, "}"]
+        return [*self.at_once(strips), *declarations(arrays), *self.lanes.each, *lines, "}"]
+
+    def at_once(self, strips: Sequence[StripText]) -> Iterator[str]:
+        """The words of what a lane loads together of each of its rows."""
+        loaded = [(x, size) for x in strips if (size := self.lanes.at_once(x))]
+        if loaded:
+            yield from declarations({"u32": [f"{x.words}[2 * TILES][{-(-size // 4)}]" for x, size in loaded]})
+            yield from EACH_ROW
+            for x, size in loaded:
+                yield f"gradc_lane_bytes<{size}>({x.words}[h], {x.stage} + {self.lanes.first_of_row(x)});"
+            yield "}"
 
     def column_place(self, k: Numbered, body: Sequence[str]) -> Iterator[str]:
         """The column that statements are for, and whether it is there; if not, its place is that of the last one."""

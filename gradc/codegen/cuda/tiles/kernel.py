@@ -38,7 +38,7 @@ from ...jinja import render
 from ..index_bound import magnitude
 from ..kernel import CudaKernel, Stage
 from .canonical import OF_MAXIMUM, Canonical, canonical
-from .decoding import decoded, paired
+from .decoding import decoded, paired, scaled_columns
 from .folded import folded
 from .fragments import FragmentWriter, TileScribe, after_sweep, has_part, packed_blocks, scales
 from .lanes import UNROLL, Lanes, StripText
@@ -216,7 +216,8 @@ class _TileWriter:
         self.tiles = self.rows * self.split // (ROWS * self.warps)
         self.shared = form.shared_bytes(self.rows, self.columns, self.loop.tile)
         self.given = form_of(self.loop, self.types)  # whose registers are estimated, with no statement rewritten
-        self.lanes = Lanes(form.run, form.rows_together, self.split * self.parts > 1, self.tiles, self.first)
+        narrow = self.split * self.parts > 1
+        self.lanes = Lanes(form.run, form.rows_together, self.width, narrow, self.tiles, self.first)
         self.form = form = decoded(form, self.lanes, self.types)
         codes_in_words = self.lanes.run > 2 and any(paired(k) for s in form.sweeps for k in s.kernels)
         self.lanes = replace(self.lanes, in_words=codes_in_words)
@@ -508,7 +509,8 @@ class _TileWriter:
             scale = f", {scales(p.block)}" if p.block in self.scaled(form) else ""
             if self.lanes.run == 2:
                 return [f"/* {p.call} */", f"gradc_add_strip<{depth}>({p.carry}, {p.block}, {place}{scale});"]
-            how = f"gradc_add_runs<{depth}, {self.lanes.run}, {str(self.lanes.in_words).lower()}>"
+            shared = f", {scaled_columns(form, p.block, self.lanes)}" if scale else ""
+            how = f"gradc_add_runs<{depth}, {self.lanes.run}, {str(self.lanes.in_words).lower()}{shared}>"
             return [f"/* {p.call} */", f"{how}({p.carry}, {p.block}, {place}{scale});"]
         assert isinstance(p.right, Panel)
         right = streamed[p.right]

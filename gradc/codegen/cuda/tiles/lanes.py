@@ -10,6 +10,7 @@ from ....ir.dims import Size
 from ....ir.kernel import Kernel
 from ....ir.quotient import Quotient
 from ....ir.statement import REDUCTIONS, Stmt
+from ....ir.types import DType
 from .canonical import COLUMN, ROW
 
 UNROLL = "#pragma unroll"
@@ -70,7 +71,7 @@ class Lanes:
 
     :param run: its neighbouring columns, of each four times as many.
     :param together: whether its rows are neighbours; else they are 8 apart.
-    :param narrow: whether a warp computes with fewer columns at once than a block has.
+    :param columns: with which a warp computes at once, :param narrow: and whether a block has more.
     :param tiles: of 16 rows, of a warp.
     :param first: of the symbols of a block's first row and column, those of what a warp computes with at once.
     :param in_words: whether two columns of a product are those of 4 bits each in the halves of a word, of a run; else
@@ -79,6 +80,7 @@ class Lanes:
 
     run: int
     together: bool
+    columns: int
     narrow: bool
     tiles: int
     first: Mapping[str, Size]
@@ -144,14 +146,38 @@ class Lanes:
         return 2 * self.tiles if self.together else self.run
 
     def place(self, text: StripText) -> str:
-        """Where a strip has the element of row ``h`` and column ``step``."""
+        """Where a strip has the element of row ``h`` and column ``step``: what runs share has one place in the text of
+        all of them, and is loaded once.
+        """
         own, column = text.strip, "lane_column + step"
+        if self.is_of_runs(own):
+            return f"{self.first_of_row(text)} + step / {own.per}"
         if own.across:
             return f"({column}) * {text.pitch} + ({self.row}) / {own.per}"
         return f"({self.row}) * {text.pitch} + ({column}) / {own.per}"
 
+    def is_of_runs(self, strip: Strip) -> bool:
+        """Whether all columns of a run, and those of its neighbours', share an element, which is one of whole columns
+        of a warp, or of whole warps.
+        """
+        whole = self.columns % strip.per == 0 or strip.per % self.columns == 0
+        return not self.together and not strip.is_codes and strip.per >= 4 * self.run and whole
+
+    def first_of_row(self, text: StripText) -> str:
+        """Where a strip has the element of row ``h`` and the warp's first column."""
+        return f"({self.row}) * {text.pitch}{f' + warp_column / {text.strip.per}' if self.narrow else ''}"
+
+    def at_once(self, text: StripText) -> int:
+        """Bytes of a row's elements that a lane loads together, those of all columns of its warp; 0: it does not."""
+        own, count = text.strip, self.columns // text.strip.per
+        size = count * own.bytes
+        fits = count > 1 and size in (2, 4, 8, 16) and text.pitch * own.bytes % size == 0
+        return size if fits and self.is_of_runs(own) else 0
+
     def coded(self, text: StripText, ctype: str) -> str:
-        """An element of a strip: a byte of the lane's words, or in shared memory."""
+        """An element of a strip: a part of the lane's words, or in shared memory."""
+        if self.at_once(text):
+            return f"gradc_part<{ctype}>({text.words}[h], step / {text.strip.per})"
         if not text.strip.is_codes:
             return f"({text.stage})[{self.place(text)}{text.shift}]"
         return f"gradc_byte<{ctype}>({text.words}{self.of_element}, {self.byte(text)})"
@@ -175,6 +201,11 @@ class Lanes:
         """Which of a lane's bytes an element has."""
         neighbour = "h" if self.together else f"({self.neighbour})"
         return f"{neighbour} / {text.strip.per}"
+
+
+def is_byte(dtype: DType | None) -> bool:
+    """Whether values are integers of 8 bits."""
+    return dtype is not None and dtype.name in ("u8", "i8")
 
 
 def shared_values(
