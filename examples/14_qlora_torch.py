@@ -196,7 +196,8 @@ def rounded_up(model):
 
 
 def apart(losses, others):
-    return max(abs(a - b) / b for a, b in zip(losses, others, strict=True))
+    a, b = torch.tensor([losses, others], dtype=torch.float64)
+    return ((a - b).abs() / b).max().item()  # NaN, where a loss is
 
 
 def fine_tuned(base, form, words, held_out):

@@ -389,7 +389,7 @@ GPUS: tuple[Gpu, ...] = (
     ),
 )
 _RATE, _TIME, _BYTES = (1e6, 1e16), (0, 1), (1, 2**40)
-_RANGES: Mapping[str, tuple[float, float]] = {
+CONSTANTS: Mapping[str, tuple[float, float]] = {
     "bandwidth": _RATE,
     "coalesced": _RATE,
     "scattered": _RATE,
@@ -416,9 +416,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "convolution": _RATE,
     "one_block": (0, 2**31),
 }
-CONSTANTS = tuple(_RANGES)
-"""The constants that a calibration file of a GPU may have, between the values above,"""
-_CPU_RANGES: Mapping[str, tuple[float, float]] = {
+"""The constants that a calibration file of a GPU may have, and between which values they lie,"""
+CPU_CONSTANTS: Mapping[str, tuple[float, float]] = {
     "bandwidth": _RATE,
     "sort": (0, 1e-6),
     "gathered": (-1e-8, 1e-8),
@@ -564,7 +563,7 @@ def _replaced(device: M, calibration: Any) -> M:
     constants = calibration.get("constants")
     if not isinstance(constants, dict):
         raise InvalidProblem('a calibration\'s "constants" maps names to numbers')
-    ranges = _RANGES if isinstance(device, Gpu) else _CPU_RANGES
+    ranges = CONSTANTS if isinstance(device, Gpu) else CPU_CONSTANTS
     for name, value in constants.items():
         if name not in ranges:
             raise InvalidProblem(f"there is no constant {name!r}; there are {', '.join(ranges)}")
