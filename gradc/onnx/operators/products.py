@@ -225,6 +225,9 @@ def conv_integer(
     strides: Any = None,
 ) -> Node:
     """The convolution of 8-bit integers less their zero points, i32, modulo 2^32; padding is x's zero point."""
+    for codes, zero in ((x, zero_x), (w, zero_w)):
+        if zero is not None and zero.dtype is not codes.dtype:
+            raise InvalidProblem(f"a zero point {zero.type} of {codes.type}: the dtypes differ")
     how = {"auto_pad": auto_pad, "dilations": dilations, "group": group, "pads": pads, "strides": strides}
     channels, *size = convolution(converted(x, F32), converted(w, F32), **how).shape[1:]  # or a clear error
     rank = spatial(x)
