@@ -114,10 +114,10 @@ def _distinct(words: dict[str, str]) -> dict[str, str]:
     return given
 
 
-_OWN_AXIS = re.compile(r"i\d+")
-"""What the compiler calls axes."""
+_OWN_AXIS = re.compile(r"i(?!(8|16|32|64)$)\d+")
+"""What the compiler calls axes, but for those whose names are types of a text."""
 
 
 def foreign_axes(kernel: Kernel) -> list[str]:
-    """The axes that a program's text has named otherwise than the compiler does."""
+    """The axes that a program's text has named otherwise than the compiler does, and those that are named as types."""
     return [a for a, _ in (*kernel.rows, *kernel.cols) if not _OWN_AXIS.fullmatch(a)]

@@ -53,6 +53,18 @@ NAMES = [
 ]
 
 
+@pytest.mark.parametrize("dtype", ["i8", "i64"])
+def test_no_axis_hides_a_type(dtype: str) -> None:
+    """The ninth axis of nine or more is i8 in a program."""
+    order = (9, 0, 2, 1, 4, 3, 6, 5, 8, 7)
+    x = np.random.default_rng(0).integers(-9, 9, (*(2,) * 9, 3)).astype(f"i{int(dtype[1:]) // 8}")
+    graph = gradc.trace(lambda x: ops.transpose(x, order) * 2, x=f"{dtype}[2,2,2,2,2,2,2,2,2,3]")
+    module = gradc.compile(graph, target="cpu")
+    kernels = [step for step in module.forward.program.steps if isinstance(step, Kernel)]
+    assert any(axis == "i8" for kernel in kernels for axis, _ in (*kernel.rows, *kernel.cols))
+    np.testing.assert_array_equal(module(x=x), x.transpose(order) * 2)
+
+
 @pytest.mark.parametrize("names", NAMES, ids=" ".join)
 def test_names_that_mean_something_in_c(names: tuple[str, str]) -> None:
     """Dims are called as buffers are, and both as what a kernel's own text names."""

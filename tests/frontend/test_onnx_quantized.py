@@ -4,6 +4,7 @@ emulation, written here in NumPy; values are onnxruntime's.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import interp  # noqa: E402
-from gradc.errors import NotDifferentiable  # noqa: E402
+from gradc.errors import GradcError, NotDifferentiable  # noqa: E402
 from gradc.ir.kernel import Call  # noqa: E402
 
 rng = np.random.default_rng(0)
@@ -514,3 +515,183 @@ def test_products_of_integers_with_a_vector_have_an_axis_less(
     found = gradc.compile(gradc.from_onnx(made), target="numpy")(**given)
     assert found.shape == wanted.shape
     np.testing.assert_array_equal(found, wanted)
+
+
+# -- convolutions of integers ------------------------------------------------------------------------------------------
+
+PLANE = ((2, 6, 9, 8), (4, 6, 3, 2))
+"""The shapes of an image and of a filter."""
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": (*PLANE, {}),
+    "padded": (*PLANE, {"pads": [1, 0, 2, 3]}),
+    "strided": (*PLANE, {"pads": [1, 1, 1, 1], "strides": [2, 3]}),
+    "dilated": (*PLANE, {"pads": [2, 1, 0, 1], "dilations": [2, 3]}),
+    "upper": (*PLANE, {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    "lower": (*PLANE, {"auto_pad": "SAME_LOWER", "dilations": [2, 1]}),
+    "valid": (*PLANE, {"auto_pad": "VALID", "strides": [1, 2]}),
+    "groups": ((2, 6, 9, 8), (4, 3, 3, 3), {"group": 2, "pads": [1, 1, 1, 1]}),
+    "depthwise": ((2, 6, 9, 8), (12, 1, 3, 3), {"group": 6, "pads": [0, 1, 2, 1], "strides": [1, 2]}),
+    "one channel": ((2, 1, 9, 8), (5, 1, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "pointwise": ((2, 6, 5, 4), (7, 6, 1, 1), {}),
+    "pointwise, strided": ((2, 6, 5, 4), (7, 6, 1, 1), {"strides": [2, 2], "pads": [0, 1, 0, 1]}),
+    "line": ((2, 6, 17), (4, 3, 3), {"group": 2, "pads": [3, 1], "dilations": [2], "strides": [2]}),
+    "volume": ((1, 4, 5, 6, 4), (3, 4, 2, 3, 2), {"pads": [1, 0, 1, 0, 2, 1], "strides": [1, 2, 1]}),
+    "volume, depthwise": ((1, 3, 5, 6, 4), (3, 1, 2, 3, 2), {"group": 3, "auto_pad": "SAME_UPPER"}),
+    "beyond 2^24": ((1, 300, 4, 4), (3, 300, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "beyond 2^31": ((1, 70000, 2), (2, 70000, 1), {}),
+}
+OF_CHANNELS = ("w", "ws", "wz", "bias")
+
+
+def convolved(op: str, given: Values, result: str, **attrs: Any) -> np.ndarray:
+    """What ONNX's reference computes; channel by channel where it takes scales and zero points of a plane alone."""
+
+    def run(values: Values, **attrs: Any) -> np.ndarray:
+        made = one_node(op, values, result, (None,) * given["x"].ndim, **attrs)  # type: ignore[arg-type]
+        return np.asarray(ReferenceEvaluator(made).run(None, values)[0])
+
+    if given["x"].ndim == 4:
+        return run(given, **attrs)
+    outer, inner = given["w"].shape[:2]
+    groups = attrs.pop("group", 1)
+    found = []
+    for o in range(outer):
+        first = o // (outer // groups) * inner
+        one = {n: v[o : o + 1] if n in OF_CHANNELS and v.ndim else v for n, v in given.items()}
+        one |= {n: one[n].reshape(()) for n in ("ws", "wz") if n in one}
+        found.append(run(one | {"x": given["x"][:, first : first + inner]}, **attrs))
+    return np.concatenate(found, 1)
+
+
+def image_and_filter(geometry: str, left: str, right: str, each: str) -> tuple[Values, dict[str, Any]]:
+    """The inputs of a ConvInteger, with zero points of the tensor, of each channel of the filter, or none."""
+    image, filter_, attrs = CONVOLUTIONS[geometry]
+    given: Values = {"x": whole_range(left, *image), "w": whole_range(right, *filter_)}
+    if geometry.startswith("beyond"):  # as large as sums become
+        given = {n: np.maximum(v, np.iinfo(v.dtype).max - 3) for n, v in given.items()}
+    if each != "none":
+        given["xz"] = np.asarray(np.iinfo(left).min + 7, left)
+        given["wz"] = whole_range(right, *(filter_[:1] if each == "channels" else ()))
+    return given, attrs
+
+
+KINDS_OF_CODES = [("u1", "i1"), ("i1", "i1"), ("u1", "u1"), ("i1", "u1")]
+COVERED = [
+    *((geometry, "channels", ("u1", "i1")) for geometry in CONVOLUTIONS),
+    *itertools.product(("padded", "depthwise"), ("none", "tensor", "channels"), KINDS_OF_CODES),
+    *itertools.product(("beyond 2^24", "beyond 2^31"), ("none", "tensor"), [("u1", "u1")]),
+]
+"""Convolutions, what has a zero point, and the dtypes of image and filter."""
+
+
+@pytest.mark.parametrize("geometry,each,kinds", COVERED)
+def test_convolutions_of_integers_are_those_of_onnx_reference(geometry: str, each: str, kinds: tuple[str, str]) -> None:
+    """ConvInteger, modulo 2^32, also where no f32 holds the sum."""
+    given, attrs = image_and_filter(geometry, *kinds, each)
+    wanted = convolved("ConvInteger", given, "i4", **attrs)
+    if geometry == "beyond 2^24" and each == "none":
+        assert wanted.max() > 1 << 24 and np.any(wanted % 2)
+    if geometry == "beyond 2^31" and each == "none":  # 70000 products of 252 at least
+        assert np.all(wanted < 70000 * 252**2)
+    module = gradc.compile(gradc.from_onnx(one_node("ConvInteger", given, "i4", wanted.shape, **attrs)), target="cpu")
+    alone = given["w"].shape[1] == 1
+    assert [s.op for s in module.forward.program.steps if isinstance(s, Call)] == ["integer_matmul"] * (not alone)
+    found = module(**given)
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape and np.any(wanted)
+    np.testing.assert_array_equal(found, wanted)
+
+
+ROUNDED = [
+    *(
+        (geometry, "any", "channels", ("u1", "i1", "u1"), True)
+        for geometry in CONVOLUTIONS
+        if geometry != "beyond 2^31"
+    ),
+    *itertools.product(
+        ("padded", "depthwise"),
+        ("ties", "saturating"),
+        ("tensor",),
+        (("i1", "i1", "i1"), ("u1", "u1", "i1")),
+        (False, True),
+    ),
+]
+
+
+@pytest.mark.parametrize("geometry,step,each,kinds,bias", ROUNDED)
+def test_rounded_convolutions_are_those_of_onnx_reference(
+    geometry: str, step: str, each: str, kinds: tuple[str, str, str], bias: bool
+) -> None:
+    """QLinearConv, bit for bit; of ``ties`` some sums lie between two codes, of which the even one is taken."""
+    left, right, result = kinds
+    given, attrs = image_and_filter(geometry, left, right, each)
+    outer = given["w"].shape[:1]
+    sums = convolved("ConvInteger", given, "i4", **attrs)
+    spacing = 2.0 ** np.ceil(np.log2(sums.std() / (400 if step == "saturating" else 40)))  # codes are a few times that
+    channels = outer if each == "channels" else ()
+    scales = {
+        "xs": np.asarray(0.5 if step == "ties" else rng.uniform(0.01, 0.02), "f4"),
+        "ws": np.asarray(0.25 if step == "ties" else rng.uniform(0.01, 0.02, channels), "f4"),
+    }
+    ys = np.asarray(spacing * scales["xs"] * np.mean(scales["ws"]), "f4")
+    middle = int(np.median(sums) / spacing)
+    zero = np.asarray(np.clip(-middle, *(np.iinfo(result).min, np.iinfo(result).max)), result)
+    given = {
+        **{"x": given["x"], "xs": scales["xs"], "xz": given["xz"], "w": given["w"], "ws": scales["ws"]},
+        **{"wz": given["wz"], "ys": ys, "yz": zero},
+        **({"bias": np.asarray(rng.integers(-3 * spacing, 3 * spacing + 1, outer), "i4")} if bias else {}),
+    }
+    wanted = convolved("QLinearConv", given, result, **attrs)
+    made = one_node("QLinearConv", given, result, wanted.shape, **attrs)
+    found = gradc.compile(gradc.from_onnx(made), target="cpu")(**given)
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape and np.unique(wanted).size > 1
+    np.testing.assert_array_equal(found, wanted)
+    if step == "saturating" and geometry == "padded":
+        assert {np.iinfo(result).min, np.iinfo(result).max} <= set(wanted.ravel().tolist())
+
+
+@pytest.mark.parametrize("geometry", ["padded", "groups", "depthwise", "line"])
+def test_convolutions_of_integers_take_any_batch_and_size(geometry: str) -> None:
+    given, attrs = image_and_filter(geometry, "u1", "u1", "channels")
+    made = one_node("ConvInteger", given, "i4", (None,) * given["x"].ndim, **attrs)  # type: ignore[arg-type]
+    for axis, name in ((0, "batch"), (2, "height")):
+        made.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    module = gradc.compile(gradc.from_onnx(made), target="cpu")
+    for batch, height in ((1, 9), (3, 13)):
+        values = given | {"x": whole_range("u1", batch, given["x"].shape[1], height, *given["x"].shape[3:])}
+        np.testing.assert_array_equal(module(**values), convolved("ConvInteger", values, "i4", **attrs))
+
+
+@pytest.mark.parametrize(
+    "changed,message",
+    [
+        ({"w": np.ones((4, 5, 3, 2), "u1")}, "has 6 channels and the weight takes 5"),
+        ({"w": np.ones((4, 6, 30, 2), "u1")}, "larger than the padded input"),
+        ({"wz": np.ones(3, "u1")}, "a size of 3 does not broadcast to 4"),
+        ({"xz": np.ones(6, "u1")}, "6 elements do not fill a scalar"),
+        ({"xz": np.ones((), "i1")}, "zero point i8.. of u8.2,6,9,8.: the dtypes differ"),
+        ({"wz": np.ones((), "i1")}, "zero point i8.. of u8.4,6,3,2.: the dtypes differ"),
+    ],
+)
+def test_convolutions_of_integers_refuse_what_does_not_fit(changed: Values, message: str) -> None:
+    given = image_and_filter("plain", "u1", "u1", "tensor")[0] | changed
+    with pytest.raises(GradcError, match=message):
+        gradc.from_onnx(one_node("ConvInteger", given, "i4", (None,) * 4))  # type: ignore[arg-type]
+
+
+def test_a_convolution_of_integers_has_the_derivative_of_the_scale_that_is_multiplied_with_it() -> None:
+    """Between steps the integers of DynamicQuantizeLinear are constant, and its scale is (largest - least) / 255."""
+    x, w = rng.standard_normal((1, 4, 7, 7)).astype(np.float32), whole_range("u1", 5, 4, 3, 3)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node("ConvInteger", ["q", "w", "zero"], ["sums"], pads=[1, 1, 1, 1]),
+        helper.make_node("Cast", ["sums"], ["floats"], to=F),
+        helper.make_node("Mul", ["floats", "scale"], ["y"]),
+    ]
+    case = Case(nodes, {"x": x}, {"w": w}, (), lambda v: np.zeros((1,) * 4))
+    made = model(case)
+    module = gradc.compile(gradc.from_onnx(made), wrt=["x"], target="cpu")
+    y, residuals = module.forward(x=x)
+    sums = y / np.float32((x.max() - x.min()) / 255)
+    wanted = np.zeros_like(x)
+    wanted.flat[x.argmax()], wanted.flat[x.argmin()] = sums.sum() / 255, -sums.sum() / 255
+    np.testing.assert_allclose(module.backward(residuals, np.ones_like(y))["x"], wanted, rtol=1e-4)

@@ -9,7 +9,8 @@ from ... import ops
 from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Dim
 from ...ir.node import Node
-from ...ir.types import F64, I32
+from ...ir.types import F32, F64, I32
+from ...ops.products.convolution import Geometry, is_depthwise, response_of
 from ...ops.rules import converted
 from ..table import Forms, Weight
 
@@ -223,15 +224,64 @@ def conv_integer(
     pads: Any = None,
     strides: Any = None,
 ) -> Node:
-    """The convolution of 8-bit integers less their zero points, i32."""
-    a, b = converted(x, F64), converted(w, F64)
+    """The convolution of 8-bit integers less their zero points, i32, modulo 2^32; padding is x's zero point."""
+    for codes, zero in ((x, zero_x), (w, zero_w)):
+        if zero is not None and zero.dtype is not codes.dtype:
+            raise InvalidProblem(f"a zero point {zero.type} of {codes.type}: the dtypes differ")
+    how = {"auto_pad": auto_pad, "dilations": dilations, "group": group, "pads": pads, "strides": strides}
+    channels, *size = convolution(converted(x, F32), converted(w, F32), **how).shape[1:]  # or a clear error
+    rank = spatial(x)
+    kernel = tuple(int(n) for n in w.shape[2:])
+    step, spread = each(strides, rank, 1), each(dilations, rank, 1)
+    padding = padding_of(auto_pad, pads, x.shape[2:], kernel, step, spread)
     if zero_x is not None:
-        a = a - converted(zero_x, F64)
+        zero_x = ops.reshape(zero_x, ())
     if zero_w is not None:
-        zero = converted(zero_w, F64)
-        b = b - (ops.reshape(zero, (*zero.shape, *(1,) * (w.rank - 1))) if zero.rank else zero)
-    y = convolution(a, b, None, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
-    return converted(y, I32)
+        zero_w = ops.reshape(ops.broadcast_to(zero_w, (channels,)), (channels, *(1,) * (rank + 1)))
+    image = _padded(x, zero_x, padding)
+    geometry = Geometry(image.shape[2:], tuple(size), kernel, step, spread, (0,) * rank, group)
+    if is_depthwise(w):
+        sums = converted(response_of(_less(image, zero_x), _less(w, zero_w), geometry), I32)
+    else:
+        sums = _product_of_windows(image, w, zero_x, zero_w, geometry)
+    return ops.stop_gradient(sums)
+
+
+def _padded(x: Node, zero: Node | None, padding: tuple[tuple[int, int], ...]) -> Node:
+    if not any(n for pair in padding for n in pair):
+        return x
+    width = ((0, 0), (0, 0), *padding)
+    return ops.pad(x, width) if zero is None else ops.pad(x ^ zero, width) ^ zero
+
+
+def _less(codes: Node, zero: Node | None) -> Node:
+    wide = converted(codes, I32)
+    return wide if zero is None else wide - converted(zero, I32)
+
+
+def _product_of_windows(x: Node, w: Node, zero_x: Node | None, zero_w: Node | None, geometry: Geometry) -> Node:
+    """x [N, G*B, *image], w [G*A, B, *filter], zero_x [], zero_w [G*A, 1, ...] -> [N, G*A, *response]
+
+    The sum of (x - p) (w - q) is that of x w, less q times the sum of a window, less p times that of w - q.
+    """
+    groups, inner = geometry.groups, w.shape[1]
+    n, outer, ones = x.shape[0], w.shape[0] // groups, (1,) * len(geometry.filter)
+    y = response_of(x, w, geometry, "integer_matmul")
+    total = ops.reshape(y, (n, groups, outer, *geometry.response))
+
+    def summed(values: Node, axis: tuple[int, ...]) -> Node:
+        return converted(ops.sum(converted(values, I32), axis), I32)
+
+    def of_filter(values: Node) -> Node:
+        return ops.reshape(values, (groups, outer, *ones))
+
+    if zero_w is not None:
+        of_group = summed(ops.reshape(x, (n, groups, inner, *x.shape[2:])), (2,))
+        of_window = summed(geometry.windows(of_group), tuple(range(x.rank, x.rank + len(ones))))
+        total = total - of_filter(converted(zero_w, I32)) * ops.unsqueeze(of_window, 2)
+    if zero_x is not None:
+        total = total - converted(zero_x, I32) * of_filter(summed(_less(w, zero_w), tuple(range(1, w.rank))))
+    return ops.reshape(total, y.shape)
 
 
 LINES: dict[str, Forms] = {

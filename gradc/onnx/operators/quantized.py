@@ -16,7 +16,7 @@ from ...ops.products.integers import CODES
 from ...ops.rules import converted
 from .. import model
 from ..table import Forms, Weight, normalized_axis
-from .products import convolution, matmul_integer
+from .products import conv_integer, convolution, matmul_integer
 
 U8, U4 = DTYPES["u8"], DTYPES["u4"]
 
@@ -97,9 +97,7 @@ def _qlinear(function: Callable[..., Node]) -> Callable[..., Node]:
 def _rounded(sums: Node, factor: Node, zero: Node | None, dtype: DType) -> Node:
     """Codes of integers times a factor, as ONNX's reference rounds them: in f64, behind the zero point."""
     steps = converted(sums, F64) * converted(factor, F64)
-    whole = ops.round(steps if zero is None else steps + converted(zero, F64))
-    low, high = dtype.range
-    return converted(ops.clamp(whole, float(low), float(high)), dtype)
+    return converted(ops.round(steps if zero is None else steps + converted(zero, F64)), dtype)
 
 
 def _along(scale: Node, axis: int) -> Node:
@@ -186,15 +184,22 @@ def _qlinear_conv(
     pads: Any = None,
     strides: Any = None,
 ) -> Node:
+    """``QLinearConv``: a convolution of integers, of which the convolution of what they stand for is the gradient."""
+    how = {"auto_pad": auto_pad, "dilations": dilations, "group": group, "pads": pads, "strides": strides}
     image, weight = dequantize_linear(x, x_scale, x_zero), dequantize_linear(w, w_scale, w_zero, axis=0)
     bias = None
     if b is not None:
-        each = ops.broadcast_to(x_scale * w_scale, b.shape)
-        bias = converted(b, image.dtype) * converted(each, image.dtype)
-    y = convolution(
-        image, weight, bias, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides
-    )
-    return quantize_linear(y, y_scale, y_zero)
+        step = ops.broadcast_to(x_scale * w_scale, b.shape)
+        bias = converted(b, image.dtype) * converted(step, image.dtype)
+    floats = quantize_linear(convolution(image, weight, bias, **how), y_scale, y_zero)
+    if not _are_codes(x, x_zero, w, w_zero, y_zero):
+        return floats
+    ones = (1,) * (w.rank - 2)  # axes behind a channel
+    sums = conv_integer(x, w, x_zero, w_zero, **how)
+    sums = sums if b is None else sums + ops.reshape(b, (-1, *ones))
+    factor = x_scale * w_scale / y_scale
+    factor = ops.reshape(factor, (-1, *ones)) if factor.rank else factor
+    return ops.with_gradient_of(_rounded(sums, factor, y_zero, floats.dtype), floats)
 
 
 def _codes(packed: Node, bits: int) -> Node:

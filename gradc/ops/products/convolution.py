@@ -122,7 +122,7 @@ class Geometry:
         return overlap_add.plain(parts, axis=axes, length=self.image, **steps)
 
 
-def _is_depthwise(weight: Node) -> bool:
+def is_depthwise(weight: Node) -> bool:
     """Whether a response has one channel of the image: nothing is left for a matrix product to add up."""
     return bool(weight.shape[1] == 1)
 
@@ -133,10 +133,13 @@ def _is_wide(weight: Node) -> bool:
     return not isinstance(channels, int) or channels >= FEWEST_CHANNELS
 
 
-def response_of(image: Node, weight: Node, geometry: Geometry) -> Node:
-    """image [N, G*B, *image], weight [G*A, B, *filter] -> [N, G*A, *response]"""
+def response_of(image: Node, weight: Node, geometry: Geometry, multiply: str = "matmul") -> Node:
+    """image [N, G*B, *image], weight [G*A, B, *filter] -> [N, G*A, *response]
+
+    :param multiply: the op that multiplies matrices.
+    """
     n, groups, spatial = image.shape[0], geometry.groups, len(geometry.image)
-    if _is_depthwise(weight):
+    if is_depthwise(weight):
         parts = geometry.windows(image)
         outer = weight.shape[0] // groups
         shape = (n, groups, outer, *geometry.response, *geometry.filter)
@@ -147,14 +150,14 @@ def response_of(image: Node, weight: Node, geometry: Geometry) -> Node:
     lead = (n,) if groups == 1 else (n, groups)
     rows = weight.shape[1] * product(geometry.filter)
     columns = reshaped(geometry.columns(image), (*lead, rows, product(geometry.response)))
-    y = call("matmul", reshaped(weight, _rows(weight, groups)), columns)
+    y = call(multiply, reshaped(weight, _rows(weight, groups)), columns)
     return reshaped(y, (n, weight.shape[0], *geometry.response))
 
 
 def image_of(response: Node, weight: Node, geometry: Geometry) -> Node:
     """response [N, G*A, *response], weight [G*A, B, *filter] -> [N, G*B, *image], the adjoint of response_of."""
     n, groups, spatial = response.shape[0], geometry.groups, len(geometry.image)
-    if _is_depthwise(weight):
+    if is_depthwise(weight):
         outer = weight.shape[0] // groups
         shape = (n, groups, outer, *geometry.response, *geometry.filter)
         wide = spread(reshaped(response, (n, groups, outer, *geometry.response, *(1 for _ in range(spatial)))), shape)
@@ -660,7 +663,7 @@ def _pays(geometry_of: Any, filter_at: int | None) -> Any:
         most = _geometry(image, weight, **attrs, transposed=False, output_padding=()).response
         exact = all(map(same, most, geometry.response))  # else a library would compute a larger response
         few = len(geometry.image) <= 3
-        return exact and few and node.dtype in LIBRARY_DTYPES and not geometry.pointwise and not _is_depthwise(weight)
+        return exact and few and node.dtype in LIBRARY_DTYPES and not geometry.pointwise and not is_depthwise(weight)
 
     return pays
 
