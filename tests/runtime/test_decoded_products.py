@@ -467,3 +467,32 @@ def test_what_does_not_fit_says_how_much_of_what():
 def test_nothing_spills(name, direction, arch, judged):
     n = k = 1536
     assert_nothing_spills((program(name, direction, "bf16", m, n, k, arch) for m in (1, 16, 64)), arch, judged)
+
+
+OF_MORE = {
+    "a power": lambda w: ops.exp(ops.log(ops.abs(w) + 1.0) * 1.7),
+    "clipped": lambda w: ops.maximum(ops.minimum(w, 3.0), -3.0),
+    "GELU": ops.gelu,
+}
+"""What a weight may be beside a code less a zero point, times a scale."""
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
+def test_weights_of_more_statements_spill_nothing(arch, judged):
+    """Of few rows, where shared memory suffices for two blocks of a multiprocessor."""
+    n = k = 4096
+    types = {"x": f"bf16[8,{k}]", **_int4(64).types(n, k)}
+
+    def made(body: Callable[[Any], Any]) -> Program:
+        def product(x: Any, q: Any, s: Any, z: Any) -> Any:
+            codes = ops.unpack(q, dtype="u4", axis=1)
+            own = body(ops.dequantize(codes, ops.cast(s, dtype="f32"), z, block=(1, 64), out_dtype="f32"))
+            return ops.linear(x, ops.cast(own, dtype="bf16"))
+
+        made = run_passes(gradc.trace(product, **types), (), Options(arch=arch), "cuda")[2]["forward"]
+        assert_one_tile(made)
+        return made
+
+    assert_nothing_spills(map(made, OF_MORE.values()), arch, judged)
