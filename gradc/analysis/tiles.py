@@ -68,6 +68,8 @@ of tests/runtime/test_decoded_products.py it takes 71 to 143 where it may, and s
 """
 WEIGHING = ("load", "bitcast", "cast", "add", "sub", "mul", "store")
 """What makes a weight of a code in so many; a power, a sine, GELU or a clip of 4 bits spills there."""
+TOGETHER_ROWS = (2, 4, 8, 16)
+"""Of a lane, where codes lie along rows: their bytes are loaded at once."""
 EARLY = 32
 """Columns of a block whose values of columns NVRTC does not load long before they are used; else ROWS."""
 ADDRESSES, OF_PART = 100, 20
@@ -703,6 +705,9 @@ def _check_split(form: TileForm, rows: int, columns: int, tile: Tile) -> None:
     own = columns // tile.split
     if own % (4 * form.run):
         raise NotTiled(f"a warp has {own} of a block's columns, and a multiple of {4 * form.run} is loaded at once")
+    neighbours = 2 * rows * tile.split // (ROWS * tile.warps)
+    if form.rows_together and neighbours not in TOGETHER_ROWS:
+        raise NotTiled(f"a lane has {neighbours} neighbouring rows, and 2, 4, 8 or 16 are loaded at once")
     for strip in (c.strip for s in form.sweeps for c in s.codes):
         near = rows if strip.across else columns
         if near % strip.per and strip.per % near:

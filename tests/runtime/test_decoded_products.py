@@ -25,6 +25,7 @@ import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
 from gradc.codegen.cuda.tiles.kernel import tile_kernel  # noqa: E402
 from gradc.compiler import run_passes  # noqa: E402
+from gradc.errors import Unsupported  # noqa: E402
 from gradc.ir.kernel import Call, Program, Tile  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 from gradc.ir.verify import verify_program  # noqa: E402
@@ -411,6 +412,21 @@ def test_runs_share_what_is_loaded_and_multiplied_once(name, scaled, at_once, dt
     found = set(re.findall(r"gradc_part<(\w+)>", text)) | ({"u8", "i8"} if "gradc_twice" in text else set())
     assert at_once <= found and (at_once or not found)
     assert_close(name, "forward", made, 0)
+
+
+@pytest.mark.parametrize("name", ["int8 per channel", "mxfp4"])
+@pytest.mark.parametrize("tiles", [1, 2, 3, 4, 5])
+def test_rows_of_a_warp_are_exact_or_refused(name, tiles):
+    """Codes along rows: a lane has two neighbours for each 16 rows of its warp, and loads their bytes at once."""
+    made = program(name, "dx", "bf16", 5, 64, 160)
+    (loop,) = made.loops
+    own = replace(loop, by=32 * tiles, sweeps=tuple(replace(s, by=32) for s in loop.sweeps), tile=Tile("mma", 2, 2))
+    made = replace(made, steps=tuple(own if step is loop else step for step in made.steps))
+    if tiles in (3, 5):
+        with pytest.raises(Unsupported, match=f"a lane has {2 * tiles} neighbouring rows"):
+            Executable(made, "cuda-sim")
+    else:
+        assert_close(name, "dx", made, 0)
 
 
 @pytest.mark.parametrize("name", ["int8 per channel", "int4 in groups of 32", "int4 in groups of 128"])
