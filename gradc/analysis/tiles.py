@@ -66,6 +66,10 @@ DECODING = 128
 """Registers of a thread that decodes codes along columns, in blocks that all have as many (NVRTC for sm_80 to sm_100:
 of tests/runtime/test_decoded_products.py it takes 71 to 143 where it may, and spills in none with these).
 """
+WEIGHING = ("load", "bitcast", "cast", "add", "sub", "mul", "store")
+"""What makes a weight of a code in so many; a power, a sine, GELU or a clip of 4 bits spills there."""
+TOGETHER_ROWS = (2, 4, 8, 16)
+"""Of a lane, where codes lie along rows: their bytes are loaded at once."""
 EARLY = 32
 """Columns of a block whose values of columns NVRTC does not load long before they are used; else ROWS."""
 ADDRESSES, OF_PART = 100, 20
@@ -482,15 +486,16 @@ class TileForm:
 
     @property
     def decodes_evenly(self) -> bool:
-        """Whether codes lie along columns, all that differs from one to the next comes through shared memory, and all
-        blocks have as many: there is no code for a last one.
+        """Whether codes lie along columns and become weights by sums and products alone, all that differs from one to
+        the next comes through shared memory, and all blocks have as many: there is no code for a last one.
         """
         blocks = [(s.sweep.cols[1], s.sweep.by) for s in self.sweeps]
         even = all(isinstance(size, int) and isinstance(by, int) and size % by == 0 for size, by in blocks)
-        loads = sum(
-            x.op == "load" and k.cols[0][0] in k.stmt_level(x) for s in self.sweeps for k in s.kernels for x in k.body
-        )
-        return self.decoded and not self.rows_together and even and loads == sum(len(s.codes) for s in self.sweeps)
+        of_columns = [x for s in self.sweeps for k in s.kernels for x in k.body if k.cols[0][0] in k.stmt_level(x)]
+        staged = sum(x.op == "load" for x in of_columns) == sum(len(s.codes) for s in self.sweeps)
+        floats = (x for x in of_columns if x.dtype is not None and x.dtype.is_float)
+        plain = all(x.op in WEIGHING for x in floats)
+        return self.decoded and not self.rows_together and even and staged and plain
 
     def resident_blocks(self, warps: int, columns: int, tiles: int, shared: int, more: int = 0, room: int = 0) -> int:
         """Blocks that a multiprocessor is to hold: as many as registers and shared memory suffice for, four at most.
@@ -700,6 +705,9 @@ def _check_split(form: TileForm, rows: int, columns: int, tile: Tile) -> None:
     own = columns // tile.split
     if own % (4 * form.run):
         raise NotTiled(f"a warp has {own} of a block's columns, and a multiple of {4 * form.run} is loaded at once")
+    neighbours = 2 * rows * tile.split // (ROWS * tile.warps)
+    if form.rows_together and neighbours not in TOGETHER_ROWS:
+        raise NotTiled(f"a lane has {neighbours} neighbouring rows, and 2, 4, 8 or 16 are loaded at once")
     for strip in (c.strip for s in form.sweeps for c in s.codes):
         near = rows if strip.across else columns
         if near % strip.per and strip.per % near:

@@ -25,6 +25,7 @@ import gradc  # noqa: E402
 from gradc import knobs, ops  # noqa: E402
 from gradc.codegen.cuda.tiles.kernel import tile_kernel  # noqa: E402
 from gradc.compiler import run_passes  # noqa: E402
+from gradc.errors import Unsupported  # noqa: E402
 from gradc.ir.kernel import Call, Program, Tile  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 from gradc.ir.verify import verify_program  # noqa: E402
@@ -414,6 +415,21 @@ def test_runs_share_what_is_loaded_and_multiplied_once(name, scaled, at_once, dt
     assert_close(name, "forward", made, 0)
 
 
+@pytest.mark.parametrize("name", ["int8 per channel", "mxfp4"])
+@pytest.mark.parametrize("tiles", [1, 2, 3, 4, 5])
+def test_rows_of_a_warp_are_exact_or_refused(name, tiles):
+    """Codes along rows: a lane has two neighbours for each 16 rows of its warp, and loads their bytes at once."""
+    made = program(name, "dx", "bf16", 5, 64, 160)
+    (loop,) = made.loops
+    own = replace(loop, by=32 * tiles, sweeps=tuple(replace(s, by=32) for s in loop.sweeps), tile=Tile("mma", 2, 2))
+    made = replace(made, steps=tuple(own if step is loop else step for step in made.steps))
+    if tiles in (3, 5):
+        with pytest.raises(Unsupported, match=f"a lane has {2 * tiles} neighbouring rows"):
+            Executable(made, "cuda-sim")
+    else:
+        assert_close(name, "dx", made, 0)
+
+
 @pytest.mark.parametrize("name", ["int8 per channel", "int4 in groups of 32", "int4 in groups of 128"])
 def test_loads_of_a_warp_are_of_other_banks(name):
     """Copies of few bytes a row may meet, which are a small part."""
@@ -468,3 +484,32 @@ def test_what_does_not_fit_says_how_much_of_what():
 def test_nothing_spills(name, direction, arch, judged):
     n = k = 1536
     assert_nothing_spills((program(name, direction, "bf16", m, n, k, arch) for m in (1, 16, 64)), arch, judged)
+
+
+OF_MORE = {
+    "a power": lambda w: ops.exp(ops.log(ops.abs(w) + 1.0) * 1.7),
+    "clipped": lambda w: ops.maximum(ops.minimum(w, 3.0), -3.0),
+    "GELU": ops.gelu,
+}
+"""What a weight may be beside a code less a zero point, times a scale."""
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
+def test_weights_of_more_statements_spill_nothing(arch, judged):
+    """Of few rows, where shared memory suffices for two blocks of a multiprocessor."""
+    n = k = 4096
+    types = {"x": f"bf16[8,{k}]", **_int4(64).types(n, k)}
+
+    def made(body: Callable[[Any], Any]) -> Program:
+        def product(x: Any, q: Any, s: Any, z: Any) -> Any:
+            codes = ops.unpack(q, dtype="u4", axis=1)
+            own = body(ops.dequantize(codes, ops.cast(s, dtype="f32"), z, block=(1, 64), out_dtype="f32"))
+            return ops.linear(x, ops.cast(own, dtype="bf16"))
+
+        made = run_passes(gradc.trace(product, **types), (), Options(arch=arch), "cuda")[2]["forward"]
+        assert_one_tile(made)
+        return made
+
+    assert_nothing_spills(map(made, OF_MORE.values()), arch, judged)
