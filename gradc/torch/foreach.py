@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,13 +42,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _over_lists(schema: Any, single: Callable[..., Any]) -> Callable[..., Any]:
     """A function of lists of a function of their elements; what is no list, each element gets."""
-    names = [argument.name for argument in schema.arguments]
-    lists = {a.name for a in schema.arguments if isinstance(a.type, torch.ListType)}
     keywords = {argument.name for argument in schema.arguments if argument.kwarg_only}
 
     def run(*args: Any, **kwargs: Any) -> list[Any]:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        count = len(next(given[name] for name in names if name in lists))
+        given, lists = _arguments(schema, args, kwargs)
+        count = len(given[lists[0]])
         each = [{n: v[i] if n in lists else v for n, v in given.items()} for i in range(count)]
         return [
             single(*(v for n, v in call.items() if n not in keywords), **{n: call[n] for n in call if n in keywords})
@@ -56,3 +54,20 @@ def _over_lists(schema: Any, single: Callable[..., Any]) -> Callable[..., Any]:
         ]
 
     return run
+
+
+def one_by_one(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The keyword arguments of the calls, of lists of one element each, that eager mode runs a call as, in order; empty
+    where an overload is not of ``_foreach_*``.
+    """
+    schema = overload_schema(function)
+    if not schema.name.startswith("aten::_foreach_"):
+        return []
+    given, lists = _arguments(schema, args, kwargs)
+    return [{n: v[i : i + 1] if n in lists else v for n, v in given.items()} for i in range(len(given[lists[0]]))]
+
+
+def _arguments(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The arguments by name, and the names of those that are lists."""
+    given = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
+    return given, [a.name for a in schema.arguments if a.name in given and isinstance(a.type, torch.ListType)]

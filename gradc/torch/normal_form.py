@@ -25,7 +25,7 @@ from ..runtime.torch_private import (
     private,
     with_context,
 )
-from . import autocast
+from . import autocast, foreach
 from .custom_gradients import CustomGradient, derived
 from .decompositions import decompositions, kept_whole
 from .flex_attention import flex_attention, says_nothing
@@ -464,6 +464,12 @@ class _ExplicitGradients(TorchDispatchMode):
         if decomposed is not NotImplemented:
             return decomposed
         if overload_schema(function).is_mutable:
+            calls = self._in_order(function, args, kwargs or {})
+            for call in calls:
+                with self:
+                    function(**call)
+            if calls:
+                return None
             self._check_write(function, args, kwargs or {}, constant)
         with self._enabled(function):
             result = function(*args, **(kwargs or {}))
@@ -520,10 +526,7 @@ class _ExplicitGradients(TorchDispatchMode):
         places = {a.is_out for a in arguments if a.alias_info is not None and a.alias_info.is_write}
         if len(places) > 1:
             raise Unsupported(f"{function} writes to its operands and to what is given as out: torch mixes them up")
-        written = _written(function, args, kwargs)
-        if self._overlap(written):
-            raise Unsupported(f"{function} writes to one memory several times, one after another: torch does so once")
-        for x in written:
+        for x in _written(function, args, kwargs):
             if id(x) in self.unwritable:
                 raise Unsupported(f"{function} writes through a view that torch does not write back from")
             if id(x) in self.detached or (id(x) in self.detached_constants and not constant):
@@ -533,16 +536,19 @@ class _ExplicitGradients(TorchDispatchMode):
             if not (constant or self.recording or id(x) in self.constant):
                 raise Unsupported(f"{function} writes under no_grad to a value that may have a gradient")
 
-    def _overlap(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether two of them may have an element in common: they are one, or views whose extents in memory meet."""
-        sharing: dict[int, list[torch.Tensor]] = {}
-        for x in tensors:
-            for each in self._viewed_by(x):
-                found = sharing.setdefault(each, [])
-                if any(_meet(_extent(x), _extent(y)) for y in found):
-                    return True
-                found.append(x)
-        return False
+    def _in_order(self, function: Any, args: Any, kwargs: Any) -> list[dict[str, Any]]:
+        """The calls that one over lists is, one after another, where one writes to memory that another has; else empty,
+        as torch's functional form reads all of it before anything is written.
+        """
+        calls = foreach.one_by_one(function, args, kwargs)
+        having: dict[int, set[int]] = {}
+        for i, call in enumerate(calls):
+            for x in tree_leaves(call):
+                if isinstance(x, torch.Tensor):
+                    for each in self._viewed_by(x):
+                        having.setdefault(each, set()).add(i)
+        written = (each for x in _written(function, args, kwargs) for each in self._viewed_by(x))
+        return calls if any(len(having.get(each, ())) > 1 for each in written) else []
 
     def _viewed_by(self, x: torch.Tensor) -> set[int]:
         """The identities of a tensor, and of what it is a view of."""
@@ -637,22 +643,13 @@ def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
     )
 
 
-def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return bool(one[0] < other[1] and other[0] < one[1])
-
-
-def _extent(x: torch.Tensor) -> tuple[int, int]:
-    """Where in its memory a tensor begins, and ends."""
-    steps = zip(x.shape, x.stride(), strict=True)
-    end = x.storage_offset() + 1 + sum((n - 1) * step for n, step in steps)
-    return x.storage_offset(), end if x.numel() else x.storage_offset()
-
-
 def _decomposed(function: Any, args: Any, kwargs: Any) -> Any:
     """What a call gives by the ops that it is made of; NotImplemented where it is kept whole.
 
     Of what is kept a schema that names no alias means that there is none.
     """
+    if function is torch.ops.aten.size.default:  # of which TorchScript alone has a kernel
+        return args[0].shape
     made: Any = function.decompose(*args, **kwargs)
     if made is NotImplemented and function is torch.ops.aten.einsum.default and len(args[1]) == 1:
         made = composite_kernel(function, *args, **kwargs)  # may be a view

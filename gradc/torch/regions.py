@@ -214,8 +214,8 @@ def _results(graph: torch.fx.Graph, recorded: Collection[torch.fx.Node]) -> dict
     found: dict[torch.fx.Node, int] = {}
     for node in reversed(graph.nodes):
         found[node] = bit.get(node, 0)
-        for user in node.users:
-            found[node] |= found[user] if user in recorded else 0
+        for user in node.users if node in recorded else ():
+            found[node] |= found[user]
     return found
 
 

@@ -127,6 +127,16 @@ def test_nothing_is_read_of_nothing() -> None:
     check(program, rand(0, 3), rand(2, 3), torch.tensor(7))
 
 
+def test_an_element_of_each_row_of_as_many_rows_as_there_are() -> None:
+    """Torch's own decomposition asks for a size by an op that only TorchScript has."""
+
+    def program(x: Any, i: Any) -> Any:
+        return torch.take_along_dim(x, i[1:, None], 1)
+
+    found = agree(program, rand(4, 3), torch.tensor([0, 2, 1, 0, 1]), dynamic=True, smallest_region=1)
+    assert found[0].shape == (4, 1) and gradc.torch.report().graphs[-1].reason == ""
+
+
 def test_shrinking() -> None:
     """What torch decomposes while it traces, and gradc takes whole."""
 
@@ -155,6 +165,34 @@ def the_same_row(x: Any) -> Any:
     return y * x
 
 
+def columns(x: Any) -> Any:
+    y = x * 1
+    torch._foreach_mul_([y[:, 0], y[:, 2], y[::2, 1], y[1::2, 1]], [2.0, 3.0, 5.0, 7.0])
+    return y * x
+
+
+def what_was_written_before(x: Any) -> Any:
+    y, z = x * 1, x.sin()
+    torch._foreach_add_([y, z], [z, y], alpha=2)
+    torch._foreach_sub_([y[0], y[1], y[2]], [y[1], y[0], z[2]])
+    return y * z
+
+
+def one_after_another(x: Any) -> Any:
+    y, z = x * 1, x.sin()
+    y.add_(z, alpha=2)
+    z.add_(y, alpha=2)
+    for each, other in ((y[0], y[1]), (y[1], y[0]), (y[2], z[2])):
+        each.sub_(other)
+    return y * z
+
+
+def an_input(x: Any) -> Any:
+    with torch.no_grad():
+        torch._foreach_add_([x, x[:2]], [x * 1, x[1:] * 2])
+    return x.cos()
+
+
 def rows(x: Any) -> Any:
     y = x * 1
     torch._foreach_mul_([y[0], y[1], y[2]], 2.0)
@@ -162,11 +200,24 @@ def rows(x: Any) -> Any:
     return y * x
 
 
-@pytest.mark.parametrize("program", [the_same_tensor, views_that_overlap, the_same_row])
-def test_lists_that_write_an_element_twice(program: Program) -> None:
-    agree(program, rand(3, 4))
-    assert "one memory several times" in gradc.torch.report().graphs[-1].reason
+LISTS = [the_same_tensor, views_that_overlap, the_same_row, columns, rows]
 
 
-def test_lists_of_parts() -> None:
-    agree(rows, rand(3, 4), whole=True)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", LISTS)
+def test_lists_are_written_from_the_first_to_the_last(program: Program, dynamic: bool) -> None:
+    agree(program, rand(3, 4), dynamic=dynamic, smallest_region=1)
+    assert gradc.torch.report().graphs[-1].reason == ""
+
+
+def test_lists_that_read_what_they_have_written() -> None:
+    """Torch's own gradient of such a list is that of reading all of it first."""
+    agree(what_was_written_before, rand(3, 4, grad=False), whole=True)
+    x = rand(3, 4)
+    found, wanted = compiled(what_was_written_before)(x), one_after_another(x)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (found, wanted)))
+
+
+def test_lists_of_inputs() -> None:
+    agree(an_input, rand(3, 4, grad=False), whole=True)
