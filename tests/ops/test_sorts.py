@@ -314,6 +314,8 @@ SEGMENTS = {
     "one digit and a bit": lambda random, n: random.permutation(
         np.append([-1, 2**14 - 1], random.integers(0, 2**14, n))[:n]
     ),
+    "multiples of a power of two": lambda random, n: random.integers(0, 2**15, n) << 13,
+    "a digit that all share": lambda random, n: (random.integers(0, 2**9, n) << 20) + random.integers(0, 3, n) - 2**28,
     "any": lambda random, n: random.integers(-(2**63), 2**63 - 1, n),
     "ends": lambda random, n: random.choice([-(2**63), 2**63 - 1, 0], n),
     "hot": lambda random, n: random.zipf(1.1, n) % 10**7,
