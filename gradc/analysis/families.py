@@ -81,8 +81,8 @@ def _fitting(
     alone: list[Kernel] = []
     while len(members) > 1:
         family = _family(members, types, flat, inner)
-        kept = [kernel for kernel in members if family is not None and fits(kernel, types, family)]
-        if family is not None and len(kept) == len(members):
+        kept = [kernel for kernel in members if fits(kernel, types, family)]
+        if len(kept) == len(members):
             return [family, *(_alone(kernel, types) for kernel in alone)]
         alone += [kernel for kernel in members if kernel not in kept]
         members = kept
@@ -93,8 +93,8 @@ def _alone(kernel: Kernel, types: Types) -> Family:
     return Family(kernel, types, (kernel,), ({name: name for name in kernel.dims(types)},))
 
 
-def _family(members: Sequence[Kernel], types: Types, flat: bool, inner: bool) -> Family | None:
-    """Kernels of one skeleton with a symbol for all numbers that differ alike; None where one of these is negative."""
+def _family(members: Sequence[Kernel], types: Types, flat: bool, inner: bool) -> Family:
+    """Kernels of one skeleton with a symbol for all numbers that differ alike."""
     forms = [flattened(kernel, types) if flat else (kernel, types) for kernel in members]
     columns = list(zip(*(_numbers(*form, inner) for form in forms), strict=True))
     differing = list(dict.fromkeys(column for column in columns if len({*column}) > 1))
