@@ -330,6 +330,8 @@ def _whole(q: Any, dtype: str = "u4") -> Any:
         # a scale of columns that are not there is infinite
         (1600, 64, lambda q, s, z: _of_groups(_whole(q), ops.reciprocal(s)), lambda q, s, z: _nibbles(q) / s, True),
         (128, 64, lambda q, s, z: _of_groups(_whole(q) - 8.0, s), lambda q, s, z: (_nibbles(q) - 8) * s, True),
+        # neighbouring lanes have scales of their own
+        (256, 16, lambda q, s, z: _of_groups(_whole(q), s), lambda q, s, z: _nibbles(q) * s, True),
         # differences of 9 bits
         (
             128,
@@ -339,7 +341,13 @@ def _whole(q: Any, dtype: str = "u4") -> Any:
             False,
         ),
     ],
-    ids=["a group of a block", "reciprocal scales", "a constant zero point", "a zero point of 9 bits"],
+    ids=[
+        "a group of a block",
+        "reciprocal scales",
+        "a constant zero point",
+        "a group of a lane",
+        "a zero point of 9 bits",
+    ],
 )
 def test_weights_of_groups_are_exact_before_they_are_rounded(direction, k, group, weight, exact_weight, paired):
     n, rng = 48, np.random.default_rng(0)
@@ -413,6 +421,15 @@ def test_runs_share_what_is_loaded_and_multiplied_once(name, scaled, at_once, dt
     found = set(re.findall(r"gradc_part<(\w+)>", text)) | ({"u8", "i8"} if "gradc_twice" in text else set())
     assert at_once <= found and (at_once or not found)
     assert_close(name, "forward", made, 0)
+
+
+@pytest.mark.parametrize("name", ["int4 in groups of 32, signed zero points", "int4 in groups of 128"])
+def test_columns_of_a_warp_that_are_no_whole_groups(name):
+    """192 of each of two warps: the second one's begin within a group of 128, and have six of 32."""
+    made = program(name, "forward", "bf16", 7, 48, 640)
+    (loop,) = made.loops
+    own = replace(loop, by=32, sweeps=tuple(replace(s, by=384) for s in loop.sweeps), tile=Tile("mma", 2, 2, 2))
+    assert_close(name, "forward", replace(made, steps=tuple(own if s is loop else s for s in made.steps)), 0)
 
 
 @pytest.mark.parametrize("name", ["int8 per channel", "mxfp4"])
