@@ -56,13 +56,15 @@ def test_every_kernel_is_in_one_unit() -> None:
         ("powers", lambda x, n: x**n, False),
         ("bounds", lambda x, n: ops.clamp(x, 0.0, n), False),
         ("a place", lambda x, n: x * 0.0 + n, True),
+        ("quotients by powers of two", lambda x, n: x / 2.0**n, False),
+        ("quotients of rows by powers of two", lambda x, n: x - ops.sum(x, axis=1, keepdims=True) / 2.0**n, True),
     ],
 )
 def test_kernels_that_differ_in_counts_share_a_text(
     what: str, function: Callable[[gradc.Graph, float], gradc.Graph], together: bool
 ) -> None:
     """And values are those of the interpreter in f64."""
-    numbers = (3.0, 7.0, 8.0)
+    numbers = (3.0, 7.0, 9.0)
     graph = gradc.trace(lambda x, y, z: tuple(map(function, (x, y, z), numbers)), **dict.fromkeys("xyz", "f32[N,9]"))
     module = gradc.compile(graph, target="cpu")
     texts = {k.text for k in render_program(module.forward.program).kernels.values()}
