@@ -175,6 +175,7 @@ def test_a_line(key: str | tuple[str, ...]) -> None:
 def test_every_line_has_a_case() -> None:
     """But for those that other tests of the front-end try."""
     assert {key for key in table.lines() if not cases_of(key)} == ELSEWHERE
+    assert sorted(key for keys in LINES.values() for key in keys) == sorted(filter(cases_of, table.lines()))
 
 
 def check(cases: Sequence[Case]) -> None:
