@@ -323,16 +323,13 @@ def program_of(name: str) -> Any:
 
 @pytest.mark.long(*long_tests.COMPILER, *NVRTC, "tests/registry.py")
 @pytest.mark.parametrize("name", [*compiled(OTHERS, turn=3), *POINTWISE[1::2]])
-def test_nvrtc_takes_it_without_spills(name: str, judged: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvrtc_takes_it_without_spills(name: str, judged: Callable[..., None]) -> None:
     """Every op's kernels; ops take turns in four dtypes and three architectures (the standard cases go through all).
     What computes in f32 has no f64 instruction.
     """
     pytest.importorskip("nvidia.cuda_nvrtc")
-    from gradc.runtime.cuda import nvrtc
     from gradc.runtime.cuda.nvrtc import compile_cuda
 
-    # NVRTC 12.9's threads give one of two PTX texts by chance, of which one may spill (interpolate_3d_slopes, sm_100).
-    monkeypatch.setattr(nvrtc, "_SPLIT", "--split-compile=1")
     made = program_of(name)
     if not made.program.kernels:
         return

@@ -39,8 +39,7 @@ OPTIONS = (
 )
 # Options that print the resources of each kernel to the log.
 _PTXAS = ("--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
-# Compiles the kernels of one source in parallel, with the same result; omitted if NVRTC does not know the option.
-_SPLIT = "--split-compile=0"
+# There is no --split-compile: with more threads than one, NVRTC 12.9 gives one of two codes for a source by chance.
 # The first and the last NVRTC version that compile for an architecture.
 _SINCE = {
     89: (11, 8),
@@ -71,7 +70,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     **{f"nvrtcGet{what}Size": (ctypes.c_void_p, ctypes.c_void_p) for what in ("PTX", "CUBIN", "ProgramLog")},
     **{f"nvrtcGet{what}": (ctypes.c_void_p, ctypes.c_void_p) for what in ("PTX", "CUBIN", "ProgramLog")},
 }
-_INVALID_OPTION, _CANCELLED = 5, 16
+_CANCELLED = 16
 
 
 # -- the library -------------------------------------------------------------------------------------------------------
@@ -336,7 +335,6 @@ def compile_cuda(
         f"--gpu-architecture={arch if native else arch.replace('sm_', 'compute_')}",
         *OPTIONS,
         *(_PTXAS if native else ()),
-        _SPLIT,
     ]
     options += [f"--maxrregcount={max_registers}"] if max_registers else []
     options += ["--generate-line-info"] if line_info else []
@@ -470,14 +468,10 @@ def _run(
                     program, ctypes.cast(ctypes.CDLL(None).atoi, ctypes.c_void_p), ctypes.addressof(stop)
                 )
             )
-        while True:
-            code = library.nvrtcCompileProgram(
-                program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
-            )
-            log = _text(get("ProgramLog"))
-            if code != _INVALID_OPTION or _SPLIT not in options or "split-compile" not in log:
-                break
-            options = [o for o in options if o != _SPLIT]  # this version does not know the option
+        code = library.nvrtcCompileProgram(
+            program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+        )
+        log = _text(get("ProgramLog"))
         if code == _CANCELLED:
             raise _Stopped
         if code:
