@@ -386,7 +386,8 @@ GRADC_FN f32 lgamma_f32(f32 x) {
         F part = x - GRADC_LIBM(floor##S)(x);                                                                           \
         F total = hurwitz_zeta_##F(n + 1, below ? part : x);                                                          \
         if (below) {                                                                                                  \
-            F before = hurwitz_zeta_##F(n + 1, (F)1 - part) - hurwitz_zeta_##F(n + 1, (F)1 - x);                      \
+            F gap = GRADC_LIBM(ceil##S)(x) - x; /* 1 - part, exact even where part was rounded to 1 */                  \
+            F before = hurwitz_zeta_##F(n + 1, gap) - hurwitz_zeta_##F(n + 1, (F)1 - x);                              \
             total = even ? total - before : total + before;                                                           \
         }                                                                                                             \
         F factorial = 1;                                                                                              \

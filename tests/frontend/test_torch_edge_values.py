@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
@@ -221,3 +222,16 @@ def test_lists_that_read_what_they_have_written() -> None:
 
 def test_lists_of_inputs() -> None:
     agree(an_input, rand(3, 4, grad=False), whole=True)
+
+
+def test_the_slope_of_sinc_in_f32() -> None:
+    """Near 0, where its two terms cancel, and on both sides of where the series ends; long double is the oracle."""
+    size = np.geomspace(1e-12, 30, 4001).astype("f4")
+    x = np.concatenate([size, -size, [np.float32(0.0)]])
+    a = x.astype(np.longdouble) * np.longdouble("3.14159265358979323846")
+    near = abs(a) < 1e-2
+    apart = np.where(near, 1, a)
+    slope = np.where(near, -a / 3 + a**3 / 30 - a**5 / 840, (np.cos(apart) - np.sin(apart) / apart) / apart) * np.pi
+    given = torch.tensor(x, requires_grad=True)
+    compiled(torch.sinc)(given).sum().backward()
+    assert np.all(abs(given.grad.numpy() - slope) <= 2.0**-21 * np.maximum(abs(slope), np.minimum(1, abs(a))))

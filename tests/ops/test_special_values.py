@@ -504,3 +504,23 @@ def test_ties_of_quantized_values_share_the_gradient(target: str) -> None:
             np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
         tied += int(np.count_nonzero(want["x"]) > 3)
     assert tied > 5
+
+
+@every_target
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_polygamma_beside_its_poles(target: str, dtype: str) -> None:
+    """Next to 0 and to -1 the term of the pole is all, from both sides: (-1)^(n+1) n! / d^(n+1)."""
+    units = np.finfo("f4" if dtype == "f32" else "f8").eps
+    distances = np.array([2.0**-25, 2.0**-16, 3e-4], dtype="f4" if dtype == "f32" else "f8")
+    beside_0 = np.concatenate([distances, -distances])
+    beside_1 = np.array([-1 + 2.0**-16, -1 - 2.0**-16], dtype=beside_0.dtype)
+    for order in (1, 2, 3):
+        module = gradc.compile(
+            gradc.trace(lambda x, n=order: ops.polygamma(x, order=n), x=f"{dtype}[N]"), target=target
+        )
+        for x, pole in ((beside_0, 0.0), (beside_1, -1.0)):
+            d = x.astype(np.longdouble) - pole
+            term = (-1) ** (order + 1) * math.factorial(order) / d ** (order + 1)
+            # What the other terms add is below 10 n! next to 0 and -1.
+            limit = 10 * math.factorial(order) + 64 * units * abs(term)
+            assert np.all(abs(module(x=x) - term) <= limit)

@@ -109,9 +109,9 @@ def _polygamma_of(order: int, x: float) -> float:
             return math.nan
         if x == math.floor(x):
             return math.nan if sign < 0 else math.inf
-        part = x - math.floor(x)
-        before = _hurwitz(s, 1 - part) - _hurwitz(s, 1 - x)
-        return sign * math.factorial(order) * (_hurwitz(s, part) + sign * before)
+        # Both distances are exact but where x is next to 0, where the second is.
+        before = _hurwitz(s, math.ceil(x) - x) - _hurwitz(s, 1 - x)
+        return sign * math.factorial(order) * (_hurwitz(s, x - math.floor(x)) + sign * before)
     return sign * math.factorial(order) * _hurwitz(s, x)
 
 

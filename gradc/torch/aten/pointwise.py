@@ -101,11 +101,17 @@ def _sign(x: Node) -> Node:
 
 
 def _sinc(x: Node) -> Node:
-    """1 at 0, and no division by it: its derivative there is 0."""
-    turn = x * math.pi
-    known = ops.eq(turn, 0.0)
-    apart = ops.where(known, 1.0, turn)
-    return ops.where(known, 1.0, ops.sin(apart) / apart)
+    """By its Taylor series up to an angle of 1, in whose derivative nothing cancels: that of sin(a) / a is the
+    difference of cos(a) / a and sin(a) / a^2, which is all rounding where a is small.
+    """
+    angle = x * math.pi
+    near = ops.abs(angle) < 1.0
+    square = ops.where(near, angle, 0.0) ** 2
+    series: Any = 0.0
+    for k in range(9, 0, -1):
+        series = (series + (-1) ** k / math.factorial(2 * k + 1)) * square
+    apart = ops.where(near, 1.0, angle)
+    return ops.where(near, series + 1.0, ops.sin(apart) / apart)
 
 
 def _softplus(x: Node, beta: float = 1, threshold: float = 20) -> Node:
