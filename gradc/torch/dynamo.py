@@ -574,12 +574,17 @@ def _constant(node: torch.fx.Node, value: Any) -> _Step:
 def _calling(region: _Region, number: int, part: int) -> _Step:
     function, inputs, outputs, dims = region.function, region.inputs, region.outputs, region.dims
     detached = [i for i, node in enumerate(inputs) if node in region.detached]
+    # What an op makes is not always of the dtype that torch's own tracing said.
+    computed = [(i, node.meta["val"].dtype) for i, node in enumerate(inputs) if node.op == "call_function"]
 
     def call(values: Values) -> None:
         sizes = {
             name: int(values[node]) if axis is None else values[node].shape[axis] for name, (node, axis) in dims.items()
         }
         given = [values[n] for n in inputs]
+        for i, dtype in computed:
+            if given[i].dtype is not dtype:
+                given[i] = given[i].to(dtype)
         for i in detached:
             given[i] = given[i].detach()
         values.update(zip(outputs, function(sizes, *given), strict=True))

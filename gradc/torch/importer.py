@@ -146,21 +146,15 @@ class Translation:
         return argument
 
     def _checked(self, node: torch.fx.Node, result: Any) -> Any:
-        """The result, its type held against torch's."""
+        """The result, its type held against torch's: a float that is wider than torch's is rounded to that."""
         value = node.meta["val"]
         if isinstance(value, tuple | list):
             read = [user.args[1] for user in node.users if user.target is operator.getitem]
             missing = [i for i in read if i >= len(result)]
             if missing:
                 raise Unsupported(f"its result {missing[0]}")
-            pairs = list(zip(result, value, strict=False))
-        else:
-            pairs = [(result, value)]
-        for made, expected in pairs:
-            wanted = type_of(expected)
-            if made.dtype is not wanted.dtype or not _same_shape(made.type, wanted):
-                raise Unsupported(f"gradc says that its type is {made.type}, torch {wanted}")
-        return result
+            return tuple(_as_torch_says(*pair) for pair in zip(result, value, strict=False))
+        return _as_torch_says(result, value)
 
     # -- notes ---------------------------------------------------------------------------------------------------------
 
@@ -174,6 +168,15 @@ class Translation:
         self.captured.append(made)
         self.defaults[str(made.attrs["name"])] = array
         return made
+
+
+def _as_torch_says(made: Node, expected: torch.Tensor) -> Node:
+    wanted = type_of(expected)
+    floats = made.dtype.is_float and wanted.dtype.is_float
+    rounded = converted(made, wanted.dtype) if floats and made.dtype.bits > wanted.dtype.bits else made
+    if rounded.dtype is not wanted.dtype or not _same_shape(made.type, wanted):
+        raise Unsupported(f"gradc says that its type is {made.type}, torch {wanted}")
+    return rounded
 
 
 def tensors_of(node: torch.fx.Node) -> list[torch.Tensor]:

@@ -48,6 +48,55 @@ def test_batch_norm_and_convolutions() -> None:
     assert models.error(models.step(call, model, batch), models.step(twin, twin, batch)) < 1e-8
 
 
+class Normed(torch.nn.Module):
+    """Running statistics of every kind beside each other: with and without weights, of a batch and of each image."""
+
+    batch = models.ResNet.batch
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = torch.nn.Sequential(
+            torch.nn.BatchNorm2d(3),
+            torch.nn.Hardtanh(-3, 3),
+            torch.nn.BatchNorm2d(3, affine=False, momentum=None),
+            torch.nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+            torch.nn.Softsign(),
+            torch.nn.InstanceNorm2d(3, track_running_stats=True),
+        )
+
+    def forward(self, images: Any, *_: Any) -> Any:
+        return self.norms(images).pow(3).mean() + images.mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [*models.MODELS, "resnet", "normed"])
+def test_a_model_in_16_bits_is_at_least_as_exact_as_eagers(name: str, dtype: torch.dtype) -> None:
+    """All of it, buffers too: ``model.bfloat16()``, not autocast; a few ulps of a norm over few numbers may differ."""
+    kind = {**models.MODELS, "resnet": models.ResNet, "normed": Normed}[name]
+    model = models.seeded(kind, torch.float32).to(dtype)
+    exact, twin = models.twin(model, torch.float64), copy.deepcopy(model)
+    batch = models.to(dtype, kind.batch())
+    want = models.step(exact, exact, models.to(torch.float64, batch))
+    theirs = models.error(models.step(twin, twin, batch), want)
+    assert models.error(models.step(compiled(model, fallback="error"), model, batch), want) <= theirs
+    for buffer, eagers, exactly in zip(model.buffers(), twin.buffers(), exact.buffers(), strict=True):
+        error, allowed = ((x.double() - exactly.double()).abs().max() for x in (buffer, eagers))
+        assert buffer.dtype is eagers.dtype
+        assert error <= allowed + torch.finfo(dtype).eps * exactly.double().abs().max()
+
+
+def test_what_torch_runs_may_have_another_dtype_than_its_tracing_said() -> None:
+    """A region reads it in the dtype that the graph has for it."""
+    with torch.library._scoped_library("gradc_tests", "FRAGMENT") as library:
+        library.define("rounded(Tensor x) -> Tensor")
+        library.impl("rounded", lambda x: x.bfloat16(), "CPU")
+        library.impl("rounded", lambda x: torch.empty_like(x, dtype=torch.float32), "Meta")
+        x = torch.randn(4, 5)
+        found = compiled(lambda x: torch.ops.gradc_tests.rounded(x).exp() * 2 - 1)(x)
+        assert gradc.torch.report().share < 1
+        torch.testing.assert_close(found, x.bfloat16().float().exp() * 2 - 1)
+
+
 def test_machine_code_two_sizes_and_a_loss_curve() -> None:
     """f32 on the CPU: three shapes in two compilations, errors of at most four times eager's, ten steps of AdamW."""
     model = models.seeded(models.DLRM, torch.float32)

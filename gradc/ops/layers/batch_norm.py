@@ -134,15 +134,17 @@ batch_norm = Function(
 
 def _native_batch_norm(
     input: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node,
-    running_var: Node,
-    training: bool,
+    weight: Node | None = None,
+    bias: Node | None = None,
+    running_mean: Node | None = None,
+    running_var: Node | None = None,
+    training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Node, ...]:
     wide = _wide(input)
+    if running_mean is None or running_var is None:
+        raise TypeRuleError("running_mean and running_var are needed: batch_norm does without")
     empty = call("constant", value=(), dtype=wide.dtype, shape=(0,))
     y = _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if not training:
@@ -169,7 +171,12 @@ native_batch_norm = Function(
             draw=("normal", "normal", "normal", "normal", "positive"),
         ),
     ),
-    bad=(BadSample(("f32[3,2]", "f32[3]", "f32[2]", "f32[2]", "f32[2]"), {"training": True}, match="weight f32[3]"),),
+    bad=(
+        BadSample(("f32[3,2]", "f32[3]", "f32[2]", "f32[2]", "f32[2]"), {"training": True}, match="weight f32[3]"),
+        BadSample(
+            ("f32[3,2]", "f32[2]", "f32[2]"), {"training": True}, match="running_mean and running_var are needed"
+        ),
+    ),
     doc=(
         "batch_norm, the mean and 1 / standard deviation that it used (without training nothing), and the new running"
         " mean and (unbiased) variance: five values, of which the first passes a gradient"

@@ -23,15 +23,23 @@ from .einsum import outer, tensordot
 
 
 def _sum_of(input: Node, y: Node, beta: int | float, alpha: int | float) -> Node:
-    """beta * input + alpha * y; an input times 0 is not read.
+    """beta * input + alpha * y, rounded once; an input times 0 is not read.
 
     :raises TypeRuleError: the input has another dtype, or does not broadcast to y's shape.
     """
     if input.dtype is not y.dtype:
         raise TypeRuleError(f"input is {input.type} and the product {y.type}: dtypes differ; write a cast")
     addend = spread(input, y.shape)
-    scaled = y if alpha == 1 else y * alpha
-    return scaled if beta == 0 else (addend if beta == 1 else addend * beta) + scaled
+    if beta == 0:
+        return y if alpha == 1 else y * alpha
+    if alpha == beta == 1:
+        return addend + y
+    return _scaled_sum(addend, y, beta=beta, alpha=alpha)
+
+
+@widened
+def _scaled_sum(addend: Node, y: Node, *, beta: int | float, alpha: int | float) -> Node:
+    return (addend if beta == 1 else addend * beta) + (y if alpha == 1 else y * alpha)
 
 
 def _addmm(input: Node, mat1: Node, mat2: Node, beta: int | float = 1, alpha: int | float = 1) -> Node:

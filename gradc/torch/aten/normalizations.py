@@ -6,6 +6,7 @@ from typing import Any
 
 from ... import ops
 from ...ir.node import Node
+from .casts import cast
 
 
 def _layer_norm(
@@ -56,10 +57,18 @@ def _batch_norm_of_running(
     return (ops.batch_norm(x, mean, variance, weight, bias, False, momentum, eps),)
 
 
+def _native_batch_norm(
+    x: Node, weight: Node | None, bias: Node | None, mean: Node, variance: Node, *options: Any
+) -> Any:
+    """Torch's tracing has new running statistics in the dtype that they are computed in, and rounds them behind it."""
+    wide = x.dtype.compute
+    return ops.native_batch_norm(x, weight, bias, cast(mean, wide), cast(variance, wide), *options)
+
+
 def _updating_batch_norm(
     x: Node, weight: Node | None, bias: Node | None, mean: Node, variance: Node, momentum: float, eps: float
 ) -> Any:
-    y, saved_mean, saved_scale, *running = ops.native_batch_norm(x, weight, bias, mean, variance, True, momentum, eps)
+    y, saved_mean, saved_scale, *running = _native_batch_norm(x, weight, bias, mean, variance, True, momentum, eps)
     return y, saved_mean, saved_scale, ops.iota(shape=(0,)), *running
 
 
@@ -69,7 +78,7 @@ LINES: dict[str, Any] = {
     "aten.rms_norm.default": _rms_norm,
     "aten.group_norm.default": _group_norm,
     "aten.native_group_norm.default": _native_group_norm,
-    "aten._native_batch_norm_legit_functional.default": lambda *args: ops.native_batch_norm(*args),
+    "aten._native_batch_norm_legit_functional.default": _native_batch_norm,
     "aten._native_batch_norm_legit.no_stats": _batch_norm_of_batch,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm_of_running,
     "aten._batch_norm_no_update.default": _batch_norm_of_running,
