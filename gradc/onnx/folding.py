@@ -310,7 +310,6 @@ _ON_SIZES: dict[str, _Function] = {
     "Max": _all_of(maximum),
     "Min": _all_of(minimum),
     "Equal": _pairwise(_compared),
-    "Identity": lambda x, _: [x[0]],
     "Cast": _cast,
     "Gather": _gather,
     "Slice": _slice,

@@ -125,7 +125,7 @@ class _Translation:
     def graph(self, name: str) -> Graph:
         main = self.proto.graph
         self.functions = {(f.domain, f.name, f.overload): f for f in self.proto.functions}
-        opsets = {o.domain: o.version for o in self.proto.opset_import}
+        opsets = {o.domain: o.version for o in self.proto.opset_import} or {"": model.OLDEST}
         self._refuse_missing(main.node, opsets)
         CAPTURE.append(self._captured)
         try:
@@ -319,12 +319,15 @@ class _Translation:
         """The results of an operator on known values; None where nothing computes them now.
 
         The graph that the line makes computes them, so that an operator means one thing in every place and in every
-        opset.  ONNX's reference, which is asked where the line takes no such dtype or size, knows few operators in the
-        forms that they had once.
+        opset, and so do the operators of its body where it has one.  ONNX's reference, which is asked where the line
+        takes no such dtype or size, knows few operators in the forms that they had once.
         """
         if not folding.may_fold(node, known, attributes):
             return None
-        if line is None or any(x is not None and np.asarray(x).dtype == object for x in known):
+        sizes = any(x is not None and np.asarray(x).dtype == object for x in known)
+        if line is None and not sizes and node.op_type not in folding.FOLDED_ONLY:
+            return None
+        if line is None or sizes:
             return folding.folded(node, known, attributes, scope.opsets)
         try:
             return self._by_line(node, line, known, attributes, scope)

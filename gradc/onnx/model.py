@@ -20,6 +20,8 @@ from ..ir.types import dtype as dtype_of
 
 OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 """Opsets of the default domain."""
+_WITH_OPSETS = 3
+"""The first version of the format whose models say which opset they are of; before it is opset 1."""
 _NAMES = {
     "FLOAT": "f32",
     "DOUBLE": "f64",
@@ -74,7 +76,7 @@ def _parsed(data: bytes, name: str) -> onnx.ModelProto:
         proto.ParseFromString(data)
     except DecodeError as error:
         raise InvalidProblem(f"{name} is no ONNX model: {error}") from error
-    if not proto.HasField("graph") or not proto.opset_import:
+    if not proto.HasField("graph") or (not proto.opset_import and proto.ir_version >= _WITH_OPSETS):
         raise InvalidProblem(f"{name} is no ONNX model: it has no graph or no opset")
     return proto
 

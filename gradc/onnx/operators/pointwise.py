@@ -326,7 +326,6 @@ LINES: dict[str, Forms] = {
             "LessOrEqual": ops.le,
         }.items()
     },
-    "Identity": lambda x: x,
     "Neg": _neg,
     "Not": _not,
     "BitwiseNot": _bitwise_not,
