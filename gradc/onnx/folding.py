@@ -228,8 +228,13 @@ def _cast(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
     wanted = model.element(attributes["to"])
     if wanted.kind == "b":
         raise _Computed
-    sizes = _each(size_of, x[0])
-    return [sizes if wanted is I64 else _each(lambda size: Typed(size, wanted), sizes)]
+    return [cast(x[0], wanted)]
+
+
+def cast(sizes: Known, wanted: DType) -> Known:
+    """Sizes of a dtype of numbers."""
+    whole = _each(size_of, sizes)
+    return whole if wanted is I64 else _each(lambda size: Typed(size, wanted), whole)
 
 
 def _quotient(a: Size, b: Size) -> Size:

@@ -275,7 +275,11 @@ class _Translation:
             if node.op_type == "CastLike" and is_known(known[0]) and known[1] is not None:
                 wanted = self._node(operands[1]).dtype
                 if wanted.bits >= (16 if wanted.is_float else 8) or wanted.kind == "b":  # others have attributes
-                    return [np.asarray(known[0]).astype(wanted.np)]
+                    given = np.asarray(known[0])
+                    if given.dtype != object:
+                        return [given.astype(wanted.np)]
+                    if wanted.kind != "b":
+                        return [folding.cast(given, wanted)]
             if own := self.functions.get((node.domain, node.op_type, node.overload)):
                 return self._expanded(node, own, operands, scope)
             line = _line_of(node, scope)

@@ -869,6 +869,11 @@ OF_SIZES: dict[str, tuple[int, list[Any], Callable[[np.ndarray], Any]]] = {
         [cast("n", "f", "FLOAT"), node("Mul", "x", "f", "y", broadcast=1)],
         lambda x: x * np.float32(len(x)),
     ),
+    "a float like another": (
+        15,
+        [node("CastLike", "n", "x", "f"), node("Div", "x", "f", "y")],
+        lambda x: x / np.float32(len(x)),
+    ),
     "a bool": (
         13,
         [cast("n", "b", BOOL), node("Where", "b", "x", "half", "y")],
