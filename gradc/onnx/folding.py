@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from ..errors import Unsupported
 from ..ir.dims import Dim, Size, floordiv, maximum, minimum
 from ..ir.node import Node
 from ..ir.operands import CAPTURE
+from ..ir.types import I64, DType
+from ..ops.rules import converted
 from . import model
-from .table import Known
+from .table import Known, normalized_axis
 
 MOST = 1 << 20
 """Elements of a result that is computed here."""
@@ -30,8 +33,27 @@ def is_known(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic)
 
 
+@dataclass(frozen=True)
+class Typed:
+    """A size of another dtype than i64, which a Cast gave it."""
+
+    size: Size
+    dtype: DType
+
+    def __float__(self) -> float:
+        raise Unsupported(f"a number made of {self.size}; dims= can give sizes")
+
+
+def size_of(value: Any) -> Size:
+    """A known value as a size."""
+    value = value.size if isinstance(value, Typed) else value
+    return value if isinstance(value, Dim) else int(value)
+
+
 def as_node(value: Known) -> Node:
     """Known values as an operand: a constant, or where sizes are among them what computes them."""
+    if value.dtype == object and value.size and isinstance(value.reshape(-1)[0], Typed):
+        return converted(as_node(_each(size_of, value)), value.reshape(-1)[0].dtype)
     if value.dtype != object:
         if value.size > 64 and not np.any(value != value.reshape(-1)[0]):  # zeros, ones
             return ops.broadcast_to(as_node(value.reshape(-1)[:1].reshape(())), value.shape)
@@ -67,8 +89,12 @@ def folded(
     """The results of an operator that :func:`may_fold` lets through; None where its line is to compute them."""
     arrays = [np.asarray(x) if x is not None else None for x in operands]
     if any(x is not None and x.dtype == object for x in arrays):
-        function = _ON_SIZES.get(node.op_type)
-        return None if function is None else [_tidy(x) for x in function(arrays, attributes)]
+        floats = any(isinstance(v, Typed) and v.dtype.is_float for x in arrays if x is not None for v in x.reshape(-1))
+        function = (_ON_FLOATS if floats else _ON_SIZES).get(node.op_type)
+        try:
+            return None if function is None else [_tidy(x) for x in function(arrays, attributes)]
+        except _Computed:
+            return None
     return _evaluated(node, arrays, opsets)
 
 
@@ -76,7 +102,7 @@ def may_fold(node: onnx.NodeProto, operands: Sequence[Any], attributes: Mapping[
     """Whether the results of an operator on known values are computed when the model is read: neither random numbers
     nor codes, nor anything large.
     """
-    if node.op_type in _RANDOM or node.domain not in ("", "ai.onnx"):
+    if node.op_type in _RANDOM or node.domain:
         return False
     if any(hasattr(a, "node") for a in attributes.values()):
         return False
@@ -135,30 +161,87 @@ def _evaluated(node: onnx.NodeProto, arrays: Sequence[Known | None], opsets: Map
 _Function = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
 
 
+class _Computed(Exception):
+    """The result is no size any more: the operator's line computes it."""
+
+
+def _each(function: Callable[[Any], Any], values: Known) -> Known:
+    return np.asarray(np.frompyfunc(function, 1, 1)(values), object)
+
+
 def _tidy(value: Any) -> Known:
-    """As integers where no size varies."""
+    """Sizes of one dtype, as numbers where none varies.
+
+    :raises _Computed: some number among sizes cast to floats is no whole one.
+    """
     array = np.asarray(value)
-    if array.dtype == object and not any(isinstance(x, Dim) for x in array.reshape(-1)):
-        return (
-            array.astype(np.int64)
-            if all(not isinstance(x, bool | np.bool_) for x in array.reshape(-1))
-            else array.astype(bool)
-        )
-    return array
+    if array.dtype != object:
+        return array
+    items = array.reshape(-1)
+    dtype = next((x.dtype for x in items if isinstance(x, Typed)), None)
+    if any(isinstance(x.size if isinstance(x, Typed) else x, Dim) for x in items):
+        return array if dtype is None else _each(lambda x: Typed(_whole(x), dtype), array)
+    if dtype is not None:
+        return _each(_whole, array).astype(dtype.np)
+    return array.astype(bool if any(isinstance(x, bool | np.bool_) for x in items) else np.int64)
+
+
+def _whole(value: Any) -> Size:
+    """:raises _Computed: the value is no whole number."""
+    if not isinstance(value, Dim | Typed) and value != value // 1:
+        raise _Computed
+    return size_of(value)
 
 
 def _pairwise(function: Callable[[Any, Any], Any]) -> _Function:
-    return lambda x, _: [np.frompyfunc(function, 2, 1)(np.asarray(x[0], object), np.asarray(x[1], object))]
+    each = np.frompyfunc(_typed(function), 2, 1)
+
+    def broadcast(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+        a, b = (np.asarray(v, object) for v in x)
+        if attributes.get("broadcast") and b.size > 1:  # before opset 7: from an axis on
+            first = a.ndim - b.ndim if attributes.get("axis") is None else normalized_axis(attributes["axis"], a.ndim)
+            b = b.reshape(*b.shape, *[1] * (a.ndim - first - b.ndim))
+        return [each(a, b)]
+
+    return broadcast
 
 
 def _all_of(function: Callable[[Any, Any], Any]) -> _Function:
-    return lambda x, _: [functools.reduce(np.frompyfunc(function, 2, 1), [np.asarray(v, object) for v in x])]
+    each = np.frompyfunc(_typed(function), 2, 1)
+    return lambda x, _: [functools.reduce(each, [np.asarray(v, object) for v in x])]
+
+
+def _typed(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A function of sizes, of sizes of another dtype, too, and of whole numbers of that dtype."""
+
+    def of(a: Any, b: Any) -> Any:
+        dtypes = [x.dtype for x in (a, b) if isinstance(x, Typed)]
+        if not dtypes:
+            return function(a, b)
+        made = function(_whole(a), _whole(b))
+        return made if isinstance(made, bool) else Typed(made, dtypes[0])
+
+    return of
+
+
+def _cast(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+    wanted = model.element(attributes["to"])
+    if wanted.kind == "b":
+        raise _Computed
+    return [cast(x[0], wanted)]
+
+
+def cast(sizes: Known, wanted: DType) -> Known:
+    """Sizes of a dtype of numbers."""
+    whole = _each(size_of, sizes)
+    return whole if wanted is I64 else _each(lambda size: Typed(size, wanted), whole)
 
 
 def _quotient(a: Size, b: Size) -> Size:
-    if isinstance(a, int) and isinstance(b, int):
-        return int(a / b) if b else 0
-    return floordiv(a, b)
+    """a / b rounded towards zero, as integers are divided; b is positive where it varies."""
+    if isinstance(b, int) and b <= 0:
+        return _quotient(-a, -b) if b else 0
+    return floordiv(maximum(a, 0), b) - floordiv(maximum(-a, 0), b)
 
 
 def _compared(a: Any, b: Any) -> bool:
@@ -182,7 +265,8 @@ def _gather(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _slice(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
-    starts, ends, axes, steps = [*(x[1:] if len(x) > 1 else (attributes["starts"], attributes["ends"])), None, None][:4]
+    given = x[1:] if len(x) > 1 else [attributes.get(name) for name in ("starts", "ends", "axes")]
+    starts, ends, axes, steps = [*given, None, None, None][:4]
     if any(v is not None and np.asarray(v).dtype == object for v in (starts, ends)):
         raise Unsupported("a part of a shape that begins or ends at a size that varies")
     whole = [slice(None)] * x[0].ndim
@@ -192,7 +276,10 @@ def _slice(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _reshape(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
-    return [x[0].reshape([int(n) for n in x[1]])]
+    shape = [int(n) for n in (x[1] if len(x) > 1 else attributes["shape"])]  # an attribute before opset 5
+    if not attributes.get("allowzero", 0):
+        shape = [x[0].shape[i] if n == 0 and i < x[0].ndim else n for i, n in enumerate(shape)]
+    return [x[0].reshape(shape)]
 
 
 def _unsqueeze(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
@@ -210,9 +297,10 @@ def _concat(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
 
 def _product(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
     axes = _axes(x, attributes)
-    total = np.prod(x[0], axis=axes or None)
-    keep = attributes.get("keepdims", 1)
-    return [np.asarray(total, object).reshape([1] * x[0].ndim) if keep and not axes else np.asarray(total, object)]
+    if not axes and attributes.get("noop_with_empty_axes", 0):
+        return [x[0]]
+    product = np.frompyfunc(_typed(lambda a, b: a * b), 2, 1, identity=1)
+    return [product.reduce(x[0], axes or None, keepdims=bool(attributes.get("keepdims", 1)))]
 
 
 def _where(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
@@ -227,8 +315,7 @@ _ON_SIZES: dict[str, _Function] = {
     "Max": _all_of(maximum),
     "Min": _all_of(minimum),
     "Equal": _pairwise(_compared),
-    "Identity": lambda x, _: [x[0]],
-    "Cast": lambda x, _: [x[0]],
+    "Cast": _cast,
     "Gather": _gather,
     "Slice": _slice,
     "Reshape": _reshape,
@@ -237,7 +324,12 @@ _ON_SIZES: dict[str, _Function] = {
     "Concat": _concat,
     "ReduceProd": _product,
     "Where": _where,
-    "Shape": lambda x, _: [np.array(x[0].shape, np.int64)],
+    "Shape": lambda x, a: [np.array(x[0].shape[slice(a.get("start"), a.get("end"))], np.int64)],
     "Size": lambda x, _: [np.array(x[0].size, np.int64)],
 }
 """Operators on shapes among whose sizes some vary."""
+_ON_FLOATS: dict[str, _Function] = {
+    **{op: function for op, function in _ON_SIZES.items() if op != "Div"},
+    **dict.fromkeys(("Floor", "Ceil", "Round"), lambda x, _: [x[0]]),
+}
+"""Operators on sizes cast to floats that leave whole numbers; the others compute with data."""

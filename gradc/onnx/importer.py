@@ -94,18 +94,18 @@ class _Scope:
     :param attributes: that a function was called with.
     :param opsets: versions by domain.
     :param path: of the calls of functions around it.
-    :param function: the operator or function whose body it is.
+    :param operator: of ONNX, whose body it is; "" in a model and its functions.
     """
 
     values: ChainMap[str, Value]
     attributes: Mapping[str, onnx.AttributeProto]
     opsets: Mapping[str, int]
     path: tuple[str, ...] = ()
-    function: str = ""
+    operator: str = ""
 
     def opset(self, node: onnx.NodeProto) -> int:
         """The version of a node's domain."""
-        return self.opsets.get(_domain(node), 1)
+        return self.opsets.get(node.domain, 1)
 
 
 @dataclass
@@ -125,7 +125,7 @@ class _Translation:
     def graph(self, name: str) -> Graph:
         main = self.proto.graph
         self.functions = {(f.domain, f.name, f.overload): f for f in self.proto.functions}
-        opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in self.proto.opset_import}
+        opsets = {o.domain: o.version for o in self.proto.opset_import} or {"": model.OLDEST}
         self._refuse_missing(main.node, opsets)
         CAPTURE.append(self._captured)
         try:
@@ -258,35 +258,37 @@ class _Translation:
                     scope.values[output] = value
             for output in node.output[len(results) :]:
                 if output:
-                    raise Unsupported(f"{_shown(node)}: its result {output!r}")
+                    raise _placed(node, scope.opset(node), Unsupported(f"its result {output!r}"))
 
     def _call(self, node: onnx.NodeProto, scope: _Scope) -> Sequence[Value]:
         attributes = self._attributes(node, scope)
         operands = [self._operand(each, scope) for each in node.input]
         before, self.at = self.at, (node.op_type, "/".join((*scope.path, node.name or node.op_type)))
         try:
-            if node.op_type in _CONTROL and node.domain in ("", "ai.onnx"):
+            if node.op_type in _CONTROL and not node.domain:
                 return _CONTROL[node.op_type](self, node, operands, attributes, scope)
-            if node.op_type in sequences.HANDLERS and node.domain in ("", "ai.onnx"):
+            if node.op_type in sequences.HANDLERS and not node.domain:
                 return [sequences.HANDLERS[node.op_type](self, operands, attributes)]
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if node.op_type == "Constant" and not node.domain:
                 return [self._constant(node, attributes)]
             known = [self._value(operand) for operand in operands]
             if node.op_type == "CastLike" and is_known(known[0]) and known[1] is not None:
                 wanted = self._node(operands[1]).dtype
                 if wanted.bits >= (16 if wanted.is_float else 8) or wanted.kind == "b":  # others have attributes
-                    return [np.asarray(known[0]).astype(wanted.np)]
+                    given = np.asarray(known[0])
+                    if given.dtype != object:
+                        return [given.astype(wanted.np)]
+                    if wanted.kind != "b":
+                        return [folding.cast(given, wanted)]
+            if own := self.functions.get((node.domain, node.op_type, node.overload)):
+                return self._expanded(node, own, operands, scope)
             line = _line_of(node, scope)
             if all(x is None or is_known(x) for x in known):
                 folded = self._folded(node, line, known, attributes, scope)
                 if folded is not None:
                     return folded
-            function = self.functions.get((node.domain, node.op_type, node.overload))
-            if line is None and function is None:
-                function = self._body(node, operands, scope)
-            if function is not None and (line is None or (node.domain, node.op_type, node.overload) in self.functions):
-                return self._expanded(node, function, operands, scope)
-            assert line is not None
+            if line is None:
+                return self._expanded(node, self._body(node, operands, scope), operands, scope, node.op_type)
             return self._translated(node, line, operands, attributes, scope)
         finally:
             self.at = before
@@ -311,7 +313,7 @@ class _Translation:
                     continue
                 given = scope.attributes[attribute.ref_attr_name]
             found[attribute.name] = _plain(onnx.helper.get_attribute_value(given))
-        for name, default in model.defaults(node.op_type, _domain(node), scope.opset(node)).items():
+        for name, default in model.defaults(node.op_type, node.domain, scope.opset(node)).items():
             found.setdefault(name, _plain(onnx.helper.get_attribute_value(default)))
         return {name: value for name, value in found.items() if name not in _WITHOUT_MEANING}
 
@@ -321,12 +323,15 @@ class _Translation:
         """The results of an operator on known values; None where nothing computes them now.
 
         The graph that the line makes computes them, so that an operator means one thing in every place and in every
-        opset.  ONNX's reference, which is asked where the line takes no such dtype or size, knows few operators in the
-        forms that they had once.
+        opset, and so do the operators of its body where it has one.  ONNX's reference, which is asked where the line
+        takes no such dtype or size, knows few operators in the forms that they had once.
         """
         if not folding.may_fold(node, known, attributes):
             return None
-        if line is None or any(x is not None and np.asarray(x).dtype == object for x in known):
+        sizes = any(x is not None and np.asarray(x).dtype == object for x in known)
+        if line is None and not sizes and node.op_type not in folding.FOLDED_ONLY:
+            return None
+        if line is None or sizes:
             return folding.folded(node, known, attributes, scope.opsets)
         try:
             return self._by_line(node, line, known, attributes, scope)
@@ -380,7 +385,7 @@ class _Translation:
             operands = operands[: len(line.inputs)]
         kinds = [*line.inputs, *[line.rest] * len(operands)]
         given = [self._argument(x, kind, i) for i, (x, kind) in enumerate(zip(operands, kinds, strict=False))]
-        standard = model.defaults(node.op_type, _domain(node), scope.opset(node))
+        standard = model.defaults(node.op_type, node.domain, scope.opset(node))
         for name in sorted(attributes.keys() - line.attributes):  # a line may leave out what changes nothing
             if name not in standard or attributes[name] != _plain(onnx.helper.get_attribute_value(standard[name])):
                 raise Unsupported(f"the attribute {name}")
@@ -405,7 +410,7 @@ class _Translation:
         array = np.asarray(value)
         if kind == "Known":
             return array
-        return tuple(x if isinstance(x, Dim) else int(x) for x in array.reshape(-1).tolist())
+        return tuple(map(folding.size_of, array.reshape(-1).tolist()))
 
     # -- functions and control flow ------------------------------------------------------------------------------------
 
@@ -414,7 +419,7 @@ class _Translation:
 
         :raises Unsupported: it has none.
         """
-        schema = model.schema(node.op_type, _domain(node), scope.opset(node))
+        schema = model.schema(node.op_type, node.domain, scope.opset(node))
         if schema is None:
             raise Unsupported(f"gradc's table has no line for it in opset {scope.opset(node)}")
         text = b""
@@ -443,8 +448,14 @@ class _Translation:
         return body
 
     def _expanded(
-        self, node: onnx.NodeProto, body: onnx.FunctionProto, operands: Sequence[Value], scope: _Scope
+        self,
+        node: onnx.NodeProto,
+        body: onnx.FunctionProto,
+        operands: Sequence[Value],
+        scope: _Scope,
+        operator: str = "",
     ) -> Sequence[Value]:
+        """:param operator: of ONNX, whose body it is; "" for a function of the model."""
         if len(scope.path) > 100:
             raise Unsupported("functions that call each other without end")
         attributes = {a.name: a for a in body.attribute_proto}
@@ -454,13 +465,13 @@ class _Translation:
                 attributes[attribute.name] = given
         values: dict[str, Value] = dict.fromkeys(body.input)
         values.update(zip(body.input, operands, strict=False))
-        opsets = {**scope.opsets, **{("" if o.domain == "ai.onnx" else o.domain): o.version for o in body.opset_import}}
-        inner = _Scope(ChainMap(values), attributes, opsets, (*scope.path, node.name or node.op_type), node.op_type)
+        opsets = {**scope.opsets, **{o.domain: o.version for o in body.opset_import}}
+        inner = _Scope(ChainMap(values), attributes, opsets, (*scope.path, node.name or node.op_type), operator)
         self._run(body.node, inner)
         return [inner.values.get(name) for name in body.output]
 
     def _subgraph(self, graph: onnx.GraphProto, operands: Sequence[Value], scope: _Scope) -> list[Value]:
-        inner = _Scope(scope.values.new_child(), scope.attributes, scope.opsets, scope.path, scope.function)
+        inner = _Scope(scope.values.new_child(), scope.attributes, scope.opsets, scope.path, scope.operator)
         inner.values.update(zip((i.name for i in graph.input), operands, strict=False))
         self._read_initializers(graph, inner)
         self._run(graph.node, inner)
@@ -581,13 +592,13 @@ class _Translation:
         missing: dict[str, tuple[int, str]] = {}
         pending = [(node, opsets) for node in nodes]
         for function in self.proto.functions:
-            own = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
+            own = {o.domain: o.version for o in function.opset_import}
             pending += [(node, {**opsets, **own}) for node in function.node]
         while pending:
             node, versions = pending.pop()
             graphs = [g for a in node.attribute for g in (*([a.g] if a.HasField("g") else []), *a.graphs)]
             pending += [(inner, versions) for g in graphs for inner in g.node]
-            title = self._missing(node, versions.get(_domain(node), 1))
+            title = self._missing(node, versions.get(node.domain, 1))
             if title:
                 count, first = missing.get(title, (0, _shown(node)))
                 missing[title] = count + 1, first
@@ -597,13 +608,14 @@ class _Translation:
 
     def _missing(self, node: onnx.NodeProto, opset: int) -> str:
         """What gradc does not have: an operator, or its form in an opset; "" if it is there."""
-        domain = _domain(node)
+        domain = node.domain
         key = f"{domain}.{node.op_type}" if domain else node.op_type
         if (node.domain, node.op_type, node.overload) in self.functions:
             return ""
         schema = model.schema(node.op_type, domain, opset)
+        named = f"{key} of opset {opset}"
         if not domain and schema is None and lines().get(key):  # where the checker of ONNX was not asked: 2 GiB
-            return f"{key} of opset {opset}"
+            return named
         if not domain and schema is not None and schema.since_version > table.NEWEST_KNOWN:
             return f"{key} as opset {schema.since_version} has it"
         own = key in _CONTROL or key in sequences.HANDLERS or key in folding.FOLDED_ONLY or key == "Constant"
@@ -611,17 +623,13 @@ class _Translation:
             return ""
         if schema is not None and (schema.has_function or schema.has_context_dependent_function):
             return ""
-        return key
-
-
-def _domain(node: onnx.NodeProto) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
+        return named
 
 
 def _line_of(node: onnx.NodeProto, scope: _Scope) -> Line | None:
     """The line of an operator in its opset; within the body of another it may have one of its own."""
-    key = ".".join(filter(None, (_domain(node), node.op_type)))
-    return line_of(f"{scope.function}.{key}", scope.opset(node)) or line_of(key, scope.opset(node))
+    key = ".".join(filter(None, (node.domain, node.op_type)))
+    return line_of(f"{scope.operator}.{key}", scope.opset(node)) or line_of(key, scope.opset(node))
 
 
 class _Placed(Exception):
@@ -641,7 +649,7 @@ def _placed(node: onnx.NodeProto, opset: int, error: Exception) -> _Placed:
     if isinstance(error, RecursionError):
         text = "it is nested too deep"
     kind = _Invalid if isinstance(error, InvalidProblem) else _Refused
-    where = f"{_domain(node)} {opset}".strip()
+    where = f"{node.domain} {opset}".strip()
     return kind(f"{_shown(node)}: {text} (opset {where})")
 
 

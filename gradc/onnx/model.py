@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from ..ir.types import dtype as dtype_of
 
 OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 """Opsets of the default domain."""
+_WITH_OPSETS = 3
+"""The first version of the format whose models say which opset they are of; before it is opset 1."""
 _NAMES = {
     "FLOAT": "f32",
     "DOUBLE": "f64",
@@ -60,6 +64,7 @@ def read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelP
     else:
         raise InvalidProblem(f"from_onnx takes a path, bytes or an onnx.ModelProto, not a {type(model).__name__}")
     _refuse_other_text(proto)
+    proto = _with_one_name_of_the_domain(proto)
     _load_external(proto, folder)
     _checked(proto)
     return proto
@@ -71,7 +76,7 @@ def _parsed(data: bytes, name: str) -> onnx.ModelProto:
         proto.ParseFromString(data)
     except DecodeError as error:
         raise InvalidProblem(f"{name} is no ONNX model: {error}") from error
-    if not proto.HasField("graph") or not proto.opset_import:
+    if not proto.HasField("graph") or (not proto.opset_import and proto.ir_version >= _WITH_OPSETS):
         raise InvalidProblem(f"{name} is no ONNX model: it has no graph or no opset")
     return proto
 
@@ -98,6 +103,33 @@ def _refuse_other_text(proto: onnx.ModelProto) -> None:
     strange = next((name for name in names if not isinstance(name, str)), None)
     if strange is not None:
         raise InvalidProblem(f"the name {strange!r} of the model is no UTF-8")
+
+
+def _with_domains(proto: onnx.ModelProto) -> Iterator[Any]:
+    """All parts of a model that name a domain."""
+    graphs: list[Any] = [proto.graph, *proto.functions]
+    yield from proto.opset_import
+    while graphs:
+        graph = graphs.pop()
+        for node in graph.node:
+            yield node
+            for attribute in node.attribute:
+                graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+        if isinstance(graph, onnx.FunctionProto):
+            yield graph
+            yield from graph.opset_import
+
+
+def _with_one_name_of_the_domain(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with "" for "ai.onnx", the long name of ONNX's own domain, which its checker does not know."""
+    if not any(part.domain == "ai.onnx" for part in _with_domains(proto)):
+        return proto
+    renamed = onnx.ModelProto()
+    renamed.CopyFrom(proto)
+    for part in _with_domains(renamed):
+        if part.domain == "ai.onnx":
+            part.domain = ""
+    return renamed
 
 
 def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
@@ -131,17 +163,30 @@ def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
 
 def _checked(proto: onnx.ModelProto) -> None:
     for opset in proto.opset_import:
-        if opset.domain in ("", "ai.onnx") and not OLDEST <= opset.version <= NEWEST:
+        if not opset.domain and not OLDEST <= opset.version <= NEWEST:
             raise InvalidProblem(f"opset {opset.version} of the model; there are {OLDEST} to {NEWEST}")
+    for imports in (proto.opset_import, *(function.opset_import for function in proto.functions)):
+        versions: dict[str, int] = {}
+        for opset in imports:
+            if versions.setdefault(opset.domain, opset.version) != opset.version:
+                both = f"{versions[opset.domain]} and {opset.version}"
+                raise InvalidProblem(f"opsets {both} of the domain {opset.domain!r} are imported: one has to be chosen")
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        raise InvalidProblem(f"no valid ONNX model: {_first_line(error)}") from error
+        raise InvalidProblem(f"no valid ONNX model: {_said(error, proto)}") from error
     except UnicodeDecodeError as error:  # what it says quotes bytes that are no text
         raise InvalidProblem("no valid ONNX model, and its text is no UTF-8") from error
     except ValueError as error:  # of 2 GiB and more, which protobuf cannot serialize for the checker
         if "2GB" not in str(error) and "2 GB" not in str(error):
             raise
+
+
+def _said(error: Exception, proto: onnx.ModelProto) -> str:
+    """What the checker of ONNX says, of which operator, and the model's opsets."""
+    text, operator = _first_line(error), re.search(r"OpType: (\S+)", str(error))
+    where = f"{operator[1]}: " if operator and operator[1] not in text else ""
+    return f"{where}{text} (opset {', '.join(f'{o.domain} {o.version}'.strip() for o in proto.opset_import)})"
 
 
 def _first_line(error: Exception) -> str:
@@ -164,11 +209,16 @@ def defaults(op: str, domain: str, opset: int) -> dict[str, onnx.AttributeProto]
     return {a.name: a.default_value for a in attributes if a.default_value.name}
 
 
-def element(number: int) -> DType:
-    """The dtype of an ONNX element type.
+def element(number: int | str) -> DType:
+    """The dtype of an ONNX element type, which attributes before opset 6 name.
 
-    :raises Unsupported: gradc has none.
+    :raises InvalidProblem: ONNX has no such name.
+    :raises Unsupported: gradc has no such dtype.
     """
+    if isinstance(number, str):
+        if number.upper() not in onnx.TensorProto.DataType.keys():
+            raise InvalidProblem(f"no element type {number!r}")
+        number = onnx.TensorProto.DataType.Value(number.upper())
     if number not in _ELEMENTS or _ELEMENTS[number] in ("u64",):
         known = {v: k for k, v in onnx.TensorProto.DataType.items()}
         raise Unsupported(f"the element type {known.get(number, number)}")

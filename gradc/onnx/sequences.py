@@ -113,6 +113,7 @@ def _element(reader: Reader, operands: Operands, attributes: Mapping[str, Any]) 
 
 
 HANDLERS: dict[str, Handler] = {
+    "Identity": lambda reader, operands, attributes: operands[0],
     "SequenceEmpty": lambda reader, operands, attributes: Items(),
     "SequenceConstruct": lambda reader, operands, attributes: Items(operands),
     "SequenceInsert": _insert,
@@ -125,4 +126,4 @@ HANDLERS: dict[str, Handler] = {
     "OptionalHasElement": lambda reader, operands, attributes: np.array(bool(operands) and operands[0] is not None),
     "OptionalGetElement": _element,
 }
-"""By operator: its one result."""
+"""By operator: its one result. ``Identity`` is of all that a value can be."""

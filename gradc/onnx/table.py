@@ -18,7 +18,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,18 @@ Sizes = tuple[Size, ...]
 Weight = Node
 Forms = Callable[..., Any] | Mapping[int, Callable[..., Any]]
 """An operator's function, or its functions by the opset that each is valid from."""
+
+
+def checked(name: str, value: str, values: Collection[str]) -> str:
+    """The value of an attribute that is a word.
+
+    :param name: of the attribute.
+    :param values: that it may have.
+    :raises InvalidProblem: it is none of them.
+    """
+    if value not in values:
+        raise InvalidProblem(f"the {name} {value!r}; there are {', '.join(values)}")
+    return value
 
 
 def normalized_axis(axis: int, rank: int) -> int:

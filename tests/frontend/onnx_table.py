@@ -33,7 +33,7 @@ _STRINGS = (
     "nostopwords_nochangecase",
 )
 _CASES = {
-    "  ImageDecoder (": """
+    "  ImageDecoder of opset 20 (": """
         image_decoder_decode_bmp_rgb image_decoder_decode_jpeg2k_rgb image_decoder_decode_jpeg_bgr
         image_decoder_decode_jpeg_grayscale image_decoder_decode_jpeg_rgb image_decoder_decode_png_rgb
         image_decoder_decode_pnm_rgb image_decoder_decode_tiff_rgb image_decoder_decode_webp_rgb

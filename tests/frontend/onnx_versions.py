@@ -465,6 +465,40 @@ CASES = [
 ]
 
 
+def beside() -> Iterator[Case]:
+    """What node tests, which hold these versions, do not ask: integers, and infinities at the edges of a definition."""
+    rng = np.random.default_rng(0)
+    for kind in (np.int32, np.uint32, np.int64):
+        most = np.iinfo(kind).max
+        a, b, c = (rng.integers(0, most, shape, kind) - kind(most // 2) for shape in ((2, 3, 4), (4, 5), (4,)))
+        for first, last in ((9, 12), (13, 28)):
+            yield case("MatMul", first, last, (a, b), a @ b)
+            yield case("MatMul", first, last, (a, c), a @ c)
+            yield case("MatMul", first, last, (c, b), c @ b)
+            yield case("MatMul", first, last, (c, c), c @ c)
+        for first, last in ((9, 10), (11, 12), (13, 28)):
+            wanted = (a[0] @ b) * kind(3) + b[0] * kind(2)
+            yield case("Gemm", first, last, (a[0], b, b[0]), wanted, alpha=3.0, beta=2.0, by_runtime=False)
+    codes = np.array([-50, 0, 7, 130, 5000], np.int32)
+    steps = np.array([0, 3, 6, 55, 255], np.uint8)  # 130 / 2.5 + 3; 7 / 2.5 = 2.8
+    for first, last in ((10, 12), (13, 18), (19, 20), (21, 22), (23, 23), (24, 24), (25, 27), (28, 28)):
+        yield case("QuantizeLinear", first, last, (codes, F(2.5), np.uint8(3)), steps, by_runtime=False)
+    edges = np.array([-np.inf, np.inf, -2, -0.25, 0, 2], F)
+    yield case("Shrink", 9, 28, (edges,), np.array([-np.inf, np.inf, -1.75, 0, 0, 1.75], F), bias=0.25)
+    whole = np.arange(-4, 5, dtype=np.int32)
+    yield case("Shrink", 9, 28, (whole,), np.array([-3, -2, -1, 0, 0, 0, 1, 2, 3], np.int32), bias=1.0, lambd=1.0)
+    for first, last in ((10, 21), (22, 28)):
+        wanted = np.array([0, np.inf, 0, -0.25, 0, 2], F)
+        yield case("ThresholdedRelu", first, last, (edges,), wanted, alpha=-1.0)
+    for first, last in ((9, 15), (16, 28)):
+        yield case("PRelu", first, last, (edges, F(-0.5)), np.array([np.inf, np.inf, 1, 0.125, 0, 2], F))
+        yield case("PRelu", first, last, (whole, np.int32(2)), np.where(whole < 0, whole * 2, whole))
+
+
+BESIDE = list(beside())
+"""Cases of versions that node tests hold, too."""
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -542,6 +576,43 @@ REFUSALS = [
     refused("of a tensor of 4 axes", "Gather", 1, (X, np.array([0])), axis=-5),
     refused("of a tensor of 4 axes", "TopK", 1, (X,), outputs=2, axis=4, k=1),
     refused("of a tensor of 4 axes", "Flatten", 9, (X,), axis=5),
+    refused("the auto_pad 'SAME'", "Conv", 1, (X, drawn(2, 3, 2, 2)), auto_pad="SAME"),
+    refused("the auto_pad 'SAME'", "AveragePool", 7, (X,), auto_pad="SAME", kernel_shape=[2, 2]),
+    refused("the auto_pad 'SAME'", "ConvTranspose", 11, (X, drawn(3, 2, 2, 2)), auto_pad="SAME"),
+    refused("the mode 'RCD'", "DepthToSpace", 11, (drawn(1, 4, 2, 2),), blocksize=2, mode="RCD"),
+    refused("the mode 'RCD'", "SpaceToDepth", 28, (X[:, :, :, :4],), blocksize=2, mode="RCD"),
+    refused("the mode 'trilinear'", "GridSample", 16, (X, drawn(2, 2, 2, 2)), mode="trilinear"),
+    refused("the padding_mode 'edge'", "GridSample", 20, (X, drawn(2, 2, 2, 2)), padding_mode="edge"),
+    refused("the direction 'UP'", "BitShift", 11, (np.uint8([1]), np.uint8([1])), direction="UP"),
+    refused(
+        "the reduction 'sub'",
+        "ScatterElements",
+        16,
+        (X, np.zeros((1, 1, 1, 1), int), X[:1, :1, :1, :1]),
+        reduction="sub",
+    ),
+    refused("the reduction 'sub'", "ScatterND", 16, (X, np.zeros((1, 1), int), X[:1]), reduction="sub"),
+    refused(
+        "the nearest_mode 'round'",
+        "Resize",
+        11,
+        (X, np.array([], F), np.array([1, 1, 2, 2], F)),
+        known=(1, 2),
+        nearest_mode="round",
+    ),
+    refused(
+        "the keep_aspect_ratio_policy 'wider'",
+        "Resize",
+        18,
+        (X, None, None, np.array([2, 3, 8, 9])),
+        known=(3,),
+        keep_aspect_ratio_policy="wider",
+    ),
+    refused("the mode 'min'", "RoiAlign", 10, (X, drawn(1, 4), np.array([0])), mode="min", sampling_ratio=2),
+    refused("the last", "DFT", 17, (X[..., :1],), axis=-1),
+    refused("the last", "DFT", 20, (X[..., :1], None, np.array(3)), known=(2,)),
+    refused("element 3 of an axis of 3", "Compress", 9, (X, np.ones(4, bool)), known=(1,), axis=1),
+    refused("its result 'y1'", "BatchNormalization", 14, (X, *NINE), outputs=3),
     refused("repeats", "Tile", 6, (X, np.array([2, 2])), known=(1,)),
 ]
 """None of them may be read as something else."""

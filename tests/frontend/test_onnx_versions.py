@@ -23,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 from onnx_node_cases import cases  # noqa: E402
 from onnx_versions import (  # noqa: E402
+    BESIDE,
     CASES,
     DEPRECATED,
     NOT_TAKEN,
@@ -113,7 +114,7 @@ def differ(found: Sequence[Any], wanted: Sequence[Any]) -> str:
 # -- the older forms, by NumPy -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *BESIDE], ids=str)
 def test_a_form_is_right_in_its_first_and_its_last_opset(case: Case) -> None:
     """Of data, and of values that are known when the model is read."""
     first, last = case.opsets
@@ -699,3 +700,274 @@ def test_a_function_has_the_opset_that_it_imports() -> None:
     model.opset_import[0].version = 13  # which the checker of ONNX has no function of opset 11 in
     with pytest.raises(InvalidProblem, match=r"version 11.*version 13"):
         gradc.from_onnx(model)
+
+
+@pytest.mark.parametrize("name", ["Shares", "Attention", "LinearAttention"])
+@pytest.mark.parametrize("opset", [11, 17])
+def test_a_function_may_be_named_as_an_operator_with_a_body(name: str, opset: int) -> None:
+    """In ONNX's own Attention a row that is masked whole is zeros, and its Softmax is along one axis in every opset."""
+    body = [helper.make_node("Softmax", ["a"], ["b"], axis=1)]
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", name, ["a"], ["b"], body, imports[:1])
+    x = drawn(2, 3, 4)
+    x[0] = -np.inf
+    graph = helper.make_graph(
+        [helper.make_node(name, ["x"], ["y"], domain="own")], "net", [info("x", x.shape)], [info("y", x.shape)]
+    )
+    model = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)
+    rows = x.reshape(2, 12) if opset < 13 else x
+    with np.errstate(invalid="ignore"):
+        share = np.exp(rows - rows.max(1, keepdims=True))
+    wanted = (share / share.sum(1, keepdims=True)).reshape(x.shape)
+    for constants in ([], ["x"]):
+        assert not differ(evaluated(model, {"x": x}, constants), [wanted])
+
+
+def test_a_body_means_the_same_of_known_values() -> None:
+    """Its operators compute them, not ONNX's reference, whose products before a soft cap are others."""
+    values = {name: drawn(1, 2, 3, 4, seed=k) for k, name in enumerate("qkv")}
+    node = helper.make_node("Attention", [*values], ["y", "", "", "products"], qk_matmul_output_mode=0, softcap=2.0)
+    model = net([node], 23, [1, 2, 3, 4], values)
+    model.graph.output.append(info("products", [1, 2, 3, 3]))
+    wanted = values["q"] @ values["k"].swapaxes(2, 3) / 2
+    for constants in ([], [*values]):
+        assert not differ(evaluated(model, values, constants)[1:], [wanted])
+
+
+# -- domains, formats, and what is refused -----------------------------------------------------------------------------
+
+
+def test_the_domain_of_onnx_has_two_names() -> None:
+    x = drawn(2, 3, 4)
+    share = np.exp(x.reshape(2, 12) - x.reshape(2, 12).max(1, keepdims=True))
+    wanted = (share / share.sum(1, keepdims=True)).reshape(x.shape)
+    for imported, domain in (("ai.onnx", "ai.onnx"), ("", "ai.onnx"), ("ai.onnx", "")):
+        model = net([helper.make_node("Softmax", ["x"], ["y"], domain=domain)], 11, x.shape, {"x": x})
+        model.opset_import[0].domain = imported
+        before = model.SerializeToString()
+        for constants in ([], ["x"]):
+            assert not differ(evaluated(model, {"x": x}, constants), [wanted])
+        assert model.SerializeToString() == before
+    model.opset_import.append(helper.make_opsetid("", 13))
+    with pytest.raises(InvalidProblem, match="opsets 11 and 13 of the domain ''"):
+        gradc.from_onnx(model)
+
+
+def test_a_model_without_opsets_is_of_the_first() -> None:
+    """Of the format's versions 1 and 2, as a file and as a message."""
+    x = drawn(2, 3, 4)
+    model = net([helper.make_node("Hardmax", ["x"], ["y"])], 1, x.shape, {"x": x})
+    del model.opset_import[:]
+    model.ir_version = 2
+    rows = x.reshape(2, 12)
+    wanted = (np.arange(12) == rows.argmax(1)[:, None]).astype(np.float32).reshape(x.shape)
+    for source in (model, model.SerializeToString()):
+        assert not differ(evaluated(source, {"x": x}, []), [wanted])
+
+
+FORMS_OF_OTHER_OPSETS: list[tuple[str, int, Sequence[np.ndarray], Mapping[str, Any]]] = [
+    ("Clip", 13, [X], {"min": 0.0}),
+    ("Clip", 10, [X, X[0, 0]], {}),
+    ("Concat", 4, [X, X], {}),
+    ("Cast", 5, [X], {"to": 1}),
+    ("Cast", 6, [X], {"to": "FLOAT"}),
+    ("Slice", 10, [X], {"starts": [0], "ends": [1]}),
+    ("Add", 7, [X, X[0]], {"broadcast": 1}),
+    ("ReduceMax", 18, [X], {"axes": [0]}),
+    ("Gelu", 7, [X], {}),
+    ("MaxRoiPool", 7, [drawn(1, 1, 4, 4), drawn(1, 5)], {"pooled_shape": [2, 2]}),
+]
+
+
+@pytest.mark.parametrize(("op", "opset", "inputs", "attributes"), FORMS_OF_OTHER_OPSETS)
+def test_a_form_of_another_opset_is_refused_by_operator_and_opset(
+    op: str, opset: int, inputs: Sequence[np.ndarray], attributes: Mapping[str, Any]
+) -> None:
+    """Where the checker of ONNX finds it, too."""
+    with pytest.raises((InvalidProblem, Unsupported), match=rf"(?s){op}.*opset {opset}\b"):
+        gradc.from_onnx(Case(op, (opset, opset), inputs, [X], attributes=attributes).model(opset))
+
+
+def test_an_operator_of_another_domain_is_refused_with_its_opset() -> None:
+    model = net([helper.make_node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml")], 11, X.shape)
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    with pytest.raises(Unsupported, match=r"ai\.onnx\.ml\.Normalizer of opset 1 "):
+        gradc.from_onnx(model)
+
+
+def test_a_share_of_an_integer_product_is_refused() -> None:
+    a = np.ones((2, 2), np.int32)
+    with pytest.raises(Unsupported, match=r"Gemm.*alpha 0.5.*opset 11"):
+        gradc.from_onnx(Case("Gemm", (11, 11), [a, a], [a], attributes={"alpha": 0.5}).model(11))
+
+
+@pytest.mark.parametrize("opset", [14, 16, 21])
+def test_an_identity_of_a_sequence(opset: int) -> None:
+    nodes_ = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["both"]),
+        helper.make_node("Identity", ["both"], ["same"]),
+        helper.make_node("ConcatFromSequence", ["same"], ["y"], axis=0),
+    ]
+    assert not differ(evaluated(net(nodes_, opset, [6, 4]), {"x": X}, []), [np.concatenate([X, X])])
+
+
+# -- sizes that vary ---------------------------------------------------------------------------------------------------
+
+SIZE = [
+    helper.make_node("Shape", ["x"], ["shape"]),
+    helper.make_node("Gather", ["shape", "first"], ["n"]),
+    helper.make_node("Gather", ["shape", "last"], ["m"]),
+]
+"""Of x [n, 3, m]: n and m, [1] each."""
+FLOAT, INT32, BOOL = (int(k) for k in (TensorProto.FLOAT, TensorProto.INT32, TensorProto.BOOL))
+
+
+def cast(given: str, made: str, to: Any) -> Any:
+    return helper.make_node("Cast", [given], [made], to=to)
+
+
+def node(op: str, *names: str, **attributes: Any) -> Any:
+    """The last name is the result's."""
+    return helper.make_node(op, names[:-1], names[-1:], **attributes)
+
+
+OF_SIZES: dict[str, tuple[int, list[Any], Callable[[np.ndarray], Any]]] = {
+    "a float": (
+        13,
+        [cast("n", "f", FLOAT), node("Sqrt", "f", "r"), node("Mul", "x", "r", "y")],
+        lambda x: x * np.sqrt(np.float32(len(x))),
+    ),
+    "a quotient of floats": (
+        13,
+        [cast("n", "f", FLOAT), cast("m", "g", FLOAT), node("Div", "f", "g", "r"), node("Mul", "x", "r", "y")],
+        lambda x: x * np.float32(x.shape[0] / x.shape[2]),
+    ),
+    "less a half": (
+        13,
+        [cast("n", "f", FLOAT), node("Sub", "f", "half", "r"), node("Mul", "x", "r", "y")],
+        lambda x: x * np.float32(len(x) - 0.5),
+    ),
+    "a product of floats": (
+        13,
+        [cast("n", "f", FLOAT), node("Mul", "f", "f", "r"), node("Add", "x", "r", "y")],
+        lambda x: x + np.float32(len(x) ** 2),
+    ),
+    "doubled as a float": (
+        13,
+        [
+            cast("n", "f", FLOAT),
+            node("Mul", "f", "two", "g"),
+            node("Floor", "g", "h"),
+            cast("h", "r", TensorProto.INT64),
+            node("Concat", "r", "one", "s", axis=0),
+            node("Expand", "unit", "s", "y"),
+        ],
+        lambda x: np.ones((2 * len(x), 1), np.float32),
+    ),
+    "a float by its name": (
+        5,
+        [cast("n", "f", "FLOAT"), node("Mul", "x", "f", "y", broadcast=1)],
+        lambda x: x * np.float32(len(x)),
+    ),
+    "a float like another": (
+        15,
+        [node("CastLike", "n", "x", "f"), node("Div", "x", "f", "y")],
+        lambda x: x / np.float32(len(x)),
+    ),
+    "a bool": (
+        13,
+        [cast("n", "b", BOOL), node("Where", "b", "x", "half", "y")],
+        lambda x: x,
+    ),
+    "i32": (
+        9,
+        [cast("n", "i", INT32), node("Mul", "i", "i", "j"), node("Div", "j", "three", "y")],
+        lambda x: np.array([len(x) ** 2 // 3], np.int32),
+    ),
+    "a negative quotient": (
+        13,
+        [
+            node("Sub", "one", "n", "less"),
+            node("Div", "less", "second", "q"),
+            node("Sub", "one", "q", "r"),
+            node("Concat", "r", "one", "s", axis=0),
+            node("Expand", "unit", "s", "y"),
+        ],
+        lambda x: np.ones((1 + (len(x) - 1) // 2, 1), np.float32),
+    ),
+    "a product that keeps its axis": (
+        11,
+        [
+            node("ReduceProd", "shape", "p", axes=[0]),
+            node("Concat", "p", "one", "s", axis=0),
+            node("Reshape", "x", "s", "y"),
+        ],
+        lambda x: x.reshape(-1, 1),
+    ),
+    "a slice along its second axis": (
+        9,
+        [
+            node("Unsqueeze", "shape", "u", axes=[0]),
+            node("Slice", "u", "v", axes=[1], starts=[0], ends=[2]),
+            node("Reshape", "v", "second", "w"),
+            node("Concat", "w", "minus", "s", axis=0),
+            node("Reshape", "x", "s", "y"),
+        ],
+        lambda x: x,
+    ),
+    "a shape of zeros": (
+        13,
+        [node("Reshape", "shape", "zero", "s"), node("Reshape", "x", "s", "y")],
+        lambda x: x,
+    ),
+    "a shape that is an attribute": (
+        4,
+        [node("Reshape", "shape", "s", shape=[1, 3]), cast("s", "y", "FLOAT")],
+        lambda x: np.array([x.shape], np.float32),
+    ),
+    "a part of its shape": (
+        15,
+        [
+            node("Unsqueeze", "shape", "zero", "u"),
+            node("Shape", "u", "s", start=1),
+            cast("s", "f", FLOAT),
+            node("Add", "x", "f", "y"),
+        ],
+        lambda x: x + np.float32(3),
+    ),
+    "a sum along its first axis": (
+        5,
+        [
+            node("Unsqueeze", "shape", "u", axes=[1]),
+            node("Add", "u", "shape", "v", broadcast=1, axis=0),
+            cast("v", "y", "FLOAT"),
+        ],
+        lambda x: 2 * np.array(x.shape, np.float32)[:, None],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_numbers_made_of_sizes_that_vary(name: str) -> None:
+    """In the forms of their opset, and of the dtype they were cast to."""
+    opset, body, wanted = OF_SIZES[name]
+    constants = {
+        "first": np.array([0]),
+        "last": np.array([2]),
+        "zero": np.array([0]),
+        "one": np.array([1]),
+        "minus": np.array([-1]),
+        "second": np.array([2]),
+        "half": np.array([0.5], np.float32),
+        "two": np.array([2], np.float32),
+        "three": np.array([3], np.int32),
+        "unit": np.ones((1, 1), np.float32),
+    }
+    model = net([*SIZE, *body], opset, [1], {"x": drawn(5, 3, 4)})
+    model.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in constants.items())
+    model.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(wanted(drawn(5, 3, 4)).dtype)
+    for axis, title in ((0, "n"), (2, "m")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = title
+    for n, m in ((5, 4), (2, 2), (1, 3)):
+        x = drawn(n, 3, m)
+        assert not differ(evaluated(model, {"x": x}, []), [wanted(x)]), (n, m)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ... import ops
-from ...errors import Unsupported
+from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Dim, product
 from ...ir.node import Node
 from ...ir.types import F32, I64
 from ...ops.rules import converted
-from ..table import Forms, Known, Sizes, normalized_axis
+from ..table import Forms, Known, Sizes, checked, normalized_axis
 
 
 def _wrapped(indices: Node, size: Any) -> Node:
@@ -60,13 +60,15 @@ def _gather_nd(x: Node, indices: Node, *, batch_dims: int = 0) -> Node:
     return ops.gather(rows, _flat_places(indices, x.shape, batch_dims), 0)
 
 
+_SCATTERED = {"none": "", "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+"""What the reductions of scatters are called here."""
+
+
 def _scatter_elements(x: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: str = "none") -> Node:
     axis = normalized_axis(axis, x.rank)
     places = _wrapped(indices, x.shape[axis])
-    if reduction == "none":
-        return ops.scatter(x, axis, places, updates)
-    how: Any = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[reduction]
-    return ops.scatter_reduce(x, axis, places, updates, how)
+    how: Any = _SCATTERED[checked("reduction", reduction, _SCATTERED)]
+    return ops.scatter_reduce(x, axis, places, updates, how) if how else ops.scatter(x, axis, places, updates)
 
 
 def _tensor_scatter(
@@ -79,7 +81,7 @@ def _tensor_scatter(
     places = ops.iota(shape=update.shape, axis=axis)
     if begin is not None:
         places = places + ops.reshape(converted(begin, I64), (begin.shape[0], *(1,) * (update.rank - 1)))
-    if mode == "circular":
+    if checked("mode", mode, ("linear", "circular")) == "circular":
         places = ops.mod(places, past.shape[axis])
     return ops.scatter(past, axis, places, update)
 
@@ -117,8 +119,12 @@ def _argument(function: Callable[..., Node]) -> Callable[..., Node]:
 def _compress(x: Node, condition: Known, *, axis: int | None = None) -> Node:
     places = np.flatnonzero(condition)
     if axis is None:
-        return ops.gather(ops.reshape(x, (product(x.shape),)), places, 0)
-    return ops.gather(x, places, normalized_axis(axis, x.rank))
+        x, axis = ops.reshape(x, (product(x.shape),)), 0
+    axis = normalized_axis(axis, x.rank)
+    size = x.shape[axis]
+    if isinstance(size, int) and places.size and places[-1] >= size:
+        raise InvalidProblem(f"a condition that takes element {places[-1]} of an axis of {size}")
+    return ops.gather(x, places, axis)
 
 
 def _tf_idf(
@@ -156,7 +162,7 @@ def _tf_idf(
                 total = total + ops.sum(converted(same, I64), 1)
         counts.append(total)
     every = converted(ops.concat(*counts, axis=1), F32)
-    if mode != "TF":
+    if checked("mode", mode, ("TF", "IDF", "TFIDF")) != "TF":
         each = np.asarray(weights if weights is not None else np.ones(len(ngram_indexes)), np.float32)
         every = (converted(every > 0.0, F32) if mode == "IDF" else every) * ops.reshape(each, (1, len(each)))
     place = {column: row for row, column in enumerate(ngram_indexes)}

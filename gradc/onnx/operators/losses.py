@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ... import ops
-from ...errors import Unsupported
+from ...errors import InvalidProblem, Unsupported
 from ...ir.dims import Dim
 from ...ir.node import Node
 from ...ir.types import I64
@@ -84,6 +84,8 @@ def _dft(
 def _dft_along(x: Node, length: Sizes | None = None, *, axis: int, inverse: int = 0, onesided: int = 0) -> Node:
     """Before opset 20 the axis is an attribute."""
     at = normalized_axis(axis, x.rank)
+    if at == x.rank - 1:
+        raise InvalidProblem(f"axis {axis} of {x.type}, the last: it holds the real and the imaginary part")
     half = bool(inverse and onesided)
     count = int(length[0]) if length is not None else (x.shape[at] - 1) * 2 if half else x.shape[at]
     if isinstance(count, Dim):

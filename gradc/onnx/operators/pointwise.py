@@ -8,7 +8,6 @@ from itertools import zip_longest
 from math import inf
 
 import numpy as np
-from onnx import TensorProto
 
 from ... import ops
 from ...errors import InvalidProblem, Unsupported
@@ -19,7 +18,7 @@ from ...ops.elementwise.float8 import bounded
 from ...ops.elementwise.pointwise import LIMITS
 from ...ops.rules import converted
 from .. import model
-from ..table import Forms, Sizes, normalized_axis
+from ..table import Forms, Sizes, checked, normalized_axis
 
 
 def _several(function: Callable[..., Node]) -> Forms:
@@ -81,15 +80,8 @@ def _aligned(x: Node, y: Node, axis: int | None) -> Node:
     return ops.reshape(y, (*y.shape, *(1,) * (x.rank - first - y.rank)))
 
 
-def _cast(x: Node, *, to: int, saturate: int = 1, round_mode: str = "up") -> Node:
+def _cast(x: Node, *, to: int | str, saturate: int = 1, round_mode: str = "up") -> Node:
     return _to(x, model.element(to), saturate, round_mode)
-
-
-def _cast_by_name(x: Node, *, to: str) -> Node:
-    """Before opset 6 the dtype is a name."""
-    if to.upper() not in TensorProto.DataType.keys():
-        raise InvalidProblem(f"no element type {to!r}")
-    return _cast(x, to=TensorProto.DataType.Value(to.upper()))
 
 
 def _to(x: Node, wanted: DType, saturate: int, round_mode: str) -> Node:
@@ -145,11 +137,14 @@ def _is_inf(x: Node, *, detect_negative: int = 1, detect_positive: int = 1) -> N
 
 
 def _shift(x: Node, y: Node, *, direction: str) -> Node:
-    return ops.left_shift(x, y) if direction == "LEFT" else ops.right_shift(x, y)
+    left = checked("direction", direction, ("LEFT", "RIGHT")) == "LEFT"
+    return ops.left_shift(x, y) if left else ops.right_shift(x, y)
 
 
 def _shrink(x: Node, *, bias: float = 0.0, lambd: float = 0.5) -> Node:
-    return ops.where(x < -lambd, x + bias, ops.where(x > lambd, x - bias, x * 0))
+    wide = x if x.dtype.is_float else converted(x, F64)
+    shrunk = ops.where(wide < -lambd, wide + bias, ops.where(wide > lambd, wide - bias, 0.0))
+    return converted(shrunk, x.dtype)
 
 
 def _prelu_of_channels(x: Node, slope: Node) -> Node:
@@ -165,8 +160,7 @@ def _prelu(x: Node, slope: Node) -> Node:
     if slope.rank > x.rank:
         raise InvalidProblem(f"slopes {slope.type} for {x.type}")
     slope = ops.broadcast_to(slope, x.shape)
-    zero = converted(x * 0, x.dtype)
-    return ops.where(x < zero, x * slope, x)
+    return ops.where(x < (0.0 if x.dtype.is_float else 0), x * slope, x)
 
 
 def _bitwise_not(x: Node) -> Node:
@@ -258,7 +252,7 @@ def _bitcast(x: Node, *, to: int) -> Node:
 
 
 def _thresholded(x: Node, *, alpha: float = 1.0) -> Node:
-    return ops.where(x > alpha, x, x * 0)
+    return ops.where(x > alpha, x, 0.0)
 
 
 def _leaky(x: Node, *, alpha: float = 0.01) -> Node:
@@ -332,12 +326,11 @@ LINES: dict[str, Forms] = {
             "LessOrEqual": ops.le,
         }.items()
     },
-    "Identity": lambda x: x,
     "Neg": _neg,
     "Not": _not,
     "BitwiseNot": _bitwise_not,
     "BitShift": _shift,
-    "Cast": {1: _cast_by_name, 6: _cast},
+    "Cast": _cast,
     "CastLike": _cast_like,
     "BitCast": _bitcast,
     "Celu": _celu,

@@ -12,13 +12,23 @@ from ...ir.node import Node
 from ...ir.types import F32, F64, I32
 from ...ops.products.convolution import Geometry, is_depthwise, response_of
 from ...ops.rules import converted
-from ..table import Forms, Weight
+from ..table import Forms, Weight, checked
 
 
 def _matmul(x: Node, y: Node) -> Node:
     if x.dtype.is_float:
         return ops.matmul(x, y)
-    return converted(ops.matmul(converted(x, F64), converted(y, F64)), x.dtype)
+    a = ops.unsqueeze(x, 0) if x.rank == 1 else x
+    b = ops.unsqueeze(y, 1) if y.rank == 1 else y
+    # Each product and the sum modulo 2^bits, which no product of floats gives: one kernel, without [rows, k, columns].
+    sums = ops.sum(ops.unsqueeze(a, -1) * ops.unsqueeze(b, -3), -2)
+    return _without_units(converted(sums, x.dtype), x, y)
+
+
+def _without_units(product: Node, x: Node, y: Node) -> Node:
+    """A product of two matrices without the axes that stand for x or y being a vector."""
+    vectors = tuple(axis for axis, operand in ((-2, x), (-1, y)) if operand.rank == 1)
+    return ops.squeeze(product, vectors)
 
 
 def _gemm_first(
@@ -50,6 +60,8 @@ def _gemm(
     transB: int = 0,
 ) -> Node:
     a, b = (ops.transpose(x, (1, 0)) if flag else x for x, flag in ((a, transA), (b, transB)))
+    if not a.dtype.is_float and not (alpha.is_integer() and beta.is_integer()):
+        raise Unsupported(f"alpha {alpha:g} and beta {beta:g} of integers: gradc takes whole factors of them")
     y = _matmul(a, b)
     if alpha != 1.0:
         y = converted(y * alpha, a.dtype) if y.dtype.is_float else y * int(alpha)
@@ -82,7 +94,7 @@ def matmul_integer(x: Node, y: Node, zero_x: Node | None = None, zero_y: Node | 
         zero = converted(zero_x, I32)
         zero = ops.unsqueeze(zero, zero.rank) if 1 <= zero.rank < x.rank else zero  # of rows
         total = total - zero * summed(wide, -2)
-    return ops.squeeze(total, tuple(axis for axis, vector in ((-2, x.rank == 1), (-1, y.rank == 1)) if vector))
+    return _without_units(total, x, y)
 
 
 LARGEST_DETERMINANT = 16
@@ -115,6 +127,9 @@ def each(values: Any, rank: int, default: int) -> tuple[int, ...]:
     return tuple(int(v) for v in values) if values is not None and len(values) else (default,) * rank
 
 
+_PADDING = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+
+
 def padding_of(
     auto_pad: str,
     pads: Any,
@@ -125,7 +140,7 @@ def padding_of(
 ) -> tuple[tuple[int, int], ...]:
     """The pair of widths for each axis of a window."""
     rank = len(kernel)
-    if auto_pad == "NOTSET":
+    if checked("auto_pad", auto_pad or "NOTSET", _PADDING) == "NOTSET":
         both = each(pads, 2 * rank, 0)
         return tuple(zip(both[:rank], both[rank:], strict=True))
     if auto_pad == "VALID":

@@ -12,7 +12,7 @@ from ...ir.dims import Size
 from ...ir.node import Node
 from ...ir.types import I64
 from ...ops.rules import converted
-from ..table import Forms
+from ..table import Forms, checked
 from .products import each
 
 
@@ -81,7 +81,9 @@ def _roi_align(
     """``RoiAlign``: the mean, or the largest weighted corner, of a grid of points in each cell of each region."""
     if sampling_ratio <= 0:
         raise Unsupported("RoiAlign with as many points as each region is large; a sampling_ratio says how many")
-    half = 0.5 if coordinate_transformation_mode == "half_pixel" else 0.0
+    checked("mode", mode, ("avg", "max"))
+    kinds = ("half_pixel", "output_half_pixel")
+    half = 0.5 if checked("coordinate_transformation_mode", coordinate_transformation_mode, kinds) == kinds[0] else 0.0
     n, channels, height, width = x.shape
     count = rois.shape[0]
     # Cells and the points in them are axes: [1, regions, rows, points, columns, points].

@@ -13,7 +13,7 @@ from ...ir.dims import Dim
 from ...ir.node import Node
 from ...ir.types import F32
 from ...ops.rules import converted
-from ..table import Forms, Known, Sizes, normalized_axes
+from ..table import Forms, Known, Sizes, checked, normalized_axes
 
 Array = np.ndarray[Any, Any]
 
@@ -43,12 +43,15 @@ def _coordinates(mode: str, out: int, size: int, scale: float, roi: tuple[float,
     raise Unsupported(f"coordinate_transformation_mode {mode}")
 
 
+_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+
+
 def _nearest(x: Array, mode: str, scale: float) -> Array:
     if mode == "towards_the_sampled":
         # Before opset 11, on coordinates in f32: 7 / 0.7 is 10 there, and in f64, of f32's 0.7, a little more.
         x = x.astype(np.float32)
         return np.ceil(x) if scale < 1 else np.floor(x)
-    if mode == "round_prefer_floor":
+    if checked("nearest_mode", mode, _NEAREST) == "round_prefer_floor":
         return np.ceil(x - 0.5)
     if mode == "round_prefer_ceil":
         return np.floor(x + 0.5)
@@ -140,8 +143,8 @@ def _resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Node:
-    if mode not in ("nearest", "linear", "cubic"):
-        raise InvalidProblem(f"the mode {mode!r}")
+    checked("mode", mode, ("nearest", "linear", "cubic"))
+    checked("keep_aspect_ratio_policy", keep_aspect_ratio_policy, ("stretch", "not_larger", "not_smaller"))
     chosen = normalized_axes(axes, x.rank) if axes is not None else range(x.rank)
     lengths = [x.shape[a] for a in chosen]
     by_scale = scales is not None and scales.size > 0

@@ -11,7 +11,7 @@ from ...ir.node import Node
 from ...ir.types import F32, I64
 from ...ops.rules import converted
 from .. import folding, model
-from ..table import Forms, Known, Site, Sizes, normalized_axes, normalized_axis
+from ..table import Forms, Known, Site, Sizes, checked, normalized_axes, normalized_axis
 
 
 def _reshape_to(x: Node, *, shape: Any = None) -> Node:
@@ -192,9 +192,7 @@ def _pad(
     number: Any = value if fill is None or not fill.size else fill.reshape(-1)[0].item()
     if not x.dtype.is_float:
         number = bool(number) if x.dtype.kind == "b" else int(number)
-    if mode not in _PADDING:
-        raise InvalidProblem(f"the mode {mode!r}; there are {', '.join(_PADDING)}")
-    kind = _PADDING[mode]
+    kind = _PADDING[checked("mode", mode, _PADDING)]
     cut = tuple((minimum(a, 0), minimum(b, 0)) for a, b in pairs)
     grown = tuple((maximum(a, 0), maximum(b, 0)) for a, b in pairs)
     if any(n != 0 for pair in cut for n in pair):
@@ -222,10 +220,14 @@ def _size(x: Node) -> Any:
     return folding.shape_of((product(x.shape),)).reshape(())
 
 
+_BLOCKS = ("DCR", "CRD")
+"""Whether depth or blocks come first among channels."""
+
+
 def _depth_to_space(x: Node, *, blocksize: int, mode: str = "DCR") -> Node:
     n, c, h, w = x.shape
     b, rest = blocksize, floordiv(c, blocksize * blocksize)
-    if mode == "DCR":
+    if checked("mode", mode, _BLOCKS) == "DCR":
         cut = ops.transpose(ops.reshape(x, (n, b, b, rest, h, w)), (0, 3, 4, 1, 5, 2))
     else:
         cut = ops.transpose(ops.reshape(x, (n, rest, b, b, h, w)), (0, 1, 4, 2, 5, 3))
@@ -236,7 +238,7 @@ def _space_to_depth(x: Node, *, blocksize: int, mode: str = "DCR") -> Node:
     n, c, h, w = x.shape
     b = blocksize
     cut = ops.reshape(x, (n, c, floordiv(h, b), b, floordiv(w, b), b))
-    axes = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    axes = (0, 3, 5, 1, 2, 4) if checked("mode", mode, _BLOCKS) == "DCR" else (0, 1, 3, 5, 2, 4)
     return ops.reshape(ops.transpose(cut, axes), (n, c * b * b, floordiv(h, b), floordiv(w, b)))
 
 

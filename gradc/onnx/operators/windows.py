@@ -13,7 +13,7 @@ from ...ir.dims import Dim, floordiv
 from ...ir.node import Node
 from ...ir.types import I64
 from ...ops.rules import converted
-from ..table import Forms, Site, Sizes
+from ..table import Forms, Site, Sizes, checked
 from .products import each, padding_of
 
 
@@ -26,7 +26,7 @@ def _extended(
     for k, d, pair in zip(kernel, dilations, pairs, strict=True):
         if max(pair) > (k - 1) * d:
             raise InvalidProblem(f"padding of {max(pair)} for windows of {(k - 1) * d + 1}: some would hold nothing")
-    if not ceil_mode or auto_pad != "NOTSET":
+    if not ceil_mode or auto_pad not in ("NOTSET", ""):
         return pairs, (0,) * rank
     grown, extra = [], []
     for size, k, s, d, (a, b) in zip(x.shape[2:], kernel, strides, dilations, pairs, strict=True):
@@ -205,16 +205,21 @@ def _max_unpool(
     return ops.reshape(flat, final)
 
 
+_SAMPLING = {
+    "linear": "bilinear",
+    "nearest": "nearest",
+    "cubic": "bicubic",
+    "bilinear": "bilinear",
+    "bicubic": "bicubic",
+}
+"""What the modes of GridSample are called here; before opset 20 those of an image have names of their own."""
+
+
 def _grid_sample(
     x: Node, grid: Node, *, mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0
 ) -> Node:
-    kind: Any = {
-        "linear": "bilinear",
-        "bilinear": "bilinear",
-        "nearest": "nearest",
-        "cubic": "bicubic",
-        "bicubic": "bicubic",
-    }[mode]
+    kind: Any = _SAMPLING[checked("mode", mode, _SAMPLING)]
+    checked("padding_mode", padding_mode, ("zeros", "border", "reflection"))
     return ops.grid_sample(x, grid, mode=kind, padding_mode=padding_mode, align_corners=bool(align_corners))
 
 
