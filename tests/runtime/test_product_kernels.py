@@ -118,19 +118,21 @@ def test_they_are_loaded_by_a_call_that_has_such_products(case: str, tmp_path: P
 def test_a_product_without_its_kernels_is_refused(tmp_path: Path) -> None:
     """It would be another one's bits, or none: what a program needs is asked for before it is called."""
     code = """
+import ml_dtypes
 import numpy as np
+from gradc import errors
 from gradc.runtime.host import pool
 pool.require = lambda kernels: None
-for dtype in ("f8", "i1"):
+for dtype, result in (("f8", "f8"), ("i1", "i4"), (ml_dtypes.bfloat16, "f4")):
     a = np.ones((1, 3, 4), dtype)
     try:
-        pool.matmul(a, a.transpose(0, 2, 1), np.empty((1, 3, 3), {"f8": "f8", "i1": "i4"}[dtype]))
-    except InternalError:
+        pool.matmul(a, a.transpose(0, 2, 1), np.empty((1, 3, 3), result))
+    except errors.InternalError:
         print("refused")
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRADC_CACHE_DIR": with_runtime(tmp_path / "cache")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.stdout.split() == ["refused"] * 2, done.stderr
+    assert done.stdout.split() == ["refused"] * 3, done.stderr
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "blocks"])
