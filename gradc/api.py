@@ -28,7 +28,6 @@ from .module.module import Module, Recipe
 from .module.options import Options
 from .module.residuals import Orders
 from .module.saved import (
-    RUNTIME,
     SavedModule,
     check_module,
     file_of_module,
@@ -355,10 +354,10 @@ def _restored(saved: SavedModule, native: bool, name: str) -> Module:
             return compiled(graph, wrt, target, chosen)
         fits = saved.machine == _identity(target)
         parts = {name: data for name, data in saved.parts.items() if fits or not name.endswith((".so", ".sites"))}
-        if RUNTIME in parts:
+        if target == "cpu":
             from .runtime.host import pool
 
-            pool.offer(parts[RUNTIME])
+            pool.offer(parts)
         module = module_of_parts(graph, wrt, target, chosen, parts, _recipe(graph, wrt, target, chosen))
         check_module(module)
     return module

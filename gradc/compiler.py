@@ -20,6 +20,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .analysis.product_kernels import product_kernels
 from .analysis.strategies import ON_GPU, ON_HOST
 from .autodiff import differentiate, joint_names
 from .codegen.cpu.program import Source, render_program
@@ -414,6 +415,7 @@ class Emitter:
         source = self.sources[name] = render(program, self.target)
         if self._build is not None and isinstance(source, Source):
             self._build.add(source.units)
+            pool.begin(product_kernels(program))
 
     def advance(self) -> None:
         """Keeps compilers running while there are units for them."""

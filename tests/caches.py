@@ -19,11 +19,12 @@ def with_runtime(folder: Path) -> str:
     """Makes ``folder`` a cache that holds nothing but the runtime, on which a compiler works for six seconds, and gives
     its path as ``GRADC_CACHE_DIR`` takes it.
     """
-    pool.packed()  # from the cache of all tests, or compiled into it
-    entry = default_cache().path(pool.key())
-    assert entry is not None
+    pool.packed(pool.KERNELS)  # from the cache of all tests, or compiled into it
     folder.mkdir(mode=0o700, exist_ok=True)
-    shutil.copy(entry, folder)
+    for library in (pool.RUNTIME, *pool.KERNELS):
+        entry = default_cache().path(pool.key(library))
+        assert entry is not None
+        shutil.copy(entry, folder)
     return str(folder)
 
 

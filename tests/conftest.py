@@ -300,7 +300,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption("numprocesses", None):
             # Compiled once while the workers collect their tests; each would do it for itself, in six seconds.
             config.stash[_runtime] = subprocess.Popen(
-                [sys.executable, "-c", "from gradc.runtime.host.pool import packed; packed()"],
+                [sys.executable, "-c", "from gradc.runtime.host.pool import KERNELS, packed; packed(KERNELS)"],
                 cwd=ROOT,
                 stderr=subprocess.DEVNULL,  # without a compiler the tests will say so
             )

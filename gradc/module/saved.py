@@ -4,8 +4,9 @@ The file is an envelope (:mod:`gradc.ir.envelope`) of the kind ``module`` with t
 options, the machine that the machine code is for), ``graph`` (text; the arrays bound to its inputs), ``residuals``
 (JSON), the texts of the programs ``forward`` and ``backward``, and for each of them the machine code, ``forward.so``,
 the sites of its checks, ``forward.sites``, and the names of what is checked for the sizes of a call,
-``forward.undecided``; for the CPU also the thread pool's, ``runtime.so``, so that the file
-runs on a machine of its kind without a compiler.
+``forward.undecided``; for the CPU also the thread pool's, ``runtime.so``, and
+that of the kernels of its products, ``runtime.f64.so``, so that the file runs on a machine of its kind without a
+compiler.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..analysis.product_kernels import product_kernels
 from ..errors import FileError, GradcError, InvalidProblem, IRFormatError, TypeRuleError
 from ..formats.json_text import read_json
 from ..ir.envelope import Envelope, load, sealed, unsealed
@@ -39,7 +41,6 @@ from .options import TEXTS, Options
 
 MODULE_FORMAT = 3
 """1 was a directory of graph.gir, module.json and module.bin; 2 used the statements ``inside`` and ``bounded``."""
-RUNTIME = "runtime.so"
 _FILE = "module.gradc"
 
 
@@ -118,7 +119,8 @@ def parts_of(module: Module, portable: bool = False) -> dict[str, bytes]:
     if portable and module.target == "cpu":
         from ..runtime.host import pool
 
-        parts[RUNTIME] = pool.packed()
+        programs = [executable.program for executable in module.executables.values()]
+        parts |= pool.packed({name for program in programs for name in product_kernels(program)})
     return parts
 
 

@@ -15,89 +15,6 @@
 #undef GEMM_HEADS
 #undef GEMM_ADD
 
-/* How a pair of vectors is mixed in each round of a transpose, and which elements of it are every second one; a vector of two halves moves as few elements between them as can be. */
-#if GEMM_BYTES / GEMM_SIZE == 16
-#define GEMM_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define GEMM_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#define GEMM_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#elif GEMM_BYTES == 32 && GEMM_SIZE == 4
-#define GEMM_LOW 0, 8, 1, 9, 4, 12, 5, 13
-#define GEMM_HIGH 2, 10, 3, 11, 6, 14, 7, 15
-#define GEMM_EVEN 0, 2, 4, 6, 8, 10, 12, 14
-#define GEMM_LOW_HALVES 0, 1, 2, 3, 8, 9, 10, 11
-#define GEMM_HIGH_HALVES 4, 5, 6, 7, 12, 13, 14, 15
-#elif GEMM_BYTES == 32
-#define GEMM_LOW 0, 4, 2, 6
-#define GEMM_HIGH 1, 5, 3, 7
-#define GEMM_EVEN 0, 2, 4, 6
-#define GEMM_LOW_HALVES 0, 1, 4, 5
-#define GEMM_HIGH_HALVES 2, 3, 6, 7
-#elif GEMM_BYTES / GEMM_SIZE == 8
-#define GEMM_LOW 0, 8, 1, 9, 2, 10, 3, 11
-#define GEMM_HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#define GEMM_EVEN 0, 2, 4, 6, 8, 10, 12, 14
-#elif GEMM_BYTES / GEMM_SIZE == 4
-#define GEMM_LOW 0, 4, 1, 5
-#define GEMM_HIGH 2, 6, 3, 7
-#define GEMM_EVEN 0, 2, 4, 6
-#else
-#define GEMM_LOW 0, 2
-#define GEMM_HIGH 1, 3
-#define GEMM_EVEN 0, 2
-#endif
-
-/* The transpose of a square. */
-static inline __attribute__((always_inline)) void GEMM(turn)(GEMM(vec) *v) {
-  GEMM(vec) w[GEMM(LANES)];
-#ifdef GEMM_SHUFFLES
-  /* Each round moves one bit of the column's number to the row's, the last one of two halves which half it is. */
-#ifdef GEMM_LOW_HALVES
-  enum { ALIKE = GEMM(LANES) / 2 };
-#else
-  enum { ALIKE = GEMM(LANES) };
-#endif
-#pragma GCC unroll 4
-  for (int round = 1; round < ALIKE; round *= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < GEMM(LANES) / 2; i++) {
-      const int from = i / (ALIKE / 2) * ALIKE + i % (ALIKE / 2);
-      w[2 * i] = __builtin_shufflevector(v[from], v[from + ALIKE / 2], GEMM_LOW);
-      w[2 * i + 1] = __builtin_shufflevector(v[from], v[from + ALIKE / 2], GEMM_HIGH);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < GEMM(LANES); i++) {
-      v[i] = w[i];
-    }
-  }
-#ifdef GEMM_LOW_HALVES
-#pragma GCC unroll 4
-  for (int i = 0; i < ALIKE; i++) {
-    w[i] = __builtin_shufflevector(v[i], v[i + ALIKE], GEMM_LOW_HALVES);
-    w[i + ALIKE] = __builtin_shufflevector(v[i], v[i + ALIKE], GEMM_HIGH_HALVES);
-  }
-  __builtin_memcpy(v, w, sizeof w);
-#endif
-#else
-  for (int i = 0; i < GEMM(LANES); i++) {
-    for (int j = 0; j < GEMM(LANES); j++) {
-      w[j][i] = v[i][j];
-    }
-  }
-  memcpy(v, w, sizeof w);
-#endif
-}
-
-/* Every `apart`th element, 1 or 2, from `from` on; as many are read as lie in so many vectors. */
-static inline __attribute__((always_inline)) GEMM(vec) GEMM(read_apart)(const T *from, const int apart) {
-  const GEMM(vec) first = *(const GEMM(vec) *)from;
-#ifdef GEMM_SHUFFLES
-  if (apart == 2) {
-    return __builtin_shufflevector(first, *(const GEMM(vec) *)(from + GEMM(LANES)), GEMM_EVEN);
-  }
-#endif
-  return first;
-}
-
 /* A vector that is stored over a panel's end reaches no further than the step behind it. */
 _Static_assert(GEMM(LANES) <= 2 * GEMM_MR, "a vector is wider than two steps of a panel");
 
@@ -179,11 +96,6 @@ static inline __attribute__((always_inline)) void GEMM(pack_square)(T *restrict 
     }
   }
 }
-#undef GEMM_LOW
-#undef GEMM_HIGH
-#undef GEMM_EVEN
-#undef GEMM_LOW_HALVES
-#undef GEMM_HIGH_HALVES
 
 /* Panels of `width` rows (or columns), [panel][step][width], the last one filled up with zeros; squares: of steps side by side are
  * transposed in registers. */
@@ -649,9 +561,24 @@ static int GEMM(pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64
   return 0;
 }
 
+static int GEMM(few)(int64_t m, const gradc_matrix *b) {
+  (void)b;
+  return m == 1;
+}
+static int64_t GEMM(rows_bytes)(int64_t m, int64_t k) { /* a's block, the sums, b's lines */
+  (void)m, (void)k;
+  return GEMM_KC * (2 * GEMM_SIZE + GEMM_LINES * GEMM_BYTES) + GEMM_WIDE * GEMM_BYTES;
+}
+static void GEMM(one_row)(int64_t m, int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, char *c, int64_t c_row, int64_t c_col,
+                          int add, void *workspace) {
+  (void)m, (void)c_row;
+  GEMM(row)(n, k, p0, j0, a, b, (T *)c, c_col, add, workspace);
+}
+
 static const gemm_type GEMM(type) = {
   .size = GEMM_SIZE, .packed = GEMM_SIZE, .mr = GEMM_MR, .nr = GEMM(NR), .lanes = GEMM(LANES), .whole = 1, .kc = GEMM_KC, .packs = GEMM_PACKED, .speed = 1,
   .pack_rows = GEMM(pack_rows), .pack_columns = GEMM(pack_columns), .block = GEMM(block),
+  .few = GEMM(few), .most_rows = 1, .rows_bytes = GEMM(rows_bytes), .rows = GEMM(one_row),
 };
 
 #undef T

@@ -1,11 +1,11 @@
 /* Kernels of a matrix product and what drives them over panels; gemm.h says how it is cut.  Included once per kind of panel: T is an
- * element of one and of the result, one step of the product or several; GEMM_ADD(sum, a, b) adds a's element times a vector of b's, step
+ * element of one and of the result, GEMM_SIZE its bytes, one step of the product or several; GEMM_ADD(sum, a, b) adds a's element times a vector of b's, step
  * by step, to a vector of sums; GEMM_CHAIN is how many elements are added up in a register, GEMM_HEADS whether the first element of each
  * block of steps is what a sum begins with, a's and b's; and GEMM(name) makes the names. */
 
-typedef T GEMM(vec) __attribute__((vector_size(GEMM_BYTES), aligned(sizeof(T))));
+#include "gemm_vector.h"
 
-enum { GEMM(LANES) = GEMM_BYTES / sizeof(T), GEMM(NR) = 2 * GEMM(LANES), GEMM(RUN) = GEMM_CHAIN };
+enum { GEMM(NR) = 2 * GEMM(LANES), GEMM(RUN) = GEMM_CHAIN };
 
 /* `unroll` steps of all sums, or their heads; from[i / 3] is row i - i % 3 of a. */
 static inline __attribute__((always_inline)) void GEMM(add_steps)(const int rows, const int vectors, const int unroll, const int heads, GEMM(vec) (*sums)[2], const T **from, int64_t a_row,

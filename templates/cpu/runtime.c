@@ -14,12 +14,10 @@
 #endif
 #include <time.h>
 
+#include "gemm_type.h"
 #include "runtime.h"
 #include "streaming.h"
 
-#ifndef EXPORT /* an exported module is one text with us, and shows nothing of ours */
-#define EXPORT __attribute__((visibility("default")))
-#endif
 #define APART _Alignas(128) /* on a cache line of its own, and its neighbour's prefetch */
 
 /* ---- Memory of a thread ---------------------------------------------------------------------------------------------- */
@@ -639,166 +637,23 @@ static void after_fork(void) {
  * Parts of the result are the threads'; what is added up in which order the shape alone decides (where a result is small and k is
  * long, stretches of k, whose partial results are added in order), so that the bits do not depend on the number of threads. */
 
-#if defined(__AVX512F__)
-#define GEMM_BYTES 64
-#define GEMM_MR 12
-#elif defined(__AVX2__)
-#define GEMM_BYTES 32
-#define GEMM_MR 6
-#elif defined(__aarch64__)
-#define GEMM_BYTES 16
-#define GEMM_MR 12
-#else
-#define GEMM_BYTES 16
-#define GEMM_MR 6
-#endif
-#ifdef __has_builtin
-#if __has_builtin(__builtin_shufflevector)
-#define GEMM_SHUFFLES 1
-#endif
-#endif
-enum { GEMM_UNROLL = 8, GEMM_SIDE_BY_SIDE = 8, GEMM_KC = 256, GEMM_WIDE = GEMM_BYTES > 32 ? 512 : 1024, GEMM_RUN = 64, GEMM_STRETCH = 64 * GEMM_KC, GEMM_PACKED = 2 << 20, GEMM_LINES = 4 };
-/* The longest chain of additions is RUN + k / RUN steps, least near the square root of k; shorter runs take time.
- * STRETCH: steps between two looks for signals.  WIDE: columns of one row whose sums, a vector each, fill a first cache at most.
- * LINES: vectors in a line of an operand of another type. */
-
-/* An address that stays in one register, rather than many that are computed ahead. */
-#define GEMM_KEEP(pointer) __asm__("" : "+r"(pointer))
-/* A vector that is loaded once, rather than by each instruction that reads it: a load that crosses a line takes two. */
-#if defined(__AVX512F__)
-#define GEMM_KEEP_VECTOR(vector) __asm__("" : "+v"(vector))
-#elif defined(__SSE2__)
-#define GEMM_KEEP_VECTOR(vector) __asm__("" : "+x"(vector))
-#elif defined(__aarch64__)
-#define GEMM_KEEP_VECTOR(vector) __asm__("" : "+w"(vector))
-#else
-#define GEMM_KEEP_VECTOR(vector) (void)(vector)
-#endif
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t whole(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
-enum { GEMM_FEW_SIDES = 4 }; /* stretches of a panel's rows that are copied side by side, rather than transposed */
-#ifdef GEMM_SHUFFLES
-enum { GEMM_APART = 2 }; /* elements so far apart are read by vectors, too */
-#else
-enum { GEMM_APART = 1 };
-#endif
-
-/* A stretch of an axis that is evenly spaced: where it is, its place in elements, and how many positions it has. */
-typedef struct {
-  int64_t index[GRADC_PARTS], place, count;
-} gemm_stretch;
-
-/* From position `at` on. */
-static gemm_stretch gemm_stretch_at(const gradc_axis *axis, int64_t at) {
-  gemm_stretch s = {.count = 0};
-  for (int64_t i = axis->count - 1; i >= 0; i--) {
-    s.index[i] = at % axis->size[i];
-    s.place += s.index[i] * axis->step[i];
-    at /= axis->size[i];
-  }
-  s.count = axis->size[axis->count - 1] - s.index[axis->count - 1];
-  return s;
-}
-
-/* The one behind it. */
-static inline void gemm_next_stretch(const gradc_axis *axis, gemm_stretch *s) {
-  int64_t i = axis->count - 1;
-  s->place -= s->index[i] * axis->step[i];
-  s->index[i] = 0;
-  s->count = axis->size[i];
-  while (--i >= 0) {
-    s->place += axis->step[i];
-    if (++s->index[i] < axis->size[i]) {
-      return;
-    }
-    s->place -= axis->size[i] * axis->step[i];
-    s->index[i] = 0;
-  }
-}
-
-/* The places of `count` steps from `at` on, and the furthest one. */
-static int64_t gemm_find_places(const gradc_axis *axis, int64_t at, int64_t count, int64_t *places) {
-  const int64_t apart = axis->step[axis->count - 1];
-  gemm_stretch s = gemm_stretch_at(axis, at);
-  int64_t furthest = s.place;
-  for (int64_t p = 0; p < count; gemm_next_stretch(axis, &s)) {
-    for (int64_t end = p + at_most(s.count, count - p), place = s.place; p < end; p++, place += apart) {
-      places[p] = place;
-      furthest = place > furthest ? place : furthest;
-    }
-  }
-  return furthest;
-}
-
-/* Whether any `width` positions in a row are few stretches that are read by vectors. */
-static int gemm_few_stretches(const gradc_axis *axis, int width) {
-  const int64_t apart = axis->step[axis->count - 1];
-  return (apart == 1 || apart == GEMM_APART) && (width - 2) / axis->size[axis->count - 1] + 2 <= GEMM_FEW_SIDES;
-}
-
-/* Rows of a, or columns of b, in panels: elements from a panel to the next, in it from a row (column) to the next, and from a
- * step to the next. */
-typedef struct {
-  const char *data;
-  int64_t panel, across, step;
-} gemm_panels;
-
-/* Rows and columns of a result from row 0 of a block and column 0 of the whole on: elements from a row (column) to the next, and
- * what is between two columns more after every `each`. */
-typedef struct {
-  char *data;
-  int64_t row, col, each, apart;
-} gemm_result;
-
-/* Elements from column 0 to column j. */
-static inline int64_t gemm_column(const gemm_result *c, int64_t j) { return j * c->col + (c->apart ? j / c->each * c->apart : 0); }
-
-/* What gemm.h has for a type: see there. */
-typedef struct gemm_type {
-  int64_t size, packed; /* bytes of an element of the result, and of one in a panel */
-  int integers;         /* whether its sums are */
-  int64_t mr, nr, lanes;
-  int64_t whole, kc, head; /* a panel's steps are filled up to a multiple; steps of a block, before which there are so many more */
-  int64_t packs;     /* bytes of the panels that are in memory at a time */
-  double speed;      /* operations a second, of those of f32 */
-  const struct gemm_type *turned; /* of the product of the transposes, if another */
-  /* Both say whether there are elements that `block` cannot multiply. */
-  int (*pack_rows)(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps);
-  int (*pack_columns)(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps);
-  void (*block)(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a, gemm_panels b, gemm_result c, int64_t j0, int add);
-} gemm_type;
-
 #define T float
 #define GEMM_SIZE 4
 #define GEMM(name) sgemm_##name
 #include "gemm.h"
-#define T double
-#define GEMM_SIZE 8
-#define GEMM(name) dgemm_##name
-#include "gemm.h"
 
-/* to[p * to_step + i] = word p < LANES of row i < rows, a row every from_step bytes; what a vector has more the next step overwrites. */
-static inline __attribute__((always_inline)) void turn_words(uint32_t *to, int64_t to_step, const void *from, int64_t from_step, const int rows) {
-  enum { LANES = sgemm_LANES };
-  sgemm_vec v[LANES];
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++) {
-    v[i] = (sgemm_vec){0};
-    if (i < rows) {
-      memcpy(&v[i], (const char *)from + i * from_step, sizeof v[i]);
-    }
-  }
-  sgemm_turn(v);
-#pragma GCC unroll 16
-  for (int p = 0; p < LANES; p++) {
-    memcpy(to + p * to_step, &v[p], p < LANES - 1 ? sizeof v[p] : (size_t)rows * 4);
-  }
+static struct {
+  int known;
+  const gemm_type *of[2][2];
+} gemm_known[GEMM_TYPES] = { /* by type */
+  [GEMM_F32] = {1, {{&sgemm_type, &sgemm_type}, {&sgemm_type, &sgemm_type}}},
+};
+
+/* The kernels of a type, before any call that has products of it. */
+EXPORT void gradc_add_kernels(const gemm_kernels *more) {
+  memcpy(gemm_known[more->type].of, more->of, sizeof more->of);
+  gemm_known[more->type].known = 1;
 }
-#include "gemm_bf16.h"
-#include "gemm_i8.h"
 
 static char *own_memory(const gradc_ctx *ctx, int which, int64_t bytes) {
   char *memory = scratch(which, bytes > 0 ? (size_t)bytes : 1);
@@ -871,13 +726,11 @@ static void *packs_or_report(const product *p, int64_t bytes) {
 
 /* ---- One row, or few of integers */
 
-static int64_t row_bytes(int64_t size) { return GEMM_KC * (2 * size + GEMM_LINES * GEMM_BYTES) + GEMM_WIDE * GEMM_BYTES; } /* a's block, the sums, b's lines */
-
 static void row_task(const void *args, int64_t task) {
   const product *p = args;
   const int64_t tiles = ceil_div(p->n, p->tile_n), last = at_most((task / tiles + 1) * p->group, p->batch * p->splits);
   const int64_t j = task % tiles * p->tile_n, cols = at_most(p->tile_n, p->n - j);
-  void *packs = packs_or_report(p, p->type->integers ? i8_rows_bytes(p->m, at_most(p->step, GEMM_STRETCH)) : row_bytes(p->type->size));
+  void *packs = packs_or_report(p, p->type->rows_bytes(p->m, at_most(p->step, GEMM_STRETCH)));
   for (int64_t number = task / tiles * p->group; packs && number < last; number++) {
     gradc_matrix a, b;
     int64_t from;
@@ -889,13 +742,7 @@ static void row_task(const void *args, int64_t task) {
       if (at > from && gradc_stopped(p->ctx)) {
         return;
       }
-      if (p->type->integers) {
-        i8_rows(p->m, cols, some, &a, &b, (uint32_t *)c, p->c_row, p->c_col, add, packs);
-      } else if (p->type->size == 4) {
-        sgemm_row(cols, some, at, j, &a, &b, (float *)c, p->c_col, add, packs);
-      } else {
-        dgemm_row(cols, some, at, j, &a, &b, (double *)c, p->c_col, add, packs);
-      }
+      p->type->rows(p->m, cols, some, at, j, &a, &b, c, p->c_row, p->c_col, add, packs);
       a.data += some * a.col * a.bytes;
       b.data += some * b.row * b.bytes;
     }
@@ -1059,7 +906,7 @@ EXPORT int gradc_vector_bytes(void) { return GEMM_BYTES; }
 
 /* What multiplies two operands of bf16, on which the bits depend: 0: the kernels of f32, 1: vectors of pairs, 2: tiles. */
 EXPORT int gradc_bf16_product(void) {
-  const gemm_type *type = bf16_type();
+  const gemm_type *type = gemm_known[GEMM_BF16].of[0][0];
   return !type ? 0 : type->mr == GEMM_MR ? 1 : 2;
 }
 
@@ -1125,13 +972,21 @@ static void cut_slabs(product *p) {
   p->tile_n = 8 * nr;
 }
 
-/* The kernels for a product; those of f32 and f64 multiply all floats. */
+static int of_bf16(const gradc_matrix *a, const gradc_matrix *b) { return a->dtype == GRADC_BF16 && b->dtype == GRADC_BF16 && !a->scale && !b->scale; }
+
+/* The kernels for all products with a result of a dtype, and for one. */
+static const gemm_type *every(int dtype) { return gemm_known[dtype == GRADC_I32 ? GEMM_I8 : dtype == 32 ? GEMM_F32 : GEMM_F64].of[0][0]; }
 static const gemm_type *type_of(int dtype, const gradc_matrix *a, const gradc_matrix *b) {
   if (dtype == GRADC_I32) {
-    return a->dtype == GRADC_I8 ? (b->dtype == GRADC_I8 ? &i8_i8_type : &i8_u8_type) : b->dtype == GRADC_I8 ? &u8_i8_type : &u8_u8_type;
+    return gemm_known[GEMM_I8].of[a->dtype == GRADC_I8][b->dtype == GRADC_I8];
   }
-  const gemm_type *bf16 = a->dtype == GRADC_BF16 && b->dtype == GRADC_BF16 && !a->scale && !b->scale ? bf16_type() : NULL;
-  return bf16 ? bf16 : dtype == 32 ? &sgemm_type : &dgemm_type;
+  const gemm_type *bf16 = of_bf16(a, b) ? gemm_known[GEMM_BF16].of[0][0] : NULL;
+  return bf16 ? bf16 : every(dtype);
+}
+
+/* Whether the kernels for a product were added. */
+static int has_kernels(int dtype, const gradc_matrix *a, const gradc_matrix *b) {
+  return gemm_known[dtype == GRADC_I32 ? GEMM_I8 : dtype == 64 ? GEMM_F64 : of_bf16(a, b) ? GEMM_BF16 : GEMM_F32].known;
 }
 
 /* Where few tiles have long sums, these are cut, too; what decides that is part of the order of additions. */
@@ -1160,19 +1015,19 @@ static int64_t packs_of(const gemm_type *type, int64_t m, int64_t n, int64_t k) 
 
 /* The most bytes that a thread keeps for a product, whatever the number of threads. */
 EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
-  const gemm_type *type = dtype == GRADC_I32 ? &i8_i8_type : dtype == 32 ? &sgemm_type : &dgemm_type;
+  const gemm_type *type = every(dtype);
   if (m <= 0 || n <= 0 || k <= 0) {
     return 0;
   }
   const int64_t plain = packs_of(type, m, n, k);
   if (type->integers) { /* few rows, or all of them */
-    const int64_t few = i8_rows_bytes(I8_MOST_ACROSS, at_most(k, GEMM_STRETCH));
+    const int64_t few = type->rows_bytes(type->most_rows, at_most(k, GEMM_STRETCH));
     return few > plain ? few : plain;
   }
   if (m == 1 || n == 1) {
-    return row_bytes(type->size);
+    return type->rows_bytes(1, k);
   }
-  const gemm_type *bf16 = dtype == 32 ? bf16_type() : NULL;
+  const gemm_type *bf16 = dtype == 32 ? gemm_known[GEMM_BF16].of[0][0] : NULL;
   const int64_t others = bf16 ? packs_of(bf16, m, n, k) : 0;
   return others > plain ? others : plain;
 }
@@ -1185,7 +1040,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
   product p = {.ctx = ctx, .unfit = &unfit, .type = type, .a = *a, .b = *b, .c = c, .batch = batch, .m = m, .n = n, .k = k, .c_col = 1, .rows = m, .width = n, .apart_rows = c_row, .accumulate = accumulate};
   /* The long side belongs into the vectors, and what is read where it is into a kernel's columns: the product of the transposes. */
   const int as_they_lie = type->packed == type->size; /* else no kernel takes them from where they are */
-  const int tall = type->integers ? i8_in_place(n, &(gradc_matrix){.row = a->col, .col = a->row})
+  const int tall = type->integers ? type->few(n, &(gradc_matrix){.row = a->col, .col = a->row})
                                   : n <= GEMM_FEW && k >= 4 * n && m <= 4 * type->nr && a->row == 1 && a->col <= 4 * type->nr && !a->read && !a->scale;
   const gradc_places turned[2] = {transposed_places(a), transposed_places(b)};
   if (n < m && (n == 1 || 4 * n * size <= GEMM_BYTES || tall)) {
@@ -1195,7 +1050,7 @@ static int multiply_as(const gemm_type *type, const gradc_ctx *ctx, int64_t batc
     m = p.m, n = p.n;
     p.type = type = type->turned ? type->turned : type;
   }
-  const int in_dots = type->integers ? i8_in_place(m, &p.b) && !p.a.places && !p.b.places : m == 1;
+  const int in_dots = type->few && type->few(m, &p.b) && !(type->integers && (p.a.places || p.b.places));
   split(&p);
   *(p.c_row ? &p.c_col : &p.c_row) = p.splits > 1 ? p.width : c_row;
   p.partials = p.splits > 1 ? scratch(PARTIALS, (size_t)(p.splits * batch * m * n * size)) : NULL;
@@ -1242,18 +1097,23 @@ EXPORT void gradc_matmul(const gradc_ctx *ctx, int dtype, int64_t batch, int64_t
   if (batch <= 0 || m <= 0 || n <= 0) {
     return;
   }
-  const gemm_type *every = dtype == GRADC_I32 ? type_of(dtype, a, b) : dtype == 32 ? &sgemm_type : &dgemm_type;
-  const gemm_type *type = m == 1 || n == 1 || accumulate ? every : type_of(dtype, a, b);
+  if (!has_kernels(dtype, a, b)) {
+    gradc_report(ctx, GRADC_NO_KERNELS, -1, 0, dtype, 0);
+    return;
+  }
+  /* What multiplies a product of integers depends on both operands, and no other does all of them. */
+  const gemm_type *all = dtype == GRADC_I32 ? type_of(dtype, a, b) : every(dtype);
+  const gemm_type *type = m == 1 || n == 1 || accumulate ? all : type_of(dtype, a, b);
   if (k <= 0) { /* a sum of nothing */
     if (!accumulate) {
       for (int64_t row = 0; row < batch * m; row++) {
-        memset((char *)c + row * c_row * every->size, 0, (size_t)(n * every->size));
+        memset((char *)c + row * c_row * all->size, 0, (size_t)(n * all->size));
       }
     }
     return;
   }
   if (!multiply_as(type, ctx, batch, m, n, k, a, b, c, c_row, accumulate)) {
-    multiply_as(every, ctx, batch, m, n, k, a, b, c, c_row, accumulate);
+    multiply_as(all, ctx, batch, m, n, k, a, b, c, c_row, accumulate);
   }
 }
 

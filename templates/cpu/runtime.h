@@ -65,7 +65,7 @@ struct gradc_ctx {
 /* The one function of a generated module, gradc_run. */
 typedef int (*gradc_entry)(const gradc_ctx *ctx, void *const *buffers, const int64_t *dims, char *scratch, int64_t only);
 
-enum { GRADC_FINE = 0, GRADC_INDEX_OUT_OF_RANGE = 1, GRADC_OUT_OF_MEMORY = 2, GRADC_DECREASES = 3, GRADC_OUTSIDE = 4, GRADC_FORKED = 5 };
+enum { GRADC_FINE = 0, GRADC_INDEX_OUT_OF_RANGE = 1, GRADC_OUT_OF_MEMORY = 2, GRADC_DECREASES = 3, GRADC_OUTSIDE = 4, GRADC_FORKED = 5, GRADC_NO_KERNELS = 6 };
 enum { GRADC_CODE = 0, GRADC_SITE = 1, GRADC_POSITION = 2, GRADC_VALUE = 3, GRADC_BOUND = 4, GRADC_LOCK = 7 };
 
 /* Record an error; of several, the one with the lowest (site, position) stays, whichever thread meets it first. */

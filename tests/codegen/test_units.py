@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import re
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 import gradc
 from gradc import interp, ops
-from gradc.codegen.cpu.program import PER_UNIT, even, render_program
+from gradc.codegen.cpu.program import PER_UNIT, STEPS_APART, even, render_program
 from gradc.codegen.text import template_dirs
 from gradc.runtime.host.toolchain import FLAGS, find_compiler
 
@@ -46,6 +47,20 @@ def test_every_kernel_is_in_one_unit() -> None:
     together = [name for text in found for name in names(text)]
     assert len(together) == len(set(together)) and sum("gradc_run(" in text for text in found) == 1
     assert all(len(names(text)) <= PER_UNIT for text in found)
+
+
+@pytest.mark.parametrize("steps", [STEPS_APART - 1, STEPS_APART])
+def test_an_entry_that_a_compiler_takes_long_for_is_no_kernels_unit(steps: int) -> None:
+    """It is begun first, and what it computes is right: here a chain of maps of one text."""
+    graph = gradc.trace(lambda x: functools.reduce(lambda y, _: ops.sin(y), range(steps), x), x="f32[N]")
+    module = gradc.compile(graph, target="cpu", fuse=False)
+    found = render_program(module.forward.program).units
+    apart = steps >= STEPS_APART
+    assert len(module.forward.program.steps) == steps and len(found) == 1 + apart
+    assert "gradc_run(" in found[0] and bool(names(found[0])) is not apart
+    x = np.linspace(-2, 2, 9)
+    wanted = functools.reduce(lambda y, _: np.sin(y), range(steps), x)
+    np.testing.assert_allclose(module(x=x.astype(np.float32)), wanted, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -697,11 +697,11 @@ except CompilerMissing as error:
 
 
 def test_a_runtime_that_is_none_is_refused(module: gradc.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_offered", None)
+    monkeypatch.setattr(pool, "_offered", {})
     monkeypatch.setattr(pool, "find_compiler", lambda: (_ for _ in ()).throw(CompilerMissing("none")))
     with pytest.raises(CompilerMissing):
         pool._machine_code()
-    pool.offer(b"no machine code")
+    pool.offer({pool.part_of(pool.RUNTIME): b"no machine code"})
     with pytest.raises(InvalidProblem, match="no machine code of gradc's"):
         pool._machine_code()
 

@@ -14,6 +14,7 @@ import numpy as np
 from ...analysis.combine import combines
 from ...analysis.cost import MOST_SORTED
 from ...analysis.lifetimes import lifetimes
+from ...analysis.product_kernels import product_kernels
 from ...errors import InternalError
 from ...ir.dims import LARGEST, Predicate, Size, evaluate, minimum, product, symbols
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
@@ -32,9 +33,13 @@ SHARED = (
     "cpu/argsort.h",
     "cpu/counting_sort.h",
     "cpu/gemm.h",
-    "cpu/gemm_bf16.h",
-    "cpu/gemm_i8.h",
+    "cpu/gemm_bf16.c",
+    "cpu/gemm_f64.c",
+    "cpu/gemm_i8.c",
     "cpu/gemm_kernels.h",
+    "cpu/gemm_type.h",
+    "cpu/gemm_vector.h",
+    "cpu/gemm_words.h",
     "cpu/math.h",
     "cpu/program.h",
     "cpu/runtime.c",
@@ -249,6 +254,7 @@ def _module(
         "export/module.c.j2",
         name=interface.prefix,
         multiplies=any(isinstance(item, Call) and CALLS[item.op].multiplies for item in items),
+        kernels=sorted({name for part in parts for name in product_kernels(part.program)}),
         programs=programs,
         arrays=[
             {

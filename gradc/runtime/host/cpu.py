@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...analysis.lifetimes import offsets
+from ...analysis.product_kernels import product_kernels
 from ...codegen.text import CODES, enumerators
 from ...errors import IndexOutOfRange, InternalError, NotAscending
 from ...ir.dims import evaluate
@@ -108,6 +109,7 @@ class CpuProgram:
         key = (lenders, *sizes)
         binding = self._bindings.get(key)
         if binding is None:
+            pool.require(product_kernels(self.program))
             values = (ctypes.c_int64 * max(len(sizes), 1))(*sizes)
             places, total = offsets(self.program, dims, ALIGN, lenders)
             temps = tuple((self.place[name], at) for name, (output, at) in places.items() if not output)

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -235,95 +235,110 @@ def tuple_item() -> int:
     return _address(ctypes.pythonapi.PyTuple_GetItem)
 
 
+RUNTIME = "runtime"
+KERNELS = ("f64", "bf16", "i8")
+"""The kernels of products that are libraries of their own, compiled where a program has such products: see
+:mod:`gradc.analysis.product_kernels`.
+"""
+_SOURCES = {RUNTIME: "cpu/runtime.c", **{name: f"cpu/gemm_{name}.c" for name in KERNELS}}
+"""Library -> its text."""
+
 _loaded: ctypes.CDLL | None = None
-_offered: bytes | None = None
-_begun: tuple[str, Build] | None = None
-"""The pool that is being compiled, by its key."""
+_kernels: dict[str, ctypes.CDLL] = {}
+"""Those that the pool has."""
+_offered: dict[str, bytes] = {}
+_begun: dict[str, tuple[str, Build]] = {}
+"""The libraries that are being compiled, each with its key."""
 _calls = ContextVar("_calls", default=True)
 _importer = os.getpid()
 
 
 def texts() -> tuple[str, ...]:
-    """All that the pool's library is compiled from."""
-    names = (
-        "common/ieee.h",
-        "cpu/runtime.h",
-        "cpu/streaming.h",
-        "cpu/gemm_kernels.h",
-        "cpu/gemm.h",
-        "cpu/gemm_bf16.h",
-        "cpu/gemm_i8.h",
-        "cpu/runtime.c",
-    )
-    return tuple(map(read_template, names))
+    """All that the pool's libraries are compiled from."""
+    headers = ("common/ieee.h", *(f"cpu/{name}.h" for name in _HEADERS))
+    return tuple(map(read_template, (*headers, *_SOURCES.values())))
 
 
-def key() -> str:
-    """The key of the pool's machine code in the cache.
+_HEADERS = ("runtime", "streaming", "gemm_type", "gemm_vector", "gemm_words", "gemm_kernels", "gemm")
+
+
+def key(library: str = RUNTIME) -> str:
+    """The key of a library's machine code in the cache.
 
     :raises CompilerMissing: there is no compiler.
     """
-    return digest("runtime", *texts(), find_compiler().identity, cpu_identity(), *_FLAGS)
+    return digest("runtime", library, *texts(), find_compiler().identity, cpu_identity(), *_FLAGS)
 
 
-def packed() -> bytes:
-    """The pool's machine code, compressed, for a file that shall run where there is no compiler.
+def packed(kernels: Collection[str] = ()) -> dict[str, bytes]:
+    """The machine code of the pool and of some of :data:`KERNELS`, compressed, for a file that shall run where there is
+    no compiler: by the name of each in the file.
 
-    :raises CompilerMissing, CompilerError: it is not there yet and cannot be compiled.
+    :raises CompilerMissing, CompilerError: one is not there yet and cannot be compiled.
     """
-    return zlib.compress(_machine_code())
+    libraries = (RUNTIME, *sorted(kernels))
+    begin(libraries)
+    return {part_of(library): zlib.compress(_machine_code(library)) for library in libraries}
 
 
-def offer(code: bytes) -> None:
-    """Takes what :func:`packed` gave on this machine, of these :func:`texts`, for a process without a compiler."""
-    global _offered
-    _offered = code
+def part_of(library: str) -> str:
+    """The name of a library's machine code in a module's file."""
+    return f"{RUNTIME}.so" if library == RUNTIME else f"{RUNTIME}.{library}.so"
 
 
-def _machine_code() -> bytes:
+def offer(parts: Mapping[str, bytes]) -> None:
+    """Takes, of a file's parts, what :func:`packed` gave on this machine, of these :func:`texts`, for a process without
+    a compiler.
+    """
+    _offered.update({library: parts[part] for library in _SOURCES if (part := part_of(library)) in parts})
+
+
+def _machine_code(library: str = RUNTIME) -> bytes:
     """From the cache, else compiled; without a compiler what was offered."""
     try:
         find_compiler()
     except CompilerMissing:
-        if _offered is None:
+        if library not in _offered:
             raise
         try:
-            return zlib.decompress(_offered)
+            return zlib.decompress(_offered[library])
         except zlib.error as error:
             raise InvalidProblem(f"the runtime in a module's file is no machine code of gradc's: {error}") from None
     cache = default_cache()
-    payload = cache.get(key())
+    payload = cache.get(key(library))
     if payload is None:
-        begun = _taken()
+        begun = _taken(library)
         with begun[1] if begun is not None else nullcontext():
             payload = (
                 begun[1].finish()[0]
-                if begun is not None and begun[0] == key()
-                else compile_c(texts()[-1], extra=_FLAGS)
+                if begun is not None and begun[0] == key(library)
+                else compile_c(read_template(_SOURCES[library]), extra=_FLAGS)
             )
-        cache.put(key(), payload)
+        cache.put(key(library), payload)
     return payload
 
 
-def begin() -> None:
-    """Has the pool compiled beside the caller where the cache does not have it, which takes seconds once: the first
-    call waits for what is left, and has the errors.  The end of the process, or :func:`stop`, stops it; a process that
-    may end without a word, and a block of :func:`no_calls`, leave all to the first call.
+def begin(libraries: Collection[str] = (RUNTIME,)) -> None:
+    """Has the pool, or some of :data:`KERNELS`, compiled beside the caller where the cache does not have them, which
+    takes seconds once: the first call waits for what is left, and has the errors.  The end of the process, or
+    :func:`stop`, stops it; a process that may end without a word, and a block of :func:`no_calls`, leave all to the
+    first call.
     """
-    global _begun
-    if not _calls.get() or _loaded is not None or _offered is not None or _may_end_untold():
+    if not _calls.get() or _offered or _may_end_untold():
         return
     with _lock:
-        if _begun is not None or default_cache().get(key()) is not None:
-            return
-        build = Build(extra=_FLAGS, link=WHOLE)
-        try:
-            build.add(texts()[-1:])
-            _begun = (key(), build)
-        except BaseException as error:  # also KeyboardInterrupt, whose traceback would keep what was begun
-            build.__exit__()
-            if not isinstance(error, CompilerError | OSError):
-                raise
+        for library in libraries:
+            there = library in _kernels or (library == RUNTIME and _loaded is not None)
+            if there or library in _begun or default_cache().get(key(library)) is not None:
+                continue
+            build = Build(extra=_FLAGS, link=WHOLE)
+            try:
+                build.add([read_template(_SOURCES[library])])
+                _begun[library] = (key(library), build)
+            except BaseException as error:  # also KeyboardInterrupt, whose traceback would keep what was begun
+                build.__exit__()
+                if not isinstance(error, CompilerError | OSError):
+                    raise
 
 
 @contextmanager
@@ -346,17 +361,16 @@ def _may_end_untold() -> bool:
 
 def stop() -> None:
     """Stops what :func:`begin` began."""
-    begun = _taken()
-    if begun is not None:
-        begun[1].__exit__(None, None, None)
+    for library in _SOURCES:
+        begun = _taken(library)
+        if begun is not None:
+            begun[1].__exit__(None, None, None)
 
 
-def _taken() -> tuple[str, Build] | None:
-    """What was begun, for the first that asks."""
-    global _begun
+def _taken(library: str) -> tuple[str, Build] | None:
+    """What was begun of a library, for the first that asks."""
     with _lock:
-        begun, _begun = _begun, None
-    return begun
+        return _begun.pop(library, None)
 
 
 def _library() -> ctypes.CDLL:
@@ -381,6 +395,23 @@ def _library() -> ctypes.CDLL:
             library.gradc_set_threads(_wanted_threads(), _cpus())
             _loaded = library
     return _loaded
+
+
+def require(kernels: Collection[str]) -> None:
+    """Loads some of :data:`KERNELS` into the pool, before a call that has products of them.
+
+    :raises CompilerMissing, CompilerError: they cannot be compiled.
+    """
+    for name in kernels:
+        if name not in _kernels:
+            runtime = _library()
+            with _lock:
+                if name not in _kernels:
+                    library = load_library(_machine_code(name), f"{RUNTIME}-{name}")
+                    made = getattr(library, f"gradc_{name}_kernels")
+                    made.restype = ctypes.c_void_p
+                    runtime.gradc_add_kernels(ctypes.c_void_p(made()))
+                    _kernels[name] = library
 
 
 # ---- Streaming stores ----------------------------------------------------------------------------------------------
@@ -485,6 +516,7 @@ def pack_bytes(dtype: int, m: int, n: int, k: int) -> int:
     (64) or i32 (:data:`INTEGERS`).
     """
     library = _library()
+    require({64: ("f64",), INTEGERS: ("i8",)}.get(dtype, ()))
     library.gradc_pack_bytes.restype = ctypes.c_int64
     return int(library.gradc_pack_bytes(dtype, *map(ctypes.c_int64, (m, n, k))))
 
@@ -499,6 +531,7 @@ def vector_bytes() -> int:
 def bf16_product() -> Literal["f32", "pairs", "tiles"]:
     """What multiplies two operands of bf16: the kernels of f32, vectors of pairs (AVX512-BF16), or tiles (AMX)."""
     names: tuple[Literal["f32", "pairs", "tiles"], ...] = ("f32", "pairs", "tiles")
+    require(("bf16",))
     return names[_library().gradc_bf16_product()]
 
 
@@ -539,13 +572,13 @@ class _Matrix(ctypes.Structure):
 
 
 _DTYPES = {"bfloat16": 1, "int8": 2, "uint8": 3}
-_PRODUCTS = {
-    ("float32",) * 3,
-    ("float64",) * 3,
-    ("bfloat16", "bfloat16", "float32"),
-    *((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8")),
+_PRODUCTS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("float32",) * 3: (),
+    ("float64",) * 3: ("f64",),
+    ("bfloat16", "bfloat16", "float32"): ("bf16",),
+    **{(a, b, "int32"): ("i8",) for a in ("int8", "uint8") for b in ("int8", "uint8")},
 }
-"""Dtypes of both operands and of the result."""
+"""Dtypes of both operands and of the result -> which of :data:`KERNELS` multiply them."""
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool = False) -> None:
@@ -571,10 +604,11 @@ def prepared_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: b
     if (
         a.shape != (batch, m, k)
         or b.shape != (batch, k, n)
-        or (a.dtype.name, b.dtype.name, out.dtype.name) not in _PRODUCTS
+        or (dtypes := (a.dtype.name, b.dtype.name, out.dtype.name)) not in _PRODUCTS
         or not out.flags.c_contiguous
     ):
         raise ValueError(f"matmul: {a.dtype}{list(a.shape)} @ {b.dtype}{list(b.shape)} -> {out.dtype}{list(out.shape)}")
+    require(_PRODUCTS[dtypes])
     context = new_context()
     operands = [_Matrix(x.ctypes.data, *(s // x.itemsize for s in x.strides), x.itemsize) for x in (a, b)]
     for operand, x in zip(operands, (a, b), strict=True):

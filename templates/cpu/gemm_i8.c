@@ -7,6 +7,8 @@
  * The first quad of each block of steps, its head, has a row's sum of t a'[i], and a column's of -s b'[j] - s t.
  * (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VPDPBUSD.) */
 
+#include "gemm_words.h"
+
 enum { I8_LANES = GEMM_BYTES / 4, I8_PANEL = 2 * I8_LANES, I8_QUAD = 4, I8_STEPS = GEMM_BYTES, I8_KC = 8 * GEMM_KC };
 enum { I8_WIDEST = GEMM_MR > I8_PANEL ? GEMM_MR : I8_PANEL }; /* rows or columns of a panel, at most */
 typedef uint32_t i8_vec __attribute__((vector_size(GEMM_BYTES), aligned(4)));
@@ -55,6 +57,7 @@ static inline __attribute__((always_inline)) i8_vec i8_dot(i8_vec sum, i8_vec a,
 }
 
 #define T uint32_t
+#define GEMM_SIZE 4
 #define GEMM(name) i8_##name
 #define GEMM_CHAIN (1 << 30)
 #define GEMM_HEADS 1
@@ -62,6 +65,7 @@ static inline __attribute__((always_inline)) i8_vec i8_dot(i8_vec sum, i8_vec a,
 #include "gemm_kernels.h"
 #undef T
 #undef GEMM
+#undef GEMM_SIZE
 #undef GEMM_CHAIN
 #undef GEMM_HEADS
 #undef GEMM_ADD
@@ -193,34 +197,6 @@ static void i8_blocks(int64_t m, int64_t n, int64_t k, int64_t kc, gemm_panels a
   a.panel /= I8_QUAD, b.panel /= I8_QUAD;
   i8_block(m, n, ceil_div(k, I8_QUAD) + ceil_div(k, kc), kc / I8_QUAD + 1, a, b, c, j0, add);
 }
-
-#ifdef I8_VNNI
-enum { I8_SPEED = 4 };
-#else
-enum { I8_SPEED = 1 };
-#endif
-#define I8_TYPE(name, a_signed, b_signed, transposed)                                                                            \
-  static const gemm_type transposed;                                                                                             \
-  static int name##_rows(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps) {      \
-    (void)i0, (void)p0;                                                                                                          \
-    i8_pack_rows(to, a, i, rows, steps, (i8_form){a_signed, b_signed ? 0 : 128, 0});                                             \
-    return 0;                                                                                                                    \
-  }                                                                                                                              \
-  static int name##_columns(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps) {   \
-    (void)p0, (void)j0;                                                                                                          \
-    i8_pack_columns(to, b, j, cols, steps, (i8_form){!b_signed, a_signed ? -128u : 0, a_signed && !b_signed ? -16384u : 0});     \
-    return 0;                                                                                                                    \
-  }                                                                                                                              \
-  static const gemm_type name = {                                                                                                \
-    .size = 4, .packed = 1, .integers = 1, .mr = GEMM_MR, .nr = I8_PANEL, .lanes = I8_LANES, .whole = I8_QUAD, .head = I8_QUAD,  \
-    .kc = I8_KC, .packs = 2 * GEMM_PACKED, .speed = I8_SPEED, .turned = &transposed,                                             \
-    .pack_rows = name##_rows, .pack_columns = name##_columns, .block = i8_blocks,                                                \
-  }
-I8_TYPE(i8_u8_type, 1, 0, u8_i8_type);
-I8_TYPE(u8_i8_type, 0, 1, i8_u8_type);
-I8_TYPE(i8_i8_type, 1, 1, i8_i8_type);
-I8_TYPE(u8_u8_type, 0, 0, u8_u8_type);
-#undef I8_TYPE
 
 /* ---- Few rows
  *
@@ -465,7 +441,10 @@ static int64_t i8_rows_bytes(int64_t m, int64_t k) {
 }
 
 /* c[m,n] (+)= a[m,k] b[k,n], b's columns or its rows contiguous. */
-static void i8_rows(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, const gradc_matrix *b, uint32_t *c, int64_t c_row, int64_t c_col, int add, void *workspace) {
+static void i8_rows(int64_t m, int64_t n, int64_t k, int64_t p0, int64_t j0, const gradc_matrix *a, const gradc_matrix *b, char *to, int64_t c_row, int64_t c_col, int add,
+                    void *workspace) {
+  (void)p0, (void)j0;
+  uint32_t *const c = (uint32_t *)to;
   const int64_t filled = whole(k, GEMM_BYTES);
   const int a_signed = a->dtype == GRADC_I8, alike = a->dtype == b->dtype;
   uint8_t *const rows = workspace;
@@ -511,4 +490,38 @@ static void i8_rows(int64_t m, int64_t n, int64_t k, const gradc_matrix *a, cons
       dots(m - i, n - j, k, rows + i * filled, filled, columns, b->col, alike ? 0x80808080 : 0, begins + i, c + i * c_row + j * c_col, c_row, c_col, add);
     }
   }
+}
+
+#ifdef I8_VNNI
+enum { I8_SPEED = 4 };
+#else
+enum { I8_SPEED = 1 };
+#endif
+#define I8_TYPE(name, a_signed, b_signed, transposed)                                                                            \
+  static const gemm_type transposed;                                                                                             \
+  static int name##_rows(void *to, const gradc_matrix *a, int64_t i0, int64_t p0, int64_t i, int64_t rows, int64_t steps) {      \
+    (void)i0, (void)p0;                                                                                                          \
+    i8_pack_rows(to, a, i, rows, steps, (i8_form){a_signed, b_signed ? 0 : 128, 0});                                             \
+    return 0;                                                                                                                    \
+  }                                                                                                                              \
+  static int name##_columns(void *to, const gradc_matrix *b, int64_t p0, int64_t j0, int64_t j, int64_t cols, int64_t steps) {   \
+    (void)p0, (void)j0;                                                                                                          \
+    i8_pack_columns(to, b, j, cols, steps, (i8_form){!b_signed, a_signed ? -128u : 0, a_signed && !b_signed ? -16384u : 0});     \
+    return 0;                                                                                                                    \
+  }                                                                                                                              \
+  static const gemm_type name = {                                                                                                \
+    .size = 4, .packed = 1, .integers = 1, .mr = GEMM_MR, .nr = I8_PANEL, .lanes = I8_LANES, .whole = I8_QUAD, .head = I8_QUAD,  \
+    .kc = I8_KC, .packs = 2 * GEMM_PACKED, .speed = I8_SPEED, .turned = &transposed,                                             \
+    .pack_rows = name##_rows, .pack_columns = name##_columns, .block = i8_blocks,                                                \
+    .few = i8_in_place, .most_rows = I8_MOST_ACROSS, .rows_bytes = i8_rows_bytes, .rows = i8_rows,                                                \
+  }
+I8_TYPE(i8_u8_type, 1, 0, u8_i8_type);
+I8_TYPE(u8_i8_type, 0, 1, i8_u8_type);
+I8_TYPE(i8_i8_type, 1, 1, i8_i8_type);
+I8_TYPE(u8_u8_type, 0, 0, u8_u8_type);
+#undef I8_TYPE
+
+EXPORT const gemm_kernels *gradc_i8_kernels(void) {
+  static const gemm_kernels kernels = { GEMM_I8, {{&u8_u8_type, &u8_i8_type}, {&i8_u8_type, &i8_i8_type}} };
+  return &kernels;
 }

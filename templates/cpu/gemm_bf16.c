@@ -8,8 +8,12 @@
  * kernels of f32, so that what is lost lies below 2^-126 in each addition.
  * (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and VDPBF16PS.) */
 
+#include "gemm_words.h"
+
 #if defined(__AMX_BF16__) && defined(__linux__) && defined(__x86_64__) && GEMM_BYTES == 64
 #define BF16_TILES 1
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #if defined(__AVX512BF16__) && GEMM_BYTES == 64
 #define BF16_PAIRS 1
@@ -115,12 +119,15 @@ BF16_PACK(bf16_pack_columns, col, row, BF16_PANEL, 1)
 
 #ifdef BF16_PAIRS
 /* Panels of pairs, which are as wide as an f32. */
-static inline __attribute__((always_inline)) sgemm_vec bf16_add_pair(sgemm_vec sum, float a, sgemm_vec b) {
-  const sgemm_vec all = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
+typedef float bf16_sums __attribute__((vector_size(64)));
+
+static inline __attribute__((always_inline)) bf16_sums bf16_add_pair(bf16_sums sum, float a, bf16_sums b) {
+  const bf16_sums all = {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a};
   __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(all));
   return sum;
 }
 #define T float
+#define GEMM_SIZE 4
 #define GEMM(name) bf16_pairs_##name
 #define GEMM_CHAIN (GEMM_RUN / 2)
 #define GEMM_HEADS 0
@@ -128,6 +135,7 @@ static inline __attribute__((always_inline)) sgemm_vec bf16_add_pair(sgemm_vec s
 #include "gemm_kernels.h"
 #undef T
 #undef GEMM
+#undef GEMM_SIZE
 #undef GEMM_CHAIN
 #undef GEMM_HEADS
 #undef GEMM_ADD
@@ -148,13 +156,7 @@ static const gemm_type bf16_pairs_type = {
 /* Whether tiles may be used, which a process has to ask for. */
 static int bf16_tiles(void) {
   enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
-  static atomic_int known; /* 1: yes, 2: no */
-  int state = atomic_load_explicit(&known, memory_order_relaxed);
-  if (!state) {
-    state = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 ? 1 : 2;
-    atomic_store_explicit(&known, state, memory_order_relaxed);
-  }
-  return state == 1;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
 }
 
 enum { BF16_BLOCK = BF16_PANEL * BF16_STEPS };
@@ -273,16 +275,18 @@ static const gemm_type bf16_tiles_type = {
 #undef BF16_PACK
 #endif
 
-/* The kernels for products of two operands of bf16, NULL: there are none. */
-static const gemm_type *bf16_type(void) {
-#ifdef BF16_TILES
-  if (bf16_tiles()) {
-    return &bf16_tiles_type;
-  }
-#endif
+EXPORT const gemm_kernels *gradc_bf16_kernels(void) {
+  static gemm_kernels kernels = { GEMM_BF16, {{0}} };
 #ifdef BF16_PAIRS
-  return &bf16_pairs_type;
+  const gemm_type *type = &bf16_pairs_type;
 #else
-  return NULL;
+  const gemm_type *type = 0;
 #endif
+#ifdef BF16_TILES
+  type = bf16_tiles() ? &bf16_tiles_type : type;
+#endif
+  for (int i = 0; i < 4; i++) {
+    kernels.of[i / 2][i % 2] = type;
+  }
+  return &kernels;
 }
