@@ -49,7 +49,8 @@ class Cpu(Device):
         rows in another order.
     :param ordered: of a row that is in order already, as ``sort``.
     :param partial: of an element of a partial result, which is set and folded.
-    :param missed: of an element that is added to a partial result of ``cached`` elements or more, more than to others.
+    :param missed: of an element that is added to a partial result of far more than ``cached`` elements, more than to
+        one of fewer.
     :param cached: elements of a partial result that caches hold.
     :param workers: the assumed number of cores.
     :param sources: constant -> ``calibrated``.
