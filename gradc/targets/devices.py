@@ -42,7 +42,8 @@ class Device:
 @dataclass(frozen=True)
 class Cpu(Device):
     """A CPU, times in seconds of one thread.  :mod:`gradc.calibration.host` measures ``sort`` to ``cached``; by default
-    they are those with the least mean regret over the processors of ``benchmarks/results``.
+    they are those with the least mean regret over the processors of ``benchmarks/results`` that have no file of their
+    own (:data:`~gradc.targets.calibration.MEASURED`).
 
     :param sort: of a row that is sorted, more than of one that is added to a partial result.
     :param gathered: the same of each element that it adds; below 0 where sums in registers take less time than reading
