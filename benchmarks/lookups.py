@@ -59,9 +59,9 @@ enum { AHEAD = 16, LINE = 16, WIDTH = %d, VECTORS = WIDTH / LANES };
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
 #define EACH _Pragma("GCC unroll 32") for (int v = 0; v < VECTORS; v++)
 #define AT(row, v) ((vector *)(row))[v]
-static inline void ask(const float *row) {
-  _Pragma("GCC unroll 8") for (int c = 0; c < WIDTH; c += LINE) __builtin_prefetch(row + c);
-  __builtin_prefetch(row + WIDTH - 1); /* a row that begins within a line ends in one more */
+static inline void ask(const float *row) { /* into the second cache, as gradc does: more lines are on their way */
+  _Pragma("GCC unroll 8") for (int c = 0; c < WIDTH; c += LINE) __builtin_prefetch(row + c, 0, 2);
+  __builtin_prefetch(row + WIDTH - 1, 0, 2); /* a row that begins within a line ends in one more */
 }
 __attribute__((visibility("default")))
 void read_rows(const float *table, const i64 *at, i64 bags, i64 bag, float *restrict out) {

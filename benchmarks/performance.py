@@ -197,8 +197,9 @@ LOOKUPS = """## Lookups and updates of tables
 
 4,096 bags of 20 rows, and the same with the backward and the update by rowwise Adagrad; shares are of the bandwidth
 that the machine has for rows at these places (`python -m benchmarks.lookups`, one thread).
-[embeddings.md](embeddings.md#how-near-to-memory) tells what bounds them. Files of family 25 are older than two things:
-floors, as gradc, ask for the last line of a row that begins within one by now, and updates take less time.
+[embeddings.md](embeddings.md#how-near-to-memory) tells what bounds them. That of family 25 model 1 is older than two
+things: floors, as gradc, ask for the last line of a row that begins within one by now, and updates take less time. All
+but that of model 17 are older than floors, and gradc, that ask for rows into the second cache.
 """
 PICTURED = ("int8", "nf4")
 """Formats that have a picture."""

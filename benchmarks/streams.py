@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.streams [STREAM ...] [--threads 1 2] [--widths 1 16 64 128] [--counts 1000 ...] [--save]``
 times every strategy of a CPU that ``choose_reduction`` can pick for ``table[index[n], :] += rows[n, :]`` in f32: by
-turns in one process, the least processor time of several rounds.  The regret of a case is how much longer the picked
-one takes than the fastest.  A table of more than a GiB is left out.  Beside them stand the times that the cost model
+turns in one process, the least processor time of several rounds.  Picked is what a module for this processor picks
+without a user's own calibration.  The regret of a case is how much longer the picked one takes than the fastest.  A
+table of more than a GiB is left out.  Beside them stand the times that the cost model
 gives an H100's strategies *for this data* (how many distinct rows, how often the hottest), and the regret of what is
 picked there without seeing them: predicted, not measured; it takes places within memory to be random, and the
 neighbours of a row not to be hit together.  ``--calibration FILE`` also says what is picked by a file of ``gradc
@@ -53,6 +54,8 @@ from gradc.ir.kernel import Kernel, Program, taken
 from gradc.passes.program.choose_reduction import choose_reduction, decisions
 from gradc.passes.program.gpu_choice import candidates
 from gradc.runtime.host import pool
+from gradc.runtime.host.toolchain import cpu_model
+from gradc.targets.calibration import measured_file
 from gradc.targets.devices import CPU, GPUS, Cpu, Device, Gpu
 from gradc.targets.devices import calibrated as calibrated_device
 
@@ -166,14 +169,19 @@ def on_host(width: int) -> list[str]:
 
 
 @functools.cache
-def chosen_program(width: int, device: Device | None) -> Program:
+def this_processor() -> Cpu:
+    """Its constants as they come with gradc."""
+    path = measured_file(CPU, cpu_model())
+    return calibrated_device(CPU, path) if path.is_file() else CPU
+
+
+@functools.cache
+def chosen_program(width: int, device: Device) -> Program:
     scheduled = module(width, "").stages["forward.schedule"].result
-    available = ON_GPU if isinstance(device, Gpu) else ON_HOST
-    more: dict[str, Any] = {"available": available, **({"device": device} if device else {})}
-    return choose_reduction(scheduled, **more)
+    return choose_reduction(scheduled, device=device, available=ON_GPU if isinstance(device, Gpu) else ON_HOST)
 
 
-def picked(width: int, dims: Mapping[str, int], device: Device | None = None) -> str:
+def picked(width: int, dims: Mapping[str, int], device: Device) -> str:
     """The strategy that is taken at these sizes."""
     kernels = [taken(step, dims) for step in chosen_program(width, device).steps]
     (strategy,) = (how for k in kernels if isinstance(k, Kernel) for _, how in k.strategy)
@@ -225,7 +233,7 @@ def case(
         "width": width,
         "distinct": len(counts),
         "hottest": int(counts.max()),
-        "picked": (pick := picked(width, {"N": count, **dims})),
+        "picked": (pick := picked(width, {"N": count, **dims}, this_processor())),
         "H100": on_gpu(width, {"N": count, **dims}, len(counts), int(counts.max()), H100),
     }
     records = []

@@ -174,14 +174,25 @@ SHARES = 256
 """Of an element of a partial result, in which the time of a sorted row is counted."""
 
 
-def sorted_row(width: Size, ordered: bool, device: Cpu, missed: bool = False) -> Size:
+MISSED = ((4, 1.0), (2, 2 / 3), (1, 1 / 3), (0, 0.0))
+"""Elements of a partial result, by those that caches hold, from which on such a share of the additions to it wait for
+memory: of a place anywhere in it caches hold 1 - cached / elements not, which it is in the middle.
+"""
+
+
+def missed_share(size: int, cached: int) -> float:
+    """Of additions to a partial result of so many elements, those that wait for memory."""
+    return next(share for times, share in MISSED if size >= times * cached)
+
+
+def sorted_row(width: Size, ordered: bool, device: Cpu, missed: float = 0.0) -> Size:
     """Elements of partial results, in ``SHARES`` of one, that a CPU sets and folds in the time that a row takes longer
     where rows are sorted than where each is added to a partial result.
 
-    :param width: elements that a row adds.  :param missed: to a partial result that caches do not hold.
+    :param width: elements that a row adds.  :param missed: share of them that would wait for memory.
     """
     of_row = (device.ordered if ordered else device.sort) / device.partial * SHARES
-    of_element = ((0.0 if ordered else device.gathered) - (device.missed if missed else 0)) / device.partial * SHARES
+    of_element = ((0.0 if ordered else device.gathered) - missed * device.missed) / device.partial * SHARES
     if isinstance(width, int):
         return max(round(of_row + of_element * width), 0)
     return maximum(round(of_row) + round(of_element) * width, 0)
@@ -268,7 +279,7 @@ PARTIAL_BYTES = 32
 def _privatized_host(s: HostScatter, device: Cpu) -> tuple[int, float, str]:
     chunks = evaluate(ceildiv(s.rows, task_rows(s.rows, s.columns, (s.out, *s.other_results))), {})
     moved, partials = s.read + s.out * s.item, chunks * s.out
-    missed = device.missed * (s.read // s.item) if s.out >= device.cached else 0.0
+    missed = missed_share(s.out, device.cached) * device.missed * (s.read // s.item)
     seconds = moved / device.bandwidth + device.partial * partials + missed
     return moved + PARTIAL_BYTES * partials, seconds, f"{chunks} partials of {s.out} elements, folded in order"
 

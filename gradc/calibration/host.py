@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..analysis.chunks import task_rows
-from ..analysis.strategies import PRIVATIZED, SEGMENTED
+from ..analysis.strategies import PRIVATIZED, SEGMENTED, missed_share
 from ..api import compile
 from ..errors import DeviceError
 from ..ir.dims import ceildiv, evaluate, symbol
@@ -38,13 +38,14 @@ class Scale:
 
     :param rows: fewer and more.  :param widths: elements of a row.
     :param results: elements of a result, of which caches hold the first.
-    :param folded: elements of a result of which there are as many partial results as chunks of ``chunked`` rows.
+    :param folded: elements of a result of which there are as many partial results as chunks of ``chunked`` rows: so
+        many elements that the near caches hold none of them, as where partial results decide.
     """
 
-    rows: tuple[int, int] = (100_000, 300_000)
+    rows: tuple[int, int] = (200_000, 1_000_000)
     widths: tuple[int, ...] = (16, 64)
     results: tuple[int, ...] = tuple(1 << n for n in (13, 16, 18, 20, 21, 22, 23, 24))
-    folded: tuple[int, ...] = (1 << 12, 1 << 13, 1 << 14, 1 << 15)
+    folded: tuple[int, ...] = (1 << 14, 5 << 12, 3 << 13, 1 << 15)
     chunked: int = 1 << 13
 
 
@@ -160,7 +161,7 @@ def _fit(
     cells: Collection[tuple[int, int]], seconds: np.ndarray[Any, Any], cached: int
 ) -> tuple[float, tuple[float, float, float, int]]:
     """(what is left, the constants) if caches hold results below ``cached`` elements."""
-    terms = np.array([(1.0, width, -width if result >= cached else 0.0) for width, result in cells])
+    terms = np.array([(1.0, width, -width * missed_share(result, cached)) for width, result in cells])
     weights = 1 / np.maximum(np.abs(seconds), np.median(np.abs(seconds)))
     found = np.linalg.lstsq(terms * weights[:, None], seconds * weights, rcond=None)[0]
     left = float(np.abs((terms @ found - seconds) * weights).sum())

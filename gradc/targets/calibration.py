@@ -1,5 +1,5 @@
 """Which calibration file a compilation reads: the one that is named, else the device's own in the user's configuration
-directory.
+directory, else the one that comes with gradc for a processor of this family and model.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from ..process.files import user_directory
 from .devices import CPU, Cpu, Gpu, calibrated_by, read_calibration
 
 NONE = "none"
+MEASURED = Path(__file__).with_name("calibrated")
+"""Folder of the files that come with gradc, of processors whose sorted rows and partial results cost other than those
+listed for any CPU (:data:`~gradc.targets.devices.CPU`): ``cpu-family-25-model-17.json``.
+"""
 
 
 def calibration_file(device: Cpu | Gpu, model: str = "") -> Path:
@@ -35,15 +39,28 @@ def calibration_file(device: Cpu | Gpu, model: str = "") -> Path:
 
 def _own_file(device: Cpu | Gpu, model: str) -> Path:
     """The device's file in the user's configuration directory."""
-    words = re.findall("[a-z0-9]+", f"{device.name} {model}".lower())
-    return Path(user_directory("config")) / "calibration" / f"{'-'.join(words)}.json"
+    return Path(user_directory("config")) / "calibration" / _file_name(device, model)
+
+
+def measured_file(device: Cpu | Gpu, model: str = "") -> Path:
+    """The file of such a device that comes with gradc, or a name that none has.
+
+    :param model: of the processor, of which family and model count: the rest of its name is the seller's.
+    """
+    numbers = re.search(r"family \d+ model \d+", model)
+    return MEASURED / _file_name(device, numbers.group() if numbers else model)
+
+
+def _file_name(device: Cpu | Gpu, model: str) -> str:
+    return f"{'-'.join(re.findall('[a-z0-9]+', f'{device.name} {model}'.lower()))}.json"
 
 
 def calibration_text_for(device: Cpu | Gpu, given: Any, own: bool, model: str = "") -> str | None:
     """The text of the file that holds for a compilation, or None.
 
     :param given: ``calibration=`` of compile: a path, ``"none"``, or None.
-    :param own: whether the file in the user's configuration directory counts, where none is named.
+    :param own: whether the file in the user's configuration directory counts, where none is named, and where that is
+        not there, the one that comes with gradc.
     :param model: as of :func:`calibration_file`.
     :raises InvalidProblem: a file that was named is not there; a file is of another device, or holds what no
         calibration does.  One that the environment names for a GPU says nothing of a CPU, nor the other way round:
@@ -60,12 +77,12 @@ def calibration_text_for(device: Cpu | Gpu, given: Any, own: bool, model: str = 
         if given is not None or _is_of_cpu(text) == isinstance(device, Cpu):
             calibrated_by(device, text, path)
             return text
-    path = _own_file(device, model)
-    if not own or not path.is_file():
-        return None
-    text = read_calibration(path)
-    calibrated_by(device, text, path)
-    return text
+    for path in (_own_file(device, model), measured_file(device, model)) if own else ():
+        if path.is_file():
+            text = read_calibration(path)
+            calibrated_by(device, text, path)
+            return text
+    return None
 
 
 def _is_of_cpu(text: str) -> bool:

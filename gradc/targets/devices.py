@@ -42,14 +42,16 @@ class Device:
 @dataclass(frozen=True)
 class Cpu(Device):
     """A CPU, times in seconds of one thread.  :mod:`gradc.calibration.host` measures ``sort`` to ``cached``; by default
-    they are those with the least mean regret over the processors of ``benchmarks/results``.
+    they are those with the least mean regret over the processors of ``benchmarks/results`` that have no file of their
+    own (:data:`~gradc.targets.calibration.MEASURED`).
 
     :param sort: of a row that is sorted, more than of one that is added to a partial result.
     :param gathered: the same of each element that it adds; below 0 where sums in registers take less time than reading
         rows in another order.
     :param ordered: of a row that is in order already, as ``sort``.
     :param partial: of an element of a partial result, which is set and folded.
-    :param missed: of an element that is added to a partial result of ``cached`` elements or more, more than to others.
+    :param missed: of an element that is added to a partial result of far more than ``cached`` elements, more than to
+        one of fewer.
     :param cached: elements of a partial result that caches hold.
     :param workers: the assumed number of cores.
     :param sources: constant -> ``calibrated``.

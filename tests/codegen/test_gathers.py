@@ -60,7 +60,7 @@ def test_what_is_asked_for_ahead() -> None:
     # a line each, and the one in which a row ends that begins within a line
     lines = compiled(gather, i="i64[N]", w="f32[V,64]")
     assert lines.count(ahead) == 5
-    assert "if ((u64)(w + (i64)v0 * 64) % 64) __builtin_prefetch(w + (i64)v0 * 64 + 63);" in lines
+    assert "if ((u64)(w + (i64)v0 * 64) % 64) __builtin_prefetch(w + (i64)v0 * 64 + 63, 0, 2);" in lines
     assert "% 64)" not in compiled(gather, i="i64[N]", w="f32[V,65]")  # its rows begin anywhere
     assert compiled(gather, i="i64[N]", w="f32[V,2000]").count(ahead) == 9  # no more of a long row
     assert compiled(gather, i="i64[N]", w="f32[V,D]").count(ahead) == 2

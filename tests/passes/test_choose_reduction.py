@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ from gradc.ir.kernel import Select
 from gradc.ir.program_text import parse_program
 from gradc.passes.program.choose_reduction import choose_reduction, decisions, host_cases
 from gradc.runtime.host.toolchain import compile_c, load_library
-from gradc.targets.devices import CPU, Cpu, calibration_text, device_for
+from gradc.targets.calibration import measured_file
+from gradc.targets.devices import CPU, Cpu, calibrated, calibration_text, device_for
 
 
 def embedding_gradient(size: str) -> gradc.Module:
@@ -260,6 +262,31 @@ def test_the_cases_pick_what_the_estimates_say(device: Cpu, ordered: bool, cols:
         costs["segmented"] -= 8 * rows / device.bandwidth  # the sort's own reading and writing is in its time
         best = min(costs, key=costs.__getitem__)
         assert how == best or max(costs.values()) < 1.34 * min(costs.values()), (rows, cols, size, costs, how)
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+TOO_LONG = {
+    "amd-epyc-family-25-model-17": 1,
+    "intel-xeon-family-6-model-207": 3,
+}
+"""Cases of a file of streams whose regret is above 10 %: docs/embeddings.md names them."""
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("streams-*.json")), ids=lambda path: path.stem)
+def test_regret_over_streams_that_were_measured(path: Path) -> None:
+    """What is picked, held against the times that ``benchmarks.streams`` took on a processor, by its constants."""
+    content = json.loads(path.read_text())
+    constants = measured_file(CPU, content["machine"]["cpu"])
+    device = calibrated(CPU, constants) if constants.is_file() else CPU
+    select = functools.cache(lambda width: host_cases(symbol("N"), width, width * symbol("V"), device))
+    regrets = []
+    for r in content["streams"]:
+        if r["threads"] == 1 and len(r["us"]) > 1:
+            sizes = {"N": r["count"], "V": r["table"]}
+            how = next(how for when, how in select(r["width"]) if when is None or when.holds(sizes))
+            regrets.append(r["us"][how] / min(r["us"].values()) - 1)
+    assert sum(regrets) / len(regrets) <= 0.02
+    assert sum(regret > 0.10 for regret in regrets) <= TOO_LONG.get(path.stem.removeprefix("streams-"), 0)
 
 
 def test_a_calibration_decides_and_the_same_one_decides_alike(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from gradc.runtime.simulator.device import Simulator
 from gradc.targets import calibration as calibration
 from gradc.targets.devices import (
     CPU,
+    CPU_CONSTANTS,
     FORMAT,
     Gpu,
     calibrated_by,
@@ -270,7 +271,7 @@ def of_host(noise: float = 0.0) -> list[host.Sample]:
     for parts in (1 << 19, 1 << 20, 1 << 21):
         found.append(host.Sample("fold", parts, 3e-6 + parts * HOST["partial"], 64, parts >> 7))
     for width, result, rows in itertools.product(scale.widths, scale.results, scale.rows):
-        far = HOST["missed"] if result >= HOST["cached"] else 0.0
+        far = HOST["missed"] * {0: 0, 1: 1 / 3, 2: 2 / 3, 3: 2 / 3}.get(result // HOST["cached"], 1)
         each = HOST["sort"] + width * (HOST["gathered"] - far)
         found.append(host.Sample("sort", rows, 3e-6 - 4e-3 + rows * each, width, result))
         if result in scale.results[:2]:
@@ -440,3 +441,27 @@ def test_what_torch_cannot_run_leaves_what_was_measured(
     text = calibration_text(gpu, {"bandwidth": 1e12})
     assert command._with_torch(gpu, text, said.append) == text
     assert bool(calls) is asked and ("CUDNN_STATUS_NOT_INITIALIZED" in "".join(said)) is asked
+
+
+def test_a_processor_has_the_file_that_comes_with_gradc(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its family and model, whoever sells it; the user's own goes before, and ``"none"`` reads neither."""
+    path = calibration.measured_file(CPU, "AMD EPYC family 25 model 17")
+    assert path == calibration.measured_file(CPU, "AMD EPYC 9654 96-Core Processor family 25 model 17")
+    monkeypatch.setattr("gradc.module.options.cpu_model", lambda: "AMD EPYC 9654 96-Core Processor family 25 model 17")
+    chosen = lambda **options: scattered(target="cpu", determinism="run", **options).options.calibration
+    assert chosen() == path.read_text() and cpu_of(chosen()) != CPU
+    assert chosen(calibration="none") is None and scattered(target="cuda-sim").options.calibration is None
+    own = calibration.calibration_file(CPU, "AMD EPYC 9654 96-Core Processor family 25 model 17")
+    own.parent.mkdir()
+    own.write_text(calibration_text(CPU, HOST))
+    assert chosen() == own.read_text()
+    monkeypatch.setattr("gradc.module.options.cpu_model", lambda: "a processor that nobody measured")
+    assert chosen() is None
+
+
+@pytest.mark.parametrize("path", sorted(calibration.MEASURED.iterdir()), ids=lambda path: path.stem)
+def test_files_that_come_with_gradc_hold_every_constant(path: Path) -> None:
+    device = calibrated_by(CPU, path.read_text(), path)
+    assert set(device.sources) == set(CPU_CONSTANTS) - {"bandwidth"} and path == calibration.measured_file(
+        CPU, path.stem.removeprefix("cpu-").replace("-", " ")
+    )

@@ -14,7 +14,15 @@ from ...ir.op import Expr
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import Type
 from ...ir.walk import reachable
-from ...targets.cpu import CACHED_COST, GATHERED_BYTES, LINE_BYTES, PREFETCHED_BYTES, PRIVATE_BYTES, SHORT_ROW
+from ...targets.cpu import (
+    CACHED_COST,
+    GATHERED_BYTES,
+    LINE_BYTES,
+    PREFETCH_LOCALITY,
+    PREFETCHED_BYTES,
+    PRIVATE_BYTES,
+    SHORT_ROW,
+)
 from ..expr import Scribe
 from ..index import flatten, index, size
 from ..rows import RowFacts
@@ -45,14 +53,21 @@ class Gathered:
         """The statements that ask for it."""
         if not self.elements.isdigit():
             loop = f"for (i64 e = 0; e < {self.elements}; e += {self.step})"
-            last = f"__builtin_prefetch({self.buffer} + {self.at} + {self.elements} - 1);"
-            return [f"{loop} __builtin_prefetch({self.buffer} + {self.at} + e);", last]
-        elements, place = int(self.elements), f"{self.buffer} + {self.at}"
-        asked = [f"__builtin_prefetch({place}{f' + {e}' if e else ''});" for e in range(0, elements, self.step)]
+            return [f"{loop} {self._request('e')}", self._request(f"{self.elements} - 1")]
+        elements = int(self.elements)
+        asked = [self._request(str(e) if e else "") for e in range(0, elements, self.step)]
         if elements > 1:  # the row may begin within a line: then its end lies in one more
+            place = f"{self.buffer} + {self.at}"
             whole = f"if ((u64)({place}) % {LINE_BYTES}) " if elements % self.step == 0 else ""  # all rows do, or none
-            asked.append(f"{whole}__builtin_prefetch({place} + {elements - 1});")
+            asked.append(f"{whole}{self._request(str(elements - 1))}")
         return asked
+
+    def _request(self, element: str) -> str:
+        """For the line of an element, into the second cache: the first one waits for fewer lines at a time than a row
+        and those behind it have.
+        """
+        place = f"{self.buffer} + {self.at}{f' + {element}' if element else ''}"
+        return f"__builtin_prefetch({place}, 0, {PREFETCH_LOCALITY});"
 
 
 def cost(s: Stmt) -> int:

@@ -20,6 +20,7 @@ from ...analysis.combine import Combine, ascends, combines
 from ...analysis.cost import Estimate, estimates, ways
 from ...analysis.strategies import (
     DEFAULT,
+    MISSED,
     ON_HOST,
     PRIVATIZED,
     SEGMENTED,
@@ -44,7 +45,8 @@ def host_cases(
     Rows are sorted where that takes less time than their chunks' partial results, :func:`sorted_row` elements of them
     for each row.  All partial results together have ``MOST_PARTIALS`` elements at most, for which chunks are longer, or
     there is one.  One and two are counted; three and more are taken to have as many as they may, of which they have
-    three quarters at least.  Where caches do not hold one, a row waits for it, and a sort takes so much less beside it.
+    three quarters at least.  Where caches do not hold one, a row waits for a share of its elements, and a sort takes so
+    much less beside it.
 
     :param cols: elements that a row reads, :param size: that the results have.
     :param ordered: whether the rows are in the order of their index.  :param width: elements that a row adds, or
@@ -53,9 +55,9 @@ def host_cases(
     width = cols if width is None else width
     try:
         sorts: list[list[Size]] = []
-        for missed, least in ((False, 0), (True, device.cached)):
+        for times, missed in reversed(MISSED):
             each = sorted_row(width, ordered, device, missed)
-            pays = [SHARES * size - each * chunk_rows(rows, cols) - 1, size - least]
+            pays = [SHARES * size - each * chunk_rows(rows, cols) - 1, size - times * device.cached]
             sorts += [
                 [*pays, SHARES * MOST_PARTIALS - each * rows - 1, MOST_PARTIALS // 3 - size],
                 [*pays, SHARES * 2 * size - each * rows - 1, MOST_PARTIALS // 2 - size],

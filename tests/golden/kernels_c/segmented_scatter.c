@@ -91,8 +91,8 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
               const i64 r = order[q + GRADC_AHEAD];
               __builtin_prefetch(key + r);
               const i64 i0 = r;
-              __builtin_prefetch(rows_ + i0 * 16);
-              if ((u64)(rows_ + i0 * 16) % 64) __builtin_prefetch(rows_ + i0 * 16 + 15);
+              __builtin_prefetch(rows_ + i0 * 16, 0, 2);
+              if ((u64)(rows_ + i0 * 16) % 64) __builtin_prefetch(rows_ + i0 * 16 + 15, 0, 2);
             }
           }
           const i64 r = order[q];
