@@ -85,8 +85,14 @@ def _store(program: Program, loop: Loop, kernel: Kernel) -> Stmt:
     """
     effects = [s for s in kernel.body if not s.name]
     sums = [s for s in kernel.body if s.op in REDUCTIONS]
-    store = effects[0]
-    if len(effects) != 1 or store.op != "store" or store.where or program.buffer[store.buffer].kind != "temp":
+    store = effects[0] if effects else None
+    if (
+        store is None
+        or len(effects) != 1
+        or store.op != "store"
+        or store.where
+        or program.buffer[store.buffer].kind != "temp"
+    ):
         refuse("prologue", kernel, "it does more than to store a temp")
     if len(sums) != 1 or REDUCTIONS[sums[0].op] != "sum" or sums[0].dtype is not F32 or store.args != (sums[0].name,):
         refuse("prologue", kernel, "it stores no sum of f32")

@@ -484,7 +484,7 @@ class _TileWriter:
         """(the first, that behind the last one) of a block's parts that a warp computes with."""
         (since, to), first = self.beyond(s), s.cols[0]
         there = "COLUMNS" if not has_part(s) else s.count
-        begin = f"gradc_max(0, ({since} - {first}) / WIDTH * WIDTH)" if since else "0"
+        begin = f"gradc_uniform(gradc_max(0, ({since} - {first}) / WIDTH * WIDTH))" if since else "0"
         return begin, f"gradc_min({there}, {to} - {first})" if to else there
 
     def scaled(self, form: SweepForm) -> list[str]:
