@@ -54,7 +54,9 @@ blocks of several products, or of more statements than causal attention's, are r
 """
 OF_PARTS = 18
 """Registers left over before sm_90 where a warp of 16 rows has fragments of these and goes over parts of columns: dK
-and dV of 128 features spill 12 bytes with fewer, in 64 x 32 of 2 parts, and none in 64 x 16 (NVRTC for sm_80).
+and dV of 128 features spill 12 bytes with fewer, in 64 x 32 of 2 parts, and none in 64 x 16 (NVRTC for sm_80).  And
+from sm_100 on where one of 32 rows has, of which a sweep before sums features, and some blocks have fewer rows: dQ of
+80 features, 1000 or 2000 rows, spills 16 bytes in 16 columns (NVRTC for sm_100).
 """
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
@@ -463,9 +465,12 @@ class TileForm:
         """
         if self.decoded:
             return 0
-        if int(gpu.arch[3:]) < 90 and parts > 1 and tiles == 1 and self.fragments(columns, tiles):
+        whole, held = self.is_whole(columns, tiles), self.fragments(columns, tiles) > 0
+        if int(gpu.arch[3:]) < 90 and held and parts > 1 and tiles == 1:
             return OF_PARTS
-        edges = 0 if self.is_several or self.is_whole(columns, tiles) else tiles * (columns - ROWS) // 2
+        if int(gpu.arch[3:]) >= 100 and held and tiles > 1 and not whole and self.multiplying != self.sweeps:
+            return OF_PARTS
+        edges = 0 if self.is_several or whole else tiles * (columns - ROWS) // 2
         early = tiles * self.loads_of_elements * max(columns - EARLY, 0) if int(gpu.arch[3:]) >= 100 else 0
         return edges + early
 
