@@ -100,7 +100,7 @@ def _features(loop: Loop, carry: str) -> int:
 
 def calls_seconds(form: TileForm, program: Program, dims: Mapping[str, int], gpu: Gpu) -> float:
     """Of its products as library calls, with a kernel for each kernel of the first sweep that makes wide rows."""
-    loop, own = form.loop, form.sweeps[0]
+    loop, own = form.loop, form.multiplying[0]
     columns = evaluate(own.sweep.cols[1], dims)
     rows = prod(evaluate(size, dims) for _, size in (*loop.over, loop.rows))
     features = [p.left.features for p in own.scores] + [_features(loop, p.carry) for p in own.added]

@@ -54,7 +54,9 @@ blocks of several products, or of more statements than causal attention's, are r
 """
 OF_PARTS = 18
 """Registers left over before sm_90 where a warp of 16 rows has fragments of these and goes over parts of columns: dK
-and dV of 128 features spill 12 bytes with fewer, in 64 x 32 of 2 parts, and none in 64 x 16 (NVRTC for sm_80).
+and dV of 128 features spill 12 bytes with fewer, in 64 x 32 of 2 parts, and none in 64 x 16 (NVRTC for sm_80).  And
+from sm_100 on where one of 32 rows has, of which a sweep before sums features, and some blocks have fewer rows: dQ of
+80 features, 1000 or 2000 rows, spills 16 bytes in 16 columns (NVRTC for sm_100).
 """
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
@@ -268,6 +270,11 @@ class SweepForm:
         return tuple(s for s in self.steps if isinstance(s, Kernel))
 
     @property
+    def multiplies(self) -> bool:
+        """Whether it has products; else it sums features of the rows, for other sweeps, and takes little."""
+        return bool(self.scores or self.added)
+
+    @property
     def divides(self) -> bool:
         """Whether its exponentials are weights of a product: what is rounded in all of a row alike is divided out.  A
         logarithm of their sum keeps it.
@@ -295,6 +302,11 @@ class TileForm:
     after: tuple[RowProduct, ...] = ()
     row_strips: tuple[tuple[Stmt, Strip], ...] = ()
 
+    @property
+    def multiplying(self) -> tuple[SweepForm, ...]:
+        """The sweeps that have products."""
+        return tuple(s for s in self.sweeps if s.multiplies)
+
     @cached_property
     def resident(self) -> tuple[Panel, ...]:
         """The panels of its rows, each once."""
@@ -312,7 +324,7 @@ class TileForm:
     @cached_property
     def decoded(self) -> bool:
         """Whether what it sums up is computed of memory alone."""
-        return all(s.added and not s.scores for s in self.sweeps)
+        return all(s.added and not s.scores for s in self.multiplying)
 
     @cached_property
     def run(self) -> int:
@@ -444,7 +456,7 @@ class TileForm:
             loads = ((k, s) for k in sweep.kernels for s in k.body if s.op == "load" and s.buffer not in inside)
             return len({vector_at(s) for k, s in loads if {k.rows[0][0], k.cols[0][0]} <= k.stmt_level(s)})
 
-        return max(map(of, self.sweeps))
+        return max(map(of, self.multiplying))
 
     def left_over(self, columns: int, tiles: int, parts: int, gpu: Gpu) -> int:
         """Registers of a thread that blocks with so many columns are to leave: for edges, where blocks of one product
@@ -453,9 +465,12 @@ class TileForm:
         """
         if self.decoded:
             return 0
-        if int(gpu.arch[3:]) < 90 and parts > 1 and tiles == 1 and self.fragments(columns, tiles):
+        whole, held = self.is_whole(columns, tiles), self.fragments(columns, tiles) > 0
+        if int(gpu.arch[3:]) < 90 and held and parts > 1 and tiles == 1:
             return OF_PARTS
-        edges = 0 if self.is_several or self.is_whole(columns, tiles) else tiles * (columns - ROWS) // 2
+        if int(gpu.arch[3:]) >= 100 and held and tiles > 1 and not whole and self.multiplying != self.sweeps:
+            return OF_PARTS
+        edges = 0 if self.is_several or whole else tiles * (columns - ROWS) // 2
         early = tiles * self.loads_of_elements * max(columns - EARLY, 0) if int(gpu.arch[3:]) >= 100 else 0
         return edges + early
 
@@ -476,7 +491,7 @@ class TileForm:
                 if kernel.is_column(s) and (s.op != "load" or levels <= kernel.stmt_level(s))
             )
 
-        most = max((of(s, kernel) for s in self.sweeps for kernel in s.kernels), default=0)
+        most = max((of(s, kernel) for s in self.multiplying for kernel in s.kernels), default=0)
         return max(0, most - CAUSAL[self.is_several])
 
     @property
@@ -544,7 +559,7 @@ class TileForm:
         room = ARCHITECTURES[gpu.arch].shared
         resident = self.resident_blocks(tile.warps, width, tiles, shared + RESERVED, more, room)
         units = [0.0, 0.0, 0.0]
-        for s in self.sweeps:
+        for s in self.multiplying:
             features = sum(p.left.padded for p in s.scores) + sum(p.padded for p in s.added)
             left = 0 if self.fragments(width, tiles) else sum(p.left.padded for p in s.scores)
             loads = (columns * features // ROWS + tile.parts * tiles * left) // ROWS
@@ -622,7 +637,7 @@ def unfit(loop: Loop, program: Program, shared: int) -> str | None:
 WARPS, STAGES = 4, 2
 TILES, COLUMNS = (2, 1), (64, 48, 32, 16)
 """Of 16 rows, of a warp: two take each right operand from shared memory once for 32 rows.  Columns of a block."""
-SEVERAL = ((64, 1), (64, 2), (64, 4), (32, 1), (32, 2), (16, 1))
+SEVERAL = ((128, 8), (64, 1), (64, 2), (64, 4), (32, 1), (32, 2), (16, 1))
 """The same and its parts, where a sweep has several blocks of products: a part's are in registers beside the rows."""
 
 
@@ -731,7 +746,7 @@ def form_of(loop: Loop, types: Mapping[str, Type]) -> TileForm:
     if loop.sequential:
         raise NotTiled(f"positions along {', '.join(loop.sequential)} come one after another")
     sweeps = tuple(_sweep_form(loop, sweep, types) for sweep in loop.sweeps)
-    if not all(s.scores or s.added for s in sweeps):
+    if not all(s.multiplies or _is_of_features(s.sweep) for s in sweeps) or not any(s.multiplies for s in sweeps):
         raise NotTiled("a sweep has no product")
     dtypes = {types[p.buffer].dtype for s in sweeps for p in (*s.streamed, *(x.left for x in s.scores))}
     dtypes |= {types[x.right.buffer].dtype for s in sweeps for x in s.added}
@@ -760,6 +775,11 @@ def _check_memory(loop: Loop, program: Program) -> None:
         raise NotTiled(f"it reads and writes {both[0]}")
 
 
+def _is_of_features(sweep: Sweep) -> bool:
+    """Whether a sweep goes over so few columns as features are, and keeps none of them."""
+    return isinstance(size := sweep.cols[1], int) and size <= MOST_FEATURES and not sweep.blocks
+
+
 def _sweep_form(loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> SweepForm:
     steps: list[Scores | Added | Kernel] = []
     for step in sweep.steps:
@@ -772,7 +792,8 @@ def _sweep_form(loop: Loop, sweep: Sweep, types: Mapping[str, Type]) -> SweepFor
             steps.append(step)
     scores = any(isinstance(s, Scores) for s in steps)
     kernels = (s for s in steps if isinstance(s, Kernel))
-    codes = () if scores else tuple(c for k in kernels for c in _codes(k, loop, sweep, types))
+    added = any(isinstance(s, Added) for s in steps)
+    codes = () if scores or not added else tuple(c for k in kernels for c in _codes(k, loop, sweep, types))
     across = next((c.strip.across for c in codes if c.strip.is_codes), False)
     return SweepForm(sweep, tuple(steps), tuple(c for c in codes if c.strip.across == across))
 

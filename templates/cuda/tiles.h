@@ -523,7 +523,7 @@ GRADC_FN f32 gradc_base(f32 top) {
   return top;
 }
 /* A base as a power of two: what is rounded here is so in all weights of a row alike. */
-GRADC_FN f32 gradc_exponent(f32 base) { return fabsf(base) < 0x1p26f ? base * 0x1.715476p+0f : base; }
+GRADC_FN f32 gradc_exponent(f32 base, f32 most = 0x1p26f) { return fabsf(base) < most ? base * 0x1.715476p+0f : base; }
 /* Raises a maximum to x, and its exponent with it; what makes of weights that were relative to it such that are now.  Of two maxima with 2^26
  * between them the larger one may have the smaller exponent, by 10^7: then it is 0, which of neighbours is half the rounding of a score. */
 GRADC_FN f32 gradc_raised(f32 &top, f32 x, f32 &exponent) {
@@ -534,8 +534,11 @@ GRADC_FN f32 gradc_raised(f32 &top, f32 x, f32 &exponent) {
   return exp2_approx(fminf(change, -change));
 }
 
+/* What the rounding of a base's exponent makes of weights, as a factor. */
+GRADC_FN f32 gradc_rounding(f32 base, f32 most = 0x1p26f) {
+  return fabsf(base) < most ? exp2_approx(-mad_f32(base, 0x1.715476p+0f, -gradc_exponent(base, most))) : 1.0f;
+}
 /* Sums x of weights relative to a maximum, after the sweep, without the rounding of its exponent: what they would be of e^(score - top). */
-GRADC_FN f32 gradc_rounding(f32 top) { return fabsf(top) < 0x1p26f ? exp2_approx(-mad_f32(top, 0x1.715476p+0f, -gradc_exponent(top))) : 1.0f; }
 template <int ROWS> GRADC_FN void gradc_unrounded(f32 (&x)[ROWS], const f32 (&top)[ROWS]) {
 #pragma unroll
   for (int h = 0; h < ROWS; h++) x[h] *= gradc_rounding(top[h]);

@@ -51,10 +51,10 @@ def _joined(program: Program, loop: Loop, number: int) -> tuple[Program, Loop]:
     made = _Epilogue(program, loop, kernel).kernel()
     larger = replace(loop, steps=(*loop.steps, made))
     steps = (larger if step is loop else step for step in program.steps if step is not kernel)
-    return _without_unread(replace(program, steps=tuple(steps)), larger)
+    return without_unread(replace(program, steps=tuple(steps)), larger)
 
 
-def _without_unread(program: Program, loop: Loop) -> tuple[Program, Loop]:
+def without_unread(program: Program, loop: Loop) -> tuple[Program, Loop]:
     """The program without the temps that only its loop writes, and nobody reads."""
     read = {b for step in program.steps for b in step.reads} | {b.alias for b in program.buffers}
     gone = {b for b in loop.writes if program.buffer[b].kind == "temp" and b not in read}

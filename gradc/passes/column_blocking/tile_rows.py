@@ -36,6 +36,7 @@ from .carry_sums import swept
 from .decoded_products import Decoded, Thin, decoded_loop, decoded_products, thin_products
 from .decoded_sums import summed_loop, summed_products
 from .epilogue import with_epilogue
+from .prologue import with_prologue
 from .split_loops import split
 
 LARGE = 8192
@@ -216,6 +217,7 @@ def _tiled(group: FusionGroup, device: Device, dims: Mapping[str, int]) -> Progr
     for own in loops:
         made = own if own.sweeps else swept(body_of(own, program), program)
         program, made = with_epilogue(_with_loop(program, own, made), made)
+        program, made = with_prologue(program, made)
         program = _with_loop(program, made, _profitable(tiled(made, program, device), program, device, dims))
     return program
 

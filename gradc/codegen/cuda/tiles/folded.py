@@ -1,7 +1,9 @@
 """A kernel of a tile with fewer operations for each element: constant factors and what a row adds meet in one FMA.
 
     exp(x * c - m)             ->  2^(x * (c log2 e) - m log2 e)         where m is a maximum that rises, c = 2^k
-    exp(x * c - m)             ->  2^((x * c - m) * log2 e)              where m is another value of a row or a column
+    exp(x * c - m) * r         ->  2^(x * (c log2e) - m log2 e) * (r d)  where m and r are other values of the row, and
+                                                                         d is what the product m log2 e is rounded by
+    exp(x * c - m)             ->  2^((x * c - m) * log2 e)              elsewhere, and where they are a column's
     max_cols(x * c)            ->  max_cols(x) * c                       c = 2^k: the same bits
     (p * (x - y)) * c          ->  p * (x * c - y * c)                   where y and c are of a row or a column
     (e * r) * (x - y)          ->  e * (x * r - y * r)                   where y and r are
@@ -30,6 +32,7 @@ from .canonical import COLUMN, ROW
 EXPRESSIONS: Mapping[str, str] = {
     **{"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"},
     **{"base": "gradc_base({0})", "exponent": "gradc_exponent({0})"},
+    **{"exponent_of_row": "gradc_exponent({0}, 0x1p30f)", "rounding_of_row": "gradc_rounding({0}, 0x1p30f)"},
     "whole": "gradc_whole({0})",
 }
 """The operations that only kernels of tiles have: a * b + c rounded once, 2^x within 2 units in the last place, and an
@@ -39,6 +42,10 @@ _LOG2E = math.log2(math.e)
 _EXACT = 2.0**26
 """Below it a maximum's product with log2 e is rounded by at most 4 (tiles.h rescales sums by the same product).
 Beyond it a product by a power of two is exact: no weight leaves the range of its dtype.
+"""
+_FAR = 2.0**30
+"""The same of a value of a row whose rounding, 2^64 at most, another factor of the row takes out before anything else
+reads the weight.  From it on two scores are equal or 64 apart: their weights are 1, 0 or infinite to either base.
 """
 _TINY = 2.0**-20
 _EXTREMES = ("max_cols", "min_cols")
@@ -181,13 +188,24 @@ class _Folder:
         x, factor = self.unscaled(argument.args[0])
         base = argument.args[1]
         if not any(own.op == "load" and own.buffer in self.rising for own in backward_slice(self.body, [base])):
+            if COLUMN not in self.levels[base] and self.multiplies(s.name):
+                power = self.add("power", self.exponent(x, factor, base, _FAR, "exponent_of_row"))
+                return s.altered(op="mul", args=(power, self.add("rounding_of_row", base)))
             beside = self.add("mad", x, self.constant(factor), self.add("neg", base)) if factor != 1 else argument.name
             return s.altered(op="power", args=(self.times(beside, _LOG2E),))
-        base = self.add("base", self.unmasked(base))
-        small = self.add("lt", self.add("abs", base), self.constant(_EXACT), dtype=BOOL)
+        power = self.exponent(x, factor, self.add("base", self.unmasked(base)), _EXACT, "exponent")
+        return s.altered(op="power", args=(power,))
+
+    def exponent(self, x: str, factor: float, base: str, most: float, of: str) -> str:
+        """The power of two that x * factor - base is of e, but for the rounding of the base's product with log2 e."""
+        small = self.add("lt", self.add("abs", base), self.constant(most), dtype=BOOL)
         scale = self.add("where", small, self.constant(factor * _LOG2E), self.constant(factor))
-        offset = self.add("neg", self.add("exponent", base))
-        return s.altered(op="power", args=(self.add("mad", x, scale, offset),))
+        return self.add("mad", x, scale, self.add("neg", self.add(of, base)))
+
+    def multiplies(self, name: str) -> bool:
+        """Whether all that reads an element is one product with a value of its row."""
+        readers = [s for s in self.before.body if name in s.uses]
+        return len(readers) == 1 and readers[0].op == "mul" and any(not self.is_element(a) for a in readers[0].args)
 
     def unmasked(self, base: str) -> str:
         """A maximum m of where(m == -inf, 0, m)."""
@@ -235,6 +253,9 @@ class _Folder:
             for x, p in (s.args, s.args[::-1]):
                 if self.is_element(x) and (inner := self.scaled(x, factor)):
                     return self.add("mul", p, inner)
+            for x, p in (s.args, s.args[::-1]):
+                if self.is_element(x) and not self.is_element(p):
+                    return self.add("mul", x, self.add("mul", p, factor))
         if s.op == "sub" and not self.is_element(s.args[1]):
             return self.add("mad", s.args[0], factor, self.add("neg", self.add("mul", s.args[1], factor)))
         if s.op == "mad" and not self.is_element(s.args[1]):

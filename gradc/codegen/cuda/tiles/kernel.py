@@ -103,7 +103,10 @@ class StagedText:
 
 @dataclass(frozen=True)
 class SweepText:
-    """A sweep in the template; names and lines of C."""
+    """A sweep in the template; names and lines of C.
+
+    :param parts: the first part of a block that a warp computes with, and what is behind the last one.
+    """
 
     axis: str
     column: str
@@ -117,8 +120,9 @@ class SweepText:
     streamed: tuple[PanelText, ...]
     strips: tuple[StripText, ...]
     staged: tuple[StagedText, ...]
+    copies: bool
     hoisted: Sequence[str]
-    whole: bool
+    parts: tuple[str, str]
     skipped: str
     inside: str
     body: Sequence[str]
@@ -151,7 +155,7 @@ def tile_kernel(loop: Loop, program: Program) -> CudaKernel:
     text = _CANONICAL.sub(lambda word: plain.words.get(word[0], word[0]), writer.text())
     assert loop.tile is not None and isinstance(loop.by, int)
     threads = 32 * loop.tile.warps
-    rows, columns = product(n for _, n in (*plain.loop.over, plain.loop.rows)), plain.loop.sweeps[0].cols[1]
+    rows, columns = product(n for _, n in (*plain.loop.over, plain.loop.rows)), form.multiplying[0].sweep.cols[1]
     shared = writer.shared
     return CudaKernel(
         name=plain.name,
@@ -375,6 +379,7 @@ class _TileWriter:
                 {"declaration": self.declared(c), "comment": str(c)} for s in self.loop.sweeps for c in s.carries
             ],
             "sweeps": sweeps,
+            "first_copying": next((s.axis for s in sweeps if s.copies), ""),
             "streamed": [p for s in sweeps for p in s.streamed],
             "epilogue": self.epilogue(),
         }
@@ -436,8 +441,9 @@ class _TileWriter:
             streamed=tuple(streamed.values()),
             strips=tuple(self.strips[number].values()),
             staged=self.staged[number][0],
+            copies=bool(streamed or self.strips[number] or self.staged[number][0]),
             hoisted=self.writer.early(self.writer.kernels[number]),
-            whole=not has_part(s),
+            parts=self.parts_of(s),
             skipped=self.skipped(s),
             inside=self.inside(form, masks),
             body=body,
@@ -457,20 +463,29 @@ class _TileWriter:
         part = has_part(form.sweep) or (form.scores and not masks and self.parts == 1)
         return " && ".join([*[f"{form.sweep.count} == COLUMNS"] * bool(part), *(f"({m})" for m in masks)]) or "true"
 
-    def skipped(self, s: Sweep) -> str:
-        """Whether the columns that a warp computes with are all beyond what its rows sum up, where blocks of rows sum
-        up to a column, or from one, that depends on the row; "" where they do not, and where it leaves no registers.
+    def beyond(self, s: Sweep) -> tuple[str, str]:
+        """(the first column, that behind the last one) which the rows of a warp sum up, where blocks of rows begin or
+        end at one that depends on the row; else "".
         """
-        if not self.by_warp:
+        row = self.loop.rows[0]
+        own = {row: symbol(row) + symbol("warp_row"), self.loop.count: ROWS * self.tiles}
+        since = size(substitute(s.since, own)) if row in symbols(s.since) else ""
+        return since, size(substitute(s.to, own)) if s.to is not None and row in symbols(s.to) else ""
+
+    def skipped(self, s: Sweep) -> str:
+        """Whether the columns of a block are all beyond what a warp's rows sum up; "" where that is not asked."""
+        if not self.by_warp or self.parts > 1:
             return ""
-        row, own = self.loop.rows[0], {**self.first, self.loop.count: 16 * self.tiles}
-        first = size(self.first[s.cols[0]])
-        found = []
-        if s.to is not None and row in symbols(s.to):
-            found.append(f"{first} >= {size(substitute(s.to, own))}")
-        if row in symbols(s.since):
-            found.append(f"{first} + {self.lanes.width} <= {size(substitute(s.since, own))}")
-        return " || ".join(found)
+        (since, to), first = self.beyond(s), s.cols[0]
+        asked = [f"{first} >= {to}"] * bool(to) + [f"{first} + COLUMNS <= {since}"] * bool(since)
+        return " || ".join(asked)
+
+    def parts_of(self, s: Sweep) -> tuple[str, str]:
+        """(the first, that behind the last one) of a block's parts that a warp computes with."""
+        (since, to), first = self.beyond(s), s.cols[0]
+        there = "COLUMNS" if not has_part(s) else s.count
+        begin = f"gradc_uniform(gradc_max(0, ({since} - {first}) / WIDTH * WIDTH))" if since else "0"
+        return begin, f"gradc_min({there}, {to} - {first})" if to else there
 
     def scaled(self, form: SweepForm) -> list[str]:
         """The blocks that are stored with a scale of their products."""
