@@ -12,11 +12,12 @@ import onnx
 
 from .. import ops
 from ..errors import Unsupported
-from ..ir.dims import Dim, Size, floordiv, maximum, minimum
+from ..ir.dims import Dim, Size, evaluate, floordiv, known_nonnegative, maximum, minimum, nonnegative, symbols
 from ..ir.node import Node
 from ..ir.operands import CAPTURE
 from ..ir.types import I64, DType
 from ..ops.rules import converted
+from ..trace import assume
 from . import model
 from .table import Known, normalized_axis
 
@@ -35,19 +36,20 @@ def is_known(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Typed:
-    """A size of another dtype than i64, which a Cast gave it."""
+    """A size of another dtype than i64, which a Cast gave it, or a quotient of two of them that do not vary."""
 
-    size: Size
+    size: Size | float
     dtype: DType
-
-    def __float__(self) -> float:
-        raise Unsupported(f"a number made of {self.size}; dims= can give sizes")
 
 
 def size_of(value: Any) -> Size:
     """A known value as a size."""
-    value = value.size if isinstance(value, Typed) else value
+    value = _untyped(value)
     return value if isinstance(value, Dim) else int(value)
+
+
+def _untyped(value: Any) -> Any:
+    return value.size if isinstance(value, Typed) else value
 
 
 def as_node(value: Known) -> Node:
@@ -172,23 +174,24 @@ def _each(function: Callable[[Any], Any], values: Known) -> Known:
 def _tidy(value: Any) -> Known:
     """Sizes of one dtype, as numbers where none varies.
 
-    :raises _Computed: some number among sizes cast to floats is no whole one.
+    :raises _Computed: sizes vary, and some number among them is no whole one.
     """
     array = np.asarray(value)
     if array.dtype != object:
         return array
     items = array.reshape(-1)
     dtype = next((x.dtype for x in items if isinstance(x, Typed)), None)
-    if any(isinstance(x.size if isinstance(x, Typed) else x, Dim) for x in items):
+    if any(isinstance(_untyped(x), Dim) for x in items):
         return array if dtype is None else _each(lambda x: Typed(_whole(x), dtype), array)
     if dtype is not None:
-        return _each(_whole, array).astype(dtype.np)
+        return _each(_untyped, array).astype(dtype.np)
     return array.astype(bool if any(isinstance(x, bool | np.bool_) for x in items) else np.int64)
 
 
 def _whole(value: Any) -> Size:
     """:raises _Computed: the value is no whole number."""
-    if not isinstance(value, Dim | Typed) and value != value // 1:
+    value = _untyped(value)
+    if not isinstance(value, Dim) and value != value // 1:
         raise _Computed
     return size_of(value)
 
@@ -198,7 +201,9 @@ def _pairwise(function: Callable[[Any, Any], Any]) -> _Function:
 
     def broadcast(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
         a, b = (np.asarray(v, object) for v in x)
-        if attributes.get("broadcast") and b.size > 1:  # before opset 7: from an axis on
+        if attributes.get("broadcast") and b.size == 1:  # before opset 7: to the shape of a
+            b = b.reshape(())
+        elif attributes.get("broadcast"):  # from an axis on
             first = a.ndim - b.ndim if attributes.get("axis") is None else normalized_axis(attributes["axis"], a.ndim)
             b = b.reshape(*b.shape, *[1] * (a.ndim - first - b.ndim))
         return [each(a, b)]
@@ -225,23 +230,48 @@ def _typed(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _cast(x: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
-    wanted = model.element(attributes["to"])
-    if wanted.kind == "b":
+    made = cast(x[0], model.element(attributes["to"]))
+    if made is None:
         raise _Computed
-    return [cast(x[0], wanted)]
+    return [made]
 
 
-def cast(sizes: Known, wanted: DType) -> Known:
-    """Sizes of a dtype of numbers."""
+def cast(sizes: Known, wanted: DType) -> Known | None:
+    """Sizes of another dtype; None for one that does not hold them: bool, unsigned integers and those of few bits."""
+    if not (wanted.is_float or (wanted.kind == "i" and wanted.bits >= 32)):
+        return None
     whole = _each(size_of, sizes)
     return whole if wanted is I64 else _each(lambda size: Typed(size, wanted), whole)
 
 
 def _quotient(a: Size, b: Size) -> Size:
-    """a / b rounded towards zero, as integers are divided; b is positive where it varies."""
+    """a / b rounded towards zero, as integers are divided; b is positive where it varies.
+
+    A size less a number, (H - 3) / 2 as in the size of a result of windows, is assumed not to be negative: so it is the
+    size that the windows give.
+    """
     if isinstance(b, int) and b <= 0:
         return _quotient(-a, -b) if b else 0
+    if isinstance(a, Dim) and known_nonnegative(a - evaluate(a, dict.fromkeys(symbols(a), 0))):
+        for fact in nonnegative([a]).comparisons:
+            assume(fact)
+        return floordiv(a, b)
     return floordiv(maximum(a, 0), b) - floordiv(maximum(-a, 0), b)
+
+
+def _quotient_of_floats(a: Size, b: Size) -> Size | float:
+    """a / b.
+
+    :raises _Computed: it varies, and is no size.
+    """
+    if b == 0:
+        raise _Computed
+    if isinstance(a, int) and isinstance(b, int):
+        return a / b
+    quotient = floordiv(a, b)
+    if quotient * b != a:
+        raise _Computed
+    return quotient
 
 
 def _compared(a: Any, b: Any) -> bool:
@@ -329,7 +359,8 @@ _ON_SIZES: dict[str, _Function] = {
 }
 """Operators on shapes among whose sizes some vary."""
 _ON_FLOATS: dict[str, _Function] = {
-    **{op: function for op, function in _ON_SIZES.items() if op != "Div"},
+    **_ON_SIZES,
+    "Div": _pairwise(_quotient_of_floats),
     **dict.fromkeys(("Floor", "Ceil", "Round"), lambda x, _: [x[0]]),
 }
 """Operators on sizes cast to floats that leave whole numbers; the others compute with data."""

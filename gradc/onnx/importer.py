@@ -18,7 +18,7 @@ import onnx
 
 from .. import interp, ops
 from ..errors import GradcError, InvalidProblem, Unsupported
-from ..ir.dims import Dim, Size, symbol
+from ..ir.dims import STATED, Assumption, Dim, Size, assuming, symbol
 from ..ir.graph import Graph, input_node, name_of
 from ..ir.node import Node, Note, listening
 from ..ir.operands import CAPTURE
@@ -127,9 +127,11 @@ class _Translation:
         self.functions = {(f.domain, f.name, f.overload): f for f in self.proto.functions}
         opsets = {o.domain: o.version for o in self.proto.opset_import} or {"": model.OLDEST}
         self._refuse_missing(main.node, opsets)
+        facts: list[Assumption] = []
+        stated = STATED.set(facts)
         CAPTURE.append(self._captured)
         try:
-            with listening(self._heard):
+            with listening(self._heard), assuming(facts):
                 scope = _Scope(ChainMap({}), {}, opsets)
                 self._read_inputs(main, scope)
                 self._read_initializers(main, scope)
@@ -137,9 +139,10 @@ class _Translation:
                 results = self._results(main, scope)
         finally:
             CAPTURE.pop()
+            STATED.reset(stated)
         given = [n for n in self.inputs.values() if Graph.input_name(n) not in self.defaults]
         held = [n for n in self.inputs.values() if Graph.input_name(n) in self.defaults]
-        facts = implied([node for _, node in results], ())
+        facts += implied([node for _, node in results], facts)
         return Graph(name, (*given, *held), tuple(results), tuple(facts), notes=self.notes, defaults=self.defaults)
 
     # -- inputs and results --------------------------------------------------------------------------------------------
@@ -222,8 +225,6 @@ class _Translation:
     def integers(self, value: Value, place: int) -> Known:
         """Known whole numbers."""
         found: Known = self._argument(value, "Known", place)
-        if found.dtype == object:
-            raise Unsupported(f"its input {place} is a size that varies; dims= can give sizes")
         return found
 
     def draw(self) -> tuple[Node, int]:
@@ -265,6 +266,8 @@ class _Translation:
         operands = [self._operand(each, scope) for each in node.input]
         before, self.at = self.at, (node.op_type, "/".join((*scope.path, node.name or node.op_type)))
         try:
+            if own := self.functions.get((node.domain, node.op_type, node.overload)):
+                return self._expanded(node, own, operands, scope)
             if node.op_type in _CONTROL and not node.domain:
                 return _CONTROL[node.op_type](self, node, operands, attributes, scope)
             if node.op_type in sequences.HANDLERS and not node.domain:
@@ -276,12 +279,9 @@ class _Translation:
                 wanted = self._node(operands[1]).dtype
                 if wanted.bits >= (16 if wanted.is_float else 8) or wanted.kind == "b":  # others have attributes
                     given = np.asarray(known[0])
-                    if given.dtype != object:
-                        return [given.astype(wanted.np)]
-                    if wanted.kind != "b":
-                        return [folding.cast(given, wanted)]
-            if own := self.functions.get((node.domain, node.op_type, node.overload)):
-                return self._expanded(node, own, operands, scope)
+                    made = given.astype(wanted.np) if given.dtype != object else folding.cast(given, wanted)
+                    if made is not None:
+                        return [made]
             line = _line_of(node, scope)
             if all(x is None or is_known(x) for x in known):
                 folded = self._folded(node, line, known, attributes, scope)
@@ -408,6 +408,8 @@ class _Translation:
         if not is_known(value):
             raise Unsupported(f"its input {place} is computed from data; constants= can give an input's value")
         array = np.asarray(value)
+        if kind == "Known" and array.dtype == object:
+            raise Unsupported(f"its input {place} is a size that varies; dims= can give sizes")
         if kind == "Known":
             return array
         return tuple(map(folding.size_of, array.reshape(-1).tolist()))

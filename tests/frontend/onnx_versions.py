@@ -479,10 +479,15 @@ def beside() -> Iterator[Case]:
         for first, last in ((9, 10), (11, 12), (13, 28)):
             wanted = (a[0] @ b) * kind(3) + b[0] * kind(2)
             yield case("Gemm", first, last, (a[0], b, b[0]), wanted, alpha=3.0, beta=2.0, by_runtime=False)
+            if first >= 11:  # where there need be nothing that beta is a factor of
+                yield case("Gemm", first, last, (a[0], b), a[0] @ b, beta=0.5, by_runtime=False)
     codes = np.array([-50, 0, 7, 130, 5000], np.int32)
     steps = np.array([0, 3, 6, 55, 255], np.uint8)  # 130 / 2.5 + 3; 7 / 2.5 = 2.8
     for first, last in ((10, 12), (13, 18), (19, 20), (21, 22), (23, 23), (24, 24), (25, 27), (28, 28)):
         yield case("QuantizeLinear", first, last, (codes, F(2.5), np.uint8(3)), steps, by_runtime=False)
+        if first >= 19:  # scales of f16, which does not hold the values
+            inputs = np.array([-90000, 70000, 100000], np.int32), np.float16(1000), np.int8(0)
+            yield case("QuantizeLinear", first, last, inputs, np.array([-90, 70, 100], np.int8), by_runtime=False)
     edges = np.array([-np.inf, np.inf, -2, -0.25, 0, 2], F)
     yield case("Shrink", 9, 28, (edges,), np.array([-np.inf, np.inf, -1.75, 0, 0, 1.75], F), bias=0.25)
     whole = np.arange(-4, 5, dtype=np.int32)
@@ -613,6 +618,20 @@ REFUSALS = [
     refused("the last", "DFT", 20, (X[..., :1], None, np.array(3)), known=(2,)),
     refused("element 3 of an axis of 3", "Compress", 9, (X, np.ones(4, bool)), known=(1,), axis=1),
     refused("its result 'y1'", "BatchNormalization", 14, (X, *NINE), outputs=3),
+    refused(
+        "the coordinate_transformation_mode 'half'",
+        "Resize",
+        11,
+        (X, np.array([], F), np.array([1, 1, 2, 2], F)),
+        known=(1, 2),
+        coordinate_transformation_mode="half",
+    ),
+    refused("the reduction 'avg'", "NegativeLogLikelihoodLoss", 13, (drawn(4, 3), np.arange(4) % 3), reduction="avg"),
+    refused("the approximate 'erf'", "Gelu", 20, (X,), approximate="erf"),
+    refused("the round_mode 'half'", "Cast", 24, (X,), to=24, round_mode="half"),
+    refused("inner sizes differ", "MatMul", 13, (np.ones((2, 1), int), np.ones((5, 3), int))),
+    refused("inner sizes differ", "Gemm", 13, (np.ones((2, 5), int), np.ones((1, 3), int))),
+    refused("a scalar is no matrix", "MatMul", 9, (np.array(2), np.ones((5, 3), int))),
     refused("repeats", "Tile", 6, (X, np.array([2, 2])), known=(1,)),
 ]
 """None of them may be read as something else."""

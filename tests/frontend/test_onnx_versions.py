@@ -702,7 +702,7 @@ def test_a_function_has_the_opset_that_it_imports() -> None:
         gradc.from_onnx(model)
 
 
-@pytest.mark.parametrize("name", ["Shares", "Attention", "LinearAttention"])
+@pytest.mark.parametrize("name", ["Shares", "Attention", "LinearAttention", "CastLike", "Identity"])
 @pytest.mark.parametrize("opset", [11, 17])
 def test_a_function_may_be_named_as_an_operator_with_a_body(name: str, opset: int) -> None:
     """In ONNX's own Attention a row that is masked whole is zeros, and its Softmax is along one axis in every opset."""
@@ -721,6 +721,15 @@ def test_a_function_may_be_named_as_an_operator_with_a_body(name: str, opset: in
     wanted = (share / share.sum(1, keepdims=True)).reshape(x.shape)
     for constants in ([], ["x"]):
         assert not differ(evaluated(model, {"x": x}, constants), [wanted])
+
+
+@pytest.mark.parametrize("name", ["Neg", "Identity", "SequenceConstruct"])
+def test_a_function_goes_before_an_operator_of_the_same_domain(name: str) -> None:
+    function = helper.make_function("", name, ["a"], ["b"], [node("Add", "a", "a", "b")], [helper.make_opsetid("", 17)])
+    model = net([node(name, "x", "y")], 17, X.shape, {"x": X})
+    model.functions.append(function)
+    for constants in ([], ["x"]):
+        assert not differ(evaluated(model, {"x": X}, constants), [X + X])
 
 
 def test_a_body_means_the_same_of_known_values() -> None:
@@ -879,6 +888,39 @@ OF_SIZES: dict[str, tuple[int, list[Any], Callable[[np.ndarray], Any]]] = {
         [cast("n", "b", BOOL), node("Where", "b", "x", "half", "y")],
         lambda x: x,
     ),
+    "a whole quotient": (
+        13,
+        [
+            cast("shape", "f", FLOAT),
+            node("Div", "f", "f", "g"),
+            cast("g", "r", TensorProto.INT64),
+            node("Tile", "x", "r", "y"),
+        ],
+        lambda x: x,
+    ),
+    "u8 below zero": (
+        13,
+        [cast("n", "i", TensorProto.UINT8), node("Sub", "i", "six", "r"), cast("r", "y", FLOAT)],
+        lambda x: np.array([len(x) - 6 + 256], np.float32),
+    ),
+    "the size of windows": (
+        11,
+        [
+            node("AveragePool", "x", "p", kernel_shape=[1], strides=[2]),
+            node("Sub", "m", "one", "less"),
+            node("Div", "less", "second", "q"),
+            node("Add", "q", "one", "r"),
+            node("Concat", "one", "r", "s", axis=0),
+            node("Expand", "unit", "s", "e"),
+            node("Add", "p", "e", "y"),
+        ],
+        lambda x: x[:, :, ::2] + np.float32(1),
+    ),
+    "a scalar and one element": (
+        5,
+        [node("Size", "x", "z"), node("Add", "z", "one", "v", broadcast=1), cast("v", "y", "FLOAT")],
+        lambda x: np.array(x.size + 1, np.float32),
+    ),
     "i32": (
         9,
         [cast("n", "i", INT32), node("Mul", "i", "i", "j"), node("Div", "j", "three", "y")],
@@ -961,6 +1003,7 @@ def test_numbers_made_of_sizes_that_vary(name: str) -> None:
         "half": np.array([0.5], np.float32),
         "two": np.array([2], np.float32),
         "three": np.array([3], np.int32),
+        "six": np.array([6], np.uint8),
         "unit": np.ones((1, 1), np.float32),
     }
     model = net([*SIZE, *body], opset, [1], {"x": drawn(5, 3, 4)})
@@ -971,3 +1014,44 @@ def test_numbers_made_of_sizes_that_vary(name: str) -> None:
     for n, m in ((5, 4), (2, 2), (1, 3)):
         x = drawn(n, 3, m)
         assert not differ(evaluated(model, {"x": x}, []), [wanted(x)]), (n, m)
+
+
+@pytest.mark.parametrize(("op", "opset"), [("Upsample", 9), ("Resize", 10)])
+@pytest.mark.parametrize("wider", [2.0, 1.5])
+def test_scales_are_quotients_of_sizes(op: str, opset: int, wider: float) -> None:
+    """As exporters of these opsets write an interpolation, of as many images as there are."""
+    nodes_ = [
+        node("Shape", "x", "shape"),
+        node("Gather", "shape", "last", "m"),
+        cast("m", "f", FLOAT),
+        node("Mul", "f", "wider", "g"),
+        node("Floor", "g", "h"),
+        cast("h", "w", TensorProto.INT64),
+        node("Gather", "shape", "first", "n"),
+        node("Concat", "n", "w", "size", axis=0),
+        cast("size", "to", FLOAT),
+        cast("shape", "from", FLOAT),
+        node("Div", "to", "from", "scales"),
+        node(op, "x", "scales", "y"),
+    ]
+    model = net(nodes_, opset, [1, 1, 1], {"x": drawn(5, 3, 4)})
+    values = {"first": np.array([0, 1]), "last": np.array([2]), "wider": np.array([wider], np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in values.items())
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    for n in (5, 1):
+        x = drawn(n, 3, 4)
+        places = np.floor(np.arange(int(4 * wider)) / wider).astype(int)
+        assert not differ(evaluated(model, {"x": x}, []), [x[:, :, places]])
+
+
+def test_a_size_less_a_number_is_not_negative() -> None:
+    """(m - 3) / 2 + 1 windows there are where m is 3 or more: what is assumed is checked."""
+    body = [node("Sub", "m", "one", "less"), node("Div", "less", "second", "q"), node("Expand", "unit", "q", "y")]
+    model = net([*SIZE, *body], 13, [1], {"x": drawn(5, 3, 4)})
+    values = {"first": [0], "last": [2], "one": [3], "second": [2]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v), k) for k, v in values.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "unit"))
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "m"
+    assert not differ(evaluated(model, {"x": drawn(5, 3, 7)}, []), [np.ones(2, np.float32)])
+    with pytest.raises(InvalidProblem, match="m >= 3"):
+        evaluated(model, {"x": drawn(5, 3, 2)}, [])

@@ -12,12 +12,13 @@ from ...ir.dims import Dim
 from ...ir.node import Node
 from ...ir.types import I64
 from ...ops.rules import converted
-from ..table import Forms, Site, Sizes, normalized_axis
+from ..table import Forms, Site, Sizes, checked, normalized_axis
 
 
 def _nll(
     x: Node, target: Node, weight: Node | None = None, *, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Node:
+    checked("reduction", reduction, ("none", "mean", "sum"))
     ignored = -(2**31) if ignore_index is None else ignore_index
     return ops.nll_loss(x, converted(target, I64), weight, ignore_index=ignored, reduction=reduction)
 

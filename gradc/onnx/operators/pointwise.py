@@ -85,7 +85,7 @@ def _cast(x: Node, *, to: int | str, saturate: int = 1, round_mode: str = "up") 
 
 
 def _to(x: Node, wanted: DType, saturate: int, round_mode: str) -> Node:
-    if round_mode != "up":
+    if checked("round_mode", round_mode, ("up", "down", "nearest")) != "up":
         raise Unsupported(f"round_mode {round_mode}")
     if wanted.name in LIMITS:
         wide = converted(x, F64 if x.dtype is F64 else F32)
@@ -227,7 +227,7 @@ def _cumulated(function: Callable[..., Node], identity: float) -> Callable[..., 
 
 
 def _gelu(x: Node, *, approximate: str = "none") -> Node:
-    return ops.gelu(x, approximate=approximate)
+    return ops.gelu(x, approximate=checked("approximate", approximate, ("none", "tanh")))
 
 
 def _swish(x: Node, *, alpha: float = 1.0) -> Node:

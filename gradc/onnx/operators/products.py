@@ -7,7 +7,7 @@ from typing import Any
 
 from ... import ops
 from ...errors import InvalidProblem, Unsupported
-from ...ir.dims import Dim
+from ...ir.dims import Dim, same
 from ...ir.node import Node
 from ...ir.types import F32, F64, I32
 from ...ops.products.convolution import Geometry, is_depthwise, response_of
@@ -18,8 +18,12 @@ from ..table import Forms, Weight, checked
 def _matmul(x: Node, y: Node) -> Node:
     if x.dtype.is_float:
         return ops.matmul(x, y)
+    if not x.rank or not y.rank:
+        raise InvalidProblem(f"a product of {x.type} and {y.type}: a scalar is no matrix")
     a = ops.unsqueeze(x, 0) if x.rank == 1 else x
     b = ops.unsqueeze(y, 1) if y.rank == 1 else y
+    if not same(a.shape[-1], b.shape[-2]):  # one row or column would be all of them below
+        raise InvalidProblem(f"a product of {x.type} and {y.type}: inner sizes differ")
     # Each product and the sum modulo 2^bits, which no product of floats gives: one kernel, without [rows, k, columns].
     sums = ops.sum(ops.unsqueeze(a, -1) * ops.unsqueeze(b, -3), -2)
     return _without_units(converted(sums, x.dtype), x, y)
@@ -60,6 +64,7 @@ def _gemm(
     transB: int = 0,
 ) -> Node:
     a, b = (ops.transpose(x, (1, 0)) if flag else x for x, flag in ((a, transA), (b, transB)))
+    beta = 0.0 if c is None else beta
     if not a.dtype.is_float and not (alpha.is_integer() and beta.is_integer()):
         raise Unsupported(f"alpha {alpha:g} and beta {beta:g} of integers: gradc takes whole factors of them")
     y = _matmul(a, b)

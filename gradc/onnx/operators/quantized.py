@@ -60,7 +60,8 @@ def quantize_linear(
         raise Unsupported("a quantization that does not saturate")
     if precision and model.element(precision) not in (F32, scale.dtype):  # 16 bits are divided as f32, as everywhere
         raise Unsupported(f"a division of the precision {model.element(precision).name}")
-    x = x if x.dtype.is_float else converted(x, scale.dtype)  # of i32
+    if not x.dtype.is_float:  # of i32, which f16 does not hold
+        x, scale = converted(x, F32), converted(scale, F32)
     block, shape = _blocks(x, scale, axis, block_size)
     kept = _shaped(zero, shape) if _has_codes(zero) else None
     return ops.quantize(x, _shaped(scale, shape), kept, block=block, dtype=wanted)

@@ -18,9 +18,21 @@ from ..table import Forms, Known, Sizes, checked, normalized_axes
 Array = np.ndarray[Any, Any]
 
 
+_COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
+)
+
+
 def _coordinates(mode: str, out: int, size: int, scale: float, roi: tuple[float, float]) -> Array:
     """Where in the image each element of the result lies."""
     x = np.arange(out, dtype=np.float64)
+    checked("coordinate_transformation_mode", mode, _COORDINATES)
     if mode == "half_pixel":
         return (x + 0.5) / scale - 0.5
     if mode == "half_pixel_symmetric":
@@ -35,12 +47,10 @@ def _coordinates(mode: str, out: int, size: int, scale: float, roi: tuple[float,
         return x / scale
     if mode == "tf_half_pixel_for_nn":  # which opset 13 ended
         return (x + 0.5) / scale
-    if mode == "tf_crop_and_resize":
-        low, high = roi
-        if out > 1:
-            return low * (size - 1) + x * (high - low) * (size - 1) / (size * scale - 1)
-        return np.full(out, 0.5 * (low + high) * (size - 1))
-    raise Unsupported(f"coordinate_transformation_mode {mode}")
+    low, high = roi  # tf_crop_and_resize
+    if out > 1:
+        return low * (size - 1) + x * (high - low) * (size - 1) / (size * scale - 1)
+    return np.full(out, 0.5 * (low + high) * (size - 1))
 
 
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
