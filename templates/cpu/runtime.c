@@ -672,7 +672,10 @@ EXPORT int gradc_stopped(const gradc_ctx *ctx) {
   return current ? look_for_signals(current) != GO_ON : atomic_load_explicit(&pool.ending, memory_order_relaxed);
 }
 
-__attribute__((constructor)) static void set_up(void) {
+#ifndef GRADC_OWN_MEMORY /* else an exported module does it first, which constructors may call before ours */
+__attribute__((constructor))
+#endif
+static void set_up(void) {
   pthread_key_create(&workspace_key, free_workspace);
   pthread_atfork(NULL, NULL, after_fork);
 }
