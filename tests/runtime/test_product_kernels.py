@@ -115,6 +115,24 @@ def test_they_are_loaded_by_a_call_that_has_such_products(case: str, tmp_path: P
     assert done.returncode == 0, done.stderr
 
 
+def test_the_memory_of_a_product_of_f32_is_the_same_whatever_was_loaded(tmp_path: Path) -> None:
+    code = """
+import gradc
+from gradc.runtime.host import pool
+
+def of_a_thread():
+    graph = gradc.trace(lambda a, b: a @ b, a="f32[300,2000]", b="f32[2000,300]")
+    return gradc.compile(graph, wrt=[], target="cpu").forward.native.bind({}).local
+
+alone = of_a_thread()
+pool.require(pool.KERNELS)
+assert of_a_thread() == alone > 0
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRADC_CACHE_DIR": with_runtime(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("loading", [pool.RUNTIME, f"{pool.RUNTIME}-f64"])
 def test_the_handler_of_a_signal_may_load_them_while_the_pool_is_loaded(loading: str, tmp_path: Path) -> None:
     """Its call and those after it have one pool, which has the kernels of all."""
@@ -155,8 +173,8 @@ def test_kernels_that_another_process_compiled_first_are_not_compiled_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_runtime(tmp_path / "cache")
-    monkeypatch.setattr(pool, "_begun", {})
-    monkeypatch.setattr(pool, "_loaded", {})
+    for name in ("_loaded", "_begun", "_offered"):
+        monkeypatch.setattr(pool, name, {})
     with knobs.CACHE_DIR.set(str(tmp_path / "none")), knobs.OBJECTS.set(""):
         pool.begin(["f64"])
     ((_, build),) = pool._begun.values()

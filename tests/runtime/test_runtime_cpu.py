@@ -1032,14 +1032,14 @@ def test_the_last_columns_of_a_part_fill_no_vector(rows: int, dtype: str) -> Non
             np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("dtype", [32, 64, pool.INTEGERS])
-def test_what_a_thread_keeps_is_enough_for_any_part_of_a_product(dtype: int) -> None:
+@pytest.mark.parametrize("kernels", ["f32", *pool.KERNELS])
+def test_what_a_thread_keeps_is_enough_for_any_part_of_a_product(kernels: str) -> None:
     """A part is a product of fewer rows and columns, whose slabs may have more steps."""
     random = np.random.default_rng(0)
     for m, n, k in random.integers(2, 3000, (200, 3)).tolist():
-        most = pool.pack_bytes(dtype, m, n, k)
+        most = pool.pack_bytes(kernels, m, n, k)
         for part in random.integers(2, (m + 1, n + 1), (20, 2)).tolist():
-            assert pool.pack_bytes(dtype, *part, k) <= most, (m, n, k, part)
+            assert pool.pack_bytes(kernels, *part, k) <= most, (m, n, k, part)
 
 
 @every_dtype

@@ -509,14 +509,15 @@ INTEGERS = 33
 """The runtime's number for products in i32, as 32 and 64 are for those in f32 and f64."""
 
 
-def pack_bytes(dtype: int, m: int, n: int, k: int) -> int:
-    """The most bytes of thread-local memory per thread for the matrix product of [m, k] and [k, n] in f32 (32), f64
-    (64) or i32 (:data:`INTEGERS`).
+def pack_bytes(kernels: str, m: int, n: int, k: int) -> int:
+    """The most bytes of thread-local memory per thread for the matrix product of [m, k] and [k, n] by the kernels
+    ``f32`` or one of :data:`KERNELS`.
     """
+    types = ("f32", *KERNELS)  # the runtime's numbers, GEMM_F32 ...
     library = _library()
-    require({64: ("f64",), INTEGERS: ("i8",)}.get(dtype, ()))
+    require({kernels} & {*KERNELS})
     library.gradc_pack_bytes.restype = ctypes.c_int64
-    return int(library.gradc_pack_bytes(dtype, *map(ctypes.c_int64, (m, n, k))))
+    return int(library.gradc_pack_bytes(types.index(kernels), *map(ctypes.c_int64, (m, n, k))))
 
 
 def vector_bytes() -> int:
