@@ -4,29 +4,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..ir.kernel import Call, Program, alternatives
 from ..ir.node import REGISTRY
 from ..ir.types import BF16, F64
 
 
 def product_kernels(program: Program) -> frozenset[str]:
-    """Names among ``f64``, ``bf16`` and ``i8``: ``bf16`` where both operands are, and the result is f32."""
-    return frozenset(_kernels(program))
-
-
-def _kernels(program: Program) -> Iterator[str]:
+    """Names among ``f64``, ``bf16`` and ``i8``: see :func:`kernels_of`."""
     calls = (item for step in program.steps for item in alternatives(step) if isinstance(item, Call))
-    for call in calls:
-        op = REGISTRY[call.op]
-        if not op.multiplies:
-            continue
-        dtype = program.buffer[call.out.buffer].type.dtype
-        operands = [call.args[number] for number in op.converts]
-        if dtype.is_integer:
-            yield "i8"
-        elif dtype is F64:
-            yield "f64"
-        elif operands and all(program.buffer[o.buffer].type.dtype is BF16 and not o.scale for o in operands):
-            yield "bf16"
+    return frozenset({kernels_of(call, program) for call in calls if REGISTRY[call.op].multiplies} - {"f32"})
+
+
+def kernels_of(call: Call, program: Program) -> str:
+    """Those of a product: ``f32``, ``f64``, ``i8``, or ``bf16`` where both operands are, and the result is f32."""
+    dtype = program.buffer[call.out.buffer].type.dtype
+    if dtype.is_integer:
+        return "i8"
+    if dtype is F64:
+        return "f64"
+    operands = [call.args[number] for number in REGISTRY[call.op].converts]
+    return "bf16" if all(program.buffer[o.buffer].type.dtype is BF16 and not o.scale for o in operands) else "f32"

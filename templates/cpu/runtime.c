@@ -672,7 +672,10 @@ EXPORT int gradc_stopped(const gradc_ctx *ctx) {
   return current ? look_for_signals(current) != GO_ON : atomic_load_explicit(&pool.ending, memory_order_relaxed);
 }
 
-__attribute__((constructor)) static void set_up(void) {
+#ifndef GRADC_OWN_MEMORY /* else an exported module does it first, which constructors may call before ours */
+__attribute__((constructor))
+#endif
+static void set_up(void) {
   pthread_key_create(&workspace_key, free_workspace);
   pthread_atfork(NULL, NULL, after_fork);
 }
@@ -1013,9 +1016,9 @@ static int64_t packs_of(const gemm_type *type, int64_t m, int64_t n, int64_t k) 
   return (k < type->kc ? panels : at_most(panels, elements + elements / type->kc * type->head)) * type->packed;
 }
 
-/* The most bytes that a thread keeps for a product, whatever the number of threads. */
-EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
-  const gemm_type *type = every(dtype);
+/* The most bytes that a thread keeps for a product by the kernels of a type, whatever the number of threads. */
+EXPORT int64_t gradc_pack_bytes(int kernels, int64_t m, int64_t n, int64_t k) {
+  const gemm_type *type = gemm_known[kernels == GEMM_BF16 ? GEMM_F32 : kernels].of[0][0];
   if (m <= 0 || n <= 0 || k <= 0) {
     return 0;
   }
@@ -1027,7 +1030,7 @@ EXPORT int64_t gradc_pack_bytes(int dtype, int64_t m, int64_t n, int64_t k) {
   if (m == 1 || n == 1) {
     return type->rows_bytes(1, k);
   }
-  const gemm_type *bf16 = dtype == 32 ? gemm_known[GEMM_BF16].of[0][0] : NULL;
+  const gemm_type *bf16 = kernels == GEMM_BF16 ? gemm_known[GEMM_BF16].of[0][0] : NULL; /* or those of f32: see `unfit` */
   const int64_t others = bf16 ? packs_of(bf16, m, n, k) : 0;
   return others > plain ? others : plain;
 }

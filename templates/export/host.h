@@ -204,6 +204,8 @@ static int host_processors(void) {
 }
 
 static void host_start(void) {
+  set_up();
+  host_add_kernels();
   gradc_set_python((void *)host_release, (void *)host_acquire, (void *)host_run_handlers, 0);
   gradc_set_threads(host_processors(), host_processors());
 }

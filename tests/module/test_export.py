@@ -134,6 +134,42 @@ def test_products_of_integers_are_the_same_on_another_architecture(tmp_path: Pat
     assert done.returncode == 0 and done.stdout.count("the same bits") == 3, done.stdout + done.stderr
 
 
+EARLY = """
+#include <stdio.h>
+#include <unistd.h>
+int sample_main(int count, char **arguments);
+__attribute__((constructor(101))) static void early(void) {
+  char *arguments[] = {"early", "sample", "1e-5", NULL};
+  const int status = sample_main(3, arguments);
+  fflush(stdout);
+  _exit(status);
+}
+int main(void) { return 3; }
+"""
+
+
+@pytest.mark.long(*BUILT)
+@pytest.mark.parametrize("compiler", [["gcc"], ["clang"], CROSS], ids=["gcc", "clang", "aarch64"])
+def test_products_of_all_types_are_one_program_that_runs_before_its_main(compiler: list[str], tmp_path: Path) -> None:
+    """As the constructor of a global of C++ may, which may come before those of a library."""
+    runs = [QEMU] if compiler == CROSS else []
+    if not compiler or None in runs or not shutil.which(compiler[0]):
+        pytest.skip("needs that compiler, and qemu-aarch64 (qemu-user)")
+
+    def products(a: Any, b: Any, c: Any, x: Any) -> Any:
+        return {"f32": a @ a.T, "f64": b @ b.T, "bf16": c @ c.T, "i32": ops.integer_matmul(x, x.T)}
+
+    graph = gradc.trace(products, a="f32[N,K]", b="f64[N,K]", c="bf16[N,K]", x="i8[N,K]")
+    folder = gradc.compile(graph, wrt=[], target="cpu").export(tmp_path / "products", dims={"N": 61, "K": 301})
+    arch = ["ARCH="] if runs else []
+    build(folder, f"CC={shlex.join(compiler)}", *arch, "CFLAGS=-Dmain=sample_main", "main.o", "libproducts.a")
+    (folder / "early.c").write_text(EARLY)
+    linked = [*compiler, "-o", "early", "early.c", "main.o", "libproducts.a", "-pthread", "-lm"]
+    subprocess.run(linked, cwd=folder, check=True)
+    done = subprocess.run([*runs, "./early"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 4, done.stdout + done.stderr
+
+
 @pytest.mark.long(*BUILT, "tests/codegen/test_order_of_sums.py")
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_sums_have_the_same_bits_on_another_architecture(dtype: str, tmp_path: Path) -> None:

@@ -282,9 +282,8 @@ def test_the_pool_is_compiled_beside_and_ends_with_its_process(tmp_path: Path, r
 @pytest.fixture
 def no_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A process that has no pool yet; the compiler, which takes for ever, notes what it is given there."""
-    for name in ("_kernels", "_begun", "_offered"):
+    for name in ("_loaded", "_begun", "_offered"):
         monkeypatch.setattr(pool, name, {})
-    monkeypatch.setattr(pool, "_loaded", None)
     noted = tmp_path / "noted"
     noted.mkdir()
     slow = script(tmp_path, f"echo $$ > {shlex.quote(str(noted))}/$$\nsleep 10000")

@@ -14,7 +14,7 @@ import pytest
 from caches import with_runtime
 
 import gradc
-from gradc import ops
+from gradc import knobs, ops
 from gradc.analysis.product_kernels import product_kernels
 from gradc.ir.types import parse_type
 from gradc.module.saved import parts_of
@@ -65,10 +65,10 @@ import gradc
 import test_product_kernels as cases
 from gradc.runtime.host import pool
 module = gradc.compile(cases.graph_of({case!r}), wrt=[], target="cpu")
-assert not pool._kernels
+assert not pool._loaded
 arrays = cases.arrays_of({case!r})
 found = module(**arrays)
-assert {{*pool._kernels}} == cases.CASES[{case!r}][2], pool._kernels
+assert {{*pool._loaded}} == cases.CASES[{case!r}][2] | {{pool.RUNTIME}}, pool._loaded
 found = [*found.values()] if isinstance(found, dict) else [found]
 for one, (expected, error) in zip(found, cases.expected_of({case!r}, arrays), strict=True):
     assert (abs(one.astype("f8") - expected) <= error).all(), abs(one.astype("f8") - expected).max()
@@ -113,6 +113,85 @@ def test_they_are_loaded_by_a_call_that_has_such_products(case: str, tmp_path: P
     code = RUN.format(tests=str(ROOT / "tests"), folder=str(Path(__file__).parent), case=case)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_memory_of_a_product_of_f32_is_the_same_whatever_was_loaded(tmp_path: Path) -> None:
+    code = """
+import gradc
+from gradc.runtime.host import pool
+
+def of_a_thread():
+    graph = gradc.trace(lambda a, b: a @ b, a="f32[300,2000]", b="f32[2000,300]")
+    return gradc.compile(graph, wrt=[], target="cpu").forward.native.bind({}).local
+
+alone = of_a_thread()
+pool.require(pool.KERNELS)
+assert of_a_thread() == alone > 0
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRADC_CACHE_DIR": with_runtime(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("loading", [pool.RUNTIME, f"{pool.RUNTIME}-f64"])
+def test_the_handler_of_a_signal_may_load_them_while_the_pool_is_loaded(loading: str, tmp_path: Path) -> None:
+    """Its call and those after it have one pool, which has the kernels of all."""
+    code = f"""
+import sys
+sys.path[:0] = [{str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
+import signal
+import numpy as np
+import gradc
+import test_product_kernels as cases
+from gradc.runtime.host import pool
+
+def call(case, *signal):
+    arrays = cases.arrays_of(case)
+    made = gradc.compile(cases.graph_of(case), wrt=[], target="cpu")  # bound to its sizes anew
+    ((expected, error),) = cases.expected_of(case, arrays)
+    assert (abs(made(**arrays).astype("f8") - expected) <= error).all()
+    print(case)
+
+def loading(code, name):
+    library = load(code, name)
+    if name == {loading!r} and not handled:
+        handled.append(name)
+        signal.raise_signal(signal.SIGUSR1)
+    return library
+
+load, pool.load_library, handled = pool.load_library, loading, []
+signal.signal(signal.SIGUSR1, lambda *_: (call("i8"), call("f64")))
+for case in ("f64", "i8", "bf16", "f64"):
+    call(case)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRADC_CACHE_DIR": with_runtime(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and done.stdout.split() == ["i8", "f64", "f64", "i8", "bf16", "f64"], done.stderr
+
+
+def test_kernels_that_another_process_compiled_first_are_not_compiled_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_runtime(tmp_path / "cache")
+    for name in ("_loaded", "_begun", "_offered"):
+        monkeypatch.setattr(pool, name, {})
+    with knobs.CACHE_DIR.set(str(tmp_path / "none")), knobs.OBJECTS.set(""):
+        pool.begin(["f64"])
+    ((_, build),) = pool._begun.values()
+    with knobs.CACHE_DIR.set(str(tmp_path / "cache")):
+        pool._machine_code("f64")
+    assert not pool._begun and build._objects is not None and not build._objects.directory.exists()
+
+
+@pytest.mark.parametrize("case", ["f64", "bf16", "two"])
+def test_a_file_brings_them_to_where_there_is_no_compiler(case: str, tmp_path: Path) -> None:
+    gradc.compile(graph_of(case), wrt=[], target="cpu").save(tmp_path / "module.gradc")
+    code = RUN.format(tests=str(ROOT / "tests"), folder=str(Path(__file__).parent), case=case)
+    compiling = f'gradc.compile(cases.graph_of({case!r}), wrt=[], target="cpu")'
+    code = code.replace(compiling, f"gradc.load_module({str(tmp_path / 'module.gradc')!r})")
+    alone = {**os.environ, "CC": "no-such-compiler", "PYTHONPATH": str(ROOT), "GRADC_CACHE_DIR": str(tmp_path / "none")}
+    done = subprocess.run([sys.executable, "-c", code], env=alone, capture_output=True, text=True, timeout=600)
+    assert compiling not in code and done.returncode == 0, done.stderr
 
 
 def test_a_product_without_its_kernels_is_refused(tmp_path: Path) -> None:

@@ -575,8 +575,12 @@ COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)] + [f"{sys.
 @pytest.mark.parametrize("command", COMPILERS, ids=lambda command: command.split("/")[-1])
 def test_every_compiler_of_this_machine_builds_the_runtime(command: str) -> None:
     with knobs.CC.set(command):
-        library = toolchain.load_library(toolchain.compile_c(read_template("cpu/runtime.c")), "other")
-    assert library.gradc_vector_bytes() in (16, 32, 64)
+        built = {
+            name: toolchain.load_library(toolchain.compile_c(read_template(path)), "other")
+            for name, path in pool._SOURCES.items()
+        }
+    assert built[pool.RUNTIME].gradc_vector_bytes() in (16, 32, 64)
+    assert all(hasattr(built[name], f"gradc_{name}_kernels") for name in pool.KERNELS)
 
 
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/host/toolchain.py")
@@ -586,7 +590,7 @@ def test_the_runtime_and_a_kernel_compile_for_arm(tmp_path: Path, judged: Callab
     module = gradc.compile(
         gradc.trace(lambda x: gradc.ops.softmax(gradc.ops.tanh(x)), x="f32[N,M]"), wrt=["x"], target="cpu"
     )
-    texts = {"runtime": read_template("cpu/runtime.c"), "kernels": module.forward.source}
+    texts = {**{name: read_template(path) for name, path in pool._SOURCES.items()}, "kernels": module.forward.source}
     judged(*pool.texts(), *texts.values())
     for name, text in texts.items():
         (tmp_path / f"{name}.c").write_text(text)
@@ -682,7 +686,7 @@ def bodies() -> ctypes.CDLL:
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
     yield
-    if pool._loaded is not None:
+    if pool._loaded:
         pool.set_num_threads(2)
 
 
@@ -1028,14 +1032,14 @@ def test_the_last_columns_of_a_part_fill_no_vector(rows: int, dtype: str) -> Non
             np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("dtype", [32, 64, pool.INTEGERS])
-def test_what_a_thread_keeps_is_enough_for_any_part_of_a_product(dtype: int) -> None:
+@pytest.mark.parametrize("kernels", ["f32", *pool.KERNELS])
+def test_what_a_thread_keeps_is_enough_for_any_part_of_a_product(kernels: str) -> None:
     """A part is a product of fewer rows and columns, whose slabs may have more steps."""
     random = np.random.default_rng(0)
     for m, n, k in random.integers(2, 3000, (200, 3)).tolist():
-        most = pool.pack_bytes(dtype, m, n, k)
+        most = pool.pack_bytes(kernels, m, n, k)
         for part in random.integers(2, (m + 1, n + 1), (20, 2)).tolist():
-            assert pool.pack_bytes(dtype, *part, k) <= most, (m, n, k, part)
+            assert pool.pack_bytes(kernels, *part, k) <= most, (m, n, k, part)
 
 
 @every_dtype

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...analysis.lifetimes import offsets
-from ...analysis.product_kernels import product_kernels
+from ...analysis.product_kernels import kernels_of, product_kernels
 from ...codegen.text import CODES, enumerators
 from ...errors import IndexOutOfRange, InternalError, NotAscending
 from ...ir.dims import evaluate
@@ -135,8 +135,7 @@ class CpuProgram:
                     m, n, k = (evaluate(sizes[a], bound) for a in (*out[-2:], summed))
                     if item.parts:  # the columns of the whole batch
                         n *= math.prod(evaluate(sizes[a], bound) for a in item.result_axes[:-2])
-                    dtype = self.program.buffer[item.out.buffer].type.dtype
-                    most = max(most, pool.pack_bytes(pool.INTEGERS if dtype.is_integer else dtype.bits, m, n, k))
+                    most = max(most, pool.pack_bytes(kernels_of(item, self.program), m, n, k))
         return most
 
     def run(

@@ -243,9 +243,10 @@ KERNELS = ("f64", "bf16", "i8")
 _SOURCES = {RUNTIME: "cpu/runtime.c", **{name: f"cpu/gemm_{name}.c" for name in KERNELS}}
 """Library -> its text."""
 
-_loaded: ctypes.CDLL | None = None
-_kernels: dict[str, ctypes.CDLL] = {}
-"""Those that the pool has."""
+_loaded: dict[str, ctypes.CDLL] = {}
+"""Each library that the pool has.  The first stays: the handler of a signal may make a call while a library is being
+loaded, and be done with it before.
+"""
 _offered: dict[str, bytes] = {}
 _begun: dict[str, tuple[str, Build]] = {}
 """The libraries that are being compiled, each with its key."""
@@ -304,17 +305,16 @@ def _machine_code(library: str = RUNTIME) -> bytes:
             return zlib.decompress(_offered[library])
         except zlib.error as error:
             raise InvalidProblem(f"the runtime in a module's file is no machine code of gradc's: {error}") from None
-    cache = default_cache()
-    payload = cache.get(key(library))
-    if payload is None:
-        begun = _taken(library)
-        with begun[1] if begun is not None else nullcontext():
+    cache, name, begun = default_cache(), key(library), _taken(library)
+    with begun[1] if begun is not None else nullcontext():  # stopped where another process was first
+        payload = cache.get(name)
+        if payload is None:
             payload = (
                 begun[1].finish()[0]
-                if begun is not None and begun[0] == key(library)
+                if begun is not None and begun[0] == name
                 else compile_c(read_template(_SOURCES[library]), extra=_FLAGS)
             )
-        cache.put(key(library), payload)
+            cache.put(name, payload)
     return payload
 
 
@@ -328,8 +328,7 @@ def begin(libraries: Collection[str] = (RUNTIME,)) -> None:
         return
     with _lock:
         for library in libraries:
-            there = library in _kernels or (library == RUNTIME and _loaded is not None)
-            if there or library in _begun or default_cache().get(key(library)) is not None:
+            if library in _loaded or library in _begun or default_cache().get(key(library)) is not None:
                 continue
             build = Build(extra=_FLAGS, link=WHOLE)
             try:
@@ -375,12 +374,11 @@ def _taken(library: str) -> tuple[str, Build] | None:
 
 def _library() -> ctypes.CDLL:
     """The pool's library, compiled and loaded once per process."""
-    global _loaded
-    if _loaded is not None:
-        return _loaded
+    if RUNTIME in _loaded:
+        return _loaded[RUNTIME]
     with _lock:
-        if _loaded is None:
-            library = load_library(_machine_code(), "runtime")
+        if RUNTIME not in _loaded:
+            library = load_library(_machine_code(), RUNTIME)
             library.gradc_set_threads.argtypes = [ctypes.c_int, ctypes.c_int]
             library.gradc_set_threads.restype = ctypes.c_int
             hooks = (
@@ -393,8 +391,8 @@ def _library() -> ctypes.CDLL:
                 ctypes.c_uint64(threading.main_thread().ident or 0),
             )
             library.gradc_set_threads(_wanted_threads(), _cpus())
-            _loaded = library
-    return _loaded
+            _loaded.setdefault(RUNTIME, library)
+    return _loaded[RUNTIME]
 
 
 def require(kernels: Collection[str]) -> None:
@@ -403,15 +401,15 @@ def require(kernels: Collection[str]) -> None:
     :raises CompilerMissing, CompilerError: they cannot be compiled.
     """
     for name in kernels:
-        if name not in _kernels:
+        if name not in _loaded:
             runtime = _library()
             with _lock:
-                if name not in _kernels:
+                if name not in _loaded:
                     library = load_library(_machine_code(name), f"{RUNTIME}-{name}")
                     made = getattr(library, f"gradc_{name}_kernels")
                     made.restype = ctypes.c_void_p
                     runtime.gradc_add_kernels(ctypes.c_void_p(made()))
-                    _kernels[name] = library
+                    _loaded.setdefault(name, library)
 
 
 # ---- Streaming stores ----------------------------------------------------------------------------------------------
@@ -511,14 +509,15 @@ INTEGERS = 33
 """The runtime's number for products in i32, as 32 and 64 are for those in f32 and f64."""
 
 
-def pack_bytes(dtype: int, m: int, n: int, k: int) -> int:
-    """The most bytes of thread-local memory per thread for the matrix product of [m, k] and [k, n] in f32 (32), f64
-    (64) or i32 (:data:`INTEGERS`).
+def pack_bytes(kernels: str, m: int, n: int, k: int) -> int:
+    """The most bytes of thread-local memory per thread for the matrix product of [m, k] and [k, n] by the kernels
+    ``f32`` or one of :data:`KERNELS`.
     """
+    types = ("f32", *KERNELS)  # the runtime's numbers, GEMM_F32 ...
     library = _library()
-    require({64: ("f64",), INTEGERS: ("i8",)}.get(dtype, ()))
+    require({kernels} & {*KERNELS})
     library.gradc_pack_bytes.restype = ctypes.c_int64
-    return int(library.gradc_pack_bytes(dtype, *map(ctypes.c_int64, (m, n, k))))
+    return int(library.gradc_pack_bytes(types.index(kernels), *map(ctypes.c_int64, (m, n, k))))
 
 
 def vector_bytes() -> int:
