@@ -251,7 +251,7 @@ CALIBRATION = Knob(
     _path,
     "",
     "file of a device's constants written by gradc calibrate, or none; default: the device's file in the user's"
-    " configuration directory, if it exists",
+    " configuration directory, else for some processors the one that comes with gradc",
 )
 CHECK_RESIDUALS = Knob(
     "GRADC_CHECK_RESIDUALS",

@@ -149,7 +149,7 @@ def _numpy(problem: Problem) -> dict[str, Call]:
 
     graph = problem.inference.graph
     modules = [
-        compile(graph, module.wrt, "numpy", **module.options.given()) if module is not None else None
+        compile(graph, module.wrt, "numpy", **module.options.for_other_target()) if module is not None else None
         for module in (problem.inference, problem.training)
     ]
     assert modules[0] is not None

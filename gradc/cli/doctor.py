@@ -162,6 +162,15 @@ def _threads() -> Iterator[Line]:
         yield Line("vectors", "needs a C compiler", "missing")
 
 
+def _constants() -> Iterator[Line]:
+    from ..runtime.host.toolchain import cpu_model
+    from ..targets.calibration import found
+    from ..targets.devices import CPU
+
+    held = found(CPU, None, own=True, model=cpu_model())
+    yield Line("constants", f"of {cpu_model()}: {'those listed for any CPU' if held is None else held[0]}")
+
+
 def _nvrtc() -> Iterator[Line]:
     from ..runtime.cuda.nvrtc import compile_cuda, find_nvrtc
 
@@ -298,6 +307,7 @@ LOOKS: tuple[tuple[str, Callable[[], Iterator[Line]]], ...] = (
     ("packages", _packages),
     ("C compiler", _compiler),
     ("threads", _threads),
+    ("constants", _constants),
     ("NVRTC", _nvrtc),
     ("GPU", _gpu),
     ("cache", _cache),

@@ -413,8 +413,9 @@ def compiled(model: str, settings: Settings, wrt: Sequence[str] | None = None, c
             or (settings.target and settings.target != opened.target)
         ):
             return opened
-        options = {**opened.options.given(), **options}
         graph, wanted, target = opened.graph, wanted or opened.wrt, settings.target or opened.target
+        its = opened.options.given() if target == opened.target else opened.options.for_other_target()
+        options = {**its, **options}
     else:
         graph, target = opened, settings.target or "cpu"
     unknown = settings.dims.keys() - set(graph.dims)

@@ -30,7 +30,7 @@ from ..passes.schedule.schedule import missed_fusions
 from ..runtime.executable import Executable
 from ..runtime.kernel import KernelHandle, time_call
 from ..targets.cpu import WAKING_WORK
-from ..targets.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, OF_TORCH, Device, Gpu, cpu_of, gpu_of
+from ..targets.devices import CPU, ESTIMATE, OF_INSTRUCTIONS, OF_TORCH, Cpu, Device, Gpu, cpu_of, gpu_of
 from .memory import Memory
 
 if TYPE_CHECKING:
@@ -388,7 +388,8 @@ def reduction_table(
     """
     lines = []
     for kernel, buffer, pick, table in decisions(program, dims, device):
-        lines.append(f"  combine into {buffer} by {kernel}:")
+        by = ", with constants of a calibration" if isinstance(device, Cpu) and device.sources else ""
+        lines.append(f"  combine into {buffer} by {kernel}{by}:")
         if isinstance(device, Gpu) and table:
             sources = [source for name, source in device.sources.items() if name not in (*OF_INSTRUCTIONS, *OF_TORCH)]
             guessed = sources.count(ESTIMATE)

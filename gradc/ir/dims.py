@@ -381,10 +381,18 @@ def nonnegative(*conjunctions: Iterable[Size]) -> Predicate:
     """
     kept = []
     for sizes in map(list, conjunctions):
-        if not any(known_nonnegative(-1 - size) for size in sizes):
+        if not any(_exclude(one, other) for one, other in itertools.combinations([*sizes, 0], 2)):
             unknown = [_at_least_zero(size) for size in sizes if not known_nonnegative(size)]
             kept.append(tuple(_without(unknown, lambda one, other: _implies([other], [one]))))
     return Predicate(tuple(_without(kept, _implies)))
+
+
+def _exclude(one: Size, other: Size) -> bool:
+    """Whether of two sizes one is known to be below 0."""
+    try:
+        return known_nonnegative(-1 - one - other)
+    except TypeRuleError:  # their sum has more terms than a size may have
+        return False
 
 
 def _without(items: Iterable[R], redundant: Callable[[R, R], bool]) -> list[R]:

@@ -269,13 +269,18 @@ class Options:
     calibration: str | None = option(
         None,
         unchecked,
-        'a file written by ``gradc calibrate``, or ``"none"``; by default the targets cpu and cuda read the file in'
-        " ``GRADC_CALIBRATION`` or the user's configuration directory, if any.  A module stores its contents.",
+        'a file written by ``gradc calibrate``, the text of one, or ``"none"``; by default the targets cpu and cuda'
+        " read the file in ``GRADC_CALIBRATION`` or the user's configuration directory, if any, and cpu else the one"
+        " that comes with gradc for some processors.  A module stores its contents.",
     )
 
     def given(self) -> dict[str, Any]:
         """The options as keywords of :func:`gradc.compile`."""
         return dict(vars(self))
+
+    def for_other_target(self) -> dict[str, Any]:
+        """:meth:`given`, without those whose defaults :func:`for_target` gives."""
+        return {name: value for name, value in vars(self).items() if name not in OF_TARGET}
 
     def without_gradients(self) -> Options:
         """The options that are left for the same graph without ``wrt``."""
@@ -290,6 +295,8 @@ class Options:
 FIELDS = fields(Options)
 """In their metadata: ``check``, ``meaning``, ``flag`` and ``metavar``, as :func:`option` takes them."""
 NAMES = tuple(each.name for each in FIELDS)
+OF_TARGET = ("arch", "device", "calibration", "errors", "convolutions")
+"""Options whose defaults depend on the target, the current GPU and processor and what is installed."""
 TEXTS = tuple(f.name for f in FIELDS if re.fullmatch(r"(str|Literal\[.*\])( \| None)?", str(f.type)))
 """Options whose values are strings or None."""
 
@@ -317,8 +324,7 @@ def checked(given: Mapping[str, Any], graph: Graph, target: str, wrt: Sequence[s
 
 
 def for_target(options: Options, target: str) -> Options:
-    """The options with defaults that depend on the target, the current GPU and what is installed: arch, device,
-    calibration, errors, convolutions.
+    """The options with the defaults of :data:`OF_TARGET`.
 
     :raises InvalidProblem: a GPU option is given for another target.
     """

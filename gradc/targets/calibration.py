@@ -56,9 +56,15 @@ def _file_name(device: Cpu | Gpu, model: str) -> str:
 
 
 def calibration_text_for(device: Cpu | Gpu, given: Any, own: bool, model: str = "") -> str | None:
-    """The text of the file that holds for a compilation, or None.
+    """The text of the file that holds for a compilation, or None: see :func:`found`."""
+    held = found(device, given, own, model)
+    return held[1] if held is not None else None
 
-    :param given: ``calibration=`` of compile: a path, ``"none"``, or None.
+
+def found(device: Cpu | Gpu, given: Any, own: bool, model: str = "") -> tuple[Path | None, str] | None:
+    """(the file that holds for a compilation, its text), or None.  A text that is given has no file.
+
+    :param given: ``calibration=`` of compile: a path, a text as a module keeps it, ``"none"``, or None.
     :param own: whether the file in the user's configuration directory counts, where none is named, and where that is
         not there, the one that comes with gradc.
     :param model: as of :func:`calibration_file`.
@@ -67,7 +73,12 @@ def calibration_text_for(device: Cpu | Gpu, given: Any, own: bool, model: str = 
         the user's own holds there.
     """
     if given is not None and not isinstance(given, str | Path):
-        raise InvalidProblem(f"calibration={given!r}: a path of a file that gradc calibrate wrote, or {NONE!r}")
+        raise InvalidProblem(
+            f"calibration={given!r}: a path of a file that gradc calibrate wrote, its text, or {NONE!r}"
+        )
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        calibrated_by(device, given)
+        return None, given
     named = str(given) if given is not None else knobs.CALIBRATION.get()
     if named == NONE:
         return None
@@ -76,12 +87,12 @@ def calibration_text_for(device: Cpu | Gpu, given: Any, own: bool, model: str = 
         text = read_calibration(path)
         if given is not None or _is_of_cpu(text) == isinstance(device, Cpu):
             calibrated_by(device, text, path)
-            return text
+            return path, text
     for path in (_own_file(device, model), measured_file(device, model)) if own else ():
         if path.is_file():
             text = read_calibration(path)
             calibrated_by(device, text, path)
-            return text
+            return path, text
     return None
 
 

@@ -126,6 +126,12 @@ def test_a_predicate_says_that_sizes_are_not_negative(
             assert made.holds(values) == said, (str(made), values)
 
 
+def test_a_predicate_has_no_conjunction_of_bounds_that_exclude_each_other() -> None:
+    v, d = symbol("V"), symbol("D")
+    assert str(nonnegative([v - 9, 8 - v], [v - 20, 20 - v])) == "V >= 20 and V <= 20"
+    assert nonnegative([v * d - 9, v, 8 - v * d]).conjunctions == ()
+
+
 @given(SIZES, SIZES)
 @settings(max_examples=300, deadline=None)
 def test_one_form_has_one_value(a: Size, b: Size) -> None:

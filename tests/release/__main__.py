@@ -55,6 +55,7 @@ def build(tools: Path) -> Path:
         names = set(file.namelist())
     needed = {"gradc/py.typed", "gradc/demo/corpus.txt"}
     needed |= {f"gradc/{path.relative_to(ROOT)}" for path in (ROOT / "templates").rglob("*") if path.is_file()}
+    needed |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "gradc").rglob("*.json")}
     if lacking := needed - names:
         sys.exit(f"{wheel.name} lacks {min(lacking)}")
     if extra := [name for name in names if not name.startswith(("gradc/", "gradc-"))]:

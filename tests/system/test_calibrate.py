@@ -19,6 +19,8 @@ from gradc.analysis.strategies import passes
 from gradc.calibration import host
 from gradc.calibration import measure as calibrate
 from gradc.calibration.measure import Sample, fitted
+from gradc.cli.doctor import _constants
+from gradc.cli.model import Settings, compiled
 from gradc.errors import DeviceError, InvalidProblem, Unsupported
 from gradc.runtime.cuda.device import Span
 from gradc.runtime.host import pool
@@ -457,6 +459,39 @@ def test_a_processor_has_the_file_that_comes_with_gradc(home: Path, monkeypatch:
     assert chosen() == own.read_text()
     monkeypatch.setattr("gradc.module.options.cpu_model", lambda: "a processor that nobody measured")
     assert chosen() is None
+
+
+def test_a_module_with_constants_of_its_own_is_compiled_again_with_them(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the second machine is; another target reads its own."""
+    here = calibration.measured_file(CPU, "family 25 model 17")
+    monkeypatch.setattr("gradc.module.options.cpu_model", lambda: "AMD EPYC family 25 model 17")
+    module = scattered(target="cpu", determinism="run")
+    assert "with constants of a calibration:" in module.explain()
+    module.save(home / "module.gradc")
+    with knobs.CALIBRATION.set("none"):
+        again = gradc.compile(module.graph, target="cpu", **module.options.given())
+        assert again.options == module.options and str(again.forward.program) == str(module.forward.program)
+        settings = lambda target=None, **options: Settings({}, (), target, {}, options, progress=False)
+        strict = compiled(str(home / "module.gradc"), settings(numerics="strict"))
+        assert strict.options.calibration == here.read_text() and strict.options.numerics == "strict"
+        for target in ("numpy", "cuda-sim"):  # of a GPU its constants are not
+            assert compiled(str(home / "module.gradc"), settings(target=target)).options.calibration is None
+    with pytest.raises(InvalidProblem, match="the calibration is of 'H100', not of cpu"):
+        scattered(target="cpu", determinism="run", calibration=SLOW_SORT)
+
+
+def test_doctor_says_whose_constants_decide(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradc.runtime.host.toolchain.cpu_model", lambda: "AMD EPYC family 25 model 17")
+    said = lambda: next(_constants()).text
+    assert said().endswith(f"model 17: {calibration.measured_file(CPU, 'family 25 model 17')}")
+    own = calibration.calibration_file(CPU, "AMD EPYC family 25 model 17")
+    own.parent.mkdir()
+    own.write_text(calibration_text(CPU, HOST))
+    assert said().endswith(f": {own}")
+    with knobs.CALIBRATION.set("none"):
+        assert said().endswith(": those listed for any CPU")
 
 
 @pytest.mark.parametrize("path", sorted(calibration.MEASURED.iterdir()), ids=lambda path: path.stem)

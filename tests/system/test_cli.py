@@ -22,6 +22,7 @@ from gradc.cli import main
 from gradc.cli.progress import Progress
 from gradc.cli.results import coloured
 from gradc.inspect.export import from_json
+from gradc.targets.devices import CPU, calibration_text
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
@@ -623,8 +624,11 @@ def gradc_script(folder: Path) -> str:
 
 
 def _bench(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """In a process of its own: it forks, and this one may have threads of torch."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    """In a process of its own: it forks, and this one may have threads of torch.  With a calibration, as some
+    processors have one.
+    """
+    (folder / "cpu.json").write_text(calibration_text(CPU, {}))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRADC_CALIBRATION": str(folder / "cpu.json")}
     command = [sys.executable, "-m", "gradc", "bench", "model.py:bag", "--dims", "N=7,V=5", "--rounds", "2", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr
