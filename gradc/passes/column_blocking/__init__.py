@@ -21,6 +21,7 @@ next::
     :mod:`.carry_sums`   Program -> Program: loops over blocks of rows, and kernels alone, get sweeps
     :mod:`.tile_rows`    Program -> Program: what a GPU's tensor cores take becomes such loops, by the two above
     :mod:`.epilogue`     loop, kernel -> the loop with what goes on with its rows among its last steps
+    :mod:`.prologue`     loop, kernel -> the loop with a sum over features of its rows as its first sweep
     :mod:`.row_loop`     kernel -> a loop over blocks of its rows
     :mod:`.body`         loop -> its steps as one straight line of statements, and these as steps again
     :mod:`.carried`      body -> which sums are carried along a maximum, and the sweep of each

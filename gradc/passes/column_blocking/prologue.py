@@ -57,8 +57,9 @@ def _joined(program: Program, loop: Loop, number: int) -> tuple[Program, Loop]:
     types = {**program.types, carry.name: carry.type}
     place = (*(Index(symbol(name)) for name, _ in loop.over), Index(symbol(loop.rows[0]), ((ROW, 1),)))
     sweeps = tuple(_reading(sweep, store.buffer, place, carry, types) for sweep in loop.sweeps)
-    if any(store.buffer in step.reads for step in (*(s for w in sweeps for s in w.steps), *loop.steps)):
-        refuse("prologue", kernel, f"the loop reads other rows of {store.buffer} than its own")
+    same_bytes = {*program.sharing[root(store.buffer)]}
+    if any(same_bytes & {*step.reads} for step in (*(s for w in sweeps for s in w.steps), *loop.steps)):
+        refuse("prologue", kernel, f"the loop reads other rows of {store.buffer} than its own, or its bytes as others")
     col, count = (fresh_name(name, taken) for name in ("feature", "features"))
     feature, size = kernel.cols[0]
     axes = dict(zip((axis for axis, _ in kernel.rows), place, strict=True))

@@ -7,6 +7,7 @@
     max_cols(x * c)            ->  max_cols(x) * c                       c = 2^k: the same bits
     (p * (x - y)) * c          ->  p * (x * c - y * c)                   where y and c are of a row or a column
     (e * r) * (x - y)          ->  e * (x * r - y * r)                   where y and r are
+    (x * p) * c                ->  x * (p * c)                           where p and c are
 
 A ``where`` whose other side is -inf, or 0 of a product, stands between them as before.  These are equal over the reals,
 which is the licence of :mod:`gradc.passes.column_blocking`.  The product of a maximum with log2 e is rounded, in all
@@ -44,8 +45,10 @@ _EXACT = 2.0**26
 Beyond it a product by a power of two is exact: no weight leaves the range of its dtype.
 """
 _FAR = 2.0**30
-"""The same of a value of a row whose rounding, 2^64 at most, another factor of the row takes out before anything else
-reads the weight.  From it on two scores are equal or 64 apart: their weights are 1, 0 or infinite to either base.
+"""The same of a value of a row whose rounding, by 64 at most, another factor of the row takes out before anything else
+reads the weight.  From it on two scores are equal or 64 apart and more: weights relative to a maximum are 1, or nearly
+0 to either base.  Before that factor a weight is up to 2^64 times itself, so that one above 2^64 may become infinite,
+of a row beside 2^30 whose value is no maximum.
 """
 _TINY = 2.0**-20
 _EXTREMES = ("max_cols", "min_cols")
