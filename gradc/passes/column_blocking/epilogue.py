@@ -14,8 +14,9 @@ from ...ir.dims import Size, same, symbol
 from ...ir.kernel import Kernel, Loop, Program
 from ...ir.statement import REDUCTIONS, Axis, Index, Stmt
 from ...ir.walk import backward_slice
-from ..loops.legality import IllegalMove, attempt, refuse
+from ..loops.legality import IllegalMove, refuse
 from .body import BARRED
+from .joining import check_between, joined
 
 ROW, FEATURE = "i", "d"
 """What a kernel of an epilogue calls its axes."""
@@ -26,11 +27,7 @@ def with_epilogue(program: Program, loop: Loop) -> tuple[Program, Loop]:
 
     :param loop: a step of the program, with sweeps.
     """
-    while True:
-        joined = next((made for n in range(len(program.steps)) if (made := attempt(_joined, program, loop, n))), None)
-        if joined is None:
-            return program, loop
-        program, loop = joined
+    return joined(program, loop, _joined)
 
 
 def _joined(program: Program, loop: Loop, number: int) -> tuple[Program, Loop]:
@@ -38,16 +35,12 @@ def _joined(program: Program, loop: Loop, number: int) -> tuple[Program, Loop]:
 
     :raises IllegalMove: it cannot be.
     """
-    kernel, at = program.steps[number], program.steps.index(loop)
+    kernel, root = program.steps[number], program.root
     if not isinstance(kernel, Kernel):
         raise IllegalMove("no kernel")
-    root = program.root
-    reads, writes = set(map(root, kernel.reads)), set(map(root, kernel.writes))
-    if number < at or not reads & set(map(root, loop.writes)):
+    if number < program.steps.index(loop) or not {*map(root, kernel.reads)} & {*map(root, loop.writes)}:
         refuse("epilogue", kernel, "it reads nothing that the loop writes")
-    for step in program.steps[at + 1 : number]:
-        if {*map(root, step.writes)} & (reads | writes) or {*map(root, step.reads)} & writes:
-            refuse("epilogue", kernel, "other steps come between")
+    check_between("epilogue", program, kernel, loop)
     made = _Epilogue(program, loop, kernel).kernel()
     larger = replace(loop, steps=(*loop.steps, made))
     steps = (larger if step is loop else step for step in program.steps if step is not kernel)

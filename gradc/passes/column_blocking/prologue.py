@@ -13,10 +13,11 @@ from ...ir.dims import same, symbol
 from ...ir.kernel import Carry, Kernel, Loop, Program, Sweep
 from ...ir.statement import REDUCTIONS, Index, Stmt
 from ...ir.types import F32, Type
-from ..loops.legality import IllegalMove, attempt, refuse
+from ..loops.legality import IllegalMove, refuse
 from ..row_blocking.fission import fresh_name
 from .body import BARRED
 from .epilogue import ROW, without_unread
+from .joining import check_between, joined
 
 COLUMN = "j"
 """What the kernel of such a sweep calls its features; its rows are the epilogue's."""
@@ -28,12 +29,7 @@ def with_prologue(program: Program, loop: Loop) -> tuple[Program, Loop]:
 
     :param loop: a step of the program, with sweeps.
     """
-    while True:
-        at = program.steps.index(loop)
-        joined = next((made for n in range(at) if (made := attempt(_joined, program, loop, n))), None)
-        if joined is None:
-            return program, loop
-        program, loop = joined
+    return joined(program, loop, _joined)
 
 
 def _joined(program: Program, loop: Loop, number: int) -> tuple[Program, Loop]:
@@ -41,15 +37,13 @@ def _joined(program: Program, loop: Loop, number: int) -> tuple[Program, Loop]:
 
     :raises IllegalMove: it cannot be.
     """
-    kernel, at = program.steps[number], program.steps.index(loop)
+    kernel, root = program.steps[number], program.root
     if not isinstance(kernel, Kernel):
         raise IllegalMove("no kernel")
-    root = program.root
-    reads, writes = set(map(root, kernel.reads)), set(map(root, kernel.writes))
-    for step in program.steps[number + 1 : at]:
-        if {*map(root, step.writes)} & (reads | writes) or {*map(root, step.reads)} & writes:
-            refuse("prologue", kernel, "other steps come between")
-    if reads & set(map(root, loop.writes)):
+    if number > program.steps.index(loop):
+        refuse("prologue", kernel, "the loop comes before it")
+    check_between("prologue", program, kernel, loop)
+    if {*map(root, kernel.reads)} & {*map(root, loop.writes)}:
         refuse("prologue", kernel, "the loop writes what it reads")
     store = _store(program, loop, kernel)
     taken = {*program.dims, *program.types, *(name for other in program.loops for name in other.symbols)}

@@ -30,16 +30,6 @@ from ....ir.types import BOOL, F32, DType
 from ....ir.walk import backward_slice
 from .canonical import COLUMN, ROW
 
-EXPRESSIONS: Mapping[str, str] = {
-    **{"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"},
-    **{"base": "gradc_base({0})", "exponent": "gradc_exponent({0})"},
-    **{"exponent_of_row": "gradc_exponent({0}, 0x1p30f)", "rounding_of_row": "gradc_rounding({0}, 0x1p30f)"},
-    "whole": "gradc_whole({0})",
-}
-"""The operations that only kernels of tiles have: a * b + c rounded once, 2^x within 2 units in the last place, and an
-integer of 8 bits as f32.
-"""
-_LOG2E = math.log2(math.e)
 _EXACT = 2.0**26
 """Below it a maximum's product with log2 e is rounded by at most 4 (tiles.h rescales sums by the same product).
 Beyond it a product by a power of two is exact: no weight leaves the range of its dtype.
@@ -50,6 +40,17 @@ reads the weight.  From it on two scores are equal or 64 apart and more: weights
 0 to either base.  Before that factor a weight is up to 2^64 times itself, so that one above 2^64 may become infinite,
 of a row beside 2^30 whose value is no maximum.
 """
+_FAR_IN_C = f"0x1p{math.log2(_FAR):.0f}f"
+EXPRESSIONS: Mapping[str, str] = {
+    **{"mad": "mad_f32({0}, {1}, {2})", "power": "exp2_approx({0})"},
+    **{"base": "gradc_base({0})", "exponent": "gradc_exponent({0})"},
+    **{f"{name}_of_row": f"gradc_{name}({{0}}, {_FAR_IN_C})" for name in ("exponent", "rounding")},
+    "whole": "gradc_whole({0})",
+}
+"""The operations that only kernels of tiles have: a * b + c rounded once, 2^x within 2 units in the last place, and an
+integer of 8 bits as f32.
+"""
+_LOG2E = math.log2(math.e)
 _TINY = 2.0**-20
 _EXTREMES = ("max_cols", "min_cols")
 
