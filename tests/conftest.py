@@ -92,17 +92,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-slow",
         action="store_true",
-        help=f"write tests/slow.txt anew: the test functions whose cases take {SLOW} s or more on average",
+        help="write tests/slow.txt and tests/heavy.txt anew: the test functions whose cases take"
+        f" {SLOW} s or more on average, and {HEAVY:g} s or more together",
     )
 
 
 def function_of(nodeid: str) -> str:
     """``FILE::NAME`` of a test, without its parameters."""
-    return long_tests.case_of(nodeid).partition("[")[0]
+    return long_tests.function_of(long_tests.case_of(nodeid))
 
 
 QUICK_CASES = 2
-SLOW = 0.13
+SLOW, HEAVY = 0.13, 5.0
 SLOW_FILE = Path(__file__).with_name("slow.txt")
 _seconds: dict[str, list[float]] = {}
 _long = long_tests.Results()
@@ -132,7 +133,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    long_tests.leave_out(items, everything=config.getoption("--all"))
+    parts = any("::" in arg for arg in config.args)
+    long_tests.leave_out(items, everything=config.getoption("--all"), whole_files=not parts)
     if not config.getoption("--quick"):
         return
     slow = set(SLOW_FILE.read_text(encoding="utf-8").split())
@@ -208,8 +210,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("--all") and not hasattr(session.config, "workerinput"):
         _long.write()
     if session.config.getoption("--update-slow") and not hasattr(session.config, "workerinput"):
-        found = (function for function, each in _seconds.items() if sum(each) / len(each) >= SLOW)
-        SLOW_FILE.write_text("".join(f"{function}\n" for function in sorted(found)), encoding="utf-8")
+        slow = (function for function, each in _seconds.items() if sum(each) / len(each) >= SLOW)
+        heavy = (
+            function for function, each in _seconds.items() if sum(each) >= HEAVY and function not in _long.marked()
+        )
+        for file, functions in ((SLOW_FILE, slow), (long_tests.HEAVY, heavy)):
+            file.write_text("".join(f"{function}\n" for function in sorted(functions)), encoding="utf-8")
 
 
 @pytest.fixture

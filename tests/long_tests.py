@@ -5,6 +5,10 @@
 Any other run leaves out those whose digest still stands there, but for a few, others every day (:data:`AGAIN`): what
 passed on one machine is tried on others.
 
+Tests of functions whose cases take long together (``tests/heavy.txt``) test everything: they run where any file has
+changed that is neither another test nor a record (:func:`sources`), and one line of ``tests/long.txt`` stands for all
+cases of a function, where all of them passed.
+
 A test that judges texts which the compiler writes hands them to ``judged(*texts)`` before what takes long: their digest
 stands behind a ``+``, and where the compiler has changed but not these texts the test ends there.
 """
@@ -16,8 +20,10 @@ import hashlib
 import importlib.metadata
 import itertools
 import os
+import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +31,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSED = Path(__file__).with_name("long.txt")
-PROPERTY, TEXTS = "long", "texts"
+HEAVY = Path(__file__).with_name("heavy.txt")
+PROPERTY, TEXTS, FUNCTION = "long", "texts", "function"
 COMPILER = (
     *("gradc/analysis", "gradc/autodiff.py", "gradc/codegen", "gradc/compiler.py", "gradc/ir", "gradc/ops"),
     *("gradc/passes", "gradc/targets", "templates"),
@@ -46,6 +53,11 @@ RUNNERS = ("numpy", "torch", "torchao", "onnx", "onnxruntime", "jax", "ziglang",
 
 
 values = pytest.mark.long(*VALUES)
+IMPORTS = re.compile(r"^\s*(?:from|import) (test_\w+)", re.MULTILINE)
+NO_PART = ("tests/long.txt", "tests/slow.txt", "tests/heavy.txt", "CHANGELOG.md")
+"""What no test's outcome depends on."""
+NO_SOURCES = ("__pycache__", "build", "dist")
+"""Folders of what is made of the checkout's files; those whose names begin with a point are none of its either."""
 
 
 @functools.cache
@@ -88,6 +100,39 @@ def contents(path: str) -> bytes:
     ).encode()
 
 
+@functools.cache
+def sources() -> tuple[str, ...]:
+    """The files of the checkout but for test files and records: shared modules of the tests are among them."""
+    found = [".ci"] if (ROOT / ".ci").exists() else []
+    for folder, folders, files in os.walk(ROOT):
+        here = Path(folder).relative_to(ROOT)
+        folders[:] = [name for name in folders if name not in NO_SOURCES and not name.startswith(".")]
+        names = (name for name in files if not name.startswith((".", "test_")))
+        found += [path for path in map(str, map(here.joinpath, names)) if path not in NO_PART]
+    return tuple(sorted(found))
+
+
+@functools.cache
+def test_files(path: Path) -> tuple[str, ...]:
+    """A test file, and those beside it that it imports, relative to the checkout."""
+    found = [path]
+    for file in found:  # which grows
+        others = (file.with_name(f"{name}.py") for name in IMPORTS.findall(file.read_text(encoding="utf-8")))
+        found += [other for other in others if other not in found and other.exists()]
+    return tuple(str(file.relative_to(ROOT)) for file in found)
+
+
+@functools.cache
+def heavy() -> frozenset[str]:
+    """Functions whose cases take long together."""
+    return frozenset(HEAVY.read_text(encoding="utf-8").split()) if HEAVY.exists() else frozenset()
+
+
+def function_of(name: str) -> str:
+    """``FILE::NAME`` of a test's ``FILE::NAME[PARAMETERS]``."""
+    return name.partition("[")[0]
+
+
 def passed() -> dict[str, str]:
     """Test -> digest of what it tested when it last passed, and behind a ``+`` that of the texts that it judged."""
     if not PASSED.exists():
@@ -118,19 +163,29 @@ def is_tried_again(name: str) -> bool:
     return (zlib.crc32(name.encode()) + int(os.environ["GRADC_TEST_DAY"])) % AGAIN == 0
 
 
-def leave_out(items: list[pytest.Item], everything: bool) -> None:
-    """Marks as skipped what has passed on the files that are here."""
+def leave_out(items: list[pytest.Item], everything: bool, whole_files: bool = True) -> None:
+    """Marks as skipped what has passed on the files that are here.
+
+    :param whole_files: the items are all tests of each file.
+    """
     known = passed()
+    cases = Counter(function_of(case_of(i.nodeid)) for i in items if i.get_closest_marker("long") is None)
     for item in items:
-        marker = item.get_closest_marker("long")
-        if marker is None:
+        marker, name = item.get_closest_marker("long"), case_of(item.nodeid)
+        function, record, own = function_of(name), name, test_files(item.path)
+        if marker is not None:
+            now = digest((*marker.args, *own))
+        elif function in heavy():
+            record, now = function, digest((*sources(), *own))
+            if not whole_files:
+                continue
+            item.user_properties.append((FUNCTION, f"{cases[function]} {function}"))
+        else:
             continue
-        now = digest((*marker.args, str(item.path.relative_to(ROOT))))
         item.user_properties.append((PROPERTY, now))
-        name = case_of(item.nodeid)
         if everything or is_tried_again(name):
             continue
-        if known.get(name, "").partition("+")[0] == now:
+        if known.get(record, "").partition("+")[0] == now:
             item.add_marker(pytest.mark.skip(reason="long, and passed on these files: make test-all runs it"))
 
 
@@ -151,26 +206,46 @@ def begun_early(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]
 
 
 class Results:
-    """What became of long tests in a run of all of them."""
+    """What became of long tests in a run of all of them.
+
+    :ivar outcomes: of each test, by phase.  :ivar digests: of what it tests.
+    :ivar functions: test -> number of cases and name of its function, where one line stands for all.
+    """
 
     def __init__(self) -> None:
         self.outcomes: dict[str, dict[str, str]] = {}
         self.digests: dict[str, str] = {}
+        self.functions: dict[str, tuple[int, str]] = {}
 
     def add(self, report: pytest.TestReport) -> None:
         """Takes the report of one phase of a test."""
         properties, name = dict(report.user_properties), case_of(report.nodeid)
+        if FUNCTION in properties:
+            count, function = str(properties[FUNCTION]).split(" ", 1)
+            self.functions[name] = int(count), function
         if PROPERTY in properties:
             self.digests[name] = "+".join(str(properties[p]) for p in (PROPERTY, TEXTS) if p in properties)
             self.outcomes.setdefault(name, {})[report.when] = report.outcome
         elif name in self.outcomes or report.failed:  # the report of a process that is gone has no properties
             self.outcomes.setdefault(name, {})["gone"] = report.outcome
 
+    def marked(self) -> set[str]:
+        """The functions of the tests that say themselves what they test."""
+        return {function_of(name) for name in self.outcomes if name not in self.functions}
+
     def merged(self, before: Mapping[str, str]) -> dict[str, str]:
-        """``before`` with the tests of which every phase passed, and without those of which one did not."""
-        whole = dict.fromkeys(("setup", "call", "teardown"), "passed")
-        good = {name for name, outcomes in self.outcomes.items() if outcomes == whole}
-        return {n: d for n, d in before.items() if n not in self.outcomes} | {n: self.digests[n] for n in good}
+        """``before`` with the tests of which every phase passed, and without those of which one did not; with the
+        functions all of whose cases passed, and without those of which one did not.
+        """
+        phases = dict.fromkeys(("setup", "call", "teardown"), "passed")
+        good = {name for name, outcomes in self.outcomes.items() if outcomes == phases}
+        bad = self.outcomes.keys() - good
+        lines = {name: self.digests[name] for name in good if name not in self.functions}
+        wanted = Counter(self.functions[name] for name in good if name in self.functions)
+        whole = {function for (cases, function), ran in wanted.items() if ran == cases}
+        lines |= {self.functions[n][1]: self.digests[n] for n in good if self.functions.get(n, (0, ""))[1] in whole}
+        gone = {*bad, *map(function_of, bad)}
+        return {name: now for name, now in (before | lines).items() if name not in gone}
 
     def write(self) -> None:
         """Writes :data:`PASSED` anew."""

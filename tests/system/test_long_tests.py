@@ -21,6 +21,9 @@ def forget() -> None:
     """Files are read anew."""
     long_tests.digest.cache_clear()
     long_tests.contents.cache_clear()
+    long_tests.sources.cache_clear()
+    long_tests.test_files.cache_clear()
+    long_tests.heavy.cache_clear()
 
 
 @pytest.fixture
@@ -28,8 +31,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "package" / "__pycache__").mkdir(parents=True)
     (tmp_path / "package" / "a.py").write_text("a = 1\n")
     (tmp_path / "test_it.py").write_text("")
+    (tmp_path / "tests").mkdir()
     monkeypatch.setattr(long_tests, "ROOT", tmp_path)
-    monkeypatch.setattr(long_tests, "PASSED", tmp_path / "long.txt")
+    monkeypatch.setattr(long_tests, "PASSED", tmp_path / "tests" / "long.txt")
+    monkeypatch.setattr(long_tests, "HEAVY", tmp_path / "tests" / "heavy.txt")
     other = next(day for day in itertools.count() if not on_day(day, "test_it.py::test_a"))
     monkeypatch.setenv("GRADC_TEST_DAY", str(other))
     forget()
@@ -190,7 +195,7 @@ def test_another_release_of_what_runs_it_is_another_test(checkout: Path, monkeyp
 
 
 def test_other_tests_keep_their_lines(checkout: Path) -> None:
-    (checkout / "long.txt").write_text("test_other.py::test_b[a b] 0123456789abcdef\n")
+    long_tests.PASSED.write_text("test_other.py::test_b[a b] 0123456789abcdef\n")
     item = Item(checkout, "package")
     long_tests.leave_out([item], True)  # type: ignore[list-item]
     ran(item, *WHOLE).write()
@@ -226,3 +231,101 @@ def test_it_ends_on_the_texts_it_passed_on(checkout: Path, monkeypatch: pytest.M
 def test_a_path_that_is_not_there_is_an_error(checkout: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"package/c\.py"):
         left_out(checkout, "package/c.py")
+
+
+GONE = "gone failed"
+"""What becomes of a test whose process is gone."""
+
+
+def cases(checkout: Path, *names: str) -> list[Item]:
+    """Cases of a function, all that its file has, whose time is long together."""
+    long_tests.HEAVY.write_text("test_it.py::test_a\n")
+    forget()
+    made = [Item(checkout) for _ in names]
+    for item, name in zip(made, names, strict=True):
+        item.nodeid = f"tests/test_it.py::test_a[{name}]"
+    return made
+
+
+def ran_all(checkout: Path, names: str, outcomes: dict[str, tuple[str, ...]] | None = None) -> None:
+    """``make test-all``, in which these cases of ``names`` had other outcomes than to pass."""
+    items = cases(checkout, *names)
+    long_tests.leave_out(items, True)  # type: ignore[arg-type]
+    assert not any(item.marks for item in items)
+    results = long_tests.Results()
+    for item, name in zip(items, names, strict=True):
+        own = (outcomes or {}).get(name, WHOLE)
+        for when, outcome in zip(("setup", "call", "teardown"), own, strict=False):
+            # the report of a process that is gone has no properties
+            results.add(
+                report(item, when, outcome.removeprefix("gone "), item.user_properties * ("gone" not in outcome))
+            )
+    results.write()
+
+
+def run(checkout: Path, names: str, whole_files: bool = True) -> str:
+    """The cases that another run runs."""
+    items = cases(checkout, *names)
+    long_tests.leave_out(items, False, whole_files)  # type: ignore[arg-type]
+    return "".join(name for item, name in zip(items, names, strict=True) if not item.marks)
+
+
+@pytest.fixture
+def no_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_tests, "is_tried_again", lambda name: False)
+
+
+@pytest.mark.usefixtures("no_day")
+@pytest.mark.parametrize(
+    "changed",
+    ["package/a.py", "package/new.py", "tests/helpers.py", "README.md", "test_it.py", "test_other.py", ".ci/run"],
+)
+def test_cases_of_a_heavy_function_run_where_anything_changed_but_other_tests(checkout: Path, changed: str) -> None:
+    (checkout / ".ci").mkdir()
+    (checkout / ".ci" / "run").write_text("")
+    (checkout / "test_it.py").write_text("def f():\n    from test_other import helper\n")
+    (checkout / "test_other.py").write_text("import test_it, test_nowhere\n")
+    assert run(checkout, "xyz") == "xyz"
+    ran_all(checkout, "xyz")
+    assert long_tests.PASSED.read_text().count("\n") == 1
+    assert run(checkout, "xyz") == "" and run(checkout, "xyz", whole_files=False) == "xyz"
+    for other in ("tests/long.txt.bak/test_b.py", "build/x.c", ".git/x", "CHANGELOG.md", "package/__pycache__/b.pyc"):
+        (checkout / other).parent.mkdir(exist_ok=True)
+        (checkout / other).write_text("")
+    assert run(checkout, "xyz") == ""
+    (checkout / changed).write_text("# changed\n")
+    assert run(checkout, "xyz") == "xyz"
+
+
+@pytest.mark.usefixtures("no_day")
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        ("failed",),
+        ("skipped",),
+        ("passed", "skipped", "passed"),
+        ("passed", "passed", "failed"),
+        ("passed",),
+        (),
+        (GONE,),
+    ],
+)
+def test_a_heavy_function_passed_where_all_of_its_cases_did(checkout: Path, outcomes: tuple[str, ...]) -> None:
+    ran_all(checkout, "xyz")
+    assert run(checkout, "xyz") == ""
+    ran_all(checkout, "xyz", {"y": outcomes})
+    before = () if outcomes == () else ("xyz",)  # a case that was not run says nothing of the others
+    assert run(checkout, "xyz") == "".join(before)
+    long_tests.PASSED.unlink()
+    ran_all(checkout, "xyz", {"y": outcomes})
+    assert run(checkout, "xyz") == "xyz"
+
+
+def test_cases_of_a_heavy_function_have_their_day(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "abcdefghijklmnopqrstuvwxyz"
+    ran_all(checkout, names)
+    found = []
+    for day in range(739_000, 739_000 + long_tests.AGAIN):
+        monkeypatch.setenv("GRADC_TEST_DAY", str(day))
+        found += run(checkout, names)
+    assert sorted(found) == sorted(names)
