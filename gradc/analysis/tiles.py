@@ -50,11 +50,12 @@ BESIDE, BESIDE_SEVERAL, BESIDE_HELD, SYMBOLIC, OF_BOUND, SPARE = 32, 52, 30, 12,
 """Registers of a thread beside fragments and values of rows, by NVRTC for sm_80 to sm_100: of a sweep with one block of
 products, with more, and with more whose rows are fragments, too; more where sizes are not known, twice as many with
 fragments of rows, and for each bound of columns from memory where blocks have parts; left over where more than two
-blocks of several products, or of more statements than causal attention's, are resident.
+blocks are resident of several products, of more statements than causal attention's, or with edges of a mask and parts.
 """
 OF_PARTS = 18
 """Registers left over before sm_90 where a warp of 16 rows has fragments of these and goes over parts of columns: dK
-and dV of 128 features spill 12 bytes with fewer, in 64 x 32 of 2 parts, and none in 64 x 16 (NVRTC for sm_80).  And
+and dV of 128 features spill 12 bytes with fewer, in 64 x 32 of 2 parts, and none in 64 x 16 (NVRTC for sm_80); where
+elements are at no edge one of 32 rows does, too: those of 64 features spill 8 bytes in 128 x 64 of 4 parts.  And
 from sm_100 on where one of 32 rows has, of which a sweep before sums features, and some blocks have fewer rows: dQ of
 80 features, 1000 or 2000 rows, spills 16 bytes in 16 columns (NVRTC for sm_100).
 """
@@ -78,7 +79,8 @@ ADDRESSES, OF_PART = 100, 20
 """Instructions of a block of columns beside products, loads and elements, and of each part of it but the first (counted
 in attention's).
 """
-_FREE = ("load", "const", "index", "store", "le", "lt", "ge", "gt", "where", "cast")
+_COMPARED = ("le", "lt", "ge", "gt")
+_FREE = ("load", "const", "index", "store", *_COMPARED, "where", "cast")
 """Statements of elements that take an instruction at the edges of a mask alone, or none."""
 STATEMENTS = 64
 """More for 16 rows, where no product follows the statements of a block, which NVRTC takes several elements of at once:
@@ -426,14 +428,25 @@ class TileForm:
 
     def _of_sizes(self, columns: int, tiles: int) -> int:
         """Registers of a thread for sizes that are not known; else, where blocks have parts, for bounds from memory."""
-        if not all(isinstance(size, int) for size in self.loop.sizes):
+        if not self.is_known:
             return SYMBOLIC
         return 0 if self.is_whole(columns, tiles) else OF_BOUND * self.bounds
+
+    @cached_property
+    def is_known(self) -> bool:
+        """Whether the sizes are."""
+        return all(isinstance(size, int) for size in self.loop.sizes)
 
     def is_whole(self, columns: int, tiles: int) -> bool:
         """Whether all blocks have as many rows and columns as the first."""
         parts = [(self.loop.rows[1], ROWS * WARPS * tiles), *((s.sweep.cols[1], columns) for s in self.sweeps)]
         return all(isinstance(size, int) and size % by == 0 for size, by in parts)
+
+    @cached_property
+    def has_edges(self) -> bool:
+        """Whether elements are compared, as with a mask's first or last column."""
+        kernels = (kernel for sweep in self.sweeps for kernel in sweep.kernels)
+        return any(s.op in _COMPARED and kernel.is_column(s) for kernel in kernels for s in kernel.body)
 
     @cached_property
     def bounds(self) -> int:
@@ -460,19 +473,21 @@ class TileForm:
 
     def left_over(self, columns: int, tiles: int, parts: int, gpu: Gpu) -> int:
         """Registers of a thread that blocks with so many columns are to leave: for edges, where blocks of one product
-        have parts, for parts beside many fragments of rows, and for elements of memory that the compilers of newer
-        devices load long before they are used.
+        have parts (half as many on newer devices where they have none: values of 128 features spilled 8 to 60 bytes),
+        for parts beside many fragments of rows, and for elements of memory that the compilers of newer devices load
+        long before they are used.
         """
         if self.decoded:
             return 0
         whole, held = self.is_whole(columns, tiles), self.fragments(columns, tiles) > 0
-        if int(gpu.arch[3:]) < 90 and held and parts > 1 and tiles == 1:
+        if int(gpu.arch[3:]) < 90 and held and parts > 1 and (tiles == 1 or not self.has_edges):
             return OF_PARTS
-        if int(gpu.arch[3:]) >= 100 and held and tiles > 1 and not whole and self.multiplying != self.sweeps:
+        newer = int(gpu.arch[3:]) >= 100
+        if newer and held and tiles > 1 and not whole and self.multiplying != self.sweeps:
             return OF_PARTS
-        edges = 0 if self.is_several or whole else tiles * (columns - ROWS) // 2
-        early = tiles * self.loads_of_elements * max(columns - EARLY, 0) if int(gpu.arch[3:]) >= 100 else 0
-        return edges + early
+        of_edges = 0 if self.is_several or (whole and not newer) else tiles * (columns - ROWS) // (4 if whole else 2)
+        early = tiles * self.loads_of_elements * max(columns - EARLY, 0) if newer else 0
+        return of_edges + early
 
     @cached_property
     def more_statements(self) -> int:
@@ -524,7 +539,8 @@ class TileForm:
         if self.decodes_evenly:
             needed = max(DECODING, needed - tiles * self._of_statements(columns))
         by_registers = REGISTERS // (32 * warps * -(-needed // 8) * 8)
-        if (self.is_several or self.more_statements) and by_registers > 2:
+        has_parts = self.has_edges and self.is_known and not self.is_whole(columns, tiles)
+        if (self.is_several or self.more_statements or has_parts) and by_registers > 2:
             by_registers = max(2, REGISTERS // (32 * warps * -(-(needed + SPARE) // 8) * 8))
         least = self.is_several or (self.decoded and not self.decodes_evenly)
         room = room or (LEAST_SHARED if least else MOST_SHARED)
