@@ -129,6 +129,8 @@ class InMemory(Simulator):
         return self.current
 
     def follow(self, stream: int, other: int) -> None:
+        if stream in self.captures and other not in self.captures:
+            raise CaptureError("a stream that is being captured would wait for one that is not")
         self.ask(stream, lambda: self.drain(other if other != 1 else 0))
 
     def synchronize(self, stream: int | None = None) -> None:

@@ -239,7 +239,7 @@ class Gpu:
         self._thread = threading.local()
 
     def check_current(self) -> None:
-        """DeviceError if another device is current in this thread; initialises the driver's context."""
+        """DeviceError if another device is current in this thread; makes the driver's context current in it."""
         number = self.runtime.getDevice()
         if number != self.description.number:
             raise DeviceError(
@@ -247,8 +247,8 @@ class Gpu:
             )
         if not getattr(self._thread, "ready", False):
             with _named(f"using device {number} ({self.description.name})"):
+                # from CUDA 12 on this initialises the context; cudaFree(0), which did so before, ends a capture
                 self.runtime.setDevice(number)
-                self.runtime.free(0)  # initialises the context, also for this thread
             self._thread.ready = True
 
     @contextlib.contextmanager
@@ -516,6 +516,11 @@ class Gpu:
         return int(self.cupy.cuda.get_current_stream().ptr)
 
     def follow(self, stream: int, other: int) -> None:
+        if self.capturing(stream) and not self.capturing(other):
+            raise CaptureError(
+                f"stream {stream:#x} is being captured, and would wait for stream {other:#x}, which is not: that ends"
+                " the capture; wait before it begins, and give arrays that name no stream"
+            )
         event = self.event(timed=False)
         event.record(other)
         with _named("waiting for another stream"):
