@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import host
 
 import gradc
+from benchmarks import host
 from gradc import ops
 from gradc.codegen.cuda.actions import Part, Product, Strided
 from gradc.codegen.cuda.library_products import library_of
@@ -694,9 +694,9 @@ IN_A_CAPTURE = {
     *("getDevice", "setDevice", "pointerGetAttributes", "streamIsCapturing"),
     *("launchKernel", "memcpyAsync", "memcpy2DAsync", "memsetAsync"),
 }
-"""What a call may ask of the driver while a stream is captured in the global mode: what becomes a node of the graph, and
-what tells how things are.  CUDA forbids all threads what is "potentially unsafe" (cudaStreamBeginCapture), which ends
-the capture, and does not list it: allocating, giving memory back, waiting, asking an event, loading code are.
+"""What a call may ask of the driver while a stream is captured in the global mode: what becomes a node of the graph,
+and what tells how things are.  CUDA forbids all threads what is "potentially unsafe" (cudaStreamBeginCapture), which
+ends the capture, and does not list it: allocating, giving memory back, waiting, asking an event, loading code are.
 """
 
 
