@@ -406,7 +406,8 @@ def torch_module() -> ModuleType:
     torch.jit = SimpleNamespace(is_tracing=lambda: False)
     torch.is_grad_enabled = lambda: True
     torch.cuda = SimpleNamespace(
-        current_stream=lambda device: ExternalStream(torch.streams[-1]),
+        current_stream=lambda device=0: ExternalStream(torch.streams[-1]),
+        Stream=lambda: ExternalStream(next(Simulator._streams)),
         stream=along,
         ExternalStream=ExternalStream,
         CUDAGraph=CUDAGraph,
