@@ -129,6 +129,8 @@ class InMemory(Simulator):
         return self.current
 
     def follow(self, stream: int, other: int) -> None:
+        if stream in self.captures and other not in self.captures:
+            raise CaptureError("a stream that is being captured would wait for one that is not")
         self.ask(stream, lambda: self.drain(other if other != 1 else 0))
 
     def synchronize(self, stream: int | None = None) -> None:
@@ -404,7 +406,8 @@ def torch_module() -> ModuleType:
     torch.jit = SimpleNamespace(is_tracing=lambda: False)
     torch.is_grad_enabled = lambda: True
     torch.cuda = SimpleNamespace(
-        current_stream=lambda device: ExternalStream(torch.streams[-1]),
+        current_stream=lambda device=0: ExternalStream(torch.streams[-1]),
+        Stream=lambda: ExternalStream(next(Simulator._streams)),
         stream=along,
         ExternalStream=ExternalStream,
         CUDAGraph=CUDAGraph,

@@ -107,6 +107,8 @@ class Report:
         self.graphs.clear()
 
     def __str__(self) -> str:
+        if not self.graphs:
+            return "0 graphs: torch has handed none to gradc"
         regions = sum(len(g.regions) for g in self.graphs)
         lines = [f"{len(self.graphs)} graphs, {self.ops} ops: {self.share:.0%} in {regions} regions of gradc"]
         rows, times, total = self.rows, self.times, self.seconds

@@ -69,6 +69,35 @@ def test_steps_are_eagers(name: str, foreach: bool) -> None:
     assert gradc.torch.report().share == 1
 
 
+@pytest.mark.parametrize("name", ["adamw", "adam amsgrad", "sgd", "adagrad"])
+def test_a_fused_optimizer_is_torchs_until_its_groups_say_otherwise(name: str) -> None:
+    """Dynamo keeps what ``fused=True`` calls out of graphs, and the report says that nothing came; the same optimizer,
+    with the state that it has by then, is gradc's once its groups are not fused.
+    """
+    gradc.torch.report().clear()
+    models = model(), model()
+    ours, theirs = (OPTIMIZERS[name](m.parameters(), fused=True) for m in models)
+    step = compiled(ours.step)
+    for i in range(5):
+        if i == 2:
+            found, wanted = ([*m.parameters(), *_state(o)] for m, o in zip(models, (ours, theirs), strict=True))
+            assert all(map(torch.equal, found, wanted)) and not gradc.torch.report().graphs
+            assert str(gradc.torch.report()) == "0 graphs: torch has handed none to gradc"
+            for group in ours.param_groups:
+                group["fused"] = False
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(i)).double()
+        places = [p.data_ptr() for p in models[0].parameters()]
+        for each, optimizer, update in zip(models, (ours, theirs), (step, theirs.step), strict=True):
+            optimizer.zero_grad()
+            each(x).square().sum().backward()
+            update()
+    assert places == [p.data_ptr() for p in models[0].parameters()]
+    found, wanted = ([*m.parameters(), *_state(o)] for m, o in zip(models, (ours, theirs), strict=True))
+    # an update is about 1e-2; compiled, 1 - beta**step is in f32, as torch keeps the step
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+    assert gradc.torch.report().ops and gradc.torch.report().share == 1
+
+
 def _state(optimizer: Any) -> list[Any]:
     return [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
 

@@ -4,6 +4,9 @@ does on top of them.  ``make gpu`` runs this file before anything long.
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 from machines import Machine
@@ -96,6 +99,40 @@ def test_torchs_own_capture_of_a_checked_call(machine: Machine) -> None:
     captured.replay()
     torch.cuda.synchronize()
     assert machine.bits(found) == machine.bits(more[0]) != machine.bits(wanted)
+
+
+@pytest.mark.places("memory", "cuda")
+@pytest.mark.kinds("torch")
+def test_a_first_call_beside_torchs_capture(machine: Machine) -> None:
+    """A thread loads code, and has memory of its own allocated, while another one captures in the global mode: the call
+    is right, and so is the graph.  A third thread's first call of a module is captured.
+    """
+    import torch
+
+    model = MODELS["embedding, sorted"]
+    sizes = model.large if machine.on_gpu else model.small
+    arrays, dy = model.arrays(sizes), machine.put(model.cotangent(sizes))
+    given = {n: machine.put(a) for n, a in arrays.items()}
+    module, fresh = (machine.compile(model.graph, model.wrt, **model.options) for _ in range(2))
+    for _ in range(3):
+        wanted = module.backward(module.forward(given)[1], dy)
+    found: dict[str, Any] = {}
+    aside, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+
+    def call(name: str, each: Any, stream: Any) -> None:
+        with torch.cuda.stream(stream):
+            found[name] = each.backward(each.forward(given)[1], dy)
+
+    with torch.cuda.graph(captured):
+        stream = torch.cuda.current_stream()
+        for name, each, its in (("beside", fresh, aside), ("captured", module, stream)):
+            thread = threading.Thread(target=call, args=(name, each, its))
+            thread.start()
+            thread.join()
+    captured.replay()
+    torch.cuda.synchronize()
+    assert machine.bits(found["beside"]) == machine.bits(found["captured"]) == machine.bits(wanted)
 
 
 @pytest.mark.places("cuda")

@@ -88,13 +88,17 @@ def test_products_of_any_form_are_numpys(left: str, right: str) -> None:
             np.testing.assert_array_equal(found, wanted[name], err_msg=f"{name} {sizes}")
 
 
-def test_sums_wrap_around_as_in_numpy() -> None:
-    """On each target, also where the product is made of floats."""
-    a, b = np.full((2, 40000), 255, "u1"), np.full((40000, 3), 255, "u1")
+@pytest.mark.parametrize("target", ["cpu", "numpy", "cuda-sim"])
+@pytest.mark.parametrize("k", [258, 259, 40000])
+def test_sums_wrap_around_as_in_numpy(k: int, target: str) -> None:
+    """Also where the product is made of floats: f32 holds every sum of 258 products of bytes, and not of 259; of 40,000
+    i32 does not.
+    """
+    a, b = np.full((2, k), 255, "u1"), np.full((k, 3), 255, "u1")
     wanted = product(a, b)
-    assert (wanted < 0).all()
-    graph = gradc.trace(lambda a, b: ops.integer_matmul(a, b), a="u8[2,K]", b="u8[K,3]")
-    for target in ("cpu", "numpy"):
+    assert (wanted == np.float32(255 * 255 * k)).all() == (k == 258) and (wanted < 0).all() == (k == 40000)
+    for inner in ("K", k):
+        graph = gradc.trace(lambda a, b: ops.integer_matmul(a, b), a=f"u8[2,{inner}]", b=f"u8[{inner},3]")
         np.testing.assert_array_equal(gradc.compile(graph, target=target)(a=a, b=b), wanted)
 
 

@@ -8,7 +8,8 @@ import ast
 import ctypes
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,12 @@ import numpy as np
 import pytest
 
 import gradc
+from benchmarks import host
 from gradc import ops
 from gradc.codegen.cuda.actions import Part, Product, Strided
 from gradc.codegen.cuda.library_products import library_of
 from gradc.errors import CaptureError, CompilerError, DeviceError, DriverTooOld, NoDevice, OutOfMemory
-from gradc.runtime.cuda import cublas, gpu, nvrtc
+from gradc.runtime.cuda import capture_mode, cublas, gpu, nvrtc
 from gradc.runtime.cuda.device import Span
 from gradc.runtime.cuda.handles import Handles
 
@@ -443,6 +445,11 @@ def test_events_streams_and_captures(fake: Any) -> None:
         event.done()
     device.follow(6, 7)
     assert calls(fake, "eventRecord") == [(33, 3), (33, 7)] and calls(fake, "streamWaitEvent") == [(6, 33)]
+    fake.answers["streamIsCapturing"] = lambda stream: stream == 6
+    with pytest.raises(CaptureError, match="stream 0x6 is being captured, and would wait for stream 0x7, which is not"):
+        device.follow(6, 7)
+    device.follow(6, 6)
+    assert len(calls(fake, "streamWaitEvent")) == 2
     device.capture(device.stream())
     graph = device.captured(9)
     graph.replay(4)
@@ -681,6 +688,177 @@ def test_a_warm_call_waits_for_nothing(fake: Any, capturing: int) -> None:
     assert names.count("launchKernel") == 3, "the number, the check, the rows"
     assert ("memsetAsync" in names) == bool(capturing), "the flag of a captured call is cleared by each replay"
     assert {"eventRecord", "memcpyAsync", "malloc", "hostAlloc", "funcSetAttribute"}.isdisjoint(names)
+
+
+IN_A_CAPTURE = {
+    *("getDevice", "setDevice", "pointerGetAttributes", "streamIsCapturing"),
+    *("getDeviceProperties", "driverGetVersion", "runtimeGetVersion"),
+    *("launchKernel", "memcpyAsync", "memcpy2DAsync", "memsetAsync"),
+}
+"""What a call may ask of the driver while a stream is captured in the global mode: what becomes a node of the graph,
+and what tells how things are.  CUDA forbids all threads what is "potentially unsafe" (cudaStreamBeginCapture), which
+ends the capture, and does not list it: allocating, giving memory back, waiting, asking an event, loading code are.
+"""
+
+
+class Forbidding(host.Driver):
+    """A driver under such a capture.
+
+    :ivar capturing: whether it is of the stream of the calls.
+    :ivar elsewhere: whether it is another thread's, beside which a thread in the relaxed mode may do all of it.
+    :ivar broken: what ended it.
+    """
+
+    capturing, elsewhere = 0, False
+    broken: tuple[str, ...] = ()
+    OWN = ("calls", "CUDARuntimeError", "exchange")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes = threading.local()
+
+    def __getattribute__(self, name: str) -> Any:
+        try:
+            found = super().__getattribute__(name)
+        except AttributeError:
+            found = self.__getattr__(name)
+        if name.startswith("_") or name in {*Forbidding.OWN, *IN_A_CAPTURE} or not callable(found):
+            return found
+
+        def asked(*given: Any) -> Any:
+            if self.capturing or (self.elsewhere and not self.relaxed and name != "streamSynchronize"):
+                self.broken = (*self.broken, name)
+                raise CudaError(900)
+            return found(*given)
+
+        return asked
+
+    @property
+    def relaxed(self) -> bool:
+        return getattr(self._modes, "mode", 0) == 2
+
+    def exchange(self, given: Any) -> int:
+        """cuThreadExchangeStreamCaptureMode."""
+        given._obj.value, self._modes.mode = getattr(self._modes, "mode", 0), given._obj.value
+        return 0
+
+    def streamIsCapturing(self, _: int) -> int:
+        return self.capturing
+
+
+def mlp(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    return ops.linear(ops.gelu(ops.linear(x, w1, b1), approximate="tanh"), w2, b2)
+
+
+_LAYERS = {"x": "bf16[128,64]", "w1": "bf16[256,64]", "b1": "bf16[256]", "w2": "bf16[64,256]", "b2": "bf16[64]"}
+TRAINED = {
+    "checked, sorted, a number": (
+        lambda t, w, a: ops.embedding(t, w) * a,
+        {"t": "i64[20000]", "w": "f32[16384,64]", "a": "f32[]"},
+        ("w",),
+    ),
+    "partial results of chunks": (
+        lambda x, g, b: ops.layer_norm(x, (1024,), g, b),
+        {"x": "f32[512,1024]", "g": "f32[1024]", "b": "f32[1024]"},
+        ("x", "g", "b"),
+    ),
+    "cuBLASLt's epilogues": (mlp, _LAYERS, tuple(_LAYERS)),
+    "heads beside features": (
+        lambda q, k, v: ops.scaled_dot_product_attention(*(ops.transpose(x, (0, 2, 1, 3)) for x in (q, k, v))),
+        {n: "f32[2,64,4,32]" for n in "qkv"},
+        ("q", "k", "v"),
+    ),
+    "a loop over blocks of rows": (
+        lambda x, w, t: ops.linear_cross_entropy(x, w, t),
+        {"x": "bf16[8192,256]", "w": "bf16[16384,256]", "t": "i64[8192]"},
+        ("x", "w"),
+    ),
+    "a constant of the graph": (lambda x: x * np.arange(64, dtype=np.float32), {"x": "f32[256,64]"}, ("x",)),
+}
+
+
+@pytest.fixture
+def forbidding(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Forbidding, Callable[..., Any]]]:
+    """Such a driver, with torch's tensors in host memory that say that they are on a GPU."""
+    torch = pytest.importorskip("torch")
+    driver = Forbidding()
+    for owner, name, value in host.replaced(driver):
+        monkeypatch.setattr(owner, name, value)
+
+    def created(device: int) -> Any:
+        driver.cublasCreate()  # allocates
+        return ctypes.c_void_p(1)
+
+    pool, alloc = gpu._cupy().cuda, gpu._cupy().cuda.alloc
+    monkeypatch.setattr(pool, "alloc", lambda nbytes: (driver.malloc(), alloc(nbytes))[1])
+    monkeypatch.setattr(capture_mode, "_exchange", lambda: driver.exchange)
+    monkeypatch.setattr(cublas, "_handles", Handles(created, id))
+    monkeypatch.setattr(torch, "empty", torch.empty)  # what tensors_of replaces comes back with the test's end
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", torch.cuda.current_stream)
+    gpu._description.cache_clear()
+    yield driver, host.tensors_of()
+    gpu._description.cache_clear()
+
+
+def training(name: str, tensor: Callable[..., Any]) -> Callable[[], None]:
+    """Forward and backward of a module."""
+    function, types, wrt = TRAINED[name]
+    graph = gradc.trace(function, **types)
+    module = gradc.compile(graph, wrt=wrt, target="cuda", arch="sm_90")
+    inputs = {
+        n: tensor(x.shape, x.dtype.np) if x.shape else 0.5 for n, x in zip(graph.input_names, graph.inputs, strict=True)
+    }
+    cotangent = tensor(graph.output("y").shape, graph.output("y").dtype.np)
+    return lambda: module.backward(module.forward(**inputs)[1], cotangent)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same thread", "a thread's first call"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_warm_call_in_a_capture_in_the_global_mode(
+    name: str, elsewhere: bool, forbidding: tuple[Forbidding, Callable[..., Any]]
+) -> None:
+    """Forward and backward under torch's capture, which is of that mode, in memory of the graph's: nothing that would
+    end it, also in a thread that has not called the module before, as autograd's may be.
+    """
+    driver, tensor = forbidding
+    step = training(name, tensor)
+    for _ in range(3):
+        step()
+    driver.calls.clear()
+    driver.capturing = 1
+    failed: list[Exception] = []
+
+    def captured() -> None:
+        try:
+            step()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=captured)
+    thread.start() if elsewhere else captured()
+    if elsewhere:
+        thread.join()
+    assert not driver.broken and not failed
+    assert driver.calls["launchKernel"] and driver.calls.keys() <= IN_A_CAPTURE
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_first_call_beside_a_capture_of_another_thread(
+    name: str, forbidding: tuple[Forbidding, Callable[..., Any]]
+) -> None:
+    """What allocates does so in the relaxed mode, which the thread leaves."""
+    driver, tensor = forbidding
+    driver.elsewhere = True
+    step = training(name, tensor)
+    for _ in range(70):  # more than two blocks of flags hold
+        step()
+    assert not driver.broken and not driver.relaxed
+    graph = gpu._Graph(80, gpu.Gpu())
+    del graph
+    assert driver.calls["graphExecDestroy"] and not driver.broken
+    asked = driver.calls.keys() - IN_A_CAPTURE - {"streamSynchronize", "graphExecDestroy"}
+    assert asked or name == "partial results of chunks", "which is all in torch's memory"
 
 
 @pytest.mark.parametrize("stream", [None, 8])

@@ -739,6 +739,10 @@ def test_a_call_on_a_captured_stream(device: type[InMemory]) -> None:
         module.forward(**arrays, stream=50, out={"y": y})
     space = device().memory(module.workspace_size(N=30, V=12, D=7), 0)
     workspace = ndarray((space.nbytes,), np.uint8, space)
+    named = {**arrays, "w": Interface(given()["w"], stream=21)}
+    with pytest.raises(CaptureError, match="would wait for one that is not"):
+        module.forward(**named, stream=50, out={"y": y}, workspace=workspace)
+    assert not device.captures[50]
     module.forward(**arrays, stream=50, out={"y": y}, workspace=workspace)
     assert device.captures.pop(50)
 

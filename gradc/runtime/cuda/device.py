@@ -214,7 +214,10 @@ class Device(Protocol):
         """The current stream of the device's array library (CuPy)."""
 
     def follow(self, stream: int, other: int) -> None:
-        """Work submitted to ``stream`` from now on waits for the work submitted to ``other`` so far."""
+        """Work submitted to ``stream`` from now on waits for the work submitted to ``other`` so far.
+
+        :raises CaptureError: only ``stream`` is being captured.
+        """
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for a stream, or for everything.

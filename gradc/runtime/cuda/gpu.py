@@ -17,7 +17,6 @@ import ctypes
 import functools
 import importlib.util
 import math
-import os
 import re
 import sys
 import threading
@@ -30,6 +29,7 @@ from ...codegen.text import widened
 from ...errors import CaptureError, DeviceError, DriverTooOld, NoDevice, OutOfMemory, Unsupported
 from ...ir.epilogue import PLAIN, Epilogue
 from ...process.forks import held_off, lock
+from .capture_mode import driver_library, relaxed
 from .device import Description, Span
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ _FAULTS = frozenset((700, 702, 710, *range(714, 720)))
 def count() -> int:
     """The number of devices; 0 without a driver."""
     try:
-        library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-        number = ctypes.c_int()
+        library, number = driver_library(), ctypes.c_int()
         return 0 if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(number)) else number.value
     except (OSError, AttributeError):
         return 0
@@ -209,7 +208,7 @@ class _Graph:
             self.runtime.graphLaunch(self.executable, self.device.at(stream))
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at exit the driver may be shut down already
+        with contextlib.suppress(Exception), relaxed():  # at exit the driver may be shut down already
             self.runtime.graphExecDestroy(self.executable)
 
 
@@ -239,7 +238,7 @@ class Gpu:
         self._thread = threading.local()
 
     def check_current(self) -> None:
-        """DeviceError if another device is current in this thread; initialises the driver's context."""
+        """DeviceError if another device is current in this thread; makes the driver's context current in it."""
         number = self.runtime.getDevice()
         if number != self.description.number:
             raise DeviceError(
@@ -247,8 +246,8 @@ class Gpu:
             )
         if not getattr(self._thread, "ready", False):
             with _named(f"using device {number} ({self.description.name})"):
+                # from CUDA 12 on this initialises the context; cudaFree(0), which did so before, ends a capture
                 self.runtime.setDevice(number)
-                self.runtime.free(0)  # initialises the context, also for this thread
             self._thread.ready = True
 
     @contextlib.contextmanager
@@ -423,19 +422,21 @@ class Gpu:
         short = isinstance(error, MemoryError) or getattr(error, "status", None) == _NO_MEMORY
         if not short or self.capturing(self.at(stream)):
             return False
-        self.trim()
-        if torch := initialised_torch():
-            torch.cuda.empty_cache()
+        with relaxed():
+            self.trim()
+            if torch := initialised_torch():
+                torch.cuda.empty_cache()
         return True
 
     def with_room(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The value of a function that allocates and has done nothing if it fails."""
-        try:
+        """The value of a function that allocates and has done nothing if it fails; other threads' captures go on."""
+        with relaxed():
+            try:
+                return function(*args)
+            except (RuntimeError, MemoryError) as error:
+                if not self.made_room(error):
+                    raise
             return function(*args)
-        except (RuntimeError, MemoryError) as error:
-            if not self.made_room(error):
-                raise
-        return function(*args)
 
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, self.at(stream))
@@ -451,7 +452,7 @@ class Gpu:
     def read(self, span: Span, stream: int | None = None) -> Array:
         out = np.empty(span.count, span.dtype)
         self.synchronize(self.at(stream))
-        with _named(f"a copy of {span.nbytes} bytes to the host"):
+        with _named(f"a copy of {span.nbytes} bytes to the host"), relaxed():
             self.runtime.memcpy(out.ctypes.data, span.address, span.nbytes, self.runtime.memcpyDeviceToHost)
         return out
 
@@ -516,6 +517,11 @@ class Gpu:
         return int(self.cupy.cuda.get_current_stream().ptr)
 
     def follow(self, stream: int, other: int) -> None:
+        if self.capturing(stream) and not self.capturing(other):
+            raise CaptureError(
+                f"stream {stream:#x} is being captured, and would wait for stream {other:#x}, which is not: that ends"
+                " the capture; wait before it begins, and give arrays that name no stream"
+            )
         event = self.event(timed=False)
         event.record(other)
         with _named("waiting for another stream"):

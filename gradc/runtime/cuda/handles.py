@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from ...errors import OutOfMemory
 from ...process.forks import lock
+from .capture_mode import relaxed
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -103,7 +104,8 @@ class Handles(Generic[H]):
         atexit.unregister(_close)
         atexit.register(_close)  # now, to run before what CuPy, imported earlier, does at exit
         try:
-            return Handle(self._create(device))
+            with relaxed():
+                return Handle(self._create(device))
         except OutOfMemory:
             if needed:
                 raise
