@@ -44,6 +44,11 @@ def shared(x: Any, w: Any, b: Any) -> Any:
     return {"y": y + b, "product": y}
 
 
+def shared_by_gelu(x: Any, w: Any, b: Any) -> Any:
+    y = x @ w
+    return {"y": ops.gelu(y + b, approximate="tanh"), "product": y}
+
+
 def multiplied_again(x: Any, w: Any, b: Any) -> Any:
     y = x @ w
     return {"y": y + b, "z": ops.transpose(y, (1, 0)) @ x}
@@ -73,6 +78,7 @@ FUSED: dict[str, tuple[Callable[..., Any], dict[str, str], int]] = {
         2,
     ),
     "read by others": (shared, {"x": "f32[N,24]", "w": "f32[40,24]", "b": "f32[40]"}, 0),
+    "read by others, with GELU": (shared_by_gelu, {"x": "bf16[N,64]", "w": "bf16[64,128]", "b": "bf16[128]"}, 0),
     "read by another product": (multiplied_again, {"x": "f32[N,24]", "w": "f32[24,40]", "b": "f32[40]"}, 0),
     "in another order": (moved, {"x": "f32[40,24]", "w": "f32[24,40]", "b": "f32[40]"}, 0),
     "reversed": (lambda x, w, b: ops.flip(x @ w, 0) + b, {"x": "f32[N,24]", "w": "f32[24,40]", "b": "f32[40]"}, 0),
