@@ -306,17 +306,24 @@ static void {{ long }}_count_keys_task(const void *args_, i64 task) {
 }
 static void {{ long }}_move_keys_task(const void *args_, i64 task) {
   const {{ long }}_pass *const p = args_;
-  const i64 n = p->a->n, first = task * p->chunk, last = gradc_min(n, first + p->chunk), step = p->a->step;
+  const i64 first = task * p->chunk, last = gradc_min(p->a->n, first + p->chunk), step = p->a->step;
   const u64 least = (u64)p->least;
   const {{ key }} *restrict const from = p->from;
-  i64 *restrict const order = p->out, *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
-  u32 *restrict const place = p->counts + task * p->digits;
+  u32 *restrict const to = (u32 *)p->items, *restrict const place = p->counts + task * p->digits; /* half as many lines as in the result */
   const i64 asked = gradc_max(first, last - GRADC_AHEAD);
   for (i64 i = first; i < asked; i++) { /* many keys have as many lines: they are asked for ahead, as stores wait for one another */
-    __builtin_prefetch(order + place[(u64)from[(i + GRADC_AHEAD) * step] - least], 1);
-    order[place[(u64)from[i * step] - least]++] = i;
+    __builtin_prefetch(to + place[(u64)from[(i + GRADC_AHEAD) * step] - least], 1);
+    to[place[(u64)from[i * step] - least]++] = (u32)i;
   }
-  for (i64 i = asked; i < last; i++) order[place[(u64)from[i * step] - least]++] = i;
+  for (i64 i = asked; i < last; i++) to[place[(u64)from[i * step] - least]++] = (u32)i;
+}
+static void {{ long }}_store_keys_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
+  const i64 n = p->a->n, first = task * p->chunk, last = gradc_min(n, first + p->chunk);
+  const u32 *restrict const positions = (const u32 *)p->items;
+  i64 *restrict const order = p->out, *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
+  #pragma omp simd
+  for (i64 i = first; i < last; i++) order[i] = positions[i];
   for (i64 i = gradc_max(first, p->distinct); i < last; i++) keys[i] = INT64_MAX, starts[i] = n;
 }
 static void {{ long }}_one_digit({{ long }}_pass *p, i64 digits) {
@@ -337,6 +344,7 @@ static void {{ long }}_one_digit({{ long }}_pass *p, i64 digits) {
   }
   p->distinct = number;
   ctx->parallel_for(ctx, tasks, {{ long }}_move_keys_task, p);
+  ctx->parallel_for(ctx, tasks, {{ long }}_store_keys_task, p);
 }
 {% endif %}
 
