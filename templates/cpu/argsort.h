@@ -191,6 +191,7 @@ typedef struct {
   i64 *heads;  /* [chunk]: keys that begin in the chunks before it */
   i64 *before; /* [chunk]: the last key of the chunk before it: there may be positions where items were */
   i64 chunk, distinct;
+  i64 digits; /* values of a digit */
   int bits, shift;
   {{ key }} least;
 } {{ long }}_pass;
@@ -203,8 +204,8 @@ static inline void {{ long }}_count(const {{ long }}_pass *p, i64 task, int firs
   const {{ long }}_pass own = *p; /* what stores cannot change */
   const i64 last = gradc_min(own.a->n, (task + 1) * own.chunk);
   const u32 mask = ((u32)1 << own.bits) - 1;
-  u32 *restrict const counts = own.counts + (task << own.bits);
-  __builtin_memset(counts, 0, sizeof(u32) << own.bits);
+  u32 *restrict const counts = own.counts + task * own.digits;
+  __builtin_memset(counts, 0, sizeof(u32) * (unsigned long)own.digits);
   for (i64 i = task * own.chunk; i < last; i++) counts[(u32)({{ long }}_item_at(&own, i, first) >> own.shift) & mask]++;
 }
 static void {{ long }}_count_first_task(const void *args_, i64 task) { {{ long }}_count(args_, task, 1); }
@@ -214,7 +215,7 @@ static inline void {{ long }}_move(const {{ long }}_pass *p, i64 task, int first
   const i64 begin = task * own.chunk, last = gradc_min(own.a->n, begin + own.chunk), asked = gradc_max(begin, last - GRADC_AHEAD);
   const u32 mask = ((u32)1 << own.bits) - 1;
   {{ Item }} *restrict const to = own.to;
-  u32 *restrict const place = own.counts + (task << own.bits);
+  u32 *restrict const place = own.counts + task * own.digits;
   for (i64 i = begin; i < last; i++) { /* digits have more lines than the nearest cache: these are asked for ahead, as stores wait for one another */
     if (i < asked) __builtin_prefetch(to + place[(u32)({{ long }}_item_at(&own, i + GRADC_AHEAD, first) >> own.shift) & mask], 1);
     const {{ Item }} item = {{ long }}_item_at(&own, i, first);
@@ -234,12 +235,14 @@ static void {{ long }}_store_task(const void *args_, i64 task) {
 }
 /* Counts -> places.  Returns whether all items have the same digit. */
 static int {{ long }}_places(const {{ long }}_pass *p, i64 tasks) {
-  const i64 digits = (i64)1 << p->bits, counted = {{ name }}_counted(tasks);
-  u32 *const all = p->counts + (counted << p->bits), before = 0, most = 0;
-  if (counted) __builtin_memset(all, 0, sizeof(u32) << p->bits);
-  for (i64 t = 0; t < counted; t++)
+  const i64 digits = p->digits, counted = {{ name }}_counted(tasks), n = p->a->n;
+  u32 *restrict const counts = p->counts, *restrict const all = counts + counted * digits, before = 0, most = 0;
+  if (counted) __builtin_memset(all, 0, sizeof(u32) * (unsigned long)digits);
+  for (i64 t = 0; t < counted; t++) {
+    const u32 *restrict const of_task = counts + t * digits;
     #pragma omp simd
-    for (i64 d = 0; d < digits; d++) all[d] += p->counts[(t << p->bits) + d];
+    for (i64 d = 0; d < digits; d++) all[d] += of_task[d];
+  }
   for (i64 d = 0; d < digits; d++) {
     const u32 here = all[d];
     all[d] = before;
@@ -247,7 +250,7 @@ static int {{ long }}_places(const {{ long }}_pass *p, i64 tasks) {
     most = here > most ? here : most;
   }
   for (i64 t = 0; t < counted; t++) {
-    u32 *const place = p->counts + (t << p->bits);
+    u32 *restrict const place = counts + t * digits;
     #pragma omp simd
     for (i64 d = 0; d < digits; d++) {
       const u32 first = all[d];
@@ -255,7 +258,7 @@ static int {{ long }}_places(const {{ long }}_pass *p, i64 tasks) {
       place[d] = first;
     }
   }
-  return most == p->a->n;
+  return most == n;
 }
 
 /* The distinct keys, and where each begins: a task writes those that begin in its chunk. */
@@ -297,31 +300,40 @@ static void {{ long }}_count_keys_task(const void *args_, i64 task) {
   const i64 last = gradc_min(p->a->n, (task + 1) * p->chunk), step = p->a->step;
   const u64 least = (u64)p->least;
   const {{ key }} *restrict const from = p->from;
-  u32 *restrict const counts = p->counts + (task << p->bits);
-  __builtin_memset(counts, 0, sizeof(u32) << p->bits);
+  u32 *restrict const counts = p->counts + task * p->digits;
+  __builtin_memset(counts, 0, sizeof(u32) * (unsigned long)p->digits);
   for (i64 i = task * p->chunk; i < last; i++) counts[(u64)from[i * step] - least]++;
 }
 static void {{ long }}_move_keys_task(const void *args_, i64 task) {
   const {{ long }}_pass *const p = args_;
-  const i64 n = p->a->n, first = task * p->chunk, last = gradc_min(n, first + p->chunk), step = p->a->step;
+  const i64 first = task * p->chunk, last = gradc_min(p->a->n, first + p->chunk), step = p->a->step;
   const u64 least = (u64)p->least;
   const {{ key }} *restrict const from = p->from;
-  i64 *restrict const order = p->out, *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
-  u32 *restrict const place = p->counts + (task << p->bits);
+  u32 *restrict const to = (u32 *)p->items, *restrict const place = p->counts + task * p->digits; /* half as many lines as in the result */
   const i64 asked = gradc_max(first, last - GRADC_AHEAD);
   for (i64 i = first; i < asked; i++) { /* many keys have as many lines: they are asked for ahead, as stores wait for one another */
-    __builtin_prefetch(order + place[(u64)from[(i + GRADC_AHEAD) * step] - least], 1);
-    order[place[(u64)from[i * step] - least]++] = i;
+    __builtin_prefetch(to + place[(u64)from[(i + GRADC_AHEAD) * step] - least], 1);
+    to[place[(u64)from[i * step] - least]++] = (u32)i;
   }
-  for (i64 i = asked; i < last; i++) order[place[(u64)from[i * step] - least]++] = i;
+  for (i64 i = asked; i < last; i++) to[place[(u64)from[i * step] - least]++] = (u32)i;
+}
+static void {{ long }}_store_keys_task(const void *args_, i64 task) {
+  const {{ long }}_pass *const p = args_;
+  const i64 n = p->a->n, first = task * p->chunk, last = gradc_min(n, first + p->chunk);
+  const u32 *restrict const positions = (const u32 *)p->items;
+  i64 *restrict const order = p->out, *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
+  #pragma omp simd
+  for (i64 i = first; i < last; i++) order[i] = positions[i];
   for (i64 i = gradc_max(first, p->distinct); i < last; i++) keys[i] = INT64_MAX, starts[i] = n;
 }
-static void {{ long }}_one_digit({{ long }}_pass *p, i64 tasks, int span) {
+static void {{ long }}_one_digit({{ long }}_pass *p, i64 digits) {
   const gradc_ctx *const ctx = p->a->ctx;
-  const i64 n = p->a->n, digits = (i64)1 << span;
+  const i64 n = p->a->n;
   i64 *restrict const keys = p->out + n, *restrict const starts = p->out + 2 * n;
   i64 number = 0;
-  p->bits = span;
+  p->digits = digits;
+  p->chunk = gradc_max(p->chunk, 4 * digits); /* a task's counts are added up in less time than its items take */
+  const i64 tasks = gradc_chunks(n, p->chunk);
   ctx->parallel_for(ctx, tasks, {{ long }}_count_keys_task, p);
   {{ long }}_places(p, tasks);
   const u32 *restrict const first = p->counts; /* of the first task: where each key begins */
@@ -332,19 +344,21 @@ static void {{ long }}_one_digit({{ long }}_pass *p, i64 tasks, int span) {
   }
   p->distinct = number;
   ctx->parallel_for(ctx, tasks, {{ long }}_move_keys_task, p);
+  ctx->parallel_for(ctx, tasks, {{ long }}_store_keys_task, p);
 }
 {% endif %}
 
-/* span: bits of the keys that may differ */
-static void {{ long }}_passes({{ long }}_pass *p, i64 tasks, int span) {
+/* apart: the largest key less the least; span: its bits */
+static void {{ long }}_passes({{ long }}_pass *p, i64 tasks, u64 apart, int span) {
   const gradc_ctx *const ctx = p->a->ctx;
   p->bits = {{ name }}_digit(p->a->n, tasks, span);
 {% if part %}
   if (p->a->segments && p->bits >= span) {
-    {{ long }}_one_digit(p, tasks, span);
+    {{ long }}_one_digit(p, (i64)apart + 1);
     return;
   }
 {% endif %}
+  p->digits = (i64)1 << p->bits;
 {% if part %}
   if (p->a->segments) { /* items of 64 bits lie in the result, in the end where their positions go */
     const int odd = gradc_chunks(span, p->bits) & 1;
@@ -403,13 +417,13 @@ static void {{ name }}_long_row(const {{ A }} *a, i64 row) {
   const int span = apart ? 64 - __builtin_clzll(apart) : 0;
 {% if bits == 64 %}
   if (span > 32 || a->n >> 32) {
-    {{ name }}_pass p = { a, from, out, items, to, counts, of_tasks, of_tasks + tasks, chunk, 0, 0, 0, least };
-    {{ name }}_passes(&p, tasks, span);
+    {{ name }}_pass p = { a, from, out, items, to, counts, of_tasks, of_tasks + tasks, chunk, 0, 0, 0, 0, least };
+    {{ name }}_passes(&p, tasks, apart, span);
     return;
   }
 {% endif %}
-  {{ name }}_near_pass p = { a, from, out, items, to, counts, of_tasks, of_tasks + tasks, chunk, 0, 0, 0, least };
-  {{ name }}_near_passes(&p, tasks, span);
+  {{ name }}_near_pass p = { a, from, out, items, to, counts, of_tasks, of_tasks + tasks, chunk, 0, 0, 0, 0, least };
+  {{ name }}_near_passes(&p, tasks, apart, span);
 }
 
 static i64 {{ name }}_long_workspace(i64 n) {

@@ -314,6 +314,7 @@ SEGMENTS = {
     "one digit and a bit": lambda random, n: random.permutation(
         np.append([-1, 2**14 - 1], random.integers(0, 2**14, n))[:n]
     ),
+    "one digit around 0": lambda random, n: random.integers(-4000, 6000, n),
     "multiples of a power of two": lambda random, n: random.integers(0, 2**15, n) << 13,
     "a digit that all share": lambda random, n: (random.integers(0, 2**9, n) << 20) + random.integers(0, 3, n) - 2**28,
     "any": lambda random, n: random.integers(-(2**63), 2**63 - 1, n),

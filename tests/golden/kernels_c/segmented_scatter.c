@@ -77,6 +77,7 @@ static void scatter_add_6afce2_rows(const void *args, i64 task) {
     run_last = carry < 0 ? start[to + 1] : gradc_min((part + 1) * chunk, start[to + 1]);
     if (carry < 0 && start[to] < first) continue; /* the task before has it */
     target0 = carry < 0 ? y + to * 16 : partial0 + carry * 16;
+    if (run_last <= run_first) __builtin_unreachable(); /* a run has a row: sums of none would be stored, and read again behind all of them */
     {
       i64 c0 = 0;
       for (; c0 + 16 <= 16; c0 += 16) {
