@@ -32,6 +32,16 @@ def simulated() -> pytest.MarkDecorator:
 
 
 @functools.cache
+def compiled() -> pytest.MarkDecorator:
+    """Of what NVRTC compiles: that of gradc[nvrtc], of a torch for CUDA or of a toolkit."""
+    try:
+        find_nvrtc()
+    except GradcError:
+        return pytest.mark.skipif(True, reason="needs gradc[nvrtc]")
+    return pytest.mark.skipif(False, reason="")
+
+
+@functools.cache
 def disassembled(arch: str) -> pytest.MarkDecorator:
     """Of what compiles for an architecture by NVRTC and reads the machine code back."""
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from skips import disassembled
 
 import gradc
 from gradc import knobs, ops
@@ -91,6 +92,7 @@ def test_nan_and_infinity_win_a_window_as_in_torch() -> None:
     np.testing.assert_array_equal(dx[..., 2:], given.grad.numpy()[..., 2:])
 
 
+@disassembled("sm_90")
 def test_a_window_of_channels_last_images_takes_16_bytes_at_once() -> None:
     """The predicted time of both directions is at most twice that of their bytes."""
     graph = gradc.trace(pooled("max", 3, 2, 1), x="bf16[32,64,112,112]")

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from skips import compiled  # noqa: E402
 from test_decoded_products import FORMATS, drawn  # noqa: E402
 from tile_programs import assert_nothing_spills  # noqa: E402
 
@@ -26,7 +27,6 @@ from gradc.ir.program_text import parse_program  # noqa: E402
 from gradc.ir.verify import verify_program  # noqa: E402
 from gradc.module.options import Options  # noqa: E402
 from gradc.passes.column_blocking import tile_rows  # noqa: E402
-from gradc.runtime.cuda.nvrtc import find_nvrtc  # noqa: E402
 from gradc.runtime.executable import Executable  # noqa: E402
 
 SCALE = 2.0
@@ -206,7 +206,7 @@ def test_explain_says_why_two_products_are_not_one_loop(monkeypatch):
     assert "steps take 1.0 us with matmul_16x2048 in one loop, and 0.5 in two" in module.explain()
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")

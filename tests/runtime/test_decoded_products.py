@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from skips import compiled  # noqa: E402
 from tile_programs import assert_nothing_spills, shared_transactions  # noqa: E402
 from torch_oracles import NF4  # noqa: E402
 
@@ -30,7 +31,6 @@ from gradc.ir.kernel import Call, Program, Tile  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 from gradc.ir.verify import verify_program  # noqa: E402
 from gradc.module.options import Options  # noqa: E402
-from gradc.runtime.cuda.nvrtc import find_nvrtc  # noqa: E402
 from gradc.runtime.cuda.programs import CudaProgram  # noqa: E402
 from gradc.runtime.executable import Executable  # noqa: E402
 from gradc.runtime.simulator.device import Simulator  # noqa: E402
@@ -493,7 +493,7 @@ def test_what_does_not_fit_says_how_much_of_what():
     assert registers > most or taken > shared
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", FORMATS)
@@ -511,7 +511,7 @@ OF_MORE = {
 """What a weight may be beside a code less a zero point, times a scale."""
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
 def test_weights_of_more_statements_spill_nothing(arch, judged):

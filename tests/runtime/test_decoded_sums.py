@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from skips import compiled  # noqa: E402
 from test_decoded_products import FORMATS, Format, _nibbles, _spread, drawn  # noqa: E402
 from tile_programs import assert_nothing_spills  # noqa: E402
 
@@ -23,7 +24,6 @@ from gradc.ir.kernel import Call, Program  # noqa: E402
 from gradc.ir.program_text import parse_program  # noqa: E402
 from gradc.ir.verify import verify_program  # noqa: E402
 from gradc.module.options import Options  # noqa: E402
-from gradc.runtime.cuda.nvrtc import find_nvrtc  # noqa: E402
 from gradc.runtime.cuda.programs import CudaProgram  # noqa: E402
 from gradc.runtime.executable import Executable  # noqa: E402
 from gradc.runtime.simulator.device import Simulator  # noqa: E402
@@ -189,7 +189,7 @@ def test_the_order_of_warps_changes_no_bit():
     assert seen[0] == seen[1] == seen[2]
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("name", LEARNED)
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from loss_forms import CONTRASTIVE, LARGE, LOSS_FORMS, OF_TWO_PRODUCTS, exact  # noqa: E402
+from skips import compiled  # noqa: E402
 
 import gradc  # noqa: E402
 from gradc import knobs  # noqa: E402
@@ -25,7 +26,6 @@ from gradc.compiler import run_passes  # noqa: E402
 from gradc.ir.dims import evaluate  # noqa: E402
 from gradc.module.options import Options  # noqa: E402
 from gradc.passes.row_blocking import wide_products  # noqa: E402
-from gradc.runtime.cuda.nvrtc import find_nvrtc  # noqa: E402
 from gradc.runtime.executable import Executable  # noqa: E402
 
 ROUNDED = 2.0**-8
@@ -109,7 +109,7 @@ def test_the_kernel_has_the_values_of_torch(name, features, dtype, dims, seed, i
     np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=0, atol=error)
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("features", [16, 64, 128])
 @pytest.mark.parametrize("name", ["mean", "bias", "softcap", "z-loss"])

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 import long_tests
 from attention_forms import ATTENTION_FORMS, heads
+from skips import compiled
 from tile_programs import assert_nothing_spills
 
 import gradc
@@ -20,7 +21,6 @@ from gradc.analysis.tiles import tiled
 from gradc.codegen.cuda.tiles.kernel import tile_kernel
 from gradc.compiler import run_passes
 from gradc.module.options import Options
-from gradc.runtime.cuda.nvrtc import find_nvrtc
 from gradc.runtime.executable import Executable
 from gradc.targets.devices import gpu_of
 
@@ -36,7 +36,7 @@ FORMS = (
 )
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 @pytest.mark.parametrize("features", [64, 128])
 @pytest.mark.parametrize("name", FORMS)
@@ -92,7 +92,7 @@ blocks.
 """
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
 def test_no_choice_of_blocks_spills(arch, judged):
@@ -106,7 +106,7 @@ def test_no_choice_of_blocks_spills(arch, judged):
     assert_nothing_spills(made, arch, judged)
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("features", [64, 128])
 @pytest.mark.parametrize("function", [_causal, _plain])
@@ -122,7 +122,7 @@ def test_no_gradient_spills(arch, features, function, rows, judged):
     assert_nothing_spills([*programs.values()], arch, judged)
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.long(*long_tests.COMPILER, "gradc/runtime/cuda/nvrtc.py", "gradc/runtime/host/toolchain.py")
 def test_no_sizes_of_attention_spill(name, judged):

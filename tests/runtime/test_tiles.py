@@ -14,6 +14,7 @@ import pytest
 from column_blocking import CASES as COLUMN_BLOCKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from skips import compiled
 from tile_programs import CASES, DTYPES, drawn, shared_transactions, with_tiles
 
 import gradc
@@ -29,7 +30,6 @@ from gradc.ir.program_text import parse_program
 from gradc.module.options import Options
 from gradc.passes.column_blocking.carry_sums import carry_sums
 from gradc.passes.column_blocking.split_loops import split_loops
-from gradc.runtime.cuda.nvrtc import find_nvrtc
 from gradc.runtime.cuda.programs import CudaProgram
 from gradc.runtime.executable import Executable
 from gradc.runtime.simulator.device import Simulator
@@ -310,7 +310,7 @@ def test_no_access_to_shared_memory_meets_another_in_a_bank(features, direction)
         assert found.count == found.least > 0
 
 
-@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed")
+@compiled()
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("features", [16, 32, 64, 128])
 @pytest.mark.long("gradc/codegen/cuda/tiles/fragments.py", "templates/cuda/tiles.h", "templates/cuda/kernel/tile.cu.j2")

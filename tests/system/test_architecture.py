@@ -194,6 +194,28 @@ def test_tests_can_be_collected_without_extras():
     assert not _before_its_skip(skip + "from gradc.torch import wrap\n")
 
 
+def _tools_asked_for(source: str) -> list[str]:
+    """What a test file calls when it is imported, outside of ``try``, that raises where a tool is not installed."""
+    found = []
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Try):
+            continue
+        parts = getattr(statement, "decorator_list", [statement])
+        calls = (node.func for part in parts for node in ast.walk(part) if isinstance(node, ast.Call))
+        found += [name for name in map(ast.unparse, calls) if name.endswith(("find_nvrtc", "find_nvdisasm"))]
+    return found
+
+
+def test_tests_can_be_collected_without_tools():
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    found = {str(path.relative_to(ROOT)): _tools_asked_for(path.read_text()) for path in files}
+    assert not {path: names for path, names in found.items() if names}
+    assert _tools_asked_for("@pytest.mark.skipif(nvrtc.find_nvrtc() is None)\ndef test(): ...") == ["nvrtc.find_nvrtc"]
+    assert not _tools_asked_for(
+        "try:\n    FOUND = find_nvrtc()\nexcept GradcError:\n    pass\ndef f():\n    find_nvrtc()"
+    )
+
+
 @pytest.mark.parametrize(
     ("module", "source", "refused"),
     [

@@ -92,3 +92,18 @@ def test_what_is_said_of_torchs_grid_sample(padding: str, value: str, fate: int)
     done = subprocess.run([sys.executable, "-c", NAN, padding], capture_output=True, text=True)
     assert done.stdout.split() == [value]
     assert done.returncode == fate
+
+
+def test_what_is_said_of_torchs_bicubic_interpolation() -> None:
+    torch = pytest.importorskip("torch")
+    from gradc.runtime.torch_private import release
+
+    x, grid = torch.ones(1, 1, 4, 4, 4), torch.zeros(1, 1, 1, 1, 3)
+    interpolated = lambda: torch.nn.functional.grid_sample(x, grid, mode="bicubic", align_corners=False)
+    if release() >= (2, 15):
+        assert interpolated().item() == pytest.approx(1)
+        compiled = torch.compile(interpolated, backend="gradc")
+        assert torch.equal(compiled(), interpolated())
+    else:
+        with pytest.raises(RuntimeError, match="bicubic"):
+            interpolated()
