@@ -66,6 +66,8 @@ stop_gradient = torch.ops.gradc.stop_gradient.default
 
 _detach, _alias = torch.ops.aten.detach.default, torch.ops.aten.alias.default
 
+_literal = torch.ops.aten.lift_fresh.default  # what a number in the program becomes: torch.tensor(2.0), y[:] = 1
+
 _unsafe_view = torch.ops.aten._unsafe_view.default  # a view to functionalisation, if not to its own schema
 
 _view_as_dtype = torch.ops.aten.view.dtype
@@ -447,7 +449,7 @@ class _ExplicitGradients(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # the subclass calls ops on its inner tensors
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        constant = all(id(x) in self.constant or not _has_gradients(x) for x in tensors)
+        constant = function is _literal or all(id(x) in self.constant or not _has_gradients(x) for x in tensors)
         if function is _detach and id(args[0]) in self.fresh:
             function = _alias
         if function is _detach or function is _view_as_dtype:
@@ -471,8 +473,12 @@ class _ExplicitGradients(TorchDispatchMode):
             if calls:
                 return None
             self._check_write(function, args, kwargs or {}, constant)
+        overwritten = self._overwritten(function, args, kwargs or {})
         with self._enabled(function):
             result = function(*args, **(kwargs or {}))
+        for x, before in overwritten:
+            never = torch.ops.aten.zeros.default((), dtype=torch.bool, device=x.device)
+            torch.ops.aten.copy_.default(x, torch.ops.aten.where.self(never, before, x))
         if draws(function):
             self.drawn.append(tree_leaves(result)[-1].clone())
         if overload_schema(function).is_mutable:
@@ -516,8 +522,9 @@ class _ExplicitGradients(TorchDispatchMode):
         if _has_gradients(x) and id(x) not in self.constant:
             if id(x) in self.aliases:
                 raise Unsupported("detach_() of a value that another tensor shares memory with")
-            torch.ops.aten.copy_.default(x, self._stopped(x))
+            stopped = self._stopped(x)
             self._mark(self.constant, x)
+            torch.ops.aten.copy_.default(x, stopped)
         return x
 
     def _check_write(self, function: Any, args: Any, kwargs: Any, constant: bool) -> None:
@@ -535,6 +542,29 @@ class _ExplicitGradients(TorchDispatchMode):
                 raise Unsupported(f"{function} leaves the gradient of what it overwrites as it was")
             if not (constant or self.recording or id(x) in self.constant):
                 raise Unsupported(f"{function} writes under no_grad to a value that may have a gradient")
+
+    def _overwritten(self, function: Any, args: Any, kwargs: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What a write puts constants over, whole, with copies of what was there: in eager mode that has a gradient
+        still, which is 0, and so has what is computed from it; of the functional form nothing would require one.
+        """
+        if not self.recording or function not in _OVERWRITING:
+            return []
+        written = _written(function, args, kwargs)
+        if function in _WRITING_GRADIENTS:
+            given = {id(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+            if not given <= self.constant.keys() | {id(x) for x in written}:
+                return []
+        return [
+            (x, x.clone()) for x in written if _has_gradients(x) and id(x) not in self.constant and self._is_whole(x)
+        ]
+
+    def _is_whole(self, x: torch.Tensor) -> bool:
+        """Whether a tensor has as many elements as what it is a view of: of a part the rest has the gradient."""
+        base = x
+        while viewed := self.viewed.get(id(base)):
+            base = viewed[0]
+        sizes = [n.node.expr if isinstance(n, torch.SymInt) else n for n in (x.numel(), base.numel())]
+        return bool(sizes[0] == sizes[1])
 
     def _in_order(self, function: Any, args: Any, kwargs: Any) -> list[dict[str, Any]]:
         """The calls that one over lists is, one after another, where one writes to memory that another has; else empty,
@@ -616,6 +646,23 @@ up what lies in several places, and zeroes what lies in none.
 _GRADIENT_KEPT = tuple(
     getattr(torch.ops.aten, f"logical_{name}_").default for name in ("not", "and", "or", "xor")
 )  # autograd takes no note of them
+
+
+_WRITING_GRADIENTS = (torch.ops.aten.copy_.default, torch.ops.aten.fill_.Tensor)
+"""Writes that pass a gradient on to what they put there."""
+
+_OVERWRITING = frozenset(
+    [
+        *_WRITING_GRADIENTS,
+        *(torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default, torch.ops.aten._foreach_zero_.default),
+        *(
+            getattr(getattr(torch.ops.aten, f"{name}_"), kind)
+            for name in ("eq", "ne", "lt", "le", "gt", "ge")
+            for kind in ("Scalar", "Tensor")
+        ),
+    ]
+)
+"""Writes of which no gradient need come back to what they write to."""
 
 
 _UNTRACKED_VIEWS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)

@@ -4,6 +4,7 @@ gradients, and which outputs are views of which, as in eager mode.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import warnings
@@ -18,10 +19,13 @@ torch = pytest.importorskip("torch", reason="gradc.torch needs PyTorch")
 import torch.nn.functional as F  # noqa: E402
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten  # noqa: E402
 from torch_compiled import agree, compiled, fresh, rand  # noqa: E402, F401
+from torch_samples import CALLS  # noqa: E402
 
 import gradc.torch  # noqa: E402
 from benchmarks.opinfo import op_db  # noqa: E402
 from gradc.errors import Unsupported  # noqa: E402
+from gradc.runtime.torch_private import private  # noqa: E402
+from gradc.torch import table  # noqa: E402
 
 Program = Callable[..., Any]
 Groups = dict[str, list[Program]]
@@ -160,6 +164,41 @@ def a_gradient_written_to_a_detached_constant(x: Any) -> Any:
     t = z.detach()
     t.mul_(x)
     return z * x, t
+
+
+@whole
+def constants_over_what_has_a_gradient(x: Any) -> Any:
+    a, b, c, d, e = (x * n for n in range(1, 6))
+    a.zero_()
+    b.fill_(2)
+    c[:] = 1
+    d.copy_(torch.ones(4, dtype=x.dtype))
+    e.t().view(4, 3).fill_(torch.tensor(3.0, dtype=x.dtype))
+    return a, b, c, d, e, a * x, e.exp(), x.exp()
+
+
+@whole
+def comparisons_over_what_has_a_gradient(x: Any) -> Any:
+    compared = [x * n for n in range(1, 8)]
+    for y, name in zip(compared, ("eq", "ne", "lt", "le", "gt", "ge"), strict=False):
+        getattr(y, f"{name}_")(x.detach() if name in ("eq", "lt") else 1.0)
+    compared[6].ge_(x)
+    return *compared, compared[3] * x
+
+
+@whole
+def constants_over_constants_and_parts(x: Any) -> Any:
+    z, y = torch.ones(3, 4, dtype=x.dtype), x * 2
+    z.zero_()
+    y[1:].zero_()
+    y[0].mul_(x[0])
+    u = x * 3
+    u.zero_()
+    u.add_(z)
+    with torch.no_grad():
+        v = x * 2
+        v.zero_()
+    return z, y, u, v, z + x
 
 
 # -- views that torch does not write back from -------------------------------------------------------------------------
@@ -608,7 +647,8 @@ def check_cases(cases: Sequence[Case], whole: bool = True) -> None:
         if case.kind == "out":
             outs = tree_map_only(torch.Tensor, torch.empty_like, case.like)
         outputs = case(*case.tensors, **({} if outs is None else {"out": outs}))
-        expected.append(([y.detach() for y in outputs], gradients(outputs, case.tensors), matrix(outputs)))
+        recorded = [y.requires_grad for y in outputs]
+        expected.append(([y.detach() for y in outputs], recorded, gradients(outputs, case.tensors), matrix(outputs)))
         given = [graph.placeholder(f"x{i}_{j}") for j in range(len(case.tensors))]
         arguments += case.tensors
         options = {}
@@ -625,7 +665,7 @@ def check_cases(cases: Sequence[Case], whole: bool = True) -> None:
     reasons = [g.reason for g in gradc.torch.report().graphs if g.reason]
     assert bool(reasons) != whole, ([case.name for case in cases], reasons)
     wrong = {}
-    for case, nodes, (values, grads, shared) in zip(cases, counts, expected, strict=True):
+    for case, nodes, (values, recorded, grads, shared) in zip(cases, counts, expected, strict=True):
         ours = [next(found) for _ in nodes]
         try:
             torch.testing.assert_close([y.detach() for y in ours], values, equal_nan=True)
@@ -635,6 +675,7 @@ def check_cases(cases: Sequence[Case], whole: bool = True) -> None:
                 zeros = torch.zeros_like(want if got is None else got) if want is None or got is None else None
                 torch.testing.assert_close(*(zeros if x is None else x for x in (got, want)), equal_nan=True)
             assert matrix(ours) == shared, "what shares memory"
+            assert [y.requires_grad for y in ours] == recorded, "which outputs require grad"
         except AssertionError as error:
             wrong[case.name] = str(error)
     assert not wrong, wrong
@@ -743,3 +784,114 @@ def test_ops_that_share_memory_or_write(kind: str) -> None:
         if title(case.op) in apart:
             check_cases([case], whole=False)
     assert names.issuperset(apart)
+
+
+# -- every in-place and out= form of every overload of the table -------------------------------------------------------
+
+
+class Form:
+    """An overload that writes in place, or to what is given as out, on the arguments of a call of the one that writes
+    nowhere; what it leaves in its tensors.
+    """
+
+    def __init__(self, overload: Any, functional: Any, args: Any, kwargs: Any):
+        self.name, self.overload = str(overload), overload
+        self.outs = [a.name for a in overload._schema.arguments if a.is_out]
+        self.kind = "out" if self.outs else "in place"
+        self.flat, self.spec = tree_flatten((args, kwargs))
+        self.places = [i for i, x in enumerate(self.flat) if isinstance(x, torch.Tensor)]
+        self.tensors = [self.flat[i].detach().clone() for i in self.places]
+        if self.outs:
+            like = [y.detach() for y in tree_leaves(functional(*args, **kwargs))]
+            self.like = tuple(like) if len(like) > 1 else like[0]
+        for x in self.tensors:
+            x.requires_grad_(x.is_floating_point() and not self.outs)
+        self.__name__, self.__module__ = "form", __name__
+
+    def __call__(self, *tensors: Any, out: Any = None) -> list[Any]:
+        copies = [x * 1 if x.is_floating_point() else x.clone() for x in tensors]
+        flat = list(self.flat)
+        for i, x in zip(self.places, copies, strict=True):
+            flat[i] = x
+        args, kwargs = tree_unflatten(flat, self.spec)
+        self.overload(*args, **kwargs, **dict(zip(self.outs, tree_leaves(out), strict=bool(self.outs))))
+        return [x * 1 for x in (*tree_leaves(out), *copies)] if self.outs else copies
+
+
+def overloads(name: str) -> list[Any]:
+    packet = getattr(torch.ops.aten, name, None)
+    return [getattr(packet, each) for each in packet.overloads()] if packet is not None else []
+
+
+def arguments_of(overload: Any) -> list[str]:
+    return [str(a.type) for a in overload._schema.arguments if not a.is_out]
+
+
+class Calls(private("TorchDispatchMode")):  # type: ignore[misc]
+    """Keeps the arguments of two calls of each overload that is asked for."""
+
+    def __init__(self, found: dict[Any, list[Any]]):
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if len(self.found.get(function, "two")) < 2:
+            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            if all(x.layout is torch.strided and not x.is_complex() for x in tensors):
+                self.found[function].append(tree_map_only(torch.Tensor, torch.clone, (args, kwargs or {})))
+        return function(*args, **(kwargs or {}))
+
+
+def forms() -> list[Form]:
+    """One for each overload that a line's op has in place or with out=, where samples of torch's, or the arguments of
+    :data:`CALLS`, call the functional one, and eager mode takes it.
+    """
+    names = sorted({key.split(".")[1] for key in table.lines() if key.startswith("aten.")})
+    functional = {name: [o for o in overloads(name) if not o._schema.is_mutable] for name in names}
+    found: dict[Any, list[Any]] = {o: [] for each in functional.values() for o in each}
+    for op in op_db():
+        torch.manual_seed(0)
+        for sample in samples(op, 4):
+            with contextlib.suppress(Exception), Calls(found):  # samples that need another device, or are refused
+                op(sample.input, *sample.args, **sample.kwargs)
+    for key in CALLS:
+        overload = table.lines()[key].overload
+        if overload in found and not found[overload]:
+            found[overload].append(CALLS[key]())
+    made = []
+    for name in names:
+        for overload in (
+            *overloads(f"{name}_"),
+            *(o for o in overloads(name) if any(a.is_out for a in o._schema.arguments)),
+        ):
+            twins = [o for o in functional[name] if arguments_of(o) == arguments_of(overload)]
+            calls = [(twin, *call) for twin in twins for call in found[twin]]
+            for twin, args, kwargs in calls:
+                with contextlib.suppress(Exception), warnings.catch_warnings():  # of what eager mode does not take
+                    warnings.simplefilter("ignore")
+                    form = Form(overload, twin, args, kwargs)
+                    outs = tree_map_only(torch.Tensor, torch.empty_like, form.like) if form.outs else None
+                    gradients(form(*form.tensors, out=outs), form.tensors)
+                    made.append(form)
+                    break
+    return made
+
+
+WITHOUT_FORM = {
+    *(f"aten.logical_{name}_.default" for name in ("not", "and", "or", "xor")),
+    "aten.repeat_interleave.Tensor_out",
+}
+"""What is left to torch as a graph: a gradient of what was overwritten, sizes that are data."""
+
+
+@long_tests.values
+def test_every_form_that_writes() -> None:
+    """Values, gradients, which outputs require grad; ``detach_`` is no op to a tracer, and its programs stand above."""
+    found = [form for form in forms() if form.name != "aten.detach_.default"]
+    assert len(found) > 440
+    taken = [form for form in found if form.name not in WITHOUT_FORM]
+    for start in range(0, len(taken), BATCH):
+        check_cases(taken[start : start + BATCH])
+    for form in found:
+        if form.name in WITHOUT_FORM:
+            check_cases([form], whole=False)

@@ -13,6 +13,7 @@ from torch_compiled import compiled, fresh, rand  # noqa: E402, F401
 
 import gradc  # noqa: E402
 import gradc.torch  # noqa: E402
+from gradc.torch.function import Function  # noqa: E402
 
 
 def enabled(x: Any, w: Any) -> Any:
@@ -193,3 +194,34 @@ def test_a_module_in_inference_mode_records_nothing() -> None:
     with torch.inference_mode(), torch.enable_grad():
         y = layer(torch.randn(3, 4))
     assert not y.requires_grad and y.is_inference()
+
+
+class Exported(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any, w: Any) -> Any:
+        return self.function(x, w)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [enabled, nested, by_flags, switched, decorated, decorators, written, written_before, written_after, left_disabled],
+    ids=lambda f: f.__name__,
+)
+def test_an_export_has_the_gradients_that_modes_leave(function: Any) -> None:
+    x, w = rand(3, 4), rand(4)
+    exported = Function(gradc.from_torch(Exported(function), (x.detach(), w.detach())), "numpy")
+    given, found = {"x": x, "w": w}, []
+    for call in (lambda x, w: exported({}, *(given[name] for name in exported.names)), function):
+        with torch.enable_grad():
+            outputs = call(x, w)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        recorded = [y for y in outputs if y.requires_grad]
+        upstream = [torch.full_like(y, 0.5) for y in recorded]
+        gradients = torch.autograd.grad(recorded, (x, w), upstream, allow_unused=True, materialize_grads=True)
+        found.append(([y.requires_grad for y in outputs], [y.detach() for y in outputs], gradients))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)

@@ -273,6 +273,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "aten.nll_loss_forward.default": lambda: _call(real(4, 3), torch.tensor([0, 2, 1, 1]), None, 1, -100),
     "aten.nll_loss2d_forward.default": lambda: _call(real(2, 3, 2, 2), torch.randint(0, 3, (2, 2, 2)), None, 1, -100),
     "aten.multilabel_margin_loss.default": lambda: _call(real(2, 3), torch.tensor([[1, -1, 0], [2, 0, -1]])),
+    "aten.multilabel_margin_loss_forward.default": lambda: _call(real(2, 3), torch.tensor([[1, -1, 0], [2, 0, -1]]), 1),
     "aten.fake_quantize_per_tensor_affine.default": lambda: _call(real(4, 3), 0.125, 2, 0, 15),
     "aten.fake_quantize_per_channel_affine.default": lambda: _call(
         real(4, 3), torch.tensor([0.125, 0.25, 0.5]), torch.tensor([1, 2, 0], dtype=torch.int32), 1, 0, 15
@@ -289,6 +290,7 @@ FIRST_RESULT = {
     "aten._native_batch_norm_legit.no_stats",
     "aten.nll_loss_forward.default",
     "aten.nll_loss2d_forward.default",
+    "aten.multilabel_margin_loss_forward.default",
 }
 """Lines that give the first of their overload's results alone; the others are for torch's own backward."""
 DECOMPOSED = {

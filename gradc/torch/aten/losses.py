@@ -99,6 +99,7 @@ LINES: dict[str, Any] = {
     "aten.cosine_embedding_loss.default": _of("cosine_embedding_loss", "margin", "reduction"),
     "aten.margin_ranking_loss.default": _of("margin_ranking_loss", "margin", "reduction"),
     "aten.multilabel_margin_loss.default": _of("multilabel_margin_loss", "reduction"),
+    "aten.multilabel_margin_loss_forward.default": lambda *args: (_of("multilabel_margin_loss", "reduction")(*args),),
     "aten.multi_margin_loss.default": _multi_margin,
     "aten.triplet_margin_loss.default": _triplet,
     "aten.poisson_nll_loss.default": _poisson,
