@@ -259,8 +259,7 @@ def _joint(graph: Graph, wrt: Sequence[str], options: Options, pipeline: Pipelin
     if not options.sparse:
         return joint
     names = joint_names(graph, wrt)[1]
-    # what it makes has other outputs: no other form of the same graph
-    return pipeline.start("sparse_rows", sparse_rows(joint, names=[names[n] for n in options.sparse]))
+    return pipeline.sparse("sparse_rows", joint, sparse_rows(joint, names=[names[n] for n in options.sparse]))
 
 
 def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) -> Graph:

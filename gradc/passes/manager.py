@@ -129,6 +129,15 @@ class Pipeline:
             halves = Halves.of("partition", joint, forward, backward, self.sizes)
             self._meanings |= {"forward": halves.forward, "backward": halves.backward}
 
+    def sparse(self, name: str, joint: Graph, graph: Graph) -> Graph:
+        """Gradients of a joint graph became rows: a first stage, with other outputs."""
+        if knobs.VALIDATE.get():
+            with held_off:
+                from ..verify.meaning import require_rows
+
+            require_rows(name, joint, graph, self.sizes)
+        return self.start(name, graph)
+
     def run(self, step: Callable[..., Any], subject: Any, *, of: str = "", **options: Any) -> Any:
         """``step(subject, **options)`` as a stage named after the pass.
 

@@ -16,8 +16,12 @@ import numpy as np
 
 from .. import interp
 from ..errors import GradcError, InternalError
-from ..ir.graph import Graph, rebuild
+from ..ir.graph import SPARSE_PARTS, Graph, rebuild
 from ..ir.kernel import Program
+from ..ir.node import Node, call
+from ..ir.types import I64
+from ..ops.indexing.gathers import scatter_add
+from ..ops.rules import converted, spread
 from .samples import SMALL, sample, sizes
 
 Array = np.ndarray[Any, Any]
@@ -147,6 +151,28 @@ def _composed(joint: Graph, forward: Graph, backward: Graph) -> Graph:
     second = rebuild([n for _, n in backward.outputs], given)
     results = {name: second[n] for name, n in backward.outputs} | {name: first[n] for name, n in forward.outputs}
     return joint.with_outputs([(name, results[name]) for name in joint.output_names])
+
+
+def require_rows(stage: str, joint: Graph, sparse: Graph, bound: Mapping[str, int] | None = None) -> None:
+    """That the rows of gradients are those of the dense ones of a joint graph, and all others 0.
+
+    :param bound: sizes that are taken where no small ones fit.
+    :raises InternalError: they are not.
+    """
+    found = dict(sparse.outputs)
+
+    def dense(name: str, node: Node) -> Node:
+        """The first ``count`` rows, added to zeros."""
+        if name in found:
+            return found[name]
+        rows, values, count = (found[f"{name}.{part}"] for part in SPARSE_PARTS)
+        size = spread(converted(call("dim", size=node.shape[0]), I64), rows.shape)
+        valid = call("lt", call("iota", shape=rows.shape, axis=0), spread(count, rows.shape))
+        return scatter_add.plain(call("where", valid, rows, size), values, axis=0, size=node.shape[0], oob="skip")
+
+    whole = joint.with_outputs([(name, dense(name, node)) for name, node in joint.outputs])
+    for meaning in meanings(joint, bound):
+        meaning.require(stage, whole)
 
 
 def largest(value: Array) -> float:

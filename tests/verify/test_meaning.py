@@ -13,7 +13,9 @@ from gradc import compiler, ops
 from gradc.errors import InternalError
 from gradc.ir.graph import Graph
 from gradc.ir.kernel import Kernel, Program, Select
+from gradc.ir.node import call
 from gradc.ir.statement import Stmt
+from gradc.ops.rules import full
 from gradc.passes.manager import PASSES
 from gradc.verify.meaning import LARGER, meanings
 
@@ -97,6 +99,25 @@ def test_the_pass_that_breaks_a_program_is_named(target: str, name: str, monkeyp
         pytest.raises(InternalError, match=rf"^forward\.{name}: .* no longer means the same: the output y differs at"),
     ):
         gradc.compile(graph(), wrt=["table", "w"], target=target)
+
+
+@pytest.mark.parametrize("part", ["rows", "values", "count"])
+def test_wrong_rows_of_a_gradient_are_named(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = compiler.sparse_rows
+    traced = gradc.trace(lambda t, w: ops.embedding(t, w) * 2.0, t="i64[N]", w="f32[V,8]")
+
+    def wrong(joint: Graph, **options: Any) -> Graph:
+        made = true(joint, **options)
+        parts = [
+            (name, call("sub", node, full(1, node)) if name == f"d.w.{part}" else node) for name, node in made.outputs
+        ]
+        return made.with_outputs(parts)
+
+    with gradc.knobs.VALIDATE.set(True):
+        gradc.compile(traced, wrt=["w"], sparse=["w"])
+        monkeypatch.setattr(compiler, "sparse_rows", wrong)
+        with pytest.raises(InternalError, match=r"^sparse_rows: .*the output d\.w differs at"):
+            gradc.compile(traced, wrt=["w"], sparse=["w"])
 
 
 @pytest.mark.parametrize("half", ["forward", "backward"])
