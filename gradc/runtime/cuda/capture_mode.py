@@ -33,10 +33,10 @@ def driver_library() -> Any:
 @functools.cache
 def _exchange() -> Callable[[Any], int] | None:
     """The function that takes a mode for the calling thread and gives the one before; None without a driver, and with
-    one of before CUDA 10.1.  It keeps the interpreter's lock, as it only writes a word of the thread's.
+    one of before CUDA 10.1.
     """
     try:
-        return ctypes.PYFUNCTYPE(ctypes.c_int)(("cuThreadExchangeStreamCaptureMode", driver_library()))
+        return driver_library().cuThreadExchangeStreamCaptureMode  # type: ignore[no-any-return]
     except (OSError, AttributeError):
         return None
 
