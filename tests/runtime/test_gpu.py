@@ -879,15 +879,19 @@ def test_what_a_device_does_beside_a_capture_of_another_thread(
     driver, _ = forbidding
     device = gpu.Gpu(TEXT, cubin=b"binary", arch="sm_90", sync=sync)
     device.cupy.get_default_memory_pool().free_all_blocks = lambda: driver.free(7)
+    device.cupy.cuda.Stream = lambda non_blocking: SimpleNamespace(ptr=driver.streamCreateWithFlags(non_blocking))
     driver.elsewhere = True
     device.launch("twice", 3, 256, [Span(4096, 10, F32), 10], [0], shared=100 << 10)
     device.mapped(8)
     device.read(Span(4096, 1, F32), 8)
-    assert device.made_room(CudaError(2))
-    assert device.captured(9) is not None
+    assert device.made_room(CudaError(2)) and device.free() and not device.stream()
+    event = device.event()
+    event.wait()
+    assert event.done() and device.captured(9) is not None
     assert not driver.broken and not driver.relaxed
     wanted = ["moduleLoadData", "moduleGetFunction", "funcSetAttribute", "hostAlloc", "streamSynchronize", "memcpy"]
-    wanted += ["free", "graphInstantiate", "graphDestroy", "graphExecDestroy"]
+    wanted += ["free", "memGetInfo", "streamCreateWithFlags", "eventSynchronize", "eventQuery"]
+    wanted += ["graphInstantiate", "graphDestroy", "graphExecDestroy"]
     assert driver.calls.keys() >= {*wanted}
 
 

@@ -186,14 +186,14 @@ class _Event:
         _asked("recording an event", self.runtime.eventRecord, self.event.ptr, self.device.at(stream))
 
     def done(self) -> bool:
-        status = self.runtime.eventQuery(self.event.ptr)
+        status = relaxed(self.runtime.eventQuery, self.event.ptr)
         if status not in (0, _NOT_READY):
             raise failure(self.runtime.CUDARuntimeError(status), "what was asked of the device before")
         return bool(status == 0)
 
     def wait(self) -> None:
         with _named("what was asked of the device before"):
-            self.runtime.eventSynchronize(self.event.ptr)
+            relaxed(self.runtime.eventSynchronize, self.event.ptr)
 
     def since(self, start: Any) -> float:
         return float(self.runtime.eventElapsedTime(start.event.ptr, self.event.ptr)) / 1000
@@ -412,7 +412,7 @@ class Gpu:
         kept = self.cupy.get_default_memory_pool().free_bytes()
         if torch is not None:
             kept += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return int(self.runtime.memGetInfo()[0] + kept)
+        return int(relaxed(self.runtime.memGetInfo)[0] + kept)
 
     def trim(self) -> None:
         relaxed(self.cupy.get_default_memory_pool().free_all_blocks)
@@ -506,7 +506,7 @@ class Gpu:
     def stream(self) -> int:
         self.check_current()
         with _named("a new stream"):
-            self._streams.append(self.cupy.cuda.Stream(non_blocking=True))
+            self._streams.append(relaxed(self.cupy.cuda.Stream, non_blocking=True))
         return int(self._streams[-1].ptr)
 
     def at(self, stream: int | None) -> int:
