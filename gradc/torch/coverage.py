@@ -108,7 +108,7 @@ class Report:
 
     def __str__(self) -> str:
         if not self.graphs:
-            return "0 graphs: torch has handed none to gradc"
+            return "0 graphs: torch has handed gradc none since the start or the last clear()"
         regions = sum(len(g.regions) for g in self.graphs)
         lines = [f"{len(self.graphs)} graphs, {self.ops} ops: {self.share:.0%} in {regions} regions of gradc"]
         rows, times, total = self.rows, self.times, self.seconds

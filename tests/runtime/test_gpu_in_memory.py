@@ -721,6 +721,22 @@ def test_what_cannot_be_captured(device: type[InMemory]) -> None:
     assert not device.captures, "a capture that failed has ended"
 
 
+def test_ctrl_c_leaves_no_capture(device: type[InMemory], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes once the driver has begun one, and before the next line."""
+    begin = device.capture
+
+    def interrupted(self: InMemory, stream: int) -> None:
+        begin(self, stream)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(device, "capture", interrupted)
+    module = gradc.compile(GRAPH, wrt=["w"], target="cuda")
+    arrays = {k: to_cupy(v) for k, v in given().items()}
+    with pytest.raises(KeyboardInterrupt):
+        module.capture(**arrays)
+    assert not device.captures
+
+
 def test_a_call_on_a_captured_stream(device: type[InMemory]) -> None:
     """The caller's own capture: it must bring all memory."""
     module = gradc.compile(GRAPH, target="cuda")

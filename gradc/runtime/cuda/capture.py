@@ -110,8 +110,8 @@ def capture(steps: Sequence[Step], stream: int, outputs: Arguments) -> Capture:
     """Captures the steps in order."""
     device = steps[0].backend.native.device
     device.synchronize(stream)
-    device.capture(stream)
     try:
+        device.capture(stream)  # here, as Ctrl-C may come once it has begun
         for each in steps:
             each.started = each.submit()
     except BaseException:

@@ -12,7 +12,10 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
@@ -29,24 +32,29 @@ def driver_library() -> Any:
 
 @functools.cache
 def _exchange() -> Callable[[Any], int] | None:
-    """The function that takes a mode for the calling thread and gives the one before; None without a driver."""
+    """The function that takes a mode for the calling thread and gives the one before; None without a driver, and with
+    one of before CUDA 10.1.
+    """
     try:
         return driver_library().cuThreadExchangeStreamCaptureMode  # type: ignore[no-any-return]
     except (OSError, AttributeError):
         return None
 
 
-class relaxed:
-    """A context in which the calling thread is in the relaxed mode.  A class, as it is around each allocation."""
+def relaxed(function: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
+    """``function(*given, **more)``, with the calling thread in the relaxed mode meanwhile, however it is left.
 
-    __slots__ = ("_exchange", "_mode")
-
-    def __enter__(self) -> None:
-        self._exchange = _exchange()
-        if self._exchange is not None:
-            self._mode = ctypes.c_int(_RELAXED)
-            self._exchange(ctypes.byref(self._mode))
-
-    def __exit__(self, *_: object) -> None:
-        if self._exchange is not None:
-            self._exchange(ctypes.byref(self._mode))  # to the one before
+    Not a context manager: Ctrl-C may come before the first line of its ``__exit__``, and after the last call of its
+    ``__enter__``.  Here it comes behind a call, and both calls that follow ``try`` stand under it.
+    """
+    exchange = _exchange()
+    if exchange is None:
+        return function(*given, **more)
+    mode = ctypes.c_int(_RELAXED)
+    place = ctypes.byref(mode)
+    try:
+        exchange(place)
+        return function(*given, **more)
+    finally:
+        if mode.value != _RELAXED:  # it was before, or the driver has refused, as before cuInit and at exit
+            exchange(place)

@@ -186,14 +186,14 @@ class _Event:
         _asked("recording an event", self.runtime.eventRecord, self.event.ptr, self.device.at(stream))
 
     def done(self) -> bool:
-        status = self.runtime.eventQuery(self.event.ptr)
+        status = relaxed(self.runtime.eventQuery, self.event.ptr)
         if status not in (0, _NOT_READY):
             raise failure(self.runtime.CUDARuntimeError(status), "what was asked of the device before")
         return bool(status == 0)
 
     def wait(self) -> None:
         with _named("what was asked of the device before"):
-            self.runtime.eventSynchronize(self.event.ptr)
+            relaxed(self.runtime.eventSynchronize, self.event.ptr)
 
     def since(self, start: Any) -> float:
         return float(self.runtime.eventElapsedTime(start.event.ptr, self.event.ptr)) / 1000
@@ -208,8 +208,8 @@ class _Graph:
             self.runtime.graphLaunch(self.executable, self.device.at(stream))
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception), relaxed():  # at exit the driver may be shut down already
-            self.runtime.graphExecDestroy(self.executable)
+        with contextlib.suppress(Exception):  # at exit the driver may be shut down already
+            relaxed(self.runtime.graphExecDestroy, self.executable)
 
 
 class Gpu:
@@ -314,7 +314,8 @@ class Gpu:
             functions = {}
             for name in _FUNCTION.findall(self.text):
                 with _named(f"the function {name}"):
-                    functions[name] = self.driver.moduleGetFunction(module, name)
+                    # its code is loaded only now, unless CUDA_MODULE_LOADING=EAGER
+                    functions[name] = relaxed(self.driver.moduleGetFunction, module, name)
             self._functions[wide] = functions
 
     def launch(
@@ -340,7 +341,7 @@ class Gpu:
         try:
             self.driver.launchKernel(handle, blocks, 1, 1, threads, 1, 1, shared, stream, ctypes.addressof(places), 0)
             if self.sync and not self.capturing(stream):
-                self.runtime.streamSynchronize(stream)
+                relaxed(self.runtime.streamSynchronize, stream)
         except RuntimeError as error:
             raise self.failed(error, function, blocks, threads) from error
 
@@ -357,6 +358,7 @@ class Gpu:
             attribute = self.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _asked(
                 f"{shared} bytes of shared memory for {function}",
+                relaxed,
                 self.driver.funcSetAttribute,
                 handle,
                 attribute,
@@ -410,10 +412,10 @@ class Gpu:
         kept = self.cupy.get_default_memory_pool().free_bytes()
         if torch is not None:
             kept += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return int(self.runtime.memGetInfo()[0] + kept)
+        return int(relaxed(self.runtime.memGetInfo)[0] + kept)
 
     def trim(self) -> None:
-        self.cupy.get_default_memory_pool().free_all_blocks()
+        relaxed(self.cupy.get_default_memory_pool().free_all_blocks)
 
     def made_room(self, error: Exception, stream: int | None = None) -> bool:
         """Whether an error says that memory was short and what CuPy's and torch's allocators keep without using it has
@@ -422,21 +424,19 @@ class Gpu:
         short = isinstance(error, MemoryError) or getattr(error, "status", None) == _NO_MEMORY
         if not short or self.capturing(self.at(stream)):
             return False
-        with relaxed():
-            self.trim()
-            if torch := initialised_torch():
-                torch.cuda.empty_cache()
+        self.trim()
+        if torch := initialised_torch():
+            relaxed(torch.cuda.empty_cache)
         return True
 
     def with_room(self, function: Callable[..., Any], *args: Any) -> Any:
         """The value of a function that allocates and has done nothing if it fails; other threads' captures go on."""
-        with relaxed():
-            try:
-                return function(*args)
-            except (RuntimeError, MemoryError) as error:
-                if not self.made_room(error):
-                    raise
-            return function(*args)
+        try:
+            return relaxed(function, *args)
+        except (RuntimeError, MemoryError) as error:
+            if not self.made_room(error):
+                raise
+        return relaxed(function, *args)
 
     def copy(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         _asked("a copy", self.runtime.memcpyAsync, to, source, nbytes, self.runtime.memcpyDefault, self.at(stream))
@@ -452,8 +452,8 @@ class Gpu:
     def read(self, span: Span, stream: int | None = None) -> Array:
         out = np.empty(span.count, span.dtype)
         self.synchronize(self.at(stream))
-        with _named(f"a copy of {span.nbytes} bytes to the host"), relaxed():
-            self.runtime.memcpy(out.ctypes.data, span.address, span.nbytes, self.runtime.memcpyDeviceToHost)
+        with _named(f"a copy of {span.nbytes} bytes to the host"):
+            relaxed(self.runtime.memcpy, out.ctypes.data, span.address, span.nbytes, self.runtime.memcpyDeviceToHost)
         return out
 
     def product(
@@ -506,7 +506,7 @@ class Gpu:
     def stream(self) -> int:
         self.check_current()
         with _named("a new stream"):
-            self._streams.append(self.cupy.cuda.Stream(non_blocking=True))
+            self._streams.append(relaxed(self.cupy.cuda.Stream, non_blocking=True))
         return int(self._streams[-1].ptr)
 
     def at(self, stream: int | None) -> int:
@@ -529,7 +529,7 @@ class Gpu:
 
     def synchronize(self, stream: int | None = None) -> None:
         with _named("what was asked of the device before"):
-            self.runtime.deviceSynchronize() if stream is None else self.runtime.streamSynchronize(stream)
+            self.runtime.deviceSynchronize() if stream is None else relaxed(self.runtime.streamSynchronize, stream)
 
     def event(self, timed: bool = True) -> _Event:
         with _named("a new event"):
@@ -553,7 +553,7 @@ class Gpu:
             with _named("making a graph of what was captured"):
                 return _Graph(self.with_room(self.runtime.graphInstantiate, graph), self) if keep else None
         finally:
-            self.runtime.graphDestroy(graph)
+            relaxed(self.runtime.graphDestroy, graph)
 
     def begin(self, fresh: Sequence[Span], stream: int = 0) -> None:
         """Nothing to do: the device does not track initialisation."""

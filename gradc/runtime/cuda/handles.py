@@ -104,8 +104,7 @@ class Handles(Generic[H]):
         atexit.unregister(_close)
         atexit.register(_close)  # now, to run before what CuPy, imported earlier, does at exit
         try:
-            with relaxed():
-                return Handle(self._create(device))
+            return Handle(relaxed(self._create, device))
         except OutOfMemory:
             if needed:
                 raise

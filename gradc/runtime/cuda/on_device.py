@@ -26,6 +26,7 @@ from ..host.arrays import Kind, address_of, byte_bounds, foreign, to_numpy
 from ..host.tensors import BITS, NARROW, STORED, check_unrecorded, is_tensor
 from ..recent import Recent
 from ..torch_private import current_stream
+from .capture_mode import relaxed
 from .device import Device, Memory, Span
 from .numbers import Numbers, bits_of
 
@@ -380,11 +381,12 @@ class DeviceArrays(ABC):
         torch, name, device = _torch(), _torchs_name(wanted), f"cuda:{self.number}"
 
         def allocated() -> Any:
+            # torch's allocator takes the relaxed mode itself only on a stream that is being captured
             if self._torchs_stream() == stream:
-                return torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
+                return relaxed(torch.empty, tuple(shape), dtype=getattr(torch, name), device=device)
             # so that the allocator does not reuse the memory while this stream uses it
             with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
-                return torch.empty(tuple(shape), dtype=getattr(torch, name), device=device)
+                return relaxed(torch.empty, tuple(shape), dtype=getattr(torch, name), device=device)
 
         try:
             try:

@@ -15,6 +15,7 @@ from ...codegen.cuda.actions import FLAG, Action, Address, Convolution, Launch, 
 from ...codegen.cuda.launch import LaunchPlan
 from ...errors import DeviceError, OutOfMemory
 from ..recent import Recent
+from .capture_mode import relaxed
 from .device import Device, NoKernel, Span
 
 Array = np.ndarray[Any, Any]
@@ -219,7 +220,7 @@ class PackedPlan:
 
     def _wait(self, action: Action, stream: int) -> None:
         try:
-            self.device.runtime.streamSynchronize(stream)
+            relaxed(self.device.runtime.streamSynchronize, stream)
         except RuntimeError as error:
             if not isinstance(action, Launch):
                 raise
