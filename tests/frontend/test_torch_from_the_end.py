@@ -69,6 +69,7 @@ def along(axis: int) -> list[Op]:
         lambda x: tuple(torch.topk(x, 2, axis)),
         lambda x: tuple(torch.kthvalue(x, 2, axis)),
         lambda x: torch.quantile(x, 0.3, axis),
+        lambda x: torch.nanquantile(x, 0.3, axis),
         lambda x: torch.diagonal(x, -1, axis, other) * 2,
         lambda x: torch.diag_embed(x[0], -1, axis, other) * 2,
     ]

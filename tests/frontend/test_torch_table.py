@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,26 +87,61 @@ class _Bare(torch.nn.Module):
         self.graph = graph
 
 
+class Refused(AssertionError):
+    """gradc leaves a call to torch."""
+
+
+@dataclass
+class Form:
+    """The normal form of some cases.
+
+    :ivar given: inputs by name.  :ivar names: of what the cases give.
+    """
+
+    graph: Any
+    inputs: dict[Any, str]
+    given: dict[str, Any]
+    results: list[Any]
+    names: list[str]
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> Form:
+        module, arguments = program(cases)
+        form = normal_form.normal_form(module, arguments, table.is_kept)
+        graph = form.module.graph
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        inputs = {n: f"x{i}" for i, n in enumerate(placeholders)}
+        given = {f"x{i}": x for i, x in enumerate(arguments)}
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                inputs[node] = f"c{len(inputs)}"
+                given[inputs[node]] = getattr(form.module, node.target)
+        results = list(graph.output_node().args[0])[len(form.mutated) :]
+        return cls(graph, inputs, given, results, [f"y{i}" for i in range(len(results))])
+
+    @property
+    def calls(self) -> list[Any]:
+        return [n for n in self.graph.nodes if n.op == "call_function"]
+
+    def imported(self) -> gradc.Graph:
+        outputs = list(zip(self.names, self.results, strict=True))
+        made, refused = graph_of(self.calls, self.inputs, outputs, "samples")
+        if refused:
+            raise Refused("\n".join(map(str, refused)))
+        return made
+
+
+def line_of(node: Any) -> str | None:
+    """The line of the table that a call takes."""
+    line = table.line_of(node.target)
+    return line.key if line else None
+
+
 def imported(cases: Sequence[Case]) -> tuple[gradc.Graph, dict[str, Any], list[str], set[str]]:
     """The cases as one graph, its inputs' values, the names of their outputs, and the lines that were taken for it."""
-    module, arguments = program(cases)
-    form = normal_form.normal_form(module, arguments, table.is_kept)
-    graph = form.module.graph
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    inputs = {n: f"x{i}" for i, n in enumerate(placeholders)}
-    given = {f"x{i}": x for i, x in enumerate(arguments)}
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            inputs[node] = f"c{len(inputs)}"
-            given[inputs[node]] = getattr(form.module, node.target)
-    results = list(graph.output_node().args[0])[len(form.mutated) :]
-    names = [f"y{i}" for i in range(len(results))]
-    made, refused = graph_of(
-        [n for n in graph.nodes if n.op == "call_function"], inputs, list(zip(names, results, strict=True)), "samples"
-    )
-    assert not refused, "\n".join(map(str, refused))
-    lines = {line.key for n in graph.nodes if n.op == "call_function" and (line := table.line_of(n.target))}
-    return made, {n: x.detach().numpy() for n, x in given.items()}, names, lines
+    form = Form.of(cases)
+    lines = {key for node in form.calls if (key := line_of(node))}
+    return form.imported(), {n: x.detach().numpy() for n, x in form.given.items()}, form.names, lines
 
 
 def batches() -> Iterator[tuple[str, ...]]:
@@ -118,23 +154,28 @@ def batches() -> Iterator[tuple[str, ...]]:
 BATCH = {name: batch for batch in batches() for name in batch}
 
 
+def cases_in(batch: tuple[str, ...], wanted: Callable[[Any], bool] | None = None) -> list[Case]:
+    """Two samples of each op, or two that are wanted, and the calls."""
+    cases = []
+    for op in op_db():
+        if title(op) in batch:
+            torch.manual_seed(0)
+            samples = op.sample_inputs("cpu", torch.float64, requires_grad=op.supports_autograd)
+            cases += [Case(op, sample) for sample in itertools.islice(filter(wanted, samples), 2)]
+    for name in batch:
+        if name in CALLS:
+            torch.manual_seed(0)
+            cases.append(called(name))
+    assert {case.name for case in cases} == set(batch) or wanted
+    return cases
+
+
 @functools.cache
 def differences(batch: tuple[str, ...]) -> tuple[dict[str, str], set[str]]:
     """What of the batch's values and gradients in f64 differs from torch, and the lines of the table that it takes."""
-    cases = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for op in op_db():
-            if title(op) in batch:
-                torch.manual_seed(0)
-                samples = op.sample_inputs("cpu", torch.float64, requires_grad=op.supports_autograd)
-                cases += [Case(op, sample) for sample in itertools.islice(samples, 2)]
-        for name in batch:
-            if name in CALLS:
-                torch.manual_seed(0)
-                cases.append(called(name))
-        assert {case.name for case in cases} == set(batch)
-        return compared(cases)
+        return compared(cases_in(batch))
 
 
 def cases_of(key: str) -> list[str]:
@@ -176,6 +217,102 @@ def test_every_line_has_a_case() -> None:
     """But for those that other tests of the front-end try."""
     assert {key for key in table.lines() if not cases_of(key)} == ELSEWHERE
     assert sorted(key for keys in LINES.values() for key in keys) == sorted(filter(cases_of, table.lines()))
+
+
+# -- what counts from the end ------------------------------------------------------------------------------------------
+
+AXES = frozenset("dim dims dim0 dim1 dim2 axis axis0 axis1 source destination dimension start_dim end_dim".split())
+"""What torch's schemas call an axis, ..."""
+PLACES = {"index": "dim", "start": "dim", "end": "dim", "padding_idx": ""}
+"""... and a place along one, with the argument that says which; else the first."""
+ELSEWHERE_COUNTED = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("argmax.default", "argmin.default", "count_nonzero.default", "linalg_vector_norm.default"),
+        *("quantile.default", "nanquantile.default", "embedding.default"),
+    )
+)
+"""Lines whose samples have no axis, and one whose negative place torch has counted before it (-1 is none there): they
+are in test_torch_from_the_end.
+"""
+OF_RESULT = ("unsqueeze", "stack", "diag_embed")
+"""Ops whose axes are those of what they give."""
+
+
+def from_the_other_end(node: Any) -> tuple[list[Any], dict[str, Any], set[str]]:
+    """A call's arguments with each axis and place counted from the other end, and the names of these."""
+    schema = node.target._schema
+    args, kwargs, turned = list(node.args), dict(node.kwargs), set[str]()
+    given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | kwargs
+    tensor = (node if node.target._opname in OF_RESULT else next(iter(node.all_input_nodes), node)).meta["val"]
+
+    def turn(name: str, value: int) -> int:
+        count = tensor.ndim if name in AXES else tensor.shape[given.get(PLACES[name], 0) if PLACES[name] else 0]
+        if not -count <= value < count or not isinstance(count, int):
+            return value  # as an end beyond the last
+        turned.add(name)
+        return value - count if value >= 0 else value + count
+
+    for at, argument in enumerate(schema.arguments):
+        name = argument.name
+        value = given.get(name, argument.default_value)
+        if not is_counted(argument) or value is None or not tensor.ndim:
+            continue
+        new = [turn(name, v) for v in value] if isinstance(value, list | tuple) else value
+        new = turn(name, value) if isinstance(value, int) and not isinstance(value, bool) else new
+        if name in kwargs:
+            kwargs[name] = new
+        elif new != value:
+            args += [each.default_value for each in schema.arguments[len(args) : at + 1]]
+            args[at] = new
+    return args, kwargs, turned
+
+
+def turned_in(case: Case) -> set[str]:
+    """The lines of a case that have anything to count, which counted from the other end is the same graph."""
+    form, lines = Form.of([case]), set[str]()
+    before = str(form.imported())
+    for node in form.calls:
+        if isinstance(node.target, torch._ops.OpOverload) and (key := line_of(node)):
+            args, node.kwargs, turned = from_the_other_end(node)
+            node.args = tuple(args)
+            lines |= {key} if turned else set()
+    assert before == str(form.imported())
+    return lines
+
+
+def is_counted(argument: Any) -> bool:
+    """Whether a schema's argument is an axis, or a place along one."""
+    return argument.name in AXES | PLACES.keys() and "int" in str(argument.type).lower()
+
+
+def has_counted(sample: Any) -> bool:
+    """Whether a sample of two axes or more is given an integer."""
+    given = tree_flatten((sample.args, sample.kwargs))[0]
+    tensors = [x for x in tree_flatten(sample.input)[0] if isinstance(x, torch.Tensor)]
+    return any(x.ndim > 1 for x in tensors) and any(isinstance(x, int) and not isinstance(x, bool) for x in given)
+
+
+def counts(key: str) -> bool:
+    """Whether a line's overload has an axis, or a place along one."""
+    overload = table.lines()[key].overload
+    arguments = overload._schema.arguments if overload is not None else ()
+    return any(map(is_counted, arguments))
+
+
+@pytest.mark.parametrize(
+    "key", sorted(key for keys in LINES.values() for key in keys if counts(key) and key not in ELSEWHERE_COUNTED)
+)
+def test_what_counts_from_the_end(key: str) -> None:
+    """The negative form of each axis and place is the same graph, for all lines whose overloads have any."""
+    lines = set[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in cases_of(key):
+            for case in (*cases_in((name,)), *cases_in((name,), has_counted)):
+                with contextlib.suppress(Refused):
+                    lines |= turned_in(case)
+    assert key in lines or key in DECOMPOSED or release() != (2, 13, 0)
 
 
 def check(cases: Sequence[Case]) -> None:
