@@ -165,7 +165,7 @@ def _sorts(program: Program) -> Sequence[tuple[Step, Kernel | Call, Size, str]]:
     found: list[tuple[Step, Kernel | Call, Size, str]] = []
     for step in program.steps:
         for item in alternatives(step):
-            if isinstance(item, Call) and (operand := REGISTRY[item.op].positions_in) is not None:
+            if isinstance(item, Call) and (operand := REGISTRY[item.op].sorts) is not None:
                 size = dict(item.axes)[item.views[operand][-1]]
                 found.append((step, item, size, f"a sort of {{}} elements; it counts to {MOST_SORTED}"))
             if isinstance(item, Kernel) and item.row_order == "by key":

@@ -557,6 +557,7 @@ class Library(Op):
         one.
     :param channels_last: the function also writes its result with axis 1 behind all others.
     :param positions_in: the operand along whose last axis the result's elements are positions.
+    :param sorts: the operand along whose last axis the function sorts, with positions and counts of 32 bits.
     :param row_major: the function reads arrays as they lie in memory, without strides.
     :param updates: the operand that the result is but for some elements: it may lie where that does, and these alone
         are written then.
@@ -574,6 +575,7 @@ class Library(Op):
     pays: Callable[[Node], bool] = field(default=lambda node: True, kw_only=True)
     channels_last: bool = field(default=False, kw_only=True)
     positions_in: int | None = field(default=None, kw_only=True)
+    sorts: int | None = field(default=None, kw_only=True)
     row_major: bool = field(default=False, kw_only=True)
     updates: int | None = field(default=None, kw_only=True)
     in_place_of_dtype: bool = field(default=False, kw_only=True)

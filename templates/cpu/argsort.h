@@ -236,7 +236,7 @@ static void {{ long }}_store_task(const void *args_, i64 task) {
 /* Counts -> places.  Returns whether all items have the same digit. */
 static int {{ long }}_places(const {{ long }}_pass *p, i64 tasks) {
   const i64 digits = p->digits, counted = {{ name }}_counted(tasks), n = p->a->n;
-  u32 *restrict const counts = p->counts, *restrict const all = counts + counted * digits, before = 0, most = 0;
+  u32 *const counts = p->counts, *restrict const all = counts + counted * digits, before = 0, most = 0; /* one task's are `all` */
   if (counted) __builtin_memset(all, 0, sizeof(u32) * (unsigned long)digits);
   for (i64 t = 0; t < counted; t++) {
     const u32 *restrict const of_task = counts + t * digits;

@@ -307,6 +307,16 @@ def test_errors_are_codes_and_texts(bags: tuple[gradc.Module, Path]) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", ["i32", "i64"])
+def test_segments_that_32_bits_do_not_count_are_an_error(dtype: str, tmp_path: Path) -> None:
+    module = gradc.compile(gradc.trace(lambda k: ops.sort_segments(k), k=f"{dtype}[N]"), target="cpu")
+    folder = module.export(tmp_path / "segments", dims={"N": 40})
+    build(folder, "CFLAGS=-fPIC")
+    exported = Exported(folder, "graph")
+    assert exported.create(2**31 - 3) == 0
+    assert exported.create(2**31 - 2) == 16 and "would sort more than 2147483645 elements" in exported.error
+
+
 @pytest.mark.long(*BUILT)
 def test_no_sizes_are_too_large_to_be_refused(tmp_path: Path) -> None:
     """Four of 2^40 each are 2^160 elements, more than any integer of C counts."""

@@ -251,10 +251,14 @@ def test_explain_and_memory_count_a_sort() -> None:
     assert module.forward.precision.bit_stable
 
 
-def test_a_row_too_long_to_count_is_refused() -> None:
-    module = gradc.compile(gradc.trace(ops.argsort, x="i32[N]"), target="cpu")
-    with pytest.raises(Unsupported, match="a sort of 4294967296 elements"):
-        module.forward.workspace_size(N=2**32)
+@pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
+@pytest.mark.parametrize("dtype", ["i32", "i64"])
+@pytest.mark.parametrize("op", [ops.argsort, ops.sort_segments])
+def test_a_row_too_long_to_count_is_refused(op: Any, dtype: str, target: str) -> None:
+    forward = gradc.compile(gradc.trace(lambda x: op(x), x=f"{dtype}[N]"), target=target).forward
+    assert forward.workspace_size(N=2**31 - 3) > 0
+    with pytest.raises(Unsupported, match="a sort of 2147483646 elements"):
+        forward.workspace_size(N=2**31 - 2)
 
 
 def test_bf16_keys_have_the_order_of_the_values() -> None:

@@ -447,7 +447,7 @@ def _guarded(step: Step, dims: Mapping[str, str]) -> Iterator[tuple[str, Kernel 
 def _of_item(item: Kernel | Call, program: Program, guard: str, dims: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Extrema over no elements, and sorts that 32 bits do not count."""
     if isinstance(item, Call):
-        operand = REGISTRY[item.op].positions_in
+        operand = REGISTRY[item.op].sorts
         counts: list[tuple[str, Size]] = (
             [] if operand is None else [("elements", dict(item.axes)[item.views[operand][-1]])]
         )

@@ -262,6 +262,7 @@ sort_segments = Library(
         (Index.of("k"), Index.of("j")),
     ),
     views=lambda out, inner: (tuple(inner),),
+    sorts=0,
     in_place_of_dtype=True,
     vjp=lambda g, y, keys: (DISCRETE,),
     samples=(

@@ -94,6 +94,7 @@ argsort_rows = Library(
     views=lambda out, inner: ((*out[:-1], *inner),),
     attributes=lambda shape: {"count": shape[-1]},
     positions_in=0,
+    sorts=0,
     in_place_of_dtype=True,
     implies=_count_exists,
     vjp=lambda g, y, keys, *, count: (DISCRETE,),
