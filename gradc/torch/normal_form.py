@@ -610,7 +610,11 @@ class _ExplicitGradients(TorchDispatchMode):
                 continue
             if self.recording:
                 memory = self._viewed_by(x)  # x has a gradient now, and so may what shares its memory
-                self.constant = {i: y for i, y in self.constant.items() if memory.isdisjoint(self._viewed_by(y))}
+                self.constant = {
+                    i: y
+                    for i, y in self.constant.items()
+                    if i not in memory and (i not in self.viewed or memory.isdisjoint(self._viewed_by(y)))
+                }
             else:
                 torch.ops.aten.copy_.default(x, self._stopped(x))
 
