@@ -92,8 +92,9 @@ def backend(
         _refuse_wrapped_gradients(example_inputs)
         # Dynamo compiles for the caller's mode; a graph that enables gradients itself is always run with them enabled
         own_mode = enables_gradients(gm) and not torch.is_grad_enabled()
-        with torch.set_grad_enabled(own_mode or torch.is_grad_enabled()):
-            form = normal_form(gm, example_inputs, is_kept, recording=not own_mode)
+        recorded = own_mode or torch.is_grad_enabled()
+        with torch.set_grad_enabled(recorded):
+            form = normal_form(gm, example_inputs, is_kept, recording=not own_mode, recorded=recorded)
         _refuse_wrong_gradients(form)
     except Exception as error:  # whatever tracing meets: control flow, custom gradients, ops without a functional form
         reason = _first_line(error)
@@ -101,7 +102,7 @@ def backend(
             raise Unsupported(f"{name} has no normal form: {reason}") from error
         record(Compiled(name, _count_calls(gm.graph), (), (), reason))
         return gm.forward
-    program = _Program(gm, example_inputs, form, name, chosen, own_mode or torch.is_grad_enabled())
+    program = _Program(gm, example_inputs, form, name, chosen, recorded)
     run = program.with_graphs() if chosen.cuda_graphs else program
     run = torch.enable_grad()(run) if own_mode else run
     mode = mode_left(gm)

@@ -66,8 +66,6 @@ stop_gradient = torch.ops.gradc.stop_gradient.default
 
 _detach, _alias = torch.ops.aten.detach.default, torch.ops.aten.alias.default
 
-_literal = torch.ops.aten.lift_fresh.default  # what a number in the program becomes: torch.tensor(2.0), y[:] = 1
-
 _unsafe_view = torch.ops.aten._unsafe_view.default  # a view to functionalisation, if not to its own schema
 
 _view_as_dtype = torch.ops.aten.view.dtype
@@ -176,7 +174,11 @@ class NormalForm:
 
 
 def normal_form(
-    module: torch.fx.GraphModule, arguments: Sequence[Any], kept: Callable[[Any], bool], recording: bool = True
+    module: torch.fx.GraphModule,
+    arguments: Sequence[Any],
+    kept: Callable[[Any], bool],
+    recording: bool = True,
+    recorded: bool = True,
 ) -> NormalForm:
     """Trace a module of torch ops into ATen ops without side effects.
 
@@ -187,6 +189,7 @@ def normal_form(
     :param arguments: (fake) tensors and sizes, one per placeholder.
     :param kept: whether an overload is not decomposed.
     :param recording: whether autograd records where the program begins.
+    :param recorded: whether autograd records anywhere; where it does not, gradient modes have nothing to say.
     :raises Unsupported: the program changes a value in place under ``no_grad`` that has a gradient, writes through a
         view whose functional form is not what eager mode does, or holds a ``torch.autograd.Function`` that writes to
         its inputs.
@@ -195,7 +198,7 @@ def normal_form(
     python = decompositions(kept).python
     custom: list[CustomGradient] = []
     libraries = torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled
-    program = _Program(module, arguments, custom, recording, libraries)
+    program = _Program(module, arguments, custom, recording, recorded, libraries)
     with _ignore_backend_decomps(), kept_whole(kept), preserve_node_meta():
         traced, signature = aot_export_module(
             program,
@@ -284,6 +287,7 @@ class _Program(torch.nn.Module):
     :param examples: of its arguments.
     :param custom: filled with the calls of ``torch.autograd.Function``.
     :param recording: whether autograd records where it begins.
+    :param recorded: whether it records anywhere.
     :param libraries: whether cuDNN and oneDNN are enabled where it is called.
     :ivar drawn: how many random numbers, or masks of them, it gives after its results: a tracer drops calls that
         nothing reads, and eager mode draws.
@@ -295,15 +299,18 @@ class _Program(torch.nn.Module):
         examples: Sequence[Any],
         custom: list[CustomGradient],
         recording: bool,
+        recorded: bool,
         libraries: tuple[bool, bool],
     ):
         super().__init__()
-        self.program, self.custom, self.recording, self.libraries = program, custom, recording, libraries
+        self.program, self.custom, self.libraries = program, custom, libraries
+        self.recording, self.recorded = recording, recorded
         self.examples = tuple(examples)
         self.drawn = 0
 
     def forward(self, *tensors: Any) -> Any:
-        gradients, levels = _ExplicitGradients(tensors, self.recording, self.libraries), maybe_current_level() or 0
+        gradients = _ExplicitGradients(tensors, self.recording, self.recorded, self.libraries)
+        levels = maybe_current_level() or 0
         try:
             with gradients:
                 remaining = iter(tensors)
@@ -413,6 +420,7 @@ class _ExplicitGradients(TorchDispatchMode):
     """Puts :data:`stop_gradient` where torch would not record, and refuses writes that have no functional form.
 
     :ivar recording: whether autograd would record now.
+    :ivar recorded: whether it records anything of the program.
     :ivar libraries: whether cuDNN and oneDNN are enabled where the program is called.
     :ivar autocast: what is enabled now, which a dispatch mode finds switched off.
     :ivar constant: tensors that no gradient reaches, by identity.
@@ -426,9 +434,9 @@ class _ExplicitGradients(TorchDispatchMode):
     :ivar fresh: what ops without operands have made in the call that runs now: torch's own functions detach it.
     """
 
-    def __init__(self, arguments: Sequence[Any], recording: bool, libraries: tuple[bool, bool]):
+    def __init__(self, arguments: Sequence[Any], recording: bool, recorded: bool, libraries: tuple[bool, bool]):
         super().__init__()
-        self.recording, self.libraries = recording, libraries
+        self.recording, self.recorded, self.libraries = recording, recorded, libraries
         self.autocast: autocast.Dtypes = {}
         self.constant: dict[int, torch.Tensor] = {}
         self.detached: dict[int, torch.Tensor] = {}
@@ -449,7 +457,7 @@ class _ExplicitGradients(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # the subclass calls ops on its inner tensors
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        constant = function is _literal or all(id(x) in self.constant or not _has_gradients(x) for x in tensors)
+        constant = function in _UNRECORDED or all(id(x) in self.constant or not _has_gradients(x) for x in tensors)
         if function is _detach and id(args[0]) in self.fresh:
             function = _alias
         if function is _detach or function is _view_as_dtype:
@@ -544,15 +552,16 @@ class _ExplicitGradients(TorchDispatchMode):
                 raise Unsupported(f"{function} writes under no_grad to a value that may have a gradient")
 
     def _overwritten(self, function: Any, args: Any, kwargs: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What a write puts constants over, whole, with copies of what was there: in eager mode that has a gradient
-        still, which is 0, and so has what is computed from it; of the functional form nothing would require one.
+        """What a write puts over, whole, what no gradient reaches, with copies of what was there: in eager mode that
+        has a gradient still, which is 0, and so has what is computed from it; of the functional form nothing would
+        require one.
         """
-        if not self.recording or function not in _OVERWRITING:
+        if not (self.recording and self.recorded) or function not in _OVERWRITING:
             return []
         written = _written(function, args, kwargs)
         if function in _WRITING_GRADIENTS:
-            given = {id(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-            if not given <= self.constant.keys() | {id(x) for x in written}:
+            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and _has_gradients(x)]
+            if not {id(x) for x in given} <= self.constant.keys() | {id(x) for x in written}:
                 return []
         return [
             (x, x.clone()) for x in written if _has_gradients(x) and id(x) not in self.constant and self._is_whole(x)
@@ -600,7 +609,12 @@ class _ExplicitGradients(TorchDispatchMode):
             if constant:
                 continue
             if self.recording:
-                self.constant.clear()  # x has a gradient now, and so may what shares its memory
+                memory = self._viewed_by(x)  # x has a gradient now, and so may what shares its memory
+                self.constant = {
+                    i: y
+                    for i, y in self.constant.items()
+                    if i not in memory and (i not in self.viewed or memory.isdisjoint(self._viewed_by(y)))
+                }
             else:
                 torch.ops.aten.copy_.default(x, self._stopped(x))
 
@@ -647,6 +661,18 @@ _GRADIENT_KEPT = tuple(
     getattr(torch.ops.aten, f"logical_{name}_").default for name in ("not", "and", "or", "xor")
 )  # autograd takes no note of them
 
+
+_UNRECORDED = frozenset(
+    [
+        torch.ops.aten.lift_fresh.default,  # what a number in the program becomes: torch.tensor(2.0), y[:] = 1
+        *(getattr(torch.ops.aten, f"{name}_like").default for name in ("zeros", "ones", "full", "empty")),
+        *(getattr(torch.ops.aten, f"{name}_like").default for name in ("rand", "randn", "randint")),
+        torch.ops.aten.randint_like.low_dtype,
+        *(getattr(torch.ops.aten, f"new_{name}").default for name in ("zeros", "ones", "full", "empty")),
+        torch.ops.aten.new_empty_strided.default,
+    ]
+)
+"""What makes values to which no gradient comes, whatever they are like."""
 
 _WRITING_GRADIENTS = (torch.ops.aten.copy_.default, torch.ops.aten.fill_.Tensor)
 """Writes that pass a gradient on to what they put there."""

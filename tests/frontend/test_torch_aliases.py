@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from benchmarks.opinfo import op_db  # noqa: E402
 from gradc.errors import Unsupported  # noqa: E402
 from gradc.runtime.torch_private import private  # noqa: E402
 from gradc.torch import table  # noqa: E402
+from gradc.torch.normal_form import normal_form  # noqa: E402
 
 Program = Callable[..., Any]
 Groups = dict[str, list[Program]]
@@ -199,6 +201,27 @@ def constants_over_constants_and_parts(x: Any) -> Any:
         v = x * 2
         v.zero_()
     return z, y, u, v, z + x
+
+
+@whole
+def what_no_gradient_reaches_over_what_has_one(x: Any) -> Any:
+    a, b, c, d, e = (x * n for n in range(1, 6))
+    a.copy_(x > 0)
+    b.copy_((x > 0).to(torch.int64).t().reshape(3, 4))
+    c[:] = torch.zeros_like(c)
+    d.copy_(torch.full_like(x, 3.0))
+    e.t().copy_(x.new_ones(4, 3))
+    return a, b, c, d, e, b * x, e.exp(), x.exp()
+
+
+@whole
+def constants_made_before_other_writes(x: Any) -> Any:
+    k, m, y, z, u = torch.ones(3, 4, dtype=x.dtype), torch.ones(4, dtype=x.dtype), x * 2, x * 3, x * 4
+    y.mul_(x)
+    z.copy_(k)
+    k.zero_()
+    u.fill_(m[0])
+    return y, z, k, u, m * x, x.exp()
 
 
 # -- views that torch does not write back from -------------------------------------------------------------------------
@@ -435,6 +458,108 @@ def test_programs_that_gradc_takes_whole(name: str) -> None:
     assert sharing(compiled(program), x) == sharing(program, x)
     if ".data" not in inspect.getsource(program):  # which torch.export does not take
         check_export(program, rand(3, 4))
+
+
+def nodes_of(monkeypatch: pytest.MonkeyPatch, program: Program, *inputs: Any) -> list[Any]:
+    """The targets of the nodes of a program's normal form."""
+    found = []
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        found.append(normal_form(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(gradc.torch.dynamo, "normal_form", kept)
+    compiled(program, fallback="error")(*inputs)
+    return [node.target for form in found for node in form.module.graph.nodes]
+
+
+def test_what_needs_no_gradient_is_overwritten_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was there is read by nobody: a cache after another tensor was written to, numbers, all of it where nothing
+    is recorded.
+    """
+
+    def program(x: Any, cache: Any) -> Any:
+        y, numbers, bools = x * 2, torch.zeros(3, dtype=torch.int64), x > 0
+        y.mul_(x)
+        cache.zero_()
+        cache.copy_(y.detach())
+        numbers.copy_(bools[:, 0])
+        bools.fill_(True)
+        return y * cache, numbers, bools
+
+    def overwritten(x: Any) -> Any:
+        y = x * 2
+        y.zero_()
+        return y + 1
+
+    where = torch.ops.aten.where.self
+    cache = rand(3, 4, grad=False)
+    targets = nodes_of(monkeypatch, program, rand(3, 4), cache)
+    assert torch.ops.aten.mul.Tensor in targets and where not in targets
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            targets = nodes_of(monkeypatch, overwritten, rand(3, 4))
+        assert targets and where not in targets
+    assert where not in nodes_of(monkeypatch, overwritten, rand(3, 4, grad=False))
+    assert where in nodes_of(monkeypatch, overwritten, rand(3, 4))
+
+
+def test_constants_over_what_is_not_finite() -> None:
+    """Values are the constants; a gradient of zeros times what is infinite is NaN, as in eager mode."""
+
+    def program(x: Any) -> Any:
+        a, b = x / 0, x * torch.inf
+        a.zero_()
+        b.copy_(x > 0)
+        return a, b, a * x, b + x
+
+    outputs = agree(program, rand(3, 4), whole=True, equal_nan=True)
+    assert all(y.isfinite().all() for y in outputs)
+
+
+def test_indices_over_what_has_a_gradient() -> None:
+    """Torch runs ``argmax`` of what has a gradient where floats are made of it."""
+
+    def program(x: Any) -> Any:
+        a, b, c = x * 1, x * 2, x * 3
+        a.copy_(x.argmax(-1, keepdim=True))
+        b.fill_(x.argmax())
+        c.copy_(F.one_hot(x.argmax(-1), 4))
+        return a, b, c, a * x, x.exp()
+
+    agree(program, rand(3, 4))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_what_is_overwritten_is_not_computed(target: str) -> None:
+    """Forward kernels are those of the program without the writes; backward ones, too, of what writes what has a
+    gradient itself.
+    """
+
+    def copied(x: Any) -> Any:
+        y = x.sin()
+        y.copy_(x.tanh())
+        return y * x
+
+    def uncopied(x: Any) -> Any:
+        return x.tanh() * x
+
+    def constants(x: Any) -> Any:
+        y, z = x.sin(), x.sin() * x
+        y.zero_()
+        z.copy_(x > 0)
+        return y + x, z
+
+    def unwritten(x: Any) -> Any:
+        return torch.zeros_like(x) + x, (x > 0).to(x.dtype)
+
+    for written, plain, recorded in ((copied, uncopied, True), (constants, unwritten, False)):
+        modules = []
+        for program in (written, plain):
+            graph = gradc.from_torch(Exported(program), (rand(3, 4, grad=False),), name="f")
+            modules.append(gradc.compile(graph, graph.input_names if recorded else (), target, unused="zeros"))
+        sources = [re.sub(r"\w+\.py:\d+", "", module.source()) for module in modules]
+        assert sources[0] == sources[1]
 
 
 def written_by_the_caller(program: Program, at: int) -> list[Any]:
