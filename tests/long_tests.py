@@ -6,8 +6,10 @@ Any other run leaves out those whose digest still stands there, but for a few, o
 passed on one machine is tried on others.
 
 Tests of functions whose cases take long together (``tests/heavy.txt``) test everything: they run where any file has
-changed that is neither another test nor a record (:func:`sources`), and one line of ``tests/long.txt`` stands for all
-cases of a function, where all of them passed.
+changed that is neither another test nor a record (:func:`sources`), where the system, the processor's architecture or
+the settings in the environment are others (:func:`surroundings`), or where the function has other cases; and one line
+of ``tests/long.txt`` stands for all cases of a function, where all of them passed.  A test that reads other tests is
+marked, with ``"tests"`` among its paths.
 
 A test that judges texts which the compiler writes hands them to ``judged(*texts)`` before what takes long: their digest
 stands behind a ``+``, and where the compiler has changed but not these texts the test ends there.
@@ -20,10 +22,11 @@ import hashlib
 import importlib.metadata
 import itertools
 import os
+import platform
 import re
 import sys
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -122,6 +125,20 @@ def test_files(path: Path) -> tuple[str, ...]:
     return tuple(str(file.relative_to(ROOT)) for file in found)
 
 
+OF_A_RUN = tuple(f"GRADC_{name}" for name in ("CACHE_DIR", "OBJECTS", "TEST_DAY"))
+"""Settings that differ from run to run and decide no value."""
+
+
+def surroundings() -> tuple[object, ...]:
+    """What one sets to have other tests: the system, and the environment as it is before the first test."""
+    chosen = sorted(
+        (name, value)
+        for name, value in os.environ.items()
+        if name == "HYPOTHESIS_PROFILE" or (name.startswith("GRADC_") and name not in OF_A_RUN)
+    )
+    return sys.platform, platform.machine(), *chosen
+
+
 @functools.cache
 def heavy() -> frozenset[str]:
     """Functions whose cases take long together."""
@@ -169,17 +186,23 @@ def leave_out(items: list[pytest.Item], everything: bool, whole_files: bool = Tr
     :param whole_files: the items are all tests of each file.
     """
     known = passed()
-    cases = Counter(function_of(case_of(i.nodeid)) for i in items if i.get_closest_marker("long") is None)
+    cases: dict[str, list[str]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("long") is None:
+            cases[function_of(case_of(item.nodeid))].append(case_of(item.nodeid))
+    around = surroundings()
     for item in items:
         marker, name = item.get_closest_marker("long"), case_of(item.nodeid)
         function, record, own = function_of(name), name, test_files(item.path)
         if marker is not None:
             now = digest((*marker.args, *own))
         elif function in heavy():
-            record, now = function, digest((*sources(), *own))
             if not whole_files:
                 continue
-            item.user_properties.append((FUNCTION, f"{cases[function]} {function}"))
+            of_files = digest((*sources(), *own))
+            now = hashlib.sha256(repr((of_files, around, sorted(cases[function]))).encode()).hexdigest()[:16]
+            record = function
+            item.user_properties.append((FUNCTION, f"{len(cases[function])} {function}"))
         else:
             continue
         item.user_properties.append((PROPERTY, now))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import itertools
 import warnings
@@ -260,7 +259,7 @@ def from_the_other_end(node: Any) -> tuple[list[Any], dict[str, Any], set[str]]:
             continue
         new = [turn(name, v) for v in value] if isinstance(value, list | tuple) else value
         new = turn(name, value) if isinstance(value, int) and not isinstance(value, bool) else new
-        if name in kwargs:
+        if name in kwargs or (argument.kwarg_only and new != value):
             kwargs[name] = new
         elif new != value:
             args += [each.default_value for each in schema.arguments[len(args) : at + 1]]
@@ -271,7 +270,10 @@ def from_the_other_end(node: Any) -> tuple[list[Any], dict[str, Any], set[str]]:
 def turned_in(case: Case) -> set[str]:
     """The lines of a case that have anything to count, which counted from the other end is the same graph."""
     form, lines = Form.of([case]), set[str]()
-    before = str(form.imported())
+    try:
+        before = str(form.imported())
+    except Refused:
+        return lines
     for node in form.calls:
         if isinstance(node.target, torch._ops.OpOverload) and (key := line_of(node)):
             args, node.kwargs, turned = from_the_other_end(node)
@@ -310,8 +312,7 @@ def test_what_counts_from_the_end(key: str) -> None:
         warnings.simplefilter("ignore")
         for name in cases_of(key):
             for case in (*cases_in((name,)), *cases_in((name,), has_counted)):
-                with contextlib.suppress(Refused):
-                    lines |= turned_in(case)
+                lines |= turned_in(case)
     assert key in lines or key in DECOMPOSED or release() != (2, 13, 0)
 
 

@@ -184,6 +184,7 @@ def _before_its_skip(source: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.long("pyproject.toml", "tests")  # reads all tests
 def test_tests_can_be_collected_without_extras():
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     found = {str(path.relative_to(ROOT)): _before_its_skip(path.read_text()) for path in files}

@@ -321,6 +321,36 @@ def test_a_heavy_function_passed_where_all_of_its_cases_did(checkout: Path, outc
     assert run(checkout, "xyz") == "xyz"
 
 
+@pytest.mark.usefixtures("no_day")
+@pytest.mark.parametrize("name", ["HYPOTHESIS_PROFILE", "GRADC_OPTIMIZE", "GRADC_TARGET", "GRADC_VALIDATE"])
+def test_cases_of_a_heavy_function_run_in_another_environment(
+    checkout: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    ran_all(checkout, "xyz")
+    for own in long_tests.OF_A_RUN:
+        monkeypatch.setenv(own, "1")
+    assert run(checkout, "xyz") == ""
+    monkeypatch.setenv(name, "1")
+    assert run(checkout, "xyz") == "xyz"
+
+
+@pytest.mark.usefixtures("no_day")
+def test_cases_of_a_heavy_function_run_on_another_architecture(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran_all(checkout, "xyz")
+    monkeypatch.setattr(long_tests.platform, "machine", lambda: "another")
+    assert run(checkout, "xyz") == "xyz"
+
+
+@pytest.mark.usefixtures("no_day")
+@pytest.mark.parametrize("names", ["xyzw", "xy", "xyw"])
+def test_other_cases_of_a_heavy_function_are_another_test(checkout: Path, names: str) -> None:
+    """As an optional package or a compiler that is there makes them."""
+    ran_all(checkout, "xyz")
+    assert run(checkout, "zyx") == ""  # in whatever order
+    assert run(checkout, names) == names
+
+
 def test_cases_of_a_heavy_function_have_their_day(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = "abcdefghijklmnopqrstuvwxyz"
     ran_all(checkout, names)
