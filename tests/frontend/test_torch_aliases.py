@@ -691,7 +691,26 @@ def check_export(program: Program, x: Any) -> None:
 # -- every op of which torch has samples -------------------------------------------------------------------------------
 
 
-class Case:
+class OnCopies:
+    """A call whose tensors are copied first, as a leaf is not written to.
+
+    :ivar flat, spec: its arguments.  :ivar places: of the tensors among them.
+    """
+
+    flat: list[Any]
+    spec: Any
+    places: list[int]
+
+    def copied(self, tensors: Sequence[Any]) -> tuple[list[Any], Any, Any]:
+        """The copies, and the arguments with them."""
+        copies = [x * 1 if x.is_floating_point() else x.clone() for x in tensors]
+        flat = list(self.flat)
+        for i, x in zip(self.places, copies, strict=True):
+            flat[i] = x
+        return copies, *tree_unflatten(flat, self.spec)
+
+
+class Case(OnCopies):
     """A sample of an op as a function of its tensors, which are copied first: what it gives, and what it wrote to."""
 
     def __init__(self, op: Any, sample: Any, kind: str):
@@ -704,11 +723,7 @@ class Case:
         self.__name__, self.__module__ = "case", __name__
 
     def __call__(self, *tensors: Any, out: Any = None) -> list[Any]:
-        copies = [x * 1 if x.is_floating_point() else x.clone() for x in tensors]
-        flat = list(self.flat)
-        for i, x in zip(self.places, copies, strict=True):
-            flat[i] = x
-        args, kwargs = tree_unflatten(flat, self.spec)
+        copies, args, kwargs = self.copied(tensors)
         if self.kind == "in place":
             self.op.inplace_variant(*args, **kwargs)
             return [args[0], args[0] * tensors[0]]
@@ -914,7 +929,7 @@ def test_ops_that_share_memory_or_write(kind: str) -> None:
 # -- every in-place and out= form of every overload of the table -------------------------------------------------------
 
 
-class Form:
+class Form(OnCopies):
     """An overload that writes in place, or to what is given as out, on the arguments of a call of the one that writes
     nowhere; what it leaves in its tensors.
     """
@@ -934,11 +949,7 @@ class Form:
         self.__name__, self.__module__ = "form", __name__
 
     def __call__(self, *tensors: Any, out: Any = None) -> list[Any]:
-        copies = [x * 1 if x.is_floating_point() else x.clone() for x in tensors]
-        flat = list(self.flat)
-        for i, x in zip(self.places, copies, strict=True):
-            flat[i] = x
-        args, kwargs = tree_unflatten(flat, self.spec)
+        copies, args, kwargs = self.copied(tensors)
         self.overload(*args, **kwargs, **dict(zip(self.outs, tree_leaves(out), strict=bool(self.outs))))
         return [x * 1 for x in (*tree_leaves(out), *copies)] if self.outs else copies
 
