@@ -203,6 +203,53 @@ def test_a_recurrent_layer_and_its_batch() -> None:
         torch.testing.assert_close(got[name], want.detach())
 
 
+class Moves(nn.Module):
+    """Rows of x moved and written over; of small integers, so that nothing is rounded."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half = x.shape[0] // 2
+        written = [x.clone() for _ in range(4)]
+        written[0][half:] = x[:1]
+        written[1][::2] = x[::2] * 2
+        written[2][-1] = x[0]
+        written[3][1:-1] = 4
+        return (
+            *(torch.roll(x, by, 0) for by in (1, -2, 7, -11, 0)),
+            torch.roll(x, 4),
+            torch.roll(x, (3, -1), (0, 1)),
+            torch.fft.fftshift(x, 0),
+            torch.fft.ifftshift(x),
+            torch.select_scatter(x, x[1], 0, -2),
+            torch.slice_scatter(x, x[half:] * 2, 0, half),
+            torch.slice_scatter(x, x[1::3] * 2, 0, 1, None, 3),
+            *written,
+        )
+
+
+class Weighed(Moves):
+    """The sum of all moves, each element of each by a weight of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = torch.arange(x.numel(), dtype=x.dtype).reshape(x.shape)
+        return torch.stack([(y * (weights + at)).sum() for at, y in enumerate(super().forward(x))]).sum()
+
+
+def test_rows_of_a_symbolic_axis_are_rolled_and_written() -> None:
+    moves, weighed = (
+        gradc.from_torch(m, torch.ones(8, 3, dtype=torch.float64), dynamic_shapes=({0: AUTO},))
+        for m in (Moves(), Weighed())
+    )
+    values, gradient = gradc.compile(moves, target="cpu"), gradc.compile(weighed, wrt=["x"], target="cpu")
+    for rows in (3, 4, 5, 8, 13):
+        x = torch.arange(3.0 * rows, dtype=torch.float64).reshape(rows, 3).requires_grad_()
+        for name, want in zip(moves.output_names, Moves()(x), strict=True):
+            assert torch.equal(torch.as_tensor(values(x=x.detach())[name]), want), (rows, name)
+        loss = Weighed()(x)
+        got, grads = gradient.value_and_grad(x=x.detach())
+        assert float(got) == loss.item(), rows
+        assert torch.equal(torch.as_tensor(grads["x"]), torch.autograd.grad(loss, x)[0]), rows
+
+
 class Missing(nn.Module):
     def __init__(self) -> None:
         super().__init__()

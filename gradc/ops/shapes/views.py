@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import TypeRuleError
-from ...ir.dims import Assumption, Dim, Size, product, require
+from ...ir.dims import Dim, Size, known_nonnegative, maximum, minimum, product, same
 from ...ir.node import Node
 from ...ir.op import BadSample, Function, Sample
 from ...ir.types import I64
@@ -290,7 +290,7 @@ repeat_interleave = Function(
 )
 
 
-def _roll(x: Node, shifts: Ints, axis: int | tuple[int, ...] | None = None) -> Node:
+def _roll(x: Node, shifts: SizeLike | tuple[SizeLike, ...], axis: int | tuple[int, ...] | None = None) -> Node:
     if axis is None:
         flat = reshaped(x, (x.type.count,))
         return reshaped(_roll(flat, shifts, 0), x.shape)
@@ -300,15 +300,20 @@ def _roll(x: Node, shifts: Ints, axis: int | tuple[int, ...] | None = None) -> N
         raise TypeRuleError(f"{len(by)} shifts along {len(axes)} axes")
     for a, given in zip(axes, by, strict=True):
         at = canonical_axis(a, x.rank)
-        size = x.shape[at]
-        shift: Size = given + size if given < 0 else given
-        if isinstance(size, int):
-            shift = given % size if size else 0
-        if shift == 0:
-            continue
-        require(Assumption(size, ">=", given if given > 0 else -given))
-        x = concat(cut(x, at, size - shift, size), cut(x, at, 0, size - shift), axis=at)
+        first = _rolled_to_front(x.shape[at], given)
+        if not same(first, 0):
+            x = concat(cut(x, at, first, x.shape[at]), cut(x, at, 0, first), axis=at)
     return x
+
+
+def _rolled_to_front(size: Size, shift: Size) -> Size:
+    """The place of the element that a roll by ``shift`` puts first: ``-shift`` modulo ``size``."""
+    for place in (-shift, size - shift):
+        if known_nonnegative(place) and (same(place, 0) or known_nonnegative(size - place)):
+            return place
+    if isinstance(size, int) and isinstance(shift, int):
+        return -shift % max(size, 1)
+    return maximum(minimum(-shift % maximum(size, 1), size), 0)  # the bounds are what can be known of a remainder
 
 
 roll = Function(
@@ -318,10 +323,10 @@ roll = Function(
         Sample(("F[5,3]",), {"shifts": (7, -1), "axis": (0, 1)}),
         Sample(("F[2,3]",), {"shifts": 2}),
         Sample(("F[N,2]",), {"shifts": -2, "axis": 0}),
+        Sample(("F[2,N]",), {"shifts": 7, "axis": 1}),
     ),
     bad=(BadSample(("f32[3]",), {"shifts": (1, 2), "axis": 0}, match="2 shifts along 1 axes"),),
-    doc="elements moved on along axes, those that leave at the end enter at the beginning; a symbolic size must hold"
-    " the shift",
+    doc="elements moved on along axes, those that leave at the end enter at the beginning",
     source="torch.roll",
 )
 

@@ -171,36 +171,23 @@ def _written(x: Node, part: Node, axis: int, before: Any, after: Any) -> Node:
 def _slice_scatter(x: Node, part: Node, axis: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Node:
     axis = axis % x.rank
     size = x.shape[axis]
-    low, high = start or 0, size if _end(end) is None else end
-    if step != 1 or not isinstance(size, int) or not isinstance(low, int) or not isinstance(high, int):
-        raise Unsupported("slice_scatter with a step or of symbolic sizes")
-    low, high, _ = slice(low, high).indices(size)
-    high = max(low, high)  # an end before the start is a slice of nothing
-    part = ops.broadcast_to(cast(part, x.dtype), (*x.shape[:axis], high - low, *x.shape[axis + 1 :]))
-    return _written(x, part, axis, low, high)
+    low, high = 0 if start is None else start, size if _end(end) is None else end
+    if step == 1 and all(isinstance(n, int) for n in (size, low, high)):
+        low, high, _ = slice(low, high).indices(size)
+        high = max(low, high)  # an end before the start is a slice of nothing
+        part = ops.broadcast_to(cast(part, x.dtype), (*x.shape[:axis], high - low, *x.shape[axis + 1 :]))
+        return _written(x, part, axis, low, high)
+    key = slice(start, _end(end), step)
+    return ops.slice_scatter(x, ops.broadcast_to(part, _along(x, axis, key).shape), axis, key.start, key.stop, step)
 
 
 def _select_scatter(x: Node, part: Node, axis: int, index: int) -> Node:
     axis = axis % x.rank
-    size = x.shape[axis]
-    if not isinstance(size, int):
-        raise Unsupported("select_scatter along a symbolic size")
-    index = index % size
-    return _written(x, _unsqueeze(cast(part, x.dtype), axis), axis, index, index + 1)
+    return _slice_scatter(x, _unsqueeze(part, axis), axis, index, index + 1 if index != -1 else None)
 
 
 def _roll(x: Node, shifts: Sequence[int], axes: Sequence[int] = ()) -> Node:
-    if not axes:
-        return ops.reshape(_roll(ops.reshape(x, (-1,)), shifts, (0,)), x.shape)
-    for shift, axis in zip(shifts, axes, strict=True):
-        axis = axis % x.rank
-        size = x.shape[axis]
-        if not isinstance(size, int):
-            raise Unsupported("roll along a symbolic size")
-        at = -shift % size if size else 0
-        if at:
-            x = ops.concat(_along(x, axis, slice(at, None)), _along(x, axis, slice(0, at)), axis=axis)
-    return x
+    return ops.roll(x, tuple(shifts), tuple(a % max(x.rank, 1) for a in axes)) if axes else ops.roll(x, *shifts)
 
 
 LINES: dict[str, Any] = {
