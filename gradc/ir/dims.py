@@ -493,18 +493,31 @@ def _is_nonnegative(atom: Atom) -> bool:
     return isinstance(atom, str) or _positive_terms(atom.left) or _positive_terms(atom.right)
 
 
-def _least(size: Size) -> Size:
-    """A lower bound of a size, without quotients by constants: n - d + 1 <= d * (n // d) <= n."""
+def _least(size: Size, facts: tuple[Assumption, ...] = ()) -> Size:
+    """A lower bound of a size, without quotients that are multiplied by their divisors: n - d + 1 <= d * (n // d) <= n
+    where d >= 1.
+    """
     total: Size = 0
     for monomial, coefficient in _terms(size):
         bound: Size = _build({monomial: coefficient})
-        for atom, divisor, rest in _quotients(monomial):
-            if coefficient % divisor == 0:
-                bound = (atom.numerator - divisor + 1 if coefficient > 0 else atom.numerator) * (coefficient // divisor)
-                bound = bound * rest
+        for atom, divisor, rest in _multiplied_quotients(monomial, coefficient):
+            if _positive_terms(divisor - 1) or _known(divisor - 1, facts):
+                bound = (atom.numerator - divisor + 1 if coefficient > 0 else atom.numerator) * rest
                 break
         total = total + bound
     return total
+
+
+def _multiplied_quotients(monomial: Monomial, coefficient: int) -> Iterator[tuple[FloorDiv, Size, Size]]:
+    """Each quotient in a term that is a multiple of its divisor: (it, the divisor, the other factors), where those have
+    the sign of the coefficient.
+    """
+    for atom, _ in monomial:
+        if isinstance(atom, FloorDiv):
+            others = _build({_divide(monomial, ((atom, 1),)) or (): coefficient})
+            rest = floordiv(others, atom.denominator)
+            if rest * atom.denominator == others and _positive_terms(rest if coefficient > 0 else -rest):
+                yield atom, atom.denominator, rest
 
 
 def known_nonnegative(size: Size) -> bool:
@@ -523,7 +536,10 @@ def known_nonnegative(size: Size) -> bool:
 @functools.lru_cache(maxsize=1 << 14)
 def _known(size: Size, facts: tuple[Assumption, ...]) -> bool:
     try:
-        return any(_positive_terms(bound) for bound in _lower_bounds(size, facts)) or _known_by_cases(size, facts)
+        if any(_positive_terms(bound) for bound in _lower_bounds(size, facts)) or _known_by_cases(size, facts):
+            return True
+        least = _least(size, facts)  # whose maxima may be cases, where a divisor that is a maximum becomes a sum in one
+        return least != size and _known(least, facts)
     except TypeRuleError:  # a bound has more parts than a size may have
         return False
 
@@ -579,10 +595,10 @@ def _with_choice(size: Size, atom: Max, value: Size) -> Size:
 
 
 def _lower_bounds(size: Size, facts: tuple[Assumption, ...]) -> Iterator[Size]:
-    least, inner = _least(size), size
+    least, inner = _least(size, facts), size
     yield least
     while least != inner:  # quotients of quotients
-        least, inner = _least(least), least
+        least, inner = _least(least, facts), least
         yield least
     differences = [fact.left - fact.right for fact in facts]
     yield from (size - difference for difference in differences)
@@ -594,7 +610,7 @@ def _lower_bounds(size: Size, facts: tuple[Assumption, ...]) -> Iterator[Size]:
                 slack = slack - difference
     yield slack
     yield (bound := _without_negative_terms(size, differences))
-    yield _least(bound)
+    yield _least(bound, facts)
     yield (bound := _with_added_quotients(size))
     for atom, value in _surpluses(facts):
         bound = _replaced(bound, atom, value)

@@ -150,7 +150,9 @@ def test_an_index_outside_of_a_slice_is_refused(old: str, new: str) -> None:
 
 
 def test_what_is_known_of_maxima_is_so() -> None:
-    """No size that is known to be >= 0 is negative, over random sizes, assumptions and values."""
+    """No size that is known to be >= 0 is negative, over random sizes with quotients and remainders, assumptions and
+    values.
+    """
     draw = random.Random(5)
     dims = [symbol("N"), symbol("M")]
 
@@ -158,6 +160,9 @@ def test_what_is_known_of_maxima_is_so() -> None:
         if depth == 0 or draw.random() < 0.2:
             return draw.choice([*dims, draw.randint(-4, 4)])
         a, b = size(depth - 1), size(depth - 1)
+        if draw.random() < 0.15:
+            by = max(b, 1) if isinstance(b, int) else maximum(b, 1)
+            return a // by if draw.random() < 0.3 else a % by
         return draw.choice([a + b, a - b, maximum(a, b), a * draw.randint(-2, 3)])
 
     known = 0
@@ -185,16 +190,25 @@ def test_what_is_known_of_maxima_is_so() -> None:
         ("max(0, N-5)-N+4", False),
         ("max(max(0, N-1), M)-N+1", True),
         ("N-max(N//2, M)", False),
+        ("7-7//max(N, 1)*max(N, 1)", True),
+        ("max(N, 1)-8+7//max(N, 1)*max(N, 1)", True),
+        ("max(N, 1)-9+7//max(N, 1)*max(N, 1)", False),
+        ("M*(N-N//max(M, 1)*max(M, 1))", True),
+        ("7-7//N*N", False),
     ],
 )
-def test_a_maximum_is_one_of_its_sides(text: str, known: bool) -> None:
+def test_what_a_size_with_maxima_and_quotients_is_known_to_be(text: str, known: bool) -> None:
     assert known_nonnegative(parse_size(text)) is known
 
 
-def test_a_roll_needs_a_size_that_holds_the_shift() -> None:
-    graph = gradc.trace(lambda x, t: ops.gather(ops.roll(x, 2, axis=0), t, axis=0), x="f32[N]", t="i64[M]")
-    module = gradc.compile(graph, target="numpy")
-    x = np.arange(4, dtype=np.float32)
-    assert module(x=x, t=np.array([0, 3])).tolist() == [2, 1]
-    with pytest.raises(GradcError, match="N >= 2"):
-        module(x=x[:1], t=np.array([0]))
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+def test_a_roll_takes_any_shift_of_a_symbolic_size(target: str) -> None:
+    n, shifts = symbol("N"), (2, -7, 0, symbol("N") // 2, -symbol("N"), 3 * symbol("M"))
+    graph = gradc.trace(
+        lambda x, t: tuple(ops.gather(ops.roll(x, by, axis=0), t, axis=0) for by in shifts), x=f"f32[{n}]", t="i64[M]"
+    )
+    module = gradc.compile(graph, target=target)
+    for size in range(1, 9):
+        x, t = np.arange(size, dtype=np.float32), np.array([0, size - 1, size // 2])
+        for by, got in zip((2, -7, 0, size // 2, -size, 9), module(x=x, t=t).values(), strict=True):
+            assert np.asarray(got).tolist() == np.roll(x, by)[t].tolist(), (size, by)

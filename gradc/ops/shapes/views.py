@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import TypeRuleError
-from ...ir.dims import Dim, Size, known_nonnegative, maximum, minimum, product, same
+from ...ir.dims import Dim, Size, known_nonnegative, maximum, product, same
 from ...ir.node import Node
 from ...ir.op import BadSample, Function, Sample
 from ...ir.types import I64
@@ -311,9 +311,7 @@ def _rolled_to_front(size: Size, shift: Size) -> Size:
     for place in (-shift, size - shift):
         if known_nonnegative(place) and (same(place, 0) or known_nonnegative(size - place)):
             return place
-    if isinstance(size, int) and isinstance(shift, int):
-        return -shift % max(size, 1)
-    return maximum(minimum(-shift % maximum(size, 1), size), 0)  # the bounds are what can be known of a remainder
+    return -shift % maximum(size, 1)
 
 
 roll = Function(
