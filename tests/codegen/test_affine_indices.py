@@ -12,7 +12,7 @@ import pytest
 
 import gradc
 from gradc import Graph, Node, interp, ops
-from gradc.errors import GradcError, IndexOutOfRange, TypeRuleError
+from gradc.errors import IndexOutOfRange, TypeRuleError
 from gradc.ir.dims import Assumption, assuming, evaluate, known_nonnegative, maximum, symbol
 from gradc.ir.program_text import parse_program
 from gradc.ir.size_text import parse_size
