@@ -3,7 +3,8 @@
 The strategies are described in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; ``atomic`` is
 chosen only if determinism is not required, and ``atomic_fixed`` only if rows cannot be sorted.
 
-The choice depends on shapes and the device's constants only, so that it never waits for the device.  If symbolic sizes
+The choice depends on shapes and the device's constants, so that it never waits for the device; on a CPU, where its
+constants say so and sizes leave it open, also on a sample of the index (:mod:`gradc.ir.sample`).  If symbolic sizes
 decide, the alternatives are kept in a select whose predicates are evaluated at the call: on a GPU ``N >= crossover`` if
 one symbol decides, else comparisons of cost terms (:mod:`gpu_choice`).  ``python -m benchmarks.streams`` says how good
 the choice is.
@@ -11,26 +12,29 @@ the choice is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
 from ...analysis.chunks import MOST_PARTIALS, chunk_rows
-from ...analysis.combine import Combine, ascends, combines
+from ...analysis.combine import Combine, ascends, combines, index_buffer
 from ...analysis.cost import Estimate, estimates, ways
 from ...analysis.strategies import (
     DEFAULT,
     MISSED,
     ON_HOST,
     PRIVATIZED,
+    SCATTERED_KEYS,
     SEGMENTED,
     SHARES,
     STRATEGIES,
     sorted_row,
 )
 from ...errors import InvalidProblem, TypeRuleError, Unsupported
-from ...ir.dims import Predicate, Size, evaluate, nominal, nonnegative, product, total
+from ...ir.dims import Dim, Predicate, Size, evaluate, nominal, nonnegative, product, symbol, symbols, total
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
+from ...ir.sample import FEWEST, MOST, Sample
 from ...ir.types import Type
 from ...targets.devices import CPU, Cpu, Device, Gpu
 from ..manager import program_pass
@@ -38,7 +42,13 @@ from .gpu_choice import Case, cases, decided, fallback
 
 
 def host_cases(
-    rows: Size, cols: Size, size: Size, device: Cpu = CPU, ordered: bool = False, width: Size | None = None
+    rows: Size,
+    cols: Size,
+    size: Size,
+    device: Cpu = CPU,
+    ordered: bool = False,
+    width: Size | None = None,
+    sample: Sample | None = None,
 ) -> tuple[Case, ...]:
     """The cases for sorting rows or using a partial result per chunk on the CPU; the first that holds is taken.
 
@@ -51,22 +61,53 @@ def host_cases(
     :param cols: elements that a row reads, :param size: that the results have.
     :param ordered: whether the rows are in the order of their index.  :param width: elements that a row adds, or
         ``cols``.
+    :param sample: numbers of the index, by which a sorted row takes longer, or less long: they decide where sizes do
+        not, whatever they are.
     """
     width = cols if width is None else width
-    try:
-        sorts: list[list[Size]] = []
+
+    def sorts(unit: int, more: Size, fewest: Size) -> Iterator[list[Size]]:
+        """When rows are sorted that take ``more`` besides, of results of so many elements or more; an element of a
+        partial result is ``unit`` times ``SHARES`` there.
+        """
+        shares = SHARES * unit
         for times, missed in reversed(MISSED):
-            each = sorted_row(width, ordered, device, missed)
-            pays = [SHARES * size - each * chunk_rows(rows, cols) - 1, size - times * device.cached]
-            sorts += [
-                [*pays, SHARES * MOST_PARTIALS - each * rows - 1, MOST_PARTIALS // 3 - size],
-                [*pays, SHARES * 2 * size - each * rows - 1, MOST_PARTIALS // 2 - size],
-                [*pays, SHARES * size - each * rows - 1],
-            ]
-        when = nonnegative(*sorts)
+            if missed and not device.missed:
+                continue
+            each = unit * sorted_row(width, ordered, device, missed) + more
+            least = times * device.cached
+            pays = [shares * size - each * chunk_rows(rows, cols) - 1, size - least]
+            if isinstance(fewest, Dim) or fewest > least:
+                pays.append(size - fewest)
+            yield [*pays, shares * MOST_PARTIALS - each * rows - 1, MOST_PARTIALS // 3 - size]
+            yield [*pays, shares * 2 * size - each * rows - 1, MOST_PARTIALS // 2 - size]
+            yield [*pays, shares * size - each * rows - 1]
+
+    try:
+        looked_at = sample is not None and not ordered and not (isinstance(rows, int) and rows < FEWEST)
+        when = _by_data(sorts, sample, width, device) if looked_at and (device.skew or device.locality) else None
+        when = when or nonnegative(*sorts(1, 0, 0))
     except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, PRIVATIZED.name),)
     return decided([(when, SEGMENTED.name), (nonnegative([]), PRIVATIZED.name)])
+
+
+def _by_data(
+    sorts: Callable[[int, Size, Size], Iterator[list[Size]]], sample: Sample, width: Size, device: Cpu
+) -> Predicate | None:
+    """The condition for sorting rows by sizes and a sample of their index, or None where the sample changes nothing.
+
+    :param sorts: (unit, shares of it that a sorted row takes longer, elements of a result at least) -> conjunctions.
+    """
+    longer, less = (
+        round(constant / device.partial * SHARES) * symbol(name)
+        for constant, name in zip((device.skew, device.locality), sample.names, strict=True)
+    )
+    nearby = sorts(MOST, longer - less, SCATTERED_KEYS * width) if device.locality else ()
+    when = nonnegative(*sorts(MOST, longer, 0), *nearby, reduced=False)
+    may, must = when.within(sample.names, MOST)
+    sizes = any(symbols(c.left) | symbols(c.right) for c in may.comparisons)
+    return when if sizes or may.holds({}) != must.holds({}) else None
 
 
 @program_pass("BITS")
@@ -200,11 +241,21 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
     def pick(group: list[Combine], strategy: str) -> None:
         picks.update({part.buffer: strategy for part in group})
 
+    def sample_of(part: Combine) -> Sample | None:
+        buffer = index_buffer(kernel, part, types)
+        sizes = (n for type_ in types.values() for n in type_.shape)
+        used = frozenset().union(*map(symbols, sizes), *map(symbols, (kernel.row_count, kernel.col_count)))
+        name = lambda word: next(n for n in itertools.chain([word], (f"{word}_{i}" for i in itertools.count(1))) if n not in used)
+        known = isinstance(kernel.col_count, int)  # the conditions of other widths are long already
+        return Sample(name("skew"), name("locality"), buffer) if buffer and known else None
+
     undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
     for key, group in by_key.items():
         in_order = all(ascends(kernel, part) for part in group)
         width = total(product(types[part.buffer].shape[part.leading :]) for part in group)
-        options = host_cases(kernel.row_count, kernel.col_count, elements(group), device, in_order, width)
+        options = host_cases(
+            kernel.row_count, kernel.col_count, elements(group), device, in_order, width, sample_of(group[0])
+        )
         picked = [picks[part.buffer] for part in parts if part.key == key and part.buffer in picks]
         sorts = [strategy for strategy in picked if STRATEGIES[strategy].visits == "by key"]
         if sorts:
@@ -228,7 +279,9 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
     for when, strategy in undecided[largest][1]:
         pick(undecided[largest][0], strategy)
         made.append((when, _with(kernel, parts, picks, types)))
-    return Select(tuple(made))
+    sample = sample_of(undecided[largest][0][0])
+    compared = {name for when, _ in made if when for c in when.comparisons for name in symbols(c.left) | symbols(c.right)}
+    return Select(tuple(made), sample if sample and compared & {*sample.names} else None)
 
 
 def _rank(estimate: Estimate) -> tuple[float, int]:
