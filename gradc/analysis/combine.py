@@ -95,7 +95,9 @@ def index_buffer(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) ->
     rows = {axis for axis, _ in kernel.rows}
     computed = backward_slice(kernel.body, values)
     loads = [s for s in computed if s.op == "load"]
-    if len(loads) != 1 or any(v in rows for s in (combine.stmt, *computed) if s.op != "load" for i in s.index for v, _ in i.terms):
+    if len(loads) != 1 or any(
+        v in rows for s in (combine.stmt, *computed) if s.op != "load" for i in s.index for v, _ in i.terms
+    ):
         return ""
     (load,) = loads
     type_ = types[load.buffer]

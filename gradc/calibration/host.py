@@ -178,9 +178,7 @@ def fitted(samples: Collection[Sample], device: Cpu = CPU) -> dict[str, float]:
     return constants
 
 
-def _by_data(
-    samples: Collection[Sample], sorts: Mapping[str, Mapping[tuple[int, int], float]]
-) -> dict[str, float]:
+def _by_data(samples: Collection[Sample], sorts: Mapping[str, Mapping[tuple[int, int], float]]) -> dict[str, float]:
     """What a row takes longer, or less long, by other indices than most have, for the whole of a number of a sample."""
     shares = {(s.what, s.width, s.result): (s.skew, s.locality) for s in samples}
     found = {}

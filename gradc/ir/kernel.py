@@ -473,7 +473,7 @@ class Call:
 class Select:
     """Alternative kernels: the first whose predicate over the dims holds is run; the last has no predicate.
 
-    :param sample: numbers of an index, which predicates may compare beside dims: where they reach them, the data decide.
+    :param sample: numbers of an index, which predicates may compare beside dims.
     """
 
     cases: tuple[tuple[Predicate | None, Kernel], ...]

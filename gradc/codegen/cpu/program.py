@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -405,7 +405,8 @@ class _Steps:
             looked_at = self.program.types[sample.buffer]
             values = f"{tables.place[sample.buffer]}], {looked_at.dtype.itemsize}, {tables.over(looked_at.count)}"
             declared = f"gradc_sample sample = {{ buf[{values}, 0, 0, 0 }};"
-        out, before = [], ""
+        out: list[StepText] = []
+        before = ""
         for (when, item), (bound, _) in zip(cases, bounds, strict=True):
             guard = f"if ({condition(when, dims)})" if when else ""
             kernel, call = None, None

@@ -16,7 +16,7 @@ from ...analysis.cost import MOST_SORTED
 from ...analysis.lifetimes import lifetimes
 from ...analysis.product_kernels import product_kernels
 from ...errors import InternalError
-from ...ir.dims import LARGEST, Predicate, Size, evaluate, minimum, product, symbols
+from ...ir.dims import LARGEST, Size, evaluate, minimum, product, symbols
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.types import DType, Type
@@ -24,7 +24,7 @@ from ..identifiers import member, members
 from ..jinja import render
 from ..text import read_template
 from .calls import CALLS
-from .program import Source, condition, guarded, over
+from .program import Source, guarded, over
 
 SHARED = (
     "common/ieee.h",

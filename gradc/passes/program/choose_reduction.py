@@ -12,7 +12,7 @@ the choice is.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -83,9 +83,11 @@ def host_cases(
             yield [*pays, shares * 2 * size - each * rows - 1, MOST_PARTIALS // 2 - size]
             yield [*pays, shares * size - each * rows - 1]
 
+    when = None
+    if sample is not None and not ordered and (device.skew or device.locality):
+        with contextlib.suppress(TypeRuleError):  # sizes alone decide, as below
+            when = _by_data(sorts, sample, rows, width, device)
     try:
-        looked_at = sample is not None and not ordered and not (isinstance(rows, int) and rows < FEWEST)
-        when = _by_data(sorts, sample, width, device) if looked_at and (device.skew or device.locality) else None
         when = when or nonnegative(*sorts(1, 0, 0))
     except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, PRIVATIZED.name),)
@@ -93,12 +95,14 @@ def host_cases(
 
 
 def _by_data(
-    sorts: Callable[[int, Size, Size], Iterator[list[Size]]], sample: Sample, width: Size, device: Cpu
+    sorts: Callable[[int, Size, Size], Iterator[list[Size]]], sample: Sample, rows: Size, width: Size, device: Cpu
 ) -> Predicate | None:
     """The condition for sorting rows by sizes and a sample of their index, or None where the sample changes nothing.
 
     :param sorts: (unit, shares of it that a sorted row takes longer, elements of a result at least) -> conjunctions.
     """
+    if isinstance(rows, int) and rows < FEWEST:
+        return None
     longer, less = (
         round(constant / device.partial * SHARES) * symbol(name)
         for constant, name in zip((device.skew, device.locality), sample.names, strict=True)
@@ -139,7 +143,7 @@ def choose_reduction(
             steps.append(
                 _on_gpu(step, types, force, device, determinism, available)
                 if isinstance(device, Gpu)
-                else _decide(step, types, force, device)
+                else _decide(step, types, force, device, program.dims)
             )
         else:
             steps.append(step)
@@ -220,7 +224,9 @@ def _on_gpu(
     return Select(tuple(made))
 
 
-def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str], device: Device) -> Step:
+def _decide(
+    kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str], device: Device, dims: Collection[str]
+) -> Step:
     assert isinstance(device, Cpu)
     parts = combines(kernel, types)
     picks: dict[str, str] = {}
@@ -241,21 +247,12 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
     def pick(group: list[Combine], strategy: str) -> None:
         picks.update({part.buffer: strategy for part in group})
 
-    def sample_of(part: Combine) -> Sample | None:
-        buffer = index_buffer(kernel, part, types)
-        sizes = (n for type_ in types.values() for n in type_.shape)
-        used = frozenset().union(*map(symbols, sizes), *map(symbols, (kernel.row_count, kernel.col_count)))
-        name = lambda word: next(n for n in itertools.chain([word], (f"{word}_{i}" for i in itertools.count(1))) if n not in used)
-        known = isinstance(kernel.col_count, int)  # the conditions of other widths are long already
-        return Sample(name("skew"), name("locality"), buffer) if buffer and known else None
-
     undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
+    samples = {key: _sample_of(kernel, group[0], types, dims) for key, group in by_key.items()}
     for key, group in by_key.items():
         in_order = all(ascends(kernel, part) for part in group)
         width = total(product(types[part.buffer].shape[part.leading :]) for part in group)
-        options = host_cases(
-            kernel.row_count, kernel.col_count, elements(group), device, in_order, width, sample_of(group[0])
-        )
+        options = host_cases(kernel.row_count, kernel.col_count, elements(group), device, in_order, width, samples[key])
         picked = [picks[part.buffer] for part in parts if part.key == key and part.buffer in picks]
         sorts = [strategy for strategy in picked if STRATEGIES[strategy].visits == "by key"]
         if sorts:
@@ -279,9 +276,22 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
     for when, strategy in undecided[largest][1]:
         pick(undecided[largest][0], strategy)
         made.append((when, _with(kernel, parts, picks, types)))
-    sample = sample_of(undecided[largest][0][0])
-    compared = {name for when, _ in made if when for c in when.comparisons for name in symbols(c.left) | symbols(c.right)}
-    return Select(tuple(made), sample if sample and compared & {*sample.names} else None)
+    sample = samples[undecided[largest][0][0].key]
+    sides = [side for when, _ in made if when for c in when.comparisons for side in (c.left, c.right)]
+    looks = sample is not None and not frozenset().union(*map(symbols, sides)).isdisjoint(sample.names)
+    return Select(tuple(made), sample if looks else None)
+
+
+def _sample_of(kernel: Kernel, part: Combine, types: Mapping[str, Type], dims: Collection[str]) -> Sample | None:
+    """A sample of the index of a combine, under names that no dim has; None where it has none of its own, or rows have
+    a width that is not known: their conditions are long as they are.
+    """
+
+    def unused(word: str) -> str:
+        return next(name for name in (word, *(f"{word}_{i}" for i in range(1, len(dims) + 2))) if name not in dims)
+
+    buffer = index_buffer(kernel, part, types) if isinstance(kernel.col_count, int) else ""
+    return Sample(unused("skew"), unused("locality"), buffer) if buffer else None
 
 
 def _rank(estimate: Estimate) -> tuple[float, int]:
