@@ -18,7 +18,7 @@ MOST = SIDE * SIDE
 """Positions that are looked at: what both numbers are at most."""
 STRIDES = tuple(SIDE * part // 4 for part in range(1, 4))
 """How far apart those are that are compared: the taps of a convolution or of a bilinear sample are nearer."""
-FEWEST = 1 << 16
+FEWEST = 1 << 17
 """Positions of an index that is looked at: of fewer, both numbers are 0, and looking takes no share of the time."""
 
 

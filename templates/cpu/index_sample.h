@@ -4,7 +4,7 @@
 
 #include "runtime.h"
 
-enum { GRADC_SAMPLE_SIDE = 32, GRADC_SAMPLE_FEWEST = 1 << 16, GRADC_SAMPLE_STRIDES = 3 };
+enum { GRADC_SAMPLE_SIDE = 32, GRADC_SAMPLE_FEWEST = 1 << 17, GRADC_SAMPLE_STRIDES = 3 };
 
 /* bytes: of an element, 4 or 8; known: whether it has been looked at. */
 typedef struct {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.streams import STREAMS
 
 import gradc
 from gradc import ops
@@ -24,7 +25,7 @@ from gradc.errors import Unsupported
 from gradc.ir.dims import symbol
 from gradc.ir.kernel import Select
 from gradc.ir.program_text import parse_program
-from gradc.ir.sample import Sample
+from gradc.ir.sample import Sample, sampled
 from gradc.passes.program.choose_reduction import choose_reduction, decisions, host_cases
 from gradc.runtime.host.toolchain import compile_c, load_library
 from gradc.targets.calibration import measured_file
@@ -286,6 +287,15 @@ def test_regret_over_streams_that_were_measured(path: Path) -> None:
             regrets.append(r["us"][how] / min(r["us"].values()) - 1)
     assert sum(regrets) / len(regrets) <= 0.02
     assert max(regrets) <= 0.10
+
+
+@pytest.mark.parametrize("name", ["criteo 290", "grid smooth 256 x 256"])
+def test_files_of_streams_say_what_their_indices_do(name: str) -> None:
+    for path in RESULTS.glob("streams-*.json"):
+        for r in json.loads(path.read_text())["streams"]:
+            if (r["stream"], r["width"]) == (name, 64):
+                index = STREAMS[name].draw(np.random.default_rng(0), r["count"])
+                assert sampled(index) == (r["skew"], r["locality"]), (path, r["count"])
 
 
 def test_a_calibration_decides_and_the_same_one_decides_alike(tmp_path: Path) -> None:
