@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.streams import STREAMS
 
 import gradc
+from benchmarks.streams import STREAMS
 from gradc import ops
 from gradc.analysis.chunks import MOST_PARTIALS
 from gradc.analysis.combine import HostScatter, combines
