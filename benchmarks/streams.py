@@ -51,6 +51,7 @@ from gradc.analysis.cost import estimates, ways
 from gradc.analysis.strategies import ON_GPU, ON_HOST
 from gradc.ir.dims import symbol
 from gradc.ir.kernel import Kernel, Program, taken
+from gradc.ir.sample import sampled
 from gradc.passes.program.choose_reduction import choose_reduction, decisions
 from gradc.passes.program.gpu_choice import candidates
 from gradc.runtime.host import pool
@@ -182,7 +183,10 @@ def chosen_program(width: int, device: Device) -> Program:
 
 
 def picked(width: int, dims: Mapping[str, int], device: Device) -> str:
-    """The strategy that is taken at these sizes."""
+    """The strategy that is taken at these sizes.
+
+    :param dims: and the numbers of a sample of the index, by name.
+    """
     kernels = [taken(step, dims) for step in chosen_program(width, device).steps]
     (strategy,) = (how for k in kernels if isinstance(k, Kernel) for _, how in k.strategy)
     return strategy
@@ -225,6 +229,7 @@ def case(
     u, y = rng.standard_normal((count, width)).astype(np.float32), np.zeros((stream.keys, width), np.float32)
     counts = np.unique(i, return_counts=True)[1]
     dims = {"V": stream.keys}
+    sample = dict(zip(("skew", "locality"), sampled(i), strict=True))
     calls = {way: lambda way=way: module(width, way)(i=i, u=u, dims=dims, out={"y": y}) for way in on_host(width)}
     common = {
         "stream": stream.name,
@@ -233,7 +238,8 @@ def case(
         "width": width,
         "distinct": len(counts),
         "hottest": int(counts.max()),
-        "picked": (pick := picked(width, {"N": count, **dims}, this_processor())),
+        **sample,
+        "picked": (pick := picked(width, {"N": count, **dims, **sample}, this_processor())),
         "H100": on_gpu(width, {"N": count, **dims}, len(counts), int(counts.max()), H100),
     }
     records = []
@@ -242,7 +248,7 @@ def case(
         us = {way: round(s * 1e6, 2) for way, s in timed(calls).items()}
         records.append({**common, "threads": number, "us": us, "regret": regret(us, pick)})
         if calibrated is not None:
-            by_file = picked(width, {"N": count, **dims}, calibrated)
+            by_file = picked(width, {"N": count, **dims, **sample}, calibrated)
             records[-1]["calibrated"] = {"picked": by_file, "regret": regret(us, by_file)}
     return records
 

@@ -288,7 +288,8 @@ def run_program(
     check_nonempty(program, bindings)
     memory = _Memory(program, arrays, bindings, _wide(precision))
     for step in program.steps:
-        step = taken(step, bindings)
+        seen = step.sample.of(memory.read(step.sample.buffer)) if isinstance(step, Select) and step.sample else {}
+        step = taken(step, {**bindings, **seen})
         if isinstance(step, Loop):
             for position in step.positions(bindings):
                 _run_block(step, memory.of_block(step, position))
@@ -313,10 +314,9 @@ def check_conditions(program: Program, bound: Mapping[str, int]) -> None:
     large for memory, or for a sort, are refused as such.
     """
     for step in program.steps:
-        for when, _ in step.cases if isinstance(step, Select) else ():
-            for each in when.comparisons if when else ():
-                if max(evaluate(each.left, bound), evaluate(each.right, bound)) > LARGEST:
-                    raise InvalidProblem(f"{program.name}: {each.comparison} has a side of 2^63 or more")
+        for each in step.compared if isinstance(step, Select) else ():
+            if max(evaluate(each.left, bound), evaluate(each.right, bound)) > LARGEST:
+                raise InvalidProblem(f"{program.name}: {each.comparison} has a side of 2^63 or more")
 
 
 @once_each

@@ -86,6 +86,26 @@ def combines(kernel: Kernel, types: Mapping[str, Type]) -> list[Combine]:
     return out
 
 
+def index_buffer(kernel: Kernel, combine: Combine, types: Mapping[str, Type]) -> str:
+    """The buffer whose elements alone say, row by row in their order, which row of the result a row is added to, or ""
+    where none does: of i32 or i64, for a sample of it.
+    """
+    entries = combine.stmt.index[: combine.leading]
+    values = [v for i in entries for v, _ in i.terms if v.startswith("%")]
+    rows = {axis for axis, _ in kernel.rows}
+    computed = backward_slice(kernel.body, values)
+    loads = [s for s in computed if s.op == "load"]
+    if len(loads) != 1 or any(
+        v in rows for s in (combine.stmt, *computed) if s.op != "load" for i in s.index for v, _ in i.terms
+    ):
+        return ""
+    (load,) = loads
+    type_ = types[load.buffer]
+    in_order = tuple(i.variable for i in load.index) == tuple(axis for axis, _ in kernel.rows)
+    whole = len(kernel.rows) == len(type_.shape) and all(map(same, type_.shape, (size for _, size in kernel.rows)))
+    return load.buffer if type_.dtype.name in ("i32", "i64") and in_order and whole and not load.where else ""
+
+
 def _reduces(kernel: Kernel, values: Sequence[str]) -> bool:
     """Whether values depend on the result of a pass over the columns."""
     return any(s.op in REDUCTIONS for s in backward_slice(kernel.body, values))

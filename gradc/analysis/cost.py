@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import Unsupported
 from ..ir.dims import Size, evaluate, nominal, product
-from ..ir.kernel import Call, Kernel, Loop, Program, Step, alternatives, taken
+from ..ir.kernel import Call, Kernel, Loop, Program, Step, alternatives, possible
 from ..ir.node import REGISTRY
 from ..ir.types import Type
 from ..process.forks import once_each
@@ -155,7 +155,7 @@ def check_sorts(program: Program, dims: Mapping[str, int]) -> None:
         keys or elements of a row.
     """
     for step, item, size, what in _sorts(program):
-        if (count := evaluate(size, dims)) > MOST_SORTED and taken(step, dims) is item:
+        if (count := evaluate(size, dims)) > MOST_SORTED and any(item is each for each in possible(step, dims)):
             raise Unsupported(f"{item.name}: {what.format(count)}")
 
 

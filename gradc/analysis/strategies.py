@@ -174,6 +174,10 @@ SHARES = 256
 """Of an element of a partial result, in which the time of a sorted row is counted."""
 
 
+SCATTERED_KEYS = 1 << 13
+"""Rows of a result from which on a sort is faster where rows near each other go to places near each other: of fewer,
+the lines that it writes to are all in the nearer caches.
+"""
 MISSED = ((4, 1.0), (2, 2 / 3), (1, 1 / 3), (0, 0.0))
 """Elements of a partial result, by those that caches hold, from which on such a share of the additions to it wait for
 memory: of a place anywhere in it caches hold 1 - cached / elements not, which it is in the middle.

@@ -3,7 +3,8 @@
 What decides between sorted rows and partial results is how much longer a row takes where it is sorted, and what an
 element of a partial result takes.  Both are slopes: of the difference of both strategies by rows, where partial results
 have as many elements as they may, and of partial results by their elements.  The kernels are those that modules run, on
-one thread; indices have a heavy tail, as those of words, hot ones anywhere.
+one thread; indices have a heavy tail, as those of words, hot ones anywhere.  Those of the same sizes by other laws say
+what a sample of the index is worth: most rows of a few indices, and rows that are nearly in the order of theirs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..analysis.strategies import PRIVATIZED, SEGMENTED, missed_share
 from ..api import compile
 from ..errors import DeviceError
 from ..ir.dims import ceildiv, evaluate, symbol
+from ..ir.sample import FEWEST, MOST, sampled
 from ..module.module import Module
 from ..ops import scatter_add
 from ..runtime.host import pool
@@ -40,12 +42,15 @@ class Scale:
     :param results: elements of a result, of which caches hold the first.
     :param folded: elements of a result of which there are as many partial results as chunks of ``chunked`` rows: so
         many elements that the near caches hold none of them, as where partial results decide.
+    :param skewed, near: elements of a result where most rows have a few indices, and where these lie together.
     """
 
     rows: tuple[int, int] = (200_000, 1_000_000)
     widths: tuple[int, ...] = (16, 64)
     results: tuple[int, ...] = tuple(1 << n for n in (13, 16, 18, 20, 21, 22, 23, 24))
     folded: tuple[int, ...] = (1 << 14, 5 << 12, 3 << 13, 1 << 15)
+    skewed: tuple[int, ...] = (1 << 16, 1 << 18)
+    near: tuple[int, ...] = (1 << 20, 1 << 21)
     chunked: int = 1 << 13
 
 
@@ -53,8 +58,10 @@ class Scale:
 class Sample:
     """One time.
 
-    :param what: ``fold``, or how much longer sorted rows take: ``sort``, ``ordered`` where they are in order already.
+    :param what: ``fold``, or how much longer sorted rows take: ``sort``, ``ordered`` where they are in order already,
+        ``skewed`` and ``near`` by other indices.
     :param amount: elements of partial results, or rows.  :param result: elements that it has.
+    :param skew, locality: of the indices (:mod:`gradc.ir.sample`), as shares.
     """
 
     what: str
@@ -62,6 +69,8 @@ class Sample:
     seconds: float
     width: int = 0
     result: int = 0
+    skew: float = 0.0
+    locality: float = 0.0
 
 
 def _modules(width: int) -> dict[str, Module]:
@@ -75,6 +84,25 @@ def indices(rows: int, keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     ends = np.cumsum(1 / (np.arange(1, keys + 1) + 2.7))
     ranks = np.searchsorted(ends, rng.random(rows) * ends[-1], "right").clip(max=keys - 1)
     return rng.permutation(keys)[ranks]
+
+
+def skewed(rows: int, keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """As those of a feature of clicks."""
+    return (np.random.default_rng(0).zipf(1.15, rows) - 1) % keys
+
+
+def near(rows: int, keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Any, in order but for places of a thousand."""
+    rng = np.random.default_rng(0)
+    return np.sort(rng.integers(0, keys, rows))[np.argsort(np.arange(rows) // 1000 + rng.random(rows), kind="stable")]
+
+
+LAWS: Mapping[str, Callable[[int, int], np.ndarray[Any, np.dtype[np.int64]]]] = {
+    "sort": indices,
+    "ordered": lambda rows, keys: np.sort(indices(rows, keys)),
+    "skewed": skewed,
+    "near": near,
+}
 
 
 def least(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
@@ -107,12 +135,13 @@ def measure(scale: Scale | None = None) -> Iterator[Sample]:
                 parts = evaluate(chunks, {}) * result
                 found = seconds(indices(scale.chunked, result // width), result, WAYS[:1])
                 yield Sample("fold", parts, found[PRIVATIZED.name], width, result)
-        for what, results in (("sort", scale.results), ("ordered", scale.results[:2])):
+        cells = {"sort": scale.results, "ordered": scale.results[:2], "skewed": scale.skewed, "near": scale.near}
+        for what, results in cells.items():
             for result in results:
+                shares = [number / MOST for number in sampled(LAWS[what](max(*scale.rows, FEWEST), result // width))]
                 for rows in scale.rows:
-                    i = indices(rows, result // width)
-                    found = seconds(np.sort(i) if what == "ordered" else i, result, WAYS)
-                    yield Sample(what, rows, found[SEGMENTED.name] - found[PRIVATIZED.name], width, result)
+                    found = seconds(LAWS[what](rows, result // width), result, WAYS)
+                    yield Sample(what, rows, found[SEGMENTED.name] - found[PRIVATIZED.name], width, result, *shares)
 
 
 # -- times to constants ------------------------------------------------------------------------------------------------
@@ -124,7 +153,7 @@ def fitted(samples: Collection[Sample], device: Cpu = CPU) -> dict[str, float]:
     :raises DeviceError: times that are not those of more and more work, or a constant far from the listed one.
     """
     partial = line("fold", [(s.amount, s.seconds) for s in samples if s.what == "fold"])[1]
-    sorts = {what: _by_row([s for s in samples if s.what == what]) for what in ("sort", "ordered")}
+    sorts = {what: _by_row([s for s in samples if s.what == what]) for what in LAWS}
     cells, seconds = zip(*sorts["sort"].items(), strict=True)
     of_row, of_element, missed, cached = min(
         (_fit(cells, np.array(seconds), cached) for cached in sorted({result for _, result in cells})[1:]),
@@ -137,6 +166,7 @@ def fitted(samples: Collection[Sample], device: Cpu = CPU) -> dict[str, float]:
         "missed": max(missed, 0.0),
         "cached": cached,
         "ordered": max(float(np.mean(list(sorts["ordered"].values()))), 0.0),
+        **_by_data(samples, sorts),
     }
     for name in ("partial", "sort"):
         listed = getattr(device, name)
@@ -146,6 +176,19 @@ def fitted(samples: Collection[Sample], device: Cpu = CPU) -> dict[str, float]:
                 " throttled, or its clock is wrong; nothing is written"
             )
     return constants
+
+
+def _by_data(samples: Collection[Sample], sorts: Mapping[str, Mapping[tuple[int, int], float]]) -> dict[str, float]:
+    """What a row takes longer, or less long, by other indices than most have, for the whole of a number of a sample."""
+    shares = {(s.what, s.width, s.result): (s.skew, s.locality) for s in samples}
+    found = {}
+    for name, what, number, sign in (("skew", "skewed", 0, 1), ("locality", "near", 1, -1)):
+        slopes = [0.0]
+        for cell, seconds in sorts[what].items():
+            more = shares[what, *cell][number] - shares["sort", *cell][number]
+            slopes += [sign * (seconds - sorts["sort"][cell]) / more] if more > 0 else []
+        found[name] = max(float(np.mean(slopes[1:] or slopes)), 0.0)
+    return found
 
 
 def _by_row(samples: Collection[Sample]) -> dict[tuple[int, int], float]:

@@ -50,7 +50,7 @@ from .results import say_json
 def calibrate(target: str, number: int, out: Path | None, verbose: bool, progress: bool | None, as_json: bool) -> None:
     """Measure a GPU: copy bandwidth, atomics (adjacent elements, scattered lines, one row), L2, the sort, a launch, and
     torch's attention and convolution where there is torch.  Or the CPU: what sorted rows take longer than partial
-    results, and what these take (fifteen seconds and 0.5 GB).
+    results, and what these take (25 seconds and 0.5 GB).
 
     The file replaces gradc's built-in constants for this kind of device where compile is for that target; it is found
     in its default place, or given by GRADC_CALIBRATION=FILE or compile(calibration=FILE).  Nothing else should run on

@@ -21,7 +21,7 @@ from ..errors import (
 )
 from ..ir.dims import evaluate, nominal
 from ..ir.graph import Graph
-from ..ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, taken
+from ..ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives, possible, taken
 from ..ir.lexer import format_note
 from ..passes.manager import Pipeline
 from ..passes.program.choose_reduction import decisions
@@ -387,9 +387,11 @@ def reduction_table(
     :param measured: (kernel, buffer, strategy) -> text of the measured time.
     """
     lines = []
+    by_data = {each.name: step for step in program.steps for each in alternatives(step)}
     for kernel, buffer, pick, table in decisions(program, dims, device):
         by = ", with constants of a calibration" if isinstance(device, Cpu) and device.sources else ""
         lines.append(f"  combine into {buffer} by {kernel}{by}:")
+        lines += _by_data(by_data[kernel], buffer, dims)
         if isinstance(device, Gpu) and table:
             sources = [source for name, source in device.sources.items() if name not in (*OF_INSTRUCTIONS, *OF_TORCH)]
             guessed = sources.count(ESTIMATE)
@@ -408,6 +410,15 @@ def reduction_table(
                 f" us{measured(kernel, buffer, e.strategy) if measured else ''}{share}  {e.why}"
             )
     return lines
+
+
+def _by_data(step: Step, buffer: str, dims: Mapping[str, int]) -> list[str]:
+    """What a sample of the data decides at these sizes."""
+    ways = [k.strategies.get(buffer, "") for k in possible(step, dims) if isinstance(k, Kernel)]
+    if not isinstance(step, Select) or step.sample is None or len(set(ways)) < 2:
+        return []
+    names, of = " and ".join(step.sample.names), step.sample.buffer
+    return [f"      {names} of {of} decide: {' or '.join(dict.fromkeys(ways))}; without them (0 and 0)"]
 
 
 def _verdict(pick: str, table: list[Estimate]) -> str:

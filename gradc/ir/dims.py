@@ -14,7 +14,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, TypeVar, TypeVarTuple, Union
 
@@ -374,17 +374,31 @@ class Predicate:
     def holds(self, bindings: Mapping[str, int]) -> bool:
         return any(all(c.holds(bindings) for c in each) for each in self.conjunctions)
 
+    def within(self, names: Iterable[str], most: int) -> tuple[Predicate, Predicate]:
+        """(what holds if it does for some values of the names, what holds only if it does for all of them): each lies
+        between 0 and ``most``, and each comparison is ``>=`` of sides that do not fall with any of them.
+        """
+        low, high = dict.fromkeys(names, 0), dict.fromkeys(names, most)
 
-def nonnegative(*conjunctions: Iterable[Size]) -> Predicate:
+        def of(left: Mapping[str, int], right: Mapping[str, int]) -> Predicate:
+            sides = lambda c: replace(c, left=substitute(c.left, left), right=substitute(c.right, right))
+            return Predicate(tuple(tuple(map(sides, each)) for each in self.conjunctions))
+
+        return of(high, low), of(low, high)
+
+
+def nonnegative(*conjunctions: Iterable[Size], reduced: bool = True) -> Predicate:
     """The predicate that every size of one of the conjunctions is 0 or more, without what is known and what follows
     from the rest: one empty conjunction if it always holds, none if it never does.
+
+    :param reduced: whether what follows is looked for, which takes its time where terms are many.
     """
     kept = []
     for sizes in map(list, conjunctions):
         if not any(_exclude(one, other) for one, other in itertools.combinations([*sizes, 0], 2)):
             unknown = [_at_least_zero(size) for size in sizes if not known_nonnegative(size)]
-            kept.append(tuple(_without(unknown, lambda one, other: _implies([other], [one]))))
-    return Predicate(tuple(_without(kept, _implies)))
+            kept.append(tuple(_without(unknown, lambda one, other: _implies([other], [one])) if reduced else unknown))
+    return Predicate(tuple(_without(kept, _implies) if reduced else dict.fromkeys(kept)))
 
 
 def _exclude(one: Size, other: Size) -> bool:
@@ -798,6 +812,21 @@ def symbols(size: Size) -> frozenset[str]:
 
 
 _NO_SYMBOLS: frozenset[str] = frozenset()
+
+
+def rises(size: Size, names: Collection[str]) -> bool:
+    """Whether a size falls with none of the names, each of which is a factor of terms that are added."""
+    if isinstance(size, int):
+        return True
+    for monomial, coefficient in size.terms:
+        own = {atom for atom, _ in monomial if isinstance(atom, str)}
+        if own & {*names} and coefficient < 0:
+            return False
+    return all(
+        isinstance(atom, str) or not symbols(_build({((atom, power),): 1})) & {*names}
+        for monomial, _ in size.terms
+        for atom, power in monomial
+    )
 
 
 def substitute(size: Size, values: Mapping[str, Size]) -> Size:

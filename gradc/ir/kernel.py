@@ -25,6 +25,7 @@ from .dims import Assumption, Dim, Predicate, Size, evaluate, product, same, sub
 from .epilogue import PLAIN, Epilogue
 from .lexer import format_attributes, format_note, format_value
 from .node import REGISTRY, Note
+from .sample import MOST, Sample
 from .statement import EFFECTS, REDUCTIONS, Axis, Index, Operand, Stmt, format_axes
 from .types import Type
 from .walk import backward_slice
@@ -470,9 +471,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Select:
-    """Alternative kernels: the first whose predicate over the dims holds is run; the last has no predicate."""
+    """Alternative kernels: the first whose predicate over the dims holds is run; the last has no predicate.
+
+    :param sample: numbers of an index, which predicates may compare beside dims.
+    """
 
     cases: tuple[tuple[Predicate | None, Kernel], ...]
+    sample: Sample | None = None
 
     @property
     def name(self) -> str:
@@ -484,14 +489,31 @@ class Select:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(b for _, k in self.cases for b in k.reads))
+        looked_at = [self.sample.buffer] if self.sample else []
+        return tuple(dict.fromkeys([*(b for _, k in self.cases for b in k.reads), *looked_at]))
 
     @property
     def writes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(b for _, k in self.cases for b in k.writes))
 
+    @property
+    def bounds(self) -> tuple[tuple[Predicate | None, Predicate | None, Kernel], ...]:
+        """Each kernel with what sizes say of its predicate: (it may hold, it holds whatever the data are)."""
+        names = self.sample.names if self.sample else ()
+        return tuple((*(when.within(names, MOST) if when else (None, None)), k) for when, k in self.cases)
+
+    @property
+    def compared(self) -> tuple[Assumption, ...]:
+        """The comparisons of its predicates, with the numbers of a sample as large as they may be."""
+        most = dict.fromkeys(self.sample.names, MOST) if self.sample else {}
+        return tuple(
+            replace(c, left=substitute(c.left, most), right=substitute(c.right, most))
+            for when, _ in self.cases
+            for c in (when.comparisons if when else ())
+        )
+
     def __str__(self) -> str:
-        lines = ["select {"]
+        lines = [f"select {self.sample} {{" if self.sample else "select {"]
         for when, kernel in self.cases:
             case = f"when {when}" if when else "else"
             lines.append(_indented(f"{case}: {kernel}"))
@@ -912,8 +934,11 @@ class Program:
 
     def handed_on(self, dims: Mapping[str, int]) -> frozenset[str]:
         """The forwarded buffers that have no memory at these sizes."""
-        runs = ((number, taken(self.steps[number], dims)) for number in self.forwards)
-        return frozenset(self.forwards[number] for number, item in runs if self.hands_on(number, item))
+        return frozenset(
+            name
+            for number, name in self.forwards.items()
+            if all(self.hands_on(number, item) for item in possible(self.steps[number], dims))
+        )
 
     def of_kind(self, kind: str) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.kind == kind)
@@ -976,8 +1001,26 @@ def _indented(text: str) -> str:
 
 
 def taken(step: Step, dims: Mapping[str, int]) -> Kernel | Call | Loop:
-    """The kernel, call or loop that a step executes at these sizes."""
-    return next(k for when, k in step.cases if when is None or when.holds(dims)) if isinstance(step, Select) else step
+    """The kernel, call or loop that a step executes at these sizes.
+
+    :param dims: and the numbers of samples, 0 where they are not given: those of places anywhere, no two of them alike.
+    """
+    if not isinstance(step, Select):
+        return step
+    known = {**dict.fromkeys(step.sample.names, 0), **dims} if step.sample else dims
+    return next(k for when, k in step.cases if when is None or when.holds(known))
+
+
+def possible(step: Step, dims: Mapping[str, int]) -> Iterator[Kernel | Call | Loop]:
+    """What a step may execute at these sizes, whatever the data are."""
+    if not isinstance(step, Select):
+        yield step
+        return
+    for may, must, kernel in step.bounds:
+        if may is None or may.holds(dims):
+            yield kernel
+            if must is None or must.holds(dims):
+                return
 
 
 def alternatives(step: Step) -> Iterator[Kernel | Call]:

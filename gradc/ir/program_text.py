@@ -65,7 +65,7 @@ Grammar (``LINE`` is an end of line; comments, values, names, types, sizes and a
                   ["then" ("gelu" ["keeping" access] | "gelu_grad" "at" access)]
                   ["then" "sum" access "of" ("result" | "first" | "second")] [attributes] LINE
     scaled    ::= access ["*" access ["per" axes]]
-    select    ::= "select" "{" LINE (("when" predicate | "else") ":" kernel)* "}" LINE
+    select    ::= "select" [NAME "," NAME "of" name] "{" LINE (("when" predicate | "else") ":" kernel)* "}" LINE
     loop      ::= "loop" ["over" axes ["sequential" "(" NAME ("," NAME)* ")"]]
                   "rows" axes "by" "(" size ")" "count" "(" NAME ")"
                   ["cols" axes "to" "(" size ")"]
@@ -93,6 +93,7 @@ from .epilogue import ARGUMENT_WORD, SUMMED, Epilogue
 from .kernel import KINDS, Buffer, Call, Carry, Kernel, Loop, Program, Select, Step, Sweep, Tile
 from .lexer import VALUE, WORD, Reader
 from .node import Note
+from .sample import Sample
 from .statement import BARE, Axis, Index, Operand, Stmt
 from .types import DTYPES
 
@@ -216,7 +217,14 @@ def _buffer(reader: Reader, kind: str, known: dict[str, Buffer]) -> Buffer:
 def _step(reader: Reader) -> Step:
     start = reader.at
     if reader.maybe("select"):
-        reader.expect("{")
+        sample = None
+        if not reader.maybe("{"):
+            skew = reader.name("'{' or the name of a number of a sample")
+            reader.expect(",")
+            locality = reader.name("the name of another number")
+            reader.expect("of")
+            sample = Sample(skew, locality, reader.name("the name of a buffer"))
+            reader.expect("{")
         reader.finish()
         reader.demand("the closing '}'")
         cases: list[tuple[Predicate | None, Kernel]] = []
@@ -229,7 +237,7 @@ def _step(reader: Reader) -> Step:
         reader.finish()
         if not cases:
             raise reader.fail("a select without cases", start, reader.at)
-        return Select(tuple(cases))
+        return Select(tuple(cases), sample)
     if reader.maybe("loop"):
         return _loop(reader)
     return _item(reader, "a kernel, a call, a select, a loop or 'return'")

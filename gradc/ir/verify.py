@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from ..errors import TypeRuleError
 from .accesses import Elements, by_data, unsafe_accesses, unsafe_operands
-from .dims import Dim, Size, assuming, evaluate, known_nonnegative, product, same, substitute, symbol, symbols
+from .dims import Dim, Size, assuming, evaluate, known_nonnegative, product, rises, same, substitute, symbol, symbols
 from .epilogue import FORMS
 from .graph import Graph, check_name, format_op
 from .kernel import (
@@ -128,7 +128,7 @@ def verify_program(program: Program) -> list[Kernel | Call]:
         written = {b.name for b in program.buffers if b.kind in ("input", "const") and not b.alias}
         for step in program.steps:
             if isinstance(step, Select):
-                _verify_select(step, program)
+                _verify_select(step, program, written)
             if isinstance(step, Loop):
                 _verify_loop(step, program)
             inside = set(written)
@@ -352,9 +352,24 @@ def _verify_output(name: str, buffer: str, program: Program, written: set[str]) 
     _demand(program.root(buffer) in written, f"the output {name} is never written", line, buffer)
 
 
-def _verify_select(step: Select, program: Program) -> None:
+def _verify_select(step: Select, program: Program, written: Collection[str]) -> None:
     line = str(step).partition("\n")[0]
     last = len(step.cases) - 1
+    sample = step.sample
+    names = sample.names if sample else ()
+    if sample is not None:
+        for name in names:
+            check_name(name)
+            _demand(
+                name not in program.dims and names.count(name) == 1, f"a sample's {name}, which is taken", line, name
+            )
+        seen = program.buffer.get(sample.buffer)
+        _demand(
+            seen is not None and seen.type.dtype.name in ("i32", "i64") and program.root(sample.buffer) in written,
+            f"a sample of {sample.buffer}, which is no buffer of i32 or i64 that is written before",
+            line,
+            f" of {sample.buffer}",
+        )
     for position, (when, kernel) in enumerate(step.cases):
         _demand(
             (when is None) == (position == last),
@@ -371,7 +386,20 @@ def _verify_select(step: Select, program: Program) -> None:
         for name in sorted(
             frozenset().union(*(symbols(c.left) | symbols(c.right) for c in when.comparisons)) if when else ()
         ):
-            _demand(name in program.dims, f"select {step.name}: no buffer or kernel has the dim {name}", line, name)
+            _demand(
+                name in program.dims or name in names,
+                f"select {step.name}: no buffer or kernel has the dim {name}",
+                line,
+                name,
+            )
+        for each in when.comparisons if when else ():
+            _demand(
+                not (symbols(each.left) | symbols(each.right)) & {*names}
+                or (each.relation == ">=" and rises(each.left, names) and rises(each.right, names)),
+                f"select {step.name}: {each.comparison} does not say where a sample's numbers reach it",
+                line,
+                "select",
+            )
         roots = [{program.root(b) for b in k.writes if b in program.buffer} for k in (step.cases[0][1], kernel)]
         _demand(
             roots[0] == roots[1],

@@ -53,6 +53,9 @@ class Cpu(Device):
     :param missed: of an element that is added to a partial result of far more than ``cached`` elements, more than to
         one of fewer.
     :param cached: elements of a partial result that caches hold.
+    :param skew: of a row that is sorted, how much longer it takes where all others have its index
+        (:mod:`gradc.ir.sample`), :param locality: and how much less where those near it have indices near its own; 0
+        does not look at the data.
     :param workers: the assumed number of cores.
     :param sources: constant -> ``calibrated``.
     """
@@ -65,6 +68,8 @@ class Cpu(Device):
     partial: float = 1e-9
     missed: float = 0.0
     cached: int = 1 << 20
+    skew: float = 0.0
+    locality: float = 0.0
     workers: int = 4
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -427,6 +432,8 @@ CPU_CONSTANTS: Mapping[str, tuple[float, float]] = {
     "partial": (1e-11, 1e-7),
     "missed": (0, 1e-7),
     "cached": (1, 2**40),
+    "skew": (0, 1e-6),
+    "locality": (0, 1e-6),
 }
 """and those of a CPU."""
 OF_INSTRUCTIONS = (

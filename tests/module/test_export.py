@@ -23,7 +23,9 @@ from gradc import knobs, ops
 from gradc.cli import main
 from gradc.demo.model import VARIANTS
 from gradc.errors import FileError, IndexOutOfRange, Unsupported
+from gradc.ir.dims import symbol
 from gradc.process import files
+from gradc.targets.devices import CPU, calibration_text
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("gcc") and shutil.which("make")), reason="an export is built by gcc and make"
@@ -488,3 +490,26 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (out / "sample" / "input_x.bin").stat().st_size == 9 * 4 * 4
     assert main(["export", str(tmp_path / "loss.gir"), "-o", str(out)]) == 2
     assert "no empty folder" in capsys.readouterr().err
+
+
+def test_an_export_takes_the_way_that_the_data_say(tmp_path: Path) -> None:
+    """Sums of rows sorted by their index have other bits than sums of partial results."""
+    constants = {"sort": 45e-9, "gathered": 0.0, "partial": 1e-9, "skew": 1e-6, "locality": 60e-9}
+    graph = gradc.trace(
+        lambda i, u: ops.scatter_add(i, u, axis=0, size=symbol("V")), i="i64[N]", u="f32[N,8]", name="added"
+    )
+    compiled = lambda **how: gradc.compile(graph, target="cpu", calibration=calibration_text(CPU, constants), **how)
+    module, rows, keys = compiled(), 140_000, 40_000
+    folder = module.export(tmp_path / "added", dims={"N": rows, "V": keys})
+    build(folder, "CFLAGS=-fPIC")
+    rng = np.random.default_rng(0)
+    u = rng.standard_normal((rows, 8)).astype(np.float32)
+    for way, i in (("segmented", np.sort(rng.integers(0, keys, rows))), ("privatized", rng.integers(0, keys, rows))):
+        by_way = {
+            how: compiled(reductions={"*": how})(i=i, u=u, dims={"V": keys}) for how in ("segmented", "privatized")
+        }
+        assert len({np.asarray(y).tobytes() for y in by_way.values()}) == 2
+        for name, array in (("input_i", i), ("input_u", u), ("output_y", by_way[way])):
+            path = next((folder / "sample").glob(f"{name}*"))
+            path.write_bytes(np.asarray(array).tobytes())
+        assert checked(folder, "added")[0] == 0

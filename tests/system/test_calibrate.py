@@ -265,6 +265,7 @@ def test_calibrated_constants_are_said_to_be() -> None:
 # -- a CPU -------------------------------------------------------------------------------------------------------------
 
 HOST = {"partial": 0.7e-9, "sort": 12e-9, "gathered": -0.08e-9, "missed": 0.2e-9, "cached": 1 << 21, "ordered": 0.5e-9}
+HOST |= {"skew": 20e-9, "locality": 9e-9}
 
 
 def of_host(noise: float = 0.0) -> list[host.Sample]:
@@ -278,6 +279,10 @@ def of_host(noise: float = 0.0) -> list[host.Sample]:
         found.append(host.Sample("sort", rows, 3e-6 - 4e-3 + rows * each, width, result))
         if result in scale.results[:2]:
             found.append(host.Sample("ordered", rows, 3e-6 - 4e-3 + rows * HOST["ordered"], width, result))
+        for what, results, skew, near in (("skewed", scale.skewed, 0.2, 0.0), ("near", scale.near, 0.0, 0.9)):
+            if result in results:
+                more = each + skew * HOST["skew"] - near * HOST["locality"]
+                found.append(host.Sample(what, rows, 3e-6 - 4e-3 + rows * more, width, result, skew, near))
     return [replace(s, seconds=s.seconds * (1 + noise * rng.uniform(-1, 1))) for s in found]
 
 
@@ -302,12 +307,23 @@ def test_times_that_no_cpu_has(change, said: str) -> None:
         host.fitted([change(s) for s in of_host()])
 
 
-SMALL = host.Scale(rows=(2000, 4000), widths=(4, 8), results=(64, 128, 4096), folded=(64, 128), chunked=256)
+SMALL = host.Scale(
+    rows=(2000, 4000),
+    widths=(4, 8),
+    results=(64, 128, 4096),
+    folded=(64, 128),
+    chunked=256,
+    skewed=(64,),
+    near=(128, 4096),
+)
 
 
 def test_every_experiment_of_a_cpu_runs() -> None:
     found = list(host.measure(SMALL))
-    assert {(s.what, s.width) for s in found} == {("sort", 4), ("sort", 8), ("ordered", 4), ("ordered", 8), ("fold", 8)}
+    laws = ("sort", "ordered", "skewed", "near")
+    assert {(s.what, s.width) for s in found} == {("fold", 8), *itertools.product(laws, SMALL.widths)}
+    assert min(s.skew for s in found if s.what == "skewed") > 0.1
+    assert min(s.locality for s in found if s.what == "near" and s.result == 4096) > 0.5
     folds = [s.amount for s in found if s.what == "fold"]
     assert folds[1] == 2 * folds[0] and all(math.isfinite(s.seconds) for s in found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -75,14 +75,18 @@ class StepText:
 
     :param number: of the step in the program.
     :param name: of the kernel or the call.
+    :param declared: what stands before all cases of a choice.
     :param opening, closing: what stands around it where the dims decide whether it runs.
+    :param bound: where data decide, too, when it may run, by dims alone, as C.
     :param kernel: the kernel, :param call: or the call.
     """
 
     number: int
     name: str
+    declared: str
     opening: str
     closing: str
+    bound: str
     kernel: KernelCall | None
     call: CallText | None
 
@@ -240,6 +244,7 @@ def render_program(program: Program) -> Source:
         batches=batches,
         waking_work=WAKING_WORK,
         launches=[launches[number] for number in sorted(launches)],
+        samples=any(isinstance(step, Select) and step.sample is not None for step in program.steps),
         readers=readers(program, calls),
         functions=[
             *dict.fromkeys(t for op in CALLS for t in CALLS[op].functions(program, [c for c in calls if c.op == op]))
@@ -389,12 +394,21 @@ class _Steps:
         if number - 1 in self.program.forwards:
             return []
         then = reader_of(self.program, number)
+        sample = step.sample if isinstance(step, Select) else None
         cases: list[tuple[Predicate | None, Kernel | Call]] = (
             [*step.cases] if isinstance(step, Select) else [(None, item) for item in alternatives(step)]
         )
-        out, before = [], ""
-        for when, item in cases:
-            guard = f"if ({condition(when, tables.dims)})" if when else ""
+        bounds = [*guarded(step, tables.dims)]
+        dims, declared = tables.dims, ""
+        if sample is not None:
+            dims = {**dims, sample.skew: "gradc_skew(&sample)", sample.locality: "gradc_locality(&sample)"}
+            looked_at = self.program.types[sample.buffer]
+            values = f"{tables.place[sample.buffer]}], {looked_at.dtype.itemsize}, {tables.over(looked_at.count)}"
+            declared = f"gradc_sample sample = {{ buf[{values}, 0, 0, 0 }};"
+        out: list[StepText] = []
+        before = ""
+        for (when, item), (bound, _) in zip(cases, bounds, strict=True):
+            guard = f"if ({condition(when, dims)})" if when else ""
             kernel, call = None, None
             name = item.name
             if isinstance(item, Kernel):
@@ -417,7 +431,8 @@ class _Steps:
                 call = write(item, self.program, tables.place, tables.over, knobs.BOUNDS.get())
             chosen = bool(before or guard)
             opening, closing = (f"{before}{guard} {{", "}") if chosen else ("", "")
-            out.append(StepText(number, name, opening, closing, kernel, call))
+            sizes = bound if sample is not None else ""
+            out.append(StepText(number, name, declared if not out else "", opening, closing, sizes, kernel, call))
             before = "else " if guard else ""
         return out
 
@@ -454,8 +469,22 @@ def _size(
             own = f"most = gradc_max(most, {s.name}_{function}((const i64[]){{ {dims} }}));"
         elif s.call and of_call(s.call):
             own = f"most = gradc_max(most, {of_call(s.call)});"
-        line += f"{s.opening} {own} {s.closing} " if s.opening else own
+        if s.bound:  # any of these may run
+            line += f"if ({s.bound}) {{ {own} }} "
+        else:
+            line += f"{s.opening} {own} {s.closing} " if s.opening else own
     return [line.strip()] if "most" in line else []
+
+
+def guarded(step: Step, dims: Mapping[str, str]) -> Iterator[tuple[str, Kernel | Call]]:
+    """What a step may run, each with when it may, by dims alone, as C, "" of what always may."""
+    if not isinstance(step, Select):
+        yield from (("", item) for item in alternatives(step))
+        return
+    before: list[str] = []
+    for may, must, item in step.bounds:
+        yield " && ".join([*before, *([f"({condition(may, dims)})"] if may else [])]), item
+        before += [f"!({condition(must, dims)})"] if must else []
 
 
 def condition(when: Predicate, dims: Mapping[str, str]) -> str:

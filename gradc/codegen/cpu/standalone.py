@@ -16,7 +16,7 @@ from ...analysis.cost import MOST_SORTED
 from ...analysis.lifetimes import lifetimes
 from ...analysis.product_kernels import product_kernels
 from ...errors import InternalError
-from ...ir.dims import LARGEST, Predicate, Size, evaluate, minimum, product, symbols
+from ...ir.dims import LARGEST, Size, evaluate, minimum, product, symbols
 from ...ir.kernel import Call, Kernel, Loop, Program, Select, Step, alternatives
 from ...ir.node import REGISTRY
 from ...ir.types import DType, Type
@@ -24,7 +24,7 @@ from ..identifiers import member, members
 from ..jinja import render
 from ..text import read_template
 from .calls import CALLS
-from .program import Source, condition, over
+from .program import Source, guarded, over
 
 SHARED = (
     "common/ieee.h",
@@ -40,6 +40,7 @@ SHARED = (
     "cpu/gemm_type.h",
     "cpu/gemm_vector.h",
     "cpu/gemm_words.h",
+    "cpu/index_sample.h",
     "cpu/math.h",
     "cpu/program.h",
     "cpu/runtime.c",
@@ -413,10 +414,9 @@ def _conditions(program: Program, dims: Mapping[str, str]) -> Iterator[dict[str,
         text = quoted(f"the arrays of {program.name} would have 2^62 bytes or more")
         yield {"wrong": f"{' + '.join(map(c, owned))} > HOST_MOST / 2", "text": text}
     for step in program.steps:
-        for when, _ in step.cases if isinstance(step, Select) else ():
-            for each in when.comparisons if when else ():
-                wrong = f"maximum_i64({c(each.left)}, {c(each.right)}) > {LARGEST}LL"
-                yield {"wrong": wrong, "text": quoted(f"{each.comparison} has a side of 2^63 or more")}
+        for each in step.compared if isinstance(step, Select) else ():
+            wrong = f"maximum_i64({c(each.left)}, {c(each.right)}) > {LARGEST}LL"
+            yield {"wrong": wrong, "text": quoted(f"{each.comparison} has a side of 2^63 or more")}
         for guard, item in _guarded(step, dims):
             yield from _of_item(item, program, guard, dims)
 
@@ -434,14 +434,7 @@ def _guarded(step: Step, dims: Mapping[str, str]) -> Iterator[tuple[str, Kernel 
         runs = "".join(f"{over(size, dims)} != 0 && " for _, size in step.over if size != 0)
         yield from ((runs, item.substitute(bound)) for item in step.steps)
         return
-    before = ""
-    cases: Sequence[tuple[Predicate | None, Kernel | Call]] = (
-        step.cases if isinstance(step, Select) else [(None, item) for item in alternatives(step)]
-    )
-    for when, item in cases:
-        holds = condition(when, dims) if when else ""
-        yield before + (f"({holds}) && " if when else ""), item
-        before += f"!({holds}) && " if when else ""
+    yield from ((f"{when} && " if when else "", item) for when, item in guarded(step, dims))
 
 
 def _of_item(item: Kernel | Call, program: Program, guard: str, dims: Mapping[str, str]) -> Iterator[dict[str, str]]:

@@ -96,7 +96,8 @@ def launched(program: Program) -> tuple[Step | None, ...]:
         assert isinstance(then, Kernel)
         if isinstance(first, Select):
             cases = [(when, k, program.hands_on(number, k)) for when, k in first.cases]
-            steps[number] = Select(tuple((when, joined(k, then, program.types) if on else k) for when, k, on in cases))
+            ways = tuple((when, joined(k, then, program.types) if on else k) for when, k, on in cases)
+            steps[number] = replace(first, cases=ways)
         else:
             assert isinstance(first, Kernel)
             steps[number : number + 2] = joined(first, then, program.types), None

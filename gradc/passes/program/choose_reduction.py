@@ -3,7 +3,8 @@
 The strategies are described in :mod:`strategies`.  All but ``atomic`` give the same bits in every run; ``atomic`` is
 chosen only if determinism is not required, and ``atomic_fixed`` only if rows cannot be sorted.
 
-The choice depends on shapes and the device's constants only, so that it never waits for the device.  If symbolic sizes
+The choice depends on shapes and the device's constants, so that it never waits for the device; on a CPU, where its
+constants say so and sizes leave it open, also on a sample of the index (:mod:`gradc.ir.sample`).  If symbolic sizes
 decide, the alternatives are kept in a select whose predicates are evaluated at the call: on a GPU ``N >= crossover`` if
 one symbol decides, else comparisons of cost terms (:mod:`gpu_choice`).  ``python -m benchmarks.streams`` says how good
 the choice is.
@@ -11,26 +12,29 @@ the choice is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
 from ...analysis.chunks import MOST_PARTIALS, chunk_rows
-from ...analysis.combine import Combine, ascends, combines
+from ...analysis.combine import Combine, ascends, combines, index_buffer
 from ...analysis.cost import Estimate, estimates, ways
 from ...analysis.strategies import (
     DEFAULT,
     MISSED,
     ON_HOST,
     PRIVATIZED,
+    SCATTERED_KEYS,
     SEGMENTED,
     SHARES,
     STRATEGIES,
     sorted_row,
 )
 from ...errors import InvalidProblem, TypeRuleError, Unsupported
-from ...ir.dims import Predicate, Size, evaluate, nominal, nonnegative, product, total
+from ...ir.dims import Dim, Predicate, Size, evaluate, nominal, nonnegative, product, symbol, symbols, total
 from ...ir.kernel import Kernel, Program, Select, Step, alternatives, taken
+from ...ir.sample import FEWEST, MOST, Sample
 from ...ir.types import Type
 from ...targets.devices import CPU, Cpu, Device, Gpu
 from ..manager import program_pass
@@ -38,7 +42,13 @@ from .gpu_choice import Case, cases, decided, fallback
 
 
 def host_cases(
-    rows: Size, cols: Size, size: Size, device: Cpu = CPU, ordered: bool = False, width: Size | None = None
+    rows: Size,
+    cols: Size,
+    size: Size,
+    device: Cpu = CPU,
+    ordered: bool = False,
+    width: Size | None = None,
+    sample: Sample | None = None,
 ) -> tuple[Case, ...]:
     """The cases for sorting rows or using a partial result per chunk on the CPU; the first that holds is taken.
 
@@ -51,22 +61,57 @@ def host_cases(
     :param cols: elements that a row reads, :param size: that the results have.
     :param ordered: whether the rows are in the order of their index.  :param width: elements that a row adds, or
         ``cols``.
+    :param sample: numbers of the index, by which a sorted row takes longer, or less long: they decide where sizes do
+        not, whatever they are.
     """
     width = cols if width is None else width
-    try:
-        sorts: list[list[Size]] = []
+
+    def sorts(unit: int, more: Size, fewest: Size) -> Iterator[list[Size]]:
+        """When rows are sorted that take ``more`` besides, of results of so many elements or more; an element of a
+        partial result is ``unit`` times ``SHARES`` there.
+        """
+        shares = SHARES * unit
         for times, missed in reversed(MISSED):
-            each = sorted_row(width, ordered, device, missed)
-            pays = [SHARES * size - each * chunk_rows(rows, cols) - 1, size - times * device.cached]
-            sorts += [
-                [*pays, SHARES * MOST_PARTIALS - each * rows - 1, MOST_PARTIALS // 3 - size],
-                [*pays, SHARES * 2 * size - each * rows - 1, MOST_PARTIALS // 2 - size],
-                [*pays, SHARES * size - each * rows - 1],
-            ]
-        when = nonnegative(*sorts)
+            if missed and not device.missed:
+                continue
+            each = unit * sorted_row(width, ordered, device, missed) + more
+            least = times * device.cached
+            pays = [shares * size - each * chunk_rows(rows, cols) - 1, size - least]
+            if isinstance(fewest, Dim) or fewest > least:
+                pays.append(size - fewest)
+            yield [*pays, shares * MOST_PARTIALS - each * rows - 1, MOST_PARTIALS // 3 - size]
+            yield [*pays, shares * 2 * size - each * rows - 1, MOST_PARTIALS // 2 - size]
+            yield [*pays, shares * size - each * rows - 1]
+
+    when = None
+    if sample is not None and not ordered and (device.skew or device.locality):
+        with contextlib.suppress(TypeRuleError):  # sizes alone decide, as below
+            when = _by_data(sorts, sample, rows, width, device)
+    try:
+        when = when or nonnegative(*sorts(1, 0, 0))
     except TypeRuleError:  # the sizes have more terms than a size may have
         return ((None, PRIVATIZED.name),)
     return decided([(when, SEGMENTED.name), (nonnegative([]), PRIVATIZED.name)])
+
+
+def _by_data(
+    sorts: Callable[[int, Size, Size], Iterator[list[Size]]], sample: Sample, rows: Size, width: Size, device: Cpu
+) -> Predicate | None:
+    """The condition for sorting rows by sizes and a sample of their index, or None where the sample changes nothing.
+
+    :param sorts: (unit, shares of it that a sorted row takes longer, elements of a result at least) -> conjunctions.
+    """
+    if isinstance(rows, int) and rows < FEWEST:
+        return None
+    longer, less = (
+        round(constant / device.partial * SHARES) * symbol(name)
+        for constant, name in zip((device.skew, device.locality), sample.names, strict=True)
+    )
+    nearby = sorts(MOST, longer - less, SCATTERED_KEYS * width) if device.locality else ()
+    when = nonnegative(*sorts(MOST, longer, 0), *nearby, reduced=False)
+    may, must = when.within(sample.names, MOST)
+    sizes = any(symbols(c.left) | symbols(c.right) for c in may.comparisons)
+    return when if sizes or may.holds({}) != must.holds({}) else None
 
 
 @program_pass("BITS")
@@ -98,7 +143,7 @@ def choose_reduction(
             steps.append(
                 _on_gpu(step, types, force, device, determinism, available)
                 if isinstance(device, Gpu)
-                else _decide(step, types, force, device)
+                else _decide(step, types, force, device, program.dims)
             )
         else:
             steps.append(step)
@@ -179,7 +224,9 @@ def _on_gpu(
     return Select(tuple(made))
 
 
-def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str], device: Device) -> Step:
+def _decide(
+    kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str], device: Device, dims: Collection[str]
+) -> Step:
     assert isinstance(device, Cpu)
     parts = combines(kernel, types)
     picks: dict[str, str] = {}
@@ -201,10 +248,11 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
         picks.update({part.buffer: strategy for part in group})
 
     undecided: list[tuple[list[Combine], tuple[Case, ...]]] = []
+    samples = {key: _sample_of(kernel, group[0], types, dims) for key, group in by_key.items()}
     for key, group in by_key.items():
         in_order = all(ascends(kernel, part) for part in group)
         width = total(product(types[part.buffer].shape[part.leading :]) for part in group)
-        options = host_cases(kernel.row_count, kernel.col_count, elements(group), device, in_order, width)
+        options = host_cases(kernel.row_count, kernel.col_count, elements(group), device, in_order, width, samples[key])
         picked = [picks[part.buffer] for part in parts if part.key == key and part.buffer in picks]
         sorts = [strategy for strategy in picked if STRATEGIES[strategy].visits == "by key"]
         if sorts:
@@ -228,7 +276,22 @@ def _decide(kernel: Kernel, types: Mapping[str, Type], force: Mapping[str, str],
     for when, strategy in undecided[largest][1]:
         pick(undecided[largest][0], strategy)
         made.append((when, _with(kernel, parts, picks, types)))
-    return Select(tuple(made))
+    sample = samples[undecided[largest][0][0].key]
+    sides = [side for when, _ in made if when for c in when.comparisons for side in (c.left, c.right)]
+    looks = sample is not None and not frozenset().union(*map(symbols, sides)).isdisjoint(sample.names)
+    return Select(tuple(made), sample if looks else None)
+
+
+def _sample_of(kernel: Kernel, part: Combine, types: Mapping[str, Type], dims: Collection[str]) -> Sample | None:
+    """A sample of the index of a combine, under names that no dim has; None where it has none of its own, or rows have
+    a width that is not known: their conditions are long as they are.
+    """
+
+    def unused(word: str) -> str:
+        return next(name for name in (word, *(f"{word}_{i}" for i in range(1, len(dims) + 2))) if name not in dims)
+
+    buffer = index_buffer(kernel, part, types) if isinstance(kernel.col_count, int) else ""
+    return Sample(unused("skew"), unused("locality"), buffer) if buffer else None
 
 
 def _rank(estimate: Estimate) -> tuple[float, int]:
