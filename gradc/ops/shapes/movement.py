@@ -414,8 +414,8 @@ def _pad_call(x: Node, pad_width: Any, value: Any = 0, mode: str = "constant") -
             for axis, (low, high) in enumerate(widths):
                 x = _bordered(x, axis, low, high, mode)
             return _cropped(x, last)[0]
-    node: Node = pad.plain(x, pad_width=widths, value=value)
-    return x if node.shape == x.shape else node
+    node: Node = pad.plain(x, pad_width=widths, value=value)  # the sizes are the same after a shift, too
+    return x if all(n == 0 for pair in widths for n in pair) else node
 
 
 def _signed(widths: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
