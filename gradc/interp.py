@@ -153,9 +153,9 @@ def bind_dims(
     while pending:  # what one size tells, another may need
         pending = False
         for name, size, got in linear:
-            unknown = symbols(size) - bound.keys()
-            if len(unknown) == 1 and (value := solved(size, *unknown, got, bound)) is not None:
-                bound[min(unknown)], source[min(unknown)], pending = value, name, True
+            unknown = sorted(symbols(size) - bound.keys())
+            if len(unknown) == 1 and (value := solved(size, unknown[0], got, bound)) is not None:
+                bound[unknown[0]], source[unknown[0]], pending = value, name, True
     for name, type_ in types.items():
         for axis, (size, got) in enumerate(zip(type_.shape, shapes[name], strict=True)):
             if not symbols(size) <= bound.keys():

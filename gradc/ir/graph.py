@@ -258,7 +258,7 @@ class Graph:
         for node in self.nodes:
             for size in node.shape:
                 names.update(dict.fromkeys(sorted(symbols(size))))
-            pending = [*reversed(node.attrs.values())]
+            pending = [*node.attrs.values()][::-1]
             while pending:
                 value = pending.pop()
                 if isinstance(value, tuple):

@@ -353,7 +353,9 @@ def test_everything_ignored() -> None:
 @pytest.mark.parametrize("smoothing", [None, 0.0])
 @pytest.mark.parametrize("targets", [[1, 1, 1], [1, -100, 1], [-100, -100, -100]], ids=str)
 def test_weights_of_0_alone(targets: list[int], smoothing: float | None) -> None:
-    """Their mean is a NaN, and so is what their positions have of its gradient; what is ignored has none (eager mode)."""
+    """Their mean is a NaN, and so is what their positions have of its gradient; what is ignored has none, as in eager
+    mode.
+    """
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     arrays = {"x": rng.standard_normal((3, 4)), "t": np.array(targets), "w": np.array([0.5, 0, 2, 1])}
