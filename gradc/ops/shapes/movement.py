@@ -537,7 +537,7 @@ pad: Primitive = Primitive(
     vjp=_pad_vjp,
     access=lambda node: Pads(**node.attrs),
     multilinear=lambda node: (
-        {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))}
+        {0: tuple(None if any(n != 0 for n in pair) else a for a, pair in enumerate(node.attrs["pad_width"]))}
         if node.attrs["value"] == 0
         else {}
     ),
