@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .errors import IndexOutOfRange, InvalidProblem
-from .ir.dims import LARGEST, Dim, Size, assuming, evaluate, substitute, symbols
+from .ir.dims import LARGEST, Dim, Size, assuming, evaluate, solved, substitute, symbols
 from .ir.graph import Graph
 from .ir.kernel import Buffer, Call, Carry, Kernel, Loop, Program, Select, Step, Sweep, alternatives, taken
 from .ir.node import REGISTRY, Node
@@ -132,7 +132,8 @@ def refuse_inputs_as_options(callee: str, needed: Collection[str], inputs: Mappi
 def bind_dims(
     types: Mapping[str, Type], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """The value of each symbol: an axis whose size is a single symbol binds it; then all sizes are checked.
+    """The value of each symbol: an axis whose size is a single symbol binds it, and one whose size is linear in a
+    symbol that no such axis has, ``2*N+1``, solves for it; then all sizes are checked.
 
     :raises InvalidProblem: a size does not fit; names the input, the axis and both numbers.
     """
@@ -147,6 +148,14 @@ def bind_dims(
         for size, got in zip(type_.shape, shape, strict=True):
             if isinstance(size, Dim) and str(size).isidentifier() and str(size) not in bound:
                 bound[str(size)], source[str(size)] = int(got), name
+    linear = [(n, size, int(got)) for n, t in types.items() for size, got in zip(t.shape, shapes[n], strict=True)]
+    pending = True
+    while pending:  # what one size tells, another may need
+        pending = False
+        for name, size, got in linear:
+            unknown = sorted(symbols(size) - bound.keys())
+            if len(unknown) == 1 and (value := solved(size, unknown[0], got, bound)) is not None:
+                bound[unknown[0]], source[unknown[0]], pending = value, name, True
     for name, type_ in types.items():
         for axis, (size, got) in enumerate(zip(type_.shape, shapes[name], strict=True)):
             if not symbols(size) <= bound.keys():

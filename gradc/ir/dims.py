@@ -886,6 +886,19 @@ def _number(size: Size, bindings: Mapping[str, int]) -> int:
     return value
 
 
+def solved(size: Size, unknown: str, value: int, bindings: Mapping[str, int]) -> int | None:
+    """What a symbol is, rounded down to a size, where a polynomial that is linear in it has this value; None where the
+    size is no such polynomial.
+
+    :param bindings: of the size's other symbols.
+    """
+    if any(not isinstance(atom, str) for monomial, _ in _terms(size) for atom, _ in monomial):
+        return None
+    terms = dict(_terms(substitute(size, bindings)))
+    slope, start = terms.pop(((unknown, 1),), 0), terms.pop((), 0)
+    return None if terms or not slope else max((value - start) // slope, 0)
+
+
 def check_count(shape: Iterable[Size], subject: object = "a shape") -> None:
     """Rejects negative constant sizes and element counts of 2^63 and more.
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import TypeRuleError
 from ..formats.html_text import Html, joined, pre
 from ..process.forks import cached_property, held_off
-from .dims import Assumption, assuming, symbols
+from .dims import Assumption, Dim, assuming, symbols
 from .graph_file import save_graph
 from .lexer import LONGEST_NAME, format_attributes, format_note, is_long
 from .node import REGISTRY, Node, Note, identical, listening, make, maker
@@ -258,10 +258,13 @@ class Graph:
         for node in self.nodes:
             for size in node.shape:
                 names.update(dict.fromkeys(sorted(symbols(size))))
-            for value in node.attrs.values():
-                for size in value if isinstance(value, tuple) else (value,):
-                    if not isinstance(size, str | float | type(None)) and hasattr(size, "terms"):
-                        names.update(dict.fromkeys(sorted(symbols(size))))
+            pending = [*node.attrs.values()][::-1]
+            while pending:
+                value = pending.pop()
+                if isinstance(value, tuple):
+                    pending += reversed(value)
+                elif isinstance(value, Dim):
+                    names.update(dict.fromkeys(sorted(symbols(value))))
         return tuple(names)
 
     @cached_property

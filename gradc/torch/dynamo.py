@@ -226,6 +226,7 @@ class _Program:
             if recording and isinstance(x, torch.Tensor) and x.requires_grad
         }
         self.mutated = [i for i, n in enumerate(placeholders) if n.name in form.mutated]
+        self.numbers = [i for i, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.SymInt)]
         # by Dynamo: a shape, strides, a dtype and a device; but of what an optimizer reads it guards none of these
         self.guarded: set[torch.fx.Node] = set()
         if not form.wraps and not form.mutated:
@@ -329,6 +330,8 @@ class _Program:
         if transforming() and transformed(x for x in given if isinstance(x, torch.Tensor)):
             return self.source(*arguments)
         if self.mutated and _overlap(given, frozenset(self.mutated)):  # which they did not when this was traced
+            return self.source(*arguments)
+        if any(given[i] < 0 for i in self.numbers):  # an integer of Python's, which is a symbol: no dim is negative
             return self.source(*arguments)
         recording = (
             bool(self.mutated)

@@ -421,7 +421,7 @@ GRADC_GAMMA(f64, , 10, 10)
             term = term * ((odd * odd - mu) / ((F)(8 * k) * a));                                                      \
             sum += term;                                                                                              \
         }                                                                                                             \
-        return sum / GRADC_LIBM(sqrt##S)((F)0x1.921fb54442d18p+2 * a);                                                \
+        return sum / ((F)0x1.40d931ff62706p+1 * GRADC_LIBM(sqrt##S)(a)); /* 2 pi a may overflow */                    \
     }                                                                                                                 \
     GRADC_FN F bessel_##F(i32 n, i32 scaled, F x) {                                                                   \
         F a = GRADC_LIBM(fabs##S)(x);                                                                                 \

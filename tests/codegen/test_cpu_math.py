@@ -523,7 +523,8 @@ def test_function_of_a_series_is_within_its_bound(loops, name):
     np.testing.assert_allclose(loops(f"{name}_f64", x), function(x), rtol=2e-14, atol=0)
     edges = np.array([np.inf, -np.inf, np.nan, 1e30, -1e30, -0.0, 1e-30, -30.0])
     with np.errstate(over="ignore"):
-        for suffix, line in (("f32", edges.astype(np.float32)), ("f64", edges)):
+        for suffix, dtype in (("f32", np.float32), ("f64", np.float64)):
+            line = np.concatenate([edges, np.finfo(dtype).max * np.array([1, -1, 0.1])]).astype(dtype)
             np.testing.assert_allclose(loops(f"{name}_{suffix}", line), function(line), rtol=1e-6)
 
 

@@ -191,6 +191,16 @@ def test_results_that_are_constants_and_dims_by_their_names() -> None:
     assert gradc.from_torch(Numbers(), example, dynamic_shapes=free).dims == ("rows",)
 
 
+def test_a_multiple_of_a_dim_that_no_other_axis_has() -> None:
+    class Pairs(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(-1, 2).sum(1)
+
+    graph = gradc.from_torch(Pairs(), (torch.randn(6),), dynamic_shapes=({0: 2 * torch.export.Dim("n")},))
+    module, x = gradc.compile(graph, target="numpy"), torch.randn(10)
+    torch.testing.assert_close(torch.as_tensor(module(x=x)), Pairs()(x))
+
+
 def test_a_recurrent_layer_and_its_batch() -> None:
     """Whole, with a symbolic batch."""
     layer = nn.LSTM(3, 4, batch_first=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import registry
 
+from gradc import compile as compile_module
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.errors import IndexOutOfRange, NotDifferentiable, TypeRuleError
@@ -347,6 +348,27 @@ def test_everything_ignored() -> None:
         out = interp.run(joint, {**arrays, "d.y": np.ones(np.shape(want))})
         assert np.array_equal(out["y"], want, equal_nan=True)
         assert np.array_equal(out["d.x"], np.zeros((3, 4)))
+
+
+@pytest.mark.parametrize("smoothing", [None, 0.0])
+@pytest.mark.parametrize("targets", [[1, 1, 1], [1, -100, 1], [-100, -100, -100]], ids=str)
+def test_weights_of_0_alone(targets: list[int], smoothing: float | None) -> None:
+    """Their mean is a NaN, and so is what their positions have of its gradient; what is ignored has none, as in eager
+    mode.
+    """
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    arrays = {"x": rng.standard_normal((3, 4)), "t": np.array(targets), "w": np.array([0.5, 0, 2, 1])}
+    ours, name = (ops.nll_loss, "nll_loss") if smoothing is None else (ops.cross_entropy, "cross_entropy")
+    x = torch.tensor(arrays["x"], requires_grad=True)
+    want = getattr(functional, name)(x, torch.tensor(arrays["t"]), torch.tensor(arrays["w"]))
+    want.backward()
+    graph = trace(ours, input="f64[N,4]", target="i64[N]", weight="f64[4]")
+    given = {"input": arrays["x"], "target": arrays["t"], "weight": arrays["w"]}
+    for target in ("numpy", "cpu"):
+        value, gradients = compile_module(graph, wrt=["input"], target=target).value_and_grad(given)
+        assert np.isnan(value) and np.isnan(want.item())
+        assert np.array_equal(gradients["input"], x.grad.numpy(), equal_nan=True), target
 
 
 def test_an_ignored_row_is_never_read() -> None:

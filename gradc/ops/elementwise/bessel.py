@@ -35,7 +35,7 @@ def _bessel(order: int, scaled: bool) -> Any:
             terms = [1.0]
             for k in range(1, 36):
                 terms.append(terms[-1] * ((2 * k - 1) ** 2 - 4 * order) / (8 * k * a))
-            found = math.fsum(terms) / math.sqrt(2 * math.pi * a)
+            found = math.fsum(terms) / (math.sqrt(2 * math.pi) * math.sqrt(a))
             if not scaled:
                 found = found * math.exp(a / 2) * math.exp(a / 2) if a < 1400 else math.inf
         return math.copysign(found, x) if order else found

@@ -220,7 +220,11 @@ class _Entropy:
     def cotangent(self, g: Node) -> Node:
         """The cotangent of each position's loss, given that of the result."""
         g = converted(g, self.dtype)
-        return spread(g / _nonzero(self.norm) if self.reduction == "mean" else g, self.positions)
+        if self.reduction != "mean":
+            return spread(g, self.positions)
+        # weights of 0 alone make a NaN of what their positions have, as of the mean; ignored ones have 0 all the same
+        weighs = self.weight is not None and not self.probabilities
+        return spread(g / (self.norm if weighs else _nonzero(self.norm)), self.positions)
 
 
 def _count_of(shape: tuple[Size, ...], dtype: DType) -> Node:

@@ -414,8 +414,8 @@ def _pad_call(x: Node, pad_width: Any, value: Any = 0, mode: str = "constant") -
             for axis, (low, high) in enumerate(widths):
                 x = _bordered(x, axis, low, high, mode)
             return _cropped(x, last)[0]
-    node: Node = pad.plain(x, pad_width=widths, value=value)
-    return x if node.shape == x.shape else node
+    node: Node = pad.plain(x, pad_width=widths, value=value)  # the sizes are the same after a shift, too
+    return x if all(n == 0 for pair in widths for n in pair) else node
 
 
 def _signed(widths: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -516,6 +516,17 @@ def _pad_reference(x: Any, *, pad_width: Any, value: Any) -> Any:
     ]
 
 
+def _pad_vjp(g: Node, y: Node, x: Node, *, pad_width: Any, value: Any) -> tuple[Node]:
+    # dx[j] = g[j + low], 0 where g has no such element: what a negative width cut comes back as 0
+    border = tuple(tuple(n if known_nonnegative(n) else 0 for n in pair) for pair in pad_width)
+    rest = tuple(tuple(m - n for n, m in zip(*pairs, strict=True)) for pairs in zip(pad_width, border, strict=True))
+    if any(n != 0 for pair in rest for n in pair):
+        g = pad.plain(g, pad_width=rest, value=0)
+    start = tuple(low for low, _ in border)
+    limit = tuple(n + low for n, low in zip(x.shape, start, strict=True))
+    return (slice.plain(g, start=start, limit=limit, step=(1,) * x.rank) if g.shape != x.shape else g,)
+
+
 pad: Primitive = Primitive(
     "pad",
     infer=_pad,
@@ -523,17 +534,10 @@ pad: Primitive = Primitive(
     sugar=_pad_call,
     in_place_of_dtype=True,
     reference=_pad_reference,
-    vjp=lambda g, y, x, *, pad_width, value: (
-        slice.plain(
-            g,
-            start=tuple(a for a, _ in pad_width),
-            limit=tuple(n + a for n, (a, _) in zip(x.shape, pad_width, strict=True)),
-            step=(1,) * x.rank,
-        ),
-    ),
+    vjp=_pad_vjp,
     access=lambda node: Pads(**node.attrs),
     multilinear=lambda node: (
-        {0: tuple(a if node.shape[a] == node.operands[0].shape[a] else None for a in range(node.rank))}
+        {0: tuple(None if any(n != 0 for n in pair) else a for a, pair in enumerate(node.attrs["pad_width"]))}
         if node.attrs["value"] == 0
         else {}
     ),

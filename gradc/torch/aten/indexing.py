@@ -90,27 +90,30 @@ def _embedding_bag(
     return (bags,)  # what torch returns beside it is for its own backward
 
 
+def _with_axis(x: Node) -> Node:
+    """What torch takes a tensor without axes for where an axis is named: one of one element."""
+    return x if x.rank else ops.reshape(x, (1,))
+
+
 def _gather(x: Node, axis: int, indices: Node, *, sparse_grad: bool = False) -> Node:
-    if not x.rank:
-        raise Unsupported("gather of a scalar")
+    if not x.rank or not indices.rank:
+        return ops.reshape(_gather(_with_axis(x), axis, _with_axis(indices)), indices.shape)
     axis = axis % x.rank
     if any(a != axis and n is not m and n != m for a, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True))):
         x = x[tuple(slice(None) if a == axis else slice(0, n) for a, n in enumerate(indices.shape))]
     return ops.take_along_axis(x, converted(indices, I64), axis=axis)
 
 
-def _scatter_add(x: Node, axis: int, indices: Node, updates: Node) -> Node:
-    if not x.rank:
-        raise Unsupported("scatter_add into a scalar")
-    return ops.scatter_reduce(x, axis % x.rank, indices, updates, "sum")
-
-
 def _scatter_reduce(
     x: Node, axis: int, indices: Node, updates: Node, reduce: str, *, include_self: bool = True
 ) -> Node:
-    if not x.rank:
-        raise Unsupported("scatter_reduce into a scalar")
-    return ops.scatter_reduce(x, axis % x.rank, indices, updates, reduce, include_self=include_self)
+    wide, indices, updates = map(_with_axis, (x, indices, updates))
+    found = ops.scatter_reduce(wide, axis % wide.rank, indices, updates, reduce, include_self=include_self)
+    return found if x.rank else ops.reshape(found, ())
+
+
+def _scatter_add(x: Node, axis: int, indices: Node, updates: Node) -> Node:
+    return _scatter_reduce(x, axis, indices, updates, "sum")
 
 
 _REDUCES = {"add": "sum", "multiply": "prod"}  # the words of torch.scatter

@@ -87,22 +87,28 @@ def _position(function: Any) -> Any:
 def _softmax(function: Any) -> Any:
     def softmax(x: Node, axis: int, dtype: Any = None) -> Node:
         wide = x if not isinstance(dtype, DType) else converted(x, dtype)
-        if not x.rank:
-            raise Unsupported("softmax of a scalar")
+        if not x.rank:  # torch takes it for one of one element
+            return ops.reshape(function(ops.reshape(wide, (1,)), axis=0), ())
         return function(wide, axis=axis % x.rank)
 
     return softmax
 
 
 def _old_softmax(function: Any) -> Any:
+    of = _softmax(function)
+
     def softmax(x: Node, axis: int, half_to_float: bool) -> Node:
         if half_to_float:
             raise Unsupported("softmax that widens its operand")
-        if not x.rank:
-            raise Unsupported("softmax of a scalar")
-        return function(x, axis=axis % x.rank)
+        return of(x, axis)
 
     return softmax
+
+
+def _cosine_similarity(x: Node, y: Node, axis: int = 1, eps: float = 1e-8) -> Node:
+    if not x.rank and not y.rank:
+        return ops.cosine_similarity(ops.reshape(x, (1,)), ops.reshape(y, (1,)), 0, eps)
+    return ops.cosine_similarity(x, y, axis, eps)
 
 
 def _running(values: Any, places: Any) -> Any:
@@ -189,7 +195,7 @@ LINES: dict[str, Any] = {
             x, float(ord), axis=_axes(x, axis), keepdims=keepdim
         )
     ),
-    "aten.cosine_similarity.default": to_result(lambda x, y, axis=1, eps=1e-8: ops.cosine_similarity(x, y, axis, eps)),
+    "aten.cosine_similarity.default": to_result(_cosine_similarity),
     "aten.pairwise_distance.default": _pairwise_distance,
     "aten.cdist.default": lambda x, y, p=2.0, compute_mode=None: ops.cdist(x, y, p=p),
     "aten._cdist_forward.default": lambda x, y, p, compute_mode: ops.cdist(x, y, p=p),

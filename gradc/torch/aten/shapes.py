@@ -137,9 +137,6 @@ def _repeat(x: Node, times: Sequence[Size]) -> Node:
 def _pad(x: Node, width: Sequence[Any], value: Any = 0) -> Node:
     pairs = [(0, 0)] * (x.rank - len(width) // 2)
     pairs += [(width[i], width[i + 1]) for i in range(len(width) - 2, -1, -2)]
-    if any(isinstance(n, int) and n < 0 for pair in pairs for n in pair):
-        key = tuple(slice(max(-low, 0), size - max(-high, 0)) for size, (low, high) in zip(x.shape, pairs, strict=True))
-        x, pairs = x[key], [(max(low, 0), max(high, 0)) for low, high in pairs]
     return ops.pad(x, tuple(pairs), value)
 
 
@@ -216,7 +213,7 @@ LINES: dict[str, Any] = {
     "aten.unbind.int": _unbind,
     "aten.cat.default": to_result(lambda parts, axis=0: _concat(parts, axis)),
     "aten.stack.default": to_result(_stack),
-    "aten.flip.default": lambda x, axes: ops.flip(x, axes) if axes else x,
+    "aten.flip.default": lambda x, axes: ops.flip(x, axes) if axes and x.rank else x,
     "aten.roll.default": _roll,
     "aten.repeat.default": _repeat,
     "aten.constant_pad_nd.default": _pad,
