@@ -111,15 +111,15 @@ def ops() -> frozenset[str]:
 
 
 def ops_of(item: pytest.Item, slow: Container[str]) -> set[str]:
-    """The ops that a test is of: those that are a whole word of its parameters or, behind ``test_``, its function's or
-    its file's name.  ``_`` is part of a word.  A slow test is of an op if that is all of its parameters: such is the
-    one case that the function has of that op, and what has more of them takes longer than one waits for.
+    """The ops that a test is of: those whose name is a word of its parameters (between brackets, dashes and points) or,
+    behind ``test_``, the name of its function or file.  A slow test is of an op if that is all of its parameters, as it
+    is of the one case that a function has of each op: more than these take longer than one waits for.
 
     :param slow: the functions whose cases take long.
     """
     path, _, name = item.nodeid.lower().partition("::")
     parameters = name.partition("[")[2]
-    words = {word.removeprefix("test_") for word in re.findall(r"\w+", f"{Path(path).name} {name}")}
+    words = {word.removeprefix("test_") for word in re.split(r"[-.\[\]:]", f"{Path(path).name}:{name}")}
     if long_tests.function_of(long_tests.case_of(item.nodeid)) in slow or any(
         map(item.get_closest_marker, ("slow", "long"))
     ):
