@@ -341,10 +341,10 @@ def compared(cases: Sequence[Case]) -> tuple[dict[str, str], set[str]]:
     flat = [y for each in wanted for y in each]
     sources = [name for case in cases for name in [case.name] * len(case.tensors)]
     leaves = [x for case in cases for x in case.tensors]
-    wrt = [f"x{i}" for i, x in enumerate(leaves) if x.requires_grad]
     recorded = [(n, y) for n, y in zip(outputs, flat, strict=True) if y.requires_grad]
+    wrt = [f"x{i}" for i, x in enumerate(leaves) if x.requires_grad and recorded]
     cotangents = {f"d.{n}": np.random.default_rng(i).standard_normal(y.shape) for i, (n, y) in enumerate(recorded)}
-    joint = gradc.differentiate(graph, wrt, unused="zeros")
+    joint = gradc.differentiate(graph, wrt, unused="zeros") if recorded else graph
     zeros = {n: np.zeros(joint.input(n).shape) for n in joint.input_names if n.startswith("d.")}
     found = interp.run(joint, {**given, **zeros, **cotangents})
     theirs = [None] * len(wrt)
