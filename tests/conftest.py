@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import difflib
+import functools
 import gc
 import importlib.util
 import os
@@ -54,6 +55,7 @@ _cache = pytest.StashKey[str]()
 _objects = pytest.StashKey[str]()
 _level = pytest.StashKey[str]()
 _without = pytest.StashKey[set[str]]()
+_of_ops = pytest.StashKey[bool]()
 _runtime = pytest.StashKey[subprocess.Popen[bytes]]()
 _watchdog = pytest.StashKey[Watchdog]()
 
@@ -105,6 +107,13 @@ def function_of(nodeid: str) -> str:
 QUICK_CASES = 2
 SLOW, HEAVY = 0.13, 5.0
 SLOW_FILE = Path(__file__).with_name("slow.txt")
+
+
+@functools.cache
+def slow_functions() -> frozenset[str]:
+    return frozenset(SLOW_FILE.read_text(encoding="utf-8").split())
+
+
 _seconds: dict[str, list[float]] = {}
 _long = long_tests.Results()
 _by_file: Counter[str] = Counter()
@@ -113,6 +122,10 @@ _by_file: Counter[str] = Counter()
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     here = config.stash[_without] and collection_path.is_relative_to(ROOT)
     return True if here and str(collection_path.relative_to(ROOT)) in config.stash[_without] else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.extra_keyword_matches.update(map(known_names.word, known_names.ops_of(item, slow_functions())))
 
 
 def _collects_whole_files(config: pytest.Config) -> bool:
@@ -137,7 +150,6 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     long_tests.leave_out(items, everything=config.getoption("--all"), whole_files=whole)
     if not config.getoption("--quick"):
         return
-    slow = set(SLOW_FILE.read_text(encoding="utf-8").split())
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not any(map(item.get_closest_marker, ("slow", "gpu", "long"))):
@@ -145,7 +157,7 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = {
         found[k * (len(found) - 1) // max(1, QUICK_CASES - 1)]  # the first, the last, and some between
         for function, found in cases.items()
-        if function not in slow
+        if function not in slow_functions()
         for k in range(QUICK_CASES)
     }
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -293,9 +305,6 @@ def _use_objects() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_watchdog] = Watchdog(os.dup(2), HANGS, SLACK)  # capture changes what 2 is
     known_names.digests()  # of the files as they are read
-    alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)  # else all read the same
-    chosen = config.option.keyword if alone and known_names.is_usual(config) else ""
-    config.stash[_without] = known_names.without(chosen, known_names.known())
     os.environ.setdefault("GRADC_TEST_DAY", str(datetime.date.today().toordinal()))
     if not hasattr(config, "workerinput"):
         _use_objects()
@@ -311,6 +320,19 @@ def pytest_configure(config: pytest.Config) -> None:
                 cwd=ROOT,
                 stderr=subprocess.DEVNULL,  # without a compiler the tests will say so
             )
+    _choose_files(config)
+
+
+def _choose_files(config: pytest.Config) -> None:
+    """What ``-k`` says, and the files that have no test for it."""
+    plain, config.stash[_without] = config.option.keyword, set()
+    named = config.getoption("--all") or any(arg.partition("::")[0].endswith(".py") for arg in config.args)
+    if not named and not hasattr(config, "workerinput"):  # which has the options of the process that started it
+        config.option.keyword = known_names.of_ops(plain)
+    config.stash[_of_ops] = config.option.keyword != plain
+    alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)  # else all read the same
+    if alone and known_names.is_usual(config):
+        config.stash[_without] = known_names.without(config.option.keyword, known_names.known())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -327,6 +349,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     slowest = [f"{seconds:6.0f} s  {path}" for path, seconds in _by_file.most_common(10) if seconds >= 1]
     if slowest:
         terminalreporter.write_line("\n".join(("the slowest files:", *slowest)))
+    if terminalreporter.config.stash[_of_ops]:
+        terminalreporter.write_line(
+            "-k with the name of an op: its tests but for slow ones; with --all or files named, all whose names have it"
+        )
     absent = [f"{name} ({what})" for name, what in OPTIONAL.items() if not _installed(name)]
     if absent:
         terminalreporter.write_line(f"not installed, so not tested: {', '.join(absent)}")

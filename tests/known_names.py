@@ -1,5 +1,8 @@
 """``pytest -k NAME`` reads the files that have a test of that name: reading all of them takes longer than most tests.
 
+The names of ops are parts of other words (``le`` of ``table``, ``sum`` of ``cumsum``): each means the tests of that op
+(:func:`ops_of`), unless files are named or ``--all`` is given.
+
 ``build/names.json`` has the names of each file's tests, as they were when all of the file was last collected.
 Parameters may come from anything that a file imports or looks for (the records of ops, a folder, a compiler): the names
 hold as long as :func:`digests` are the same, and else, or where no file has a name, everything is read.
@@ -16,13 +19,15 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
+import long_tests
 import pytest
 
 _TESTS = re.compile(r"test_\w+\.py")
 _IMPORTED = re.compile(rb"^\s*(?:from|import) +(test_\w+)", re.MULTILINE)
+_IDENTIFIER = re.compile(r"[\w:+\-.\[\]\\/]+")  # of pytest's grammar
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ROOT / "build" / "names.json"
 MADE = ("build", "dist", "__pycache__")
@@ -94,6 +99,44 @@ def known() -> dict[str, tuple[str, str]]:
         if all(isinstance(word, str) for each in read.values() for word in each):
             return read
     return {}
+
+
+@functools.cache
+def ops() -> frozenset[str]:
+    """The names of all ops."""
+    from gradc import ops  # noqa: F401  (which registers them)
+    from gradc.ir.node import REGISTRY
+
+    return frozenset(REGISTRY) - {"and", "or", "not"}
+
+
+def ops_of(item: pytest.Item, slow: Container[str]) -> set[str]:
+    """The ops that a test is of: those whose name is a word of its parameters (between brackets, dashes and points) or,
+    behind ``test_``, the name of its function or file.  A slow test is of an op if that is all of its parameters, as it
+    is of the one case that a function has of each op: more than these take longer than one waits for.
+
+    :param slow: the functions whose cases take long.
+    """
+    path, _, name = item.nodeid.lower().partition("::")
+    parameters = name.partition("[")[2]
+    words = {word.removeprefix("test_") for word in re.split(r"[-.\[\]:]", f"{Path(path).name}:{name}")}
+    if long_tests.function_of(long_tests.case_of(item.nodeid)) in slow or any(
+        map(item.get_closest_marker, ("slow", "long"))
+    ):
+        words = {parameters.removesuffix("]")}
+    return words & ops()
+
+
+def word(op: str) -> str:
+    """What ``-k`` finds in no other test; what is a part of it without the colons is a part of the test's name, too."""
+    return f":{op}:"
+
+
+def of_ops(expression: str) -> str:
+    """An expression of ``-k`` in which the names of ops mean their tests, the rest what it means to pytest."""
+    if not expression:
+        return expression
+    return _IDENTIFIER.sub(lambda m: word(m[0].lower()) if m[0].lower() in ops() else m[0], expression)
 
 
 def without(expression: str, names: Mapping[str, tuple[str, str]]) -> set[str]:

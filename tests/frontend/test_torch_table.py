@@ -184,12 +184,21 @@ def cases_of(key: str) -> list[str]:
     namespace, *_, name, _ = key.split(".")
     if namespace == "gradc":  # what no program of torch's calls
         return []
-    return [case for case in TAKEN.split() if name in case.split(".")]
+    return [case for case, parts in PARTS.items() if name in parts]
 
 
-LINES = {
-    batch: [key for key in table.lines() if cases_of(key)[:1] and cases_of(key)[0] in batch] for batch in batches()
-}
+PARTS = {case: case.split(".") for case in TAKEN.split()}
+CASES = {key: cases_of(key) for key in table.lines()}
+LINES = {batch: [key for key, cases in CASES.items() if cases[:1] and cases[0] in batch] for batch in batches()}
+
+
+@pytest.fixture(scope="module")
+def asked(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The cases of all lines and batches that this run tries."""
+    items = (item for item in request.session.items if item.path == request.path)
+    functions = (item for item in items if isinstance(item, pytest.Function) and item.function is test_a_line)
+    keys = [item.callspec.params["key"] for item in functions]
+    return frozenset(case for key in keys for case in (CASES[key] if isinstance(key, str) else key))
 
 
 @pytest.mark.parametrize(  # a process that has traced a batch tries all its lines, and whatever else is in it
@@ -197,16 +206,16 @@ LINES = {
     [key for batch, keys in LINES.items() for key in (*sorted(keys), batch)],
     ids=lambda key: key if isinstance(key, str) else f"all with {key[0]}",
 )
-def test_a_line(key: str | tuple[str, ...]) -> None:
-    """The cases of one line, for `pytest -k NAME`, values and gradients in f64: traced with others as one graph, which
-    the interpreter runs.
+def test_a_line(key: str | tuple[str, ...], asked: frozenset[str]) -> None:
+    """The cases of one line, for `pytest -k NAME`, values and gradients in f64: traced with others of this run as one
+    graph, which the interpreter runs.
     """
     if isinstance(key, tuple):
         assert not differences(key)[0]
         return
     lines = set[str]()
-    for case in cases_of(key):
-        wrong, taken = differences(BATCH[case])
+    for case in CASES[key]:
+        wrong, taken = differences(tuple(name for name in BATCH[case] if name in asked))
         assert not {what: text for what, text in wrong.items() if what.startswith(f"{case}: ")}
         lines |= taken
     assert (key in lines) == (key not in DECOMPOSED) or release() != (2, 13, 0)
@@ -214,8 +223,10 @@ def test_a_line(key: str | tuple[str, ...]) -> None:
 
 def test_every_line_has_a_case() -> None:
     """But for those that other tests of the front-end try."""
-    assert {key for key in table.lines() if not cases_of(key)} == ELSEWHERE
-    assert sorted(key for keys in LINES.values() for key in keys) == sorted(filter(cases_of, table.lines()))
+    assert {key for key, cases in CASES.items() if not cases} == ELSEWHERE
+    assert sorted(key for keys in LINES.values() for key in keys) == sorted(
+        key for key, cases in CASES.items() if cases
+    )
 
 
 # -- what counts from the end ------------------------------------------------------------------------------------------
@@ -310,7 +321,7 @@ def test_what_counts_from_the_end(key: str) -> None:
     lines = set[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in cases_of(key):
+        for name in CASES[key]:
             for case in (*cases_in((name,)), *cases_in((name,), has_counted)):
                 lines |= turned_in(case)
     assert key in lines or key in DECOMPOSED or release() != (2, 13, 0)
@@ -330,10 +341,10 @@ def compared(cases: Sequence[Case]) -> tuple[dict[str, str], set[str]]:
     flat = [y for each in wanted for y in each]
     sources = [name for case in cases for name in [case.name] * len(case.tensors)]
     leaves = [x for case in cases for x in case.tensors]
-    wrt = [f"x{i}" for i, x in enumerate(leaves) if x.requires_grad]
     recorded = [(n, y) for n, y in zip(outputs, flat, strict=True) if y.requires_grad]
+    wrt = [f"x{i}" for i, x in enumerate(leaves) if x.requires_grad and recorded]
     cotangents = {f"d.{n}": np.random.default_rng(i).standard_normal(y.shape) for i, (n, y) in enumerate(recorded)}
-    joint = gradc.differentiate(graph, wrt, unused="zeros")
+    joint = gradc.differentiate(graph, wrt, unused="zeros") if recorded else graph
     zeros = {n: np.zeros(joint.input(n).shape) for n in joint.input_names if n.startswith("d.")}
     found = interp.run(joint, {**given, **zeros, **cotangents})
     theirs = [None] * len(wrt)

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from agreement import merged  # noqa: E402
 from torch_oracles import _bag, to_numpy, to_torch  # noqa: E402
 
 import gradc  # noqa: E402
@@ -471,35 +472,40 @@ def test_scattered_sums_of_16_bits_are_rounded_once(dtype: str, strategy: str) -
 
 
 @pytest.mark.parametrize("strategy", ["privatized", "segmented"])
-@pytest.mark.parametrize("name", ["scatter_amax", "scatter_amin", "scatter_prod"])
-@pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "u8"])
-def test_every_strategy_combines(strategy: str, name: str, dtype: str) -> None:
-    kind = DTYPES[dtype].np
-    column = lambda i, x: getattr(ops, name)(ops.broadcast_to(ops.reshape(i, (-1, 1)), x.shape), x, axis=0, size=50)
-    module = gradc.compile(gradc.trace(column, i="i64[N]", x=f"{dtype}[N,5]"), reductions={"*": strategy})
-    program = module.forward.program
-    assert [how for k in program.kernels for _, how in k.strategy] == [strategy] and parse_program(
-        str(program)
-    ) == program
-    rng = np.random.default_rng(10)
-    for rows in (0, 1, 7, 1000, 5000):
-        i = np.where(rng.random(rows) < 0.5, 7, rng.integers(0, 50, rows))
-        x = (
-            rng.integers(1, 4, (rows, 5)).astype(kind)
-            if dtype in ("i32", "u8")
-            else rng.uniform(0.9, 1.1, (rows, 5)).astype(kind)
+def test_every_strategy_combines(strategy: str) -> None:
+    """Every dtype, each with indices of its own."""
+
+    def column(name: str, dtype: str) -> Graph:
+        return gradc.trace(
+            lambda i, x: getattr(ops, name)(ops.broadcast_to(ops.reshape(i, (-1, 1)), x.shape), x, axis=0, size=50),
+            i="i64[N]",
+            x=f"{dtype}[N,5]",
         )
-        graph = gradc.trace(column, i=i, x=x)
-        want = interp.run(graph, i=i, x=x, precision="f64")["y"]
-        for run in (
-            lambda i=i, x=x: module.forward.run(i=i, x=x)["y"],
-            lambda i=i, x=x: interp.run(program, i=i, x=x)["y"],
-        ):
-            got = run()
-            if dtype in ("i32", "u8"):
-                np.testing.assert_array_equal(got, interp.run(graph, i=i, x=x)["y"])
-            else:
-                np.testing.assert_allclose(got, want, rtol=1e-4 if dtype == "f32" else 1e-12)
+
+    names, dtypes = ("scatter_amax", "scatter_amin", "scatter_prod"), ("f32", "f64", "i32", "u8")
+    cases = {f"{name}_{dtype}": column(name, dtype) for name in names for dtype in dtypes}
+    graph = merged("scatters", cases.items())
+    module = gradc.compile(graph, reductions={"*": strategy})
+    program = module.forward.program
+    assert [how for k in program.kernels for _, how in k.strategy] == [strategy] * len(cases), str(program)
+    assert parse_program(str(program)) == program
+    draws = {case: np.random.default_rng(10) for case in cases}
+    for rows in (0, 1, 7, 1000, 5000):
+        given = {}
+        for case, rng in draws.items():
+            dtype = DTYPES[case.rpartition("_")[2]]
+            given[f"{case}.i"] = np.where(rng.random(rows) < 0.5, 7, rng.integers(0, 50, rows))
+            x = rng.integers(1, 4, (rows, 5)) if dtype.is_integer else rng.uniform(0.9, 1.1, (rows, 5))
+            given[f"{case}.x"] = x.astype(dtype.np)
+        exact, wanted = interp.run(graph, given, precision="f64"), interp.run(graph, given)
+        for results in (module.forward.run(**given), interp.run(program, **given)):
+            for case, got in results.items():
+                what = f"{case} of {rows} rows"
+                if got.dtype.kind in "iu":
+                    np.testing.assert_array_equal(got, wanted[case], err_msg=what)
+                else:
+                    rtol = 1e-4 if got.dtype == np.float32 else 1e-12
+                    np.testing.assert_allclose(got, exact[case], rtol=rtol, err_msg=what)
 
 
 @pytest.mark.parametrize("strategy", ["privatized", "regular"])

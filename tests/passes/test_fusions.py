@@ -6,18 +6,21 @@ tests/golden/fusions, and no float of the table's size in memory.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import long_tests
 import ml_dtypes
 import numpy as np
 import pytest
+from agreement import merged
 
 import gradc
 from gradc import interp, ops
 from gradc.autodiff import differentiate
 from gradc.ir.dims import symbol
-from gradc.ir.kernel import Call
+from gradc.ir.graph import Graph
+from gradc.ir.kernel import Call, Program
 from gradc.ir.program_text import parse_program
 from gradc.ir.verify import verify_program
 from gradc.passes.graph.propagate_reshapes import propagate_reshapes
@@ -145,80 +148,105 @@ def test_the_scales_gradient_is_a_sum_in_the_kernel_that_has_its_terms(name: str
     )
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bool", "i2", "u4", "i4", "i8", "u8", "i16", "u16", "f16", "bf16", "f8e4m3", "f8e5m2", "f4e2m1"]
-)
+NARROW = ("bool", "i2", "u4", "i4", "i8", "u8", "i16", "u16", "f16", "bf16", "f8e4m3", "f8e5m2", "f4e2m1")
+
+
+def assert_each_reads_its_own(program: Program, cases: Iterable[str], names: Iterable[str]) -> None:
+    """One product for each case, of the inputs as they are."""
+    calls = {next(iter(call.reads)).partition(".")[0]: call for call in program.steps if isinstance(call, Call)}
+    assert len(calls) == len(program.steps) and calls.keys() == set(cases), str(program)
+    for case, call in calls.items():
+        assert set(call.reads) == {f"{case}.{name}" for name in names}, f"{case}\n{program}"
+
+
 @pytest.mark.parametrize("side", ["left", "right", "both"])
-def test_a_matrix_product_reads_narrow_values_as_they_are(dtype: str, side: str) -> None:
+def test_a_matrix_product_reads_narrow_values_as_they_are(side: str) -> None:
     """No f32 copy of int8 weights, nor of bf16 operands, in either layout; 70 steps and 300 columns are more than a
     tile's.
     """
-    for flip in (False, True):
 
-        def product(x: Any, w: Any, flip: bool = flip) -> Any:
+    def product(dtype: str, flip: bool) -> Graph:
+        def of(x: Any, w: Any) -> Any:
             x, w = (ops.cast(v, "f32") if v.dtype.name != "f32" else v for v in (x, w))
             return (x.T if flip else x) @ (w.T if flip else w)
 
         left, right = (dtype if side in (which, "both") else "f32" for which in ("left", "right"))
         types = {"x": f"{left}[{'K,M' if flip else 'M,K'}]", "w": f"{right}[{'N,K' if flip else 'K,N'}]"}
-        module = gradc.compile(gradc.trace(product, **types))
-        (call,) = module.forward.program.steps
-        assert set(call.reads) == {"x", "w"}, str(module.forward.program)
-        for sizes in (
-            {"M": 5, "K": 70, "N": 300},
-            {"M": 40, "K": 300, "N": 3},
-            {"M": 1, "K": 1, "N": 1},
-            {"M": 3, "K": 0, "N": 2},
-        ):
-            rng = np.random.default_rng(0)
-            given = {n: random_of(t.type, sizes, rng) for n, t in zip("xw", module.graph.inputs, strict=True)}
-            exact = interp.run(module.graph, given, precision="f64")["y"]
-            (got,) = module.forward.run(**given).values()
-            assert got.dtype == np.float32 and np.abs(got - exact).max(initial=0) <= 8 * 2.0**-24 * np.abs(exact).max(
-                initial=0
-            )
+        return gradc.trace(of, **types)
+
+    cases = {f"{dtype}{'_T' if flip else ''}": product(dtype, flip) for dtype in NARROW for flip in (False, True)}
+    module = gradc.compile(merged("products", cases.items()))
+    assert_each_reads_its_own(module.forward.program, cases, "xw")
+    for sizes in (
+        {"M": 5, "K": 70, "N": 300},
+        {"M": 40, "K": 300, "N": 3},
+        {"M": 1, "K": 1, "N": 1},
+        {"M": 3, "K": 0, "N": 2},
+    ):
+        given = inputs_of(cases, sizes)
+        exact = interp.run(module.graph, given, precision="f64")
+        for name, got in module.forward.run(**given).items():
+            wanted, what = exact[name], f"{name} {sizes}"
+            assert got.dtype == np.float32, what
+            assert np.abs(got - wanted).max(initial=0) <= 8 * 2.0**-24 * np.abs(wanted).max(initial=0), what
 
 
-@pytest.mark.parametrize("scale", ["[]", "[B,1,1]", "[1,R,1]", "[R,1]", "[C]", "[R,C]", "[B,R,1]", "[B,1,C]"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("wide", ["f32", "f64"])
-def test_a_matrix_product_reads_scaled_values(scale: str, side: str, wide: str) -> None:
+def test_a_matrix_product_reads_scaled_values(side: str, wide: str) -> None:
     """Scales per tensor, batch, row, column and element, of either operand, in either layout: read where they lie,
     multiplied as they are read.
     """
-    for flip in (False, True):
-        rows, cols = ("M", "K") if side == "left" else ("K", "N")
-        shape = scale.replace("R", rows).replace("C", cols)
+    rows, cols = ("M", "K") if side == "left" else ("K", "N")
+    other = "K,N" if side == "left" else "M,K"
 
-        def product(q: Any, s: Any, y: Any, flip: bool = flip) -> Any:
+    def product(scale: str, flip: bool) -> Graph:
+        def of(q: Any, s: Any, y: Any) -> Any:
             q = ops.cast(ops.transpose(q, (0, 2, 1)) if flip else q, wide) * s
             return q @ y if side == "left" else y @ q
 
-        other = "K,N" if side == "left" else "M,K"
-        module = gradc.compile(
-            gradc.trace(
-                product,
-                q=f"i8[B,{cols if flip else rows},{rows if flip else cols}]",
-                s=wide + shape,
-                y=f"{wide}[B,{other}]",
-            )
+        return gradc.trace(
+            of,
+            q=f"i8[B,{cols if flip else rows},{rows if flip else cols}]",
+            s=wide + scale.replace("R", rows).replace("C", cols),
+            y=f"{wide}[B,{other}]",
         )
-        (call,) = module.forward.program.steps
-        assert isinstance(call, Call) and set(call.reads) == {"q", "s", "y"}, str(module.forward.program)
-        for sizes in (
-            {"B": 2, "M": 5, "K": 70, "N": 300},
-            {"B": 3, "M": 270, "K": 300, "N": 3},
-            {"B": 1, "M": 1, "K": 1, "N": 1},
-        ):
-            rng = np.random.default_rng(0)
-            given = {module.graph.input_name(n): random_of(n.type, sizes, rng) for n in module.graph.inputs}
-            exact = interp.run(module.graph, given, precision="longdouble")["y"]
-            (got,) = module.forward.run(**given).values()
-            unit = 2.0**-24 if wide == "f32" else 2.0**-52
-            assert np.abs(got - exact).max() <= 16 * unit * np.abs(exact).max()
-            meaning = interp.run_program(module.forward.program, given)["y"]
-            assert np.abs(meaning - exact).max() <= 16 * unit * np.abs(exact).max()
-        assert str(parse_program(str(module.forward.program))) == str(module.forward.program)
+
+    scales = {
+        "tensor": "[]",
+        "batch": "[B,1,1]",
+        "row": "[1,R,1]",
+        "row_of_two_axes": "[R,1]",
+        "column": "[C]",
+        "element": "[R,C]",
+        "row_of_each": "[B,R,1]",
+        "column_of_each": "[B,1,C]",
+    }
+    cases = {f"{n}{'_T' if flip else ''}": product(s, flip) for n, s in scales.items() for flip in (False, True)}
+    module = gradc.compile(merged("products", cases.items()))
+    assert_each_reads_its_own(module.forward.program, cases, "qsy")
+    for sizes in (
+        {"B": 2, "M": 5, "K": 70, "N": 300},
+        {"B": 3, "M": 270, "K": 300, "N": 3},
+        {"B": 1, "M": 1, "K": 1, "N": 1},
+    ):
+        given = inputs_of(cases, sizes)
+        exact = interp.run(module.graph, given, precision="longdouble")
+        unit = 2.0**-24 if wide == "f32" else 2.0**-52
+        for results in (module.forward.run(**given), interp.run_program(module.forward.program, given)):
+            for name, got in results.items():
+                wanted = exact[name]
+                assert np.abs(got - wanted).max() <= 16 * unit * np.abs(wanted).max(), f"{name} {sizes}"
+    assert str(parse_program(str(module.forward.program))) == str(module.forward.program)
+
+
+def inputs_of(cases: Mapping[str, Graph], sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    """Of the cases' merged graph; each draws as if it were alone."""
+    given = {}
+    for case, graph in cases.items():
+        rng = np.random.default_rng(0)
+        given |= {f"{case}.{graph.input_name(n)}": random_of(n.type, sizes, rng) for n in graph.inputs}
+    return given
 
 
 def random_of(type_: gradc.Type, sizes: dict[str, int], rng: np.random.Generator) -> np.ndarray:
@@ -283,41 +311,45 @@ def test_a_matrix_product_does_not_read_what_its_type_does_not_hold() -> None:
         verify_program(parse_program(text.replace("x: i16", "x: i32")))
 
 
-@pytest.mark.parametrize("block", [(1, 8), (1, 1), (4, 1), (4, 8), (5, 60), (1, 60)])
+@pytest.mark.parametrize("read", [True, False], ids=["groups of one axis", "blocks of both"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("flip", [False, True])
-def test_a_matrix_product_reads_scales_per_group(block: tuple[int, int], side: str, flip: bool) -> None:
+def test_a_matrix_product_reads_scales_per_group(read: bool, side: str, flip: bool) -> None:
     """A scale per group of one axis is read where it lies, that of blocks of both axes makes a copy; tiles begin inside
     groups.
     """
-    for rows, cols, other in ((20, 120, 7), (540, 600, 5), (60, 120, 300)):
 
-        def product(q: Any, s: Any, y: Any) -> Any:
+    def product(block: tuple[int, int], rows: int, cols: int, other: int) -> Graph:
+        def of(q: Any, s: Any, y: Any) -> Any:
             w = ops.dequantize(q, s, block=block)
             w = w.T if flip else w
             return w @ y if side == "left" else y @ w
 
         inner = {("left", False): cols, ("left", True): rows, ("right", False): rows, ("right", True): cols}[side, flip]
-        graph = gradc.trace(
-            product,
+        return gradc.trace(
+            of,
             q=f"i8[{rows},{cols}]",
             s=f"f32[{rows // block[0]},{cols // block[1]}]",
             y=f"f32[{inner},{other}]" if side == "left" else f"f32[{other},{inner}]",
         )
-        module = gradc.compile(graph)
-        if min(block) == 1:
-            (call,) = module.forward.program.steps
-            assert set(call.reads) == {"q", "s", "y"}, str(module.forward.program)
-        rng = np.random.default_rng(0)
-        given = {n: random_of(graph.input(n).type, {}, rng) for n in graph.input_names}
-        exact = interp.run(graph, given, precision="f64")["y"]
-        for got in (
-            module(**given),
-            interp.run_program(module.forward.program, given)["y"],
-            gradc.compile(graph, numerics="strict")(**given),
-        ):
-            assert np.abs(got - exact).max() <= 16 * 2.0**-24 * np.abs(exact).max()
-        assert str(parse_program(str(module.forward.program))) == str(module.forward.program)
+
+    blocks = [(1, 8), (1, 1), (4, 1), (1, 60)] if read else [(4, 8), (5, 60)]
+    sizes = ((20, 120, 7), (540, 600, 5), (60, 120, 300))
+    cases = {"_".join(map(str, ("b", *b, *s))): product(b, *s) for b in blocks for s in sizes}
+    graph = merged("products", cases.items())
+    module = gradc.compile(graph)
+    if read:
+        assert_each_reads_its_own(module.forward.program, cases, "qsy")
+    given = inputs_of(cases, {})
+    exact = interp.run(graph, given, precision="f64")
+    for results in (
+        module.forward.run(**given),
+        interp.run_program(module.forward.program, given),
+        gradc.compile(graph, numerics="strict").forward.run(**given),
+    ):
+        for name, got in results.items():
+            assert np.abs(got - exact[name]).max() <= 16 * 2.0**-24 * np.abs(exact[name]).max(), name
+    assert str(parse_program(str(module.forward.program))) == str(module.forward.program)
 
 
 @pytest.mark.parametrize("block", [(4, 1, 1), (4, 6, 5), (1, 3, 1), (1, 1, 5), (8, 6, 1)])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agreement import merged
 from skips import disassembled
 
 import gradc
@@ -39,39 +40,55 @@ def by_torch(kind: str, x: np.ndarray, dy: np.ndarray, *sizes: int) -> tuple[np.
     return y.detach().numpy(), dx.numpy()
 
 
-@pytest.mark.parametrize("layout", [{}, {"x": "NHWC", "y": "NHWC"}], ids=["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("kind", ["max", "avg"])
-@pytest.mark.parametrize(
-    "shape, sizes",
-    [
-        ((2, 16, 10, 20), (3, 2, 1)),  # phases of two along both axes
-        ((1, 24, 9, 17), (3, 2, 1)),  # axes that cannot be cut into phases
-        ((2, 9, 12, 16), (2, 2, 0)),  # windows side by side
-        ((1, 8, 9, 24), (5, 3, 2)),  # of three
-        ((3, 11, 8, 9), (3, 1, 1)),  # windows that overlap by all but one
-    ],
+POOLED = (
+    ((2, 16, 10, 20), (3, 2, 1)),  # phases of two along both axes
+    ((1, 24, 9, 17), (3, 2, 1)),  # axes that cannot be cut into phases
+    ((2, 9, 12, 16), (2, 2, 0)),  # windows side by side
+    ((1, 8, 9, 24), (5, 3, 2)),  # of three
+    ((3, 11, 8, 9), (3, 1, 1)),  # windows that overlap by all but one
 )
-def test_pooling_and_its_gradient(
-    layout: dict[str, str], dtype: str, kind: str, shape: tuple[int, ...], sizes: tuple[int, ...], monkeypatch: Any
-) -> None:
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_pooling_and_its_gradient(layout: str, kind: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("gradc.passes.program.unroll_windows.MOST_THREADS", 1)
-    graph = gradc.trace(pooled(kind, *sizes), x=f"{dtype}[{','.join(map(str, shape))}]")
-    module = gradc.compile(graph, wrt=["x"], target="cuda-sim", layout=layout)
+    cases = {
+        "_".join(map(str, (dtype, *shape, "by", *sizes))): (dtype, shape, sizes)
+        for dtype in ("f32", "bf16")
+        for shape, sizes in POOLED
+    }
+    graphs = {
+        case: gradc.trace(pooled(kind, *sizes), x=f"{dtype}[{','.join(map(str, shape))}]")
+        for case, (dtype, shape, sizes) in cases.items()
+    }
+    module = gradc.compile(
+        merged("pooled", graphs.items()),
+        wrt=[f"{case}.x" for case in cases],
+        target="cuda-sim",
+        layout={f"{case}.{name}": layout for case in cases for name in "xy" if layout != "NCHW"},
+    )
     assert not any(s.op in REDUCTIONS for e in module.executables.values() for k in e.program.kernels for s in k.body)
-    rng = np.random.default_rng(0)
-    x = rng.permutation(int(np.prod(shape))).reshape(shape) - 500.0  # distinct, and integers of few digits
-    x = (x % 251).astype(graph.input("x").dtype.np)  # ties too
-    inner, outer = ((0, 2, 3, 1), (0, 3, 1, 2)) if layout else ((0, 1, 2, 3), (0, 1, 2, 3))
-    y, residuals = module.forward(x=np.ascontiguousarray(x.transpose(inner)))
-    dy = rng.integers(-8, 9, y.shape).astype(x.dtype)
-    dx = module.backward(residuals, dy)
-    dx = (dx if isinstance(dx, np.ndarray) else dx["x"]).transpose(outer)
-    wanted, slope = by_torch(kind, x, dy.transpose(outer), *sizes)
-    eps = float(torch.finfo(torch.float32 if dtype == "f32" else torch.bfloat16).eps)
-    bound, sums = (0.0, 0.0) if kind == "max" else (2 * eps, 2.0**-19)  # of integers exact, else 8 adds of at most 8
-    for found, exact in ((y.transpose(outer), wanted), (dx, slope)):
-        np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=bound, atol=sums)
+    inner, outer = ((0, 2, 3, 1), (0, 3, 1, 2)) if layout == "NHWC" else ((0, 1, 2, 3), (0, 1, 2, 3))
+    draws = {case: np.random.default_rng(0) for case in cases}
+    given = {}
+    for case, (_, shape, _) in cases.items():
+        x = draws[case].permutation(int(np.prod(shape))).reshape(shape) - 500.0  # distinct integers of few digits
+        given[case] = (x % 251).astype(graphs[case].input("x").dtype.np)  # ties too
+    y, residuals = module.forward(
+        **{f"{case}.x": np.ascontiguousarray(x.transpose(inner)) for case, x in given.items()}
+    )
+    dy = {f"{c}.y": draws[c].integers(-8, 9, y[f"{c}.y"].shape).astype(x.dtype) for c, x in given.items()}
+    dx = module.backward(residuals, **dy)
+    for case, (dtype, _, sizes) in cases.items():
+        wanted, slope = by_torch(kind, given[case], dy[f"{case}.y"].transpose(outer), *sizes)
+        eps = float(torch.finfo(torch.float32 if dtype == "f32" else torch.bfloat16).eps)
+        bound, sums = (
+            (0.0, 0.0) if kind == "max" else (2 * eps, 2.0**-19)
+        )  # of integers exact, else 8 adds of at most 8
+        for what, found, exact in (("y", y[f"{case}.y"], wanted), ("dx", dx[f"{case}.x"], slope)):
+            found = np.asarray(found.transpose(outer), np.float64)
+            np.testing.assert_allclose(found, exact, rtol=bound, atol=sums, err_msg=f"{case}: {what}")
 
 
 def test_nan_and_infinity_win_a_window_as_in_torch() -> None:

@@ -25,7 +25,7 @@ FILES = (
 )
 WHICH = (
     "matmul or integer_products or neighbours or products_have or outputs_name or groups_of_batched"
-    " or (reads_scales_per_group and block4)"
+    " or (reads_scales_per_group and blocks)"
 )
 PROCESSORS = {"x86-64": ("Prescott", 16, "sse2"), "haswell": ("Haswell", 32, "avx2")}
 """Beside the processor itself, for which every other test compiles: what gcc is told -> what OpenBLAS is told, bytes of

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -151,16 +152,22 @@ def test_a_checkout_that_cannot_be_written(names: dict[str, tuple[str, str]], mo
     known_names.keep([item(known_names.ROOT / "test_sum.py", "test_more")])
 
 
-def test_a_new_case_of_an_unchanged_file_is_found(tmp_path: Path) -> None:
-    """Another file has a test of that name, and the file has not changed, but the list that it goes through has."""
-    here = tmp_path / "tests"
+def checkout(root: Path) -> Path:
+    """The folder of tests of a checkout that has none yet."""
+    here = root / "tests"
     here.mkdir()
     for file in ("conftest.py", "known_names.py", "long_tests.py", "slow.txt", "watchdog.py"):
         shutil.copy(Path(known_names.__file__).parent / file, here)
-    (tmp_path / "pytest.ini").write_text(
+    (root / "pytest.ini").write_text(
         "[pytest]\naddopts = --strict-markers\nmarkers =\n"
         + "".join(f"    {name}: its\n" for name in ("optimised", "compiles", "long", "gpu", "slow"))
     )
+    return here
+
+
+def test_a_new_case_of_an_unchanged_file_is_found(tmp_path: Path) -> None:
+    """Another file has a test of that name, and the file has not changed, but the list that it goes through has."""
+    here = checkout(tmp_path)
     (here / "records.py").write_text("OPS = ['sum']\n")
     (here / "test_ops.py").write_text(
         "import pytest, records\nopen('.read', 'a').write('x')\n"
@@ -182,3 +189,83 @@ def test_a_new_case_of_an_unchanged_file_is_found(tmp_path: Path) -> None:
     (here / "records.py").write_text("OPS = ['sum', 'mean']\n")
     assert found("-k", "mean") == ["test_mean.py::test_mean", "test_ops.py::test_op[mean]"] and times() == 3
     assert found("-k", "sum") == ["test_ops.py::test_op[sum]"] and times() == 4
+
+
+SUITE = {
+    "test_ops.py": """
+        import pytest
+
+        @pytest.mark.parametrize("op", ["sum", "cumsum", "le", "leaky_relu", "log_softmax", "softmax-f32", "a.sum.b"])
+        def test_op(op): pass
+
+        @pytest.mark.parametrize("case", ["sum", "sum-f64", "table"])
+        def test_takes_long(case): pass
+
+        @pytest.mark.long
+        @pytest.mark.parametrize("case", ["mean", "mean-f64"])
+        def test_is_long(case): pass
+
+        @pytest.mark.parametrize("case", ["sum of rows"])
+        def test_a(case): pass
+
+        def test_sum_of_rows(): pass
+        def test_Sum(): pass
+    """,
+    "test_le.py": "def test_bounds(): pass",
+    "test_lengths.py": "def test_softmax(): pass",
+}
+OF_SUM = {"test_op[sum]", "test_op[a.sum.b]", "test_takes_long[sum]", "test_Sum"}
+EVERY = {
+    *(f"test_op[{name}]" for name in ("cumsum", "le", "leaky_relu", "log_softmax", "softmax-f32")),
+    *(f"test_takes_long[{name}]" for name in ("sum-f64", "table")),
+    *(
+        "test_a[sum of rows]",
+        "test_is_long[mean]",
+        "test_is_long[mean-f64]",
+        "test_sum_of_rows",
+        "test_bounds",
+        "test_softmax",
+        *OF_SUM,
+    ),
+}
+BY_OPS: dict[tuple[str, ...], set[str]] = {
+    ("-k", "sum"): OF_SUM,
+    ("-k", "SUM"): OF_SUM,
+    ("-k", "le"): {"test_op[le]", "test_bounds"},
+    ("-k", "mean"): {"test_is_long[mean]"},
+    ("-k", "softmax"): {"test_op[softmax-f32]", "test_softmax"},
+    ("-k", "not sum"): EVERY - OF_SUM,
+    ("-k", "sum and not (a.sum or takes)"): {"test_op[sum]", "test_Sum"},
+    ("-k", "(le or sum) and test_op["): {"test_op[le]", "test_op[sum]", "test_op[a.sum.b]"},
+    ("-k", "lengths or mean"): {"test_softmax", "test_is_long[mean]"},
+}
+AS_PYTEST_SAYS: dict[tuple[str, ...], set[str]] = {
+    (): EVERY,
+    ("-k", "su"): {name for name in EVERY if "su" in name.lower()},
+    ("-k", "sum_"): {"test_sum_of_rows"},
+    ("-k", "[le"): {"test_op[le]", "test_op[leaky_relu]"},
+    ("-k", "F64"): {"test_takes_long[sum-f64]", "test_is_long[mean-f64]"},
+    ("-k", "sum", "--all"): {name for name in EVERY if "sum" in name.lower()},
+    ("-k", "mean", "tests/test_ops.py"): {"test_is_long[mean]", "test_is_long[mean-f64]"},
+    ("-k", "sum", "tests/test_ops.py::test_takes_long"): {"test_takes_long[sum]", "test_takes_long[sum-f64]"},
+}
+
+
+def test_the_name_of_an_op_means_the_tests_of_that_op(tmp_path: Path) -> None:
+    here = checkout(tmp_path)
+    (here / "slow.txt").write_text("test_ops.py::test_takes_long\n")
+    for name, text in SUITE.items():
+        (here / name).write_text(textwrap.dedent(text))
+    script = f"""
+import pytest
+for arguments in {[*AS_PYTEST_SAYS, *BY_OPS]}:
+    print("arguments", flush=True)
+    pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", *arguments])
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    runs = done.stdout.split("arguments\n")[1:]
+    for (arguments, wanted), output in zip((AS_PYTEST_SAYS | BY_OPS).items(), runs, strict=True):
+        found = {line.rpartition("::")[2] for line in output.splitlines() if "::" in line}
+        assert found == wanted, f"{arguments}\n{output}"
+        assert ("-k with the name of an op" in output) == (arguments in BY_OPS), output
