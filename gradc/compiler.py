@@ -32,6 +32,7 @@ from .module.module import Code, Module, Recipe
 from .module.options import Options
 from .module.saved import parts_of
 from .passes.column_blocking.tile_rows import tile_rows
+from .passes.graph.centre_sums import centre_sums
 from .passes.graph.cheaper_forms import cheaper_forms
 from .passes.graph.check_indices import name_readers
 from .passes.graph.decompose import decompose
@@ -266,6 +267,7 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     """The Graph -> Graph passes, in order."""
     numerics = options.numerics
     round_operands, round_products = multiplied_as_they_are(target), given_as_they_are(target)
+    graph = pipeline.run(centre_sums, graph, numerics=numerics)
     if target == "cpu":
         graph = pipeline.run(cheaper_forms, graph, dims=_hints(options), numerics=numerics)
     graph = pipeline.run(decompose, graph, functions=library_functions(options, target))

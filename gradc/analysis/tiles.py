@@ -57,7 +57,8 @@ OF_PARTS = 18
 and dV of 128 features spill 12 bytes with fewer, in 64 x 32 of 2 parts, and none in 64 x 16 (NVRTC for sm_80); where
 elements are at no edge one of 32 rows does, too: those of 64 features spill 8 bytes in 128 x 64 of 4 parts.  And
 from sm_100 on where one of 32 rows has, of which a sweep before sums features, and some blocks have fewer rows: dQ of
-80 features, 1000 or 2000 rows, spills 16 bytes in 16 columns (NVRTC for sm_100).
+80 features, 1000 or 2000 rows, spills 16 bytes in 16 columns (NVRTC for sm_100); before sm_90 where it has no edges
+(32 bytes).
 """
 NEWER = 8
 """More registers of a thread, from sm_100 on."""
@@ -480,10 +481,11 @@ class TileForm:
         if self.decoded:
             return 0
         whole, held = self.is_whole(columns, tiles), self.fragments(columns, tiles) > 0
-        if int(gpu.arch[3:]) < 90 and held and parts > 1 and (tiles == 1 or not self.has_edges):
+        older, newer = int(gpu.arch[3:]) < 90, int(gpu.arch[3:]) >= 100
+        if older and held and parts > 1 and (tiles == 1 or not self.has_edges):
             return OF_PARTS
-        newer = int(gpu.arch[3:]) >= 100
-        if newer and held and tiles > 1 and not whole and self.multiplying != self.sweeps:
+        ragged = held and tiles > 1 and not whole and self.multiplying != self.sweeps
+        if ragged and (newer or (older and not self.has_edges)):
             return OF_PARTS
         of_edges = 0 if self.is_several or (whole and not newer) else tiles * (columns - ROWS) // (4 if whole else 2)
         early = tiles * self.loads_of_elements * max(columns - EARLY, 0) if newer else 0
