@@ -103,10 +103,12 @@ def known() -> dict[str, tuple[str, str]]:
 
 @functools.cache
 def ops() -> frozenset[str]:
-    """The names of all ops."""
-    from gradc import ops  # noqa: F401  (which registers them)
-    from gradc.ir.node import REGISTRY
-
+    """The names of all ops; none where the package cannot be imported, which the tests that import it will say."""
+    try:
+        from gradc import ops  # noqa: F401  (which registers them)
+        from gradc.ir.node import REGISTRY
+    except Exception:
+        return frozenset()
     return frozenset(REGISTRY) - {"and", "or", "not"}
 
 
@@ -137,6 +139,13 @@ def of_ops(expression: str) -> str:
     if not expression:
         return expression
     return _IDENTIFIER.sub(lambda m: word(m[0].lower()) if m[0].lower() in ops() else m[0], expression)
+
+
+def has_ops_alone(expression: str) -> bool:
+    """Whether an expression of ``-k`` says which ops, and nothing more of their tests."""
+    return {word.lower() for word in _IDENTIFIER.findall(expression)} - {"and", "or"} <= ops() and bool(
+        expression.strip()
+    )
 
 
 def without(expression: str, names: Mapping[str, tuple[str, str]]) -> set[str]:
