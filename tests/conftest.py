@@ -147,10 +147,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         known_names.keep(collected)
 
 
+def _some_cases(config: pytest.Config) -> bool:
+    return known_names.is_usual(config) and known_names.has_ops_alone(config.option.keyword)
+
+
 def _keep_some(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A few cases of each function that -k and -m have left, where many would take longer than one waits."""
     quick = config.getoption("--quick")
-    if not quick and not config.option.some_cases:
+    if not quick and not _some_cases(config):
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -329,9 +333,8 @@ def _choose_files(config: pytest.Config) -> None:
     """What ``-k`` says, and the files that have no test for it."""
     plain, config.stash[_without] = config.option.keyword, set()
     named = config.getoption("--all") or any(arg.partition("::")[0].endswith(".py") for arg in config.args)
-    if not hasattr(config, "workerinput"):  # which has the options of the process that started it
-        config.option.keyword = plain if named else known_names.of_ops(plain)
-        config.option.some_cases = not named and known_names.is_usual(config) and known_names.has_ops_alone(plain)
+    if not named:  # in xdist's workers, too, which parse the command line for themselves
+        config.option.keyword = known_names.of_ops(plain)
     config.stash[_of_ops] = config.option.keyword != plain
     alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)  # else all read the same
     if alone and known_names.is_usual(config):
@@ -353,7 +356,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if slowest:
         terminalreporter.write_line("\n".join(("the slowest files:", *slowest)))
     if terminalreporter.config.stash[_of_ops]:
-        some = f", {QUICK_CASES} cases of each at most" if terminalreporter.config.option.some_cases else ""
+        some = f", {QUICK_CASES} cases of each at most" if _some_cases(terminalreporter.config) else ""
         terminalreporter.write_line(
             f"-k with the name of an op: its tests but for slow ones{some};"
             " with --all or files named, all whose names have it"

@@ -142,10 +142,9 @@ def of_ops(expression: str) -> str:
 
 
 def has_ops_alone(expression: str) -> bool:
-    """Whether an expression of ``-k`` says which ops, and nothing more of their tests."""
-    return {word.lower() for word in _IDENTIFIER.findall(expression)} - {"and", "or"} <= ops() and bool(
-        expression.strip()
-    )
+    """Whether what :func:`of_ops` gave says which ops, and nothing more of their tests."""
+    words = {*_IDENTIFIER.findall(expression)} - {"and", "or"}
+    return bool(words) and words <= {*map(word, ops())}
 
 
 def without(expression: str, names: Mapping[str, tuple[str, str]]) -> set[str]:

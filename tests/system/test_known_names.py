@@ -282,6 +282,16 @@ for arguments in {[*AS_PYTEST_SAYS, *BY_OPS]}:
         assert ("-k with the name of an op" in output) == (arguments in BY_OPS), output
 
 
+def test_workers_run_the_same_tests(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    here = checkout(tmp_path)
+    (here / "test_ops.py").write_text(textwrap.dedent(SUITE["test_ops.py"]))
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "1", "-k", "exp or Sum"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    ran = {line.rpartition("::")[2].strip() for line in done.stdout.splitlines() if "PASSED" in line}
+    assert ran == {OF_EXP[0], OF_EXP[-1], *OF_SUM, "test_takes_long[sum-f64]"}, done.stdout  # none of slow.txt's
+
+
 def test_a_package_that_cannot_be_imported_is_what_its_tests_say(tmp_path: Path) -> None:
     here, package = checkout(tmp_path), tmp_path / "gradc"
     package.mkdir()
