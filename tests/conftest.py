@@ -138,26 +138,32 @@ def _collects_whole_files(config: pytest.Config) -> bool:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     collected = [*items]
-    _choose(config, items)
+    whole = known_names.is_usual(config) and not any("::" in arg for arg in config.args)
+    long_tests.leave_out(items, everything=config.getoption("--all"), whole_files=whole)
     yield
+    _keep_some(config, items)
     items[:] = long_tests.begun_early(items, getattr(config, "workerinput", {}).get("workercount", 1))
     if _collects_whole_files(config):  # with the marks that other plugins have given them
         known_names.keep(collected)
 
 
-def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    whole = known_names.is_usual(config) and not any("::" in arg for arg in config.args)
-    long_tests.leave_out(items, everything=config.getoption("--all"), whole_files=whole)
-    if not config.getoption("--quick"):
+def _some_cases(config: pytest.Config) -> bool:
+    return known_names.is_usual(config) and known_names.has_ops_alone(config.option.keyword)
+
+
+def _keep_some(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A few cases of each function that -k and -m have left, where many would take longer than one waits."""
+    quick = config.getoption("--quick")
+    if not quick and not _some_cases(config):
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if not any(map(item.get_closest_marker, ("slow", "gpu", "long"))):
-            cases.setdefault(function_of(item.nodeid), []).append(item)
+        function, marked = function_of(item.nodeid), any(map(item.get_closest_marker, ("slow", "gpu", "long")))
+        if not quick or not (marked or function in slow_functions()):
+            cases.setdefault(function, []).append(item)
     kept = {
         found[k * (len(found) - 1) // max(1, QUICK_CASES - 1)]  # the first, the last, and some between
-        for function, found in cases.items()
-        if function not in slow_functions()
+        for found in cases.values()
         for k in range(QUICK_CASES)
     }
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -327,7 +333,7 @@ def _choose_files(config: pytest.Config) -> None:
     """What ``-k`` says, and the files that have no test for it."""
     plain, config.stash[_without] = config.option.keyword, set()
     named = config.getoption("--all") or any(arg.partition("::")[0].endswith(".py") for arg in config.args)
-    if not named and not hasattr(config, "workerinput"):  # which has the options of the process that started it
+    if not named:  # in xdist's workers, too, which parse the command line for themselves
         config.option.keyword = known_names.of_ops(plain)
     config.stash[_of_ops] = config.option.keyword != plain
     alone = not hasattr(config, "workerinput") and not config.getoption("numprocesses", None)  # else all read the same
@@ -350,8 +356,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if slowest:
         terminalreporter.write_line("\n".join(("the slowest files:", *slowest)))
     if terminalreporter.config.stash[_of_ops]:
+        some = f", {QUICK_CASES} cases of each at most" if _some_cases(terminalreporter.config) else ""
         terminalreporter.write_line(
-            "-k with the name of an op: its tests but for slow ones; with --all or files named, all whose names have it"
+            f"-k with the name of an op: its tests but for slow ones{some};"
+            " with --all or files named, all whose names have it"
         )
     absent = [f"{name} ({what})" for name, what in OPTIONAL.items() if not _installed(name)]
     if absent:

@@ -397,8 +397,8 @@ def test_values(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         lt.forms.clear()
         agrees(case, n, module)
         if n == 13:
-            assert sorted(lt.forms) == sorted(wanted)
-        assert n or not lt.forms
+            assert sorted(lt.forms) == sorted(wanted), f"{n} rows"
+        assert n or not lt.forms, f"{n} rows"
 
 
 @pytest.mark.parametrize("case", VALUES)

@@ -500,11 +500,12 @@ def test_every_strategy_combines(strategy: str) -> None:
         exact, wanted = interp.run(graph, given, precision="f64"), interp.run(graph, given)
         for results in (module.forward.run(**given), interp.run(program, **given)):
             for case, got in results.items():
-                what = f"{case} of {rows} rows"
-                if got.dtype.kind in "iu":
+                what, dtype = f"{case} of {rows} rows", DTYPES[case.removesuffix(".y").rpartition("_")[2]]
+                assert got.dtype == dtype.np, what
+                if dtype.is_integer:
                     np.testing.assert_array_equal(got, wanted[case], err_msg=what)
                 else:
-                    rtol = 1e-4 if got.dtype == np.float32 else 1e-12
+                    rtol = 1e-4 if dtype.name == "f32" else 1e-12
                     np.testing.assert_allclose(got, exact[case], rtol=rtol, err_msg=what)
 
 

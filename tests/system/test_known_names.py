@@ -208,6 +208,9 @@ SUITE = {
         @pytest.mark.parametrize("case", ["sum of rows"])
         def test_a(case): pass
 
+        @pytest.mark.parametrize("sizes", range(5))
+        def test_exp(sizes): pass
+
         def test_sum_of_rows(): pass
         def test_Sum(): pass
     """,
@@ -215,7 +218,9 @@ SUITE = {
     "test_lengths.py": "def test_softmax(): pass",
 }
 OF_SUM = {"test_op[sum]", "test_op[a.sum.b]", "test_takes_long[sum]", "test_Sum"}
+OF_EXP = [f"test_exp[{sizes}]" for sizes in range(5)]
 EVERY = {
+    *OF_EXP,
     *(f"test_op[{name}]" for name in ("cumsum", "le", "leaky_relu", "log_softmax", "softmax-f32")),
     *(f"test_takes_long[{name}]" for name in ("sum-f64", "table")),
     *(
@@ -237,6 +242,11 @@ BY_OPS: dict[tuple[str, ...], set[str]] = {
     ("-k", "not sum"): EVERY - OF_SUM,
     ("-k", "sum and not (a.sum or takes)"): {"test_op[sum]", "test_Sum"},
     ("-k", "(le or sum) and test_op["): {"test_op[le]", "test_op[sum]", "test_op[a.sum.b]"},
+    ("-k", "exp or le"): {OF_EXP[0], OF_EXP[-1], "test_op[le]", "test_bounds"},
+    ("-k", "exp", "--lf"): {*OF_EXP},
+    ("-k", "exp and test_"): {*OF_EXP},
+    ("-k", "exp", "-m", "not long", "--quick"): {OF_EXP[0], OF_EXP[-1]},
+    ("-k", "not (sum or le)"): EVERY - OF_SUM - {"test_op[le]", "test_bounds"},
     ("-k", "lengths or mean"): {"test_softmax", "test_is_long[mean]"},
 }
 AS_PYTEST_SAYS: dict[tuple[str, ...], set[str]] = {
@@ -245,6 +255,7 @@ AS_PYTEST_SAYS: dict[tuple[str, ...], set[str]] = {
     ("-k", "sum_"): {"test_sum_of_rows"},
     ("-k", "[le"): {"test_op[le]", "test_op[leaky_relu]"},
     ("-k", "F64"): {"test_takes_long[sum-f64]", "test_is_long[mean-f64]"},
+    ("-k", "exp", "--all"): {*OF_EXP},
     ("-k", "sum", "--all"): {name for name in EVERY if "sum" in name.lower()},
     ("-k", "mean", "tests/test_ops.py"): {"test_is_long[mean]", "test_is_long[mean-f64]"},
     ("-k", "sum", "tests/test_ops.py::test_takes_long"): {"test_takes_long[sum]", "test_takes_long[sum-f64]"},
@@ -260,7 +271,7 @@ def test_the_name_of_an_op_means_the_tests_of_that_op(tmp_path: Path) -> None:
 import pytest
 for arguments in {[*AS_PYTEST_SAYS, *BY_OPS]}:
     print("arguments", flush=True)
-    pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", *arguments])
+    pytest.main(["-q", "--collect-only", *arguments])
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
@@ -269,3 +280,25 @@ for arguments in {[*AS_PYTEST_SAYS, *BY_OPS]}:
         found = {line.rpartition("::")[2] for line in output.splitlines() if "::" in line}
         assert found == wanted, f"{arguments}\n{output}"
         assert ("-k with the name of an op" in output) == (arguments in BY_OPS), output
+
+
+def test_workers_run_the_same_tests(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    here = checkout(tmp_path)
+    (here / "test_ops.py").write_text(textwrap.dedent(SUITE["test_ops.py"]))
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "1", "-k", "exp or Sum"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    ran = {line.rpartition("::")[2].strip() for line in done.stdout.splitlines() if "PASSED" in line}
+    assert ran == {OF_EXP[0], OF_EXP[-1], *OF_SUM, "test_takes_long[sum-f64]"}, done.stdout  # none of slow.txt's
+
+
+def test_a_package_that_cannot_be_imported_is_what_its_tests_say(tmp_path: Path) -> None:
+    here, package = checkout(tmp_path), tmp_path / "gradc"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('half written')\n")
+    (here / "test_ops.py").write_text("import gradc\ndef test_sum(): pass\n")
+    (here / "test_files.py").write_text("def test_sum(): pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-k", "sum"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED and "INTERNAL" not in done.stdout, done.stdout + done.stderr
+    assert "test_files.py::test_sum" in done.stdout and "RuntimeError: half written" in done.stdout, done.stdout
