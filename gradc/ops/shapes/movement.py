@@ -518,8 +518,7 @@ def _pad_reference(x: Any, *, pad_width: Any, value: Any) -> Any:
 
 def _pad_vjp(g: Node, y: Node, x: Node, *, pad_width: Any, value: Any) -> tuple[Node]:
     # dx[j] = g[j + low], 0 where g has no such element: what a negative width cut comes back as 0
-    # a slice gives no size below 0, so it takes off only borders of axes whose sizes are known to be none
-    border = tuple(
+    border = tuple(  # what a slice takes off, whose type has no size below 0
         tuple(n if known_nonnegative(n) and known_nonnegative(size) else 0 for n in pair)
         for size, pair in zip(x.shape, pad_width, strict=True)
     )
