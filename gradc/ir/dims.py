@@ -891,10 +891,14 @@ def solved(size: Size, unknown: str, value: int, bindings: Mapping[str, int]) ->
     size is no such polynomial.
 
     :param bindings: of the size's other symbols.
+    :raises InvalidProblem: with these it has a factor of more than 2^126.
     """
     if any(not isinstance(atom, str) for monomial, _ in _terms(size) for atom, _ in monomial):
         return None
-    terms = dict(_terms(substitute(size, bindings)))
+    try:
+        terms = dict(_terms(substitute(size, bindings)))
+    except TypeRuleError as error:
+        raise InvalidProblem(f"{size} with {dict(bindings)}: {error}") from None
     slope, start = terms.pop(((unknown, 1),), 0), terms.pop((), 0)
     return None if terms or not slope else max((value - start) // slope, 0)
 
@@ -913,6 +917,11 @@ def check_count(shape: Iterable[Size], subject: object = "a shape") -> None:
 
 
 def nominal(sizes: Sequence[Size], dims: Mapping[str, int] | None = None) -> dict[str, int]:
-    """A value for each symbol in ``sizes``: the given one, else 1024."""
+    """A value for each symbol in ``sizes``: the given one, else 1024, and 1 where a size would be below 0 for what is
+    subtracted.
+    """
     names: frozenset[str] = frozenset().union(*(symbols(s) for s in sizes)) if sizes else frozenset()
-    return {name: (dims or {}).get(name, 1024) for name in sorted(names)}
+    values = {name: (dims or {}).get(name, 1024) for name in sorted(names)}
+    subtracted = {size: {a for m, c in _terms(size) if c < 0 for a, _ in m if isinstance(a, str)} for size in sizes}
+    below = [taken for size, taken in subtracted.items() if taken and evaluate(size, values) < 0]
+    return values | {name: 1 for name in set().union(*below) - (dims or {}).keys()}

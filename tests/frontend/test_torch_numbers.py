@@ -71,6 +71,17 @@ def test_a_border_may_be_of_either_sign(width: Any, dynamic: bool | None) -> Non
     over_numbers(lambda x, n: (F.pad(x, width(n), value=0.5),), numbers, dynamic=dynamic, fallback="error")
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_size_that_might_be_below_0(dynamic: bool | None) -> None:
+    """What is cut by symbols, and its other uses."""
+
+    def function(x: Any, n: int) -> tuple[Any, ...]:
+        y = F.pad(x, (-n, -1)).sin()
+        return F.pad(y, (n, 2)).cos(), torch.cat([y, y * 2], -1), y.sum(0)
+
+    over_numbers(function, (2, 1, 0), dynamic=dynamic, fallback="error", smallest_region=1)
+
+
 VECTOR, POINT = torch.arange(1.0, 5.0, dtype=torch.float64), torch.tensor(1.5, dtype=torch.float64)
 NAMED: dict[str, Callable[[Any, Any], Any]] = {
     "gather": lambda x, i: x.gather(0, i),

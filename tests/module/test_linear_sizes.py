@@ -40,6 +40,20 @@ def test_what_no_size_makes_is_an_error(pairs: gradc.Module, x: int, y: int, mat
         pairs(x=np.ones(x), y=np.ones(y))
 
 
+def test_numbers_that_no_size_has_are_an_error() -> None:
+    graph = gradc.trace(lambda x: ops.sum(x), x="f64[M*M*M*N]")
+    with pytest.raises(InvalidProblem, match="factors of 2\\^126"):
+        gradc.compile(graph, target="numpy")(x=np.ones(0), dims={"M": 2**62})
+
+
+def test_a_size_from_which_a_dim_is_subtracted() -> None:
+    """The sizes for which a plan is chosen are none below 0."""
+    module = gradc.compile(gradc.trace(lambda x: ops.sum(x, axis=0), x="f64[M,5-N]"), target="cpu")
+    assert np.array_equal(module(x=np.ones((3, 4))), [3.0] * 4)
+    with pytest.raises(InvalidProblem, match="axis 1 is 6, not 5"):
+        module(x=np.ones((3, 6)))
+
+
 def test_a_size_that_is_not_linear_tells_nothing() -> None:
     graph = gradc.trace(lambda x: ops.sum(x) * 2, x="f64[N*N]")
     with pytest.raises(InvalidProblem, match="nothing binds the dim N"):

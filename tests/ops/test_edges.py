@@ -311,3 +311,13 @@ def test_gradients_that_docs_tell_apart_from_torchs(name: str) -> None:
     np.testing.assert_array_equal(interp.run(joint, {n: given[n] for n in joint.input_names})["d.x"], own)
     leaf = torch.tensor(x, requires_grad=True)
     np.testing.assert_array_equal(torch.autograd.grad(theirs(leaf).sum(), leaf)[0].numpy(), eager)
+
+
+@pytest.mark.parametrize("target", ["numpy", "cpu"])
+def test_the_slopes_of_i1_and_i1e_beside_0(target: str) -> None:
+    """1/2 - |x| and 1/2 + 3 x^2 / 16: the reciprocal of a subnormal is infinite."""
+    x = np.array([1e-40, -1e-40, 1e-30, -0.0], np.float32)
+    for function in (ops.i1, ops.i1e):
+        module = gradc.compile(gradc.trace(function, x="f32[N]"), wrt=["x"], target=target)
+        _, residuals = module.forward(x=x)
+        np.testing.assert_allclose(module.backward(residuals, np.ones_like(x))["x"], 0.5, rtol=1e-4)

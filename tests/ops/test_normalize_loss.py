@@ -350,7 +350,7 @@ def test_everything_ignored() -> None:
         assert np.array_equal(out["d.x"], np.zeros((3, 4)))
 
 
-@pytest.mark.parametrize("smoothing", [None, 0.0])
+@pytest.mark.parametrize("smoothing", [None, 0.0, 0.2])
 @pytest.mark.parametrize("targets", [[1, 1, 1], [1, -100, 1], [-100, -100, -100]], ids=str)
 def test_weights_of_0_alone(targets: list[int], smoothing: float | None) -> None:
     """Their mean is a NaN, and so is what their positions have of its gradient; what is ignored has none, as in eager
@@ -361,9 +361,15 @@ def test_weights_of_0_alone(targets: list[int], smoothing: float | None) -> None
     arrays = {"x": rng.standard_normal((3, 4)), "t": np.array(targets), "w": np.array([0.5, 0, 2, 1])}
     ours, name = (ops.nll_loss, "nll_loss") if smoothing is None else (ops.cross_entropy, "cross_entropy")
     x = torch.tensor(arrays["x"], requires_grad=True)
-    want = getattr(functional, name)(x, torch.tensor(arrays["t"]), torch.tensor(arrays["w"]))
+    more = {"label_smoothing": smoothing} if smoothing else {}
+    want = getattr(functional, name)(x, torch.tensor(arrays["t"]), torch.tensor(arrays["w"]), **more)
     want.backward()
-    graph = trace(ours, input="f64[N,4]", target="i64[N]", weight="f64[4]")
+    graph = trace(
+        lambda input, target, weight: ours(input, target, weight, **more),
+        input="f64[N,4]",
+        target="i64[N]",
+        weight="f64[4]",
+    )
     given = {"input": arrays["x"], "target": arrays["t"], "weight": arrays["w"]}
     for target in ("numpy", "cpu"):
         value, gradients = compile_module(graph, wrt=["input"], target=target).value_and_grad(given)

@@ -69,7 +69,7 @@ def _i1_slope(y: Node, x: Node) -> Node:
 
 def _i1e_slope(y: Node, x: Node) -> Node:
     zero, safe = _safe(x)
-    return where(zero, full(0.5, x), i0e(x) - y * (sign(x) + 1 / safe))
+    return where(zero, full(0.5, x), i0e(x) - (y * sign(x) + y / safe))  # 1 / safe may overflow
 
 
 i0: Primitive = unary(

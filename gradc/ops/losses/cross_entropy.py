@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -206,9 +207,12 @@ class _Entropy:
 
     @cached_property
     def norm(self) -> Node:
-        """The divisor of a mean: the total weight of the positions that are not ignored."""
+        """The divisor of a mean: the total weight of the positions that are not ignored.  With smoothing a total of 0
+        is a NaN: the mean of the targets' part is 0 / 0, and what is smoothed over the classes does not save it.
+        """
         if not self.probabilities and self.target_weight is not None:
-            return _all(self.keep(self.target_weight))
+            total = _all(self.keep(self.target_weight))
+            return where(eq(total, zeros_like(total)), full(math.nan, total), total) if self.label_smoothing else total
         if not self.probabilities and self.kept is not None:
             return converted(_all(self.kept), self.dtype)
         return _count_of(self.positions, self.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidProblem, TypeRuleError
-from ...ir.dims import Dim, Size, SizeLike, ceildiv, floordiv, known_nonnegative, maximum, product, same
+from ...ir.dims import Assumption, Dim, Size, SizeLike, ceildiv, floordiv, known_nonnegative, maximum, product, same
 from ...ir.node import Node, call
 from ...ir.op import Alias, BadSample, Movement, Primitive, Sample
 from ...ir.operands import adopt
@@ -518,7 +518,10 @@ def _pad_reference(x: Any, *, pad_width: Any, value: Any) -> Any:
 
 def _pad_vjp(g: Node, y: Node, x: Node, *, pad_width: Any, value: Any) -> tuple[Node]:
     # dx[j] = g[j + low], 0 where g has no such element: what a negative width cut comes back as 0
-    border = tuple(tuple(n if known_nonnegative(n) else 0 for n in pair) for pair in pad_width)
+    border = tuple(  # what a slice takes off, whose type has no size below 0
+        tuple(n if known_nonnegative(n) and known_nonnegative(size) else 0 for n in pair)
+        for size, pair in zip(x.shape, pad_width, strict=True)
+    )
     rest = tuple(tuple(m - n for n, m in zip(*pairs, strict=True)) for pairs in zip(pad_width, border, strict=True))
     if any(n != 0 for pair in rest for n in pair):
         g = pad.plain(g, pad_width=rest, value=0)
@@ -535,6 +538,7 @@ pad: Primitive = Primitive(
     in_place_of_dtype=True,
     reference=_pad_reference,
     vjp=_pad_vjp,
+    implies=lambda node: [Assumption(n, ">=", 0) for n in node.shape if isinstance(n, Dim)],  # what is cut is there
     access=lambda node: Pads(**node.attrs),
     multilinear=lambda node: (
         {0: tuple(None if any(n != 0 for n in pair) else a for a, pair in enumerate(node.attrs["pad_width"]))}
