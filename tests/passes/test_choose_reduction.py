@@ -289,6 +289,18 @@ def test_regret_over_streams_that_were_measured(path: Path) -> None:
     assert max(regrets) <= 0.10
 
 
+def test_rows_that_a_sample_alone_weighs() -> None:
+    """Where sorted rows take no longer by themselves, and the result's sizes are numbers, the number of rows stands in a
+    condition only as a factor of what the sample says: it is a size, still.
+    """
+    device = replace(CPU, gathered=-1e-9, skew=1e-8)
+    found = host_cases(symbol("N"), 128, 9 * 128, device, sample=Sample("skew", "locality", "i"))
+    picks = lambda rows, skew: next(
+        how for when, how in found if when is None or when.holds({"N": rows, "skew": skew, "locality": 0})
+    )
+    assert [picks(1 << 20, skew) for skew in (0, 1024)] == ["segmented", "privatized"]
+
+
 @pytest.mark.parametrize("name", ["criteo 290", "grid smooth 256 x 256"])
 def test_files_of_streams_say_what_their_indices_do(name: str) -> None:
     for path in RESULTS.glob("streams-*.json"):
