@@ -473,7 +473,7 @@ class Call:
 class Select:
     """Alternative kernels: the first whose predicate over the dims holds is run; the last has no predicate.
 
-    :param sample: numbers of an index, which predicates may compare beside dims.
+    :param sample: numbers of an index that the kernels read, which predicates may compare beside dims.
     """
 
     cases: tuple[tuple[Predicate | None, Kernel], ...]
@@ -489,8 +489,7 @@ class Select:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        looked_at = [self.sample.buffer] if self.sample else []
-        return tuple(dict.fromkeys([*(b for _, k in self.cases for b in k.reads), *looked_at]))
+        return tuple(dict.fromkeys(b for _, k in self.cases for b in k.reads))
 
     @property
     def writes(self) -> tuple[str, ...]:

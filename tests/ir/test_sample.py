@@ -5,6 +5,7 @@ does follows from them on every target.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gradc import ops
 from gradc.errors import IRFormatError, TypeRuleError
 from gradc.interp import run_program
 from gradc.ir.dims import Assumption, Predicate, nonnegative, symbol
-from gradc.ir.kernel import Program, Select, possible, taken
+from gradc.ir.kernel import Buffer, Program, Select, possible, taken
 from gradc.ir.program_text import parse_program
 from gradc.ir.sample import FEWEST, MOST, SIDE, Sample, sampled
 from gradc.ir.verify import verify_program
@@ -228,8 +229,6 @@ def test_explain_says_that_data_decide() -> None:
 
 
 def with_select(program: Program, **changes: Any) -> Program:
-    from dataclasses import replace
-
     step = select_of(program)
     return replace(program, steps=tuple(replace(s, **changes) if s is step else s for s in program.steps))
 
@@ -240,6 +239,7 @@ def with_select(program: Program, **changes: Any) -> Program:
         (Sample("skew", "locality", "u"), "a sample of u, which is no buffer of i32 or i64"),
         (Sample("skew", "locality", "y"), "a sample of y, which is no buffer"),
         (Sample("skew", "locality", "x"), "a sample of x, which is no buffer"),
+        (Sample("skew", "locality", "j"), "a sample of j, which not every kernel of the select reads"),
         (Sample("N", "locality", "i"), "a sample's N, which is taken"),
         (Sample("skew", "skew", "i"), "a sample's skew, which is taken"),
         (None, "no buffer or kernel has the dim"),
@@ -247,6 +247,8 @@ def with_select(program: Program, **changes: Any) -> Program:
 )
 def test_a_sample_is_of_an_index_under_names_of_its_own(sample: Sample | None, said: str) -> None:
     program = scattered().forward.program
+    unread = Buffer("j", program.types["i"], "input")  # memory may be another's where no kernel reads it
+    program = replace(program, buffers=(*program.buffers, unread))
     verify_program(program)
     with pytest.raises(TypeRuleError, match=said):
         verify_program(with_select(program, sample=sample))
