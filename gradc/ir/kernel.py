@@ -999,14 +999,15 @@ def _indented(text: str) -> str:
     return "  " + text.replace("\n", "\n  ")
 
 
-def taken(step: Step, dims: Mapping[str, int]) -> Kernel | Call | Loop:
+def taken(step: Step, dims: Mapping[str, int], sampled: Mapping[str, int] | None = None) -> Kernel | Call | Loop:
     """The kernel, call or loop that a step executes at these sizes.
 
-    :param dims: and the numbers of samples, 0 where they are not given: those of places anywhere, no two of them alike.
+    :param sampled: the numbers of its sample, 0 where they are not given: those of places anywhere, no two of them
+        alike.  A dim of another program may have the name of one.
     """
     if not isinstance(step, Select):
         return step
-    known = {**dict.fromkeys(step.sample.names, 0), **dims} if step.sample else dims
+    known = {**dims, **dict.fromkeys(step.sample.names, 0), **(sampled or {})} if step.sample else dims
     return next(k for when, k in step.cases if when is None or when.holds(known))
 
 

@@ -155,14 +155,14 @@ def test_the_same_input_takes_the_same_way_everywhere(dtype: str, tmp_path: Path
                 pool.set_num_threads(threads)
                 assert all(added(each, own).tobytes() == bits[way] for each in modules)
             dims = {"N": ROWS, "V": KEYS + 8}
-            assert ways([taken(step, {**dims, **step.sample.of(own)})]) == [way]
+            assert ways([taken(step, dims, step.sample.of(own))]) == [way]
     finally:
         pool.set_num_threads(before)
 
 
 def test_the_interpreter_looks_where_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
     program, found = scattered().forward.program, []
-    monkeypatch.setattr("gradc.interp.taken", lambda step, dims: found.append(taken(step, dims)) or found[-1])
+    monkeypatch.setattr("gradc.interp.taken", lambda *given: found.append(taken(*given)) or found[-1])
     for way, index in STREAMS.items():
         found.clear()
         result = run_program(program, {"i": index, "u": VALUES}, {"V": KEYS + 8})
@@ -216,6 +216,20 @@ def test_an_index_that_is_computed_from_more_than_one_is_not_looked_at() -> None
     program = gradc.compile(graph, target="cpu", calibration=BY_DATA).forward.program
     sample = select_of(program).sample
     assert sample is None or sample.buffer not in ("i", "j")
+
+
+def test_a_dim_of_another_program_is_no_number_of_a_sample() -> None:
+    """Names are those that a program's own dims leave: explain() has those of forward and backward."""
+    graph = gradc.trace(
+        lambda e, i, x: ops.sum(ops.gather(e, i, axis=0) ** 2.0) + ops.sum(x),
+        e=f"f32[V,{WIDTH}]",
+        i="i64[N]",
+        x="f32[locality]",
+    )
+    module = gradc.compile(graph, wrt=["e"], target="cpu", calibration=BY_DATA)
+    assert select_of(module.backward.program).sample == Sample("skew", "locality", "i")
+    said = [module.explain(N=ROWS, V=KEYS, locality=size) for size in (1, MOST)]
+    assert all("d.e: privatized unless" in text for text in said)
 
 
 def test_explain_says_that_data_decide() -> None:
@@ -280,7 +294,7 @@ def test_what_may_run_is_what_some_numbers_take() -> None:
     step = Select(((when, kernels[0]), (None, kernels[1])), Sample("skew", "locality", "i"))
     ends = (0, 1, 250, MOST - 1, MOST)
     for size in (0, 1, 1547, 1548, 1549, 3 * MOST - 1, 3 * MOST, 9000):
-        reached = {taken(step, {"N": size, "skew": a, "locality": b}).name for a in ends for b in ends}
+        reached = {taken(step, {"N": size}, {"skew": a, "locality": b}).name for a in ends for b in ends}
         assert {item.name for item in possible(step, {"N": size})} == reached, size
 
 
