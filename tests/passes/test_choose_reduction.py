@@ -291,7 +291,7 @@ def test_regret_over_streams_that_were_measured(path: Path) -> None:
 
 
 def test_rows_that_a_sample_alone_weighs() -> None:
-    """Where sorted rows take no longer by themselves, and the result's sizes are numbers, the number of rows stands in a
+    """Where sorted rows take no longer by themselves, and the result's sizes are numbers, the number of rows is in a
     condition only as a factor of what the sample says: it is a size, still.
     """
     device = replace(CPU, gathered=-1e-9, skew=1e-8)
