@@ -14,6 +14,7 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis.combine import combines, index_buffer
 from gradc.errors import IRFormatError, TypeRuleError
 from gradc.interp import run_program
 from gradc.ir.dims import Assumption, Predicate, nonnegative, symbol
@@ -209,13 +210,46 @@ def test_names_that_the_program_has_are_left_to_it() -> None:
     assert parse_program(str(program)) == program
 
 
-def test_an_index_that_is_computed_from_more_than_one_is_not_looked_at() -> None:
+def test_an_index_that_is_computed_before_is_looked_at_itself() -> None:
     graph = gradc.trace(
         lambda i, j, u: ops.scatter_add(i + j, u, axis=0, size=symbol("V")), i="i64[N]", j="i64[N]", u=f"f32[N,{WIDTH}]"
     )
     program = gradc.compile(graph, target="cpu", calibration=BY_DATA).forward.program
     sample = select_of(program).sample
-    assert sample is None or sample.buffer not in ("i", "j")
+    assert sample is not None and program.buffer[sample.buffer].kind == "temp"
+
+
+@pytest.mark.parametrize(
+    ("index", "wanted"),
+    [
+        ("%0 = load i[n] : i64", "i"),
+        ("%9 = load i[n] : i64\n  %8 = index 3 : i64\n  %0 = add %9, %8 : i64", "i"),
+        ("%9 = load i[n] : i64\n  %8 = load j[n] : i64\n  %0 = add %9, %8 : i64", ""),
+        ("%9 = load i[n] : i64\n  %8 = index n : i64\n  %0 = add %9, %8 : i64", ""),
+        ("%0 = load i[n + 1] : i64", ""),
+        ("%0 = load long[n] : i64", ""),
+        ("%0 = load small[n] : i16", ""),
+    ],
+)
+def test_which_buffer_says_where_rows_go(index: str, wanted: str) -> None:
+    program = parse_program(f"""program @p {{
+  input i: i64[N]
+  input j: i64[N]
+  input long: i64[N + 1]
+  input small: i16[N]
+  input u: f32[N,{WIDTH}]
+  output y: f32[V,{WIDTH}]
+  kernel @k rows(n: N) cols(c: {WIDTH}) {{
+    {index}
+    phase
+    %1 = load u[n, c] : f32
+    accum y[%0, c] <- %1 : f32
+  }}
+  return y=y
+}}
+""")
+    (kernel,) = program.kernels
+    assert index_buffer(kernel, combines(kernel, program.types)[0], program.types) == wanted
 
 
 def test_a_dim_of_another_program_is_no_number_of_a_sample() -> None:
