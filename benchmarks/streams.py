@@ -182,12 +182,9 @@ def chosen_program(width: int, device: Device) -> Program:
     return choose_reduction(scheduled, device=device, available=ON_GPU if isinstance(device, Gpu) else ON_HOST)
 
 
-def picked(width: int, dims: Mapping[str, int], device: Device) -> str:
-    """The strategy that is taken at these sizes.
-
-    :param dims: and the numbers of a sample of the index, by name.
-    """
-    kernels = [taken(step, dims) for step in chosen_program(width, device).steps]
+def picked(width: int, dims: Mapping[str, int], sample: Mapping[str, int], device: Device) -> str:
+    """The strategy that is taken at these sizes, with these numbers of a sample of the index."""
+    kernels = [taken(step, dims, sample) for step in chosen_program(width, device).steps]
     (strategy,) = (how for k in kernels if isinstance(k, Kernel) for _, how in k.strategy)
     return strategy
 
@@ -216,7 +213,7 @@ def on_gpu(width: int, dims: Mapping[str, int], distinct: int, hottest: int, dev
     names = candidates(part, program.types, "run", ways(part, program.types, device))
     found = estimates(kernel, part, program.types, dims, device, unique=distinct, hits=hottest)
     us = {e.strategy: round(e.seconds * 1e6, 2) for e in found if e.strategy in names}
-    pick = picked(width, dims, device)
+    pick = picked(width, dims, {}, device)
     return {"us": us, "picked": pick, "regret": regret(us, pick)}
 
 
@@ -239,7 +236,7 @@ def case(
         "distinct": len(counts),
         "hottest": int(counts.max()),
         **sample,
-        "picked": (pick := picked(width, {"N": count, **dims, **sample}, this_processor())),
+        "picked": (pick := picked(width, {"N": count, **dims}, sample, this_processor())),
         "H100": on_gpu(width, {"N": count, **dims}, len(counts), int(counts.max()), H100),
     }
     records = []
@@ -248,7 +245,7 @@ def case(
         us = {way: round(s * 1e6, 2) for way, s in timed(calls).items()}
         records.append({**common, "threads": number, "us": us, "regret": regret(us, pick)})
         if calibrated is not None:
-            by_file = picked(width, {"N": count, **dims, **sample}, calibrated)
+            by_file = picked(width, {"N": count, **dims}, sample, calibrated)
             records[-1]["calibrated"] = {"picked": by_file, "regret": regret(us, by_file)}
     return records
 

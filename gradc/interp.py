@@ -298,7 +298,7 @@ def run_program(
     memory = _Memory(program, arrays, bindings, _wide(precision))
     for step in program.steps:
         seen = step.sample.of(memory.read(step.sample.buffer)) if isinstance(step, Select) and step.sample else {}
-        step = taken(step, {**bindings, **seen})
+        step = taken(step, bindings, seen)
         if isinstance(step, Loop):
             for position in step.positions(bindings):
                 _run_block(step, memory.of_block(step, position))

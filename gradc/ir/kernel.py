@@ -473,7 +473,7 @@ class Call:
 class Select:
     """Alternative kernels: the first whose predicate over the dims holds is run; the last has no predicate.
 
-    :param sample: numbers of an index, which predicates may compare beside dims.
+    :param sample: numbers of an index that the kernels read, which predicates may compare beside dims.
     """
 
     cases: tuple[tuple[Predicate | None, Kernel], ...]
@@ -489,8 +489,7 @@ class Select:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        looked_at = [self.sample.buffer] if self.sample else []
-        return tuple(dict.fromkeys([*(b for _, k in self.cases for b in k.reads), *looked_at]))
+        return tuple(dict.fromkeys(b for _, k in self.cases for b in k.reads))
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -1000,14 +999,15 @@ def _indented(text: str) -> str:
     return "  " + text.replace("\n", "\n  ")
 
 
-def taken(step: Step, dims: Mapping[str, int]) -> Kernel | Call | Loop:
+def taken(step: Step, dims: Mapping[str, int], sampled: Mapping[str, int] | None = None) -> Kernel | Call | Loop:
     """The kernel, call or loop that a step executes at these sizes.
 
-    :param dims: and the numbers of samples, 0 where they are not given: those of places anywhere, no two of them alike.
+    :param sampled: the numbers of its sample, 0 where they are not given: those of places anywhere, no two of them
+        alike.  A dim of another program may have the name of one.
     """
     if not isinstance(step, Select):
         return step
-    known = {**dict.fromkeys(step.sample.names, 0), **dims} if step.sample else dims
+    known = {**dims, **dict.fromkeys(step.sample.names, 0), **(sampled or {})} if step.sample else dims
     return next(k for when, k in step.cases if when is None or when.holds(known))
 
 

@@ -370,6 +370,12 @@ def _verify_select(step: Select, program: Program, written: Collection[str]) -> 
             line,
             f" of {sample.buffer}",
         )
+        _demand(  # whose memory is kept for them
+            all(sample.buffer in kernel.reads for _, kernel in step.cases),
+            f"a sample of {sample.buffer}, which not every kernel of the select reads",
+            line,
+            f" of {sample.buffer}",
+        )
     for position, (when, kernel) in enumerate(step.cases):
         _demand(
             (when is None) == (position == last),

@@ -5,6 +5,7 @@ does follows from them on every target.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 
 import gradc
 from gradc import ops
+from gradc.analysis.combine import combines, index_buffer
 from gradc.errors import IRFormatError, TypeRuleError
 from gradc.interp import run_program
 from gradc.ir.dims import Assumption, Predicate, nonnegative, symbol
-from gradc.ir.kernel import Program, Select, possible, taken
+from gradc.ir.kernel import Buffer, Program, Select, possible, taken
 from gradc.ir.program_text import parse_program
 from gradc.ir.sample import FEWEST, MOST, SIDE, Sample, sampled
 from gradc.ir.verify import verify_program
@@ -154,14 +156,14 @@ def test_the_same_input_takes_the_same_way_everywhere(dtype: str, tmp_path: Path
                 pool.set_num_threads(threads)
                 assert all(added(each, own).tobytes() == bits[way] for each in modules)
             dims = {"N": ROWS, "V": KEYS + 8}
-            assert ways([taken(step, {**dims, **step.sample.of(own)})]) == [way]
+            assert ways([taken(step, dims, step.sample.of(own))]) == [way]
     finally:
         pool.set_num_threads(before)
 
 
 def test_the_interpreter_looks_where_c_does(monkeypatch: pytest.MonkeyPatch) -> None:
     program, found = scattered().forward.program, []
-    monkeypatch.setattr("gradc.interp.taken", lambda step, dims: found.append(taken(step, dims)) or found[-1])
+    monkeypatch.setattr("gradc.interp.taken", lambda *given: found.append(taken(*given)) or found[-1])
     for way, index in STREAMS.items():
         found.clear()
         result = run_program(program, {"i": index, "u": VALUES}, {"V": KEYS + 8})
@@ -208,13 +210,60 @@ def test_names_that_the_program_has_are_left_to_it() -> None:
     assert parse_program(str(program)) == program
 
 
-def test_an_index_that_is_computed_from_more_than_one_is_not_looked_at() -> None:
+def test_an_index_that_is_computed_before_is_looked_at_itself() -> None:
     graph = gradc.trace(
         lambda i, j, u: ops.scatter_add(i + j, u, axis=0, size=symbol("V")), i="i64[N]", j="i64[N]", u=f"f32[N,{WIDTH}]"
     )
     program = gradc.compile(graph, target="cpu", calibration=BY_DATA).forward.program
     sample = select_of(program).sample
-    assert sample is None or sample.buffer not in ("i", "j")
+    assert sample is not None and program.buffer[sample.buffer].kind == "temp"
+
+
+@pytest.mark.parametrize(
+    ("index", "wanted"),
+    [
+        ("%0 = load i[n] : i64", "i"),
+        ("%9 = load i[n] : i64\n  %8 = index 3 : i64\n  %0 = add %9, %8 : i64", "i"),
+        ("%9 = load i[n] : i64\n  %8 = load j[n] : i64\n  %0 = add %9, %8 : i64", ""),
+        ("%9 = load i[n] : i64\n  %8 = index n : i64\n  %0 = add %9, %8 : i64", ""),
+        ("%0 = load i[n + 1] : i64", ""),
+        ("%0 = load long[n] : i64", ""),
+        ("%0 = load small[n] : i16", ""),
+    ],
+)
+def test_which_buffer_says_where_rows_go(index: str, wanted: str) -> None:
+    program = parse_program(f"""program @p {{
+  input i: i64[N]
+  input j: i64[N]
+  input long: i64[N + 1]
+  input small: i16[N]
+  input u: f32[N,{WIDTH}]
+  output y: f32[V,{WIDTH}]
+  kernel @k rows(n: N) cols(c: {WIDTH}) {{
+    {index}
+    phase
+    %1 = load u[n, c] : f32
+    accum y[%0, c] <- %1 : f32
+  }}
+  return y=y
+}}
+""")
+    (kernel,) = program.kernels
+    assert index_buffer(kernel, combines(kernel, program.types)[0], program.types) == wanted
+
+
+def test_a_dim_of_another_program_is_no_number_of_a_sample() -> None:
+    """Names are those that a program's own dims leave: explain() has those of forward and backward."""
+    graph = gradc.trace(
+        lambda e, i, x: ops.sum(ops.gather(e, i, axis=0) ** 2.0) + ops.sum(x),
+        e=f"f32[V,{WIDTH}]",
+        i="i64[N]",
+        x="f32[locality]",
+    )
+    module = gradc.compile(graph, wrt=["e"], target="cpu", calibration=BY_DATA)
+    assert select_of(module.backward.program).sample == Sample("skew", "locality", "i")
+    said = [module.explain(N=ROWS, V=KEYS, locality=size) for size in (1, MOST)]
+    assert all("d.e: privatized unless" in text for text in said)
 
 
 def test_explain_says_that_data_decide() -> None:
@@ -228,8 +277,6 @@ def test_explain_says_that_data_decide() -> None:
 
 
 def with_select(program: Program, **changes: Any) -> Program:
-    from dataclasses import replace
-
     step = select_of(program)
     return replace(program, steps=tuple(replace(s, **changes) if s is step else s for s in program.steps))
 
@@ -240,6 +287,7 @@ def with_select(program: Program, **changes: Any) -> Program:
         (Sample("skew", "locality", "u"), "a sample of u, which is no buffer of i32 or i64"),
         (Sample("skew", "locality", "y"), "a sample of y, which is no buffer"),
         (Sample("skew", "locality", "x"), "a sample of x, which is no buffer"),
+        (Sample("skew", "locality", "j"), "a sample of j, which not every kernel of the select reads"),
         (Sample("N", "locality", "i"), "a sample's N, which is taken"),
         (Sample("skew", "skew", "i"), "a sample's skew, which is taken"),
         (None, "no buffer or kernel has the dim"),
@@ -247,6 +295,8 @@ def with_select(program: Program, **changes: Any) -> Program:
 )
 def test_a_sample_is_of_an_index_under_names_of_its_own(sample: Sample | None, said: str) -> None:
     program = scattered().forward.program
+    unread = Buffer("j", program.types["i"], "input")  # memory may be another's where no kernel reads it
+    program = replace(program, buffers=(*program.buffers, unread))
     verify_program(program)
     with pytest.raises(TypeRuleError, match=said):
         verify_program(with_select(program, sample=sample))
@@ -278,7 +328,7 @@ def test_what_may_run_is_what_some_numbers_take() -> None:
     step = Select(((when, kernels[0]), (None, kernels[1])), Sample("skew", "locality", "i"))
     ends = (0, 1, 250, MOST - 1, MOST)
     for size in (0, 1, 1547, 1548, 1549, 3 * MOST - 1, 3 * MOST, 9000):
-        reached = {taken(step, {"N": size, "skew": a, "locality": b}).name for a in ends for b in ends}
+        reached = {taken(step, {"N": size}, {"skew": a, "locality": b}).name for a in ends for b in ends}
         assert {item.name for item in possible(step, {"N": size})} == reached, size
 
 

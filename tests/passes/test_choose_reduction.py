@@ -8,6 +8,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -287,6 +288,18 @@ def test_regret_over_streams_that_were_measured(path: Path) -> None:
             regrets.append(r["us"][how] / min(r["us"].values()) - 1)
     assert sum(regrets) / len(regrets) <= 0.02
     assert max(regrets) <= 0.10
+
+
+def test_rows_that_a_sample_alone_weighs() -> None:
+    """Where sorted rows take no longer by themselves, and the result's sizes are numbers, the number of rows is in a
+    condition only as a factor of what the sample says: it is a size, still.
+    """
+    device = replace(CPU, gathered=-1e-9, skew=1e-8)
+    found = host_cases(symbol("N"), 128, 9 * 128, device, sample=Sample("skew", "locality", "i"))
+    picks = lambda rows, skew: next(
+        how for when, how in found if when is None or when.holds({"N": rows, "skew": skew, "locality": 0})
+    )
+    assert [picks(1 << 20, skew) for skew in (0, 1024)] == ["segmented", "privatized"]
 
 
 @pytest.mark.parametrize("name", ["criteo 290", "grid smooth 256 x 256"])

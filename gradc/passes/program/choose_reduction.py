@@ -110,7 +110,7 @@ def _by_data(
     nearby = sorts(MOST, longer - less, SCATTERED_KEYS * width) if device.locality else ()
     when = nonnegative(*sorts(MOST, longer, 0), *nearby, reduced=False)
     may, must = when.within(sample.names, MOST)
-    sizes = any(symbols(c.left) | symbols(c.right) for c in may.comparisons)
+    sizes = frozenset().union(*(symbols(c.left) | symbols(c.right) for c in when.comparisons)) - {*sample.names}
     return when if sizes or may.holds({}) != must.holds({}) else None
 
 
