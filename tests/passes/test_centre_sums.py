@@ -106,7 +106,7 @@ def test_a_sum_that_depends_on_another_has_what_is_made_of_that():
             x = ops.softmax_matmul(scores, x)
         return x
 
-    graph = differentiate(gradc.trace(layers, x="bf16[2,5,4]", p="f32[]"), ["p"])
+    graph = differentiate(gradc.trace(layers, x="bf16[2,5,4]", p="f32[]"), ["x", "p"])
     centred = centre_sums(graph)
     products, after = ([n for n in g.nodes if n.op.name == "mixed_matmul"] for g in (graph, centred))
     assert centred is not graph and len(after) == len(products)
