@@ -542,6 +542,22 @@ MUTANTS = (
         ("test_minimal_filtering -k others",),
     ),
     Mutant(
+        "centre-sums.rule",
+        "gradc/passes/graph/centre_sums.py",
+        "return weights if to_scores is node else None",
+        "return weights",
+        "rows of another axis, which do not add up to 0, are centred",
+        ("test_centre_sums -k other_axes",),
+    ),
+    Mutant(
+        "centre-sums.changed",
+        "gradc/passes/graph/centre_sums.py",
+        "return _centred(node, new[slope], rebuild([of_weights], new)[of_weights])",
+        "return _centred(old, slope, of_weights)",
+        "what a sum depends on is computed with the sums before it centred and once more without",
+        ("test_centre_sums -k depends_on_another",),
+    ),
+    Mutant(
         "cheaper-forms.strict",
         "gradc/passes/graph/cheaper_forms.py",
         'return graph if numerics == "strict" else graph.rewrite(rule)',

@@ -7,6 +7,7 @@ import pytest
 
 import gradc
 from gradc import interp, ops
+from gradc.autodiff import differentiate
 from gradc.passes.graph.centre_sums import centre_sums
 
 TYPES = {"s": "f32[2,5,7]", "v": "bf16[2,7,4]", "dy": "bf16[2,5,4]", "t": "f32[2,5,7]", "mask": "bool[2,5,7]"}
@@ -69,7 +70,50 @@ def test_what_is_no_linear_sum_of_columns_stays(name):
     assert centre_sums(graph) is graph
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"softmax": 0}, {"softmax": 1}, {"sum": 0}, {"sum": 1}, {"transpose": (1, 2, 0)}, {"centre": (3, 1, 3)}],
+    ids=str,
+)
+def test_the_same_ops_along_other_axes_stay(other):
+    """All sizes are 3, so that they have the types of a gradient of scores; their rows do not add up to 0."""
+
+    def written(s, v, dy, t):
+        y = ops.softmax_matmul(s, v)
+        wide = ops.cast(dy, dtype="f32")
+        centre = ops.sum(wide * ops.cast(y, dtype="f32"), axis=other.get("sum", 2))
+        centre = ops.broadcast_to(ops.reshape(centre, other.get("centre", (3, 3, 1))), s.shape)
+        to_weights = ops.mixed_matmul(ops.cast(wide, dtype="bf16"), ops.transpose(v, other.get("transpose", (0, 2, 1))))
+        return ops.sum(ops.safe_softmax(s, other.get("softmax", 2)) * (to_weights - centre) * t)
+
+    graph = gradc.trace(written, s="f32[3,3,3]", v="bf16[3,3,3]", dy="bf16[3,3,3]", t="f32[3,3,3]")
+    assert centre_sums(graph) is graph
+
+
 def test_rows_whose_sum_is_not_zero_stay():
     """Their centre is that of another value."""
     graph = _graph(CENTRED["all"], value="another")
     assert centre_sums(graph) is graph
+
+
+def test_a_sum_that_depends_on_another_has_what_is_made_of_that():
+    """Scales of scores that depend on what the layer before gives: nothing is computed with that sum and without it."""
+
+    def layers(x, p):
+        for _ in range(3):
+            scale = ops.reshape(ops.mean(ops.cast(x, dtype="f32"), axis=(1, 2)), (2, 1, 1))
+            scores = ops.mixed_matmul(x, x.T) * ops.broadcast_to(scale * ops.broadcast_to(p, (2, 1, 1)), (2, 5, 5))
+            x = ops.softmax_matmul(scores, x)
+        return x
+
+    graph = differentiate(gradc.trace(layers, x="bf16[2,5,4]", p="f32[]"), ["x", "p"])
+    centred = centre_sums(graph)
+    products, after = ([n for n in g.nodes if n.op.name == "mixed_matmul"] for g in (graph, centred))
+    assert centred is not graph and len(after) == len(products)
+    rng = np.random.default_rng(0)
+    arrays = {
+        n: rng.random(x.type.shape).astype(x.dtype.np) for n, x in zip(graph.input_names, graph.inputs, strict=True)
+    }
+    wanted, got = (interp.run(g, arrays, precision="f64") for g in (graph, centred))
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=1e-9, atol=1e-12)

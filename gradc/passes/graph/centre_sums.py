@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...ir.graph import Graph, again
+from ...ir.graph import Graph, again, rebuild
 from ...ir.node import Node
 from ...ir.op import Expr
 from ...ir.pattern import Var, match, op, splat
@@ -12,19 +12,16 @@ from ...ops.reductions.reduce import sum as sum_of
 from ...ops.rules import converted
 from ..manager import graph_pass
 
-_VALUE, _GIVEN = Var("value"), Var("given")
-_CENTRE = op("sum", op("mul", _GIVEN, op("cast", op("softmax_matmul", Var("scores"), _VALUE))))
+_CENTRE = op(
+    "sum", op("mul", Var("given"), op("cast", op("softmax_matmul", Var("scores"), Var("value"), bind="result")))
+)
 SLOPE = op(
     "mul",
     op("safe_softmax", Var("x"), bind="weights"),
-    op(
-        "sub",
-        op("mixed_matmul", op("cast", _GIVEN), op("transpose", _VALUE)),
-        op("broadcast_to", op("reshape", _CENTRE)),
-    ),
+    op("sub", Var("to_weights"), op("broadcast_to", op("reshape", _CENTRE))),
 )
-"""The gradient of the scores of ``softmax_matmul(scores, value)``, where x are the scores in the dtype that they are
-computed in.
+"""What :func:`_weights_of` compares with the gradient of the scores of ``softmax_matmul(scores, value)``; x are the
+scores in the dtype that they are computed in.
 """
 
 
@@ -39,9 +36,16 @@ def centre_sums(graph: Graph, *, numerics: str = "real") -> Graph:
     """
     if numerics == "strict":
         return graph
-    slopes = _linear_in_slopes(graph)
-    centred = {node: _centred(node, *slopes[node.operands[0]]) for node in graph.nodes if _sums_columns(node, slopes)}
-    return graph.rewrite(lambda old, new: centred[old] if old in centred else again(old, new)) if centred else graph
+    slopes, new = _linear_in_slopes(graph), dict[Node, Node]()
+
+    def rule(old: Node, operands: tuple[Node, ...]) -> Node:
+        node = again(old, operands)
+        if not _sums_columns(old, slopes):
+            return node
+        slope, of_weights = slopes[old.operands[0]]  # both of what is before, which another sum may have changed
+        return _centred(node, new[slope], rebuild([of_weights], new)[of_weights])
+
+    return graph.rewrite(rule, new) if any(_sums_columns(node, slopes) for node in graph.nodes) else graph
 
 
 def _linear_in_slopes(graph: Graph) -> Mapping[Node, tuple[Node, Node]]:
@@ -50,14 +54,26 @@ def _linear_in_slopes(graph: Graph) -> Mapping[Node, tuple[Node, Node]]:
     """
     found: dict[Node, tuple[Node, Node]] = {}
     for node in graph.nodes:
-        bound: dict[str, Node] = {}
-        if match(SLOPE, node, bound) and bound["x"] is converted(bound["scores"], bound["x"].dtype):
-            found[node] = (node, bound["weights"])
+        if (weights := _weights_of(node)) is not None:
+            found[node] = (node, weights)
             continue
         of = {found[o][0] for o in node.operands if o in found}
         if len(of) == 1 and _is_linear(node, found):
             found[node] = (of.pop(), again(node, tuple(found[o][1] if o in found else o for o in node.operands)))
     return found
+
+
+def _weights_of(node: Node) -> Node | None:
+    """The weights, where the node is the gradient of the scores by softmax_matmul's own rule, whatever else has its ops
+    along other axes.
+    """
+    bound: dict[str, Node] = {}
+    if not match(SLOPE, node, bound):
+        return None
+    result, weights = bound["result"], bound["weights"]
+    scores = converted(bound["scores"], weights.dtype)
+    to_scores, _ = result.op.vjp(bound["given"], result, scores, bound["value"])
+    return weights if to_scores is node else None
 
 
 def _is_linear(node: Node, found: Mapping[Node, tuple[Node, Node]]) -> bool:
