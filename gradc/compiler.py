@@ -267,7 +267,8 @@ def optimise(graph: Graph, options: Options, target: str, pipeline: Pipeline) ->
     """The Graph -> Graph passes, in order."""
     numerics = options.numerics
     round_operands, round_products = multiplied_as_they_are(target), given_as_they_are(target)
-    graph = pipeline.run(centre_sums, graph, numerics=numerics)
+    if not target.startswith("cuda"):  # whose tiles have no registers for three sums of a row
+        graph = pipeline.run(centre_sums, graph, numerics=numerics)
     if target == "cpu":
         graph = pipeline.run(cheaper_forms, graph, dims=_hints(options), numerics=numerics)
     graph = pipeline.run(decompose, graph, functions=library_functions(options, target))

@@ -35,6 +35,7 @@ from .lexer import excerpt, format_value
 from .node import REGISTRY, Node
 from .op import Library
 from .ranges import KernelRanges, Range, inside, sources
+from .sample import Sample
 from .statement import COMBINES, MASKED, REDUCTIONS, SCANS, Axis, Index, Operand, Stmt
 from .text import same_attribute, types_agree
 from .types import BOOL, I64, DType, Type
@@ -355,27 +356,9 @@ def _verify_output(name: str, buffer: str, program: Program, written: set[str]) 
 def _verify_select(step: Select, program: Program, written: Collection[str]) -> None:
     line = str(step).partition("\n")[0]
     last = len(step.cases) - 1
-    sample = step.sample
-    names = sample.names if sample else ()
-    if sample is not None:
-        for name in names:
-            check_name(name)
-            _demand(
-                name not in program.dims and names.count(name) == 1, f"a sample's {name}, which is taken", line, name
-            )
-        seen = program.buffer.get(sample.buffer)
-        _demand(
-            seen is not None and seen.type.dtype.name in ("i32", "i64") and program.root(sample.buffer) in written,
-            f"a sample of {sample.buffer}, which is no buffer of i32 or i64 that is written before",
-            line,
-            f" of {sample.buffer}",
-        )
-        _demand(  # whose memory is kept for them
-            all(sample.buffer in kernel.reads for _, kernel in step.cases),
-            f"a sample of {sample.buffer}, which not every kernel of the select reads",
-            line,
-            f" of {sample.buffer}",
-        )
+    names = step.sample.names if step.sample else ()
+    if step.sample is not None:
+        _verify_sample(step, step.sample, program, written)
     for position, (when, kernel) in enumerate(step.cases):
         _demand(
             (when is None) == (position == last),
@@ -413,6 +396,28 @@ def _verify_select(step: Select, program: Program, written: Collection[str]) -> 
             line,
             "select",
         )
+
+
+def _verify_sample(step: Select, sample: Sample, program: Program, written: Collection[str]) -> None:
+    line = str(step).partition("\n")[0]
+    for name in sample.names:
+        check_name(name)
+        _demand(
+            name not in program.dims and sample.names.count(name) == 1, f"a sample's {name}, which is taken", line, name
+        )
+    seen = program.buffer.get(sample.buffer)
+    _demand(
+        seen is not None and seen.type.dtype.name in ("i32", "i64") and program.root(sample.buffer) in written,
+        f"a sample of {sample.buffer}, which is no buffer of i32 or i64 that is written before",
+        line,
+        f" of {sample.buffer}",
+    )
+    _demand(  # whose memory is kept for them
+        all(sample.buffer in kernel.reads for _, kernel in step.cases),
+        f"a sample of {sample.buffer}, which not every kernel of the select reads",
+        line,
+        f" of {sample.buffer}",
+    )
 
 
 def _verify_loop(loop: Loop, program: Program) -> None:

@@ -117,11 +117,10 @@ def rms(x: np.ndarray) -> float:
 
 
 @long_tests.values
-@pytest.mark.parametrize("target", ["cpu", "cuda-sim"])
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_a_sum_over_scores_is_as_exact_as_its_terms(name: str, target: str, dtype: str) -> None:
+def test_a_sum_over_scores_is_as_exact_as_its_terms(name: str, dtype: str) -> None:
     form, (*arrays, dy) = FORMS[name], given(name, dtype)
-    module = gradc.compile(graph_of(form, dtype), NAMES, target=target)
+    module = gradc.compile(graph_of(form, dtype), NAMES, target="cpu")
     _, residuals = module.forward(**dict(zip(NAMES, arrays, strict=True)))
     ours = module.backward(residuals, dy)["p"].astype(np.float64)
     exact, terms = torchs(name, dtype, False)
