@@ -129,10 +129,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _collects_whole_files(config: pytest.Config) -> bool:
-    """All tests of each, as they are by default; and is the one process of this run that does so first."""
+    """All tests of each that is read, as they are by default; and is the one process of this run that does so first."""
     own = getattr(config, "workerinput", {}).get("workerid", "gw0") == "gw0"
-    partly = config.stash[_without] or any("::" in arg for arg in config.args)
-    return own and not partly and known_names.is_usual(config)
+    return own and not any("::" in arg for arg in config.args) and known_names.is_usual(config)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

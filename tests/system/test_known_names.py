@@ -189,6 +189,10 @@ def test_a_new_case_of_an_unchanged_file_is_found(tmp_path: Path) -> None:
     (here / "records.py").write_text("OPS = ['sum', 'mean']\n")
     assert found("-k", "mean") == ["test_mean.py::test_mean", "test_ops.py::test_op[mean]"] and times() == 3
     assert found("-k", "sum") == ["test_ops.py::test_op[sum]"] and times() == 4
+    (here / "records.py").write_text("OPS = ['sum']\n")
+    assert found("tests/test_mean.py") == ["test_mean.py::test_mean"]  # whose names alone are known now
+    assert found("-k", "sum") == ["test_ops.py::test_op[sum]"] and times() == 5
+    assert found("-k", "mean") == ["test_mean.py::test_mean"] and times() == 5
 
 
 SUITE = {
