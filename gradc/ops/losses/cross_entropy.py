@@ -226,18 +226,26 @@ class _Entropy:
         g = converted(g, self.dtype)
         if self.reduction != "mean":
             return spread(g, self.positions)
-        # weights of 0 alone make a NaN of what their positions have, as of the mean; ignored ones have 0 all the same
-        weighs = self.weight is not None and not self.probabilities
-        return spread(g / (self.norm if weighs else _nonzero(self.norm)), self.positions)
+        return spread(g / self.nonzero_norm, self.positions)
+
+    @cached_property
+    def nonzero_norm(self) -> Node:
+        """``norm``, or 1 where every position is ignored: the mean is NaN then, but its gradient 0, as in torch.
+        Weights of 0 alone make a NaN of both.
+        """
+        if self.weight is None or self.probabilities:
+            return _nonzero(self.norm)
+        return self.norm if self.kept is None else _nonzero(self.norm, _all(self.kept))
 
 
 def _count_of(shape: tuple[Size, ...], dtype: DType) -> Node:
     return converted(call("dim", size=product(shape)), dtype)
 
 
-def _nonzero(norm: Node) -> Node:
-    """``norm`` with 0 replaced by 1: if every position is ignored the mean is NaN, but its gradient 0, as in torch."""
-    return where(eq(norm, zeros_like(norm)), full(1, norm), norm)
+def _nonzero(norm: Node, count: Node | None = None) -> Node:
+    """``norm`` with 1 for it where ``count``, or itself, is 0."""
+    count = norm if count is None else count
+    return where(eq(count, zeros_like(count)), full(1, norm), norm)
 
 
 def _all(x: Node) -> Node:
