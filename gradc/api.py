@@ -22,6 +22,7 @@ from .ir.graph import Graph
 from .ir.kernel import Program
 from .ir.text import load as load_graph
 from .ir.text import parse as parse_graph
+from .ir.types import Type
 from .knobs import TARGETS
 from .module import options
 from .module.module import Module, Recipe
@@ -93,14 +94,21 @@ def compile(
 
         graph = apply_layout(graph, layout=layout)
     if update is not None:
-        graph, names, given = _updating(graph, names, update, given)
+        graph, names, given = _updating(graph, names, update, given, layout or {})
     return compiled(graph, names, target, options.for_target(options.checked(given, graph, target, names), target))
 
 
 def _updating(
-    graph: Graph, wrt: Sequence[str], update: Mapping[str, Optimizer], given: Mapping[str, Any]
+    graph: Graph,
+    wrt: Sequence[str],
+    update: Mapping[str, Optimizer],
+    given: Mapping[str, Any],
+    layout: Mapping[str, Any],
 ) -> tuple[Graph, list[str], dict[str, Any]]:
-    """(the graph of a step, what it is still differentiated by: nothing, its options)."""
+    """(the graph of a step, what it is still differentiated by: nothing, its options).
+
+    :param layout: that the graph has.
+    """
     with held_off:
         from .optim.optimizer import Optimizer
         from .optim.step_graph import step_graph
@@ -115,12 +123,30 @@ def _updating(
             if leaf in by_name:
                 raise InvalidProblem(f"update names {leaf!r} twice")
             by_name[leaf] = optimizer
+            if leaf in layout:
+                _check_order(leaf, graph.input(leaf).type, optimizer, layout[leaf])
     sparse = options.expand(graph, options.names_of("sparse", given.get("sparse") or ()))
     about = {name: given[name] for name in ("numerics", "unused") if name in given}
     step = step_graph(graph, by_name, wrt=wrt, sparse=sparse, **about)
     donate = options.names_of("donate", given.get("donate") or ())
     in_place = [name for name in step.output_names if name in step.input_names and name not in donate]
     return step, [], {**given, "sparse": (), "donate": (*donate, *in_place)}
+
+
+def _check_order(name: str, stored: Type, optimizer: Optimizer, layout: Any) -> None:
+    """Unsupported where an optimizer keeps something of some axes of a parameter, and these are stored elsewhere: its
+    state, and its step, would be of others.
+    """
+    with held_off:
+        from .passes.graph.layouts import permutation
+
+    order = permutation(name, stored.rank, layout)
+    moved = order[:1] != (0,) if optimizer.by_rows else order != tuple(range(stored.rank))
+    if moved and any(slot.shape != stored.shape for slot in optimizer.slots(stored).values()):
+        raise Unsupported(
+            f"layout={layout!r} for {name!r}: {type(optimizer).__name__} keeps state of some of its axes, and these are"
+            " moved; leave out the layout"
+        )
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
+import operator
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -125,8 +127,8 @@ class TableFiles:
         self._lock = _locked(self._folder)
         try:
             self._rows_of: list[str] = manifest["rows_of"]
-            types = {name: parse_type(text) for name, text in manifest["arrays"].items()}
             with _damage(self._folder / _MANIFEST):
+                types = {name: parse_type(text) for name, text in manifest["arrays"].items()}
                 _check(types, self._rows_of, manifest["follows"])
             self._files = {name: _mapped(self._folder, name, type_) for name, type_ in types.items()}
             self.arrays = {name: self._files[name].view(type_.dtype.np) for name, type_ in types.items()}
@@ -141,7 +143,10 @@ class TableFiles:
         """How many steps are whole."""
         path = self._folder / _NUMBER
         with _damage(path):
-            return int(path.read_bytes())
+            number = int(path.read_bytes())
+            if number < 0:
+                raise ValueError(f"the number of steps is {number}")
+            return number
 
     @contextlib.contextmanager
     def step(self, rows: Mapping[str, Any]) -> Iterator[None]:
@@ -158,6 +163,8 @@ class TableFiles:
             if self._current.setdefault("step", mine) is not mine:
                 raise InvalidProblem("a step in a step of the same tables")
             self._check_open()
+            if not isinstance(rows, Mapping):
+                raise InvalidProblem(f"a step names the rows of each table by its name, a mapping, not {rows!r}")
             checked = {name: self._checked(name, x) for name, x in rows.items()}
             before = self._recover()  # what an error in a roll back left
             try:
@@ -265,7 +272,7 @@ class TableFiles:
                 kept.append(_Kept(name, rows, _read(file, array.dtype, shape)))
                 if rows is not None and rows.size and not (0 <= rows.min() and rows.max() < len(array)):
                     raise ValueError(f"{name} has not all of its rows")
-        return head["step"], kept
+            return operator.index(head["step"]), kept
 
     def _drop_journal(self) -> None:
         (self._folder / _JOURNAL).unlink()
@@ -344,15 +351,28 @@ def _stored(type_: Type) -> np.dtype[Any]:
 
 def _mapped(folder: Path, name: str, type_: Type) -> np.memmap[Any, Any]:
     try:
+        with _file(folder, name).open("rb") as file:
+            _check_length(file)
         made: np.memmap[Any, Any] = np.lib.format.open_memmap(_file(folder, name), "r+")  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise InvalidProblem(f"{_file(folder, name)} is not the file of {type_}: {error}") from error
     if made.size and hasattr(mmap, "MADV_RANDOM"):
         # else a row that is read brings its neighbours, 128 KiB of them
         made._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-    if made.dtype != _stored(type_) or made.shape != type_.shape:
-        raise InvalidProblem(f"{_file(folder, name)} has {made.dtype} {made.shape}, and not {type_}")
+    if made.dtype != _stored(type_) or made.shape != type_.shape or not made.flags.c_contiguous:
+        order = "" if made.flags.c_contiguous else " in Fortran order"
+        raise InvalidProblem(f"{_file(folder, name)} has {made.dtype} {made.shape}{order}, and not {type_}")
     return made
+
+
+def _check_length(file: BufferedReader) -> None:
+    """ValueError for a file of NumPy's that ends before its array does; to map it for writing would append zeros."""
+    form: Any = np.lib.format
+    header = form.read_array_header_1_0 if form.read_magic(file) == (1, 0) else form.read_array_header_2_0
+    shape, _, dtype = header(file)
+    missing = math.prod(shape) * dtype.itemsize - (os.fstat(file.fileno()).st_size - file.tell())
+    if missing > 0:
+        raise ValueError(f"it ends {missing} bytes early")
 
 
 def _read_manifest(folder: Path) -> Any:
@@ -379,10 +399,12 @@ def _damage(path: Path) -> Iterator[None]:
 
 
 def _read(file: BufferedReader, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    missing = math.prod(shape) * dtype.itemsize - (os.fstat(file.fileno()).st_size - file.tell())
+    if missing > 0:  # before memory is taken for what damage may say
+        raise InvalidProblem(f"{file.name} is damaged: it ends {missing} bytes early")
     made = np.empty(shape, dtype)
-    got = file.readinto(made.reshape(-1).view(np.uint8).data) if made.size else 0
-    if got != made.nbytes:
-        raise InvalidProblem(f"{file.name} is damaged: it ends {made.nbytes - got} bytes early")
+    if made.size:
+        file.readinto(made.reshape(-1).view(np.uint8).data)
     return made
 
 

@@ -22,7 +22,7 @@ from ..optim.optimizer import STATE, STEP, Optimizer, checked
 from ..optim.step_graph import LR, check_learned, slots_of, step_graph
 from ..runtime.cuda.on_device import DeviceArray, describe
 from ..runtime.host.arrays import Array, Kind, from_numpy, overlap, overlapping, overlaps_itself, to_numpy
-from ..runtime.host.tensors import detached, is_tensor
+from ..runtime.host.tensors import check_dense, detached, is_tensor
 from ..runtime.recent import Recent
 from ..runtime.shared import Shared
 from ..trace import flatten, unflatten
@@ -171,10 +171,12 @@ class Step(Shared):
         """The state before the first step, in the library and on the device of each parameter.
 
         :param parameters: as a call takes them.
-        :raises InvalidProblem: one is no array of floats.
+        :raises InvalidProblem: one is no array of floats, or a sparse tensor.
         """
         state: State = {"step": 0}
         for name, x in _leaves(self._by_name(parameters)).items():
+            if is_tensor(x):
+                check_dense(x)
             type_ = typeof(x)
             check_learned(name, type_, self.optimizer)
             initial = {slot: kept.initial for slot, kept in self.optimizer.slots(type_).items()}

@@ -82,6 +82,7 @@ class UpdatingFunction:
                         f"{name} is computed from other tensors: what update names are a module's own parameters"
                     )
                 written[name] = x.detach()
+        written = {name: x for name, x in written.items() if x.layout is torch.strided}  # others are refused below
         places = [(x.data_ptr(), x.shape, x.stride()) for x in written.values()]
         if places != self._apart:
             check_distinct(memory_of(written))

@@ -304,3 +304,29 @@ def test_there_is_no_such_module(given: Any, what: str) -> None:
 def test_adafactor_has_no_step_of_rows() -> None:
     with pytest.raises(Unsupported, match="adafactor of rows of 'weight'"):
         updating(torch.zeros(50, 2), optim.adafactor())(*looked_up(0))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_tensors_are_one_error(layout: Any) -> None:
+    """As a parameter, as its state, and as an argument, with update= and without it: before anything is written."""
+    sparse = torch.eye(3).to_sparse(layout=layout)
+    said = rf"of layout {layout}: make it dense first"
+    for update in ({}, {"update": {"w": optim.adam()}}):
+        module = gradc.torch.Module(squared, w=torch.ones(3, 3), options={"target": "cpu"}, **update)
+        with pytest.raises(InvalidProblem, match=said):
+            module(sparse)
+        module(torch.ones(3, 3))["y"].backward()
+        with pytest.raises(InvalidProblem, match=said):
+            module(sparse)
+        if update:
+            before = module.w.detach().clone()
+            module.state.mean.w = torch.nn.Buffer(sparse)
+            with pytest.raises(InvalidProblem, match=said):
+                module(torch.ones(3, 3))["y"].backward()
+            assert torch.equal(module.w, before)
+        module.w = torch.nn.Parameter(sparse)
+        with pytest.raises(InvalidProblem, match=said):
+            module(torch.ones(3, 3))
+    with pytest.raises(InvalidProblem, match=said):
+        gradc.step(squared, optim.adam()).init(sparse)

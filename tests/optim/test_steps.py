@@ -789,6 +789,50 @@ def test_a_parameter_under_two_names_is_refused() -> None:
         gradc.compile(graph, ["p"], "numpy", update={"p": optim.sgd(), "p.a": optim.adam()})
 
 
+def test_any_of_parameters_and_state_may_be_donated() -> None:
+    """The kernel that computes the rows of several arrays stores those of the donated ones, and has computed the others
+    before they are put.
+    """
+    graph = gradc.trace(lambda w, i: ops.sum(ops.tanh(ops.embedding(i, w))), w="f32[V,4]", i="i64[N]")
+    step = gradc.step(graph, optim.rowwise_adagrad(0.1), "w", sparse="w").graph
+    table = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+
+    def run(target: str, donate: Any) -> Trees:
+        state = {"state.sum.w": np.ones(9, np.float32), "state.step": np.array(0)}
+        out = gradc.compile(step, target=target, donate=donate)(w=table.copy(), i=np.array([1, 3, 3]), **state)
+        return {name: np.asarray(x) for name, x in out.items()}
+
+    wanted = run("cpu", ())
+    for donate in (["w"], ["state.sum.w"], ["w", "state.sum.w"]):
+        assert _same_bits(run("cpu", donate), wanted)
+    np.testing.assert_allclose(wanted["w"], run("numpy", ())["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "refused"),
+    [(optim.rowwise_adagrad(0.1), [(1, 0, 2)]), (optim.adafactor(), [(1, 0, 2), (0, 2, 1)]), (optim.adam(0.1), [])],
+    ids=lambda x: type(x).__name__,
+)
+def test_a_step_does_not_depend_on_the_order_in_memory(optimizer: optim.Optimizer, refused: Any) -> None:
+    """State of some axes of a parameter is not that of those which are stored in their place."""
+    graph = gradc.trace(lambda w, x: ops.sum(w * x), w="f64[2,3,4]", x="f64[2,3,4]")
+    w, x = np.random.default_rng(0).standard_normal((2, 2, 3, 4))
+
+    def run(layout: Any, order: Any) -> Any:
+        module = gradc.compile(graph, ["w"], "numpy", update={"w": optimizer}, layout=layout)
+        state = {name: module.graph.input(name).type for name in module.graph.input_names if name.startswith("state.")}
+        zeros = {name: np.zeros(t.concrete({}), t.dtype.np) for name, t in state.items()}
+        return module(w=w.transpose(order).copy(), x=x, **zeros)["w"]
+
+    wanted = run(None, (0, 1, 2))
+    for order in ((1, 0, 2), (0, 2, 1)):
+        if order in refused:
+            with pytest.raises(Unsupported, match=rf"{type(optimizer).__name__} keeps state of some of its axes"):
+                run({"w": order}, order)
+        else:
+            np.testing.assert_array_equal(run({"w": order}, order), wanted.transpose(order))
+
+
 # -- C -----------------------------------------------------------------------------------------------------------------
 
 MODEL = """

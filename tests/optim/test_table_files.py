@@ -259,6 +259,9 @@ def test_rows_that_a_table_has_not_are_refused_before_anything_is_written(tmp_pa
         with pytest.raises(InvalidProblem, match=said), tables.step(rows):
             raise AssertionError
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    for rows in (None, ["users"], "users"):
+        with pytest.raises(InvalidProblem, match="a mapping, not"), tables.step(rows):  # type: ignore[arg-type]
+            raise AssertionError
     with pytest.raises(InvalidProblem, match="a step in a step"), tables.step({}), tables.step({}):
         raise AssertionError
     assert tables.number == 0
@@ -276,6 +279,14 @@ def test_folders_without_tables_or_with_other_files_are_refused(tmp_path: Path) 
     np.save(tmp_path / "top.npy", np.zeros((2, 3), np.float32))
     with pytest.raises(InvalidProblem, match=r"top.npy has float32 \(2, 3\), and not f32\[2,2\]"):
         TableFiles.open(tmp_path)
+    np.save(tmp_path / "top.npy", np.zeros((2, 2), np.float32, "F"))  # a module would copy it, and write the copy
+    with pytest.raises(InvalidProblem, match=r"top.npy has float32 \(2, 2\) in Fortran order, and not f32\[2,2\]"):
+        TableFiles.open(tmp_path)
+    np.save(tmp_path / "top.npy", np.zeros((2, 2), np.float32))
+    os.truncate(tmp_path / "top.npy", cut := (tmp_path / "top.npy").stat().st_size - 5)
+    with pytest.raises(InvalidProblem, match=r"top\.npy is not the file of f32\[2,2\]: it ends 5 bytes early"):
+        TableFiles.open(tmp_path)
+    assert (tmp_path / "top.npy").stat().st_size == cut  # NumPy fills it up with zeros, and says nothing
     (tmp_path / "top.npy").unlink()
     with pytest.raises(InvalidProblem, match=r"top\.npy is not the file"):
         TableFiles.open(tmp_path)
@@ -480,7 +491,12 @@ def test_a_fork_neither_steps_nor_ends_a_step_nor_keeps_the_folder(tmp_path: Pat
         ("journal", b"\xff\n"),
         ("journal", b'{"step": 1, "kept": [["none", 1]]}\n'),
         ("journal", b'{"step": 1, "kept": [["items", 1]]}\n' + b"\x09" * 12),
+        ("journal", b'{"step": "1", "kept": []}\n'),
+        ("journal", b'{"kept": []}\n'),
+        ("journal", b'{"step": 1, "kept": [["items", 1000000000000000]]}\n'),
         ("step", b""),
+        ("step", b"-1"),
+        ("tables.json", b'{"arrays": {"a": 7}, "rows_of": [], "follows": {"a": null}}'),
         ("tables.json", b"[]"),
         ("tables.json", b"{}"),
     ],

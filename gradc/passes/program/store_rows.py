@@ -51,12 +51,14 @@ def _stored(program: Program, call: Call) -> Program | None:
     if kernel.accums or checks_data(kernel) or program.buffer[values].kind != "temp" or _is_aliased(program, values):
         return None
     made = _Stores(kernel, call, program).kernel()
-    if made is None or not _may_run_late(program, kernel):
+    if made is None:
         return None
     out = call.out.buffer
     copy = copy_of(base, out, program.types[out])
     steps = [step for step in program.steps if step not in (kernel, call)]
     last = next((i for i, step in enumerate(steps) if _are_late(steps[i:])), len(steps))
+    if not _may_run_after(program, kernel, steps[program.steps.index(kernel) : last]):
+        return None
     steps[last:last] = [copy, made.rehashed(program.types)]
     return _without(replace(program, steps=tuple(steps)), (rows, values))
 
@@ -66,17 +68,15 @@ def _are_late(steps: list[Step]) -> bool:
     return all(isinstance(step, Call) and REGISTRY[step.op].updates is not None for step in steps)
 
 
-def _may_run_late(program: Program, kernel: Kernel) -> bool:
-    """Whether a kernel may run after all but calls which update rows: they neither read what it writes nor write what
-    it reads.
+def _may_run_after(program: Program, kernel: Kernel, steps: list[Step]) -> bool:
+    """Whether a kernel may run after steps that come behind it: they neither read what it writes nor write what it
+    reads.
     """
     own = {program.root(name) for name in (*kernel.reads, *kernel.writes)}
     written = {program.root(name) for name in kernel.writes}
-    after = program.steps[program.steps.index(kernel) + 1 :]
-    later = [step for step in after if not (isinstance(step, Call) and REGISTRY[step.op].updates is not None)]
     return not any(
         written.intersection(map(program.root, step.reads)) or own.intersection(map(program.root, step.writes))
-        for step in later
+        for step in steps
     )
 
 

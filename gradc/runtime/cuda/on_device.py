@@ -23,7 +23,7 @@ from ...process.forks import lock
 from ...process.limits import Limit
 from ..backend import NO_ALLOCATION, BoundCall
 from ..host.arrays import Kind, address_of, byte_bounds, foreign, to_numpy
-from ..host.tensors import BITS, NARROW, STORED, check_unrecorded, is_tensor
+from ..host.tensors import BITS, NARROW, STORED, check_dense, check_unrecorded, is_tensor
 from ..recent import Recent
 from ..torch_private import current_stream
 from .capture_mode import relaxed
@@ -137,11 +137,7 @@ def _meaning(dtype: Any) -> np.dtype[Any]:
 
 
 def _from_tensor(x: Any) -> DeviceArray:
-    torch = _torch()
-    if x.layout is not torch.strided or x.is_quantized:
-        raise InvalidProblem(
-            f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first"
-        )
+    check_dense(x)
     if x.is_conj() or x.is_neg():
         raise InvalidProblem("a torch tensor with a lazy conjugate or minus sign: resolve_conj(), resolve_neg() first")
     meaning = _meaning(x.dtype)

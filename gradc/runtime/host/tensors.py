@@ -88,6 +88,14 @@ def is_tensor(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def check_dense(x: Any) -> None:
+    """InvalidProblem for a torch tensor whose memory is not that of its elements: sparse, quantized."""
+    if x.layout is not sys.modules["torch"].strided or x.is_quantized:
+        raise InvalidProblem(
+            f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first"
+        )
+
+
 def from_tensor(torch: Any, x: Any) -> Array:
     """A CPU tensor as an array that shares its memory.
 
@@ -97,10 +105,7 @@ def from_tensor(torch: Any, x: Any) -> Array:
     """
     if x.device.type != "cpu":
         raise DeviceError(f"a tensor on {x.device} was given to a module for the CPU")
-    if x.layout is not torch.strided or x.is_quantized:
-        raise InvalidProblem(
-            f"a torch tensor of layout {x.layout}{' (quantized)' if x.is_quantized else ''}: make it dense first"
-        )
+    check_dense(x)
     try:
         dense = x.detach() if x.requires_grad else x
         if dense.is_neg() or dense.is_conj():  # lazily negated or conjugated: the memory differs
